@@ -1,0 +1,89 @@
+"""Query execution plans: stages and the DAG that they form (QOOP, sections 2.2 and 2.4)."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from ebbflow.planners.model import Resources, Work
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One SQL statement over tables and checkpoints, whose output is a checkpoint.
+
+    In SQL a checkpoint appears as the relation ``ckpt_<output_fp>``; a base table under its own name.
+    """
+
+    name: str  # for people: "orders ⋈ customer"
+    output_fp: str  # what it computes; equal for equivalent stages of different plans
+    physical_key: str  # how: output_fp, inputs, join methods, partitioning
+    inputs: tuple[str, ...]  # output_fp of the stages whose checkpoints it reads
+    tables: tuple[str, ...]  # base tables it reads, sorted
+    sql: str  # Spark SQL with join hints
+    fallback_sql: str  # the same without broadcast hints, for when a broadcast does not fit
+    duckdb_sql: str
+    tasks: int  # tasks in its widest wave
+    demand: Resources  # of one task
+    duration: float  # seconds of one task
+    latency: float  # seconds before its first task, spent outside the workers
+    rows: float  # estimated output rows
+    bytes: float  # estimated output bytes
+    work: Work  # estimated work, for calibration
+    partitions: int = 0  # shuffle partitions; 0 leaves the engine's default
+    logical: str = ""  # relational algebra of the whole sub-plan, for people
+    covers: frozenset[str] = frozenset()  # "view.alias" of every relation below it, through its inputs
+    volatile: bool = False  # non-deterministic: never reused across runs
+    sink: bool = False  # produces the query's result
+
+    @property
+    def core_seconds(self) -> float:
+        """Return the stage's total task time in core-seconds."""
+        return self.tasks * self.duration * max(self.demand.cores, 1e-9)
+
+
+@dataclass(frozen=True)
+class QueryExecutionPlan:
+    """A DAG of stages. ``stages`` are in topological order and the last one is the sink."""
+
+    id: str
+    stages: tuple[Stage, ...]
+    shape: str = ""  # join trees in algebra, for people: "((lineitem ⋈ orders) ⋈ᵇ nation)"
+    notes: tuple[str, ...] = field(default=())
+
+    @cached_property
+    def by_fp(self) -> Mapping[str, Stage]:
+        """Return the stages by ``output_fp``."""
+        return {s.output_fp: s for s in self.stages}
+
+    @property
+    def sink(self) -> Stage:
+        return self.stages[-1]
+
+    @cached_property
+    def total_work(self) -> float:
+        """Return core-seconds summed over stages."""
+        return sum(s.core_seconds for s in self.stages)
+
+    @cached_property
+    def upward_rank(self) -> Mapping[str, float]:
+        """Return, per output_fp, the longest time from the stage's start to the plan's end with unbounded
+        capacity: seconds."""
+        consumers: dict[str, list[Stage]] = {s.output_fp: [] for s in self.stages}
+        for stage in self.stages:
+            for fp in stage.inputs:
+                consumers[fp].append(stage)
+        rank: dict[str, float] = {}
+        for stage in reversed(self.stages):
+            below = max((rank[c.output_fp] for c in consumers[stage.output_fp]), default=0.0)
+            rank[stage.output_fp] = stage.latency + stage.duration + below
+        return rank
+
+    @cached_property
+    def critical_path(self) -> float:
+        """Return the time with unbounded capacity: seconds."""
+        return max(self.upward_rank.values())
+
+    @cached_property
+    def peak_memory(self) -> float:
+        """Return the largest memory demand of a single task: GiB."""
+        return max(s.demand.memory for s in self.stages)
