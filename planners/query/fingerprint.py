@@ -1,0 +1,64 @@
+"""Canonical identity of what a stage computes (QOOP, section 2.4; stage equivalence).
+
+``output_fp`` is logical: equal for every join order of the same relations, predicates and columns over the
+same table versions. ``physical_key`` adds inputs, join methods and partitioning: partial progress is
+interchangeable only under equal physical keys.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+
+from ebbflow.planners.query.blocks import Block
+from ebbflow.planners.query.views import ROOT, View
+
+_LENGTH = 32  # hex digits: 128 bits
+
+
+def digest(*parts: object) -> str:
+    """Return a stable hash of JSON-serialisable ``parts``."""
+    text = json.dumps(parts, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:_LENGTH]
+
+
+class Fingerprints:
+    """Fingerprints of one query's views and blocks.
+
+    ``versions`` maps table names to versions. ``salt`` is mixed into volatile stages only: pass something
+    unique to the run, so that they are never reused by another.
+    """
+
+    def __init__(self, views: Sequence[View], versions: Mapping[str, str], salt: str) -> None:
+        self._versions = versions
+        self._salt = salt
+        self._views: dict[str, str] = {}
+        for view in views:
+            text = view.query.sql("spark", comments=False, normalize_functions="upper")
+            inputs = [(t, self._versions[t.lower()]) for t in view.reads_tables if t.lower() in versions]
+            inputs += [(v, self._views[v]) for v in view.reads_views]
+            name = ROOT if view.name == ROOT else "view"
+            self._views[view.name] = digest(name, text, inputs, salt if view.volatile else "")
+
+    def view(self, name: str) -> str:
+        """Return the output fingerprint of a whole view."""
+        return self._views[name]
+
+    def source(self, name: str, is_view: bool) -> str:
+        """Return what identifies the content of a block's relation."""
+        return self._views[name] if is_view else f"{name.lower()}@{self._versions[name.lower()]}"
+
+    def subset(self, block: Block, mask: int) -> str:
+        """Return the output fingerprint of the join of a block's relations ``mask``."""
+        graph = block.graph
+        relations = sorted(
+            (r.alias, self.source(r.source, r.is_view))
+            for i, r in enumerate(graph.relations)
+            if mask >> i & 1
+        )
+        parts = [p.text for p in graph.predicates if not p.implied and not p.relations & ~mask]
+        for cls in graph.classes:
+            inside = [f"{a}.{c}" for a, c in cls.columns if mask >> graph.index[a] & 1]
+            if len(inside) > 1:
+                parts.append(" = ".join(inside))
+        columns = [f"{a}.{c}" for a, c in block.output(mask)]
+        return digest("join", relations, sorted(parts), columns)

@@ -1,0 +1,174 @@
+"""Conjuncts: splitting, canonical text, factoring of disjunctions, and predicates implied by others."""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from sqlglot import exp
+
+from ebbflow.planners.query.joingraph import Column
+
+
+def conjuncts(condition: exp.Expression | None) -> list[exp.Expression]:
+    """Return the AND-ed parts of ``condition`` with common factors pulled out of disjunctions."""
+    if condition is None:
+        return []
+    out: list[exp.Expression] = []
+    stack = [condition]
+    while stack:
+        node = stack.pop().unnest()
+        if isinstance(node, exp.And):
+            stack += [node.expression, node.this]
+        elif isinstance(node, exp.Or):
+            out += _factored(node)
+        else:
+            out.append(node)
+    return out
+
+
+def disjuncts(node: exp.Expression) -> list[exp.Expression]:
+    """Return the OR-ed parts of ``node``, in order."""
+    node = node.unnest()
+    if isinstance(node, exp.Or):
+        return disjuncts(node.this) + disjuncts(node.expression)
+    return [node]
+
+
+def _factored(node: exp.Or) -> list[exp.Expression]:
+    """Rewrite ``(a AND x) OR (a AND y)`` to ``a``, ``x OR y``; TPC-H Q19 hides its join this way."""
+    arms = [conjuncts(d) for d in disjuncts(node)]
+    texts = [{canonical(c): c for c in arm} for arm in arms]
+    common = [t for t in texts[0] if all(t in other for other in texts[1:])]
+    if not common:
+        return [node]
+    factors = [texts[0][t] for t in common]
+    rest = [[c for t, c in arm.items() if t not in common] for arm in texts]
+    if any(not arm for arm in rest):
+        return factors  # one arm is implied by the factors alone: the disjunction is true
+    return [*factors, any_of(all_of(arm) for arm in rest)]
+
+
+def all_of(parts: Iterable[exp.Expression]) -> exp.Expression:
+    """Return the conjunction of copies of ``parts``."""
+    return exp.and_(*(p.copy() for p in parts))
+
+
+def any_of(parts: Iterable[exp.Expression]) -> exp.Expression:
+    """Return the disjunction of copies of ``parts``, in parentheses."""
+    return exp.paren(exp.or_(*(p.copy() for p in parts)))
+
+
+_MIRROR = {exp.GT: exp.LT, exp.GTE: exp.LTE, exp.LT: exp.GT, exp.LTE: exp.GTE}
+
+
+def canonical(node: exp.Expression) -> str:
+    """Return text that is equal for predicates that differ only in the order of operands.
+
+    ``1 = a.x`` and ``a.x = 1`` agree; so do sorted IN lists, AND and OR operands, and ``a < b`` and ``b > a``.
+    """
+    node = node.unnest()
+    if isinstance(node, exp.And):
+        return " AND ".join(sorted({f"({canonical(c)})" for c in conjuncts(node)}))
+    if isinstance(node, exp.Or):
+        return " OR ".join(sorted({f"({canonical(d)})" for d in disjuncts(node)}))
+    if isinstance(node, exp.Not):
+        return f"NOT ({canonical(node.this)})"
+    if isinstance(node, (exp.EQ, exp.NEQ)):
+        left, right = sorted((canonical(node.this), canonical(node.expression)))
+        return f"{left} {'=' if isinstance(node, exp.EQ) else '<>'} {right}"
+    if type(node) in _MIRROR:
+        left, right = canonical(node.this), canonical(node.expression)
+        if left <= right:
+            return f"{left} {_SIGN[type(node)]} {right}"
+        return f"{right} {_SIGN[_MIRROR[type(node)]]} {left}"
+    if isinstance(node, exp.In) and not node.args.get("query") and not node.args.get("unnest"):
+        values = ", ".join(sorted(canonical(v) for v in node.expressions))
+        return f"{canonical(node.this)} IN ({values})"
+    return node.sql("spark", comments=False, normalize_functions="upper")
+
+
+_SIGN = {exp.GT: ">", exp.GTE: ">=", exp.LT: "<", exp.LTE: "<="}
+
+
+def free_columns(node: exp.Expression) -> Iterator[exp.Column]:
+    """Yield the column nodes under ``node`` that are not bound by a subquery inside it.
+
+    Columns must be qualified. Yielded nodes belong to the tree: changing them changes it.
+    """
+    yield from _free(node, frozenset())
+
+
+def _free(node: exp.Expression, bound: frozenset[str]) -> Iterator[exp.Column]:
+    if isinstance(node, exp.Column):
+        if node.table and node.table not in bound:
+            yield node
+        return
+    if isinstance(node, exp.Select):
+        bound = bound | sources(node)
+    for child in node.iter_expressions():
+        yield from _free(child, bound)
+
+
+def sources(select: exp.Select) -> frozenset[str]:
+    """Return the aliases that ``select`` defines in FROM, JOIN and LATERAL."""
+    found: set[str] = set()
+    start = select.args.get("from_")
+    items = [start.this] if start is not None else []
+    items += [j.this for j in select.args.get("joins") or ()]
+    items += select.args.get("laterals") or ()
+    while items:
+        item = items.pop()
+        found.add(item.alias_or_name)
+        items += [j.this for j in item.args.get("joins") or ()]
+        if isinstance(item, (exp.Paren, exp.Subquery)) and isinstance(item.this, exp.Table):
+            items.append(item.this)
+    return frozenset(found)
+
+
+def columns_of(node: exp.Expression) -> frozenset[Column]:
+    """Return ``(alias, column)`` of every free column under ``node``."""
+    return frozenset((c.table, c.name) for c in free_columns(node))
+
+
+def has_subquery(node: exp.Expression) -> bool:
+    """Tell whether ``node`` contains a query."""
+    return node.find(exp.Query) is not None
+
+
+def implied_by_disjunction(node: exp.Expression, aliases: Sequence[str]) -> list[exp.Expression]:
+    """Return, per alias, the single-relation predicate that an OR over several relations implies.
+
+    ``(n1.x = 1 AND n2.x = 2) OR (n1.x = 2 AND n2.x = 1)`` implies ``n1.x = 1 OR n1.x = 2``.
+    """
+    if not isinstance(node.unnest(), exp.Or):
+        return []
+    arms = [conjuncts(d) for d in disjuncts(node)]
+    out = []
+    for alias in aliases:
+        parts = []
+        for arm in arms:
+            own = [c for c in arm if {a for a, _ in columns_of(c)} == {alias} and not has_subquery(c)]
+            if not own:
+                break
+            parts.append(all_of(own))
+        else:
+            out.append(any_of(parts))
+    return out
+
+
+def implied_by_equality(
+    node: exp.Expression, column: Column, others: Iterable[Column]
+) -> list[exp.Expression]:
+    """Return ``node`` restated for columns equal to ``column``, its only column, when it compares that column
+    with literals."""
+    if not isinstance(node, (exp.EQ, exp.GT, exp.GTE, exp.LT, exp.LTE, exp.Between, exp.In)):
+        return []
+    if has_subquery(node) or not isinstance(node.this, exp.Column):
+        return []
+    out = []
+    for alias, name in others:
+        if (alias, name) == column:
+            continue
+        copy = node.copy()
+        for found in list(copy.find_all(exp.Column)):
+            found.replace(exp.column(name, table=alias))
+        out.append(copy)
+    return out
