@@ -173,3 +173,10 @@ def _column_error(message: str, query: exp.Query, catalogue: Catalogue) -> str:
         if f"'{column.name}'" in message or f"{column.name}'" in message or f" {column.name}" in message:
             return f"unknown column {column.sql('spark')!r}; {_nearest(column.name, columns)} ({message})"
     return f"a column cannot be resolved: {message}"
+
+
+def table_names(query: exp.Query) -> frozenset[str]:
+    """Return the names in FROM and JOIN that the query does not define itself."""
+    defined = {cte.alias_or_name.lower() for cte in query.find_all(exp.CTE)}
+    tables = (t for t in query.find_all(exp.Table) if isinstance(t.this, exp.Identifier))
+    return frozenset(t.name for t in tables if t.name.lower() not in defined or t.db)

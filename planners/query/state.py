@@ -7,7 +7,6 @@ from typing import Literal
 from ebbflow.planners.query.qep import QueryExecutionPlan, Stage
 
 
-
 @dataclass(frozen=True, slots=True)
 class StageOutput:
     """A finished stage's checkpoint: actual sizes."""
@@ -26,6 +25,7 @@ class RunningStage:
     tasks_total: int  # as the engine reports; the estimate until it does
     tasks_done: int = 0
     task_seconds_left: float = 0.0  # expected seconds until the tasks now running end
+    tasks_running: int | None = None  # as the engine reports; None: it does not, so as many as fit
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,142 @@
+"""Small file operations shared by the store, the caches and results: atomic writes, locks, listings."""
+
+import errno
+import fcntl
+import os
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from typing import Any, TypeVar
+
+from ebbflow.infra.clock import Clock
+from ebbflow.infra.errors import StorageError
+from ebbflow.infra.protocols import FileEntry
+
+In = TypeVar("In")
+Out = TypeVar("Out")
+
+PARALLEL_READS = 8
+LOCK_TIMEOUT = 30.0  # seconds
+_LOCK_POLL = 0.01  # seconds
+_MAGIC = b"PAR1"
+_SMALLEST_PARQUET = 12  # bytes: magic, footer length, magic
+
+
+def hidden(name: str) -> bool:
+    """Tell whether readers of a folder must skip ``name`` (``_SUCCESS``, ``.crc``, temporary files)."""
+    return name.startswith(("_", ".")) or name.endswith(".crc")
+
+
+def listing(filesystem: Any, folder: str, *, recursive: bool = False) -> list[Any]:
+    """Return the ``pyarrow.fs.FileInfo`` of all in ``folder``, sorted by path; a missing one is empty."""
+    from pyarrow.fs import FileSelector
+
+    found = filesystem.get_file_info(FileSelector(folder, allow_not_found=True, recursive=recursive))
+    # S3 lists the folder's own marker object as well
+    return sorted((info for info in found if info.path.rstrip("/") != folder), key=lambda info: info.path)
+
+
+def entry(info: Any) -> FileEntry:
+    """Return the ``FileEntry`` of a ``pyarrow.fs.FileInfo``."""
+    return FileEntry(info.path, int(info.size or 0), (info.mtime_ns or 0) / 1e9)
+
+
+def in_parallel(function: Callable[[In], Out], items: Sequence[In]) -> list[Out]:
+    """Return ``function`` of each item, in order, reading a few at a time; the first error is raised."""
+    if len(items) < 2:
+        return [function(item) for item in items]
+    with ThreadPoolExecutor(min(PARALLEL_READS, len(items))) as pool:
+        return list(pool.map(function, items))
+
+
+def looks_like_parquet(filesystem: Any, path: str, size: int) -> bool:
+    """Tell whether the file starts and ends with Parquet's magic bytes."""
+    if size < _SMALLEST_PARQUET:
+        return False
+    with filesystem.open_input_file(path) as file:
+        first = file.read_at(4, 0)
+        return bool(first == _MAGIC and file.read_at(4, size - 4) == _MAGIC)
+
+
+def write_atomic(filesystem: Any, scheme: str, path: str, data: bytes) -> None:
+    """Write a small file so that readers see the old or the new content, never a part.
+
+    Locally a synced temporary file is renamed; on S3 an upload becomes visible as a whole.
+    """
+    if scheme != "file":
+        with filesystem.open_output_stream(path) as out:
+            out.write(data)
+        return
+    with _temporary(path, data) as temporary:
+        os.replace(temporary, path)
+
+
+def write_once(path: str, data: bytes) -> bool:
+    """Create a local file with ``data`` unless it exists; tell whether this call made it. Atomic."""
+    with _temporary(path, data) as temporary:
+        try:
+            os.link(temporary, path)
+        except FileExistsError:
+            return False
+        except OSError as exc:
+            # file systems without hard links; callers hold a lock as well
+            if exc.errno not in (errno.EPERM, errno.ENOTSUP, errno.EMLINK):
+                raise
+            if os.path.exists(path):
+                return False
+            os.replace(temporary, path)
+        _sync_folder(os.path.dirname(path))
+        return True
+
+
+@contextmanager
+def locked(path: str, clock: Clock, timeout: float = LOCK_TIMEOUT) -> Iterator[None]:
+    """Hold the lock file ``path`` (local) against other threads and processes; a dead holder's lock is free.
+
+    Raises ``StorageError`` when another holds it for longer than ``timeout`` seconds.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        waited = 0.0
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError as exc:
+                if exc.errno in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):
+                    break  # no locks here; links still let one committer win
+                if exc.errno not in (errno.EAGAIN, errno.EACCES, errno.EINTR):
+                    raise
+            if waited >= timeout:
+                raise StorageError(f"cannot lock {path}: another process held it for over {timeout:g} s")
+            clock.sleep(_LOCK_POLL)
+            waited += _LOCK_POLL
+        yield
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _temporary(path: str, data: bytes) -> Iterator[str]:
+    folder, name = os.path.split(path)
+    os.makedirs(folder, exist_ok=True)
+    temporary = os.path.join(folder, f".{name}.{uuid.uuid4().hex}.tmp")
+    try:
+        with open(temporary, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        yield temporary
+    finally:
+        with suppress(FileNotFoundError):
+            os.unlink(temporary)
+
+
+def _sync_folder(folder: str) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        with suppress(OSError):  # some file systems cannot sync a folder
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

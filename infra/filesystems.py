@@ -1,0 +1,176 @@
+"""Where files are: paths and URIs, the file systems behind them, and their errors in our own words."""
+
+import errno
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, unquote, urlsplit
+
+from ebbflow.infra.errors import InfraError, StorageError, StorageFullError
+from ebbflow.planners.errors import OptionError
+
+CONNECT_TIMEOUT = 5.0  # seconds
+REQUEST_TIMEOUT = 20.0  # seconds without a byte
+MAX_ATTEMPTS = 4  # per S3 request, the first included
+
+_SCHEME = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]+):(.*)$", re.DOTALL)
+_S3_SCHEMES = ("s3", "s3a", "s3n")
+
+
+def resolve(uri: str | os.PathLike[str]) -> tuple[Any, str]:
+    """Return the file system that holds ``uri`` and the path in its terms.
+
+    ``uri`` is a plain path (``~`` and relative paths allowed), ``file:///...`` (percent-encoded) or
+    ``s3://bucket/key`` (``s3a`` is the same). S3 follows the usual AWS environment variables:
+    ``AWS_ENDPOINT_URL_S3`` or ``AWS_ENDPOINT_URL``, ``AWS_REGION`` or ``AWS_DEFAULT_REGION``, and the SDK's
+    own search for credentials. Requests have timeouts and a bounded number of retries.
+
+    Returns ``(pyarrow.fs.FileSystem, path)``. Raises ``OptionError`` for anything else.
+    """
+    scheme, path = split(uri)
+    return filesystem(scheme), path
+
+
+def split(uri: str | os.PathLike[str]) -> tuple[str, str]:
+    """Return the scheme (``file`` or ``s3``) and the path in pyarrow's terms, without touching storage."""
+    text = os.fspath(uri)
+    if not text.strip():
+        raise OptionError("a path must not be empty; give a folder, file:///folder or s3://bucket/folder")
+    if "\0" in text:
+        raise OptionError(f"{text!r} must not hold a NUL character")
+    match = _SCHEME.match(text)
+    scheme = match.group(1).lower() if match else ""
+    if not match or (not match.group(2).startswith("/") and Path(text).exists()):
+        return "file", _local(text)
+    if scheme == "file":
+        parts = urlsplit(text)
+        if parts.netloc not in ("", "localhost"):
+            raise OptionError(
+                f"{text!r} names the host {parts.netloc!r}; a local file is file:///folder/name"
+            )
+        return "file", _local(unquote(text.split(":", 1)[1].removeprefix("//" + parts.netloc)))
+    if scheme in _S3_SCHEMES:
+        return "s3", _bucket_path(text, match.group(2))
+    raise OptionError(f"{text!r} has the scheme {scheme!r}; use a plain path, file:// or s3://")
+
+
+def to_uri(path: str, scheme: str = "file") -> str:
+    """Return the URI of a path in pyarrow's terms; ``split`` is the inverse.
+
+    Examples:
+        >>> to_uri("/data/a b")
+        'file:///data/a%20b'
+        >>> to_uri("bucket/key", "s3")
+        's3://bucket/key'
+    """
+    return f"s3://{path}" if scheme == "s3" else "file://" + quote(path)
+
+
+def filesystem(scheme: str) -> Any:
+    """Return the ``pyarrow.fs.FileSystem`` of ``file`` or ``s3``, as the environment describes it now."""
+    if scheme == "file":
+        from pyarrow.fs import LocalFileSystem
+
+        return LocalFileSystem()
+    if scheme != "s3":
+        raise OptionError(f"scheme must be 'file' or 's3'; got {scheme!r}")
+    env = os.environ
+    endpoint = env.get("AWS_ENDPOINT_URL_S3") or env.get("AWS_ENDPOINT_URL") or ""
+    region = env.get("AWS_REGION") or env.get("AWS_DEFAULT_REGION") or ("us-east-1" if endpoint else "")
+    credentials = tuple(
+        env.get(name, "")
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE")
+    )
+    # the process id: an S3 client must not be carried over a fork
+    return _s3(endpoint, region, credentials, os.getpid())
+
+
+@contextmanager
+def translated(action: str, kind: type[InfraError] = StorageError) -> Iterator[None]:
+    """Turn errors of files, S3 and Arrow into ours: ``kind``, or ``StorageFullError`` when space is short.
+
+    ``action`` completes "cannot ...", such as ``"write the checkpoint to s3://b/k"``. Our own errors pass.
+    """
+    from pyarrow.lib import ArrowException
+
+    try:
+        yield
+    except (OSError, ArrowException) as exc:
+        if _is_full(exc):
+            raise StorageFullError(
+                f"cannot {action}: no space left; free some space or choose another place, "
+                f"finished checkpoints are kept"
+            ) from exc
+        raise kind(f"cannot {action}: {_meaning(exc)}") from exc
+
+
+def _local(text: str) -> str:
+    return os.path.abspath(os.path.expanduser(text))
+
+
+def _bucket_path(text: str, rest: str) -> str:
+    parts = [part for part in rest.split("/") if part]
+    if not rest.startswith("//") or not parts:
+        raise OptionError(f"{text!r} names no bucket; write s3://bucket/folder")
+    if any(part in (".", "..") for part in parts):
+        raise OptionError(f"{text!r} must not hold '.' or '..' as a part of its path")
+    return "/".join(parts)
+
+
+@lru_cache(maxsize=8)
+def _s3(endpoint: str, region: str, credentials: tuple[str, ...], process: int) -> Any:
+    from pyarrow.fs import AwsStandardS3RetryStrategy, S3FileSystem
+
+    key, secret, token, _ = credentials
+    options: dict[str, Any] = {
+        "connect_timeout": CONNECT_TIMEOUT,
+        "request_timeout": REQUEST_TIMEOUT,
+        "retry_strategy": AwsStandardS3RetryStrategy(max_attempts=MAX_ATTEMPTS),
+    }
+    if key and secret:
+        options |= {"access_key": key, "secret_key": secret, "session_token": token or None}
+    if endpoint:
+        parts = urlsplit(endpoint if "://" in endpoint else f"https://{endpoint}")
+        options |= {"endpoint_override": parts.netloc, "scheme": parts.scheme}
+    if region:
+        options["region"] = region
+    with translated(f"connect to S3 at {endpoint or 'AWS'}"):
+        return S3FileSystem(**options)
+
+
+def _is_full(exc: Exception) -> bool:
+    return (isinstance(exc, OSError) and exc.errno in (errno.ENOSPC, errno.EDQUOT)) or (
+        "No space left on device" in str(exc) or "Disk quota exceeded" in str(exc)
+    )
+
+
+_S3_MEANINGS = (
+    (("NO_SUCH_BUCKET", "Bucket "), "there is no such bucket; create it or correct the name"),
+    (
+        ("ACCESS_DENIED", "INVALID_ACCESS_KEY_ID", "SIGNATURE_DOES_NOT_MATCH", "HTTP status 403"),
+        "access denied; check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and the bucket's policy",
+    ),
+    (("EXPIRED_TOKEN", "ExpiredToken"), "the AWS credentials have expired; renew them"),
+    (
+        ("NETWORK_CONNECTION", "curlCode"),
+        "S3 cannot be reached; check the network, AWS_ENDPOINT_URL and AWS_REGION",
+    ),
+    (("SLOW_DOWN", "ServiceUnavailable", "HTTP status 503"), "S3 asks to slow down; try again later"),
+)
+
+
+def _meaning(exc: Exception) -> str:
+    text = str(exc)
+    if "AWS Error" in text or text.startswith("Bucket "):
+        for signs, meaning in _S3_MEANINGS:
+            if any(sign in text for sign in signs):
+                return f"{meaning} ({text})"
+    if isinstance(exc, FileNotFoundError):
+        return f"it does not exist ({text})"
+    if isinstance(exc, PermissionError) or (isinstance(exc, OSError) and exc.errno == errno.EROFS):
+        return f"permission denied; check who owns it and whether it is writable ({text})"
+    return text

@@ -1,0 +1,46 @@
+"""This machine as the only node, for engines that run inside one process."""
+
+import contextlib
+import os
+from pathlib import Path
+
+import psutil
+
+from ebbflow.infra.clock import Clock, SystemClock
+from ebbflow.planners.errors import OptionError
+from ebbflow.planners.model import Capacity, Node
+
+_USABLE = 0.8  # of the memory; the rest is the operating system's and other processes'
+_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+
+
+def machine_memory() -> float:
+    """Return this machine's memory in GiB, or its container's limit where that is less."""
+    total: int = psutil.virtual_memory().total
+    for path in _LIMITS:
+        with contextlib.suppress(OSError, ValueError):  # version 2 writes "max" for no limit
+            total = min(total, int(Path(path).read_text()))
+    return total / 2**30
+
+
+class LocalCapacity:
+    """A ``CapacitySource`` of one on-demand node that never changes.
+
+    ``memory`` is what tasks may use, GiB; by default four fifths of the machine's. Raises ``OptionError``.
+    """
+
+    def __init__(
+        self, cores: int | None = None, memory: float | None = None, clock: Clock | None = None
+    ) -> None:
+        cores = len(os.sched_getaffinity(0)) if cores is None else cores
+        memory = _USABLE * machine_memory() if memory is None else memory
+        if cores < 1:
+            raise OptionError(f"cores must be >= 1; got {cores}")
+        if not memory > 0:
+            raise OptionError(f"memory must be > 0 GiB; got {memory}")
+        self._node = Node("local", cores, memory, host="localhost", market="on-demand")
+        self._clock = clock or SystemClock()
+
+    def capacity(self) -> Capacity:
+        """Return the one node, always with epoch 1 and no hazard."""
+        return Capacity(epoch=1, nodes=(self._node,), at=self._clock.now())

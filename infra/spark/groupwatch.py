@@ -1,0 +1,108 @@
+"""Looking after one running job group: progress, and failures that no retry will heal."""
+
+import logging
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from ebbflow.infra.protocols import StageProgress
+from ebbflow.infra.spark.failures import headline, is_own, parse
+from ebbflow.infra.spark.metrics import StatusApi
+
+OWN_FAILURES = 4  # of one task, as Spark's default for all failures together
+_log = logging.getLogger(__name__)
+
+
+class GroupWatch:
+    """The state of watching one job group; ``look`` is called every fraction of a second by one thread.
+
+    Spark is told to bear many task failures, since on a standalone cluster a lost machine counts as one. So
+    a task that fails by itself would be repeated as often; ``verdict`` says when to stop it.
+    """
+
+    def __init__(
+        self,
+        context: Any,
+        api: StatusApi,
+        group: str,
+        on_progress: Callable[[StageProgress], None] | None = None,
+    ) -> None:
+        self._tracker = context.statusTracker()
+        self._api = api
+        self._group = group
+        self._on_progress = on_progress
+        self._totals: dict[int, int] = {}  # stage -> tasks of its first attempt
+        self._failed: dict[tuple[int, int], int] = {}  # (stage, attempt) -> failures seen
+        self.verdict: str | None = None  # why the group must be stopped
+
+    def stages(self) -> set[int]:
+        """Return the ids of all stages of the group's jobs so far."""
+        found: set[int] = set()
+        for job in self._tracker.getJobIdsForGroup(self._group):
+            info = self._tracker.getJobInfo(job)
+            if info is not None:
+                found.update(info.stageIds)
+        return found
+
+    def look(self) -> None:
+        """Report progress and set ``verdict`` when a task has failed too often by itself."""
+        total = done = running = 0
+        torn = False
+        for job in self._tracker.getJobIdsForGroup(self._group):
+            for stage in self._started(job):
+                total += self._totals[stage.stageId]
+                # a repeated stage has only the tasks whose output was lost
+                done += self._totals[stage.stageId] - (stage.numTasks - stage.numCompletedTasks)
+                running += stage.numActiveTasks
+                attempt = (stage.stageId, stage.currentAttemptId)
+                if stage.numFailedTasks > self._failed.get(attempt, 0):
+                    self._failed[attempt] = stage.numFailedTasks
+                    torn = True
+        if torn and self.verdict is None:
+            self._judge()
+        self._report(StageProgress(total, done, sum(self._failed.values()), running))
+
+    def finish(self) -> None:
+        """Report that everything is done."""
+        total = max(1, sum(self._totals.values()))
+        self._report(StageProgress(total, total, sum(self._failed.values()), 0))
+
+    def _started(self, job: int) -> list[Any]:
+        """Return the stages of ``job`` that count: not those whose output an earlier job has left behind."""
+        info = self._tracker.getJobInfo(job)
+        if info is None:
+            return []
+        stages = [s for s in map(self._tracker.getStageInfo, info.stageIds) if s is not None]
+        begun = {s.stageId for s in stages if s.numActiveTasks + s.numCompletedTasks + s.numFailedTasks > 0}
+        latest = max(begun, default=-1)
+        waiting = info.status == "RUNNING"
+        kept = [s for s in stages if s.stageId in begun or (waiting and s.stageId > latest)]
+        for stage in kept:
+            self._totals[stage.stageId] = max(self._totals.get(stage.stageId, 0), stage.numTasks)
+        for stage in stages:
+            if stage not in kept:
+                self._totals.pop(stage.stageId, None)
+        return kept
+
+    def _judge(self) -> None:
+        try:
+            failures = self._api.failures(sorted(self._failed))
+        except OSError as error:
+            _log.debug("cannot ask why tasks of %s failed: %s", self._group, error)
+            return
+        own = [f for f in failures if is_own(f.message)]
+        for (stage, index), count in Counter((f.stage, f.index) for f in own).items():
+            if count >= OWN_FAILURES:
+                last = [f for f in own if (f.stage, f.index) == (stage, index)][-1]
+                self.verdict = last.message
+                _log.info("task %d failed %d times: %s", index, count, headline(parse(last.message)))
+                return
+
+    def _report(self, progress: StageProgress) -> None:
+        if self._on_progress is None:
+            return
+        try:
+            self._on_progress(progress)
+        except Exception:  # a listener's mistake must not lose the work it listens to
+            _log.exception("the progress listener of %s failed; it is not called again", self._group)
+            self._on_progress = None

@@ -1,0 +1,100 @@
+"""Processes of a local cluster, found by a mark in their environment.
+
+Every process that belongs to a node carries ``EBBFLOW_NODE=<cluster uid>/<node id>`` and hands it down to
+what it starts. A mark, unlike a process id, is never used twice; and unlike a process group, it also covers
+the Python daemons of executors, which make groups of their own.
+"""
+
+import contextlib
+import os
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import psutil
+
+from ebbflow.infra.clock import Clock
+from ebbflow.infra.errors import ClusterError
+
+MARK = "EBBFLOW_NODE"
+_PAUSE = 0.05  # seconds between looks at processes that are being killed
+
+
+def spawn(
+    command: Sequence[str], environment: Mapping[str, str], mark: str, log: Path
+) -> subprocess.Popen[bytes]:
+    """Start ``command`` in a session of its own with ``mark``; output goes to ``log``.
+
+    Raises ``ClusterError`` when the program cannot be started.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with log.open("ab") as output:
+            return subprocess.Popen(
+                list(command),
+                env={**environment, MARK: mark},
+                cwd=log.parent,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+    except OSError as error:
+        raise ClusterError(f"{command[0]} cannot be started: {error}") from error
+
+
+def carries(pid: int, mark: str) -> bool:
+    """Tell whether process ``pid`` is alive and carries exactly ``mark``."""
+    if pid <= 0:
+        return False
+    try:
+        return bool(psutil.Process(pid).environ().get(MARK) == mark)
+    except (psutil.Error, OSError):
+        return False  # gone, a zombie, or another user's: not ours
+
+
+def members(mark: str) -> list[int]:
+    """Return the ids of live processes whose mark is ``mark``, or starts with it where it ends in a slash."""
+    found = []
+    for pid in psutil.pids():
+        with contextlib.suppress(psutil.Error, OSError):
+            value = psutil.Process(pid).environ().get(MARK, "")
+            if value == mark or (mark.endswith("/") and value.startswith(mark)):
+                found.append(pid)
+    return found
+
+
+def destroy(mark: str, leaders: Sequence[int], clock: Clock, timeout: float = 20.0) -> None:
+    """SIGKILL all processes with ``mark`` until none is left; the groups of ``leaders`` go at one blow.
+
+    Raises ``ClusterError`` when some are still there after ``timeout`` seconds.
+    """
+    for pid in leaders:
+        if pid > 0:
+            _kill_group(pid, mark)
+    end = clock.now() + timeout
+    while left := members(mark):
+        if clock.now() > end:
+            raise ClusterError(f"processes {left} are still there {timeout:.0f} s after SIGKILL")
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        clock.sleep(_PAUSE)
+
+
+def _kill_group(pid: int, mark: str) -> None:
+    value = ""
+    with contextlib.suppress(psutil.Error, OSError):
+        value = psutil.Process(pid).environ().get(MARK, "")
+    if value == mark or (mark.endswith("/") and value.startswith(mark)):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)
+
+
+def tail(log: Path, lines: int = 15) -> str:
+    """Return the last lines of a log; a note when it cannot be read."""
+    try:
+        return "\n".join(log.read_text(errors="replace").splitlines()[-lines:])
+    except OSError as error:
+        return f"({log} cannot be read: {error.strerror})"

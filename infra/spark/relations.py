@@ -1,0 +1,72 @@
+"""Relations as Spark's temporary views."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from ebbflow.infra.protocols import Relation
+
+_HADOOP_SCHEME = {"s3": "s3a", "file": "file"}
+
+
+def quoted(name: str) -> str:
+    """Return ``name`` as a Spark identifier.
+
+    >>> quoted("a`b")
+    '`a``b`'
+    """
+    return "`" + name.replace("`", "``") + "`"
+
+
+def schema(columns: Sequence[tuple[str, str]]) -> str:
+    """Return columns as Spark's DDL."""
+    return ", ".join(f"{quoted(name)} {kind}" for name, kind in columns)
+
+
+def hadoop_uri(uri: str) -> str:
+    """Return ``uri`` with the scheme that Hadoop has an implementation for."""
+    scheme, separator, rest = uri.partition("://")
+    return f"{_HADOOP_SCHEME.get(scheme, scheme)}{separator}{rest}" if separator else uri
+
+
+def paths(relation: Relation) -> list[str]:
+    """Return the URIs of a relation's files."""
+    scheme = _HADOOP_SCHEME.get(relation.scheme, relation.scheme)
+    return [f"{scheme}://{entry.path}" for entry in relation.files]
+
+
+def register(session: Any, relation: Relation) -> None:
+    """Make ``relation`` visible to ``session``'s statements; Spark's own tables are visible already."""
+    if relation.external:
+        return
+    if relation.files:
+        # exact files with a known schema: no folder is listed, no footer read, no name taken for a pattern
+        frame = (
+            session.read.schema(schema(relation.columns))
+            .option("__globPaths__", "false")
+            .parquet(*paths(relation))
+        )
+    else:
+        nulls = ", ".join(f"CAST(NULL AS {kind}) AS {quoted(name)}" for name, kind in relation.columns)
+        frame = session.sql(f"SELECT {nulls} WHERE false")
+    frame.createOrReplaceTempView(quoted(relation.name))
+
+
+def storable(frame: Any) -> Any:
+    """Return ``frame`` with columns that are only ever null as strings, since Parquet has no such type."""
+    from pyspark.sql import functions as f
+
+    if all(field.dataType.simpleString() != "void" for field in frame.schema.fields):
+        return frame
+    return frame.select(
+        *(
+            f.col(quoted(field.name)).cast("string").alias(field.name)
+            if field.dataType.simpleString() == "void"
+            else f.col(quoted(field.name))
+            for field in frame.schema.fields
+        )
+    )
+
+
+def columns(frame: Any) -> tuple[tuple[str, str], ...]:
+    """Return (name, Spark SQL type) of a data frame."""
+    return tuple((field.name, field.dataType.simpleString()) for field in frame.schema.fields)

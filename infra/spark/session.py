@@ -1,0 +1,194 @@
+"""Starting and stopping the JVM and the SparkContext."""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ebbflow.infra.errors import EngineUnavailableError
+from ebbflow.infra.spark.settings import addresses, is_local, stays_on_this_machine
+
+_CONNECT_SECONDS = 5.0  # per master and attempt
+_STOP_SECONDS = 15.0
+_lock = threading.Lock()  # the environment and SparkContext's class attributes belong to the process
+
+
+@dataclass(frozen=True, slots=True)
+class DriverProcess:
+    """The JVM that carries the SparkContext, and the file with what it wrote to its standard error."""
+
+    gateway: Any
+    log: Path
+
+
+def check_master(master: str, *, timeout: float = _CONNECT_SECONDS) -> None:
+    """Raise ``EngineUnavailableError`` unless some master of a ``spark://`` URL accepts TCP in ``timeout`` s.
+
+    Spark itself would retry for a minute and then stop with an unrelated message.
+    """
+    reasons = []
+    for host, port in addresses(master):
+        try:
+            with socket.create_connection((host, port), timeout=timeout):
+                return
+        except OSError as error:
+            reasons.append(f"{host}:{port}: {error}")
+    if reasons:
+        raise EngineUnavailableError(
+            f"no Spark master at {master} ({'; '.join(reasons)}): check the address, that the master runs "
+            "and that no firewall is in between"
+        )
+
+
+def start_session(chosen: Mapping[str, str]) -> tuple[Any, DriverProcess]:
+    """Start a JVM with the settings ``chosen`` and return its SparkSession.
+
+    Raises ``EngineUnavailableError`` when Java, PySpark or the master is missing, or when this process already has
+    a SparkContext (Spark allows one a process).
+    """
+    master = chosen["spark.master"]
+    java_home = _java_home()
+    try:
+        from pyspark import SparkContext
+    except ImportError as error:
+        raise EngineUnavailableError("PySpark is missing: pip install 'ebbflow[spark]'") from error
+    if not (is_local(master) or master.startswith(("spark://", "yarn", "k8s://"))):
+        raise EngineUnavailableError(
+            f"unknown Spark master {master!r}: use local[N], spark://HOST:PORT, yarn or k8s://URL"
+        )
+    check_master(master)
+    with _lock:
+        if SparkContext._active_spark_context is not None:
+            raise EngineUnavailableError(
+                f"this process already has a SparkContext (application "
+                f"{SparkContext._active_spark_context.appName!r}): stop it, or use SparkEngine.attach"
+            )
+        return _launch(chosen, java_home)
+
+
+def stop_session(session: Any, process: DriverProcess | None) -> None:
+    """Stop the context and, when it is ours, its JVM, so that a later start gets its own settings."""
+    from pyspark import SparkContext
+
+    with _lock:
+        # a JVM that has died already cannot be asked to stop
+        with contextlib.suppress(Exception):
+            session.stop()
+        if process is not None:
+            if SparkContext._gateway is process.gateway:
+                SparkContext._gateway = None
+                SparkContext._jvm = None
+            _end(process)
+
+
+def _java_home() -> Path:
+    from ebbflow.infra.spark.java import find_java
+
+    return find_java().home
+
+
+def _launch(chosen: Mapping[str, str], java_home: Path) -> tuple[Any, DriverProcess]:
+    from pyspark import SparkConf, SparkContext
+    from pyspark.java_gateway import launch_gateway
+    from pyspark.sql import SparkSession
+
+    conf = SparkConf(loadDefaults=False)
+    for key, value in chosen.items():
+        conf.set(key, value)
+    handle, name = tempfile.mkstemp(prefix="ebbflow-spark-", suffix=".log")
+    log = Path(name)
+    variables = {"JAVA_HOME": str(java_home)}
+    if stays_on_this_machine(chosen["spark.master"]):
+        variables["SPARK_LOCAL_IP"] = "127.0.0.1"
+    process = None
+    try:
+        with os.fdopen(handle, "wb") as output, _environment(variables), _own_interrupt_handler():
+            gateway = launch_gateway(conf=conf, popen_kwargs={"stdout": output, "stderr": output})
+            process = DriverProcess(gateway, log)
+            context = SparkContext(gateway=gateway, conf=conf)
+            if context._jsc.sc().isStopped():
+                raise RuntimeError("the SparkContext stopped at once")
+            _hush()
+            return SparkSession(context), process
+    except Exception as error:
+        tail = _tail(log)
+        SparkContext._active_spark_context = None
+        SparkContext._gateway = None
+        SparkContext._jvm = None
+        if process is not None:
+            _end(process)
+        log.unlink(missing_ok=True)
+        raise EngineUnavailableError(
+            f"Spark did not start on {chosen['spark.master']}: {_one_line(error)}"
+            + (f"; its log ends with: {tail}" if tail else "")
+        ) from error
+
+
+def _end(process: DriverProcess) -> None:
+    child = process.gateway.proc
+    with contextlib.suppress(Exception):
+        process.gateway.shutdown()
+    if child is not None:
+        if child.stdin is not None:
+            with contextlib.suppress(OSError):
+                child.stdin.close()  # the gateway server ends when its standard input does
+        try:
+            child.wait(timeout=_STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait(timeout=_STOP_SECONDS)
+    process.log.unlink(missing_ok=True)
+
+
+def _hush() -> None:
+    """Stop PySpark from printing a stack trace of every failed statement: the engine raises what it says."""
+    from pyspark.logger import PySparkLogger
+
+    PySparkLogger.getLogger("SQLQueryContextLogger").disabled = True
+
+
+@contextlib.contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    before = {key: os.environ.get(key) for key in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for key, value in before.items():
+            if value is None:
+                os.environ.pop(key, None)
+            else:
+                os.environ[key] = value
+
+
+@contextlib.contextmanager
+def _own_interrupt_handler() -> Iterator[None]:
+    """Keep the process' own SIGINT handler: SparkContext replaces it, and with it Prefect's cancellation."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _tail(log: Path, lines: int = 5) -> str:
+    try:
+        text = log.read_text(errors="replace")
+    except OSError:
+        return ""
+    kept = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("\tat ")]
+    return " | ".join(kept[-lines:])
+
+
+def _one_line(error: BaseException) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

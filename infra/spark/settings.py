@@ -1,0 +1,166 @@
+"""Spark's settings for capacity that comes and goes."""
+
+import ipaddress
+import os
+from collections.abc import Mapping
+
+_OWN_FAILURES = 64  # bound on task failures and stage attempts; see ``settings``
+
+
+def executor_memory(worker_memory: float) -> str:
+    """Return the executor heap (Spark's notation) that suits a standalone worker of ``worker_memory`` GiB.
+
+    A standalone master compares the heap alone with the worker's memory, but the process also needs room
+    for metaspace, thread stacks, code and network buffers: about 400 MiB, or 30 % on large workers.
+
+    >>> executor_memory(2.0)
+    '1400m'
+    """
+    mib = worker_memory * 1024
+    heap = int(min(mib - 384, 0.7 * mib))
+    return f"{max(heap - heap % 100, 500)}m"
+
+
+def is_local(master: str) -> bool:
+    """Tell whether ``master`` means this process' own JVM (``local``, ``local[4]``, ``local[*, 2]``)."""
+    return master == "local" or master.startswith("local[")
+
+
+def addresses(master: str) -> list[tuple[str, int]]:
+    """Return host and port of every master in a ``spark://`` URL, which may list several; else nothing.
+
+    >>> addresses("spark://10.0.0.1:7077,10.0.0.2:7077")
+    [('10.0.0.1', 7077), ('10.0.0.2', 7077)]
+    """
+    if not master.startswith("spark://"):
+        return []
+    found = []
+    for part in master.removeprefix("spark://").split(","):
+        host, _, port = part.strip().rpartition(":")
+        if not host or not port.isdigit():
+            host, port = part.strip(), "7077"
+        found.append((host.strip("[]"), int(port)))
+    return found
+
+
+def is_loopback(host: str) -> bool:
+    """Tell whether ``host`` names this machine through its loopback interface."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def stays_on_this_machine(master: str) -> bool:
+    """Tell whether driver and executors can talk through the loopback interface."""
+    hosts = addresses(master)
+    return is_local(master) or (bool(hosts) and all(is_loopback(host) for host, _ in hosts))
+
+
+def settings(
+    master: str,
+    *,
+    app_name: str,
+    memory: str | None = None,
+    conf: Mapping[str, str] | None = None,
+    catalog: bool = False,
+    environment: Mapping[str, str] = os.environ,
+) -> dict[str, str]:
+    """Return the whole configuration of a SparkContext.
+
+    ``memory`` is the heap of an executor, which in local mode is the driver's. ``conf`` overrides all but
+    what the engine itself relies on (status API, job scheduling).
+    """
+    chosen = _defaults() | _storage(environment)
+    if is_local(master):
+        chosen["spark.driver.memory"] = memory or _local_heap()
+    else:
+        chosen["spark.driver.memory"] = "2g"  # builds broadcasts, whose tables may weigh several 100 MiB
+        if memory:
+            chosen["spark.executor.memory"] = memory
+    if stays_on_this_machine(master):
+        # the machine's own name may resolve slowly, or to an address that a VPN takes away
+        chosen["spark.driver.host"] = "127.0.0.1"
+        chosen["spark.driver.bindAddress"] = "127.0.0.1"
+    chosen |= dict(conf or {})
+    chosen |= {
+        "spark.master": master,
+        "spark.app.name": app_name,
+        "spark.submit.deployMode": "client",
+        # progress, metrics and live executors are read from the status API, which the UI serves
+        "spark.ui.enabled": "true",
+        # stages of one plan, and several queries, run side by side; see the engine's pools
+        "spark.scheduler.mode": "FAIR",
+    }
+    if catalog:
+        chosen["spark.sql.catalogImplementation"] = "hive"
+    return chosen
+
+
+def _local_heap() -> str:
+    import psutil
+
+    gib = psutil.virtual_memory().total / 2**30
+    return f"{int(1024 * min(8.0, max(1.0, gib / 4)))}m"
+
+
+def _defaults() -> dict[str, str]:
+    return {
+        "spark.ui.port": "0",  # any free port: several drivers share a machine
+        "spark.ui.showConsoleProgress": "false",
+        "spark.log.level": "ERROR",
+        "spark.eventLog.enabled": "false",
+        # --- workers come and go -------------------------------------------------------------------------
+        # On a standalone cluster a vanished machine counts as a failure of each task it ran, and lost
+        # shuffle files as a failed attempt of the stage. Four of them, the default, are quickly reached.
+        # Failures that are a task's own are still limited to four, by the engine's watcher.
+        "spark.task.maxFailures": str(_OWN_FAILURES),
+        "spark.stage.maxConsecutiveAttempts": str(_OWN_FAILURES),
+        # a worker that was warned hands its shuffle files over before it leaves
+        "spark.decommission.enabled": "true",
+        "spark.storage.decommission.enabled": "true",
+        "spark.storage.decommission.shuffleBlocks.enabled": "true",
+        "spark.storage.decommission.rddBlocks.enabled": "true",
+        # a reader of a dead executor's shuffle file gives up after 3 s, not 15
+        "spark.shuffle.io.retryWait": "1s",
+        "spark.shuffle.io.maxRetries": "3",
+        # inputs lie in shared storage: waiting for a "near" core only leaves cores idle
+        "spark.locality.wait": "0s",
+        "spark.scheduler.minRegisteredResourcesRatio": "0",  # start with whatever is there
+        "spark.speculation": "false",  # duplicates of slow tasks would take cores that are scarce
+        # with no worker left for a while a broadcast waits, as any stage does, and is not "too large"
+        "spark.sql.broadcastTimeout": "1800",
+        # --- planning ------------------------------------------------------------------------------------
+        # Every planned join carries a hint, which adaptive execution obeys; it merges small partitions
+        # and splits skewed ones.
+        "spark.sql.adaptive.enabled": "true",
+        "spark.sql.cbo.joinReorder.enabled": "false",
+        # several tasks a core: a lost task loses little, and progress is visible
+        "spark.sql.files.maxPartitionBytes": "32m",
+        # listing exact paths needs no Spark job below this many files
+        "spark.sql.sources.parallelPartitionDiscovery.threshold": "256",
+        # --- reading and writing -------------------------------------------------------------------------
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",  # INT96 has no statistics
+        "spark.sql.sources.partitionOverwriteMode": "static",
+        # Tasks move their file straight into the folder. What a half-done job leaves is harmless, since a
+        # checkpoint exists only once its manifest does.
+        "spark.hadoop.mapreduce.fileoutputcommitter.algorithm.version": "2",
+        "spark.hadoop.mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
+    }
+
+
+def _storage(environment: Mapping[str, str]) -> dict[str, str]:
+    """Let Hadoop's S3 client follow the variables that the AWS tools and pyarrow follow."""
+    chosen: dict[str, str] = {}
+    endpoint = environment.get("AWS_ENDPOINT_URL_S3") or environment.get("AWS_ENDPOINT_URL")
+    if endpoint:
+        chosen["spark.hadoop.fs.s3a.endpoint"] = endpoint
+        chosen["spark.hadoop.fs.s3a.path.style.access"] = "true"
+        chosen["spark.hadoop.fs.s3a.connection.ssl.enabled"] = str(endpoint.startswith("https")).lower()
+    region = environment.get("AWS_REGION") or environment.get("AWS_DEFAULT_REGION")
+    if region:
+        chosen["spark.hadoop.fs.s3a.endpoint.region"] = region
+    return chosen

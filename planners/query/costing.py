@@ -1,0 +1,183 @@
+"""The work, time and memory of a plan's statements."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from sqlglot import exp
+
+from ebbflow.planners.model import Resources, Share, Work
+from ebbflow.planners.query import cost
+from ebbflow.planners.query.cost import CostModel, Size
+from ebbflow.planners.query.cuts import NodeCost
+from ebbflow.planners.query.sizes import Sizes
+from ebbflow.planners.query.staging import BlockId, Choice, Unit
+from ebbflow.planners.query.trees import Join, Leaf, Tree, joins
+from ebbflow.planners.query.views import View
+
+STORED = 0.4  # bytes stored in a checkpoint per byte in memory (dictionary, run-length and snappy encoding)
+_COLUMNS_READ = 0.3  # fraction of a table's bytes that a SELECT outside any block is taken to read
+
+
+@dataclass
+class Bill:
+    """What a statement adds up to while it is walked through."""
+
+    work: Work = field(default_factory=Work)
+    serial: float = 0.0  # seconds that no core can shorten
+    resident: float = 0.0  # GiB of broadcast tables on every node
+    task: float = 0.0  # GiB, the largest hash table of a single task
+    widest: int = 1  # tasks of the widest wave
+    partitions: int = 0  # of the largest shuffle
+
+    def add(self, work: Work) -> None:
+        """Add ``work``."""
+        self.work = self.work.plus(work)
+
+    def shuffle(self, bytes_: float, share: Share) -> int:
+        """Note a shuffle of ``bytes_`` and return its partitions."""
+        count = cost.partitions(bytes_, share.total.cores)
+        self.partitions = max(self.partitions, count)
+        self.widest = max(self.widest, count)
+        return count
+
+
+@dataclass(frozen=True)
+class Coster:
+    """Costs statements of one query on one share."""
+
+    sizes: Sizes
+    model: CostModel
+    share: Share
+
+    def demand(self, bill: Bill) -> Resources:
+        """Return what one task demands: one core, its own memory and its part of what is resident."""
+        slots = max(self.share.largest.cores, 1.0)
+        return Resources(1.0, self.model.task_memory + bill.task + bill.resident / slots)
+
+    def unit(self, unit: Unit, choice: Choice) -> tuple[Bill, Size]:
+        """Return the bill of one statement and the size of its output (bytes as stored)."""
+        bill = Bill()
+        if unit.block is not None:
+            node = next(j for j in joins(choice.trees[unit.block]) if j.mask == unit.mask)
+            size = self._tree(bill, unit.block, node, choice, own=True)
+        else:
+            size = self._view(bill, self.sizes.analysis.chain.by_name[unit.view], choice)
+        known = self.sizes.actuals.get(unit.output_fp)
+        stored = Size(size.rows, size.bytes * STORED)
+        if known is not None:
+            stored = Size(float(known.rows), float(known.bytes))
+        bill.add(cost.write(stored))
+        bill.add(Work(tasks=float(bill.widest)))
+        return bill, stored
+
+    def node_costs(self, block: BlockId, tree: Tree, shared: Mapping[int, float]) -> dict[int, NodeCost]:
+        """Return, per join of ``tree``, its own time on the share and what a cut above it would cost."""
+        cores = max(self.share.total.cores, 1.0)
+        out = {}
+        for join in joins(tree):
+            bill = Bill()
+            size = self._join(bill, block, join, self._size(block, join.left.mask), self._size(block, join.right.mask))
+            for side in (join.left, join.right):
+                if isinstance(side, Leaf):
+                    self._leaf(bill, block, side, Choice({}))
+            stored = Size(size.rows, size.bytes * STORED)
+            copy = cost.write(stored).plus(cost.scan(stored))
+            out[join.mask] = NodeCost(
+                self.model.core_seconds(bill.work) / cores + bill.serial,
+                self.model.latency + self.model.core_seconds(copy) / cores,
+                shared.get(join.mask, 1.0),
+            )
+        return out
+
+    def top_seconds(self, block: BlockId) -> float:
+        """Return the time of what stands above a block in its own SELECT, on the share."""
+        bill = Bill()
+        self._above(bill, block, Size(0.0, 0.0))
+        return self.model.latency + self.model.core_seconds(bill.work) / max(self.share.total.cores, 1.0)
+
+    # --- walking ------------------------------------------------------------------------------------------
+
+    def _size(self, block: BlockId, mask: int) -> Size:
+        cardinalities = self.sizes.blocks[block]
+        return Size(cardinalities.rows(mask), cardinalities.bytes(mask))
+
+    def _tree(self, bill: Bill, block: BlockId, node: Tree, choice: Choice, *, own: bool = False) -> Size:
+        size = self._size(block, node.mask)
+        if not own and node.mask in choice.cuts.get(block, frozenset()):
+            self._scan(bill, Size(size.rows, size.bytes * STORED))
+            return size
+        if isinstance(node, Leaf):
+            self._leaf(bill, block, node, choice)
+            return size
+        left = self._tree(bill, block, node.left, choice)
+        right = self._tree(bill, block, node.right, choice)
+        return self._join(bill, block, node, left, right)
+
+    def _leaf(self, bill: Bill, block: BlockId, leaf: Leaf, choice: Choice) -> None:
+        relation = self.sizes.analysis.blocks[block].graph.relations[leaf.relation]
+        cardinalities = self.sizes.blocks[block]
+        if relation.is_view and relation.source not in choice.cut_views:
+            self._view(bill, self.sizes.analysis.chain.by_name[relation.source], choice)
+            return
+        self._scan(
+            bill, Size(cardinalities.base_rows(leaf.relation), cardinalities.scanned_bytes(leaf.relation))
+        )
+
+    def _scan(self, bill: Bill, size: Size) -> None:
+        work = cost.scan(size)
+        bill.widest = max(bill.widest, int(work.tasks))
+        bill.add(work)
+
+    def _join(self, bill: Bill, block: BlockId, join: Join, left: Size, right: Size) -> Size:
+        out = self._size(block, join.mask)
+        equality = self.sizes.blocks[block].has_equality(join.left.mask, join.right.mask)
+        bill.add(cost.join_work(join.method, left, right, out, self.share, equality=equality))
+        price = cost.join_cost(self.model, join.method, left, right, out, self.share, equality=equality)
+        bill.serial += price.serial
+        bill.resident += price.resident
+        bill.task = max(bill.task, price.task)
+        if join.method != "broadcast":
+            bill.shuffle(left.bytes + right.bytes, self.share)
+        return out
+
+    def _view(self, bill: Bill, view: View, choice: Choice) -> Size:
+        for position, select in enumerate(view.selects()):
+            key = (view.name, position)
+            if key in self.sizes.analysis.blocks:
+                joined = self._tree(bill, key, choice.trees[key], choice)
+                inside = {r.source for r in self.sizes.analysis.blocks[key].graph.relations}
+            else:
+                joined = Size(0.0, 0.0)
+                inside = set()
+            self._others(bill, view, select, inside, choice)
+            self._above(bill, key, joined)
+        known = self.sizes.view(view.name)
+        return Size(known.rows, known.bytes_stored)
+
+    def _others(self, bill: Bill, view: View, select: exp.Select, inside: set[str], choice: Choice) -> None:
+        """Add tables that no block holds: outer joins, subqueries, single tables."""
+        names = [t.name for t in select.find_all(exp.Table) if isinstance(t.this, exp.Identifier)]
+        for name in names:
+            if name in inside:
+                inside.discard(name)  # its first appearance is the block's own
+                continue
+            if name in view.reads_views and name not in choice.cut_views:
+                self._view(bill, self.sizes.analysis.chain.by_name[name], choice)
+                continue
+            known = self.sizes.relation(view, name)
+            fraction = 1.0 if name in view.reads_views else _COLUMNS_READ
+            size = Size(known.rows, known.bytes_stored * fraction)
+            self._scan(bill, size)
+            if len(names) > 1:
+                bill.shuffle(size.bytes, self.share)
+                bill.add(Work(built_rows=size.rows, probed_rows=size.rows, shuffled_bytes=size.bytes))
+
+    def _above(self, bill: Bill, key: BlockId, joined: Size) -> None:
+        size = self.sizes.select(*key)
+        width = joined.bytes / joined.rows if joined.rows else 32.0
+        source = Size(size.joined, size.joined * width)
+        groups = Size(size.grouped, size.grouped * width)
+        if size.aggregates:
+            bill.add(cost.aggregate(source, groups, bill.shuffle(groups.bytes, self.share)))
+        if size.sorts:
+            bill.add(cost.sort(Size(size.output, size.output * width), 1))

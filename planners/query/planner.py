@@ -1,0 +1,282 @@
+"""From a query to its candidate execution plans."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cached_property
+from typing import Literal
+
+from ebbflow.planners.errors import OptionError
+from ebbflow.planners.model import Catalogue, Share
+from ebbflow.planners.query import cuts as cutting
+from ebbflow.planners.query.cost import CostModel
+from ebbflow.planners.query.costing import Coster
+from ebbflow.planners.query.enumerate import enumerate_trees
+from ebbflow.planners.query.fingerprint import digest
+from ebbflow.planners.query.parse import ParsedQuery, parse_query
+from ebbflow.planners.query.qep import QueryExecutionPlan, Stage
+from ebbflow.planners.query.render import without_broadcast
+from ebbflow.planners.query.sizes import Sizes
+from ebbflow.planners.query.staging import Analysis, BlockId, Choice, Unit, single_unit, stages
+from ebbflow.planners.query.state import StageOutput
+from ebbflow.planners.query.trees import Tree, algebra, joins
+from ebbflow.planners.query.views import view_chain
+
+CutPolicy = Literal["cost", "every-join", "none"]
+
+
+@dataclass(frozen=True, slots=True)
+class PlannerOptions:
+    """How candidates are made."""
+
+    cuts: CutPolicy = "cost"  # where to cut; "every-join" reproduces QOOP's one join a stage
+    keep: int = 8  # candidates (QOOP, section 5.3)
+    trees: int = 6  # join trees a block that candidates are made from
+
+    def __post_init__(self) -> None:
+        if self.cuts not in ("cost", "every-join", "none"):
+            raise OptionError(f"cuts must be cost, every-join or none; got {self.cuts!r}")
+        if self.keep < 1 or self.trees < 1:
+            raise OptionError(f"keep and trees must be >= 1; got {self.keep} and {self.trees}")
+
+
+class QueryPlanner:
+    """Plans one query. Deterministic: equal inputs give equal plans with equal ids."""
+
+    def __init__(
+        self,
+        text_: str,
+        catalogue: Catalogue,
+        model: CostModel,
+        *,
+        now: datetime,
+        salt: str,
+        dialect: str = "spark",
+        options: PlannerOptions | None = None,
+    ) -> None:
+        """Parse and take apart ``text_``.
+
+        ``now`` is what clock functions are frozen to, ``salt`` is unique to the run (see ``Fingerprints``).
+        Raises the errors of ``parse_query``.
+        """
+        self.parsed: ParsedQuery = parse_query(text_, catalogue, now=now, dialect=dialect)
+        self.model = model
+        self.options = options or PlannerOptions()
+        self._catalogue = catalogue
+        self.analysis = Analysis.of(view_chain(self.parsed, catalogue), catalogue, salt)
+        self.selectivities: Mapping[str, Mapping[str, float]] = {}
+        self._choices: dict[str, Choice] = {}  # by plan id, so that a plan can be costed anew
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Return what was frozen, is volatile, or stays as written, and why."""
+        return self.analysis.notes
+
+    def sample(self, selectivities: Mapping[str, Mapping[str, float]]) -> None:
+        """Take fractions measured on samples: by ``"table alias"``, then by predicate text."""
+        self.selectivities = selectivities
+
+    def candidates(
+        self, share: Share, actuals: Mapping[str, StageOutput] | None = None, also: Iterable[str] = ()
+    ) -> tuple[QueryExecutionPlan, ...]:
+        """Return the candidates for ``share``, those named in ``also`` (ids of earlier ones) among them.
+
+        ``actuals`` are outputs of finished stages by fingerprint: they replace estimates.
+        """
+        sizes = self._sizes(actuals)
+        pool: dict[str, QueryExecutionPlan] = {}
+        for choice in self._pool(sizes, share):
+            plan = self._plan(choice, sizes, share)
+            pool.setdefault(plan.id, plan)
+        wanted = [i for i in also if i in self._choices]
+        kept = {p.id: p for p in retain(tuple(pool.values()), share, self.options.keep)}
+        for plan_id in wanted:
+            if plan_id not in kept:
+                kept[plan_id] = self._plan(self._choices[plan_id], sizes, share)
+        return tuple(kept.values())
+
+    def single(self, share: Share) -> QueryExecutionPlan:
+        """Return the plan of one statement: the query as its author wrote it."""
+        unit = single_unit(self.analysis, self.parsed.expression)
+        sizes = self._sizes(None)
+        trees = {key: self._trees(key, sizes, share)[0] for key in self.analysis.blocks}
+        stage = self._stage(unit, Choice(trees), Coster(sizes, self.model, share), named="whole query")
+        return QueryExecutionPlan(f"single-{stage.physical_key[:4]}", (stage,), "as written", self.notes)
+
+    # --- choices ------------------------------------------------------------------------------------------
+
+    def _sizes(self, actuals: Mapping[str, StageOutput] | None) -> Sizes:
+        return Sizes(self.analysis, self._catalogue, self.selectivities, actuals or {})
+
+    def _trees(self, key: BlockId, sizes: Sizes, share: Share) -> Sequence[Tree]:
+        found = enumerate_trees(
+            self.analysis.blocks[key].graph, sizes.blocks[key], self.model, share, keep=self.options.trees
+        )
+        return [f.tree for f in found]
+
+    def _pool(self, sizes: Sizes, share: Share) -> list[Choice]:
+        """Return the choices worth costing: every block's best, then one block at a time varied.
+
+        Blocks add up almost independently, so varying one at a time finds the front without a product.
+        """
+        coster = Coster(sizes, self.model, share)
+        cut_views = self._cut_views(sizes, coster)
+        options: dict[BlockId, list[tuple[Tree, frozenset[int]]]] = {}
+        for key in self.analysis.blocks:
+            options[key] = self._block_options(key, sizes, coster, share)
+        base = {key: found[0] for key, found in options.items()}
+        variants = [base]
+        for key, found in options.items():
+            variants += [{**base, key: option} for option in found[1:]]
+        if len(options) > 1:  # and all of them varied together, for plans that differ everywhere
+            depth = max(len(f) for f in options.values())
+            variants += [{k: f[min(d, len(f) - 1)] for k, f in options.items()} for d in range(1, depth)]
+        view_sets = [cut_views] if not cut_views else [cut_views, frozenset()]
+        return [
+            Choice({k: o[0] for k, o in v.items()}, {k: o[1] for k, o in v.items()}, views)
+            for v in variants
+            for views in view_sets
+        ]
+
+    def _block_options(
+        self, key: BlockId, sizes: Sizes, coster: Coster, share: Share
+    ) -> list[tuple[Tree, frozenset[int]]]:
+        trees = self._trees(key, sizes, share)
+        if self._volatile(key) or self.options.cuts == "none":
+            return [(t, frozenset()) for t in trees]
+        if self.options.cuts == "every-join":
+            return [(t, cutting.every_join(t)) for t in trees]
+        counts = Counter(m for t in trees for m in {j.mask for j in joins(t)})
+        shared = {m: n / len(trees) for m, n in counts.items()}
+        top = coster.top_seconds(key)
+        ranked = [
+            (found.seconds, index, tree, found.masks)
+            for index, tree in enumerate(trees)
+            for found in cutting.place(tree, coster.node_costs(key, tree, shared), share, top)
+        ]
+        ranked.sort(key=lambda r: (r[0], r[1], sorted(r[3])))
+        return [(tree, masks) for _, _, tree, masks in ranked]
+
+    def _volatile(self, key: BlockId) -> bool:
+        """Tell whether the block reads a volatile view: cutting it would still be right, reuse would not."""
+        view = self.analysis.chain.by_name[key[0]]
+        return any(self.analysis.chain.by_name[v].volatile for v in view.reads_views)
+
+    def _cut_views(self, sizes: Sizes, coster: Coster) -> frozenset[str]:
+        """Return views worth computing once: volatile ones read twice must be, costly shared ones pay."""
+        chain = self.analysis.chain
+        cores = max(coster.share.total.cores, 1.0)
+        out = set()
+        for view in chain.views[:-1]:
+            uses = chain.uses[view.name]
+            if uses < 2:
+                continue
+            if view.volatile:
+                out.add(view.name)
+                continue
+            trees = {k: self._trees(k, sizes, coster.share)[0] for k in self.analysis.blocks}
+            unit = Unit(view.name, self.parsed.expression, "", (), (), frozenset(), ())
+            bill, stored = coster.unit(unit, Choice(trees))
+            once = self.model.core_seconds(bill.work) / cores
+            copy = self.model.latency + self.model.rates.written_bytes * stored.bytes / cores
+            if (uses - 1) * once > copy:
+                out.add(view.name)
+        return frozenset(out)
+
+    # --- plans --------------------------------------------------------------------------------------------
+
+    def _plan(self, choice: Choice, sizes: Sizes, share: Share) -> QueryExecutionPlan:
+        coster = Coster(sizes, self.model, share)
+        built = tuple(self._stage(u, choice, coster) for u in stages(self.analysis, choice))
+        shape = "; ".join(
+            algebra(tree, [r.alias for r in self.analysis.blocks[key].graph.relations])
+            for key, tree in choice.trees.items()
+        )
+        plan_id = "qep-" + digest(sorted(s.physical_key for s in built))[:5]
+        self._choices[plan_id] = choice
+        return QueryExecutionPlan(plan_id, built, shape or "no inner joins", self.notes)
+
+    def _stage(self, unit: Unit, choice: Choice, coster: Coster, named: str = "") -> Stage:
+        bill, stored = coster.unit(unit, choice)
+        sql = unit.statement.sql("spark", comments=False)
+        tasks = max(bill.widest, 1)
+        return Stage(
+            name=named or self._name(unit),
+            output_fp=unit.output_fp,
+            physical_key=digest(unit.output_fp, unit.inputs, sql, bill.partitions),
+            inputs=unit.inputs,
+            tables=unit.tables,
+            sql=sql,
+            fallback_sql=without_broadcast(unit.statement).sql("spark", comments=False),
+            duckdb_sql=unit.statement.sql("duckdb", comments=False),
+            tasks=tasks,
+            demand=coster.demand(bill),
+            duration=self.model.core_seconds(bill.work) / tasks,
+            latency=self.model.latency + bill.serial,
+            rows=stored.rows,
+            bytes=stored.bytes,
+            work=bill.work,
+            partitions=bill.partitions,
+            logical=self._logical(unit, choice),
+            covers=unit.covers,
+            volatile=self.analysis.chain.by_name[unit.view].volatile,
+            sink=unit.is_result,
+        )
+
+    def _name(self, unit: Unit) -> str:
+        if unit.block is None:
+            return unit.view
+        return " ⋈ ".join(self.analysis.blocks[unit.block].graph.aliases(unit.mask))
+
+    def _logical(self, unit: Unit, choice: Choice) -> str:
+        if unit.block is None:
+            return unit.view
+        graph = self.analysis.blocks[unit.block].graph
+        node = next(j for j in joins(choice.trees[unit.block]) if j.mask == unit.mask)
+        return algebra(node, [r.alias for r in graph.relations])
+
+    @cached_property
+    def relations_planned(self) -> int:
+        """Return how many relations stand in reorderable blocks."""
+        return sum(len(b.graph.relations) for b in self.analysis.blocks.values())
+
+
+def retain(
+    plans: Sequence[QueryExecutionPlan], share: Share, keep: int
+) -> tuple[QueryExecutionPlan, ...]:
+    """Keep at most ``keep`` plans with significant differences in cost (QOOP, footnote 2 and section 5.3).
+
+    First the Pareto front of total work, critical path and peak memory, then the cheapest others; a plan within
+    5 % of a kept one on both work and critical path is dropped, unless it is cut differently. The cheapest on
+    the share always stays.
+    """
+
+    def scalar(plan: QueryExecutionPlan) -> float:
+        return max(plan.total_work / max(share.total.cores, 1.0), plan.critical_path) + sum(
+            s.latency for s in plan.stages
+        )
+
+    ordered = sorted(plans, key=lambda p: (scalar(p), p.id))
+    front = [p for p in ordered if not any(_dominates(q, p) for q in ordered)]
+    kept: list[QueryExecutionPlan] = []
+    for plan in [*ordered[:1], *front, *ordered]:
+        if len(kept) == keep:
+            break
+        if not any(plan is k or _alike(plan, k) for k in kept):
+            kept.append(plan)
+    return tuple(kept)
+
+
+def _dominates(one: QueryExecutionPlan, other: QueryExecutionPlan) -> bool:
+    a = (one.total_work, one.critical_path, one.peak_memory)
+    b = (other.total_work, other.critical_path, other.peak_memory)
+    return a != b and all(x <= y for x, y in zip(a, b, strict=True))
+
+
+def _alike(one: QueryExecutionPlan, other: QueryExecutionPlan) -> bool:
+    def near(a: float, b: float) -> bool:
+        return abs(a - b) <= 0.05 * max(a, b)
+
+    same_cuts = {s.output_fp for s in one.stages} == {s.output_fp for s in other.stages}
+    return same_cuts and near(one.total_work, other.total_work) and near(one.critical_path, other.critical_path)

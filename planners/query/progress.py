@@ -1,0 +1,155 @@
+"""Progress propagation: what a candidate plan still has to do, given what others have done (QOOP, 5.5)."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from ebbflow.planners.query.qep import QueryExecutionPlan, Stage
+from ebbflow.planners.query.state import ExecutionState, RunningStage
+
+
+@dataclass(frozen=True, slots=True)
+class RemainingStage:
+    """A stage that a plan still needs, as list scheduling sees it."""
+
+    stage: Stage  # in the physical form that will run
+    index: int  # topological position in the plan
+    rank: float  # upward rank in the plan: seconds
+    waits_for: tuple[str, ...]  # output_fps of remaining stages that must finish first
+    tasks: int  # not yet started
+    seconds: float  # of one task
+    width: int  # most tasks at once
+    latency: float  # seconds left before its first task
+    in_flight: int = 0  # tasks that run now
+    in_flight_seconds: float = 0.0  # until those end
+    running: bool = False
+
+
+@dataclass(frozen=True)
+class Remaining:
+    """A plan rewritten by progress: checkpoints are its sources, shared running stages are marked."""
+
+    plan: QueryExecutionPlan
+    stages: tuple[RemainingStage, ...]  # topological order; needed and adopted ones
+    inputs: tuple[str, ...]  # output_fps taken from checkpoints, in plan order
+    refused: frozenset[str] = frozenset()  # running stages treated as aborted although they compute the same
+
+    @cached_property
+    def adopted(self) -> frozenset[str]:
+        """Return the output_fps of running stages that the plan keeps."""
+        return frozenset(r.stage.output_fp for r in self.stages if r.running)
+
+    @cached_property
+    def needed(self) -> tuple[RemainingStage, ...]:
+        """Return the stages still to be started."""
+        return tuple(r for r in self.stages if not r.running)
+
+    @cached_property
+    def foreign(self) -> tuple[str, ...]:
+        """Return the adopted stages that run in another physical form than the plan's own, in order."""
+        own = self.plan.by_fp
+        return tuple(
+            r.stage.output_fp
+            for r in self.stages
+            if r.running and own[r.stage.output_fp].physical_key != r.stage.physical_key
+        )
+
+
+def propagate(
+    plan: QueryExecutionPlan,
+    state: ExecutionState,
+    now: float | None = None,
+    refuse: frozenset[str] = frozenset(),
+) -> Remaining:
+    """Return what ``plan`` still has to do, walking back from its sink (QOOP, 5.5).
+
+    A checkpointed stage becomes a source and hides its ancestors. A running stage with the same output_fp
+    is adopted as it runs, in its own physical form, unless ``refuse`` names it. Every other stage is
+    needed, less its tasks checkpointed under its physical key. ``now`` (seconds since the Unix epoch) tells
+    how much of a running stage's latency has passed; without it, all. O(V+E).
+    """
+    position = {stage.output_fp: i for i, stage in enumerate(plan.stages)}
+    found: dict[str, RemainingStage | None] = {}  # None: taken from its checkpoint
+
+    def parents(stage: Stage) -> Iterator[Stage]:
+        for fp in stage.inputs:
+            parent = plan.by_fp.get(fp) or state.plan.by_fp.get(fp)
+            if parent is not None:
+                yield parent
+
+    def visit(stage: Stage) -> None:
+        fp = stage.output_fp
+        if fp in found:
+            return
+        if fp in state.checkpoints:
+            found[fp] = None
+            return
+        running = None if fp in refuse else state.running.get(fp)
+        form = running.stage if running else stage
+        for parent in parents(form):
+            visit(parent)
+        waits_for = tuple(i for i in form.inputs if found.get(i) is not None)
+        index, rank = position.get(fp, -1), plan.upward_rank.get(fp, 0.0)
+        if running:
+            found[fp] = _adopted(running, index, rank, waits_for, now)
+        else:
+            done = state.done_tasks.get(form.physical_key, 0)
+            found[fp] = _needed(form, index, rank, waits_for, done)
+
+    visit(plan.sink)
+    return Remaining(
+        plan,
+        tuple(r for r in found.values() if r is not None),
+        tuple(sorted((fp for fp, r in found.items() if r is None), key=lambda fp: position.get(fp, -1))),
+        refuse,
+    )
+
+
+def whole(plan: QueryExecutionPlan) -> Remaining:
+    """Return ``plan`` with nothing done yet."""
+    return propagate(plan, ExecutionState(plan))
+
+
+def task_seconds(running: RunningStage) -> float:
+    """Return the expected seconds of one task as the engine counts tasks.
+
+    An engine may cut a stage into more or fewer tasks than estimated; the stage's work stays the same.
+    """
+    return running.stage.duration * running.stage.tasks / max(running.tasks_total, 1)
+
+
+def _needed(
+    stage: Stage, index: int, rank: float, waits_for: tuple[str, ...], done_tasks: int
+) -> RemainingStage:
+    tasks = max(stage.tasks - done_tasks, 0)
+    return RemainingStage(
+        stage, index, rank, waits_for, tasks, stage.duration, max(stage.tasks, 1), stage.latency
+    )
+
+
+def _adopted(
+    running: RunningStage, index: int, rank: float, waits_for: tuple[str, ...], now: float | None
+) -> RemainingStage:
+    stage = running.stage
+    left = max(running.tasks_total - running.tasks_done, 0)
+    begun = now is None or running.tasks_done > 0 or bool(running.tasks_running)
+    latency = 0.0 if begun or now is None else max(running.started + stage.latency - now, 0.0)
+    in_flight = 0
+    if running.task_seconds_left > 0 and latency == 0:
+        in_flight = left if running.tasks_running is None else min(running.tasks_running, left)
+    # a statement of several engine stages has more tasks than its widest wave: they never run all at once
+    width = max(min(stage.tasks, running.tasks_total), 1)
+    in_flight = min(in_flight, width)
+    return RemainingStage(
+        stage,
+        index,
+        rank,
+        waits_for,
+        left - in_flight,
+        task_seconds(running),
+        width,
+        latency,
+        in_flight,
+        running.task_seconds_left if in_flight else 0.0,
+        running=True,
+    )

@@ -1,0 +1,71 @@
+"""Which predicates are worth measuring on a sample before planning."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from sqlglot import exp
+
+from ebbflow.planners.query.cardinality import conjunction_text
+from ebbflow.planners.query.joingraph import JoinGraph, Predicate
+from ebbflow.planners.query.predicates import columns_of, conjuncts, has_subquery
+from ebbflow.planners.query.sizes import WHOLE
+from ebbflow.planners.query.staging import Analysis
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """Ask a sample of ``table`` what fraction of its rows ``sql`` (DuckDB's dialect) keeps."""
+
+    table: str
+    scope: str  # "table alias": the key of ``QueryPlanner.sample``
+    key: str  # canonical predicate text: the key inside the scope
+    sql: str
+
+
+def questions(analysis: Analysis) -> tuple[Question, ...]:
+    """Return the predicates on single base tables whose selectivity planning would otherwise have to guess."""
+    out: dict[tuple[str, str], Question] = {}
+    for view in analysis.chain.views:
+        for position, select in enumerate(view.selects()):
+            block = analysis.blocks.get((view.name, position))
+            found = _of_graph(block.graph) if block is not None else _of_select(select, view.reads_views)
+            for question in found:
+                out.setdefault((question.scope, question.key), question)
+    return tuple(out.values())
+
+
+def _of_graph(graph: JoinGraph) -> Iterable[Question]:
+    for i, relation in enumerate(graph.relations):
+        if relation.is_view:
+            continue
+        local = [p for p in graph.local(i) if not p.subquery]
+        groups: dict[str, Sequence[Predicate]] = {p.text: (p,) for p in local}
+        by_column: dict[object, list[Predicate]] = {}
+        for predicate in local:
+            if len(predicate.columns) == 1:
+                by_column.setdefault(next(iter(predicate.columns)), []).append(predicate)
+        stated = [p for p in local if not p.implied]
+        for group in (*by_column.values(), local, stated):
+            if len(group) > 1:
+                groups[conjunction_text(group)] = group
+        for key, group in groups.items():
+            yield _question(relation.source, relation.alias, key, [p.expression for p in group])
+
+
+def _of_select(select: exp.Select, views: Sequence[str]) -> Iterable[Question]:
+    start, where = select.args.get("from_"), select.args.get("where")
+    table = start.this if start is not None else None
+    if where is None or not isinstance(table, exp.Table) or table.name in views:
+        return
+    alias = table.alias_or_name
+    parts = [p for p in conjuncts(where.this.copy()) if not has_subquery(p)]
+    parts = [p for p in parts if {a for a, _ in columns_of(p)} == {alias}]
+    if parts:
+        yield _question(table.name, alias, WHOLE, parts)
+
+
+def _question(table: str, alias: str, key: str, parts: Sequence[exp.Expression]) -> Question:
+    condition = exp.and_(*(p.copy() for p in parts))
+    for column in list(condition.find_all(exp.Column)):
+        column.set("table", None)
+    return Question(table, f"{table.lower()} {alias}", key, condition.sql("duckdb", comments=False))

@@ -1,0 +1,488 @@
+"""Carries out what ``planners.query.execution`` decides: runs stages, hears of capacity, keeps the record.
+
+Free of any orchestrator: Prefect and Airflow pass in how work is put into the background and who listens.
+"""
+
+import itertools
+import queue
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from ebbflow.infra.clock import Clock
+from ebbflow.infra.errors import (
+    BroadcastTooLargeError,
+    InfraError,
+    StageCancelledError,
+    StageFailedError,
+)
+from ebbflow.infra.protocols import (
+    Checkpoint,
+    CheckpointStore,
+    Relation,
+    SqlEngine,
+    StageJob,
+    StageProgress,
+    StageResult,
+)
+from ebbflow.planners.model import Capacity, Measured, Share
+from ebbflow.planners.query.execution import Action, Cancel, Execution, Finish, Reuse, Start
+from ebbflow.planners.query.qep import QueryExecutionPlan, Stage
+from ebbflow.planners.query.state import ReplanDecision, StageOutput
+from ebbflow.tasks.report import CapacityReport, StageReport
+
+_POLL = 1.0  # seconds; the loop looks up at least this often
+_MAX_RUNS = 3  # of one stage, when capacity changed under it each time
+_DEVIATION = 2.0  # actual / estimated rows beyond which plans are made anew (q-error)
+
+
+@dataclass(frozen=True)
+class StageOutcome:
+    """How one run of a stage ended."""
+
+    stage: Stage
+    job_id: str
+    checkpoint: Checkpoint | None = None
+    result: StageResult | None = None  # None when another process had already finished it
+    error: Exception | None = None
+
+
+@dataclass(frozen=True)
+class CapacityChanged:
+    """The resource-feedback task saw a change."""
+
+    capacity: Capacity
+    change: str
+
+
+class Background(Protocol):
+    """Puts a stage's run into the background."""
+
+    def submit(self, stage: Stage, work: Callable[[], StageOutcome]) -> None:
+        """Start ``work`` soon, in a thread of its own. It never raises; how it ended is in what it returns."""
+        ...
+
+
+class Listener(Protocol):
+    """Hears what happens, in the driver's thread. Every method may do nothing."""
+
+    def stage_started(self, stage: Stage) -> None: ...
+    def stage_progress(self, stage: Stage, progress: StageProgress) -> None: ...
+    def stage_ended(self, stage: Stage, report: StageReport) -> None: ...
+    def capacity_changed(self, capacity: Capacity, change: str) -> None: ...
+    def decided(self, decision: ReplanDecision) -> None: ...
+    def note(self, text: str) -> None: ...
+
+
+class Silent:
+    """A listener that does nothing; others extend it."""
+
+    def stage_started(self, stage: Stage) -> None: ...
+    def stage_progress(self, stage: Stage, progress: StageProgress) -> None: ...
+    def stage_ended(self, stage: Stage, report: StageReport) -> None: ...
+    def capacity_changed(self, capacity: Capacity, change: str) -> None: ...
+    def decided(self, decision: ReplanDecision) -> None: ...
+    def note(self, text: str) -> None: ...
+
+
+class Fan(Silent):
+    """Passes everything on to several listeners, in order."""
+
+    def __init__(self, *listeners: Listener) -> None:
+        self._listeners = listeners
+
+    def stage_started(self, stage: Stage) -> None:
+        for listener in self._listeners:
+            listener.stage_started(stage)
+
+    def stage_progress(self, stage: Stage, progress: StageProgress) -> None:
+        for listener in self._listeners:
+            listener.stage_progress(stage, progress)
+
+    def stage_ended(self, stage: Stage, report: StageReport) -> None:
+        for listener in self._listeners:
+            listener.stage_ended(stage, report)
+
+    def capacity_changed(self, capacity: Capacity, change: str) -> None:
+        for listener in self._listeners:
+            listener.capacity_changed(capacity, change)
+
+    def decided(self, decision: ReplanDecision) -> None:
+        for listener in self._listeners:
+            listener.decided(decision)
+
+    def note(self, text: str) -> None:
+        for listener in self._listeners:
+            listener.note(text)
+
+
+class Threads:
+    """The plain background: a thread pool."""
+
+    def __init__(self, size: int = 4) -> None:
+        self._pool = ThreadPoolExecutor(size, thread_name_prefix="ebbflow-stage")
+
+    def submit(self, stage: Stage, work: Callable[[], StageOutcome]) -> None:
+        self._pool.submit(work)
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+
+Inbox = queue.SimpleQueue[object]
+
+
+@dataclass
+class Record:
+    """Everything that happened in a run; times are seconds since the run's start."""
+
+    started: float  # seconds since the Unix epoch
+    stages: list[StageReport] = field(default_factory=list)
+    capacity: list[CapacityReport] = field(default_factory=list)
+    measured: list[Measured] = field(default_factory=list)
+    plans: dict[str, QueryExecutionPlan] = field(default_factory=dict)
+    result: Checkpoint | None = None
+
+
+@dataclass
+class _Run:
+    stage: Stage
+    job_id: str
+    started: float
+    epoch: int
+    cores: float
+    progress: StageProgress = StageProgress(0, 0)
+
+
+Replan = Callable[[Share, Mapping[str, StageOutput]], Sequence[QueryExecutionPlan]]
+
+
+class Driver:
+    """Runs one query to its end.
+
+    ``relations`` are the base tables by name, ``replan`` makes candidates anew from actual sizes, ``fraction``
+    is the app's share of the cluster. ``inbox`` is where the feedback task puts ``CapacityChanged``.
+    """
+
+    def __init__(
+        self,
+        execution: Execution,
+        candidates: Sequence[QueryExecutionPlan],
+        *,
+        engine: SqlEngine,
+        store: CheckpointStore,
+        relations: Mapping[str, Relation],
+        versions: Mapping[str, str],
+        replan: Replan,
+        background: Background,
+        listener: Listener,
+        clock: Clock,
+        inbox: Inbox,
+        fraction: float = 1.0,
+        reuse: bool = True,
+        memory_limit: float = 0.0,
+        started: float | None = None,
+    ) -> None:
+        self._execution = execution
+        self._candidates = candidates
+        self._engine = engine
+        self._store = store
+        self._relations = {k.lower(): v for k, v in relations.items()}
+        self._versions = {k.lower(): v for k, v in versions.items()}
+        self._replan = replan
+        self._background = background
+        self._listener = listener
+        self._clock = clock
+        self._inbox = inbox
+        self._fraction = fraction
+        self._reuse = reuse
+        self._memory_limit = memory_limit
+        self._runs: dict[str, _Run] = {}  # by job id, cancelled ones until their thread has ended
+        self._current: dict[str, str] = {}  # output_fp -> job id that the execution counts as running
+        self._jobs = itertools.count(1)
+        self._attempts: dict[str, int] = {}
+        self._checkpoints: dict[str, Checkpoint] = {}
+        self._told = 0  # decisions already passed on
+        self._capacity: Capacity | None = None
+        self._share: Share | None = None
+        self.record = Record(started if started is not None else clock.now())
+
+    def run(self, capacity: Capacity) -> Record:
+        """Run to the end and return the record. Raises the first error that cannot be mended; running stages
+        are cancelled then, finished ones stay in the store."""
+        execution = self._execution
+        for plan in self._candidates:
+            self.record.plans[plan.id] = plan
+        try:
+            share = self._note_capacity(capacity, "")
+            self._act(execution.begin(share, self._known_outputs(self._candidates), self._clock.now()))
+            while self.record.result is None:
+                self._handle(self._next())
+            return self.record
+        finally:
+            for run in list(self._runs.values()):
+                self._engine.cancel(run.job_id)
+
+    # --- events -------------------------------------------------------------------------------------------
+
+    def _next(self) -> object:
+        try:
+            return self._inbox.get(timeout=_POLL)
+        except queue.Empty:
+            return None
+
+    def _handle(self, event: object) -> None:
+        now = self._clock.now()
+        if isinstance(event, CapacityChanged):
+            share = self._note_capacity(event.capacity, event.change)
+            self._act(self._execution.on_share(share, now, event.change))
+        elif isinstance(event, StageOutcome):
+            self._ended(event, now)
+        elif isinstance(event, Exception):
+            raise event
+        elif isinstance(event, tuple):
+            job_id, progress = event
+            run = self._runs.get(job_id)
+            if run is not None:
+                run.progress = progress
+                self._tell_progress(run, now)
+                self._listener.stage_progress(run.stage, progress)
+
+    def _note_capacity(self, capacity: Capacity, change: str) -> Share:
+        report = CapacityReport.of(capacity, self._capacity, self.record.started)
+        self.record.capacity.append(report)
+        self._capacity = capacity
+        self._share = Share.of(capacity, self._fraction)
+        self._engine.resize(self._share.total.cores, self._share.total.memory)
+        if change:
+            self._listener.capacity_changed(capacity, change)
+        return self._share
+
+    def _tell_progress(self, run: _Run, now: float) -> None:
+        fp, progress = run.stage.output_fp, run.progress
+        if self._current.get(fp) == run.job_id and progress.tasks_total:
+            self._execution.on_progress(
+                fp, progress.tasks_total, progress.tasks_done, now, progress.tasks_running
+            )
+
+    def _ended(self, outcome: StageOutcome, now: float) -> None:
+        stage = outcome.stage
+        run = self._runs.pop(outcome.job_id)
+        if outcome.error is not None:
+            self._failed(outcome, run, now)
+            return
+        checkpoint = outcome.checkpoint
+        assert checkpoint is not None
+        if self._current.get(stage.output_fp) == run.job_id:
+            del self._current[stage.output_fp]
+        self._checkpoints[stage.output_fp] = checkpoint
+        status = "completed" if outcome.result is not None else "reused"
+        self._file(stage, run, now, status, checkpoint, outcome.result)
+        output = StageOutput(stage.output_fp, checkpoint.rows, checkpoint.bytes)
+        actions = self._execution.on_finished(output, now)
+        if not any(isinstance(a, Finish) for a in actions) and self._deviates(stage, checkpoint.rows):
+            actions = [*actions, *self._new_candidates(stage, checkpoint.rows, now)]
+        self._act(actions)
+
+    def _deviates(self, stage: Stage, rows: int) -> bool:
+        estimate, actual = max(stage.rows, 1.0), max(float(rows), 1.0)
+        return max(estimate / actual, actual / estimate) > _DEVIATION
+
+    def _new_candidates(self, stage: Stage, rows: int, now: float) -> list[Action]:
+        assert self._share is not None
+        outputs = {fp: StageOutput(fp, c.rows, c.bytes) for fp, c in self._checkpoints.items()}
+        plans = self._replan(self._share, outputs)
+        for plan in plans:
+            self.record.plans.setdefault(plan.id, plan)
+        trigger = f"{stage.name}: {rows:,} rows, {stage.rows:,.0f} expected"
+        return list(self._execution.on_candidates(plans, now, trigger))
+
+    def _failed(self, outcome: StageOutcome, run: _Run, now: float) -> None:
+        stage, error = outcome.stage, outcome.error
+        assert error is not None
+        abandoned = self._current.get(stage.output_fp) != run.job_id
+        if isinstance(error, StageCancelledError) or abandoned:
+            self._file(stage, run, now, "cancelled", None, None)
+            if not abandoned:  # somebody else cancelled it, such as an operator in Spark's own page
+                del self._current[stage.output_fp]
+                self._act(self._execution.on_failed(stage.output_fp, now))
+            return
+        del self._current[stage.output_fp]
+        self._file(stage, run, now, "failed", None, None, str(error))
+        attempts = self._attempts[stage.output_fp]
+        if (
+            isinstance(error, BroadcastTooLargeError)
+            and stage.sql != stage.fallback_sql
+            and attempts < _MAX_RUNS
+        ):
+            self._listener.note(
+                f"{stage.name}: a broadcast did not fit; running it again with shuffled joins"
+            )
+            self._start(stage, fallback=True)
+            return
+        moved = self._capacity is not None and self._capacity.epoch != run.epoch
+        if isinstance(error, StageFailedError) and moved and attempts < _MAX_RUNS:
+            self._listener.note(f"{stage.name} failed while capacity changed; trying again ({error})")
+            self._act(self._execution.on_failed(stage.output_fp, now))
+            return
+        raise error
+
+    # --- actions ------------------------------------------------------------------------------------------
+
+    def _act(self, actions: Sequence[Action]) -> None:
+        decisions = self._execution.decisions
+        for decision in decisions[self._told :]:
+            self._listener.decided(decision)
+        self._told = len(decisions)
+        for action in actions:
+            if isinstance(action, Start):
+                self._start(action.stage)
+            elif isinstance(action, Cancel):
+                job_id = self._current.pop(action.stage.output_fp, None)
+                if job_id is not None:
+                    self._engine.cancel(job_id)
+            elif isinstance(action, Reuse):
+                self._reused(action.stage)
+            elif isinstance(action, Finish):
+                self.record.result = self._checkpoints[action.output.fingerprint]
+
+    def _start(self, stage: Stage, fallback: bool = False) -> None:
+        now = self._clock.now()
+        job_id = f"{stage.output_fp[:12]}-{next(self._jobs)}-{uuid.uuid4().hex[:6]}"
+        epoch = self._capacity.epoch if self._capacity else 0
+        cores = self._share.total.cores if self._share else 0.0
+        self._attempts[stage.output_fp] = self._attempts.get(stage.output_fp, 0) + 1
+        self._current[stage.output_fp] = job_id
+        self._runs[job_id] = _Run(stage, job_id, now, epoch, cores)
+        self._listener.stage_started(stage)
+        inputs = {fp: self._checkpoints[fp] for fp in stage.inputs}
+
+        def work() -> StageOutcome:
+            try:
+                outcome = self._execute(stage, job_id, inputs, fallback)
+            except Exception as error:  # handed to the driver's thread, which decides
+                outcome = StageOutcome(stage, job_id, error=error)
+            self._inbox.put(outcome)
+            return outcome
+
+        self._background.submit(stage, work)
+
+    def _execute(
+        self, stage: Stage, job_id: str, inputs: Mapping[str, Checkpoint], fallback: bool
+    ) -> StageOutcome:
+        """Run one stage and commit its checkpoint. Runs in the background."""
+        sources = {t.lower(): self._versions[t.lower()] for t in stage.tables if t.lower() in self._versions}
+        if self._reuse and not stage.volatile:
+            found = self._store.find(stage.output_fp, None)
+            if found is not None:  # another run over the same store was faster
+                return StageOutcome(stage, job_id, found)
+        relations = [self._relations[t.lower()] for t in stage.tables if t.lower() in self._relations]
+        relations += [c.relation for c in inputs.values()]
+        for checkpoint in inputs.values():
+            sources.update(checkpoint.sources)
+        attempt = self._store.begin(stage.output_fp)
+        try:
+            spark = self._engine.name == "spark"
+            sql = (stage.fallback_sql if fallback else stage.sql) if spark else stage.duckdb_sql
+            job = StageJob(
+                job_id, stage.name, sql, tuple(relations), attempt.uri, stage.partitions, self._memory_limit
+            )
+            result = self._engine.run(job, lambda p: self._inbox.put((job_id, p)))
+            checkpoint = self._store.commit(
+                attempt, rows=result.rows, columns=result.columns, seconds=result.seconds, sources=sources
+            )
+        except BaseException:
+            self._store.discard(attempt)
+            raise
+        return StageOutcome(stage, job_id, checkpoint, result)
+
+    def _reused(self, stage: Stage) -> None:
+        checkpoint = self._checkpoints[stage.output_fp]
+        now = self._clock.now() - self.record.started
+        report = StageReport(
+            stage.name,
+            stage.output_fp,
+            "reused",
+            self._execution.plan.id,
+            now,
+            now,
+            checkpoint.rows,
+            checkpoint.bytes,
+            estimated_rows=stage.rows,
+            saved_seconds=checkpoint.seconds,
+        )
+        self.record.stages.append(report)
+        self._listener.stage_ended(stage, report)
+
+    def _known_outputs(self, plans: Sequence[QueryExecutionPlan]) -> dict[str, StageOutput]:
+        """Look in the store for what earlier runs have finished."""
+        out = {}
+        if self._reuse:
+            for stage in {s.output_fp: s for p in plans for s in p.stages if not s.volatile}.values():
+                found = self._store.find(stage.output_fp, None)
+                if found is not None and self._fresh(found):
+                    self._checkpoints[stage.output_fp] = found
+                    out[stage.output_fp] = StageOutput(stage.output_fp, found.rows, found.bytes)
+        for problem in self._store.problems():
+            self._listener.note(problem)
+        return out
+
+    def _fresh(self, checkpoint: Checkpoint) -> bool:
+        return all(self._versions.get(t) == v for t, v in checkpoint.sources.items())
+
+    def _file(
+        self,
+        stage: Stage,
+        run: _Run,
+        now: float,
+        status: str,
+        checkpoint: Checkpoint | None,
+        result: StageResult | None,
+        note: str = "",
+    ) -> None:
+        origin = self.record.started
+        report = StageReport(
+            stage.name,
+            stage.output_fp,
+            status,  # type: ignore[arg-type]
+            self._execution.plan.id,
+            run.started - origin,
+            now - origin,
+            checkpoint.rows if checkpoint else 0,
+            checkpoint.bytes if checkpoint else 0,
+            now - run.started,
+            result.tasks if result else run.progress.tasks_total,
+            result.failed_tasks if result else run.progress.tasks_failed,
+            stage.latency + max(stage.duration, stage.core_seconds / max(run.cores, 1e-9)),
+            stage.rows,
+            note=note,
+        )
+        self.record.stages.append(report)
+        if result is not None:
+            self.record.measured.append(
+                Measured(
+                    self._engine.name,
+                    stage.work,
+                    result.task_seconds,
+                    result.seconds,
+                    result.tasks,
+                    run.cores,
+                )
+            )
+        self._listener.stage_ended(stage, report)
+
+
+__all__ = [
+    "Background",
+    "CapacityChanged",
+    "Driver",
+    "Fan",
+    "Inbox",
+    "InfraError",
+    "Listener",
+    "Record",
+    "Silent",
+    "Threads",
+]

@@ -1,0 +1,136 @@
+"""Reads tables, statistics, samples and history, and makes a planner of them."""
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+
+from ebbflow.infra import statistics, tables
+from ebbflow.infra.clock import Clock
+from ebbflow.infra.errors import TableError
+from ebbflow.infra.jsonstore import JsonStore
+from ebbflow.infra.protocols import Relation, SqlEngine
+from ebbflow.infra.storage import ParquetCheckpointStore
+from ebbflow.planners.model import Catalogue, Measured, Table, Work
+from ebbflow.planners.query.cost import DEFAULTS, CostModel, calibrate
+from ebbflow.planners.query.parse import parse, table_names
+from ebbflow.planners.query.planner import PlannerOptions, QueryPlanner
+from ebbflow.planners.query.sampling import questions
+from ebbflow.tasks.request import QueryRequest
+
+_HISTORY = 300  # finished stages remembered per engine and place
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Everything that planning and running need to know of the data."""
+
+    planner: QueryPlanner
+    relations: Mapping[str, Relation]  # by lower-case name
+    versions: Mapping[str, str]
+    prior: CostModel  # before history
+    history: Sequence[Measured]
+
+
+def prepare(
+    request: QueryRequest,
+    store: ParquetCheckpointStore,
+    clock: Clock,
+    *,
+    run_id: str,
+    engine: SqlEngine | None = None,
+) -> Prepared:
+    """Find the tables, collect their statistics (cached by version), sample predicates and build the planner.
+
+    ``engine`` is needed for its catalogue only. Raises ``TableError``, ``PlanningError`` and ``StorageError``.
+    """
+    parse(request.sql, request.dialect)  # a syntax error is told before any file is opened
+    relations = _relations(request, engine)
+    cache = store.cache("statistics")
+    named = {n.lower() for n in table_names(parse(request.sql, request.dialect))}
+    known = {
+        name: _table(relation, run_id, cache if name in named else None, clock)
+        for name, relation in relations.items()
+    }
+    catalogue = Catalogue(known)
+    prior = DEFAULTS[request.engine]
+    history = read_history(store, request)
+    planner = QueryPlanner(
+        request.sql,
+        catalogue,
+        calibrate(prior, history),
+        now=datetime.fromtimestamp(clock.now(), UTC),
+        salt=run_id,
+        dialect=request.dialect,
+        options=PlannerOptions(cuts=request.cuts),
+    )
+    planner.sample(_measure(planner, relations, cache))
+    versions = {name: table.version for name, table in known.items()}
+    return Prepared(planner, relations, versions, prior, history)
+
+
+def _relations(request: QueryRequest, engine: SqlEngine | None) -> dict[str, Relation]:
+    if request.tables:
+        found: Iterable[Relation] = tables.discover(request.tables)
+    else:
+        assert engine is not None
+        found = engine.tables()
+    relations = {r.name.lower(): r for r in found}
+    if not relations:
+        raise TableError("the session's catalogue has no tables; register some, or give --tables DIR")
+    return relations
+
+
+def _table(relation: Relation, run_id: str, cache: JsonStore | None, clock: Clock) -> Table:
+    if relation.external:  # nothing tells whether its content changed: its stages live for this run only
+        return Table(relation.name, relation.columns, f"external-{run_id}")
+    version = tables.version(relation)
+    known = statistics.collect(relation, cache, clock=clock) if cache is not None else None
+    return Table(relation.name, relation.columns, version, known)
+
+
+def _measure(
+    planner: QueryPlanner, relations: Mapping[str, Relation], cache: JsonStore
+) -> dict[str, dict[str, float]]:
+    out: dict[str, dict[str, float]] = {}
+    by_table: dict[str, list[tuple[str, str, str]]] = {}
+    for q in questions(planner.analysis):
+        by_table.setdefault(q.table.lower(), []).append((q.scope, q.key, q.sql))
+    for name, asked in by_table.items():
+        relation = relations.get(name)
+        if relation is None or relation.external:
+            continue
+        fractions = statistics.selectivity(relation, [sql for _, _, sql in asked], cache)
+        for (scope, key, _), fraction in zip(asked, fractions, strict=True):
+            if fraction is not None:
+                out.setdefault(scope, {})[key] = fraction
+    return out
+
+
+# --- history of finished stages ----------------------------------------------------------------------------
+
+
+def _place(request: QueryRequest) -> str:
+    """Name where stages run: figures of one place say little of another."""
+    loopback = request.master.startswith("local") or "//127." in request.master
+    where = "this-machine" if request.engine == "duckdb" or loopback else request.master
+    return f"{request.engine}-{hashlib.sha256(where.encode()).hexdigest()[:12]}"
+
+
+def read_history(store: ParquetCheckpointStore, request: QueryRequest) -> list[Measured]:
+    """Return what is remembered of finished stages, oldest first; damaged entries are left out."""
+    raw = store.cache("history").get(_place(request))
+    out = []
+    for item in raw if isinstance(raw, list) else []:
+        try:
+            out.append(Measured(**{**item, "work": Work(**item["work"])}))
+        except (TypeError, KeyError):
+            continue
+    return out
+
+
+def remember(store: ParquetCheckpointStore, request: QueryRequest, measured: Sequence[Measured]) -> None:
+    """Add finished stages to the history, keeping the newest."""
+    if measured:
+        kept = [*read_history(store, request), *measured][-_HISTORY:]
+        store.cache("history").put(_place(request), [asdict(m) for m in kept])

@@ -1,0 +1,88 @@
+"""What a user asks for: one query run, checked before anything starts."""
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ebbflow.planners.errors import OptionError
+from ebbflow.planners.query.baselines import policy_named
+from ebbflow.planners.query.planner import CutPolicy, PlannerOptions
+
+GIB = 2**30
+
+
+def home() -> Path:
+    """Return Ebbflow's own folder: ``$EBBFLOW_HOME``, or ``~/.cache/ebbflow``."""
+    return Path(os.environ.get("EBBFLOW_HOME") or Path.home() / ".cache" / "ebbflow")
+
+
+def default_store() -> str:
+    """Return where checkpoints go unless asked otherwise."""
+    return str(home() / "store")
+
+
+@dataclass(frozen=True)
+class QueryRequest:
+    """One query run. Raises ``OptionError`` for a value that breaks its rule."""
+
+    sql: str
+    tables: str | None = None  # folder of Parquet tables, local or s3://
+    catalog: bool = False  # or the tables that the engine's own catalogue knows
+    engine: str = "spark"
+    master: str = "local[2]"
+    policy: str = "qoop"
+    cuts: CutPolicy = "cost"
+    dialect: str = "spark"
+    store: str = field(default_factory=default_store)
+    reuse: bool = True  # of checkpoints that earlier runs have finished
+    hysteresis: float = 0.15  # fraction by which another plan must be sooner (QOOP, Fig 2.15: 10-25 %)
+    hazard: float | None = None  # expected losses per node-hour; None: learnt from what is observed
+    fraction: float = 1.0  # of the cluster that this query may count on
+    executor_memory: str | None = None
+    conf: dict[str, str] = field(default_factory=dict)  # further Spark settings
+    out: str | None = None  # write the result here, as one Parquet file
+    json: str | None = None  # write the report here
+    report: str | None = None  # write the HTML report here
+    title: str = ""
+    verify: bool = False  # compare the result with DuckDB on the same files
+    store_budget: float = 20.0  # GiB of checkpoints kept for later runs
+
+    def __post_init__(self) -> None:
+        _one_of("engine", self.engine, ("spark", "duckdb"))
+        policy_named(self.policy)
+        PlannerOptions(cuts=self.cuts)
+        if not self.sql.strip():
+            raise OptionError("sql must hold a query; got an empty text")
+        if bool(self.tables) == self.catalog:
+            raise OptionError("give either tables (a folder of Parquet files) or catalog=True, not both or none")
+        if self.catalog and self.engine == "duckdb":
+            raise OptionError("catalog=True needs engine spark: the embedded DuckDB has no catalogue of its own")
+        if not 0.0 < self.fraction <= 1.0:
+            raise OptionError(f"fraction must be in (0, 1]; got {self.fraction}")
+        if self.hazard is not None and self.hazard < 0.0:
+            raise OptionError(f"hazard must be >= 0 losses per node-hour; got {self.hazard}")
+        if self.store_budget < 0.0:
+            raise OptionError(f"store_budget must be >= 0 GiB; got {self.store_budget}")
+
+    @classmethod
+    def of(cls, sql: str, **options: Any) -> "QueryRequest":
+        """Return a request for ``sql``, which may be a file's path."""
+        return cls(read_sql(sql), **options)
+
+
+def read_sql(text_or_path: str) -> str:
+    """Return SQL text; an existing file's path, or anything ending in ``.sql``, is read."""
+    text = text_or_path.strip()
+    looks_like_path = text.endswith(".sql") and "\n" not in text
+    if looks_like_path or (len(text) < 1024 and "\n" not in text and " " not in text and Path(text).is_file()):
+        try:
+            return Path(text).expanduser().read_text(encoding="utf-8")
+        except OSError as error:
+            raise OptionError(f"cannot read SQL from {text!r}: {error.strerror or error}") from error
+    return text_or_path
+
+
+def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise OptionError(f"{name} must be one of {', '.join(allowed)}; got {value!r}")
