@@ -8,10 +8,10 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
-from ebbflow.infra import files
+from ebbflow.infra import distinct, files
 from ebbflow.infra.clock import Clock
 from ebbflow.infra.errors import StorageError, TableError
 from ebbflow.infra.footers import ColumnFooter, column_footers, comparable
@@ -104,60 +104,26 @@ def _read_ranges(
     return ranges
 
 
-@dataclass(frozen=True, slots=True)
-class _Frequencies:
-    values: int  # sampled values that are not null
-    distinct: int
-    singletons: int  # values that were seen once
-
-
 def _column(name: str, dtype: str, footers: ColumnFooter, sample: Sample) -> ColumnStatistics:
     column = sample.table.column(name)
     nulls = footers.nulls
     if nulls is None:
         nulls = column.null_count / max(1, len(column))
-    distinct = _distinct(dtype, column, footers, sample, nulls)
-    return ColumnStatistics(distinct, nulls, footers.low, footers.high, _width(dtype, column))
+    values = _distinct(dtype, column, footers, sample, nulls)
+    return ColumnStatistics(values, nulls, footers.low, footers.high, _width(dtype, column))
 
 
 def _distinct(dtype: str, column: Any, footers: ColumnFooter, sample: Sample, nulls: float) -> float | None:
-    seen = _frequencies(column)
+    seen = distinct.frequencies(column)
     if seen is None:
         return None
     if sample.entire:
-        return float(seen.distinct)
+        return float(len(seen))
     values = sample.rows * (1.0 - nulls)  # in the entire column
-    if seen.values == 0 or values < 1:
-        return 0.0
+    # of a column stored in order, the sample tells about the row groups it came from, and no others
     covered = footers.coverage(_read_ranges(dtype, column, footers, sample))
-    estimate = _duj1(seen, max(float(seen.values), values * covered)) / covered
-    return float(max(seen.distinct, min(estimate, values, footers.possible(dtype))))
-
-
-def _duj1(seen: _Frequencies, population: float) -> float:
-    """Estimate the distinct values of a population from a random sample of it.
-
-    ``D = n d / (n - f1 + f1 n / N)`` with n sampled rows, d distinct among them, f1 seen once, N rows: the
-    first-order unsmoothed jackknife D_uj1 of Haas and Stokes, "Estimating the Number of Classes in a Finite
-    Population", JASA 93(444), 1998. Exact for keys; too low for heavily skewed columns.
-    """
-    n, d, f1 = seen.values, seen.distinct, seen.singletons
-    return n * d / (n - f1 + f1 * n / population)
-
-
-def _frequencies(column: Any) -> _Frequencies | None:
-    """Count values and singletons; ``None`` for types without equality, such as structs."""
-    import numpy as np
-    import pyarrow as pa
-
-    if pa.types.is_nested(column.type) or pa.types.is_null(column.type):
-        return None
-    encoded = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
-    encoded = encoded.unify_dictionaries()
-    codes = encoded.combine_chunks() if encoded.num_chunks != 1 else encoded.chunk(0)
-    indices = codes.indices.drop_null().to_numpy(zero_copy_only=False)
-    counts = np.bincount(indices) if len(indices) else np.zeros(0, np.int64)
-    return _Frequencies(len(indices), int((counts > 0).sum()), int((counts == 1).sum()))
+    guess = distinct.estimate(seen, values * covered) / covered
+    return float(max(len(seen), min(guess, values, footers.possible(dtype))))
 
 
 _WIDTHS = {

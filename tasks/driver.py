@@ -314,7 +314,7 @@ class Driver:
         attempts = self._attempts[stage.output_fp]
         if (
             isinstance(error, BroadcastTooLargeError)
-            and stage.sql != stage.fallback_sql
+            and stage.statement.spark != stage.statement.fallback
             and attempts < _MAX_RUNS
         ):
             self._listener.note(
@@ -385,7 +385,8 @@ class Driver:
         attempt = self._store.begin(stage.output_fp)
         try:
             spark = self._engine.name == "spark"
-            sql = (stage.fallback_sql if fallback else stage.sql) if spark else stage.duckdb_sql
+            statement = stage.statement
+            sql = (statement.fallback if fallback else statement.spark) if spark else statement.duckdb
             job = StageJob(
                 job_id, stage.name, sql, tuple(relations), attempt.uri, stage.partitions, self._memory_limit
             )

@@ -36,9 +36,10 @@ class Feedback:
         self._pace = pace or FeedbackPace()
         self._published: Capacity | None = None
 
-    def begin(self) -> Capacity:
-        """Look once and take that as known. Raises ``EngineUnavailableError`` if nothing can be seen."""
-        self._published = self._source.capacity()
+    def begin(self, known: Capacity | None = None) -> Capacity:
+        """Take ``known`` as published already, or look once. Raises ``EngineUnavailableError`` if nothing can
+        be seen."""
+        self._published = known or self._source.capacity()
         return self._published
 
     def run(self, stop: threading.Event) -> int:

@@ -173,7 +173,7 @@ class PlanStageReport:
             checkpoint=checkpoint,
             sink=stage.sink,
             logical=stage.logical,
-            sql=sql or stage.sql,
+            sql=sql or stage.statement.spark,
         )
 
 

@@ -98,7 +98,7 @@ def _limit(controller: Controller, group: Path, cpus: float) -> None:
 
 
 def create(controller: Controller, name: str, cpus: float) -> Path:
-    """Make, or change, the group ``name``, which may use ``cpus`` processors' time. Raises ``ClusterError``."""
+    """Make, or change, a group that may use ``cpus`` processors' time. Raises ``ClusterError``."""
     group = controller.folder / name
     try:
         group.mkdir(exist_ok=True)

@@ -289,7 +289,7 @@ class LocalSparkCluster:
             return
         log = self._log(node_id)
         ended = child.poll() is not None
-        what = f"ended with status {child.returncode}" if ended else f"did not come up in {timeout:.0f} s"
+        what = f"ended with status {child.returncode}" if ended else f"did not come up in {timeout:g} s"
         raise ClusterError(f"{node_id} {what}; {log} ends:\n{processes.tail(log)}")
 
     def _await(self, reached: Callable[[], bool], timeout: float) -> bool:

@@ -126,6 +126,9 @@ def _defaults() -> dict[str, str]:
         # a reader of a dead executor's shuffle file gives up after 3 s, not 15
         "spark.shuffle.io.retryWait": "1s",
         "spark.shuffle.io.maxRetries": "3",
+        # a cancelled task that does not listen (generated loops may not for minutes) costs its executor
+        "spark.task.reaper.enabled": "true",
+        "spark.task.reaper.killTimeout": "30s",
         # inputs lie in shared storage: waiting for a "near" core only leaves cores idle
         "spark.locality.wait": "0s",
         "spark.scheduler.minRegisteredResourcesRatio": "0",  # start with whatever is there

@@ -10,7 +10,6 @@ from typing import cast
 
 from sqlglot import exp
 
-from ebbflow.planners.model import Catalogue
 from ebbflow.planners.query.joingraph import Column, EqualityClass, JoinGraph, Predicate, RelationRef
 from ebbflow.planners.query.parse import is_volatile
 from ebbflow.planners.query.predicates import (
@@ -63,7 +62,7 @@ class Extraction:
     reason: str = ""
 
 
-def extract(view: View, select: exp.Select, views: Iterable[str], catalogue: Catalogue) -> Extraction:
+def extract(view: View, select: exp.Select, views: Iterable[str]) -> Extraction:
     """Take ``select`` of ``view`` apart. The tree is not changed; the block holds copies of what it changes."""
     start = select.args.get("from_")
     joins = list(select.args.get("joins") or ())

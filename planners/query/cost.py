@@ -44,6 +44,7 @@ __all__ = [
     "broadcast_join",
     "calibrate",
     "cartesian_join",
+    "join_cost",
     "join_work",
     "nested_loop_join",
     "partitions",
@@ -152,7 +153,9 @@ class JoinPricer:
     def __init__(self, model: CostModel, share: Share) -> None:
         self.model = model
         self.share = share
+        self._rates = model.rates
         self._nodes = max(share.nodes, 1)
+        self._cores = share.total.cores
         memory = share.largest.memory * GIB
         self._most_broadcast = min(memory * model.broadcast_fraction, model.broadcast_limit * GIB)
         self._most_hashed = memory * model.hash_fraction / max(share.largest.cores, 1.0)
@@ -166,10 +169,10 @@ class JoinPricer:
         self, method: JoinMethod, left: Size, right: Size, out: Size, *, equality: bool = True
     ) -> JoinCost:
         """Return the cost of ``left`` joined with ``right``, the build side."""
-        model, rates = self.model, self.model.rates
+        rates = self._rates
         (left_rows, left_bytes), (right_rows, right_bytes), (out_rows, out_bytes) = left, right, out
         emitted = out_rows * rates.joined_rows
-        table = right_bytes * model.hash_factor / GIB
+        table = right_bytes * self.model.hash_factor / GIB
         if method == "broadcast":
             serial = right_bytes * rates.broadcast_bytes
             probed = left_rows
@@ -181,11 +184,11 @@ class JoinPricer:
             tail = parallel / splits(max(left_bytes, out_bytes))
             return JoinCost(parallel + serial * self._nodes, serial, tail, table, 0.0)
         if not equality:
-            seconds = model.core_seconds(join_work(method, left, right, out, self.share, equality=False))
+            seconds = self.model.core_seconds(join_work(method, left, right, out, self.share, equality=False))
             n, m = splits(left_bytes), splits(right_bytes)
             return JoinCost(seconds, 0.0, seconds / (n * m), 0.0, 0.0)
         both = left_bytes + right_bytes
-        count = partitions(both, self.share.total.cores)
+        count = partitions(both, self._cores)
         seconds = both * rates.shuffled_bytes + emitted
         if method == "shuffle_hash":
             seconds += right_rows * rates.built_rows + left_rows * rates.probed_rows
@@ -205,7 +208,21 @@ class JoinPricer:
             return table <= self._most_broadcast
         if not equality:
             return False
-        return table / partitions(left.bytes + right.bytes, self.share.total.cores) <= self._most_hashed
+        return table / partitions(left.bytes + right.bytes, self._cores) <= self._most_hashed
+
+
+def join_cost(  # noqa: PLR0917
+    model: CostModel,
+    method: JoinMethod,
+    left: Size,
+    right: Size,
+    out: Size,
+    share: Share,
+    *,
+    equality: bool = True,
+) -> JoinCost:
+    """Return the cost of one join on ``share``, its inputs not included; ``right`` is the build side."""
+    return JoinPricer(model, share).price(method, left, right, out, equality=equality)
 
 
 def calibrate(prior: CostModel, history: Sequence[Measured]) -> CostModel:

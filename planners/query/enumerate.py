@@ -4,7 +4,7 @@ Up to ``max_pairs`` pairs of connected sets: dynamic programming over them (DPcc
 front per set. Above: greedy operator ordering, improved window by window (``greedy``).
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
@@ -202,7 +202,7 @@ def _cross_edges(
 
 def _joinable(
     search: Search, masks: Sequence[int], neighbours: Sequence[int], wider: Sequence[int], cross_rows: float
-) -> Iterable[tuple[int, int]]:
+) -> Iterator[tuple[int, int]]:
     """Yield the pairs of the widened graph that a predicate joins or whose cross product is small."""
     around: dict[int, int] = {0: 0}
     real: dict[int, int] = {0: 0}
@@ -223,7 +223,7 @@ def _select(entries: list[Entry], limit: int) -> list[Entry]:
     """Return up to ``limit`` entries: the Pareto front by time, then the fastest of every other join
     order."""
     entries = sorted(entries, key=lambda e: (e[0], e[3], e[4]))
-    chosen = pareto(entries)[:limit]
+    chosen = pareto(entries, limit)
     seen = {logical_key(tree_of(e)) for e in chosen}
     for entry in entries:
         if len(chosen) >= limit:

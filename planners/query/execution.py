@@ -68,7 +68,7 @@ class _Run:
         total = self.total or self.stage.tasks
         view = RunningStage(self.stage, self.started, total, self.done, 0.0, self.running)
         age = now - self.wave
-        if age < 0 or self.done >= total:
+        if age <= 0 or self.done >= total:
             return view
         left = task_seconds(view) - age
         return replace(view, task_seconds_left=left if left > 0 else OVERDUE * age)

@@ -20,7 +20,7 @@ class Size(NamedTuple):
 
 def splits(size: float) -> int:
     """Return how many tasks ``size`` bytes make at most: the parallelism with unbounded cores."""
-    return max(math.ceil(size / SPLIT), 1)
+    return math.ceil(size / SPLIT) or 1
 
 
 def partitions(size: float, cores: float) -> int:
@@ -29,11 +29,11 @@ def partitions(size: float, cores: float) -> int:
     Enough that none exceeds ``SPLIT``, in whole rounds of the cores; fewer than the cores if the partitions
     would be smaller than ``SMALLEST_SPLIT``.
     """
-    whole = max(int(cores), 1)
-    wanted = splits(size)
+    whole = int(cores) or 1
+    wanted = math.ceil(size / SPLIT)
     if wanted <= whole:
-        return max(min(whole, math.ceil(size / SMALLEST_SPLIT)), 1)
-    return max(min(math.ceil(wanted / whole) * whole, MOST_PARTITIONS), 1)
+        return min(whole, math.ceil(size / SMALLEST_SPLIT)) or 1
+    return min(math.ceil(wanted / whole) * whole, MOST_PARTITIONS)
 
 
 def scan(size: Size) -> Work:

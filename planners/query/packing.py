@@ -40,6 +40,8 @@ def simulate(plan: Remaining | QueryExecutionPlan, share: Share, max_parallel_st
     remaining = whole(plan) if isinstance(plan, QueryExecutionPlan) else plan
     if not remaining.stages:
         return Schedule(0.0)
+    if share.total.cores <= 0:
+        return Schedule(inf, misfit=remaining.stages[0].stage.output_fp)
     dimensions = [0, 1] + [r for r in (2, 3) if share.total[r] > 0]
     misfit = _misfit(remaining, share, dimensions)
     if misfit:
@@ -63,8 +65,6 @@ def _misfit(remaining: Remaining, share: Share, dimensions: list[int]) -> str:
                 limit = min(limit, share.largest[dim])
             if demand[dim] > limit * (1 + _SLACK):
                 return r.stage.output_fp
-        if share.total.cores <= 0:
-            return r.stage.output_fp
     return ""
 
 

@@ -15,10 +15,10 @@ from ebbflow.planners.query.costing import Coster
 from ebbflow.planners.query.enumerate import enumerate_trees
 from ebbflow.planners.query.fingerprint import digest
 from ebbflow.planners.query.parse import ParsedQuery, parse_query
-from ebbflow.planners.query.qep import QueryExecutionPlan, Stage
-from ebbflow.planners.query.render import without_broadcast
+from ebbflow.planners.query.qep import QueryExecutionPlan, Stage, Statement, Text
+from ebbflow.planners.query.render import without_hints
 from ebbflow.planners.query.sizes import Sizes
-from ebbflow.planners.query.staging import Analysis, BlockId, Choice, Unit, single_unit, stages
+from ebbflow.planners.query.staging import Analysis, BlockId, Choice, Rendered, Staging, Unit, single_unit
 from ebbflow.planners.query.state import StageOutput
 from ebbflow.planners.query.trees import Tree, algebra, joins
 from ebbflow.planners.query.views import view_chain
@@ -98,10 +98,13 @@ class QueryPlanner:
 
     def single(self, share: Share) -> QueryExecutionPlan:
         """Return the plan of one statement: the query as its author wrote it."""
-        unit = single_unit(self.analysis, self.parsed.expression)
+        query = self.parsed.expression
+        unit = single_unit(self.analysis, query)
         sizes = self._sizes(None)
         trees = {key: self._trees(key, sizes, share)[0] for key in self.analysis.blocks}
-        stage = self._stage(unit, Choice(trees), Coster(sizes, self.model, share), named="whole query")
+        spark = query.sql("spark", comments=False)
+        text = Text(spark, spark, without_hints(query).sql("duckdb", comments=False))
+        stage = self._stage(unit, Choice(trees), Coster(sizes, self.model, share), text, named="whole query")
         return QueryExecutionPlan(f"single-{stage.physical_key[:4]}", (stage,), "as written", self.notes)
 
     # --- choices ------------------------------------------------------------------------------------------
@@ -111,7 +114,11 @@ class QueryPlanner:
 
     def _trees(self, key: BlockId, sizes: Sizes, share: Share) -> Sequence[Tree]:
         found = enumerate_trees(
-            self.analysis.blocks[key].graph, sizes.blocks[key], self.model, share, keep=self.options.trees
+            self.analysis.blocks[key].graph,
+            sizes.blocks[key],
+            self.model,
+            share,
+            limit=self.options.trees,
         )
         return [f.tree for f in found]
 
@@ -176,7 +183,7 @@ class QueryPlanner:
                 out.add(view.name)
                 continue
             trees = {k: self._trees(k, sizes, coster.share)[0] for k in self.analysis.blocks}
-            unit = Unit(view.name, self.parsed.expression, "", (), (), frozenset(), ())
+            unit = Unit(view.name, "", (), (), frozenset(), "")
             bill, stored = coster.unit(unit, Choice(trees))
             once = self.model.core_seconds(bill.work) / cores
             copy = self.model.latency + self.model.rates.written_bytes * stored.bytes / cores
@@ -188,7 +195,8 @@ class QueryPlanner:
 
     def _plan(self, choice: Choice, sizes: Sizes, share: Share) -> QueryExecutionPlan:
         coster = Coster(sizes, self.model, share)
-        built = tuple(self._stage(u, choice, coster) for u in stages(self.analysis, choice))
+        staging = Staging(self.analysis, choice)
+        built = tuple(self._stage(u, choice, coster, Rendered(staging, u)) for u in staging.units)
         shape = "; ".join(
             algebra(tree, [r.alias for r in self.analysis.blocks[key].graph.relations])
             for key, tree in choice.trees.items()
@@ -197,19 +205,18 @@ class QueryPlanner:
         self._choices[plan_id] = choice
         return QueryExecutionPlan(plan_id, built, shape or "no inner joins", self.notes)
 
-    def _stage(self, unit: Unit, choice: Choice, coster: Coster, named: str = "") -> Stage:
+    def _stage(
+        self, unit: Unit, choice: Choice, coster: Coster, statement: Statement, named: str = ""
+    ) -> Stage:
         bill, stored = coster.unit(unit, choice)
-        sql = unit.statement.sql("spark", comments=False)
         tasks = max(bill.widest, 1)
         return Stage(
             name=named or self._name(unit),
             output_fp=unit.output_fp,
-            physical_key=digest(unit.output_fp, unit.inputs, sql, bill.partitions),
+            physical_key=digest(unit.output_fp, unit.inputs, unit.shape, bill.partitions),
             inputs=unit.inputs,
             tables=unit.tables,
-            sql=sql,
-            fallback_sql=without_broadcast(unit.statement).sql("spark", comments=False),
-            duckdb_sql=unit.statement.sql("duckdb", comments=False),
+            statement=statement,
             tasks=tasks,
             demand=coster.demand(bill),
             duration=self.model.core_seconds(bill.work) / tasks,

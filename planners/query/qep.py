@@ -3,8 +3,37 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Protocol
 
 from ebbflow.planners.model import Resources, Work
+
+
+class Statement(Protocol):
+    """The SQL of a stage. It may be made when it is first asked for: most candidates never run."""
+
+    @property
+    def spark(self) -> str:
+        """Return Spark SQL with join hints."""
+        ...
+
+    @property
+    def fallback(self) -> str:
+        """Return the same without broadcast hints, for when a broadcast does not fit."""
+        ...
+
+    @property
+    def duckdb(self) -> str:
+        """Return DuckDB's SQL."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A statement that is known as text."""
+
+    spark: str
+    fallback: str = ""
+    duckdb: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,9 +48,7 @@ class Stage:
     physical_key: str  # how: output_fp, inputs, join methods, partitioning
     inputs: tuple[str, ...]  # output_fp of the stages whose checkpoints it reads
     tables: tuple[str, ...]  # base tables it reads, sorted
-    sql: str  # Spark SQL with join hints
-    fallback_sql: str  # the same without broadcast hints, for when a broadcast does not fit
-    duckdb_sql: str
+    statement: Statement
     tasks: int  # tasks in its widest wave
     demand: Resources  # of one task
     duration: float  # seconds of one task

@@ -184,3 +184,11 @@ def without_broadcast(query: exp.Expression) -> exp.Expression:
             if isinstance(item, exp.Anonymous) and item.name.upper() == HINTS["broadcast"]:
                 item.set("this", HINTS["sort_merge"])
     return copy
+
+
+def without_hints(query: exp.Expression) -> exp.Expression:
+    """Return a copy of ``query`` without hints, for engines that have none."""
+    copy = query.copy()
+    for select in copy.find_all(exp.Select):
+        select.set("hint", None)
+    return copy

@@ -14,12 +14,15 @@ from ebbflow.planners.query.cost import CostModel, JoinPricer, Size, scan
 from ebbflow.planners.query.subgraphs import Pairs
 from ebbflow.planners.query.trees import Join, JoinMethod, Leaf, Tree
 
-# (seconds on the share, core-seconds, critical path, GiB resident, GiB of a task, left, right, method or
-# relation) Entry: TypeAlias = tuple[float, float, float, float, float, Any, Any, Any]
+# (seconds on the share, core-seconds, critical path, GiB resident, GiB of a task, left entry, right entry,
+# method; a leaf has no entries and its relation at the end)
+Entry: TypeAlias = tuple[float, float, float, float, float, Any, Any, Any]
 # (build side is the right one, method, core-seconds, serial, tail, GiB resident, GiB of a task)
 Variant: TypeAlias = tuple[bool, JoinMethod, float, float, float, float, float]
 
 OVERLAP = 0.1  # part of the shorter of work/cores and critical path that does not overlap with the longer
+MOST_COMBINATIONS = 48_000  # of entries, summed over pairs; a bound on planning time
+BUILD_RATIO = 4.0  # building on a side so much larger than the other never pays
 
 _BY_SECONDS = itemgetter(0, 3, 4)
 
@@ -27,7 +30,15 @@ _BY_SECONDS = itemgetter(0, 3, 4)
 class Search:
     """Everything that enumerating one join graph on one share needs, each size and price computed once."""
 
-    def __init__(self, cardinalities: Cardinalities, model: CostModel, share: Share) -> None:
+    def __init__(
+        self,
+        cardinalities: Cardinalities,
+        model: CostModel,
+        share: Share,
+        build_ratio: float = BUILD_RATIO,
+    ) -> None:
+        """``build_ratio``: a side with more bytes than this times the other's is never the build side."""
+        self._build_ratio = build_ratio
         self.cardinalities = cardinalities
         self.pricer = JoinPricer(model, share)
         self.inverse_cores = 1.0 / max(share.total.cores, 1e-3)
@@ -67,14 +78,20 @@ class Search:
     def _possible(self, left: int, right: int) -> list[Variant]:
         one, other, out = self.size(left), self.size(right), self.size(left | right)
         equality = self.cardinalities.has_equality(left, right)
-        pricer = self.pricer
+        pricer, ratio = self.pricer, self._build_ratio
         found: list[Variant] = []
-        methods: tuple[JoinMethod, ...] = ("broadcast", "shuffle_hash") if equality else ("broadcast",)
-        for method in methods:
-            if pricer.allows(method, one, other):
-                found.append((True, method, *pricer.price(method, one, other, out, equality=equality)))
-            if pricer.allows(method, other, one):
-                found.append((False, method, *pricer.price(method, other, one, out, equality=equality)))
+        sides = []
+        if other.bytes <= ratio * one.bytes:
+            sides.append((True, one, other))
+        if one.bytes <= ratio * other.bytes:
+            sides.append((False, other, one))
+        for builds_right, probe, build in sides:
+            if pricer.allows("broadcast", probe, build):
+                cost = pricer.price("broadcast", probe, build, out, equality=equality)
+                found.append((builds_right, "broadcast", *cost))
+            if equality and pricer.allows("shuffle_hash", probe, build):
+                cost = pricer.price("shuffle_hash", probe, build, out)
+                found.append((builds_right, "shuffle_hash", *cost))
         # A merge join buffers its right side's equal keys: the smaller side.
         builds_right = (other.rows, right) <= (one.rows, left)
         probe, build = (one, other) if builds_right else (other, one)
@@ -82,8 +99,10 @@ class Search:
         found.append((builds_right, "sort_merge", *cost))
         return found
 
-    def combine(self, lefts: Sequence[Entry], rights: Sequence[Entry], variants: Sequence[Variant]) ->
-    list[Entry]: """Return every join of an entry of one set with an entry of the other."""
+    def combine(
+        self, lefts: Sequence[Entry], rights: Sequence[Entry], variants: Sequence[Variant]
+    ) -> list[Entry]:
+        """Return every join of an entry of one set with an entry of the other."""
         out: list[Entry] = []
         most = self.pricer.most_resident
         inverse = self.inverse_cores
@@ -98,18 +117,24 @@ class Search:
                     ready = build[2] + serial
                     critical = (probe[2] if probe[2] > ready else ready) + tail
                     spread = work * inverse
-                    time = spread + OVERLAP * critical if spread > critical else critical + OVERLAP * spread
-                    size = probe[4] if probe[4] > build[4] else build[4]
-                    out.append((time, work, critical, held, size if size > task else task, probe, build,
-                    method)) return out
+                    long, short = (spread, critical) if spread > critical else (critical, spread)
+                    time = long + OVERLAP * short
+                    biggest = probe[4] if probe[4] > build[4] else build[4]
+                    biggest = max(biggest, task)
+                    out.append((time, work, critical, held, biggest, probe, build, method))
+        return out
 
-    def optimise(self, units: Sequence[Sequence[Entry]], masks: Sequence[int], pairs: Pairs, keep: int) ->
-    list[Entry]: """Return the best joins of all ``units``.
+    def optimise(
+        self, units: Sequence[Sequence[Entry]], masks: Sequence[int], pairs: Pairs, keep: int
+    ) -> list[Entry]:
+        """Return the best joins of all ``units``.
 
         A unit is a set of relations (``masks``) with the ways to make it; ``pairs`` are bit sets of *units*,
-        grouped by union, subsets first. Of every set, ``keep`` ways survive (:func:`prune`); of the last one,
+        grouped by union, subsets first. Of every set, ``keep`` ways survive (:func:`prune`), or fewer where the
+        pairs are many; of the last one,
         all of them are returned.
         """
+        keep = _affordable(pairs, keep)
         plans: dict[int, Sequence[Entry]] = {1 << i: unit for i, unit in enumerate(units)}
         real = {1 << i: mask for i, mask in enumerate(masks)}
         everything = (1 << len(units)) - 1
@@ -137,20 +162,26 @@ def prune(entries: list[Entry], keep: int) -> list[Entry]:
     entries.sort(key=_BY_SECONDS)
     if keep == 1:
         return entries[:1]
-    front = pareto(entries)
-    if len(front) <= keep:
+    front = pareto(entries, keep)
+    if len(front) < keep:
         return front
-    extremes = [front[0], min(front, key=itemgetter(1)), min(front, key=itemgetter(2)), min(front,
-    key=_memory)] kept: list[Entry] = []
-    for entry in [*extremes[:keep], *front]:
+    kept = front[:1]
+    for extreme in (
+        min(entries, key=itemgetter(1, 0, 3, 4)),
+        min(entries, key=itemgetter(2, 0, 3, 4)),
+        min(entries, key=_memory),
+    ):
+        if len(kept) < keep and not any(extreme is k for k in kept):
+            kept.append(extreme)
+    for entry in front:
         if len(kept) < keep and not any(entry is k for k in kept):
             kept.append(entry)
     return kept
 
 
-def pareto(entries: Sequence[Entry]) -> list[Entry]:
-    """Return the entries that no other equals or beats in work, critical path and memory at once. ``entries``
-    must be sorted by time, then memory."""
+def pareto(entries: Sequence[Entry], limit: int) -> list[Entry]:
+    """Return the first ``limit`` entries that no other equals or beats in work, critical path and memory at
+    once. ``entries`` must be sorted by time, then memory."""
     front: list[Entry] = []
     for entry in entries:
         _, work, critical, resident, task, _, _, _ = entry
@@ -159,6 +190,8 @@ def pareto(entries: Sequence[Entry]) -> list[Entry]:
                 break
         else:
             front.append(entry)
+            if len(front) == limit:
+                break
     return front
 
 
@@ -176,8 +209,23 @@ def mask_of(entry: Entry) -> int:
     return mask_of(entry[5]) | mask_of(entry[6])
 
 
-def _memory(entry: Entry) -> float:
-    return entry[3] + entry[4]
+def _memory(entry: Entry) -> tuple[float, float]:
+    return float(entry[3] + entry[4]), float(entry[0])
+
+
+def _affordable(pairs: Pairs, keep: int) -> int:
+    """Return how many ways per set may survive for the combinations of a pair's sides to stay within
+    ``MOST_COMBINATIONS``."""
+    flat = steep = 0
+    for parts in pairs.values():
+        for left, right in parts:
+            if left & (left - 1) and right & (right - 1):
+                steep += 1
+            else:
+                flat += 1
+    while keep > 1 and keep * flat + keep * keep * steep > MOST_COMBINATIONS:
+        keep -= 1
+    return keep
 
 
 def _undominated(variants: list[Variant]) -> list[Variant]:

@@ -1,17 +1,21 @@
-"""From choices (a join tree per block, cuts, cut views) to the SQL statements of a plan's stages."""
+"""From choices (a join tree per block, cuts, cut views) to the stages of a plan and their SQL.
 
-from collections.abc import Mapping
+What a stage computes and reads is known from the choice alone; its SQL is rendered when it is asked for, since
+most candidates are only compared.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import cast
 
 from sqlglot import exp
 
 from ebbflow.planners.model import Catalogue
 from ebbflow.planners.query.blocks import Block, extract
 from ebbflow.planners.query.fingerprint import Fingerprints
-from ebbflow.planners.query.render import BlockRenderer, checkpoint_name
-from ebbflow.planners.query.trees import Tree, joins
+from ebbflow.planners.query.render import BlockRenderer, checkpoint_name, without_broadcast, without_hints
+from ebbflow.planners.query.trees import Join, Leaf, Tree, joins
 from ebbflow.planners.query.views import ROOT, View, ViewChain
 
 BlockId = tuple[str, int]  # (view name, position among the view's SELECTs)
@@ -33,13 +37,33 @@ class Analysis:
         notes = list(chain.notes)
         for view in chain.views:
             for position, select in enumerate(view.selects()):
-                found = extract(view, select, view.reads_views, catalogue)
+                found = extract(view, select, view.reads_views)
                 if found.block is not None:
                     blocks[view.name, position] = found.block
                 elif found.reason:
                     notes.append(found.reason)
         versions = {name: table.version for name, table in catalogue.tables.items()}
         return cls(chain, blocks, Fingerprints(chain.views, versions, salt), tuple(notes))
+
+    def blocks_of(self, view: str) -> Iterable[BlockId]:
+        """Return the ids of a view's blocks, in order."""
+        return [key for key in self.blocks if key[0] == view]
+
+    @cached_property
+    def strangers(self) -> Mapping[str, frozenset[str]]:
+        """Return per view the tables and views that it names outside its blocks and their predicates: in outer
+        joins, in other subqueries, or as the only table of a SELECT."""
+        out = {}
+        for view in self.chain.views:
+            names = Counter(_named(view.query))
+            for key in self.blocks_of(view.name):
+                graph = self.blocks[key].graph
+                names.subtract(r.source for r in graph.relations)
+                for predicate in graph.predicates:
+                    if predicate.subquery and not predicate.implied:
+                        names.subtract(_named(predicate.expression))
+            out[view.name] = frozenset(n for n, count in names.items() if count > 0)
+        return out
 
 
 @dataclass(frozen=True)
@@ -57,97 +81,182 @@ class Unit:
     it computes the whole of ``view``."""
 
     view: str
-    statement: exp.Expression
     output_fp: str
     inputs: tuple[str, ...]
     tables: tuple[str, ...]
     covers: frozenset[str]
-    inlined: tuple[str, ...]  # views whose bodies run inside this statement, itself included if whole
+    shape: str  # join trees with methods: with output_fp and inputs it says how the stage computes
     block: BlockId | None = None
     mask: int = 0
 
-    @cached_property
+    @property
     def is_result(self) -> bool:
         """Tell whether the unit produces the query's result."""
         return self.view == ROOT and self.block is None
 
 
-def stages(analysis: Analysis, choice: Choice) -> tuple[Unit, ...]:
-    """Return the plan's statements in topological order; the last one gives the result."""
-    return _Stager(analysis, choice).units()
+@dataclass
+class _Reads:
+    """What a statement reads, collected on the way."""
+
+    inputs: set[str] = field(default_factory=set)
+    tables: set[str] = field(default_factory=set)
+    covers: set[str] = field(default_factory=set)
+    shapes: list[str] = field(default_factory=list)
 
 
-class _Stager:
+class Staging:
+    """The stages of one choice."""
+
+    def __init__(self, analysis: Analysis, choice: Choice) -> None:
+        self.analysis = analysis
+        self.choice = choice
+
+    @cached_property
+    def units(self) -> tuple[Unit, ...]:
+        """Return the stages in topological order; the last one gives the result."""
+        out: dict[str, Unit] = {}
+        for view in self.analysis.chain.views:
+            for key in self.analysis.blocks_of(view.name):
+                cuts = self._cuts(key)
+                nodes = [j for j in joins(self.choice.trees[key]) if j.mask in cuts]
+                for node in sorted(nodes, key=lambda n: (n.mask.bit_count(), n.mask)):
+                    unit = self._block_unit(key, node, out)
+                    out.setdefault(unit.output_fp, unit)
+            if view.name == ROOT or view.name in self.choice.cut_views:
+                unit = self._view_unit(view, out)
+                out.setdefault(unit.output_fp, unit)
+        return _reachable(tuple(out.values()))
+
+    def statement(self, unit: Unit) -> exp.Expression:
+        """Return the unit's SQL as a tree that belongs to the caller."""
+        return self._renderer.statement(unit)
+
+    @cached_property
+    def _renderer(self) -> "_Renderer":
+        return _Renderer(self.analysis, self.choice)
+
+    def _cuts(self, key: BlockId) -> frozenset[int]:
+        return self.choice.cuts.get(key, frozenset())
+
+    def _block_unit(self, key: BlockId, node: Join, known: Mapping[str, Unit]) -> Unit:
+        reads = _Reads()
+        self._read_tree(key, node, reads, own=True)
+        fingerprint = self.analysis.fingerprints.subset(self.analysis.blocks[key], node.mask)
+        return self._unit(key[0], fingerprint, reads, known, key, node.mask)
+
+    def _view_unit(self, view: View, known: Mapping[str, Unit]) -> Unit:
+        reads = _Reads()
+        self._read_view(view, reads)
+        return self._unit(view.name, self.analysis.fingerprints.view(view.name), reads, known)
+
+    def _unit(
+        self,
+        view: str,
+        fingerprint: str,
+        reads: _Reads,
+        known: Mapping[str, Unit],
+        key: BlockId | None = None,
+        mask: int = 0,
+    ) -> Unit:
+        covers = set(reads.covers)
+        for fp in reads.inputs:
+            covers |= known[fp].covers
+        return Unit(
+            view,
+            fingerprint,
+            tuple(sorted(reads.inputs)),
+            tuple(sorted(reads.tables)),
+            frozenset(covers),
+            "; ".join(reads.shapes),
+            key,
+            mask,
+        )
+
+    def _read_tree(self, key: BlockId, node: Tree, reads: _Reads, *, own: bool = False) -> None:
+        block, view = self.analysis.blocks[key], self.analysis.chain.by_name[key[0]]
+        reads.shapes.append(repr(node))
+        cuts = self._cuts(key)
+        below: list[int] = []
+        stack: list[tuple[Tree, bool]] = [(node, own)]
+        while stack:
+            tree, first = stack.pop()
+            if tree.mask in cuts and not first:
+                reads.inputs.add(self.analysis.fingerprints.subset(block, tree.mask))
+                below.append(tree.mask)
+            elif isinstance(tree, Leaf):
+                relation = block.graph.relations[tree.relation]
+                reads.covers.add(f"{key[0]}.{relation.alias}")
+                self._read_source(view, relation.source, reads)
+            else:
+                stack += [(tree.left, False), (tree.right, False)]
+        for predicate in block.graph.predicates:
+            inside = not predicate.relations & ~node.mask
+            done = any(not predicate.relations & ~mask for mask in below)
+            if predicate.subquery and inside and not done:
+                for name in _named(predicate.expression):
+                    self._read_source(view, name, reads)
+
+    def _read_view(self, view: View, reads: _Reads) -> None:
+        for key in self.analysis.blocks_of(view.name):
+            self._read_tree(key, self.choice.trees[key], reads)
+        for name in sorted(self.analysis.strangers[view.name]):
+            self._read_source(view, name, reads)
+
+    def _read_source(self, view: View, name: str, reads: _Reads) -> None:
+        if name not in view.reads_views:
+            reads.tables.add(name)
+        elif name in self.choice.cut_views:
+            reads.inputs.add(self.analysis.fingerprints.view(name))
+        else:
+            self._read_view(self.analysis.chain.by_name[name], reads)
+
+
+class _Renderer:
+    """Renders the statements of one choice."""
+
     def __init__(self, analysis: Analysis, choice: Choice) -> None:
         self._analysis = analysis
         self._choice = choice
         self._aliases = {v.name: f"_v{i}" for i, v in enumerate(analysis.chain.views)}
         self._bodies: dict[str, exp.Expression] = {}
-        self._covers: dict[str, frozenset[str]] = {}  # by output_fp
-        self._renderers: dict[BlockId, BlockRenderer] = {}
+        self._blocks: dict[BlockId, BlockRenderer] = {}
         for key, block in analysis.blocks.items():
             cut = {m: analysis.fingerprints.subset(block, m) for m in choice.cuts.get(key, ())}
-            self._renderers[key] = BlockRenderer(block, cut)
+            self._blocks[key] = BlockRenderer(block, cut)
 
-    def units(self) -> tuple[Unit, ...]:
-        out: dict[str, Unit] = {}
-        for view in self._analysis.chain.views:
-            for key in [k for k in self._analysis.blocks if k[0] == view.name]:
-                for unit in self._block_units(view, key):
-                    out.setdefault(unit.output_fp, unit)
-            self._bodies[view.name] = self._body(view)
-            if view.name == ROOT or view.name in self._choice.cut_views:
-                unit = self._unit(view, self._bodies[view.name].copy(), self._analysis.fingerprints.view(view.name))
-                out.setdefault(unit.output_fp, unit)
-        return _reachable(tuple(out.values()))
-
-    def _block_units(self, view: View, key: BlockId) -> list[Unit]:
-        block, tree = self._analysis.blocks[key], self._choice.trees[key]
-        cuts = self._choice.cuts.get(key, frozenset())
-        nodes = sorted((n for n in joins(tree) if n.mask in cuts), key=lambda n: n.mask.bit_count())
-        return [
-            self._unit(
-                view,
-                self._renderers[key].stage(node),
-                self._analysis.fingerprints.subset(block, node.mask),
-                key,
-                node.mask,
-            )
-            for node in nodes
-        ]
-
-    def _body(self, view: View) -> exp.Expression:
-        planned = {k[1]: k for k in self._analysis.blocks if k[0] == view.name}
-        copy = View(view.name, view.query.copy(), (), (), False)
-        for position, select in enumerate(list(copy.selects())):
-            if position in planned:
-                key = planned[position]
-                top = self._renderers[key].top(self._choice.trees[key])
-                if select is copy.query:
-                    return top
-                select.replace(top)
-        return copy.query
-
-    def _unit(
-        self, view: View, statement: exp.Expression, output_fp: str, block: BlockId | None = None, mask: int = 0
-    ) -> Unit:
+    def statement(self, unit: Unit) -> exp.Expression:
+        if unit.block is not None:
+            node = next(j for j in joins(self._choice.trees[unit.block]) if j.mask == unit.mask)
+            statement: exp.Expression = self._blocks[unit.block].stage(node)
+        else:
+            statement = self._body(unit.view).copy()
         inlined: dict[str, exp.Expression] = {}
-        self._bind(view, statement, inlined)
+        self._bind(self._analysis.chain.by_name[unit.view], statement, inlined)
         if inlined:
             ctes = [
                 exp.CTE(this=body, alias=exp.TableAlias(this=exp.to_identifier(self._aliases[name])))
                 for name, body in inlined.items()
             ]
             statement.set("with_", exp.With(expressions=ctes))
-        names = {t.name for t in statement.find_all(exp.Table) if isinstance(t.this, exp.Identifier)}
-        local = {c.alias for c in statement.find_all(exp.CTE)}
-        inputs = tuple(sorted(n.removeprefix("ckpt_") for n in names if n.startswith("ckpt_")))
-        tables = tuple(sorted(n for n in names if not n.startswith("ckpt_") and n not in local))
-        covers = self._relations(view, block, mask, inlined)
-        for fp in inputs:
-            covers |= self._covers.get(fp, frozenset())
-        self._covers[output_fp] = covers
-        return Unit(view.name, statement, output_fp, inputs, tables, covers, tuple(inlined), block, mask)
+        return statement
+
+    def _body(self, name: str) -> exp.Expression:
+        """Return a view's query with its planned blocks in place."""
+        if name not in self._bodies:
+            query = self._analysis.chain.by_name[name].query.copy()
+            view = View(name, query, (), (), False)
+            body: exp.Expression = query
+            for position, select in enumerate(list(view.selects())):
+                if (name, position) in self._blocks:
+                    key = (name, position)
+                    top = self._blocks[key].top(self._choice.trees[key])
+                    if select is query:
+                        body = top
+                    else:
+                        select.replace(top)
+            self._bodies[name] = body
+        return self._bodies[name]
 
     def _bind(self, view: View, statement: exp.Expression, inlined: dict[str, exp.Expression]) -> None:
         """Point view names at checkpoints or at inlined bodies, which are collected in dependency order."""
@@ -162,21 +271,42 @@ class _Stager:
             else:
                 target = self._aliases[name]
                 if name not in inlined:
-                    body = self._bodies[name].copy()
+                    body = self._body(name).copy()
                     self._bind(self._analysis.chain.by_name[name], body, inlined)
                     inlined[name] = body
             table.set("this", exp.to_identifier(target))
             table.set("alias", exp.TableAlias(this=exp.to_identifier(alias)))
 
-    def _relations(
-        self, view: View, block: BlockId | None, mask: int, inlined: Mapping[str, object]
-    ) -> frozenset[str]:
-        if block is not None:
-            return frozenset(f"{view.name}.{a}" for a in self._analysis.blocks[block].graph.aliases(mask))
-        names = {view.name, *inlined}
-        return frozenset(
-            f"{key[0]}.{r.alias}" for key, b in self._analysis.blocks.items() if key[0] in names for r in b.graph.relations
-        )
+
+class Rendered:
+    """A unit's SQL, rendered when first asked for (see ``qep.Statement``)."""
+
+    def __init__(self, staging: Staging, unit: Unit) -> None:
+        self._staging = staging
+        self._unit = unit
+
+    @cached_property
+    def tree(self) -> exp.Expression:
+        return self._staging.statement(self._unit)
+
+    @cached_property
+    def spark(self) -> str:
+        return self.tree.sql("spark", comments=False)
+
+    @cached_property
+    def fallback(self) -> str:
+        return without_broadcast(self.tree).sql("spark", comments=False)
+
+    @cached_property
+    def duckdb(self) -> str:
+        return without_hints(self.tree).sql("duckdb", comments=False)
+
+
+def _named(node: exp.Expression) -> list[str]:
+    """Return the table and view names under ``node``, with repetitions, without those that it defines."""
+    local = {c.alias for c in node.find_all(exp.CTE)}
+    tables = (t for t in node.find_all(exp.Table) if isinstance(t.this, exp.Identifier))
+    return [t.name for t in tables if t.name not in local]
 
 
 def _reachable(units: tuple[Unit, ...]) -> tuple[Unit, ...]:
@@ -189,17 +319,8 @@ def _reachable(units: tuple[Unit, ...]) -> tuple[Unit, ...]:
 
 
 def single_unit(analysis: Analysis, query: exp.Query) -> Unit:
-    """Return the whole query as one statement, as its author wrote it: the ``single`` policy."""
-    chain = analysis.chain
-    names = {t.name for t in query.find_all(exp.Table) if isinstance(t.this, exp.Identifier)}
-    local = {c.alias for c in query.find_all(exp.CTE)}
+    """Return the whole query as one stage, as its author wrote it: the ``single`` policy."""
     covers = frozenset(f"{k[0]}.{r.alias}" for k, b in analysis.blocks.items() for r in b.graph.relations)
-    return Unit(
-        ROOT,
-        cast("exp.Expression", query.copy()),
-        analysis.fingerprints.view(ROOT),
-        (),
-        tuple(sorted(names - local)),
-        covers,
-        tuple(v.name for v in chain.views),
-    )
+    tables = tuple(sorted(set(_named(query))))
+    return Unit(ROOT, analysis.fingerprints.view(ROOT), (), tables, covers, "as written")
+

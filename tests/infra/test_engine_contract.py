@@ -25,7 +25,11 @@ from ebbflow.infra.errors import (
 from ebbflow.infra.protocols import FileEntry, Relation, SqlEngine, StageJob, StageProgress
 
 ROWS = 40_000
-SLOW = "SELECT count(*) AS n FROM numbers a JOIN numbers b ON a.v < b.v JOIN numbers c ON b.v < c.v"
+# 10^12 joined rows; sorted inputs, because Spark's generated loops over a hash join are deaf to interrupts
+SLOW = (
+    "SELECT /*+ MERGE(a, b, c) */ count(*) AS n FROM numbers a "
+    "JOIN numbers b ON a.word = b.word JOIN numbers c ON b.word = c.word"
+)
 
 
 @pytest.fixture(

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -438,7 +439,7 @@ def test_a_committer_that_is_killed_at_any_moment_leaves_only_whole_checkpoints(
 
 def test_a_store_below_a_file_is_refused_with_its_name(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(StorageError, match="cannot write to the checkpoint store file://.*/file/store"):
+    with pytest.raises(StorageError, match=r"cannot write to the checkpoint store file://.*/file/store"):
         ParquetCheckpointStore(f"{tmp_path}/file/store").begin(FP)
 
 
@@ -466,6 +467,13 @@ def small_disk(tmp_path: Path) -> Any:
     subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
+def fill(path: Path) -> None:
+    """Write to a file until the disk is full."""
+    with suppress(OSError), path.open("wb", buffering=0) as file:
+        while file.write(b"\0" * 4096):
+            pass
+
+
 def test_a_full_disk_is_told_as_such_and_keeps_what_was_finished(small_disk: Path) -> None:
     from ebbflow.infra.results import write_result
 
@@ -473,9 +481,7 @@ def test_a_full_disk_is_told_as_such_and_keeps_what_was_finished(small_disk: Pat
     done = save(store, rows=1000)
     attempt = store.begin(OTHER)
     write(attempt, table(10))
-    with pytest.raises(OSError, match="No space"), (small_disk / "filler").open("wb", buffering=0) as file:
-        while True:
-            file.write(b"\0" * 4096)
+    fill(small_disk / "filler")
 
     with pytest.raises(StorageFullError, match="free some space"):
         store.begin(OTHER)
@@ -535,7 +541,9 @@ def test_collecting_works_on_s3(s3: Any) -> None:
     assert store.problems() == []
 
 
-def test_attempts_abandoned_for_over_a_day_are_deleted_and_younger_ones_are_not(place: str, clock: Any) -> None:
+def test_attempts_abandoned_for_over_a_day_are_deleted_and_younger_ones_are_not(
+    place: str, clock: Any
+) -> None:
     store = ParquetCheckpointStore(place, clock)
     done = save(store, fp=OTHER)
     attempt = store.begin(FP)
@@ -581,7 +589,9 @@ def test_json_values_come_back_and_others_are_missing(place: str) -> None:
     assert cache.get("a") == 1
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"key": "other", "value": 1}', b"\xff", b'{"value": 1}'])
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"[]", b'{"key": "other", "value": 1}', b"\xff", b'{"value": 1}']
+)
 def test_corrupt_json_entries_read_as_missing(tmp_path: Path, content: bytes) -> None:
     cache = JsonStore(str(tmp_path))
     cache.put("a", 1)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from ebbflow.planners.model import Resources, Share, Work
 from ebbflow.planners.query.execution import Action, Cancel, Execution, Finish, Reuse, Start
-from ebbflow.planners.query.qep import QueryExecutionPlan, Stage
+from ebbflow.planners.query.qep import QueryExecutionPlan, Stage, Text
 from ebbflow.planners.query.state import StageOutput
 
 
@@ -30,9 +30,7 @@ def stage(
         physical_key=key or f"{fp}({','.join(inputs)})",
         inputs=inputs,
         tables=(),
-        sql="",
-        fallback_sql="",
-        duckdb_sql="",
+        statement=Text(""),
         tasks=tasks,
         demand=Resources(cores, memory, 0, network),
         duration=duration,

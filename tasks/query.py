@@ -1,0 +1,350 @@
+"""One query from request to report, under any orchestrator."""
+
+import threading
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from ebbflow.infra.clock import Clock, SystemClock
+from ebbflow.infra.local import LocalCapacity
+from ebbflow.infra.protocols import CapacitySource, Checkpoint, SqlEngine
+from ebbflow.infra.results import write_result
+from ebbflow.infra.storage import ParquetCheckpointStore
+from ebbflow.planners import recovery
+from ebbflow.planners.model import Capacity, Share
+from ebbflow.planners.query.cost import calibrate
+from ebbflow.planners.query.execution import Execution
+from ebbflow.planners.query.packing import simulate
+from ebbflow.planners.query.qep import QueryExecutionPlan, Stage
+from ebbflow.planners.query.replanner import Replanner
+from ebbflow.planners.query.state import StageOutput
+from ebbflow.tasks.driver import CapacityChanged, Driver, Inbox, Listener, Record, Silent, StageOutcome, Threads
+from ebbflow.tasks.feedback import Feedback
+from ebbflow.tasks.page import report_html
+from ebbflow.tasks.planning import Prepared, prepare, remember
+from ebbflow.tasks.report import DecisionReport, PlanReport, QueryReport, write_text
+from ebbflow.tasks.request import GIB, QueryRequest
+from ebbflow.tasks.verify import verify
+
+MAX_PARALLEL_STAGES = 4
+_ARRIVAL = 45.0  # seconds to wait at the start for the first executors
+_SETTLED = 1.5  # seconds without a new one after which all are taken to be there
+_LOOK = 0.25
+_PRIOR_HOURS = 1.0  # how much evidence a stated hazard counts for
+
+
+class Orchestrator(Protocol):
+    """What runs things in the background and hears of them: plain threads, Prefect, Airflow."""
+
+    listener: Listener
+
+    def submit(self, stage: Stage, work: Callable[[], StageOutcome]) -> None: ...
+
+    def watch(self, feedback: Feedback, stop: threading.Event) -> None:
+        """Run ``feedback.run(stop)`` in the background."""
+        ...
+
+    def settle(self) -> None:
+        """Wait, bounded, until what was submitted has ended."""
+        ...
+
+
+class PlainOrchestrator:
+    """Threads of this process."""
+
+    def __init__(self, listener: Listener | None = None) -> None:
+        self.listener: Listener = listener or Silent()
+        self._stages = Threads(MAX_PARALLEL_STAGES + 2)
+        self._watch = ThreadPoolExecutor(1, thread_name_prefix="ebbflow-feedback")
+
+    def submit(self, stage: Stage, work: Callable[[], StageOutcome]) -> None:
+        self._stages.submit(stage, work)
+
+    def watch(self, feedback: Feedback, stop: threading.Event) -> None:
+        self._watch.submit(feedback.run, stop)
+
+    def settle(self) -> None:
+        self._stages.close()
+        self._watch.shutdown(wait=True)
+
+
+@dataclass(frozen=True)
+class QueryOutcome:
+    """A finished query: the report, and where its rows are."""
+
+    report: QueryReport
+    result: Checkpoint
+
+
+@dataclass
+class _Opened:
+    engine: SqlEngine
+    source: CapacitySource
+    closers: list[Callable[[], None]] = field(default_factory=list)
+
+
+@contextmanager
+def opened_engine(request: QueryRequest, clock: Clock) -> Iterator[_Opened]:
+    """Start the engine and its capacity source; both are closed at the end."""
+    opened = _open_duckdb(clock) if request.engine == "duckdb" else _open_spark(request, clock)
+    try:
+        yield opened
+    finally:
+        for close in opened.closers:
+            close()
+        opened.engine.close()
+
+
+def _open_duckdb(clock: Clock) -> _Opened:
+    from ebbflow.infra.duckdb import DuckDbEngine
+
+    source = LocalCapacity(clock=clock)
+    node = source.capacity().nodes[0]
+    return _Opened(DuckDbEngine.start(node.cores, node.memory, clock=clock), source)
+
+
+def _open_spark(request: QueryRequest, clock: Clock) -> _Opened:
+    from ebbflow.infra.spark.engine import SparkEngine
+    from ebbflow.infra.spark.watch import ExecutorWatch
+
+    engine = SparkEngine.start(
+        request.master,
+        memory=request.executor_memory,
+        conf=request.conf,
+        catalog=request.catalog,
+        clock=clock,
+    )
+
+    def hazard(losses: int, node_seconds: float) -> float:
+        if request.hazard is None:
+            return recovery.hazard(losses, node_seconds)
+        return recovery.hazard(losses, node_seconds, request.hazard * _PRIOR_HOURS, _PRIOR_HOURS)
+
+    watch = ExecutorWatch(
+        engine.ui_url, engine.application_id, hazard=hazard, master_url=engine.master, clock=clock
+    )
+    return _Opened(engine, watch, [watch.close])
+
+
+def execute(request: QueryRequest, orchestrator: Orchestrator, clock: Clock | None = None) -> QueryOutcome:
+    """Run ``request`` to its end, write what it asks for, and return the outcome.
+
+    Raises errors of the ``EbbflowError`` family; finished stages stay in the store whatever happens.
+    """
+    clock = clock or SystemClock()
+    run_id = uuid.uuid4().hex
+    store = ParquetCheckpointStore(request.store, clock=clock)
+    with _prepared_and_opened(request, store, clock, run_id) as (prepared, opened):
+        feedback_inbox: Inbox = Inbox()
+        feedback = Feedback(
+            opened.source, clock, lambda capacity, change: feedback_inbox.put(CapacityChanged(capacity, change))
+        )
+        capacity = _arrived(opened.source, clock)
+        started = clock.now()
+        run = _Run(request, prepared, capacity, clock)
+        for note in prepared.planner.notes:
+            orchestrator.listener.note(note)
+        stop = threading.Event()
+        feedback.begin(capacity)
+        try:
+            orchestrator.watch(feedback, stop)
+            driver = Driver(
+                run.execution,
+                run.candidates,
+                engine=opened.engine,
+                store=store,
+                relations=prepared.relations,
+                versions=prepared.versions,
+                replan=run.replan,
+                background=orchestrator,
+                listener=orchestrator.listener,
+                clock=clock,
+                inbox=feedback_inbox,
+                fraction=request.fraction,
+                reuse=request.reuse,
+                started=started,
+            )
+            run.driver = driver
+            record = driver.run(capacity)
+        finally:
+            stop.set()
+            orchestrator.settle()
+        seconds = clock.now() - started
+    remember(store, request, record.measured)
+    result = record.result
+    assert result is not None
+    if request.out:
+        write_result(result, request.out)
+    verdict = verify(prepared, result) if request.verify else (None, "")
+    report = run.report(record, result, seconds, verdict, store.problems())
+    if request.json:
+        report.write_json(request.json)
+    if request.report:
+        write_text(request.report, report_html(report))
+    store.collect(int(request.store_budget * GIB), frozenset(s.fingerprint for s in record.stages))
+    return QueryOutcome(report, result)
+
+
+@contextmanager
+def _prepared_and_opened(
+    request: QueryRequest, store: ParquetCheckpointStore, clock: Clock, run_id: str
+) -> Iterator[tuple[Prepared, _Opened]]:
+    """Plan while the engine starts, which takes seconds for Spark; a bad query is told without waiting for it."""
+    if request.catalog:
+        with opened_engine(request, clock) as opened:
+            yield prepare(request, store, clock, run_id=run_id, engine=opened.engine), opened
+        return
+    with ThreadPoolExecutor(1, thread_name_prefix="ebbflow-engine") as pool:
+        manager = opened_engine(request, clock)
+        starting = pool.submit(manager.__enter__)
+        try:
+            prepared = prepare(request, store, clock, run_id=run_id)
+        except BaseException as error:
+            try:
+                starting.result()
+            except Exception:
+                raise error from None
+            manager.__exit__(None, None, None)
+            raise
+        opened = starting.result()
+    try:
+        yield prepared, opened
+    finally:
+        manager.__exit__(None, None, None)
+
+
+def _arrived(source: CapacitySource, clock: Clock) -> Capacity:
+    """Wait, bounded, until the first executors have registered and no more come."""
+    deadline = clock.now() + _ARRIVAL
+    seen, since = source.capacity(), clock.now()
+    while clock.now() < deadline:
+        if seen.nodes and (clock.now() - since >= _SETTLED or isinstance(source, LocalCapacity)):
+            break
+        clock.sleep(_LOOK)
+        newer = source.capacity()
+        if not newer.same_nodes(seen):
+            seen, since = newer, clock.now()
+    return seen
+
+
+class _Run:
+    """The planning side of one run: candidates now, and anew when sizes turn out differently."""
+
+    def __init__(self, request: QueryRequest, prepared: Prepared, capacity: Capacity, clock: Clock) -> None:
+        self._request = request
+        self._planner = prepared.planner
+        self._prepared = prepared
+        self._clock = clock
+        self.driver: Driver | None = None
+        share = planning_share(capacity, request.fraction)
+        before = clock.now()
+        self.candidates = candidates(prepared, request.policy, share)
+        self.planning_seconds = clock.now() - before
+        self.execution = Execution(
+            self.candidates,
+            None,
+            request.policy,
+            Replanner(self.candidates, request.hysteresis),
+            MAX_PARALLEL_STAGES,
+        )
+
+    def replan(self, share: Share, outputs: Mapping[str, StageOutput]) -> Sequence[QueryExecutionPlan]:
+        """Return candidates from actual sizes, the current plan among them, with rates fitted to this run."""
+        if self._request.policy == "single":
+            return self.candidates
+        if self.driver is not None:
+            measured = [*self._prepared.history, *self.driver.record.measured]
+            self._planner.model = calibrate(self._prepared.prior, measured)
+        usable = share if share.total.cores > 0 else _nominal(share)
+        return self._planner.candidates(usable, outputs, also=(self.execution.plan.id,))
+
+    def report(
+        self,
+        record: Record,
+        result: Checkpoint,
+        seconds: float,
+        verdict: tuple[bool | None, str],
+        problems: Sequence[str],
+    ) -> QueryReport:
+        """Return the report of the finished run."""
+        request = self._request
+        decisions = tuple(DecisionReport.of(d, record.started) for d in self.execution.decisions)
+        first = decisions[0] if decisions else None
+        estimates = {e.plan_id: e.seconds for e in first.estimates} if first else {}
+        chosen = first.chosen if first else ""
+        known = frozenset(s.fingerprint for s in record.stages if s.status in ("completed", "reused"))
+        cores = record.capacity[0].cores
+        return QueryReport(
+            query=request.sql,
+            policy=request.policy,
+            engine=request.engine,
+            master=request.master if request.engine == "spark" else "",
+            title=request.title,
+            started=record.started,
+            seconds=seconds,
+            rows=result.rows,
+            columns=result.relation.columns,
+            result_path=request.out or result.uri,
+            stages=tuple(record.stages),
+            decisions=decisions,
+            capacity=tuple(record.capacity),
+            plans=tuple(
+                PlanReport.of(
+                    plan,
+                    estimated_seconds=estimates.get(plan.id),
+                    cores=cores,
+                    chosen=plan.id == chosen,
+                    reason=first.reason if first and plan.id == chosen else "",
+                    checkpoints=known,
+                )
+                for plan in record.plans.values()
+            ),
+            expected_seconds=estimates.get(chosen),
+            problems=(*self._planner.notes, *problems),
+            verified=verdict[0],
+            verification=verdict[1],
+        )
+
+
+def planning_share(capacity: Capacity, fraction: float = 1.0) -> Share:
+    """Return the share to plan for; without any node yet, that of one small node."""
+    share = Share.of(capacity, fraction)
+    return share if share.total.cores > 0 else _nominal(share)
+
+
+def _nominal(share: Share) -> Share:
+    return Share.uniform(1.0, 1.0, 1, epoch=share.epoch, hazard=share.hazard)
+
+
+def candidates(prepared: Prepared, policy: str, share: Share) -> tuple[QueryExecutionPlan, ...]:
+    """Return the plans that ``policy`` chooses among."""
+    if policy == "single":
+        return (prepared.planner.single(share),)
+    return prepared.planner.candidates(share)
+
+
+def explain(
+    request: QueryRequest, share: Share, clock: Clock | None = None
+) -> tuple[tuple[PlanReport, ...], tuple[str, ...]]:
+    """Plan ``request`` for ``share`` without running anything; return candidates and notes."""
+    clock = clock or SystemClock()
+    store = ParquetCheckpointStore(request.store, clock=clock)
+    prepared = prepare(request, store, clock, run_id="explain")
+    plans = candidates(prepared, request.policy, share)
+    execution = Execution(plans, None, request.policy, Replanner(plans, request.hysteresis), MAX_PARALLEL_STAGES)
+    execution.begin(share, {}, clock.now())
+    decision = execution.decisions[0]
+    reports: list[Any] = [
+        PlanReport.of(
+            plan,
+            estimated_seconds=simulate(plan, share, MAX_PARALLEL_STAGES).seconds,
+            cores=share.total.cores,
+            chosen=plan.id == decision.chosen,
+            reason=decision.reason if plan.id == decision.chosen else "",
+        )
+        for plan in plans
+    ]
+    return tuple(reports), prepared.planner.notes

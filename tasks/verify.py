@@ -1,0 +1,36 @@
+"""Checks a result against DuckDB on the same files: an independent engine with an independent optimiser."""
+
+import tempfile
+from pathlib import Path
+
+from ebbflow.infra.duckdb import DuckDbEngine
+from ebbflow.infra.protocols import Checkpoint, Relation, StageJob
+from ebbflow.infra.results import read_checkpoint, same_rows
+from ebbflow.planners.query.parse import table_names
+from ebbflow.tasks.planning import Prepared
+
+
+def oracle(prepared: Prepared) -> object:
+    """Return the query's result as a ``pyarrow.Table``, computed by DuckDB as its author wrote it."""
+    import pyarrow.parquet as pq
+
+    query = prepared.planner.parsed.expression
+    named = {n.lower() for n in table_names(query)}
+    relations: tuple[Relation, ...] = tuple(r for n, r in prepared.relations.items() if n in named)
+    engine = DuckDbEngine.start()
+    try:
+        with tempfile.TemporaryDirectory(prefix="ebbflow-oracle-") as folder:
+            job = StageJob("oracle", "oracle", query.sql("duckdb", comments=False), relations, f"file://{folder}")
+            engine.run(job)
+            files = sorted(str(p) for p in Path(folder).glob("*.parquet"))
+            return pq.ParquetDataset(files).read()
+    finally:
+        engine.close()
+
+
+def verify(prepared: Prepared, result: Checkpoint) -> tuple[bool, str]:
+    """Compare ``result`` with the oracle's as multisets; return whether they agree, and a sentence."""
+    difference = same_rows(read_checkpoint(result), oracle(prepared))
+    if difference is None:
+        return True, f"equal to DuckDB's result on the same files ({result.rows:,} rows)"
+    return False, f"differs from DuckDB's result: {difference}"
