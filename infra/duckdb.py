@@ -57,7 +57,7 @@ class DuckDbEngine:
     def start(
         cls, threads: int | None = None, memory_gb: float | None = None, *, clock: Clock | None = None
     ) -> "DuckDbEngine":
-        """Open a database with ``threads`` threads (all cores) and ``memory_gb`` GiB (80 % of the machine's)."""
+        """Open a database with ``threads`` threads (default: all cores) and ``memory_gb`` GiB (80 % of all)."""
         try:
             import duckdb
         except ImportError as error:
@@ -257,7 +257,9 @@ def _storable(cursor: Any, job: StageJob) -> tuple[str, tuple[tuple[str, str], .
     names = list(plan.columns)
     twice = {n for n in names if [m.lower() for m in names].count(n.lower()) > 1}
     if twice:
-        raise StageFailedError(f"{job.name}: the column {sorted(twice)[0]!r} appears twice; give one an alias")
+        raise StageFailedError(
+            f"{job.name}: the column {sorted(twice)[0]!r} appears twice; give one an alias"
+        )
     kinds = [to_spark(dtype) for dtype in plan.types]
     columns = tuple((name, spark) for name, (spark, _) in zip(names, kinds, strict=True))
     if all(cast is None for _, cast in kinds):
@@ -270,7 +272,7 @@ def _storable(cursor: Any, job: StageJob) -> tuple[str, tuple[tuple[str, str], .
 
 
 def _stream(running: _Running, statement: str, scheme: str, path: str) -> int:
-    """Write the statement's result through pyarrow, whose S3 client follows the environment; return its rows."""
+    """Write the result through pyarrow, whose S3 client follows the environment; return its rows."""
     import pyarrow.parquet as pq
 
     rows = 0

@@ -5,19 +5,16 @@ Free of any orchestrator: Prefect and Airflow pass in how work is put into the b
 
 import itertools
 import queue
+import threading
 import uuid
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from ebbflow.infra.clock import Clock
-from ebbflow.infra.errors import (
-    BroadcastTooLargeError,
-    InfraError,
-    StageCancelledError,
-    StageFailedError,
-)
+from ebbflow.infra.errors import BroadcastTooLargeError, StageCancelledError, StageFailedError
 from ebbflow.infra.protocols import (
     Checkpoint,
     CheckpointStore,
@@ -34,7 +31,7 @@ from ebbflow.planners.query.state import ReplanDecision, StageOutput
 from ebbflow.tasks.report import CapacityReport, StageReport
 
 _POLL = 1.0  # seconds; the loop looks up at least this often
-_MAX_RUNS = 3  # of one stage, when capacity changed under it each time
+_MAX_FAILURES = 3  # of one stage; only those that another run may mend are repeated at all
 _DEVIATION = 2.0  # actual / estimated rows beyond which plans are made anew (q-error)
 
 
@@ -61,7 +58,7 @@ class Background(Protocol):
     """Puts a stage's run into the background."""
 
     def submit(self, stage: Stage, work: Callable[[], StageOutcome]) -> None:
-        """Start ``work`` soon, in a thread of its own. It never raises; how it ended is in what it returns."""
+        """Start ``work`` soon, in a thread of its own. It never raises: what it returns says how it ended."""
         ...
 
 
@@ -143,6 +140,7 @@ class Record:
     capacity: list[CapacityReport] = field(default_factory=list)
     measured: list[Measured] = field(default_factory=list)
     plans: dict[str, QueryExecutionPlan] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)  # what went differently, as sentences for people
     result: Checkpoint | None = None
 
 
@@ -153,7 +151,8 @@ class _Run:
     started: float
     epoch: int
     cores: float
-    progress: StageProgress = StageProgress(0, 0)
+    progress: StageProgress = field(default_factory=lambda: StageProgress(0, 0))
+    cancelled: threading.Event = field(default_factory=threading.Event)
 
 
 Replan = Callable[[Share, Mapping[str, StageOutput]], Sequence[QueryExecutionPlan]]
@@ -162,8 +161,9 @@ Replan = Callable[[Share, Mapping[str, StageOutput]], Sequence[QueryExecutionPla
 class Driver:
     """Runs one query to its end.
 
-    ``relations`` are the base tables by name, ``replan`` makes candidates anew from actual sizes, ``fraction``
-    is the app's share of the cluster. ``inbox`` is where the feedback task puts ``CapacityChanged``.
+    ``relations`` are the base tables by name, ``versions`` theirs, ``replan`` makes candidates anew from actual
+    sizes, ``fraction`` is the app's share of the cluster. ``inbox`` is where the feedback task puts
+    ``CapacityChanged``, or the exception that ended it.
     """
 
     def __init__(
@@ -202,7 +202,9 @@ class Driver:
         self._runs: dict[str, _Run] = {}  # by job id, cancelled ones until their thread has ended
         self._current: dict[str, str] = {}  # output_fp -> job id that the execution counts as running
         self._jobs = itertools.count(1)
-        self._attempts: dict[str, int] = {}
+        self._failures: Counter[str] = Counter()  # by output_fp
+        self._unfit: set[str] = set()  # physical keys of stages whose broadcasts do not fit
+        self._sources: dict[str, dict[str, str]] = {}  # output_fp -> versions of all tables below it
         self._checkpoints: dict[str, Checkpoint] = {}
         self._told = 0  # decisions already passed on
         self._capacity: Capacity | None = None
@@ -212,18 +214,29 @@ class Driver:
     def run(self, capacity: Capacity) -> Record:
         """Run to the end and return the record. Raises the first error that cannot be mended; running stages
         are cancelled then, finished ones stay in the store."""
-        execution = self._execution
-        for plan in self._candidates:
-            self.record.plans[plan.id] = plan
+        self._learn(self._candidates)
         try:
             share = self._note_capacity(capacity, "")
-            self._act(execution.begin(share, self._known_outputs(self._candidates), self._clock.now()))
+            self._act(self._execution.begin(share, self._known_outputs(self._candidates), self._clock.now()))
             while self.record.result is None:
                 self._handle(self._next())
+            for run in self._runs.values():
+                self._file(run.stage, run, self._clock.now(), "cancelled", None, None)
             return self.record
         finally:
-            for run in list(self._runs.values()):
-                self._engine.cancel(run.job_id)
+            for run in self._runs.values():
+                self._cancel(run)
+
+    def _learn(self, plans: Sequence[QueryExecutionPlan]) -> None:
+        """Remember new plans, and which versions of which tables their stages are computed from."""
+        for plan in plans:
+            self.record.plans.setdefault(plan.id, plan)
+            for stage in plan.stages:
+                names = [t.lower() for t in stage.tables]
+                sources = {t: self._versions[t] for t in names if t in self._versions}
+                for fp in stage.inputs:
+                    sources |= self._sources[fp]
+                self._sources[stage.output_fp] = sources
 
     # --- events -------------------------------------------------------------------------------------------
 
@@ -231,6 +244,10 @@ class Driver:
         try:
             return self._inbox.get(timeout=_POLL)
         except queue.Empty:
+            # an engine ignores the cancellation of a job that has not reached it yet
+            for run in self._runs.values():
+                if run.cancelled.is_set():
+                    self._engine.cancel(run.job_id)
             return None
 
     def _handle(self, event: object) -> None:
@@ -252,7 +269,7 @@ class Driver:
 
     def _note_capacity(self, capacity: Capacity, change: str) -> Share:
         report = CapacityReport.of(capacity, self._capacity, self.record.started)
-        self.record.capacity.append(report)
+        self.record.capacity.append(replace(report, at=max(0.0, report.at)))  # seen before the query began
         self._capacity = capacity
         self._share = Share.of(capacity, self._fraction)
         self._engine.resize(self._share.total.cores, self._share.total.memory)
@@ -275,13 +292,14 @@ class Driver:
             return
         checkpoint = outcome.checkpoint
         assert checkpoint is not None
-        if self._current.get(stage.output_fp) == run.job_id:
+        late = self._current.get(stage.output_fp) != run.job_id
+        if not late:
             del self._current[stage.output_fp]
         self._checkpoints[stage.output_fp] = checkpoint
         status = "completed" if outcome.result is not None else "reused"
         self._file(stage, run, now, status, checkpoint, outcome.result)
         output = StageOutput(stage.output_fp, checkpoint.rows, checkpoint.bytes)
-        actions = self._execution.on_finished(output, now)
+        actions = self._execution.on_finished(output, now, late=late)
         if not any(isinstance(a, Finish) for a in actions) and self._deviates(stage, checkpoint.rows):
             actions = [*actions, *self._new_candidates(stage, checkpoint.rows, now)]
         self._act(actions)
@@ -294,40 +312,41 @@ class Driver:
         assert self._share is not None
         outputs = {fp: StageOutput(fp, c.rows, c.bytes) for fp, c in self._checkpoints.items()}
         plans = self._replan(self._share, outputs)
-        for plan in plans:
-            self.record.plans.setdefault(plan.id, plan)
+        self._learn(plans)
         trigger = f"{stage.name}: {rows:,} rows, {stage.rows:,.0f} expected"
         return list(self._execution.on_candidates(plans, now, trigger))
 
     def _failed(self, outcome: StageOutcome, run: _Run, now: float) -> None:
         stage, error = outcome.stage, outcome.error
         assert error is not None
-        abandoned = self._current.get(stage.output_fp) != run.job_id
-        if isinstance(error, StageCancelledError) or abandoned:
+        fp = stage.output_fp
+        if self._current.get(fp) != run.job_id:  # we have cancelled it: whatever it says is no failure
             self._file(stage, run, now, "cancelled", None, None)
-            if not abandoned:  # somebody else cancelled it, such as an operator in Spark's own page
-                del self._current[stage.output_fp]
-                self._act(self._execution.on_failed(stage.output_fp, now))
             return
-        del self._current[stage.output_fp]
-        self._file(stage, run, now, "failed", None, None, str(error))
-        attempts = self._attempts[stage.output_fp]
-        if (
-            isinstance(error, BroadcastTooLargeError)
-            and stage.statement.spark != stage.statement.fallback
-            and attempts < _MAX_RUNS
-        ):
-            self._listener.note(
-                f"{stage.name}: a broadcast did not fit; running it again with shuffled joins"
-            )
-            self._start(stage, fallback=True)
-            return
+        del self._current[fp]
+        cancelled = isinstance(error, StageCancelledError)  # by somebody else, such as in Spark's own page
+        status, said = ("cancelled", "") if cancelled else ("failed", str(error))
+        self._file(stage, run, now, status, None, None, said)
+        self._failures[fp] += 1
+        why = self._mendable(run, error)
+        if why is None or self._failures[fp] >= _MAX_FAILURES:
+            raise error
+        self._note(f"{stage.name} {why}")
+        self._act(self._execution.on_failed(fp, now))
+
+    def _mendable(self, run: _Run, error: Exception) -> str | None:
+        """Tell what is done about a failed run, as a sentence's end; ``None``: another would fail too."""
+        stage = run.stage
+        if isinstance(error, StageCancelledError):
+            return "was cancelled from outside; running it again"
+        hinted = stage.physical_key not in self._unfit and stage.statement.spark != stage.statement.fallback
+        if isinstance(error, BroadcastTooLargeError) and hinted:
+            self._unfit.add(stage.physical_key)
+            return "has a broadcast that did not fit; running it again with shuffled joins"
         moved = self._capacity is not None and self._capacity.epoch != run.epoch
-        if isinstance(error, StageFailedError) and moved and attempts < _MAX_RUNS:
-            self._listener.note(f"{stage.name} failed while capacity changed; trying again ({error})")
-            self._act(self._execution.on_failed(stage.output_fp, now))
-            return
-        raise error
+        if isinstance(error, StageFailedError) and moved:
+            return f"failed while capacity changed; trying again ({error})"
+        return None
 
     # --- actions ------------------------------------------------------------------------------------------
 
@@ -342,26 +361,35 @@ class Driver:
             elif isinstance(action, Cancel):
                 job_id = self._current.pop(action.stage.output_fp, None)
                 if job_id is not None:
-                    self._engine.cancel(job_id)
+                    self._cancel(self._runs[job_id])
             elif isinstance(action, Reuse):
                 self._reused(action.stage)
             elif isinstance(action, Finish):
                 self.record.result = self._checkpoints[action.output.fingerprint]
 
-    def _start(self, stage: Stage, fallback: bool = False) -> None:
+    def _cancel(self, run: _Run) -> None:
+        run.cancelled.set()
+        self._engine.cancel(run.job_id)
+
+    def _note(self, text: str) -> None:
+        self.record.notes.append(text)
+        self._listener.note(text)
+
+    def _start(self, stage: Stage) -> None:
         now = self._clock.now()
         job_id = f"{stage.output_fp[:12]}-{next(self._jobs)}-{uuid.uuid4().hex[:6]}"
         epoch = self._capacity.epoch if self._capacity else 0
         cores = self._share.total.cores if self._share else 0.0
-        self._attempts[stage.output_fp] = self._attempts.get(stage.output_fp, 0) + 1
         self._current[stage.output_fp] = job_id
-        self._runs[job_id] = _Run(stage, job_id, now, epoch, cores)
+        run = self._runs[job_id] = _Run(stage, job_id, now, epoch, cores)
         self._listener.stage_started(stage)
-        inputs = {fp: self._checkpoints[fp] for fp in stage.inputs}
+        inputs = [self._checkpoints[fp] for fp in stage.inputs]
+        sources = self._sources[stage.output_fp]
+        fallback = stage.physical_key in self._unfit
 
         def work() -> StageOutcome:
             try:
-                outcome = self._execute(stage, job_id, inputs, fallback)
+                outcome = self._execute(run, inputs, sources, fallback)
             except Exception as error:  # handed to the driver's thread, which decides
                 outcome = StageOutcome(stage, job_id, error=error)
             self._inbox.put(outcome)
@@ -370,18 +398,16 @@ class Driver:
         self._background.submit(stage, work)
 
     def _execute(
-        self, stage: Stage, job_id: str, inputs: Mapping[str, Checkpoint], fallback: bool
+        self, run: _Run, inputs: Sequence[Checkpoint], sources: Mapping[str, str], fallback: bool
     ) -> StageOutcome:
         """Run one stage and commit its checkpoint. Runs in the background."""
-        sources = {t.lower(): self._versions[t.lower()] for t in stage.tables if t.lower() in self._versions}
+        stage, job_id = run.stage, run.job_id
         if self._reuse and not stage.volatile:
-            found = self._store.find(stage.output_fp, None)
+            found = self._store.find(stage.output_fp, sources)
             if found is not None:  # another run over the same store was faster
                 return StageOutcome(stage, job_id, found)
         relations = [self._relations[t.lower()] for t in stage.tables if t.lower() in self._relations]
-        relations += [c.relation for c in inputs.values()]
-        for checkpoint in inputs.values():
-            sources.update(checkpoint.sources)
+        relations += [c.relation for c in inputs]
         attempt = self._store.begin(stage.output_fp)
         try:
             spark = self._engine.name == "spark"
@@ -390,6 +416,8 @@ class Driver:
             job = StageJob(
                 job_id, stage.name, sql, tuple(relations), attempt.uri, stage.partitions, self._memory_limit
             )
+            if run.cancelled.is_set():
+                raise StageCancelledError(f"{stage.name} was cancelled before it began")
             result = self._engine.run(job, lambda p: self._inbox.put((job_id, p)))
             checkpoint = self._store.commit(
                 attempt, rows=result.rows, columns=result.columns, seconds=result.seconds, sources=sources
@@ -421,17 +449,14 @@ class Driver:
         """Look in the store for what earlier runs have finished."""
         out = {}
         if self._reuse:
-            for stage in {s.output_fp: s for p in plans for s in p.stages if not s.volatile}.values():
-                found = self._store.find(stage.output_fp, None)
-                if found is not None and self._fresh(found):
-                    self._checkpoints[stage.output_fp] = found
-                    out[stage.output_fp] = StageOutput(stage.output_fp, found.rows, found.bytes)
+            for fp in {s.output_fp: s for p in plans for s in p.stages if not s.volatile}:
+                found = self._store.find(fp, self._sources[fp])
+                if found is not None:
+                    self._checkpoints[fp] = found
+                    out[fp] = StageOutput(fp, found.rows, found.bytes)
         for problem in self._store.problems():
-            self._listener.note(problem)
+            self._note(problem)
         return out
-
-    def _fresh(self, checkpoint: Checkpoint) -> bool:
-        return all(self._versions.get(t) == v for t, v in checkpoint.sources.items())
 
     def _file(
         self,
@@ -481,7 +506,6 @@ __all__ = [
     "Driver",
     "Fan",
     "Inbox",
-    "InfraError",
     "Listener",
     "Record",
     "Silent",

@@ -24,16 +24,23 @@ class FeedbackPace:
 class Feedback:
     """Publishes every settled change of a source's capacity.
 
-    ``publish`` gets the new capacity and what changed since the last one published, for people.
+    ``publish`` gets the new capacity and what changed since the last one published, for people. ``failed``
+    gets the error that ends the watch, if any does: whoever plans on capacity must not go on without it.
     """
 
     def __init__(
-        self, source: CapacitySource, clock: Clock, publish: Publish, pace: FeedbackPace | None = None
+        self,
+        source: CapacitySource,
+        clock: Clock,
+        publish: Publish,
+        pace: FeedbackPace | None = None,
+        failed: Callable[[Exception], None] | None = None,
     ) -> None:
         self._source = source
         self._clock = clock
         self._publish = publish
         self._pace = pace or FeedbackPace()
+        self._failed = failed
         self._published: Capacity | None = None
 
     def begin(self, known: Capacity | None = None) -> Capacity:
@@ -47,6 +54,14 @@ class Feedback:
 
         A source that fails is asked again at the next look: what is known stays true until then.
         """
+        try:
+            return self._run(stop)
+        except Exception as error:
+            if self._failed is not None:
+                self._failed(error)
+            raise
+
+    def _run(self, stop: threading.Event) -> int:
         if self._published is None:
             self.begin()
         changes = 0
@@ -55,7 +70,7 @@ class Feedback:
             if seen is None or self._published is None or seen.same_nodes(self._published):
                 continue
             settled = self._settle(seen, stop)
-            if not settled.same_nodes(self._published):
+            if not stop.is_set() and not settled.same_nodes(self._published):
                 change = str(CapacityDiff.between(self._published, settled))
                 self._published = settled
                 self._publish(settled, change)

@@ -2,12 +2,13 @@
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 
 from ebbflow.infra import statistics, tables
 from ebbflow.infra.clock import Clock
-from ebbflow.infra.errors import TableError
+from ebbflow.infra.errors import StorageError, TableError
 from ebbflow.infra.jsonstore import JsonStore
 from ebbflow.infra.protocols import Relation, SqlEngine
 from ebbflow.infra.storage import ParquetCheckpointStore
@@ -40,7 +41,7 @@ def prepare(
     run_id: str,
     engine: SqlEngine | None = None,
 ) -> Prepared:
-    """Find the tables, collect their statistics (cached by version), sample predicates and build the planner.
+    """Find the tables, collect their statistics (cached by version), sample predicates, build the planner.
 
     ``engine`` is needed for its catalogue only. Raises ``TableError``, ``PlanningError`` and ``StorageError``.
     """
@@ -133,4 +134,5 @@ def remember(store: ParquetCheckpointStore, request: QueryRequest, measured: Seq
     """Add finished stages to the history, keeping the newest."""
     if measured:
         kept = [*read_history(store, request), *measured][-_HISTORY:]
-        store.cache("history").put(_place(request), [asdict(m) for m in kept])
+        with suppress(StorageError):  # estimates only: the query itself has its result
+            store.cache("history").put(_place(request), [asdict(m) for m in kept])

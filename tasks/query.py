@@ -21,7 +21,16 @@ from ebbflow.planners.query.packing import simulate
 from ebbflow.planners.query.qep import QueryExecutionPlan, Stage
 from ebbflow.planners.query.replanner import Replanner
 from ebbflow.planners.query.state import StageOutput
-from ebbflow.tasks.driver import CapacityChanged, Driver, Inbox, Listener, Record, Silent, StageOutcome, Threads
+from ebbflow.tasks.driver import (
+    CapacityChanged,
+    Driver,
+    Inbox,
+    Listener,
+    Record,
+    Silent,
+    StageOutcome,
+    Threads,
+)
 from ebbflow.tasks.feedback import Feedback
 from ebbflow.tasks.page import report_html
 from ebbflow.tasks.planning import Prepared, prepare, remember
@@ -87,8 +96,9 @@ class _Opened:
 
 
 @contextmanager
-def opened_engine(request: QueryRequest, clock: Clock) -> Iterator[_Opened]:
+def opened_engine(request: QueryRequest, clock: Clock | None = None) -> Iterator[_Opened]:
     """Start the engine and its capacity source; both are closed at the end."""
+    clock = clock or SystemClock()
     opened = _open_duckdb(clock) if request.engine == "duckdb" else _open_spark(request, clock)
     try:
         yield opened
@@ -140,9 +150,12 @@ def execute(request: QueryRequest, orchestrator: Orchestrator, clock: Clock | No
     with _prepared_and_opened(request, store, clock, run_id) as (prepared, opened):
         feedback_inbox: Inbox = Inbox()
         feedback = Feedback(
-            opened.source, clock, lambda capacity, change: feedback_inbox.put(CapacityChanged(capacity, change))
+            opened.source,
+            clock,
+            lambda capacity, change: feedback_inbox.put(CapacityChanged(capacity, change)),
+            failed=feedback_inbox.put,
         )
-        capacity = _arrived(opened.source, clock)
+        capacity = arrived_capacity(opened.source, clock)
         started = clock.now()
         run = _Run(request, prepared, capacity, clock)
         for note in prepared.planner.notes:
@@ -192,7 +205,7 @@ def execute(request: QueryRequest, orchestrator: Orchestrator, clock: Clock | No
 def _prepared_and_opened(
     request: QueryRequest, store: ParquetCheckpointStore, clock: Clock, run_id: str
 ) -> Iterator[tuple[Prepared, _Opened]]:
-    """Plan while the engine starts, which takes seconds for Spark; a bad query is told without waiting for it."""
+    """Plan while the engine starts, which takes seconds for Spark. A bad query is told first."""
     if request.catalog:
         with opened_engine(request, clock) as opened:
             yield prepare(request, store, clock, run_id=run_id, engine=opened.engine), opened
@@ -216,8 +229,9 @@ def _prepared_and_opened(
         manager.__exit__(None, None, None)
 
 
-def _arrived(source: CapacitySource, clock: Clock) -> Capacity:
+def arrived_capacity(source: CapacitySource, clock: Clock | None = None) -> Capacity:
     """Wait, bounded, until the first executors have registered and no more come."""
+    clock = clock or SystemClock()
     deadline = clock.now() + _ARRIVAL
     seen, since = source.capacity(), clock.now()
     while clock.now() < deadline:
@@ -303,7 +317,7 @@ class _Run:
                 for plan in record.plans.values()
             ),
             expected_seconds=estimates.get(chosen),
-            problems=(*self._planner.notes, *problems),
+            problems=(*self._planner.notes, *record.notes, *problems),
             verified=verdict[0],
             verification=verdict[1],
         )

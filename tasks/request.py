@@ -55,9 +55,9 @@ class QueryRequest:
         if not self.sql.strip():
             raise OptionError("sql must hold a query; got an empty text")
         if bool(self.tables) == self.catalog:
-            raise OptionError("give either tables (a folder of Parquet files) or catalog=True, not both or none")
+            raise OptionError("give either tables (a folder of Parquet files) or catalog=True, not both")
         if self.catalog and self.engine == "duckdb":
-            raise OptionError("catalog=True needs engine spark: the embedded DuckDB has no catalogue of its own")
+            raise OptionError("catalog=True needs engine spark: the embedded DuckDB has no catalogue")
         if not 0.0 < self.fraction <= 1.0:
             raise OptionError(f"fraction must be in (0, 1]; got {self.fraction}")
         if self.hazard is not None and self.hazard < 0.0:
@@ -75,7 +75,7 @@ def read_sql(text_or_path: str) -> str:
     """Return SQL text; an existing file's path, or anything ending in ``.sql``, is read."""
     text = text_or_path.strip()
     looks_like_path = text.endswith(".sql") and "\n" not in text
-    if looks_like_path or (len(text) < 1024 and "\n" not in text and " " not in text and Path(text).is_file()):
+    if looks_like_path or (len(text) < 1024 and not set("\n ") & set(text) and Path(text).is_file()):
         try:
             return Path(text).expanduser().read_text(encoding="utf-8")
         except OSError as error:

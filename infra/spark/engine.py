@@ -13,10 +13,10 @@ from ebbflow.infra.outputs import count_rows
 from ebbflow.infra.protocols import Relation, StageJob, StageProgress, StageResult
 from ebbflow.infra.spark import relations
 from ebbflow.infra.spark.failures import chain, parse, translate
+from ebbflow.infra.spark.groupwatch import GroupWatch
 from ebbflow.infra.spark.metrics import GroupMetrics, StatusApi, group_metrics
 from ebbflow.infra.spark.session import DriverProcess, start_session, stop_session
 from ebbflow.infra.spark.settings import settings
-from ebbflow.infra.spark.groupwatch import GroupWatch
 
 _POLL = 0.25  # seconds between looks at a running job
 _log = logging.getLogger(__name__)
@@ -40,7 +40,9 @@ class SparkEngine:
 
     name: Literal["spark"] = "spark"
 
-    def __init__(self, session: Any, process: DriverProcess | None = None, clock: Clock | None = None) -> None:
+    def __init__(
+        self, session: Any, process: DriverProcess | None = None, clock: Clock | None = None
+    ) -> None:
         self._session = session
         self._process = process
         self._clock = clock or SystemClock()
@@ -141,7 +143,9 @@ class SparkEngine:
                     continue
                 name = table.name if database.name == current else f"{database.name}.{table.name}"
                 try:
-                    frame = self._session.table(f"{relations.quoted(database.name)}.{relations.quoted(table.name)}")
+                    frame = self._session.table(
+                        f"{relations.quoted(database.name)}.{relations.quoted(table.name)}"
+                    )
                     found.append(Relation(name, "file", (), relations.columns(frame), external=True))
                 except Exception as error:
                     _log.warning("table %s cannot be read and is left out: %s", name, _line(error))

@@ -86,7 +86,11 @@ def headline(links: Sequence[tuple[str, str]]) -> str:
         if condition and "SPARK_JOB_CANCELLED" not in line:
             told = f"{name}: {line[condition.start() :]}" if name else line[condition.start() :]
             # names the file; what is wrong with it stands in the cause
-            return f"{told} ({lines[-1][1]})" if "[FAILED_READ_FILE" in line and lines[-1][1] not in told else told
+            return (
+                f"{told} ({lines[-1][1]})"
+                if "[FAILED_READ_FILE" in line and lines[-1][1] not in told
+                else told
+            )
     for name, line in reversed(lines):
         if line and name not in _WRAPPERS:
             return f"{name}: {line}" if name else line
@@ -94,7 +98,7 @@ def headline(links: Sequence[tuple[str, str]]) -> str:
 
 
 def translate(links: Sequence[tuple[str, str]], *, stage: str, sql: str) -> EngineError | StorageError:
-    """Return our error for a failed statement called ``stage``; ``links`` come from ``chain`` or ``parse``."""
+    """Return our error for the failed statement of ``stage``; ``links`` are ``chain``'s or ``parse``'s."""
     everything = "\n".join(f"{name}: {message}" for name, message in links)
     reason = headline(links)
     if any(name in ("Py4JNetworkError", "ConnectionRefusedError") for name, _ in links) or any(
@@ -119,7 +123,14 @@ def is_own(message: str) -> bool:
     """Tell whether a task failed by itself, and not because a machine or its files went away."""
     if "exited with code 52" in message:
         return True
-    lost = ("ExecutorLostFailure", "FetchFailed", "TaskKilled", "TaskResultLost", "Resubmitted", "TaskCommitDenied")
+    lost = (
+        "ExecutorLostFailure",
+        "FetchFailed",
+        "TaskKilled",
+        "TaskResultLost",
+        "Resubmitted",
+        "TaskCommitDenied",
+    )
     return not message.startswith(lost)
 
 

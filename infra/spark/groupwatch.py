@@ -63,7 +63,9 @@ class GroupWatch:
         self._report(StageProgress(total, done, sum(self._failed.values()), running))
 
     def finish(self) -> None:
-        """Report that everything is done."""
+        """Report that everything is done, also what came and went between two looks."""
+        for job in self._tracker.getJobIdsForGroup(self._group):
+            self._started(job)
         total = max(1, sum(self._totals.values()))
         self._report(StageProgress(total, total, sum(self._failed.values()), 0))
 

@@ -76,7 +76,9 @@ class StatusApi:
     def attempts(self, stages: Iterable[int]) -> list[dict[str, Any]]:
         """Return every attempt of ``stages`` that was submitted."""
         answers = self.get(f"stages/{stage}" for stage in stages)
-        return [attempt for answer in answers if answer for attempt in answer if attempt["status"] != "SKIPPED"]
+        return [
+            attempt for answer in answers if answer for attempt in answer if attempt["status"] != "SKIPPED"
+        ]
 
     def failures(self, attempts: Iterable[tuple[int, int]]) -> list[TaskFailure]:
         """Return the failed and killed tasks of (stage, attempt) pairs."""

@@ -50,8 +50,8 @@ def check_master(master: str, *, timeout: float = _CONNECT_SECONDS) -> None:
 def start_session(chosen: Mapping[str, str]) -> tuple[Any, DriverProcess]:
     """Start a JVM with the settings ``chosen`` and return its SparkSession.
 
-    Raises ``EngineUnavailableError`` when Java, PySpark or the master is missing, or when this process already has
-    a SparkContext (Spark allows one a process).
+    Raises ``EngineUnavailableError`` when Java, PySpark or the master is missing, or when this process
+    already has a SparkContext (Spark allows one a process).
     """
     master = chosen["spark.master"]
     java_home = _java_home()

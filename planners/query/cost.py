@@ -60,8 +60,10 @@ Array: TypeAlias = npt.NDArray[np.float64]
 
 GIB = float(2**30)
 BOUND = 10.0  # calibration keeps every rate within this factor of the prior
-PRIOR_WEIGHT = 0.1  # weight of the prior against one measured stage, in squared relative errors
-PRIOR_POINTS = 2.0  # measured stages that the prior's overall level counts for
+PRIOR_SPREAD = 1.0  # standard deviation of a rate around the prior, relative to it
+PRIOR_NOISE = 0.3  # relative error of a stage's predicted time, before any is known
+NOISE_POINTS = 8.0  # measured stages that PRIOR_NOISE counts for
+LEVEL_POINTS = 2.0  # measured stages that the prior's overall level counts for
 ROUNDS = 20  # of reweighting, at most
 CAUCHY = 2.385  # tuning constant: 95 % efficiency under normal errors (Holland and Welsch 1977)
 
@@ -229,10 +231,12 @@ def calibrate(prior: CostModel, history: Sequence[Measured]) -> CostModel:
     """Return ``prior`` with its rates fitted to finished stages of its engine.
 
     First one factor for all rates (how fast this machine is), a median shrunk towards 1 with few stages; then
-    ``min Σ w_i ((x_i·β − y_i)/scale_i)² + PRIOR_WEIGHT · Σ_j (β_j/prior_j − factor)²`` with
+    ``min Σ w_i ((x_i·β − y_i)/scale_i)² + (noise/PRIOR_SPREAD)² · Σ_j (β_j/prior_j − factor)²`` with
     prior/BOUND ≤ β ≤ prior·BOUND (bounded ridge least squares) on task seconds ``y``. The weights w are
-    Cauchy's, refitted until they settle, so that a stage slowed by something else counts little. Work that no
-    stage has done keeps its prior times the factor. The latency is fitted on wall time not spent in tasks.
+    Cauchy's and the noise is the spread of the errors, both refitted until they settle: a stage slowed by
+    something else counts little, and clean measurements outweigh the prior sooner than scattered ones. Work
+    that no stage has done keeps its prior times the factor. The latency is fitted on wall time not spent in
+    tasks.
     Deterministic; an empty history returns the prior.
     """
     used = [m for m in history if m.engine == prior.engine and _usable(m, prior)]
@@ -256,8 +260,8 @@ def _usable(measured: Measured, prior: CostModel) -> bool:
 
 
 def _shrunk_median(ratios: Array) -> float:
-    """Return the median of positive ratios, drawn towards 1 as if PRIOR_POINTS stages had said 1."""
-    weight = len(ratios) / (len(ratios) + PRIOR_POINTS)
+    """Return the median of positive ratios, drawn towards 1 as if LEVEL_POINTS stages had said 1."""
+    weight = len(ratios) / (len(ratios) + LEVEL_POINTS)
     level = math.exp(weight * float(np.median(np.log(ratios))))
     return min(max(level, 1.0 / BOUND), BOUND)
 
@@ -267,24 +271,23 @@ def _robust_ridge(
     target: Array,
     centre: float,
 ) -> Array:
-    kinds = parts.shape[1]
-    ridge = np.sqrt(PRIOR_WEIGHT) * np.eye(kinds)
-    pull = np.sqrt(PRIOR_WEIGHT) * np.full(kinds, centre)
-    weights = np.ones(len(target))
+    count, kinds = parts.shape
+    weights, noise = np.ones(count), PRIOR_NOISE
     ratios = np.full(kinds, centre)
     for _ in range(ROUNDS):
-        root = np.sqrt(weights)
+        root, pull = np.sqrt(weights), noise / PRIOR_SPREAD
         fit = lsq_linear(
-            np.vstack([parts * root[:, None], ridge]),
-            np.concatenate([target * root, pull]),
+            np.vstack([parts * root[:, None], pull * np.eye(kinds)]),
+            np.concatenate([target * root, np.full(kinds, pull * centre)]),
             bounds=(1.0 / BOUND, BOUND),
             method="bvls",
         )
         moved = float(np.max(np.abs(fit.x - ratios)))
         ratios = np.clip(np.asarray(fit.x, dtype=np.float64), 1.0 / BOUND, BOUND)
         errors = parts @ ratios - target
-        spread = max(1.4826 * float(np.median(np.abs(errors))), 0.02)
-        weights = 1.0 / (1.0 + (errors / (CAUCHY * spread)) ** 2)
+        spread = 1.4826 * float(np.median(np.abs(errors)))
+        noise = math.sqrt((NOISE_POINTS * PRIOR_NOISE**2 + count * spread**2) / (NOISE_POINTS + count))
+        weights = 1.0 / (1.0 + (errors / (CAUCHY * max(spread, 0.02))) ** 2)
         if moved < 1e-6:
             break
     return ratios

@@ -51,11 +51,15 @@ def loss_rate(share: Share) -> float:
     return share.hazard * share.nodes / 3600.0
 
 
+def rework_seconds(length: float, share: Share) -> float:
+    """Return the delay expected from node losses during a segment of ``length`` seconds."""
+    return loss_rate(share) * (1.0 / max(share.nodes - 1, 1) + SWITCH_PROBABILITY) / 2.0 * length * length
+
+
 def expected_seconds(
     tree: Tree, cuts: frozenset[int], costs: Mapping[int, NodeCost], share: Share, top_seconds: float
 ) -> float:
     """Return the expected completion time of ``tree`` with ``cuts``; ``top_seconds`` is work above it."""
-    risk = loss_rate(share) * (1.0 / max(share.nodes - 1, 1) + SWITCH_PROBABILITY) / 2.0
     total = 0.0
 
     def segment(node: Tree) -> float:
@@ -67,11 +71,11 @@ def expected_seconds(
         if node.mask not in cuts:
             return length
         penalty = 1.0 + _UNSHARED * (1.0 - cost.shared)
-        total += length * (1.0 + risk * length) + cost.materialise * penalty
+        total += length + rework_seconds(length, share) + cost.materialise * penalty
         return 0.0
 
     rest = segment(tree) + top_seconds
-    return total + rest * (1.0 + risk * rest)
+    return total + rest + rework_seconds(rest, share)
 
 
 def place(

@@ -7,13 +7,14 @@ front per set. Above: greedy operator ordering, improved window by window (``gre
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from typing import NamedTuple
 
 from ebbflow.planners.model import Share, Work
 from ebbflow.planners.query.cardinality import Cardinalities
 from ebbflow.planners.query.cost import CostModel, JoinPricer, Size, join_work, scan
 from ebbflow.planners.query.greedy import greedy_linear, greedy_trees
 from ebbflow.planners.query.joingraph import JoinGraph
-from ebbflow.planners.query.search import Entry, Search, pareto, tree_of
+from ebbflow.planners.query.search import Entry, Search, affordable, pareto, tree_of
 from ebbflow.planners.query.subgraphs import (
     Pairs,
     components,
@@ -27,6 +28,7 @@ from ebbflow.planners.query.trees import Leaf, Tree, joins, logical_key
 __all__ = ["Candidate", "count_trees", "enumerate_trees", "evaluate", "left_deep_best"]
 
 MAX_PAIRS = 12_000
+MAX_COMBINATIONS = 48_000  # of ways to make two sides, summed over pairs
 CROSS_ROWS = 1e4  # a cross product of at most so many rows may be worth it in a star
 CROSS_EDGES = 3  # such cross products considered
 
@@ -52,17 +54,20 @@ def enumerate_trees(
     keep: int = 4,
     limit: int = 32,
     max_pairs: int = MAX_PAIRS,
+    max_combinations: int = MAX_COMBINATIONS,
     cross_rows: float = CROSS_ROWS,
 ) -> tuple[Candidate, ...]:
     """Return up to ``limit`` join trees: the Pareto front on (work, critical path, memory) by time on the
     share, then the best of the other join orders.
 
-    ``keep`` ways to join each set survive; with ``keep`` large enough the front is exact. Relations that no
+    ``keep`` ways to join each set survive, fewer where ``max_combinations`` demands it (both and
+    ``max_pairs`` bound the planning time); with both large enough the front is exact. Relations that no
     predicate connects are joined last; besides, cross products of at most ``cross_rows`` rows between
     relations with a common neighbour are considered. Deterministic.
     """
     search = Search(cardinalities, cost, share)
-    found = _search(graph, search, keep, max_pairs, cross_rows)
+    bounds = _Bounds(keep, max_pairs, max_combinations, cross_rows)
+    found = _search(graph, search, bounds)
     return tuple(evaluate(tree_of(e), cardinalities, cost, share) for e in _select(found, limit))
 
 
@@ -85,8 +90,10 @@ def left_deep_best(
         if pairs is None:
             parts.append((component, greedy_linear(search, units, masks, neighbours)))
         else:
-            parts.append((component, search.optimise(units, masks, pairs, keep)))
-    # The components' joins stay linear only while one side is a single relation, so add relations one by one.
+            survive = affordable(pairs, keep, MAX_COMBINATIONS)
+            parts.append((component, search.optimise(units, masks, pairs, survive)))
+    # Joins stay linear only while one side is a single relation: the other components are added one relation
+    # at a time.
     parts.sort(key=lambda p: (-p[0].bit_count(), p[0]))
     mask, entries = parts[0]
     for component, others in parts[1:]:
@@ -135,26 +142,40 @@ def _walk(tree: Tree, cardinalities: Cardinalities, pricer: JoinPricer) -> tuple
     )
 
 
-def _search(graph: JoinGraph, search: Search, keep: int, max_pairs: int, cross_rows: float) -> list[Entry]:
+class _Bounds(NamedTuple):
+    keep: int
+    pairs: int
+    combinations: int
+    cross_rows: float
+
+
+def _search(graph: JoinGraph, search: Search, bounds: _Bounds) -> list[Entry]:
     parts, masks = [], []
     for component in components(graph.neighbours):
         units, own, neighbours = _units(search, graph.neighbours, component)
-        pairs = _bushy_pairs(search, own, neighbours, max_pairs, cross_rows)
-        if pairs is None:
-            found = greedy_trees(search, units, own, neighbours, keep)
-        else:
-            found = search.optimise(units, own, pairs, keep)
-        parts.append(found)
+        pairs = _bushy_pairs(search, own, neighbours, bounds)
+        parts.append(_optimise(search, units, own, neighbours, pairs, bounds))
         masks.append(component)
     if len(parts) == 1:
         return parts[0]
-    ways = [_select(found, keep) for found in parts]
     everyone = (1 << len(parts)) - 1
     neighbours = [everyone & ~(1 << i) for i in range(len(parts))]
-    pairs = grouped(csg_cmp_pairs(neighbours), max_pairs)
+    pairs = grouped(csg_cmp_pairs(neighbours), bounds.pairs)
+    ways = [_select(found, bounds.keep) for found in parts]
+    return _optimise(search, ways, masks, neighbours, pairs, bounds)
+
+
+def _optimise(  # noqa: PLR0917
+    search: Search,
+    units: Sequence[Sequence[Entry]],
+    masks: Sequence[int],
+    neighbours: Sequence[int],
+    pairs: Pairs | None,
+    bounds: _Bounds,
+) -> list[Entry]:
     if pairs is None:
-        return greedy_trees(search, ways, masks, neighbours, keep)
-    return search.optimise(ways, masks, pairs, keep)
+        return greedy_trees(search, units, masks, neighbours, bounds.keep)
+    return search.optimise(units, masks, pairs, affordable(pairs, bounds.keep, bounds.combinations))
 
 
 def _units(
@@ -171,17 +192,17 @@ def _units(
 
 
 def _bushy_pairs(
-    search: Search, masks: Sequence[int], neighbours: Sequence[int], max_pairs: int, cross_rows: float
+    search: Search, masks: Sequence[int], neighbours: Sequence[int], bounds: _Bounds
 ) -> Pairs | None:
-    """Return the pairs to consider, with useful small cross products as long as ``max_pairs`` allows."""
-    plain = grouped(csg_cmp_pairs(neighbours), max_pairs)
-    edges = _cross_edges(search, masks, neighbours, cross_rows) if plain is not None else []
+    """Return the pairs to consider, with useful small cross products as long as the bounds allow."""
+    plain = grouped(csg_cmp_pairs(neighbours), bounds.pairs)
+    edges = _cross_edges(search, masks, neighbours, bounds.cross_rows) if plain is not None else []
     while edges:
         wider = list(neighbours)
         for i, j in edges:
             wider[i] |= 1 << j
             wider[j] |= 1 << i
-        pairs = grouped(_joinable(search, masks, neighbours, wider, cross_rows), max_pairs)
+        pairs = grouped(_joinable(search, masks, neighbours, wider, bounds.cross_rows), bounds.pairs)
         if pairs is not None:
             return pairs
         edges.pop()

@@ -12,7 +12,7 @@ from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model import Share
 from ebbflow.planners.query.baselines import initial, policy_named
 from ebbflow.planners.query.packing import simulate
-from ebbflow.planners.query.progress import Remaining, RemainingStage, propagate, task_seconds
+from ebbflow.planners.query.progress import Remaining, propagate, task_seconds
 from ebbflow.planners.query.qep import QueryExecutionPlan, Stage
 from ebbflow.planners.query.replanner import Assessment, Replanner, check_candidates
 from ebbflow.planners.query.state import ExecutionState, ReplanDecision, RunningStage, StageOutput
@@ -215,18 +215,24 @@ class Execution:
             run.wave = now
         run.total, run.done, run.running = total, done, running
 
-    def on_finished(self, output: StageOutput, now: float) -> list[Action]:
-        """Keep a finished stage's output, also that of a stage cancelled before."""
+    def on_finished(self, output: StageOutput, now: float, *, late: bool = False) -> list[Action]:
+        """Keep a finished stage's output.
+
+        ``late`` says that it comes from a run cancelled before; another run of the same stage that was
+        started since is then cancelled.
+        """
         fp = output.fingerprint
-        run = self._running.pop(fp, None)
+        late = late or fp not in self._running
         self._draining.discard(fp)
+        if not late:
+            del self._running[fp]
         if fp in self._checkpoints or self._finished:
             return []
         self._checkpoints[fp] = output
-        actions: list[Action] = []
-        if run is None and fp in self._plan.by_fp:
-            actions.append(Reuse(self._plan.by_fp[fp], output))
         self._announced.add(fp)
+        actions: list[Action] = []
+        if late and fp in self._plan.by_fp:
+            actions.append(Reuse(self._plan.by_fp[fp], output))
         return actions + self._advance(now)
 
     def on_failed(self, fp: str, now: float) -> list[Action]:
@@ -323,11 +329,8 @@ class Execution:
         return actions
 
     def _starts(self, remaining: Remaining, now: float) -> list[Action]:
-        def startable(r: RemainingStage) -> bool:
-            fp = r.stage.output_fp
-            return fp not in self._running and all(i in self._checkpoints for i in r.stage.inputs)
-
-        ready = sorted(filter(startable, remaining.needed), key=lambda r: (-r.rank, r.index))
+        runnable = (r for r in remaining.needed if all(i in self._checkpoints for i in r.stage.inputs))
+        ready = sorted(runnable, key=lambda r: (-r.rank, r.index))
         room = self.max_parallel_stages - len(self._running) if self.max_parallel_stages else len(ready)
         actions: list[Action] = []
         for r in ready[: max(room, 0)]:

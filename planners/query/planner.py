@@ -210,6 +210,8 @@ class QueryPlanner:
     ) -> Stage:
         bill, stored = coster.unit(unit, choice)
         tasks = max(bill.widest, 1)
+        seconds, cores = self.model.core_seconds(bill.work), max(coster.share.total.cores, 1.0)
+        latency = self.model.latency + bill.serial
         return Stage(
             name=named or self._name(unit),
             output_fp=unit.output_fp,
@@ -219,8 +221,8 @@ class QueryPlanner:
             statement=statement,
             tasks=tasks,
             demand=coster.demand(bill),
-            duration=self.model.core_seconds(bill.work) / tasks,
-            latency=self.model.latency + bill.serial,
+            duration=seconds / tasks,
+            latency=latency + cutting.rework_seconds(latency + seconds / cores, coster.share),
             rows=stored.rows,
             bytes=stored.bytes,
             work=bill.work,

@@ -52,7 +52,7 @@ class Stage:
     tasks: int  # tasks in its widest wave
     demand: Resources  # of one task
     duration: float  # seconds of one task
-    latency: float  # seconds before its first task, spent outside the workers
+    latency: float  # seconds outside the workers: the driver's, and the rework expected from node losses
     rows: float  # estimated output rows
     bytes: float  # estimated output bytes
     work: Work  # estimated work, for calibration

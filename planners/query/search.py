@@ -4,6 +4,7 @@ Plain tuples, integers as bit sets and one price per pair and method, because a 
 ten thousand pairs.
 """
 
+import math
 from collections.abc import Sequence
 from operator import itemgetter
 from typing import Any, TypeAlias
@@ -21,7 +22,6 @@ Entry: TypeAlias = tuple[float, float, float, float, float, Any, Any, Any]
 Variant: TypeAlias = tuple[bool, JoinMethod, float, float, float, float, float]
 
 OVERLAP = 0.1  # part of the shorter of work/cores and critical path that does not overlap with the longer
-MOST_COMBINATIONS = 48_000  # of entries, summed over pairs; a bound on planning time
 BUILD_RATIO = 4.0  # building on a side so much larger than the other never pays
 
 _BY_SECONDS = itemgetter(0, 3, 4)
@@ -130,11 +130,9 @@ class Search:
         """Return the best joins of all ``units``.
 
         A unit is a set of relations (``masks``) with the ways to make it; ``pairs`` are bit sets of *units*,
-        grouped by union, subsets first. Of every set, ``keep`` ways survive (:func:`prune`), or fewer where the
-        pairs are many; of the last one,
-        all of them are returned.
+        grouped by union, subsets first. Of every set, ``keep`` ways survive (:func:`prune`); of the last
+        one, all of them are returned.
         """
-        keep = _affordable(pairs, keep)
         plans: dict[int, Sequence[Entry]] = {1 << i: unit for i, unit in enumerate(units)}
         real = {1 << i: mask for i, mask in enumerate(masks)}
         everything = (1 << len(units)) - 1
@@ -213,9 +211,9 @@ def _memory(entry: Entry) -> tuple[float, float]:
     return float(entry[3] + entry[4]), float(entry[0])
 
 
-def _affordable(pairs: Pairs, keep: int) -> int:
-    """Return how many ways per set may survive for the combinations of a pair's sides to stay within
-    ``MOST_COMBINATIONS``."""
+def affordable(pairs: Pairs, keep: int, combinations: int) -> int:
+    """Return how many ways per set, up to ``keep``, may survive for the entries that joining all pairs
+    combines to number about ``combinations`` at most."""
     flat = steep = 0
     for parts in pairs.values():
         for left, right in parts:
@@ -223,9 +221,11 @@ def _affordable(pairs: Pairs, keep: int) -> int:
                 steep += 1
             else:
                 flat += 1
-    while keep > 1 and keep * flat + keep * keep * steep > MOST_COMBINATIONS:
-        keep -= 1
-    return keep
+    if keep * flat + keep * keep * steep <= combinations:
+        return keep
+    if not steep:
+        return max(combinations // flat, 1)
+    return max(int((math.sqrt(flat * flat + 4.0 * steep * combinations) - flat) / (2 * steep)), 1)
 
 
 def _undominated(variants: list[Variant]) -> list[Variant]:

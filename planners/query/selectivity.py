@@ -43,9 +43,13 @@ def selectivity(expression: exp.Expr, lookup: Lookup) -> float:
 def conjunction(expressions: Iterable[exp.Expr], lookup: Lookup) -> float:
     """Return the fraction of rows for which all of ``expressions`` are true.
 
-    Comparisons of one column with constants are first merged into one interval.
+    Comparisons of one column with constants are first merged into one interval. Back-off is between conjuncts
+    over one relation; those over different relations multiply.
     """
-    return back_off(independent_parts(expressions, lookup))
+    by_relation: dict[str, list[float]] = {}
+    for alias, fraction in _parts(expressions, lookup):
+        by_relation.setdefault(alias, []).append(fraction)
+    return math.prod(back_off(fractions) for fractions in by_relation.values())
 
 
 def back_off(fractions: Iterable[float]) -> float:
@@ -93,7 +97,8 @@ def _selectivity(node: exp.Expr, lookup: Lookup) -> float:
         case exp.Is():
             return _null_test(node, lookup)
         case exp.Between():
-            return conjunction([node], lookup)
+            bounded = as_interval(node, lookup)
+            return BETWEEN if bounded is None else _covered(bounded, lookup)
         case exp.Like() | exp.ILike() | exp.SimilarTo() | exp.RegexpLike() | exp.StartsWith():
             return _pattern(node, lookup)
         case exp.EQ() | exp.NullSafeEQ():
@@ -128,33 +133,42 @@ def _rest(kept: float, node: exp.Expr, lookup: Lookup) -> float:
 
 
 def _disjunction(parts: Sequence[exp.Expr], lookup: Lookup) -> float:
-    fractions = [selectivity(part, lookup) for part in parts]
-    columns = {single_column(part) for part in parts}
-    if len(columns) == 1 and None not in columns:
-        # Alternatives over one column are usually disjoint values or ranges.
-        return min(sum(fractions), 1.0)
+    # Alternatives over one column are usually disjoint values or ranges, so they add up.
+    by_column: dict[Column | int, float] = {}
+    for position, part in enumerate(parts):
+        key = single_column(part) or position
+        by_column[key] = min(by_column.get(key, 0.0) + selectivity(part, lookup), 1.0)
     miss = 1.0
-    for fraction in fractions:
+    for fraction in by_column.values():
         miss *= 1.0 - fraction
     return 1.0 - miss
 
 
 def independent_parts(expressions: Iterable[exp.Expr], lookup: Lookup) -> list[float]:
     """Return the selectivities of conjuncts, with the comparisons of each column merged into one."""
-    parts: list[float] = []
+    return [fraction for _, fraction in _parts(expressions, lookup)]
+
+
+def _parts(expressions: Iterable[exp.Expr], lookup: Lookup) -> list[tuple[str, float]]:
+    """Return (relation, selectivity) pairs; the relation is empty for a conjunct over none or several."""
+    parts: list[tuple[str, float]] = []
     intervals: dict[Column, Interval] = {}
     for expression in map(_unwrap, expressions):
         bounded = as_interval(expression, lookup)
         if bounded is None:
-            parts.append(selectivity(expression, lookup))
+            aliases = {c.table for c in expression.find_all(exp.Column)}
+            parts.append((aliases.pop() if len(aliases) == 1 else "", selectivity(expression, lookup)))
         else:
             column, interval = bounded
             intervals[column] = intersect(intervals.get(column, Interval()), interval)
-    for column, interval in intervals.items():
-        statistics = lookup(column)
-        assert statistics is not None
-        parts.append(covered(interval, statistics))
+    parts += [(column[0], _covered((column, found), lookup)) for column, found in intervals.items()]
     return parts
+
+
+def _covered(bounded: tuple[Column, Interval], lookup: Lookup) -> float:
+    statistics = lookup(bounded[0])
+    assert statistics is not None
+    return covered(bounded[1], statistics)
 
 
 def as_interval(node: exp.Expr, lookup: Lookup) -> tuple[Column, Interval] | None:
@@ -193,9 +207,7 @@ def _has_subquery(node: exp.Expr) -> bool:
 def _comparison(node: exp.Expr, lookup: Lookup) -> float:
     bounded = as_interval(node, lookup)
     if bounded is not None:
-        statistics = lookup(bounded[0])
-        assert statistics is not None
-        return covered(bounded[1], statistics)
+        return _covered(bounded, lookup)
     return SCALAR_SUBQUERY if _has_subquery(node) else RANGE
 
 

@@ -52,7 +52,9 @@ def _engine(request: pytest.FixtureRequest) -> Iterator[SqlEngine]:
 @pytest.fixture(scope="module", name="numbers")
 def _numbers(tmp_path_factory: pytest.TempPathFactory) -> Relation:
     rows = np.arange(ROWS)
-    table = pa.table({"v": rows, "half": rows // 2, "word": pa.array([f"w{i % 7}" for i in rows], pa.string_view())})
+    table = pa.table(
+        {"v": rows, "half": rows // 2, "word": pa.array([f"w{i % 7}" for i in rows], pa.string_view())}
+    )
     return relation(
         tmp_path_factory.mktemp("numbers"),
         "numbers",
@@ -212,7 +214,7 @@ def test_order_by_is_the_order_of_the_part_files(
 def test_names_and_paths_with_unusual_characters_are_read(engine: SqlEngine, tmp_path: Path) -> None:
     folder = tmp_path / "it's [a] day=1 {x,y} 100%"
     folder.mkdir()
-    table = pa.table({"odd `name\" here": [1, 2], "SELECT": ["a", "b"]})
+    table = pa.table({'odd `name" here': [1, 2], "SELECT": ["a", "b"]})
     source = relation(folder, "select from", [table], (('odd `name" here', "bigint"), ("SELECT", "string")))
     quote = "`" if engine.name == "spark" else '"'
     job = make_job(f"SELECT * FROM {quote}select from{quote}", source, out=tmp_path)
@@ -260,9 +262,7 @@ def test_a_missing_file_fails_the_stage_and_is_named(engine: SqlEngine, tmp_path
         engine.run(make_job("SELECT a FROM m", source, out=tmp_path))
 
 
-def test_progress_never_falls_and_ends_complete(
-    engine: SqlEngine, numbers: Relation, tmp_path: Path
-) -> None:
+def test_progress_never_falls_and_ends_complete(engine: SqlEngine, numbers: Relation, tmp_path: Path) -> None:
     seen: list[StageProgress] = []
     sql = "SELECT a.word, count(*) AS n FROM numbers a JOIN numbers b ON a.word = b.word GROUP BY a.word"
     engine.run(make_job(sql, numbers, out=tmp_path, partitions=4), seen.append)
@@ -356,9 +356,12 @@ def test_a_full_disk_is_told_apart_from_a_failed_statement(
 ) -> None:
     small = tmp_path / "small"
     small.mkdir()
-    mounted = os.geteuid() == 0 and not subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(small)], capture_output=True, check=False
-    ).returncode
+    mounted = (
+        os.geteuid() == 0
+        and not subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(small)], capture_output=True, check=False
+        ).returncode
+    )
     if not mounted:
         pytest.skip("needs the right to mount a small file system")
     try:

@@ -130,15 +130,14 @@ class _Job:
 
 
 class Engine:
-    """Runs an ``Execution`` one task at a time in virtual time: an oracle that shares no code with packing."""
+    """Runs an ``Execution`` task by task in virtual time: an oracle that shares no code with packing."""
 
-    def __init__(self, execution: Execution, capacity: Share, *, reports: bool = True) -> None:
+    def __init__(self, execution: Execution, capacity: Share) -> None:
         self.execution = execution
         self.capacity = capacity
-        self.reports = reports
         self.now = 0.0
         self.jobs: dict[str, _Job] = {}
-        self.completed: list[str] = []
+        self.completed: dict[str, float] = {}  # finish times by output_fp
         self.cancelled: list[str] = []
         self.result: StageOutput | None = None
         self.finished_at = float("inf")
@@ -204,13 +203,12 @@ class Engine:
         for fp in ended:
             if fp in self.jobs:  # not cancelled by what another one's end led to
                 del self.jobs[fp]
-                self.completed.append(fp)
+                self.completed[fp] = self.now
                 self.apply(self.execution.on_finished(output(fp), self.now))
 
     def _report(self) -> None:
-        if self.reports:
-            for fp, job in self.jobs.items():
-                self.execution.on_progress(fp, job.stage.tasks, job.done, self.now, len(job.running))
+        for fp, job in self.jobs.items():
+            self.execution.on_progress(fp, job.stage.tasks, job.done, self.now, len(job.running))
 
     def _pack(self) -> None:
         rank = self.execution.plan.upward_rank

@@ -37,7 +37,7 @@ def test_the_other_start_without_switching_stalls_for_ever() -> None:
 
 
 def test_switching_without_backtracking_alternates_for_ever() -> None:
-    """One unit after each step on the thick plan, two after each step on the thin one; switching loses all."""
+    """One unit after a step on the thick plan, two after one on the thin plan; switching loses all."""
     left, allocation, steps, current = 0.0, 2.0, 0, None
     while steps < 1000:
         wanted = THICK if allocation >= THICK.a else THIN

@@ -97,6 +97,34 @@ def test_the_estimate_equals_the_completion_of_a_task_by_task_simulation(
     engine.begin()
     engine.run()
     assert engine.finished_at == pytest.approx(expected.seconds, abs=1e-9)
+    assert engine.completed == pytest.approx(expected.finish, abs=1e-9)
+
+
+@st.composite
+def bags(draw: st.DrawFn) -> QueryExecutionPlan:
+    """Many tasks of different shapes that compete, so that the best aligned stage changes midway."""
+    leaves = [
+        stage(
+            f"l{i}",
+            tasks=draw(st.integers(1, 60)),
+            cores=draw(st.integers(1, 4)),
+            memory=draw(st.integers(0, 8)),
+            duration=draw(st.integers(1, 6)) / 2,
+        )
+        for i in range(draw(st.integers(2, 4)))
+    ]
+    return plan("q", *leaves, stage("sink", tuple(s.output_fp for s in leaves)))
+
+
+@given(bags(), st.sampled_from([8, 16, 32]), st.sampled_from([8, 16, 64]))
+def test_batches_of_tasks_give_the_same_schedule_as_single_tasks(
+    bag: QueryExecutionPlan, cores: int, memory: int
+) -> None:
+    capacity = share(cores, memory)
+    engine = Engine(Execution([bag], bag, "single", Replanner([bag])), capacity)
+    engine.begin()
+    engine.run()
+    assert simulate(bag, capacity).finish == pytest.approx(engine.completed, abs=1e-9)
 
 
 @given(queries(most_plans=1, latency=False), shares(), st.integers(0, 12))

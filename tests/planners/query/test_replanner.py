@@ -158,7 +158,7 @@ def test_the_current_plan_keeps_what_runs() -> None:
 def test_decisions_at_one_instant_settle_since_every_switch_saves_more_than_the_threshold(
     plans: tuple[QueryExecutionPlan, ...], before: Share, after: Share, h: float, steps: int
 ) -> None:
-    """No endless A→B→A: a plan that was left is taken again only when it finishes sooner than it would have."""
+    """No endless A→B→A: a plan that was left is taken again only when it has become better."""
     replanner = Replanner(plans, hysteresis=h, min_share_delta=0)
     engine = Engine(Execution(plans, None, "qoop", replanner), before)
     engine.begin()
@@ -169,7 +169,9 @@ def test_decisions_at_one_instant_settle_since_every_switch_saves_more_than_the_
         engine.resize(replace(after, epoch=epoch))
         decision = engine.execution.decisions[-1]
         seconds = {e.plan_id: e.seconds for e in decision.estimates}
-        assert engine.execution.expected(engine.now).estimate.seconds == pytest.approx(seconds[decision.chosen])
+        assert engine.execution.expected(engine.now).estimate.seconds == pytest.approx(
+            seconds[decision.chosen]
+        )
         if decision.kind == "stay":
             break
         assert seconds[decision.chosen] < (1 - h) * min(left, seconds[decision.current])

@@ -1,0 +1,305 @@
+"""The command line: ``ebbflow query | explain | calibrate | cluster | doctor | demo``."""
+
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from ebbflow.flows import cluster_cli
+from ebbflow.planners.errors import EbbflowError
+
+app = typer.Typer(
+    name="ebbflow",
+    help="SQL pipelines on capacity that comes and goes.\n\n"
+    "[b]First steps[/b]: ebbflow doctor, ebbflow demo, ebbflow query --help",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.add_typer(cluster_cli.app, name="cluster")
+console = Console()
+errors = Console(stderr=True)
+
+
+class Engine(StrEnum):
+    spark = "spark"
+    duckdb = "duckdb"
+
+
+class Policy(StrEnum):
+    qoop = "qoop"
+    clarinet = "clarinet"
+    volcano = "volcano"
+    single = "single"
+
+
+class Cuts(StrEnum):
+    cost = "cost"
+    every_join = "every-join"
+    none = "none"
+
+
+class Runner(StrEnum):
+    auto = "auto"
+    prefect = "prefect"
+    plain = "plain"
+
+
+Sql = Annotated[str, typer.Argument(help="The query, or the path of a file that holds it.", metavar="SQL|FILE")]
+Tables = Annotated[
+    str | None,
+    typer.Option(help="Folder of Parquet files, or of folders of them: DIR or s3://bucket/prefix.", metavar="DIR"),
+]
+Store = Annotated[
+    str | None,
+    typer.Option(
+        help="Where checkpoints live, DIR or s3://bucket/prefix; it must outlive every node. "
+        "Default: ~/.cache/ebbflow/store",
+        metavar="DIR",
+    ),
+]
+Dialect = Annotated[str, typer.Option(help="SQL dialect of the query, as sqlglot names it.")]
+
+_QUERY_HELP = """Run a query that re-plans itself while capacity changes.
+
+[b]Try it in seconds, without a JVM[/b]
+
+    ebbflow query "SELECT count(*) FROM lineitem" --tables data/ --engine duckdb
+
+[b]On Spark in this process[/b]
+
+    ebbflow query report.sql --tables data/ --master 'local[2]' --out result.parquet
+
+[b]On a local cluster whose plugs you can pull while it runs[/b]
+
+    ebbflow cluster up --workers 3
+
+    ebbflow query report.sql --tables data/ --master cluster --hazard 60 --report run.html
+
+    ebbflow cluster kill worker-2     (in another terminal)
+
+The same command again resumes from finished stages, also after a crash.
+"""
+
+
+@app.command(help=_QUERY_HELP)
+def query(
+    sql: Sql,
+    tables: Tables = None,
+    catalog: Annotated[
+        bool, typer.Option("--catalog", help="Use the tables that the Spark session's catalogue knows.")
+    ] = False,
+    engine: Annotated[Engine, typer.Option(help="spark, or duckdb: embedded, needs no Java.")] = Engine.spark,
+    master: Annotated[
+        str,
+        typer.Option(help="Spark master: local[2], spark://host:7077, ...; 'cluster' is the one of cluster up."),
+    ] = "local[2]",
+    policy: Annotated[
+        Policy,
+        typer.Option(
+            help="qoop re-plans at each change; clarinet and volcano choose once; single runs one statement."
+        ),
+    ] = Policy.qoop,
+    cuts: Annotated[
+        Cuts, typer.Option(help="Where plans are cut into stages: by cost, after every join, or nowhere.")
+    ] = Cuts.cost,
+    dialect: Dialect = "spark",
+    out: Annotated[str | None, typer.Option(help="Write the result to this Parquet file.", metavar="FILE")] = None,
+    json: Annotated[str | None, typer.Option(help="Write the report as JSON.", metavar="FILE")] = None,
+    report: Annotated[str | None, typer.Option(help="Write the report as one HTML page.", metavar="FILE")] = None,
+    store: Store = None,
+    reuse: Annotated[bool, typer.Option(help="Take finished stages of earlier runs.")] = True,
+    hysteresis: Annotated[
+        float, typer.Option(help="Fraction of the remaining time by which another plan must be sooner.")
+    ] = 0.15,
+    hazard: Annotated[
+        float | None, typer.Option(help="Expected losses per node-hour. Default: learnt from what happens.")
+    ] = None,
+    executor_memory: Annotated[str | None, typer.Option(help="Heap of an executor, such as 1400m.")] = None,
+    conf: Annotated[list[str] | None, typer.Option(help="A Spark setting, key=value. Repeatable.")] = None,
+    verify: Annotated[bool, typer.Option("--verify", help="Compare the result with DuckDB's.")] = False,
+    runner: Annotated[
+        Runner,
+        typer.Option(help="prefect records the run on a Prefect server; auto does so when one is configured."),
+    ] = Runner.auto,
+) -> None:
+    from ebbflow.flows.options import parse_settings
+    from ebbflow.flows.running import run_on_terminal
+    from ebbflow.flows.terminal import show_result
+    from ebbflow.tasks.request import QueryRequest, default_store
+    from ebbflow.tasks.summary import print_summary
+
+    request = QueryRequest.of(
+        sql,
+        tables=tables,
+        catalog=catalog,
+        engine=engine.value,
+        master=cluster_cli.resolve_master(master),
+        policy=policy.value,
+        cuts=cuts.value,
+        dialect=dialect,
+        store=store or default_store(),
+        reuse=reuse,
+        hysteresis=hysteresis,
+        hazard=hazard,
+        executor_memory=executor_memory,
+        conf=parse_settings(conf or []),
+        out=out,
+        json=json,
+        report=report,
+        title=_title(sql),
+        verify=verify,
+    )
+    outcome = run_on_terminal(request, console, prefect=_wants_prefect(runner))
+    print_summary(outcome.report, console)
+    show_result(outcome.result, console)
+    if outcome.report.verified is False:
+        raise typer.Exit(3)
+
+
+_EXPLAIN_HELP = """Show the candidate plans of a query side by side, without running anything.
+
+    ebbflow explain report.sql --tables data/ --capacity cores=3,memory=6GiB
+
+    ebbflow explain report.sql --tables data/ --capacity cores=3,memory=2GiB,hazard=60 --html plans.html
+
+More nodes at risk (hazard, losses per node-hour) make more checkpoints pay.
+"""
+
+
+@app.command(help=_EXPLAIN_HELP)
+def explain(
+    sql: Sql,
+    tables: Tables = None,
+    capacity: Annotated[
+        str, typer.Option(help="cores=N,memory=SIZE[,nodes=N][,hazard=LOSSES-PER-NODE-HOUR]")
+    ] = "cores=3,memory=6GiB",
+    engine: Annotated[Engine, typer.Option(help="Whose costs: spark or duckdb.")] = Engine.spark,
+    policy: Annotated[Policy, typer.Option(help="Which policy chooses.")] = Policy.qoop,
+    cuts: Annotated[Cuts, typer.Option(help="Where plans are cut into stages.")] = Cuts.cost,
+    dialect: Dialect = "spark",
+    store: Store = None,
+    html: Annotated[str | None, typer.Option(help="Draw the plans into this HTML page.", metavar="FILE")] = None,
+    sql_text: Annotated[bool, typer.Option("--sql", help="Print the SQL of the chosen plan's stages.")] = False,
+) -> None:
+    from ebbflow.flows.options import parse_capacity
+    from ebbflow.tasks.page import explain_html
+    from ebbflow.tasks.query import explain as explain_request
+    from ebbflow.tasks.report import write_text
+    from ebbflow.tasks.request import QueryRequest, default_store
+    from ebbflow.tasks.summary import print_candidates
+
+    request = QueryRequest.of(
+        sql,
+        tables=tables,
+        engine=engine.value,
+        policy=policy.value,
+        cuts=cuts.value,
+        dialect=dialect,
+        store=store or default_store(),
+    )
+    plans, notes = explain_request(request, parse_capacity(capacity))
+    print_candidates(plans, console)
+    for note in notes:
+        console.print(f"note: {escape(note)}")
+    if sql_text:
+        chosen = next(p for p in plans if p.chosen)
+        for stage in chosen.stages:
+            console.print(f"\n-- {stage.name} → ckpt_{stage.fingerprint}", style="bold", highlight=False)
+            console.print(stage.sql, highlight=False, markup=False, soft_wrap=True)
+    if html:
+        page = explain_html(plans, query=request.sql, title=_title(sql), capacity=capacity, problems=notes)
+        console.print(f"written: {write_text(html, page)}")
+
+
+_CALIBRATE_HELP = """Measure how fast an engine is on this capacity, for better estimates (some 15 seconds).
+
+    ebbflow calibrate --engine duckdb
+
+    ebbflow calibrate --master cluster
+
+Estimates start from built-in figures and learn from every finished stage; this gives them a head start.
+"""
+
+
+@app.command(help=_CALIBRATE_HELP)
+def calibrate(
+    engine: Annotated[Engine, typer.Option(help="spark or duckdb.")] = Engine.spark,
+    master: Annotated[str, typer.Option(help="Spark master, or 'cluster'.")] = "local[2]",
+    store: Store = None,
+) -> None:
+    from ebbflow.flows.running import calibrate_engine
+    from ebbflow.tasks.request import default_store
+
+    calibrate_engine(engine.value, cluster_cli.resolve_master(master), store or default_store(), console)
+
+
+@app.command()
+def doctor() -> None:
+    """Show what is installed, which versions, what is missing and how to get it.
+
+    Leaves with status 1 when something that the main job needs is missing.
+    """
+    from ebbflow.flows.doctor import examine, print_checks
+
+    checks = examine()
+    print_checks(checks, console)
+    if any(not c.ok and c.required for c in checks):
+        raise typer.Exit(1)
+
+
+_DEMO_HELP = """Run the main job: TPC-H on a real local Spark cluster whose workers come and go.
+
+    ebbflow demo
+
+    ebbflow demo --query 9 --scale 1 --report demo.html
+
+Generates the data (cached), starts a master and three workers, runs the Prefect flow, takes workers away and
+brings one back while the query runs, checks the result against DuckDB, and leaves no process behind.
+"""
+
+
+@app.command(help=_DEMO_HELP)
+def demo(
+    query: Annotated[int, typer.Option(help="TPC-H query: 5, 7, 8 or 9.")] = 9,
+    scale: Annotated[float, typer.Option(help="TPC-H scale factor.")] = 1.0,
+    report: Annotated[str, typer.Option(help="HTML report to write.", metavar="FILE")] = "ebbflow-demo.html",
+    json: Annotated[str | None, typer.Option(help="JSON report to write.", metavar="FILE")] = None,
+    data: Annotated[Path | None, typer.Option(help="Where the data is cached.", metavar="DIR")] = None,
+) -> None:
+    from ebbflow.flows.demo import run_demo
+
+    if not run_demo(query, scale, report, json, data, console):
+        raise typer.Exit(3)
+
+
+def _title(sql: str) -> str:
+    path = sql.strip()
+    return Path(path).stem if path.endswith(".sql") and "\n" not in path else ""
+
+
+def _wants_prefect(runner: Runner) -> bool:
+    import os
+
+    return runner is Runner.prefect or (runner is Runner.auto and bool(os.environ.get("PREFECT_API_URL")))
+
+
+def main() -> None:
+    """Run the command line; errors of our own family become one message and status 2."""
+    try:
+        app()
+    except EbbflowError as error:
+        errors.print(f"[bold red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        errors.print("interrupted; finished stages are kept, the same command resumes from them")
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

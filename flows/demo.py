@@ -1,0 +1,182 @@
+"""The main job, for real: TPC-H on a local Spark cluster whose workers come and go."""
+
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from types import FrameType
+
+from rich.console import Console
+
+from ebbflow.flows.running import quiet_prefect, run_on_terminal
+from ebbflow.infra.clock import Clock, SystemClock
+from ebbflow.infra.spark.cluster import LocalSparkCluster
+from ebbflow.planners.errors import EbbflowError, OptionError
+from ebbflow.planners.query.qep import Stage
+from ebbflow.tasks.request import QueryRequest, home
+from ebbflow.tasks.summary import print_summary
+
+QUERIES = (5, 7, 8, 9)
+WORKERS = 3
+_GENERATE = 1800.0  # seconds that generating data may take
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Something that happens to the cluster ``after`` seconds of running."""
+
+    after: float
+    words: str
+    act: Callable[[LocalSparkCluster], object]
+
+
+SCHEDULE = (
+    Fault(3.0, "notice to worker-1: it leaves in 4 s", lambda c: c.notice("worker-1", 4.0)),
+    Fault(9.0, "worker-2 is killed without notice", lambda c: c.kill("worker-2")),
+    Fault(10.0, "a new worker is started", lambda c: c.add()),
+)
+# Two losses of three nodes within about half a minute.
+HAZARD = 2 / 3 * 3600 / 30
+
+
+class Faults:
+    """Carries out a schedule in a thread of its own, from the first stage's start on."""
+
+    def __init__(self, cluster: LocalSparkCluster, say: Callable[[str], None], clock: Clock) -> None:
+        self._cluster = cluster
+        self._say = say
+        self._clock = clock
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="ebbflow-demo-faults", daemon=True)
+
+    def begin(self, _: Stage | None = None) -> None:
+        """Start the schedule; later calls do nothing."""
+        if not self._thread.is_alive() and not self._stop.is_set():
+            self._thread.start()
+
+    def end(self) -> None:
+        """Stop what has not happened yet; waits for what is going on."""
+        self._stop.set()
+        if self._thread.ident is not None:
+            self._thread.join(60.0)
+
+    def _run(self) -> None:
+        start = self._clock.now()
+        for fault in SCHEDULE:
+            if self._clock.wait(self._stop, start + fault.after - self._clock.now()):
+                return
+            self._say(f"[bold magenta]demo[/]: {fault.words}")
+            try:
+                fault.act(self._cluster)
+            except EbbflowError as error:
+                self._say(f"[bold magenta]demo[/]: that did not work: {error}")
+
+
+def run_demo(
+    query: int, scale: float, report: str, json: str | None, data: Path | None, console: Console
+) -> bool:
+    """Run the demo and return whether the result was right."""
+    if query not in QUERIES:
+        raise OptionError(f"query must be one of {', '.join(map(str, QUERIES))}; got {query}")
+    if not 0 < scale <= 1000:
+        raise OptionError(f"scale must be in (0, 1000]; got {scale}")
+    clock = SystemClock()
+    with _terminate_as_interrupt():
+        tables = generate(scale, data or home() / "tpch", console)
+        console.print(f"[bold]Spark[/]: starting a master and {WORKERS} workers of one core and 2 GiB")
+        quiet_prefect()
+        with ThreadPoolExecutor(1) as pool:  # importing Prefect takes seconds too
+            imported = pool.submit(__import__, "ebbflow.flows.query")
+            cluster = LocalSparkCluster.start(f"demo-{uuid.uuid4().hex[:6]}", workers=WORKERS, cores=1, memory="2g")
+            with cluster:
+                imported.result()
+                console.print(f"  {cluster.master_url}, page {cluster.master_ui}; {cluster.status().cap}")
+                return _run(cluster, query, tables, report, json, clock, console)
+
+
+def _run(
+    cluster: LocalSparkCluster,
+    query: int,
+    tables: Path,
+    report: str,
+    json: str | None,
+    clock: Clock,
+    console: Console,
+) -> bool:
+    console.print(f"[bold]TPC-H Q{query}[/]: the Prefect flow run_query; workers will come and go")
+    faults = Faults(cluster, console.print, clock)
+    request = QueryRequest(
+        sql=(files("ebbflow.flows") / "tpch" / f"q{query}.sql").read_text(),
+        tables=str(tables),
+        master=cluster.master_url,
+        store=str(home() / "demo-store"),
+        reuse=False,  # a demo that finds everything finished shows nothing
+        hazard=HAZARD,
+        json=json,
+        report=report,
+        title=f"tpch-q{query}",
+        verify=True,
+        store_budget=2.0,
+    )
+    try:
+        outcome = run_on_terminal(request, console, prefect=True, also=faults.begin)
+    finally:
+        faults.end()
+    console.print()
+    print_summary(outcome.report, console)
+    console.print(f"\nreport with timeline: [bold]{Path(report).resolve()}[/]", soft_wrap=True)
+    return bool(outcome.report.verified)
+
+
+def generate(scale: float, folder: Path, console: Console) -> Path:
+    """Return the folder of TPC-H tables at ``scale``, generated now unless it is there.
+
+    Raises ``EbbflowError`` when tpchgen-cli is missing or fails; a half-written folder is never left.
+    """
+    target = folder / f"sf{scale:g}"
+    if target.is_dir():
+        console.print(f"[bold]data[/]: TPC-H scale factor {scale:g}, cached in {target}", soft_wrap=True)
+        return target
+    beside = Path(sys.executable).parent / "tpchgen-cli"
+    program = str(beside) if beside.exists() else shutil.which("tpchgen-cli")
+    if program is None:
+        raise EbbflowError("tpchgen-cli is missing: pip install 'ebbflow[demo]'")
+    folder.mkdir(parents=True, exist_ok=True)
+    part = folder / f".sf{scale:g}-{uuid.uuid4().hex}"
+    console.print(f"[bold]data[/]: generating TPC-H scale factor {scale:g} in {target}", soft_wrap=True)
+    try:
+        done = subprocess.run(
+            [program, "parquet", "-s", f"{scale:g}", "--output-dir", str(part)],
+            capture_output=True,
+            text=True,
+            timeout=_GENERATE,
+            check=False,
+        )
+        if done.returncode != 0:
+            raise EbbflowError(f"tpchgen-cli failed: {done.stderr.strip()[-400:]}")
+        part.rename(target)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+    return target
+
+
+@contextmanager
+def _terminate_as_interrupt() -> Iterator[None]:
+    """Let SIGTERM end the demo as Ctrl-C does, so that everything is cleaned up."""
+
+    def handler(signum: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

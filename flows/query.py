@@ -1,0 +1,165 @@
+"""The Prefect flow that runs one query: ``from ebbflow.flows.query import run_query``."""
+
+import inspect
+import threading
+from collections.abc import Callable
+from contextvars import ContextVar
+from dataclasses import dataclass, fields
+from typing import Any
+
+from prefect import flow
+from prefect.futures import PrefectFuture
+
+from ebbflow.planners.query.qep import Stage
+from ebbflow.tasks.driver import Fan, Listener, StageOutcome
+from ebbflow.tasks.feedback import Feedback
+from ebbflow.tasks.orchestration import (
+    PrefectBackground,
+    PrefectListener,
+    publish_artifacts,
+    task_runner,
+    watch_capacity,
+)
+from ebbflow.tasks.pictures import timeline_svg
+from ebbflow.tasks.query import QueryOutcome, execute
+from ebbflow.tasks.report import QueryReport
+from ebbflow.tasks.request import QueryRequest
+
+_SETTLE = 30.0  # seconds
+
+
+class PrefectOrchestrator:
+    """Runs stages and the feedback task as task runs of the present flow run."""
+
+    def __init__(self, listener: Listener | None = None) -> None:
+        own = PrefectListener()
+        self.listener: Listener = Fan(own, listener) if listener is not None else own
+        self._background = PrefectBackground()
+        self._watching: list[PrefectFuture[Any]] = []
+
+    def submit(self, stage: Stage, work: Callable[[], StageOutcome]) -> None:
+        self._background.submit(stage, work)
+
+    def watch(self, feedback: Feedback, stop: threading.Event) -> None:
+        self._watching.append(watch_capacity.submit(feedback, stop))
+
+    def settle(self) -> None:
+        self._background.wait(_SETTLE)
+        for future in self._watching:
+            future.wait(_SETTLE)
+
+
+@dataclass
+class _Attachment:
+    """Somebody in this process who watches the flow run and wants its outcome."""
+
+    listener: Listener
+    outcome: QueryOutcome | None = None
+
+
+_ATTACHED: ContextVar[_Attachment | None] = ContextVar("ebbflow_attached", default=None)
+
+
+def run_attached(request: QueryRequest, listener: Listener) -> QueryOutcome:
+    """Run ``request`` as a flow run of ``run_query`` with a listener in this process (the command line)."""
+    attachment = _Attachment(listener)
+    token = _ATTACHED.set(attachment)
+    try:
+        options = {f.name: getattr(request, f.name) for f in fields(request) if f.name in _PARAMETERS}
+        run_query(**options)
+    finally:
+        _ATTACHED.reset(token)
+    assert attachment.outcome is not None
+    return attachment.outcome
+
+
+@flow(name="run-query", flow_run_name="query {title}", task_runner=task_runner(), validate_parameters=True)
+def run_query(
+    sql: str,
+    tables: str | None = None,
+    *,
+    title: str = "",
+    catalog: bool = False,
+    engine: str = "spark",
+    master: str = "local[2]",
+    policy: str = "qoop",
+    cuts: str = "cost",
+    dialect: str = "spark",
+    store: str | None = None,
+    reuse: bool = True,
+    hysteresis: float = 0.15,
+    hazard: float | None = None,
+    fraction: float = 1.0,
+    executor_memory: str | None = None,
+    conf: dict[str, str] | None = None,
+    out: str | None = None,
+    json: str | None = None,
+    report: str | None = None,
+    verify: bool = False,
+) -> QueryReport:
+    """Run a SQL query that re-plans itself while capacity changes.
+
+    Stages are task runs that carry the stage's name, decisions a table artifact, capacity changes events
+    (``ebbflow.capacity.changed``, ``ebbflow.plan.replaced``). The same query again resumes from finished stages.
+
+    Args:
+        sql: the query, or the path of a file that holds it.
+        tables: folder of Parquet files or of folders of them, local or ``s3://``.
+        title: what people call the query.
+        catalog: use the tables that the Spark session's catalogue knows, in place of ``tables``.
+        engine: ``spark`` or ``duckdb`` (embedded, no JVM).
+        master: Spark master: ``local[2]``, ``spark://host:7077``, ...
+        policy: ``qoop`` re-plans at each change; ``clarinet`` and ``volcano`` choose once; ``single`` runs the query
+            as one statement.
+        cuts: where a plan is cut into stages: ``cost``, ``every-join`` or ``none``.
+        dialect: SQL dialect of the query, as sqlglot names it.
+        store: where checkpoints live, local or ``s3://``; it must outlive every node.
+        reuse: take finished stages of earlier runs.
+        hysteresis: fraction of the remaining time by which another plan must be sooner.
+        hazard: expected node losses per node-hour; learnt from what happens when not given.
+        fraction: part of the cluster that this query may count on.
+        executor_memory: heap of an executor, such as ``1400m``.
+        conf: further Spark settings.
+        out: write the result to this Parquet file.
+        json: write the report to this JSON file.
+        report: write the report to this HTML file.
+        verify: compare the result with DuckDB's on the same files.
+
+    Returns:
+        What happened and why; the rows are in ``result_path``.
+
+    Raises:
+        EbbflowError: bad input or a fault that cannot be mended; finished stages are kept.
+    """
+    chosen: dict[str, Any] = {} if store is None else {"store": store}
+    request = QueryRequest.of(
+        sql,
+        tables=tables,
+        title=title,
+        catalog=catalog,
+        engine=engine,
+        master=master,
+        policy=policy,
+        cuts=cuts,
+        dialect=dialect,
+        reuse=reuse,
+        hysteresis=hysteresis,
+        hazard=hazard,
+        fraction=fraction,
+        executor_memory=executor_memory,
+        conf=conf or {},
+        out=out,
+        json=json,
+        report=report,
+        verify=verify,
+        **chosen,
+    )
+    attachment = _ATTACHED.get()
+    outcome = execute(request, PrefectOrchestrator(attachment.listener if attachment else None))
+    publish_artifacts(outcome.report, timeline_svg(outcome.report))
+    if attachment is not None:
+        attachment.outcome = outcome
+    return outcome.report
+
+
+_PARAMETERS = frozenset(inspect.signature(run_query.fn).parameters)

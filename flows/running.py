@@ -1,0 +1,62 @@
+"""Runs for the command line: with or without Prefect, with progress on the terminal."""
+
+import os
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from ebbflow.flows.terminal import TerminalListener
+from ebbflow.infra.calibration import calibrate
+from ebbflow.infra.storage import ParquetCheckpointStore
+from ebbflow.planners.query.cost import DEFAULTS
+from ebbflow.planners.query.cost import calibrate as fit
+from ebbflow.planners.query.qep import Stage
+from ebbflow.tasks.live import StageBars
+from ebbflow.tasks.planning import remember
+from ebbflow.tasks.query import PlainOrchestrator, QueryOutcome, arrived_capacity, execute, opened_engine
+from ebbflow.tasks.request import QueryRequest
+
+
+def run_on_terminal(
+    request: QueryRequest, console: Console, *, prefect: bool, also: Callable[[Stage], Any] | None = None
+) -> QueryOutcome:
+    """Run ``request`` and show its progress; as a Prefect flow run if ``prefect``.
+
+    ``also`` hears of every stage that starts.
+    """
+    with StageBars(console) as bars:
+        listener = TerminalListener(bars, also)
+        if not prefect:
+            return execute(request, PlainOrchestrator(listener))
+        bars.note("starting Prefect")
+        quiet_prefect()
+        from ebbflow.flows.query import run_attached
+
+        return run_attached(request, listener)
+
+
+def quiet_prefect() -> None:
+    """Settings for a run whose progress is shown on a terminal; what the user has set wins."""
+    os.environ.setdefault("PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS", "120")
+    os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
+    os.environ.setdefault("DO_NOT_TRACK", "1")
+    os.environ.setdefault("PREFECT_LOGGING_LEVEL", "ERROR")
+
+
+def calibrate_engine(engine: str, master: str, store: str, console: Console) -> None:
+    """Measure an engine, remember the figures beside the checkpoints, and print what they make of the rates."""
+    request = QueryRequest("SELECT 1", tables=".", engine=engine, master=master, store=store)
+    checkpoints = ParquetCheckpointStore(store)
+    with console.status(f"measuring {engine}"), opened_engine(request) as opened:
+        capacity = arrived_capacity(opened.source)
+        measured = calibrate(opened.engine, float(max(capacity.cores, 1)))
+    remember(checkpoints, request, measured)
+    prior, fitted = DEFAULTS[engine], fit(DEFAULTS[engine], measured)
+    table = Table("work", "built-in", "measured here", box=None, header_style="bold")
+    for (kind, before), after in zip(asdict(prior.rates).items(), asdict(fitted.rates).values(), strict=True):
+        table.add_row(kind.replace("_", " "), f"{before:.2e} s", f"{after:.2e} s")
+    table.add_row("statement", f"{prior.latency:.2f} s", f"{fitted.latency:.2f} s")
+    console.print(table)

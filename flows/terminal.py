@@ -1,0 +1,54 @@
+"""How a run looks on a terminal: progress bars, decisions, summary, result."""
+
+from collections.abc import Callable
+from typing import Any
+
+from rich.console import Console
+
+from ebbflow.infra.protocols import Checkpoint, StageProgress
+from ebbflow.infra.results import preview
+from ebbflow.planners.model import Capacity
+from ebbflow.planners.query.qep import Stage
+from ebbflow.planners.query.state import ReplanDecision
+from ebbflow.tasks.driver import Silent
+from ebbflow.tasks.live import StageBars
+from ebbflow.tasks.report import StageReport
+from ebbflow.tasks.summary import print_result
+
+_SHOWN = 20  # rows of the result
+
+
+class TerminalListener(Silent):
+    """Shows a run on a console while it goes on. ``also`` hears of each stage's start (the demo's schedule)."""
+
+    def __init__(self, bars: StageBars, also: Callable[[Stage], Any] | None = None) -> None:
+        self._bars = bars
+        self._also = also
+
+    def stage_started(self, stage: Stage) -> None:
+        self._bars.started(stage.output_fp, stage.name)
+        if self._also is not None:
+            self._also(stage)
+
+    def stage_progress(self, stage: Stage, progress: StageProgress) -> None:
+        self._bars.progress(stage.output_fp, progress.tasks_done, progress.tasks_total)
+
+    def stage_ended(self, stage: Stage, report: StageReport) -> None:
+        if report.status == "reused":
+            self._bars.started(stage.output_fp, stage.name)
+        detail = report.note or f"{report.rows:,} rows in {report.seconds:.1f} s"
+        self._bars.finished(stage.output_fp, report.status, "" if report.status == "cancelled" else detail)
+
+    def capacity_changed(self, capacity: Capacity, change: str) -> None:
+        self._bars.note(f"capacity {capacity.cores} cores on {len(capacity.usable)} nodes ({change})")
+
+    def decided(self, decision: ReplanDecision) -> None:
+        self._bars.note(decision.reason)
+
+    def note(self, text: str) -> None:
+        self._bars.note(f"note: {text}")
+
+
+def show_result(result: Checkpoint, console: Console) -> None:
+    """Print the first rows of a result."""
+    print_result(preview(result, _SHOWN), result.rows, console)
