@@ -65,7 +65,9 @@ def run_attached(request: QueryRequest, listener: Listener) -> QueryOutcome:
     attachment = _Attachment(listener)
     token = _ATTACHED.set(attachment)
     try:
-        options = {f.name: getattr(request, f.name) for f in fields(request) if f.name in _PARAMETERS}
+        renamed = {"json": "json_report", "report": "html_report"}  # pydantic reserves the name json
+        given = {renamed.get(f.name, f.name): getattr(request, f.name) for f in fields(request)}
+        options = {name: value for name, value in given.items() if name in _PARAMETERS}
         run_query(**options)
     finally:
         _ATTACHED.reset(token)
@@ -93,8 +95,8 @@ def run_query(
     executor_memory: str | None = None,
     conf: dict[str, str] | None = None,
     out: str | None = None,
-    json: str | None = None,
-    report: str | None = None,
+    json_report: str | None = None,
+    html_report: str | None = None,
     verify: bool = False,
 ) -> QueryReport:
     """Run a SQL query that re-plans itself while capacity changes.
@@ -121,8 +123,8 @@ def run_query(
         executor_memory: heap of an executor, such as ``1400m``.
         conf: further Spark settings.
         out: write the result to this Parquet file.
-        json: write the report to this JSON file.
-        report: write the report to this HTML file.
+        json_report: write the report to this JSON file.
+        html_report: write the report to this HTML file.
         verify: compare the result with DuckDB's on the same files.
 
     Returns:
@@ -149,8 +151,8 @@ def run_query(
         executor_memory=executor_memory,
         conf=conf or {},
         out=out,
-        json=json,
-        report=report,
+        json=json_report,
+        report=html_report,
         verify=verify,
         **chosen,
     )

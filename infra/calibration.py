@@ -1,8 +1,8 @@
 """A short measured run of an engine, from which the cost model learns what work costs on this machine.
 
 Bytes are logical (rows times column widths in memory, before encoding and compression), since that is what
-a planner can estimate. Each case mixes few kinds of work, in different proportions, so that a non-negative least
-squares fit can tell them apart.
+a planner can estimate. Each case mixes few kinds of work, in different proportions, so that a non-negative
+least squares fit can tell them apart.
 """
 
 import logging
@@ -196,8 +196,8 @@ def calibrate(
     """Measure ``engine`` on ``cores`` cores, or return what was measured before.
 
     ``folder`` is a path or URI that all its workers can read and write, and is left as it was; ``None``
-    takes a temporary one, which suits engines on this machine. ``machine`` distinguishes cached values, such as by
-    instance type. Raises the engine's errors.
+    takes a temporary one, which suits engines on this machine. ``machine`` distinguishes cached values, such
+    as by instance type. Raises the engine's errors.
     """
     rows = rows or ROWS[engine.name]
     key = f"calibration {FORMAT} {engine.name} {machine} cores={cores:g} rows={rows}"
@@ -241,7 +241,7 @@ def _measured(engine: str, work: Work, result: StageResult, cores: float) -> Mea
 
 
 def _in_one_process(work: Work) -> Work:
-    """Return the work without exchanges: one process moves nothing, and joins by hashing whatever the hint."""
+    """Return the work without exchanges: one process moves nothing and always joins by hashing."""
     merged = (
         work.joined_rows > 0 and work.built_rows == 0
     )  # a merge join: builds the small, probes the large side

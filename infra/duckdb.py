@@ -57,7 +57,7 @@ class DuckDbEngine:
     def start(
         cls, threads: int | None = None, memory_gb: float | None = None, *, clock: Clock | None = None
     ) -> "DuckDbEngine":
-        """Open a database with ``threads`` threads (default: all cores) and ``memory_gb`` GiB (80 % of all)."""
+        """Open a database with ``threads`` threads (all cores) and ``memory_gb`` GiB (80 % of all)."""
         try:
             import duckdb
         except ImportError as error:
@@ -276,7 +276,7 @@ def _stream(running: _Running, statement: str, scheme: str, path: str) -> int:
     import pyarrow.parquet as pq
 
     rows = 0
-    reader = running.cursor.execute(statement).to_arrow_reader(_BATCH)
+    reader = running.cursor.sql(statement).to_arrow_reader(_BATCH)
     with (
         filesystem(scheme).open_output_stream(path) as out,
         pq.ParquetWriter(out, reader.schema, compression="snappy") as writer,

@@ -3,6 +3,7 @@
 Both directions keep the values that Spark would see, so that results of both engines can be compared.
 """
 
+import re
 from typing import Any
 
 from ebbflow.infra.datatypes import arrow_type
@@ -92,10 +93,14 @@ def to_spark(dtype: Any) -> tuple[str, str | None]:
         return f"map<{key},{value}>", stored if changed else None
     if kind == "struct":
         fields = [(name, child, *to_spark(child)) for name, child in dtype.children]
-        spark = ",".join(f"{name}:{inner}" for name, _, inner, _ in fields)
+        spark = ",".join(f"{_field(name)}:{inner}" for name, _, inner, _ in fields)
         stored = ", ".join(f"{quoted(name)} {cast or child}" for name, child, _, cast in fields)
         return f"struct<{spark}>", f"STRUCT({stored})" if any(f[3] for f in fields) else None
     return _FROM_DUCKDB.get(kind) or _FROM_DUCKDB.get(str(dtype).lower()) or ("string", "VARCHAR")
+
+
+def _field(name: str) -> str:
+    return name if re.fullmatch(r"\w+", name) else "`" + name.replace("`", "``") + "`"
 
 
 def _of_arrow(dtype: Any) -> str:

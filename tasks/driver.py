@@ -161,8 +161,8 @@ Replan = Callable[[Share, Mapping[str, StageOutput]], Sequence[QueryExecutionPla
 class Driver:
     """Runs one query to its end.
 
-    ``relations`` are the base tables by name, ``versions`` theirs, ``replan`` makes candidates anew from actual
-    sizes, ``fraction`` is the app's share of the cluster. ``inbox`` is where the feedback task puts
+    ``relations`` are the base tables by name, ``versions`` theirs, ``replan`` makes candidates anew from
+    actual sizes, ``fraction`` is the app's share of the cluster. ``inbox`` is where the feedback task puts
     ``CapacityChanged``, or the exception that ended it.
     """
 

@@ -43,7 +43,7 @@ def prepare(
 ) -> Prepared:
     """Find the tables, collect their statistics (cached by version), sample predicates, build the planner.
 
-    ``engine`` is needed for its catalogue only. Raises ``TableError``, ``PlanningError`` and ``StorageError``.
+    ``engine`` is needed for its catalogue only. Raises ``TableError``, ``PlanningError``, ``StorageError``.
     """
     parse(request.sql, request.dialect)  # a syntax error is told before any file is opened
     relations = _relations(request, engine)

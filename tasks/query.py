@@ -4,11 +4,12 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ebbflow.infra.clock import Clock, SystemClock
+from ebbflow.infra.errors import StorageError
 from ebbflow.infra.local import LocalCapacity
 from ebbflow.infra.protocols import CapacitySource, Checkpoint, SqlEngine
 from ebbflow.infra.results import write_result
@@ -197,7 +198,8 @@ def execute(request: QueryRequest, orchestrator: Orchestrator, clock: Clock | No
         report.write_json(request.json)
     if request.report:
         write_text(request.report, report_html(report))
-    store.collect(int(request.store_budget * GIB), frozenset(s.fingerprint for s in record.stages))
+    with suppress(StorageError):  # housekeeping: the result is there
+        store.collect(int(request.store_budget * GIB), frozenset(s.fingerprint for s in record.stages))
     return QueryOutcome(report, result)
 
 
@@ -348,7 +350,9 @@ def explain(
     store = ParquetCheckpointStore(request.store, clock=clock)
     prepared = prepare(request, store, clock, run_id="explain")
     plans = candidates(prepared, request.policy, share)
-    execution = Execution(plans, None, request.policy, Replanner(plans, request.hysteresis), MAX_PARALLEL_STAGES)
+    execution = Execution(
+        plans, None, request.policy, Replanner(plans, request.hysteresis), MAX_PARALLEL_STAGES
+    )
     execution.begin(share, {}, clock.now())
     decision = execution.decisions[0]
     reports: list[Any] = [

@@ -1,13 +1,17 @@
 """What a user asks for: one query run, checked before anything starts."""
 
+import math
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from sqlglot.dialects.dialect import Dialect
+
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.query.baselines import policy_named
 from ebbflow.planners.query.planner import CutPolicy, PlannerOptions
+from ebbflow.planners.query.replanner import validate_options
 
 GIB = 2**30
 
@@ -52,6 +56,10 @@ class QueryRequest:
         _one_of("engine", self.engine, ("spark", "duckdb"))
         policy_named(self.policy)
         PlannerOptions(cuts=self.cuts)
+        try:
+            Dialect.get_or_raise(self.dialect)
+        except ValueError as error:
+            raise OptionError(f"dialect must be one that sqlglot knows: {error}") from error
         if not self.sql.strip():
             raise OptionError("sql must hold a query; got an empty text")
         if bool(self.tables) == self.catalog:
@@ -60,10 +68,13 @@ class QueryRequest:
             raise OptionError("catalog=True needs engine spark: the embedded DuckDB has no catalogue")
         if not 0.0 < self.fraction <= 1.0:
             raise OptionError(f"fraction must be in (0, 1]; got {self.fraction}")
-        if self.hazard is not None and self.hazard < 0.0:
-            raise OptionError(f"hazard must be >= 0 losses per node-hour; got {self.hazard}")
-        if self.store_budget < 0.0:
-            raise OptionError(f"store_budget must be >= 0 GiB; got {self.store_budget}")
+        if self.hazard is not None and not 0.0 <= self.hazard < math.inf:
+            raise OptionError(f"hazard must be >= 0 losses per node-hour and finite; got {self.hazard}")
+        if not 0.0 <= self.store_budget < math.inf:
+            raise OptionError(f"store_budget must be >= 0 GiB and finite; got {self.store_budget}")
+        if not self.store.strip():
+            raise OptionError("store must name a folder, local or s3://; got an empty text")
+        validate_options(self.hysteresis, 0.0, 0.0)
 
     @classmethod
     def of(cls, sql: str, **options: Any) -> "QueryRequest":
@@ -78,8 +89,9 @@ def read_sql(text_or_path: str) -> str:
     if looks_like_path or (len(text) < 1024 and not set("\n ") & set(text) and Path(text).is_file()):
         try:
             return Path(text).expanduser().read_text(encoding="utf-8")
-        except OSError as error:
-            raise OptionError(f"cannot read SQL from {text!r}: {error.strerror or error}") from error
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise OptionError(f"cannot read SQL from {text!r}: {reason}") from error
     return text_or_path
 
 

@@ -21,7 +21,9 @@ def oracle(prepared: Prepared) -> object:
     engine = DuckDbEngine.start()
     try:
         with tempfile.TemporaryDirectory(prefix="ebbflow-oracle-") as folder:
-            job = StageJob("oracle", "oracle", query.sql("duckdb", comments=False), relations, f"file://{folder}")
+            job = StageJob(
+                "oracle", "oracle", query.sql("duckdb", comments=False), relations, f"file://{folder}"
+            )
             engine.run(job)
             files = sorted(str(p) for p in Path(folder).glob("*.parquet"))
             return pq.ParquetDataset(files).read()

@@ -204,8 +204,11 @@ class LocalSparkCluster:
     def _start_master(self, java: JavaInstall, home: Path, timeout: float) -> None:
         state = self.state
         arguments = ["--host", state.host, "--port", str(state.port), "--webui-port", str(state.ui_port)]
-        # Without maxRetries=0, Spark would quietly take the next port.
-        command = daemons.command(java, home, daemons.MASTER, {"spark.port.maxRetries": "0"}, arguments)
+        properties = {
+            "spark.port.maxRetries": "0",  # without it, Spark would quietly take the next port
+            "spark.master.rest.enabled": "false",  # its fixed port, 6066, would allow one cluster a machine
+        }
+        command = daemons.command(java, home, daemons.MASTER, properties, arguments)
         self._log("master").unlink(missing_ok=True)
         environment = daemons.environment(java, home, state.host)
         child = processes.spawn(command, environment, state.mark_of("master"), self._log("master"))

@@ -12,7 +12,7 @@ from ebbflow.infra.errors import EngineUnavailableError, StageCancelledError
 from ebbflow.infra.outputs import count_rows
 from ebbflow.infra.protocols import Relation, StageJob, StageProgress, StageResult
 from ebbflow.infra.spark import relations
-from ebbflow.infra.spark.failures import chain, parse, translate
+from ebbflow.infra.spark.failures import chain, first_line, parse, translate
 from ebbflow.infra.spark.groupwatch import GroupWatch
 from ebbflow.infra.spark.metrics import GroupMetrics, StatusApi, group_metrics
 from ebbflow.infra.spark.session import DriverProcess, start_session, stop_session
@@ -148,7 +148,7 @@ class SparkEngine:
                     )
                     found.append(Relation(name, "file", (), relations.columns(frame), external=True))
                 except Exception as error:
-                    _log.warning("table %s cannot be read and is left out: %s", name, _line(error))
+                    _log.warning("table %s cannot be read and is left out: %s", name, first_line(error))
         return sorted(found, key=lambda relation: relation.name)
 
     def close(self) -> None:
@@ -222,7 +222,7 @@ class SparkEngine:
                 self._context.setLocalProperty(key, None)
             self._context.setLocalProperty("spark.job.interruptOnCancel", None)
         except Exception as error:
-            _log.debug("cannot clear the job group: %s", _line(error))
+            _log.debug("cannot clear the job group: %s", first_line(error))
 
     def _watch(self, running: _Running, watch: GroupWatch) -> None:
         while not self._clock.wait(running.done, _POLL):
@@ -231,13 +231,13 @@ class SparkEngine:
                 if running.cancelled.is_set() or watch.verdict is not None:
                     self._cancel_group(running.job.id)
             except Exception as error:  # the job's own thread finds out what it means
-                _log.debug("cannot look at %s: %s", running.job.id, _line(error))
+                _log.debug("cannot look at %s: %s", running.job.id, first_line(error))
 
     def _cancel_group(self, group: str) -> None:
         try:
             self._context.cancelJobGroup(group)
         except Exception as error:  # a JVM that is gone runs nothing
-            _log.debug("cannot cancel %s: %s", group, _line(error))
+            _log.debug("cannot cancel %s: %s", group, first_line(error))
 
     def _meaning(self, error: Exception, running: _Running, watch: GroupWatch) -> Exception:
         job = running.job
@@ -252,7 +252,7 @@ class SparkEngine:
         try:
             return group_metrics(self._api, watch.stages(), self._clock)
         except Exception as error:  # the work is done and durable: figures about it are not worth its loss
-            _log.warning("no metrics of %s: %s", job.name, _line(error))
+            _log.warning("no metrics of %s: %s", job.name, first_line(error))
             return GroupMetrics()
 
 
@@ -271,7 +271,3 @@ def _result(
         spilled_bytes=metrics.spilled_bytes,
         input_bytes=metrics.input_bytes,
     )
-
-
-def _line(error: BaseException) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

@@ -43,19 +43,28 @@ _UNREACHABLE = (
 )
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's text; py4j asks the JVM for it, which may be gone."""
+    try:
+        text = str(error)
+    except Exception:
+        text = ""
+    return next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
+
+
 def chain(error: BaseException) -> list[tuple[str, str]]:
     """Return (class name, message) of an exception and its causes, outermost first, Java's included."""
     found: list[tuple[str, str]] = []
     java = getattr(error, "java_exception", None) or getattr(error, "_origin", None)
     if java is None:
         found.append((type(error).__name__, str(error)))
-    seen = 0
+    seen = 0  # a cause may be its own
     while java is not None and seen < 20:
         try:
             found.append((str(java.getClass().getSimpleName()), str(java.getMessage() or "")))
             java = java.getCause()
         except Exception:  # the JVM has gone away meanwhile: what is known must do
-            found.append((type(error).__name__, str(error)))
+            found.append(("Py4JNetworkError", first_line(error)))
             break
         seen += 1
     return found

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ebbflow.infra.errors import EngineUnavailableError
+from ebbflow.infra.spark.failures import chain, headline
 from ebbflow.infra.spark.settings import addresses, is_local, stays_on_this_machine
 
 _CONNECT_SECONDS = 5.0  # per master and attempt
@@ -118,6 +119,7 @@ def _launch(chosen: Mapping[str, str], java_home: Path) -> tuple[Any, DriverProc
             _hush()
             return SparkSession(context), process
     except Exception as error:
+        reason = headline(chain(error))  # while there is a JVM to ask
         tail = _tail(log)
         SparkContext._active_spark_context = None
         SparkContext._gateway = None
@@ -126,7 +128,7 @@ def _launch(chosen: Mapping[str, str], java_home: Path) -> tuple[Any, DriverProc
             _end(process)
         log.unlink(missing_ok=True)
         raise EngineUnavailableError(
-            f"Spark did not start on {chosen['spark.master']}: {_one_line(error)}"
+            f"Spark did not start on {chosen['spark.master']}: {reason}"
             + (f"; its log ends with: {tail}" if tail else "")
         ) from error
 
@@ -188,7 +190,3 @@ def _tail(log: Path, lines: int = 5) -> str:
         return ""
     kept = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("\tat ")]
     return " | ".join(kept[-lines:])
-
-
-def _one_line(error: BaseException) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

@@ -1,24 +1,30 @@
 """From SQL text to one qualified query: parsing, checks, and freezing of what changes from run to run."""
 
 import difflib
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import cast
+from typing import Any, cast
 
 import sqlglot
 from sqlglot import exp
 from sqlglot.errors import OptimizeError, ParseError, TokenError
 from sqlglot.optimizer.qualify import qualify
 
-from ebbflow.planners.errors import SqlSyntaxError, UnknownColumnError, UnknownTableError, UnsupportedQueryError
+from ebbflow.planners.errors import (
+    SqlSyntaxError,
+    UnknownColumnError,
+    UnknownTableError,
+    UnsupportedQueryError,
+)
 from ebbflow.planners.model import Catalogue
 
 # Functions whose value is fixed for a query: replaced by a literal once per run.
-_CLOCKS = (exp.CurrentDate, exp.CurrentTimestamp, exp.CurrentDatetime, exp.Localtimestamp)
+_CLOCKS = (exp.CurrentDate, exp.CurrentTimestamp, exp.CurrentDatetime, exp.CurrentTime, exp.Localtimestamp)
 _CLOCK_NAMES = {"now", "localtimestamp", "current_timestamp", "curdate", "current_date"}
-# Functions whose value differs from row to row and run to run: their stages are never reused.
-_VOLATILE = (exp.Rand, exp.Randn, exp.Uuid)
+# What differs from row to row and run to run: stages with it are never reused.
+_VOLATILE = (exp.Rand, exp.Randn, exp.Uuid, exp.TableSample)
 _VOLATILE_NAMES = {
     "rand", "randn", "random", "uuid", "shuffle", "monotonically_increasing_id", "spark_partition_id",
     "input_file_name", "gen_random_uuid", "randstr", "uniform",
@@ -27,11 +33,13 @@ _VOLATILE_NAMES = {
 
 @dataclass(frozen=True)
 class ParsedQuery:
-    """One qualified query. Every column carries its table, every projection its name."""
+    """One query. When ``qualified``, every column carries its table, every projection its name; output names
+    are distinct and in the author's case."""
 
     expression: exp.Query
     text: str
-    notes: tuple[str, ...]  # what was frozen or is volatile, as sentences
+    notes: tuple[str, ...]  # what was frozen, renamed or is volatile, as sentences
+    qualified: bool = True
 
 
 def parse(text: str, dialect: str = "spark") -> exp.Query:
@@ -52,9 +60,13 @@ def parse(text: str, dialect: str = "spark") -> exp.Query:
     statement = statements[0]
     if isinstance(statement, exp.Subquery):
         statement = statement.unnest()
+    if isinstance(statement, exp.Values):
+        columns = [f"col{i}" for i in range(1, len(statement.expressions[0].expressions) + 1)]  # Spark's names
+        statement = exp.select("*").from_(exp.alias_(statement, "_values", table=columns))
     if not isinstance(statement, exp.Query):
         raise UnsupportedQueryError(
-            f"only queries (SELECT, WITH, UNION, VALUES) can be run; got {statement.key.upper()}: {_short(text)!r}"
+            f"only queries (SELECT, WITH, UNION, VALUES) can be run; "
+            f"got {statement.key.upper()}: {_short(text)!r}"
         )
     return statement
 
@@ -95,7 +107,7 @@ def freeze(query: exp.Query, now: datetime) -> tuple[exp.Query, tuple[str, ...]]
     stamp = now.astimezone(UTC)
     notes: dict[str, None] = {}
 
-    def literal(node: exp.Expression) -> exp.Expression:
+    def literal(node: exp.Expr) -> exp.Expr:
         name = node.name.lower() if isinstance(node, exp.Anonymous) else node.key
         clock = isinstance(node, _CLOCKS) or (isinstance(node, exp.Anonymous) and name in _CLOCK_NAMES)
         if not clock:
@@ -106,46 +118,69 @@ def freeze(query: exp.Query, now: datetime) -> tuple[exp.Query, tuple[str, ...]]
             return node
         if isinstance(node, exp.CurrentDate) or name in {"curdate", "current_date"}:
             kind, value = "DATE", stamp.date().isoformat()
-        else:
-            kind, value = "TIMESTAMP", stamp.strftime("%Y-%m-%d %H:%M:%S.%f")
+        elif isinstance(node, exp.CurrentTime):
+            kind, value = "TIME", stamp.strftime("%H:%M:%S.%f")
+        elif isinstance(node, exp.Localtimestamp | exp.CurrentDatetime) or name == "localtimestamp":
+            kind, value = "TIMESTAMPNTZ", stamp.strftime("%Y-%m-%d %H:%M:%S.%f")
+        else:  # an instant, whatever the session's time zone is
+            kind, value = "TIMESTAMPTZ", stamp.strftime("%Y-%m-%d %H:%M:%S.%f+00:00")
         notes[f"{node.sql('spark')} frozen to {value} for this run"] = None
         return exp.cast(exp.Literal.string(value), kind)
 
     return cast("exp.Query", query.transform(literal)), tuple(notes)
 
 
-def is_volatile_function(node: exp.Expression) -> bool:
+def is_volatile_function(node: exp.Expr) -> bool:
     """Tell whether ``node`` itself is a call whose value differs from row to row or run to run."""
     return isinstance(node, _VOLATILE) or (
         isinstance(node, exp.Anonymous) and node.name.lower() in _VOLATILE_NAMES
     )
 
 
-def is_volatile(node: exp.Expression) -> bool:
-    """Tell whether ``node`` contains a volatile function."""
+def is_volatile(node: exp.Expr) -> bool:
+    """Tell whether ``node`` contains a volatile function or a sample."""
     return any(is_volatile_function(n) for n in node.find_all(*_VOLATILE, exp.Anonymous))
+
+
+def outside_tables(node: exp.Expr, bound: frozenset[str] = frozenset()) -> Iterator[exp.Table]:
+    """Yield the tables under ``node`` that no WITH in scope defines; table functions are none.
+
+    Before: ``WITH t AS (SELECT * FROM t) SELECT * FROM t, u``; yields the inner ``t`` and ``u``.
+    """
+    if isinstance(node, exp.Table) and isinstance(node.this, exp.Identifier):
+        if node.db or node.name.lower() not in bound:
+            yield node
+    with_ = node.args.get("with_")
+    if with_ is not None:
+        for cte in with_.expressions:
+            name = frozenset({cte.alias.lower()})
+            yield from outside_tables(cte.this, bound | name if with_.recursive else bound)
+            bound |= name
+    for child in node.iter_expressions():
+        if child is not with_:
+            yield from outside_tables(child, bound)
+
+
+def table_names(query: exp.Expr) -> frozenset[str]:
+    """Return the names in FROM and JOIN that the query does not define itself."""
+    return frozenset(t.name for t in outside_tables(query))
 
 
 def check_tables(query: exp.Query, catalogue: Catalogue) -> None:
     """Raise ``UnknownTableError`` for the first table that is in neither the catalogue nor the query."""
-    defined = {cte.alias_or_name.lower() for cte in query.find_all(exp.CTE)}
-    for table in query.find_all(exp.Table):
-        if not isinstance(table.this, exp.Identifier):
-            continue  # a table function such as range(10)
-        name = table.name.lower()
+    for table in outside_tables(query):
         if table.db:
             full = ".".join(p.name for p in table.parts)
             raise UnknownTableError(
                 f"table {full!r}: qualified names are not supported; name the table {table.name!r} alone, "
                 f"from --tables or the session's current database"
             )
-        if name not in defined and catalogue.get(name) is None:
-            raise UnknownTableError(f"unknown table {table.name!r}; {_nearest(name, catalogue.tables)}")
+        if catalogue.get(table.name) is None:
+            nearest = _nearest(table.name.lower(), catalogue.tables)
+            raise UnknownTableError(f"unknown table {table.name!r}; {nearest}")
 
 
-def parse_query(
-    text: str, catalogue: Catalogue, *, now: datetime, dialect: str = "spark"
-) -> ParsedQuery:
+def parse_query(text: str, catalogue: Catalogue, *, now: datetime, dialect: str = "spark") -> ParsedQuery:
     """Parse, check, freeze and qualify ``text`` against ``catalogue``.
 
     Raises the errors of ``parse`` and ``check_tables``, and ``UnknownColumnError``.
@@ -153,30 +188,82 @@ def parse_query(
     query = parse(text, dialect)
     check_tables(query, catalogue)
     try:
-        qualified = qualify(
-            query.copy(), schema=catalogue.schema(), dialect="spark", quote_identifiers=False, identify=False
-        )
+        qualified = qualified_copy(query, catalogue)
     except OptimizeError as error:
-        raise UnknownColumnError(_column_error(str(error), query, catalogue)) from error
-    frozen, notes = freeze(cast("exp.Query", qualified), now)  # after qualify, which names the projections
-    return ParsedQuery(frozen, text, notes)
+        if not _defines_columns(query):
+            raise UnknownColumnError(_column_error(str(error), query, catalogue)) from error
+        frozen, notes = freeze(query, now)
+        return ParsedQuery(frozen, text, (*notes, f"the query runs whole: {error}"), qualified=False)
+    named, renamed = _named(qualified, query)
+    frozen, notes = freeze(named, now)  # after qualify, which names the projections
+    return ParsedQuery(frozen, text, (*notes, *renamed))
+
+
+def qualified_copy(query: exp.Query, catalogue: Catalogue) -> exp.Query:
+    """Return ``query`` with every column under its table and every projection named.
+
+    Raises sqlglot's ``OptimizeError`` for a column that cannot be resolved.
+    """
+    schema = cast("dict[str, Any]", catalogue.schema())
+    return qualify(query.copy(), schema=schema, dialect="spark", quote_identifiers=False, identify=False)
+
+
+def _defines_columns(query: exp.Query) -> bool:
+    """Tell whether the query has relations whose columns only an engine knows."""
+    return query.find(exp.Lateral, exp.UDTF, exp.Pivot) is not None or any(
+        not isinstance(t.this, exp.Identifier) for t in query.find_all(exp.Table)
+    )
+
+
+def _named(qualified: exp.Query, written: exp.Query) -> tuple[exp.Query, tuple[str, ...]]:
+    """Give the result's columns distinct names, in the author's case.
+
+    Qualifying turns names to lower case, and a Parquet file cannot hold two columns of one name.
+    """
+    first, original = _first_select(qualified), _first_select(written)
+    items, before = list(first.selects), list(original.selects)
+    stars = any(item.is_star for item in before)
+    cased = {} if stars else {i: item.output_name for i, item in enumerate(before)}
+    seen: set[str] = set()
+    notes: list[str] = []
+    for position, item in enumerate(items):
+        if not isinstance(item, exp.Alias):
+            continue
+        name = item.alias
+        if cased.get(position, "").lower() == name.lower():
+            name = cased[position]
+        fresh, number = name, 0
+        while fresh.lower() in seen:
+            number += 1
+            fresh = f"{name}_{number}"
+        seen.add(fresh.lower())
+        if fresh != name:
+            notes.append(f"a second output column {name} is named {fresh}: Parquet needs distinct names")
+        if fresh != item.alias:
+            quoted = item.args["alias"].args.get("quoted", False)
+            item.set("alias", exp.to_identifier(fresh, quoted=quoted))
+    return qualified, tuple(notes)
+
+
+def _first_select(query: exp.Query) -> exp.Query:
+    """Return the SELECT that names the output of ``query``."""
+    node = query.unnest()
+    while isinstance(node, exp.SetOperation):
+        node = node.this.unnest()
+    return cast("exp.Query", node)
 
 
 def _column_error(message: str, query: exp.Query, catalogue: Catalogue) -> str:
-    columns = {
-        column
-        for table in query.find_all(exp.Table)
-        if (known := catalogue.get(table.name)) is not None
-        for column, _ in known.columns
-    }
-    for column in query.find_all(exp.Column):
-        if f"'{column.name}'" in message or f"{column.name}'" in message or f" {column.name}" in message:
-            return f"unknown column {column.sql('spark')!r}; {_nearest(column.name, columns)} ({message})"
+    owners: dict[str, list[str]] = {}
+    for table in outside_tables(query):
+        known = catalogue.get(table.name)
+        for column, _ in known.columns if known is not None else ():
+            owners.setdefault(column.lower(), []).append(table.alias_or_name)
+    for found in query.find_all(exp.Column):
+        if not re.search(rf"(?<!\w){re.escape(found.name)}(?!\w)", message, re.IGNORECASE):
+            continue
+        several = owners.get(found.name.lower(), [])
+        if not found.table and len(several) > 1:
+            return f"column {found.name!r} is ambiguous: qualify it with one of {', '.join(several)}"
+        return f"unknown column {found.sql('spark')!r}; {_nearest(found.name, owners)} ({message})"
     return f"a column cannot be resolved: {message}"
-
-
-def table_names(query: exp.Query) -> frozenset[str]:
-    """Return the names in FROM and JOIN that the query does not define itself."""
-    defined = {cte.alias_or_name.lower() for cte in query.find_all(exp.CTE)}
-    tables = (t for t in query.find_all(exp.Table) if isinstance(t.this, exp.Identifier))
-    return frozenset(t.name for t in tables if t.name.lower() not in defined or t.db)

@@ -201,7 +201,8 @@ class QueryPlanner:
             algebra(tree, [r.alias for r in self.analysis.blocks[key].graph.relations])
             for key, tree in choice.trees.items()
         )
-        plan_id = "qep-" + digest(sorted(s.physical_key for s in built))[:5]
+        # without partitions, which follow sizes and share: a plan that is costed anew keeps its id
+        plan_id = "qep-" + digest(sorted(digest(u.output_fp, u.inputs, u.shape) for u in staging.units))[:5]
         self._choices[plan_id] = choice
         return QueryExecutionPlan(plan_id, built, shape or "no inner joins", self.notes)
 

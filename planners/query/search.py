@@ -21,7 +21,7 @@ Entry: TypeAlias = tuple[float, float, float, float, float, Any, Any, Any]
 # (build side is the right one, method, core-seconds, serial, tail, GiB resident, GiB of a task)
 Variant: TypeAlias = tuple[bool, JoinMethod, float, float, float, float, float]
 
-OVERLAP = 0.1  # part of the shorter of work/cores and critical path that does not overlap with the longer
+OVERLAP = 0.5  # part of the shorter of work/cores and critical path that does not overlap with the longer
 BUILD_RATIO = 4.0  # building on a side so much larger than the other never pays
 
 _BY_SECONDS = itemgetter(0, 3, 4)

@@ -13,24 +13,24 @@ from sqlglot import exp
 from sqlglot.errors import SqlglotError
 from sqlglot.optimizer.eliminate_subqueries import eliminate_subqueries
 from sqlglot.optimizer.merge_subqueries import merge_subqueries
-from sqlglot.optimizer.qualify import qualify
 
 from ebbflow.planners.model import Catalogue
-from ebbflow.planners.query.parse import ParsedQuery, is_volatile
+from ebbflow.planners.query.parse import ParsedQuery, is_volatile, outside_tables, qualified_copy
 from ebbflow.planners.query.predicates import free_columns
 
-ROOT = "result"  # the name of the last view; never a relation that another view reads
+ROOT = "result"  # the name of the last view; a WITH of this name is renamed
 
 
 @dataclass(frozen=True)
 class View:
-    """One named query of the chain. ``query`` holds no WITH unless the view is opaque."""
+    """One named query of the chain. ``query`` holds no WITH at its top unless the view is opaque."""
 
     name: str
     query: exp.Query
     reads_views: tuple[str, ...]  # sorted, in-chain views that it names
     reads_tables: tuple[str, ...]  # sorted, base tables that it names
     volatile: bool  # itself or through a view it reads
+    opaque: bool = False  # runs as it is written: nothing in it can be planned
 
     @cached_property
     def columns(self) -> tuple[str, ...]:
@@ -39,7 +39,7 @@ class View:
 
     def selects(self) -> Iterator[exp.Select]:
         """Yield the SELECTs that make up the view: itself, or the arms of its set operations."""
-        stack: list[exp.Expression] = [self.query]
+        stack: list[exp.Expr] = [self.query]
         while stack:
             node = stack.pop().unnest()
             if isinstance(node, exp.SetOperation):
@@ -69,38 +69,80 @@ class ViewChain:
         """Return how many times each view is named by others."""
         counts = dict.fromkeys(self.by_name, 0)
         for view in self.views:
-            for table in view.query.find_all(exp.Table):
-                if table.name in counts:
+            for table in outside_tables(view.query):
+                if table.name in view.reads_views:
                     counts[table.name] += 1
         return counts
 
 
 def view_chain(parsed: ParsedQuery, catalogue: Catalogue) -> ViewChain:
     """Return ``parsed`` as a chain of views; never fails: at worst the whole query is one opaque view."""
-    whole = parsed.expression
-    notes = list(parsed.notes)
-    with_ = whole.args.get("with_")
-    if with_ is not None and with_.recursive:
-        return _single(whole, parsed.text, (*notes, "recursive WITH: the query runs whole"))
-    for rewrite in (_flattened, _hoisted):
+    reason = _unseparable(parsed)
+    for rewrite in (_flattened, _hoisted) if not reason else ():
         try:
-            query = rewrite(whole.copy())
-            qualify(query.copy(), schema=catalogue.schema(), dialect="spark", quote_identifiers=False)
-            return _chain(query, parsed.text, tuple(notes))
+            query = rewrite(parsed.expression.copy())
+            qualified_copy(query, catalogue)  # a rewrite that lost a column is told here
+            return ViewChain(_views(_bodies(query)), parsed.text, parsed.notes)
         except (SqlglotError, RecursionError, KeyError, AttributeError, ValueError) as error:
-            last = f"{type(error).__name__}: {error}"
-    return _single(whole, parsed.text, (*notes, f"subqueries could not be separated, the query runs whole ({last})"))
+            reason = f"subqueries could not be separated, the query runs whole ({type(error).__name__}: {error})"
+    notes = (*parsed.notes, reason) if reason else parsed.notes
+    return ViewChain(_views([(ROOT, parsed.expression)], opaque=True), parsed.text, notes)
+
+
+def _unseparable(parsed: ParsedQuery) -> str:
+    """Return why the query must stay whole, if it must."""
+    whole = parsed.expression
+    if any(w.recursive for w in whole.find_all(exp.With)):
+        return "recursive WITH: the query runs whole"
+    # Equal derived tables become one view, but each draws its own random numbers.
+    if any(is_volatile(s) for s in whole.find_all(exp.Subquery)):
+        return "a subquery is not deterministic: the query runs whole"
+    return ""
 
 
 def _hoisted(query: exp.Query) -> exp.Query:
-    return cast("exp.Query", eliminate_subqueries(_hoist_conditions(query)))
+    return eliminate_subqueries(_hoist_conditions(query))
 
 
 def _flattened(query: exp.Query) -> exp.Query:
     # Merging copies a view's expressions into its reader: a volatile one would be evaluated anew.
     if is_volatile(query):
         return _hoisted(query)
-    return cast("exp.Query", merge_subqueries(eliminate_subqueries(_hoist_conditions(query))))
+    separated = _hoisted(query)
+    kept = _null_supplying(separated)
+    for select in kept:
+        select.set("kind", _KEPT)  # what sqlglot takes for a reason not to merge
+    merged = merge_subqueries(separated)
+    for select in kept:
+        select.set("kind", None)
+    return merged
+
+
+_KEPT = "kept"
+
+
+def _null_supplying(query: exp.Query) -> list[exp.Select]:
+    """Return the views whose expressions an outer join may replace by NULL.
+
+    Merging ``t LEFT JOIN (SELECT k, 1 AS f FROM u) v ON ...`` would turn ``v.f`` into 1 where nothing matches.
+    """
+    with_ = query.args.get("with_")
+    bodies = {c.alias: c.this.unnest() for c in with_.expressions} if with_ is not None else {}
+    found = {}
+    for select in query.find_all(exp.Select):
+        start = select.args.get("from_")
+        before = [start.this] if start is not None else []
+        for join in select.args.get("joins") or ():
+            nullable = [join.this] if join.side in ("LEFT", "FULL") else []
+            nullable += before if join.side in ("RIGHT", "FULL") else []
+            for item in nullable:
+                body = bodies.get(item.name) if isinstance(item, exp.Table) else None
+                if isinstance(body, exp.Select) and any(
+                    not isinstance(s.unalias(), exp.Column) for s in body.selects
+                ):
+                    found[id(body)] = body
+            before.append(join.this)
+    return list(found.values())
 
 
 def _hoist_conditions(query: exp.Query) -> exp.Query:
@@ -132,32 +174,22 @@ def _hoist_conditions(query: exp.Query) -> exp.Query:
     return query
 
 
-def _chain(query: exp.Query, text: str, notes: tuple[str, ...]) -> ViewChain:
+def _bodies(query: exp.Query) -> list[tuple[str, exp.Query]]:
+    """Return the name and query of each view, the result last."""
     with_ = query.args.get("with_")
     bodies: list[tuple[str, exp.Query]] = []
     if with_ is not None:
-        bodies = [(c.alias, cast("exp.Query", _named(c))) for c in with_.expressions]
+        # ``WITH t(a, b) AS`` column names are pushed in by qualify already
+        bodies = [(c.alias, cast("exp.Query", c.this.unnest())) for c in with_.expressions]
         query.set("with_", None)
     bodies.append((ROOT, cast("exp.Query", query.unnest())))
-    return ViewChain(_views(bodies), text, notes)
+    return bodies
 
 
-def _named(cte: exp.CTE) -> exp.Expression:
-    """Return the CTE's query; ``WITH t(a, b) AS`` column names are already pushed in by qualify."""
-    return cte.this.unnest()
-
-
-def _single(query: exp.Query, text: str, notes: tuple[str, ...]) -> ViewChain:
-    return ViewChain(_views([(ROOT, query)]), text, notes)
-
-
-def _views(bodies: list[tuple[str, exp.Query]]) -> tuple[View, ...]:
+def _views(bodies: list[tuple[str, exp.Query]], *, opaque: bool = False) -> tuple[View, ...]:
     views: dict[str, View] = {}
     for name, body in bodies:
-        inner = {c.alias for c in body.find_all(exp.CTE)}
-        named = {
-            t.name for t in body.find_all(exp.Table) if isinstance(t.this, exp.Identifier) and t.name not in inner
-        }
+        named = {t.name for t in outside_tables(body)}
         reads = tuple(sorted(n for n in named if n in views))
         views[name] = View(
             name,
@@ -165,5 +197,6 @@ def _views(bodies: list[tuple[str, exp.Query]]) -> tuple[View, ...]:
             reads,
             tuple(sorted(named - set(reads))),
             is_volatile(body) or any(views[r].volatile for r in reads),
+            opaque,
         )
     return tuple(views.values())

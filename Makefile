@@ -1,0 +1,49 @@
+# make demo   set everything up and run the main job
+# make test   set everything up and pass the tests
+# make check  format, lint, types
+# make bench  measure planning and checks, write docs/benchmarks
+# make lock   pin the newest versions that work together
+
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+SETUP  := $(VENV)/.ready
+
+.PHONY: demo test check format bench lock java clean
+
+demo: $(SETUP) java
+	$(BIN)/ebbflow demo $(ARGS)
+
+test: $(SETUP) java
+	$(BIN)/python -m pytest $(ARGS)
+
+check: $(SETUP)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: $(SETUP)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(SETUP) java
+	$(BIN)/python -m tests.benchmarks $(ARGS)
+
+$(SETUP): requirements.lock pyproject.toml scripts/setup.sh
+	@scripts/setup.sh "$(PYTHON)" "$(VENV)"
+	@touch $@
+
+java:
+	@scripts/java.sh
+
+lock:
+	$(PYTHON) -m venv $(VENV)-lock
+	$(VENV)-lock/bin/pip install --quiet pip-tools
+	$(VENV)-lock/bin/pip-compile --quiet --upgrade --extra dev --strip-extras --allow-unsafe \
+	  --no-emit-index-url --no-emit-find-links --no-emit-trusted-host --no-header --no-annotate \
+	  --output-file requirements.lock pyproject.toml
+	sed -i '/^ebbflow /d' requirements.lock
+	rm -rf $(VENV)-lock
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

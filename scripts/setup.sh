@@ -1,0 +1,23 @@
+#!/usr/bin/env bash
+# setup.sh PYTHON VENV: a virtual environment with the locked packages and Ebbflow itself, editable.
+set -euo pipefail
+python=$1 venv=$2
+
+fail() { echo "error: $1" >&2; exit 1; }
+
+command -v "$python" >/dev/null || fail "$python is missing; install Python 3.11 or later, or run make PYTHON=/path/to/python3"
+"$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
+  fail "Python 3.11 or later is needed, $("$python" --version) found; run make PYTHON=/path/to/python3.11"
+
+if ! "$python" -c 'import ensurepip, venv' 2>/dev/null; then
+  if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+    apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq python3-venv >/dev/null
+  else
+    fail "Python's venv module is missing; install it (Debian, Ubuntu: apt-get install python3-venv)"
+  fi
+fi
+
+echo "setting up $venv (once)"
+"$python" -m venv "$venv"
+"$venv/bin/pip" install --quiet --disable-pip-version-check --requirement requirements.lock
+"$venv/bin/pip" install --quiet --disable-pip-version-check --no-deps --editable .

@@ -1,0 +1,160 @@
+"""Plans as statements: analyses, random choices, and their execution on DuckDB."""
+
+import random
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Any
+
+import duckdb
+import sqlglot
+from sqlglot import exp
+
+from ebbflow.infra.duckdbtypes import quoted, to_spark
+from ebbflow.planners.model import Catalogue, Table, TableStatistics
+from ebbflow.planners.query.joingraph import JoinGraph
+from ebbflow.planners.query.parse import parse_query
+from ebbflow.planners.query.render import checkpoint_name
+from ebbflow.planners.query.staging import Analysis, Choice, Rendered, Staging, Unit
+from ebbflow.planners.query.trees import Join, JoinMethod, Leaf, Tree, joins
+from ebbflow.planners.query.views import view_chain
+
+NOW = datetime(2026, 3, 4, 5, 6, 7, 890123, tzinfo=UTC)
+METHODS: tuple[JoinMethod, ...] = ("broadcast", "shuffle_hash", "sort_merge")
+Rows = Counter[tuple[Any, ...]]
+
+
+def catalogue(tables: Mapping[str, str], version: str = "1") -> Catalogue:
+    """Make a catalogue of ``{"t": "a int, b string"}``."""
+    found = {}
+    for name, columns in tables.items():
+        pairs = tuple(tuple(c.strip().rsplit(" ", 1)) for c in columns.split(", "))
+        found[name.lower()] = Table(name, pairs, version)  # type: ignore[arg-type]
+    return Catalogue(found)
+
+
+def catalogue_of(connection: duckdb.DuckDBPyConnection) -> Catalogue:
+    """Describe the tables and views of a connection."""
+    found = {}
+    for (name,) in connection.execute("SELECT table_name FROM information_schema.tables").fetchall():
+        if name.startswith("ckpt_"):
+            continue
+        relation = connection.sql(f"SELECT * FROM {quoted(name)}")
+        columns = tuple(zip(relation.columns, (to_spark(t)[0] for t in relation.types), strict=True))
+        count = connection.execute(f"SELECT count(*) FROM {quoted(name)}").fetchone()
+        assert count is not None
+        found[name.lower()] = Table(name, columns, "1", TableStatistics(float(count[0]), 64.0 * count[0]))
+    return Catalogue(found)
+
+
+def analyse(text: str, known: Catalogue, *, salt: str = "run") -> Analysis:
+    """Take ``text`` apart."""
+    return Analysis.of(view_chain(parse_query(text, known, now=NOW), known), known, salt)
+
+
+def random_tree(graph: JoinGraph, rng: random.Random) -> Tree:
+    """Join connected parts in a random order, cross products only where nothing else is left."""
+    parts: list[Tree] = [Leaf(i) for i in range(len(graph.relations))]
+    while len(parts) > 1:
+        pairs = [(a, b) for a in parts for b in parts if a is not b and _connected(graph, a, b)]
+        one, other = rng.choice(pairs or [(parts[0], parts[1]), (parts[1], parts[0])])
+        parts = [p for p in parts if p is not one and p is not other]
+        parts.append(Join(one, other, rng.choice(METHODS)))
+    return parts[0]
+
+
+def _connected(graph: JoinGraph, one: Tree, other: Tree) -> bool:
+    return any(one.mask >> i & 1 and near & other.mask for i, near in enumerate(graph.neighbours))
+
+
+def random_choice(analysis: Analysis, rng: random.Random) -> Choice:
+    """Choose trees, cuts and cut views at random."""
+    trees = {key: random_tree(block.graph, rng) for key, block in analysis.blocks.items()}
+    rate = rng.choice((0.0, 0.4, 1.0))
+    cuts = {k: frozenset(j.mask for j in joins(t) if rng.random() < rate) for k, t in trees.items()}
+    views = frozenset(v.name for v in analysis.chain.views[:-1] if rng.random() < 0.5)
+    return Choice(trees, cuts, views)
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A choice that was run: its stages and its result."""
+
+    units: tuple[Unit, ...]
+    columns: tuple[str, ...]
+    rows: Rows
+    ordered: tuple[tuple[Any, ...], ...]
+
+
+def run(connection: duckdb.DuckDBPyConnection, analysis: Analysis, choice: Choice) -> Ran:
+    """Execute every stage; assert that it reads exactly what its unit says it reads."""
+    staging = Staging(analysis, choice)
+    units = staging.units
+    made: list[str] = []
+    try:
+        for unit in units:
+            statement = Rendered(staging, unit)
+            assert reads(statement.tree) == (unit.inputs, unit.tables), statement.duckdb
+            name = checkpoint_name(unit.output_fp)
+            try:
+                relation = connection.execute(statement.duckdb)
+                names = [d[0] for d in relation.description or ()]
+                assert len({n.lower() for n in names}) == len(names), f"duplicate names: {names}"
+                connection.execute(f"CREATE TEMP TABLE {name} AS {statement.duckdb}")
+            except duckdb.Error as error:
+                raise AssertionError(f"{error}\n{statement.duckdb}") from error
+            made.append(name)
+        cursor = connection.execute(f"FROM {made[-1]}")
+        rows = cursor.fetchall()
+        columns = tuple(d[0] for d in cursor.description or ())
+        return Ran(units, columns, multiset(rows), tuple(comparable(r) for r in rows))
+    finally:
+        for name in made:
+            connection.execute(f"DROP TABLE {name}")
+
+
+def reads(statement: exp.Expr) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the fingerprints of the checkpoints and the tables that a rendered statement names."""
+    names = _outside(statement, frozenset())
+    checkpoints = sorted(n.removeprefix("ckpt_") for n in names if n.startswith("ckpt_"))
+    return tuple(checkpoints), tuple(sorted(n for n in names if not n.startswith("ckpt_")))
+
+
+def _outside(node: exp.Expr, bound: frozenset[str]) -> set[str]:
+    found: set[str] = set()
+    if isinstance(node, exp.Table) and isinstance(node.this, exp.Identifier) and node.name not in bound:
+        found.add(node.name)
+    with_ = node.args.get("with_")
+    if with_ is not None:
+        for cte in with_.expressions:
+            found |= _outside(cte.this, bound | {cte.alias} if with_.recursive else bound)
+            bound |= {cte.alias}
+    for child in node.iter_expressions():
+        if child is not with_:
+            found |= _outside(child, bound)
+    return found
+
+
+def reference(connection: duckdb.DuckDBPyConnection, text: str, dialect: str = "spark") -> Rows:
+    """Execute the text as its author wrote it."""
+    translated = sqlglot.transpile(text, read=dialect, write="duckdb")[0]
+    return multiset(connection.execute(translated).fetchall())
+
+
+def multiset(rows: Iterable[Sequence[Any]]) -> Rows:
+    return Counter(comparable(r) for r in rows)
+
+
+def comparable(row: Sequence[Any]) -> tuple[Any, ...]:
+    """Return a row whose numbers compare whatever the order they were summed in."""
+    return tuple(_plain(v) for v in row)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float | Decimal):
+        return f"{float(value):.9g}"
+    if isinstance(value, list | dict):
+        return repr(value)
+    return value

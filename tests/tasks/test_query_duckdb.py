@@ -1,0 +1,60 @@
+"""All TPC-H queries, end to end on DuckDB, under every policy, against DuckDB's own answers."""
+
+from pathlib import Path
+
+import pytest
+
+from ebbflow.tasks.query import PlainOrchestrator, execute
+from ebbflow.tasks.request import QueryRequest
+
+QUERIES = sorted(
+    (Path(__file__).parents[1] / "fixtures" / "tpch").glob("q*.sql"), key=lambda p: int(p.stem.removeprefix("q"))
+)
+
+
+@pytest.mark.parametrize("policy", ["qoop", "clarinet", "volcano", "single"])
+def test_every_tpch_query_is_answered_rightly(policy: str, tpch: str, tmp_path: Path) -> None:
+    assert len(QUERIES) == 22
+    wrong = {}
+    for path in QUERIES:
+        request = QueryRequest.of(
+            str(path),
+            tables=tpch,
+            engine="duckdb",
+            policy=policy,
+            cuts="every-join" if policy == "qoop" else "cost",
+            store=str(tmp_path / "store"),
+            title=path.stem,
+            verify=True,
+        )
+        report = execute(request, PlainOrchestrator()).report
+        if report.verified is not True:
+            wrong[path.stem] = report.verification
+        assert {s.status for s in report.stages} <= {"completed", "reused", "cancelled"}
+        assert report.decisions[0].kind == "start"
+        assert report.policy == policy
+        if policy != "qoop":
+            assert len({s.plan for s in report.stages}) == 1
+    assert not wrong
+
+
+def test_every_output_that_was_asked_for_is_written(tpch: str, tmp_path: Path) -> None:
+    import pyarrow.parquet as pq
+
+    from ebbflow.tasks.report import QueryReport
+
+    out, json, html = tmp_path / "out" / "r.parquet", tmp_path / "r.json", tmp_path / "r.html"
+    request = QueryRequest(
+        "SELECT n_name, count(*) AS customers FROM customer JOIN nation ON c_nationkey = n_nationkey GROUP BY n_name",
+        tables=tpch,
+        engine="duckdb",
+        store=str(tmp_path / "store"),
+        out=str(out),
+        json=str(json),
+        report=str(html),
+    )
+    outcome = execute(request, PlainOrchestrator())
+    assert pq.read_table(out).num_rows == outcome.report.rows == 25
+    assert QueryReport.from_json(json.read_text()) == outcome.report
+    assert "<html" in html.read_text()
+    assert outcome.report.verified is None
