@@ -254,7 +254,8 @@ class Driver:
         now = self._clock.now()
         if isinstance(event, CapacityChanged):
             share = self._note_capacity(event.capacity, event.change)
-            self._act(self._execution.on_share(share, now, event.change))
+            candidates = self._anew(share)
+            self._act(self._execution.on_share(share, now, event.change, candidates or None))
         elif isinstance(event, StageOutcome):
             self._ended(event, now)
         elif isinstance(event, Exception):
@@ -310,11 +311,16 @@ class Driver:
 
     def _new_candidates(self, stage: Stage, rows: int, now: float) -> list[Action]:
         assert self._share is not None
-        outputs = {fp: StageOutput(fp, c.rows, c.bytes) for fp, c in self._checkpoints.items()}
-        plans = self._replan(self._share, outputs)
-        self._learn(plans)
+        plans = self._anew(self._share)
         trigger = f"{stage.name}: {rows:,} rows, {stage.rows:,.0f} expected"
-        return list(self._execution.on_candidates(plans, now, trigger))
+        return list(self._execution.on_candidates(plans, now, trigger)) if plans else []
+
+    def _anew(self, share: Share) -> Sequence[QueryExecutionPlan]:
+        """Plan anew for ``share`` with the actual sizes of finished stages."""
+        outputs = {fp: StageOutput(fp, c.rows, c.bytes) for fp, c in self._checkpoints.items()}
+        plans = self._replan(share, outputs)
+        self._learn(plans)
+        return plans
 
     def _failed(self, outcome: StageOutcome, run: _Run, now: float) -> None:
         stage, error = outcome.stage, outcome.error

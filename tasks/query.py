@@ -123,7 +123,7 @@ def _open_spark(request: QueryRequest, clock: Clock) -> _Opened:
 
     engine = SparkEngine.start(
         request.master,
-        memory=request.executor_memory,
+        memory=request.executor_memory or _heap_for(request.master),
         conf=request.conf,
         catalog=request.catalog,
         clock=clock,
@@ -138,6 +138,15 @@ def _open_spark(request: QueryRequest, clock: Clock) -> _Opened:
         engine.ui_url, engine.application_id, hazard=hazard, master_url=engine.master, clock=clock
     )
     return _Opened(engine, watch, [watch.close])
+
+
+def _heap_for(master: str) -> str | None:
+    """Return the executor heap that fits a local cluster's workers; Spark's default elsewhere."""
+    from ebbflow.infra.spark.settings import executor_memory
+    from ebbflow.infra.spark.state import find_cluster
+
+    cluster = find_cluster(master)
+    return executor_memory(cluster.memory / 1024) if cluster is not None else None
 
 
 def execute(request: QueryRequest, orchestrator: Orchestrator, clock: Clock | None = None) -> QueryOutcome:
@@ -268,14 +277,16 @@ class _Run:
         )
 
     def replan(self, share: Share, outputs: Mapping[str, StageOutput]) -> Sequence[QueryExecutionPlan]:
-        """Return candidates from actual sizes, the current plan among them, with rates fitted to this run."""
-        if self._request.policy == "single":
-            return self.candidates
+        """Return candidates for ``share`` from actual sizes, the current plan among them, with rates fitted to
+        this run; none for a policy that never re-plans or a share without cores."""
+        if not self.execution.policy.replans:
+            return ()
         if self.driver is not None:
             measured = [*self._prepared.history, *self.driver.record.measured]
             self._planner.model = calibrate(self._prepared.prior, measured)
-        usable = share if share.total.cores > 0 else _nominal(share)
-        return self._planner.candidates(usable, outputs, also=(self.execution.plan.id,))
+        if share.total.cores <= 0:
+            return ()
+        return self._planner.candidates(share, outputs, also=(self.execution.plan.id,))
 
     def report(
         self,

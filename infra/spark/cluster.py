@@ -206,6 +206,7 @@ class LocalSparkCluster:
         arguments = ["--host", state.host, "--port", str(state.port), "--webui-port", str(state.ui_port)]
         properties = {
             "spark.port.maxRetries": "0",  # without it, Spark would quietly take the next port
+            "spark.deploy.maxExecutorRetries": "-1",  # losing executors is no reason to drop an application
             "spark.master.rest.enabled": "false",  # its fixed port, 6066, would allow one cluster a machine
         }
         command = daemons.command(java, home, daemons.MASTER, properties, arguments)

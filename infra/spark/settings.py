@@ -2,6 +2,7 @@
 
 import ipaddress
 import os
+import tempfile
 from collections.abc import Mapping
 
 _OWN_FAILURES = 64  # bound on task failures and stage attempts; see ``settings``
@@ -96,6 +97,9 @@ def settings(
     }
     if catalog:
         chosen["spark.sql.catalogImplementation"] = "hive"
+    else:
+        # Spark would make a folder "spark-warehouse" wherever the user happens to be
+        chosen.setdefault("spark.sql.warehouse.dir", f"{tempfile.gettempdir()}/ebbflow-warehouse")
     return chosen
 
 

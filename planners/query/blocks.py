@@ -4,12 +4,13 @@ A block is the longest run of plain inner or cross joins at the start of FROM. E
 semi and anti joins, laterals, subqueries in FROM) is a barrier that stays on top, in its place.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
 from sqlglot import exp
 
+from ebbflow.planners.query.families import Families
 from ebbflow.planners.query.joingraph import Column, EqualityClass, JoinGraph, Predicate, RelationRef
 from ebbflow.planners.query.parse import is_volatile
 from ebbflow.planners.query.predicates import (
@@ -32,11 +33,11 @@ class Block:
     graph: JoinGraph
     select: exp.Select  # its FROM and inner joins are replaced when a plan is rendered
     barriers: tuple[exp.Join, ...]  # joins that stay above the block, in order
-    top: tuple[exp.Expression, ...]  # conjuncts that stay in the SELECT's WHERE
+    top: tuple[exp.Expr, ...]  # conjuncts that stay in the SELECT's WHERE
     top_columns: frozenset[Column]  # columns of the block's relations that are used above it
 
     def output(self, mask: int) -> tuple[Column, ...]:
-        """Return the columns that relations ``mask`` must hand upward, sorted: a function of the set alone."""
+        """Return the columns that relations ``mask`` must hand upward, sorted; the set alone decides."""
         graph = self.graph
         inside = set(graph.aliases(mask))
         needed = {c for c in self.top_columns if c[0] in inside}
@@ -62,45 +63,68 @@ class Extraction:
     reason: str = ""
 
 
-def extract(view: View, select: exp.Select, views: Iterable[str]) -> Extraction:
-    """Take ``select`` of ``view`` apart. The tree is not changed; the block holds copies of what it changes."""
+def extract(view: View, select: exp.Select, families: Families) -> Extraction:
+    """Take ``select`` of ``view`` apart.
+
+    The tree is not changed; the block holds copies of what it changes. ``families`` says of the columns of
+    tables and views which may share an equality class.
+    """
     start = select.args.get("from_")
     joins = list(select.args.get("joins") or ())
-    if start is None or not joins:
+    if start is None or not joins or view.opaque:
         return Extraction(None)
     if select.args.get("hint") is not None:
         return Extraction(None, f"{view.name}: the query's own hints are kept, its joins run as written")
     relations, conditions, barriers = _prefix(start.this, joins)
     if len(relations) < 2:
         return Extraction(None, f"{view.name}: {_barrier_words(barriers)} cannot be reordered")
-    aliases = [t.alias_or_name for t in relations]
-    if len(set(aliases)) < len(aliases):
+    inner = {t.alias_or_name for t in relations}
+    if len(inner) < len(relations):
         return Extraction(None, f"{view.name}: an alias is used twice")
-    known = set(views)
+    if _binds_by_position(select):
+        return Extraction(None, f"{view.name}: a star or a column without its table keeps the joins as written")
+    movable = [part for part in conditions if _movable(part, inner)]
+    kept = [part for part in conditions if not _movable(part, inner)]
+    if kept and barriers:  # moved above an outer join they would drop rows that it adds
+        return Extraction(None, f"{view.name}: {kept[0].sql('spark')} must stay below the {_barrier_words(barriers)}")
     where = select.args.get("where")
-    preserved = not any(j.side in ("RIGHT", "FULL") for j in barriers)
-    everywhere = [*conditions, *(conjuncts(where.this.copy()) if where is not None and preserved else [])]
-    kept = [] if where is None or preserved else [where.this.copy()]
-    inner = set(aliases)
-    movable: list[exp.Expression] = []
-    for part in everywhere:
-        columns = columns_of(part)
-        if columns and {a for a, _ in columns} <= inner and not is_volatile(part):
-            movable.append(part)
-        else:
-            kept.append(part)
+    if where is not None and any(j.side in ("RIGHT", "FULL") for j in barriers):
+        kept.append(where.this.copy())  # it judges rows that the outer join adds
+    elif where is not None:
+        for part in conjuncts(where.this.copy()):
+            (movable if _movable(part, inner) else kept).append(part)
     top_columns = _columns_above(select, barriers, kept, inner)
-    graph = _graph(relations, movable, top_columns, known)
+    graph = _graph(relations, movable, top_columns, view, families)
+    names = [f"{r.alias}__{c}" for r in graph.relations for c in r.columns]
+    if len(set(names)) < len(names):
+        return Extraction(None, f"{view.name}: columns of checkpoints would share a name, such as a__b.c and a.b__c")
     return Extraction(Block(view.name, graph, select, tuple(barriers), tuple(kept), top_columns))
 
 
+def _movable(part: exp.Expr, inner: set[str]) -> bool:
+    """Tell whether a conjunct may be evaluated at any join that has its relations."""
+    aliases = {a for a, _ in columns_of(part)}
+    return bool(aliases) and aliases <= inner and not is_volatile(part)
+
+
+def _binds_by_position(select: exp.Select) -> bool:
+    """Tell whether something in ``select`` itself would mean something else over other relations."""
+    outputs = set(select.named_selects)
+    for node in select.find_all(exp.Star, exp.Column):
+        if node.parent_select is not select or (isinstance(node, exp.Star) and isinstance(node.parent, exp.Count)):
+            continue
+        if isinstance(node, exp.Star) or (not node.table and node.name not in outputs):
+            return True
+    return False
+
+
 def _prefix(
-    first: exp.Expression, joins: Sequence[exp.Join]
-) -> tuple[list[exp.Table], list[exp.Expression], list[exp.Join]]:
+    first: exp.Expr, joins: Sequence[exp.Join]
+) -> tuple[list[exp.Table], list[exp.Expr], list[exp.Join]]:
     """Return the relations of the leading inner joins, their ON conjuncts, and the joins behind them."""
     if not _plain(first):
         return [], [], list(joins)
-    relations, conditions = [cast("exp.Table", first)], []
+    relations, conditions = [cast("exp.Table", first)], list[exp.Expr]()
     for position, join in enumerate(joins):
         inner = (
             not join.side
@@ -113,14 +137,20 @@ def _prefix(
             return relations, conditions, list(joins[position:])
         relations.append(cast("exp.Table", join.this))
         on = join.args.get("on")
-        conditions += conjuncts(on.copy() if on is not None else None)
+        parts = conjuncts(on.copy() if on is not None else None)
+        conditions += [p for p in parts if not (isinstance(p, exp.Boolean) and p.this)]
     return relations, conditions, []
 
 
-def _plain(node: exp.Expression) -> bool:
-    return isinstance(node, exp.Table) and not any(
-        node.args.get(k) for k in ("joins", "pivots", "sample", "laterals", "version", "when", "partition")
-    ) and isinstance(node.this, exp.Identifier)  # fmt: skip
+def _plain(node: exp.Expr) -> bool:
+    """Tell whether ``node`` is a table or view under an alias and nothing else: no sample, no column names."""
+    known = {"this", "alias"}
+    return (
+        isinstance(node, exp.Table)
+        and isinstance(node.this, exp.Identifier)
+        and not any(value for key, value in node.args.items() if key not in known)
+        and not node.alias_column_names
+    )
 
 
 def _barrier_words(barriers: Sequence[exp.Join]) -> str:
@@ -129,13 +159,13 @@ def _barrier_words(barriers: Sequence[exp.Join]) -> str:
 
 
 def _columns_above(
-    select: exp.Select, barriers: Sequence[exp.Join], kept: Sequence[exp.Expression], inner: set[str]
+    select: exp.Select, barriers: Sequence[exp.Join], kept: Sequence[exp.Expr], inner: set[str]
 ) -> frozenset[Column]:
-    parts: list[exp.Expression] = [*kept]
+    parts: list[exp.Expr] = [*kept]
     for key, value in select.args.items():
         if key in ("from_", "joins", "where", "with_"):
             continue
-        parts += [v for v in (value if isinstance(value, list) else [value]) if isinstance(v, exp.Expression)]
+        parts += [v for v in (value if isinstance(value, list) else [value]) if isinstance(v, exp.Expr)]
     for join in barriers:
         parts += [n for n in (join.this, join.args.get("on")) if n is not None]
     return frozenset((c.table, c.name) for p in parts for c in free_columns(p) if c.table in inner)
@@ -143,36 +173,39 @@ def _columns_above(
 
 def _graph(
     tables: Sequence[exp.Table],
-    parts: Sequence[exp.Expression],
+    parts: Sequence[exp.Expr],
     top_columns: frozenset[Column],
-    views: set[str],
+    view: View,
+    families: Families,
 ) -> JoinGraph:
     aliases = [t.alias_or_name for t in tables]
     index = {a: i for i, a in enumerate(aliases)}
+    kinds = {
+        (t.alias_or_name, column): family for t in tables for column, family in families.get(t.name, {}).items()
+    }
     pairs: list[tuple[Column, Column]] = []
-    others: list[exp.Expression] = []
+    others: list[exp.Expr] = []
     for part in parts:
         sides = _column_equality(part)
-        if sides is None:
+        # between types that are converted to be compared, equality is not transitive
+        if sides is None or kinds.get(sides[0]) != kinds.get(sides[1]) or sides[0] not in kinds:
             others.append(part)
         else:
             pairs.append(sides)
     classes = _classes(pairs)
-    predicates = _predicates(others, aliases, index, classes)
-    used = set(top_columns) | {c for p in predicates for c in p.columns} | {c for k in classes for c in k.columns}
+    predicates = _predicates(others, index, classes)
+    used = {*top_columns, *(c for p in predicates for c in p.columns), *(c for k in classes for c in k.columns)}
     relations = tuple(
-        RelationRef(
-            t.alias_or_name, t.name, t.name in views, frozenset(name for a, name in used if a == t.alias_or_name)
-        )
-        for t in tables
+        RelationRef(a, t.name, t.name in view.reads_views, frozenset(name for alias, name in used if alias == a))
+        for a, t in zip(aliases, tables, strict=True)
     )
     return JoinGraph(relations, predicates, classes)
 
 
-def _column_equality(part: exp.Expression) -> tuple[Column, Column] | None:
-    if not (
-        isinstance(part, exp.EQ) and isinstance(part.this, exp.Column) and isinstance(part.expression, exp.Column)
-    ):
+def _column_equality(part: exp.Expr) -> tuple[Column, Column] | None:
+    if not isinstance(part, exp.EQ):
+        return None
+    if not isinstance(part.this, exp.Column) or not isinstance(part.expression, exp.Column):
         return None
     left, right = (part.this.table, part.this.name), (part.expression.table, part.expression.name)
     return None if left[0] == right[0] else (left, right)
@@ -190,14 +223,11 @@ def _classes(pairs: Iterable[tuple[Column, Column]]) -> tuple[EqualityClass, ...
 
 
 def _predicates(
-    parts: Sequence[exp.Expression],
-    aliases: Sequence[str],
-    index: dict[str, int],
-    classes: Sequence[EqualityClass],
+    parts: Sequence[exp.Expr], index: Mapping[str, int], classes: Sequence[EqualityClass]
 ) -> tuple[Predicate, ...]:
     found: dict[str, Predicate] = {}
 
-    def add(node: exp.Expression, implied: bool) -> None:
+    def add(node: exp.Expr, implied: bool) -> None:
         columns = columns_of(node)
         mask = 0
         for alias, _ in columns:
@@ -210,7 +240,7 @@ def _predicates(
         add(part, False)
     for part in parts:
         if not has_subquery(part):
-            for node in implied_by_disjunction(part, aliases):
+            for node in implied_by_disjunction(part, list(index)):
                 add(node, True)
         columns = columns_of(part)
         if len(columns) == 1:

@@ -95,23 +95,24 @@ class CostModel:
         return replace(self, rates=rates, latency=latency)
 
 
-# First figures for one core of a current cloud machine; ``calibrate`` fits them to finished stages.
+# First figures for one core; ``calibrate`` fits them to finished stages. Spark's are those of a young JVM, about
+# twice a warm one's, since a query usually has a driver and executors of its own.
 SPARK = CostModel(
     engine="spark",
     rates=Work(
-        scanned_rows=1.0e-7,
-        scanned_bytes=3.0e-9,
-        built_rows=3.0e-7,
-        probed_rows=1.0e-7,
-        joined_rows=1.0e-7,
-        sorted_rows=5.0e-7,
-        shuffled_bytes=8.0e-9,
-        broadcast_bytes=2.0e-8,
-        aggregated_rows=2.0e-7,
-        written_bytes=2.0e-8,
-        tasks=1.0e-2,
+        scanned_rows=2.0e-7,
+        scanned_bytes=2.4e-8,
+        built_rows=8.0e-7,
+        probed_rows=3.0e-7,
+        joined_rows=3.0e-7,
+        sorted_rows=1.0e-6,
+        shuffled_bytes=6.0e-8,
+        broadcast_bytes=8.0e-8,
+        aggregated_rows=4.5e-7,
+        written_bytes=4.0e-8,
+        tasks=5.0e-2,
     ),
-    latency=0.25,
+    latency=0.5,
 )
 DUCKDB = CostModel(
     engine="duckdb",

@@ -70,16 +70,23 @@ class Coster:
         bill.add(Work(tasks=float(bill.widest)))
         return bill, stored
 
-    def node_costs(self, block: BlockId, tree: Tree, shared: Mapping[int, float]) -> dict[int, NodeCost]:
-        """Return, per join of ``tree``, its own time on the share and what a cut above it would cost."""
+    def node_costs(
+        self, block: BlockId, tree: Tree, shared: Mapping[int, float], below: Choice
+    ) -> dict[int, NodeCost]:
+        """Return, per join of ``tree``, its own time on the share and what a cut above it would cost.
+
+        ``shared`` is the fraction of candidate trees with the same subset; ``below`` says how the views that
+        the block reads are made.
+        """
         cores = max(self.share.total.cores, 1.0)
         out = {}
         for join in joins(tree):
             bill = Bill()
-            size = self._join(bill, block, join, self._size(block, join.left.mask), self._size(block, join.right.mask))
+            left, right = self._size(block, join.left.mask), self._size(block, join.right.mask)
+            size = self._join(bill, block, join, left, right)
             for side in (join.left, join.right):
                 if isinstance(side, Leaf):
-                    self._leaf(bill, block, side, Choice({}))
+                    self._leaf(bill, block, side, below)
             stored = Size(size.rows, size.bytes * STORED)
             copy = cost.write(stored).plus(cost.scan(stored))
             out[join.mask] = NodeCost(

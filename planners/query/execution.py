@@ -173,14 +173,24 @@ class Execution:
         self._launch(now, "the query begins")
         return self._advance(now)
 
-    def on_share(self, share: Share, now: float, trigger: str) -> list[Action]:
-        """Weigh the plans on a new share."""
+    def on_share(
+        self,
+        share: Share,
+        now: float,
+        trigger: str,
+        candidates: Sequence[QueryExecutionPlan] | None = None,
+    ) -> list[Action]:
+        """Weigh the plans on a new share; ``candidates``, if given, are plans made for it (``on_candidates``)."""
+        if candidates is not None:
+            self._check_renewed(candidates)
         if share.epoch < self._share.epoch or self._finished:
             return []
         if self._share.total.cores <= 0 < share.total.cores:
             for run in self._running.values():  # the tasks of before went with their nodes and begin again
                 run.wave = max(run.wave, now)
         self._share = share
+        if candidates is not None:
+            self._renew(candidates)
         actions = self._reconsider(now, trigger, candidates_changed=False)
         return actions + self._advance(now)
 
@@ -188,20 +198,10 @@ class Execution:
         self, candidates: Sequence[QueryExecutionPlan], now: float, trigger: str
     ) -> list[Action]:
         """Weigh re-estimated plans; the current one must be among them under the same id."""
-        check_candidates(candidates)
-        current = next((p for p in candidates if p.id == self._plan.id), None)
-        if current is None:
-            raise OptionError(
-                f"candidates must include the current plan {self._plan.id}; got none of that id"
-            )
+        self._check_renewed(candidates)
         if self._finished:
             return []
-        self._candidates = tuple(candidates)
-        self._replanner.replace_candidates(candidates)
-        self._plan = current
-        renewed = {s.physical_key: s for p in reversed(candidates) for s in p.stages}
-        for run in self._running.values():
-            run.stage = renewed.get(run.stage.physical_key, run.stage)
+        self._renew(candidates)
         actions = self._reconsider(now, trigger, candidates_changed=True)
         return actions + self._advance(now)
 
@@ -242,6 +242,22 @@ class Execution:
         self._draining.discard(fp)
         self.failures[fp] += 1
         return self._advance(now)
+
+    def _check_renewed(self, candidates: Sequence[QueryExecutionPlan]) -> None:
+        check_candidates(candidates)
+        if self._plan.id not in {p.id for p in candidates}:
+            raise OptionError(
+                f"candidates must include the current plan {self._plan.id}; got none of that id"
+            )
+
+    def _renew(self, candidates: Sequence[QueryExecutionPlan]) -> None:
+        """Take newly estimated plans in place of the old ones, the current and the running stages included."""
+        self._candidates = tuple(candidates)
+        self._replanner.replace_candidates(candidates)
+        self._plan = next(p for p in candidates if p.id == self._plan.id)
+        renewed = {s.physical_key: s for p in reversed(candidates) for s in p.stages}
+        for run in self._running.values():
+            run.stage = renewed.get(run.stage.physical_key, run.stage)
 
     # --- decisions ----------------------------------------------------------------------------------------
 

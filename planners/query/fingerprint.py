@@ -10,6 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 
 from ebbflow.planners.query.blocks import Block
+from ebbflow.planners.query.parse import table_names
 from ebbflow.planners.query.views import ROOT, View
 
 _LENGTH = 32  # hex digits: 128 bits
@@ -30,12 +31,13 @@ class Fingerprints:
 
     def __init__(self, views: Sequence[View], versions: Mapping[str, str], salt: str) -> None:
         self._versions = versions
-        self._salt = salt
         self._views: dict[str, str] = {}
+        self._reads = {view.name: frozenset(view.reads_views) for view in views}
+        self._subsets: dict[int, tuple[Block, dict[int, str]]] = {}  # by the block's identity
         for view in views:
             text = view.query.sql("spark", comments=False, normalize_functions="upper")
-            inputs = [(t, self._versions[t.lower()]) for t in view.reads_tables if t.lower() in versions]
-            inputs += [(v, self._views[v]) for v in view.reads_views]
+            inputs = [self.source(t, False) for t in view.reads_tables if t.lower() in versions]
+            inputs += [self.source(v, True) for v in view.reads_views]
             name = ROOT if view.name == ROOT else "view"
             self._views[view.name] = digest(name, text, inputs, salt if view.volatile else "")
 
@@ -44,21 +46,32 @@ class Fingerprints:
         return self._views[name]
 
     def source(self, name: str, is_view: bool) -> str:
-        """Return what identifies the content of a block's relation."""
-        return self._views[name] if is_view else f"{name.lower()}@{self._versions[name.lower()]}"
+        """Return what identifies the content of a table or view."""
+        return f"{name}={self._views[name]}" if is_view else f"{name.lower()}@{self._versions[name.lower()]}"
 
     def subset(self, block: Block, mask: int) -> str:
         """Return the output fingerprint of the join of a block's relations ``mask``."""
+        _, known = self._subsets.setdefault(id(block), (block, {}))
+        if mask not in known:
+            known[mask] = self._subset(block, mask)
+        return known[mask]
+
+    def _subset(self, block: Block, mask: int) -> str:
         graph = block.graph
         relations = sorted(
-            (r.alias, self.source(r.source, r.is_view))
+            (r.alias, self._views[r.source] if r.is_view else self.source(r.source, False))
             for i, r in enumerate(graph.relations)
             if mask >> i & 1
         )
-        parts = [p.text for p in graph.predicates if not p.implied and not p.relations & ~mask]
+        # Implied ones too: they filter, and what they follow from may stand outside the subset.
+        inside = [p for p in graph.predicates if not p.relations & ~mask]
+        parts = [p.text for p in inside]
         for cls in graph.classes:
-            inside = [f"{a}.{c}" for a, c in cls.columns if mask >> graph.index[a] & 1]
-            if len(inside) > 1:
-                parts.append(" = ".join(inside))
+            equal = [f"{a}.{c}" for a, c in cls.columns if mask >> graph.index[a] & 1]
+            if len(equal) > 1:
+                parts.append(" = ".join(equal))
+        # Their text says of a subquery's tables and views the names only.
+        named = {t for p in inside if p.subquery for t in table_names(p.expression)}
+        sources = sorted(self.source(t, t in self._reads[block.view]) for t in named)
         columns = [f"{a}.{c}" for a, c in block.output(mask)]
-        return digest("join", relations, sorted(parts), columns)
+        return digest("join", relations, sorted(parts), sources, columns)

@@ -11,9 +11,9 @@ Column = tuple[str, str]  # (relation alias, column name)
 
 @dataclass(frozen=True, slots=True)
 class Predicate:
-    """One conjunct. ``expression`` has qualified columns and belongs to nobody else: copy before changing it."""
+    """One conjunct. ``expression`` has qualified columns and belongs to nobody else: copy before a change."""
 
-    expression: exp.Expression
+    expression: exp.Expr
     text: str  # canonical SQL; equal texts mean equal predicates
     relations: int  # bit set of the relations it needs
     columns: frozenset[Column]

@@ -16,7 +16,7 @@ from ebbflow.planners.query.enumerate import enumerate_trees
 from ebbflow.planners.query.fingerprint import digest
 from ebbflow.planners.query.parse import ParsedQuery, parse_query
 from ebbflow.planners.query.qep import QueryExecutionPlan, Stage, Statement, Text
-from ebbflow.planners.query.render import without_hints
+from ebbflow.planners.query.render import quote, without_broadcast, without_hints
 from ebbflow.planners.query.sizes import Sizes
 from ebbflow.planners.query.staging import Analysis, BlockId, Choice, Rendered, Staging, Unit, single_unit
 from ebbflow.planners.query.state import StageOutput
@@ -98,12 +98,16 @@ class QueryPlanner:
 
     def single(self, share: Share) -> QueryExecutionPlan:
         """Return the plan of one statement: the query as its author wrote it."""
-        query = self.parsed.expression
+        query = self.parsed.expression.copy()
         unit = single_unit(self.analysis, query)
         sizes = self._sizes(None)
         trees = {key: self._trees(key, sizes, share)[0] for key in self.analysis.blocks}
-        spark = query.sql("spark", comments=False)
-        text = Text(spark, spark, without_hints(query).sql("duckdb", comments=False))
+        quote(query)
+        text = Text(
+            query.sql("spark", comments=False),
+            without_broadcast(query).sql("spark", comments=False),
+            without_hints(query).sql("duckdb", comments=False),
+        )
         stage = self._stage(unit, Choice(trees), Coster(sizes, self.model, share), text, named="whole query")
         return QueryExecutionPlan(f"single-{stage.physical_key[:4]}", (stage,), "as written", self.notes)
 
@@ -128,18 +132,21 @@ class QueryPlanner:
         Blocks add up almost independently, so varying one at a time finds the front without a product.
         """
         coster = Coster(sizes, self.model, share)
-        cut_views = self._cut_views(sizes, coster)
+        trees = {key: self._trees(key, sizes, share) for key in self.analysis.blocks}
+        required, paying = self._cut_views(trees, coster)
         options: dict[BlockId, list[tuple[Tree, frozenset[int]]]] = {}
-        for key in self.analysis.blocks:
-            options[key] = self._block_options(key, sizes, coster, share)
-        base = {key: found[0] for key, found in options.items()}
+        base: dict[BlockId, tuple[Tree, frozenset[int]]] = {}
+        for key in self.analysis.blocks:  # views that others read come first
+            below = Choice({k: tree for k, (tree, _) in base.items()}, {}, required | paying)
+            options[key] = self._block_options(key, trees[key], coster, below)
+            base[key] = options[key][0]
         variants = [base]
         for key, found in options.items():
             variants += [{**base, key: option} for option in found[1:]]
         if len(options) > 1:  # and all of them varied together, for plans that differ everywhere
             depth = max(len(f) for f in options.values())
             variants += [{k: f[min(d, len(f) - 1)] for k, f in options.items()} for d in range(1, depth)]
-        view_sets = [cut_views] if not cut_views else [cut_views, frozenset()]
+        view_sets = [required | paying, required] if paying else [required]
         return [
             Choice({k: o[0] for k, o in v.items()}, {k: o[1] for k, o in v.items()}, views)
             for v in variants
@@ -147,9 +154,9 @@ class QueryPlanner:
         ]
 
     def _block_options(
-        self, key: BlockId, sizes: Sizes, coster: Coster, share: Share
+        self, key: BlockId, trees: Sequence[Tree], coster: Coster, below: Choice
     ) -> list[tuple[Tree, frozenset[int]]]:
-        trees = self._trees(key, sizes, share)
+        """Return one block's trees with cuts, best first; ``below`` says how the views it reads are made."""
         if self._volatile(key) or self.options.cuts == "none":
             return [(t, frozenset()) for t in trees]
         if self.options.cuts == "every-join":
@@ -160,7 +167,7 @@ class QueryPlanner:
         ranked = [
             (found.seconds, index, tree, found.masks)
             for index, tree in enumerate(trees)
-            for found in cutting.place(tree, coster.node_costs(key, tree, shared), share, top)
+            for found in cutting.place(tree, coster.node_costs(key, tree, shared, below), coster.share, top)
         ]
         ranked.sort(key=lambda r: (r[0], r[1], sorted(r[3])))
         return [(tree, masks) for _, _, tree, masks in ranked]
@@ -170,26 +177,28 @@ class QueryPlanner:
         view = self.analysis.chain.by_name[key[0]]
         return any(self.analysis.chain.by_name[v].volatile for v in view.reads_views)
 
-    def _cut_views(self, sizes: Sizes, coster: Coster) -> frozenset[str]:
-        """Return views worth computing once: volatile ones read twice must be, costly shared ones pay."""
+    def _cut_views(
+        self, trees: Mapping[BlockId, Sequence[Tree]], coster: Coster
+    ) -> tuple[frozenset[str], frozenset[str]]:
+        """Return the views that must be computed once (volatile ones that are read twice), and the views that
+        pay for it (costly ones that are read twice)."""
         chain = self.analysis.chain
         cores = max(coster.share.total.cores, 1.0)
-        out = set()
+        best = Choice({key: found[0] for key, found in trees.items()})
+        required, paying = set(), set()
         for view in chain.views[:-1]:
             uses = chain.uses[view.name]
             if uses < 2:
                 continue
             if view.volatile:
-                out.add(view.name)
+                required.add(view.name)
                 continue
-            trees = {k: self._trees(k, sizes, coster.share)[0] for k in self.analysis.blocks}
-            unit = Unit(view.name, "", (), (), frozenset(), "")
-            bill, stored = coster.unit(unit, Choice(trees))
+            bill, stored = coster.unit(Unit(view.name, "", (), (), frozenset(), ""), best)
             once = self.model.core_seconds(bill.work) / cores
             copy = self.model.latency + self.model.rates.written_bytes * stored.bytes / cores
             if (uses - 1) * once > copy:
-                out.add(view.name)
-        return frozenset(out)
+                paying.add(view.name)
+        return frozenset(required), frozenset(paying)
 
     # --- plans --------------------------------------------------------------------------------------------
 
@@ -202,7 +211,7 @@ class QueryPlanner:
             for key, tree in choice.trees.items()
         )
         # without partitions, which follow sizes and share: a plan that is costed anew keeps its id
-        plan_id = "qep-" + digest(sorted(digest(u.output_fp, u.inputs, u.shape) for u in staging.units))[:5]
+        plan_id = "qep-" + digest(sorted(digest(u.output_fp, u.inputs, u.shape) for u in staging.units))[:8]
         self._choices[plan_id] = choice
         return QueryExecutionPlan(plan_id, built, shape or "no inner joins", self.notes)
 

@@ -5,13 +5,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from sqlglot import exp
 
 from ebbflow.planners.query.joingraph import Column
+from ebbflow.planners.query.parse import is_volatile
 
 
-def conjuncts(condition: exp.Expression | None) -> list[exp.Expression]:
+def conjuncts(condition: exp.Expr | None) -> list[exp.Expr]:
     """Return the AND-ed parts of ``condition`` with common factors pulled out of disjunctions."""
     if condition is None:
         return []
-    out: list[exp.Expression] = []
+    out: list[exp.Expr] = []
     stack = [condition]
     while stack:
         node = stack.pop().unnest()
@@ -24,7 +25,7 @@ def conjuncts(condition: exp.Expression | None) -> list[exp.Expression]:
     return out
 
 
-def disjuncts(node: exp.Expression) -> list[exp.Expression]:
+def disjuncts(node: exp.Expr) -> list[exp.Expr]:
     """Return the OR-ed parts of ``node``, in order."""
     node = node.unnest()
     if isinstance(node, exp.Or):
@@ -32,8 +33,10 @@ def disjuncts(node: exp.Expression) -> list[exp.Expression]:
     return [node]
 
 
-def _factored(node: exp.Or) -> list[exp.Expression]:
+def _factored(node: exp.Or) -> list[exp.Expr]:
     """Rewrite ``(a AND x) OR (a AND y)`` to ``a``, ``x OR y``; TPC-H Q19 hides its join this way."""
+    if is_volatile(node):
+        return [node]
     arms = [conjuncts(d) for d in disjuncts(node)]
     texts = [{canonical(c): c for c in arm} for arm in arms]
     common = [t for t in texts[0] if all(t in other for other in texts[1:])]
@@ -46,20 +49,17 @@ def _factored(node: exp.Or) -> list[exp.Expression]:
     return [*factors, any_of(all_of(arm) for arm in rest)]
 
 
-def all_of(parts: Iterable[exp.Expression]) -> exp.Expression:
+def all_of(parts: Iterable[exp.Expr]) -> exp.Expr:
     """Return the conjunction of copies of ``parts``."""
     return exp.and_(*(p.copy() for p in parts))
 
 
-def any_of(parts: Iterable[exp.Expression]) -> exp.Expression:
+def any_of(parts: Iterable[exp.Expr]) -> exp.Expr:
     """Return the disjunction of copies of ``parts``, in parentheses."""
     return exp.paren(exp.or_(*(p.copy() for p in parts)))
 
 
-_MIRROR = {exp.GT: exp.LT, exp.GTE: exp.LTE, exp.LT: exp.GT, exp.LTE: exp.GTE}
-
-
-def canonical(node: exp.Expression) -> str:
+def canonical(node: exp.Expr) -> str:
     """Return text that is equal for predicates that differ only in the order of operands.
 
     ``1 = a.x`` and ``a.x = 1`` agree; so do sorted IN lists, AND and OR operands, and ``a < b`` and ``b > a``.
@@ -71,24 +71,31 @@ def canonical(node: exp.Expression) -> str:
         return " OR ".join(sorted({f"({canonical(d)})" for d in disjuncts(node)}))
     if isinstance(node, exp.Not):
         return f"NOT ({canonical(node.this)})"
-    if isinstance(node, (exp.EQ, exp.NEQ)):
-        left, right = sorted((canonical(node.this), canonical(node.expression)))
+    if isinstance(node, exp.EQ | exp.NEQ):
+        left, right = sorted((_operand(node.this), _operand(node.expression)))
         return f"{left} {'=' if isinstance(node, exp.EQ) else '<>'} {right}"
-    if type(node) in _MIRROR:
-        left, right = canonical(node.this), canonical(node.expression)
-        if left <= right:
-            return f"{left} {_SIGN[type(node)]} {right}"
-        return f"{right} {_SIGN[_MIRROR[type(node)]]} {left}"
+    if isinstance(node, exp.GT | exp.GTE | exp.LT | exp.LTE):
+        sign, left, right = _SIGN[type(node)], _operand(node.this), _operand(node.expression)
+        return f"{left} {sign} {right}" if left <= right else f"{right} {_MIRROR[sign]} {left}"
     if isinstance(node, exp.In) and not node.args.get("query") and not node.args.get("unnest"):
         values = ", ".join(sorted(canonical(v) for v in node.expressions))
-        return f"{canonical(node.this)} IN ({values})"
+        return f"{_operand(node.this)} IN ({values})"
     return node.sql("spark", comments=False, normalize_functions="upper")
 
 
-_SIGN = {exp.GT: ">", exp.GTE: ">=", exp.LT: "<", exp.LTE: "<="}
+def _operand(node: exp.Expr) -> str:
+    """Return canonical text that cannot run into its surroundings: ``(a < b) = c`` is not ``a < (b = c)``."""
+    text, bare = canonical(node), node.unnest()
+    simple = isinstance(bare, exp.Column | exp.Literal | exp.Dot | exp.Func)
+    compound = isinstance(bare, exp.Binary) and not isinstance(bare, exp.Dot)
+    return text if simple and not compound else f"({text})"
 
 
-def free_columns(node: exp.Expression) -> Iterator[exp.Column]:
+_SIGN: dict[type[exp.Expr], str] = {exp.GT: ">", exp.GTE: ">=", exp.LT: "<", exp.LTE: "<="}
+_MIRROR = {">": "<", ">=": "<=", "<": ">", "<=": ">="}
+
+
+def free_columns(node: exp.Expr) -> Iterator[exp.Column]:
     """Yield the column nodes under ``node`` that are not bound by a subquery inside it.
 
     Columns must be qualified. Yielded nodes belong to the tree: changing them changes it.
@@ -96,7 +103,7 @@ def free_columns(node: exp.Expression) -> Iterator[exp.Column]:
     yield from _free(node, frozenset())
 
 
-def _free(node: exp.Expression, bound: frozenset[str]) -> Iterator[exp.Column]:
+def _free(node: exp.Expr, bound: frozenset[str]) -> Iterator[exp.Column]:
     if isinstance(node, exp.Column):
         if node.table and node.table not in bound:
             yield node
@@ -123,17 +130,17 @@ def sources(select: exp.Select) -> frozenset[str]:
     return frozenset(found)
 
 
-def columns_of(node: exp.Expression) -> frozenset[Column]:
+def columns_of(node: exp.Expr) -> frozenset[Column]:
     """Return ``(alias, column)`` of every free column under ``node``."""
     return frozenset((c.table, c.name) for c in free_columns(node))
 
 
-def has_subquery(node: exp.Expression) -> bool:
+def has_subquery(node: exp.Expr) -> bool:
     """Tell whether ``node`` contains a query."""
     return node.find(exp.Query) is not None
 
 
-def implied_by_disjunction(node: exp.Expression, aliases: Sequence[str]) -> list[exp.Expression]:
+def implied_by_disjunction(node: exp.Expr, aliases: Sequence[str]) -> list[exp.Expr]:
     """Return, per alias, the single-relation predicate that an OR over several relations implies.
 
     ``(n1.x = 1 AND n2.x = 2) OR (n1.x = 2 AND n2.x = 1)`` implies ``n1.x = 1 OR n1.x = 2``.
@@ -155,15 +162,15 @@ def implied_by_disjunction(node: exp.Expression, aliases: Sequence[str]) -> list
 
 
 def implied_by_equality(
-    node: exp.Expression, column: Column, others: Iterable[Column]
-) -> list[exp.Expression]:
+    node: exp.Expr, column: Column, others: Iterable[Column]
+) -> list[exp.Expr]:
     """Return ``node`` restated for columns equal to ``column``, its only column, when it compares that column
     with literals."""
-    if not isinstance(node, (exp.EQ, exp.GT, exp.GTE, exp.LT, exp.LTE, exp.Between, exp.In)):
+    if not isinstance(node, exp.EQ | exp.GT | exp.GTE | exp.LT | exp.LTE | exp.Between | exp.In):
         return []
     if has_subquery(node) or not isinstance(node.this, exp.Column):
         return []
-    out = []
+    out: list[exp.Expr] = []
     for alias, name in others:
         if (alias, name) == column:
             continue

@@ -1,10 +1,11 @@
 """SQL of stages: a join tree becomes nested FROM clauses whose order and join methods Spark keeps."""
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from sqlglot import exp
+from sqlglot.dialects.spark import Spark
 
 from ebbflow.planners.query.blocks import Block
 from ebbflow.planners.query.joingraph import Column, Predicate
@@ -12,13 +13,15 @@ from ebbflow.planners.query.predicates import free_columns
 from ebbflow.planners.query.trees import Join, Leaf, Tree
 
 HINTS = {"broadcast": "BROADCAST", "shuffle_hash": "SHUFFLE_HASH", "sort_merge": "MERGE"}
+_BROADCASTS = {"BROADCAST", "BROADCASTJOIN", "MAPJOIN"}
+_WORDS = frozenset(w.lower() for words in Spark.Tokenizer.KEYWORDS for w in words.split())
 
 
 @dataclass
 class From:
     """A rendered FROM clause: where each needed column is found now, and what must still be filtered."""
 
-    first: exp.Expression
+    first: exp.Expr
     joins: list[exp.Join] = field(default_factory=list)
     hints: list[tuple[str, str]] = field(default_factory=list)  # (hint name, alias)
     names: dict[Column, Column] = field(default_factory=dict)
@@ -29,6 +32,14 @@ class From:
 def checkpoint_name(fingerprint: str) -> str:
     """Return the relation name under which SQL reads a checkpoint."""
     return f"ckpt_{fingerprint}"
+
+
+def unused_prefix(names: Iterable[str]) -> str:
+    """Return underscores that none of ``names`` begins with."""
+    taken, prefix = [n for n in names if n.startswith("_")], "_"
+    while any(name.startswith(prefix) for name in taken):
+        prefix += "_"
+    return prefix
 
 
 def output_name(column: Column) -> str:
@@ -43,6 +54,8 @@ class BlockRenderer:
         self._block = block
         self._cut = cut
         self._nestings = itertools.count(1)
+        sources = block.select.find_all(exp.Table, exp.Subquery, exp.Lateral)
+        self._prefix = unused_prefix(s.alias_or_name for s in sources)
 
     def stage(self, tree: Tree) -> exp.Select:
         """Return the statement of a stage that computes ``tree``; cuts below it are read, its own is not."""
@@ -62,7 +75,7 @@ class BlockRenderer:
             if key in ("from_", "joins", "hint"):
                 continue
             for node in value if isinstance(value, list) else [value]:
-                if isinstance(node, exp.Expression):
+                if isinstance(node, exp.Expr):
                     _rename(node, rendered.names)
         for join in barriers:
             _rename(join, rendered.names)
@@ -71,7 +84,7 @@ class BlockRenderer:
 
     def _project(self, rendered: From, mask: int) -> exp.Select:
         columns = self._block.output(mask)
-        items: list[exp.Expression] = [
+        items: list[exp.Expr] = [
             exp.alias_(exp.column(name, table=alias), output_name(c))
             for c in columns
             for alias, name in [rendered.names[c]]
@@ -95,7 +108,7 @@ class BlockRenderer:
 
     def _checkpoint(self, mask: int) -> From:
         fingerprint = self._cut[mask]
-        alias = f"_c{fingerprint[:8]}"
+        alias = f"{self._prefix}c{fingerprint[:8]}"
         table = exp.alias_(exp.to_table(checkpoint_name(fingerprint)), alias, table=True)
         names = {c: (alias, output_name(c)) for c in self._block.output(mask)}
         return From(table, names=names, mask=mask)
@@ -108,15 +121,14 @@ class BlockRenderer:
         names = {(alias, c): (alias, c) for c in relation.columns}
         filters = [p.expression.copy() for p in graph.local(i)]
         for cls in graph.classes:  # two columns of one relation in a class are equal already here
-            own = [c for c in cls.columns if c[0] == alias]
-            filters += [exp.column(a[1], table=alias).eq(exp.column(b[1], table=alias)) for a, b in zip(own, own[1:], strict=False)]
+            own = [exp.column(name, table=a) for a, name in cls.columns if a == alias]
+            filters += [one.copy().eq(other) for one, other in itertools.pairwise(own)]
         if not filters:
             return From(table, names=names, mask=1 << i)
-        items = [exp.column(c, table=alias) for c in sorted(relation.columns)]
+        items: list[exp.Expr] = [exp.column(c, table=alias) for c in sorted(relation.columns)]
         scan = exp.select(*(items or [exp.Literal.number(1)])).from_(table).where(exp.and_(*filters))
-        return From(
-            exp.Subquery(this=scan, alias=exp.TableAlias(this=exp.to_identifier(alias))), names=names, mask=1 << i
-        )
+        named = exp.Subquery(this=scan, alias=exp.TableAlias(this=exp.to_identifier(alias)))
+        return From(named, names=names, mask=1 << i)
 
     def _join(self, tree: Join) -> From:
         left = self._render(tree.left, own=False)
@@ -136,16 +148,16 @@ class BlockRenderer:
         )
 
     def _nested(self, inner: From) -> From:
-        alias = f"_j{next(self._nestings)}"
+        alias = f"{self._prefix}j{next(self._nestings)}"
         query = self._project(inner, inner.mask)
         names = {c: (alias, output_name(c)) for c in self._block.output(inner.mask)}
         item = exp.Subquery(this=query, alias=exp.TableAlias(this=exp.to_identifier(alias)))
         return From(item, names=names, mask=inner.mask)
 
-    def _conditions(self, left: From, right: From) -> tuple[list[exp.Expression], list[Predicate]]:
+    def _conditions(self, left: From, right: From) -> tuple[list[exp.Expr], list[Predicate]]:
         block, graph = self._block, self._block.graph
         both = left.mask | right.mask
-        on: list[exp.Expression] = []
+        on: list[exp.Expr] = []
         for cls, mask in zip(graph.classes, graph.class_masks, strict=True):
             if mask & left.mask and mask & right.mask:
                 a, b = block.representative(cls, left.mask), block.representative(cls, right.mask)
@@ -162,7 +174,7 @@ class BlockRenderer:
         return on, pending
 
 
-def _rename(node: exp.Expression, names: Mapping[Column, Column]) -> None:
+def _rename(node: exp.Expr, names: Mapping[Column, Column]) -> None:
     """Point the free columns under ``node`` at where they are found now."""
     for column in list(free_columns(node)):
         new = names.get((column.table, column.name))
@@ -173,20 +185,28 @@ def _rename(node: exp.Expression, names: Mapping[Column, Column]) -> None:
 
 def _hint(select: exp.Select, hints: Sequence[tuple[str, str]]) -> None:
     if hints:
-        select.set("hint", exp.Hint(expressions=[exp.Anonymous(this=n, expressions=[exp.var(a)]) for n, a in hints]))
+        items = [exp.Anonymous(this=name, expressions=[exp.to_identifier(alias)]) for name, alias in hints]
+        select.set("hint", exp.Hint(expressions=items))
 
 
-def without_broadcast(query: exp.Expression) -> exp.Expression:
+def quote(tree: exp.Expr) -> None:
+    """Quote the identifiers under ``tree`` that need it: keywords and names with other signs than words have."""
+    for identifier in tree.find_all(exp.Identifier):
+        if not exp.SAFE_IDENTIFIER_RE.match(identifier.name) or identifier.name.lower() in _WORDS:
+            identifier.set("quoted", True)
+
+
+def without_broadcast(query: exp.Expr) -> exp.Expr:
     """Return a copy of ``query`` in which every broadcast hint asks for a sort-merge join instead."""
     copy = query.copy()
     for hint in copy.find_all(exp.Hint):
         for item in hint.expressions:
-            if isinstance(item, exp.Anonymous) and item.name.upper() == HINTS["broadcast"]:
+            if isinstance(item, exp.Anonymous | exp.JoinHint) and item.name.upper() in _BROADCASTS:
                 item.set("this", HINTS["sort_merge"])
     return copy
 
 
-def without_hints(query: exp.Expression) -> exp.Expression:
+def without_hints(query: exp.Expr) -> exp.Expr:
     """Return a copy of ``query`` without hints, for engines that have none."""
     copy = query.copy()
     for select in copy.find_all(exp.Select):

@@ -64,7 +64,7 @@ def _of_select(select: exp.Select, views: Sequence[str]) -> Iterable[Question]:
         yield _question(table.name, alias, WHOLE, parts)
 
 
-def _question(table: str, alias: str, key: str, parts: Sequence[exp.Expression]) -> Question:
+def _question(table: str, alias: str, key: str, parts: Sequence[exp.Expr]) -> Question:
     condition = exp.and_(*(p.copy() for p in parts))
     for column in list(condition.find_all(exp.Column)):
         column.set("table", None)

@@ -198,10 +198,10 @@ class _Lookup:
         return given.columns.get(column[1]) if given is not None else None
 
 
-def _outer_nodes(select: exp.Select) -> list[exp.Expression]:
+def _outer_nodes(select: exp.Select) -> list[exp.Expr]:
     """Return the nodes of the projections that do not belong to a nested query or a window."""
-    out: list[exp.Expression] = []
-    stack: list[exp.Expression] = [*select.selects]
+    out: list[exp.Expr] = []
+    stack: list[exp.Expr] = [*select.selects]
     while stack:
         node = stack.pop()
         if isinstance(node, (exp.Query, exp.Window)):

@@ -1,7 +1,7 @@
 """From choices (a join tree per block, cuts, cut views) to the stages of a plan and their SQL.
 
-What a stage computes and reads is known from the choice alone; its SQL is rendered when it is asked for, since
-most candidates are only compared.
+What a stage computes and reads is known from the choice alone; its SQL is rendered when it is asked for,
+since most candidates are only compared.
 """
 
 from collections import Counter
@@ -13,8 +13,17 @@ from sqlglot import exp
 
 from ebbflow.planners.model import Catalogue
 from ebbflow.planners.query.blocks import Block, extract
+from ebbflow.planners.query.families import families
 from ebbflow.planners.query.fingerprint import Fingerprints
-from ebbflow.planners.query.render import BlockRenderer, checkpoint_name, without_broadcast, without_hints
+from ebbflow.planners.query.parse import outside_tables
+from ebbflow.planners.query.render import (
+    BlockRenderer,
+    checkpoint_name,
+    quote,
+    unused_prefix,
+    without_broadcast,
+    without_hints,
+)
 from ebbflow.planners.query.trees import Join, Leaf, Tree, joins
 from ebbflow.planners.query.views import ROOT, View, ViewChain
 
@@ -35,9 +44,10 @@ class Analysis:
         """Extract the blocks of every view. ``salt`` is unique to the run and marks volatile stages."""
         blocks: dict[BlockId, Block] = {}
         notes = list(chain.notes)
+        known = families(chain, catalogue)
         for view in chain.views:
             for position, select in enumerate(view.selects()):
-                found = extract(view, select, view.reads_views)
+                found = extract(view, select, known[view.name])
                 if found.block is not None:
                     blocks[view.name, position] = found.block
                 elif found.reason:
@@ -51,8 +61,10 @@ class Analysis:
 
     @cached_property
     def strangers(self) -> Mapping[str, frozenset[str]]:
-        """Return per view the tables and views that it names outside its blocks and their predicates: in outer
-        joins, in other subqueries, or as the only table of a SELECT."""
+        """Return per view the tables and views that it names outside its blocks and their predicates.
+
+        They stand in outer joins, in other subqueries, or are the only table of a SELECT.
+        """
         out = {}
         for view in self.chain.views:
             names = Counter(_named(view.query))
@@ -128,7 +140,7 @@ class Staging:
                 out.setdefault(unit.output_fp, unit)
         return _reachable(tuple(out.values()))
 
-    def statement(self, unit: Unit) -> exp.Expression:
+    def statement(self, unit: Unit) -> exp.Expr:
         """Return the unit's SQL as a tree that belongs to the caller."""
         return self._renderer.statement(unit)
 
@@ -143,7 +155,7 @@ class Staging:
         reads = _Reads()
         self._read_tree(key, node, reads, own=True)
         fingerprint = self.analysis.fingerprints.subset(self.analysis.blocks[key], node.mask)
-        return self._unit(key[0], fingerprint, reads, known, key, node.mask)
+        return self._unit(key[0], fingerprint, reads, known, block=key, mask=node.mask)
 
     def _view_unit(self, view: View, known: Mapping[str, Unit]) -> Unit:
         reads = _Reads()
@@ -156,7 +168,8 @@ class Staging:
         fingerprint: str,
         reads: _Reads,
         known: Mapping[str, Unit],
-        key: BlockId | None = None,
+        *,
+        block: BlockId | None = None,
         mask: int = 0,
     ) -> Unit:
         covers = set(reads.covers)
@@ -169,7 +182,7 @@ class Staging:
             tuple(sorted(reads.tables)),
             frozenset(covers),
             "; ".join(reads.shapes),
-            key,
+            block,
             mask,
         )
 
@@ -218,20 +231,22 @@ class _Renderer:
     def __init__(self, analysis: Analysis, choice: Choice) -> None:
         self._analysis = analysis
         self._choice = choice
-        self._aliases = {v.name: f"_v{i}" for i, v in enumerate(analysis.chain.views)}
-        self._bodies: dict[str, exp.Expression] = {}
+        views = analysis.chain.views
+        prefix = unused_prefix(t for v in views for t in v.reads_tables)
+        self._aliases = {v.name: f"{prefix}v{i}" for i, v in enumerate(views)}
+        self._bodies: dict[str, exp.Expr] = {}
         self._blocks: dict[BlockId, BlockRenderer] = {}
         for key, block in analysis.blocks.items():
             cut = {m: analysis.fingerprints.subset(block, m) for m in choice.cuts.get(key, ())}
             self._blocks[key] = BlockRenderer(block, cut)
 
-    def statement(self, unit: Unit) -> exp.Expression:
+    def statement(self, unit: Unit) -> exp.Expr:
         if unit.block is not None:
             node = next(j for j in joins(self._choice.trees[unit.block]) if j.mask == unit.mask)
-            statement: exp.Expression = self._blocks[unit.block].stage(node)
+            statement: exp.Expr = self._blocks[unit.block].stage(node)
         else:
             statement = self._body(unit.view).copy()
-        inlined: dict[str, exp.Expression] = {}
+        inlined: dict[str, exp.Expr] = {}
         self._bind(self._analysis.chain.by_name[unit.view], statement, inlined)
         if inlined:
             ctes = [
@@ -241,12 +256,12 @@ class _Renderer:
             statement.set("with_", exp.With(expressions=ctes))
         return statement
 
-    def _body(self, name: str) -> exp.Expression:
+    def _body(self, name: str) -> exp.Expr:
         """Return a view's query with its planned blocks in place."""
         if name not in self._bodies:
             query = self._analysis.chain.by_name[name].query.copy()
             view = View(name, query, (), (), False)
-            body: exp.Expression = query
+            body: exp.Expr = query
             for position, select in enumerate(list(view.selects())):
                 if (name, position) in self._blocks:
                     key = (name, position)
@@ -258,12 +273,11 @@ class _Renderer:
             self._bodies[name] = body
         return self._bodies[name]
 
-    def _bind(self, view: View, statement: exp.Expression, inlined: dict[str, exp.Expression]) -> None:
+    def _bind(self, view: View, statement: exp.Expr, inlined: dict[str, exp.Expr]) -> None:
         """Point view names at checkpoints or at inlined bodies, which are collected in dependency order."""
-        nested = {c.alias for c in statement.find_all(exp.CTE)}
-        for table in list(statement.find_all(exp.Table)):
+        for table in list(outside_tables(statement)):
             name = table.name
-            if name not in view.reads_views or name in nested:
+            if name not in view.reads_views:
                 continue
             alias = table.alias_or_name
             if name in self._choice.cut_views:
@@ -286,8 +300,10 @@ class Rendered:
         self._unit = unit
 
     @cached_property
-    def tree(self) -> exp.Expression:
-        return self._staging.statement(self._unit)
+    def tree(self) -> exp.Expr:
+        statement = self._staging.statement(self._unit)
+        quote(statement)
+        return statement
 
     @cached_property
     def spark(self) -> str:
@@ -302,11 +318,9 @@ class Rendered:
         return without_hints(self.tree).sql("duckdb", comments=False)
 
 
-def _named(node: exp.Expression) -> list[str]:
+def _named(node: exp.Expr) -> list[str]:
     """Return the table and view names under ``node``, with repetitions, without those that it defines."""
-    local = {c.alias for c in node.find_all(exp.CTE)}
-    tables = (t for t in node.find_all(exp.Table) if isinstance(t.this, exp.Identifier))
-    return [t.name for t in tables if t.name not in local]
+    return [t.name for t in outside_tables(node)]
 
 
 def _reachable(units: tuple[Unit, ...]) -> tuple[Unit, ...]:
@@ -323,4 +337,3 @@ def single_unit(analysis: Analysis, query: exp.Query) -> Unit:
     covers = frozenset(f"{k[0]}.{r.alias}" for k, b in analysis.blocks.items() for r in b.graph.relations)
     tables = tuple(sorted(set(_named(query))))
     return Unit(ROOT, analysis.fingerprints.view(ROOT), (), tables, covers, "as written")
-

@@ -18,7 +18,7 @@ from ebbflow.planners.model import Catalogue
 from ebbflow.planners.query.parse import ParsedQuery, is_volatile, outside_tables, qualified_copy
 from ebbflow.planners.query.predicates import free_columns
 
-ROOT = "result"  # the name of the last view; a WITH of this name is renamed
+ROOT = "Result"  # the name of the last view; qualified names are lower case, so no other has it
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class ViewChain:
 def view_chain(parsed: ParsedQuery, catalogue: Catalogue) -> ViewChain:
     """Return ``parsed`` as a chain of views; never fails: at worst the whole query is one opaque view."""
     reason = _unseparable(parsed)
-    for rewrite in (_flattened, _hoisted) if not reason else ():
+    for rewrite in (_flattened, _hoisted) if parsed.qualified and not reason else ():
         try:
             query = rewrite(parsed.expression.copy())
             qualified_copy(query, catalogue)  # a rewrite that lost a column is told here

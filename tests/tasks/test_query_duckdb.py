@@ -8,7 +8,8 @@ from ebbflow.tasks.query import PlainOrchestrator, execute
 from ebbflow.tasks.request import QueryRequest
 
 QUERIES = sorted(
-    (Path(__file__).parents[1] / "fixtures" / "tpch").glob("q*.sql"), key=lambda p: int(p.stem.removeprefix("q"))
+    (Path(__file__).parents[1] / "fixtures" / "tpch").glob("q*.sql"),
+    key=lambda p: int(p.stem.removeprefix("q")),
 )
 
 
@@ -45,7 +46,7 @@ def test_every_output_that_was_asked_for_is_written(tpch: str, tmp_path: Path) -
 
     out, json, html = tmp_path / "out" / "r.parquet", tmp_path / "r.json", tmp_path / "r.html"
     request = QueryRequest(
-        "SELECT n_name, count(*) AS customers FROM customer JOIN nation ON c_nationkey = n_nationkey GROUP BY n_name",
+        "SELECT n_name, count(*) AS n FROM customer JOIN nation ON c_nationkey = n_nationkey GROUP BY n_name",
         tables=tpch,
         engine="duckdb",
         store=str(tmp_path / "store"),
