@@ -50,16 +50,20 @@ class Runner(StrEnum):
     plain = "plain"
 
 
-Sql = Annotated[str, typer.Argument(help="The query, or the path of a file that holds it.", metavar="SQL|FILE")]
+Sql = Annotated[
+    str, typer.Argument(help="The query, or the path of a file that holds it.", metavar="SQL|FILE")
+]
 Tables = Annotated[
     str | None,
-    typer.Option(help="Folder of Parquet files, or of folders of them: DIR or s3://bucket/prefix.", metavar="DIR"),
+    typer.Option(
+        help="Folder of Parquet files, or of folders of them: DIR or s3://bucket/prefix.", metavar="DIR"
+    ),
 ]
 Store = Annotated[
     str | None,
     typer.Option(
         help="Where checkpoints live, DIR or s3://bucket/prefix; it must outlive every node. "
-        "Default: ~/.cache/ebbflow/store",
+        "Default: store/ in ~/.cache/ebbflow.",
         metavar="DIR",
     ),
 ]
@@ -69,17 +73,17 @@ _QUERY_HELP = """Run a query that re-plans itself while capacity changes.
 
 [b]Try it in seconds, without a JVM[/b]
 
-    ebbflow query "SELECT count(*) FROM lineitem" --tables data/ --engine duckdb
+    ebbflow query "SELECT count(*) FROM t" --tables data/ --engine duckdb
 
 [b]On Spark in this process[/b]
 
-    ebbflow query report.sql --tables data/ --master 'local[2]' --out result.parquet
+    ebbflow query report.sql --tables data/ --out result.parquet
 
 [b]On a local cluster whose plugs you can pull while it runs[/b]
 
     ebbflow cluster up --workers 3
 
-    ebbflow query report.sql --tables data/ --master cluster --hazard 60 --report run.html
+    ebbflow query report.sql --tables data/ --master cluster --report run.html
 
     ebbflow cluster kill worker-2     (in another terminal)
 
@@ -97,21 +101,31 @@ def query(
     engine: Annotated[Engine, typer.Option(help="spark, or duckdb: embedded, needs no Java.")] = Engine.spark,
     master: Annotated[
         str,
-        typer.Option(help="Spark master: local[2], spark://host:7077, ...; 'cluster' is the one of cluster up."),
+        typer.Option(
+            help="Spark master: local[2], spark://host:7077, ...; 'cluster' is the one of cluster up."
+        ),
     ] = "local[2]",
     policy: Annotated[
         Policy,
         typer.Option(
-            help="qoop re-plans at each change; clarinet and volcano choose once; single runs one statement."
+            metavar="NAME",
+            help="qoop re-plans at each change; clarinet and volcano choose once; single runs one statement.",
         ),
     ] = Policy.qoop,
     cuts: Annotated[
-        Cuts, typer.Option(help="Where plans are cut into stages: by cost, after every join, or nowhere.")
+        Cuts,
+        typer.Option(
+            metavar="WHERE", help="Where plans are cut into stages: by cost, after every-join, or none."
+        ),
     ] = Cuts.cost,
     dialect: Dialect = "spark",
-    out: Annotated[str | None, typer.Option(help="Write the result to this Parquet file.", metavar="FILE")] = None,
+    out: Annotated[
+        str | None, typer.Option(help="Write the result to this Parquet file.", metavar="FILE")
+    ] = None,
     json: Annotated[str | None, typer.Option(help="Write the report as JSON.", metavar="FILE")] = None,
-    report: Annotated[str | None, typer.Option(help="Write the report as one HTML page.", metavar="FILE")] = None,
+    report: Annotated[
+        str | None, typer.Option(help="Write the report as one HTML page.", metavar="FILE")
+    ] = None,
     store: Store = None,
     reuse: Annotated[bool, typer.Option(help="Take finished stages of earlier runs.")] = True,
     hysteresis: Annotated[
@@ -120,16 +134,22 @@ def query(
     hazard: Annotated[
         float | None, typer.Option(help="Expected losses per node-hour. Default: learnt from what happens.")
     ] = None,
+    calibrate: Annotated[
+        bool, typer.Option("--calibrate", help="Measure the engine first if nothing is known of its speed.")
+    ] = False,
     executor_memory: Annotated[str | None, typer.Option(help="Heap of an executor, such as 1400m.")] = None,
     conf: Annotated[list[str] | None, typer.Option(help="A Spark setting, key=value. Repeatable.")] = None,
     verify: Annotated[bool, typer.Option("--verify", help="Compare the result with DuckDB's.")] = False,
     runner: Annotated[
         Runner,
-        typer.Option(help="prefect records the run on a Prefect server; auto does so when one is configured."),
+        typer.Option(
+            metavar="HOW",
+            help="prefect records the run on a Prefect server, plain does not; auto if one is configured.",
+        ),
     ] = Runner.auto,
 ) -> None:
     from ebbflow.flows.options import parse_settings
-    from ebbflow.flows.running import run_on_terminal
+    from ebbflow.flows.running import interruptible, run_on_terminal
     from ebbflow.flows.terminal import show_result
     from ebbflow.tasks.request import QueryRequest, default_store
     from ebbflow.tasks.summary import print_summary
@@ -147,6 +167,7 @@ def query(
         reuse=reuse,
         hysteresis=hysteresis,
         hazard=hazard,
+        calibrate=calibrate,
         executor_memory=executor_memory,
         conf=parse_settings(conf or []),
         out=out,
@@ -155,7 +176,8 @@ def query(
         title=_title(sql),
         verify=verify,
     )
-    outcome = run_on_terminal(request, console, prefect=_wants_prefect(runner))
+    with interruptible(errors, "finished stages are kept, the same command resumes from them"):
+        outcome = run_on_terminal(request, console, prefect=_wants_prefect(runner))
     print_summary(outcome.report, console)
     show_result(outcome.result, console)
     if outcome.report.verified is False:
@@ -164,9 +186,13 @@ def query(
 
 _EXPLAIN_HELP = """Show the candidate plans of a query side by side, without running anything.
 
+[b]Examples[/b]
+
+    ebbflow explain report.sql --tables data/ --html plans.html
+
     ebbflow explain report.sql --tables data/ --capacity cores=3,memory=6GiB
 
-    ebbflow explain report.sql --tables data/ --capacity cores=3,memory=2GiB,hazard=60 --html plans.html
+    ebbflow explain report.sql --tables data/ --capacity cores=3,hazard=60
 
 More nodes at risk (hazard, losses per node-hour) make more checkpoints pay.
 """
@@ -177,15 +203,27 @@ def explain(
     sql: Sql,
     tables: Tables = None,
     capacity: Annotated[
-        str, typer.Option(help="cores=N,memory=SIZE[,nodes=N][,hazard=LOSSES-PER-NODE-HOUR]")
+        str,
+        typer.Option(
+            metavar="LIST", help="What to plan for: any of cores, memory, nodes and hazard, by commas."
+        ),
     ] = "cores=3,memory=6GiB",
     engine: Annotated[Engine, typer.Option(help="Whose costs: spark or duckdb.")] = Engine.spark,
-    policy: Annotated[Policy, typer.Option(help="Which policy chooses.")] = Policy.qoop,
-    cuts: Annotated[Cuts, typer.Option(help="Where plans are cut into stages.")] = Cuts.cost,
+    policy: Annotated[
+        Policy, typer.Option(metavar="NAME", help="Which policy chooses: qoop, clarinet, volcano or single.")
+    ] = Policy.qoop,
+    cuts: Annotated[
+        Cuts,
+        typer.Option(metavar="WHERE", help="Where plans are cut into stages: by cost, every-join or none."),
+    ] = Cuts.cost,
     dialect: Dialect = "spark",
     store: Store = None,
-    html: Annotated[str | None, typer.Option(help="Draw the plans into this HTML page.", metavar="FILE")] = None,
-    sql_text: Annotated[bool, typer.Option("--sql", help="Print the SQL of the chosen plan's stages.")] = False,
+    html: Annotated[
+        str | None, typer.Option(help="Draw the plans into this HTML page.", metavar="FILE")
+    ] = None,
+    sql_text: Annotated[
+        bool, typer.Option("--sql", help="Print the SQL of the chosen plan's stages.")
+    ] = False,
 ) -> None:
     from ebbflow.flows.options import parse_capacity
     from ebbflow.tasks.page import explain_html
@@ -219,6 +257,8 @@ def explain(
 
 _CALIBRATE_HELP = """Measure how fast an engine is on this capacity, for better estimates (some 15 seconds).
 
+[b]Examples[/b]
+
     ebbflow calibrate --engine duckdb
 
     ebbflow calibrate --master cluster
@@ -227,8 +267,8 @@ Estimates start from built-in figures and learn from every finished stage; this 
 """
 
 
-@app.command(help=_CALIBRATE_HELP)
-def calibrate(
+@app.command("calibrate", help=_CALIBRATE_HELP)
+def calibrate_command(
     engine: Annotated[Engine, typer.Option(help="spark or duckdb.")] = Engine.spark,
     master: Annotated[str, typer.Option(help="Spark master, or 'cluster'.")] = "local[2]",
     store: Store = None,
@@ -243,6 +283,10 @@ def calibrate(
 def doctor() -> None:
     """Show what is installed, which versions, what is missing and how to get it.
 
+    [b]Example[/b]
+
+        ebbflow doctor && ebbflow demo
+
     Leaves with status 1 when something that the main job needs is missing.
     """
     from ebbflow.flows.doctor import examine, print_checks
@@ -255,12 +299,15 @@ def doctor() -> None:
 
 _DEMO_HELP = """Run the main job: TPC-H on a real local Spark cluster whose workers come and go.
 
+[b]Examples[/b]
+
     ebbflow demo
 
-    ebbflow demo --query 9 --scale 1 --report demo.html
+    ebbflow demo --query 5 --scale 0.5 --report demo.html
 
-Generates the data (cached), starts a master and three workers, runs the Prefect flow, takes workers away and
-brings one back while the query runs, checks the result against DuckDB, and leaves no process behind.
+It generates the data (kept for the next time), starts a master and three workers, runs the Prefect flow, takes \
+workers away and brings one back while the query runs, checks the result against DuckDB, and leaves no process \
+behind. Wants about 8 GiB of memory and two minutes.
 """
 
 
@@ -296,9 +343,6 @@ def main() -> None:
     except EbbflowError as error:
         errors.print(f"[bold red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
         sys.exit(2)
-    except KeyboardInterrupt:
-        errors.print("interrupted; finished stages are kept, the same command resumes from them")
-        sys.exit(130)
 
 
 if __name__ == "__main__":

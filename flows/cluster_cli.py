@@ -11,10 +11,11 @@ from ebbflow.planners.errors import OptionError
 
 app = typer.Typer(
     help="A local Spark cluster whose plugs you can pull.\n\n"
+    "[b]Examples[/b]\n\n"
     "    ebbflow cluster up --workers 3\n\n"
     "    ebbflow query report.sql --tables data/ --master cluster\n\n"
-    "    ebbflow cluster notice worker-1 --seconds 20     a spot notice, then it is gone\n\n"
-    "    ebbflow cluster kill worker-2                    gone without notice\n\n"
+    "    ebbflow cluster notice worker-1 --seconds 20    (a spot notice)\n\n"
+    "    ebbflow cluster kill worker-2                   (without notice)\n\n"
     "    ebbflow cluster add\n\n"
     "    ebbflow cluster down",
     no_args_is_help=True,
@@ -47,7 +48,12 @@ def up(
     ] = None,
     name: Name = "default",
 ) -> None:
-    """Start a master and workers on loopback; they run until cluster down."""
+    """Start a master and workers on loopback; they run until cluster down.
+
+    [b]Example[/b]
+
+        ebbflow cluster up --workers 4 --cores 1 --memory 2g
+    """
     from ebbflow.infra.spark.cluster import LocalSparkCluster
 
     with console.status("starting master and workers"):
@@ -55,29 +61,52 @@ def up(
             name, workers=workers, cores=cores, memory=memory, cpu_limit=cpu_limit, detached=True
         )
     status(name)
-    console.print("\nuse it: ebbflow query SQL --tables DIR --master cluster     stop it: ebbflow cluster down")
+    console.print(
+        "\nuse it: ebbflow query SQL --tables DIR --master cluster     stop it: ebbflow cluster down"
+    )
 
 
 @app.command()
 def status(name: Name = "default") -> None:
-    """Show the workers: alive, with a notice, or dead."""
+    """Show the workers: alive, with a notice, or dead.
+
+    [b]Example[/b]
+
+        ebbflow cluster status
+    """
     from ebbflow.infra.spark.cluster import LocalSparkCluster
 
     seen = LocalSparkCluster.attach(name).status()
-    console.print(f"cluster {seen.name}: {seen.master_url}, page {seen.master_ui}, logs {seen.directory}", soft_wrap=True)
+    console.print(
+        f"cluster {seen.name}: {seen.master_url}, page {seen.master_ui}, logs {seen.directory}",
+        soft_wrap=True,
+    )
     console.print(f"CPU: {seen.cap}")
-    table = Table("node", "host", "cores", "in use", "memory", "state", "leaves in", box=None, header_style="bold")
+    table = Table(
+        "node", "host", "cores", "in use", "memory", "state", "leaves in", box=None, header_style="bold"
+    )
     for node in seen.nodes:
         left = "" if node.deadline is None else f"{max(node.deadline - time.time(), 0):.0f} s"
         table.add_row(
-            node.id, node.host, str(node.cores), str(node.cores_used), f"{node.memory:.1f} GiB", node.state, left
+            node.id,
+            node.host,
+            str(node.cores),
+            str(node.cores_used),
+            f"{node.memory:.1f} GiB",
+            node.state,
+            left,
         )
     console.print(table)
 
 
 @app.command()
 def add(name: Name = "default") -> None:
-    """Start one more worker."""
+    """Start one more worker.
+
+    [b]Example[/b]
+
+        ebbflow cluster add
+    """
     from ebbflow.infra.spark.cluster import LocalSparkCluster
 
     with console.status("starting a worker"):
@@ -91,7 +120,12 @@ def notice(
     seconds: Annotated[float, typer.Option(help="Time until it is gone; EC2 gives 120.")] = 120.0,
     name: Name = "default",
 ) -> None:
-    """Give a worker notice, as a spot market does: it drains, and is killed at the deadline."""
+    """Give a worker notice, as a spot market does: it drains, and is killed at the deadline.
+
+    [b]Example[/b]
+
+        ebbflow cluster notice worker-1 --seconds 20
+    """
     from ebbflow.infra.spark.cluster import LocalSparkCluster
 
     if seconds < 0:
@@ -102,7 +136,12 @@ def notice(
 
 @app.command()
 def kill(node: NodeId, name: Name = "default") -> None:
-    """Kill a worker without notice: SIGKILL to it and its executors."""
+    """Kill a worker without notice: SIGKILL to it and its executors.
+
+    [b]Example[/b]
+
+        ebbflow cluster kill worker-2
+    """
     from ebbflow.infra.spark.cluster import LocalSparkCluster
 
     gone = LocalSparkCluster.attach(name).kill(node)
@@ -111,7 +150,12 @@ def kill(node: NodeId, name: Name = "default") -> None:
 
 @app.command()
 def down(name: Name = "default") -> None:
-    """Stop the cluster; no process is left."""
+    """Stop the cluster; no process is left.
+
+    [b]Example[/b]
+
+        ebbflow cluster down
+    """
     from ebbflow.infra.spark.cluster import LocalSparkCluster
 
     LocalSparkCluster.attach(name).stop()

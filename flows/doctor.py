@@ -97,7 +97,12 @@ def _machine() -> Check:
 
 def _folder() -> Check:
     folder = home()
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        return Check(
+            "checkpoints", False, f"{folder}: {error.strerror}", "set EBBFLOW_HOME to a folder to write in"
+        )
     free = shutil.disk_usage(folder).free / 2**30
     remedy = f"checkpoints and demo data go to {folder}; set EBBFLOW_HOME to a roomier place"
     return Check("checkpoints", free >= 2.0, f"{folder}, {free:.0f} GiB free", remedy, required=False)
@@ -107,5 +112,13 @@ def _cgroups() -> Check:
     from ebbflow.infra.spark import cgroups
 
     found = cgroups.find_controller()
-    text = "workers of local clusters are held to their CPU share" if found else "no CPU cap for local workers"
-    return Check("cgroups", found is not None, text, "needs root, or a delegated cgroup; everything works without", False)
+    text = (
+        "workers of local clusters are held to their CPU share" if found else "no CPU cap for local workers"
+    )
+    return Check(
+        "cgroups",
+        found is not None,
+        text,
+        "needs root, or a delegated cgroup; everything works without",
+        False,
+    )

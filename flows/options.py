@@ -25,8 +25,12 @@ def parse_capacity(text: str) -> Share:
             raise OptionError(f"capacity must look like cores=3,memory=6GiB,nodes=3,hazard=2; got {part!r}")
         values[name.strip()] = value.strip()
     cores = _positive("cores", values["cores"])
-    nodes = int(_positive("nodes", values["nodes"] or str(int(max(cores, 1)))))
-    return Share.uniform(cores, parse_gib(values["memory"]), nodes, hazard=_number("hazard", values["hazard"]))
+    nodes = _positive("nodes", values["nodes"] or str(int(max(cores, 1))))
+    if nodes != int(nodes):
+        raise OptionError(f"nodes must be a whole number; got {values['nodes']}")
+    return Share.uniform(
+        cores, parse_gib(values["memory"]), int(nodes), hazard=_number("hazard", values["hazard"])
+    )
 
 
 def parse_settings(pairs: list[str]) -> dict[str, str]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from prefect import flow
 from prefect.futures import PrefectFuture
+from prefect.runtime import flow_run
 
 from ebbflow.planners.query.qep import Stage
 from ebbflow.tasks.driver import Fan, Listener, StageOutcome
@@ -24,6 +25,7 @@ from ebbflow.tasks.pictures import timeline_svg
 from ebbflow.tasks.query import QueryOutcome, execute
 from ebbflow.tasks.report import QueryReport
 from ebbflow.tasks.request import QueryRequest
+from ebbflow.tasks.wording import shorten
 
 _SETTLE = 30.0  # seconds
 
@@ -75,7 +77,12 @@ def run_attached(request: QueryRequest, listener: Listener) -> QueryOutcome:
     return attachment.outcome
 
 
-@flow(name="run-query", flow_run_name="query {title}", task_runner=task_runner(), validate_parameters=True)
+def _run_name() -> str:
+    given = flow_run.parameters
+    return f"query {shorten(given.get('title') or given['sql'], 60)}"
+
+
+@flow(name="run-query", flow_run_name=_run_name, task_runner=task_runner(), validate_parameters=True)
 def run_query(
     sql: str,
     tables: str | None = None,
@@ -92,6 +99,7 @@ def run_query(
     hysteresis: float = 0.15,
     hazard: float | None = None,
     fraction: float = 1.0,
+    calibrate: bool = False,
     executor_memory: str | None = None,
     conf: dict[str, str] | None = None,
     out: str | None = None,
@@ -120,6 +128,7 @@ def run_query(
         hysteresis: fraction of the remaining time by which another plan must be sooner.
         hazard: expected node losses per node-hour; learnt from what happens when not given.
         fraction: part of the cluster that this query may count on.
+        calibrate: measure the engine first if nothing is known of its speed.
         executor_memory: heap of an executor, such as ``1400m``.
         conf: further Spark settings.
         out: write the result to this Parquet file.
@@ -148,6 +157,7 @@ def run_query(
         hysteresis=hysteresis,
         hazard=hazard,
         fraction=fraction,
+        calibrate=calibrate,
         executor_memory=executor_memory,
         conf=conf or {},
         out=out,

@@ -1,8 +1,12 @@
 """Runs for the command line: with or without Prefect, with progress on the terminal."""
 
 import os
-from collections.abc import Callable
+import signal
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
+from types import FrameType
 from typing import Any
 
 from rich.console import Console
@@ -27,15 +31,48 @@ def run_on_terminal(
 
     ``also`` hears of every stage that starts.
     """
+    # PySpark imports a testing module of its own that complains of pandas, which nothing here uses.
+    warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
     with StageBars(console) as bars:
         listener = TerminalListener(bars, also)
+        if request.engine == "spark" or prefect:
+            bars.note(_starting(request, prefect))
         if not prefect:
             return execute(request, PlainOrchestrator(listener))
-        bars.note("starting Prefect")
         quiet_prefect()
         from ebbflow.flows.query import run_attached
 
         return run_attached(request, listener)
+
+
+def _starting(request: QueryRequest, prefect: bool) -> str:
+    """Say what is under way before the first stage, which may take half a minute."""
+    engine = f"Spark on {request.master}" if request.engine == "spark" else "DuckDB"
+    server = os.environ.get("PREFECT_API_URL") or "a temporary server"
+    return f"starting {engine}" + (f" in a Prefect flow run on {server}" if prefect else "")
+
+
+@contextmanager
+def interruptible(console: Console, consequence: str) -> Iterator[None]:
+    """Let SIGTERM and a closed terminal end the block as Ctrl-C does, so that everything is cleaned up.
+
+    An interrupt prints ``consequence`` once that is done. For the main thread only.
+    """
+
+    def handler(signum: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    numbers = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is signal.SIG_DFL]
+    for number in numbers:
+        signal.signal(number, handler)
+    try:
+        yield
+    except KeyboardInterrupt:
+        console.print(f"interrupted; {consequence}")
+        raise
+    finally:
+        for number in numbers:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def quiet_prefect() -> None:

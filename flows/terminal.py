@@ -14,6 +14,7 @@ from ebbflow.tasks.driver import Silent
 from ebbflow.tasks.live import StageBars
 from ebbflow.tasks.report import StageReport
 from ebbflow.tasks.summary import print_result
+from ebbflow.tasks.wording import plural
 
 _SHOWN = 20  # rows of the result
 
@@ -40,7 +41,8 @@ class TerminalListener(Silent):
         self._bars.finished(stage.output_fp, report.status, "" if report.status == "cancelled" else detail)
 
     def capacity_changed(self, capacity: Capacity, change: str) -> None:
-        self._bars.note(f"capacity {capacity.cores} cores on {len(capacity.usable)} nodes ({change})")
+        nodes = plural(len(capacity.usable), "node")
+        self._bars.note(f"capacity: {plural(capacity.cores, 'core')} on {nodes} ({change})")
 
     def decided(self, decision: ReplanDecision) -> None:
         self._bars.note(decision.reason)

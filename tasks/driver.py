@@ -4,6 +4,7 @@ Free of any orchestrator: Prefect and Airflow pass in how work is put into the b
 """
 
 import itertools
+import math
 import queue
 import threading
 import uuid
@@ -280,10 +281,11 @@ class Driver:
 
     def _tell_progress(self, run: _Run, now: float) -> None:
         fp, progress = run.stage.output_fp, run.progress
-        if self._current.get(fp) == run.job_id and progress.tasks_total:
-            self._execution.on_progress(
-                fp, progress.tasks_total, progress.tasks_done, now, progress.tasks_running
-            )
+        if self._current.get(fp) != run.job_id or not progress.tasks_total:
+            return
+        # Spark's adaptive execution submits a statement bit by bit: what it counts now is not all there will be.
+        total = max(progress.tasks_total, math.ceil(run.stage.work.tasks), progress.tasks_done + 1)
+        self._execution.on_progress(fp, total, progress.tasks_done, now, progress.tasks_running)
 
     def _ended(self, outcome: StageOutcome, now: float) -> None:
         stage = outcome.stage

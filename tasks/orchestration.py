@@ -22,7 +22,7 @@ from ebbflow.planners.query.qep import Stage
 from ebbflow.planners.query.state import ReplanDecision
 from ebbflow.tasks.driver import Silent, StageOutcome
 from ebbflow.tasks.feedback import Feedback
-from ebbflow.tasks.report import QueryReport, StageReport
+from ebbflow.tasks.report import QueryReport, StageReport, spoken
 
 MAX_PARALLEL_STAGES = 4
 
@@ -99,7 +99,7 @@ class PrefectListener(Silent):
         )
 
     def decided(self, decision: ReplanDecision) -> None:
-        self._logger.info("%s: %s", decision.kind, decision.reason)
+        self._logger.info(decision.reason)  # which begins with its kind
         if decision.kind == "switch":
             self._emit(
                 "ebbflow.plan.replaced",
@@ -107,7 +107,7 @@ class PrefectListener(Silent):
                     "epoch": decision.epoch,
                     "from": decision.current,
                     "to": decision.chosen,
-                    "reason": decision.reason,
+                    "reason": spoken(decision),
                 },
             )
 

@@ -5,9 +5,10 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+from ebbflow.infra.calibration import calibrate as measure_engine
 from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.errors import StorageError
 from ebbflow.infra.local import LocalCapacity
@@ -19,6 +20,7 @@ from ebbflow.planners.model import Capacity, Share
 from ebbflow.planners.query.cost import calibrate
 from ebbflow.planners.query.execution import Execution
 from ebbflow.planners.query.packing import simulate
+from ebbflow.planners.query.progress import drift
 from ebbflow.planners.query.qep import QueryExecutionPlan, Stage
 from ebbflow.planners.query.replanner import Replanner
 from ebbflow.planners.query.state import StageOutput
@@ -35,7 +37,7 @@ from ebbflow.tasks.driver import (
 from ebbflow.tasks.feedback import Feedback
 from ebbflow.tasks.page import report_html
 from ebbflow.tasks.planning import Prepared, prepare, remember
-from ebbflow.tasks.report import DecisionReport, PlanReport, QueryReport, write_text
+from ebbflow.tasks.report import DecisionReport, PlanReport, QueryReport, spoken, write_text
 from ebbflow.tasks.request import GIB, QueryRequest
 from ebbflow.tasks.verify import verify
 
@@ -140,6 +142,20 @@ def _open_spark(request: QueryRequest, clock: Clock) -> _Opened:
     return _Opened(engine, watch, [watch.close])
 
 
+def calibrated(
+    prepared: Prepared,
+    request: QueryRequest,
+    store: ParquetCheckpointStore,
+    engine: SqlEngine,
+    capacity: Capacity,
+) -> Prepared:
+    """Measure ``engine`` by a short run, remember the figures and fit the planner's costs to them."""
+    measured = measure_engine(engine, float(max(capacity.cores, 1)))
+    remember(store, request, measured)
+    prepared.planner.model = calibrate(prepared.prior, measured)
+    return replace(prepared, history=measured)
+
+
 def _heap_for(master: str) -> str | None:
     """Return the executor heap that fits a local cluster's workers; Spark's default elsewhere."""
     from ebbflow.infra.spark.settings import executor_memory
@@ -166,6 +182,9 @@ def execute(request: QueryRequest, orchestrator: Orchestrator, clock: Clock | No
             failed=feedback_inbox.put,
         )
         capacity = arrived_capacity(opened.source, clock)
+        if request.calibrate and not prepared.history:
+            orchestrator.listener.note("measuring the engine, once")
+            prepared = calibrated(prepared, request, store, opened.engine, capacity)
         started = clock.now()
         run = _Run(request, prepared, capacity, clock)
         for note in prepared.planner.notes:
@@ -265,6 +284,7 @@ class _Run:
         self._clock = clock
         self.driver: Driver | None = None
         share = planning_share(capacity, request.fraction)
+        self._cores = share.total.cores  # at the start: what the first stages' estimates assumed
         before = clock.now()
         self.candidates = candidates(prepared, request.policy, share)
         self.planning_seconds = clock.now() - before
@@ -283,7 +303,9 @@ class _Run:
             return ()
         if self.driver is not None:
             measured = [*self._prepared.history, *self.driver.record.measured]
-            self._planner.model = calibrate(self._prepared.prior, measured)
+            running = self.execution.state(self._clock.now()).running.values()
+            slow = drift(running, self._cores, self._clock.now())
+            self._planner.model = calibrate(self._prepared.prior, measured).slower(slow)
         if share.total.cores <= 0:
             return ()
         return self._planner.candidates(share, outputs, also=(self.execution.plan.id,))
@@ -372,7 +394,7 @@ def explain(
             estimated_seconds=simulate(plan, share, MAX_PARALLEL_STAGES).seconds,
             cores=share.total.cores,
             chosen=plan.id == decision.chosen,
-            reason=decision.reason if plan.id == decision.chosen else "",
+            reason=spoken(decision) if plan.id == decision.chosen else "",
         )
         for plan in plans
     ]

@@ -24,7 +24,7 @@ StageStatus = Literal["completed", "reused", "cancelled", "failed"]
 
 
 class ReportError(EbbflowError):
-    """A text that is not a report, or one of a format that this version cannot read."""
+    """A text that is not a report, one of a format that this version cannot read, or a place to write none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class DecisionReport:
             current=decision.current,
             chosen=decision.chosen,
             trigger=decision.trigger,
-            reason=decision.reason,
+            reason=spoken(decision),
             estimates=decision.estimates,
             planner_seconds=decision.seconds,
         )
@@ -317,6 +317,11 @@ class QueryReport:
         return write_text(path, self.to_json())
 
 
+def spoken(decision: ReplanDecision) -> str:
+    """Return a decision's reason without its kind, which stands beside it in every report."""
+    return decision.reason.removeprefix(f"{decision.kind}: ")
+
+
 def _finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
@@ -324,17 +329,20 @@ def _finite(value: float | None) -> float | None:
 def write_text(path: Path | str, text: str) -> Path:
     """Write ``text`` to ``path`` so that readers see the old file or the whole new one, never a part.
 
-    Missing folders are made. Raises ``OSError`` when the folder cannot be written.
+    Missing folders are made. Raises ``ReportError`` when the folder cannot be written.
     """
     target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
     temporary = target.parent / f".{target.name}.{uuid.uuid4().hex}"
     try:
-        with temporary.open("x", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(target)
-    finally:
-        temporary.unlink(missing_ok=True)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with temporary.open("x", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(target)
+        finally:
+            temporary.unlink(missing_ok=True)
+    except OSError as error:
+        raise ReportError(f"cannot write {target}: {error.strerror or error}") from error
     return target

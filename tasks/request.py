@@ -49,6 +49,7 @@ class QueryRequest:
     json: str | None = None  # write the report here
     report: str | None = None  # write the HTML report here
     title: str = ""
+    calibrate: bool = False  # measure the engine first if nothing is known of its speed
     verify: bool = False  # compare the result with DuckDB on the same files
     store_budget: float = 20.0  # GiB of checkpoints kept for later runs
 
@@ -63,7 +64,10 @@ class QueryRequest:
         if not self.sql.strip():
             raise OptionError("sql must hold a query; got an empty text")
         if bool(self.tables) == self.catalog:
-            raise OptionError("give either tables (a folder of Parquet files) or catalog=True, not both")
+            raise OptionError(
+                "name the tables by tables=DIR (--tables DIR), a folder of Parquet files, or by catalog=True "
+                f"(--catalog), not both; got {'both' if self.catalog else 'neither'}"
+            )
         if self.catalog and self.engine == "duckdb":
             raise OptionError("catalog=True needs engine spark: the embedded DuckDB has no catalogue")
         if not 0.0 < self.fraction <= 1.0:

@@ -246,7 +246,9 @@ def _table(*columns: str, wrap: bool = False) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bright_black")
     for column in columns:
         right = column.endswith(">")
-        words = wrap or column in ("stage", "change", "reads", "because of, and reason")
+        words = column != "plan" and (
+            wrap or column in ("stage", "change", "reads", "because of, and reason")
+        )
         table.add_column(column.rstrip(">"), justify="right" if right else "left", no_wrap=not words)
     return table
 

@@ -105,7 +105,10 @@ class LocalSparkCluster:
         state = file.read()
         if state is None:
             running = ", ".join(c.name for c in list_clusters()) or "none"
-            raise ClusterError(f"there is no local cluster {name!r} (running: {running}); start it first")
+            option = "" if name == "default" else f" --name {name}"
+            raise ClusterError(
+                f"there is no local cluster {name!r} (running: {running}); start it: ebbflow cluster up{option}"
+            )
         return cls(file, state.uid, clock or SystemClock())
 
     # --- what it is ---------------------------------------------------------------------------------------

@@ -82,11 +82,12 @@ def extract(view: View, select: exp.Select, families: Families) -> Extraction:
     if len(inner) < len(relations):
         return Extraction(None, f"{view.name}: an alias is used twice")
     if _binds_by_position(select):
-        return Extraction(None, f"{view.name}: a star or a column without its table keeps the joins as written")
+        return Extraction(None, f"{view.name}: a star or a column without its table keeps joins as written")
     movable = [part for part in conditions if _movable(part, inner)]
     kept = [part for part in conditions if not _movable(part, inner)]
     if kept and barriers:  # moved above an outer join they would drop rows that it adds
-        return Extraction(None, f"{view.name}: {kept[0].sql('spark')} must stay below the {_barrier_words(barriers)}")
+        condition = kept[0].sql("spark")
+        return Extraction(None, f"{view.name}: {condition} must stay below the {_barrier_words(barriers)}")
     where = select.args.get("where")
     if where is not None and any(j.side in ("RIGHT", "FULL") for j in barriers):
         kept.append(where.this.copy())  # it judges rows that the outer join adds
@@ -97,7 +98,7 @@ def extract(view: View, select: exp.Select, families: Families) -> Extraction:
     graph = _graph(relations, movable, top_columns, view, families)
     names = [f"{r.alias}__{c}" for r in graph.relations for c in r.columns]
     if len(set(names)) < len(names):
-        return Extraction(None, f"{view.name}: columns of checkpoints would share a name, such as a__b.c and a.b__c")
+        return Extraction(None, f"{view.name}: columns would share a name, as a__b.c and a.b__c do")
     return Extraction(Block(view.name, graph, select, tuple(barriers), tuple(kept), top_columns))
 
 
@@ -110,12 +111,12 @@ def _movable(part: exp.Expr, inner: set[str]) -> bool:
 def _binds_by_position(select: exp.Select) -> bool:
     """Tell whether something in ``select`` itself would mean something else over other relations."""
     outputs = set(select.named_selects)
-    for node in select.find_all(exp.Star, exp.Column):
-        if node.parent_select is not select or (isinstance(node, exp.Star) and isinstance(node.parent, exp.Count)):
-            continue
-        if isinstance(node, exp.Star) or (not node.table and node.name not in outputs):
-            return True
-    return False
+    own = [n for n in select.find_all(exp.Star, exp.Column) if n.parent_select is select]
+    return any(
+        (isinstance(node, exp.Star) and not isinstance(node.parent, exp.Count))
+        or (isinstance(node, exp.Column) and not node.table and node.name not in outputs)
+        for node in own
+    )
 
 
 def _prefix(
@@ -181,7 +182,9 @@ def _graph(
     aliases = [t.alias_or_name for t in tables]
     index = {a: i for i, a in enumerate(aliases)}
     kinds = {
-        (t.alias_or_name, column): family for t in tables for column, family in families.get(t.name, {}).items()
+        (t.alias_or_name, column): family
+        for t in tables
+        for column, family in families.get(t.name, {}).items()
     }
     pairs: list[tuple[Column, Column]] = []
     others: list[exp.Expr] = []
@@ -194,9 +197,9 @@ def _graph(
             pairs.append(sides)
     classes = _classes(pairs)
     predicates = _predicates(others, index, classes)
-    used = {*top_columns, *(c for p in predicates for c in p.columns), *(c for k in classes for c in k.columns)}
+    used = set(top_columns).union(*(p.columns for p in predicates), *(k.columns for k in classes))
     relations = tuple(
-        RelationRef(a, t.name, t.name in view.reads_views, frozenset(name for alias, name in used if alias == a))
+        RelationRef(a, t.name, t.name in view.reads_views, frozenset(n for alias, n in used if alias == a))
         for a, t in zip(aliases, tables, strict=True)
     )
     return JoinGraph(relations, predicates, classes)

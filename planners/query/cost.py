@@ -90,6 +90,10 @@ class CostModel:
         """Return the core-seconds that ``work`` takes, summed over tasks."""
         return sum(rate * amount for rate, amount in zip(self.vector, work.vector(), strict=True))
 
+    def slower(self, factor: float) -> "CostModel":
+        """Return this model with every rate and the latency times ``factor``."""
+        return self.with_rates(Work(*(r * factor for r in self.vector)), self.latency * factor)
+
     def with_rates(self, rates: Work, latency: float) -> "CostModel":
         """Return this model with other rates."""
         return replace(self, rates=rates, latency=latency)

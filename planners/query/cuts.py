@@ -91,7 +91,9 @@ def place(
             plans.append(CutPlan(chosen, expected_seconds(tree, chosen, costs, share, top_seconds)))
     plans.sort(key=lambda p: (p.seconds, len(p.masks), sorted(p.masks)))
     best = plans[:keep]
-    return best if any(not p.masks for p in best) else [*best[: keep - 1], next(p for p in plans if not p.masks)]
+    return (
+        best if any(not p.masks for p in best) else [*best[: keep - 1], next(p for p in plans if not p.masks)]
+    )
 
 
 def _could_pay(cost: NodeCost, uncut: float) -> bool:

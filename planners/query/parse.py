@@ -61,7 +61,9 @@ def parse(text: str, dialect: str = "spark") -> exp.Query:
     if isinstance(statement, exp.Subquery):
         statement = statement.unnest()
     if isinstance(statement, exp.Values):
-        columns = [f"col{i}" for i in range(1, len(statement.expressions[0].expressions) + 1)]  # Spark's names
+        columns = [
+            f"col{i}" for i in range(1, len(statement.expressions[0].expressions) + 1)
+        ]  # Spark's names
         statement = exp.select("*").from_(exp.alias_(statement, "_values", table=columns))
     if not isinstance(statement, exp.Query):
         raise UnsupportedQueryError(
@@ -194,7 +196,7 @@ def parse_query(text: str, catalogue: Catalogue, *, now: datetime, dialect: str 
             raise UnknownColumnError(_column_error(str(error), query, catalogue)) from error
         frozen, notes = freeze(query, now)
         return ParsedQuery(frozen, text, (*notes, f"the query runs whole: {error}"), qualified=False)
-    named, renamed = _named(qualified, query)
+    named, renamed = _named(qualified, query, catalogue)
     frozen, notes = freeze(named, now)  # after qualify, which names the projections
     return ParsedQuery(frozen, text, (*notes, *renamed))
 
@@ -215,23 +217,22 @@ def _defines_columns(query: exp.Query) -> bool:
     )
 
 
-def _named(qualified: exp.Query, written: exp.Query) -> tuple[exp.Query, tuple[str, ...]]:
-    """Give the result's columns distinct names, in the author's case.
+def _named(
+    qualified: exp.Query, written: exp.Query, catalogue: Catalogue
+) -> tuple[exp.Query, tuple[str, ...]]:
+    """Give the result's columns distinct names, in the author's case or, for ``*``, the table's.
 
     Qualifying turns names to lower case, and a Parquet file cannot hold two columns of one name.
     """
     first, original = _first_select(qualified), _first_select(written)
-    items, before = list(first.selects), list(original.selects)
-    stars = any(item.is_star for item in before)
-    cased = {} if stars else {i: item.output_name for i, item in enumerate(before)}
+    stars = any(item.is_star for item in original.selects)
+    cased = _stored_names(first, catalogue) if stars else [item.output_name for item in original.selects]
     seen: set[str] = set()
     notes: list[str] = []
-    for position, item in enumerate(items):
+    for item, wanted in zip(first.selects, cased, strict=False):
         if not isinstance(item, exp.Alias):
             continue
-        name = item.alias
-        if cased.get(position, "").lower() == name.lower():
-            name = cased[position]
+        name = wanted if wanted.lower() == item.alias.lower() else item.alias
         fresh, number = name, 0
         while fresh.lower() in seen:
             number += 1
@@ -240,9 +241,20 @@ def _named(qualified: exp.Query, written: exp.Query) -> tuple[exp.Query, tuple[s
         if fresh != name:
             notes.append(f"a second output column {name} is named {fresh}: Parquet needs distinct names")
         if fresh != item.alias:
-            quoted = item.args["alias"].args.get("quoted", False)
-            item.set("alias", exp.to_identifier(fresh, quoted=quoted))
+            item.set("alias", exp.to_identifier(fresh))
     return qualified, tuple(notes)
+
+
+def _stored_names(select: exp.Query, catalogue: Catalogue) -> list[str]:
+    """Return the names of columns taken straight from tables as the tables have them, of others nothing."""
+    tables = {t.alias_or_name: catalogue.get(t.name) for t in select.find_all(exp.Table)}
+    out = []
+    for item in select.selects:
+        column = item.unalias()
+        table = tables.get(column.table) if isinstance(column, exp.Column) else None
+        names = [n for n, _ in table.columns if n.lower() == column.name.lower()] if table is not None else []
+        out.append(names[0] if names else "")
+    return out
 
 
 def _first_select(query: exp.Query) -> exp.Query:

@@ -261,9 +261,7 @@ class QueryPlanner:
         return sum(len(b.graph.relations) for b in self.analysis.blocks.values())
 
 
-def retain(
-    plans: Sequence[QueryExecutionPlan], share: Share, keep: int
-) -> tuple[QueryExecutionPlan, ...]:
+def retain(plans: Sequence[QueryExecutionPlan], share: Share, keep: int) -> tuple[QueryExecutionPlan, ...]:
     """Keep at most ``keep`` plans with significant differences in cost (QOOP, footnote 2 and section 5.3).
 
     First the Pareto front of total work, critical path and peak memory, then the cheapest others; a plan within
@@ -298,4 +296,6 @@ def _alike(one: QueryExecutionPlan, other: QueryExecutionPlan) -> bool:
         return abs(a - b) <= 0.05 * max(a, b)
 
     same_cuts = {s.output_fp for s in one.stages} == {s.output_fp for s in other.stages}
-    return same_cuts and near(one.total_work, other.total_work) and near(one.critical_path, other.critical_path)
+    return (
+        same_cuts and near(one.total_work, other.total_work) and near(one.critical_path, other.critical_path)
+    )

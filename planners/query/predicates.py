@@ -161,9 +161,7 @@ def implied_by_disjunction(node: exp.Expr, aliases: Sequence[str]) -> list[exp.E
     return out
 
 
-def implied_by_equality(
-    node: exp.Expr, column: Column, others: Iterable[Column]
-) -> list[exp.Expr]:
+def implied_by_equality(node: exp.Expr, column: Column, others: Iterable[Column]) -> list[exp.Expr]:
     """Return ``node`` restated for columns equal to ``column``, its only column, when it compares that column
     with literals."""
     if not isinstance(node, exp.EQ | exp.GT | exp.GTE | exp.LT | exp.LTE | exp.Between | exp.In):

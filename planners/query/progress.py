@@ -1,6 +1,6 @@
 """Progress propagation: what a candidate plan still has to do, given what others have done (QOOP, 5.5)."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -110,6 +110,9 @@ def whole(plan: QueryExecutionPlan) -> Remaining:
     return propagate(plan, ExecutionState(plan))
 
 
+_EVIDENCE = 2.0  # seconds of running before progress says anything
+
+
 def task_seconds(running: RunningStage) -> float:
     """Return the expected seconds of one task as the engine counts tasks.
 
@@ -153,3 +156,24 @@ def _adopted(
         running.task_seconds_left if in_flight else 0.0,
         running=True,
     )
+
+
+def drift(running: Iterable[RunningStage], cores: float, now: float) -> float:
+    """Return how many times slower running stages are than estimated, in [1/4, 20]; 1 when nothing tells.
+
+    A stage that has done a fraction f of its tasks after e seconds will take about e/f in all; one that should
+    have ended takes at least e. An estimate that is wrong for one stage is wrong for its siblings too, so the
+    factor is meant for the whole cost model. ``cores`` are those the stages have had.
+    """
+    known = []
+    for run in running:
+        expected = run.stage.latency + run.stage.core_seconds / max(cores, 1.0)
+        elapsed = now - run.started
+        if elapsed < _EVIDENCE or expected <= 0:
+            continue
+        fraction = run.tasks_done / run.tasks_total if run.tasks_total else 0.0
+        if fraction > 0:
+            known.append(elapsed / fraction / expected)
+        elif elapsed > expected:
+            known.append(elapsed / expected)
+    return min(max(max(known, default=1.0), 0.25), 20.0)

@@ -7,8 +7,7 @@ from sqlglot import exp
 
 from ebbflow.planners.query.cardinality import conjunction_text
 from ebbflow.planners.query.joingraph import JoinGraph, Predicate
-from ebbflow.planners.query.predicates import columns_of, conjuncts, has_subquery
-from ebbflow.planners.query.sizes import WHOLE
+from ebbflow.planners.query.sizes import conjuncts_key, own_conjuncts
 from ebbflow.planners.query.staging import Analysis
 
 
@@ -23,7 +22,7 @@ class Question:
 
 
 def questions(analysis: Analysis) -> tuple[Question, ...]:
-    """Return the predicates on single base tables whose selectivity planning would otherwise have to guess."""
+    """Return the predicates on single base tables whose selectivity planning would otherwise guess."""
     out: dict[tuple[str, str], Question] = {}
     for view in analysis.chain.views:
         for position, select in enumerate(view.selects()):
@@ -45,23 +44,22 @@ def _of_graph(graph: JoinGraph) -> Iterable[Question]:
             if len(predicate.columns) == 1:
                 by_column.setdefault(next(iter(predicate.columns)), []).append(predicate)
         stated = [p for p in local if not p.implied]
-        for group in (*by_column.values(), local, stated):
-            if len(group) > 1:
-                groups[conjunction_text(group)] = group
+        for together in (*by_column.values(), local, stated):
+            if len(together) > 1:
+                groups[conjunction_text(together)] = together
         for key, group in groups.items():
             yield _question(relation.source, relation.alias, key, [p.expression for p in group])
 
 
 def _of_select(select: exp.Select, views: Sequence[str]) -> Iterable[Question]:
-    start, where = select.args.get("from_"), select.args.get("where")
+    start = select.args.get("from_")
     table = start.this if start is not None else None
-    if where is None or not isinstance(table, exp.Table) or table.name in views:
+    if not isinstance(table, exp.Table) or table.name in views:
         return
     alias = table.alias_or_name
-    parts = [p for p in conjuncts(where.this.copy()) if not has_subquery(p)]
-    parts = [p for p in parts if {a for a, _ in columns_of(p)} == {alias}]
+    parts = own_conjuncts(select, alias)
     if parts:
-        yield _question(table.name, alias, WHOLE, parts)
+        yield _question(table.name, alias, conjuncts_key(parts), parts)
 
 
 def _question(table: str, alias: str, key: str, parts: Sequence[exp.Expr]) -> Question:

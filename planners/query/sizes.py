@@ -1,6 +1,6 @@
 """Sizes of everything in a query: relations, joined subsets, and the views that other views read."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -9,7 +9,7 @@ from sqlglot import exp
 from ebbflow.planners.model import Catalogue, ColumnStatistics
 from ebbflow.planners.query.cardinality import Cardinalities, RelationInput
 from ebbflow.planners.query.joingraph import Column
-from ebbflow.planners.query.predicates import conjuncts, has_subquery
+from ebbflow.planners.query.predicates import canonical, columns_of, conjuncts, has_subquery
 from ebbflow.planners.query.selectivity import UNKNOWN, conjunction, distinct_of
 from ebbflow.planners.query.staging import Analysis, BlockId
 from ebbflow.planners.query.state import StageOutput
@@ -40,7 +40,7 @@ class Sizes:
 
     analysis: Analysis
     catalogue: Catalogue
-    selectivities: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # table -> text -> fraction
+    selectivities: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     actuals: Mapping[str, StageOutput] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -87,9 +87,7 @@ class Sizes:
         actual = self.by_fingerprint.get(self.analysis.fingerprints.view(view.name))
         rows = actual if actual is not None else max(sum(s.output for s, _ in arms), 1.0)
         columns = arms[0][1] if len(arms) == 1 else {}
-        columns = {
-            n: replace(c, distinct=min(c.distinct, rows)) if c.distinct is not None else c for n, c in columns.items()
-        }
+        columns = {name: _at_most(rows, known) for name, known in columns.items()}
         width = sum(c.width for c in columns.values()) or 8.0 * max(len(view.columns), 1)
         return RelationInput(rows, rows * width, columns)
 
@@ -131,16 +129,18 @@ class Sizes:
             where = select.args.get("where")
             rest = tuple(conjuncts(where.this.copy())) if where is not None else ()
             alias = first.this.alias_or_name if name and first is not None else ""
-            whole = self._of_alias(name, alias).get(WHOLE) if name else None
-            if whole is not None:
-                joined *= whole
-                rest = tuple(p for p in rest if has_subquery(p))
+            own = own_conjuncts(select, alias)
+            measured = self._of_alias(name, alias).get(conjuncts_key(own)) if own else None
+            if measured is not None:
+                joined *= measured
+                rest = tuple(p for p in rest if not any(p == o for o in own))
         joined = max(joined * conjunction(rest, lookup), 1.0)
         group = select.args.get("group")
         aggregates = group is not None or any(isinstance(e, exp.AggFunc) for e in _outer_nodes(select))
         grouped = joined
         if group is not None:
-            grouped = min(joined, self._groups(group, lookup, cardinalities, block.graph.everything if block else 0))
+            everything = block.graph.everything if block is not None else 0
+            grouped = min(joined, self._groups(group, lookup, cardinalities, everything))
         elif aggregates:
             grouped = 1.0
         having = select.args.get("having")
@@ -150,7 +150,8 @@ class Sizes:
         limit = select.args.get("limit")
         if isinstance(limit, exp.Limit) and limit.expression is not None and limit.expression.is_int:
             output = min(output, float(limit.expression.this))
-        size = SelectSize(joined, grouped, output, aggregates or bool(select.args.get("distinct")), bool(select.args.get("order")))
+        aggregates = aggregates or bool(select.args.get("distinct"))
+        size = SelectSize(joined, grouped, output, aggregates, sorts=bool(select.args.get("order")))
         return size, self._projected(select, lookup, output)
 
     def _groups(
@@ -169,21 +170,32 @@ class Sizes:
             found *= max(distinct_of(e, lookup), 1.0)
         return max(found, 1.0)
 
-    def _projected(
-        self, select: exp.Select, lookup: "_Lookup", rows: float
-    ) -> dict[str, ColumnStatistics]:
+    def _projected(self, select: exp.Select, lookup: "_Lookup", rows: float) -> dict[str, ColumnStatistics]:
         out = {}
         for item in select.selects:
             inner = item.unalias()
             known = lookup((inner.table, inner.name)) if isinstance(inner, exp.Column) else None
-            known = known or ColumnStatistics()
-            distinct = known.distinct if known.distinct is None else min(known.distinct, rows)
-            out[item.alias_or_name] = replace(known, distinct=distinct)
+            out[item.alias_or_name] = _at_most(rows, known or ColumnStatistics())
         return out
 
 
-WHOLE = "*"  # the key of the measured fraction of a single-table SELECT's whole WHERE
 _MAX_LOOKUP = 14  # relations up to which every subset is looked up among finished stages
+
+
+def own_conjuncts(select: exp.Select, alias: str) -> list[exp.Expr]:
+    """Return the conjuncts of a single-table SELECT's WHERE that a sample of the table can judge."""
+    where = select.args.get("where")
+    parts = conjuncts(where.this.copy()) if where is not None else []
+    return [p for p in parts if not has_subquery(p) and {a for a, _ in columns_of(p)} == {alias}]
+
+
+def conjuncts_key(parts: Iterable[exp.Expr]) -> str:
+    """Return the key under which the measured fraction of ``parts`` together is kept."""
+    return " AND ".join(sorted(f"({canonical(p)})" for p in parts))
+
+
+def _at_most(rows: float, known: ColumnStatistics) -> ColumnStatistics:
+    return known if known.distinct is None else replace(known, distinct=min(known.distinct, rows))
 
 
 class _Lookup:

@@ -14,8 +14,15 @@ from sqlglot.errors import SqlglotError
 from sqlglot.optimizer.eliminate_subqueries import eliminate_subqueries
 from sqlglot.optimizer.merge_subqueries import merge_subqueries
 
+from ebbflow.planners.errors import PlanningError
 from ebbflow.planners.model import Catalogue
-from ebbflow.planners.query.parse import ParsedQuery, is_volatile, outside_tables, qualified_copy
+from ebbflow.planners.query.parse import (
+    ParsedQuery,
+    check_tables,
+    is_volatile,
+    outside_tables,
+    qualified_copy,
+)
 from ebbflow.planners.query.predicates import free_columns
 
 ROOT = "Result"  # the name of the last view; qualified names are lower case, so no other has it
@@ -81,10 +88,11 @@ def view_chain(parsed: ParsedQuery, catalogue: Catalogue) -> ViewChain:
     for rewrite in (_flattened, _hoisted) if parsed.qualified and not reason else ():
         try:
             query = rewrite(parsed.expression.copy())
-            qualified_copy(query, catalogue)  # a rewrite that lost a column is told here
+            qualified_copy(query, catalogue)  # a rewrite that lost a column or a view is told here
+            check_tables(query, catalogue)
             return ViewChain(_views(_bodies(query)), parsed.text, parsed.notes)
-        except (SqlglotError, RecursionError, KeyError, AttributeError, ValueError) as error:
-            reason = f"subqueries could not be separated, the query runs whole ({type(error).__name__}: {error})"
+        except (SqlglotError, PlanningError, RecursionError, KeyError, AttributeError, ValueError) as error:
+            reason = f"subqueries could not be separated, the query runs whole ({error})"
     notes = (*parsed.notes, reason) if reason else parsed.notes
     return ViewChain(_views([(ROOT, parsed.expression)], opaque=True), parsed.text, notes)
 
@@ -109,22 +117,20 @@ def _flattened(query: exp.Query) -> exp.Query:
     if is_volatile(query):
         return _hoisted(query)
     separated = _hoisted(query)
-    kept = _null_supplying(separated)
+    kept = _unmergeable(separated)
     for select in kept:
-        select.set("kind", _KEPT)  # what sqlglot takes for a reason not to merge
+        select.set("kind", "KEPT")  # any value is a reason for sqlglot not to merge
     merged = merge_subqueries(separated)
     for select in kept:
         select.set("kind", None)
     return merged
 
 
-_KEPT = "kept"
+def _unmergeable(query: exp.Query) -> list[exp.Select]:
+    """Return the views that sqlglot would merge although the result would change.
 
-
-def _null_supplying(query: exp.Query) -> list[exp.Select]:
-    """Return the views whose expressions an outer join may replace by NULL.
-
-    Merging ``t LEFT JOIN (SELECT k, 1 AS f FROM u) v ON ...`` would turn ``v.f`` into 1 where nothing matches.
+    Merging ``t LEFT JOIN (SELECT k, 1 AS f FROM u) v ON ...`` would make ``v.f`` 1 where nothing matches;
+    and a view that a semi or anti join names is not counted as used there.
     """
     with_ = query.args.get("with_")
     bodies = {c.alias: c.this.unnest() for c in with_.expressions} if with_ is not None else {}
@@ -133,16 +139,19 @@ def _null_supplying(query: exp.Query) -> list[exp.Select]:
         start = select.args.get("from_")
         before = [start.this] if start is not None else []
         for join in select.args.get("joins") or ():
-            nullable = [join.this] if join.side in ("LEFT", "FULL") else []
+            counted = join.kind not in ("SEMI", "ANTI")
+            nullable = [join.this] if join.side in ("LEFT", "FULL") or not counted else []
             nullable += before if join.side in ("RIGHT", "FULL") else []
             for item in nullable:
                 body = bodies.get(item.name) if isinstance(item, exp.Table) else None
-                if isinstance(body, exp.Select) and any(
-                    not isinstance(s.unalias(), exp.Column) for s in body.selects
-                ):
+                if isinstance(body, exp.Select) and not (counted and _only_columns(body)):
                     found[id(body)] = body
             before.append(join.this)
     return list(found.values())
+
+
+def _only_columns(select: exp.Select) -> bool:
+    return all(isinstance(item.unalias(), exp.Column) for item in select.selects)
 
 
 def _hoist_conditions(query: exp.Query) -> exp.Query:

@@ -200,7 +200,7 @@ def test_what_still_runs_when_the_result_is_there_is_cancelled_and_recorded(
     _when_ended(ride, SHARED, lambda: ride.tell(capacity(2)))
     driver = ride.drive(engine, replanner, bushy)
     assert [(s.name, s.status) for s in driver.record.stages][-2:] == [
-        ("result", "completed"),
+        ("Result", "completed"),
         (ORDERS, "cancelled"),
     ]
     assert right(ride, driver)
@@ -214,7 +214,7 @@ def test_a_plan_begins_at_the_checkpoint_nearest_to_its_end(ride: Ride, engine: 
     engine.runs.clear()
     again = Ride(ride.request)
     driver = again.drive(engine, chosen=bushy)
-    assert [(s.name, s.status) for s in driver.record.stages] == [(JOINED, "reused"), ("result", "completed")]
+    assert [(s.name, s.status) for s in driver.record.stages] == [(JOINED, "reused"), ("Result", "completed")]
     assert len(engine.runs) == 1
     assert right(again, driver)
 

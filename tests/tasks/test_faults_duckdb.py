@@ -149,7 +149,7 @@ def test_a_table_that_vanishes_before_it_is_read_is_told(small: str, ask: Ask) -
 def test_a_random_result_is_never_reused(small: str, ask: Ask) -> None:
     request = ask("SELECT t.k, rand() AS r FROM t JOIN u ON t.k = u.k", small, verify=False)
     first, second = run(request), run(request)
-    assert "reused" not in {s.status for s in second.report.stages if s.name == "result"}
+    assert "reused" not in {s.status for s in second.report.stages if s.name == "Result"}
     a, b = (read_checkpoint(o.result)["r"].to_pylist() for o in (first, second))
     assert a != b
     assert any("rand" in p.lower() for p in first.report.problems)

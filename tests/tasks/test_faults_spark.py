@@ -1,4 +1,4 @@
-"""Faults of a real Spark cluster in the middle of a query: the result is right and the report tells the story."""
+"""Faults of a real Spark cluster in mid-query: the result is right and the report tells the story."""
 
 import socket
 import threading
@@ -18,7 +18,7 @@ from ebbflow.tasks.query import PlainOrchestrator, execute
 from ebbflow.tasks.report import QueryReport
 from ebbflow.tasks.request import QueryRequest
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(280)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(100)]
 
 WORKERS = 3
 AWAY = 10.0  # seconds for which no worker is there

@@ -1,0 +1,41 @@
+"""What the tests of flows and command line share."""
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+JOINED = """
+    SELECT name, count(*) AS orders, sum(price) AS total
+    FROM orders JOIN customer ON orders.customer = customer.id JOIN nation ON customer.nation = nation.id
+    GROUP BY name
+"""
+PATIENCE = 120.0  # seconds; what does not happen within them does not happen
+COMMAND = (sys.executable, "-m", "ebbflow.flows.cli")
+
+Found = TypeVar("Found")
+
+
+def run_cli(*arguments: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run the command line in a process of its own, to its end."""
+    return subprocess.run(
+        [*COMMAND, *map(str, arguments)],
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+
+
+def eventually(look: Callable[[], Found], patience: float = PATIENCE) -> Found:
+    """Return the first true value of ``look``, asked again and again for a bounded time."""
+    pause = threading.Event()
+    for _ in range(int(patience / 0.1)):
+        if found := look():
+            return found
+        pause.wait(0.1)
+    raise AssertionError(f"nothing after {patience:g} s")

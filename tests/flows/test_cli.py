@@ -1,0 +1,281 @@
+"""The command line: what it prints, writes and answers."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from flowcases import JOINED, PATIENCE, run_cli
+from typer.testing import CliRunner
+
+from ebbflow.flows import cli, cluster_cli, doctor
+
+COMMANDS = [
+    *(["ebbflow", c.name or c.callback.__name__] for c in cli.app.registered_commands if c.callback),
+    ["ebbflow", "cluster"],
+    *(
+        ["ebbflow", "cluster", c.name or c.callback.__name__]
+        for c in cluster_cli.app.registered_commands
+        if c.callback
+    ),
+]
+
+
+def duckdb(tables: str) -> list[str]:
+    return ["--tables", tables, "--engine", "duckdb", "--runner", "plain"]
+
+
+def complaint(done: subprocess.CompletedProcess[str]) -> str:
+    """Return the message of a run that ended with status 2, which is all that it wrote to standard error."""
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.startswith("error: ")
+    assert "Traceback" not in done.stderr
+    return done.stderr.removeprefix("error: ").rstrip("\n")
+
+
+# --- help -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_every_help_text_teaches_by_example(command: list[str]) -> None:
+    shown = CliRunner().invoke(cli.app, [*command[1:], "--help"])
+    assert shown.exit_code == 0
+    examples = re.findall(rf"^ +({' '.join(command)}\b.*)", shown.output.split("Usage:")[1], re.M)
+    assert examples, shown.output
+
+
+def test_examples_name_commands_and_options_that_exist() -> None:
+    known = {" ".join(command[1:]) for command in COMMANDS}
+    for command in COMMANDS:
+        shown = CliRunner().invoke(cli.app, [*command[1:], "--help"], env={"COLUMNS": "160"}).output
+        for example in re.findall(r"^ +ebbflow (.*)", shown.split("Usage:")[1], re.M):
+            words = example.split("  ")[0].split()
+            name = " ".join(words[:2]) if words[0] == "cluster" else words[0]
+            assert name in known
+            page = CliRunner().invoke(cli.app, [*name.split(), "--help"], env={"COLUMNS": "160"}).output
+            assert {w for w in words if w.startswith("--")} <= set(re.findall(r"--[a-z-]+", page))
+
+
+def test_help_starts_without_heavy_libraries() -> None:
+    script = (
+        "import sys; from ebbflow.flows import cli\n"
+        "try: cli.app(['--help'])\n"
+        "except SystemExit: pass\n"
+        "print('loaded', sorted({'prefect', 'pyspark', 'duckdb', 'pyarrow', 'scipy'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=PATIENCE, check=True
+    )
+    assert "query" in done.stdout
+    assert done.stdout.endswith("loaded []\n")
+
+
+# --- query ------------------------------------------------------------------------------------------------
+
+
+def test_a_query_from_a_file_writes_all_that_it_is_asked_for(tables: str, tmp_path: Path) -> None:
+    import pyarrow.parquet as pq
+
+    sql, data, page, out = (tmp_path / n for n in ("by-nation.sql", "r.json", "r.html", "r.parquet"))
+    sql.write_text(JOINED + "ORDER BY name")
+    done = run_cli(
+        "query", sql, *duckdb(tables), "--cuts", "every-join", "--verify",
+        "--json", data, "--report", page, "--out", out,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    report = json.loads(data.read_text())
+    wanted = {"rows", "seconds", "policy", "engine", "stages", "switches", "decisions", "capacity"}
+    assert wanted | {"result_path"} <= report.keys()
+    assert (report["rows"], report["engine"], report["policy"]) == (6, "duckdb", "qoop")
+    assert (report["title"], report["verified"], report["result_path"]) == ("by-nation", True, str(out))
+    assert pq.read_table(out).column("name").to_pylist() == [f"nation {i}" for i in range(6)]
+    assert "<svg" in page.read_text()
+    for stage in report["stages"]:  # progress, a line a stage
+        assert re.search(rf"^▸ {re.escape(stage['name'])} started$", done.stdout, re.M)
+        assert re.search(rf"^✓ {re.escape(stage['name'])} completed: [\d,]+ rows", done.stdout, re.M)
+    assert "✓ verified" in done.stdout
+    assert re.search(r"^nation 5 +100 +30200\.0$", done.stdout, re.M)  # the result, as a table
+    assert done.stdout.rstrip().endswith("6 rows")
+
+
+def test_a_query_as_text_prints_its_result_and_says_each_decision_once(tables: str) -> None:
+    done = run_cli("query", "SELECT count(*) AS n FROM orders", *duckdb(tables))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert re.search(r"^n\n─+\n600\n1 row$", done.stdout.replace(" ", "").replace("1row", "1 row"), re.M)
+    assert not re.search(r"(start|stay|switch): \1", done.stdout)
+    assert "the query begins: start:" not in done.stdout
+
+
+def test_the_same_command_again_reuses_the_finished_stages(tables: str) -> None:
+    first, second = (run_cli("query", JOINED, *duckdb(tables)) for _ in range(2))
+    assert "✓ Result completed" in first.stdout
+    assert "↺ Result reused" in second.stdout
+    assert first.stdout.split("\nname")[1] == second.stdout.split("\nname")[1]
+
+
+@pytest.mark.parametrize(
+    ("sql", "message"),
+    [
+        ("SELECT * FROM nations", r"unknown table 'nations'; did you mean 'nation'\?"),
+        ("SELECT nam FROM nation", r"unknown column 'nam'; did you mean 'name'\?"),
+        ("SELECT name FRM nation WHERE", r"SQL does not parse at line 1, column \d+, near 'nation'"),
+        ("DROP TABLE nation", "only queries .* can be run; got DROP"),
+        ("missing.sql", "cannot read SQL from 'missing.sql': No such file"),
+    ],
+)
+def test_a_query_that_cannot_run_is_explained(sql: str, message: str, tables: str) -> None:
+    assert re.match(message, complaint(run_cli("query", sql, *duckdb(tables))))
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        (["--tables", "/nowhere"], "/nowhere does not exist; name a folder that holds Parquet files"),
+        (["--catalog"], r"name the tables by .*--tables DIR.*; got both"),
+        (["--conf", "abc"], "a Spark setting must look like spark.some.key=value; got 'abc'"),
+        (["--hysteresis", "5"], r"hysteresis must be in \[0, 1\)"),
+        (["--dialect", "klingon"], "dialect must be one that sqlglot knows"),
+        (["--engine", "spark", "--master", "spark://127.0.0.1:9"], "no Spark master at spark://127.0.0.1:9"),
+        (["--engine", "spark", "--master", "cluster"], ".*start it: ebbflow cluster up$"),
+        (["--json", "/proc/none/r.json"], "cannot write /proc/none/r.json: No such file"),
+        (["--store", "/proc/none"], "cannot write to the checkpoint store file:///proc/none"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_a_bad_option_is_explained(option: list[str], message: str, tables: str) -> None:
+    assert re.match(message, complaint(run_cli("query", JOINED, *duckdb(tables), *option)))
+
+
+def test_a_query_without_tables_is_told_how_to_name_them() -> None:
+    assert "--tables DIR" in complaint(run_cli("query", JOINED, "--engine", "duckdb"))
+
+
+def test_an_unknown_policy_is_answered_with_the_known_ones(tables: str) -> None:
+    done = CliRunner().invoke(cli.app, ["query", JOINED, *duckdb(tables), "--policy", "best"])
+    assert done.exit_code == 2
+    assert all(policy.value in done.output for policy in cli.Policy)
+
+
+# --- explain ----------------------------------------------------------------------------------------------
+
+
+def test_explain_shows_candidates_side_by_side_and_runs_nothing(
+    tables: str, tmp_path: Path, home: Path
+) -> None:
+    page = tmp_path / "plans.html"
+    given = ["--tables", tables, "--engine", "duckdb", "--cuts", "every-join"]
+    done = run_cli("explain", JOINED, *given, "--html", page, "--sql", "--capacity", "cores=2,memory=1GiB")
+    assert (done.returncode, done.stderr) == (0, "")
+    plans = re.findall(r"^(qep-\w+) +\d+ +[\d.]+ s", done.stdout, re.M)
+    assert len(plans) == len(set(plans)) > 1
+    assert done.stdout.count("✓ chosen") == 1
+    assert re.search(r"^-- .* → ckpt_\w+$", done.stdout, re.M)
+    assert all(plan in page.read_text() for plan in plans)
+    assert not list(home.glob("store/data/*"))
+
+
+@pytest.mark.parametrize(
+    ("capacity", "message"),
+    [
+        ("3 cores", "capacity must look like cores=3,memory=6GiB,nodes=3,hazard=2; got '3 cores'"),
+        ("cores=0", "cores must be > 0; got 0"),
+        ("memory=lots", "memory must be a positive size such as 6GiB or 512m; got 'lots'"),
+        ("nodes=1.5", "nodes must be a whole number; got 1.5"),
+        ("hazard=-1", "hazard must be >= 0; got -1"),
+        ("gpus=1", "capacity must look like .*; got 'gpus=1'"),
+    ],
+)
+def test_a_bad_capacity_is_explained(
+    capacity: str,
+    message: str,
+    tables: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(
+        sys, "argv", ["ebbflow", "explain", JOINED, "--tables", tables, "--capacity", capacity]
+    )
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    assert end.value.code == 2
+    assert re.match(f"error: {message}", capsys.readouterr().err)
+
+
+# --- the rest ---------------------------------------------------------------------------------------------
+
+
+def test_doctor_names_what_is_there() -> None:
+    shown = CliRunner().invoke(cli.app, ["doctor"])
+    checks = doctor.examine()
+    assert shown.exit_code == int(any(c.required and not c.ok for c in checks))
+    for name in ("python", "prefect", "duckdb", "pyspark", "java", "machine", "checkpoints"):
+        assert name in shown.output
+
+
+def test_doctor_says_how_to_get_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ebbflow.infra.errors import EngineUnavailableError
+    from ebbflow.infra.spark import java
+
+    def none() -> None:
+        raise EngineUnavailableError("Java is missing: install a JRE")
+
+    monkeypatch.setattr(java, "find_java", none)
+    monkeypatch.setenv("EBBFLOW_HOME", "/proc/none")
+    shown = CliRunner().invoke(cli.app, ["doctor"])
+    assert shown.exit_code == 1
+    assert "Java is missing: install a JRE" in shown.output
+    assert "EBBFLOW_HOME" in shown.output
+    assert "ready" not in shown.output
+
+
+def test_doctor_refuses_a_fastapi_that_breaks_prefect(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "version", lambda name: "0.152.0" if name == "fastapi" else "1.0")
+    shown = CliRunner().invoke(cli.app, ["doctor"])
+    assert shown.exit_code == 1
+    assert "fastapi>=0.139,<0.151" in shown.output
+
+
+@pytest.mark.parametrize(
+    "command", [["status"], ["add"], ["down"], ["kill", "worker-1"], ["notice", "worker-1"]]
+)
+def test_a_cluster_command_without_a_cluster_says_how_to_start_one(
+    command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["ebbflow", "cluster", *command, "--name", "mine"])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    assert end.value.code == 2
+    said = capsys.readouterr().err
+    assert "there is no local cluster 'mine'" in said
+    assert "ebbflow cluster up --name mine" in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--query", "3"], "query must be one of 5, 7, 8, 9; got 3"),
+        (["--scale", "0"], r"scale must be in \(0, 1000\]; got 0"),
+        (["--data", "/proc/none"], "cannot keep data in /proc/none"),
+    ],
+)
+def test_a_demo_that_cannot_run_is_explained(arguments: list[str], message: str) -> None:
+    assert re.match(message, complaint(run_cli("demo", *arguments)))
+
+
+@pytest.mark.prefect
+def test_a_query_on_a_prefect_server_is_recorded_there(tables: str, prefect_server: str) -> None:
+    from prefect.client.orchestration import get_client
+    from prefect.client.schemas.sorting import FlowRunSort
+
+    given = ["--tables", tables, "--engine", "duckdb", "--cuts", "every-join"]
+    done = run_cli("query", JOINED, *given, PREFECT_API_URL=prefect_server)  # --runner auto
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"in a Prefect flow run on {prefect_server}" in done.stdout
+    assert "6 rows" in done.stdout
+    with get_client(sync_client=True) as client:
+        run = client.read_flow_runs(sort=FlowRunSort.START_TIME_DESC, limit=1)[0]
+    assert run.state is not None
+    assert run.state.is_completed()
+    assert run.name.startswith("query SELECT name, count(*)")
