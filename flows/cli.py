@@ -1,6 +1,7 @@
 """The command line: ``ebbflow query | explain | calibrate | cluster | doctor | demo``."""
 
 import sys
+import traceback
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -318,10 +319,13 @@ def demo(
     report: Annotated[str, typer.Option(help="HTML report to write.", metavar="FILE")] = "ebbflow-demo.html",
     json: Annotated[str | None, typer.Option(help="JSON report to write.", metavar="FILE")] = None,
     data: Annotated[Path | None, typer.Option(help="Where the data is cached.", metavar="DIR")] = None,
+    cuts: Annotated[
+        Cuts, typer.Option(help="Where plans are cut; every-join, as in QOOP's paper, shows more switching.")
+    ] = Cuts.cost,
 ) -> None:
     from ebbflow.flows.demo import run_demo
 
-    if not run_demo(query, scale, report, json, data, console):
+    if not run_demo(query, scale, report, json, data, cuts.value, console):
         raise typer.Exit(3)
 
 
@@ -336,12 +340,20 @@ def _wants_prefect(runner: Runner) -> bool:
     return runner is Runner.prefect or (runner is Runner.auto and bool(os.environ.get("PREFECT_API_URL")))
 
 
+def _release(error: BaseException | None) -> None:
+    """Clear the frames that an error's chain holds: DuckDB complains at exit of objects that still live."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
+
+
 def main() -> None:
     """Run the command line; errors of our own family become one message and status 2."""
     try:
         app()
     except EbbflowError as error:
         errors.print(f"[bold red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
+        _release(error)
         sys.exit(2)
 
 

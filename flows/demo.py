@@ -17,6 +17,7 @@ from ebbflow.flows.running import interruptible, quiet_prefect, run_on_terminal
 from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.spark.cluster import LocalSparkCluster
 from ebbflow.planners.errors import EbbflowError, OptionError
+from ebbflow.planners.query.planner import CutPolicy
 from ebbflow.planners.query.qep import Stage
 from ebbflow.tasks.request import QueryRequest, home
 from ebbflow.tasks.summary import print_summary
@@ -78,7 +79,13 @@ class Faults:
 
 
 def run_demo(
-    query: int, scale: float, report: str, json: str | None, data: Path | None, console: Console
+    query: int,
+    scale: float,
+    report: str,
+    json: str | None,
+    data: Path | None,
+    cuts: CutPolicy,
+    console: Console,
 ) -> bool:
     """Run the demo and return whether the result was right."""
     if query not in QUERIES:
@@ -99,7 +106,7 @@ def run_demo(
                 imported.result()
                 for line in (f"{cluster.master_url}, page {cluster.master_ui}", cluster.status().cap):
                     console.print(f"  {line}", highlight=False, soft_wrap=True)
-                return _run(cluster, query, tables, report, json, clock, console)
+                return _run(cluster, query, tables, report, json, cuts, clock, console)
 
 
 def _run(
@@ -108,6 +115,7 @@ def _run(
     tables: Path,
     report: str,
     json: str | None,
+    cuts: CutPolicy,
     clock: Clock,
     console: Console,
 ) -> bool:
@@ -119,6 +127,7 @@ def _run(
         master=cluster.master_url,
         store=str(home() / "demo-store"),
         reuse=False,  # a demo that finds everything finished shows nothing
+        cuts=cuts,
         hazard=HAZARD,
         calibrate=True,
         json=json,

@@ -140,7 +140,9 @@ def publish_artifacts(report: QueryReport, timeline_svg: str) -> None:
 
     picture = base64.b64encode(timeline_svg.encode()).decode()
     create_markdown_artifact(
-        key="ebbflow-timeline", markdown=f"![timeline](data:image/svg+xml;base64,{picture})"
+        key="ebbflow-timeline",
+        markdown=f"![timeline](data:image/svg+xml;base64,{picture})",
+        description="Stages and capacity over time",
     )
 
 

@@ -92,14 +92,16 @@ class QueryOutcome:
 
 
 @dataclass
-class _Opened:
+class Opened:
+    """A started engine and where its capacity is seen."""
+
     engine: SqlEngine
     source: CapacitySource
     closers: list[Callable[[], None]] = field(default_factory=list)
 
 
 @contextmanager
-def opened_engine(request: QueryRequest, clock: Clock | None = None) -> Iterator[_Opened]:
+def opened_engine(request: QueryRequest, clock: Clock | None = None) -> Iterator[Opened]:
     """Start the engine and its capacity source; both are closed at the end."""
     clock = clock or SystemClock()
     opened = _open_duckdb(clock) if request.engine == "duckdb" else _open_spark(request, clock)
@@ -111,15 +113,15 @@ def opened_engine(request: QueryRequest, clock: Clock | None = None) -> Iterator
         opened.engine.close()
 
 
-def _open_duckdb(clock: Clock) -> _Opened:
+def _open_duckdb(clock: Clock) -> Opened:
     from ebbflow.infra.duckdb import DuckDbEngine
 
     source = LocalCapacity(clock=clock)
     node = source.capacity().nodes[0]
-    return _Opened(DuckDbEngine.start(node.cores, node.memory, clock=clock), source)
+    return Opened(DuckDbEngine.start(node.cores, node.memory, clock=clock), source)
 
 
-def _open_spark(request: QueryRequest, clock: Clock) -> _Opened:
+def _open_spark(request: QueryRequest, clock: Clock) -> Opened:
     from ebbflow.infra.spark.engine import SparkEngine
     from ebbflow.infra.spark.watch import ExecutorWatch
 
@@ -139,7 +141,7 @@ def _open_spark(request: QueryRequest, clock: Clock) -> _Opened:
     watch = ExecutorWatch(
         engine.ui_url, engine.application_id, hazard=hazard, master_url=engine.master, clock=clock
     )
-    return _Opened(engine, watch, [watch.close])
+    return Opened(engine, watch, [watch.close])
 
 
 def calibrated(
@@ -165,26 +167,34 @@ def _heap_for(master: str) -> str | None:
     return executor_memory(cluster.memory / 1024) if cluster is not None else None
 
 
-def execute(request: QueryRequest, orchestrator: Orchestrator, clock: Clock | None = None) -> QueryOutcome:
+def execute(
+    request: QueryRequest,
+    orchestrator: Orchestrator,
+    clock: Clock | None = None,
+    opened: Opened | None = None,
+) -> QueryOutcome:
     """Run ``request`` to its end, write what it asks for, and return the outcome.
+
+    ``opened`` is an engine that the caller keeps (``opened_engine``); otherwise one is started and closed.
 
     Raises errors of the ``EbbflowError`` family; finished stages stay in the store whatever happens.
     """
     clock = clock or SystemClock()
     run_id = uuid.uuid4().hex
     store = ParquetCheckpointStore(request.store, clock=clock)
-    with _prepared_and_opened(request, store, clock, run_id) as (prepared, opened):
+    with _prepared_and_opened(request, store, clock, run_id, opened) as (found, started_engine):
         feedback_inbox: Inbox = Inbox()
         feedback = Feedback(
-            opened.source,
+            started_engine.source,
             clock,
             lambda capacity, change: feedback_inbox.put(CapacityChanged(capacity, change)),
             failed=feedback_inbox.put,
         )
-        capacity = arrived_capacity(opened.source, clock)
-        if request.calibrate and not prepared.history:
+        capacity = arrived_capacity(started_engine.source, clock)
+        prepared = found
+        if request.calibrate and not found.history:
             orchestrator.listener.note("measuring the engine, once")
-            prepared = calibrated(prepared, request, store, opened.engine, capacity)
+            prepared = calibrated(found, request, store, started_engine.engine, capacity)
         started = clock.now()
         run = _Run(request, prepared, capacity, clock)
         for note in prepared.planner.notes:
@@ -196,7 +206,7 @@ def execute(request: QueryRequest, orchestrator: Orchestrator, clock: Clock | No
             driver = Driver(
                 run.execution,
                 run.candidates,
-                engine=opened.engine,
+                engine=started_engine.engine,
                 store=store,
                 relations=prepared.relations,
                 versions=prepared.versions,
@@ -233,9 +243,12 @@ def execute(request: QueryRequest, orchestrator: Orchestrator, clock: Clock | No
 
 @contextmanager
 def _prepared_and_opened(
-    request: QueryRequest, store: ParquetCheckpointStore, clock: Clock, run_id: str
-) -> Iterator[tuple[Prepared, _Opened]]:
+    request: QueryRequest, store: ParquetCheckpointStore, clock: Clock, run_id: str, given: Opened | None
+) -> Iterator[tuple[Prepared, Opened]]:
     """Plan while the engine starts, which takes seconds for Spark. A bad query is told first."""
+    if given is not None:
+        yield prepare(request, store, clock, run_id=run_id, engine=given.engine), given
+        return
     if request.catalog:
         with opened_engine(request, clock) as opened:
             yield prepare(request, store, clock, run_id=run_id, engine=opened.engine), opened
@@ -304,7 +317,8 @@ class _Run:
         if self.driver is not None:
             measured = [*self._prepared.history, *self.driver.record.measured]
             running = self.execution.state(self._clock.now()).running.values()
-            slow = drift(running, self._cores, self._clock.now())
+            cores = (self._cores + share.total.cores) / 2  # about what the running stages have had
+            slow = drift(running, cores, self._clock.now())
             self._planner.model = calibrate(self._prepared.prior, measured).slower(slow)
         if share.total.cores <= 0:
             return ()

@@ -21,6 +21,7 @@ from ebbflow.planners.query.predicates import (
     has_subquery,
     implied_by_disjunction,
     implied_by_equality,
+    is_correlated,
 )
 from ebbflow.planners.query.views import View
 
@@ -93,7 +94,9 @@ def extract(view: View, select: exp.Select, families: Families) -> Extraction:
         kept.append(where.this.copy())  # it judges rows that the outer join adds
     elif where is not None:
         for part in conjuncts(where.this.copy()):
-            (movable if _movable(part, inner) else kept).append(part)
+            # A correlated subquery costs a join of its own: after the block's joins it meets fewer rows.
+            early = _movable(part, inner) and not is_correlated(part)
+            (movable if early else kept).append(part)
     top_columns = _columns_above(select, barriers, kept, inner)
     graph = _graph(relations, movable, top_columns, view, families)
     names = [f"{r.alias}__{c}" for r in graph.relations for c in r.columns]
@@ -144,7 +147,7 @@ def _prefix(
 
 
 def _plain(node: exp.Expr) -> bool:
-    """Tell whether ``node`` is a table or view under an alias and nothing else: no sample, no column names."""
+    """Tell whether ``node`` is a table or view under an alias and nothing else, such as a sample."""
     known = {"this", "alias"}
     return (
         isinstance(node, exp.Table)

@@ -4,10 +4,10 @@ A cut makes an intermediate result durable. It costs writing and reading that re
 it saves what would be computed again when a node is lost, or when the query switches to another plan that
 contains the same sub-plan. Cuts are placed where the expected completion time is least.
 
-Model. A share of m nodes loses nodes at rate λ (per second, all nodes together). A segment (the work between
-two cuts) of length T is hit λT times, half-way on average. A lost node held 1/m of the segment's shuffle
-files, which the other m-1 nodes compute again: T/2 · 1/(m-1) of delay (T/2 when m = 1). With probability σ the
-change makes another plan better, and everything since the last cut is dropped. Hence
+Model. A share of m nodes loses nodes at rate λ (per second, all nodes together). A segment (the work
+between two cuts) of length T is hit λT times, half-way on average. A lost node held 1/m of the segment's
+shuffle files, which the other m-1 nodes compute again: T/2 · 1/(m-1) of delay (T/2 when m = 1). With
+probability σ the change makes another plan better, and everything since the last cut is dropped. Hence
 
     E = Σ_segments T · (1 + λ · (ρ + σ) · T / 2) + Σ_cuts materialise,    ρ = 1 / max(m - 1, 1)
 """
@@ -81,7 +81,7 @@ def expected_seconds(
 def place(
     tree: Tree, costs: Mapping[int, NodeCost], share: Share, top_seconds: float, keep: int = 3
 ) -> Sequence[CutPlan]:
-    """Return the ``keep`` best sets of at most ``MAX_CUTS`` cuts, the empty set always among them, best first."""
+    """Return the ``keep`` best sets of at most ``MAX_CUTS`` cuts, best first; the empty set is among them."""
     none: frozenset[int] = frozenset()
     plans = [CutPlan(none, expected_seconds(tree, none, costs, share, top_seconds))]
     worth = [m for m in (j.mask for j in joins(tree)) if _could_pay(costs[m], plans[0].seconds)]

@@ -80,9 +80,10 @@ def _describe(error: ParseError) -> str:
     piece = first.get("highlight") or ""
     before = (first.get("start_context") or "")[-40:]
     after = (first.get("end_context") or "")[:20]
+    wrong = re.sub(r".* missing for <class '[\w.]*?(\w+)'>", r"\1 is incomplete", first.get("description") or "")
     return (
         f"SQL does not parse at line {first.get('line')}, column {first.get('col')}, near {piece!r}: "
-        f"{first.get('description')}\n  …{before}>>>{piece}<<<{after}…"
+        f"{wrong}\n  …{before}>>>{piece}<<<{after}…"
     )
 
 
@@ -149,9 +150,9 @@ def outside_tables(node: exp.Expr, bound: frozenset[str] = frozenset()) -> Itera
 
     Before: ``WITH t AS (SELECT * FROM t) SELECT * FROM t, u``; yields the inner ``t`` and ``u``.
     """
-    if isinstance(node, exp.Table) and isinstance(node.this, exp.Identifier):
-        if node.db or node.name.lower() not in bound:
-            yield node
+    named = isinstance(node, exp.Table) and isinstance(node.this, exp.Identifier)
+    if isinstance(node, exp.Table) and named and (node.db or node.name.lower() not in bound):
+        yield node
     with_ = node.args.get("with_")
     if with_ is not None:
         for cte in with_.expressions:

@@ -264,9 +264,9 @@ class QueryPlanner:
 def retain(plans: Sequence[QueryExecutionPlan], share: Share, keep: int) -> tuple[QueryExecutionPlan, ...]:
     """Keep at most ``keep`` plans with significant differences in cost (QOOP, footnote 2 and section 5.3).
 
-    First the Pareto front of total work, critical path and peak memory, then the cheapest others; a plan within
-    5 % of a kept one on both work and critical path is dropped, unless it is cut differently. The cheapest on
-    the share always stays.
+    First the Pareto front of total work, critical path and peak memory, then the cheapest others; a plan
+    within 5 % of a kept one on both work and critical path is dropped, unless it is cut differently. The
+    cheapest on the share always stays.
     """
 
     def scalar(plan: QueryExecutionPlan) -> float:

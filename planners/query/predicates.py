@@ -62,7 +62,7 @@ def any_of(parts: Iterable[exp.Expr]) -> exp.Expr:
 def canonical(node: exp.Expr) -> str:
     """Return text that is equal for predicates that differ only in the order of operands.
 
-    ``1 = a.x`` and ``a.x = 1`` agree; so do sorted IN lists, AND and OR operands, and ``a < b`` and ``b > a``.
+    ``1 = a.x`` and ``a.x = 1`` agree; so do ``a < b`` and ``b > a``, IN lists, and operands of AND and OR.
     """
     node = node.unnest()
     if isinstance(node, exp.And):
@@ -138,6 +138,12 @@ def columns_of(node: exp.Expr) -> frozenset[Column]:
 def has_subquery(node: exp.Expr) -> bool:
     """Tell whether ``node`` contains a query."""
     return node.find(exp.Query) is not None
+
+
+def is_correlated(node: exp.Expr) -> bool:
+    """Tell whether a subquery in ``node`` refers to columns outside it."""
+    outermost = (q for q in node.find_all(exp.Query) if q.find_ancestor(exp.Query) is None)
+    return any(True for query in outermost for _ in free_columns(query))
 
 
 def implied_by_disjunction(node: exp.Expr, aliases: Sequence[str]) -> list[exp.Expr]:

@@ -111,6 +111,7 @@ def whole(plan: QueryExecutionPlan) -> Remaining:
 
 
 _EVIDENCE = 2.0  # seconds of running before progress says anything
+_YOUTH = 5.0  # seconds that a young executor may lose
 
 
 def task_seconds(running: RunningStage) -> float:
@@ -159,21 +160,24 @@ def _adopted(
 
 
 def drift(running: Iterable[RunningStage], cores: float, now: float) -> float:
-    """Return how many times slower running stages are than estimated, in [1/4, 20]; 1 when nothing tells.
+    """Return how many times slower the running stages are than estimated, in [1/2, 8]; 1 when nothing tells.
 
-    A stage that has done a fraction f of its tasks after e seconds will take about e/f in all; one that should
-    have ended takes at least e. An estimate that is wrong for one stage is wrong for its siblings too, so the
-    factor is meant for the whole cost model. ``cores`` are those the stages have had.
+    Stages that run side by side share the cores, so they are judged together: work W of which a fraction f is
+    done after e seconds will take about e/f in all, and at least e. Both that and the estimate W/cores are
+    lengthened by a few seconds, which a young executor may lose on anything. An estimate that is wrong for these
+    stages is wrong for others too: the factor is meant for the whole cost model.
     """
-    known = []
-    for run in running:
-        expected = run.stage.latency + run.stage.core_seconds / max(cores, 1.0)
-        elapsed = now - run.started
-        if elapsed < _EVIDENCE or expected <= 0:
-            continue
-        fraction = run.tasks_done / run.tasks_total if run.tasks_total else 0.0
-        if fraction > 0:
-            known.append(elapsed / fraction / expected)
-        elif elapsed > expected:
-            known.append(elapsed / expected)
-    return min(max(max(known, default=1.0), 0.25), 20.0)
+    known = [r for r in running if now - r.started >= _EVIDENCE]
+    work = sum(r.stage.core_seconds for r in known)
+    if work <= 0:
+        return 1.0
+    done = sum(r.stage.core_seconds * r.tasks_done / r.tasks_total for r in known if r.tasks_total) / work
+    elapsed = max(now - r.started for r in known)
+    expected = max(r.stage.latency for r in known) + work / max(cores, 1.0)
+    if done > 0:
+        implied = elapsed / done
+    elif elapsed > expected:
+        implied = elapsed
+    else:
+        return 1.0
+    return min(max((implied + _YOUTH) / (expected + _YOUTH), 0.5), 8.0)

@@ -190,7 +190,7 @@ def _hint(select: exp.Select, hints: Sequence[tuple[str, str]]) -> None:
 
 
 def quote(tree: exp.Expr) -> None:
-    """Quote the identifiers under ``tree`` that need it: keywords and names with other signs than words have."""
+    """Quote the identifiers under ``tree`` that need it: keywords and whatever is no plain word."""
     for identifier in tree.find_all(exp.Identifier):
         if not exp.SAFE_IDENTIFIER_RE.match(identifier.name) or identifier.name.lower() in _WORDS:
             identifier.set("quoted", True)

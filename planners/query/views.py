@@ -109,21 +109,27 @@ def _unseparable(parsed: ParsedQuery) -> str:
 
 
 def _hoisted(query: exp.Query) -> exp.Query:
-    return eliminate_subqueries(_hoist_conditions(query))
+    return _unmarked(eliminate_subqueries(_hoist_conditions(query)))
 
 
 def _flattened(query: exp.Query) -> exp.Query:
     # Merging copies a view's expressions into its reader: a volatile one would be evaluated anew.
     if is_volatile(query):
         return _hoisted(query)
-    separated = _hoisted(query)
-    kept = _unmergeable(separated)
-    for select in kept:
-        select.set("kind", "KEPT")  # any value is a reason for sqlglot not to merge
-    merged = merge_subqueries(separated)
-    for select in kept:
-        select.set("kind", None)
-    return merged
+    separated = eliminate_subqueries(_hoist_conditions(query))
+    for select in _unmergeable(separated):
+        select.set("kind", _KEPT)
+    return _unmarked(merge_subqueries(separated))
+
+
+_KEPT = "KEPT"  # any ``kind`` of a SELECT is a reason for sqlglot not to merge it
+
+
+def _unmarked(query: exp.Query) -> exp.Query:
+    for select in query.find_all(exp.Select):
+        if select.args.get("kind") == _KEPT:
+            select.set("kind", None)
+    return query
 
 
 def _unmergeable(query: exp.Query) -> list[exp.Select]:
@@ -161,7 +167,7 @@ def _hoist_conditions(query: exp.Query) -> exp.Query:
     after: ``o_orderkey IN (SELECT _q.l_orderkey FROM (SELECT ...) AS _q)``. Only those worth planning on
     their own: with a join, or an aggregate.
     """
-    for select in list(query.find_all(exp.Select)):
+    for select in reversed(list(query.find_all(exp.Select))):  # inner ones first
         parent = select.parent
         in_condition = isinstance(parent, exp.In) or (
             isinstance(parent, exp.Subquery) and not isinstance(parent.parent, (exp.From, exp.Join))
@@ -176,6 +182,7 @@ def _hoist_conditions(query: exp.Query) -> exp.Query:
         if not names or "*" in names:
             continue
         inner = select.copy()
+        inner.set("kind", _KEPT)
         outer = exp.select(*(exp.alias_(exp.column(n, table="_q"), n) for n in names)).from_(
             exp.Subquery(this=inner, alias=exp.TableAlias(this=exp.to_identifier("_q")))
         )

@@ -221,7 +221,7 @@ def test_a_lost_node_is_an_event_and_a_decision(
         source = Shrinking()
         engine = LosingEngine(source)
         try:
-            yield query._Opened(engine, source)  # type: ignore[arg-type]
+            yield query.Opened(engine, source)  # type: ignore[arg-type]
         finally:
             engine.close()
 

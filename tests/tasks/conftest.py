@@ -21,8 +21,14 @@ def tpch(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="session")
+def tpch_medium(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Return a folder with TPC-H tables of scale factor 0.1: on Spark a stage takes a second or more."""
+    return _generate(tmp_path_factory.mktemp("tpch-medium"), "0.1")
+
+
+@pytest.fixture(scope="session")
 def tpch_large(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Return a folder with TPC-H tables of scale factor 0.3, for faults that need a query under way."""
+    """Return a folder with TPC-H tables of scale factor 0.3, for faults in the middle of DuckDB's queries."""
     return _generate(tmp_path_factory.mktemp("tpch-large"), "0.3")
 
 
