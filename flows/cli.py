@@ -1,7 +1,6 @@
 """The command line: ``ebbflow query | explain | calibrate | cluster | doctor | demo``."""
 
 import sys
-import traceback
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -341,9 +340,9 @@ def _wants_prefect(runner: Runner) -> bool:
 
 
 def _release(error: BaseException | None) -> None:
-    """Clear the frames that an error's chain holds: DuckDB complains at exit of objects that still live."""
+    """Drop the frames that an error's chain holds: Prefect keeps it, and DuckDB complains at exit of what lives."""
     while error is not None:
-        traceback.clear_frames(error.__traceback__)
+        error.__traceback__ = None
         error = error.__cause__ or error.__context__
 
 

@@ -12,8 +12,8 @@ from prefect.futures import PrefectFuture
 from prefect.runtime import flow_run
 
 from ebbflow.planners.query.qep import Stage
-from ebbflow.tasks.driver import Fan, Listener, StageOutcome
 from ebbflow.tasks.feedback import Feedback
+from ebbflow.tasks.listening import Fan, Listener, StageOutcome
 from ebbflow.tasks.orchestration import (
     PrefectBackground,
     PrefectListener,

@@ -10,7 +10,7 @@ from ebbflow.infra.results import preview
 from ebbflow.planners.model import Capacity
 from ebbflow.planners.query.qep import Stage
 from ebbflow.planners.query.state import ReplanDecision
-from ebbflow.tasks.driver import Silent
+from ebbflow.tasks.listening import Silent
 from ebbflow.tasks.live import StageBars
 from ebbflow.tasks.report import StageReport
 from ebbflow.tasks.summary import print_result

@@ -10,9 +10,7 @@ import threading
 import uuid
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 from ebbflow.infra.clock import Clock
 from ebbflow.infra.errors import BroadcastTooLargeError, StageCancelledError, StageFailedError
@@ -28,108 +26,13 @@ from ebbflow.infra.protocols import (
 from ebbflow.planners.model import Capacity, Measured, Share
 from ebbflow.planners.query.execution import Action, Cancel, Execution, Finish, Reuse, Start
 from ebbflow.planners.query.qep import QueryExecutionPlan, Stage
-from ebbflow.planners.query.state import ReplanDecision, StageOutput
+from ebbflow.planners.query.state import StageOutput
+from ebbflow.tasks.listening import Background, CapacityChanged, Inbox, Listener, StageOutcome
 from ebbflow.tasks.report import CapacityReport, StageReport
 
 _POLL = 1.0  # seconds; the loop looks up at least this often
 _MAX_FAILURES = 3  # of one stage; only those that another run may mend are repeated at all
 _DEVIATION = 2.0  # actual / estimated rows beyond which plans are made anew (q-error)
-
-
-@dataclass(frozen=True)
-class StageOutcome:
-    """How one run of a stage ended."""
-
-    stage: Stage
-    job_id: str
-    checkpoint: Checkpoint | None = None
-    result: StageResult | None = None  # None when another process had already finished it
-    error: Exception | None = None
-
-
-@dataclass(frozen=True)
-class CapacityChanged:
-    """The resource-feedback task saw a change."""
-
-    capacity: Capacity
-    change: str
-
-
-class Background(Protocol):
-    """Puts a stage's run into the background."""
-
-    def submit(self, stage: Stage, work: Callable[[], StageOutcome]) -> None:
-        """Start ``work`` soon, in a thread of its own. It never raises: what it returns says how it ended."""
-        ...
-
-
-class Listener(Protocol):
-    """Hears what happens, in the driver's thread. Every method may do nothing."""
-
-    def stage_started(self, stage: Stage) -> None: ...
-    def stage_progress(self, stage: Stage, progress: StageProgress) -> None: ...
-    def stage_ended(self, stage: Stage, report: StageReport) -> None: ...
-    def capacity_changed(self, capacity: Capacity, change: str) -> None: ...
-    def decided(self, decision: ReplanDecision) -> None: ...
-    def note(self, text: str) -> None: ...
-
-
-class Silent:
-    """A listener that does nothing; others extend it."""
-
-    def stage_started(self, stage: Stage) -> None: ...
-    def stage_progress(self, stage: Stage, progress: StageProgress) -> None: ...
-    def stage_ended(self, stage: Stage, report: StageReport) -> None: ...
-    def capacity_changed(self, capacity: Capacity, change: str) -> None: ...
-    def decided(self, decision: ReplanDecision) -> None: ...
-    def note(self, text: str) -> None: ...
-
-
-class Fan(Silent):
-    """Passes everything on to several listeners, in order."""
-
-    def __init__(self, *listeners: Listener) -> None:
-        self._listeners = listeners
-
-    def stage_started(self, stage: Stage) -> None:
-        for listener in self._listeners:
-            listener.stage_started(stage)
-
-    def stage_progress(self, stage: Stage, progress: StageProgress) -> None:
-        for listener in self._listeners:
-            listener.stage_progress(stage, progress)
-
-    def stage_ended(self, stage: Stage, report: StageReport) -> None:
-        for listener in self._listeners:
-            listener.stage_ended(stage, report)
-
-    def capacity_changed(self, capacity: Capacity, change: str) -> None:
-        for listener in self._listeners:
-            listener.capacity_changed(capacity, change)
-
-    def decided(self, decision: ReplanDecision) -> None:
-        for listener in self._listeners:
-            listener.decided(decision)
-
-    def note(self, text: str) -> None:
-        for listener in self._listeners:
-            listener.note(text)
-
-
-class Threads:
-    """The plain background: a thread pool."""
-
-    def __init__(self, size: int = 4) -> None:
-        self._pool = ThreadPoolExecutor(size, thread_name_prefix="ebbflow-stage")
-
-    def submit(self, stage: Stage, work: Callable[[], StageOutcome]) -> None:
-        self._pool.submit(work)
-
-    def close(self) -> None:
-        self._pool.shutdown(wait=True, cancel_futures=True)
-
-
-Inbox = queue.SimpleQueue[object]
 
 
 @dataclass
@@ -360,8 +263,9 @@ class Driver:
 
     def _act(self, actions: Sequence[Action]) -> None:
         decisions = self._execution.decisions
-        for decision in decisions[self._told :]:
-            self._listener.decided(decision)
+        for i in range(self._told, len(decisions)):
+            decisions[i] = replace(decisions[i], seconds=self._clock.now() - decisions[i].at)
+            self._listener.decided(decisions[i])
         self._told = len(decisions)
         for action in actions:
             if isinstance(action, Start):
@@ -506,16 +410,3 @@ class Driver:
                 )
             )
         self._listener.stage_ended(stage, report)
-
-
-__all__ = [
-    "Background",
-    "CapacityChanged",
-    "Driver",
-    "Fan",
-    "Inbox",
-    "Listener",
-    "Record",
-    "Silent",
-    "Threads",
-]

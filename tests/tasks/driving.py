@@ -16,7 +16,8 @@ from ebbflow.planners.query.execution import Execution
 from ebbflow.planners.query.qep import QueryExecutionPlan, Stage
 from ebbflow.planners.query.replanner import Replanner
 from ebbflow.planners.query.state import ExecutionState, ReplanDecision
-from ebbflow.tasks.driver import CapacityChanged, Driver, Inbox, Silent, Threads
+from ebbflow.tasks.driver import Driver
+from ebbflow.tasks.listening import CapacityChanged, Inbox, Silent, Threads
 from ebbflow.tasks.planning import Prepared, prepare
 from ebbflow.tasks.query import candidates
 from ebbflow.tasks.report import StageReport

@@ -95,7 +95,7 @@ def sample_plans() -> tuple[PlanReport, ...]:
     )  # fmt: skip
 
 
-def ran(  # noqa: PLR0917 - rows of a table
+def ran(
     name: str, status: str, plan: str, started: float, ended: float, rows: int = 0, **more: object
 ) -> StageReport:
     """Return a stage run."""

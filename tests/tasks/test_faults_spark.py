@@ -20,7 +20,7 @@ from ebbflow.tasks.request import QueryRequest
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(280)]
 
-WORKERS = 3
+WORKERS = 2
 AWAY = 10.0  # seconds for which no worker is there
 
 TWO_STAGES = """

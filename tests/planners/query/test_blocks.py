@@ -57,7 +57,10 @@ def test_types_of_views_are_known_too():
 )
 def test_where_a_condition_of_inner_joins_stands_is_no_matter(text):
     assert classes(text) == [["a.k", "b.k"], ["b.j", "c.j"]]
-    assert set(predicates(text)) == {"1 < a.x", "b.y < c.z"} or set(predicates(text)) == {"a.x > 1", "b.y < c.z"}
+    assert set(predicates(text)) == {"1 < a.x", "b.y < c.z"} or set(predicates(text)) == {
+        "a.x > 1",
+        "b.y < c.z",
+    }
 
 
 @pytest.mark.parametrize(
@@ -78,7 +81,9 @@ def test_a_where_over_the_outer_joined_table_stays_on_top():
 
 
 def test_a_condition_without_columns_must_not_rise_above_an_outer_join():
-    assert "must stay below the right join" in notes(f"{FROM} a JOIN b ON a.k = b.k AND 1 = 0 RIGHT JOIN c ON c.j = b.j")
+    assert "must stay below the right join" in notes(
+        f"{FROM} a JOIN b ON a.k = b.k AND 1 = 0 RIGHT JOIN c ON c.j = b.j"
+    )
 
 
 def test_on_true_is_no_condition():
@@ -110,7 +115,9 @@ def test_self_joins_are_told_apart_by_alias():
 
 
 def test_a_lateral_view_stays_above_and_its_columns_are_handed_up():
-    found = block(f"{FROM} a JOIN b ON a.k = b.k LATERAL VIEW explode(a.tags) e AS v WHERE e.v > 1 AND b.y > 2")
+    found = block(
+        f"{FROM} a JOIN b ON a.k = b.k LATERAL VIEW explode(a.tags) e AS v WHERE e.v > 1 AND b.y > 2"
+    )
     assert [p.sql() for p in found.top] == ["e.v > 1"]
     assert ("a", "tags") in found.top_columns
 
@@ -161,7 +168,9 @@ def test_an_inline_disjunction_over_two_relations_implies_one_on_each():
 
 
 def test_correlated_subqueries_are_predicates_over_what_they_name():
-    found = block(f"{FROM} a JOIN b ON a.k = b.k WHERE EXISTS (SELECT 1 FROM c WHERE c.j = b.j AND c.z > a.x)")
+    found = block(
+        f"{FROM} a JOIN b ON a.k = b.k WHERE EXISTS (SELECT 1 FROM c WHERE c.j = b.j AND c.z > a.x)"
+    )
     (predicate,) = found.graph.predicates
     assert predicate.subquery
     assert predicate.columns == {("b", "j"), ("a", "x")}

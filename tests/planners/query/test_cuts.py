@@ -57,7 +57,9 @@ def test_the_formula_worked_by_hand():
     given_share = share(HOUR / 3 * 0.001, nodes=3)  # 0.001 losses a second
     risk = 0.001 * (1 / 2 + SWITCH_PROBABILITY) / 2
     uncut = 170.0
-    assert expected_seconds(tree, frozenset(), costs, given_share, 20.0) == pytest.approx(uncut * (1 + risk * uncut))
+    assert expected_seconds(tree, frozenset(), costs, given_share, 20.0) == pytest.approx(
+        uncut * (1 + risk * uncut)
+    )
     cut = 100 * (1 + risk * 100) + 7.0 * 1.25 + 70 * (1 + risk * 70)
     assert expected_seconds(tree, frozenset({0b011}), costs, given_share, 20.0) == pytest.approx(cut)
 

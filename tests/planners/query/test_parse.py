@@ -136,7 +136,9 @@ def test_a_star_gives_the_names_that_the_table_has():
 
 
 def test_two_output_columns_of_one_name_get_distinct_names_and_a_note():
-    found = parsed("SELECT a.o_key, b.o_key, a.o_total AS O_KEY FROM orders a JOIN orders b ON a.o_key = b.o_key")
+    found = parsed(
+        "SELECT a.o_key, b.o_key, a.o_total AS O_KEY FROM orders a JOIN orders b ON a.o_key = b.o_key"
+    )
     assert found.expression.named_selects == ["o_key", "o_key_1", "O_KEY_2"]
     assert len(found.notes) == 2
 
@@ -148,10 +150,14 @@ def test_columns_that_only_the_engine_knows_leave_the_query_whole_instead_of_fai
 
 
 def test_table_names_are_those_that_no_with_in_scope_defines():
-    text = "WITH orders AS (SELECT * FROM orders), x AS (SELECT * FROM orders) SELECT * FROM x, lines, range(3)"
+    text = (
+        "WITH orders AS (SELECT * FROM orders), x AS (SELECT * FROM orders) SELECT * FROM x, lines, range(3)"
+    )
     assert table_names(parse(text)) == {"orders", "lines"}
     assert table_names(parse("WITH x AS (SELECT 1 AS a) SELECT * FROM x")) == frozenset()
-    recursive = "WITH RECURSIVE r AS (SELECT 1 AS n UNION ALL SELECT n + 1 FROM r WHERE n < 3) SELECT * FROM r"
+    recursive = (
+        "WITH RECURSIVE r AS (SELECT 1 AS n UNION ALL SELECT n + 1 FROM r WHERE n < 3) SELECT * FROM r"
+    )
     assert table_names(parse(recursive)) == frozenset()
 
 

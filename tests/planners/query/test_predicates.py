@@ -44,7 +44,9 @@ atoms = st.one_of(
     st.builds("{} {} {}".format, columns, st.sampled_from(["=", "<>", "<", ">="]), columns),
     st.builds("{} {} {}".format, columns, st.sampled_from(["=", "<>", "<", ">="]), st.sampled_from("012")),
     st.builds("{} IS {}NULL".format, columns, st.sampled_from(["", "NOT "])),
-    st.builds("{} {}IN (1, {})".format, columns, st.sampled_from(["", "NOT "]), st.sampled_from(["2", "NULL"])),
+    st.builds(
+        "{} {}IN (1, {})".format, columns, st.sampled_from(["", "NOT "]), st.sampled_from(["2", "NULL"])
+    ),
 )
 conditions = st.recursive(
     atoms,

@@ -23,7 +23,9 @@ def test_a_query_without_subqueries_is_one_view():
 
 
 def test_a_derived_table_with_an_aggregate_becomes_a_view():
-    assert shape("SELECT q.s FROM (SELECT k, sum(x) AS s FROM a GROUP BY k) q JOIN b ON b.k = q.k") == [("a",)]
+    assert shape("SELECT q.s FROM (SELECT k, sum(x) AS s FROM a GROUP BY k) q JOIN b ON b.k = q.k") == [
+        ("a",)
+    ]
 
 
 def test_a_plain_derived_table_is_merged_into_its_reader():
