@@ -292,8 +292,9 @@ def _stream(running: _Running, statement: str, scheme: str, path: str) -> int:
 @contextmanager
 def _translated(running: _Running) -> Iterator[None]:
     """Turn DuckDB's and Arrow's errors into ours, the most specific first."""
-    import duckdb
     import pyarrow as pa
+
+    import duckdb
 
     name = running.job.name
     try:

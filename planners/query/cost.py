@@ -218,7 +218,7 @@ class JoinPricer:
         return table / partitions(left.bytes + right.bytes, self._cores) <= self._most_hashed
 
 
-def join_cost(  # noqa: PLR0917
+def join_cost(
     model: CostModel,
     method: JoinMethod,
     left: Size,

@@ -165,7 +165,7 @@ def _search(graph: JoinGraph, search: Search, bounds: _Bounds) -> list[Entry]:
     return _optimise(search, ways, masks, neighbours, pairs, bounds)
 
 
-def _optimise(  # noqa: PLR0917
+def _optimise(
     search: Search,
     units: Sequence[Sequence[Entry]],
     masks: Sequence[int],

@@ -80,7 +80,9 @@ def _describe(error: ParseError) -> str:
     piece = first.get("highlight") or ""
     before = (first.get("start_context") or "")[-40:]
     after = (first.get("end_context") or "")[:20]
-    wrong = re.sub(r".* missing for <class '[\w.]*?(\w+)'>", r"\1 is incomplete", first.get("description") or "")
+    wrong = re.sub(
+        r".* missing for <class '[\w.]*?(\w+)'>", r"\1 is incomplete", first.get("description") or ""
+    )
     return (
         f"SQL does not parse at line {first.get('line')}, column {first.get('col')}, near {piece!r}: "
         f"{wrong}\n  …{before}>>>{piece}<<<{after}…"

@@ -27,7 +27,9 @@ POLICIES = ("single", "qoop", "clarinet", "volcano")
 
 def main() -> None:
     """Run and write ``tpch-ENGINE.json`` and ``tpch-ENGINE.svg`` into ``--out``."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--tables", required=True, help="folder of TPC-H tables (ebbflow demo makes one)")
     parser.add_argument("--engine", default="spark", choices=("spark", "duckdb"))
     parser.add_argument("--master", default="local[2]")
@@ -112,7 +114,8 @@ def _request(arguments: argparse.Namespace, number: int, policy: str, store: str
 
 def _say(row: dict[str, Any]) -> None:
     cells = "  ".join(
-        f"{p} {row['seconds'][p]:6.2f} s ({row['stages'][p]} st){'' if row['right'][p] else ' WRONG'}" for p in POLICIES
+        f"{p} {row['seconds'][p]:6.2f} s ({row['stages'][p]} st){'' if row['right'][p] else ' WRONG'}"
+        for p in POLICIES
     )
     print(f"Q{row['query']:<3} {cells}", flush=True)
 

@@ -98,7 +98,10 @@ def test_a_view_inside_a_predicates_subquery_counts_with_its_content():
 
 
 def test_a_view_counts_with_its_content_and_not_with_its_name():
-    text = "WITH {0} AS (SELECT k, sum(w) AS w FROM u WHERE w > {1} GROUP BY k) SELECT s.q, v.w FROM s JOIN {0} v ON v.k = s.k"
+    text = (
+        "WITH {0} AS (SELECT k, sum(w) AS w FROM u WHERE w > {1} GROUP BY k) "
+        "SELECT s.q, v.w FROM s JOIN {0} v ON v.k = s.k"
+    )
     assert fingerprint(text.format("one", 1), "sv") == fingerprint(text.format("other", 1), "sv")
     assert fingerprint(text.format("one", 1), "sv") != fingerprint(text.format("one", 2), "sv")
 

@@ -129,7 +129,8 @@ def test_measured_fractions_replace_estimates():
 
 def test_two_filters_of_one_table_in_two_places_are_measured_apart():
     query = planner(
-        "SELECT l_orderkey FROM lineitem WHERE l_quantity > 49 UNION ALL SELECT l_orderkey FROM lineitem WHERE l_tax > 0"
+        "SELECT l_orderkey FROM lineitem WHERE l_quantity > 49 "
+        "UNION ALL SELECT l_orderkey FROM lineitem WHERE l_tax > 0"
     )
     asked = questions(query.analysis)
     assert len({(q.scope, q.key) for q in asked}) == 2
@@ -151,7 +152,7 @@ def test_no_cuts_means_one_stage():
 def test_without_losses_small_queries_are_not_cut_and_with_many_large_ones_are():
     assert min(cuts_of(planner(3).candidates(SHARE)[:1])) == 0
     stormy = Share.uniform(2, 8, nodes=2, hazard=60.0)
-    slow = replace(SPARK, rates=replace(SPARK.rates, **{"probed_rows": SPARK.rates.probed_rows * 50}))
+    slow = replace(SPARK, rates=replace(SPARK.rates, probed_rows=SPARK.rates.probed_rows * 50))
     query = QueryPlanner((TPCH / "q9.sql").read_text(), KNOWN, slow, now=NOW, salt="run")
     assert max(cuts_of(query.candidates(stormy))) > 0
 

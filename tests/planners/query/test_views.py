@@ -151,7 +151,8 @@ def test_a_volatile_with_makes_all_its_readers_volatile_and_is_not_merged():
 
 def test_equal_random_subqueries_are_not_made_one():
     found = chain(
-        "SELECT p.r, q.r AS s FROM (SELECT k, rand() AS r FROM a) p JOIN (SELECT k, rand() AS r FROM a) q ON p.k = q.k"
+        "SELECT p.r, q.r AS s FROM (SELECT k, rand() AS r FROM a) p "
+        "JOIN (SELECT k, rand() AS r FROM a) q ON p.k = q.k"
     )
     assert [v.opaque for v in found.views] == [True]
     assert any("not deterministic" in note for note in found.notes)
