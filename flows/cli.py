@@ -354,6 +354,9 @@ def main() -> None:
         errors.print(f"[bold red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
         _release(error)
         sys.exit(2)
+    except SystemExit as end:  # typer makes one of an interrupt, too
+        _release(end)
+        raise
 
 
 if __name__ == "__main__":

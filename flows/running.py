@@ -2,9 +2,10 @@
 
 import os
 import signal
+import threading
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from types import FrameType
 from typing import Any
@@ -40,6 +41,7 @@ def run_on_terminal(
         if not prefect:
             return execute(request, PlainOrchestrator(listener))
         quiet_prefect()
+        start_temporary_server()
         from ebbflow.flows.query import run_attached
 
         return run_attached(request, listener)
@@ -81,6 +83,29 @@ def quiet_prefect() -> None:
     os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
     os.environ.setdefault("DO_NOT_TRACK", "1")
     os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")  # the server has it all
+
+
+def start_temporary_server() -> None:
+    """Start Prefect's temporary server where none is configured, deaf to Ctrl-C.
+
+    A terminal sends Ctrl-C to every process in front. A server that obeyed it could not record that the run was
+    interrupted, and Prefect's client would go on asking for it for minutes. Prefect ends it at our exit.
+    """
+    from prefect.server.api.server import SubprocessASGIServer
+    from prefect.settings import get_current_settings
+
+    settings = get_current_settings()
+    if settings.api.url is not None or not settings.server.ephemeral.enabled:
+        return
+
+    def start() -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})  # a child inherits the mask
+        with suppress(RuntimeError):  # the flow run tries again, and says what is wrong
+            SubprocessASGIServer().start(settings.server.ephemeral.startup_timeout_seconds)
+
+    starter = threading.Thread(target=start, name="ebbflow-prefect-server", daemon=True)  # the mask is a thread's
+    starter.start()
+    starter.join()
 
 
 def calibrate_engine(engine: str, master: str, store: str, console: Console) -> None:

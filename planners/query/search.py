@@ -134,7 +134,7 @@ class Search:
         one, all of them are returned.
         """
         plans: dict[int, Sequence[Entry]] = {1 << i: unit for i, unit in enumerate(units)}
-        real = {1 << i: mask for i, mask in enumerate(masks)}
+        real = _Unions(masks)
         everything = (1 << len(units)) - 1
         made: list[Entry] = list(units[0]) if len(units) == 1 else []
         for union, parts in pairs.items():
@@ -143,10 +143,21 @@ class Search:
                 lefts, rights = plans.get(left), plans.get(right)
                 if lefts and rights:
                     made += self.combine(lefts, rights, self.variants(real[left], real[right]))
-            real[union] = real[parts[0][0]] | real[parts[0][1]]
             if union != everything:
                 plans[union] = prune(made, keep)
         return made
+
+
+class _Unions(dict[int, int]):
+    """Bit sets of relations by bit sets of units, made when asked for."""
+
+    def __init__(self, masks: Sequence[int]) -> None:
+        super().__init__({1 << i: mask for i, mask in enumerate(masks)})
+
+    def __missing__(self, units: int) -> int:
+        low = units & -units
+        self[units] = found = self[low] | self[units ^ low]
+        return found
 
 
 def prune(entries: list[Entry], keep: int) -> list[Entry]:

@@ -1,14 +1,17 @@
 """The command line: what it prints, writes and answers."""
 
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from flowcases import JOINED, PATIENCE, run_cli
+from flowcases import COMMAND, JOINED, PATIENCE, eventually, run_cli
 from typer.testing import CliRunner
 
 from ebbflow.flows import cli, cluster_cli, doctor
@@ -288,3 +291,30 @@ def test_a_failed_query_is_one_line_on_standard_error(runner: str, tables: str, 
     done = run_cli("query", sql, *given, PREFECT_API_URL=prefect_server)
     assert done.returncode == 2
     assert re.fullmatch(r"error: .*no_such_function.*\n", done.stderr)
+
+
+@pytest.mark.prefect
+@pytest.mark.usefixtures("prefect_home")
+def test_ctrl_c_ends_a_query_on_a_temporary_server_soon_and_quietly(tables: str, tmp_path: Path) -> None:
+    """Ctrl-C reaches the server as well; Prefect's client would ask it for minutes if it obeyed."""
+    joins = " ".join(f"JOIN orders o{i} ON o{i - 1}.price < o{i}.price + 1" for i in range(1, 6))
+    given = [f"SELECT count(*) FROM orders o0 {joins}", "--tables", tables, "--engine", "duckdb"]
+    log = tmp_path / "output.txt"
+    with log.open("wb") as output:
+        query = subprocess.Popen(
+            [*COMMAND, "query", *given, "--runner", "prefect"],
+            env={**os.environ, "PREFECT_HOME": str(tmp_path / "prefect")},
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        eventually(lambda: "▸" in log.read_text() or query.poll() is not None)
+        os.killpg(query.pid, signal.SIGINT)
+        assert query.wait(30) == 130
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(query.pid, signal.SIGKILL)
+    said = log.read_text()
+    assert said.endswith("interrupted; finished stages are kept, the same command resumes from them\n")
+    assert not re.search("traceback|nanobind|error", said, re.I)

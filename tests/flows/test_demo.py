@@ -42,8 +42,9 @@ class Demo:
         return eventually(look, _WHOLE)
 
     def know_cluster(self) -> None:
-        (state,) = eventually(lambda: list(self.home.glob("clusters/*/state.json")))
-        self.cluster = json.loads(state.read_text())["uid"]
+        found = eventually(lambda: list(self.home.glob("clusters/*/state.json")))
+        newest = max(found, key=lambda path: path.stat().st_ctime)
+        self.cluster = json.loads(newest.read_text())["uid"]
 
     def left_behind(self) -> list[str]:
         """Return the command lines of living processes that come from this demo."""

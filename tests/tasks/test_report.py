@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sample import STARTED, bare_report, hostile_report, sample_report, single_stage_report
 
 from ebbflow.planners.model import Capacity, Node, Notice, Resources, Work
-from ebbflow.planners.query.qep import QueryExecutionPlan, Stage
+from ebbflow.planners.query.qep import QueryExecutionPlan, Stage, Text
 from ebbflow.planners.query.state import Estimate, ReplanDecision
 from ebbflow.tasks.report import (
     CapacityReport,
@@ -156,7 +156,7 @@ def test_capacity_is_reported_with_what_changed():
 
 def stage(fp: str, *inputs: str, sink: bool = False) -> Stage:
     return Stage(
-        fp, fp, fp, inputs, ("t",), "select 1", "select 1", "select 2", 4, Resources(1, 2), 3.0, 0.5, 10, 80,
+        fp, fp, fp, inputs, ("t",), Text("select 1", "select 1", "select 2"), 4, Resources(1, 2), 3.0, 0.5, 10, 80,
         Work(), sink=sink,
     )  # fmt: skip
 

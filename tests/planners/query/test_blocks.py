@@ -167,14 +167,21 @@ def test_an_inline_disjunction_over_two_relations_implies_one_on_each():
     assert len(predicates(text, implied=True)) == 2
 
 
-def test_correlated_subqueries_are_predicates_over_what_they_name():
+def test_a_correlated_subquery_in_where_stays_above_the_joins():
     found = block(
-        f"{FROM} a JOIN b ON a.k = b.k WHERE EXISTS (SELECT 1 FROM c WHERE c.j = b.j AND c.z > a.x)"
+        f"{FROM} a JOIN b ON a.k = b.k WHERE EXISTS (SELECT 1 FROM c WHERE c.j = b.j AND c.z > a.s)"
     )
+    assert not found.graph.predicates
+    assert len(found.top) == 1
+    assert found.top_columns == {("a", "x"), ("b", "j"), ("a", "s")}
+
+
+def test_an_uncorrelated_subquery_is_a_predicate_of_the_relation_it_judges():
+    found = block(f"{FROM} a JOIN b ON a.k = b.k WHERE b.j IN (SELECT z FROM c)")
     (predicate,) = found.graph.predicates
     assert predicate.subquery
-    assert predicate.columns == {("b", "j"), ("a", "x")}
-    assert predicate.relations == 0b11
+    assert predicate.columns == {("b", "j")}
+    assert predicate.relations == 1 << found.graph.index["b"]
 
 
 def test_what_a_set_hands_up_is_what_is_used_above_or_outside():

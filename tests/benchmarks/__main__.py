@@ -1,0 +1,33 @@
+"""All benchmarks, one after another: ``python -m tests.benchmarks`` (``make bench``).
+
+Needs the TPC-H tables of ``ebbflow demo`` for the second and third; they are generated when missing.
+"""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from rich.console import Console
+
+from ebbflow.flows.demo import generate
+from ebbflow.tasks.request import home
+
+OUT = "docs/benchmarks"
+
+
+def main() -> None:
+    """Run each benchmark in a process of its own."""
+    tables = str(generate(1.0, home() / "tpch", Console()))
+    commands = [
+        ["tests.benchmarks.planning", "--out", OUT],
+        ["tests.benchmarks.tpch", "--tables", tables, "--engine", "duckdb", "--rounds", "5", "--out", OUT],
+        ["tests.benchmarks.tpch", "--tables", tables, "--engine", "spark", "--out", OUT],
+    ]
+    Path(OUT).mkdir(parents=True, exist_ok=True)
+    for command in commands:
+        print("$ python -m", " ".join(command), flush=True)
+        subprocess.run([sys.executable, "-m", *command], check=True, timeout=4 * 3600)
+
+
+if __name__ == "__main__":
+    main()
