@@ -103,7 +103,8 @@ def start_temporary_server() -> None:
         with suppress(RuntimeError):  # the flow run tries again, and says what is wrong
             SubprocessASGIServer().start(settings.server.ephemeral.startup_timeout_seconds)
 
-    starter = threading.Thread(target=start, name="ebbflow-prefect-server", daemon=True)  # the mask is a thread's
+    # in a thread of its own, because a mask is a thread's: our main thread goes on hearing Ctrl-C
+    starter = threading.Thread(target=start, name="ebbflow-prefect-server", daemon=True)
     starter.start()
     starter.join()
 
