@@ -77,11 +77,16 @@ def start_session(chosen: Mapping[str, str]) -> tuple[Any, DriverProcess]:
 def stop_session(session: Any, process: DriverProcess | None) -> None:
     """Stop the context and, when it is ours, its JVM, so that a later start gets its own settings."""
     from pyspark import SparkContext
+    from pyspark.sql import SparkSession
 
     with _lock:
+        context = session.sparkContext
         # a JVM that has died already cannot be asked to stop
         with contextlib.suppress(Exception):
             session.stop()
+        if SparkContext._active_spark_context is context:  # PySpark forgets a context only if its JVM answers
+            SparkContext._active_spark_context = None
+            SparkSession._instantiatedSession = None
         if process is not None:
             if SparkContext._gateway is process.gateway:
                 SparkContext._gateway = None

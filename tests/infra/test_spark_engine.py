@@ -322,3 +322,10 @@ def test_a_jvm_that_dies_under_a_stage_is_an_engine_that_went_away(
     engine.close()
     with pytest.raises(EngineUnavailableError, match="closed"):
         engine.run(make_job("SELECT 1 AS one", out=tmp_path))
+    _assert_another_can_start()
+
+
+def _assert_another_can_start() -> None:
+    from pyspark import SparkContext
+
+    assert SparkContext._active_spark_context is None
