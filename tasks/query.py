@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from ebbflow.infra.calibration import calibrate as measure_engine
 from ebbflow.infra.clock import Clock, SystemClock
-from ebbflow.infra.errors import StorageError
+from ebbflow.infra.errors import EngineUnavailableError, StorageError
 from ebbflow.infra.local import LocalCapacity
 from ebbflow.infra.protocols import CapacitySource, Checkpoint, SqlEngine
 from ebbflow.infra.results import write_result
@@ -245,23 +245,14 @@ def _prepared_and_opened(
         with opened_engine(request, clock) as opened:
             yield prepare(request, store, clock, run_id=run_id, engine=opened.engine), opened
         return
-    with ThreadPoolExecutor(1, thread_name_prefix="ebbflow-engine") as pool:
-        manager = opened_engine(request, clock)
-        starting = pool.submit(manager.__enter__)
+    with ThreadPoolExecutor(1, thread_name_prefix="ebbflow-planning") as pool:
+        planning = pool.submit(prepare, request, store, clock, run_id=run_id)
         try:
-            prepared = prepare(request, store, clock, run_id=run_id)
-        except BaseException as error:
-            try:
-                starting.result()
-            except Exception:
-                raise error from None
-            manager.__exit__(None, None, None)
+            with opened_engine(request, clock) as opened:
+                yield planning.result(), opened
+        except EngineUnavailableError:
+            planning.result()
             raise
-        opened = starting.result()
-    try:
-        yield prepared, opened
-    finally:
-        manager.__exit__(None, None, None)
 
 
 def arrived_capacity(source: CapacitySource, clock: Clock | None = None) -> Capacity:
