@@ -137,17 +137,19 @@ def _launch(
 def _first_finisher(launch: Launch) -> tuple[QueryExecutionPlan, str]:
     pairs = zip(launch.candidates, launch.assessments, strict=True)
     plan = min(pairs, key=lambda x: (round(x[1].estimate.seconds, 9), x[0].total_work, x[0].id))[0]
-    return plan, f"the first of {len(launch.candidates)} to finish on the present share"
+    count = len(launch.candidates)
+    return plan, f"the first of {count} to finish on the present share" if count > 1 else "the only plan"
 
 
 def _least_consumer(launch: Launch) -> tuple[QueryExecutionPlan, str]:
     plan = volcano(launch.candidates, launch.share)
     used = consumption(plan, launch.share)
-    return plan, f"the cheapest of {len(launch.candidates)} ({used:.1f} s of the whole share)"
+    which = f"the cheapest of {len(launch.candidates)}" if len(launch.candidates) > 1 else "the only plan"
+    return plan, f"{which} ({used:.1f} s of the whole share)"
 
 
 def _only(launch: Launch) -> tuple[QueryExecutionPlan, str]:
-    return launch.candidates[0], "the optimiser's first plan"
+    return launch.candidates[0], "the query as one statement"
 
 
 def _bushy_stages(plan: QueryExecutionPlan) -> int:
