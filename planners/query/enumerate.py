@@ -28,7 +28,7 @@ from ebbflow.planners.query.trees import Leaf, Tree, joins, logical_key
 __all__ = ["Candidate", "count_trees", "enumerate_trees", "evaluate", "left_deep_best"]
 
 MAX_PAIRS = 12_000
-MAX_COMBINATIONS = 24_000  # of ways to make two sides, summed over pairs
+MAX_COMBINATIONS = 12_000  # of ways to make two sides, summed over pairs
 CROSS_ROWS = 1e4  # a cross product of at most so many rows may be worth it in a star
 CROSS_EDGES = 3  # such cross products considered
 

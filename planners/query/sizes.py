@@ -69,7 +69,10 @@ class Sizes:
             return self._views[source]
         table = self.catalogue.get(source)
         if table is None or table.statistics is None:
-            return RelationInput(UNKNOWN_ROWS, UNKNOWN_BYTES)
+            # Joins mostly follow keys: a column taken for one keeps a join as large as its inputs.
+            names = [name.lower() for name, _ in table.columns] if table is not None else []
+            key = ColumnStatistics(distinct=UNKNOWN_ROWS)
+            return RelationInput(UNKNOWN_ROWS, UNKNOWN_BYTES, dict.fromkeys(names, key))
         known = table.statistics
         columns = {name.lower(): known.columns.get(name, ColumnStatistics()) for name, _ in table.columns}
         return RelationInput(known.rows, known.bytes, columns, table.version)

@@ -1,0 +1,100 @@
+"""Writes ``docs/benchmarks.md`` from the JSON files beside it, so that no figure is copied by hand."""
+
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+from ebbflow.tasks.report import write_text
+
+DOCS = Path("docs")
+FOLDER = DOCS / "benchmarks"
+
+HEAD = """# Benchmarks
+
+Medians of runs in which the things compared take turns; ratios say more than seconds. Each section names its command;
+the figures are read from the JSON files in `docs/benchmarks` by `python -m tests.benchmarks.document`. `make bench`
+does everything.
+"""
+
+
+def main() -> None:
+    """Write the page from whatever results there are."""
+    parts = [HEAD]
+    if (FOLDER / "planning.json").exists():
+        parts.append(_planning(_read("planning")))
+    for engine in ("spark", "duckdb"):
+        if (FOLDER / f"tpch-{engine}.json").exists():
+            parts.append(_tpch(_read(f"tpch-{engine}")))
+    write_text(DOCS / "benchmarks.md", "\n".join(parts))
+
+
+def _read(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((FOLDER / f"{name}.json").read_text())
+    return found
+
+
+def _planning(found: dict[str, Any]) -> str:
+    figures = found["figures"]
+
+    def median(key: str, low: int, high: int) -> str:
+        values = [f[key] for f in figures if low <= f["relations"] <= high]
+        return f"{statistics.median(values):.1f} (worst {max(values):.1f})"
+
+    rows = [
+        f"| {low}–{high} | {median('plan_ms', low, high)} | {median('again_ms', low, high)} "
+        f"| {median('decide_ms', low, high)} |"
+        for low, high in ((0, 4), (5, 8), (9, 12))
+    ]
+    table = "\n".join(rows)
+    return f"""## Planning
+
+`python -m tests.benchmarks.planning --out docs/benchmarks`
+
+From SQL text to the chosen plan with statistics cached, candidates made anew on another share, and the decision among
+them: processor milliseconds, median over chains, stars, cliques and the TPC-H queries of that many joined relations.
+
+| relations | plan | candidates anew | decision |
+|---|---|---|---|
+{table}
+
+Peak memory that planning adds: {found["memory_mib"]:.0f} MiB. Must hold: a median under 100 ms up to 8 relations and
+under 1 s for 12, a decision under 50 ms, memory under 300 MiB.
+
+![planning time by relations and shape](benchmarks/planning.svg)
+"""
+
+
+def _tpch(found: dict[str, Any]) -> str:
+    policies = [p for p in found["geometric_mean_ratio"] if p != "single"]
+    wrong = [f"Q{r['query']} {p}" for r in found["queries"] for p, ok in r["right"].items() if not ok]
+    verdict = "wrong: " + ", ".join(wrong) if wrong else "all right"
+    rows = [
+        f"| Q{r['query']} | {r['seconds']['single']:.2f} | "
+        + " | ".join(f"{r['ratio'][p]:.2f} ({r['stages'][p]})" for p in policies)
+        + " |"
+        for r in found["queries"]
+    ]
+    means = " | ".join(f"**{found['geometric_mean_ratio'][p]:.2f}**" for p in policies)
+    engine, table = found["engine"], "\n".join(rows)
+    master = f" --master '{found['master']}'" if engine == "spark" else ""
+    return f"""## TPC-H on {engine}: right answers under every policy
+
+`python -m tests.benchmarks.tpch --tables {found["tables"]} --engine {engine}{master} --rounds {found["rounds"]}`
+
+All 22 queries under the policies {", ".join(found["geometric_mean_ratio"])}, each answer compared with DuckDB's on the
+same files as a multiset, floats to 1e-9 relative: **{verdict}**. Data {found["tables"]}; {found["machine"]}; load
+average {found["load"]:.1f} at the end; nothing is taken away, so this shows what planning and staging cost or gain when
+nothing happens. Seconds of `single`, ratio to it for the others, stages in brackets.
+
+| query | single (s) | {" | ".join(policies)} |
+|---|---|{"---|" * len(policies)}
+{table}
+| geometric mean | | {means} |
+
+![TPC-H ratios](benchmarks/tpch-{engine}.svg)
+"""
+
+
+if __name__ == "__main__":
+    main()
