@@ -3,7 +3,8 @@
     python -m tests.benchmarks.tpch --tables DIR --engine spark --master 'local[2]' --out docs/benchmarks
 
 Every answer is compared with DuckDB's on the same files (multisets; floats to 1e-9 relative). Policies take turns
-within each query, so that the machine's mood hits them alike; figures are ratios to policy ``single``.
+within each query, in a fixed order; figures are ratios to policy ``single``. With one round on Spark the later
+policies find a warmer JVM: then only the answers are a claim.
 """
 
 import argparse
