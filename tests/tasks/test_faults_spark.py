@@ -48,14 +48,25 @@ def up(cluster: LocalSparkCluster) -> list[str]:
 
 @dataclass
 class Trigger(Recorder):
-    """Starts ``fault`` in a thread of its own, once, when a stage that ``when`` names has tasks running."""
+    """Starts ``fault`` in a thread of its own, once, when a stage that ``when`` names has tasks running; with
+    ``at_start`` as soon as it starts, for one that may be over before its tasks are seen."""
 
     fault: Callable[[], None] = lambda: None
     when: Callable[[Stage], bool] = lambda stage: True
+    at_start: bool = False
     thread: threading.Thread | None = field(default=None)
 
+    def stage_started(self, stage: Stage) -> None:
+        super().stage_started(stage)
+        if self.at_start:
+            self._begin(stage)
+
     def stage_progress(self, stage: Stage, progress: StageProgress) -> None:
-        if self.thread is None and progress.tasks_running and self.when(stage):
+        if progress.tasks_running:
+            self._begin(stage)
+
+    def _begin(self, stage: Stage) -> None:
+        if self.thread is None and self.when(stage):
             self.thread = threading.Thread(target=self.fault)
             self.thread.start()
 
@@ -67,10 +78,11 @@ def run(
     fault: Callable[[], None],
     when: Callable[[Stage], bool] = lambda stage: True,
     sql: str = TWO_STAGES,
+    at_start: bool = False,
     **options: Any,
 ) -> tuple[QueryReport, Trigger]:
     """Run the query with ``fault`` in its middle; it must be answered rightly."""
-    trigger = Trigger(fault=fault, when=when)
+    trigger = Trigger(fault=fault, when=when, at_start=at_start)
     chosen: dict[str, Any] = {
         "tables": tables,
         "master": cluster.master_url,
@@ -126,7 +138,12 @@ def test_a_worker_killed_during_the_last_stage_does_not_bring_back_earlier_ones(
 ) -> None:
     victim = up(cluster)[0]
     report, _ = run(
-        cluster, tpch_medium, tmp_path / "store", lambda: _kill(cluster, victim), lambda stage: stage.sink
+        cluster,
+        tpch_medium,
+        tmp_path / "store",
+        lambda: _kill(cluster, victim),
+        lambda stage: stage.sink,
+        at_start=True,
     )
     done = [s.fingerprint for s in report.stages if s.status == "completed"]
     assert len(done) == len(set(done))
