@@ -37,12 +37,12 @@ class Fault:
 
 
 SCHEDULE = (
-    Fault(3.0, "notice to worker-1: it leaves in 4 s", lambda c: c.notice("worker-1", 4.0)),
-    Fault(9.0, "worker-2 is killed without notice", lambda c: c.kill("worker-2")),
-    Fault(10.0, "a new worker is started", lambda c: c.add()),
+    Fault(1.5, "notice to worker-1: it leaves in 3 s", lambda c: c.notice("worker-1", 3.0)),
+    Fault(3.0, "a new worker is asked for", lambda c: c.add()),
+    Fault(6.0, "worker-2 is killed without notice", lambda c: c.kill("worker-2")),
 )
-# The schedule's own rate: two of three nodes lost within nine seconds. In production it is learnt (or --hazard).
-HAZARD = 2 / (WORKERS * 9.0 / 3600.0)
+# The schedule's own rate: two of three nodes lost within six seconds. In production it is learnt (or --hazard).
+HAZARD = 2 / (WORKERS * 6.0 / 3600.0)
 
 
 class Faults:
