@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from ebbflow.flows import cluster_cli
+from ebbflow.flows import bench_cli, cluster_cli, data_cli
 from ebbflow.planners.errors import EbbflowError
 
 app = typer.Typer(
@@ -22,6 +22,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(cluster_cli.app, name="cluster")
+app.add_typer(data_cli.app, name="data")
+app.add_typer(bench_cli.app, name="bench")
 console = Console()
 errors = Console(stderr=True)
 
@@ -134,6 +136,10 @@ def query(
     hazard: Annotated[
         float | None, typer.Option(help="Expected losses per node-hour. Default: learnt from what happens.")
     ] = None,
+    weight: Annotated[
+        float,
+        typer.Option(help="Of this query among those that share the cluster: a share is weight over sum."),
+    ] = 1.0,
     calibrate: Annotated[
         bool, typer.Option("--calibrate", help="Measure the engine first if nothing is known of its speed.")
     ] = False,
@@ -167,6 +173,7 @@ def query(
         reuse=reuse,
         hysteresis=hysteresis,
         hazard=hazard,
+        weight=weight,
         calibrate=calibrate,
         executor_memory=executor_memory,
         conf=parse_settings(conf or []),

@@ -1,8 +1,5 @@
 """The main job, for real: TPC-H on a local Spark cluster whose workers come and go."""
 
-import shutil
-import subprocess
-import sys
 import threading
 import uuid
 from collections.abc import Callable
@@ -13,6 +10,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from ebbflow.flows.data_cli import tpch_tables
 from ebbflow.flows.running import interruptible, quiet_prefect, run_on_terminal
 from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.spark.cluster import LocalSparkCluster
@@ -24,7 +22,6 @@ from ebbflow.tasks.summary import print_summary
 
 QUERIES = (5, 7, 8, 9)
 WORKERS = 3
-_GENERATE = 1800.0  # seconds that generating data may take
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +91,7 @@ def run_demo(
         raise OptionError(f"scale must be in (0, 1000]; got {scale}")
     clock = SystemClock()
     with interruptible(console, "the cluster is stopped"):
-        tables = generate(scale, data or home() / "tpch", console)
+        tables = tpch_tables(scale, (data or home() / "tpch") / f"sf{scale:g}", console)
         console.print(f"[bold]Spark[/]: starting a master and {WORKERS} workers of one core and 2 GiB")
         quiet_prefect()
         with ThreadPoolExecutor(1) as pool:  # importing Prefect takes seconds too
@@ -144,40 +141,3 @@ def _run(
     print_summary(outcome.report, console)
     console.print(f"\nreport with timeline: [bold]{Path(report).resolve()}[/]", soft_wrap=True)
     return bool(outcome.report.verified)
-
-
-def generate(scale: float, folder: Path, console: Console) -> Path:
-    """Return the folder of TPC-H tables at ``scale``, generated now unless it is there.
-
-    Raises ``EbbflowError`` when tpchgen-cli is missing or fails; a half-written folder is never left.
-    """
-    target = folder / f"sf{scale:g}"
-    if target.is_dir():
-        console.print(f"[bold]data[/]: TPC-H scale factor {scale:g}, cached in {target}", soft_wrap=True)
-        return target
-    beside = Path(sys.executable).parent / "tpchgen-cli"
-    program = str(beside) if beside.exists() else shutil.which("tpchgen-cli")
-    if program is None:
-        raise EbbflowError("tpchgen-cli is missing: pip install 'ebbflow[demo]'")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise EbbflowError(
-            f"cannot keep data in {folder}: {error.strerror}; choose another folder with --data"
-        ) from error
-    part = folder / f".sf{scale:g}-{uuid.uuid4().hex}"
-    console.print(f"[bold]data[/]: generating TPC-H scale factor {scale:g} in {target}", soft_wrap=True)
-    try:
-        done = subprocess.run(
-            [program, "parquet", "-s", f"{scale:g}", "--output-dir", str(part)],
-            capture_output=True,
-            text=True,
-            timeout=_GENERATE,
-            check=False,
-        )
-        if done.returncode != 0:
-            raise EbbflowError(f"tpchgen-cli failed: {done.stderr.strip()[-400:]}")
-        part.rename(target)
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
-    return target

@@ -99,6 +99,7 @@ def run_query(
     hysteresis: float = 0.15,
     hazard: float | None = None,
     fraction: float = 1.0,
+    weight: float = 1.0,
     calibrate: bool = False,
     executor_memory: str | None = None,
     conf: dict[str, str] | None = None,
@@ -128,6 +129,7 @@ def run_query(
         hysteresis: fraction of the remaining time by which another plan must be sooner.
         hazard: expected node losses per node-hour; learnt from what happens when not given.
         fraction: part of the cluster that this query may count on.
+        weight: of this query among those that share the cluster; its share is its weight over the sum of all.
         calibrate: measure the engine first if nothing is known of its speed.
         executor_memory: heap of an executor, such as ``1400m``.
         conf: further Spark settings.
@@ -157,6 +159,7 @@ def run_query(
         hysteresis=hysteresis,
         hazard=hazard,
         fraction=fraction,
+        weight=weight,
         calibrate=calibrate,
         executor_memory=executor_memory,
         conf=conf or {},

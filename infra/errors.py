@@ -9,7 +9,8 @@ InfraError
 ├── TableError                   missing folder, no Parquet in it, corrupt file
 ├── StorageError                 the checkpoint store cannot be read or written
 │   └── StorageFullError         no space left; finished checkpoints are kept
-└── ClusterError                 the local cluster cannot do what was asked
+├── ClusterError                 the local cluster cannot do what was asked
+└── DataError                    benchmark data cannot be made
 """
 
 from ebbflow.planners.errors import EbbflowError
@@ -53,3 +54,7 @@ class StorageFullError(StorageError):
 
 class ClusterError(InfraError):
     """The local cluster cannot do what was asked."""
+
+
+class DataError(InfraError):
+    """Benchmark data cannot be made."""

@@ -1,5 +1,6 @@
 """The boundaries between Ebbflow and what it runs on. Real adapters and the simulator implement these."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
@@ -117,6 +118,7 @@ class StageJob:
     output_uri: str  # existing empty folder; the engine writes part files into it
     partitions: int = 0  # shuffle partitions; 0: the engine's default
     memory_limit: float = 0.0  # GiB; 0: the engine's default
+    split_bytes: int = 0  # of a file that one task reads at most; 0: the engine's default
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,5 +185,47 @@ class CapacitySource(Protocol):
 
         A source that cannot be reached for a moment returns the last known capacity; it raises
         ``EngineUnavailableError`` only when it never could be reached.
+        """
+        ...
+
+
+# --- queries that share a cluster ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """One active query's claim on a cluster."""
+
+    id: str
+    weight: float  # > 0; shares are proportional to it
+    limit: float = math.inf  # cores that the query can use at most now
+    application: str = ""  # of the engine that runs it, such as Spark's application id
+
+
+class ShareHandle(Protocol):
+    """One's own claim, kept alive until ``leave``."""
+
+    claim: Claim
+
+    def limit(self, cores: float) -> None:
+        """Say that the query can use ``cores`` at most from now on."""
+        ...
+
+    def leave(self) -> None:
+        """Give the claim up. May be called twice; never raises."""
+        ...
+
+
+class ShareRegistry(Protocol):
+    """The active queries of one cluster, seen by all that run on it."""
+
+    def join(self, weight: float, *, limit: float = math.inf, application: str = "") -> ShareHandle:
+        """Enter a query. Raises ``StorageError``."""
+        ...
+
+    def claims(self) -> Sequence[Claim]:
+        """Return the claims of all active queries in the order of their arrival.
+
+        A claim whose holder has ended without leaving disappears within seconds. Raises ``StorageError``.
         """
         ...

@@ -13,6 +13,7 @@ from typing import Any
 
 from ebbflow.infra import distinct, files
 from ebbflow.infra.clock import Clock
+from ebbflow.infra.clustering import grid
 from ebbflow.infra.errors import StorageError, TableError
 from ebbflow.infra.footers import ColumnFooter, column_footers, comparable
 from ebbflow.infra.jsonstore import JsonStore
@@ -21,7 +22,7 @@ from ebbflow.infra.sampling import Sample, draw, keep, kept, thinned
 from ebbflow.infra.tables import footer, version
 from ebbflow.planners.model import ColumnStatistics, TableStatistics
 
-_FORMAT = 1  # of cached statistics
+_FORMAT = 2  # of cached statistics
 _OPEN_SAMPLES = 8  # samples held open in DuckDB
 
 
@@ -110,7 +111,8 @@ def _column(name: str, dtype: str, footers: ColumnFooter, sample: Sample) -> Col
     if nulls is None:
         nulls = column.null_count / max(1, len(column))
     values = _distinct(dtype, column, footers, sample, nulls)
-    return ColumnStatistics(values, nulls, footers.low, footers.high, _width(dtype, column))
+    edges, reads = grid(footers, dtype)
+    return ColumnStatistics(values, nulls, footers.low, footers.high, _width(dtype, column), edges, reads)
 
 
 def _distinct(dtype: str, column: Any, footers: ColumnFooter, sample: Sample, nulls: float) -> float | None:
@@ -164,10 +166,14 @@ def _width(dtype: str, column: Any) -> float:
 
 def _decoded(raw: Any) -> TableStatistics | None:
     try:
-        columns = {name: ColumnStatistics(**values) for name, values in raw["columns"].items()}
+        columns = {name: _decoded_column(values) for name, values in raw["columns"].items()}
         return TableStatistics(float(raw["rows"]), float(raw["bytes"]), columns)
     except (TypeError, KeyError, AttributeError, ValueError):
         return None
+
+
+def _decoded_column(raw: Any) -> ColumnStatistics:
+    return ColumnStatistics(**{**raw, "edges": tuple(raw["edges"]), "reads": tuple(raw["reads"])})
 
 
 # --- predicates -------------------------------------------------------------------------------------------

@@ -67,13 +67,15 @@ def cdf_svg(
     unit: str = "s",
     width: float = 720,
     height: float = 320,
+    mark: float | None = None,
 ) -> str:
     """Draw the empirical cumulative distribution of each series as steps; ``label`` names the x axis.
 
     Non-finite values count as never reached: their curve ends below 1. Series differ by colour and dash.
+    ``mark`` is a value to compare with, drawn as a line; the axis then reaches at least so far.
     """
     finite = {name: sorted(v for v in values if math.isfinite(v)) for name, values in series.items()}
-    values = [v for ordered in finite.values() for v in ordered]
+    values = [v for ordered in finite.values() for v in ordered] + ([] if mark is None else [mark])
     low, high = min([0.0, *values]), max(values, default=1.0)
     high = high if high > low else low + 1.0
     legend, top = _legend(list(series), "", 32.0, width, bars=False)
@@ -96,6 +98,8 @@ def cdf_svg(
         parts.append(text(at, bottom + 17, number_text(low + tick), text_anchor=anchor, class_="soft small"))
     axis = f"{label} ({unit})" if label and unit else label or unit
     parts.append(text((left + right) / 2, bottom + 34, axis, text_anchor="middle", class_="soft small"))
+    if mark is not None:
+        parts.append(tag("line", x1=x(mark), x2=x(mark), y1=top, y2=bottom, stroke="var(--soft)"))
     for number, (name, ordered) in enumerate(finite.items()):
         total = len(series[name])
         points = [f"{x(low):.1f},{y(0):.1f}"]

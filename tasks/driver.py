@@ -23,12 +23,15 @@ from ebbflow.infra.protocols import (
     StageProgress,
     StageResult,
 )
+from ebbflow.infra.slices import Narrowing, SliceIndex, covers, together
 from ebbflow.planners.model import Capacity, Measured, Share
 from ebbflow.planners.query.execution import Action, Cancel, Execution, Finish, Reuse, Start
-from ebbflow.planners.query.qep import QueryExecutionPlan, Stage
+from ebbflow.planners.query.partial import bound
+from ebbflow.planners.query.qep import QueryExecutionPlan, Stage, Statement
 from ebbflow.planners.query.state import StageOutput
 from ebbflow.tasks.listening import Background, CapacityChanged, Inbox, Listener, StageOutcome
 from ebbflow.tasks.report import CapacityReport, StageReport
+from ebbflow.tasks.slices import SliceRunner, SlicesDone, StageRun
 
 _POLL = 1.0  # seconds; the loop looks up at least this often
 _MAX_FAILURES = 3  # of one stage; only those that another run may mend are repeated at all
@@ -57,6 +60,7 @@ class _Run:
     cores: float
     progress: StageProgress = field(default_factory=lambda: StageProgress(0, 0))
     cancelled: threading.Event = field(default_factory=threading.Event)
+    slices: SliceRunner | None = None  # of a stage that runs in slices
 
 
 Replan = Callable[[Share, Mapping[str, StageOutput]], Sequence[QueryExecutionPlan]]
@@ -88,6 +92,7 @@ class Driver:
         reuse: bool = True,
         memory_limit: float = 0.0,
         started: float | None = None,
+        slices: SliceIndex | None = None,
     ) -> None:
         self._execution = execution
         self._candidates = candidates
@@ -103,6 +108,8 @@ class Driver:
         self._fraction = fraction
         self._reuse = reuse
         self._memory_limit = memory_limit
+        self._slices = slices  # without an index every stage runs as one statement
+        self._narrowing = Narrowing()
         self._runs: dict[str, _Run] = {}  # by job id, cancelled ones until their thread has ended
         self._current: dict[str, str] = {}  # output_fp -> job id that the execution counts as running
         self._jobs = itertools.count(1)
@@ -151,7 +158,7 @@ class Driver:
             # an engine ignores the cancellation of a job that has not reached it yet
             for run in self._runs.values():
                 if run.cancelled.is_set():
-                    self._engine.cancel(run.job_id)
+                    self._stop(run)
             return None
 
     def _handle(self, event: object) -> None:
@@ -162,6 +169,11 @@ class Driver:
             self._act(self._execution.on_share(share, now, event.change, candidates or None))
         elif isinstance(event, StageOutcome):
             self._ended(event, now)
+        elif isinstance(event, SlicesDone):
+            if event.job_id in self._runs:
+                fp = self._runs[event.job_id].stage.output_fp
+                self._failures[fp] = 0  # a run that gets on is not one that cannot be mended
+                self._execution.on_slices(fp, event.fraction)
         elif isinstance(event, Exception):
             raise event
         elif isinstance(event, tuple):
@@ -203,7 +215,7 @@ class Driver:
             del self._current[stage.output_fp]
         self._checkpoints[stage.output_fp] = checkpoint
         status = "completed" if outcome.result is not None else "reused"
-        self._file(stage, run, now, status, checkpoint, outcome.result)
+        self._file(stage, run, now, status, checkpoint, outcome.result, reused_slices=outcome.reused_slices)
         output = StageOutput(stage.output_fp, checkpoint.rows, checkpoint.bytes)
         actions = self._execution.on_finished(output, now, late=late)
         if not any(isinstance(a, Finish) for a in actions) and self._deviates(stage, checkpoint.rows):
@@ -281,6 +293,11 @@ class Driver:
 
     def _cancel(self, run: _Run) -> None:
         run.cancelled.set()
+        self._stop(run)
+
+    def _stop(self, run: _Run) -> None:
+        if run.slices is not None:
+            run.slices.cancel()
         self._engine.cancel(run.job_id)
 
     def _note(self, text: str) -> None:
@@ -320,11 +337,17 @@ class Driver:
                 return StageOutcome(stage, job_id, found)
         relations = [self._relations[t.lower()] for t in stage.tables if t.lower() in self._relations]
         relations += [c.relation for c in inputs]
+
+        def dialect(statement: Statement) -> str:
+            if self._engine.name != "spark":
+                return statement.duckdb
+            return statement.fallback if fallback else statement.spark
+
+        if stage.slicing is not None and self._slices is not None:
+            return self._execute_slices(run, inputs, relations, sources, dialect)
         attempt = self._store.begin(stage.output_fp)
         try:
-            spark = self._engine.name == "spark"
-            statement = stage.statement
-            sql = (statement.fallback if fallback else statement.spark) if spark else statement.duckdb
+            sql = bound(dialect(stage.statement), {c.fingerprint: c.relation.columns for c in inputs})
             job = StageJob(
                 job_id, stage.name, sql, tuple(relations), attempt.uri, stage.partitions, self._memory_limit
             )
@@ -338,6 +361,36 @@ class Driver:
             self._store.discard(attempt)
             raise
         return StageOutcome(stage, job_id, checkpoint, result)
+
+    def _execute_slices(
+        self,
+        run: _Run,
+        inputs: Sequence[Checkpoint],
+        relations: Sequence[Relation],
+        sources: Mapping[str, str],
+        dialect: Callable[[Statement], str],
+    ) -> StageOutcome:
+        assert self._slices is not None
+
+        def tell(what: StageProgress | SlicesDone) -> None:
+            self._inbox.put((run.job_id, what) if isinstance(what, StageProgress) else what)
+
+        since = 0.0 if self._reuse else self.record.started
+        described = StageRun(
+            run.stage,
+            run.job_id,
+            inputs,
+            relations,
+            sources,
+            run.cancelled,
+            run.cores,
+            dialect,
+            self._memory_limit,
+            since,
+        )
+        run.slices = SliceRunner(described, self._engine, self._store, self._slices, self._narrowing, tell)
+        done = run.slices.run()
+        return StageOutcome(run.stage, run.job_id, done.checkpoint, done.result, reused_slices=done.reused)
 
     def _reused(self, stage: Stage) -> None:
         checkpoint = self._checkpoints[stage.output_fp]
@@ -361,14 +414,27 @@ class Driver:
         """Look in the store for what earlier runs have finished."""
         out = {}
         if self._reuse:
-            for fp in {s.output_fp: s for p in plans for s in p.stages if not s.volatile}:
-                found = self._store.find(fp, self._sources[fp])
+            stages = {s.output_fp: s for p in plans for s in p.stages if not s.volatile}
+            for fp, stage in stages.items():
+                found = self._store.find(fp, self._sources[fp]) or self._sliced(stage)
                 if found is not None:
                     self._checkpoints[fp] = found
                     out[fp] = StageOutput(fp, found.rows, found.bytes)
         for problem in self._store.problems():
             self._note(problem)
         return out
+
+    def _sliced(self, stage: Stage) -> Checkpoint | None:
+        """Return the stage's checkpoint if earlier runs have left all its slices; note what they have left."""
+        if stage.slicing is None or self._slices is None:
+            return None
+        fp, cells = stage.output_fp, stage.slicing.grid.cells
+        found = self._slices.find(fp, stage.slicing.key, self._sources[fp])
+        if covers(found, cells):
+            return together(fp, found)
+        if found:
+            self._execution.on_slices(fp, sum(last - first for first, last in found) / cells)
+        return None
 
     def _file(
         self,
@@ -379,6 +445,7 @@ class Driver:
         checkpoint: Checkpoint | None,
         result: StageResult | None,
         note: str = "",
+        reused_slices: int = 0,
     ) -> None:
         origin = self.record.started
         report = StageReport(
@@ -398,7 +465,7 @@ class Driver:
             note=note,
         )
         self.record.stages.append(report)
-        if result is not None:
+        if result is not None and not reused_slices:
             self.record.measured.append(
                 Measured(
                     self._engine.name,

@@ -22,6 +22,7 @@ class StageOutcome:
     checkpoint: Checkpoint | None = None
     result: StageResult | None = None  # None when another process had already finished it
     error: Exception | None = None
+    reused_slices: int = 0  # of a stage in slices: those that an earlier run had left
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,11 @@
 """One query from request to report, under any orchestrator."""
 
+import socket
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -14,10 +15,13 @@ from ebbflow.infra.errors import EngineUnavailableError, StorageError
 from ebbflow.infra.local import LocalCapacity
 from ebbflow.infra.protocols import CapacitySource, Checkpoint, SqlEngine
 from ebbflow.infra.results import write_result
+from ebbflow.infra.shares import FileShareRegistry
+from ebbflow.infra.slices import SliceIndex
 from ebbflow.infra.storage import ParquetCheckpointStore
 from ebbflow.planners import recovery
 from ebbflow.planners.model import Capacity, Share
 from ebbflow.planners.query.cost import calibrate
+from ebbflow.planners.query.coverage import coverage, sentences
 from ebbflow.planners.query.execution import Execution
 from ebbflow.planners.query.packing import simulate
 from ebbflow.planners.query.progress import drift
@@ -26,11 +30,12 @@ from ebbflow.planners.query.replanner import Replanner
 from ebbflow.planners.query.state import StageOutput
 from ebbflow.tasks.driver import Driver, Record
 from ebbflow.tasks.feedback import Feedback
-from ebbflow.tasks.listening import CapacityChanged, Inbox, Listener, Silent, StageOutcome, Threads
+from ebbflow.tasks.listening import CapacityChanged, Fan, Inbox, Listener, Silent, StageOutcome, Threads
 from ebbflow.tasks.page import report_html
 from ebbflow.tasks.planning import Prepared, prepare, remember
 from ebbflow.tasks.report import DecisionReport, PlanReport, QueryReport, spoken, write_text
 from ebbflow.tasks.request import GIB, QueryRequest
+from ebbflow.tasks.sharing import Demand, SharedCapacity
 from ebbflow.tasks.verify import verify
 
 MAX_PARALLEL_STAGES = 4
@@ -85,11 +90,18 @@ class QueryOutcome:
 
 @dataclass
 class Opened:
-    """A started engine and where its capacity is seen."""
+    """A started engine, where its capacity is seen, and with whom that is shared."""
 
     engine: SqlEngine
     source: CapacitySource
     closers: list[Callable[[], None]] = field(default_factory=list)
+    settled: bool = False  # the first executors have come: a later query need not wait for them
+    cluster: str = ""  # what its queries share with others who name it so; empty: nothing
+    application: str = ""  # Spark's id of it
+    unit: int = 1  # cores in which it can be held to a share...
+    whole: bool = True  # ...or, if not, the engine divides among its queries itself
+    hold: Callable[[float | None], None] = lambda cores: None
+    allied: Callable[[frozenset[str]], None] = lambda applications: None
 
 
 @contextmanager
@@ -110,19 +122,26 @@ def _open_duckdb(clock: Clock) -> Opened:
 
     source = LocalCapacity(clock=clock)
     node = source.capacity().nodes[0]
-    return Opened(DuckDbEngine.start(node.cores, node.memory, clock=clock), source)
+    engine = DuckDbEngine.start(node.cores, node.memory, clock=clock)
+    return Opened(engine, source, cluster=f"duckdb {socket.gethostname()}")
 
 
 def _open_spark(request: QueryRequest, clock: Clock) -> Opened:
     from ebbflow.infra.spark.engine import SparkEngine
+    from ebbflow.infra.spark.masters import executors_for, find_master
+    from ebbflow.infra.spark.settings import is_local
     from ebbflow.infra.spark.watch import ExecutorWatch
 
+    master = find_master(request.master, request.conf)
+    shape = executors_for(master, request.conf, request.executor_memory)
     engine = SparkEngine.start(
         request.master,
-        memory=request.executor_memory or _heap_for(request.master),
+        memory=shape.heap if shape else request.executor_memory,
+        cores=shape.cores if shape else None,
         conf=request.conf,
         catalog=request.catalog,
         clock=clock,
+        weight=request.weight,
     )
 
     def hazard(losses: int, node_seconds: float) -> float:
@@ -130,10 +149,28 @@ def _open_spark(request: QueryRequest, clock: Clock) -> Opened:
             return recovery.hazard(losses, node_seconds)
         return recovery.hazard(losses, node_seconds, request.hazard * _PRIOR_HOURS, _PRIOR_HOURS)
 
+    held = engine.shape if master else None
     watch = ExecutorWatch(
-        engine.ui_url, engine.application_id, hazard=hazard, master_url=engine.master, clock=clock
+        engine.ui_url,
+        engine.application_id,
+        hazard=hazard,
+        master_url=engine.master,
+        master_ui=master.ui if master else "",
+        shape=held,
+        clock=clock,
     )
-    return Opened(engine, watch, [watch.close])
+    return Opened(
+        engine,
+        watch,
+        [watch.close],
+        settled=is_local(engine.master),
+        cluster=master.url if master and held else f"application {engine.application_id}",
+        application=engine.application_id,
+        unit=held.cores if held else 1,
+        whole=held is not None,
+        hold=engine.hold,
+        allied=watch.ally,
+    )
 
 
 def calibrated(
@@ -144,19 +181,10 @@ def calibrated(
     capacity: Capacity,
 ) -> Prepared:
     """Measure ``engine`` by a short run, remember the figures and fit the planner's costs to them."""
-    measured = measure_engine(engine, float(max(capacity.cores, 1)))
+    measured = measure_engine(engine, max(Share.of(capacity).total.cores, 1.0))
     remember(store, request, measured)
     prepared.planner.model = calibrate(prepared.prior, measured)
     return replace(prepared, history=measured)
-
-
-def _heap_for(master: str) -> str | None:
-    """Return the executor heap that fits a local cluster's workers; Spark's default elsewhere."""
-    from ebbflow.infra.spark.settings import executor_memory
-    from ebbflow.infra.spark.state import find_cluster
-
-    cluster = find_cluster(master)
-    return executor_memory(cluster.memory / 1024) if cluster is not None else None
 
 
 def execute(
@@ -174,15 +202,22 @@ def execute(
     clock = clock or SystemClock()
     run_id = uuid.uuid4().hex
     store = ParquetCheckpointStore(request.store, clock=clock)
-    with _prepared_and_opened(request, store, clock, run_id, opened) as (found, started_engine):
+    with (
+        ExitStack() as leaving,  # a share is given up last: its cores are free only once the engine has closed
+        _prepared_and_opened(request, store, clock, run_id, opened) as (found, started_engine),
+    ):
+        source = shared_source(started_engine, request, store, clock)
+        if isinstance(source, SharedCapacity):
+            leaving.callback(source.leave)
         feedback_inbox: Inbox = Inbox()
         feedback = Feedback(
-            started_engine.source,
+            source,
             clock,
             lambda capacity, change: feedback_inbox.put(CapacityChanged(capacity, change)),
             failed=feedback_inbox.put,
         )
-        capacity = arrived_capacity(started_engine.source, clock)
+        capacity = arrived_capacity(source, clock, started_engine.settled)
+        started_engine.settled = True
         prepared = found
         if request.calibrate and not found.history:
             orchestrator.listener.note("measuring the engine, once")
@@ -204,12 +239,13 @@ def execute(
                 versions=prepared.versions,
                 replan=run.replan,
                 background=orchestrator,
-                listener=orchestrator.listener,
+                listener=_listeners(orchestrator.listener, run.execution, source, started_engine.engine),
                 clock=clock,
                 inbox=feedback_inbox,
                 fraction=request.fraction,
                 reuse=request.reuse,
                 started=started,
+                slices=SliceIndex(store, store.cache("slices")),
             )
             run.driver = driver
             record = driver.run(capacity)
@@ -255,19 +291,60 @@ def _prepared_and_opened(
             raise
 
 
-def arrived_capacity(source: CapacitySource, clock: Clock | None = None) -> Capacity:
-    """Wait, bounded, until the first executors have registered and no more come."""
+def shared_source(
+    opened: Opened, request: QueryRequest, store: ParquetCheckpointStore, clock: Clock
+) -> CapacitySource:
+    """Enter the query among those that share its cluster, and return its capacity with its share.
+
+    The registry is in the store, which all flows on a cluster can reach.
+    """
+    if not opened.cluster:
+        return opened.source
+    return SharedCapacity(
+        opened.source,
+        FileShareRegistry(f"{store.uri}/cache/shares", opened.cluster, clock),
+        clock,
+        weight=request.weight,
+        fraction=request.fraction,
+        unit=opened.unit,
+        whole=opened.whole,
+        application=opened.application,
+        hold=opened.hold,
+        allied=opened.allied,
+    )
+
+
+def _listeners(
+    listener: Listener, execution: Execution, source: CapacitySource, engine: SqlEngine
+) -> Listener:
+    """Let the others on the cluster know what the query can use, where tasks tell."""
+    if not isinstance(source, SharedCapacity) or engine.name != "spark":
+        return listener
+    return Fan(listener, Demand(execution, source.want))
+
+
+def arrived_capacity(source: CapacitySource, clock: Clock | None = None, settled: bool = False) -> Capacity:
+    """Wait, bounded, until the first executors have registered and no more come; ``settled`` tells that those
+    that are there are all."""
     clock = clock or SystemClock()
     deadline = clock.now() + _ARRIVAL
-    seen, since = source.capacity(), clock.now()
+    seen, held, since = source.capacity(), _held(source), clock.now()
     while clock.now() < deadline:
-        if seen.nodes and (clock.now() - since >= _SETTLED or isinstance(source, LocalCapacity)):
+        settled = settled or held is None
+        wanted = Share.of(seen).total.cores
+        if seen.nodes and (settled or wanted <= 0 or (held and clock.now() - since >= _SETTLED)):
             break
         clock.sleep(_LOOK)
-        newer = source.capacity()
-        if not newer.same_nodes(seen):
-            seen, since = newer, clock.now()
+        newer, now_held = source.capacity(), _held(source)
+        if not newer.same_nodes(seen) or now_held != held:
+            seen, held, since = newer, now_held, clock.now()
     return seen
+
+
+def _held(source: CapacitySource) -> int | None:
+    """Return the cores that the engine has already; ``None`` where they need not come."""
+    inner = source.source if isinstance(source, SharedCapacity) else source
+    return None if isinstance(inner, LocalCapacity) else getattr(inner, "held", 1)
 
 
 class _Run:
@@ -352,6 +429,7 @@ class _Run:
             problems=(*self._planner.notes, *record.notes, *problems),
             verified=verdict[0],
             verification=verdict[1],
+            blocks=coverage(self._planner.analysis),
         )
 
 
@@ -395,4 +473,4 @@ def explain(
         )
         for plan in plans
     ]
-    return tuple(reports), prepared.planner.notes
+    return tuple(reports), (*sentences(coverage(prepared.planner.analysis)), *prepared.planner.notes)

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ebbflow.planners.errors import EbbflowError
-from ebbflow.planners.model import Capacity, CapacityDiff
+from ebbflow.planners.model import Capacity, CapacityDiff, Share
+from ebbflow.planners.query.coverage import BlockCoverage
 from ebbflow.planners.query.qep import QueryExecutionPlan, Stage
 from ebbflow.planners.query.state import DecisionKind, Estimate, ReplanDecision
 from ebbflow.tasks.codec import decode, encode
@@ -112,13 +113,16 @@ class CapacityReport:
         """
         first = before is None
         diff = CapacityDiff() if first else CapacityDiff.between(before, capacity)
+        share = Share.of(capacity)
+        shared = capacity.portion.queries if capacity.portion else 1
+        start = f"at start, {shared} queries share the cluster" if shared > 1 else "at start"
         return cls(
             at=capacity.at - started,
             epoch=capacity.epoch,
-            cores=float(capacity.cores),
-            memory=capacity.memory,
-            nodes=len(capacity.usable),
-            change="at start" if first else str(diff),
+            cores=share.total.cores,
+            memory=share.total.memory,
+            nodes=share.nodes,
+            change=start if first else str(diff),
             arrived=diff.arrived,
             left=diff.left,
             noticed=diff.noticed,
@@ -257,6 +261,7 @@ class QueryReport:
     problems: tuple[str, ...] = ()  # ignored checkpoints, frozen functions, blocks left whole and why
     verified: bool | None = None  # None: not checked
     verification: str = ""  # how, or what differed
+    blocks: tuple[BlockCoverage, ...] = ()  # the query's inner-join blocks, planned or left as written
 
     @property
     def switches(self) -> tuple[SwitchReport, ...]:

@@ -43,6 +43,7 @@ class QueryRequest:
     hysteresis: float = 0.15  # fraction by which another plan must be sooner (QOOP, Fig 2.15: 10-25 %)
     hazard: float | None = None  # expected losses per node-hour; None: learnt from what is observed
     fraction: float = 1.0  # of the cluster that this query may count on
+    weight: float = 1.0  # among the queries that share the cluster
     executor_memory: str | None = None
     conf: dict[str, str] = field(default_factory=dict)  # further Spark settings
     out: str | None = None  # write the result here, as one Parquet file
@@ -72,6 +73,8 @@ class QueryRequest:
             raise OptionError("catalog=True needs engine spark: the embedded DuckDB has no catalogue")
         if not 0.0 < self.fraction <= 1.0:
             raise OptionError(f"fraction must be in (0, 1]; got {self.fraction}")
+        if not 0.0 < self.weight < math.inf:
+            raise OptionError(f"weight must be > 0 and finite; got {self.weight}")
         if self.hazard is not None and not 0.0 <= self.hazard < math.inf:
             raise OptionError(f"hazard must be >= 0 losses per node-hour and finite; got {self.hazard}")
         if not 0.0 <= self.store_budget < math.inf:

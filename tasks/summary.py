@@ -9,6 +9,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from ebbflow.planners.query.coverage import sentences
 from ebbflow.planners.query.state import Estimate
 from ebbflow.tasks.bars import MARKS
 from ebbflow.tasks.report import PlanReport, QueryReport, StageStatus
@@ -44,6 +45,10 @@ def print_summary(report: QueryReport, console: Console) -> None:
         console.print(_section("Capacity"), _capacity_line(report, min(console.width - 14, 60)), sep="\n")
         if len(report.capacity) > 1:
             console.print(Padding(_capacity_table(report), (0, 0, 0, 2)))
+    if report.blocks:
+        first, *rest = sentences(report.blocks)
+        console.print(_section("Joins", first))
+        console.print(*(Padding(Text(f"• {printable(s)}"), (0, 0, 0, 2)) for s in rest), sep="", end="")
     if report.stages:
         console.print(_section("Stages", _counts(report)))
         console.print(Padding(_stage_table(report), (0, 0, 0, 2)))

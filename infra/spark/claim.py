@@ -42,10 +42,13 @@ def lay_out(
     )
 
 
-def with_quota(state: ClusterState, workers: int, wanted: bool | None) -> ClusterState:
+def with_quota(
+    state: ClusterState, workers: int, wanted: bool | None, share: float | None = None
+) -> ClusterState:
     """Fix each node's CPU quota for the cluster's whole life: a node lost or added always weighs the same.
 
-    ``wanted``: ``None`` where the machine allows, ``True`` or fail, ``False`` not. Raises ``ClusterError``.
+    ``wanted``: ``None`` where the machine allows, ``True`` or fail, ``False`` not. ``share`` is the quota in
+    CPUs; ``None``: an equal part of the machine for each of ``workers``. Raises ``ClusterError``.
     """
     controller = None if wanted is False else cgroups.find_controller()
     if controller is None:
@@ -54,7 +57,9 @@ def with_quota(state: ClusterState, workers: int, wanted: bool | None) -> Cluste
         why = "not asked for" if wanted is False else "no writable control group"
         return replace(state, cap=f"no CPU cap: {why}")
     machine = len(os.sched_getaffinity(0))
-    cpus = round(state.cores * cgroups.per_core_quota(machine, workers * state.cores), 3)
+    cpus = share
+    if cpus is None:
+        cpus = round(state.cores * cgroups.per_core_quota(machine, workers * state.cores), 3)
     return replace(
         state,
         cpus=cpus,

@@ -60,6 +60,7 @@ class LocalSparkCluster:
         cores: int = 1,
         memory: str = "2g",
         cpu_limit: bool | None = None,
+        cpus: float | None = None,
         directory: Path | str | None = None,
         detached: bool = False,
         master_port: int | None = None,
@@ -70,20 +71,21 @@ class LocalSparkCluster:
         """Start a cluster and wait until all its workers are registered.
 
         ``cores`` and ``memory`` are of each worker. ``cpu_limit`` holds workers to a fixed CPU share:
-        ``None`` where the machine allows, ``True`` or fail, ``False`` not. ``directory`` is for logs and
-        scratch; by default the state file's, ``$EBBFLOW_HOME/clusters/<name>``.
+        ``None`` where the machine allows, ``True`` or fail, ``False`` not. ``cpus`` is that share, in CPUs
+        of this machine for each worker; by default what the machine has for ``workers``. ``directory`` is for
+        logs and scratch; by default the state file's, ``$EBBFLOW_HOME/clusters/<name>``.
 
         Raises ``OptionError``; ``EngineUnavailableError`` without Java or Spark; ``ClusterError`` when the
         name or an asked port is taken, or a daemon does not come up within ``timeout`` seconds.
         """
-        options.check(name, workers, cores)
+        options.check(name, workers, cores, cpus)
         mebibytes = options.parse_memory(memory)
         java, home = find_java(), spark_home()
         clock = clock or SystemClock()
         file = StateFile.of(name)
         ports = (master_port, ui_port)
         state = lay_out(file, cores=cores, memory=mebibytes, directory=directory, ports=ports)
-        state = with_quota(state, workers, cpu_limit)
+        state = with_quota(state, workers, cpu_limit, cpus)
         claim(file, state, clock)
         cluster = cls(file, state.uid, clock, Guardian(file, state.uid))
         atexit.register(cluster._at_exit)

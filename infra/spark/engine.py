@@ -1,8 +1,8 @@
 """Spark as a ``SqlEngine``."""
 
-import heapq
 import logging
 import threading
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -14,9 +14,12 @@ from ebbflow.infra.protocols import Relation, StageJob, StageProgress, StageResu
 from ebbflow.infra.spark import relations
 from ebbflow.infra.spark.failures import chain, first_line, parse, translate
 from ebbflow.infra.spark.groupwatch import GroupWatch
+from ebbflow.infra.spark.hold import ExecutorHold, drop, hold_of
 from ebbflow.infra.spark.metrics import GroupMetrics, StatusApi, group_metrics
+from ebbflow.infra.spark.pools import Pools
 from ebbflow.infra.spark.session import DriverProcess, start_session, stop_session
-from ebbflow.infra.spark.settings import settings
+from ebbflow.infra.spark.settings import ExecutorShape, mebibytes, settings
+from ebbflow.planners.errors import OptionError
 
 _POLL = 0.25  # seconds between looks at a running job
 _log = logging.getLogger(__name__)
@@ -33,6 +36,7 @@ class _Running:
 class SparkEngine:
     """Runs statements on one SparkContext. Every job has its own session, job group and scheduler pool.
 
+    An engine is one query's: several may share a context, whose cores they divide by their weights.
     ``StageJob.memory_limit`` has no effect: an executor's memory is fixed when it starts. Progress listeners
     are called from a thread of their own. A job that was finished when its cancellation arrived returns
     its result.
@@ -41,7 +45,11 @@ class SparkEngine:
     name: Literal["spark"] = "spark"
 
     def __init__(
-        self, session: Any, process: DriverProcess | None = None, clock: Clock | None = None
+        self,
+        session: Any,
+        process: DriverProcess | None = None,
+        clock: Clock | None = None,
+        weight: float = 1.0,
     ) -> None:
         self._session = session
         self._process = process
@@ -57,8 +65,10 @@ class SparkEngine:
         self._api = StatusApi(self.ui_url, self.application_id)
         self._lock = threading.Lock()
         self._running: dict[str, _Running] = {}
-        self._pools: list[int] = []  # free scheduler pools below _pool_count
-        self._pool_count = 0
+        self._pools = Pools(context, weight)
+        self._id = uuid.uuid4().hex
+        self.shape = _shape(context) if self._owned else None
+        self._hold: ExecutorHold | None = None
         self._partitions = 0  # shuffle partitions of jobs that name none; 0: Spark's default
         self._closed = False
 
@@ -69,25 +79,30 @@ class SparkEngine:
         *,
         app_name: str = "ebbflow",
         memory: str | None = None,
+        cores: int | None = None,
         conf: Mapping[str, str] | None = None,
         catalog: bool = False,
         clock: Clock | None = None,
+        weight: float = 1.0,
     ) -> "SparkEngine":
         """Start a JVM and connect it to ``master``: ``local[N]``, ``spark://HOST:PORT`` or what Spark takes.
 
-        ``memory`` is an executor's heap ("1400m"; see ``executor_memory``), in local mode the driver's.
-        ``catalog`` opens the Hive metastore that ``conf`` or hive-site.xml describes. Raises
-        ``EngineUnavailableError`` within seconds when Java or PySpark is missing or nobody listens at the
-        master's address, and within about a minute when whoever listens is no master.
+        ``memory`` is an executor's heap ("1400m"; see ``executor_shape``), in local mode the driver's.
+        ``cores`` are an executor's; without them it takes all of its worker's, and the application cannot be
+        held to a share. An engine of this process that runs with the same settings shares its SparkContext,
+        of which Spark allows one; ``weight`` is the query's among those. ``catalog`` opens the Hive metastore
+        that ``conf`` or hive-site.xml describes. Raises ``EngineUnavailableError`` within seconds when Java or
+        PySpark is missing or nobody listens at the master's address, and within about a minute when whoever
+        listens is no master.
         """
-        chosen = settings(master, app_name=app_name, memory=memory, conf=conf, catalog=catalog)
+        chosen = settings(master, app_name=app_name, memory=memory, cores=cores, conf=conf, catalog=catalog)
         session, process = start_session(chosen)
-        return cls(session, process, clock)
+        return cls(session, process, clock, weight)
 
     @classmethod
-    def attach(cls, session: Any, clock: Clock | None = None) -> "SparkEngine":
-        """Use a SparkSession that belongs to the caller; ``close`` leaves it running."""
-        return cls(session, None, clock)
+    def attach(cls, session: Any, clock: Clock | None = None, weight: float = 1.0) -> "SparkEngine":
+        """Use a SparkSession that belongs to the caller; ``close`` leaves it running, with its executors."""
+        return cls(session, None, clock, weight)
 
     def run(self, job: StageJob, on_progress: Callable[[StageProgress], None] | None = None) -> StageResult:
         running = self._admit(job)
@@ -126,11 +141,22 @@ class SparkEngine:
             self._cancel_group(job_id)
 
     def resize(self, cores: float, memory: float) -> None:
-        """Later jobs that name no partitions get four a core of this share.
-
-        Executors cannot be capped here: they are given and taken by the cluster.
-        """
+        """Later jobs that name no partitions get four a core of this share. For executors see ``hold``."""
         self._partitions = max(8, round(4 * cores))
+
+    def hold(self, cores: float | None) -> None:
+        """Hold the application to ``cores`` of a standalone cluster, in whole executors; ``None``: to no limit.
+
+        Executors beyond that finish their tasks, hand over their shuffle files and leave. Cheap when nothing
+        changes, and to be repeated. Without ``shape`` it does nothing. Raises nothing.
+        """
+        if self.shape is None or self._closed:
+            return
+        if self._hold is None:
+            if cores is None:
+                return
+            self._hold = hold_of(self._context, self._api, self.shape.cores)
+        self._hold.hold(self._id, cores)
 
     def tables(self) -> Sequence[Relation]:
         """Return the tables of all databases; those outside the current one as ``database.table``."""
@@ -163,6 +189,9 @@ class SparkEngine:
         deadline = self._clock.now() + 5.0
         for running in active:
             self._clock.wait(running.done, deadline - self._clock.now())
+        if self._hold is not None and self._hold.forget(self._id):
+            drop(self.application_id)
+        self._pools.close()
         if self._owned:
             stop_session(self._session, self._process)
 
@@ -180,30 +209,27 @@ class SparkEngine:
                 raise EngineUnavailableError("this Spark engine was closed")
             if job.id in self._running:
                 raise ValueError(f"job ids must be unique; {job.id!r} is running already")
-            if not self._pools:
-                self._pools.append(self._pool_count)
-                self._pool_count += 1
-            running = _Running(job, heapq.heappop(self._pools))
+            running = _Running(job, self._pools.take())
             self._running[job.id] = running
             return running
 
     def _leave(self, running: _Running) -> None:
         with self._lock:
             self._running.pop(running.job.id, None)
-            heapq.heappush(self._pools, running.pool)
+            self._pools.give(running.pool)
 
     def _write(self, running: _Running) -> tuple[tuple[str, str], ...]:
         job = running.job
         context = self._context
         context.setJobGroup(job.id, job.name, interruptOnCancel=True)
-        # Within one pool Spark runs jobs first come, first served. A pool a job makes them share the cores;
-        # numbers are used again, since Spark keeps every pool it has heard of.
-        context.setLocalProperty("spark.scheduler.pool", f"ebbflow-{running.pool}")
+        context.setLocalProperty("spark.scheduler.pool", self._pools.name(running.pool))
         try:
             session = self._session.newSession()
             partitions = job.partitions or self._partitions
             if partitions:
                 session.conf.set("spark.sql.shuffle.partitions", str(partitions))
+            if job.split_bytes:
+                session.conf.set("spark.sql.files.maxPartitionBytes", str(job.split_bytes))
             for relation in job.relations:
                 relations.register(session, relation)
             frame = relations.storable(session.sql(job.sql))
@@ -254,6 +280,21 @@ class SparkEngine:
         except Exception as error:  # the work is done and durable: figures about it are not worth its loss
             _log.warning("no metrics of %s: %s", job.name, first_line(error))
             return GroupMetrics()
+
+
+def _shape(context: Any) -> ExecutorShape | None:
+    """Return the executors of an application that can be held to a share; ``None`` where it cannot be."""
+    conf = context.getConf()
+    cores = conf.get("spark.executor.cores")
+    dynamic = conf.get("spark.dynamicAllocation.enabled", "false") == "true"
+    if not context.master.startswith("spark://") or not cores or dynamic:
+        return None
+    heap = conf.get("spark.executor.memory", "1g")
+    try:
+        mebibytes(heap)
+    except OptionError:  # the application runs; only its part of a worker is unknown
+        return None
+    return ExecutorShape(int(cores), heap)
 
 
 def _result(

@@ -24,6 +24,25 @@ class Worker:
 
 
 @dataclass(frozen=True, slots=True)
+class Application:
+    """One running application as the master sees it."""
+
+    id: str
+    name: str
+    cores: int  # of its executors
+    age: float  # seconds since it registered
+
+
+@dataclass(frozen=True, slots=True)
+class MasterView:
+    """What a master tells."""
+
+    url: str  # "spark://host:port"
+    workers: tuple[Worker, ...]
+    applications: tuple[Application, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Executor:
     """One executor, or the driver, as the running application sees it."""
 
@@ -32,6 +51,8 @@ class Executor:
     active: bool
     cores: int
     max_memory: int  # bytes that execution and storage share (spark.memory.fraction of the heap)
+    tasks: int = 0  # running now
+    shuffled: int = 0  # bytes that it has written for others to read
 
     @property
     def driver(self) -> bool:
@@ -41,6 +62,11 @@ class Executor:
 def new_client(timeout: float) -> httpx.Client:
     """Return an HTTP client for addresses of the cluster; the user's proxies are not for these."""
     return httpx.Client(timeout=timeout, trust_env=False, follow_redirects=True)
+
+
+def get_master(client: httpx.Client, master_ui: str) -> MasterView:
+    """Ask the master. Raises ``httpx.HTTPError``, or ``ValueError`` for a foreign answer."""
+    return parse_master(_get(client, f"{master_ui.rstrip('/')}/json/"))
 
 
 def get_workers(client: httpx.Client, master_ui: str) -> list[Worker]:
@@ -60,6 +86,27 @@ def _get(client: httpx.Client, url: str, timeout: float | None = None) -> object
     answer = client.get(url, timeout=httpx.USE_CLIENT_DEFAULT if timeout is None else timeout)
     answer.raise_for_status()
     return cast(object, answer.json())
+
+
+def parse_master(payload: object) -> MasterView:
+    """Read the master's ``/json/``. Raises ``ValueError``."""
+    workers = parse_workers(payload)
+    assert isinstance(payload, Mapping)
+    listed = payload.get("activeapps")
+    return MasterView(
+        url=str(payload.get("url", "")),
+        workers=tuple(workers),
+        applications=tuple(
+            Application(
+                str(entry.get("id", "")),
+                str(entry.get("name", "")),
+                int(entry.get("cores", 0)),
+                float(entry.get("duration", 0)) / 1000,
+            )
+            for entry in (listed if isinstance(listed, list) else [])
+            if isinstance(entry, Mapping)
+        ),
+    )
 
 
 def parse_workers(payload: object) -> list[Worker]:
@@ -102,6 +149,8 @@ def _executor(entry: Mapping[str, Any]) -> Executor:
         active=bool(entry["isActive"]) and not entry.get("isExcluded", False),
         cores=int(entry["totalCores"]),
         max_memory=int(entry["maxMemory"]),
+        tasks=int(entry.get("activeTasks", 0)),
+        shuffled=int(entry.get("totalShuffleWrite", 0)),
     )
 
 

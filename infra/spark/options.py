@@ -26,7 +26,7 @@ def parse_memory(text: str) -> int:
     return mebibytes
 
 
-def check(name: str, workers: int, cores: int) -> None:
+def check(name: str, workers: int, cores: int, cpus: float | None = None) -> None:
     """Raise ``OptionError`` unless the options are in their range."""
     if not _NAME.fullmatch(name):
         raise OptionError(f"a cluster's name is letters, digits, '.', '_' and '-', at most 64; got {name!r}")
@@ -34,6 +34,8 @@ def check(name: str, workers: int, cores: int) -> None:
         raise OptionError(f"workers must be >= 0; got {workers}")
     if cores < 1:
         raise OptionError(f"cores must be >= 1; got {cores}")
+    if cpus is not None and not 0.0 < cpus <= cores:
+        raise OptionError(f"cpus must be in (0, {cores}], the cores of a worker; got {cpus}")
 
 
 def loopback(number: int) -> str:

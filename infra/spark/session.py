@@ -21,6 +21,19 @@ _STOP_SECONDS = 15.0
 _lock = threading.Lock()  # the environment and SparkContext's class attributes belong to the process
 
 
+@dataclass
+class _Started:
+    """The session that this process has started, and how many engines use it."""
+
+    chosen: Mapping[str, str]
+    session: Any
+    process: "DriverProcess"
+    users: int = 1
+
+
+_started: list[_Started] = []  # one at most
+
+
 @dataclass(frozen=True, slots=True)
 class DriverProcess:
     """The JVM that carries the SparkContext, and the file with what it wrote to its standard error."""
@@ -51,8 +64,9 @@ def check_master(master: str, *, timeout: float = _CONNECT_SECONDS) -> None:
 def start_session(chosen: Mapping[str, str]) -> tuple[Any, DriverProcess]:
     """Start a JVM with the settings ``chosen`` and return its SparkSession.
 
-    Raises ``EngineUnavailableError`` when Java, PySpark or the master is missing, or when this process
-    already has a SparkContext (Spark allows one a process).
+    A session that was started with the same settings, and not stopped yet, is returned again: Spark allows
+    one SparkContext a process. Raises ``EngineUnavailableError`` when Java, PySpark or the master is missing,
+    or when this process has a SparkContext with other settings.
     """
     master = chosen["spark.master"]
     java_home = _java_home()
@@ -66,20 +80,41 @@ def start_session(chosen: Mapping[str, str]) -> tuple[Any, DriverProcess]:
         )
     check_master(master)
     with _lock:
-        if SparkContext._active_spark_context is not None:
+        active = SparkContext._active_spark_context
+        if active is not None:
+            for started in _started:
+                if started.chosen == chosen and _lives(started, active):
+                    started.users += 1
+                    return started.session, started.process
             raise EngineUnavailableError(
-                f"this process already has a SparkContext (application "
-                f"{SparkContext._active_spark_context.appName!r}): stop it, or use SparkEngine.attach"
+                f"this process already has a SparkContext (application {active.appName!r}, with other settings "
+                "or not of our making): stop it, or use SparkEngine.attach"
             )
-        return _launch(chosen, java_home)
+        session, process = _launch(chosen, java_home)
+        _started[:] = [_Started(dict(chosen), session, process)]
+        return session, process
+
+
+def _lives(started: _Started, active: Any) -> bool:
+    child = started.process.gateway.proc
+    return started.session.sparkContext is active and (child is None or child.poll() is None)
 
 
 def stop_session(session: Any, process: DriverProcess | None) -> None:
-    """Stop the context and, when it is ours, its JVM, so that a later start gets its own settings."""
+    """Stop the context and, when it is ours, its JVM, so that a later start gets its own settings.
+
+    While other engines use it nothing is stopped.
+    """
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
     with _lock:
+        for started in _started:
+            if started.process is process:
+                started.users -= 1
+                if started.users > 0:
+                    return
+        _started.clear()
         context = session.sparkContext
         # a JVM that has died already cannot be asked to stop
         with contextlib.suppress(Exception):

@@ -2,10 +2,16 @@
 
 import ipaddress
 import os
+import re
 import tempfile
 from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ebbflow.planners.errors import OptionError
 
 _OWN_FAILURES = 64  # bound on task failures and stage attempts; see ``settings``
+_MOST_EXECUTORS = 8  # a worker: the unit in which queries share it is its cores over this at the finest
+_LEAST_MEMORY = 2.0  # GiB of a worker for each executor: what the JVM itself takes of less hurts
 
 
 def executor_memory(worker_memory: float) -> str:
@@ -20,6 +26,52 @@ def executor_memory(worker_memory: float) -> str:
     mib = worker_memory * 1024
     heap = int(min(mib - 384, 0.7 * mib))
     return f"{max(heap - heap % 100, 500)}m"
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorShape:
+    """The size of every executor of an application."""
+
+    cores: int
+    heap: str  # Spark's notation
+
+    def fit(self, cores: int, memory: int) -> int:
+        """Return how many of these a worker with ``cores`` and ``memory`` MiB carries."""
+        return min(cores // self.cores, memory // mebibytes(self.heap))
+
+    @property
+    def usable_memory(self) -> float:
+        """Return what the tasks and the cache of one executor share, GiB, at Spark's default fractions.
+
+        300 MiB are reserved, 60 % of the rest are Spark's to manage; the collectors keep some 4 % for themselves.
+        """
+        return max(0.96 * mebibytes(self.heap) - 300, 64) * 0.6 / 1024
+
+
+def executor_shape(cores: int, memory: float) -> ExecutorShape:
+    """Return the executors for standalone workers of ``cores`` and ``memory`` GiB that several queries share.
+
+    An application's part of a cluster changes by whole executors, so small ones divide finer; but each has
+    overheads and its own copy of every broadcast. So a worker carries at most eight, and one for each 2 GiB,
+    and all its cores are used.
+
+    >>> executor_shape(4, 4.0)
+    ExecutorShape(cores=2, heap='1400m')
+    """
+    most = max(1, min(cores, _MOST_EXECUTORS, int(memory / _LEAST_MEMORY)))
+    count = next(n for n in range(most, 0, -1) if cores % n == 0)
+    return ExecutorShape(cores // count, executor_memory(memory / count))
+
+
+def mebibytes(text: str) -> int:
+    """Return MiB of a size in Spark's notation (``1400m``, ``2g``; a bare number means MiB).
+
+    Raises ``OptionError``.
+    """
+    found = re.fullmatch(r"(\d+)([kmgt]?)b?", text.strip().lower())
+    if found is None:
+        raise OptionError(f"a size must look like 1400m or 2g; got {text!r}")
+    return int(int(found[1]) * {"k": 1 / 1024, "": 1, "m": 1, "g": 1024, "t": 1024**2}[found[2]])
 
 
 def is_local(master: str) -> bool:
@@ -65,14 +117,16 @@ def settings(
     *,
     app_name: str,
     memory: str | None = None,
+    cores: int | None = None,
     conf: Mapping[str, str] | None = None,
     catalog: bool = False,
     environment: Mapping[str, str] = os.environ,
 ) -> dict[str, str]:
     """Return the whole configuration of a SparkContext.
 
-    ``memory`` is the heap of an executor, which in local mode is the driver's. ``conf`` overrides all but
-    what the engine itself relies on (status API, job scheduling).
+    ``memory`` is the heap of an executor, which in local mode is the driver's; ``cores`` are an executor's,
+    by default all of its worker's. ``conf`` overrides all but what the engine itself relies on (status API,
+    job scheduling).
     """
     chosen = _defaults() | _storage(environment)
     if is_local(master):
@@ -81,6 +135,8 @@ def settings(
         chosen["spark.driver.memory"] = "2g"  # builds broadcasts, whose tables may weigh several 100 MiB
         if memory:
             chosen["spark.executor.memory"] = memory
+        if cores:
+            chosen["spark.executor.cores"] = str(cores)
     if stays_on_this_machine(master):
         # the machine's own name may resolve slowly, or to an address that a VPN takes away
         chosen["spark.driver.host"] = "127.0.0.1"
@@ -127,6 +183,9 @@ def _defaults() -> dict[str, str]:
         "spark.storage.decommission.enabled": "true",
         "spark.storage.decommission.shuffleBlocks.enabled": "true",
         "spark.storage.decommission.rddBlocks.enabled": "true",
+        # an executor may leave once its files are handed over after its last task; by default Spark looks for
+        # new files every 30 s only, and cores that another query waits for would lie idle that long
+        "spark.storage.decommission.replicationReattemptInterval": "1s",
         # a reader of a dead executor's shuffle file gives up after 3 s, not 15
         "spark.shuffle.io.retryWait": "1s",
         "spark.shuffle.io.maxRetries": "3",

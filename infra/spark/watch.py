@@ -3,27 +3,33 @@
 import contextlib
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import ceil
 
 import httpx
 
 from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.errors import EngineUnavailableError
 from ebbflow.infra.spark.master_api import (
+    Application,
     Executor,
+    MasterView,
     Worker,
     WorkerState,
     get_executors,
-    get_workers,
+    get_master,
     new_client,
     states_by_host,
 )
+from ebbflow.infra.spark.settings import ExecutorShape
 from ebbflow.infra.spark.state import ClusterState, find_cluster
-from ebbflow.planners.model import Capacity, Node, Notice
+from ebbflow.planners.model import Capacity, Node, Notice, Resources
 
 _WARNING = 120.0  # seconds between notice and loss, where only the master tells of a notice (EC2's time)
 _FIRST = 30.0  # seconds for the first answer: the driver loads its REST service only when it is asked
+_ARRIVING = 10.0  # seconds between an application's registration and its query's claim, at most
+_OURS = "ebbflow"  # the name of our applications
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +78,51 @@ def merge_nodes(
     return tuple(sorted(nodes, key=lambda n: n.id))
 
 
+def worker_nodes(
+    workers: Iterable[Worker],
+    records: Mapping[str, HostRecord],
+    shape: ExecutorShape,
+    others: int = 0,
+) -> tuple[Node, ...]:
+    """Return the nodes that can carry executors of ``shape``, ours or those of queries that share the cluster.
+
+    A node is a host; its cores and memory (GiB) are those of the executors that fit it. ``others`` are cores
+    that strangers' applications hold: the master does not say where, so the busiest workers are taken to
+    carry them. Workers that are dead, or were killed, are out.
+    """
+    by_host: defaultdict[str, int] = defaultdict(int)  # executors
+    left = others
+    for worker in sorted(workers, key=lambda w: (-w.cores_used, w.host, w.id)):
+        gone = worker.state == "DEAD" or (worker.host in records and records[worker.host].killed)
+        if gone:
+            continue
+        taken = min(left, worker.cores_used)
+        left -= taken
+        fit = shape.fit(worker.cores, worker.memory)
+        by_host[worker.host] += max(0, fit - ceil(taken / shape.cores))
+    nodes = (
+        Node(
+            id=records[host].node_id if host in records else host,
+            cores=count * shape.cores,
+            memory=round(count * shape.usable_memory, 6),
+            host=host,
+        )
+        for host, count in by_host.items()
+        if count
+    )
+    return tuple(sorted(nodes, key=lambda n: n.id))
+
+
+def strangers(applications: Iterable[Application], ours: Collection[str]) -> int:
+    """Return the cores that applications hold which do not share by agreement.
+
+    ``ours`` are the ids of those that do. One of our name that has just registered is about to make its claim.
+    """
+    return sum(
+        a.cores for a in applications if a.id not in ours and not (a.name == _OURS and a.age < _ARRIVING)
+    )
+
+
 def merge_notices(
     nodes: Sequence[Node],
     states: Mapping[str, WorkerState],
@@ -105,6 +156,10 @@ class ExecutorWatch:
     are being decommissioned, which the driver still shows as active; a worker without an executor does not
     count. In local mode the driver is the only node.
 
+    With ``shape``, and a master that answers, capacity is the whole cluster's: what all workers carry in
+    executors of that shape, less what strangers' applications hold. A share is a part of that; measured by
+    the application's own executors, a smaller share would make the capacity smaller and that the next share.
+
     ``memory`` is what an executor offers its tasks, GiB, or how to know it; by default what Spark manages in
     its heap. ``hazard(losses, node_seconds)`` estimates losses per node-hour from what has been seen so far.
     """
@@ -117,6 +172,7 @@ class ExecutorWatch:
         hazard: Callable[[int, float], float],
         master_url: str = "",
         master_ui: str = "",
+        shape: ExecutorShape | None = None,
         memory: float | Callable[[Executor], float] = usable_memory,
         clock: Clock | None = None,
         timeout: float = 2.0,
@@ -133,11 +189,23 @@ class ExecutorWatch:
         self._client = client or new_client(timeout)
         self._lock = threading.Lock()
         self._last: Capacity | None = None
-        self._workers: list[Worker] = []
+        self._shape = shape
+        self._master = MasterView("", (), ())
+        self._held = 0
+        self._allied: frozenset[str] = frozenset()
         self._records: dict[str, HostRecord] = {}
         self._deadlines: dict[str, float] = {}  # of hosts that only the master tells about
         self._losses = 0
         self._node_seconds = 0.0
+
+    def ally(self, applications: frozenset[str]) -> None:
+        """Say which applications, by id, share the cluster by agreement."""
+        self._allied = applications
+
+    @property
+    def held(self) -> int:
+        """Return the cores of the application's own executors at the last look."""
+        return self._held
 
     @property
     def losses(self) -> int:
@@ -175,22 +243,30 @@ class ExecutorWatch:
     def _next(self, executors: list[Executor]) -> Capacity:
         now = self._clock.now()
         states = self._look_at_master()
+        slot = None
+        own = merge_nodes(executors, states, self._records, self._memory)
+        self._held = sum(node.cores for node in own)
         if self._local:
             nodes = self._driver_as_node(executors)
+            self._held = sum(node.cores for node in nodes)
+        elif self._shape is not None and self._master.workers:
+            others = strangers(self._master.applications, {self._application, *self._allied})
+            nodes = worker_nodes(self._master.workers, self._records, self._shape, others)
+            slot = Resources(float(self._shape.cores), self._shape.usable_memory)
         else:
-            nodes = merge_nodes(executors, states, self._records, self._memory)
+            nodes = own
         notices = merge_notices(
             nodes, states, self._records, lambda host: self._deadlines.setdefault(host, now + _WARNING)
         )
         last = self._last
         if last is None:
-            return Capacity(1, nodes, notices, now, self._hazard(0, 0.0))
+            return Capacity(1, nodes, notices, now, self._hazard(0, 0.0), slot)
         found = Capacity(last.epoch, nodes, notices, now)
         self._node_seconds += len(last.usable) * max(0.0, now - last.at)
         self._losses += self._lost(last, found, states)
         hazard = self._hazard(self._losses, self._node_seconds)
         epoch = last.epoch if found.same_nodes(last) else last.epoch + 1
-        return Capacity(epoch, nodes, notices, now, hazard)
+        return Capacity(epoch, nodes, notices, now, hazard, slot)
 
     def _driver_as_node(self, executors: Iterable[Executor]) -> tuple[Node, ...]:
         return tuple(
@@ -206,8 +282,8 @@ class ExecutorWatch:
             self._records = host_records(state)
         if master_ui := self._master_ui or (state.master_ui if state else ""):
             with contextlib.suppress(httpx.HTTPError, ValueError):
-                self._workers = get_workers(self._client, master_ui)
-        return states_by_host(self._workers)
+                self._master = get_master(self._client, master_ui)
+        return states_by_host(self._master.workers)
 
     @staticmethod
     def _lost(last: Capacity, found: Capacity, states: Mapping[str, WorkerState]) -> int:

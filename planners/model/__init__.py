@@ -7,6 +7,7 @@ from ebbflow.planners.model.capacity import (
     Node,
     Notice,
     NoticeKind,
+    Portion,
     Resources,
     Share,
 )
@@ -23,6 +24,7 @@ __all__ = [
     "Node",
     "Notice",
     "NoticeKind",
+    "Portion",
     "Resources",
     "Share",
     "Table",

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from math import ceil
 from typing import Literal, NamedTuple
 
 Market = Literal["spot", "on-demand"]
@@ -55,6 +56,15 @@ class Notice:
 
 
 @dataclass(frozen=True, slots=True)
+class Portion:
+    """What one of several queries on a cluster may count on (weighted 1-over-n, QOOP 2.3.1)."""
+
+    cores: float  # whole ones where the engine gives whole cores
+    entitled: float  # cores before they were rounded
+    queries: int  # that share the cluster, this one included
+
+
+@dataclass(frozen=True, slots=True)
 class Capacity:
     """The observed nodes at one epoch. The epoch grows at every change."""
 
@@ -63,6 +73,8 @@ class Capacity:
     notices: tuple[Notice, ...] = ()
     at: float = 0.0  # seconds since the Unix epoch
     hazard: float = 0.0  # expected losses per node-hour
+    slot: Resources | None = None  # the most that one task can be given; None: a whole node
+    portion: Portion | None = None  # of it all that the query may count on; None: all
 
     @property
     def usable(self) -> tuple[Node, ...]:
@@ -80,8 +92,8 @@ class Capacity:
         return sum(n.memory for n in self.usable)
 
     def same_nodes(self, other: "Capacity") -> bool:
-        """Tell whether both mean the same usable and leaving nodes."""
-        return self.nodes == other.nodes and self.notices == other.notices
+        """Tell whether both mean the same usable and leaving nodes, and the same portion of them."""
+        return (self.nodes, self.notices, self.portion) == (other.nodes, other.notices, other.portion)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,16 +108,25 @@ class Share:
 
     @classmethod
     def of(cls, capacity: Capacity, fraction: float = 1.0) -> "Share":
-        """Return the ``fraction`` of ``capacity`` as a share (weighted 1-over-n, QOOP 2.3.1)."""
-        usable = capacity.usable
+        """Return the query's portion of ``capacity``, or the ``fraction`` of it, as a share.
+
+        A portion counts on no more nodes than it has cores.
+        """
+        usable, nodes = capacity.usable, len(capacity.usable)
+        if capacity.portion is not None and capacity.cores:
+            fraction = min(fraction, capacity.portion.cores / capacity.cores)
+            nodes = min(nodes, ceil(capacity.portion.cores))
+        largest = Resources(
+            max((float(n.cores) for n in usable), default=0.0),
+            max((n.memory for n in usable), default=0.0),
+        )
+        if capacity.slot is not None:
+            largest = Resources(*(min(a, b) for a, b in zip(largest, capacity.slot, strict=True)))
         return cls(
             epoch=capacity.epoch,
             total=Resources(capacity.cores * fraction, capacity.memory * fraction),
-            largest=Resources(
-                max((float(n.cores) for n in usable), default=0.0),
-                max((n.memory for n in usable), default=0.0),
-            ),
-            nodes=len(usable),
+            largest=largest,
+            nodes=nodes,
             hazard=capacity.hazard,
         )
 
@@ -125,10 +146,11 @@ class CapacityDiff:
     arrived: tuple[str, ...] = field(default=())
     left: tuple[str, ...] = field(default=())
     noticed: tuple[str, ...] = field(default=())
+    share: str = ""  # how the query's portion changed, for people
 
     @classmethod
     def between(cls, before: Capacity | None, after: Capacity) -> "CapacityDiff":
-        """Return node ids that arrived, left or got a notice, each sorted."""
+        """Return node ids that arrived, left or got a notice, each sorted, and how the portion changed."""
 
         def ids(nodes: Iterable[Node]) -> set[str]:
             return {n.id for n in nodes}
@@ -140,8 +162,24 @@ class CapacityDiff:
             tuple(sorted(new - old)),
             tuple(sorted(old - new)),
             tuple(sorted({n.node_id for n in after.notices} - told)),
+            _shared(before, after) if before else "",
         )
 
     def __str__(self) -> str:
         parts = [("arrived", self.arrived), ("left", self.left), ("notice", self.noticed)]
-        return "; ".join(f"{word}: {', '.join(ids)}" for word, ids in parts if ids) or "no change"
+        said = [f"{word}: {', '.join(ids)}" for word, ids in parts if ids]
+        return "; ".join([*said, *([self.share] if self.share else [])]) or "no change"
+
+
+def _shared(before: Capacity, after: Capacity) -> str:
+    """Return what became of the query's portion: ``2 queries share the cluster: 3 -> 1.5 cores``."""
+    if before.portion == after.portion:
+        return ""
+    had = before.portion.cores if before.portion else before.cores
+    has, queries, entitled = float(after.cores), 1, ""
+    if after.portion is not None:
+        has, queries = after.portion.cores, after.portion.queries
+        if abs(after.portion.entitled - has) > 0.005:
+            entitled = f" (entitled to {after.portion.entitled:.3g})"
+    who = "alone on the cluster" if queries == 1 else f"{queries} queries share the cluster"
+    return f"{who}: {had:g} -> {has:g} cores{entitled}"

@@ -1,7 +1,8 @@
 """Inner-join blocks: the reorderable part of a SELECT, taken apart into a ``JoinGraph``.
 
-A block is the longest run of plain inner or cross joins at the start of FROM. Everything behind it (outer,
-semi and anti joins, laterals, subqueries in FROM) is a barrier that stays on top, in its place.
+A block is the plain inner or cross joins at the start of FROM, and those behind outer, semi and anti joins that
+may go before them. Everything else (outer, semi and anti joins, laterals, subqueries in FROM) is a barrier that
+stays on top, in its order.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -76,27 +77,27 @@ def extract(view: View, select: exp.Select, families: Families) -> Extraction:
         return Extraction(None)
     if select.args.get("hint") is not None:
         return Extraction(None, f"{view.name}: the query's own hints are kept, its joins run as written")
-    relations, conditions, barriers = _prefix(start.this, joins)
+    where = conjuncts(select.args["where"].this.copy()) if select.args.get("where") is not None else []
+    run = _run(start.this, joins, where)
+    relations, barriers = run.relations, run.barriers
     if len(relations) < 2:
-        return Extraction(None, f"{view.name}: {_barrier_words(barriers)} cannot be reordered")
+        return Extraction(None, f"{view.name}: {barrier_words(barriers)} cannot be reordered")
     inner = {t.alias_or_name for t in relations}
     if len(inner) < len(relations):
         return Extraction(None, f"{view.name}: an alias is used twice")
     if _binds_by_position(select):
         return Extraction(None, f"{view.name}: a star or a column without its table keeps joins as written")
-    movable = [part for part in conditions if _movable(part, inner)]
-    kept = [part for part in conditions if not _movable(part, inner)]
-    if kept and barriers:  # moved above an outer join they would drop rows that it adds
-        condition = kept[0].sql("spark")
-        return Extraction(None, f"{view.name}: {condition} must stay below the {_barrier_words(barriers)}")
-    where = select.args.get("where")
-    if where is not None and any(j.side in ("RIGHT", "FULL") for j in barriers):
-        kept.append(where.this.copy())  # it judges rows that the outer join adds
-    elif where is not None:
-        for part in conjuncts(where.this.copy()):
-            # A correlated subquery costs a join of its own: after the block's joins it meets fewer rows.
-            early = _movable(part, inner) and not is_correlated(part)
-            (movable if early else kept).append(part)
+    movable = [part for part in run.conditions if _movable(part, inner)]
+    kept = [part for part in run.conditions if not _movable(part, inner)]
+    adding = any(j.side in ("RIGHT", "FULL") for j in barriers)
+    fixed = kept if adding else [part for part in kept if is_volatile(part)]
+    if fixed and barriers:  # above an outer join they would judge rows that it adds, or other random numbers
+        condition = fixed[0].sql("spark")
+        return Extraction(None, f"{view.name}: {condition} must stay below the {barrier_words(barriers)}")
+    for part in where:
+        # A correlated subquery costs a join of its own: after the block's joins it meets fewer rows.
+        early = not adding and _movable(part, inner) and not is_correlated(part)
+        (movable if early else kept).append(part)
     top_columns = _columns_above(select, barriers, kept, inner)
     graph = _graph(relations, movable, top_columns, view, families)
     names = [f"{r.alias}__{c}" for r in graph.relations for c in r.columns]
@@ -113,37 +114,97 @@ def _movable(part: exp.Expr, inner: set[str]) -> bool:
 
 def _binds_by_position(select: exp.Select) -> bool:
     """Tell whether something in ``select`` itself would mean something else over other relations."""
-    outputs = set(select.named_selects)
+    outputs = {name.lower() for name in select.named_selects}
     own = [n for n in select.find_all(exp.Star, exp.Column) if n.parent_select is select]
     return any(
         (isinstance(node, exp.Star) and not isinstance(node.parent, exp.Count))
-        or (isinstance(node, exp.Column) and not node.table and node.name not in outputs)
+        or (isinstance(node, exp.Column) and not node.table and node.name.lower() not in outputs)
         for node in own
     )
 
 
-def _prefix(
-    first: exp.Expr, joins: Sequence[exp.Join]
-) -> tuple[list[exp.Table], list[exp.Expr], list[exp.Join]]:
-    """Return the relations of the leading inner joins, their ON conjuncts, and the joins behind them."""
+@dataclass
+class _Run:
+    """The relations that inner joins connect, their ON conjuncts, and the joins that stay above them."""
+
+    relations: list[exp.Table]
+    conditions: list[exp.Expr]
+    barriers: list[exp.Join]
+
+
+def _run(first: exp.Expr, joins: Sequence[exp.Join], where: Sequence[exp.Expr]) -> _Run:
+    """Return the leading inner joins, and those behind outer, semi and anti joins that may go first.
+
+    ``(a LEFT JOIN b) JOIN c`` is ``(a JOIN c) LEFT JOIN b`` when the condition on ``c`` leaves ``b`` out
+    (Galindo-Legaria and Rosenthal, TODS 1997, identity 1). That is done where a condition connects ``c`` with the
+    block: as a cross product it is better off where it stands.
+    """
     if not _plain(first):
-        return [], [], list(joins)
-    relations, conditions = [cast("exp.Table", first)], list[exp.Expr]()
-    for position, join in enumerate(joins):
-        inner = (
-            not join.side
-            and join.kind in ("", "INNER", "CROSS")
-            and not join.args.get("method")
-            and not join.args.get("using")
-            and _plain(join.this)
-        )
-        if not inner:
-            return relations, conditions, list(joins[position:])
-        relations.append(cast("exp.Table", join.this))
-        on = join.args.get("on")
-        parts = conjuncts(on.copy() if on is not None else None)
-        conditions += [p for p in parts if not (isinstance(p, exp.Boolean) and p.this)]
-    return relations, conditions, []
+        return _Run([], [], list(joins))
+    leading = next((i for i, j in enumerate(joins) if not is_inner(j)), len(joins))
+    run = _Run([cast("exp.Table", first)], [], [])
+    for join in joins[:leading]:
+        _take(run, join)
+    rest = list(joins[leading:])
+    end = next((i for i, j in enumerate(rest) if not _lets_pass(j)), len(rest))
+    adding = any(j.side in ("RIGHT", "FULL") for j in rest)
+    usable = [] if adding else [p for p in where if not is_volatile(p) and not has_subquery(p)]
+    links = [{a for a, _ in columns_of(part)} for part in usable]
+    inside = {t.alias_or_name for t in run.relations}
+    aliases = [j.this.alias_or_name for j in joins]  # one that a semi join hides may be used again
+    candidates = [j for j in rest[:end] if aliases.count(j.this.alias_or_name) == 1]
+    while found := next((j for j in candidates if _may_go_first(j, inside, links)), None):
+        _take(run, found)
+        inside.add(found.this.alias_or_name)
+        candidates = [j for j in candidates if j is not found]
+        rest = [j for j in rest if j is not found]
+    run.barriers = rest
+    return run
+
+
+def _take(run: _Run, join: exp.Join) -> None:
+    run.relations.append(cast("exp.Table", join.this))
+    on = join.args.get("on")
+    parts = conjuncts(on.copy() if on is not None else None)
+    run.conditions += [p for p in parts if not (isinstance(p, exp.Boolean) and p.this)]
+
+
+def is_inner(join: exp.Join) -> bool:
+    """Tell whether ``join`` is an inner or cross join with a plain table or view."""
+    return (
+        not join.side
+        and join.kind in ("", "INNER", "CROSS")
+        and not join.args.get("method")
+        and not join.args.get("using")
+        and _plain(join.this)
+    )
+
+
+def inner_relations(select: exp.Select) -> int:
+    """Return how many plain relations inner joins connect in the FROM of ``select``, planned or not."""
+    start = select.args.get("from_")
+    joins = [j for j in select.args.get("joins") or () if is_inner(j)]
+    first = start is not None and (_plain(start.this) or isinstance(start.this, exp.Subquery))
+    return len(joins) + 1 if joins and first else 0
+
+
+def _lets_pass(join: exp.Join) -> bool:
+    """Tell whether an inner join behind ``join`` may go before it: it looks at each row of its left side alone."""
+    left = (join.side == "LEFT" and join.kind in ("", "OUTER")) or join.kind in ("SEMI", "ANTI")
+    return is_inner(join) or (left and not join.args.get("method") and not join.args.get("using"))
+
+
+def _may_go_first(join: exp.Join, inside: set[str], links: Sequence[set[str]]) -> bool:
+    """Tell whether ``join`` may join the relations ``inside`` directly, and has a condition that connects it."""
+    if not is_inner(join):
+        return False
+    on, alias = join.args.get("on"), join.this.alias_or_name
+    if alias in inside or (on is not None and (is_volatile(on) or has_subquery(on))):
+        return False
+    own = [{a for a, _ in columns_of(part)} for part in conjuncts(on)]
+    if any(not aliases <= inside | {alias} for aliases in own):
+        return False
+    return any(alias in a and len(a) > 1 and a <= inside | {alias} for a in (*own, *links))
 
 
 def _plain(node: exp.Expr) -> bool:
@@ -157,8 +218,12 @@ def _plain(node: exp.Expr) -> bool:
     )
 
 
-def _barrier_words(barriers: Sequence[exp.Join]) -> str:
-    kinds = {" ".join(w for w in (j.method, j.side, j.kind) if w).lower() or "inner" for j in barriers}
+def barrier_words(barriers: Sequence[exp.Join]) -> str:
+    """Return the kinds of joins that keep others from being reordered, for people."""
+    kinds = {
+        " ".join(w for w in (j.method, j.side, j.kind) if w).lower() for j in barriers if not is_inner(j)
+    }
+    kinds = kinds or {"inner"}
     return f"{' and '.join(sorted(kinds))} join"
 
 

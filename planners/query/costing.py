@@ -1,5 +1,6 @@
 """The work, time and memory of a plan's statements."""
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -10,11 +11,13 @@ from ebbflow.planners.query import cost
 from ebbflow.planners.query.cost import CostModel, Size
 from ebbflow.planners.query.cuts import NodeCost
 from ebbflow.planners.query.sizes import Sizes
+from ebbflow.planners.query.slicing import Grid, aligned_tables
 from ebbflow.planners.query.staging import BlockId, Choice, Unit
 from ebbflow.planners.query.trees import Join, Leaf, Tree, joins
 from ebbflow.planners.query.views import View
 
 STORED = 0.4  # bytes stored in a checkpoint per byte in memory (dictionary, run-length and snappy encoding)
+_PARTIAL_WIDTH = 16.0  # bytes that a row of partial aggregates has more than one of results: averages are two
 _COLUMNS_READ = 0.3  # fraction of a table's bytes that a SELECT outside any block is taken to read
 
 
@@ -59,11 +62,16 @@ class Coster:
     def unit(self, unit: Unit, choice: Choice) -> tuple[Bill, Size]:
         """Return the bill of one statement and the size of its output (bytes as stored)."""
         bill = Bill()
+        view = self.sizes.analysis.chain.by_name[unit.view]
         if unit.block is not None:
             node = next(j for j in joins(choice.trees[unit.block]) if j.mask == unit.mask)
             size = self._tree(bill, unit.block, node, choice, own=True)
+        elif unit.partial:
+            size = self._partial(self._view(bill, view, choice), view)
+        elif unit.view in choice.partials:
+            size = self._merge(bill, view)
         else:
-            size = self._view(bill, self.sizes.analysis.chain.by_name[unit.view], choice)
+            size = self._view(bill, view, choice)
         known = self.sizes.actuals.get(unit.output_fp)
         stored = Size(size.rows, size.bytes * STORED)
         if known is not None:
@@ -71,6 +79,44 @@ class Coster:
         bill.add(cost.write(stored))
         bill.add(Work(tasks=float(bill.widest)))
         return bill, stored
+
+    def repeated(self, unit: Unit, choice: Choice, grid: Grid) -> Bill:
+        """Return the bill of what every slice of ``unit`` computes again: all that ``grid`` does not divide."""
+        bill = Bill()
+        view = self.sizes.analysis.chain.by_name[unit.view]
+        if unit.block is not None:
+            node = next(j for j in joins(choice.trees[unit.block]) if j.mask == unit.mask)
+            self._repeated(bill, unit.block, node, choice, self._divided(unit.block, grid), own=True)
+            return bill
+        key = (unit.view, 0)
+        divided = {alias for alias, _ in grid.columns}
+        select = next(view.selects())
+        if key in self.sizes.analysis.blocks:
+            self._repeated(bill, key, choice.trees[key], choice, self._divided(key, grid))
+            inside = Counter(r.source for r in self.sizes.analysis.blocks[key].graph.relations)
+        else:
+            inside = Counter(t.name for t in select.find_all(exp.Table) if t.alias_or_name in divided)
+        self._others(bill, view, select, inside + Counter(aligned_tables(select, grid)), choice)
+        return bill
+
+    def reread(self, unit: Unit, grid: Grid, slices: int) -> Work:
+        """Return the work of reading more of the divided tables than once, in ``slices`` slices."""
+        work = Work()
+        view = self.sizes.analysis.chain.by_name[unit.view]
+        key = unit.block or (unit.view, 0)
+        block = self.sizes.analysis.blocks.get(key)
+        for alias in {a for a, _ in grid.columns}:
+            more = grid.times_read(alias, slices) - 1.0
+            if block is not None:
+                i = block.graph.index[alias]
+                cardinalities = self.sizes.blocks[key]
+                size = Size(cardinalities.base_rows(i), cardinalities.scanned_bytes(i))
+            else:
+                name = next(t.name for t in view.query.find_all(exp.Table) if t.alias_or_name == alias)
+                known = self.sizes.relation(view, name)
+                size = Size(known.rows, known.bytes_stored * _COLUMNS_READ)
+            work = work.plus(cost.scan(Size(size.rows * more, size.bytes * more)))
+        return work
 
     def node_costs(
         self, block: BlockId, tree: Tree, shared: Mapping[int, float], below: Choice
@@ -122,6 +168,56 @@ class Coster:
         right = self._tree(bill, block, node.right, choice)
         return self._join(bill, block, node, left, right)
 
+    def _divided(self, block: BlockId, grid: Grid) -> int:
+        index = self.sizes.analysis.blocks[block].graph.index
+        mask = 0
+        for alias, _ in grid.columns:
+            mask |= 1 << index[alias]
+        return mask
+
+    def _repeated(
+        self, bill: Bill, block: BlockId, node: Tree, choice: Choice, divided: int, *, own: bool = False
+    ) -> None:
+        """Add what each slice computes of ``node``: everything that touches no relation of ``divided``."""
+        stored = not own and node.mask in choice.cuts.get(block, frozenset())
+        if stored or not node.mask & divided:
+            self._tree(bill, block, node, choice)
+            return
+        if isinstance(node, Leaf):
+            return
+        nothing = Size(0.0, 0.0)
+        sizes = []
+        for side in (node.left, node.right):
+            self._repeated(bill, block, side, choice, divided)
+            whole = side.mask in choice.cuts.get(block, frozenset()) or not side.mask & divided
+            sizes.append(self._size(block, side.mask) if whole else nothing)
+        if any(size is not nothing for size in sizes):
+            equality = self.sizes.blocks[block].has_equality(node.left.mask, node.right.mask)
+            left, right = sizes
+            bill.add(cost.join_work(node.method, left, right, nothing, self.share, equality=equality))
+            price = cost.join_cost(
+                self.model, node.method, left, right, nothing, self.share, equality=equality
+            )
+            bill.serial += price.serial
+
+    def _partial(self, view_size: Size, view: View) -> Size:
+        """Return the size of a view's partial result: its groups before HAVING and LIMIT, or all its rows."""
+        size = self.sizes.select(view.name, 0)
+        rows = size.joined
+        if size.aggregates:
+            group = next(view.selects()).args.get("group")
+            rows = size.grouped if group is not None else 1.0
+        width = view_size.bytes / view_size.rows if view_size.rows else 32.0
+        return Size(rows, rows * (width + _PARTIAL_WIDTH))
+
+    def _merge(self, bill: Bill, view: View) -> Size:
+        """Add what merging a partial result takes."""
+        size = self.sizes.view(view.name)
+        partial = self._partial(Size(size.rows, size.bytes_stored), view)
+        self._scan(bill, Size(partial.rows, partial.bytes * STORED))
+        self._above(bill, (view.name, 0), partial)
+        return Size(size.rows, size.bytes_stored)
+
     def _leaf(self, bill: Bill, block: BlockId, leaf: Leaf, choice: Choice) -> None:
         relation = self.sizes.analysis.blocks[block].graph.relations[leaf.relation]
         cardinalities = self.sizes.blocks[block]
@@ -154,21 +250,23 @@ class Coster:
             key = (view.name, position)
             if key in self.sizes.analysis.blocks:
                 joined = self._tree(bill, key, choice.trees[key], choice)
-                inside = {r.source for r in self.sizes.analysis.blocks[key].graph.relations}
+                inside = Counter(r.source for r in self.sizes.analysis.blocks[key].graph.relations)
             else:
                 joined = Size(0.0, 0.0)
-                inside = set()
+                inside = Counter()
             self._others(bill, view, select, inside, choice)
             self._above(bill, key, joined)
         known = self.sizes.view(view.name)
         return Size(known.rows, known.bytes_stored)
 
-    def _others(self, bill: Bill, view: View, select: exp.Select, inside: set[str], choice: Choice) -> None:
-        """Add tables that no block holds: outer joins, subqueries, single tables."""
+    def _others(
+        self, bill: Bill, view: View, select: exp.Select, inside: Counter[str], choice: Choice
+    ) -> None:
+        """Add tables that no block holds: outer joins, subqueries, single tables. ``inside`` is used up."""
         names = [t.name for t in select.find_all(exp.Table) if isinstance(t.this, exp.Identifier)]
         for name in names:
-            if name in inside:
-                inside.discard(name)  # its first appearance is the block's own
+            if inside[name] > 0:
+                inside[name] -= 1
                 continue
             if name in view.reads_views and name not in choice.cut_views:
                 self._view(bill, self.sizes.analysis.chain.by_name[name], choice)

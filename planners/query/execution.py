@@ -117,6 +117,7 @@ class Execution:
         self._considered = self._share  # the share of the last decision that weighed the candidates
         self._checkpoints: dict[str, StageOutput] = {}
         self._running: dict[str, _Run] = {}
+        self._sliced: dict[str, float] = {}  # fraction of a stage that exists in slices, by output_fp
         self._draining: set[str] = set()  # running, not part of the current plan, nearly done
         self._announced: set[str] = set()
         self._launched = False  # some stage was started
@@ -157,7 +158,7 @@ class Execution:
     def state(self, now: float) -> ExecutionState:
         """Return what re-planning is told."""
         running = {fp: run.seen(now) for fp, run in self._running.items()}
-        return ExecutionState(self._plan, dict(self._checkpoints), running)
+        return ExecutionState(self._plan, dict(self._checkpoints), running, sliced=dict(self._sliced))
 
     def expected(self, now: float) -> Assessment:
         """Return how the current plan would go on from here on the newest share."""
@@ -214,6 +215,10 @@ class Execution:
         if done > run.done or first_tasks:
             run.wave = now
         run.total, run.done, run.running = total, done, running
+
+    def on_slices(self, fp: str, fraction: float) -> None:
+        """Note that ``fraction`` of the stage ``fp`` exists in slices: a later run of it has the rest to do."""
+        self._sliced[fp] = fraction
 
     def on_finished(self, output: StageOutput, now: float, *, late: bool = False) -> list[Action]:
         """Keep a finished stage's output.

@@ -116,17 +116,23 @@ def _free(node: exp.Expr, bound: frozenset[str]) -> Iterator[exp.Column]:
 
 def sources(select: exp.Select) -> frozenset[str]:
     """Return the aliases that ``select`` defines in FROM, JOIN and LATERAL."""
-    found: set[str] = set()
     start = select.args.get("from_")
     items = [start.this] if start is not None else []
     items += [j.this for j in select.args.get("joins") or ()]
     items += select.args.get("laterals") or ()
-    while items:
-        item = items.pop()
+    return aliases_of(items)
+
+
+def aliases_of(items: Iterable[exp.Expr]) -> frozenset[str]:
+    """Return the aliases that items of a FROM clause define, those of joins in parentheses too."""
+    found: set[str] = set()
+    stack = [*items]
+    while stack:
+        item = stack.pop()
         found.add(item.alias_or_name)
-        items += [j.this for j in item.args.get("joins") or ()]
+        stack += [j.this for j in item.args.get("joins") or ()]
         if isinstance(item, (exp.Paren, exp.Subquery)) and isinstance(item.this, exp.Table):
-            items.append(item.this)
+            stack.append(item.this)
     return frozenset(found)
 
 

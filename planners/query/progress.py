@@ -1,5 +1,6 @@
 """Progress propagation: what a candidate plan still has to do, given what others have done (QOOP, 5.5)."""
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -65,8 +66,9 @@ def propagate(
 
     A checkpointed stage becomes a source and hides its ancestors. A running stage with the same output_fp
     is adopted as it runs, in its own physical form, unless ``refuse`` names it. Every other stage is
-    needed, less its tasks checkpointed under its physical key. ``now`` (seconds since the Unix epoch) tells
-    how much of a running stage's latency has passed; without it, all. O(V+E).
+    needed, less its tasks checkpointed under its physical key and less the part that exists in slices.
+    ``now`` (seconds since the Unix epoch) tells how much of a running stage's latency has passed; without it,
+    all. O(V+E).
     """
     position = {stage.output_fp: i for i, stage in enumerate(plan.stages)}
     found: dict[str, RemainingStage | None] = {}  # None: taken from its checkpoint
@@ -94,7 +96,9 @@ def propagate(
             found[fp] = _adopted(running, index, rank, waits_for, now)
         else:
             done = state.done_tasks.get(form.physical_key, 0)
-            found[fp] = _needed(form, index, rank, waits_for, done)
+            # slices serve every form of the stage that is divided, whatever its join order
+            part = state.sliced.get(fp, 0.0) if form.slicing is not None else 0.0
+            found[fp] = _needed(form, index, rank, waits_for, done, part)
 
     visit(plan.sink)
     return Remaining(
@@ -123,11 +127,12 @@ def task_seconds(running: RunningStage) -> float:
 
 
 def _needed(
-    stage: Stage, index: int, rank: float, waits_for: tuple[str, ...], done_tasks: int
+    stage: Stage, index: int, rank: float, waits_for: tuple[str, ...], done_tasks: int, done_part: float
 ) -> RemainingStage:
-    tasks = max(stage.tasks - done_tasks, 0)
+    left = 1.0 - min(max(done_part, 0.0), 1.0)
+    tasks = math.ceil(max(stage.tasks - done_tasks, 0) * left)
     return RemainingStage(
-        stage, index, rank, waits_for, tasks, stage.duration, max(stage.tasks, 1), stage.latency
+        stage, index, rank, waits_for, tasks, stage.duration, max(stage.tasks, 1), stage.latency * left
     )
 
 

@@ -1,11 +1,16 @@
 """Query execution plans: stages and the DAG that they form (QOOP, sections 2.2 and 2.4)."""
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Protocol
 
+from sqlglot import exp
+
 from ebbflow.planners.model import Resources, Work
+from ebbflow.planners.query.joingraph import Column
+from ebbflow.planners.query.slicing import Grid
 
 
 class Statement(Protocol):
@@ -36,6 +41,40 @@ class Text:
     duckdb: str = ""
 
 
+class Sliceable(Statement, Protocol):
+    """A statement that can be restricted to a part of its input."""
+
+    def sliced(self, slice_: Mapping[Column, exp.Expr]) -> Statement:
+        """Return the statement restricted by predicates on columns of its base tables."""
+        ...
+
+
+@dataclass(frozen=True)
+class Slicing:
+    """How a stage is divided into slices that are made durable one by one."""
+
+    grid: Grid
+    slices: int  # that a stage begun now would have
+    source: Sliceable
+    tables: Mapping[
+        str, str
+    ]  # of the divided columns: alias -> base table that the statement names only once
+
+    def statement(self, first: int, last: int) -> Statement:
+        """Return the statement of the cells ``first`` to ``last`` (exclusive)."""
+        return self.source.sliced(self.grid.conditions(first, last))
+
+    def fingerprint(self, output_fp: str, first: int, last: int) -> str:
+        """Return what the slice of the stage ``output_fp`` computes: equal under every join order."""
+        low, high = self.grid.bounds(first, last)
+        return hashlib.sha256(f"{output_fp}|{self.grid.name}|{low}|{high}".encode()).hexdigest()[:32]
+
+    @property
+    def key(self) -> str:
+        """Return what tells this division from others of the same stage."""
+        return f"{self.grid.name}|{','.join(f'{e:g}' for e in self.grid.edges)}"
+
+
 @dataclass(frozen=True, slots=True)
 class Stage:
     """One SQL statement over tables and checkpoints, whose output is a checkpoint.
@@ -61,6 +100,7 @@ class Stage:
     covers: frozenset[str] = frozenset()  # "view.alias" of every relation below it, through its inputs
     volatile: bool = False  # non-deterministic: never reused across runs
     sink: bool = False  # produces the query's result
+    slicing: Slicing | None = None  # runs as one statement unless given
 
     @property
     def core_seconds(self) -> float:

@@ -50,9 +50,13 @@ def output_name(column: Column) -> str:
 class BlockRenderer:
     """Renders subsets of one block. ``cut`` maps a subset to its checkpoint's fingerprint."""
 
-    def __init__(self, block: Block, cut: Mapping[int, str]) -> None:
+    def __init__(
+        self, block: Block, cut: Mapping[int, str], slice_: Mapping[Column, exp.Expr] | None = None
+    ) -> None:
+        """``slice_`` holds predicates on columns of base tables: those of the slice to compute, if one is."""
         self._block = block
         self._cut = cut
+        self._slice = slice_ or {}
         self._nestings = itertools.count(1)
         sources = block.select.find_all(exp.Table, exp.Subquery, exp.Lateral)
         self._prefix = unused_prefix(s.alias_or_name for s in sources)
@@ -120,6 +124,7 @@ class BlockRenderer:
         table = exp.alias_(exp.Table(this=exp.to_identifier(relation.source)), alias, table=True)
         names = {(alias, c): (alias, c) for c in relation.columns}
         filters = [p.expression.copy() for p in graph.local(i)]
+        filters += [condition.copy() for column, condition in self._slice.items() if column[0] == alias]
         for cls in graph.classes:  # two columns of one relation in a class are equal already here
             own = [exp.column(name, table=a) for a, name in cls.columns if a == alias]
             filters += [one.copy().eq(other) for one, other in itertools.pairwise(own)]

@@ -14,8 +14,10 @@ from sqlglot import exp
 from ebbflow.planners.model import Catalogue
 from ebbflow.planners.query.blocks import Block, extract
 from ebbflow.planners.query.families import families
-from ebbflow.planners.query.fingerprint import Fingerprints
+from ebbflow.planners.query.fingerprint import Fingerprints, digest
+from ebbflow.planners.query.joingraph import Column
 from ebbflow.planners.query.parse import outside_tables
+from ebbflow.planners.query.partial import Split, split, type_of
 from ebbflow.planners.query.render import (
     BlockRenderer,
     checkpoint_name,
@@ -28,6 +30,8 @@ from ebbflow.planners.query.trees import Join, Leaf, Tree, joins
 from ebbflow.planners.query.views import ROOT, View, ViewChain
 
 BlockId = tuple[str, int]  # (view name, position among the view's SELECTs)
+
+_UNNAMED = "__partial"  # stands for a partial result whose fingerprint does not matter
 
 
 @dataclass(frozen=True)
@@ -77,20 +81,37 @@ class Analysis:
             out[view.name] = frozenset(n for n, count in names.items() if count > 0)
         return out
 
+    @cached_property
+    def splits(self) -> Mapping[str, Split]:
+        """Return, of the views that can be computed from parts, the two statements as written."""
+        out = {}
+        for view in self.chain.views:
+            if isinstance(view.query, exp.Select) and not view.opaque and not view.volatile:
+                found = split(view.query, _UNNAMED, type_of(""))
+                if found is not None:
+                    out[view.name] = found
+        return out
+
+    def partial_fp(self, view: str) -> str:
+        """Return the output fingerprint of a view's partial result."""
+        return digest("partial", self.fingerprints.view(view))
+
 
 @dataclass(frozen=True)
 class Choice:
-    """What makes a plan: one join tree a block, the subsets and views whose results become checkpoints."""
+    """What makes a plan: one join tree a block, the subsets and views whose results become checkpoints, and the
+    views that are merged from partial results (the query's own, or cut ones)."""
 
     trees: Mapping[BlockId, Tree]
     cuts: Mapping[BlockId, frozenset[int]] = field(default_factory=dict)
     cut_views: frozenset[str] = frozenset()
+    partials: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
 class Unit:
     """A stage before it is costed. ``block`` and ``mask`` are set when it computes part of a block; otherwise
-    it computes the whole of ``view``."""
+    it computes the whole of ``view``, or its partial result."""
 
     view: str
     output_fp: str
@@ -100,11 +121,12 @@ class Unit:
     shape: str  # join trees with methods: with output_fp and inputs it says how the stage computes
     block: BlockId | None = None
     mask: int = 0
+    partial: bool = False
 
     @property
     def is_result(self) -> bool:
         """Tell whether the unit produces the query's result."""
-        return self.view == ROOT and self.block is None
+        return self.view == ROOT and self.block is None and not self.partial
 
 
 @dataclass
@@ -136,13 +158,17 @@ class Staging:
                     unit = self._block_unit(key, node, out)
                     out.setdefault(unit.output_fp, unit)
             if view.name == ROOT or view.name in self.choice.cut_views:
+                if view.name in self.choice.partials:
+                    unit = self._partial_unit(view, out)
+                    out.setdefault(unit.output_fp, unit)
                 unit = self._view_unit(view, out)
                 out.setdefault(unit.output_fp, unit)
         return _reachable(tuple(out.values()))
 
-    def statement(self, unit: Unit) -> exp.Expr:
-        """Return the unit's SQL as a tree that belongs to the caller."""
-        return self._renderer.statement(unit)
+    def statement(self, unit: Unit, slice_: Mapping[Column, exp.Expr] | None = None) -> exp.Expr:
+        """Return the unit's SQL as a tree that belongs to the caller; ``slice_`` holds the predicates that make
+        it that of a slice."""
+        return self._renderer.statement(unit, slice_ or {})
 
     @cached_property
     def _renderer(self) -> "_Renderer":
@@ -159,8 +185,20 @@ class Staging:
 
     def _view_unit(self, view: View, known: Mapping[str, Unit]) -> Unit:
         reads = _Reads()
-        self._read_view(view, reads)
+        if view.name in self.choice.partials:
+            reads.inputs.add(self.analysis.partial_fp(view.name))
+            reads.shapes.append("merge")
+            for name in _named(self.analysis.splits[view.name].merge):
+                if name != _UNNAMED:
+                    self._read_source(view, name, reads)
+        else:
+            self._read_view(view, reads)
         return self._unit(view.name, self.analysis.fingerprints.view(view.name), reads, known)
+
+    def _partial_unit(self, view: View, known: Mapping[str, Unit]) -> Unit:
+        reads = _Reads()
+        self._read_view(view, reads)
+        return self._unit(view.name, self.analysis.partial_fp(view.name), reads, known, partial=True)
 
     def _unit(
         self,
@@ -171,6 +209,7 @@ class Staging:
         *,
         block: BlockId | None = None,
         mask: int = 0,
+        partial: bool = False,
     ) -> Unit:
         covers = set(reads.covers)
         for fp in reads.inputs:
@@ -184,6 +223,7 @@ class Staging:
             "; ".join(reads.shapes),
             block,
             mask,
+            partial,
         )
 
     def _read_tree(self, key: BlockId, node: Tree, reads: _Reads, *, own: bool = False) -> None:
@@ -235,15 +275,22 @@ class _Renderer:
         prefix = unused_prefix(t for v in views for t in v.reads_tables)
         self._aliases = {v.name: f"{prefix}v{i}" for i, v in enumerate(views)}
         self._bodies: dict[str, exp.Expr] = {}
-        self._blocks: dict[BlockId, BlockRenderer] = {}
-        for key, block in analysis.blocks.items():
-            cut = {m: analysis.fingerprints.subset(block, m) for m in choice.cuts.get(key, ())}
-            self._blocks[key] = BlockRenderer(block, cut)
+        self._blocks = {key: self._block(key, {}) for key in analysis.blocks}
 
-    def statement(self, unit: Unit) -> exp.Expr:
+    def _block(self, key: BlockId, slice_: Mapping[Column, exp.Expr]) -> BlockRenderer:
+        block = self._analysis.blocks[key]
+        cut = {m: self._analysis.fingerprints.subset(block, m) for m in self._choice.cuts.get(key, ())}
+        return BlockRenderer(block, cut, slice_)
+
+    def statement(self, unit: Unit, slice_: Mapping[Column, exp.Expr]) -> exp.Expr:
+        statement: exp.Expr
         if unit.block is not None:
             node = next(j for j in joins(self._choice.trees[unit.block]) if j.mask == unit.mask)
-            statement: exp.Expr = self._blocks[unit.block].stage(node)
+            statement = (self._block(unit.block, slice_) if slice_ else self._blocks[unit.block]).stage(node)
+        elif unit.partial:
+            statement = self._split(unit.view, self._sliced_body(unit.view, slice_)).partial
+        elif unit.view in self._choice.partials:
+            statement = self._split(unit.view, self._body(unit.view)).merge
         else:
             statement = self._body(unit.view).copy()
         inlined: dict[str, exp.Expr] = {}
@@ -255,6 +302,24 @@ class _Renderer:
             ]
             statement.set("with_", exp.With(expressions=ctes))
         return statement
+
+    def _split(self, view: str, body: exp.Expr) -> Split:
+        fingerprint = self._analysis.partial_fp(view)
+        assert isinstance(body, exp.Select)
+        found = split(body, checkpoint_name(fingerprint), type_of(fingerprint))
+        assert found is not None  # as written it could be split, and a join order changes nothing above
+        return found
+
+    def _sliced_body(self, name: str, slice_: Mapping[Column, exp.Expr]) -> exp.Expr:
+        """Return the query of a view of one SELECT, restricted to a slice."""
+        key = (name, 0)
+        if not slice_:
+            return self._body(name)
+        if key in self._blocks:
+            return self._block(key, slice_).top(self._choice.trees[key])
+        body = self._analysis.chain.by_name[name].query.copy()
+        assert isinstance(body, exp.Select)
+        return body.where(*(condition.copy() for condition in slice_.values()), copy=False)
 
     def _body(self, name: str) -> exp.Expr:
         """Return a view's query with its planned blocks in place."""
@@ -295,13 +360,18 @@ class _Renderer:
 class Rendered:
     """A unit's SQL, rendered when first asked for (see ``qep.Statement``)."""
 
-    def __init__(self, staging: Staging, unit: Unit) -> None:
+    def __init__(self, staging: Staging, unit: Unit, slice_: Mapping[Column, exp.Expr] | None = None) -> None:
         self._staging = staging
         self._unit = unit
+        self._slice = slice_
+
+    def sliced(self, slice_: Mapping[Column, exp.Expr]) -> "Rendered":
+        """Return the SQL of the part of the unit's result that these predicates select."""
+        return Rendered(self._staging, self._unit, slice_)
 
     @cached_property
     def tree(self) -> exp.Expr:
-        statement = self._staging.statement(self._unit)
+        statement = self._staging.statement(self._unit, self._slice)
         quote(statement)
         return statement
 

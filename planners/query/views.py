@@ -16,6 +16,8 @@ from sqlglot.optimizer.merge_subqueries import merge_subqueries
 
 from ebbflow.planners.errors import PlanningError
 from ebbflow.planners.model import Catalogue
+from ebbflow.planners.query.conditions import KEPT, separate_conditions
+from ebbflow.planners.query.outerjoins import simplify_outer_joins
 from ebbflow.planners.query.parse import (
     ParsedQuery,
     check_tables,
@@ -23,7 +25,6 @@ from ebbflow.planners.query.parse import (
     outside_tables,
     qualified_copy,
 )
-from ebbflow.planners.query.predicates import free_columns
 
 ROOT = "Result"  # the name of the last view; qualified names are lower case, so no other has it
 
@@ -109,25 +110,23 @@ def _unseparable(parsed: ParsedQuery) -> str:
 
 
 def _hoisted(query: exp.Query) -> exp.Query:
-    return _unmarked(eliminate_subqueries(_hoist_conditions(query)))
+    return _unmarked(simplify_outer_joins(eliminate_subqueries(separate_conditions(query))))
 
 
 def _flattened(query: exp.Query) -> exp.Query:
     # Merging copies a view's expressions into its reader: a volatile one would be evaluated anew.
     if is_volatile(query):
         return _hoisted(query)
-    separated = eliminate_subqueries(_hoist_conditions(query))
+    separated = simplify_outer_joins(eliminate_subqueries(separate_conditions(query)))
     for select in _unmergeable(separated):
-        select.set("kind", _KEPT)
-    return _unmarked(merge_subqueries(separated))
-
-
-_KEPT = "KEPT"  # any ``kind`` of a SELECT is a reason for sqlglot not to merge it
+        select.set("kind", KEPT)
+    # once more: conditions have come together with the joins that they simplify
+    return simplify_outer_joins(_unmarked(merge_subqueries(separated)))
 
 
 def _unmarked(query: exp.Query) -> exp.Query:
     for select in query.find_all(exp.Select):
-        if select.args.get("kind") == _KEPT:
+        if select.args.get("kind") == KEPT:
             select.set("kind", None)
     return query
 
@@ -158,36 +157,6 @@ def _unmergeable(query: exp.Query) -> list[exp.Select]:
 
 def _only_columns(select: exp.Select) -> bool:
     return all(isinstance(item.unalias(), exp.Column) for item in select.selects)
-
-
-def _hoist_conditions(query: exp.Query) -> exp.Query:
-    """Turn uncorrelated subqueries of conditions into derived tables, so that they become views too.
-
-    Before: ``o_orderkey IN (SELECT l_orderkey FROM lineitem GROUP BY l_orderkey)``;
-    after: ``o_orderkey IN (SELECT _q.l_orderkey FROM (SELECT ...) AS _q)``. Only those worth planning on
-    their own: with a join, or an aggregate.
-    """
-    for select in reversed(list(query.find_all(exp.Select))):  # inner ones first
-        parent = select.parent
-        in_condition = isinstance(parent, exp.In) or (
-            isinstance(parent, exp.Subquery) and not isinstance(parent.parent, (exp.From, exp.Join))
-        )
-        if not in_condition or isinstance(parent, exp.Exists):
-            continue
-        if select.args.get("with_") or any(True for _ in free_columns(select)):
-            continue
-        if not select.args.get("joins") and not select.args.get("group"):
-            continue
-        names = select.named_selects
-        if not names or "*" in names:
-            continue
-        inner = select.copy()
-        inner.set("kind", _KEPT)
-        outer = exp.select(*(exp.alias_(exp.column(n, table="_q"), n) for n in names)).from_(
-            exp.Subquery(this=inner, alias=exp.TableAlias(this=exp.to_identifier("_q")))
-        )
-        select.replace(outer)
-    return query
 
 
 def _bodies(query: exp.Query) -> list[tuple[str, exp.Query]]:

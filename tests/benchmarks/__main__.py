@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from ebbflow.flows.demo import generate
+from ebbflow.flows.data_cli import tpch_tables
 from ebbflow.tasks.request import home
 
 OUT = "docs/benchmarks"
@@ -17,7 +17,7 @@ OUT = "docs/benchmarks"
 
 def main() -> None:
     """Run each benchmark in a process of its own."""
-    tables = str(generate(1.0, home() / "tpch", Console()))
+    tables = str(tpch_tables(1.0, home() / "tpch" / "sf1", Console()))
     commands = [
         ["tests.benchmarks.planning", "--out", OUT],
         ["tests.benchmarks.tpch", "--tables", tables, "--engine", "duckdb", "--rounds", "5", "--out", OUT],

@@ -117,18 +117,28 @@ def _simple(rng: random.Random, columns: list[str]) -> str:
 
 
 def _predicate(rng: random.Random, columns: list[str], known: dict[str, list[str]]) -> str:
-    if rng.random() < 0.8:
+    if rng.random() < 0.7:
         return _simple(rng, columns)
     table = rng.choice(list(known))
     inner = [f"s.{name}" for name in known[table]]
     column, own = rng.choice(columns), rng.choice(inner)
     no = rng.choice(("", "NOT "))
+    joined = f"{table} AS s {rng.choice(('', '', 'LEFT '))}JOIN b AS s2 ON {own} = s2.k"
+    joined += rng.choice(("", ", d AS s3", " JOIN d AS s3 ON s2.j = s3.j"))
+    wide = [*inner, "s2.k", "s2.j", "s2.y"]
     return rng.choice(
         (
             f"{no}EXISTS (SELECT 1 FROM {table} AS s WHERE {_simple(rng, [*inner, column])} AND {own} = {column})",
+            f"{no}EXISTS (SELECT {rng.choice(('1', 's2.y'))} FROM {joined} WHERE {_simple(rng, [*wide, column])}"
+            f" AND {rng.choice(wide)} = {column} AND {_simple(rng, wide)})",
+            f"{no}EXISTS (SELECT 1 FROM {joined} WHERE {_simple(rng, wide)})",
             f"{column} {no}IN (SELECT {own} FROM {table} AS s WHERE {_simple(rng, inner)})",
             f"{column} {no}IN (SELECT {own} FROM {table} AS s JOIN b AS s2 ON {own} = s2.k GROUP BY {own})",
-            f"{column} {no}IN (SELECT {own} FROM {table} AS s JOIN d AS s2 ON {own} = s2.w)",
+            f"{column} {no}IN (SELECT {own} FROM {joined})",
+            f"{column} {no}IN (SELECT {own} FROM {joined} UNION SELECT k FROM d AS s4 "
+            f"WHERE {_simple(rng, ['s4.j'])})",
             f"{column} >= (SELECT min({own}) FROM {table} AS s WHERE {_simple(rng, inner)})",
+            f"{column} {rng.choice(_SIGNS)} (SELECT {rng.choice(('min', 'count'))}({rng.choice(wide)}) FROM {joined}"
+            f" WHERE {rng.choice(wide)} = {column} AND {_simple(rng, wide)})",
         )
     )

@@ -68,7 +68,7 @@ def test_where_a_condition_of_inner_joins_stands_is_no_matter(text):
     [("LEFT", True), ("LEFT SEMI", True), ("LEFT ANTI", True), ("RIGHT", False), ("FULL", False)],
 )
 def test_only_joins_that_preserve_the_block_let_where_move_below_them(join, movable):
-    found = block(f"{FROM} a JOIN b ON a.k = b.k {join} JOIN c ON c.j = b.j WHERE a.x > 1")
+    found = block(f"{FROM} a JOIN b ON a.k = b.k {join} JOIN c ON c.j = b.j WHERE coalesce(a.x, 2) > 1")
     assert [j.this.name for j in found.barriers] == ["c"]
     assert bool(found.graph.predicates) is movable
     assert bool(found.top) is not movable
@@ -90,10 +90,47 @@ def test_on_true_is_no_condition():
     assert block(f"{FROM} a JOIN b ON TRUE RIGHT JOIN c ON c.j = b.j").graph.predicates == ()
 
 
-def test_joins_behind_an_outer_join_stay_above_it():
-    found = block(f"{FROM} a JOIN b ON a.k = b.k LEFT JOIN c ON c.j = b.j JOIN d ON d.k = a.k")
-    assert found.graph.aliases(found.graph.everything) == ("a", "b")
-    assert [j.this.name for j in found.barriers] == ["c", "d"]
+@pytest.mark.parametrize(
+    ("joins", "inside", "above"),
+    [
+        ("JOIN b ON a.k = b.k LEFT JOIN c ON c.j = b.j JOIN d ON d.k = a.k", ["a", "b", "d"], ["c"]),
+        ("LEFT JOIN c ON c.j = a.k JOIN d ON d.k = a.k", ["a", "d"], ["c"]),
+        ("LEFT SEMI JOIN c ON c.j = a.k JOIN d ON d.k = a.k", ["a", "d"], ["c"]),
+        ("LEFT ANTI JOIN c ON c.j = a.k JOIN d ON d.k = a.k JOIN b ON b.k = d.k", ["a", "d", "b"], ["c"]),
+        (
+            "LEFT JOIN c ON c.j = a.k JOIN d ON d.k = coalesce(c.z, 1) JOIN b ON b.k = a.k",
+            ["a", "b"],
+            ["c", "d"],
+        ),
+        (
+            "LEFT JOIN c ON c.j = a.k JOIN b ON coalesce(c.z, 1) = b.k JOIN d ON d.k = b.k",
+            [],
+            ["c", "b", "d"],
+        ),
+        ("JOIN b ON a.k = b.k RIGHT JOIN c ON c.j = b.j JOIN d ON d.k <=> a.k", ["a", "b"], ["c", "d"]),
+        ("JOIN b ON a.k = b.k LEFT JOIN c ON c.j = b.j CROSS JOIN d", ["a", "b"], ["c", "d"]),
+        ("JOIN b ON a.k = b.k LEFT JOIN c ON c.j = b.j JOIN d ON rand() < d.k", ["a", "b"], ["c", "d"]),
+    ],
+)
+def test_an_inner_join_goes_before_an_outer_one_whose_columns_it_leaves_alone(joins, inside, above):
+    found = analyse(f"{FROM} a {joins}", TABLES).blocks
+    assert [list(b.graph.aliases(b.graph.everything)) for b in found.values()] == ([inside] if inside else [])
+    assert [[j.this.name for j in b.barriers] for b in found.values()] == ([above] if inside else [])
+
+
+def test_a_where_connects_what_stands_behind_an_outer_join():
+    found = block(f"{FROM} a LEFT JOIN c ON c.j = a.k, b, d WHERE a.k = b.k AND d.k = b.k AND d.w > 1")
+    assert found.graph.aliases(found.graph.everything) == ("a", "b", "d")
+    assert [j.this.name for j in found.barriers] == ["c"]
+
+
+def test_a_condition_on_nothing_may_rise_above_a_left_join():
+    found = block(f"{FROM} a JOIN b ON a.k = b.k AND 1 = 0 LEFT JOIN c ON c.j = b.j")
+    assert [p.sql() for p in found.top] == ["1 = 0"]
+
+
+def test_order_by_an_output_in_another_case_is_no_reason_to_leave_joins():
+    assert block("SELECT a.x AS Best FROM a JOIN b ON a.k = b.k ORDER BY Best")
 
 
 def test_an_outer_join_at_the_beginning_is_told_as_the_reason():

@@ -108,12 +108,55 @@ def test_an_uncorrelated_subquery_with_a_join_or_groups_becomes_a_view(condition
     "condition",
     [
         "a.x IN (SELECT sum(z) FROM c WHERE c.j = a.k GROUP BY j)",
-        "EXISTS (SELECT 1 FROM b JOIN c ON b.j = c.j WHERE b.k = a.k)",
-        "a.x > (SELECT avg(b.y) FROM b JOIN c ON b.j = c.j AND c.z = a.k)",
+        "a.x > (SELECT avg(b.y) FROM b LEFT JOIN c ON b.j = c.j AND c.z = a.k)",
+        "EXISTS (SELECT 1 FROM b JOIN c ON b.j = c.j AND rand() < 0.5 WHERE b.k = a.k)",
     ],
 )
-def test_a_correlated_subquery_stays_where_it_is(condition):
+def test_a_subquery_whose_joins_are_correlated_or_volatile_stays_where_it_is(condition):
     assert shape(f"SELECT a.k FROM a WHERE {condition}") == []
+
+
+@pytest.mark.parametrize(
+    ("condition", "moved", "left"),
+    [
+        (
+            "EXISTS (SELECT * FROM b JOIN c ON b.j = c.j WHERE b.k = a.k AND c.z > 1)",
+            "SELECT b.k AS b__k FROM b AS b JOIN c AS c ON b.j = c.j WHERE c.z > 1",
+            "EXISTS(SELECT 1 AS _one FROM {} AS _q1 WHERE _q1.b__k = a.k)",
+        ),
+        (
+            "a.x > (SELECT avg(b.y) FROM b JOIN c ON b.j = c.j AND c.z = a.k)",
+            "SELECT b.y AS b__y, c.z AS c__z FROM b AS b JOIN c AS c ON b.j = c.j",
+            "a.x > (SELECT AVG(_q1.b__y) AS _col_0 FROM {} AS _q1 WHERE _q1.c__z = a.k)",
+        ),
+        (
+            "NOT EXISTS (SELECT 1 FROM b, c WHERE b.j = c.j)",
+            "SELECT 1 AS _one FROM b AS b, c AS c WHERE b.j = c.j",
+            "NOT EXISTS(SELECT 1 AS _one FROM {} AS _q1)",
+        ),
+        (
+            "a.k IN (SELECT b.k FROM b, c WHERE b.j = c.j UNION SELECT c.z FROM c)",
+            "SELECT b.k AS k FROM b AS b, c AS c WHERE b.j = c.j UNION SELECT c.z AS z FROM c AS c",
+            "a.k IN (SELECT _q1.k AS k FROM {} AS _q1)",
+        ),
+    ],
+)
+def test_the_uncorrelated_joins_of_a_subquery_become_a_view(condition, moved, left):
+    found = chain(f"SELECT a.k FROM a WHERE {condition}")
+    view, root = found.views
+    assert " ".join(view.query.sql().replace("CROSS JOIN", ",").replace(" ,", ",").split()) == moved
+    assert root.query.args["where"].this.sql() == left.format(view.name)
+
+
+def test_columns_of_one_name_in_a_nested_correlated_subquery_are_not_mixed_up():
+    found = chain(
+        "SELECT a.k FROM a WHERE EXISTS (SELECT 1 FROM b, c WHERE b.j = c.j AND b.k = a.k AND EXISTS "
+        "(SELECT 1 FROM b AS b2, c WHERE b2.j = c.j AND b2.k = b.k AND c.z = a.x))"
+    )
+    text = found.root.query.sql()
+    assert "_q2.b__k = a.k" in text
+    assert "_q1.b2__k = _q2.b__k" in text
+    assert len(found.views) == 3
 
 
 def test_a_subquery_inside_a_subquery_is_hoisted_too():

@@ -1,0 +1,122 @@
+"""Slices of stages: parts of a stage's output that are checkpoints of their own.
+
+Every slice is an ordinary checkpoint under its own fingerprint; an index beside the store says which slices of a
+stage exist. The index is a hint: what it names is looked up in the store, what it forgets is computed again. A stage
+whose slices cover all cells has its checkpoint in them, without a copy.
+"""
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+from ebbflow.infra import files
+from ebbflow.infra.clustering import outside
+from ebbflow.infra.errors import StorageError, TableError
+from ebbflow.infra.jsonstore import JsonStore
+from ebbflow.infra.protocols import Checkpoint, CheckpointStore, FileEntry, Relation
+from ebbflow.infra.tables import footer
+
+Cells = tuple[int, int]  # first cell and the first one beyond
+
+
+class SliceIndex:
+    """Which slices of which stages exist. Safe for several threads and processes; two that add at the same moment
+    may forget one slice, which is then computed again."""
+
+    def __init__(self, store: CheckpointStore, index: JsonStore) -> None:
+        self._store = store
+        self._index = index
+
+    def divisions(self, output_fp: str) -> tuple[str, ...]:
+        """Return the keys of the divisions of which slices of the stage may exist."""
+        return tuple(sorted(self._read(output_fp)))
+
+    def find(self, output_fp: str, key: str, sources: Mapping[str, str]) -> dict[Cells, Checkpoint]:
+        """Return the whole slices of the stage ``output_fp`` under the division ``key``; none overlap."""
+        found: dict[Cells, Checkpoint] = {}
+        covered: set[int] = set()
+        for first, last, fingerprint in sorted(self._read(output_fp).get(key, [])):
+            cells = set(range(first, last))
+            if cells & covered:
+                continue
+            checkpoint = self._store.find(fingerprint, sources)
+            if checkpoint is not None:
+                found[first, last] = checkpoint
+                covered |= cells
+        return found
+
+    def add(self, output_fp: str, key: str, cells: Cells, fingerprint: str) -> None:
+        """Note a slice that is in the store."""
+        known = self._read(output_fp)
+        entry = [*cells, fingerprint]
+        if entry not in known.setdefault(key, []):
+            known[key].append(entry)
+            with suppress(StorageError):  # a hint only
+                self._index.put(f"slices/{output_fp}", known)
+
+    def _read(self, output_fp: str) -> dict[str, list[list[Any]]]:
+        raw = self._index.get(f"slices/{output_fp}")
+        if not isinstance(raw, dict):
+            return {}
+        return {
+            str(key): [e for e in items if _sound(e)] for key, items in raw.items() if isinstance(items, list)
+        }
+
+
+def _sound(entry: Any) -> bool:
+    """Tell whether an entry is [first, last, fingerprint]."""
+    return (
+        isinstance(entry, list)
+        and len(entry) == 3
+        and type(entry[0]) is int
+        and type(entry[1]) is int
+        and 0 <= entry[0] < entry[1] <= 4096
+        and isinstance(entry[2], str)
+    )
+
+
+def covers(slices: Mapping[Cells, Checkpoint], cells: int) -> bool:
+    """Tell whether slices that do not overlap make up all ``cells``."""
+    return sum(last - first for first, last in slices) == cells
+
+
+def together(output_fp: str, slices: Mapping[Cells, Checkpoint]) -> Checkpoint:
+    """Return the checkpoint that the slices of a stage make up."""
+    parts = [slices[cells] for cells in sorted(slices)]
+    first = parts[0].relation
+    relation = replace(
+        first, name=f"ckpt_{output_fp}", files=tuple(file for p in parts for file in p.relation.files)
+    )
+    return Checkpoint(
+        output_fp,
+        parts[0].uri,
+        relation,
+        sum(p.rows for p in parts),
+        sum(p.bytes for p in parts),
+        sum(p.seconds for p in parts),
+        max(p.created for p in parts),
+        parts[0].sources,
+    )
+
+
+class Narrowing:
+    """Leaves out files of a table that a range cannot touch, by their footers, which are read once."""
+
+    def __init__(self) -> None:
+        self._footers: dict[FileEntry, Any] = {}
+
+    def narrowed(self, relation: Relation, column: str, low: float | None, high: float | None) -> Relation:
+        """Return ``relation`` with the files that may hold values of ``column`` in [low, high), or without a value
+        when ``low`` is ``None``; at least one file stays. A table that cannot be read stays as it is."""
+        if relation.external or len(relation.files) < 2:
+            return relation
+        dtype = next((t for name, t in relation.columns if name.lower() == column.lower()), "")
+        try:
+            missing = [f for f in relation.files if f not in self._footers]
+            metadata = files.in_parallel(lambda file: footer(relation.scheme, file), missing)
+            self._footers.update(zip(missing, metadata, strict=True))
+        except (TableError, StorageError):
+            return relation
+        kept = tuple(f for f in relation.files if not outside(self._footers[f], column, dtype, low, high))
+        return replace(relation, files=kept or relation.files[:1])

@@ -1,0 +1,122 @@
+"""Carries out a schedule on a cluster while a query runs."""
+
+import random
+import threading
+from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from ebbflow.infra.clock import Clock
+from ebbflow.infra.spark.cluster import LocalSparkCluster
+from ebbflow.planners.errors import EbbflowError
+from ebbflow.tasks.bench.records import Happening
+from ebbflow.tasks.bench.schedules import Change
+
+_END = 180.0  # seconds to wait for what is going on when a run ends
+
+
+class Faults:
+    """Makes the cluster's size follow ``changes`` from ``begin`` to ``end``, in a thread of its own.
+
+    Who leaves is drawn from ``seed`` among the workers that are up, so it is the same for every system as long
+    as they have the same workers. ``notices``: whether Spark and Ebbflow are told of a notice; without, who has
+    one just vanishes at its end. A worker that is wanted back is started at the change and takes its time; a
+    change waits until the one before is carried out.
+    """
+
+    def __init__(
+        self,
+        cluster: LocalSparkCluster,
+        changes: Iterator[Change],
+        clock: Clock,
+        *,
+        seed: str,
+        notices: bool,
+    ) -> None:
+        self._cluster = cluster
+        self._changes = changes
+        self._clock = clock
+        self._dice = random.Random(f"victims/{seed}")  # noqa: S311
+        self._notices = notices
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="ebbflow-bench-faults", daemon=True)
+        self._began = 0.0
+        self._up: list[str] = []
+        self.happenings: list[Happening] = []
+        self.problem = ""
+
+    def begin(self, began: float) -> None:
+        """Start the schedule; ``began`` is when the query was handed over, in seconds since the Unix epoch."""
+        self._began = began
+        self._up = up(self._cluster)
+        self._thread.start()
+
+    def end(self) -> None:
+        """Stop what has not happened yet; waits, bounded, for what is going on."""
+        self._stop.set()
+        if self._thread.ident is not None:
+            self._thread.join(_END)
+
+    def _run(self) -> None:
+        try:
+            for change in self._changes:
+                if not self._carry_out(change):
+                    return
+        except EbbflowError as error:
+            self.problem = str(error)
+
+    def _carry_out(self, change: Change) -> bool:
+        """Return whether the schedule goes on."""
+        leaving = self._dice.sample(self._up, max(0, len(self._up) - change.workers))
+        if leaving and change.notice and self._notices:
+            if self._wait_until(change.at - change.notice):
+                return False
+            self._each(leaving, lambda node: self._warn(node, change.at, len(self._up) - len(leaving)))
+        if self._wait_until(change.at):
+            return False
+        self._up = [node for node in self._up if node not in leaving]
+        self._each(leaving, self._kill)
+        if len(self._up) < change.workers:
+            self._each(range(change.workers - len(self._up)), lambda _: self._add())
+            self._up.sort(key=node_number)
+        return True
+
+    def _each(self, items: Collection[Any], act: Callable[[Any], None]) -> None:
+        """Do the same to each item, all at once."""
+        if items:
+            with ThreadPoolExecutor(len(items)) as pool:
+                list(pool.map(act, items))
+
+    def _warn(self, node: str, deadline: float, left: int) -> None:
+        self._note("notice", node, left)
+        self._cluster.notice(node, max(0.0, deadline - self._now()))
+
+    def _kill(self, node: str) -> None:
+        self._note("kill", node, len(self._up))
+        self._cluster.kill(node)
+
+    def _add(self) -> None:
+        self._note("add", "", len(self._up))
+        node = self._cluster.add()
+        self._up.append(node)
+        self._note("up", node, len(self._up))
+
+    def _note(self, what: str, node: str, workers: int) -> None:
+        self.happenings.append(Happening(round(self._now(), 3), what, node, workers))
+
+    def _now(self) -> float:
+        return self._clock.now() - self._began
+
+    def _wait_until(self, at: float) -> bool:
+        """Return whether the run has ended."""
+        return self._clock.wait(self._stop, at - self._now())
+
+
+def up(cluster: LocalSparkCluster) -> list[str]:
+    """Return the workers that are up and stay, in the order in which they came."""
+    nodes = cluster.status().nodes
+    return sorted((n.id for n in nodes if n.state == "alive"), key=node_number)
+
+
+def node_number(node: str) -> int:
+    return int(node.rpartition("-")[2])

@@ -1,0 +1,298 @@
+"""Runs the whole comparison, round by round, and goes on where an earlier command stopped."""
+
+import hashlib
+import os
+import platform
+import shutil
+import statistics
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ebbflow.infra import tables
+from ebbflow.infra.clock import Clock
+from ebbflow.infra.comparison import same_rows
+from ebbflow.infra.errors import ClusterError, EngineError
+from ebbflow.infra.protocols import Relation
+from ebbflow.infra.storage import ParquetCheckpointStore
+from ebbflow.planners.errors import EbbflowError
+from ebbflow.planners.query.parse import parse, table_names
+from ebbflow.tasks.bench import schedules
+from ebbflow.tasks.bench.cases import Plan, Query, Run, Suite, System, query_text
+from ebbflow.tasks.bench.faults import Faults
+from ebbflow.tasks.bench.metrics import Metrics, Window, measure
+from ebbflow.tasks.bench.records import Journal, Record
+from ebbflow.tasks.bench.rig import Rig, RigOptions, started_rig
+from ebbflow.tasks.bench.systems import Outcome, Task, run_system
+from ebbflow.tasks.planning import Prepared, prepare
+from ebbflow.tasks.request import QueryRequest
+from ebbflow.tasks.verify import oracle
+
+BASELINES = 3  # undisturbed runs of plain Spark whose median scales a query's schedules
+_LEAST_TIMEOUT, _TIMEOUT_SPANS = 180.0, 20.0  # a run is given up after so many seconds and spans
+_FIRST_TIMEOUT = 3600.0  # while nothing is known of a query
+_RESTARTS = 3  # of a cluster that has broken
+
+Listener = Callable[["Step"], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """How far a benchmark has come; reported before and after every run."""
+
+    words: str
+    done: int  # runs, baselines included
+    total: int
+    eta: float | None  # seconds, ``None`` while nothing is known
+    record: Record | None = None  # of the run that has just ended
+
+
+@dataclass
+class Bench:
+    """One benchmark: its plan, data and folder. ``tables`` maps each suite to its folder of Parquet tables."""
+
+    plan: Plan
+    tables: Mapping[Suite, Path]
+    rig: RigOptions
+    out: Path
+    clock: Clock
+    listener: Listener
+    time_limit: float = float("inf")  # seconds
+    _texts: dict[Query, str] = field(default_factory=dict)
+    _answers: dict[Query, Any] = field(default_factory=dict)
+    _relations: dict[Suite, list[Relation]] = field(default_factory=dict)
+
+    def run(self) -> bool:
+        """Do what is missing; return whether nothing is left. Raises ``EbbflowError``."""
+        self._journal = Journal(self.out)
+        self._began = self.clock.now()
+        self._done = 0
+        self._spent = 0.0
+        self._texts = {q: query_text(q, self.tables[q.suite]) for q in self.plan.queries}
+        if not self._left():
+            return True
+        with tempfile.TemporaryDirectory(prefix="ebbflow-bench-") as scratch:
+            self._scratch = Path(scratch)
+            self._prepare()
+            for attempt in range(_RESTARTS + 1):
+                try:
+                    return self._on_a_cluster(attempt == 0)
+                except ClusterError as error:
+                    if attempt == _RESTARTS:
+                        raise
+                    self._say(f"the cluster is started anew: {error}")
+        return False
+
+    # --- preparation, outside all times -------------------------------------------------------------------
+
+    def _prepare(self) -> None:
+        """Find the tables, let Ebbflow collect its statistics, and compute the right answers by DuckDB."""
+        for query, sql in self._texts.items():
+            self._say(f"preparing {query.name}: statistics and the right answer")
+            request = QueryRequest(
+                sql, tables=str(self.tables[query.suite]), store=str(self._template(query.suite)), reuse=False
+            )
+            store = ParquetCheckpointStore(request.store, clock=self.clock)
+            prepared = prepare(request, store, self.clock, run_id="bench")
+            self._answers[query] = self._answer(query, prepared)
+        for suite in {q.suite for q in self._texts}:
+            texts = [sql for q, sql in self._texts.items() if q.suite == suite]
+            named = {n.lower() for sql in texts for n in table_names(parse(sql))}
+            found = tables.discover(str(self.tables[suite]))
+            self._relations[suite] = [r for r in found if r.name.lower() in named]
+
+    def _answer(self, query: Query, prepared: Prepared) -> Any:
+        """Return the right answer, ``None`` for a query that DuckDB cannot run; kept in the folder."""
+        import pyarrow.parquet as pq
+
+        version = hashlib.sha256(repr(sorted(prepared.versions.items())).encode()).hexdigest()[:12]
+        path = self.out / "answers" / f"{query.name}-{version}.parquet"
+        if path.is_file():
+            return pq.read_table(path)
+        try:
+            answer = oracle(prepared)
+        except EngineError as error:
+            self._say(f"{query.name}: not checked, DuckDB cannot run it ({error})")
+            return None
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(answer, f"{path}.part")
+        Path(f"{path}.part").replace(path)
+        return answer
+
+    def _template(self, suite: Suite) -> Path:
+        return self._scratch / f"store-{suite}"
+
+    def _setup(self, rig: Rig) -> dict[str, Any]:
+        import pyspark
+
+        versions = {
+            suite: hashlib.sha256("".join(map(tables.version, found)).encode()).hexdigest()[:12]
+            for suite, found in self._relations.items()
+        }
+        state = rig.cluster.state
+        return {
+            "tables": {suite: self.tables[suite].name for suite in versions},
+            "versions": versions,
+            "bytes": {suite: sum(r.bytes for r in found) for suite, found in self._relations.items()},
+            "workers": self.rig.workers,
+            "cpus": state.cpus,
+            "cap": state.cap,
+            "memory": self.rig.memory,
+            "conf": dict(self.rig.conf or {}),
+            "seed": self.plan.seed,
+            "pairs": self.plan.pairs,
+            "machine": f"{os.cpu_count()} cores, {platform.machine()}",
+            "spark": pyspark.__version__,
+        }
+
+    # --- runs ---------------------------------------------------------------------------------------------
+
+    def _on_a_cluster(self, first: bool) -> bool:
+        self._say(f"starting a master, {self.rig.workers} workers and Spark")
+        with started_rig(self.rig, self.clock) as rig:
+            if first:
+                self._journal.add_setup(self._setup(rig))
+            for suite, relations in self._relations.items():
+                self._say(f"{suite}: registering tables" + (", analysing them" if self._analyses else ""))
+                rig.register(suite, relations, self._scratch, analyse=self._analyses)
+            for query in self.plan.queries:
+                if query.name not in self._journal.spans:
+                    if self._late(len(self.plan.systems) + BASELINES):
+                        return False
+                    self._baseline(rig, query)
+            for runs in self.plan.rounds():
+                if self._journal.done(runs):
+                    continue
+                if self._late(len(runs)):
+                    return False
+                for order, run in enumerate(runs):
+                    self._timed(rig, run, order)
+        return True
+
+    @property
+    def _analyses(self) -> bool:
+        return "spark-cbo" in self.plan.systems
+
+    def _baseline(self, rig: Rig, query: Query) -> None:
+        """Let every system run the query once, then measure plain Spark; its median scales the schedules."""
+        order: list[System] = [*self.plan.systems, *(["spark"] * BASELINES)]  # type: ignore[list-item]
+        walls = []
+        for number, system in enumerate(order):
+            run = Run(query, "none", -1, system)
+            record = self._one(rig, run, number, 0.0)
+            self._journal.add_baseline(record)
+            self._report(record)
+            if number >= len(self.plan.systems):
+                if not record.ok:
+                    raise EbbflowError(
+                        f"plain Spark cannot run {query.name} ({record.error}): leave it out with --queries"
+                    )
+                walls.append(record.wall)
+        self._journal.add_span(query, statistics.median(walls))
+
+    def _timed(self, rig: Rig, run: Run, order: int) -> None:
+        record = self._one(rig, run, order, self._journal.spans[run.query.name])
+        self._journal.add(record)
+        self._report(record)
+
+    def _one(self, rig: Rig, run: Run, order: int, span: float) -> Record:
+        """Run once on a restored cluster, with the schedule's changes, and return what came of it."""
+        started = self.clock.now()
+        self._say(self._words(run))
+        rig.warm_with(run.query.suite, self._relations[run.query.suite])
+        rig.restore()
+        folder = Path(tempfile.mkdtemp(prefix="run-", dir=self._scratch))
+        workers = self.rig.workers
+        faults = None
+        if run.schedule != "none":
+            seed = self.plan.seed_of(run)
+            planned = schedules.changes(run.schedule, span, workers, seed)
+            faults = Faults(rig.cluster, planned, self.clock, seed=seed, notices=run.system != "spark")
+        hazard = schedules.hazard(run.schedule, span, workers) if faults else None
+        task = Task(
+            run.query.suite,
+            run.query.name,
+            self._texts[run.query],
+            self.tables[run.query.suite],
+            folder,
+            max(_LEAST_TIMEOUT, _TIMEOUT_SPANS * span) if span else _FIRST_TIMEOUT,
+            hazard,
+            faults.begin if faults else lambda at: None,
+        )
+        window = Window(rig.api, self.clock)
+        try:
+            outcome = run_system(run.system, rig, task, self._template(run.query.suite))
+        finally:
+            if faults:
+                faults.end()
+        metrics = self._measured(window, outcome)
+        right, difference = self._judge(run.query, outcome)
+        shutil.rmtree(folder, ignore_errors=True)
+        self._spent += self.clock.now() - started
+        notes = [outcome.note, f"schedule: {faults.problem}" if faults and faults.problem else ""]
+        return Record.of(
+            run,
+            metrics,
+            order=order,
+            ok=not outcome.error,
+            wall=round(outcome.ended - outcome.began, 4),
+            right=right,
+            error=outcome.error or difference,
+            span=span,
+            hazard=None if hazard is None else round(hazard, 3),
+            happenings=tuple(faults.happenings) if faults else (),
+            statements=outcome.statements,
+            switches=outcome.switches,
+            started=round(outcome.began, 3),
+            load=round(os.getloadavg()[0], 2),
+            note="; ".join(filter(None, notes)),
+        )
+
+    def _measured(self, window: Window, outcome: Outcome) -> Metrics:
+        """Return the run's figures. Raises ``ClusterError`` when Spark's driver is gone: that is no result."""
+        try:
+            return measure(window.close(), outcome.began, outcome.ended, useful=outcome.useful)
+        except OSError as error:
+            raise ClusterError(
+                f"Spark's driver does not answer any more ({error}); {outcome.error}"
+            ) from error
+
+    def _judge(self, query: Query, outcome: Outcome) -> tuple[bool | None, str]:
+        expected = self._answers[query]
+        if outcome.table is None or expected is None:
+            return None, ""
+        if outcome.table.num_columns != expected.num_columns:
+            return False, f"{outcome.table.num_columns} columns, {expected.num_columns} are right"
+        # engines name columns without an alias differently
+        difference = same_rows(outcome.table.rename_columns(expected.column_names), expected)
+        return difference is None, "" if difference is None else str(difference)
+
+    # --- progress -----------------------------------------------------------------------------------------
+
+    def _left(self) -> int:
+        """Return the number of runs that are missing."""
+        rounds = sum(len(runs) for runs in self.plan.rounds() if not self._journal.done(runs))
+        fresh = sum(q.name not in self._journal.spans for q in self.plan.queries)
+        return rounds + fresh * (len(self.plan.systems) + BASELINES)
+
+    def _eta(self) -> float | None:
+        return self._left() * self._spent / self._done if self._done else None
+
+    def _late(self, runs: int) -> bool:
+        """Tell whether so many further runs would pass the time limit."""
+        each = self._spent / self._done if self._done else 0.0
+        return self.clock.now() - self._began + runs * each > self.time_limit
+
+    def _words(self, run: Run) -> str:
+        pair = f"pair {run.pair + 1} of {self.plan.pairs}" if run.pair >= 0 else "baseline"
+        return f"{run.query.name}, {run.schedule}, {pair}: {run.system}"
+
+    def _say(self, words: str, record: Record | None = None) -> None:
+        left = self._left()
+        self.listener(Step(words, self._done, self._done + left, self._eta(), record))
+
+    def _report(self, record: Record) -> None:
+        self._done += 1
+        self._say("", record)

@@ -1,0 +1,95 @@
+"""What happens to a cluster during a run: when how many workers are there, the same for every system.
+
+Times are seconds after a query's text is handed over, scaled by ``span``: the median time that plain Spark
+takes for the query on the undisturbed cluster.
+"""
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import cycle, islice, pairwise
+from typing import Literal, get_args
+
+from ebbflow.planners.errors import OptionError
+
+Schedule = Literal["none", "kill", "notice", "volatile", "volatile-notice"]
+SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)
+
+_NOTICE_SHARE = 0.1  # of the span
+_LEAST_NOTICE = 2.0  # seconds
+_GAP = (1 / 12, 1 / 4)  # of the span, between two changes; the mean lets a cycle of five end within it
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """From ``at`` on, ``workers`` are wanted; who must leave is warned ``notice`` seconds before."""
+
+    at: float
+    workers: int
+    notice: float = 0.0
+
+
+def changes(name: Schedule, span: float, workers: int, seed: str = "") -> Iterator[Change]:
+    """Return the changes of schedule ``name`` in order of time; the volatile ones never end.
+
+    * none: nothing happens.
+    * kill: one worker vanishes at half of ``span``. notice: the same, announced a tenth of ``span`` before,
+      at least two seconds.
+    * volatile: with three workers 3 → 1 → 3 → 2 → 1 → 3, again and again. The times between changes are
+      uniform from a twelfth to a quarter of ``span``, drawn from ``seed``: a cycle takes five sixths of
+      ``span`` on average. volatile-notice: the same, with the notice period above for all that leave.
+
+    Raises ``OptionError`` for an unknown name, a span that is not positive, or too few workers to lose one.
+    """
+    check(name, workers)
+    if not span > 0:
+        raise OptionError(f"span must be > 0 seconds; got {span}")
+    notice = max(_LEAST_NOTICE, _NOTICE_SHARE * span) if name in ("notice", "volatile-notice") else 0.0
+    if name in ("kill", "notice"):
+        return iter((Change(span / 2, workers - 1, min(notice, span / 2)),))
+    if name in ("volatile", "volatile-notice"):
+        return _volatile(span, workers, notice, random.Random(seed))  # noqa: S311
+    return iter(())
+
+
+def hazard(name: Schedule, span: float, workers: int) -> float | None:
+    """Return the losses per node-hour that the schedule means, which a user of such a market would state.
+
+    ``None`` for the undisturbed schedule: nothing is known, and Ebbflow's own prior holds.
+    """
+    check(name, workers)
+    if name == "none":
+        return None
+    if name in ("kill", "notice"):
+        return 3600.0 / (workers * span)
+    levels = [workers, *_levels(workers)]
+    losses = sum(max(0, a - b) for a, b in pairwise(levels))
+    gap = span * sum(_GAP) / 2
+    return 3600.0 * losses / (gap * sum(levels[:-1]))
+
+
+def check(name: str, workers: int) -> None:
+    """Raise ``OptionError`` unless ``name`` is a schedule that ``workers`` workers can go through."""
+    if name not in SCHEDULES:
+        raise OptionError(f"a schedule must be one of {', '.join(SCHEDULES)}; got {name!r}")
+    least = 1 if name == "none" else 2
+    if workers < least:
+        raise OptionError(f"schedule {name} needs at least {least} workers; got {workers}")
+
+
+def _levels(workers: int) -> tuple[int, ...]:
+    return (1, workers, min(2, workers), 1, workers)
+
+
+def _volatile(span: float, workers: int, notice: float, dice: random.Random) -> Iterator[Change]:
+    at = 0.0
+    for level in cycle(_levels(workers)):
+        gap = span * dice.uniform(*_GAP)
+        yield Change(at + gap, level, min(notice, gap))
+        at += gap
+
+
+def words(name: Schedule, span: float, workers: int, seed: str = "") -> str:
+    """Return the first changes in one line: ``1 at 4.2 s, 3 at 9.0 s``."""
+    first = islice(changes(name, span, workers, seed), 5)
+    return ", ".join(f"{c.workers} at {c.at:.1f} s" for c in first) or "no change"
