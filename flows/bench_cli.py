@@ -120,6 +120,7 @@ def sql_command(
         return
     if time_limit is not None and not time_limit > 0:
         raise OptionError(f"time-limit must be > 0 minutes; got {time_limit}")
+    _calm_logging()
     suites = _words(suite)
     chosen = chosen_queries(suites, _words(queries or ""))
     plan = Plan(chosen, _words(schedules), _words(systems), pairs, workers, seed)  # type: ignore[arg-type]
@@ -137,6 +138,17 @@ def sql_command(
     _sum_up(out)
     if not complete:
         console.print("[yellow]the time limit was reached: the same command goes on[/]")
+
+
+def _calm_logging() -> None:
+    """Keep PySpark from printing stack traces when Ctrl-C reaches it in the middle of a call."""
+    import logging
+
+    handler = logging.StreamHandler()
+    handler.setLevel(logging.WARNING)
+    interrupts = (KeyboardInterrupt, BrokenPipeError)
+    handler.addFilter(lambda r: not (r.exc_info and r.exc_info[0] and issubclass(r.exc_info[0], interrupts)))
+    logging.getLogger().addHandler(handler)
 
 
 class _Shown:

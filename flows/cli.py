@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from ebbflow.flows import bench_cli, cluster_cli, data_cli
+from ebbflow.flows import bench_cli, cluster_cli, data_cli, simulate_cli
 from ebbflow.planners.errors import EbbflowError
 
 app = typer.Typer(
@@ -24,6 +24,7 @@ app = typer.Typer(
 app.add_typer(cluster_cli.app, name="cluster")
 app.add_typer(data_cli.app, name="data")
 app.add_typer(bench_cli.app, name="bench")
+app.add_typer(simulate_cli.app, name="simulate")
 console = Console()
 errors = Console(stderr=True)
 

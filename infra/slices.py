@@ -5,6 +5,7 @@ stage exist. The index is a hint: what it names is looked up in the store, what 
 whose slices cover all cells has its checkpoint in them, without a copy.
 """
 
+import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -21,19 +22,21 @@ Cells = tuple[int, int]  # first cell and the first one beyond
 
 
 class SliceIndex:
-    """Which slices of which stages exist. Safe for several threads and processes; two that add at the same moment
-    may forget one slice, which is then computed again."""
+    """Which slices of which stages exist. Safe for the threads that share it and for several processes; two
+    processes that add at the same moment may forget one slice, which is then computed again."""
 
     def __init__(self, store: CheckpointStore, index: JsonStore) -> None:
         self._store = store
         self._index = index
+        self._lock = threading.Lock()  # adding is reading and writing
 
     def divisions(self, output_fp: str) -> tuple[str, ...]:
-        """Return the keys of the divisions of which slices of the stage may exist."""
-        return tuple(sorted(self._read(output_fp)))
+        """Return the names of the divisions of which slices of the stage may exist."""
+        return tuple(sorted({key.partition("|")[0] for key in self._read(output_fp)}))
 
     def find(self, output_fp: str, key: str, sources: Mapping[str, str]) -> dict[Cells, Checkpoint]:
-        """Return the whole slices of the stage ``output_fp`` under the division ``key``; none overlap."""
+        """Return the whole slices of the stage ``output_fp`` under the division ``key`` (its name, a bar
+        and its borders); none overlap."""
         found: dict[Cells, Checkpoint] = {}
         covered: set[int] = set()
         for first, last, fingerprint in sorted(self._read(output_fp).get(key, [])):
@@ -48,11 +51,11 @@ class SliceIndex:
 
     def add(self, output_fp: str, key: str, cells: Cells, fingerprint: str) -> None:
         """Note a slice that is in the store."""
-        known = self._read(output_fp)
         entry = [*cells, fingerprint]
-        if entry not in known.setdefault(key, []):
-            known[key].append(entry)
-            with suppress(StorageError):  # a hint only
+        with self._lock, suppress(StorageError):  # a hint only
+            known = self._read(output_fp)
+            if entry not in known.setdefault(key, []):
+                known[key].append(entry)
                 self._index.put(f"slices/{output_fp}", known)
 
     def _read(self, output_fp: str) -> dict[str, list[list[Any]]]:

@@ -110,6 +110,7 @@ class Driver:
         self._memory_limit = memory_limit
         self._slices = slices  # without an index every stage runs as one statement
         self._narrowing = Narrowing()
+        self.divided: dict[str, tuple[str, int]] = {}  # by output_fp: how stages begun here are divided
         self._runs: dict[str, _Run] = {}  # by job id, cancelled ones until their thread has ended
         self._current: dict[str, str] = {}  # output_fp -> job id that the execution counts as running
         self._jobs = itertools.count(1)
@@ -376,6 +377,8 @@ class Driver:
             self._inbox.put((run.job_id, what) if isinstance(what, StageProgress) else what)
 
         since = 0.0 if self._reuse else self.record.started
+        assert run.stage.slicing is not None
+        self.divided[run.stage.output_fp] = (run.stage.slicing.grid.name, run.stage.slicing.slices)
         described = StageRun(
             run.stage,
             run.job_id,

@@ -42,6 +42,7 @@ MAX_PARALLEL_STAGES = 4
 _ARRIVAL = 45.0  # seconds to wait at the start for the first executors
 _SETTLED = 1.5  # seconds without a new one after which all are taken to be there
 _LOOK = 0.25
+_SLICES_LEFT = 8  # into which a stage is divided of which an earlier run has left slices
 _PRIOR_HOURS = 1.0  # how much evidence a stated hazard counts for
 
 
@@ -223,7 +224,8 @@ def execute(
             orchestrator.listener.note("measuring the engine, once")
             prepared = calibrated(found, request, store, started_engine.engine, capacity)
         started = clock.now()
-        run = _Run(request, prepared, capacity, clock)
+        index = SliceIndex(store, store.cache("slices"))
+        run = _Run(request, prepared, capacity, clock, index)
         for note in prepared.planner.notes:
             orchestrator.listener.note(note)
         stop = threading.Event()
@@ -245,7 +247,7 @@ def execute(
                 fraction=request.fraction,
                 reuse=request.reuse,
                 started=started,
-                slices=SliceIndex(store, store.cache("slices")),
+                slices=index,
             )
             run.driver = driver
             record = driver.run(capacity)
@@ -350,7 +352,14 @@ def _held(source: CapacitySource) -> int | None:
 class _Run:
     """The planning side of one run: candidates now, and anew when sizes turn out differently."""
 
-    def __init__(self, request: QueryRequest, prepared: Prepared, capacity: Capacity, clock: Clock) -> None:
+    def __init__(
+        self,
+        request: QueryRequest,
+        prepared: Prepared,
+        capacity: Capacity,
+        clock: Clock,
+        index: SliceIndex,
+    ) -> None:
         self._request = request
         self._planner = prepared.planner
         self._prepared = prepared
@@ -360,6 +369,12 @@ class _Run:
         self._cores = share.total.cores  # at the start: what the first stages' estimates assumed
         before = clock.now()
         self.candidates = candidates(prepared, request.policy, share)
+        if request.reuse and request.policy != "single":
+            fps = {*self._planner.partial_fps, *(s.output_fp for p in self.candidates for s in p.stages)}
+            begun = {fp: names[0] for fp in sorted(fps) if (names := index.divisions(fp))}
+            if begun:  # an earlier run has left slices
+                self._planner.keep_divided({fp: (name, _SLICES_LEFT) for fp, name in begun.items()})
+                self.candidates = candidates(prepared, request.policy, share)
         self.planning_seconds = clock.now() - before
         self.execution = Execution(
             self.candidates,
@@ -375,6 +390,7 @@ class _Run:
         if not self.execution.policy.replans:
             return ()
         if self.driver is not None:
+            self._planner.keep_divided(self.driver.divided)
             measured = [*self._prepared.history, *self.driver.record.measured]
             running = self.execution.state(self._clock.now()).running.values()
             cores = (self._cores + share.total.cores) / 2  # about what the running stages have had

@@ -46,9 +46,11 @@ def divide(
         return shares[mine.id], float(units[mine.id] * unit)
 
     entitled, counted = given(limits)
-    held = counted
-    if mine.limit < math.inf:
-        _, held = given(limits | {mine.id: math.ceil(mine.limit / unit) * unit})
+    if mine.limit == math.inf:
+        return Portion(counted, entitled, len(present)), counted
+    possible, held = given(limits | {mine.id: math.ceil(mine.limit / unit) * unit})
+    # rounding may favour others in one of the two; what it holds it may count on
+    counted = max(counted, held) if possible < entitled else held
     return Portion(counted, entitled, len(present)), held
 
 

@@ -27,8 +27,8 @@ from ebbflow.infra.spark.state import ClusterState, find_cluster
 from ebbflow.planners.model import Capacity, Node, Notice, Resources
 
 _WARNING = 120.0  # seconds between notice and loss, where only the master tells of a notice (EC2's time)
-_FIRST = 30.0  # seconds for the first answer: the driver loads its REST service only when it is asked
-_ARRIVING = 10.0  # seconds between an application's registration and its query's claim, at most
+_FIRST = 60.0  # seconds for the first answer: the driver loads its REST service only when it is asked
+_ARRIVING = 60.0  # seconds between an application's registration and its query's claim, at most
 _OURS = "ebbflow"  # the name of our applications
 
 

@@ -182,4 +182,5 @@ def _shared(before: Capacity, after: Capacity) -> str:
         if abs(after.portion.entitled - has) > 0.005:
             entitled = f" (entitled to {after.portion.entitled:.3g})"
     who = "alone on the cluster" if queries == 1 else f"{queries} queries share the cluster"
-    return f"{who}: {had:g} -> {has:g} cores{entitled}"
+    cores = f"{had:g} -> {has:g} cores" if had != has else f"{has:g} cores as before"
+    return f"{who}: {cores}{entitled}"

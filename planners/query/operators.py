@@ -8,6 +8,8 @@ from ebbflow.planners.query.trees import JoinMethod
 
 SPLIT = 32.0 * 2**20  # bytes that one task reads or shuffles when there is enough of both
 SMALLEST_SPLIT = 2.0**20  # less than this is not worth a task of its own
+SMALLEST_READ = 4.0 * 2**20  # bytes that are worth a task of their own to read
+SPLIT_STEP = 2.0**20  # splits are whole mebibytes
 MOST_PARTITIONS = 4096
 
 
@@ -126,3 +128,18 @@ def join_work(
     if method == "shuffle_hash":
         return shuffle_hash_join(left, right, out, count)
     return sort_merge_join(left, right, out, count)
+
+
+def split_bytes(largest: float, cores: float) -> int:
+    """Return how many bytes of a file one task is to read where ``largest`` bytes are the largest relation read.
+
+    About ``SPLIT``, such that the tasks make whole rounds of the cores, and never so little that starting a task
+    costs more than its work.
+
+    >>> split_bytes(230e6, 3) / 2**20  # two rounds of three tasks
+    36.0
+    """
+    whole = int(cores) or 1
+    rounds = max(round(largest / (SPLIT * whole)), 1)
+    wanted = math.ceil(largest / (rounds * whole) / SPLIT_STEP) * SPLIT_STEP
+    return int(max(wanted, SMALLEST_READ))

@@ -12,6 +12,7 @@ from ebbflow.planners.query.qep import QueryExecutionPlan
 
 _SLACK = 1e-9  # of a share's capacity: rounding never keeps a task out
 _TIE = 1e-12  # alignments closer than this are equal
+_NEVER = 2**31
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,19 @@ def simulate(plan: Remaining | QueryExecutionPlan, share: Share, max_parallel_st
 def alignment(demand: tuple[float, ...], available: list[float]) -> float:
     """Return the Tetris alignment of two vectors that are normalised by capacity: their dot product."""
     return sum(d * a for d, a in zip(demand, available, strict=True))
+
+
+def lead(mine: tuple[float, ...], other: tuple[float, ...], gap: float, *, first: bool) -> int:
+    """Return after how many starts of tasks that demand ``mine`` a task that demands ``other`` is aligned better.
+
+    ``gap`` is by how much mine is aligned better now; every start lowers both alignments, by mine·mine and
+    other·mine. ``first`` says that mine wins ties. At least 1.
+    """
+    slope = sum(d * (d - e) for d, e in zip(mine, other, strict=True))
+    if slope <= 0:
+        return _NEVER
+    starts = floor((gap + _TIE) / slope) + 1 if first else ceil((gap - _TIE) / slope)
+    return max(starts, 1)
 
 
 def _misfit(remaining: Remaining, share: Share, dimensions: list[int]) -> str:
@@ -208,15 +222,8 @@ class _ListScheduler:
             self._place(i, tasks, self.items[i].seconds)
 
     def _lead(self, i: int, j: int, gap: float) -> int:
-        """Return after how many starts of stage ``i`` stage ``j`` would be the better choice.
-
-        Every start lowers both alignments, by d_i·d_i and d_j·d_i.
-        """
-        slope = sum(d * (d - e) for d, e in zip(self.demand[i], self.demand[j], strict=True))
-        if slope <= 0:
-            return self.pending[i]  # never
-        starts = floor((gap + _TIE) / slope) + 1 if i < j else ceil((gap - _TIE) / slope)
-        return max(starts, 1)
+        """Return after how many starts of stage ``i`` stage ``j`` would be the better choice."""
+        return min(lead(self.demand[i], self.demand[j], gap, first=i < j), self.pending[i])
 
     def _skip_rounds(self) -> None:
         """Skip whole rounds of a stage that takes back every slot it frees until something else happens."""

@@ -127,7 +127,8 @@ class _Builder:
             for child in value if isinstance(value, list) else [value]:
                 if not isinstance(child, exp.Expr) or isinstance(child, exp.Query):
                     continue
-                if _text(child) in self._keys and not isinstance(child, exp.Identifier):
+                # what a column is ordered by reads like the column, and says more
+                if _text(child) in self._keys and not isinstance(child, exp.Identifier | exp.Ordered):
                     child.replace(self._column(child))
                 elif _is_aggregate(child) and not (key == "this" and isinstance(parent, exp.Window)):
                     child.replace(self._merged(child))

@@ -7,27 +7,24 @@ from datetime import datetime
 from functools import cached_property
 from typing import Literal
 
-from sqlglot import exp
-
 from ebbflow.planners.errors import OptionError
-from ebbflow.planners.model import Catalogue, Share, Work
+from ebbflow.planners.model import Catalogue, Share
 from ebbflow.planners.query import cuts as cutting
-from ebbflow.planners.query import slicing
 from ebbflow.planners.query.cost import DEFAULTS, CostModel
-from ebbflow.planners.query.costing import Bill, Coster
+from ebbflow.planners.query.costing import Coster
+from ebbflow.planners.query.dividing import Divider
 from ebbflow.planners.query.enumerate import enumerate_trees
+from ebbflow.planners.query.factoring import factored
 from ebbflow.planners.query.fingerprint import digest
-from ebbflow.planners.query.joingraph import Column
 from ebbflow.planners.query.parse import ParsedQuery, parse_query
 from ebbflow.planners.query.qep import QueryExecutionPlan, Slicing, Stage, Statement, Text
 from ebbflow.planners.query.reduction import reduced
 from ebbflow.planners.query.render import quote, without_broadcast, without_hints
 from ebbflow.planners.query.sizes import Sizes
-from ebbflow.planners.query.slicing import Grid
 from ebbflow.planners.query.staging import Analysis, BlockId, Choice, Rendered, Staging, Unit, single_unit
 from ebbflow.planners.query.state import StageOutput
-from ebbflow.planners.query.trees import Leaf, Tree, algebra, joins
-from ebbflow.planners.query.views import ROOT, View, view_chain
+from ebbflow.planners.query.trees import Tree, algebra, joins
+from ebbflow.planners.query.views import ROOT, view_chain
 
 CutPolicy = Literal["cost", "every-join", "none"]
 
@@ -72,6 +69,7 @@ class QueryPlanner:
         self._catalogue = catalogue
         self._salt = salt
         self.analysis = Analysis.of(view_chain(self.parsed, catalogue), catalogue, salt)
+        self._divider = Divider(self.analysis, catalogue)
         self.selectivities: Mapping[str, Mapping[str, float]] = {}
         self._choices: dict[str, Choice] = {}  # by plan id, so that a plan can be costed anew
 
@@ -80,12 +78,22 @@ class QueryPlanner:
         """Return what was frozen, is volatile, or stays as written, and why."""
         return self.analysis.notes
 
+    def keep_divided(self, begun: Mapping[str, tuple[str, int]]) -> None:
+        """Divide these stages as they are: (name of the grid, slices) by output fingerprint. Slices of them exist."""
+        self._divider.begun = dict(begun)
+
+    @property
+    def partial_fps(self) -> tuple[str, ...]:
+        """Return the fingerprints of the partial results that plans may have."""
+        return tuple(self.analysis.partial_fp(view) for view in self.analysis.splits)
+
     def sample(self, selectivities: Mapping[str, Mapping[str, float]]) -> None:
         """Take fractions measured on samples: by ``"table alias"``, then by predicate text."""
         self.selectivities = selectivities
         # with built-in rates: what a stage computes must not follow how fast the last ones ran
         model = DEFAULTS.get(self.model.engine, self.model)
-        chain = reduced(self.analysis.chain, self._catalogue, model, selectivities)
+        chain = factored(self.analysis, self._catalogue, model, selectivities)
+        chain = reduced(chain, self._catalogue, model, selectivities)
         if chain is not self.analysis.chain:
             self.analysis = Analysis.of(chain, self._catalogue, self._salt)
 
@@ -168,13 +176,16 @@ class QueryPlanner:
 
     def _in_parts(self, choice: Choice, coster: Coster) -> list[Choice]:
         """Return ``choice`` with partial results for the views that slices of them would pay for."""
-        if self.options.cuts == "none" or coster.share.hazard <= 0.0:
+        if self.options.cuts == "none":
             return []
         staged = {ROOT, *choice.cut_views}
         whole = replace(choice, partials=frozenset(v for v in self.analysis.splits if v in staged))
         paying = set()
         for unit in Staging(self.analysis, whole).units:
-            if unit.partial and self._division(unit, whole, coster, coster.unit(unit, whole)[0]) is not None:
+            if (
+                unit.partial
+                and self._divider.division(unit, whole, coster, coster.unit(unit, whole)[0]) is not None
+            ):
                 paying.add(unit.view)
         return [replace(choice, partials=frozenset(paying))] if paying else []
 
@@ -247,10 +258,12 @@ class QueryPlanner:
         cores = max(coster.share.total.cores, 1.0)
         divided, work, serial, expected = None, bill.work, bill.serial, 0.0
         plan = None
-        if isinstance(statement, Rendered):
-            plan = self._division(unit, choice, coster, bill)
+        if isinstance(statement, Rendered) and self.options.cuts != "none":
+            plan = self._divider.division(unit, choice, coster, bill)
         if plan is not None and isinstance(statement, Rendered):
-            divided = Slicing(plan.grid, plan.division.slices, statement, self._read_once(unit, plan.grid))
+            divided = Slicing(
+                plan.grid, plan.division.slices, statement, self._divider.read_once(unit, plan.grid)
+            )
             work, serial = work.plus(plan.again.work), serial + plan.again.serial
             expected = plan.division.seconds
         tasks = max(bill.widest, 1)
@@ -282,83 +295,6 @@ class QueryPlanner:
             slicing=divided,
         )
 
-    # --- slices -------------------------------------------------------------------------------------------
-
-    def _division(self, unit: Unit, choice: Choice, coster: Coster, bill: Bill) -> "_Division | None":
-        """Return the best division of a unit into slices, if any pays."""
-        if self.options.cuts == "none" or coster.share.hazard <= 0.0:
-            return None
-        cores = max(coster.share.total.cores, 1.0)
-        model = self.model
-
-        def seconds(of: Bill) -> float:
-            return model.core_seconds(of.work) / cores + of.serial
-
-        best: _Division | None = None
-        for grid in self._grids(unit, choice, coster.sizes):
-            again = coster.repeated(unit, choice, grid)
-            found = slicing.divide(
-                seconds(bill),
-                seconds(again),
-                lambda m, grid=grid: model.core_seconds(coster.reread(unit, grid, m)) / cores,  # type: ignore[misc]
-                model.latency,
-                coster.share,
-            )
-            if found.slices > 1 and (best is None or found.seconds < best.division.seconds):
-                more = found.slices - 1.0
-                work = Work(*(amount * more for amount in again.work.vector()))
-                work = work.plus(coster.reread(unit, grid, found.slices))
-                best = _Division(grid, found, Bill(work, again.serial * more))
-        return best
-
-    def _grids(self, unit: Unit, choice: Choice, sizes: Sizes) -> list[Grid]:
-        """Return the grids by which a unit can be divided: over base tables that its own statement scans."""
-        view = self.analysis.chain.by_name[unit.view]
-        if unit.block is None and not unit.partial:
-            return []
-        key = unit.block or (unit.view, 0)
-        block = self.analysis.blocks.get(key)
-        aliases: dict[str, str] = {}
-        classes: list[tuple[Column, ...]] = []
-        if block is not None:
-            node = choice.trees[key]
-            if unit.block is not None:
-                node = next(j for j in joins(node) if j.mask == unit.mask)
-            scanned = _scanned(node, choice.cuts.get(key, frozenset()), own=unit.block is not None)
-            relations = [block.graph.relations[i] for i in scanned]
-            aliases = {r.alias: r.source for r in relations if not r.is_view}
-            inside = set(block.graph.aliases(node.mask))
-            classes = [tuple(c for c in cls.columns if c[0] in inside) for cls in block.graph.classes]
-            if any(j.side in ("RIGHT", "FULL") for j in block.barriers):
-                return []
-        else:
-            aliases = _first_table(view)
-        inputs = {alias: sizes.relation(view, source) for alias, source in aliases.items()}
-
-        def type_of(column: Column) -> str:
-            table = self._catalogue.get(aliases[column[0]])
-            found = {n.lower(): t for n, t in table.columns} if table is not None else {}
-            return found.get(column[1].lower(), "")
-
-        return slicing.grids(inputs, type_of, classes)
-
-    def _read_once(self, unit: Unit, grid: Grid) -> dict[str, str]:
-        """Return alias and table of the divided columns whose table the unit reads nowhere else."""
-        view = self.analysis.chain.by_name[unit.view]
-        named = Counter(t.name for t in view.query.find_all(exp.Table))
-        inlined = {t for v in view.reads_views for t in self._below(v)}
-        out = {}
-        for alias, _ in grid.columns:
-            name = next(t.name for t in view.query.find_all(exp.Table) if t.alias_or_name == alias)
-            if named[name] == 1 and name not in inlined:
-                out[alias] = name
-        return out
-
-    def _below(self, name: str) -> frozenset[str]:
-        """Return the base tables below a view."""
-        view = self.analysis.chain.by_name[name]
-        return frozenset(view.reads_tables).union(*(self._below(v) for v in view.reads_views))
-
     def _name(self, unit: Unit) -> str:
         if unit.block is None:
             return unit.view
@@ -375,39 +311,6 @@ class QueryPlanner:
     def relations_planned(self) -> int:
         """Return how many relations stand in reorderable blocks."""
         return sum(len(b.graph.relations) for b in self.analysis.blocks.values())
-
-
-@dataclass(frozen=True)
-class _Division:
-    """A grid, how many slices of it, and the bill of what they do more than the stage in one."""
-
-    grid: Grid
-    division: slicing.Division
-    again: Bill
-
-
-def _scanned(tree: Tree, cuts: frozenset[int], *, own: bool) -> list[int]:
-    """Return the relations of ``tree`` that lie under no cut."""
-    if not own and tree.mask in cuts:
-        return []
-    if isinstance(tree, Leaf):
-        return [tree.relation]
-    return _scanned(tree.left, cuts, own=False) + _scanned(tree.right, cuts, own=False)
-
-
-def _first_table(view: View) -> dict[str, str]:
-    """Return alias and name of the table that a SELECT without a block starts with, if it may be divided: every
-    join keeps its rows apart."""
-    select = next(view.selects())
-    start = select.args.get("from_")
-    first = start.this if start is not None else None
-    if not isinstance(first, exp.Table) or not isinstance(first.this, exp.Identifier):
-        return {}
-    if first.name in view.reads_views or any(
-        j.side in ("RIGHT", "FULL") for j in select.args.get("joins") or ()
-    ):
-        return {}
-    return {first.alias_or_name: first.name}
 
 
 def retain(plans: Sequence[QueryExecutionPlan], share: Share, keep: int) -> tuple[QueryExecutionPlan, ...]:

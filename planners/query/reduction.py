@@ -25,7 +25,15 @@ from ebbflow.planners.query.joingraph import Column
 from ebbflow.planners.query.membership import Values, member_values, values_after
 from ebbflow.planners.query.operators import Size, scan
 from ebbflow.planners.query.parse import is_volatile
-from ebbflow.planners.query.predicates import canonical, columns_of, conjuncts, free_columns, sources
+from ebbflow.planners.query.predicates import (
+    canonical,
+    columns_of,
+    conjuncts,
+    free_columns,
+    has_subquery,
+    is_correlated,
+    sources,
+)
 from ebbflow.planners.query.selectivity import conjunction
 from ebbflow.planners.query.views import View, ViewChain
 
@@ -38,26 +46,27 @@ Fractions = Mapping[str, Mapping[str, float]]  # measured, by "table alias" and 
 
 def reduced(chain: ViewChain, catalogue: Catalogue, model: CostModel, fractions: Fractions) -> ViewChain:
     """Return ``chain`` with the conditions that pay added to its correlated subqueries."""
-    if model.engine != "spark" or not any(_correlated(view) for view in chain.views):
+    if model.engine != "spark" or not any(correlated(view) for view in chain.views):
         return chain  # DuckDB does as much by itself
     known = families(chain, catalogue)
     views = tuple(
-        _Reduction(view, chain, catalogue, model, fractions, known[view.name]).result() for view in chain.views
+        Reduction(view, chain, catalogue, model, fractions, known[view.name]).result() for view in chain.views
     )
     changed = any(new is not old for new, old in zip(views, chain.views, strict=True))
     return replace(chain, views=views) if changed else chain
 
 
-def _correlated(view: View) -> bool:
+def correlated(view: View) -> bool:
     """Tell whether some subquery of a condition in ``view`` may be correlated: a quick look."""
     return not view.opaque and any(
-        isinstance(select.parent, (exp.Subquery, exp.Exists, exp.In)) and any(True for _ in free_columns(select))
+        isinstance(select.parent, (exp.Subquery, exp.Exists, exp.In))
+        and any(True for _ in free_columns(select))
         for select in view.query.find_all(exp.Select)
     )
 
 
 @dataclass(frozen=True)
-class _Key:
+class Key:
     """A column that correlates: ``inner`` of the subquery equals ``outer``, found in ``alias`` outside."""
 
     inner: exp.Column
@@ -65,7 +74,7 @@ class _Key:
 
 
 @dataclass
-class _Reduction:
+class Reduction:
     """The reduction of one view."""
 
     view: View
@@ -76,7 +85,7 @@ class _Reduction:
     families: Families
 
     def result(self) -> View:
-        if not _correlated(self.view):
+        if not correlated(self.view):
             return self.view
         query = self.view.query.copy()
         changed = False
@@ -84,50 +93,58 @@ class _Reduction:
             changed |= self._select(select)
         return replace(self.view, query=query) if changed else self.view
 
+    def gain(self, select: exp.Select) -> float:
+        """Return the core-seconds that the conditions for the subqueries of ``select`` itself save."""
+        return sum(found[1] for found in self._found(select))
+
     def _select(self, select: exp.Select) -> bool:
-        tables = _plain_tables(select)
+        found = list(self._found(select))
+        for inner, _, condition in found:
+            inner.where(condition, copy=False)
+        return bool(found)
+
+    def _found(self, select: exp.Select) -> Iterator[tuple[exp.Select, float, exp.Expr]]:
+        tables = plain_tables(select)
         where = select.args.get("where")
         if where is None or not tables:
-            return False
+            return
         parts = conjuncts(where.this.copy())
         classes = _Classes(parts, tables)
-        added = False
-        for inner in _subqueries(where):
-            if is_volatile(inner) or not any(True for _ in free_columns(inner)):
+        for inner in subqueries_of(where):
+            if is_volatile(inner):
                 continue
-            for key in _keys(inner, tables):
-                condition = self._condition(inner, key, parts, tables, classes)
-                if condition is not None:
-                    inner.where(condition, copy=False)
-                    added = True
-        return added
+            for key in keys_of(inner, tables):
+                best = self._best(inner, key, parts, tables, classes)
+                if best is not None:
+                    yield inner, *best
 
-    def _condition(
+    def _best(
         self,
         inner: exp.Select,
-        key: _Key,
+        key: Key,
         parts: Sequence[exp.Expr],
         tables: Mapping[str, str],
         classes: "_Classes",
-    ) -> exp.Expr | None:
+    ) -> tuple[float, exp.Expr] | None:
         """Return what restricts ``key`` to the values that the outer query can ask for, if that pays."""
-        source = _plain_tables(inner).get(key.inner.table, "")
+        source = plain_tables(inner).get(key.inner.table, "")
         kind = self.families.get(source, {}).get(key.inner.name)
-        asked = self._asked_rows(inner, key.inner.table, source)
+        asked = self.asked_rows(inner, key.inner.table, source)
         best: tuple[float, exp.Expr] | None = None
         for column in classes.of(key.outer):
             name = tables[column[0]]
             if kind is None or self.families.get(name, {}).get(column[1]) != kind:
                 continue  # a conversion could make other values equal
-            local = [p for p in parts if {a for a, _ in columns_of(p)} == {column[0]} and not is_volatile(p)]
+            local = [p for p in parts if {a for a, _ in columns_of(p)} == {column[0]} and _repeatable(p)]
             for found in self._reducers(key.inner, column, name, local):
-                gain = self._gain(asked, found)
+                gain = saved(self.model, asked, found.distinct / max(found.whole, 1.0), found.distinct)
+                gain -= self.model.core_seconds(scan(Size(found.rows, found.bytes_read)))
                 if gain > 0.0 and (best is None or gain > best[0]):
                     best = gain, found.condition
         if best is None:
             return None
         stated = {canonical(p) for p in conjuncts(inner.args["where"].this.copy())}
-        return None if canonical(best[1]) in stated else best[1]
+        return None if canonical(best[1]) in stated else best
 
     def _reducers(
         self, inner: exp.Column, column: Column, table: str, local: Sequence[exp.Expr]
@@ -138,34 +155,24 @@ class _Reduction:
         whole = known.columns.get(column[1], ColumnStatistics())
         rows = known.rows * self._fraction(table, column[0], local)
         values = values_after(whole, known.rows, rows)
-        alone = [p for p in local if columns_of(p) == {column} and isinstance(p, exp.In) and p.args.get("query")]
+        alone = [
+            p for p in local if columns_of(p) == {column} and isinstance(p, exp.In) and p.args.get("query")
+        ]
         for part in alone:  # the outer condition itself, restated
             found = self._members(part)
             if found is not None:
                 copy = part.copy()
                 copy.set("this", inner.copy())
+                broadcast(copy.args["query"].unnest())
                 yield _Reducer(copy, found.distinct, values.whole, found.rows, found.bytes_read)
         select = exp.select(exp.column(column[1], table=column[0])).from_(
             exp.alias_(exp.Table(this=exp.to_identifier(table)), column[0], table=True)
         )
         select.where(*(p.copy() for p in local), copy=False)
-        hint = exp.Anonymous(this="BROADCAST", expressions=[exp.to_identifier(column[0])])
-        select.set("hint", exp.Hint(expressions=[hint]))
+        broadcast(select)
         used = {n for p in local for _, n in columns_of(p)} | {column[1]}
         condition = exp.In(this=inner.copy(), query=exp.Subquery(this=select))
         yield _Reducer(condition, values.distinct, values.whole, known.rows, known.read(used))
-
-    def _gain(self, asked: float, reducer: "_Reducer") -> float:
-        """Return the core-seconds that a condition saves: every row is looked up, those that fail are neither
-        shuffled nor aggregated."""
-        if reducer.distinct > MOST_KEYS:
-            return 0.0
-        rates = self.model.rates
-        kept = min(reducer.distinct / max(reducer.whole, 1.0), 1.0)
-        a_row = rates.aggregated_rows + KEY_BYTES * rates.shuffled_bytes
-        built = reducer.distinct * (rates.built_rows + KEY_BYTES * rates.broadcast_bytes) * _NODES
-        read = self.model.core_seconds(scan(Size(reducer.rows, reducer.bytes_read)))
-        return asked * ((1.0 - kept) * a_row - rates.probed_rows) - built - read
 
     # --- statistics ---------------------------------------------------------------------------------------
 
@@ -175,7 +182,7 @@ class _Reduction:
         found = self.catalogue.get(table)
         return None if found is None or found.statistics is None else _Known(found.statistics)
 
-    def _asked_rows(self, inner: exp.Select, alias: str, source: str) -> float:
+    def asked_rows(self, inner: exp.Select, alias: str, source: str) -> float:
         """Return how many rows of the subquery's relation its own conditions leave."""
         known = self._statistics(source)
         if known is None:
@@ -187,6 +194,9 @@ class _Reduction:
 
     def _fraction(self, table: str, alias: str, parts: Sequence[exp.Expr]) -> float:
         measured = self.fractions.get(f"{table.lower()} {alias}", {})
+        whole = measured.get(" AND ".join(sorted(canonical(p) for p in parts)))
+        if whole is not None:
+            return whole
         known = self._statistics(table)
         columns = known.columns if known is not None else {}
         rest = []
@@ -209,6 +219,17 @@ class _Reduction:
             return self._statistics(name)
 
         return member_values(part, relation, self._fraction)
+
+
+def saved(model: CostModel, asked: float, kept: float, keys: float) -> float:
+    """Return the core-seconds saved when of ``asked`` rows those with one of ``keys`` values are kept: every row is
+    looked up, those that fail are neither shuffled nor aggregated."""
+    if keys > MOST_KEYS:
+        return 0.0
+    rates = model.rates
+    a_row = rates.aggregated_rows + KEY_BYTES * rates.shuffled_bytes
+    built = keys * (rates.built_rows + KEY_BYTES * rates.broadcast_bytes) * _NODES
+    return asked * ((1.0 - min(kept, 1.0)) * a_row - rates.probed_rows) - built
 
 
 @dataclass(frozen=True)
@@ -241,7 +262,9 @@ class _Classes:
     def __init__(self, parts: Sequence[exp.Expr], tables: Mapping[str, str]) -> None:
         self._sets: dict[Column, set[Column]] = {}
         for part in parts:
-            if isinstance(part, exp.EQ) and all(isinstance(s, exp.Column) for s in (part.this, part.expression)):
+            if isinstance(part, exp.EQ) and all(
+                isinstance(s, exp.Column) for s in (part.this, part.expression)
+            ):
                 one, other = ((s.table, s.name) for s in (part.this, part.expression))
                 if one[0] in tables and other[0] in tables:
                     merged = self._sets.get(one, {one}) | self._sets.get(other, {other})
@@ -252,17 +275,33 @@ class _Classes:
         return sorted(self._sets.get(column, {column}))
 
 
-def _plain_tables(select: exp.Select) -> dict[str, str]:
+def _repeatable(part: exp.Expr) -> bool:
+    """Tell whether evaluating ``part`` a second time is cheap and gives the same."""
+    if is_volatile(part) or is_correlated(part):
+        return False
+    return not has_subquery(part) or (isinstance(part, exp.In) and isinstance(part.this, exp.Column))
+
+
+def broadcast(select: exp.Select) -> None:
+    """Have the only table of ``select`` broadcast: the engine knows the size of its files, not of its rows."""
+    alias = select.args["from_"].this.alias_or_name
+    hint = exp.Anonymous(this="BROADCAST", expressions=[exp.to_identifier(alias)])
+    select.set("hint", exp.Hint(expressions=[hint]))
+
+
+def plain_tables(select: exp.Select) -> dict[str, str]:
     """Return the tables and views that ``select`` joins, by alias."""
     start = select.args.get("from_")
     items = [start.this] if start is not None else []
     items += [j.this for j in select.args.get("joins") or ()]
     return {
-        t.alias_or_name: t.name for t in items if isinstance(t, exp.Table) and isinstance(t.this, exp.Identifier)
+        t.alias_or_name: t.name
+        for t in items
+        if isinstance(t, exp.Table) and isinstance(t.this, exp.Identifier)
     }
 
 
-def _subqueries(where: exp.Where) -> Iterator[exp.Select]:
+def subqueries_of(where: exp.Where) -> Iterator[exp.Select]:
     """Yield the SELECTs directly below the conditions of ``where``, not those inside them."""
     for select in list(where.find_all(exp.Select)):
         outer = select.parent_select
@@ -270,7 +309,7 @@ def _subqueries(where: exp.Where) -> Iterator[exp.Select]:
             yield select
 
 
-def _keys(inner: exp.Select, tables: Mapping[str, str]) -> Iterator[_Key]:
+def keys_of(inner: exp.Select, tables: Mapping[str, str]) -> Iterator[Key]:
     """Yield the equalities in the WHERE of ``inner`` between a column of its own and one of ``tables``."""
     where = inner.args.get("where")
     own = sources(inner)
@@ -278,6 +317,6 @@ def _keys(inner: exp.Select, tables: Mapping[str, str]) -> Iterator[_Key]:
         if not isinstance(part, exp.EQ):
             continue
         for a, b in ((part.this, part.expression), (part.expression, part.this)):
-            if isinstance(a, exp.Column) and isinstance(b, exp.Column):
-                if a.table in own and b.table not in own and b.table in tables:
-                    yield _Key(a, (b.table, b.name))
+            columns = isinstance(a, exp.Column) and isinstance(b, exp.Column)
+            if columns and a.table in own and b.table not in own and b.table in tables:
+                yield Key(a, (b.table, b.name))

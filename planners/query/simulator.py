@@ -4,16 +4,14 @@ It is a driver of ``Execution``: it reports starts, task counts, ends and shares
 drives a real engine, and carries out the actions that come back. Time is virtual.
 """
 
-import heapq
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from math import inf
 
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model import Share
-from ebbflow.planners.query.execution import Action, Cancel, Execution, Finish, Start
-from ebbflow.planners.query.packing import alignment
+from ebbflow.planners.query.execution import OVERDUE, Action, Cancel, Execution, Finish, Start
+from ebbflow.planners.query.packing import alignment, lead
 from ebbflow.planners.query.profiles import Profile
 from ebbflow.planners.query.qep import QueryExecutionPlan, Stage
 from ebbflow.planners.query.replanner import Replanner
@@ -74,9 +72,23 @@ class _Checkpointed(Execution):
             Replanner(family.plans, options.hysteresis, options.switch_cost, options.min_share_delta),
         )
         self.done_tasks: dict[str, int] = {}  # by physical_key
+        self.ages: dict[str, list[tuple[float, int]]] = {}  # by output_fp: (seconds, tasks) that run
 
     def state(self, now: float) -> ExecutionState:
-        return replace(super().state(now), done_tasks=self.done_tasks)
+        """Return what re-planning is told. An engine knows how long each of its tasks has run, so that the
+        time they have left, as estimated, is their mean."""
+        seen = super().state(now)
+        running = {
+            fp: replace(r, task_seconds_left=self._left(r.stage.duration, self.ages.get(fp, [])))
+            for fp, r in seen.running.items()
+        }
+        return replace(seen, running=running, done_tasks=self.done_tasks)
+
+    @staticmethod
+    def _left(duration: float, ages: list[tuple[float, int]]) -> float:
+        tasks = sum(n for _, n in ages)
+        left = sum(n * max(duration - age, OVERDUE * age) for age, n in ages)
+        return left / tasks if tasks else 0.0
 
     def forget(self, fp: str) -> None:
         """Lose the output of a stage whose consumer is complete."""
@@ -236,7 +248,8 @@ class _Simulation:
         self.outcome.decisions += 1
         if before is not None and execution.plan.id != before.plan.id:
             # what started just now is not what the new plan takes over
-            kept = {fp for fp in before.running if fp not in {a.stage.output_fp for a in actions if isinstance(a, Cancel)}}
+            stopped = {a.stage.output_fp for a in actions if isinstance(a, Cancel)}
+            kept = {fp for fp in before.running if fp not in stopped}
             depth = backtracking_depth(before, execution.plan, kept)
             self.outcome.switches.append(Switch(self.now, before.plan.id, execution.plan.id, depth))
         self._act(actions)
@@ -267,6 +280,9 @@ class _Simulation:
         """Report task counts, as an engine would when asked."""
         for fp, job in self.jobs.items():
             self.execution.on_progress(fp, job.stage.tasks, job.done, self.now, job.flying)
+        self.execution.ages = {
+            fp: [(self.now - b.start, b.count) for b in j.batches] for fp, j in self.jobs.items()
+        }
 
     # --- actions ------------------------------------------------------------------------------------------
 
@@ -321,21 +337,21 @@ class _Simulation:
         if not waiting or total[0] <= 0:
             return
         demands = [tuple(u / t for u, t in zip(j.unit, total, strict=True)) for j in waiting]
-        while True:
-            room = [self._room(j) for j in waiting]
-            if not any(room):
-                return
+        room = [self._room(j) for j in waiting]
+        while any(room):
             available = [f / t for f, t in zip(self.free, total, strict=True)]
-            best, value = -1, 0.0
-            for i, demand in enumerate(demands):
-                if room[i]:
-                    aligned = alignment(demand, available)
-                    if best < 0 or aligned > value + _TIE:
-                        best, value = i, aligned
-            rivals = sum(1 for r in room if r)
-            job = waiting[best]
-            count = room[best] if rivals == 1 else 1
-            self._launch(job, count)
+            values = [alignment(d, available) if r else -inf for d, r in zip(demands, room, strict=True)]
+            best = 0
+            for i, value in enumerate(values):
+                if value > values[best] + _TIE or values[best] == -inf:
+                    best = i
+            count = room[best]
+            for i, value in enumerate(values):
+                if i != best and value > -inf and count > 1:
+                    gap = values[best] - value
+                    count = min(count, lead(demands[best], demands[i], gap, first=best < i))
+            self._launch(waiting[best], count)
+            room = [self._room(j) if r else 0 for j, r in zip(waiting, room, strict=True)]
 
     def _room(self, job: _Job) -> int:
         """Return how many more tasks of a stage can start."""

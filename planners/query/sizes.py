@@ -1,6 +1,6 @@
 """Sizes of everything in a query: relations, joined subsets, and the views that other views read."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -8,9 +8,11 @@ from sqlglot import exp
 
 from ebbflow.planners.model import Catalogue, ColumnStatistics
 from ebbflow.planners.query.cardinality import Cardinalities, RelationInput
-from ebbflow.planners.query.joingraph import Column
+from ebbflow.planners.query.groups import having_fraction
+from ebbflow.planners.query.joingraph import Column, JoinGraph
+from ebbflow.planners.query.membership import member_values
 from ebbflow.planners.query.predicates import canonical, columns_of, conjuncts, has_subquery
-from ebbflow.planners.query.selectivity import UNKNOWN, conjunction, distinct_of
+from ebbflow.planners.query.selectivity import conjunction, distinct_of
 from ebbflow.planners.query.staging import Analysis, BlockId
 from ebbflow.planners.query.state import StageOutput
 from ebbflow.planners.query.views import View
@@ -102,6 +104,7 @@ class Sizes:
         for relation in graph.relations:
             if not relation.is_view:
                 measured.update(self._of_alias(relation.source, relation.alias))
+        measured |= self._memberships(view, graph, inputs)
         actuals = {}
         if self.actuals:
             for mask in range(1, graph.everything + 1):
@@ -112,6 +115,34 @@ class Sizes:
         return Cardinalities(
             graph, inputs, selectivities=measured, actuals=actuals, outputs=sorted(block.top_columns)
         )
+
+    def _memberships(self, view: View, graph: JoinGraph, inputs: Sequence[RelationInput]) -> dict[str, float]:
+        """Return what fraction of a relation's rows each ``column IN (SELECT ...)`` keeps: the values it admits
+        over those there are, all taken to be among them."""
+        out: dict[str, float] = {}
+        for predicate in graph.predicates:
+            node = predicate.expression.unnest()
+            if not predicate.subquery or len(predicate.columns) != 1 or not isinstance(node, exp.In):
+                continue
+            alias, name = next(iter(predicate.columns))
+            given = inputs[graph.index[alias]]
+            whole = given.columns.get(name, ColumnStatistics()).distinct
+            members = member_values(
+                node,
+                lambda source: self.relation(view, source),
+                lambda source, name, parts: self._fraction(view, source, name, parts),
+            )
+            if whole and members is not None and isinstance(node.this, exp.Column):
+                out[predicate.text] = min(members.distinct / whole, 1.0)
+        return out
+
+    def _fraction(self, view: View, source: str, alias: str, parts: Sequence[exp.Expr]) -> float:
+        """Return the fraction of a relation's rows that conditions on it alone keep, measured where it was."""
+        if not parts:
+            return 1.0
+        found = self._of_alias(source, alias).get(conjuncts_key(parts))
+        columns = self.relation(view, source).columns
+        return conjunction(parts, lambda c: columns.get(c[1])) if found is None else found
 
     def _of_alias(self, table: str, alias: str) -> Mapping[str, float]:
         return self.selectivities.get(f"{table.lower()} {alias}", {})
@@ -148,7 +179,7 @@ class Sizes:
             grouped = 1.0
         having = select.args.get("having")
         if having is not None:
-            grouped = max(grouped * UNKNOWN, 1.0)
+            grouped = max(grouped * having_fraction(having.this, joined / max(grouped, 1.0), lookup), 1.0)
         output = grouped
         limit = select.args.get("limit")
         if isinstance(limit, exp.Limit) and limit.expression is not None and limit.expression.is_int:

@@ -5,10 +5,10 @@ of a column that the tables are stored in the order of, so that each slice reads
 borders come from Parquet footers (``infra.clustering``). Columns made equal by joins are divided together, so two
 tables in the order of a common key are both read once in all. What is not divided is read again by every slice.
 
-How many slices: with total time T, a fixed cost o and R seconds repeated per slice, a rate λ of losses and
-ρ and σ as in ``cuts``, m slices take
+How many slices: two run side by side, so that the fixed cost o of one hides behind the work of the other. With
+total time T, R seconds repeated per slice, a rate λ of losses and ρ and σ as in ``cuts``, m slices take
 
-    E(m) = T + (m − 1)·R + m·o + m · λ·(ρ + σ)·L²/2,    L = (T + (m − 1)·R) / m + o
+    E(m) = T + (m − 1)·R + m/2 · (o + λ·(ρ + σ)·L²/2),    L = (T + (m − 1)·R) / (m/2) + o
 
 (Young 1974 finds the optimal interval between checkpoints in the same way).
 """
@@ -28,7 +28,7 @@ from ebbflow.planners.query.relations import RelationInput
 COUNTS = (2, 4, 8, 16)  # slices a stage may have; ``ColumnStatistics.reads`` follows them
 _TYPES = ("tinyint", "smallint", "int", "bigint", "date")
 _WORTH = 0.02  # a division must save this fraction of the expected time
-_AT_ONCE = 2  # slices that run side by side, so that the fixed cost of one hides behind the other
+_AT_ONCE = 2  # slices that run side by side
 
 
 @dataclass(frozen=True)
@@ -109,9 +109,9 @@ def divide(
     reread: Callable[[int], float],
     overhead: float,
     share: Share,
-    at_once: int = _AT_ONCE,
+    counts: Sequence[int] = COUNTS,
 ) -> Division:
-    """Return the best number of slices for a stage, 1 for none.
+    """Return the best number of slices for a stage, 1 for none; with a single one in ``counts``, that.
 
     ``seconds`` is the stage's time on the share, ``repeated`` what each further slice computes again, ``reread``
     gives the seconds of reading more of the divided tables than once by number of slices, ``overhead`` the fixed
@@ -119,12 +119,12 @@ def divide(
     """
     whole = seconds + overhead + rework_seconds(seconds + overhead, share)
     best = Division(1, whole, whole)
-    for slices in COUNTS:
+    for slices in counts:
         total = seconds + (slices - 1) * repeated + reread(slices)
-        length = total / slices * min(at_once, slices) + overhead
-        rework = rework_seconds(length, share) * slices / min(at_once, slices)
-        expected = total + overhead * (1 + slices / min(at_once, slices)) + rework
-        if expected < best.seconds - _WORTH * whole:
+        rounds = slices / _AT_ONCE
+        length = total / rounds + overhead
+        expected = total + rounds * (overhead + rework_seconds(length, share))
+        if len(counts) == 1 or expected < best.seconds - _WORTH * whole:
             best = Division(slices, expected, whole)
     return best
 

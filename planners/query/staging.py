@@ -69,17 +69,21 @@ class Analysis:
 
         They stand in outer joins, in other subqueries, or are the only table of a SELECT.
         """
-        out = {}
-        for view in self.chain.views:
-            names = Counter(_named(view.query))
-            for key in self.blocks_of(view.name):
-                graph = self.blocks[key].graph
-                names.subtract(r.source for r in graph.relations)
-                for predicate in graph.predicates:
-                    if predicate.subquery and not predicate.implied:
-                        names.subtract(_named(predicate.expression))
-            out[view.name] = frozenset(n for n, count in names.items() if count > 0)
-        return out
+        return {view.name: self._strangers(view.name, view.query) for view in self.chain.views}
+
+    def strangers_below(self, view: str) -> frozenset[str]:
+        """Return those of a view's strangers that its partial result reads."""
+        return self._strangers(view, self.splits[view].partial)
+
+    def _strangers(self, view: str, query: exp.Expr) -> frozenset[str]:
+        names = Counter(_named(query))
+        for key in self.blocks_of(view):
+            graph = self.blocks[key].graph
+            names.subtract(r.source for r in graph.relations)
+            for predicate in graph.predicates:
+                if predicate.subquery and not predicate.implied:
+                    names.subtract(_named(predicate.expression))
+        return frozenset(n for n, count in names.items() if count > 0)
 
     @cached_property
     def splits(self) -> Mapping[str, Split]:
@@ -197,7 +201,7 @@ class Staging:
 
     def _partial_unit(self, view: View, known: Mapping[str, Unit]) -> Unit:
         reads = _Reads()
-        self._read_view(view, reads)
+        self._read_view(view, reads, self.analysis.strangers_below(view.name))
         return self._unit(view.name, self.analysis.partial_fp(view.name), reads, known, partial=True)
 
     def _unit(
@@ -250,10 +254,10 @@ class Staging:
                 for name in _named(predicate.expression):
                     self._read_source(view, name, reads)
 
-    def _read_view(self, view: View, reads: _Reads) -> None:
+    def _read_view(self, view: View, reads: _Reads, strangers: frozenset[str] | None = None) -> None:
         for key in self.analysis.blocks_of(view.name):
             self._read_tree(key, self.choice.trees[key], reads)
-        for name in sorted(self.analysis.strangers[view.name]):
+        for name in sorted(self.analysis.strangers[view.name] if strangers is None else strangers):
             self._read_source(view, name, reads)
 
     def _read_source(self, view: View, name: str, reads: _Reads) -> None:

@@ -25,6 +25,7 @@ from ebbflow.planners.query.parse import (
     outside_tables,
     qualified_copy,
 )
+from ebbflow.planners.query.restriction import restrict_views
 
 ROOT = "Result"  # the name of the last view; qualified names are lower case, so no other has it
 
@@ -121,7 +122,7 @@ def _flattened(query: exp.Query) -> exp.Query:
     for select in _unmergeable(separated):
         select.set("kind", KEPT)
     # once more: conditions have come together with the joins that they simplify
-    return simplify_outer_joins(_unmarked(merge_subqueries(separated)))
+    return restrict_views(simplify_outer_joins(_unmarked(merge_subqueries(separated))))
 
 
 def _unmarked(query: exp.Query) -> exp.Query:

@@ -98,12 +98,12 @@ class Family:
 class Variety:
     """For which shares a family's plans are made. Their union is thinned to ``keep``."""
 
-    containers: tuple[float, ...] = (60.0, 200.0, 600.0)
-    widths: tuple[float, ...] = (1.0, 4.0, 8.0)  # containers' memory that a task may take
+    containers: tuple[float, ...] = (24.0, 60.0, 200.0, 600.0)
+    widths: tuple[float, ...] = (1.0, 8.0)  # containers' memory that a task may take
     keep: int = 8  # plans a family (QOOP, 5.3)
     trees: int = 6  # join trees a block
-    grains: tuple[float, ...] = (1.0,)  # how many tasks a stage is cut into, times the cost model's number
-    grain_work: float = 1.3  # work of a stage that is cut 4 times finer, over its work as it is
+    grains: tuple[float, ...] = (0.25, 1.0, 4.0)  # tasks of a stage, times the cost model's number
+    grain_work: float = 1.3  # work of a stage cut into 4 times the tasks, over its work as it is
 
 
 def calibrated(families: Sequence[Family], mean: float, share: Share) -> tuple[Family, ...]:
@@ -141,11 +141,9 @@ def family(
     for width in wanted.widths:
         for containers in wanted.containers:
             for plan in planner.candidates(bed.planning(containers, width)):
-                for grain in wanted.grains:
-                    cut = [_bare(s, grain, wanted.grain_work) for s in plan.stages]
-                    stages = tuple(known.setdefault(s.physical_key, s) for s in cut)
-                    keys = tuple(sorted(s.physical_key for s in stages))
-                    pool.setdefault(keys, QueryExecutionPlan("", stages, plan.shape))
+                stages = tuple(known.setdefault(s.physical_key, _bare(s)) for s in plan.stages)
+                keys = tuple(sorted(s.physical_key for s in stages))
+                pool.setdefault(keys, QueryExecutionPlan("", stages, plan.shape))
     kept = _distinct(list(pool.values()), [bed.share(c) for c in wanted.containers], wanted.keep)
     named = tuple(replace(p, id=f"{name}/{i}") for i, p in enumerate(kept, 1))
     return Family(
@@ -153,19 +151,42 @@ def family(
     )
 
 
-def _bare(stage: Stage, grain: float, grain_work: float) -> Stage:
-    """Return what simulators need of a stage, cut ``grain`` times as finely.
+def varied(of: Family, testbed: Testbed | None = None, variety: Variety | None = None) -> Family:
+    """Return the family with every plan in each degree of parallelism of ``variety``, thinned as in ``family``.
 
-    More tasks finish sooner where there is room for them, but each has to start, to build its own tables and
-    to write its own part of every shuffle: work grows by ``grain_work`` with every fourfold cut.
+    QOOP's physical variants (reference section 5.3): a stage cut into more tasks ends sooner where there is
+    room for them, but each task has to start, to build its own tables and to write its own part of every
+    shuffle, so that the work grows.
     """
+    bed, wanted = testbed or Testbed(), variety or Variety()
+    known: dict[str, Stage] = {}
+
+    def cut(stage: Stage, grain: float) -> Stage:
+        made = _cut(stage, grain, wanted.grain_work)
+        return known.setdefault(made.physical_key, made)
+
+    pool = [
+        replace(p, stages=tuple(cut(s, g) for s in p.stages)) for p in of.plans for g in wanted.grains
+    ]
+    kept = _distinct(pool, [bed.share(c) for c in wanted.containers], wanted.keep)
+    named = tuple(replace(p, id=f"{of.name}/{i}") for i, p in enumerate(kept, 1))
+    return replace(of, plans=named, alternatives=of.alternatives * len(wanted.grains))
+
+
+def _cut(stage: Stage, grain: float, grain_work: float) -> Stage:
+    """Return ``stage`` in ``grain`` times as many tasks; a fourfold cut multiplies its work by ``grain_work``."""
     tasks = max(round(stage.tasks * grain), 1)
+    if tasks == stage.tasks:
+        return stage
     work = stage.tasks * stage.duration * grain_work ** log(tasks / stage.tasks, 4)
-    key = stage.physical_key if grain == 1 else f"{stage.physical_key}x{grain:g}"
     return replace(
-        stage, physical_key=key, tasks=tasks, duration=work / tasks,
-        statement=Text(""), logical="", covers=frozenset(), tables=(), work=Work(),
-    )  # fmt: skip
+        stage, physical_key=f"{stage.physical_key}x{tasks}", tasks=tasks, duration=work / tasks
+    )
+
+
+def _bare(stage: Stage) -> Stage:
+    """Return what simulators need of a stage."""
+    return replace(stage, statement=Text(""), logical="", covers=frozenset(), tables=(), work=Work())
 
 
 def _distinct(
@@ -198,8 +219,8 @@ def synthetic(
     testbed: Testbed | None = None,
     variety: Variety | None = None,
 ) -> tuple[Family, ...]:
-    """Return families of ``count`` random queries: snowflakes of one table of
-    10^8 to 10^9.3 rows and others of 10^3.5 to 10^8.
+    """Return families of ``count`` random queries: trees of joins between tables
+    of 10^6.5 to 10^8.5 rows.
 
     ``relations`` bounds the tables of a query, both included. At least two plans a family; reproducible
     from ``rng``.
@@ -212,7 +233,8 @@ def synthetic(
     out: list[Family] = []
     for _ in range(50 * count):
         text, catalogue = _random_query(rng, int(rng.integers(low, high + 1)))
-        made = family(f"synthetic-{len(out) + 1}", text, catalogue, testbed, variety)
+        planned = family(f"synthetic-{len(out) + 1}", text, catalogue, testbed, variety)
+        made = varied(planned, testbed, variety)
         if len(made.plans) > 1:
             out.append(made)
         if len(out) == count:
@@ -221,19 +243,18 @@ def synthetic(
 
 
 def _random_query(rng: np.random.Generator, relations: int) -> tuple[str, Catalogue]:
-    """Return a query whose join graph is a random tree, and its tables. Each edge joins a key with a foreign
-    key of a larger table, so that results do not explode."""
-    fact = rng.uniform(8, 9.3)
-    rows = sorted((float(round(10 ** rng.uniform(3.5, 8))) for _ in range(relations - 1)), reverse=True)
-    rows.insert(0, float(round(10**fact)))
+    """Return a query whose join graph is a random tree, and its tables. Every row of the smaller side of an
+    edge meets one of the larger, so that results do not explode."""
+    rows = [float(round(10 ** rng.uniform(6.5, 8.5))) for _ in range(relations)]
     columns: list[dict[str, ColumnStatistics]] = [
         {"v": ColumnStatistics(100.0, 0.0, 0.0, 100.0)} for _ in range(relations)
     ]
     conditions = []
     for i in range(1, relations):
         parent = int(rng.integers(0, i))
+        distinct = max(rows[i], rows[parent])
         for end in (i, parent):
-            columns[end][f"k{i}"] = ColumnStatistics(rows[i], 0.0, 0.0, rows[i])
+            columns[end][f"k{i}"] = ColumnStatistics(min(rows[end], distinct), 0.0, 0.0, distinct)
         conditions.append(f"t{i}.k{i} = t{parent}.k{i}")
     filtered = [i for i in range(relations) if rng.random() < 0.6]
     conditions += [f"t{i}.v < {int(rng.integers(2, 60))}" for i in filtered]

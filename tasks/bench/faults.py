@@ -21,7 +21,7 @@ class Faults:
     Who leaves is drawn from ``seed`` among the workers that are up, so it is the same for every system as long
     as they have the same workers. ``notices``: whether Spark and Ebbflow are told of a notice; without, who has
     one just vanishes at its end. A worker that is wanted back is started at the change and takes its time; a
-    change waits until the one before is carried out.
+    change's time runs from when the one before had been carried out.
     """
 
     def __init__(
@@ -59,20 +59,22 @@ class Faults:
 
     def _run(self) -> None:
         try:
+            since = 0.0
             for change in self._changes:
-                if not self._carry_out(change):
+                if not self._carry_out(change, since + change.after):
                     return
+                since = self._now()
         except EbbflowError as error:
             self.problem = str(error)
 
-    def _carry_out(self, change: Change) -> bool:
+    def _carry_out(self, change: Change, at: float) -> bool:
         """Return whether the schedule goes on."""
         leaving = self._dice.sample(self._up, max(0, len(self._up) - change.workers))
         if leaving and change.notice and self._notices:
-            if self._wait_until(change.at - change.notice):
+            if self._wait_until(at - change.notice):
                 return False
-            self._each(leaving, lambda node: self._warn(node, change.at, len(self._up) - len(leaving)))
-        if self._wait_until(change.at):
+            self._each(leaving, lambda node: self._warn(node, at, len(self._up) - len(leaving)))
+        if self._wait_until(at):
             return False
         self._up = [node for node in self._up if node not in leaving]
         self._each(leaving, self._kill)

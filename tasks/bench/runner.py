@@ -30,7 +30,6 @@ from ebbflow.tasks.planning import Prepared, prepare
 from ebbflow.tasks.request import QueryRequest
 from ebbflow.tasks.verify import oracle
 
-BASELINES = 3  # undisturbed runs of plain Spark whose median scales a query's schedules
 _LEAST_TIMEOUT, _TIMEOUT_SPANS = 180.0, 20.0  # a run is given up after so many seconds and spans
 _FIRST_TIMEOUT = 3600.0  # while nothing is known of a query
 _RESTARTS = 3  # of a cluster that has broken
@@ -60,6 +59,8 @@ class Bench:
     clock: Clock
     listener: Listener
     time_limit: float = float("inf")  # seconds
+    rehearsals: int = 2  # rounds on a new application that do not count: nothing is compiled yet
+    baselines: int = 3  # undisturbed runs of plain Spark whose median scales a query's schedules
     _texts: dict[Query, str] = field(default_factory=dict)
     _answers: dict[Query, Any] = field(default_factory=dict)
     _relations: dict[Suite, list[Relation]] = field(default_factory=dict)
@@ -157,9 +158,10 @@ class Bench:
             for suite, relations in self._relations.items():
                 self._say(f"{suite}: registering tables" + (", analysing them" if self._analyses else ""))
                 rig.register(suite, relations, self._scratch, analyse=self._analyses)
+            self._rehearse(rig)
             for query in self.plan.queries:
                 if query.name not in self._journal.spans:
-                    if self._late(len(self.plan.systems) + BASELINES):
+                    if self._late(len(self.plan.systems) + self.baselines):
                         return False
                     self._baseline(rig, query)
             for runs in self.plan.rounds():
@@ -175,13 +177,19 @@ class Bench:
     def _analyses(self) -> bool:
         return "spark-cbo" in self.plan.systems
 
+    def _rehearse(self, rig: Rig) -> None:
+        for number in range(self.rehearsals):
+            for system in self.plan.systems:
+                self._say(f"rehearsal {number + 1} of {self.rehearsals}: {system}")
+                self._one(rig, Run(self.plan.queries[0], "none", -1, system), 0, 0.0)
+
     def _baseline(self, rig: Rig, query: Query) -> None:
         """Let every system run the query once, then measure plain Spark; its median scales the schedules."""
-        order: list[System] = [*self.plan.systems, *(["spark"] * BASELINES)]  # type: ignore[list-item]
+        order: list[System] = [*self.plan.systems, *(["spark"] * self.baselines)]  # type: ignore[list-item]
         walls = []
         for number, system in enumerate(order):
             run = Run(query, "none", -1, system)
-            record = self._one(rig, run, number, 0.0)
+            record = self._counted(rig, run, number, 0.0)
             self._journal.add_baseline(record)
             self._report(record)
             if number >= len(self.plan.systems):
@@ -193,14 +201,19 @@ class Bench:
         self._journal.add_span(query, statistics.median(walls))
 
     def _timed(self, rig: Rig, run: Run, order: int) -> None:
-        record = self._one(rig, run, order, self._journal.spans[run.query.name])
+        record = self._counted(rig, run, order, self._journal.spans[run.query.name])
         self._journal.add(record)
         self._report(record)
 
-    def _one(self, rig: Rig, run: Run, order: int, span: float) -> Record:
-        """Run once on a restored cluster, with the schedule's changes, and return what came of it."""
+    def _counted(self, rig: Rig, run: Run, order: int, span: float) -> Record:
         started = self.clock.now()
         self._say(self._words(run))
+        record = self._one(rig, run, order, span)
+        self._spent += self.clock.now() - started
+        return record
+
+    def _one(self, rig: Rig, run: Run, order: int, span: float) -> Record:
+        """Run once on a restored cluster, with the schedule's changes, and return what came of it."""
         rig.warm_with(run.query.suite, self._relations[run.query.suite])
         rig.restore()
         folder = Path(tempfile.mkdtemp(prefix="run-", dir=self._scratch))
@@ -230,7 +243,6 @@ class Bench:
         metrics = self._measured(window, outcome)
         right, difference = self._judge(run.query, outcome)
         shutil.rmtree(folder, ignore_errors=True)
-        self._spent += self.clock.now() - started
         notes = [outcome.note, f"schedule: {faults.problem}" if faults and faults.problem else ""]
         return Record.of(
             run,
@@ -275,7 +287,7 @@ class Bench:
         """Return the number of runs that are missing."""
         rounds = sum(len(runs) for runs in self.plan.rounds() if not self._journal.done(runs))
         fresh = sum(q.name not in self._journal.spans for q in self.plan.queries)
-        return rounds + fresh * (len(self.plan.systems) + BASELINES)
+        return rounds + fresh * (len(self.plan.systems) + self.baselines)
 
     def _eta(self) -> float | None:
         return self._left() * self._spent / self._done if self._done else None

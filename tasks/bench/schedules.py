@@ -1,13 +1,13 @@
 """What happens to a cluster during a run: when how many workers are there, the same for every system.
 
-Times are seconds after a query's text is handed over, scaled by ``span``: the median time that plain Spark
-takes for the query on the undisturbed cluster.
+Times are in seconds, scaled by ``span``: the median time that plain Spark takes for the query on the
+undisturbed cluster.
 """
 
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import cycle, islice, pairwise
+from itertools import cycle, pairwise
 from typing import Literal, get_args
 
 from ebbflow.planners.errors import OptionError
@@ -18,26 +18,32 @@ SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)
 _NOTICE_SHARE = 0.1  # of the span
 _LEAST_NOTICE = 2.0  # seconds
 _GAP = (1 / 12, 1 / 4)  # of the span, between two changes; the mean lets a cycle of five end within it
+_LEAST_GAP = 4.0  # seconds: an executor needs some to start, and one that never works is no capacity
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """From ``at`` on, ``workers`` are wanted; who must leave is warned ``notice`` seconds before."""
+    """``after`` seconds ``workers`` are wanted; who must leave is warned ``notice`` seconds before.
 
-    at: float
+    Time runs from the moment at which the change before had been carried out, the query's hand-over for the first:
+    a worker that comes back takes seconds to start, and each level is to be held for as long as the schedule says.
+    """
+
+    after: float
     workers: int
     notice: float = 0.0
 
 
 def changes(name: Schedule, span: float, workers: int, seed: str = "") -> Iterator[Change]:
-    """Return the changes of schedule ``name`` in order of time; the volatile ones never end.
+    """Return the changes of schedule ``name`` in order; the volatile ones never end.
 
     * none: nothing happens.
     * kill: one worker vanishes at half of ``span``. notice: the same, announced a tenth of ``span`` before,
       at least two seconds.
     * volatile: with three workers 3 → 1 → 3 → 2 → 1 → 3, again and again. The times between changes are
-      uniform from a twelfth to a quarter of ``span``, drawn from ``seed``: a cycle takes five sixths of
-      ``span`` on average. volatile-notice: the same, with the notice period above for all that leave.
+      uniform from a twelfth to a quarter of ``span``, drawn from ``seed``, but at least four seconds: a cycle
+      takes five sixths of ``span`` on average, and what workers take to start. volatile-notice: the same, with
+      the notice period above for all that leave.
 
     Raises ``OptionError`` for an unknown name, a span that is not positive, or too few workers to lose one.
     """
@@ -64,7 +70,7 @@ def hazard(name: Schedule, span: float, workers: int) -> float | None:
         return 3600.0 / (workers * span)
     levels = [workers, *_levels(workers)]
     losses = sum(max(0, a - b) for a, b in pairwise(levels))
-    gap = span * sum(_GAP) / 2
+    gap = max(_LEAST_GAP, span * sum(_GAP) / 2)
     return 3600.0 * losses / (gap * sum(levels[:-1]))
 
 
@@ -82,14 +88,6 @@ def _levels(workers: int) -> tuple[int, ...]:
 
 
 def _volatile(span: float, workers: int, notice: float, dice: random.Random) -> Iterator[Change]:
-    at = 0.0
     for level in cycle(_levels(workers)):
-        gap = span * dice.uniform(*_GAP)
-        yield Change(at + gap, level, min(notice, gap))
-        at += gap
-
-
-def words(name: Schedule, span: float, workers: int, seed: str = "") -> str:
-    """Return the first changes in one line: ``1 at 4.2 s, 3 at 9.0 s``."""
-    first = islice(changes(name, span, workers, seed), 5)
-    return ", ".join(f"{c.workers} at {c.at:.1f} s" for c in first) or "no change"
+        gap = max(_LEAST_GAP, span * dice.uniform(*_GAP))
+        yield Change(gap, level, min(notice, gap))

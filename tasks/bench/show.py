@@ -16,6 +16,7 @@ from ebbflow.tasks.report import write_text
 from ebbflow.tasks.wording import number_text, plural, shorten
 
 JSON_FILE, PICTURE = "sql.json", "sql-cdf.svg"
+_EVENTS = 12  # shown in a run's line
 
 
 def write_summary(summary: dict[str, Any], folder: Path) -> tuple[Path, Path]:
@@ -46,6 +47,10 @@ def ratio_text(value: Any) -> str:
     return "∞" if math.isinf(found) else "0 (plain failed)" if found == 0 else f"{found:.2f}"
 
 
+def _figure(value: Any) -> str:
+    return "–" if value is None else number_text(number(value))
+
+
 def print_summary(summary: dict[str, Any], console: Console) -> None:
     """Print cases, schedules, bars and losses."""
     if not summary["cases"]:
@@ -66,7 +71,7 @@ def print_summary(summary: dict[str, Any], console: Console) -> None:
             bar["holds"]
         ]
         sign = "≥" if bar["at_least"] else "≤"
-        console.print(f"{verdict}  {bar['name']}: {ratio_text(bar['value'])} ({sign} {bar['bar']:.2f})")
+        console.print(f"{verdict}  {bar['name']}: {_figure(bar['value'])} ({sign} {bar['bar']:.2f})")
     for case in summary["cases"]:
         if case["loss"]:
             name = f"{case['suite']} Q{case['query']}, {case['schedule']}"
@@ -111,8 +116,8 @@ def _schedules(summary: dict[str, Any]) -> Table:
         "failed", box=None, header_style="bold",
     )  # fmt: skip
     for row in summary["schedules"]:
-        share = ", ".join(f"{s} {ratio_text(v) if v else '0'}" for s, v in row["wasted_share"].items())
-        failed = ", ".join(f"{s} {n}" for s, n in row["failed"].items() if n) or "none"
+        share = "\n".join(f"{s} {_figure(v)}" for s, v in row["wasted_share"].items())
+        failed = "\n".join(f"{s} {n}" for s, n in row["failed"].items() if n) or "none"
         table.add_row(
             row["suite"],
             row["schedule"],
@@ -139,7 +144,9 @@ def record_line(record: Record) -> str:
             f"  planning {figures['planning']:.1f} s, {figures['task_seconds']:.1f} task-s"
             f" ({figures['wasted']:.1f} wasted), {figures['stages']:.0f} stages"
         )
-    events = " ".join(f"{h.what}@{h.at:.1f}" for h in record.happenings)
+    events = " ".join(f"{h.what}@{h.at:.1f}" for h in record.happenings[:_EVENTS])
+    if len(record.happenings) > _EVENTS:
+        events += f" and {len(record.happenings) - _EVENTS} more"
     name = f"{record.suite} Q{record.query} {record.schedule}"
     which = "baseline" if record.pair < 0 else f"#{record.pair + 1}"
     return f"{name} {which} [bold]{record.system}[/] {record.wall:.2f} s {verdict}{cost}" + (

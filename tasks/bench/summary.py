@@ -245,6 +245,7 @@ def _system(runs: Sequence[Record]) -> dict[str, Any]:
         "failed": [r.error for r in runs if not r.ok],
         "wrong": [r.error for r in runs if r.right is False],
         "statements": statistics.median(r.statements for r in runs),
+        "losses": sum(h.what == "kill" for r in runs for h in r.happenings),  # of workers, during all runs
         "switches": sum(r.switches for r in runs),
         **figures,
     }

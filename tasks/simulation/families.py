@@ -8,6 +8,8 @@ from math import isfinite
 from pathlib import Path
 from statistics import median
 
+from pyarrow.fs import LocalFileSystem
+
 from ebbflow.infra import files, statistics, tables
 from ebbflow.infra.errors import TableError
 from ebbflow.planners.errors import OptionError, PlanningError
@@ -17,7 +19,7 @@ from ebbflow.planners.query.workloads import Family, Testbed, Variety, decode, e
 
 STORED = "tpcds-sf500.json.gz"
 SCALE = 500.0  # QOOP, section 8
-ABSURD = 100.0  # times the median: a family whose plans take longer rests on a cardinality gone wrong
+ABSURD = 20.0  # times the median: a family whose plans take longer rests on a cardinality gone wrong
 
 
 def stored() -> tuple[Family, ...]:
@@ -29,7 +31,7 @@ def stored() -> tuple[Family, ...]:
 def chosen(families: Sequence[Family], count: int = 50, testbed: Testbed | None = None) -> tuple[Family, ...]:
     """Return the ``count`` families with the most alternative plans, in their own order (QOOP, section 8).
 
-    Left out are families of one plan and those whose plans take over 100 times the median on the whole
+    Left out are families of one plan and those whose plans take over 20 times the median on the whole
     testbed. Ties go to more joins, then to the order given.
     """
     bed = testbed or Testbed()
@@ -75,4 +77,4 @@ def plan(
 def save(families: Sequence[Family], path: Path) -> None:
     """Write families as ``stored`` reads them; equal families give equal bytes."""
     text = json.dumps(encode(families), separators=(",", ":"))
-    files.write_bytes(path, gzip.compress(text.encode(), 9, mtime=0))
+    files.write_atomic(LocalFileSystem(), "file", str(path), gzip.compress(text.encode(), 9, mtime=0))

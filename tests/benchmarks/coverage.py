@@ -21,6 +21,7 @@ from typing import Any, cast
 from rich.console import Console
 
 from ebbflow.flows.data_cli import tpcds_tables, tpch_tables
+from ebbflow.flows.options import parse_settings
 from ebbflow.infra.benchmark_data import default_folder
 from ebbflow.infra.clock import SystemClock
 from ebbflow.planners.errors import EbbflowError
@@ -53,6 +54,9 @@ def main() -> None:
     parser.add_argument("--engine", default="duckdb,spark")
     parser.add_argument("--scale", type=float, default=1.0)
     parser.add_argument("--master", default="local[2]")
+    parser.add_argument(
+        "--conf", action="append", default=[], help="a Spark setting: key=value", metavar="K=V"
+    )
     parser.add_argument("--policies", default="qoop")
     parser.add_argument("--cuts", default="cost,every-join", help="cost, every-join, none, or several")
     parser.add_argument("--queries", default="", help="numbers, such as 1,5,72; all when empty")
@@ -116,7 +120,8 @@ def run(arguments: argparse.Namespace, work: Path) -> None:
                     todo.append((query, policy, cuts, work / name))
         if not todo:
             continue
-        base = QueryRequest("SELECT 1", tables=".", engine=engine, master=arguments.master)
+        conf = parse_settings(arguments.conf)
+        base = QueryRequest("SELECT 1", tables=".", engine=engine, master=arguments.master, conf=conf)
         with (
             tempfile.TemporaryDirectory(prefix="ebbflow-coverage-") as store,
             opened_engine(base, clock) as opened,
@@ -178,6 +183,7 @@ def _one(
             for b in (report.blocks if report else ())
         ],
         "notes": list(report.problems) if report else [],
+        "conf": arguments.conf,
         "load": round(os.getloadavg()[0], 1),
         **planned,
     }

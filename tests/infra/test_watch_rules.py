@@ -11,8 +11,10 @@ from spark_payloads import driver, executor, master, worker
 from ebbflow.infra.errors import EngineUnavailableError
 from ebbflow.infra.spark import watch as watch_module
 from ebbflow.infra.spark.master_api import parse_executors, parse_workers, states_by_host
+from ebbflow.infra.spark.settings import ExecutorShape
 from ebbflow.infra.spark.state import ClusterState, NodeRecord
 from ebbflow.infra.spark.watch import ExecutorWatch
+from ebbflow.planners.model import Resources
 
 MASTER = "spark://127.0.0.1:23660"
 ONE, TWO = "127.0.0.2", "127.0.0.3"
@@ -235,3 +237,70 @@ def test_records_follow_the_state_file(world: World) -> None:
     assert world.state is not None
     world.state = replace(world.state, nodes=(NodeRecord("worker-1", ONE, phase="killed"),))
     assert ids(watch.capacity()) == []
+
+
+# --- the whole cluster, for queries that share it -----------------------------------------------------------
+
+SHAPE = ExecutorShape(1, "600m")
+
+
+def app(name: str = "somebody", cores: int = 1, **changes: Any) -> dict[str, Any]:
+    return {"id": "app-9", "name": name, "cores": cores, "duration": 60_000} | changes
+
+
+def test_capacity_is_the_clusters_and_not_what_the_application_happens_to_hold(world: World) -> None:
+    world.cluster(NodeRecord("worker-1", ONE, phase="up"), NodeRecord("worker-2", TWO, phase="up"))
+    world.master = master(worker(ONE), worker(TWO)) | {"activeapps": []}
+    world.executors = [driver(), executor("0", ONE)]
+    watch = world.watch(shape=SHAPE)
+    both = watch.capacity()
+    assert (ids(both), both.cores, watch.held) == (["worker-1", "worker-2"], 2, 1)
+    assert both.slot == Resources(1.0, SHAPE.usable_memory)
+    world.executors = [driver()]
+    assert watch.capacity().same_nodes(both)
+    assert (watch.held, watch.losses) == (0, 0)
+
+
+def test_a_worker_counts_with_the_executors_that_fit_it(world: World) -> None:
+    world.cluster()
+    big = {"cores": 4, "coresused": 0, "memory": 2048}
+    world.master = master(worker(ONE, **big), worker(TWO, memory=512)) | {"activeapps": []}
+    capacity = world.watch(shape=SHAPE).capacity()
+    assert [(n.host, n.cores) for n in capacity.nodes] == [(ONE, 3)]
+    assert capacity.memory == pytest.approx(3 * SHAPE.usable_memory, abs=1e-5)
+
+
+def test_dead_and_killed_workers_are_gone_and_warned_ones_noticed(world: World) -> None:
+    three = "127.0.0.4"
+    world.cluster(NodeRecord("worker-1", ONE, phase="killed"))
+    workers = worker(ONE), worker(TWO, "DEAD"), worker(three, "DECOMMISSIONED")
+    world.master = master(*workers) | {"activeapps": []}
+    capacity = world.watch(shape=SHAPE).capacity()
+    assert (ids(capacity), [n.node_id for n in capacity.notices]) == ([three], [three])
+    assert capacity.usable == ()
+
+
+@pytest.mark.parametrize(
+    ("application", "cores"),
+    [
+        (app(), 1),
+        (app("ebbflow"), 1),  # ours, but without a claim on this cluster's shares
+        (app("ebbflow", duration=2_000), 2),  # about to make its claim
+        (app(id="app-1"), 2),  # this one
+        (app(id="app-2"), 2),  # shares by agreement
+        (app(cores=5), 0),
+    ],
+)
+def test_what_strangers_hold_is_not_there_to_be_shared(
+    world: World, application: dict[str, Any], cores: int
+) -> None:
+    world.cluster()
+    world.master = master(worker(ONE), worker(TWO)) | {"activeapps": [application]}
+    watch = world.watch(shape=SHAPE)
+    watch.ally(frozenset({"app-2"}))
+    assert (watch.capacity().cores, watch.losses) == (cores, 0)
+
+
+def test_without_a_master_that_answers_the_own_executors_count(world: World) -> None:
+    world.executors = [driver(), executor("0", ONE)]
+    assert ids(world.watch(shape=SHAPE).capacity()) == [ONE]

@@ -10,6 +10,7 @@ from ebbflow.infra.clock import SystemClock
 from ebbflow.infra.duckdb import DuckDbEngine
 from ebbflow.infra.errors import StageCancelledError
 from ebbflow.infra.protocols import Relation, StageJob, StageProgress, StageResult
+from ebbflow.infra.slices import SliceIndex
 from ebbflow.infra.storage import ParquetCheckpointStore
 from ebbflow.planners.model import Capacity, Node, Share
 from ebbflow.planners.query.execution import Execution
@@ -140,12 +141,15 @@ class Recorder(Silent):
 class Ride:
     """A query, prepared; ``drive`` runs it with the engine and the replanner given."""
 
-    def __init__(self, request: QueryRequest, cores: float = 2.0) -> None:
+    def __init__(self, request: QueryRequest, cores: float = 2.0, hazard: float = 0.0) -> None:
         self.request = request
         self.clock = SystemClock()
         self.store = ParquetCheckpointStore(request.store, clock=self.clock)
         self.prepared: Prepared = prepare(request, self.store, self.clock, run_id="ride")
-        self.plans = candidates(self.prepared, request.policy, Share.uniform(cores, 8.0, 2))
+        if hazard:  # statements without a fixed cost: even small stages are worth dividing
+            model = self.prepared.planner.model
+            self.prepared.planner.model = model.with_rates(model.rates, 1e-9)
+        self.plans = candidates(self.prepared, request.policy, Share.uniform(cores, 8.0, 2, hazard=hazard))
         self.inbox: Inbox = Inbox()
         self.listener = Recorder()
 
@@ -177,6 +181,7 @@ class Ride:
             clock=self.clock,
             inbox=self.inbox,
             reuse=self.request.reuse,
+            slices=SliceIndex(self.store, self.store.cache("slices")),
         )
         self.driver = driver
         try:

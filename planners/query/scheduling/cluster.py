@@ -6,7 +6,7 @@ cluster differs from what estimates assume: tasks are placed on machines, and ot
 
 import heapq
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from math import inf
 
@@ -21,59 +21,21 @@ from ebbflow.planners.query.replanner import Replanner
 from ebbflow.planners.query.scheduling.ledger import Job, Ledger, Pool, Scheduler
 from ebbflow.planners.query.scheduling.maxmin import resource_feedback
 from ebbflow.planners.query.scheduling.metrics import Fairness
-from ebbflow.planners.query.state import StageOutput
+from ebbflow.planners.query.scheduling.runs import Outcome, Run, Submission
+from ebbflow.planners.query.state import ExecutionState, StageOutput
 
 _TIE = 1e-9  # seconds: events closer than this are one moment
 
 
-@dataclass(frozen=True, slots=True)
-class Submission:
-    """A query that arrives."""
+class _Checkpointed(Execution):
+    """An execution whose tasks are checkpointed one by one, as in QOOP's own engine (4 and 5.5)."""
 
-    id: str
-    plans: tuple[QueryExecutionPlan, ...]  # its candidates
-    at: float  # seconds
-    weight: float = 1.0
+    def __init__(self, submission: Submission, policy: str, replanner: Replanner) -> None:
+        super().__init__(submission.plans, None, policy, replanner)
+        self.done_tasks: dict[str, int] = {}  # of stages that were stopped, by physical_key
 
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What became of a query."""
-
-    id: str
-    at: float  # arrival, seconds
-    finish: float  # seconds
-    plans: tuple[str, ...]  # ids of the plans it ran, in order
-    aborted: float  # core-seconds of tasks that were stopped
-
-    @property
-    def seconds(self) -> float:
-        """Return the completion time from arrival."""
-        return self.finish - self.at
-
-    @property
-    def switches(self) -> int:
-        return len(self.plans) - 1
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """A whole simulation."""
-
-    outcomes: tuple[Outcome, ...]  # in the order of submission
-    jain: float  # time-weighted mean of Jain's index (``Fairness``)
-    jain_windows: int  # that the mean is over
-    used: float  # core-seconds that tasks held, aborted ones included
-    active: float  # mean number of queries in the system, while there were any
-    rounds: int  # of the scheduler
-    tasks: int  # started
-    planner_seconds: float  # deciding about plans, as ``timer`` tells
-    scheduler_seconds: float  # deciding about tasks, as ``timer`` tells
-
-    @property
-    def makespan(self) -> float:
-        """Return the seconds from the first arrival to the last completion."""
-        return max(o.finish for o in self.outcomes) - min(o.at for o in self.outcomes)
+    def state(self, now: float) -> ExecutionState:
+        return replace(super().state(now), done_tasks=dict(self.done_tasks))
 
 
 @dataclass(slots=True, eq=False)
@@ -90,7 +52,7 @@ class _Batch:
 @dataclass(slots=True, eq=False)
 class _Query:
     submission: Submission
-    execution: Execution
+    execution: _Checkpointed
     job: Job
     pools: dict[str, Pool] = field(default_factory=dict)  # of running stages, by output_fp
     stages: dict[str, Stage] = field(default_factory=dict)  # running, by output_fp
@@ -131,7 +93,7 @@ class ClusterSimulator:
         self._feedback = feedback
         self._hysteresis = hysteresis
         self._timer = timer
-        self._fairness = Fairness(window)
+        self._fairness = Fairness(len(machines), window)
         self._heap: list[tuple[float, int, object]] = []
         self._number = count()
         self._active: dict[str, _Query] = {}
@@ -142,7 +104,7 @@ class ClusterSimulator:
         self._rounds = self._tasks = 0
         self._planner_seconds = self._scheduler_seconds = 0.0
         for submission in self._submissions:
-            self._check(submission)
+            submission.check(machines)
             self._at(submission.at, submission)
 
     def run(self) -> Run:
@@ -154,11 +116,14 @@ class ClusterSimulator:
         ended = [self._ended[s.id] for s in self._submissions]
         return Run(
             tuple(_outcome(query) for query in ended),
-            *self._fairness.result(),
+            self._fairness.jain,
+            self._fairness.honoured,
+            self._fairness.windows,
             self._used,
             self._population / self._busy if self._busy else 0.0,
             self._rounds,
             self._tasks,
+            sum(len(query.execution.decisions) for query in ended),
             self._planner_seconds,
             self._scheduler_seconds,
         )
@@ -205,8 +170,11 @@ class ClusterSimulator:
         """Let time pass: note what was used."""
         jobs = [query.job for query in self._active.values()]
         self._fairness.advance(self._now, now, jobs)
-        self._used += (now - self._now) * self._whole.total.cores / len(self._ledger.machines) * sum(
-            job.used[0] for job in jobs
+        self._used += (
+            (now - self._now)
+            * self._whole.total.cores
+            / len(self._ledger.machines)
+            * sum(job.used[0] for job in jobs)
         )
         self._population += (now - self._now) * len(jobs)
         self._now = now
@@ -236,7 +204,7 @@ class ClusterSimulator:
             return
         for submission in arrivals:
             replanner = Replanner(submission.plans, self._hysteresis, min_share_delta=0.0)
-            execution = Execution(submission.plans, None, self._policy.name, replanner)
+            execution = _Checkpointed(submission, self._policy.name, replanner)
             order = len(self._active) + len(self._ended)
             job = Job(submission.id, order, submission.weight, used=self._ledger.idle())
             query = _Query(submission, execution, job)
@@ -264,13 +232,13 @@ class ClusterSimulator:
                 self._planner_seconds += self._timer() - begun
                 self._apply(query, actions)
                 if query.execution.decisions[-1].kind == "switch":
-                    self._recount(query)
+                    self._follow(query)
 
     def _shares(self) -> dict[str, Share]:
         self._epoch += 1
         weights = {name: query.submission.weight for name, query in self._active.items()}
         shares = resource_feedback(weights, self._whole, self._epoch)
-        return {name: _at_least(share, self._active[name].submission) for name, share in shares.items()}
+        return {name: self._active[name].submission.at_least(share) for name, share in shares.items()}
 
     def _assign(self) -> None:
         jobs = [query.job for query in self._active.values()]
@@ -304,15 +272,24 @@ class ClusterSimulator:
 
     def _start(self, query: _Query, stage: Stage) -> None:
         plan, fp = query.execution.plan, stage.output_fp
-        index = plan.stages.index(stage)
+        done = min(query.execution.done_tasks.get(stage.physical_key, 0), stage.tasks)
         pool = Pool(
-            fp, self._ledger.vector(stage.demand), stage.duration, stage.tasks, plan.upward_rank[fp], index
+            fp,
+            self._ledger.vector(stage.demand),
+            stage.duration,
+            stage.tasks - done,
+            plan.upward_rank[fp],
+            plan.stages.index(stage),
+            done=done,
         )
         query.pools[fp], query.stages[fp], query.batches[fp] = pool, stage, []
         query.job.version += 1
+        if done:
+            self._report(query, pool)
         self._at(self._now + stage.latency, (query, pool))
 
     def _stop(self, query: _Query, stage: Stage) -> None:
+        query.execution.done_tasks[stage.physical_key] = query.pools[stage.output_fp].done
         for batch in query.batches[stage.output_fp]:
             batch.stopped = True
             tasks = sum(batch.machines.values())
@@ -337,32 +314,15 @@ class ClusterSimulator:
     def _work(self, plan: QueryExecutionPlan) -> float:
         return sum(s.tasks * sum(self._ledger.vector(s.demand)) * s.duration for s in plan.stages)
 
-    def _recount(self, query: _Query) -> None:
-        """Count what is left of the plan switched to."""
+    def _follow(self, query: _Query) -> None:
+        """Rank what runs by the plan switched to, and count what is left of it."""
+        plan = query.execution.plan
+        for pool in query.pools.values():
+            pool.rank = plan.upward_rank.get(pool.fp, 0.0)
         query.job.work_left = sum(
             (r.tasks + r.in_flight) * sum(self._ledger.vector(r.stage.demand)) * r.seconds
             for r in query.job.remaining().stages
         )
-
-    def _check(self, submission: Submission) -> None:
-        largest = _largest(submission)
-        if not any(largest.fits(machine) for machine in self._ledger.machines):
-            raise OptionError(
-                f"every task must fit a machine; {submission.id} has tasks of up to {largest.cores:g} cores "
-                f"and {largest.memory:.2f} GiB"
-            )
-
-
-def _largest(submission: Submission) -> Resources:
-    """Return the largest demand of any task of any candidate, dimension by dimension."""
-    demands = [stage.demand for plan in submission.plans for stage in plan.stages]
-    return Resources(*(max(column) for column in zip(*demands, strict=True)))
-
-
-def _at_least(share: Share, submission: Submission) -> Share:
-    largest = _largest(submission)
-    total = Resources(*(max(s, d) if s > 0 else s for s, d in zip(share.total, largest, strict=True)))
-    return Share(share.epoch, total, share.largest, share.nodes, share.hazard)
 
 
 def _outcome(query: _Query) -> Outcome:

@@ -1,4 +1,4 @@
-"""Which of a job's tasks goes where: the packing inside one job (Grandl et al., Tetris, SIGCOMM 2014, section 3.2)."""
+"""Which of a job's tasks goes where: packing inside one job (Grandl et al., Tetris, SIGCOMM 2014, 3.2)."""
 
 import heapq
 from collections.abc import Callable, Iterable
@@ -19,7 +19,8 @@ def aligned(ledger: Ledger, job: Job, limit: Limit) -> int:
 
     The pair of a task and a machine with the largest D·(R_m − U_m), normalised by the mean machine, decides
     about the stage (QOOP, pseudocode 1); ties go to the larger upward rank, then to the topological index, then
-    to the machine's number. Up to ``limit`` of that stage's tasks follow, each on the machine that aligns best.
+    to the machine's number. Up to ``limit`` of that stage's tasks follow at once, each on the machine that aligns
+    best, if they demand no less of anything than the job's other tasks, which then never align better.
     """
     best: tuple[float, float, float, int] | None = None
     chosen: tuple[Pool, int] | None = None
@@ -35,7 +36,7 @@ def aligned(ledger: Ledger, job: Job, limit: Limit) -> int:
     if chosen is None:
         return 0
     pool, m = chosen
-    tasks = min(limit(pool), pool.pending)
+    tasks = min(limit(pool), pool.pending) if _keeps_ahead(pool, job.pools) else 1
     if tasks == 1:
         ledger.place(job, pool, m)
         return 1
@@ -85,6 +86,12 @@ def spread(ledger: Ledger, job: Job, pool: Pool, tasks: int, machines: Iterable[
         if n:
             ledger.place(job, pool, m, n)
     return sum(counts.values())
+
+
+def _keeps_ahead(pool: Pool, pools: Iterable[Pool]) -> bool:
+    return all(
+        d >= e for other in pools if other.pending for d, e in zip(pool.demand, other.demand, strict=True)
+    )
 
 
 def _beats(key: tuple[float, float, float, int], best: tuple[float, float, float, int]) -> bool:

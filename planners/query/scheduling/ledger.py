@@ -80,9 +80,13 @@ class Ledger:
     """
 
     def __init__(self, machines: Sequence[Resources]) -> None:
-        total = Resources(*(sum(column) for column in zip(*machines, strict=True))) if machines else Resources()
+        total = (
+            Resources(*(sum(column) for column in zip(*machines, strict=True))) if machines else Resources()
+        )
         if not (total.cores > 0 and total.memory > 0):
-            raise OptionError(f"a cluster needs cores and memory; got {total.cores:g} and {total.memory:g} GiB")
+            raise OptionError(
+                f"a cluster needs cores and memory; got {total.cores:g} and {total.memory:g} GiB"
+            )
         self.machines = tuple(machines)
         self.total = total
         self._dimensions = [d for d in range(len(total)) if total[d] > 0]
@@ -123,12 +127,17 @@ class Ledger:
 
     def fits(self, demand: Vector, machine: int) -> bool:
         """Tell whether one task of ``demand`` fits ``machine``."""
-        return all(d <= a + _SLACK or d <= 0 for d, a in zip(demand, self.free[machine], strict=True))
+        for d, a in zip(demand, self.free[machine], strict=True):  # noqa: SIM110 the innermost loop
+            if d > a + _SLACK and d > 0:
+                return False
+        return True
 
     def place(self, job: Job, pool: Pool, machine: int, tasks: int = 1) -> None:
         """Start ``tasks`` of ``pool`` on ``machine``; raises ``OptionError`` if they do not fit or do not wait."""
         if tasks > pool.pending or (tasks > 1 and tasks > self.room(pool.demand, machine)):
-            raise OptionError(f"{tasks} tasks of {pool.fp} asked of machine {machine}, {pool.pending} waiting")
+            raise OptionError(
+                f"{tasks} tasks of {pool.fp} asked of machine {machine}, {pool.pending} waiting"
+            )
         if tasks == 1 and not self.fits(pool.demand, machine):
             raise OptionError(f"a task of {pool.fp} does not fit machine {machine}: {self.free[machine]}")
         pool.pending -= tasks

@@ -27,7 +27,6 @@ class Tetris:
         self.fairness = fairness
         self.barrier = barrier
 
-
     def assign(self, ledger: Ledger, jobs: Sequence[Job], now: float) -> None:
         """See ``Scheduler``."""
         hungry = [job for job in jobs if job.hungry]

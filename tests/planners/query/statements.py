@@ -13,13 +13,17 @@ import sqlglot
 from sqlglot import exp
 
 from ebbflow.infra.duckdbtypes import quoted, to_spark
-from ebbflow.planners.model import Catalogue, Table, TableStatistics
+from ebbflow.planners.model import Catalogue, ColumnStatistics, Table, TableStatistics
+from ebbflow.planners.query.dividing import Divider
 from ebbflow.planners.query.joingraph import JoinGraph
 from ebbflow.planners.query.parse import parse_query
+from ebbflow.planners.query.partial import bound
+from ebbflow.planners.query.relations import RelationInput
 from ebbflow.planners.query.render import checkpoint_name
+from ebbflow.planners.query.slicing import Grid, runs
 from ebbflow.planners.query.staging import Analysis, Choice, Rendered, Staging, Unit
 from ebbflow.planners.query.trees import Join, JoinMethod, Leaf, Tree, joins
-from ebbflow.planners.query.views import view_chain
+from ebbflow.planners.query.views import ROOT, View, view_chain
 
 NOW = datetime(2026, 3, 4, 5, 6, 7, 890123, tzinfo=UTC)
 METHODS: tuple[JoinMethod, ...] = ("broadcast", "shuffle_hash", "sort_merge")
@@ -75,7 +79,8 @@ def random_choice(analysis: Analysis, rng: random.Random) -> Choice:
     rate = rng.choice((0.0, 0.4, 1.0))
     cuts = {k: frozenset(j.mask for j in joins(t) if rng.random() < rate) for k, t in trees.items()}
     views = frozenset(v.name for v in analysis.chain.views[:-1] if rng.random() < 0.5)
-    return Choice(trees, cuts, views)
+    partials = frozenset(v for v in analysis.splits if v in {ROOT, *views} and rng.random() < 0.5)
+    return Choice(trees, cuts, views, partials)
 
 
 @dataclass(frozen=True)
@@ -88,28 +93,64 @@ class Ran:
     ordered: tuple[tuple[Any, ...], ...]
 
 
-def run(connection: duckdb.DuckDBPyConnection, analysis: Analysis, choice: Choice) -> Ran:
-    """Execute every stage; assert that it reads exactly what its unit says it reads."""
+def random_grid(
+    analysis: Analysis, known: Catalogue, choice: Choice, unit: Unit, rng: random.Random
+) -> Grid | None:
+    """Choose a division of a unit at random, if it can be divided."""
+
+    def ordered(view: View, source: str) -> RelationInput:
+        table = known.get(source)
+        names = [name.lower() for name, _ in table.columns] if table is not None else []
+        edges = tuple(float(v) for v in sorted(rng.sample(range(-2, 30), 3)))
+        return RelationInput(1.0, 1.0, {n: ColumnStatistics(edges=edges, reads=(1.0,) * 4) for n in names})
+
+    found = Divider(analysis, known).grids(unit, choice, ordered)
+    return rng.choice(found) if found else None
+
+
+def run(
+    connection: duckdb.DuckDBPyConnection,
+    analysis: Analysis,
+    choice: Choice,
+    divided: Catalogue | None = None,
+    rng: random.Random | None = None,
+) -> Ran:
+    """Execute every stage; assert that it reads exactly what its unit says it reads.
+
+    With ``divided``, the catalogue, stages that can be are run in slices of a random division.
+    """
     staging = Staging(analysis, choice)
     units = staging.units
     made: list[str] = []
+    columns: dict[str, list[tuple[str, str]]] = {}
     try:
         for unit in units:
             statement = Rendered(staging, unit)
             assert reads(statement.tree) == (unit.inputs, unit.tables), statement.duckdb
             name = checkpoint_name(unit.output_fp)
+            texts = [statement.duckdb]
+            grid = None
+            if divided is not None and rng is not None:
+                grid = random_grid(analysis, divided, choice, unit, rng)
+            if grid is not None:
+                slices = list(runs([], grid.cells, rng.randint(1, grid.cells) if rng else 1))
+                texts = [statement.sliced(grid.conditions(*cells)).duckdb for cells in slices]
+            sql = bound(" UNION ALL ".join(f"({t})" for t in texts) if grid else texts[0], columns)
             try:
-                relation = connection.execute(statement.duckdb)
+                relation = connection.execute(sql)
                 names = [d[0] for d in relation.description or ()]
                 assert len({n.lower() for n in names}) == len(names), f"duplicate names: {names}"
-                connection.execute(f"CREATE TEMP TABLE {name} AS {statement.duckdb}")
+                connection.execute(f"CREATE TEMP TABLE {name} AS {sql}")
             except duckdb.Error as error:
-                raise AssertionError(f"{error}\n{statement.duckdb}") from error
+                raise AssertionError(f"{error}\n{sql}") from error
             made.append(name)
+            columns[unit.output_fp] = [
+                (n, t) for n, t, *_ in connection.execute(f"DESCRIBE {name}").fetchall()
+            ]
         cursor = connection.execute(f"FROM {made[-1]}")
         rows = cursor.fetchall()
-        columns = tuple(d[0] for d in cursor.description or ())
-        return Ran(units, columns, multiset(rows), tuple(comparable(r) for r in rows))
+        names = [d[0] for d in cursor.description or ()]
+        return Ran(units, tuple(names), multiset(rows), tuple(comparable(r) for r in rows))
     finally:
         for name in made:
             connection.execute(f"DROP TABLE {name}")

@@ -74,7 +74,11 @@ def test_a_hard_query_gives_its_own_rows_however_it_is_planned(small, text):
     expected = reference(connection, text)
     analysis = analyse(text, known)
     for seed in range(5):
-        assert run(connection, analysis, random_choice(analysis, random.Random(seed))).rows == expected
+        rng = random.Random(seed)
+        choice = random_choice(analysis, rng)
+        assert run(connection, analysis, choice).rows == expected
+        if "'01'" not in text:  # DuckDB converts text to compare it, and fails on 'three' if it does so first
+            assert run(connection, analysis, choice, known, rng).rows == expected
 
 
 @pytest.mark.parametrize("text", HARD, ids=range(len(HARD)))
@@ -98,9 +102,10 @@ def test_a_random_query_gives_its_own_rows_however_it_is_planned(filled, seed):
     expected = reference(connection, text)
     analysis = analyse(text, known)
     for number in range(2):
-        assert run(connection, analysis, random_choice(analysis, random.Random(number))).rows == expected, (
-            text
-        )
+        rng = random.Random(number)
+        choice = random_choice(analysis, rng)
+        divided = known if number else None
+        assert run(connection, analysis, choice, divided, rng).rows == expected, text
 
 
 def test_random_queries_reach_what_they_are_meant_to():
@@ -127,7 +132,9 @@ def test_tpch_gives_its_own_rows_however_it_is_planned(tpch, path):
     expected = reference(connection, text)
     analysis = analyse(text, known)
     for seed in range(3):
-        assert run(connection, analysis, random_choice(analysis, random.Random(seed))).rows == expected
+        rng = random.Random(seed)
+        choice = random_choice(analysis, rng)
+        assert run(connection, analysis, choice, known if seed else None, rng).rows == expected
 
 
 @pytest.mark.parametrize("path", TPCH, ids=lambda p: p.stem)

@@ -1,0 +1,87 @@
+"""The workload and the resource profiles of an evaluation run."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib import resources
+
+import numpy as np
+import numpy.typing as npt
+
+from ebbflow.planners.query.profiles import PriceModel, Profile, Sharing, shared, spot
+from ebbflow.planners.query.volatility import VolatilityClass, chain, regions
+from ebbflow.planners.query.workloads import Family, calibrated, synthetic, varied
+from ebbflow.tasks.simulation.families import chosen, stored
+from ebbflow.tasks.simulation.settings import ProfileName, Settings
+
+PRICES = "spot-prices.json"
+TYPICAL = 24.0  # containers: 600 shared by the 25 jobs that are active on average
+
+
+@dataclass(frozen=True)
+class World:
+    """One workload on one kind of profile."""
+
+    name: ProfileName
+    workload: str
+    families: tuple[Family, ...]
+    regions: Mapping[VolatilityClass, npt.NDArray[np.float64]]
+    level: float  # containers, mean over the profile
+    minutes: int
+    seed: int
+
+    def profile(self, kind: VolatilityClass, query: int, run: int) -> Profile:
+        """Return the capacity that run ``run`` of a query sees; the same for every system."""
+        number = ("low", "medium", "high").index(kind)
+        rng = np.random.default_rng([self.seed, len(self.name), number, query, run])
+        return chain(rng, self.regions[kind], self.minutes)
+
+
+def prices() -> tuple[float, ...]:
+    """Return the stored price trace: $/h each minute."""
+    text = resources.files("ebbflow.tasks.simulation").joinpath("data", PRICES).read_text()
+    return tuple(json.loads(text)["prices"])
+
+
+def spot_machines(settings: Settings) -> list[Profile]:
+    """Return machines held over time: the stored trace, then others of the same price model."""
+    rng = np.random.default_rng([settings.seed, 5])
+    traces = [prices(), *(PriceModel().prices(rng) for _ in range(settings.spot_traces - 1))]
+    return [spot(trace) for trace in traces]
+
+
+def cluster(settings: Settings) -> Sharing:
+    """Return the shares of a cluster on which the stored families' jobs come and go."""
+    bed = settings.testbed
+    times = [f.best_seconds(bed.share(TYPICAL)) for f in chosen(stored(), settings.queries)]
+    return shared(
+        np.random.default_rng([settings.seed, 6]),
+        times,
+        containers=float(bed.containers),
+        mean_gap=settings.cluster_gap,
+        mean_time=settings.cluster_time,
+        jobs=settings.cluster_jobs,
+    )
+
+
+def workload(name: str, settings: Settings) -> tuple[Family, ...]:
+    """Return the families of ``tpcds`` or ``synthetic``, in all degrees of parallelism, before calibration."""
+    if name == "tpcds":
+        bed, variety = settings.testbed, settings.variety
+        return tuple(varied(f, bed, variety) for f in chosen(stored(), settings.queries))
+    return synthetic(np.random.default_rng([settings.seed, 7]), settings.queries, variety=settings.variety)
+
+
+@lru_cache(maxsize=8)
+def build(name: ProfileName, load: str, settings: Settings) -> World:
+    """Return a workload on a profile, its times calibrated to the profile's mean level."""
+    bed = settings.testbed
+    profiles: Sequence[Profile]
+    if name == "spot":
+        profiles = [p.scaled(bed.per_machine) for p in spot_machines(settings)]
+    else:
+        profiles = [cluster(settings).profile]
+    level = float(np.mean([p.mean for p in profiles]))
+    families = calibrated(workload(load, settings), settings.mean_seconds, bed.share(round(level)))
+    return World(name, load, families, regions(profiles), level, settings.minutes, settings.seed)

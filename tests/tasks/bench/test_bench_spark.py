@@ -1,0 +1,66 @@
+"""The whole comparison on a real cluster: one small query, one worker killed, right answers, nothing left over."""
+
+from pathlib import Path
+
+import psutil
+import pytest
+
+from ebbflow.infra.clock import SystemClock
+from ebbflow.infra.spark.state import list_clusters
+from ebbflow.tasks.bench.cases import Plan, Query
+from ebbflow.tasks.bench.records import Journal
+from ebbflow.tasks.bench.rig import RigOptions
+from ebbflow.tasks.bench.runner import Bench, Step
+from ebbflow.tasks.bench.summary import summarise
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(280)]
+
+
+def test_one_query_with_one_kill(tpch: str, tmp_path: Path) -> None:
+    steps: list[Step] = []
+    plan = Plan((Query("tpch", 3),), ("kill",), ("spark", "ebbflow"), pairs=1, workers=2)
+    bench = Bench(
+        plan,
+        {"tpch": Path(tpch)},
+        RigOptions(2, 0.5, "1400m"),
+        tmp_path,
+        SystemClock(),
+        steps.append,
+        rehearsals=0,
+        baselines=1,
+    )
+    assert bench.run()
+
+    journal = Journal(tmp_path)
+    assert {r.system: (r.ok, r.right) for r in journal.records.values()} == {
+        "spark": (True, True),
+        "ebbflow": (True, True),
+    }
+    span = journal.spans["tpch-q3"]
+    killed = journal.records["tpch-q3/kill/0/spark"]
+    assert [h.what for h in killed.happenings] == ["kill"]
+    assert span / 2 <= killed.happenings[0].at < span / 2 + 1.0
+    for record in journal.records.values():
+        figures = record.metrics
+        assert figures["wall"] == pytest.approx(record.wall, abs=1e-3)
+        assert 0 < figures["planning"] < record.wall
+        assert 0 < figures["task_seconds"] <= 2 * record.wall + 1.0  # two workers of one core
+        assert 0 <= figures["wasted"] <= figures["task_seconds"]
+        assert figures["input_bytes"] > 0
+        assert figures["stages"] >= 2
+    (case,) = summarise(journal)["cases"]
+    assert case["better"] == "spark"
+    assert case["ratio"] > 0
+    assert [s.record.system for s in steps if s.record] == [
+        "spark",
+        "ebbflow",
+        *["spark"] * 3,
+        "spark",
+        "ebbflow",
+    ]
+
+    assert not list_clusters()
+    assert not [c for c in psutil.Process().children(recursive=True) if "spark" in " ".join(c.cmdline())]
+    before = journal.path.read_text()
+    assert Bench(plan, {"tpch": Path(tpch)}, RigOptions(2), tmp_path, SystemClock(), steps.append).run()
+    assert journal.path.read_text() == before  # all was there: nothing was started
