@@ -71,14 +71,20 @@ def queries(
     instances: Annotated[int, typer.Option(help="Instances of the competitive part.")] = 100_000,
     jobs: Annotated[int, typer.Option(help="Processes.")] = 2,
     document: Annotated[
-        Path | None, typer.Option(help="Where the document goes. Default: evaluation.md in --out.", metavar="FILE")
+        Path | None,
+        typer.Option(help="Where the document goes. Default: evaluation.md in --out.", metavar="FILE"),
     ] = None,
 ) -> None:
     from ebbflow.tasks.simulation import evaluation
     from ebbflow.tasks.simulation.settings import Settings
 
     settings = Settings(
-        seed=seed, runs=runs, queries=queries, mean_seconds=mean_seconds, hysteresis=hysteresis, processes=jobs
+        seed=seed,
+        runs=runs,
+        queries=queries,
+        mean_seconds=mean_seconds,
+        hysteresis=hysteresis,
+        processes=jobs,
     )
     wanted = [part.value for part in (only or list(Part))]
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -112,6 +118,8 @@ def families(
     from ebbflow.tasks.simulation.families import plan, save
 
     with console.status("planning") as status:
-        found = plan(tpcds, progress=lambda name, done, total: status.update(f"planning {name} ({done}/{total})"))
+        found = plan(
+            tpcds, progress=lambda name, done, total: status.update(f"planning {name} ({done}/{total})")
+        )
     save(found, out)
     console.print(f"{len(found)} families, {sum(len(f.plans) for f in found)} plans: {out}")

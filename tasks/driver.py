@@ -26,6 +26,7 @@ from ebbflow.infra.protocols import (
 from ebbflow.infra.slices import Narrowing, SliceIndex, covers, together
 from ebbflow.planners.model import Capacity, Measured, Share
 from ebbflow.planners.query.execution import Action, Cancel, Execution, Finish, Reuse, Start
+from ebbflow.planners.query.operators import split_bytes
 from ebbflow.planners.query.partial import bound
 from ebbflow.planners.query.qep import QueryExecutionPlan, Stage, Statement
 from ebbflow.planners.query.state import StageOutput
@@ -349,8 +350,16 @@ class Driver:
         attempt = self._store.begin(stage.output_fp)
         try:
             sql = bound(dialect(stage.statement), {c.fingerprint: c.relation.columns for c in inputs})
+            largest = max((r.bytes for r in relations), default=0)
             job = StageJob(
-                job_id, stage.name, sql, tuple(relations), attempt.uri, stage.partitions, self._memory_limit
+                job_id,
+                stage.name,
+                sql,
+                tuple(relations),
+                attempt.uri,
+                stage.partitions,
+                self._memory_limit,
+                split_bytes(largest, run.cores) if largest else 0,
             )
             if run.cancelled.is_set():
                 raise StageCancelledError(f"{stage.name} was cancelled before it began")

@@ -17,7 +17,7 @@ from ebbflow.planners.query.state import ReplanDecision
 from ebbflow.tasks.listening import Silent
 from ebbflow.tasks.report import StageReport
 
-TURN = 60.0  # seconds after which a core that cannot be divided goes to the next query
+TURN = 60.0  # seconds after which cores that do not divide go to the next query
 _STEADY = 3.0  # seconds for which a query must have been unable to use cores before others get them
 
 
@@ -28,12 +28,14 @@ def divide(
 
     It may count on its weighted share and on what others leave; what it leaves itself is held by them, and is
     its own again as soon as it can use it (QOOP 2.4: the share told to a query is a guarantee, not the present
-    allocation). With ``whole`` both are multiples of ``unit`` cores; ``turn`` moves what does not divide, and
-    the only core of more queries than cores, from one query to the next in the order of their arrival.
+    allocation). With ``whole`` both are multiples of ``unit`` cores; ``turn`` moves what does not divide from one
+    query to the next in the order of their arrival. Of more queries than units the first to come have one each
+    and the others wait: without any executor a query loses its shuffle files, so taking turns would be work for
+    nothing.
     """
     others = [c for c in claims if c.id != mine.id]
     present = [*claims] if len(others) < len(claims) else [*claims, mine]
-    first = turn % len(present)
+    first = turn % len(present) if len(present) <= cores // unit else 0
     present = present[first:] + present[:first]
     weights = {c.id: c.weight for c in present}
     limits = {c.id: math.ceil(c.limit / unit) * unit for c in others if c.limit < math.inf}

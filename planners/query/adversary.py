@@ -74,15 +74,16 @@ def instances(rng: np.random.Generator, count: int, separated: bool) -> tuple[Ar
     infinite demand and work. Demands increase; separated works at least halve, half of them exactly."""
     size = rng.integers(1, PLANS + 1, count)
     absent = np.arange(PLANS)[None, :] >= size[:, None]
-    demand = np.cumprod(np.where(rng.random((count, PLANS)) < 0.5, 2.0, rng.uniform(1.02, 4.0, (count, PLANS))), 1)
+    grown = np.where(rng.random((count, PLANS)) < 0.5, 2.0, rng.uniform(1.02, 4.0, (count, PLANS)))
+    demand: Array = np.cumprod(grown, 1, dtype=np.float64)
     if separated:
         factor = np.where(rng.random((count, PLANS)) < 0.5, 0.5, rng.uniform(0.05, 0.5, (count, PLANS)))
     else:
         factor = np.exp(rng.uniform(-1.2, 0.6, (count, PLANS)))
-    work = np.cumprod(factor, 1)
+    work: Array = np.cumprod(factor, 1, dtype=np.float64)
     # so that even the last plan takes some steps
     last = np.take_along_axis(demand / work, (size - 1)[:, None], 1)
-    work *= last * np.exp(rng.uniform(0.0, np.log(48.0), (count, 1)))
+    work = np.asarray(work * last * np.exp(rng.uniform(0.0, np.log(48.0), (count, 1))), dtype=np.float64)
     demand[absent] = np.inf
     work[absent] = np.inf
     return demand, work
@@ -124,7 +125,9 @@ def _ratios(rng: np.random.Generator, count: int, kind: int, separated: bool) ->
                 demand, work, remaining, kept, level, allocation, choice, left, leave_at
             )
         part = np.where(done, 0.0, np.minimum(left / allocation, 1.0))
-        offered += np.where(present & (demand <= allocation[:, None] + _SLACK), (allocation * part)[:, None], 0.0)
+        offered += np.where(
+            present & (demand <= allocation[:, None] + _SLACK), (allocation * part)[:, None], 0.0
+        )
         remaining[rows, choice] -= np.where(done, 0.0, np.minimum(allocation, left))
         done |= remaining[rows, choice] <= _SLACK
         if done.all():

@@ -42,12 +42,13 @@ from ebbflow.planners.query.views import View, ViewChain
 _CORES = 3.0  # that a statement more is taken to keep waiting: the share is not known yet
 
 
-def factored(analysis: Analysis, catalogue: Catalogue, model: CostModel, fractions: Fractions) -> ViewChain:
+def factored(
+    analysis: Analysis, catalogue: Catalogue, model: CostModel, fractions: Fractions, sizes: Sizes
+) -> ViewChain:
     """Return the chain with the joins factored out where that saves more than it costs."""
     chain = analysis.chain
-    if model.engine != "spark" or not any(correlated(view) for view in chain.views):
+    if not any(correlated(view) for view in chain.views):
         return chain
-    sizes = Sizes(analysis, catalogue, fractions)
     known = families(chain, catalogue)
     taken = {i.name.lower() for v in chain.views for i in v.query.find_all(exp.Identifier)} | set(
         catalogue.tables

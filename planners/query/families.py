@@ -1,6 +1,7 @@
 """Types of columns, as far as equality needs them: which columns may share an equality class."""
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any, TypeAlias, cast
 
 from sqlglot import exp
@@ -30,8 +31,7 @@ def families(chain: ViewChain, catalogue: Catalogue) -> Mapping[str, Families]:
         for table, columns in catalogue.schema().items()
     }
     found = {
-        table: {c: _family(exp.DataType.build(kind, dialect="spark")) for c, kind in columns.items()}
-        for table, columns in schema.items()
+        table: {c: _named_family(kind) for c, kind in columns.items()} for table, columns in schema.items()
     }
     out: dict[str, Families] = {}
     for view in chain.views:
@@ -59,6 +59,11 @@ def _output(view: View, schema: Mapping[str, Mapping[str, str]]) -> dict[str, ex
         if len(known) == len(arms) and len({_family(k) for k in known}) == 1:
             out[name] = known[0]
     return out
+
+
+@lru_cache(maxsize=1024)
+def _named_family(kind: str) -> str:
+    return _family(exp.DataType.build(kind, dialect="spark"))
 
 
 def _family(kind: exp.DataType) -> str:

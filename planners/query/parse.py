@@ -199,7 +199,7 @@ def parse_query(text: str, catalogue: Catalogue, *, now: datetime, dialect: str 
             raise UnknownColumnError(_column_error(str(error), query, catalogue)) from error
         frozen, notes = freeze(query, now)
         return ParsedQuery(frozen, text, (*notes, f"the query runs whole: {error}"), qualified=False)
-    named, renamed = _named(qualified, query, catalogue)
+    named, renamed = _named(_ordered_by_outputs(qualified), query, catalogue)
     frozen, notes = freeze(named, now)  # after qualify, which names the projections
     return ParsedQuery(frozen, text, (*notes, *renamed))
 
@@ -211,6 +211,23 @@ def qualified_copy(query: exp.Query, catalogue: Catalogue) -> exp.Query:
     """
     schema = cast("dict[str, Any]", catalogue.schema())
     return qualify(query.copy(), schema=schema, dialect="spark", quote_identifiers=False, identify=False)
+
+
+def _ordered_by_outputs(query: exp.Query) -> exp.Query:
+    """Point the ORDER BY of a SELECT DISTINCT at its outputs: above DISTINCT Spark knows no other names.
+
+    Before: ``SELECT DISTINCT t.a AS a FROM t ORDER BY t.a``; after: ``... ORDER BY a``.
+    """
+    for select in query.find_all(exp.Select):
+        order = select.args.get("order")
+        if order is None or not select.args.get("distinct"):
+            continue
+        outputs = {item.unalias().unnest(): item.alias for item in select.selects if isinstance(item, exp.Alias)}
+        for key in order.expressions:
+            found = outputs.get(key.this.unnest()) if isinstance(key, exp.Ordered) else None
+            if found is not None:
+                key.set("this", exp.column(found))
+    return query
 
 
 def _defines_columns(query: exp.Query) -> bool:

@@ -14,11 +14,10 @@ from ebbflow.planners.query.cost import DEFAULTS, CostModel
 from ebbflow.planners.query.costing import Coster
 from ebbflow.planners.query.dividing import Divider
 from ebbflow.planners.query.enumerate import enumerate_trees
-from ebbflow.planners.query.factoring import factored
 from ebbflow.planners.query.fingerprint import digest
+from ebbflow.planners.query.members import prepared_subqueries
 from ebbflow.planners.query.parse import ParsedQuery, parse_query
 from ebbflow.planners.query.qep import QueryExecutionPlan, Slicing, Stage, Statement, Text
-from ebbflow.planners.query.reduction import reduced
 from ebbflow.planners.query.render import quote, without_broadcast, without_hints
 from ebbflow.planners.query.sizes import Sizes
 from ebbflow.planners.query.staging import Analysis, BlockId, Choice, Rendered, Staging, Unit, single_unit
@@ -92,8 +91,7 @@ class QueryPlanner:
         self.selectivities = selectivities
         # with built-in rates: what a stage computes must not follow how fast the last ones ran
         model = DEFAULTS.get(self.model.engine, self.model)
-        chain = factored(self.analysis, self._catalogue, model, selectivities)
-        chain = reduced(chain, self._catalogue, model, selectivities)
+        chain = prepared_subqueries(self.analysis, self._catalogue, model, selectivities)
         if chain is not self.analysis.chain:
             self.analysis = Analysis.of(chain, self._catalogue, self._salt)
 

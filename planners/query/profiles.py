@@ -62,7 +62,9 @@ class Profile:
 
     def part(self, start: float, length: float) -> "Profile":
         """Return what happens from ``start`` on, for ``length`` seconds, as a profile of its own."""
-        inside = [(t - start, v) for t, v in zip(self.times, self.levels, strict=True) if start < t < start + length]
+        inside = [
+            (t - start, v) for t, v in zip(self.times, self.levels, strict=True) if start < t < start + length
+        ]
         return Profile(
             (0.0, *(t for t, _ in inside)), (self.at(start), *(v for _, v in inside)), length
         ).merged()

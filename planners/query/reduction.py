@@ -46,8 +46,8 @@ Fractions = Mapping[str, Mapping[str, float]]  # measured, by "table alias" and 
 
 def reduced(chain: ViewChain, catalogue: Catalogue, model: CostModel, fractions: Fractions) -> ViewChain:
     """Return ``chain`` with the conditions that pay added to its correlated subqueries."""
-    if model.engine != "spark" or not any(correlated(view) for view in chain.views):
-        return chain  # DuckDB does as much by itself
+    if not any(correlated(view) for view in chain.views):
+        return chain
     known = families(chain, catalogue)
     views = tuple(
         Reduction(view, chain, catalogue, model, fractions, known[view.name]).result() for view in chain.views

@@ -72,6 +72,7 @@ class _Checkpointed(Execution):
             Replanner(family.plans, options.hysteresis, options.switch_cost, options.min_share_delta),
         )
         self.done_tasks: dict[str, int] = {}  # by physical_key
+        self._made = {s.physical_key: s.output_fp for p in family.plans for s in p.stages}
         self.ages: dict[str, list[tuple[float, int]]] = {}  # by output_fp: (seconds, tasks) that run
 
     def state(self, now: float) -> ExecutionState:
@@ -90,9 +91,13 @@ class _Checkpointed(Execution):
         left = sum(n * max(duration - age, OVERDUE * age) for age, n in ages)
         return left / tasks if tasks else 0.0
 
-    def forget(self, fp: str) -> None:
-        """Lose the output of a stage whose consumer is complete."""
-        self._checkpoints.pop(fp, None)
+    def forget(self, stage: Stage) -> None:
+        """Lose the outputs that ``stage``, now complete, has read, unless the current plan still reads them."""
+        open_ = {i for s in self.plan.stages if s.output_fp not in self._checkpoints for i in s.inputs}
+        for fp in stage.inputs:
+            if fp not in open_ and self._checkpoints.pop(fp, None) is not None:
+                for lost in [k for k, of in self._made.items() if of == fp]:
+                    self.done_tasks.pop(lost, None)
 
 
 @dataclass(slots=True)
@@ -141,7 +146,9 @@ def run(
     measures the seconds spent deciding. Deterministic. Raises ``OptionError`` when the query takes more than
     ``limit`` seconds, as when no plan ever fits.
     """
-    return _Simulation(family, profile, options or Options(), testbed or Testbed(), true or {}, timer, limit).run()
+    return _Simulation(
+        family, profile, options or Options(), testbed or Testbed(), true or {}, timer, limit
+    ).run()
 
 
 class _Simulation:
@@ -182,12 +189,15 @@ class _Simulation:
 
     def _next(self) -> None:
         """Go to the next moment at which something happens, and let it happen."""
-        change = (
-            self.profile.times[self.position + 1] if self.position + 1 < len(self.profile.times) else inf
-        )
+        change = self.profile.times[self.position + 1] if self.position + 1 < len(self.profile.times) else inf
         task = min((b.end for j in self.jobs.values() for b in j.batches), default=inf)
         ready = min(
-            (j.ready_at for j in self.jobs.values() if j.ready_at > self.now and not j.batches), default=inf
+            (
+                j.ready_at
+                for j in self.jobs.values()
+                if not j.batches and (j.ready_at > self.now or not j.pending)
+            ),
+            default=inf,
         )
         self.now = min(change, task, ready)
         if self.now > self.limit:
@@ -218,16 +228,15 @@ class _Simulation:
             if job.pending == 0 and not job.batches and job.ready_at <= horizon:
                 ended.append(fp)
         for fp in ended:
-            job = self.jobs.pop(fp, None)  # an end before may have cancelled it
-            if job is None or self.finished:
+            if fp not in self.jobs or self.finished:  # an end before may have cancelled it
                 continue
+            job = self.jobs.pop(fp)
             self.outcome.stages += 1
             self.outcome.bushy += len(job.stage.inputs) > 1
             self._tell()
             actions = self.execution.on_finished(StageOutput(fp, 0, 0), self.now)
             if not self.options.backtracking:
-                for used in job.stage.inputs:
-                    self.execution.forget(used)
+                self.execution.forget(job.stage)
             self._act(actions)
 
     def _width(self, job: _Job) -> float:

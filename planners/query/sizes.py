@@ -130,13 +130,13 @@ class Sizes:
             members = member_values(
                 node,
                 lambda source: self.relation(view, source),
-                lambda source, name, parts: self._fraction(view, source, name, parts),
+                lambda source, name, parts: self.fraction(view, source, name, parts),
             )
             if whole and members is not None and isinstance(node.this, exp.Column):
                 out[predicate.text] = min(members.distinct / whole, 1.0)
         return out
 
-    def _fraction(self, view: View, source: str, alias: str, parts: Sequence[exp.Expr]) -> float:
+    def fraction(self, view: View, source: str, alias: str, parts: Sequence[exp.Expr]) -> float:
         """Return the fraction of a relation's rows that conditions on it alone keep, measured where it was."""
         if not parts:
             return 1.0

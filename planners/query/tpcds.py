@@ -76,7 +76,9 @@ def _scaled(table: Table, scale: float) -> Table:
     return replace(table, version=f"sf{scale:g}", statistics=grown)
 
 
-def _column(name: str, column: ColumnStatistics, rows: float, factor: float, scale: float) -> ColumnStatistics:
+def _column(
+    name: str, column: ColumnStatistics, rows: float, factor: float, scale: float
+) -> ColumnStatistics:
     source = max((key for key in _KEYS if name.endswith(key)), key=len, default="")
     if source:
         times = growth(_KEYS[source], scale)

@@ -146,9 +146,7 @@ def family(
                 pool.setdefault(keys, QueryExecutionPlan("", stages, plan.shape))
     kept = _distinct(list(pool.values()), [bed.share(c) for c in wanted.containers], wanted.keep)
     named = tuple(replace(p, id=f"{name}/{i}") for i, p in enumerate(kept, 1))
-    return Family(
-        name, named, max(planner.relations_planned - len(planner.analysis.blocks), 0), len(pool)
-    )
+    return Family(name, named, max(planner.relations_planned - len(planner.analysis.blocks), 0), len(pool))
 
 
 def varied(of: Family, testbed: Testbed | None = None, variety: Variety | None = None) -> Family:
@@ -165,9 +163,7 @@ def varied(of: Family, testbed: Testbed | None = None, variety: Variety | None =
         made = _cut(stage, grain, wanted.grain_work)
         return known.setdefault(made.physical_key, made)
 
-    pool = [
-        replace(p, stages=tuple(cut(s, g) for s in p.stages)) for p in of.plans for g in wanted.grains
-    ]
+    pool = [replace(p, stages=tuple(cut(s, g) for s in p.stages)) for p in of.plans for g in wanted.grains]
     kept = _distinct(pool, [bed.share(c) for c in wanted.containers], wanted.keep)
     named = tuple(replace(p, id=f"{of.name}/{i}") for i, p in enumerate(kept, 1))
     return replace(of, plans=named, alternatives=of.alternatives * len(wanted.grains))
@@ -179,9 +175,7 @@ def _cut(stage: Stage, grain: float, grain_work: float) -> Stage:
     if tasks == stage.tasks:
         return stage
     work = stage.tasks * stage.duration * grain_work ** log(tasks / stage.tasks, 4)
-    return replace(
-        stage, physical_key=f"{stage.physical_key}x{tasks}", tasks=tasks, duration=work / tasks
-    )
+    return replace(stage, physical_key=f"{stage.physical_key}x{tasks}", tasks=tasks, duration=work / tasks)
 
 
 def _bare(stage: Stage) -> Stage:
@@ -219,11 +213,11 @@ def synthetic(
     testbed: Testbed | None = None,
     variety: Variety | None = None,
 ) -> tuple[Family, ...]:
-    """Return families of ``count`` random queries: trees of joins between tables
+    """Return the planned families of ``count`` random queries: trees of joins between tables
     of 10^6.5 to 10^8.5 rows.
 
-    ``relations`` bounds the tables of a query, both included. At least two plans a family; reproducible
-    from ``rng``.
+    ``relations`` bounds the tables of a query, both included. At least two plans a family; ``varied``
+    adds degrees of parallelism. Reproducible from ``rng``.
     """
     low, high = relations
     if not 2 <= low <= high <= 12:
@@ -233,8 +227,7 @@ def synthetic(
     out: list[Family] = []
     for _ in range(50 * count):
         text, catalogue = _random_query(rng, int(rng.integers(low, high + 1)))
-        planned = family(f"synthetic-{len(out) + 1}", text, catalogue, testbed, variety)
-        made = varied(planned, testbed, variety)
+        made = family(f"synthetic-{len(out) + 1}", text, catalogue, testbed, variety)
         if len(made.plans) > 1:
             out.append(made)
         if len(out) == count:
@@ -267,7 +260,9 @@ def _random_query(rng: np.random.Generator, relations: int) -> tuple[str, Catalo
         )
         for i in range(relations)
     }
-    text = f"SELECT t0.v, sum(t1.v) AS s FROM {', '.join(tables)} WHERE {' AND '.join(conditions)} GROUP BY t0.v"
+    text = (
+        f"SELECT t0.v, sum(t1.v) AS s FROM {', '.join(tables)} WHERE {' AND '.join(conditions)} GROUP BY t0.v"
+    )
     return text, Catalogue(tables)
 
 

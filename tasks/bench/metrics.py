@@ -185,15 +185,15 @@ def duration(text: str) -> float:
 
 
 def contributing(
-    outputs: Mapping[str, str], inputs: Mapping[str, Collection[str]], result: str
+    outputs: Mapping[str, str], inputs: Mapping[str, Collection[str]], result: Collection[str]
 ) -> frozenset[str]:
     """Return the statements whose output the result rests on, by following what each one read.
 
     ``outputs`` maps a statement to the folder that it wrote, if it succeeded, and ``inputs`` to the files
-    that it read; ``result`` is the folder that holds the result.
+    that it read; ``result`` is the folder or the files that hold the result.
     """
     found: set[str] = set()
-    wanted = [result]
+    wanted = list(result)
     while wanted:
         place = wanted.pop()
         for statement, folder in outputs.items():

@@ -15,6 +15,7 @@ from ebbflow.infra.clock import Clock
 from ebbflow.infra.errors import ClusterError
 from ebbflow.infra.protocols import Relation
 from ebbflow.infra.spark.cluster import LocalSparkCluster
+from ebbflow.infra.spark.failures import first_line
 from ebbflow.infra.spark.master_api import get_executors, new_client
 from ebbflow.infra.spark.metrics import StatusApi
 from ebbflow.infra.spark.options import parse_memory
@@ -76,8 +77,9 @@ class Rig:
         ``analysed``: on the tables with statistics, and with the cost-based optimiser and join reordering on.
         """
         session = self.session.newSession()
+        kept = _KEPT | set(self.options.conf or {})
         for key in settings(self.cluster.master_url, app_name=""):
-            if key.startswith("spark.sql.") and key not in _KEPT and session.conf.isModifiable(key):
+            if key.startswith("spark.sql.") and key not in kept and session.conf.isModifiable(key):
                 session.conf.unset(key)
         if analysed:
             for key in ("cbo.enabled", "cbo.planStats.enabled", "cbo.joinReorder.enabled"):
@@ -176,10 +178,14 @@ class Rig:
         session.conf.set("spark.sql.shuffle.partitions", str(pieces))
         session.conf.set("spark.sql.adaptive.coalescePartitions.enabled", "false")
         self.context.setJobGroup(group, "warm up")
+        watchdog = Watchdog(_ARRIVAL, lambda: self.context.cancelJobGroup(group), self.clock)
         try:
-            frame = session.table(quoted(relation.name))
-            key = f.pmod(f.xxhash64(*frame.columns), f.lit(4096)).alias("k")
-            frame.select(key).groupBy("k").count().agg({"count": "max"}).collect()
+            with watchdog:
+                frame = session.table(quoted(relation.name))
+                key = f.pmod(f.xxhash64(*frame.columns), f.lit(4096)).alias("k")
+                frame.select(key).groupBy("k").count().agg({"count": "max"}).collect()
+        except Exception as error:  # PySpark raises several kinds
+            raise ClusterError(f"the warm-up failed: {first_line(error)}") from error
         finally:
             self.forget_group()
         jobs = self.context.statusTracker().getJobIdsForGroup(group)

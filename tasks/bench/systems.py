@@ -146,12 +146,13 @@ def _ebbflow(rig: Rig, task: Task, template: Path) -> Outcome:
     if outcome is None:
         error = f"{_TIMED_OUT} after {task.timeout:.0f} s" if watchdog.fired else error
         return Outcome(began, ended, error=error, useful=lambda _: False, statements=engine.statements)
-    used = engine.contributing(outcome.result.uri)
+    result = outcome.result
+    used = engine.contributing([_path(result.uri), *(f.path for f in result.relation.files)])
     report = outcome.report
     return Outcome(
         began,
         ended,
-        read_checkpoint(outcome.result),
+        read_checkpoint(result),
         useful=lambda group: group in used,
         statements=engine.statements,
         switches=len(report.switches),
@@ -191,10 +192,10 @@ class Recorder:
             self._outputs[job.id] = _path(job.output_uri)
         return result
 
-    def contributing(self, result: str) -> frozenset[str]:
-        """Return the ids of the statements on which the result in the folder ``result`` rests."""
+    def contributing(self, result: Sequence[str]) -> frozenset[str]:
+        """Return the ids of the statements on which the result, given by its files, rests."""
         with self._lock:
-            return contributing(self._outputs, self._inputs, _path(result))
+            return contributing(self._outputs, self._inputs, result)
 
     def stop(self) -> None:
         """Fail what runs and what is still to come."""
@@ -215,6 +216,10 @@ class Recorder:
 
     def close(self) -> None:
         self._engine.close()
+
+    def __getattr__(self, name: str) -> Any:
+        """Pass on whatever else the engine offers."""
+        return getattr(self._engine, name)
 
 
 def _path(uri: str) -> str:

@@ -12,9 +12,7 @@ from ebbflow.planners.query.competitive import lower_bound_adversary
 MOST_PHASES = 8
 
 
-def run_competitive(
-    seed: int, instances: int, progress: Callable[[str, int, int], None]
-) -> dict[str, Any]:
+def run_competitive(seed: int, instances: int, progress: Callable[[str, int, int], None]) -> dict[str, Any]:
     """Measure at least ``instances`` random and adversarial instances, half of them with separated plans."""
     per_kind = -(-instances // 8)
     ratios = []
@@ -27,7 +25,12 @@ def run_competitive(
         progress(f"lower-bound adversary, {m} plans", m, MOST_PHASES)
         played = lower_bound_adversary(m)
         adversary.append(
-            {"plans": m, "copies": played.copies, "limit": 2 - 2.0 ** -(m - 1), "steps": len(played.allocations)}
+            {
+                "plans": m,
+                "copies": played.copies,
+                "limit": 2 - 2.0 ** -(m - 1),
+                "steps": len(played.allocations),
+            }
         )
     return {
         "settings": {"seed": seed, "most_plans": PLANS, "steps": STEPS, "unit": 64.0},

@@ -45,7 +45,9 @@ def run_part(
 def _macro(settings: Settings, progress: Progress) -> dict[str, Any]:
     from ebbflow.tasks.simulation.macro import run_macro
 
-    return run_macro(workload("tpcds", settings), progress=lambda what, done=0, total=0: progress(what, done, total))
+    return run_macro(
+        workload("tpcds", settings), progress=lambda what, done=0, total=0: progress(what, done, total)
+    )
 
 
 def write_document(out: Path, target: Path) -> Path:

@@ -87,9 +87,7 @@ def _in_worker(cell: _Cell) -> dict[str, Any]:
     return _measure(cell, _known[cell.variant.name])
 
 
-def _each(
-    cells: Sequence[_Cell], known: Mapping[str, _Setting], processes: int
-) -> Iterator[dict[str, Any]]:
+def _each(cells: Sequence[_Cell], known: Mapping[str, _Setting], processes: int) -> Iterator[dict[str, Any]]:
     if processes == 1 or len(cells) < 8:
         for cell in cells:
             yield _measure(cell, known[cell.variant.name])
@@ -120,9 +118,7 @@ def _measure(cell: _Cell, setting: _Setting) -> dict[str, Any]:
     return _row(family, pairs)
 
 
-def mistaken(
-    family: Family, error: float, rng: np.random.Generator
-) -> tuple[Family, dict[str, Stage]]:
+def mistaken(family: Family, error: float, rng: np.random.Generator) -> tuple[Family, dict[str, Stage]]:
     """Return the family as the planner believes it to be, and the stages as they are.
 
     Every stage's demand and duration is off by a factor of 1 + X, X uniform in ±``error``, each drawn
@@ -237,7 +233,13 @@ def sweeps(settings: Settings, progress: Progress) -> dict[str, Any]:
             for load, (word, on) in product(loads, (("on", True), ("off", False)))
         ],
         "length": [
-            Variant(f"{load}, {s:g} s", "spot", ("high",), load, settings={"mean_seconds": s, "minutes": int(s / 5)})
+            Variant(
+                f"{load}, {s:g} s",
+                "spot",
+                ("high",),
+                load,
+                settings={"mean_seconds": s, "minutes": int(s / 5)},
+            )
             for load, s in product(loads, JOB_SECONDS)
         ],
         "parallelism": [
@@ -250,7 +252,9 @@ def sweeps(settings: Settings, progress: Progress) -> dict[str, Any]:
     }
     out: dict[str, Any] = {"settings": settings.shown()}
     for name, variants in groups.items():
-        records = compare(variants, settings, lambda what, n, of, name=name: progress(f"{name}: {what}", n, of))
+        records = compare(
+            variants, settings, lambda what, n, of, name=name: progress(f"{name}: {what}", n, of)
+        )
         for record in records:
             del record["queries"]
         out[name] = records

@@ -1,7 +1,7 @@
 """The workload and the resource profiles of an evaluation run."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import resources
@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from ebbflow.planners.query.profiles import PriceModel, Profile, Sharing, shared, spot
 from ebbflow.planners.query.volatility import VolatilityClass, chain, regions
-from ebbflow.planners.query.workloads import Family, calibrated, synthetic, varied
+from ebbflow.planners.query.workloads import Family, Testbed, calibrated, synthetic, varied
 from ebbflow.tasks.simulation.families import chosen, stored
 from ebbflow.tasks.simulation.settings import ProfileName, Settings
 
@@ -53,35 +53,49 @@ def spot_machines(settings: Settings) -> list[Profile]:
 
 def cluster(settings: Settings) -> Sharing:
     """Return the shares of a cluster on which the stored families' jobs come and go."""
-    bed = settings.testbed
-    times = [f.best_seconds(bed.share(TYPICAL)) for f in chosen(stored(), settings.queries)]
-    return shared(
-        np.random.default_rng([settings.seed, 6]),
-        times,
-        containers=float(bed.containers),
-        mean_gap=settings.cluster_gap,
-        mean_time=settings.cluster_time,
-        jobs=settings.cluster_jobs,
+    given = (
+        settings.seed,
+        settings.queries,
+        settings.cluster_gap,
+        settings.cluster_time,
+        settings.cluster_jobs,
     )
+    return _cluster(settings.testbed, *given)
+
+
+@lru_cache(maxsize=4)
+def _cluster(bed: Testbed, seed: int, queries: int, gap: float, time: float, jobs: int) -> Sharing:
+    times = [f.best_seconds(bed.share(TYPICAL)) for f in chosen(stored(), queries)]
+    rng = np.random.default_rng([seed, 6])
+    return shared(rng, times, containers=float(bed.containers), mean_gap=gap, mean_time=time, jobs=jobs)
+
+
+@lru_cache(maxsize=16)
+def _regions(profiles: tuple[Profile, ...]) -> Mapping[VolatilityClass, npt.NDArray[np.float64]]:
+    return regions(profiles)
 
 
 def workload(name: str, settings: Settings) -> tuple[Family, ...]:
     """Return the families of ``tpcds`` or ``synthetic``, in all degrees of parallelism, before calibration."""
-    if name == "tpcds":
-        bed, variety = settings.testbed, settings.variety
-        return tuple(varied(f, bed, variety) for f in chosen(stored(), settings.queries))
-    return synthetic(np.random.default_rng([settings.seed, 7]), settings.queries, variety=settings.variety)
+    planned = _planned(name, settings.testbed, settings.seed, settings.queries)
+    return tuple(varied(f, settings.testbed, settings.variety) for f in planned)
 
 
 @lru_cache(maxsize=8)
+def _planned(name: str, bed: Testbed, seed: int, queries: int) -> tuple[Family, ...]:
+    if name == "tpcds":
+        return chosen(stored(), queries, bed)
+    return synthetic(np.random.default_rng([seed, 7]), queries, testbed=bed)
+
+
+@lru_cache(maxsize=64)
 def build(name: ProfileName, load: str, settings: Settings) -> World:
     """Return a workload on a profile, its times calibrated to the profile's mean level."""
     bed = settings.testbed
-    profiles: Sequence[Profile]
     if name == "spot":
-        profiles = [p.scaled(bed.per_machine) for p in spot_machines(settings)]
+        profiles = tuple(p.scaled(bed.per_machine) for p in spot_machines(settings))
     else:
-        profiles = [cluster(settings).profile]
+        profiles = (cluster(settings).profile,)
     level = float(np.mean([p.mean for p in profiles]))
     families = calibrated(workload(load, settings), settings.mean_seconds, bed.share(round(level)))
-    return World(name, load, families, regions(profiles), level, settings.minutes, settings.seed)
+    return World(name, load, families, _regions(profiles), level, settings.minutes, settings.seed)

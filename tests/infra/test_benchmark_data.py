@@ -58,14 +58,14 @@ def test_a_value_out_of_range_is_named(tmp_path: Path, scale: float, parts: int,
 
 def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(DataError, match="cannot keep data in .*file"):
+    with pytest.raises(DataError, match=r"cannot keep data in .*file"):
         benchmark_data.tpch(0.01, tmp_path / "file" / "sf", silent)
 
 
 def test_too_little_space_is_told_before_anything_is_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    usage = namedtuple("usage", "total used free")  # noqa: PYI024
+    usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(2**40, 2**40, 2**30))
     with pytest.raises(DataError, match=r"tpch at scale factor 10 needs about 4\.0 GiB .* has 1\.0 GiB free"):
         benchmark_data.tpch(10.0, tmp_path / "sf10", silent)
@@ -112,7 +112,7 @@ def test_without_a_package_registry_the_error_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PIP_NO_INDEX", "1")
-    with pytest.raises(DataError, match="duckdb==.* cannot be installed: is a package registry reachable"):
+    with pytest.raises(DataError, match=r"duckdb==.* cannot be installed: is a package registry reachable"):
         benchmark_data.tpcds(0.01, tmp_path / "sf0.01", tmp_path / "tools", silent)
     assert [p.name for p in tmp_path.iterdir()] == ["tools"]
     assert not list((tmp_path / "tools").iterdir())

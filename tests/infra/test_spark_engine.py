@@ -285,6 +285,32 @@ def test_a_process_has_one_spark_and_a_second_start_says_so(engine: Any) -> None
 
 
 @pytest.mark.spark
+def test_queries_of_one_process_share_a_spark_and_its_cores_by_weight(
+    engine: Any, numbers: Relation, tmp_path: Path
+) -> None:
+    from ebbflow.infra.spark.engine import SparkEngine
+
+    conf = {"spark.sql.maxBroadcastTableSize": "512k"}
+    with SparkEngine.start("local[2,64]", memory="1g", conf=conf, weight=3.0) as second:
+        assert second.application_id == engine.application_id
+        ran: list[int] = []
+        jobs = [
+            (e, make_job("SELECT sum(v) AS s FROM numbers", numbers, out=tmp_path)) for e in (engine, second)
+        ]
+        threads = [threading.Thread(target=lambda e=e, j=j: ran.append(e.run(j).rows)) for e, j in jobs]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(120)
+        assert ran == [1, 1]
+        pool = second._context._jsc.sc().getPoolForName(second._pools.name(0)).get()
+        assert (pool.parent().weight(), pool.weight()) == (3, 1)
+        assert pool.parent().parent().parent() is None  # the root's
+        second.hold(1.0)  # in this process there are no executors to hold
+    assert engine.run(make_job("SELECT 1 AS one", out=tmp_path)).rows == 1
+
+
+@pytest.mark.spark
 def test_a_callers_thread_keeps_no_trace_of_a_stage(engine: Any, numbers: Relation, tmp_path: Path) -> None:
     engine.run(make_job("SELECT 1 AS one", out=tmp_path))
     context = engine._session.sparkContext

@@ -181,15 +181,15 @@ def test_cores_that_do_not_divide_go_round() -> None:
     assert portion.entitled == 1.5
 
 
-def test_more_queries_than_cores_take_turns() -> None:
-    cluster = Cluster(1)
-    queries = [cluster.arrive(name) for name in "abc"]
-    turns = []
+def test_of_more_queries_than_cores_the_first_to_come_have_one_and_the_others_wait() -> None:
+    cluster = Cluster(1, 1)
+    a, b, c = (cluster.arrive(name, weight) for name, weight in (("a", 1.0), ("b", 1.0), ("c", 9.0)))
     for _ in range(3):
-        turns.append([told(q)[0] for q in queries])
+        assert [told(q)[0] for q in (a, b, c)] == [1.0, 1.0, 0.0]
         cluster.clock.time += TURN
-    assert sorted(turns) == [[0.0, 0.0, 1.0], [0.0, 1.0, 0.0], [1.0, 0.0, 0.0]]
-    assert sorted(cluster.held.values()) == [0.0, 0.0, 1.0]  # type: ignore[type-var]
+    assert cluster.held == {"a": 1.0, "b": 1.0, "c": 0.0}
+    a.leave()
+    assert [told(q)[0] for q in (b, c)] == [1.0, 1.0]
 
 
 def test_what_a_query_cannot_use_is_held_by_the_others_but_stays_its_own() -> None:

@@ -286,7 +286,10 @@ class ClusterSimulator:
         query.job.version += 1
         if done:
             self._report(query, pool)
-        self._at(self._now + stage.latency, (query, pool))
+        if stage.latency > 0 or not pool.pending:
+            self._at(self._now + stage.latency, (query, pool))
+        else:
+            query.job.pools.append(pool)
 
     def _stop(self, query: _Query, stage: Stage) -> None:
         query.execution.done_tasks[stage.physical_key] = query.pools[stage.output_fp].done

@@ -24,7 +24,7 @@ from ebbflow.planners.query.cost import (
     splits,
     write,
 )
-from ebbflow.planners.query.operators import MOST_PARTITIONS, SPLIT
+from ebbflow.planners.query.operators import MOST_PARTITIONS, SMALLEST_READ, SPLIT, split_bytes
 
 SHARE = Share.uniform(8, 32, nodes=4)
 SIZES = st.builds(Size, st.floats(1, 1e9), st.floats(8, 1e11))
@@ -197,3 +197,17 @@ def test_rates_stay_within_their_bounds_and_the_fit_is_repeatable(seconds, seed)
         assert prior / BOUND * (1 - 1e-9) <= rate <= prior * BOUND * (1 + 1e-9)
     assert SPARK.latency / BOUND <= fitted.latency * (1 + 1e-9)
     assert fitted == calibrate(SPARK, measured)
+
+
+@given(st.floats(1, 1e11), st.floats(0.5, 500))
+def test_a_scan_makes_whole_rounds_of_the_cores(largest, cores):
+    split, whole = split_bytes(largest, cores), int(cores) or 1
+    tasks = math.ceil(largest / split)
+    assert split >= SMALLEST_READ
+    if split > SMALLEST_READ:
+        assert split <= 1.5 * SPLIT + 2**20  # never much more than a split
+        assert -tasks % whole <= tasks / 3  # and few cores idle in the last round
+
+
+def test_a_scan_on_three_cores_is_two_even_rounds():
+    assert math.ceil(230e6 / split_bytes(230e6, 3)) == 6

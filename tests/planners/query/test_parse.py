@@ -164,3 +164,10 @@ def test_table_names_are_those_that_no_with_in_scope_defines():
 def test_another_dialect_is_read_as_such():
     found = parsed('SELECT "o_key" FROM orders', dialect="duckdb")
     assert found.expression.sql("spark") == "SELECT orders.`o_key` AS `o_key` FROM orders AS orders"
+
+
+def test_what_orders_a_select_distinct_is_named_as_its_output():
+    text = "SELECT DISTINCT (o.o_key) AS k, o.o_total FROM orders o ORDER BY o.o_key DESC, o_total"
+    assert parsed(text).expression.sql("spark").endswith("ORDER BY k DESC, o_total")
+    plain = "SELECT o.o_key AS k FROM orders o ORDER BY o.o_key"
+    assert parsed(plain).expression.sql("spark").endswith("ORDER BY o.o_key")

@@ -13,7 +13,7 @@ from ebbflow.planners.query.packing import simulate
 from ebbflow.planners.query.profiles import Profile
 from ebbflow.planners.query.simulator import Options, backtracking_depth, run
 from ebbflow.planners.query.state import ExecutionState, RunningStage, StageOutput
-from ebbflow.planners.query.workloads import Family, Testbed, synthetic
+from ebbflow.planners.query.workloads import Family, Testbed, synthetic, varied
 
 BED = Testbed(machines=1, per_machine=8, memory=4.0)
 
@@ -26,7 +26,7 @@ levels = st.lists(st.integers(2, 8), min_size=1, max_size=8)
 
 
 @given(queries(), st.integers(2, 8))
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 def test_at_constant_capacity_a_query_takes_as_long_as_estimated(
     plans: tuple[object, ...], capacity: int
 ) -> None:
@@ -37,16 +37,18 @@ def test_at_constant_capacity_a_query_takes_as_long_as_estimated(
 
 
 @given(queries(), st.integers(2, 8), st.floats(0.01, 0.5))
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 def test_nothing_switches_while_the_capacity_stays(plans: tuple[object, ...], level: int, h: float) -> None:
     # the share is announced again and again, but it is the same
     times = tuple(float(i) for i in range(40))
     profile = Profile(times, (float(level),) * 40, 40.0)
-    assert run(family(*plans), profile, Options("qoop", hysteresis=h), testbed=BED).switches == []
+    options = Options("qoop", hysteresis=h, min_share_delta=0.05)
+    assert run(family(*plans), profile, options, testbed=BED).switches == []
+    assert run(family(*plans), Profile.constant(level), Options("qoop"), testbed=BED).decisions == 0
 
 
 @given(queries(), levels, st.booleans())
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 def test_every_query_ends_and_no_completed_task_is_done_twice(
     plans: tuple[object, ...], seen: list[int], backtracking: bool
 ) -> None:
@@ -166,7 +168,7 @@ def test_random_queries_have_plans_that_trade_work_for_time() -> None:
     again = synthetic(np.random.default_rng(3), 2)
     assert made == again
     bed = Testbed()
-    for one in made:
+    for one in map(varied, made):
         assert len(one.plans) > 1
         cheap = min(one.plans, key=lambda p: p.total_work)
         short = min(one.plans, key=lambda p: simulate(p, bed.share(600)).seconds)

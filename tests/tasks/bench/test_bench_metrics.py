@@ -147,5 +147,11 @@ def test_covered_is_the_length_of_the_union(spans: list[tuple[int, int]]) -> Non
 def test_statements_are_followed_back_from_the_result() -> None:
     outputs = {"a": "/s/1", "b": "/s/2", "c": "/s/22", "d": "/s/3"}
     inputs = {"a": (), "b": ("/t/x.parquet",), "c": (), "d": ("/s/1/part-0.parquet", "/s/2/part-0.parquet")}
-    assert contributing(outputs, inputs, "/s/3") == {"a", "b", "d"}
-    assert contributing(outputs, inputs, "/elsewhere") == frozenset()
+    assert contributing(outputs, inputs, ["/s/3"]) == {"a", "b", "d"}
+    assert contributing(outputs, inputs, ["/s/3/part-0.parquet", "/s/22/part-1.parquet"]) == {
+        "a",
+        "b",
+        "c",
+        "d",
+    }
+    assert contributing(outputs, inputs, ["/elsewhere"]) == frozenset()

@@ -106,16 +106,22 @@ def test_without_feedback_nobody_changes_plans() -> None:
 
 
 def test_tasks_of_a_stage_that_was_stopped_are_not_run_again() -> None:
-    # told 1 core, then 2 when the other ends, then 1 when a third comes: wide, and back to the narrow plan
-    narrow = plan("narrow", stage("N", tasks=10, key="n"), stage("S", ("N",), key="s1"))
-    wide = plan("wide", stage("W", tasks=2, cores=2, duration=1.5, key="w"), stage("S", ("W",), key="s2"))
-    first = Submission("first", (narrow, wide), 0)
-    other = Submission("other", (plan("o", stage("O", tasks=4)),), 0)
-    third = Submission("third", (plan("t", stage("T", tasks=40)),), 5)
-    result = run(first, other, third, machines=(Resources(2, 8),), policy="qoop", feedback=True)
+    # 2 cores: 10 s against 11; 4 cores from second 1: 8 against 6.5; 2 again from 1.5: 9 against 10.5
+    long = plan("long", stage("N", tasks=8), stage("S", ("N",), duration=6, key="s1"))
+    wide = plan("wide", stage("W", tasks=14, duration=1.5), stage("S", ("W",), duration=0.5, key="s2"))
+    result = run(
+        Submission("first", (long, wide), 0),
+        Submission("other", (plan("o", stage("O", tasks=2)),), 0),
+        Submission("third", (plan("t", stage("T", tasks=40)),), 1.5),
+        policy="qoop",
+        feedback=True,
+        hysteresis=0.1,
+    )
     outcome = result.outcomes[0]
-    assert outcome.plans[:2] == ("narrow", "wide")
-    assert result.used - sum(o.aborted for o in result.outcomes) <= 4 + 10 + 6 + 1 + 40
+    assert outcome.plans == ("long", "wide", "long")
+    assert outcome.aborted == 4 * 0.5
+    # two tasks of N ended in second 1, the other six run two by two from 1.5 on
+    assert outcome.finish == 1.5 + 3 + 6
 
 
 def test_tasks_are_placed_on_machines_not_on_the_sum_of_them() -> None:
