@@ -18,7 +18,10 @@ from ebbflow.tasks.listening import Silent
 from ebbflow.tasks.report import StageReport
 
 TURN = 60.0  # seconds after which cores that do not divide go to the next query
-_STEADY = 3.0  # seconds for which a query must have been unable to use cores before others get them
+_STEADY = (
+    10.0  # seconds for which a query must have been unable to use cores before others get them: about what
+)
+# it takes to end an executor here and to start one there
 
 
 def divide(
@@ -139,7 +142,10 @@ class SharedCapacity:
 
 
 class Demand(Silent):
-    """Tells ``want`` how many cores a query can use: the tasks that are left of what its plan still needs."""
+    """Tells ``want`` how many cores a query can use: the tasks that are left of what its plan still needs.
+
+    What has not finished a task yet may still turn out to have any number of them: there is no limit then.
+    """
 
     def __init__(self, execution: Execution, want: Callable[[float], None]) -> None:
         self._execution = execution
@@ -172,8 +178,9 @@ class Demand(Silent):
         self._want(max(1.0, sum(self._left(stages[fp]) for fp in needed)))
 
     def _left(self, stage: Stage) -> float:
-        planned = float(math.ceil(max(stage.work.tasks, 1)))
         seen = self._progress.get(stage.output_fp)
-        if seen is None:
-            return planned
-        return max(float(seen.tasks_running), max(planned, seen.tasks_total) - seen.tasks_done)
+        if seen is None or not seen.tasks_done:
+            return math.inf
+        return max(
+            float(seen.tasks_running), max(math.ceil(stage.work.tasks), seen.tasks_total) - seen.tasks_done
+        )

@@ -190,7 +190,7 @@ def parse_query(text: str, catalogue: Catalogue, *, now: datetime, dialect: str 
 
     Raises the errors of ``parse`` and ``check_tables``, and ``UnknownColumnError``.
     """
-    query = parse(text, dialect)
+    query = _divided(parse(text, dialect), dialect)
     check_tables(query, catalogue)
     try:
         qualified = qualified_copy(query, catalogue)
@@ -202,6 +202,17 @@ def parse_query(text: str, catalogue: Catalogue, *, now: datetime, dialect: str 
     named, renamed = _named(_ordered_by_outputs(qualified), query, catalogue)
     frozen, notes = freeze(named, now)  # after qualify, which names the projections
     return ParsedQuery(frozen, text, (*notes, *renamed))
+
+
+def _divided(query: exp.Query, dialect: str) -> exp.Query:
+    """Make ``/`` mean what it does in the query's dialect: DuckDB divides decimals as doubles, Spark as decimals of
+    six or so digits, whose rounding adds up."""
+    if dialect.lower() == "duckdb":
+        for node in reversed(list(query.find_all(exp.Div))):  # inner ones first
+            left = node.this
+            if not (isinstance(left, exp.Cast) and left.to.this == exp.DType.DOUBLE):
+                node.set("this", exp.cast(left, exp.DType.DOUBLE))
+    return query
 
 
 def qualified_copy(query: exp.Query, catalogue: Catalogue) -> exp.Query:
@@ -222,7 +233,9 @@ def _ordered_by_outputs(query: exp.Query) -> exp.Query:
         order = select.args.get("order")
         if order is None or not select.args.get("distinct"):
             continue
-        outputs = {item.unalias().unnest(): item.alias for item in select.selects if isinstance(item, exp.Alias)}
+        outputs = {
+            item.unalias().unnest(): item.alias for item in select.selects if isinstance(item, exp.Alias)
+        }
         for key in order.expressions:
             found = outputs.get(key.this.unnest()) if isinstance(key, exp.Ordered) else None
             if found is not None:

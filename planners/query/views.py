@@ -4,6 +4,7 @@ The chain is what plans are made of: a view's inner joins can be reordered, and 
 stage of its own. Whatever resists this rewriting stays where it stands and runs inside its statement.
 """
 
+import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -111,18 +112,50 @@ def _unseparable(parsed: ParsedQuery) -> str:
 
 
 def _hoisted(query: exp.Query) -> exp.Query:
-    return _unmarked(simplify_outer_joins(eliminate_subqueries(separate_conditions(query))))
+    return _unmarked(simplify_outer_joins(_separated(query)))
 
 
 def _flattened(query: exp.Query) -> exp.Query:
     # Merging copies a view's expressions into its reader: a volatile one would be evaluated anew.
     if is_volatile(query):
         return _hoisted(query)
-    separated = simplify_outer_joins(eliminate_subqueries(separate_conditions(query)))
+    separated = simplify_outer_joins(_separated(query))
     for select in _unmergeable(separated):
         select.set("kind", KEPT)
     # once more: conditions have come together with the joins that they simplify
     return restrict_views(simplify_outer_joins(_unmarked(merge_subqueries(separated))))
+
+
+def _separated(query: exp.Query) -> exp.Query:
+    """Turn derived tables and subqueries of conditions into the WITH of ``query``.
+
+    A view of the name that some other relation has as its alias gets another: sqlglot takes a correlated
+    subquery's reference to that alias for the view.
+    """
+    query = eliminate_subqueries(separate_conditions(query))
+    with_ = query.args.get("with_")
+    if with_ is None:
+        return query
+    aliases = [t.alias_or_name for t in query.find_all(exp.Table) if t.alias_or_name != t.name]
+    taken = {*aliases, *(t.name for t in query.find_all(exp.Table)), *(c.alias for c in with_.expressions)}
+    for position, cte in enumerate(with_.expressions):
+        name = cte.alias
+        if name not in aliases:
+            continue
+        fresh = next(n for i in itertools.count(2) if (n := f"{name}_{i}") not in taken)
+        taken.add(fresh)
+        readers = [c.this for c in with_.expressions[position + 1 :]]
+        found = [t for body in readers for t in outside_tables(body)]
+        with_.pop()
+        found += outside_tables(query)
+        query.set("with_", with_)
+        for table in found:
+            if table.name == name and not table.db:
+                if not table.alias:
+                    table.set("alias", exp.TableAlias(this=exp.to_identifier(name)))
+                table.set("this", exp.to_identifier(fresh))
+        cte.args["alias"].set("this", exp.to_identifier(fresh))
+    return query
 
 
 def _unmarked(query: exp.Query) -> exp.Query:

@@ -5,7 +5,7 @@ evaluation every container builds its own broadcast tables, so that a broadcast 
 needs the memory of several containers a task: plans trade work against demand.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from math import ceil, inf, isfinite, log
@@ -77,7 +77,7 @@ class Family:
             lambda s: replace(s, duration=s.duration * factor, latency=s.latency * factor)
         )
 
-    def with_stages(self, change: Any) -> "Family":
+    def with_stages(self, change: Callable[[Stage], Stage]) -> "Family":
         """Return the family with ``change`` applied to every stage, once for each physical key."""
         changed: dict[str, Stage] = {}
 
@@ -152,7 +152,7 @@ def family(
 def varied(of: Family, testbed: Testbed | None = None, variety: Variety | None = None) -> Family:
     """Return the family with every plan in each degree of parallelism of ``variety``, thinned as in ``family``.
 
-    QOOP's physical variants (reference section 5.3): a stage cut into more tasks ends sooner where there is
+    Physical variants of QOOP's candidates (section 2.4): a stage cut into more tasks ends sooner where there is
     room for them, but each task has to start, to build its own tables and to write its own part of every
     shuffle, so that the work grows.
     """

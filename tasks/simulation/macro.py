@@ -114,7 +114,7 @@ def run_macro(
     that each seed really offered, are part of the result. Estimates are exact and switching is free, as in the
     source's analysis. ``progress`` is called with what is done, its number and the total. With ``processes`` 1
     all runs in this process. Equal inputs give equal figures, except for the seconds of deciding, which are
-    CPU seconds of this machine.
+    wall-clock seconds of this machine.
 
     Raises ``OptionError`` for options outside their rules and for tasks that fit no machine.
     """
@@ -151,7 +151,7 @@ def _simulate(
         feedback=system.feedback,
         hysteresis=hysteresis,
         window=WINDOW,
-        timer=time.process_time,
+        timer=time.perf_counter,
     ).run()
     return _figures(run, arrivals.containers)
 

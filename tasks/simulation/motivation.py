@@ -1,6 +1,7 @@
 """How capacity changes: the source's figures 2.3 and 2.4 (QOOP, section 2.2)."""
 
 import csv
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
 from importlib import resources
@@ -10,13 +11,15 @@ import numpy as np
 
 from ebbflow.planners.model import Resources, Work
 from ebbflow.planners.query.baselines import volcano
+from ebbflow.planners.query.packing import simulate
 from ebbflow.planners.query.profiles import MINUTE, Profile, spot
 from ebbflow.planners.query.qep import QueryExecutionPlan, Stage, Text
 from ebbflow.planners.query.simulator import Options, run
 from ebbflow.planners.query.volatility import events
 from ebbflow.planners.query.workloads import Family, Testbed
+from ebbflow.tasks.simulation.families import chosen, stored
 from ebbflow.tasks.simulation.settings import Settings
-from ebbflow.tasks.simulation.world import build, cluster, prices, spot_machines
+from ebbflow.tasks.simulation.world import build, cluster, prices, spot_machines, workload
 
 RECENT = "us-west-2a-p2.xlarge.csv"
 LEVELS = (0.1, 0.15, 0.2)
@@ -57,8 +60,29 @@ def run_motivation(settings: Settings) -> dict[str, Any]:
             "counts": [int((counts == n).sum()) for n in range(int(counts.max()) + 1)],
         },
         "regions": regions,
+        "regret": {
+            "as planned": regret(chosen(stored(), settings.queries, settings.testbed), settings.testbed),
+            "in three degrees": regret(workload("tpcds", settings), settings.testbed),
+        },
         "example": example(),
     }
+
+
+def regret(
+    families: Sequence[Family], bed: Testbed, few: float = 60.0, many: float = 600.0
+) -> dict[str, float]:
+    """Return how many times longer the plan that is best on ``few`` containers takes on ``many`` than the one
+    that is best there, and the other way round: median and mean over the families."""
+    up, down = [], []
+    for f in families:
+        times = [[simulate(p, bed.share(c)).seconds for c in (few, many)] for p in f.plans]
+        low, high = min(times), min(times, key=lambda t: t[1])
+        up.append(low[1] / high[1])
+        down.append(high[0] / low[0])
+    return {
+        "up_median": float(np.median(up)), "up_mean": float(np.mean(up)),
+        "down_median": float(np.median(down)), "down_mean": float(np.mean(down)),
+    }  # fmt: skip
 
 
 def recent_prices() -> list[tuple[float, float]]:

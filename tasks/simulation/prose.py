@@ -30,7 +30,7 @@ WORKLOAD = """## Workload and parameters
   300 and 1000. It plans for {containers} containers, tasks of one core. The {queries} queries with the most
   alternative plans are used; queries whose plans take over 20 times the median are left out, since they rest on
   cardinalities gone wrong.
-- **Random queries**: as many trees of joins between tables of similar size, planned in the same way.
+- **Random queries**: {random_queries} trees of joins between tables of similar size, planned in the same way.
 - Every plan comes in {grains} times the tasks of the cost model; cutting a stage into 4 times the tasks multiplies
   its work by {grain_work}. This is what makes plans trade work against time: *as planned* (a sweep below), one plan
   is often best at every capacity, and then nothing can be gained by changing it. The source does not say how its
@@ -69,11 +69,13 @@ SWEEPS = {
 
 DIFFERENCES = """## Where our figures differ, and why
 
-- **Gains are smaller than theirs.** A switch pays only if another plan finishes what is left more than the
-  threshold sooner, redone work included. For most of TPC-DS our planner's best plan is the best, or close to it, at
-  every capacity from 60 to 600 containers: the scan of a fact table dominates, all plans share it, and it divides
-  into as many tasks as there are containers. Differences of plans appear at capacities far apart, which a job of
-  500 s rarely sees. Their plans came from Hive's optimiser, on two real resource profiles, and are not described.
+- **Medians are smaller than theirs.** A switch pays only if another plan finishes what is left more than the
+  threshold sooner, redone work included. For most of TPC-DS our planner's best plan is close to the best at every
+  capacity (the table of regrets above): the scan of a fact table dominates, all plans share it, and it divides into
+  more tasks than there are containers. The regrets arise between capacities far apart, which a job of 500 s rarely
+  sees. Their plans came from Hive's optimiser and are not described.
+- **Shared cluster.** Gains are small but frequent, and hardly depend on the class: part of them comes from choosing
+  again at all, since a plan made at launch has one degree of parallelism and a later choice mixes them.
 - **Low volatility.** With steps of two machines at 20 or fewer, a low spot region is flat. What changes there are
   the joints between regions.
 - **Task throughput** compares plans that cut stages differently; theirs had plans of similar task sizes.

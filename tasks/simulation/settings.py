@@ -15,7 +15,8 @@ class Settings:
     """Parameters of the micro-benchmarks and sweeps."""
 
     seed: int = 1
-    queries: int = 50  # QOOP, section 8
+    queries: int = 50  # TPC-DS queries (QOOP, section 8)
+    random_queries: int = 20  # of the other workload, at most as many as TPC-DS's
     runs: int = 10  # random regions a query and class
     hysteresis: float = 0.15  # inside the source's plateau of 10 to 25 %
     mean_seconds: float = 500.0  # mean time of the families' best plans at the profile's mean level

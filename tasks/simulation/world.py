@@ -55,7 +55,6 @@ def cluster(settings: Settings) -> Sharing:
     """Return the shares of a cluster on which the stored families' jobs come and go."""
     given = (
         settings.seed,
-        settings.queries,
         settings.cluster_gap,
         settings.cluster_time,
         settings.cluster_jobs,
@@ -64,8 +63,8 @@ def cluster(settings: Settings) -> Sharing:
 
 
 @lru_cache(maxsize=4)
-def _cluster(bed: Testbed, seed: int, queries: int, gap: float, time: float, jobs: int) -> Sharing:
-    times = [f.best_seconds(bed.share(TYPICAL)) for f in chosen(stored(), queries)]
+def _cluster(bed: Testbed, seed: int, gap: float, time: float, jobs: int) -> Sharing:
+    times = [f.best_seconds(bed.share(TYPICAL)) for f in chosen(stored(), 99)]
     rng = np.random.default_rng([seed, 6])
     return shared(rng, times, containers=float(bed.containers), mean_gap=gap, mean_time=time, jobs=jobs)
 
@@ -77,7 +76,8 @@ def _regions(profiles: tuple[Profile, ...]) -> Mapping[VolatilityClass, npt.NDAr
 
 def workload(name: str, settings: Settings) -> tuple[Family, ...]:
     """Return the families of ``tpcds`` or ``synthetic``, in all degrees of parallelism, before calibration."""
-    planned = _planned(name, settings.testbed, settings.seed, settings.queries)
+    count = settings.queries if name == "tpcds" else min(settings.random_queries, settings.queries)
+    planned = _planned(name, settings.testbed, settings.seed, count)
     return tuple(varied(f, settings.testbed, settings.variety) for f in planned)
 
 

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
+from ebbflow.tasks.wording import plural
+
 Runs = Sequence[dict[str, Any]]
 
 HEAD = """# Coverage
@@ -18,7 +20,8 @@ writes this page and [its figures](benchmarks/coverage.json); it goes on where i
 
 An inner-join **block** is the tables and views that inner or cross joins connect in one SELECT, wherever it stands,
 after views are merged into their readers and outer joins whose added rows are dropped anyway are made inner ones. It
-is planned when Ebbflow orders its joins and chooses their methods.
+is planned when Ebbflow orders its joins and chooses their methods. Outer, semi and anti joins are no part of a block:
+they stay in their place.
 """
 
 
@@ -84,12 +87,13 @@ def _totals(runs: Runs) -> str:
     read = sum(len(r.get("read_again", {})) for r in rows)
     shared = sum(len(r.get("shared", [])) for r in rows)
     worst = max(rows, key=lambda r: r.get("planning_seconds", 0.0))
+    again = plural(read, "view") + (" is" if read == 1 else " are")
+    once = "it is" if read == shared == 1 else f"{shared} of them are"
     return (
-        f"{len(blocks)} blocks; of the {len(large)} of three or more relations {len(whole)} are planned whole, "
-        f"{len(part)} in part, {len(large) - len(whole) - len(part)} stay as written. "
-        f"{read} views are read several times; {shared} of them are computed once, as a stage of their own, because "
-        f"that is cheaper. Planning takes at most {worst.get('planning_seconds', 0.0):.2f} processor seconds "
-        f"(Q{worst['query']}).\n"
+        f"{len(blocks)} blocks. Of the {len(large)} of three or more relations **{len(whole)} are planned whole**, "
+        f"{len(part)} in part, {len(large) - len(whole) - len(part)} stay as written. {again} read several times; "
+        f"{once} computed once, as a stage of its own, where that is cheaper on two small nodes. Planning takes at "
+        f"most {worst.get('planning_seconds', 0.0):.2f} processor seconds (Q{worst['query']}).\n"
     )
 
 

@@ -303,9 +303,10 @@ def test_queries_of_one_process_share_a_spark_and_its_cores_by_weight(
         for thread in threads:
             thread.join(120)
         assert ran == [1, 1]
-        pool = second._context._jsc.sc().getPoolForName(second._pools.name(0)).get()
+        root = second._context._jsc.sc().taskScheduler().rootPool()
+        pool = root.getSchedulableByName(second._pools.name(0))  # as Spark finds a job's pool
         assert (pool.parent().weight(), pool.weight()) == (3, 1)
-        assert pool.parent().parent().parent() is None  # the root's
+        assert pool.parent().parent().equals(root)
         second.hold(1.0)  # in this process there are no executors to hold
     assert engine.run(make_job("SELECT 1 AS one", out=tmp_path)).rows == 1
 

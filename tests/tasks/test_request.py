@@ -20,6 +20,7 @@ def request(**options: Any) -> QueryRequest:
         ({"policy": "best"}, "best"),
         ({"cuts": "never"}, "cuts must be cost, every-join or none; got 'never'"),
         ({"sql": " \n"}, "sql must hold a query"),
+        ({"weight": 0.0}, "weight must be > 0 and finite; got 0.0"),
         ({"tables": None}, "tables"),
         ({"tables": ""}, "tables"),
         ({"catalog": True}, "not both"),

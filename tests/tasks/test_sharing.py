@@ -211,15 +211,15 @@ def test_a_pause_between_two_waves_of_tasks_gives_nothing_away() -> None:
     assert told(b) == (2.0, 2)
     cluster.clock.time += 1
     a.want(1.0)
+    cluster.clock.time += 6
     a.capacity()
     assert told(b) == (2.0, 2)
-    cluster.clock.time += 2
     a.want(8.0)
-    cluster.clock.time += 2
+    cluster.clock.time += 6
     a.capacity()
     assert told(b) == (2.0, 2)
     a.want(1.0)
-    cluster.clock.time += 3.5
+    cluster.clock.time += 11
     a.capacity()
     assert told(b) == (3.0, 2)
 

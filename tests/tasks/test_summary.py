@@ -8,6 +8,7 @@ import pytest
 from rich.console import Console
 from sample import bare_report, hostile_report, sample_plans, sample_report, single_stage_report
 
+from ebbflow.planners.query.coverage import BlockCoverage
 from ebbflow.tasks.live import StageBars
 from ebbflow.tasks.summary import print_candidates, print_result, print_summary, sparkline
 from ebbflow.tasks.wording import against, bytes_text, count_text, number_text, seconds_text, shorten
@@ -50,6 +51,15 @@ def test_a_summary_of_hundreds_of_changes_stays_short():
     assert "… and 234 more changes" in text
     assert "201 times the plan stayed" in " ".join(text.split())
     assert len(text.splitlines()) < 80
+
+
+def test_a_summary_says_which_joins_were_planned_and_why_others_were_not():
+    blocks = (BlockCoverage("v", 4, 4), BlockCoverage("Result", 3, 2, "behind a full join"))
+    target = console()
+    print_summary(replace(sample_report(), blocks=blocks), target)
+    text = " ".join(printed(target).split())
+    assert "Joins 2 of 2 inner-join blocks planned (4, 2 relations)" in text
+    assert "Result: 1 of 3 inner-joined relations stay as written: behind a full join" in text
 
 
 def test_a_result_that_differs_cannot_be_missed():

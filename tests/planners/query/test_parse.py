@@ -171,3 +171,12 @@ def test_what_orders_a_select_distinct_is_named_as_its_output():
     assert parsed(text).expression.sql("spark").endswith("ORDER BY k DESC, o_total")
     plain = "SELECT o.o_key AS k FROM orders o ORDER BY o.o_key"
     assert parsed(plain).expression.sql("spark").endswith("ORDER BY o.o_key")
+
+
+def test_duckdbs_division_is_one_of_doubles_on_every_engine():
+    text = "SELECT o_total / 3 + CAST(o_key AS DOUBLE) / (o_total / 2 / 1) AS x FROM orders"
+    assert parsed(text, dialect="duckdb").expression.selects[0].this.sql("spark") == (
+        "CAST(orders.o_total AS DOUBLE) / 3 + CAST(orders.o_key AS DOUBLE) / "
+        "(CAST(CAST(orders.o_total AS DOUBLE) / 2 AS DOUBLE) / 1)"
+    )
+    assert "CAST" not in parsed("SELECT o_total / 3 AS x FROM orders").expression.sql("spark")

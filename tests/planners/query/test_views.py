@@ -148,6 +148,15 @@ def test_the_uncorrelated_joins_of_a_subquery_become_a_view(condition, moved, le
     assert root.query.args["where"].this.sql() == left.format(view.name)
 
 
+def test_a_view_does_not_hide_a_relation_of_that_alias_from_a_correlated_subquery():
+    text = """SELECT q.s FROM (SELECT a.k, sum(a.x) AS s FROM a GROUP BY a.k) AS q JOIN
+    (SELECT max(q.k) AS m FROM b AS q WHERE EXISTS (SELECT 1 FROM c WHERE c.j = q.j)) AS r ON r.m = q.k"""
+    found = chain(text)
+    assert not found.notes
+    assert [v.name for v in found.views] == ["q_2", "r", ROOT]
+    assert found.views[-1].reads_views == ("q_2", "r")
+
+
 def test_columns_of_one_name_in_a_nested_correlated_subquery_are_not_mixed_up():
     found = chain(
         "SELECT a.k FROM a WHERE EXISTS (SELECT 1 FROM b, c WHERE b.j = c.j AND b.k = a.k AND EXISTS "
