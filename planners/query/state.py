@@ -35,7 +35,9 @@ class ExecutionState:
     plan: QueryExecutionPlan
     checkpoints: Mapping[str, StageOutput] = field(default_factory=dict)  # by output_fp
     running: Mapping[str, RunningStage] = field(default_factory=dict)  # by output_fp
-    done_tasks: Mapping[str, int] = field(default_factory=dict)  # by physical_key, where single tasks are kept
+    done_tasks: Mapping[str, int] = field(
+        default_factory=dict
+    )  # by physical_key, where single tasks are kept
     sliced: Mapping[str, float] = field(default_factory=dict)  # fraction of a stage in slices, by output_fp
 
 

@@ -28,6 +28,11 @@ they stay in their place.
 def page(runs: Runs) -> str:
     """Return the page."""
     parts = [HEAD, "## Results\n", _results(runs)]
+    own = {(r["engine"], r["scale"], *r["conf"]) for r in runs if r.get("conf")}
+    parts += [
+        f"On {engine} at scale {scale:g} with {', '.join(f'`{c}`' for c in conf)}.\n"
+        for engine, scale, *conf in own
+    ]
     wrong = [r for r in runs if not r["right"]]
     if wrong:
         parts += ["Not right:\n", "\n".join(f"- {_named(r)}: {_plain(r['verdict'])}" for r in wrong), ""]
