@@ -7,7 +7,6 @@ import typer
 from rich.console import Console
 
 from ebbflow.infra import benchmark_data
-from ebbflow.tasks.request import home
 
 app = typer.Typer(
     help="Parquet tables of TPC-H and TPC-DS, made once and kept in ~/.cache/ebbflow.\n\n"
@@ -64,13 +63,13 @@ def tpch_command(
     to: To = None,
     parts: Annotated[int, typer.Option(help="Files per table.")] = 1,
 ) -> None:
-    target = to.expanduser() if to else benchmark_data.default_folder(home(), "tpch", scale, parts)
+    target = to.expanduser() if to else benchmark_data.default_folder(_home(), "tpch", scale, parts)
     tpch_tables(scale, target, console, parts)
 
 
 @app.command("tpcds", help=_TPCDS_HELP)
 def tpcds_command(scale: Scale = 1.0, to: To = None) -> None:
-    target = to.expanduser() if to else benchmark_data.default_folder(home(), "tpcds", scale)
+    target = to.expanduser() if to else benchmark_data.default_folder(_home(), "tpcds", scale)
     tpcds_tables(scale, target, console)
 
 
@@ -83,7 +82,13 @@ def tpch_tables(scale: float, folder: Path, console: Console, parts: int = 1) ->
 def tpcds_tables(scale: float, folder: Path, console: Console) -> Path:
     """Return the folder of TPC-DS tables and queries, made now unless it is there. Raises ``DataError``."""
     _tell_cached("TPC-DS", scale, folder, console)
-    return benchmark_data.tpcds(scale, folder, home() / "tools", lambda line: _say(line, console))
+    return benchmark_data.tpcds(scale, folder, _home() / "tools", lambda line: _say(line, console))
+
+
+def _home() -> Path:
+    from ebbflow.tasks.request import home  # planners and all: too much for a --help
+
+    return home()
 
 
 def _tell_cached(suite: str, scale: float, folder: Path, console: Console) -> None:

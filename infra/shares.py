@@ -140,7 +140,8 @@ class FileShareRegistry:
             "pid": home.pid,
         }
         content, path = json.dumps(data).encode(), f"{self._folder}/{name}"
-        with translated(f"enter a query into {to_uri(self._folder, self._scheme)}"):
+        store = self._folder.removesuffix("/").rsplit("/cache/", 1)[0]
+        with translated(f"write to the checkpoint store {to_uri(store, self._scheme)}"):
             if self._scheme != "file":
                 files.write_atomic(filesystem(self._scheme), self._scheme, path, content)
                 return

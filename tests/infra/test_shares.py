@@ -210,7 +210,7 @@ def test_a_weight_must_be_positive_and_finite(tmp_path: Path, weight: float) -> 
 
 def test_a_folder_that_cannot_be_written_is_an_error_that_names_it(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(StorageError, match=r"enter a query into file://.*/file/spark"):
+    with pytest.raises(StorageError, match=r"write to the checkpoint store file://.*/file"):
         registry(tmp_path / "file").join(1)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import duckdb
 import pytest
-from hypothesis import given, settings
+from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 from random_queries import TABLES, fill, random_query
 from statements import (
@@ -60,12 +60,23 @@ def tpch(tmp_path_factory):
     connection.close()
 
 
+class Filled:
+    """A database of random rows, made anew when a query has broken it."""
+
+    def __init__(self):
+        self.renew()
+
+    def renew(self):
+        self.connection = duckdb.connect()
+        fill(self.connection, random.Random(99))
+        self.known = catalogue_of(self.connection)
+
+
 @pytest.fixture(scope="module")
 def filled():
-    connection = duckdb.connect()
-    fill(connection, random.Random(99))
-    yield connection, catalogue_of(connection)
-    connection.close()
+    database = Filled()
+    yield database
+    database.connection.close()
 
 
 @pytest.mark.parametrize("text", HARD, ids=range(len(HARD)))
@@ -97,9 +108,13 @@ def test_a_hard_query_can_be_costed_and_its_single_statement_is_the_query(small,
 @settings(max_examples=120)
 @given(st.integers(0, 10**9))
 def test_a_random_query_gives_its_own_rows_however_it_is_planned(filled, seed):
-    connection, known = filled
     text = random_query(random.Random(seed))
-    expected = reference(connection, text)
+    try:
+        expected = reference(filled.connection, text)
+    except duckdb.Error:  # internal errors of DuckDB 2.0 on one query in a thousand, as it is written
+        filled.renew()
+        reject()
+    connection, known = filled.connection, filled.known
     analysis = analyse(text, known)
     for number in range(2):
         rng = random.Random(number)
