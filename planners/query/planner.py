@@ -94,6 +94,7 @@ class QueryPlanner:
         chain = prepared_subqueries(self.analysis, self._catalogue, model, selectivities)
         if chain is not self.analysis.chain:
             self.analysis = Analysis.of(chain, self._catalogue, self._salt)
+            self._divider = Divider(self.analysis, self._catalogue)
 
     def candidates(
         self, share: Share, actuals: Mapping[str, StageOutput] | None = None, also: Iterable[str] = ()
@@ -109,6 +110,11 @@ class QueryPlanner:
             pool.setdefault(plan.id, plan)
         wanted = [i for i in also if i in self._choices]
         kept = {p.id: p for p in retain(tuple(pool.values()), share, self.options.keep)}
+        for fp in self._divider.begun:  # slices of it exist: some plan must be able to use them
+            users = [p for p in pool.values() if fp in p.by_fp]
+            if users and not any(fp in p.by_fp for p in kept.values()):
+                best = min(users, key=lambda p: (p.total_work, p.id))
+                kept[best.id] = best
         for plan_id in wanted:
             if plan_id not in kept:
                 kept[plan_id] = self._plan(self._choices[plan_id], sizes, share)

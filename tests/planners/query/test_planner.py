@@ -15,6 +15,7 @@ from statements import NOW, catalogue
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model import Catalogue, ColumnStatistics, Share, Table, TableStatistics
 from ebbflow.planners.query.cost import SPARK
+from ebbflow.planners.query.packing import simulate
 from ebbflow.planners.query.planner import PlannerOptions, QueryPlanner, retain
 from ebbflow.planners.query.qep import QueryExecutionPlan
 from ebbflow.planners.query.sampling import questions
@@ -265,3 +266,56 @@ def test_whatever_is_dropped_is_like_something_kept_when_there_is_room(found):
 @given(plans)
 def test_retaining_depends_on_no_order(found):
     assert retain(found, SHARE, 4) == retain(tuple(reversed(found)), SHARE, 4)
+
+
+def in_order(scale=100.0):
+    """TPC-H's statistics at a larger scale, its two large tables stored in the order of their keys."""
+    tables = {}
+    for name, table in KNOWN.tables.items():
+        known = table.statistics
+        factor = 1.0 if name in ("nation", "region") else scale
+        columns = {
+            column: replace(s, distinct=s.distinct * factor if column.endswith("key") else s.distinct)
+            for column, s in known.columns.items()
+        }
+        for column in ("l_orderkey", "o_orderkey"):
+            if column in columns:
+                edges = tuple(scale * 375_000 * i for i in range(1, 16))
+                columns[column] = replace(columns[column], edges=edges, reads=(1.0, 1.0, 1.1, 1.3))
+        larger = TableStatistics(known.rows * factor, known.bytes * factor, columns)
+        tables[name] = replace(table, statistics=larger)
+    return Catalogue(tables)
+
+
+OFTEN = Share.uniform(30, 120, nodes=10, hazard=120.0)  # one loss in 3 s
+DIVIDED = {3, 4, 5, 7, 8, 9, 10, 12, 15, 17, 18, 21}  # the others are short, or one loss costs them little
+
+
+@pytest.mark.parametrize("number", range(1, 23))
+def test_long_stages_are_divided_where_nodes_are_lost_often(number):
+    text = (TPCH / f"q{number}.sql").read_text()
+    query = QueryPlanner(text, in_order(), SPARK, now=NOW, salt="run")
+    query.sample({})  # rewrites subqueries: everything that follows must know the new views
+    best = min(query.candidates(OFTEN), key=lambda p: simulate(p, OFTEN).seconds)
+    divided = [s for s in best.stages if s.slicing is not None]
+    for long in divided:
+        cells = long.slicing.grid.cells
+        texts = {long.slicing.statement(i, i + 1).spark for i in range(cells)}
+        assert len(texts) == cells
+        assert not long.sink
+    assert bool(divided) == (number in DIVIDED)
+
+
+def test_nothing_is_divided_where_nodes_stay():
+    query = QueryPlanner((TPCH / "q9.sql").read_text(), in_order(), SPARK, now=NOW, salt="run")
+    plans = query.candidates(replace(OFTEN, hazard=0.0))
+    assert not [s for p in plans for s in p.stages if s.slicing is not None]
+
+
+@pytest.mark.parametrize("hazard", [0.0, 120.0])
+def test_a_division_that_was_begun_is_kept_on_any_share(hazard):
+    query = QueryPlanner((TPCH / "q3.sql").read_text(), in_order(), SPARK, now=NOW, salt="run")
+    begun = dict.fromkeys(query.partial_fps, ("lineitem.l_orderkey, orders.o_orderkey", 4))
+    query.keep_divided(begun)
+    plans = query.candidates(replace(OFTEN, hazard=hazard))
+    assert {s.slicing.slices for p in plans for s in p.stages if s.output_fp in begun} == {4}
