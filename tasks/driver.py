@@ -217,7 +217,17 @@ class Driver:
             del self._current[stage.output_fp]
         self._checkpoints[stage.output_fp] = checkpoint
         status = "completed" if outcome.result is not None else "reused"
-        self._file(stage, run, now, status, checkpoint, outcome.result, reused_slices=outcome.reused_slices)
+        self._file(
+            stage,
+            run,
+            now,
+            status,
+            checkpoint,
+            outcome.result,
+            note=_slices_words(outcome),
+            # figures of a stage that was not computed as a whole would mislead calibration
+            whole=not outcome.reused_slices,
+        )
         output = StageOutput(stage.output_fp, checkpoint.rows, checkpoint.bytes)
         actions = self._execution.on_finished(output, now, late=late)
         if not any(isinstance(a, Finish) for a in actions) and self._deviates(stage, checkpoint.rows):
@@ -402,7 +412,14 @@ class Driver:
         )
         run.slices = SliceRunner(described, self._engine, self._store, self._slices, self._narrowing, tell)
         done = run.slices.run()
-        return StageOutcome(run.stage, run.job_id, done.checkpoint, done.result, reused_slices=done.reused)
+        return StageOutcome(
+            run.stage,
+            run.job_id,
+            done.checkpoint,
+            done.result,
+            slices=done.slices,
+            reused_slices=done.reused,
+        )
 
     def _reused(self, stage: Stage) -> None:
         checkpoint = self._checkpoints[stage.output_fp]
@@ -457,7 +474,7 @@ class Driver:
         checkpoint: Checkpoint | None,
         result: StageResult | None,
         note: str = "",
-        reused_slices: int = 0,
+        whole: bool = True,
     ) -> None:
         origin = self.record.started
         report = StageReport(
@@ -477,7 +494,7 @@ class Driver:
             note=note,
         )
         self.record.stages.append(report)
-        if result is not None and not reused_slices:
+        if result is not None and whole:
             self.record.measured.append(
                 Measured(
                     self._engine.name,
@@ -489,3 +506,10 @@ class Driver:
                 )
             )
         self._listener.stage_ended(stage, report)
+
+
+def _slices_words(outcome: StageOutcome) -> str:
+    if not outcome.slices:
+        return ""
+    before = f", {outcome.reused_slices} from before" if outcome.reused_slices else ""
+    return f"{outcome.slices} slices{before}"

@@ -22,7 +22,8 @@ class StageOutcome:
     checkpoint: Checkpoint | None = None
     result: StageResult | None = None  # None when another process had already finished it
     error: Exception | None = None
-    reused_slices: int = 0  # of a stage in slices: those that an earlier run had left
+    slices: int = 0  # that the stage was computed in; 0 for one statement
+    reused_slices: int = 0  # of them, those that an earlier run had left
 
 
 @dataclass(frozen=True)

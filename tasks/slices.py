@@ -38,6 +38,7 @@ class Sliced:
 
     checkpoint: Checkpoint
     result: StageResult
+    slices: int
     reused: int  # slices that had been there before
 
 
@@ -107,7 +108,7 @@ class SliceRunner:
         if todo:
             self._run_all(todo, reused)
         assert covers(self._done, grid.cells)
-        return Sliced(together(stage.output_fp, self._done), _summed(self._results), reused)
+        return Sliced(together(stage.output_fp, self._done), _summed(self._results), len(self._done), reused)
 
     def _run_all(self, todo: Sequence[Cells], reused: int) -> None:
         stop = threading.Event()

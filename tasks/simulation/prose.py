@@ -30,7 +30,8 @@ WORKLOAD = """## Workload and parameters
   300 and 1000. It plans for {containers} containers, tasks of one core. The {queries} queries with the most
   alternative plans are used; queries whose plans take over 20 times the median are left out, since they rest on
   cardinalities gone wrong.
-- **Random queries**: {random_queries} trees of joins between tables of similar size, planned in the same way.
+- **Random queries**: {random_queries} trees of joins between tables of similar size, planned in the same way. The
+  sizes were chosen, after first results with others, so that plans differ more than those of TPC-DS.
 - Every plan comes in {grains} times the tasks of the cost model; cutting a stage into 4 times the tasks multiplies
   its work by {grain_work}. This is what makes plans trade work against time: *as planned* (a sweep below), one plan
   is often best at every capacity, and then nothing can be gained by changing it. The source does not say how its
@@ -74,8 +75,9 @@ DIFFERENCES = """## Where our figures differ, and why
   capacity (the table of regrets above): the scan of a fact table dominates, all plans share it, and it divides into
   more tasks than there are containers. The regrets arise between capacities far apart, which a job of 500 s rarely
   sees. Their plans came from Hive's optimiser and are not described.
-- **Shared cluster.** Gains are small but frequent, and hardly depend on the class: part of them comes from choosing
-  again at all, since a plan made at launch has one degree of parallelism and a later choice mixes them.
+- **Shared cluster.** Gains are small but frequent, and hardly depend on the class. Part of them probably comes from
+  choosing again at all, since a plan made at launch has one degree of parallelism and a later choice mixes them; this
+  was not measured by itself.
 - **Low volatility.** With steps of two machines at 20 or fewer, a low spot region is flat. What changes there are
   the joints between regions.
 - **Task throughput** compares plans that cut stages differently; theirs had plans of similar task sizes.
@@ -85,7 +87,7 @@ DIFFERENCES = """## Where our figures differ, and why
 - **Hysteresis.** Theirs rises to a plateau. Where a switch costs nothing but the tasks that it aborts, as here, a
   threshold mostly forgoes gains: ours fall steadily from h = 0 on; what it buys is fewer queries that end slower.
 - **Backtracking** on and off differ only when a switch goes back to an output that was already consumed, or resumes
-  a stage that was left half done. Rows that are equal mean that no run did either.
+  a stage that was left half done. Rows that are equal suggest that no run did either; single runs were not checked.
 - **Number of runs.** The source has 10 regions a query and class and 50 queries throughout; the numbers used here are
   stated with each section, and the command takes others.
 - **Backtracking depth** is informal in the source. Ours is the longest way, in stages, from the current plan's

@@ -22,6 +22,7 @@ def main() -> None:
         ["tests.benchmarks.planning", "--out", OUT],
         ["tests.benchmarks.tpch", "--tables", tables, "--engine", "duckdb", "--rounds", "5", "--out", OUT],
         ["tests.benchmarks.tpch", "--tables", tables, "--engine", "spark", "--out", OUT],
+        ["tests.benchmarks.coverage"],
         ["tests.benchmarks.document"],
     ]
     Path(OUT).mkdir(parents=True, exist_ok=True)
