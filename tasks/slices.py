@@ -16,12 +16,12 @@ from ebbflow.infra.protocols import (
     StageResult,
 )
 from ebbflow.infra.slices import Cells, Narrowing, SliceIndex, covers, together
+from ebbflow.planners.query.operators import split_bytes
 from ebbflow.planners.query.partial import bound
 from ebbflow.planners.query.qep import Slicing, Stage, Statement
 from ebbflow.planners.query.slicing import runs
 
 AT_ONCE = 2  # slices side by side: the fixed cost of one hides behind the work of the other
-_SMALLEST_SPLIT = 2 << 20  # bytes
 
 
 @dataclass(frozen=True)
@@ -163,25 +163,30 @@ class SliceRunner:
         low, high = self._slicing.grid.bounds(*cells)
         columns = dict(self._slicing.grid.columns)
         narrow = {table.lower(): columns[alias] for alias, table in self._slicing.tables.items()}
-        relations = tuple(
-            self._narrowing.narrowed(r, narrow[r.name.lower()], low, high) if r.name.lower() in narrow else r
-            for r in run.relations
-        )
+        part = (cells[1] - cells[0]) / self._slicing.grid.cells
+        relations, largest = [], 0.0
+        for given in run.relations:
+            column = narrow.get(given.name.lower())
+            relation = given
+            if column is not None:
+                relation = self._narrowing.narrowed(given, column, low, high)
+            relations.append(relation)
+            # of a single file the range is a part too, though the file cannot be left out
+            size = relation.bytes * (part if column is not None and relation is given else 1.0)
+            largest = max(largest, size)
         sql = bound(
             run.dialect(self._slicing.statement(*cells)),
             {c.fingerprint: c.relation.columns for c in run.inputs},
         )
-        largest = max((r.bytes for r in relations), default=0)
         return StageJob(
             job_id,
             f"{stage.name} [{cells[0]}-{cells[1]} of {self._slicing.grid.cells}]",
             sql,
-            relations,
+            tuple(relations),
             output_uri,
             stage.partitions,
             run.memory_limit,
-            # a slice is small: without smaller splits some cores would have nothing to do
-            max(_SMALLEST_SPLIT, int(largest / max(2 * run.cores, 1.0))),
+            split_bytes(largest, run.cores) if largest else 0,
         )
 
     def _heard(self, cells: Cells, progress: StageProgress, total: int) -> None:

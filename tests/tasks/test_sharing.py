@@ -330,7 +330,8 @@ class Party:
     engines: dict[str, Opened] = field(default_factory=dict)
     reports: dict[str, QueryReport] = field(default_factory=dict)
     begun: dict[str, threading.Event] = field(default_factory=dict)
-    meeting: threading.Barrier = field(default_factory=lambda: threading.Barrier(2))
+    here: set[str] = field(default_factory=set)
+    met: threading.Event = field(default_factory=threading.Event)  # a plan that is switched to begins later
 
     def threads_of(self, name: str) -> int:
         connection = self.engines[name].engine._connection  # type: ignore[attr-defined]
@@ -361,9 +362,13 @@ class _Held(PlainOrchestrator):
         def later() -> StageOutcome:
             party.begun[self.name].set()
             clock, end = SystemClock(), SystemClock().now() + 120
-            while party.threads_of(self.name) != party.expected[self.name] and clock.now() < end:
+            while not party.met.is_set() and party.threads_of(self.name) != party.expected[self.name]:
+                assert clock.now() < end, f"{self.name} was never held to its share"
                 clock.sleep(0.02)
-            party.meeting.wait(150)
+            party.here.add(self.name)
+            if len(party.here) == 2:
+                party.met.set()
+            assert party.met.wait(150)
             return work()
 
         super().submit(stage, later)
