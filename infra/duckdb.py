@@ -38,7 +38,7 @@ class _Running:
 class DuckDbEngine:
     """Runs statements in one in-memory database; every job has a connection and temporary views of its own.
 
-    Threads and memory belong to the database as a whole, so ``StageJob.memory_limit`` and ``partitions`` have
+    Threads and memory belong to the database as a whole, so ``StageJob.partitions`` and ``split_bytes`` have
     no effect. ``StageProgress`` counts hundredths of the statement. Progress listeners are called from a
     thread of their own. A job that was finished when its cancellation arrived returns its result.
     """

@@ -117,7 +117,6 @@ class StageJob:
     relations: tuple[Relation, ...]  # every table and checkpoint that the statement names
     output_uri: str  # existing empty folder; the engine writes part files into it
     partitions: int = 0  # shuffle partitions; 0: the engine's default
-    memory_limit: float = 0.0  # GiB; 0: the engine's default
     split_bytes: int = 0  # of a file that one task reads at most; 0: the engine's default
 
 

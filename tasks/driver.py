@@ -6,7 +6,6 @@ Free of any orchestrator: Prefect and Airflow pass in how work is put into the b
 import itertools
 import math
 import queue
-import threading
 import uuid
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -19,20 +18,17 @@ from ebbflow.infra.protocols import (
     CheckpointStore,
     Relation,
     SqlEngine,
-    StageJob,
-    StageProgress,
     StageResult,
 )
-from ebbflow.infra.slices import Narrowing, SliceIndex, covers, together
+from ebbflow.infra.slices import SliceIndex, covers, together
 from ebbflow.planners.model import Capacity, Measured, Share
 from ebbflow.planners.query.execution import Action, Cancel, Execution, Finish, Reuse, Start
-from ebbflow.planners.query.operators import split_bytes
-from ebbflow.planners.query.partial import bound
-from ebbflow.planners.query.qep import QueryExecutionPlan, Stage, Statement
+from ebbflow.planners.query.qep import QueryExecutionPlan, Stage
 from ebbflow.planners.query.state import StageOutput
 from ebbflow.tasks.listening import Background, CapacityChanged, Inbox, Listener, StageOutcome
 from ebbflow.tasks.report import CapacityReport, StageReport
-from ebbflow.tasks.slices import SliceRunner, SlicesDone, StageRun
+from ebbflow.tasks.slices import SlicesDone
+from ebbflow.tasks.stagework import Run, StageWork
 
 _POLL = 1.0  # seconds; the loop looks up at least this often
 _MAX_FAILURES = 3  # of one stage; only those that another run may mend are repeated at all
@@ -50,18 +46,6 @@ class Record:
     plans: dict[str, QueryExecutionPlan] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)  # what went differently, as sentences for people
     result: Checkpoint | None = None
-
-
-@dataclass
-class _Run:
-    stage: Stage
-    job_id: str
-    started: float
-    epoch: int
-    cores: float
-    progress: StageProgress = field(default_factory=lambda: StageProgress(0, 0))
-    cancelled: threading.Event = field(default_factory=threading.Event)
-    slices: SliceRunner | None = None  # of a stage that runs in slices
 
 
 Replan = Callable[[Share, Mapping[str, StageOutput]], Sequence[QueryExecutionPlan]]
@@ -91,7 +75,6 @@ class Driver:
         inbox: Inbox,
         fraction: float = 1.0,
         reuse: bool = True,
-        memory_limit: float = 0.0,
         started: float | None = None,
         slices: SliceIndex | None = None,
     ) -> None:
@@ -108,11 +91,9 @@ class Driver:
         self._inbox = inbox
         self._fraction = fraction
         self._reuse = reuse
-        self._memory_limit = memory_limit
         self._slices = slices  # without an index every stage runs as one statement
-        self._narrowing = Narrowing()
         self.divided: dict[str, tuple[str, int]] = {}  # by output_fp: how stages begun here are divided
-        self._runs: dict[str, _Run] = {}  # by job id, cancelled ones until their thread has ended
+        self._runs: dict[str, Run] = {}  # by job id, cancelled ones until their thread has ended
         self._current: dict[str, str] = {}  # output_fp -> job id that the execution counts as running
         self._jobs = itertools.count(1)
         self._failures: Counter[str] = Counter()  # by output_fp
@@ -123,6 +104,8 @@ class Driver:
         self._capacity: Capacity | None = None
         self._share: Share | None = None
         self.record = Record(started if started is not None else clock.now())
+        since = 0.0 if reuse else self.record.started
+        self._work = StageWork(engine, store, self._relations, inbox, slices, reuse=reuse, since=since)
 
     def run(self, capacity: Capacity) -> Record:
         """Run to the end and return the record. Raises the first error that cannot be mended; running stages
@@ -138,7 +121,7 @@ class Driver:
             return self.record
         finally:
             for run in self._runs.values():
-                self._cancel(run)
+                self._work.stop(run)
 
     def _learn(self, plans: Sequence[QueryExecutionPlan]) -> None:
         """Remember new plans, and which versions of which tables their stages are computed from."""
@@ -160,7 +143,7 @@ class Driver:
             # an engine ignores the cancellation of a job that has not reached it yet
             for run in self._runs.values():
                 if run.cancelled.is_set():
-                    self._stop(run)
+                    self._work.stop(run)
             return None
 
     def _handle(self, event: object) -> None:
@@ -196,7 +179,7 @@ class Driver:
             self._listener.capacity_changed(capacity, change)
         return self._share
 
-    def _tell_progress(self, run: _Run, now: float) -> None:
+    def _tell_progress(self, run: Run, now: float) -> None:
         fp, progress = run.stage.output_fp, run.progress
         if self._current.get(fp) != run.job_id or not progress.tasks_total:
             return
@@ -251,7 +234,7 @@ class Driver:
         self._learn(plans)
         return plans
 
-    def _failed(self, outcome: StageOutcome, run: _Run, now: float) -> None:
+    def _failed(self, outcome: StageOutcome, run: Run, now: float) -> None:
         stage, error = outcome.stage, outcome.error
         assert error is not None
         fp = stage.output_fp
@@ -269,7 +252,7 @@ class Driver:
         self._note(f"{stage.name} {why}")
         self._act(self._execution.on_failed(fp, now))
 
-    def _mendable(self, run: _Run, error: Exception) -> str | None:
+    def _mendable(self, run: Run, error: Exception) -> str | None:
         """Tell what is done about a failed run, as a sentence's end; ``None``: another would fail too."""
         stage = run.stage
         if isinstance(error, StageCancelledError):
@@ -297,20 +280,11 @@ class Driver:
             elif isinstance(action, Cancel):
                 job_id = self._current.pop(action.stage.output_fp, None)
                 if job_id is not None:
-                    self._cancel(self._runs[job_id])
+                    self._work.stop(self._runs[job_id])
             elif isinstance(action, Reuse):
                 self._reused(action.stage)
             elif isinstance(action, Finish):
                 self.record.result = self._checkpoints[action.output.fingerprint]
-
-    def _cancel(self, run: _Run) -> None:
-        run.cancelled.set()
-        self._stop(run)
-
-    def _stop(self, run: _Run) -> None:
-        if run.slices is not None:
-            run.slices.cancel()
-        self._engine.cancel(run.job_id)
 
     def _note(self, text: str) -> None:
         self.record.notes.append(text)
@@ -322,7 +296,9 @@ class Driver:
         epoch = self._capacity.epoch if self._capacity else 0
         cores = self._share.total.cores if self._share else 0.0
         self._current[stage.output_fp] = job_id
-        run = self._runs[job_id] = _Run(stage, job_id, now, epoch, cores)
+        run = self._runs[job_id] = Run(stage, job_id, now, epoch, cores)
+        if stage.slicing is not None and self._work.divides(stage):
+            self.divided[stage.output_fp] = (stage.slicing.grid.name, stage.slicing.slices)
         self._listener.stage_started(stage)
         inputs = [self._checkpoints[fp] for fp in stage.inputs]
         sources = self._sources[stage.output_fp]
@@ -330,96 +306,13 @@ class Driver:
 
         def work() -> StageOutcome:
             try:
-                outcome = self._execute(run, inputs, sources, fallback)
+                outcome = self._work.execute(run, inputs, sources, fallback=fallback)
             except Exception as error:  # handed to the driver's thread, which decides
                 outcome = StageOutcome(stage, job_id, error=error)
             self._inbox.put(outcome)
             return outcome
 
         self._background.submit(stage, work)
-
-    def _execute(
-        self, run: _Run, inputs: Sequence[Checkpoint], sources: Mapping[str, str], fallback: bool
-    ) -> StageOutcome:
-        """Run one stage and commit its checkpoint. Runs in the background."""
-        stage, job_id = run.stage, run.job_id
-        if self._reuse and not stage.volatile:
-            found = self._store.find(stage.output_fp, sources)
-            if found is not None:  # another run over the same store was faster
-                return StageOutcome(stage, job_id, found)
-        relations = [self._relations[t.lower()] for t in stage.tables if t.lower() in self._relations]
-        relations += [c.relation for c in inputs]
-
-        def dialect(statement: Statement) -> str:
-            if self._engine.name != "spark":
-                return statement.duckdb
-            return statement.fallback if fallback else statement.spark
-
-        if stage.slicing is not None and self._slices is not None:
-            return self._execute_slices(run, inputs, relations, sources, dialect)
-        attempt = self._store.begin(stage.output_fp)
-        try:
-            sql = bound(dialect(stage.statement), {c.fingerprint: c.relation.columns for c in inputs})
-            largest = max((r.bytes for r in relations), default=0)
-            job = StageJob(
-                job_id,
-                stage.name,
-                sql,
-                tuple(relations),
-                attempt.uri,
-                stage.partitions,
-                self._memory_limit,
-                split_bytes(largest, run.cores) if largest else 0,
-            )
-            if run.cancelled.is_set():
-                raise StageCancelledError(f"{stage.name} was cancelled before it began")
-            result = self._engine.run(job, lambda p: self._inbox.put((job_id, p)))
-            checkpoint = self._store.commit(
-                attempt, rows=result.rows, columns=result.columns, seconds=result.seconds, sources=sources
-            )
-        except BaseException:
-            self._store.discard(attempt)
-            raise
-        return StageOutcome(stage, job_id, checkpoint, result)
-
-    def _execute_slices(
-        self,
-        run: _Run,
-        inputs: Sequence[Checkpoint],
-        relations: Sequence[Relation],
-        sources: Mapping[str, str],
-        dialect: Callable[[Statement], str],
-    ) -> StageOutcome:
-        assert self._slices is not None
-
-        def tell(what: StageProgress | SlicesDone) -> None:
-            self._inbox.put((run.job_id, what) if isinstance(what, StageProgress) else what)
-
-        since = 0.0 if self._reuse else self.record.started
-        assert run.stage.slicing is not None
-        self.divided[run.stage.output_fp] = (run.stage.slicing.grid.name, run.stage.slicing.slices)
-        described = StageRun(
-            run.stage,
-            run.job_id,
-            inputs,
-            relations,
-            sources,
-            run.cancelled,
-            run.cores,
-            dialect,
-            self._memory_limit,
-            since,
-        )
-        run.slices = SliceRunner(described, self._engine, self._store, self._slices, self._narrowing, tell)
-        done = run.slices.run()
-        return StageOutcome(
-            run.stage,
-            run.job_id,
-            done.checkpoint,
-            done.result,
-            slices=done.slices,
-            reused_slices=done.reused,
-        )
 
     def _reused(self, stage: Stage) -> None:
         checkpoint = self._checkpoints[stage.output_fp]
@@ -468,7 +361,7 @@ class Driver:
     def _file(
         self,
         stage: Stage,
-        run: _Run,
+        run: Run,
         now: float,
         status: str,
         checkpoint: Checkpoint | None,

@@ -54,7 +54,6 @@ class StageRun:
     cancelled: threading.Event
     cores: float
     dialect: Callable[[Statement], str]
-    memory_limit: float = 0.0
     since: float = 0.0  # seconds since the Unix epoch; older slices are not used
 
 
@@ -185,7 +184,6 @@ class SliceRunner:
             tuple(relations),
             output_uri,
             stage.partitions,
-            run.memory_limit,
             split_bytes(largest, run.cores) if largest else 0,
         )
 

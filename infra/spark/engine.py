@@ -37,9 +37,8 @@ class SparkEngine:
     """Runs statements on one SparkContext. Every job has its own session, job group and scheduler pool.
 
     An engine is one query's: several may share a context, whose cores they divide by their weights.
-    ``StageJob.memory_limit`` has no effect: an executor's memory is fixed when it starts. Progress listeners
-    are called from a thread of their own. A job that was finished when its cancellation arrived returns
-    its result.
+    Progress listeners are called from a thread of their own. A job that was finished when its cancellation
+    arrived returns its result.
     """
 
     name: Literal["spark"] = "spark"
