@@ -1,7 +1,7 @@
 # make demo   set everything up and run the main job
 # make test   set everything up and pass the tests
 # make check  format, lint, types
-# make bench  measure planning and checks, write docs/benchmarks
+# make bench  the slow checks, planning and coverage; writes docs/benchmarks
 # make lock   pin the newest versions that work together
 
 PYTHON ?= python3
@@ -27,6 +27,7 @@ format: $(SETUP)
 	$(BIN)/ruff check --fix .
 
 bench: $(SETUP) java
+	$(BIN)/python -m pytest -m slow
 	$(BIN)/python -m tests.benchmarks $(ARGS)
 
 $(SETUP): requirements.lock pyproject.toml scripts/setup.sh

@@ -13,7 +13,7 @@ from ebbflow.tasks.bench.rig import RigOptions
 from ebbflow.tasks.bench.runner import Bench, Step
 from ebbflow.tasks.bench.summary import summarise
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def test_one_query_with_one_kill(tpch: str, tmp_path: Path) -> None:
