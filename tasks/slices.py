@@ -19,9 +19,7 @@ from ebbflow.infra.slices import Cells, Narrowing, SliceIndex, covers, together
 from ebbflow.planners.query.operators import split_bytes
 from ebbflow.planners.query.partial import bound
 from ebbflow.planners.query.qep import Slicing, Stage, Statement
-from ebbflow.planners.query.slicing import runs
-
-AT_ONCE = 2  # slices side by side: the fixed cost of one hides behind the work of the other
+from ebbflow.planners.query.slicing import AT_ONCE, runs
 
 
 @dataclass(frozen=True)

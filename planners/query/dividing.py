@@ -72,12 +72,13 @@ class Divider:
     def grids(self, unit: Unit, choice: Choice, known: Callable[[View, str], RelationInput]) -> list[Grid]:
         """Return the grids by which a unit can be divided: over base tables that its own statement scans.
 
-        Only a join and a partial result may be divided: the union of their slices is the whole. ``known`` gives
-        the statistics of a table that a view reads.
+        Only a join and a partial result may be divided: the union of their slices is the whole. A volatile one may
+        not, since every slice would draw numbers of its own. ``known`` gives the statistics of a table that a view
+        reads.
         """
-        if unit.block is None and not unit.partial:
-            return []
         view = self._analysis.chain.by_name[unit.view]
+        if view.volatile or (unit.block is None and not unit.partial):
+            return []
         key = unit.block or (unit.view, 0)
         block = self._analysis.blocks.get(key)
         if block is None:

@@ -28,7 +28,7 @@ from ebbflow.planners.query.relations import RelationInput
 COUNTS = (2, 4, 8, 16)  # slices a stage may have; ``ColumnStatistics.reads`` follows them
 _TYPES = ("tinyint", "smallint", "int", "bigint", "date")
 _WORTH = 0.02  # a division must save this fraction of the expected time
-_AT_ONCE = 2  # slices that run side by side
+AT_ONCE = 2  # slices of a stage that run side by side
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ def divide(
     best = Division(1, whole, whole)
     for slices in counts:
         total = seconds + (slices - 1) * repeated + reread(slices)
-        rounds = slices / _AT_ONCE
+        rounds = slices / AT_ONCE
         length = total / rounds + overhead
         expected = total + rounds * (overhead + rework_seconds(length, share))
         if len(counts) == 1 or expected < best.seconds - _WORTH * whole:

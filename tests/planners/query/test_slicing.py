@@ -197,6 +197,18 @@ def test_an_outer_join_that_adds_rows_forbids_slices(side, divided):
     assert partials == [divided]
 
 
+def test_what_draws_random_numbers_is_not_divided():
+    text = "WITH r AS (SELECT k, rand() AS x FROM t) SELECT r.x, u.v FROM r JOIN u ON r.k = u.k JOIN w ON w.k = u.k"
+    analysis = analyse(text, KNOWN)
+    (key,) = (k for k in analysis.blocks if k[0] == "Result")
+    tree = Join(Join(Leaf(0), Leaf(1), "broadcast"), Leaf(2), "broadcast")
+    choice = Choice({**dict.fromkeys(analysis.blocks, tree), key: tree}, {key: frozenset({3})})
+    divider = Divider(analysis, KNOWN)
+    units = Staging(analysis, choice).units
+    assert [u.block is not None for u in units] == [True, False]
+    assert [divider.grids(u, choice, lambda view, name: table(k=EDGES)) for u in units] == [[], []]
+
+
 def test_tables_that_are_read_twice_are_not_narrowed():
     text = (
         "SELECT COUNT(*) AS n FROM t JOIN u ON t.k = u.k WHERE EXISTS (SELECT 1 FROM t AS x WHERE x.k = t.k)"
