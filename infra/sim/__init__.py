@@ -1,0 +1,1 @@
+"""Simulated training clusters: virtual clock, workloads, faults, traces."""

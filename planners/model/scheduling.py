@@ -1,0 +1,117 @@
+"""What GPU schedulers see and answer: the same values in the simulator and on a live cluster.
+
+``planners/scheduling`` holds the policies; whoever runs them (the simulator, the capacity loop) keeps the apps
+up to date and carries decisions out.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import inf
+from typing import Any, Protocol
+
+import numpy as np
+
+from ebbflow.planners.model.capacity import Capacity
+
+Placement = tuple[tuple[str, int], ...]
+"""(node id, GPUs) in the order in which they were taken; no zeros, no node twice."""
+
+
+def gpus_of(placement: Placement) -> int:
+    """Return the number of GPUs of ``placement``."""
+    return sum(gpus for _, gpus in placement)
+
+
+class Speed(Protocol):
+    """What an app believes about its speed: measured, fitted or known."""
+
+    def iteration_time(self, gpus: int) -> float:
+        """Return seconds per iteration on ``gpus`` well-placed GPUs."""
+        ...
+
+
+class Goodput(Protocol):
+    """What an app believes about its goodput (Pollux, OSDI 2021, section 3)."""
+
+    def best(self, nodes: np.ndarray[Any, Any], gpus: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """Return the best goodput over batch sizes for each pair of node and GPU counts (equal shapes)."""
+        ...
+
+
+class Bidder(Protocol):
+    """What an app answers an auctioneer (Themis, NSDI 2020, section 4): its finish-time fairness with a bundle."""
+
+    def rho(self, placement: Placement, capacity: Capacity, now: float) -> float:
+        """Return finish time shared over finish time alone if the app held exactly ``placement`` from now on."""
+        ...
+
+
+@dataclass(slots=True)
+class App:
+    """What a policy may know of one training app. Whoever runs the policy updates it; a policy never does."""
+
+    id: str
+    number: int = 0  # order of submission: the last tie-break
+    arrival: float = 0.0  # s
+    gpus: int = 1  # what its user asked for: a gang that a rigid policy starts whole
+    min_gpus: int = 1  # of an elastic app
+    max_gpus: int = 1
+    weight: float = 1.0
+    team: str = ""
+    model: str = ""
+    skewed: bool = False  # few large tensors: speed suffers from being spread (Tiresias, NSDI 2019, section 3.4)
+    held: Placement = ()
+    lease_until: float = inf  # s
+    service: float = 0.0  # attained, GPU-seconds
+    run_time: float = 0.0  # s holding GPUs
+    first_start: float | None = None  # s
+    restarts: int = 0
+    most_gpus: int = 0  # the most it ever held at once
+    remaining: float = inf  # iterations
+    throughputs: Mapping[str, float] = field(default_factory=dict)  # iterations/s on `gpus` GPUs, by GPU type
+    speed: Speed | None = None
+    goodput: Goodput | None = None
+    bidder: Bidder | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What a policy decides on. ``apps`` are the active ones in order of submission."""
+
+    now: float  # s
+    apps: tuple[App, ...] | list[App]
+    capacity: Capacity
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """GPUs for one app until ``until``; an empty placement says why the app waits."""
+
+    placement: Placement = ()
+    until: float = inf  # s
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Who holds what from now on, for every active app; an app left out holds nothing.
+
+    ``memory`` is handed to the policy at its next decision. ``wake`` is when it wants to be asked again even if
+    nothing happens.
+    """
+
+    grants: Mapping[str, Grant]
+    memory: Any = None
+    wake: float = inf  # s
+    notes: Mapping[str, float] = field(default_factory=dict)  # figures for reports: gap, fitness, leftover share
+
+
+class Policy(Protocol):
+    """Apps and capacity in, grants with reasons out. Equal inputs, memory and generator give equal decisions."""
+
+    @property
+    def name(self) -> str: ...
+
+    def decide(self, view: View, memory: Any, rng: np.random.Generator) -> Decision:
+        """Return what everyone holds from now on; ``memory`` is the last decision's, ``None`` at first."""
+        ...

@@ -1,0 +1,1 @@
+"""GPU scheduling policies, one a file, behind one protocol (ebbflow.planners.model.scheduling)."""

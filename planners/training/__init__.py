@@ -1,0 +1,1 @@
+"""Models of training: throughput, goodput, batch size and learning rate."""
