@@ -7,8 +7,9 @@ import itertools
 import math
 import queue
 import uuid
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from ebbflow.infra.clock import Clock
@@ -23,7 +24,7 @@ from ebbflow.infra.protocols import (
 from ebbflow.infra.slices import SliceIndex, covers, together
 from ebbflow.planners.model import Capacity, Measured, Share
 from ebbflow.planners.query.execution import Action, Cancel, Execution, Finish, Reuse, Start
-from ebbflow.planners.query.qep import QueryExecutionPlan, Stage
+from ebbflow.planners.query.qep import QueryExecutionPlan, Stage, Statement
 from ebbflow.planners.query.state import StageOutput
 from ebbflow.tasks.listening import Background, CapacityChanged, Inbox, Listener, StageOutcome
 from ebbflow.tasks.report import CapacityReport, StageReport
@@ -100,6 +101,7 @@ class Driver:
         self._unfit: set[str] = set()  # physical keys of stages whose broadcasts do not fit
         self._sources: dict[str, dict[str, str]] = {}  # output_fp -> versions of all tables below it
         self._checkpoints: dict[str, Checkpoint] = {}
+        self._unrendered: deque[Statement] = deque()
         self._told = 0  # decisions already passed on
         self._capacity: Capacity | None = None
         self._share: Share | None = None
@@ -126,7 +128,9 @@ class Driver:
     def _learn(self, plans: Sequence[QueryExecutionPlan]) -> None:
         """Remember new plans, and which versions of which tables their stages are computed from."""
         for plan in plans:
-            self.record.plans.setdefault(plan.id, plan)
+            if plan.id not in self.record.plans:
+                self.record.plans[plan.id] = plan
+                self._unrendered.extend(stage.statement for stage in plan.stages)
             for stage in plan.stages:
                 names = [t.lower() for t in stage.tables]
                 sources = {t: self._versions[t] for t in names if t in self._versions}
@@ -137,6 +141,12 @@ class Driver:
     # --- events -------------------------------------------------------------------------------------------
 
     def _next(self) -> object:
+        while (
+            self._unrendered
+        ):  # a report shows every candidate: rendered while the engine works, not afterwards
+            with suppress(queue.Empty):
+                return self._inbox.get_nowait()
+            self._unrendered.popleft().spark  # noqa: B018
         try:
             return self._inbox.get(timeout=_POLL)
         except queue.Empty:
@@ -294,9 +304,9 @@ class Driver:
         now = self._clock.now()
         job_id = f"{stage.output_fp[:12]}-{next(self._jobs)}-{uuid.uuid4().hex[:6]}"
         epoch = self._capacity.epoch if self._capacity else 0
-        cores = self._share.total.cores if self._share else 0.0
+        cores, hazard = (self._share.total.cores, self._share.hazard) if self._share else (0.0, 0.0)
         self._current[stage.output_fp] = job_id
-        run = self._runs[job_id] = Run(stage, job_id, now, epoch, cores)
+        run = self._runs[job_id] = Run(stage, job_id, now, epoch, cores, hazard)
         if stage.slicing is not None and self._work.divides(stage):
             self.divided[stage.output_fp] = (stage.slicing.grid.name, stage.slicing.slices)
         self._listener.stage_started(stage)

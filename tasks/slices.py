@@ -51,6 +51,7 @@ class StageRun:
     sources: Mapping[str, str]
     cancelled: threading.Event
     cores: float
+    hazard: float
     dialect: Callable[[Statement], str]
     since: float = 0.0  # seconds since the Unix epoch; older slices are not used
 
@@ -182,7 +183,7 @@ class SliceRunner:
             tuple(relations),
             output_uri,
             stage.partitions,
-            split_bytes(largest, run.cores) if largest else 0,
+            split_bytes(largest, run.cores, run.hazard) if largest else 0,
         )
 
     def _heard(self, cells: Cells, progress: StageProgress, total: int) -> None:

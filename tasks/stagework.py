@@ -23,6 +23,7 @@ class Run:
     started: float  # seconds since the Unix epoch
     epoch: int  # of the capacity that it began with
     cores: float
+    hazard: float  # expected losses per node-hour
     progress: StageProgress = field(default_factory=lambda: StageProgress(0, 0))
     cancelled: threading.Event = field(default_factory=threading.Event)
     slices: SliceRunner | None = None  # of a stage that runs in slices
@@ -82,14 +83,23 @@ class StageWork:
 
         if self.divides(stage):
             described = StageRun(
-                stage, job_id, inputs, relations, sources, run.cancelled, run.cores, dialect, self._since
+                stage,
+                job_id,
+                inputs,
+                relations,
+                sources,
+                run.cancelled,
+                run.cores,
+                run.hazard,
+                dialect,
+                self._since,
             )
             return self._in_slices(run, described)
         attempt = self._store.begin(stage.output_fp)
         try:
             sql = bound(dialect(stage.statement), {c.fingerprint: c.relation.columns for c in inputs})
             largest = max((r.bytes for r in relations), default=0)
-            split = split_bytes(largest, run.cores) if largest else 0
+            split = split_bytes(largest, run.cores, run.hazard) if largest else 0
             job = StageJob(job_id, stage.name, sql, tuple(relations), attempt.uri, stage.partitions, split)
             if run.cancelled.is_set():
                 raise StageCancelledError(f"{stage.name} was cancelled before it began")

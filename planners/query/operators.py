@@ -1,16 +1,20 @@
 """The work that operators do, from the sizes of their inputs and outputs."""
 
 import math
+from math import inf, sqrt
 from typing import NamedTuple
 
 from ebbflow.planners.model import Share, Work
 from ebbflow.planners.query.trees import JoinMethod
 
 SPLIT = 32.0 * 2**20  # bytes that one task reads or shuffles when there is enough of both
+LARGEST_READ = 128.0 * 2**20  # bytes that one task reads where nodes stay; more leaves cores idle at the end
 SMALLEST_SPLIT = 2.0**20  # less than this is not worth a task of its own
 SMALLEST_READ = 4.0 * 2**20  # bytes that are worth a task of their own to read
 SPLIT_STEP = 2.0**20  # splits are whole mebibytes
 MOST_PARTITIONS = 4096
+_START = 0.025  # seconds of a core that a task costs before and after its work
+_READ_RATE = 32.0 * 2**20  # bytes of Parquet that a core reads and filters in a second, about
 
 
 class Size(NamedTuple):
@@ -130,16 +134,22 @@ def join_work(
     return sort_merge_join(left, right, out, count)
 
 
-def split_bytes(largest: float, cores: float) -> int:
+def split_bytes(largest: float, cores: float, hazard: float = inf) -> int:
     """Return how many bytes of a file one task is to read where ``largest`` bytes are the largest relation read.
 
-    About ``SPLIT``, such that the tasks make whole rounds of the cores, and never so little that starting a task
-    costs more than its work.
+    A task costs a little to start and its whole work when its node is lost: at ``hazard`` losses per node-hour the
+    sum is least for tasks of sqrt(2 · start / hazard) seconds (Young, CACM 17(9), 1974, for checkpoints). Between
+    ``SPLIT`` and ``LARGEST_READ``, such that the tasks make whole rounds of the cores, and never so little that
+    starting a task costs more than its work.
 
     >>> split_bytes(230e6, 3) / 2**20  # two rounds of three tasks
     36.0
+    >>> split_bytes(230e6, 3, hazard=0.05) / 2**20  # one
+    74.0
     """
+    seconds = sqrt(2 * _START * 3600 / hazard) if hazard > 0 else inf
+    aim = min(max(seconds * _READ_RATE, SPLIT), LARGEST_READ)
     whole = int(cores) or 1
-    rounds = max(round(largest / (SPLIT * whole)), 1)
+    rounds = max(round(largest / (aim * whole)), 1)
     wanted = math.ceil(largest / (rounds * whole) / SPLIT_STEP) * SPLIT_STEP
     return int(max(wanted, SMALLEST_READ))

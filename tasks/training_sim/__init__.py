@@ -1,0 +1,1 @@
+"""Training workloads in the simulator: which policies, which agents, which files."""
