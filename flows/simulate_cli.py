@@ -1,19 +1,25 @@
-"""``ebbflow simulate``: QOOP's evaluation, reproduced in simulation."""
+"""``ebbflow simulate``: planners and schedulers in simulation."""
 
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from ebbflow.tasks.training_sim.policies import ENTRIES
 
 app = typer.Typer(
-    help="QOOP's evaluation in simulation, over the same planner code that runs real queries.\n\n"
+    help="Queries and training jobs in simulation, over the same code that plans for real.\n\n"
     "[b]Examples[/b]\n\n"
     "    ebbflow simulate queries --out evaluation/              (everything)\n\n"
     "    ebbflow simulate queries --only micro --queries 10 --runs 2 --out /tmp/quick\n\n"
-    "    ebbflow simulate families --tpcds DIR                   (plan the workload anew)",
+    "    ebbflow simulate families --tpcds DIR                   (plan the workload anew)\n\n"
+    "    ebbflow simulate training --policy themis,tiresias --report out.html",
     no_args_is_help=True,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -123,3 +129,177 @@ def families(
         )
     save(found, out)
     console.print(f"{len(found)} families, {sum(len(f.plans) for f in found)} plans: {out}")
+
+
+_TRAINING_HELP = """Simulate GPU schedulers on a workload of training jobs, and compare them.
+
+Without options: the 160 jobs of Pollux' first workload on 16 nodes of 4 GPUs under Tiresias and Optimus.
+What has been simulated before, with the same files, options and code, is not simulated again.
+
+[b]Workloads[/b] (--workload; files by their format, or names)
+
+    pollux-1 .. pollux-4         160 jobs each, of Pollux' evaluation (OSDI 2021)
+
+    philly:JOBS[:SEED]           Microsoft's trace in distribution
+
+    tiresias-testbed[:SEED]      480 jobs for 60 GPUs (NSDI 2019)
+
+    FILE.csv                     AdaptDL's columns, Tiresias', or ours: id,arrival_s,gpus,duration_s
+
+    FILE.trace                   of Shockwave or Gavel, with --throughputs; they run in rounds
+
+[b]Policies[/b] (--policy)
+
+{policies}
+
+[b]Examples[/b]
+
+    ebbflow simulate training --policy themis,pollux,tiresias --seeds 3 --report out.html
+
+    ebbflow simulate training --workload philly:1000 --cluster 25x8 --policy tiresias,srsf --json out.json
+""".format(policies="\n\n".join(f"    {entry.name:<18} {entry.line}" for entry in ENTRIES))
+
+
+@app.command(help=_TRAINING_HELP)
+def training(
+    workload: Annotated[
+        str, typer.Option(help="Files or names, separated by commas.", metavar="FILE|NAME,...")
+    ] = "pollux-1",
+    policy: Annotated[
+        str, typer.Option(help="Policies to compare.", metavar="NAME,...")
+    ] = "tiresias,optimus",
+    cluster: Annotated[
+        str,
+        typer.Option(
+            help="NODESxGPUS, or a YAML file: nodes is a list of groups with count, gpus and, if wanted, type, zone, "
+            "rack or per_rack, price, market, name; spot is what nodes of --spot-trace are like; start is a time.",
+            metavar="SIZE|FILE",
+        ),
+    ] = "16x4",
+    seeds: Annotated[int, typer.Option(help="Runs of each policy, with seeds 0, 1, ...")] = 1,
+    profiles: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of applications' profiles (AdaptDL). Default: those shipped.", metavar="DIR"
+        ),
+    ] = None,
+    throughputs: Annotated[
+        Path | None, typer.Option(help="Steps per second by GPU type, for traces in rounds.", metavar="FILE")
+    ] = None,
+    nearest_profile: Annotated[
+        bool, typer.Option("--nearest-profile", help="Take the nearest profile for an unknown application.")
+    ] = False,
+    interval: Annotated[
+        float | None,
+        typer.Option(help="Seconds between decisions. Default: 60 with profiles, else at every event."),
+    ] = None,
+    restart_delay: Annotated[
+        float | None, typer.Option(help="Seconds that a job waits on each new placement. Default: 30.")
+    ] = None,
+    interference: Annotated[
+        float,
+        typer.Option(help="Share of speed lost by spread jobs that share a node with another such job."),
+    ] = 0.0,
+    spot_trace: Annotated[
+        Path | None,
+        typer.Option(
+            help="Nodes that come and go besides the cluster's: time_ms,add|remove,node without header, or with "
+            "header time_s,event,node[,deadline_s,gpus] and events add, remove, notice.",
+            metavar="FILE",
+        ),
+    ] = None,
+    notice: Annotated[float, typer.Option(help="Seconds ahead that removals are announced.")] = 0.0,
+    prices: Annotated[
+        Path | None,
+        typer.Option(
+            help="Spot price history; zone and type of nodes stand in the YAML file.", metavar="FILE"
+        ),
+    ] = None,
+    failures: Annotated[
+        str | None,
+        typer.Option(help="Losses per node-hour, and seconds until a node is back.", metavar="RATE[,REPAIR]"),
+    ] = None,
+    stragglers: Annotated[
+        str | None,
+        typer.Option(help="Share of slow nodes, and how many times slower.", metavar="SHARE[,FACTOR]"),
+    ] = None,
+    checkpoint_interval: Annotated[
+        float, typer.Option(help="Seconds between checkpoints, where nodes can be lost.")
+    ] = 1800.0,
+    json: Annotated[Path | None, typer.Option(help="Write all results.", metavar="FILE")] = None,
+    csv: Annotated[Path | None, typer.Option(help="Write a row for each job.", metavar="FILE")] = None,
+    report: Annotated[Path | None, typer.Option(help="Write a page with pictures.", metavar="FILE")] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Simulate again what is in the cache.")] = False,
+    jobs: Annotated[int, typer.Option(help="Processes.")] = 1,
+) -> None:
+    from ebbflow.tasks.report import write_text
+    from ebbflow.tasks.training_sim import asked
+    from ebbflow.tasks.training_sim.inputs import Inputs, Options
+    from ebbflow.tasks.training_sim.policies import policy_entries
+    from ebbflow.tasks.training_sim.report import csv_text, json_text, notes_of, report_page
+    from ebbflow.tasks.training_sim.runs import planned, run_all
+    from ebbflow.tasks.training_sim.sources import sources
+
+    options = Options(
+        cluster=cluster,
+        profiles=profiles,
+        throughputs=throughputs,
+        interval=interval,
+        restart_delay=restart_delay,
+        interference=interference,
+        checkpoint_interval=checkpoint_interval,
+        spot_trace=spot_trace,
+        notice=notice,
+        prices=prices,
+        failures=asked.failures(failures),
+        stragglers=asked.stragglers(stragglers),
+        nearest=nearest_profile,
+    )
+    inputs = Inputs(options)
+    runs = planned(inputs, sources(workload), policy_entries(policy), seeds)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console) as bar:
+        task = bar.add_task("")
+
+        def show(what: str, done: int, total: int) -> None:
+            bar.update(task, description=escape(what), completed=done, total=total)
+
+        records = run_all(options, runs, inputs=inputs, fresh=fresh, processes=jobs, progress=show)
+    settings = asked.shown(options, workload, policy, seeds)
+    _print_comparison(records)
+    for note in notes_of(records):
+        console.print(f"note: {note}", markup=False, highlight=False)
+    texts = ((json, json_text), (csv, lambda found, _: csv_text(found)), (report, report_page))
+    for path, make in texts:
+        if path:
+            console.print(
+                f"written: {write_text(path, make(records, settings))}", markup=False, highlight=False
+            )
+
+
+def _print_comparison(records: Sequence[dict[str, Any]]) -> None:
+    """Print a table for each workload: a row a policy, means over seeds, the best in bold."""
+    from ebbflow.tasks.training_sim.report import columns_of, compared
+
+    shown = (
+        "avg_jct_s",
+        "p90_jct_s",
+        "makespan_s",
+        "worst_rho",
+        "unfair_pct",
+        "gpu_hours",
+        "dollars",
+        "policy_seconds",
+    )
+    for name in dict.fromkeys(record["workload"] for record in records):
+        mine = [record for record in records if record["workload"] == name]
+        table = Table(title=escape(f"{name}, {mine[0]['submitted']} jobs"), title_justify="left", box=None)
+        table.add_column("policy")
+        columns = columns_of(mine)
+        picked = [number for number, column in enumerate(columns) if column[0] in shown]
+        for number in picked:
+            table.add_column(columns[number][1], justify="right")
+        for policy, values, best in compared(mine):
+            cells = [f"[b]{values[n]}[/b]" if best[n] else values[n] for n in picked]
+            table.add_row(policy, *cells)
+        console.print(table)

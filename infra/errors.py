@@ -10,6 +10,8 @@ InfraError
 ├── StorageError                 the checkpoint store cannot be read or written
 │   └── StorageFullError         no space left; finished checkpoints are kept
 ├── ClusterError                 the local cluster cannot do what was asked
+├── WorkloadError                a workload, profile or trace that breaks its format; file, line and reason
+├── SimulationError              a simulated policy broke a rule: capacity, a gang, or no progress
 └── DataError                    benchmark data cannot be made
 """
 
@@ -54,6 +56,14 @@ class StorageFullError(StorageError):
 
 class ClusterError(InfraError):
     """The local cluster cannot do what was asked."""
+
+
+class WorkloadError(InfraError):
+    """A workload, profile or trace that breaks its format; the message names file, line and reason."""
+
+
+class SimulationError(InfraError):
+    """A simulated policy broke a rule that no cluster could follow: capacity, a gang, or no progress."""
 
 
 class DataError(InfraError):

@@ -1,6 +1,6 @@
 """Reports as single HTML files: no network, no scripts, light and dark, for screen, phone and paper."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
@@ -22,7 +22,7 @@ from ebbflow.tasks.wording import (
     seconds_text,
 )
 
-__all__ = ["explain_html", "report_html", "write_text"]
+__all__ = ["explain_html", "page", "report_html", "write_text"]
 
 _DEEP = 8  # stages; a longer chain is drawn downwards
 _PHONE = 380  # width of pictures on a narrow screen
@@ -64,6 +64,12 @@ def explain_html(
         .get_template("explain.html.j2")
         .render(plans=plans, query=query, title=title, capacity=capacity, problems=problems)
     )
+
+
+def page(template: str, pictures: Mapping[str, str], **values: object) -> str:
+    """Return the page of one of our templates; ``pictures`` are SVG texts made here, everything else is escaped."""
+    drawn = {name: _trusted(svg) for name, svg in pictures.items()}
+    return _environment().get_template(template).render(pictures=drawn, **values)
 
 
 def _numbered(decisions: Sequence[DecisionReport]) -> Iterator[tuple[int | None, DecisionReport]]:

@@ -4,10 +4,10 @@
 up to date and carries decisions out.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -59,11 +59,14 @@ class App:
     weight: float = 1.0
     team: str = ""
     model: str = ""
-    skewed: bool = False  # few large tensors: speed suffers from being spread (Tiresias, NSDI 2019, section 3.4)
+    skewed: bool = (
+        False  # few large tensors: speed suffers from being spread (Tiresias, NSDI 2019, section 3.4)
+    )
     held: Placement = ()
     lease_until: float = inf  # s
     service: float = 0.0  # attained, GPU-seconds
     run_time: float = 0.0  # s holding GPUs
+    restart_time: float = 0.0  # s of `run_time` that restarts took
     first_start: float | None = None  # s
     restarts: int = 0
     most_gpus: int = 0  # the most it ever held at once
@@ -71,16 +74,33 @@ class App:
     throughputs: Mapping[str, float] = field(default_factory=dict)  # iterations/s on `gpus` GPUs, by GPU type
     speed: Speed | None = None
     goodput: Goodput | None = None
+    goodput_left: float = (
+        inf  # what `goodput` has yet to work off, in its unit: examples at the initial batch
+    )
     bidder: Bidder | None = None
+
+
+class Run(NamedTuple):
+    """One lease that has ended: what an app got of it. The app itself may be gone by now."""
+
+    app: str
+    type: str  # of its GPUs
+    seconds: float  # of useful time, overheads not counted
+    failed: bool = False  # nothing was gained
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What a policy decides on. ``apps`` are the active ones in order of submission."""
+    """What a policy decides on. ``apps`` are the active ones in order of submission.
+
+    ``ran`` are the leases that ended since the last decision, where whoever runs the policy keeps account of
+    them; only round-based policies read it.
+    """
 
     now: float  # s
     apps: tuple[App, ...] | list[App]
     capacity: Capacity
+    ran: Sequence[Run] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,11 +123,44 @@ class Decision:
     grants: Mapping[str, Grant]
     memory: Any = None
     wake: float = inf  # s
-    notes: Mapping[str, float] = field(default_factory=dict)  # figures for reports: gap, fitness, leftover share
+    notes: Mapping[str, float] = field(
+        default_factory=dict
+    )  # figures for reports: gap, fitness, leftover share
+
+
+class Agent(Protocol):
+    """Chooses one job's batch size and says what policies may believe about it (Pollux, OSDI 2021, section 4).
+
+    Whoever runs the job asks for a split at every placement and after every stretch of training, and tells the
+    agent what it measured.
+    """
+
+    @property
+    def adaptive(self) -> bool:
+        """Tell whether the split may change while the placement does not."""
+        ...
+
+    def split(self, nodes: int, gpus: int) -> tuple[int, int]:
+        """Return the batch of one GPU's forward-backward pass, and the accumulation passes before the last one."""
+        ...
+
+    def observe(
+        self, nodes: int, gpus: int, local: int, passes: int, step: float, sync: float, sqr: float, var: float
+    ) -> None:
+        """Take one measurement: ``step`` and ``sync`` s of a pass; squared norm and variance of the gradient."""
+        ...
+
+    def report(self, app: App) -> None:
+        """Set on ``app`` what policies read: ``speed``, ``goodput``, ``max_gpus``."""
+        ...
 
 
 class Policy(Protocol):
-    """Apps and capacity in, grants with reasons out. Equal inputs, memory and generator give equal decisions."""
+    """Apps and capacity in, grants with reasons out. Equal inputs, memory and generator give equal decisions.
+
+    A policy that may give an app other counts than it asked for (``min_gpus`` to ``max_gpus``) says so with a class
+    attribute ``elastic = True``; any other must give the whole gang of ``gpus`` or nothing.
+    """
 
     @property
     def name(self) -> str: ...

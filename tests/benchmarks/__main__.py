@@ -1,6 +1,6 @@
 """All benchmarks, one after another: ``python -m tests.benchmarks`` (``make bench``).
 
-Needs the TPC-H tables of ``ebbflow demo`` for the second and third; they are generated when missing.
+Needs the TPC-H tables of ``ebbflow demo`` for the third and fourth; they are generated when missing.
 """
 
 import subprocess
@@ -20,6 +20,7 @@ def main() -> None:
     tables = str(tpch_tables(1.0, home() / "tpch" / "sf1", Console()))
     commands = [
         ["tests.benchmarks.planning", "--out", OUT],
+        ["tests.benchmarks.auction", "--out", OUT],
         ["tests.benchmarks.tpch", "--tables", tables, "--engine", "duckdb", "--rounds", "5", "--out", OUT],
         ["tests.benchmarks.tpch", "--tables", tables, "--engine", "spark", "--out", OUT],
         ["tests.benchmarks.coverage"],

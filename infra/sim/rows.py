@@ -1,0 +1,128 @@
+"""Delimited text files read strictly: every bad row is an error with file, line and reason."""
+
+import csv
+from collections.abc import Callable, Iterator, Mapping
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from ebbflow.infra.errors import WorkloadError
+
+Convert = Callable[[str], Any]
+"""Text of one field to its value; ``ValueError`` says what is wrong with it."""
+
+
+def text(field: str) -> str:
+    """Return ``field`` stripped; it must not be empty."""
+    field = field.strip()
+    if not field:
+        raise ValueError("must not be empty")
+    return field
+
+
+def real(field: str) -> float:
+    """Return a finite number."""
+    try:
+        value = float(field)
+    except ValueError:
+        raise ValueError(f"must be a number; got {field.strip()!r}") from None
+    if not isfinite(value):
+        raise ValueError(f"must be finite; got {field.strip()!r}")
+    return value
+
+
+def not_negative(field: str) -> float:
+    """Return a finite number of at least 0."""
+    value = real(field)
+    if value < 0:
+        raise ValueError(f"must be >= 0; got {field.strip()}")
+    return value
+
+
+def positive(field: str) -> float:
+    """Return a finite number above 0."""
+    value = real(field)
+    if value <= 0:
+        raise ValueError(f"must be > 0; got {field.strip()}")
+    return value
+
+
+def count(field: str) -> int:
+    """Return a whole number of at least 1."""
+    value = real(field)
+    if value < 1 or value != int(value):
+        raise ValueError(f"must be a whole number >= 1; got {field.strip()}")
+    return int(value)
+
+
+def read_rows(
+    path: Path,
+    columns: Mapping[str, Convert],
+    optional: Mapping[str, Convert] | None = None,
+    *,
+    delimiter: str = ",",
+    ignore_extra: bool = False,
+) -> Iterator[tuple[int, list[Any]]]:
+    """Yield (line number, values of ``columns``, then of ``optional``) for each row of a file with a header.
+
+    An optional column that is missing or empty gives ``None``. Lines without any text are skipped.
+
+    Raises:
+        WorkloadError: unreadable file, missing or unknown column, wrong number of fields, bad value.
+    """
+    optional = optional or {}
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            reader = csv.reader(file, delimiter=delimiter, strict=True)
+            header = [name.strip() for name in next(reader, [])]
+            wanted = _positions(path, header, columns, optional, ignore_extra)
+            required = len(columns)
+            for row in reader:
+                if not row or (len(row) == 1 and not row[0].strip()):
+                    continue
+                if len(row) != len(header):
+                    raise _bad(path, reader.line_num, f"has {len(row)} fields; the header has {len(header)}")
+                values: list[Any] = []
+                for number, (name, position, convert) in enumerate(wanted):
+                    field = "" if position is None else row[position]
+                    if number >= required and not field.strip():
+                        values.append(None)
+                        continue
+                    try:
+                        values.append(convert(field))
+                    except ValueError as error:
+                        raise _bad(path, reader.line_num, f"{name} {error}") from None
+                yield reader.line_num, values
+    except OSError as error:
+        raise WorkloadError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise WorkloadError(f"{path}: is not UTF-8 text: {error.reason} at byte {error.start}") from error
+    except csv.Error as error:
+        raise WorkloadError(f"{path}: is not delimited text: {error}") from error
+
+
+def _positions(
+    path: Path,
+    header: list[str],
+    columns: Mapping[str, Convert],
+    optional: Mapping[str, Convert],
+    ignore_extra: bool,
+) -> list[tuple[str, int | None, Convert]]:
+    missing = [name for name in columns if name not in header]
+    if missing:
+        raise _bad(path, 1, f"the header lacks {', '.join(missing)}; it must have {', '.join(columns)}")
+    twice = sorted({name for name in header if header.count(name) > 1})
+    if twice:
+        raise _bad(path, 1, f"the header has {', '.join(twice)} twice")
+    extra = [name for name in header if name not in columns and name not in optional]
+    if extra and not ignore_extra:
+        known = ", ".join([*columns, *optional])
+        raise _bad(path, 1, f"the header has unknown columns {', '.join(extra)}; known are {known}")
+    return [
+        (name, header.index(name) if name in header else None, convert)
+        for name, convert in [*columns.items(), *optional.items()]
+    ]
+
+
+def _bad(path: Path, line: int, reason: str) -> WorkloadError:
+    return WorkloadError(f"{path}, line {line}: {reason}")

@@ -1,0 +1,194 @@
+"""Every policy that ``simulate training`` knows, by name: what it does in a line, and how it is set up."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Literal, get_args
+
+from ebbflow.planners.errors import OptionError
+
+if TYPE_CHECKING:
+    from ebbflow.planners.model.scheduling import Policy
+    from ebbflow.planners.scheduling.share_rules import ShareRule
+
+Kind = Literal["profiles", "durations", "rounds"]
+"""How jobs progress: by measured profiles (AdaptDL), by a duration, or by throughputs in rounds (Gavel)."""
+
+ALL: frozenset[Kind] = frozenset(get_args(Kind))
+_PROFILES: frozenset[Kind] = frozenset({"profiles"})
+_NOT_ROUNDS: frozenset[Kind] = frozenset({"profiles", "durations"})
+_ROUNDS: frozenset[Kind] = frozenset({"rounds"})
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What the set-up of a policy depends on."""
+
+    kind: Kind
+    services: Sequence[float] = ()  # GPU-s of past jobs: those of the workload itself
+    types: tuple[str, ...] = ("v100", "p100", "k80")  # of GPUs, fast ones first
+    round_s: float = 120.0
+    reset_s: float = 1000.0
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One policy. ``make`` imports it only when it is wanted."""
+
+    name: str
+    line: str
+    make: "Callable[[Setting], Policy]" = field(repr=False)
+    kinds: frozenset[Kind] = ALL
+    agents: bool = False  # jobs choose their batch by goodput (Pollux)
+    reports: frozenset[Kind] = frozenset()  # where apps must bid or report more than the engine knows
+
+
+def _tiresias(setting: Setting) -> "Policy":
+    from ebbflow.planners.scheduling.placement import most_free_first
+    from ebbflow.planners.scheduling.tiresias import Tiresias
+
+    if setting.kind == "profiles":  # as AdaptDL's simulator has it: 16 GPU-hours, no placement by skew
+        return Tiresias((57_600.0,), order="insertion", placer=most_free_first)
+    return Tiresias()
+
+
+def _tiresias_g(setting: Setting) -> "Policy":
+    from ebbflow.planners.scheduling.gittins import ServiceDistribution
+    from ebbflow.planners.scheduling.tiresias import Tiresias
+
+    return Tiresias(distribution=ServiceDistribution(setting.services), name="tiresias-g")
+
+
+def _optimus(setting: Setting) -> "Policy":
+    from ebbflow.planners.scheduling.optimus import Optimus
+
+    return Optimus()
+
+
+def _pollux(setting: Setting) -> "Policy":
+    from ebbflow.planners.scheduling.pollux import Pollux
+
+    return Pollux()
+
+
+def _pollux_genetic(setting: Setting) -> "Policy":
+    from ebbflow.planners.scheduling.pollux import Pollux
+
+    return Pollux(search="genetic", name="pollux-genetic")
+
+
+def _themis(setting: Setting) -> "Policy":
+    from ebbflow.planners.scheduling.themis import Themis
+
+    return Themis()
+
+
+def _plain(module: str, factory: str) -> "Callable[[Setting], Policy]":
+    """Return what calls ``factory`` of a module of ``planners.scheduling`` without arguments."""
+
+    def make(setting: Setting) -> "Policy":
+        from importlib import import_module
+
+        made: Policy = getattr(import_module(f"ebbflow.planners.scheduling.{module}"), factory)()
+        return made
+
+    return make
+
+
+def _shares(module: str, rule: str, **options: bool) -> "Callable[[Setting], Policy]":
+    """Return what makes the round-based policy of a share rule."""
+
+    def make(setting: Setting) -> "Policy":
+        from importlib import import_module
+
+        from ebbflow.planners.scheduling.rounds import RoundBased
+
+        kind = getattr(import_module(f"ebbflow.planners.scheduling.{module}"), rule)
+        given: dict[str, object] = dict(options)
+        if "reference" in kind.__dataclass_fields__:
+            given["reference"] = setting.types[0]
+        made: ShareRule = kind(**given)
+        return RoundBased(made, setting.round_s, setting.reset_s, setting.types)
+
+    return make
+
+
+ENTRIES: tuple[Entry, ...] = (
+    Entry("themis", "partial allocation auction for finish-time fairness (NSDI 2020)", _themis, reports=ALL),
+    Entry("pollux", "goodput, evenly; batch sizes adapt; our local search (OSDI 2021)", _pollux,
+          _PROFILES, agents=True),
+    Entry("pollux-genetic", "the same objective with the paper's genetic search", _pollux_genetic,
+          _PROFILES, agents=True),
+    Entry("tiresias", "2D-LAS: queues by attained service, no knowledge needed (NSDI 2019)", _tiresias),
+    Entry("tiresias-g", "2D-Gittins: the distribution of the workload's durations is known", _tiresias_g,
+          frozenset({"durations"})),
+    Entry("optimus", "each further GPU where it saves most remaining time (EuroSys 2018)", _optimus,
+          reports=_ROUNDS),
+    Entry("yarn-cs", "first in, first out, no preemption; whoever does not fit blocks",
+          _plain("fifo", "yarn_cs")),
+    Entry("best-effort", "first in, first out; later gangs that fit may start", _plain("fifo", "best_effort")),
+    Entry("las", "whole gangs with the least attained service first", _plain("las", "las")),
+    Entry("srtf", "shortest remaining time first", _plain("shortest", "srtf")),
+    Entry("srsf", "shortest remaining service first", _plain("shortest", "srsf")),
+    Entry("smallest-first", "fewest GPUs first", _plain("shortest", "smallest_first")),
+    Entry("drf", "dominant resource fairness on GPUs, without leases", _plain("drf", "drf"), reports=_PROFILES),
+    Entry("gandiva", "best placement first, with migration, as in Themis' evaluation",
+          _plain("gandiva", "gandiva"),
+          reports=_PROFILES),
+    Entry("slaq", "GPUs where they lower losses most (SoCC 2017)", _plain("slaq", "slaq"), reports=_PROFILES),
+    Entry("leased-las", "least attained service, GPU by GPU, in leases", _plain("las", "leased_las"),
+          reports=_PROFILES),
+    Entry("leased-srtf", "shortest remaining time in leases", _plain("shortest_leased", "leased_srtf"),
+          reports=_PROFILES),
+    Entry("leased-srsf", "shortest remaining service in leases", _plain("shortest_leased", "leased_srsf"),
+          reports=_PROFILES),
+    Entry("throughput-first", "each further GPU where it raises throughput most",
+          _plain("throughput_first", "throughput_first"), reports=_PROFILES),
+    Entry("worst-off-first", "all it can use to the app with the largest rho (strawman of Themis' thesis)",
+          _plain("worst_off_first", "worst_off_first"), reports=ALL),
+    Entry("gandiva-fair", "equal time on every GPU type, in rounds",
+          _shares("gandiva_fair", "GandivaFair"), reports=_NOT_ROUNDS),
+    Entry("isolated", "1/n of the cluster for each job, in rounds",
+          _shares("isolated", "Isolated"), reports=_NOT_ROUNDS),
+    Entry("fifo-perf", "in order, each on its fastest GPU type, in rounds",
+          _shares("fifo_perf", "FifoPerf"), reports=_NOT_ROUNDS),
+    Entry("max-min", "max-min of normalised shares (Gavel, OSDI 2020), in rounds",
+          _shares("max_min", "MaxMin"), reports=_NOT_ROUNDS),
+    Entry("max-min-perf", "the same, knowing how fast each job is on each GPU type",
+          _shares("max_min", "MaxMin", perf=True), reports=_NOT_ROUNDS),
+    Entry("finish-time", "least largest rho as a convex programme (Gavel), in rounds",
+          _shares("finish_time_programme", "FinishTimeProgramme"), reports=_NOT_ROUNDS),
+    Entry("finish-time-perf", "the same, knowing how fast each job is on each GPU type",
+          _shares("finish_time_programme", "FinishTimeProgramme", perf=True), reports=_NOT_ROUNDS),
+    Entry("max-sum", "largest sum of throughputs (Gavel), in rounds",
+          _shares("max_sum", "MaxSum"), reports=_NOT_ROUNDS),
+    Entry("min-makespan", "least makespan (Gavel), in rounds",
+          _shares("min_makespan", "MinMakespan"), reports=_NOT_ROUNDS),
+    Entry("min-makespan-perf", "the same, knowing how fast each job is on each GPU type",
+          _shares("min_makespan", "MinMakespan", perf=True), reports=_NOT_ROUNDS),
+    Entry("allox", "least total completion time by assignment (EuroSys 2020), in rounds",
+          _shares("allox", "AlloX"), reports=_NOT_ROUNDS),
+    Entry("equal-share", "the same number of GPUs for everyone (sanity floor)", _plain("floors", "equal_share"),
+          reports=_PROFILES),
+    Entry("random", "each free GPU to an app drawn at random (sanity floor)", _plain("floors", "random_policy"),
+          reports=_PROFILES),
+)  # fmt: skip
+
+BY_NAME = {entry.name: entry for entry in ENTRIES}
+
+
+def policy_entry(name: str) -> Entry:
+    """Return the policy called ``name``. Raises ``OptionError`` naming the nearest."""
+    found = BY_NAME.get(name.strip().lower())
+    if found is None:
+        close = get_close_matches(name.lower(), BY_NAME, n=1, cutoff=0.0)
+        raise OptionError(f"no policy is called {name!r}; the nearest is {close[0]!r}; --help lists all")
+    return found
+
+
+def policy_entries(text: str) -> list[Entry]:
+    """Return the policies of a comma-separated list; each once. Raises ``OptionError``."""
+    names = [name for name in text.split(",") if name.strip()]
+    if not names:
+        raise OptionError("--policy needs at least one name; --help lists all")
+    return list({entry.name: entry for entry in map(policy_entry, names)}.values())

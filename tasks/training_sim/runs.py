@@ -1,0 +1,323 @@
+"""Runs policies on workloads, each (workload, policy, seed) once: what is in the cache is not run again."""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from pathlib import Path
+from time import process_time
+from typing import Any
+
+import numpy as np
+
+from ebbflow.infra.jsonstore import JsonStore
+from ebbflow.infra.sim.adaptdl import adaptdl_jobs
+from ebbflow.infra.sim.engine import Result, simulate
+from ebbflow.infra.sim.faults import slow_nodes, slowed
+from ebbflow.infra.sim.plain import plain_jobs
+from ebbflow.infra.sim.prices import cost
+from ebbflow.infra.sim.protocols import ModelOf, Saves
+from ebbflow.infra.sim.rounds_setting import SHOCKWAVE
+from ebbflow.infra.sim.rounds_world import RoundsWorld
+from ebbflow.planners.errors import OptionError
+from ebbflow.planners.model.scheduling import App, Decision, Policy, View
+from ebbflow.tasks.request import home
+from ebbflow.tasks.training_sim.agents import goodput_agent
+from ebbflow.tasks.training_sim.informed import informed
+from ebbflow.tasks.training_sim.inputs import Inputs, Options
+from ebbflow.tasks.training_sim.policies import Entry, Kind, Setting, policy_entry
+from ebbflow.tasks.training_sim.records import FORMAT, Record, of_outcome, of_result
+from ebbflow.tasks.training_sim.sources import Loaded, Source
+
+TICK = 60.0  # s between decisions where profiles say how jobs progress (AdaptDL's simulator)
+RESTART = 30.0  # s
+LONGER = 8  # times that the time with failures is doubled at most
+
+Progress = Callable[[str, int, int], None]
+"""What is running, and how many jobs of all runs have ended, of how many."""
+
+_NEEDS: dict[Kind, str] = {
+    "profiles": "measured profiles of its jobs' applications (AdaptDL's format)",
+    "durations": "a workload with durations",
+    "rounds": "a trace with throughputs",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One simulation to be run."""
+
+    source: Source
+    policy: str
+    seed: int
+
+
+def planned(inputs: Inputs, sources: Sequence[Source], entries: Sequence[Entry], seeds: int) -> list[Run]:
+    """Return all runs, with every input read and checked before the first begins.
+
+    Raises:
+        OptionError: a policy that cannot run on a workload, options that do not go with it, or ``seeds`` < 1.
+        WorkloadError: a file that breaks its format.
+    """
+    if seeds < 1:
+        raise OptionError(f"--seeds must be >= 1; got {seeds}")
+    for source in sources:
+        loaded = inputs.load(source, 0)
+        for entry in entries:
+            if loaded.kind not in entry.kinds:
+                needs = " or ".join(_NEEDS[kind] for kind in sorted(entry.kinds))
+                raise OptionError(f"policy {entry.name} needs {needs}; {source.text} has none")
+        _check(inputs, loaded)
+    return [Run(source, entry.name, seed) for source in sources for entry in entries for seed in range(seeds)]
+
+
+def _check(inputs: Inputs, loaded: Loaded) -> None:
+    options = inputs.options
+    cluster, _ = inputs.cluster(0, 0.0)
+    if loaded.kind != "rounds":
+        assert loaded.workload is not None
+        inputs.check_prices(max(job.arrival + (job.duration or 0.0) for job in loaded.workload.jobs))
+        return
+    refused = {
+        "--interval": options.interval,
+        "--restart-delay": options.restart_delay,
+        "--interference": options.interference,
+        "--spot-trace": options.spot_trace,
+        "--prices": options.prices,
+        "--failures": options.failures,
+        "--stragglers": options.stragglers,
+    }
+    for name, value in refused.items():
+        if value is not None and value != 0.0:
+            raise OptionError(
+                f"{loaded.name} runs in rounds on a fixed cluster, by its simulator's rules; leave out {name}"
+            )
+    assert cluster.nodes
+
+
+def key_of(inputs: Inputs, run: Run, loaded: Loaded) -> str:
+    """Return what the result depends on, as text: contents, not paths or names."""
+    what = {
+        "format": FORMAT,
+        "code": _code(),
+        "workload": [loaded.kind, loaded.digest],
+        "policy": run.policy,
+        "seed": run.seed,
+        **inputs.digest(),
+    }
+    return json.dumps(what, sort_keys=True)
+
+
+@cache
+def _code() -> str:
+    """Return a hash of the code that decides and simulates, so that a changed policy is run again."""
+    from ebbflow import infra, planners
+
+    roots = [Path(planners.__path__[0]), Path(infra.__path__[0]) / "sim"]
+    folders = [roots[0] / name for name in ("model", "scheduling", "training")] + [
+        roots[1],
+        Path(__file__).parent,
+    ]
+    total = hashlib.sha256()
+    for folder in folders:
+        for path in sorted(folder.glob("*.py")):
+            total.update(path.name.encode())
+            total.update(path.read_bytes())
+    return total.hexdigest()
+
+
+def run_all(
+    options: Options,
+    runs: Sequence[Run],
+    *,
+    inputs: Inputs | None = None,
+    fresh: bool = False,
+    processes: int = 1,
+    progress: Progress = lambda what, done, total: None,
+) -> list[Record]:
+    """Return a record for each of ``runs``, in their order; with ``fresh`` the cache is only written.
+
+    Raises:
+        OptionError: ``processes`` < 1.
+        SimulationError: a policy broke a rule. What was finished before stays in the cache.
+    """
+    if processes < 1:
+        raise OptionError(f"--jobs must be >= 1; got {processes}")
+    inputs = inputs or Inputs(options)
+    store = JsonStore(str(home() / "training-simulations"))
+    sizes = [inputs.load(run.source, run.seed).jobs for run in runs]
+    total, done = sum(sizes), 0
+    records: dict[int, Record] = {}
+    todo: list[int] = []
+    keys = [key_of(inputs, run, inputs.load(run.source, run.seed)) for run in runs]
+    for number in range(len(runs)):
+        found = None if fresh else store.get(keys[number])
+        if isinstance(found, dict) and found.get("format") == FORMAT:
+            records[number] = found | {"workload": runs[number].source.name, "cached": True}
+            done += sizes[number]
+        else:
+            todo.append(number)
+    progress("cached" if records else "", done, total)
+    made = (
+        _in_processes(options, runs, todo, processes)
+        if processes > 1
+        else _here(inputs, runs, todo, progress, done, total)
+    )
+    for number, record in made:
+        store.put(keys[number], record)
+        records[number] = record | {"workload": runs[number].source.name, "cached": False}
+        done += sizes[number]
+        progress(_words(runs[number]), done, total)
+    return [records[number] for number in range(len(runs))]
+
+
+def _words(run: Run) -> str:
+    return f"{run.source.name}, {run.policy}, seed {run.seed}"
+
+
+def _here(
+    inputs: Inputs, runs: Sequence[Run], todo: Iterable[int], progress: Progress, done: int, total: int
+) -> Iterator[tuple[int, Record]]:
+    for number in todo:
+        run, before = runs[number], done
+        size = inputs.load(run.source, run.seed).jobs
+
+        def ended(count: int, of: int, run: Run = run, before: int = before, size: int = size) -> None:
+            progress(_words(run), before + min(count, size), total)
+
+        yield number, run_one(inputs, run, ended)
+        done += size
+
+
+def _in_processes(
+    options: Options, runs: Sequence[Run], todo: Sequence[int], processes: int
+) -> Iterator[tuple[int, Record]]:
+    with ProcessPoolExecutor(processes) as pool:
+        waiting = {pool.submit(_work, options, runs[number]): number for number in todo}
+        try:
+            for future in as_completed(waiting):
+                yield waiting[future], future.result()
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+@lru_cache(maxsize=1)
+def _inputs(options: Options) -> Inputs:
+    return Inputs(options)
+
+
+def _work(options: Options, run: Run) -> Record:
+    return run_one(_inputs(options), run)
+
+
+def run_one(inputs: Inputs, run: Run, ended: Callable[[int, int], None] | None = None) -> Record:
+    """Simulate one policy on one workload. ``ended`` hears of (jobs that ended, jobs)."""
+    loaded = inputs.load(run.source, run.seed)
+    entry = policy_entry(run.policy)
+    record = (_rounds if loaded.kind == "rounds" else _engine)(inputs, loaded, entry, run.seed, ended)
+    return record | {"policy": entry.name}
+
+
+def _engine(
+    inputs: Inputs, loaded: Loaded, entry: Entry, seed: int, ended: Callable[[int, int], None] | None
+) -> Record:
+    options, workload = inputs.options, loaded.workload
+    assert workload is not None
+    horizon = 2 * max(job.arrival for job in workload.jobs) + 2 * 86_400.0
+    implied = TICK if loaded.kind == "profiles" else None
+    tick = implied if options.interval is None else options.interval
+    restart = RESTART if options.restart_delay is None else options.restart_delay
+    for attempt in range(LONGER + 1):
+        cluster, listed = inputs.cluster(seed, horizon)
+        models: ModelOf
+        if loaded.kind == "profiles":
+            assert loaded.profiles is not None
+            agent = goodput_agent if entry.agents else None
+            models = adaptdl_jobs(loaded.profiles, agent=agent, per_node=inputs.spec.per_node)
+        else:
+            models = plain_jobs()
+        if options.stragglers:
+            models = slowed(models, slow_nodes(listed, options.stragglers, seed))
+        lossy = any(change.remove for change in cluster.changes)
+        result = simulate(
+            workload,
+            cluster,
+            _policy(inputs, loaded, entry),
+            models=models,
+            tick=tick,
+            restart_delay=restart,
+            start_delay=restart if loaded.kind == "profiles" else 0.0,
+            interference=options.interference,
+            saves=Saves(every=options.checkpoint_interval) if lossy else None,
+            seed=seed,
+            on_finished=ended,
+        )
+        last = max((job.finish for job in result.jobs), default=0.0)
+        if not options.failures or last <= horizon or attempt == LONGER:
+            break
+        horizon *= 2  # the same failures, and those after them
+    inputs.check_prices(last)
+    notes = inputs.notes(last)
+    if options.failures and last > horizon:
+        notes.append(f"nodes fail until {horizon:,.0f} s only; the last job ends at {last:,.0f} s")
+    return of_result(result, len(workload.jobs), _on_demand(listed, result), notes)
+
+
+def _on_demand(listed: Any, result: Result) -> float | None:
+    first = min((job.arrival for job in result.jobs), default=0.0)
+    last = max((job.finish for job in result.jobs), default=0.0)
+    dollars = cost(listed, first, last, lambda node: node.price)
+    return dollars if dollars > 0 else None
+
+
+def _policy(inputs: Inputs, loaded: Loaded, entry: Entry) -> Policy:
+    rules = loaded.rules or SHOCKWAVE
+    types = Setting(loaded.kind).types
+    if loaded.kind != "rounds":
+        types = tuple(
+            sorted({node.instance_type for node in (*inputs.spec.cluster.nodes, inputs.spec.template)})
+        )
+    jobs = loaded.workload.jobs if loaded.workload else ()
+    services = [job.duration * job.gpus for job in jobs if job.duration is not None]
+    policy = entry.make(Setting(loaded.kind, services, types, rules.round_s, rules.reset_s))
+    if loaded.kind not in entry.reports:
+        return policy
+    profiled = loaded.kind == "profiles"
+    return informed(policy, within_request=profiled, spreads=profiled)
+
+
+class _Timed:
+    """A policy, and the CPU seconds that it took; it says when how many jobs are still there."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy, self.name, self.seconds = policy, policy.name, 0.0
+
+    def decide(self, view: View, memory: Any, rng: np.random.Generator) -> Decision:
+        """Ask the policy."""
+        began = process_time()
+        decision = self.policy.decide(view, memory, rng)
+        self.seconds += process_time() - began
+        return decision
+
+
+def _rounds(
+    inputs: Inputs, loaded: Loaded, entry: Entry, seed: int, ended: Callable[[int, int], None] | None
+) -> Record:
+    assert loaded.rules is not None
+    assert loaded.table is not None
+    gpus = inputs.spec.by_type(loaded.rules.reference)
+    apps: dict[str, App] = {}
+    world = RoundsWorld(
+        loaded.trace,
+        loaded.table,
+        gpus,
+        loaded.rules,
+        agent=lambda app, alone: apps.update({app.id: app}),
+        gpus_per_node=inputs.spec.per_node,
+    )
+    policy = _Timed(_policy(inputs, loaded, entry))
+    outcome = world.run(policy, seed, (lambda count: ended(count, loaded.jobs)) if ended else None)
+    hourly = sum(node.price for node in inputs.spec.cluster.nodes)
+    return of_outcome(outcome, apps, seed, policy.seconds, [], hourly)
