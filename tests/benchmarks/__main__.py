@@ -1,6 +1,6 @@
 """All benchmarks, one after another: ``python -m tests.benchmarks`` (``make bench``).
 
-Needs the TPC-H tables of ``ebbflow demo`` for the third and fourth; they are generated when missing.
+Needs the TPC-H tables of ``ebbflow demo`` for those on TPC-H; they are generated when missing.
 """
 
 import subprocess
@@ -21,6 +21,9 @@ def main() -> None:
     commands = [
         ["tests.benchmarks.planning", "--out", OUT],
         ["tests.benchmarks.auction", "--out", OUT],
+        ["tests.benchmarks.training_simulator", "--out", OUT],
+        ["tests.benchmarks.pollux", "--out", OUT],
+        ["tests.benchmarks.spot_recovery", "--out", OUT],
         ["tests.benchmarks.tpch", "--tables", tables, "--engine", "duckdb", "--rounds", "5", "--out", OUT],
         ["tests.benchmarks.tpch", "--tables", tables, "--engine", "spark", "--out", OUT],
         ["tests.benchmarks.coverage"],

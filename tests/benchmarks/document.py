@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ebbflow.tasks.report import write_text
+from tests.benchmarks import document_training
 
 DOCS = Path("docs")
 FOLDER = DOCS / "benchmarks"
@@ -30,12 +31,18 @@ def main() -> None:
             parts.append(_tpch(_read(f"tpch-{engine}")))
     if (FOLDER / "auction.json").exists():
         parts.append(_auction(_read("auction")))
+    for name, section in (
+        ("training_simulator", document_training.simulator),
+        ("pollux", document_training.pollux),
+        ("spot_recovery", document_training.recovery),
+    ):
+        if (FOLDER / f"{name}.json").exists():
+            parts.append(section(_read(name)))
     write_text(DOCS / "benchmarks.md", "\n".join(parts))
 
 
-def _read(name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((FOLDER / f"{name}.json").read_text())
-    return found
+def _read(name: str) -> Any:
+    return json.loads((FOLDER / f"{name}.json").read_text())
 
 
 def _planning(found: dict[str, Any]) -> str:
