@@ -116,7 +116,10 @@ def cdf_svg(
         below = 0
         for count in _shown(len(ordered)):
             value = ordered[count]
-            points += [f"{x(value):.1f},{y(below / total):.1f}", f"{x(value):.1f},{y((count + 1) / total):.1f}"]
+            points += [
+                f"{x(value):.1f},{y(below / total):.1f}",
+                f"{x(value):.1f},{y((count + 1) / total):.1f}",
+            ]
             below = count + 1
         if ordered:
             points.append(f"{right:.1f},{y(len(ordered) / total):.1f}")
@@ -166,7 +169,7 @@ def lines_svg(
         at, _ = place(low + tick, 0.0)
         anchor = "end" if at > right - 16 else "middle"
         parts.append(text(at, bottom + 17, number_text(low + tick), text_anchor=anchor, class_="soft small"))
-    words = f"{unit} over {label}" if unit and label else unit or label
+    words = fit(f"{unit} over {label}" if unit and label else unit or label, width - 20, 11)
     parts.append(text((left + right) / 2, bottom + 34, words, text_anchor="middle", class_="soft small"))
     for number, (name, line) in enumerate(series.items()):
         drawn = " ".join(f"{x:.1f},{y:.1f}" for x, y in (place(*point) for point in line))

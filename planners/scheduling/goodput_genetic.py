@@ -141,8 +141,9 @@ def repair(problem: Problem, population: Matrix, rng: np.random.Generator) -> Ma
     found = population[:, order].copy()
     pinned = problem.pinned[order]
     found[:, pinned] = problem.current[order][pinned]
-    spread = ((found > 0).sum(axis=2) > 1)[:, :, None] & (found > 0)
-    found[spread & (np.cumsum(spread, axis=1) > 1)] = 0
+    if problem.objective.avoid_interference:
+        spread = ((found > 0).sum(axis=2) > 1)[:, :, None] & (found > 0)
+        found[spread & (np.cumsum(spread, axis=1) > 1)] = 0
     shuffle = rng.permutation(found.shape[2])
     mixed = found[:, :, shuffle]
     caps = np.where(pinned, np.iinfo(np.int16).max, problem.caps[order])[:, None]

@@ -36,6 +36,7 @@ class Objective:
     charge_first_start: bool = (
         True  # as the authors' scheduler does; False: a waiting app starts free of charge
     )
+    avoid_interference: bool = True  # at most one app that spans nodes on each node (section 4.2.1)
 
     def __post_init__(self) -> None:
         if not (np.isfinite(self.p) and self.restart_delay >= 0):
@@ -112,7 +113,7 @@ class Problem:
         return self.objective.mean(self.costs(rows) / self.weight, self.weight)
 
     def feasible(self, rows: NDArray[Any]) -> bool:
-        """Tell whether one matrix (J, N) keeps every rule: room, caps, and one distributed app a node."""
+        """Tell whether one matrix (J, N) keeps every rule: room, caps, and interference avoidance."""
         gpus, spread = rows.sum(axis=1), (rows > 0).sum(axis=1)
         free = ~self.pinned
         return bool(
@@ -121,7 +122,7 @@ class Problem:
             and (gpus <= self.caps)[free].all()
             and ((gpus == 0) | (gpus >= self.least))[free].all()
             and (spread <= self.most_nodes)[free].all()
-            and ((rows[spread > 1] > 0).sum(axis=0) <= 1).all()
+            and (not self.objective.avoid_interference or ((rows[spread > 1] > 0).sum(axis=0) <= 1).all())
             and (rows[self.pinned] == self.current[self.pinned]).all()
         )
 

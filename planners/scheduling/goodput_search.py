@@ -90,7 +90,8 @@ class _Layout:
         held = problem.current.sum(axis=1)
         every = np.arange(apps)
         self.choice[every, held] = np.minimum(self.choice[every, held], problem.kept)
-        self.whole = _whole_nodes(problem, self.choice)
+        self.avoid = problem.objective.avoid_interference
+        self.whole = _whole_nodes(problem, self.choice) if self.avoid else self.choice
         self.least: list[float] = self.choice.min(
             axis=1
         ).tolist()  # what each would cost alone on the cluster
@@ -264,11 +265,11 @@ class _Layout:
         old = self.rows[j]
         for node, gpus in old:
             self.free[node] += gpus
-            if len(old) > 1:
+            if len(old) > 1 and self.avoid:
                 self.taken[node] = False
         for node, gpus in row:
             self.free[node] -= gpus
-            if len(row) > 1:
+            if len(row) > 1 and self.avoid:
                 self.taken[node] = True
         self.rows[j] = row
         if row == self.current[j] and self.kept[j] < inf:

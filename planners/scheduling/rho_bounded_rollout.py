@@ -1,18 +1,18 @@
 """How a rule would go on from here if nobody came any more.
 
-A rule orders gangs: those whose bounds run out are urgent and come first, all others run shortest first; whatever fits
-in that order runs. The order is the same here and in the decision, so a forecast is what the policy would do.
+A rule orders gangs: first those that the makespan hangs on, then those whose fairness bound runs out, then all others,
+each class shortest first; whatever fits in that order runs. Forecasts and decisions share the order.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 MARGIN = 0.03  # of a bound: how much earlier than needed an app becomes urgent
+CAN_WAIT = 2  # the class of apps that no bound presses
 STEPS = 250  # of a forecast at most, besides one for each app
 
 Array = NDArray[np.float64]
@@ -60,7 +60,7 @@ def order(
     keep = 1.0 - MARGIN
     by_end = rule.end - need / keep
     by_rho = gangs.arrival + rule.rho * keep * gangs.fair - need
-    kind = np.where(by_end <= now, 0, np.where(by_rho <= now, 1, 2))
+    kind = np.where(by_end <= now, 0, np.where(by_rho <= now, 1, CAN_WAIT))
     return np.lexsort((need * gangs.gpus**rule.gang_power, kind)), kind, np.minimum(by_end, by_rho)
 
 

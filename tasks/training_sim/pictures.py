@@ -68,7 +68,7 @@ def allocation_svg(title: str, record: Record, *, width: float = 720) -> str:
     start, end = record["first_arrival"], max(record["last_finish"], record["first_arrival"] + 1)
     left, right, top = min(150.0, width * 0.27), width - 16.0, 44.0
     most = max((value for row in rows[: ROWS - 1] for value in row.steps.values), default=1.0) or 1.0
-    note = f"height: GPUs, at most {most:g} a row; thin line: there, but without GPUs"
+    note = f"height: GPUs (at most {most:g}); thin line: waits"
     parts = [
         text(10, 20, fit(title, width - 20, 14), class_="bold", style="font-size:14px"),
         text(10, 36, fit(note, width - 20, 11), class_="soft small"),
@@ -157,11 +157,31 @@ def utilisation(record: Record) -> list[tuple[float, float]]:
     return points
 
 
-def spent(record: Record, what: str) -> list[tuple[float, float]]:
-    """Return (hours since the first arrival, total so far): dollars for ``price``, GPU-hours for ``held``."""
+def waiting(record: Record) -> list[tuple[float, float]]:
+    """Return (hours since the first arrival, mean number of jobs that have arrived and not finished)."""
+    there = Steps([], [])
+    moves = [(job["arrival"], 1) for job in record["jobs"]] + [(job["finish"], -1) for job in record["jobs"]]
+    count = 0
+    for at, move in sorted(moves):
+        count += move
+        there.set(at, count)
+    return _means(record, there)
+
+
+def price(record: Record) -> list[tuple[float, float]]:
+    """Return (hours since the first arrival, $/h of all nodes that are there)."""
+    return _means(record, steps_of(record["usage"]["price"]))
+
+
+def _means(record: Record, steps: Steps) -> list[tuple[float, float]]:
+    """Return the mean of a step function in each bin of the run."""
     at = edges(record)
-    total = cumulative(steps_of(record["usage"][what]), at)
-    return [((time - at[0]) / 3600, value / 3600) for time, value in zip(at, total, strict=True)]
+    total = cumulative(steps, at)
+    width = at[1] - at[0]
+    return [
+        ((sum(ends) / 2 - at[0]) / 3600, (after - before) / width if width else 0.0)
+        for ends, (before, after) in zip(pairwise(at), pairwise(total), strict=True)
+    ]
 
 
 def by_policy(records: Sequence[Record]) -> Mapping[str, list[Record]]:

@@ -9,11 +9,12 @@ from typing import Any
 
 from ebbflow.tasks.page import page
 from ebbflow.tasks.pictures import bars_svg, cdf_svg, lines_svg
-from ebbflow.tasks.training_sim.pictures import allocation_svg, by_policy, spent, utilisation
+from ebbflow.tasks.training_sim.pictures import allocation_svg, by_policy, price, utilisation, waiting
 from ebbflow.tasks.training_sim.records import FIGURES, FORMAT, Record, details, public
 from ebbflow.tasks.wording import number_text, plural
 
 PHONE = 380  # width of pictures on a narrow screen
+_HOURS = "hours since the first arrival"
 TOGETHER = 6  # curves in one picture: as many as differ by colour and dash
 
 HOURS, PLAIN = 1 / 3600, 1.0
@@ -207,16 +208,20 @@ def _pictures(records: Sequence[Record]) -> dict[str, str]:
                 "Finish-time fairness ρ, share of jobs", rhos, label="ρ (line: 1, as fast as a fair share)", unit="",
                 width=width, mark=1.0, log=True,
             )  # fmt: skip
+            ran = {name: run for name, run in first.items() if run["jobs"]}
             found[f"utilisation{number}-{size}"] = lines_svg(
-                "GPUs in use", {name: utilisation(run) for name, run in first.items() if run["jobs"]},
-                label="hours since the first arrival", unit="% of the GPUs that are there", most=100.0, width=width,
+                "GPUs in use, of those that are there", {name: utilisation(run) for name, run in ran.items()},
+                label=_HOURS, unit="%", most=100.0, width=width,
             )  # fmt: skip
-            what, title, unit = (
-                ("price", "Cost so far", "$") if priced else ("held", "GPU time so far", "GPU-hours")
-            )
-            found[f"cost{number}-{size}"] = lines_svg(
-                title, {name: spent(run, what) for name, run in first.items() if run["jobs"]},
-                label="hours since the first arrival", unit=unit, width=width,
+            found[f"waiting{number}-{size}"] = lines_svg(
+                "Jobs that have arrived and not finished", {name: waiting(run) for name, run in ran.items()},
+                label=_HOURS, unit="jobs", width=width,
+            )  # fmt: skip
+        if priced:
+            longest = max(records, key=lambda record: record["last_finish"])
+            found[f"price-{size}"] = lines_svg(
+                "Price of all nodes that are there", {longest["policy"]: price(longest)}, label=_HOURS, unit="$/h",
+                width=width,
             )  # fmt: skip
         found[f"totals-{size}"] = _totals(policies, priced, width)
         for name, of in policies.items():
