@@ -86,7 +86,7 @@ def write_once(path: str, data: bytes) -> bool:
             if os.path.exists(path):
                 return False
             os.replace(temporary, path)
-        _sync_folder(os.path.dirname(path))
+        _sync_folder(os.path.dirname(path) or ".")
         return True
 
 
@@ -120,6 +120,7 @@ def locked(path: str, clock: Clock, timeout: float = LOCK_TIMEOUT) -> Iterator[N
 @contextmanager
 def _temporary(path: str, data: bytes) -> Iterator[str]:
     folder, name = os.path.split(path)
+    folder = folder or "."
     os.makedirs(folder, exist_ok=True)
     temporary = os.path.join(folder, f".{name}.{uuid.uuid4().hex}.tmp")
     try:

@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyarrow.fs import LocalFileSystem
 
 from ebbflow.infra import filesystems
 from ebbflow.infra.errors import StorageError, StorageFullError, TableError
+from ebbflow.infra.files import write_atomic, write_once
 from ebbflow.infra.filesystems import resolve, split, to_uri, translated
 from ebbflow.planners.errors import OptionError
 
@@ -99,3 +101,12 @@ def test_the_environment_decides_the_s3_endpoint_anew_each_time(s3: Any, monkeyp
     assert resolve(uri)[0] is fs
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "another")
     assert resolve(uri)[0] is not fs
+
+
+def test_files_without_a_folder_go_where_the_process_is(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_atomic(LocalFileSystem(), "file", "new.txt", b"1")
+    assert (tmp_path / "new.txt").read_bytes() == b"1"
+    assert write_once("once.txt", b"2")
+    assert not write_once("once.txt", b"3")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["new.txt", "once.txt"]
