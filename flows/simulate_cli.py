@@ -1,5 +1,6 @@
 """``ebbflow simulate``: planners and schedulers in simulation."""
 
+import os
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -11,6 +12,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from ebbflow.flows.native_output import without_native_output
 from ebbflow.tasks.training_sim.policies import ENTRIES
 
 app = typer.Typer(
@@ -94,7 +96,10 @@ def queries(
     )
     wanted = [part.value for part in (only or list(Part))]
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console) as bar:
+    os.environ.setdefault(
+        "OPENBLAS_NUM_THREADS", "1"
+    )  # threads would only spin over the models' few dozen numbers
+    with without_native_output(), Progress(*columns, console=console) as bar:
         task = bar.add_task("")
 
         def show(what: str, done: int, total: int) -> None:
@@ -143,6 +148,8 @@ What has been simulated before, with the same files, options and code, is not si
     philly:JOBS[:SEED]           Microsoft's trace in distribution
 
     tiresias-testbed[:SEED]      480 jobs for 60 GPUs (NSDI 2019)
+
+    themis-w1[:SEED], themis-w2  50 hyper-parameter searches for 64 GPUs; w2: with halving (NSDI 2020)
 
     FILE.csv                     AdaptDL's columns, Tiresias', or ours: id,arrival_s,gpus,duration_s
 
@@ -256,16 +263,20 @@ def training(
         nearest=nearest_profile,
     )
     inputs = Inputs(options)
-    runs = planned(inputs, sources(workload), policy_entries(policy), seeds)
+    workloads = sources(workload)
+    runs = planned(inputs, workloads, policy_entries(policy), seeds)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console) as bar:
+    os.environ.setdefault(
+        "OPENBLAS_NUM_THREADS", "1"
+    )  # threads would only spin over the models' few dozen numbers
+    with without_native_output(), Progress(*columns, console=console) as bar:
         task = bar.add_task("")
 
         def show(what: str, done: int, total: int) -> None:
             bar.update(task, description=escape(what), completed=done, total=total)
 
         records = run_all(options, runs, inputs=inputs, fresh=fresh, processes=jobs, progress=show)
-    settings = asked.shown(options, workload, policy, seeds)
+    settings = asked.shown(options, ", ".join(source.name for source in workloads), policy, seeds)
     _print_comparison(records)
     for note in notes_of(records):
         console.print(f"note: {note}", markup=False, highlight=False)
@@ -294,7 +305,7 @@ def _print_comparison(records: Sequence[dict[str, Any]]) -> None:
     for name in dict.fromkeys(record["workload"] for record in records):
         mine = [record for record in records if record["workload"] == name]
         table = Table(title=escape(f"{name}, {mine[0]['submitted']} jobs"), title_justify="left", box=None)
-        table.add_column("policy")
+        table.add_column("policy", no_wrap=True, min_width=max(len(record["policy"]) for record in mine))
         columns = columns_of(mine)
         picked = [number for number, column in enumerate(columns) if column[0] in shown]
         for number in picked:

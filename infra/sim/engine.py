@@ -191,9 +191,9 @@ class _Run:
         return due
 
     def _advance(self, at: float) -> bool:
-        """Run all jobs until ``at`` and free what finished; tell whether any did."""
+        """Run all jobs until ``at`` and free what finished; tell whether any did, or began another phase."""
         seconds = at - self.now
-        finished = False
+        finished = changed = False
         for entry in self.running:
             if entry.next_save <= at:
                 trained = entry.train_and_save(self.now, at, self.saves.every)
@@ -201,13 +201,13 @@ class _Run:
                 trained = seconds > 0 and entry.train(self.now, seconds)
             self.trained = self.trained or trained
             if self.tick is None and (at >= entry.finish_at or not entry.model.steady):
-                entry.look(at)
+                changed = entry.look(at) or changed
             finished = finished or entry.model.done
         self.held_seconds += self.held * seconds
         self.now = at
         if finished:
             self._end_finished()
-        return finished
+        return finished or changed
 
     # Jobs
 

@@ -17,6 +17,7 @@ class Entry:
 
     __slots__ = (
         "_countdown",
+        "_phase",
         "_score",
         "_scored",
         "_scored_to",
@@ -57,6 +58,7 @@ class Entry:
         self.next_save = inf
         self.saved_at = self.trains_from = 0.0
         self._countdown = 0.0
+        self._phase = 0
         self._score, self._scored, self._scored_to = 1.0, 0.0, 0.0
 
     def train(self, start: float, seconds: float) -> bool:
@@ -91,18 +93,23 @@ class Entry:
         self.model.save()
         self.saved_at = at
 
-    def look(self, at: float) -> None:
-        """See when it will finish, since it was expected to by now or its speed may have changed."""
+    def look(self, at: float) -> bool:
+        """See when it will finish, since it was expected to by now or its speed may have changed.
+
+        Tell whether it went on to another phase, where it can use other numbers of GPUs.
+        """
         model = self.model
         over = model.done
         if over:
-            return
+            return False
         if self._countdown + model.horizon(self.interference) <= ROUNDING:
             model.complete()
             if model.done:
                 self.finish = at
-                return
+                return False
         self.expect(at)
+        before, self._phase = self._phase, getattr(model, "phase", 0)
+        return self._phase != before
 
     def expect(self, now: float) -> None:
         """Work out when it will finish, or may change its speed, if nothing else happens."""

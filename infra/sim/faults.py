@@ -124,6 +124,10 @@ class _SlowedJob:
     def steady(self) -> bool:
         return self._model.steady
 
+    @property
+    def phase(self) -> int:
+        return getattr(self._model, "phase", 0)
+
     def place(self, placement: Placement, nodes: Mapping[str, Node]) -> None:
         self._pace = 1 / max((self._factors.get(id_, 1.0) for id_, _ in placement), default=1.0)
         self._model.place(placement, nodes)

@@ -3,6 +3,7 @@
 A speed model f(p, w), steps/s with ``p`` parameter servers and ``w`` workers, is whatever a job fitted or measured.
 """
 
+from bisect import bisect_left, insort
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
@@ -161,16 +162,20 @@ def place(
         size: units of (one server, one worker) by job.
     """
     room = dict(free)
+    order = sorted((-left, machine) for machine, left in room.items())
     placed: dict[str, Placed] = {}
     for job in sorted(granted, key=lambda job: sum(granted[job])):
-        machines = sorted(room, key=lambda machine: (-room[machine], machine))
+        # no job uses more machines than it has tasks
+        machines = [machine for _, machine in order[: sum(granted[job])]]
         dealt = _even(granted[job], machines, room, size[job]) or _one_by_one(
             granted[job], machines, room, size[job]
         )
         if dealt is None:
             continue
         for machine, tasks in dealt.items():
+            del order[bisect_left(order, (-room[machine], machine))]
             room[machine] -= tasks.servers * size[job][0] + tasks.workers * size[job][1]
+            insort(order, (-room[machine], machine))
         total = Tasks(sum(t.servers for t in dealt.values()), sum(t.workers for t in dealt.values()))
         placed[job] = Placed(total, dealt)
     return placed
@@ -192,7 +197,7 @@ def _even(
 def _one_by_one(
     tasks: Tasks, machines: Sequence[str], room: Mapping[str, float], size: tuple[float, float]
 ) -> dict[str, Tasks] | None:
-    left = dict(room)
+    left = {machine: room[machine] for machine in machines}
     dealt: dict[str, Tasks] = {}
     counts = [0, 0]
     for turn in range(2 * max(tasks)):

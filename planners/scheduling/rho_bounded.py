@@ -56,7 +56,7 @@ class RhoBounded:
     leave_s: float = 30.0
     replan_s: float = 600.0
     interval_s: float = 60.0
-    scaling: float = 0.6
+    scaling: float = 0.5
     value: float | None = None
     placer: Placer = fewest_nodes
     effort: Effort = field(default_factory=Effort)

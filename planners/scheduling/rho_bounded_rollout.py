@@ -1,7 +1,7 @@
 """How a rule would go on from here if nobody came any more.
 
-A rule orders gangs: first those that the makespan hangs on, then those whose fairness bound runs out, then all others,
-each class shortest first; whatever fits in that order runs. Forecasts and decisions share the order.
+A rule orders gangs: first those that the makespan hangs on, then those whose fairness bound runs out, then all the
+others, each class shortest first; whatever fits in that order runs. Forecasts and decisions share the order.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 MARGIN = 0.03  # of a bound: how much earlier than needed an app becomes urgent
 CAN_WAIT = 2  # the class of apps that no bound presses
-STEPS = 250  # of a forecast at most, besides one for each app
+STEPS = 250  # of the least makespan: no step of a forecast is shorter
 
 Array = NDArray[np.float64]
 
@@ -65,7 +65,10 @@ def order(
 
 
 def rollout(gangs: Gangs, now: float, rule: Rule) -> Array:
-    """Return when each gang finishes, s; infinite for one that fits nowhere."""
+    """Return when each gang finishes, s; infinite for one that fits nowhere.
+
+    Time goes on to the next finish or the next moment at which a bound runs out.
+    """
     left = gangs.left.copy()
     pool = gangs.pool.copy()
     finish = np.full(len(left), inf)
@@ -74,7 +77,9 @@ def rollout(gangs: Gangs, now: float, rule: Rule) -> Array:
     gpus = gangs.gpus.tolist()
     least = gangs.lower_bound() / STEPS
     t = now
-    while active.any():
+    for _ in range(4 * (len(left) + STEPS)):
+        if not active.any():
+            break
         ranked, _, since = order(gangs, left, pool < 0, t, rule)
         free, new = list(gangs.pools), np.full(len(left), -1)
         room = sum(free)
@@ -104,4 +109,5 @@ def rollout(gangs: Gangs, now: float, rule: Rule) -> Array:
         left[runs] = np.maximum(left[runs] - rate * step, 0.0)
         pool[over] = -1
         t += step
+    finish[active] = t + left[active]
     return finish

@@ -39,7 +39,7 @@ class LossModel:
     def decrease(self, k: float) -> float:
         """Return by how much the normalised loss falls from ``k`` to ``k`` + 1."""
         at = self.beta0 * k + self.beta1
-        return self.beta0 / (at * (at + self.beta0))
+        return self.beta0 / (at * (at + self.beta0)) if at > 0 else inf
 
     def converges_at(self, delta: float, patience: int = 3) -> int:
         """Return the last of the first ``patience`` ``k`` in a row from which the loss falls less than ``delta``."""

@@ -1,4 +1,7 @@
-"""What simulated apps tell their policy besides what the engine knows: throughputs by GPU type, and bids."""
+"""What simulated apps tell their policy besides what the engine knows: throughputs by GPU type, and bids.
+
+Apps that are hyper-parameter searches have agents of their own (``evaluation.themis_agents``).
+"""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -64,7 +67,13 @@ class Informed:
     numbers gets from 1 GPU up to what its user asked for.
     """
 
-    def __init__(self, policy: Policy, *, within_request: bool, slowdown: Slowdown = NO_SLOWDOWN) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        *,
+        within_request: bool,
+        slowdown: Slowdown = NO_SLOWDOWN,
+    ) -> None:
         self.policy, self.within_request, self.slowdown = policy, within_request, slowdown
         self.elastic = bool(getattr(policy, "elastic", False)) or within_request
         self._active: dict[str, ActiveAverage] = {}
@@ -92,7 +101,7 @@ class Informed:
             rate = 1 / iteration_time(app, app.gpus) if app.gpus <= app.max_gpus else 0.0
             app.throughputs = dict.fromkeys(types, rate)
         if self.within_request and app.min_gpus < app.max_gpus:
-            app.min_gpus, app.max_gpus = 1, app.gpus
+            app.min_gpus, app.max_gpus = 1, min(app.gpus, app.max_gpus)
         bidder = self._bidders.get(app.id)
         count = float(len(view.apps))
         if bidder is None:
@@ -106,9 +115,3 @@ class Informed:
             active = self._active[app.id]
             active.update(view.now, count)
         bidder.cluster_gpus, bidder.n_avg = cluster, active.value(view.now)
-
-
-def informed(policy: Policy, *, within_request: bool, spreads: bool) -> Informed:
-    """Return ``policy`` with reports; ``spreads`` tells whether training suffers from being spread."""
-    slowdown = Slowdown() if spreads else NO_SLOWDOWN
-    return Informed(policy, within_request=within_request, slowdown=slowdown)

@@ -11,10 +11,14 @@ if TYPE_CHECKING:
     from ebbflow.planners.model.scheduling import Policy
     from ebbflow.planners.scheduling.share_rules import ShareRule
 
-Kind = Literal["profiles", "durations", "rounds"]
-"""How jobs progress: by measured profiles (AdaptDL), by a duration, or by throughputs in rounds (Gavel)."""
+Kind = Literal["profiles", "durations", "searches", "rounds"]
+"""How jobs progress: by measured profiles (AdaptDL), by a duration, as hyper-parameter searches (Themis), or by
+throughputs in rounds (Gavel)."""
 
 ALL: frozenset[Kind] = frozenset(get_args(Kind))
+RIGID: frozenset[Kind] = ALL - {"searches"}
+"""What policies can run on that know whole gangs only."""
+
 _PROFILES: frozenset[Kind] = frozenset({"profiles"})
 _NOT_ROUNDS: frozenset[Kind] = frozenset({"profiles", "durations"})
 _ROUNDS: frozenset[Kind] = frozenset({"rounds"})
@@ -38,7 +42,7 @@ class Entry:
     name: str
     line: str
     make: "Callable[[Setting], Policy]" = field(repr=False)
-    kinds: frozenset[Kind] = ALL
+    kinds: frozenset[Kind] = RIGID
     agents: bool = False  # jobs choose their batch by goodput (Pollux)
     reports: frozenset[Kind] = frozenset()  # where apps must bid or report more than the engine knows
 
@@ -78,8 +82,11 @@ def _pollux_genetic(setting: Setting) -> "Policy":
 
 
 def _themis(setting: Setting) -> "Policy":
+    from ebbflow.planners.scheduling.auction import AuctionOptions
     from ebbflow.planners.scheduling.themis import Themis
 
+    if setting.kind == "searches":  # dozens of apps that each want more than the cluster has
+        return Themis(options=AuctionOptions(solver="search"))
     return Themis()
 
 
@@ -114,7 +121,11 @@ def _shares(module: str, rule: str, **options: bool) -> "Callable[[Setting], Pol
 
 
 ENTRIES: tuple[Entry, ...] = (
-    Entry("themis", "partial allocation auction for finish-time fairness (NSDI 2020)", _themis, reports=ALL),
+    Entry("rho-bounded", "ours: most goodput within a bound on finish-time fairness",
+          _plain("rho_bounded", "RhoBounded"),
+          agents=True, reports=RIGID - _PROFILES),
+    Entry("themis", "partial allocation auction for finish-time fairness (NSDI 2020)",
+          _themis, kinds=ALL, reports=ALL),
     Entry("pollux", "goodput, evenly; batch sizes adapt; our local search (OSDI 2021)", _pollux,
           _PROFILES, agents=True),
     Entry("pollux-genetic", "the same objective with the paper's genetic search", _pollux_genetic,
@@ -123,29 +134,33 @@ ENTRIES: tuple[Entry, ...] = (
     Entry("tiresias-g", "2D-Gittins: the distribution of the workload's durations is known", _tiresias_g,
           frozenset({"durations"})),
     Entry("optimus", "each further GPU where it saves most remaining time (EuroSys 2018)", _optimus,
-          reports=_ROUNDS),
+          kinds=ALL, reports=_ROUNDS),
     Entry("yarn-cs", "first in, first out, no preemption; whoever does not fit blocks",
           _plain("fifo", "yarn_cs")),
     Entry("best-effort", "first in, first out; later gangs that fit may start", _plain("fifo", "best_effort")),
+    Entry("philly", "by submission, spread only when waiting costs more; small jobs make room (ATC 2019)",
+          _plain("philly", "Philly"), kinds=_NOT_ROUNDS),
     Entry("las", "whole gangs with the least attained service first", _plain("las", "las")),
     Entry("srtf", "shortest remaining time first", _plain("shortest", "srtf")),
     Entry("srsf", "shortest remaining service first", _plain("shortest", "srsf")),
     Entry("smallest-first", "fewest GPUs first", _plain("shortest", "smallest_first")),
-    Entry("drf", "dominant resource fairness on GPUs, without leases", _plain("drf", "drf"), reports=_PROFILES),
+    Entry("drf", "dominant resource fairness on GPUs, without leases",
+          _plain("drf", "drf"), kinds=ALL, reports=_PROFILES),
     Entry("gandiva", "best placement first, with migration, as in Themis' evaluation",
           _plain("gandiva", "gandiva"),
-          reports=_PROFILES),
-    Entry("slaq", "GPUs where they lower losses most (SoCC 2017)", _plain("slaq", "slaq"), reports=_PROFILES),
+          kinds=ALL, reports=_PROFILES),
+    Entry("slaq", "GPUs where they lower losses most (SoCC 2017)",
+          _plain("slaq", "slaq"), kinds=ALL, reports=_PROFILES),
     Entry("leased-las", "least attained service, GPU by GPU, in leases", _plain("las", "leased_las"),
-          reports=_PROFILES),
+          kinds=ALL, reports=_PROFILES),
     Entry("leased-srtf", "shortest remaining time in leases", _plain("shortest_leased", "leased_srtf"),
-          reports=_PROFILES),
+          kinds=ALL, reports=_PROFILES),
     Entry("leased-srsf", "shortest remaining service in leases", _plain("shortest_leased", "leased_srsf"),
-          reports=_PROFILES),
+          kinds=ALL, reports=_PROFILES),
     Entry("throughput-first", "each further GPU where it raises throughput most",
-          _plain("throughput_first", "throughput_first"), reports=_PROFILES),
+          _plain("throughput_first", "throughput_first"), kinds=ALL, reports=_PROFILES),
     Entry("worst-off-first", "all it can use to the app with the largest rho (strawman of Themis' thesis)",
-          _plain("worst_off_first", "worst_off_first"), reports=ALL),
+          _plain("worst_off_first", "worst_off_first"), kinds=ALL, reports=ALL),
     Entry("gandiva-fair", "equal time on every GPU type, in rounds",
           _shares("gandiva_fair", "GandivaFair"), reports=_NOT_ROUNDS),
     Entry("isolated", "1/n of the cluster for each job, in rounds",
@@ -169,9 +184,9 @@ ENTRIES: tuple[Entry, ...] = (
     Entry("allox", "least total completion time by assignment (EuroSys 2020), in rounds",
           _shares("allox", "AlloX"), reports=_NOT_ROUNDS),
     Entry("equal-share", "the same number of GPUs for everyone (sanity floor)", _plain("floors", "equal_share"),
-          reports=_PROFILES),
+          kinds=ALL, reports=_PROFILES),
     Entry("random", "each free GPU to an app drawn at random (sanity floor)", _plain("floors", "random_policy"),
-          reports=_PROFILES),
+          kinds=ALL, reports=_PROFILES),
 )  # fmt: skip
 
 BY_NAME = {entry.name: entry for entry in ENTRIES}

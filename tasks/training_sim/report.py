@@ -220,7 +220,7 @@ def _pictures(records: Sequence[Record]) -> dict[str, str]:
         if priced:
             longest = max(records, key=lambda record: record["last_finish"])
             found[f"price-{size}"] = lines_svg(
-                "Price of all nodes that are there", {longest["policy"]: price(longest)}, label=_HOURS, unit="$/h",
+                "Price of all nodes that are there", {"all nodes": price(longest)}, label=_HOURS, unit="$/h",
                 width=width,
             )  # fmt: skip
         found[f"totals-{size}"] = _totals(policies, priced, width)

@@ -7,33 +7,15 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
-from time import process_time
-from typing import Any
-
-import numpy as np
 
 from ebbflow.infra.jsonstore import JsonStore
-from ebbflow.infra.sim.adaptdl import adaptdl_jobs
-from ebbflow.infra.sim.engine import Result, simulate
-from ebbflow.infra.sim.faults import slow_nodes, slowed
-from ebbflow.infra.sim.plain import plain_jobs
-from ebbflow.infra.sim.prices import cost
-from ebbflow.infra.sim.protocols import ModelOf, Saves
-from ebbflow.infra.sim.rounds_setting import SHOCKWAVE
-from ebbflow.infra.sim.rounds_world import RoundsWorld
 from ebbflow.planners.errors import OptionError
-from ebbflow.planners.model.scheduling import App, Decision, Policy, View
 from ebbflow.tasks.request import home
-from ebbflow.tasks.training_sim.agents import goodput_agent
-from ebbflow.tasks.training_sim.informed import informed
 from ebbflow.tasks.training_sim.inputs import Inputs, Options
-from ebbflow.tasks.training_sim.policies import Entry, Kind, Setting, policy_entry
-from ebbflow.tasks.training_sim.records import FORMAT, Record, of_outcome, of_result
+from ebbflow.tasks.training_sim.policies import Entry, Kind, policy_entry
+from ebbflow.tasks.training_sim.records import FORMAT, Record
 from ebbflow.tasks.training_sim.sources import Loaded, Source
-
-TICK = 60.0  # s between decisions where profiles say how jobs progress (AdaptDL's simulator)
-RESTART = 30.0  # s
-LONGER = 8  # times that the time with failures is doubled at most
+from ebbflow.tasks.training_sim.worlds import run_world
 
 Progress = Callable[[str, int, int], None]
 """What is running, and how many jobs of all runs have ended, of how many."""
@@ -41,6 +23,7 @@ Progress = Callable[[str, int, int], None]
 _NEEDS: dict[Kind, str] = {
     "profiles": "measured profiles of its jobs' applications (AdaptDL's format)",
     "durations": "a workload with durations",
+    "searches": "hyper-parameter searches",
     "rounds": "a trace with throughputs",
 }
 
@@ -116,9 +99,12 @@ def _code() -> str:
     from ebbflow import infra, planners
 
     roots = [Path(planners.__path__[0]), Path(infra.__path__[0]) / "sim"]
-    folders = [roots[0] / name for name in ("model", "scheduling", "training")] + [
+    here = Path(__file__).parent
+    folders = [
+        *(roots[0] / name for name in ("model", "scheduling", "training")),
         roots[1],
-        Path(__file__).parent,
+        here,
+        here / "evaluation",
     ]
     total = hashlib.sha256()
     for folder in folders:
@@ -214,110 +200,5 @@ def _work(options: Options, run: Run) -> Record:
 
 def run_one(inputs: Inputs, run: Run, ended: Callable[[int, int], None] | None = None) -> Record:
     """Simulate one policy on one workload. ``ended`` hears of (jobs that ended, jobs)."""
-    loaded = inputs.load(run.source, run.seed)
-    entry = policy_entry(run.policy)
-    record = (_rounds if loaded.kind == "rounds" else _engine)(inputs, loaded, entry, run.seed, ended)
-    return record | {"policy": entry.name}
-
-
-def _engine(
-    inputs: Inputs, loaded: Loaded, entry: Entry, seed: int, ended: Callable[[int, int], None] | None
-) -> Record:
-    options, workload = inputs.options, loaded.workload
-    assert workload is not None
-    horizon = 2 * max(job.arrival for job in workload.jobs) + 2 * 86_400.0
-    implied = TICK if loaded.kind == "profiles" else None
-    tick = implied if options.interval is None else options.interval
-    restart = RESTART if options.restart_delay is None else options.restart_delay
-    for attempt in range(LONGER + 1):
-        cluster, listed = inputs.cluster(seed, horizon)
-        models: ModelOf
-        if loaded.kind == "profiles":
-            assert loaded.profiles is not None
-            agent = goodput_agent if entry.agents else None
-            models = adaptdl_jobs(loaded.profiles, agent=agent, per_node=inputs.spec.per_node)
-        else:
-            models = plain_jobs()
-        if options.stragglers:
-            models = slowed(models, slow_nodes(listed, options.stragglers, seed))
-        lossy = any(change.remove for change in cluster.changes)
-        result = simulate(
-            workload,
-            cluster,
-            _policy(inputs, loaded, entry),
-            models=models,
-            tick=tick,
-            restart_delay=restart,
-            start_delay=restart if loaded.kind == "profiles" else 0.0,
-            interference=options.interference,
-            saves=Saves(every=options.checkpoint_interval) if lossy else None,
-            seed=seed,
-            on_finished=ended,
-        )
-        last = max((job.finish for job in result.jobs), default=0.0)
-        if not options.failures or last <= horizon or attempt == LONGER:
-            break
-        horizon *= 2  # the same failures, and those after them
-    inputs.check_prices(last)
-    notes = inputs.notes(last)
-    if options.failures and last > horizon:
-        notes.append(f"nodes fail until {horizon:,.0f} s only; the last job ends at {last:,.0f} s")
-    return of_result(result, len(workload.jobs), _on_demand(listed, result), notes)
-
-
-def _on_demand(listed: Any, result: Result) -> float | None:
-    first = min((job.arrival for job in result.jobs), default=0.0)
-    last = max((job.finish for job in result.jobs), default=0.0)
-    dollars = cost(listed, first, last, lambda node: node.price)
-    return dollars if dollars > 0 else None
-
-
-def _policy(inputs: Inputs, loaded: Loaded, entry: Entry) -> Policy:
-    rules = loaded.rules or SHOCKWAVE
-    types = Setting(loaded.kind).types
-    if loaded.kind != "rounds":
-        types = tuple(
-            sorted({node.instance_type for node in (*inputs.spec.cluster.nodes, inputs.spec.template)})
-        )
-    jobs = loaded.workload.jobs if loaded.workload else ()
-    services = [job.duration * job.gpus for job in jobs if job.duration is not None]
-    policy = entry.make(Setting(loaded.kind, services, types, rules.round_s, rules.reset_s))
-    if loaded.kind not in entry.reports:
-        return policy
-    profiled = loaded.kind == "profiles"
-    return informed(policy, within_request=profiled, spreads=profiled)
-
-
-class _Timed:
-    """A policy, and the CPU seconds that it took; it says when how many jobs are still there."""
-
-    def __init__(self, policy: Policy) -> None:
-        self.policy, self.name, self.seconds = policy, policy.name, 0.0
-
-    def decide(self, view: View, memory: Any, rng: np.random.Generator) -> Decision:
-        """Ask the policy."""
-        began = process_time()
-        decision = self.policy.decide(view, memory, rng)
-        self.seconds += process_time() - began
-        return decision
-
-
-def _rounds(
-    inputs: Inputs, loaded: Loaded, entry: Entry, seed: int, ended: Callable[[int, int], None] | None
-) -> Record:
-    assert loaded.rules is not None
-    assert loaded.table is not None
-    gpus = inputs.spec.by_type(loaded.rules.reference)
-    apps: dict[str, App] = {}
-    world = RoundsWorld(
-        loaded.trace,
-        loaded.table,
-        gpus,
-        loaded.rules,
-        agent=lambda app, alone: apps.update({app.id: app}),
-        gpus_per_node=inputs.spec.per_node,
-    )
-    policy = _Timed(_policy(inputs, loaded, entry))
-    outcome = world.run(policy, seed, (lambda count: ended(count, loaded.jobs)) if ended else None)
-    hourly = sum(node.price for node in inputs.spec.cluster.nodes)
-    return of_outcome(outcome, apps, seed, policy.seconds, [], hourly)
+    loaded, entry = inputs.load(run.source, run.seed), policy_entry(run.policy)
+    return run_world(inputs, loaded, entry, run.seed, ended) | {"policy": entry.name}

@@ -2,9 +2,10 @@
 
 import hashlib
 import re
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,8 @@ from ebbflow.infra.sim.generators import philly_like, tiresias_testbed
 from ebbflow.infra.sim.profiles import Profiles
 from ebbflow.infra.sim.rounds_setting import GAVEL, SHOCKWAVE, Rules
 from ebbflow.infra.sim.rounds_trace import Throughputs, TraceJob, read_throughputs, read_trace
+from ebbflow.infra.sim.tuning import Tuning
+from ebbflow.infra.sim.tuning_workloads import tuning_apps
 from ebbflow.infra.sim.workloads import Workload, read_adaptdl, read_jobs, read_tiresias
 from ebbflow.planners.errors import OptionError
 from ebbflow.tasks.training_sim.policies import Kind
@@ -44,6 +47,7 @@ class Loaded:
     trace: tuple[TraceJob, ...] = ()
     table: Throughputs | None = None
     rules: Rules | None = None
+    tunings: Mapping[str, Tuning] = field(default_factory=dict)  # by app
 
     @property
     def jobs(self) -> int:
@@ -56,10 +60,26 @@ def philly(rng: np.random.Generator, jobs: int = 10_000) -> Workload:
     return philly_like(rng, jobs, span=10 * 7 * 86_400.0 * jobs / 10_000)
 
 
-Generator = Callable[..., Workload]
+def plain(make: Callable[..., Workload]) -> "Generator":
+    """Return a generator of jobs with durations as one that could make searches."""
+
+    def made(rng: np.random.Generator, *numbers: int) -> tuple[Workload, Mapping[str, Tuning]]:
+        return make(rng, *numbers), {}
+
+    return made
+
+
+def _themis(rng: np.random.Generator, *, halving: bool) -> tuple[Workload, Mapping[str, Tuning]]:
+    made = tuning_apps(rng, halving=halving)
+    return made.workload, made.tunings
+
+
+Generator = Callable[..., tuple[Workload, Mapping[str, Tuning]]]
 GENERATORS: dict[str, tuple[Generator, int, str]] = {
-    "philly": (philly, 1, "philly:JOBS[:SEED], Microsoft's trace in distribution"),
-    "tiresias-testbed": (tiresias_testbed, 0, "tiresias-testbed[:SEED], 480 jobs for 60 GPUs"),
+    "philly": (plain(philly), 1, "philly:JOBS[:SEED], Microsoft's trace in distribution"),
+    "tiresias-testbed": (plain(tiresias_testbed), 0, "tiresias-testbed[:SEED], 480 jobs for 60 GPUs"),
+    "themis-w1": (partial(_themis, halving=False), 0, "themis-w1[:SEED], 50 hyper-parameter searches"),
+    "themis-w2": (partial(_themis, halving=True), 0, "themis-w2[:SEED], the same with halving"),
 }
 """Name: what makes it, whole numbers before the seed, and a line for people."""
 
@@ -95,9 +115,10 @@ class Source:
             OptionError: an unknown name, or numbers that its generator does not take.
         """
         if not self.is_file and self.text not in SHIPPED:
-            made = _generated(self.text, seed)
-            digest = hashlib.sha256(repr(made.jobs).encode()).hexdigest()
-            return Loaded(self.text, "durations", digest, replace(made, name=self.text))
+            made, tunings = _generated(self.text, seed)
+            digest = hashlib.sha256(repr((made.jobs, tunings)).encode()).hexdigest()
+            kind: Kind = "searches" if tunings else "durations"
+            return Loaded(self.text, kind, digest, replace(made, name=self.text), tunings=tunings)
         path = SHIPPED.get(self.text, Path(self.text))
         return _read(self.name, path, profiles or PROFILES, throughputs, nearest)
 
@@ -114,7 +135,7 @@ def sources(text: str) -> list[Source]:
     return found
 
 
-def _generated(text: str, seed: int) -> Workload:
+def _generated(text: str, seed: int) -> tuple[Workload, Mapping[str, Tuning]]:
     name, *numbers = text.split(":")
     make, takes, shape = GENERATORS[name]
     if len(numbers) > takes + 1 or not all(re.fullmatch(r"\d{1,9}", number) for number in numbers):

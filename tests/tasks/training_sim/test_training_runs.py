@@ -149,6 +149,27 @@ def test_what_was_finished_before_a_failure_is_kept(jobs: str, monkeypatch: pyte
     assert [record["cached"] for record in compare(jobs, "srtf,srsf,las")] == [True, False, False]
 
 
+def test_searches_run_under_the_policies_that_divide_gpus(tmp_path: Path) -> None:
+    names = [entry.name for entry in ENTRIES if "searches" in entry.kinds and entry.name != "themis"]
+    assert {"optimus", "drf", "gandiva", "equal-share"} <= set(names)
+    for record in compare("themis-w1:1", ",".join(names), cluster="16x4"):
+        assert len(record["jobs"]) == 50
+        assert record["figures"]["worst_rho"] > 0.5
+        assert 600 < record["figures"]["gpu_hours"] < 800  # 640 of work, and pauses
+    with pytest.raises(OptionError, match=r"policy tiresias needs .*; themis-w1:1 has none"):
+        compare("themis-w1:1", "tiresias")
+
+
+def test_searches_lose_work_with_their_nodes_and_slow_ones_are_slow(tmp_path: Path) -> None:
+    options = {"cluster": "16x4", "restart_delay": 0.0}
+    (plain,) = compare("themis-w2:1", "drf", **options)
+    (slow,) = compare("themis-w2:1", "drf", stragglers=Stragglers(1.0, 2.0), **options)
+    (lossy,) = compare("themis-w2:1", "drf", failures=Failures(0.05, 600), **options)
+    assert slow["figures"]["avg_jct_s"] > 1.8 * plain["figures"]["avg_jct_s"]
+    assert lossy["lost_gpu_hours"] > 0
+    assert len(lossy["jobs"]) == 50
+
+
 def test_two_processes_give_what_one_gives(jobs: str) -> None:
     alone = compare(jobs, "srtf,themis", 2, fresh=True)
     pair = compare(jobs, "srtf,themis", 2, fresh=True, processes=2)

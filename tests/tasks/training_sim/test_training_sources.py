@@ -209,7 +209,7 @@ def test_names_of_policies_are_lists_without_repetition() -> None:
     with pytest.raises(OptionError, match="at least one name"):
         policy_entries(" ,")
     assert len(BY_NAME) == len(ENTRIES)
-    assert set(GENERATORS) == {"philly", "tiresias-testbed"}
+    assert set(GENERATORS) == {"philly", "tiresias-testbed", "themis-w1", "themis-w2"}
 
 
 def test_rates_are_one_or_two_numbers() -> None:
