@@ -13,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from ebbflow.flows.native_output import without_native_output
+from ebbflow.flows.simulate_evaluation import EVALUATION_HELP, evaluation
 from ebbflow.tasks.training_sim.policies import ENTRIES
 
 app = typer.Typer(
@@ -27,6 +28,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 console = Console()
+app.command(help=EVALUATION_HELP)(evaluation)
 
 
 class Part(StrEnum):

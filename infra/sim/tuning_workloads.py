@@ -19,8 +19,8 @@ from ebbflow.planners.errors import OptionError
 
 HOUR = 3600.0  # s
 RACKS = 4
-SHRUNK = 0.2
-"""Of the published number of jobs in an app: 2 to 20, so that one app does not want the whole testbed."""
+SHRUNK = 0.4
+"""Of the published number of jobs in an app: 4 to 40, so that an app wants about 50 GPUs, as in the trace."""
 
 INVENTORIES: Mapping[str, Mapping[int, int]] = {
     "sim-256": {8: 16, 4: 28, 1: 16},
@@ -154,4 +154,5 @@ def _gaps(rng: np.random.Generator, count: int) -> np.ndarray[Any, Any]:
     often = 0.5 * (1 + 0.6**0.5)
     short = rng.random(count) < often
     means = np.where(short, 0.5 / often, 0.5 / (1 - often))
-    return rng.exponential(1.0, count) * means
+    gaps: np.ndarray[Any, Any] = rng.exponential(1.0, count) * means
+    return gaps

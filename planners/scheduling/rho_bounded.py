@@ -51,7 +51,7 @@ class RhoBounded:
 
     elastic: ClassVar[bool] = True
     rho: float = 1.0
-    makespan: float = 1.0
+    makespan: float = 1.05
     delay_s: float = 30.0
     leave_s: float = 30.0
     replan_s: float = 600.0

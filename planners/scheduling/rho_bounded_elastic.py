@@ -79,9 +79,10 @@ class Elastic:
             return 0
         most = most_gpus(app, app.max_gpus)
         asked = min(max(app.gpus, app.min_gpus), most)
-        left, table = _left(app), goodput_table(_goodput(app), most)
-        if not isfinite(left):
+        left, goodput = _left(app), _goodput(app)
+        if goodput is None or not isfinite(left):
             return asked
+        table = goodput_table(goodput, most)
         late = app.arrival + self.rho * outlook.fair - now - (0.0 if app.held else self.moves.delay)
         enough = np.flatnonzero(table * max(late, 0.0) >= left)
         return max(int(enough[0]), 1) if enough.size and enough[0] <= asked else asked
@@ -103,13 +104,11 @@ class Elastic:
         for outlook in outlooks:
             app = outlook.app
             for group in groups:
-                if group.until < inf and app.held and group.room.covers(app.held):
-                    left, nodes = _left(app), len(app.held)
-                    rate = goodput_table(_goodput(app), gpus_of(app.held), nodes > 1)[-1]
-                    if rate > 0 and left / rate <= group.time(now, self.moves):
-                        group.room.hold(app.held)
-                        until = group.until - self.moves.leave
-                        found[app.id] = Grant(app.held, until, "is over before its GPUs leave")
+                here = group.until < inf and app.held and group.room.covers(app.held)
+                if here and _time_where_it_is(outlook) <= group.time(now, self.moves):
+                    group.room.hold(app.held)
+                    until = group.until - self.moves.leave
+                    found[app.id] = Grant(app.held, until, "is over before its GPUs leave")
         return found
 
     def _on_leaving(
@@ -194,6 +193,16 @@ def _goodput(app: App) -> Goodput | None:
 def _left(app: App) -> float:
     """Return what an app has left in the unit of its goodput."""
     return app.goodput_left if app.goodput is not None else app.remaining
+
+
+def _time_where_it_is(outlook: Outlook) -> float:
+    """Return the seconds that an app has left on the GPUs that it holds."""
+    app = outlook.app
+    gpus, goodput = gpus_of(app.held), _goodput(app)
+    if goodput is None or not isfinite(_left(app)):
+        return outlook.left * app.gpus / gpus
+    rate = float(goodput_table(goodput, gpus, len(app.held) > 1)[-1])
+    return _left(app) / rate if rate > 0 else inf
 
 
 def _service(outlook: Outlook) -> float:

@@ -50,10 +50,6 @@ class Outlook:
         """Return the speed on GPUs of type ``gpu`` over that on the fastest type; 0: cannot run there."""
         return self.rates.get(gpu, 0.0) if self.rates else 1.0
 
-    def rho(self, finish: float) -> float:
-        """Return the finish-time fairness of finishing at ``finish``."""
-        return (finish - self.app.arrival) / self.fair
-
 
 def outlooks(view: View, history: History | None) -> tuple[list[Outlook], History]:
     """Return the outlook of every app of ``view``, in its order, and the history for the next decision.

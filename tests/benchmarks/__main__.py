@@ -23,6 +23,7 @@ def main() -> None:
         ["tests.benchmarks.auction", "--out", OUT],
         ["tests.benchmarks.training_simulator", "--out", OUT],
         ["tests.benchmarks.pollux", "--out", OUT],
+        ["tests.benchmarks.policies", "--out", OUT],
         ["tests.benchmarks.spot_recovery", "--out", OUT],
         ["tests.benchmarks.tpch", "--tables", tables, "--engine", "duckdb", "--rounds", "5", "--out", OUT],
         ["tests.benchmarks.tpch", "--tables", tables, "--engine", "spark", "--out", OUT],

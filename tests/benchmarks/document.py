@@ -34,6 +34,7 @@ def main() -> None:
     for name, section in (
         ("training_simulator", document_training.simulator),
         ("pollux", document_training.pollux),
+        ("policies", document_training.policies),
         ("spot_recovery", document_training.recovery),
     ):
         if (FOLDER / f"{name}.json").exists():

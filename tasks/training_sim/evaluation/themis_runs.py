@@ -21,6 +21,7 @@ from ebbflow.planners.scheduling.leased import Leased
 from ebbflow.planners.scheduling.shortest_leased import leased_srsf, leased_srtf
 from ebbflow.planners.scheduling.slaq import slaq
 from ebbflow.planners.scheduling.themis import Themis
+from ebbflow.planners.scheduling.themis_leftovers import Leftovers
 from ebbflow.planners.scheduling.throughput_first import throughput_first
 from ebbflow.planners.scheduling.worst_off_first import worst_off_first
 from ebbflow.tasks.training_sim.evaluation.experiments import Experiment
@@ -51,8 +52,8 @@ POLICIES: Mapping[str, str] = {
 
 
 def run_cases(cases: list[Case]) -> list[Record]:
-    """Return a record for each case."""
-    return [run_case(**case) for case in cases]
+    """Return a record for each case, with the case in it."""
+    return [run_case(**case) | {"case": case} for case in cases]
 
 
 def run_case(
@@ -71,14 +72,16 @@ def run_case(
     hours: float = HOURS,
     gpus: float = BUSY,
     pool: float = POOL,
+    leftovers: Leftovers = "gpu",
+    payments: bool = True,
     probe: int = 0,
 ) -> Record:
     """Run one workload under one policy.
 
     ``pool``: share of a lease within which leases that end are taken as ended, to be sold together. ``gpus``: GPUs
     that the workload would keep busy for ``hours``. ``error``: relative, of work and of S, uniform by app. ``lie``:
-    by which the first app inflates S of spread bundles or deflates S of dense ones (``lie_about``). ``probe``: see
-    :class:`Agents`.
+    by which the first app inflates S of spread bundles or deflates S of dense ones (``lie_about``). ``leftovers``
+    and ``payments`` change Themis' rule. ``probe``: see :class:`Agents`.
     """
     machines = inventory(cluster)
     given = _workload(workload, seed, network, apps, hours, gpus)
@@ -99,7 +102,10 @@ def run_case(
         )  # fmt: skip
         return bidders[job.id]
 
-    agents = Agents(_policy(policy, knob, lease_s, pool, bidders), bidders, probe)
+    options = AuctionOptions("search", payments="auto" if payments else "none")
+    themis = Themis(knob, lease_s, pool_s=pool * lease_s, leftovers=leftovers, options=options)
+    chosen = themis if policy == "themis" else _baseline(policy, lease_s, pool, bidders)
+    agents = Agents(chosen, bidders, probe)
     began = process_time()
     result = simulate(
         given.workload,
@@ -132,11 +138,7 @@ def _lied(lie: float, about: str) -> Belief:
     raise OptionError(f"a lie must be about spread or dense; got {about!r}")
 
 
-def _policy(
-    name: str, knob: float, lease_s: float, pool: float, bidders: Mapping[str, TunedBidder]
-) -> Policy:
-    if name == "themis":
-        return Themis(knob, lease_s, pool_s=pool * lease_s, options=AuctionOptions(solver="search"))
+def _baseline(name: str, lease_s: float, pool: float, bidders: Mapping[str, TunedBidder]) -> Policy:
     slowdown = believed_slowdown(bidders)
     made: Mapping[str, Callable[[], Leased]] = {
         "gandiva": lambda: gandiva(lease_s, slowdown),
@@ -200,10 +202,12 @@ def experiments(quick: bool) -> list[Experiment]:
             weight = 4.0 if policy == "themis" else 0.5
             add(f"testbed-{workload}-{policy}", 5, weight, [_with(policy, workload=workload, paused=True)])
         add(f"testbed-{workload}-all-bid", 5, 6.0, [_with(workload=workload, paused=True, knob=0.0)])
-    add("knob", 3, 4.0, [_with(workload="w2", knob=knob) for knob in ends(KNOBS)])
+    add("knob", 4, 4.0, [_with(workload="w2", knob=knob) for knob in ends(KNOBS)])
     add("lease", 3, 4.0, [_with(workload="w2", lease_s=lease, paused=True) for lease in ends(LEASES)])
     add("error", 3, 4.0, [_with(workload="w2", error=error) for error in (0.0, *ends(ERRORS))])
     add("pool", 2, 6.0, [_with(workload="w2", pool=pool) for pool in ends(POOLS)])
+    rules = ({"leftovers": "machine"}, {"leftovers": "affine"}, {"leftovers": "affine", "payments": False})
+    add("rules", 3, 4.0, [_with(workload="w2", **rule) for rule in ends(rules)])
     for policy in MAIN:
         weight = 2.5 if policy == "themis" else 0.5
         add(f"contention-{policy}", 3, weight, [_with(policy, cluster=name) for name in ends(CLUSTERS)])

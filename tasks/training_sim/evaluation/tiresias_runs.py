@@ -27,9 +27,9 @@ TESTBED_QUEUE = 3200.0  # GPU-s
 TESTBED_SEEDS = (0, 1, 2, 3, 4, 5)
 PREEMPTION = 60.0  # s: the testbed's seconds over its preemptions are 57 to 62
 
-TRACE = (64, 8)
-TRACE_JOBS = 2500
-TRACE_WEEKS = 2.0
+TRACE = (32, 8)
+TRACE_JOBS = 2800
+TRACE_WEEKS = 4.0
 TRACE_SEEDS = (0, 1, 2)
 HOUR = 3600.0
 
