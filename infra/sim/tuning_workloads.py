@@ -12,10 +12,15 @@ import numpy as np
 
 from ebbflow.infra.sim.cluster import Cluster, gpu_node
 from ebbflow.infra.sim.plain import Locality
-from ebbflow.infra.sim.searches import COMPUTE, NETWORK
 from ebbflow.infra.sim.tuning import Stage, Tuning
 from ebbflow.infra.sim.workloads import Job, Workload
 from ebbflow.planners.errors import OptionError
+
+NETWORK = Locality(1.0, 1.29, 1.6)
+"""How network-intensive models slow down across machines and racks (Themis, NSDI 2020, sections 2 and 8)."""
+
+COMPUTE = Locality(1.0, 1.0, 1.02)
+"""How compute-intensive models do."""
 
 HOUR = 3600.0  # s
 RACKS = 4

@@ -74,5 +74,5 @@ def _head(one: Evaluation, found: Mapping[str, Any], quick: bool) -> str:
     return (
         f"# {one.title}\n\n{words}Figures of {SYSTEMS[one.name]}, beside ours;"
         f" {len(found)} experiments, made by\n\n"
-        f"    {command}\n\nThe ratio is ours over the published figure. {one.parameters}\n"
+        f"    {command}\n\nThe ratio is ours over the published figure.\n\n{one.parameters.strip()}\n"
     )

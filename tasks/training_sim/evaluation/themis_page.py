@@ -9,6 +9,7 @@ from scipy.stats import t as student
 from ebbflow.tasks.charts import bars_svg, cdf_svg, lines_svg
 from ebbflow.tasks.training_sim.evaluation.experiments import Found
 from ebbflow.tasks.training_sim.evaluation.page import Figure, Pictures, figures, orders, pictures_of, table
+from ebbflow.tasks.training_sim.evaluation.themis_cases import POLICIES, Record
 from ebbflow.tasks.training_sim.evaluation.themis_prose import (
     CONTENTION,
     ERRORS,
@@ -26,7 +27,7 @@ from ebbflow.tasks.training_sim.evaluation.themis_prose import (
     TIMES,
     WHY,
 )
-from ebbflow.tasks.training_sim.evaluation.themis_runs import MAIN, POLICIES, Record
+from ebbflow.tasks.training_sim.evaluation.themis_runs import MAIN
 
 TITLE = "Themis: its evaluation made again"
 PARAMETERS = (
@@ -86,10 +87,10 @@ def over(above: Sequence[float], below: Sequence[float]) -> list[float]:
 
 
 def interval(values: Sequence[float]) -> tuple[float, float, float]:
-    """Return the mean and its 95% interval (Student's t over seeds); of one value no interval."""
+    """Return the mean and its 95% interval (Student's t over seeds); of one or two values the least and largest."""
     mean = float(np.mean(values))
-    if len(values) < 2:
-        return mean, mean, mean
+    if len(values) < 3:
+        return mean, float(min(values)), float(max(values))
     half = float(student.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / len(values) ** 0.5)
     return mean, mean - half, mean + half
 

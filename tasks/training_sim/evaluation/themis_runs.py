@@ -1,187 +1,18 @@
-"""The experiments of Themis' evaluation (NSDI 2020, section 6; thesis, section 3.6): one run, and which are made."""
+"""The experiments of Themis' evaluation: which runs are made, with how many seeds."""
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
-from math import isfinite
-from time import process_time
+from collections.abc import Iterable
 from typing import Any
 
-import numpy as np
-
-from ebbflow.infra.sim.engine import Result, simulate
-from ebbflow.infra.sim.tuning import NO_PAUSE, Pause, TunedApp, tuned_apps
-from ebbflow.infra.sim.tuning_workloads import HOUR, Apps, identical_apps, inventory, tuning_apps
-from ebbflow.infra.sim.workloads import Job
-from ebbflow.planners.errors import OptionError
-from ebbflow.planners.model.scheduling import Policy
-from ebbflow.planners.scheduling.auction import AuctionOptions
-from ebbflow.planners.scheduling.gandiva import gandiva
-from ebbflow.planners.scheduling.las import leased_las
-from ebbflow.planners.scheduling.leased import Leased
-from ebbflow.planners.scheduling.shortest_leased import leased_srsf, leased_srtf
-from ebbflow.planners.scheduling.slaq import slaq
-from ebbflow.planners.scheduling.themis import Themis
-from ebbflow.planners.scheduling.themis_leftovers import Leftovers
-from ebbflow.planners.scheduling.throughput_first import throughput_first
-from ebbflow.planners.scheduling.worst_off_first import worst_off_first
 from ebbflow.tasks.training_sim.evaluation.experiments import Experiment
-from ebbflow.tasks.training_sim.evaluation.themis_agents import (
-    Agents,
-    Belief,
-    TunedBidder,
-    believed_slowdown,
-)
-
-APPS, HOURS, BUSY = 60, 16.0, 80.0  # the trace of 85 apps in two weeks, made smaller
-POOL = 0.1
-
-Case = dict[str, Any]
-Record = dict[str, Any]
-
-POLICIES: Mapping[str, str] = {
-    "themis": "Themis",
-    "gandiva": "Gandiva",
-    "las": "Tiresias",
-    "srtf": "Optimus (SRTF)",
-    "throughput": "Optimus (throughput)",
-    "slaq": "SLAQ",
-    "srsf": "SRSF",
-    "strawman": "strawman",
-}
-"""What the sources call them, by the rule that they stand for."""
-
-
-def run_cases(cases: list[Case]) -> list[Record]:
-    """Return a record for each case, with the case in it."""
-    return [run_case(**case) | {"case": case} for case in cases]
-
-
-def run_case(
-    policy: str = "themis",
-    workload: str = "w1",
-    cluster: str = "testbed-64",
-    seed: int = 0,
-    knob: float = 0.8,
-    lease_s: float = 600.0,
-    network: float | None = None,
-    error: float = 0.0,
-    lie: float = 0.0,
-    lie_about: str = "",
-    paused: bool = False,
-    apps: int = APPS,
-    hours: float = HOURS,
-    gpus: float = BUSY,
-    pool: float = POOL,
-    leftovers: Leftovers = "gpu",
-    payments: bool = True,
-    probe: int = 0,
-) -> Record:
-    """Run one workload under one policy.
-
-    ``pool``: share of a lease within which leases that end are taken as ended, to be sold together. ``gpus``: GPUs
-    that the workload would keep busy for ``hours``. ``error``: relative, of work and of S, uniform by app. ``lie``:
-    by which the first app inflates S of spread bundles or deflates S of dense ones (``lie_about``). ``leftovers``
-    and ``payments`` change Themis' rule. ``probe``: see :class:`Agents`.
-    """
-    machines = inventory(cluster)
-    given = _workload(workload, seed, network, apps, hours, gpus)
-    rng = np.random.default_rng([seed, 1])
-    sizes = tuple(node.gpus for node in machines.nodes)
-    bidders: dict[str, TunedBidder] = {}
-
-    def bidder(job: Job, model: TunedApp) -> TunedBidder:
-        belief = Belief()
-        if error:
-            work, spread = (float(1 + error * (2 * rng.random() - 1)) for _ in range(2))
-            belief = Belief(work, spread)
-        if lie and job.id == given.workload.jobs[0].id:
-            belief = _lied(lie, lie_about)
-        bidders[job.id] = TunedBidder(
-            arrival=job.arrival, cluster_gpus=machines.gpus, model=model, belief=belief,
-            sizes=sizes,
-        )  # fmt: skip
-        return bidders[job.id]
-
-    options = AuctionOptions("search", payments="auto" if payments else "none")
-    themis = Themis(knob, lease_s, pool_s=pool * lease_s, leftovers=leftovers, options=options)
-    chosen = themis if policy == "themis" else _baseline(policy, lease_s, pool, bidders)
-    agents = Agents(chosen, bidders, probe)
-    began = process_time()
-    result = simulate(
-        given.workload,
-        machines,
-        agents,
-        models=tuned_apps(given.tunings, machines.gpus, Pause() if paused else NO_PAUSE, bidder),
-        restart_delay=0.0,  # pauses are the apps' own
-        contention="lifetime",
-        seed=seed,
-    )
-    return _record(result, agents, process_time() - began)
-
-
-def _workload(name: str, seed: int, network: float | None, apps: int, hours: float, gpus: float) -> Apps:
-    if name == "identical":
-        return identical_apps()
-    if name not in ("w1", "w2"):
-        raise OptionError(f"a workload must be w1, w2 or identical; got {name!r}")
-    rng = np.random.default_rng(seed)
-    return tuning_apps(
-        rng, halving=name == "w2", apps=apps, span=hours * HOUR, gpus=gpus, network_share=network
-    )
-
-
-def _lied(lie: float, about: str) -> Belief:
-    if about == "spread":
-        return Belief(spread=1 + lie)
-    if about == "dense":
-        return Belief(dense=1 / (1 + lie))
-    raise OptionError(f"a lie must be about spread or dense; got {about!r}")
-
-
-def _baseline(name: str, lease_s: float, pool: float, bidders: Mapping[str, TunedBidder]) -> Policy:
-    slowdown = believed_slowdown(bidders)
-    made: Mapping[str, Callable[[], Leased]] = {
-        "gandiva": lambda: gandiva(lease_s, slowdown),
-        "las": lambda: leased_las(lease_s),
-        "srtf": lambda: leased_srtf(lease_s),
-        "throughput": lambda: throughput_first(lease_s, slowdown),
-        "slaq": lambda: slaq(lease_s),
-        "srsf": lambda: leased_srsf(lease_s),
-        "strawman": lambda: worst_off_first(lease_s),
-    }
-    if name not in made:
-        raise OptionError(f"a policy must be themis or one of {', '.join(made)}; got {name!r}")
-    return replace(made[name](), pool_s=pool * lease_s)
-
-
-def _record(result: Result, agents: Agents, cpu_s: float) -> Record:
-    jobs = result.jobs
-    total = sum(job.gpu_seconds for job in jobs)
-    return {
-        "rho": [round(job.rho, 4) for job in jobs],
-        "jct_s": [round(job.jct, 1) for job in jobs],
-        "gpu_min": [round(job.gpu_seconds / 60, 2) for job in jobs],
-        "score": [round(job.score, 4) for job in jobs],
-        "mean_score": sum(job.score * job.gpu_seconds for job in jobs) / total,
-        "gpu_hours": result.gpu_hours,
-        "restarts": sum(job.restarts for job in jobs) / len(jobs),
-        "makespan_s": max(job.finish for job in jobs),
-        "decisions": result.decisions,
-        "notes": {name: value for name, value in result.notes.items() if isfinite(value)},
-        "cpu_s": cpu_s,
-        "policy_s": result.policy_seconds,
-        "rounds_s": agents.rounds_s,
-        "bids_s": agents.bids_s,
-    }
-
+from ebbflow.tasks.training_sim.evaluation.themis_cases import POLICIES, Case, run_cases
 
 KNOBS = (0.0, 0.2, 0.4, 0.6, 0.8, 0.9, 1.0)
 LEASES = (300.0, 600.0, 1200.0, 2400.0)  # s
-ERRORS = (0.05, 0.1, 0.2, 0.4)
-LIES = (0.1, 0.2, 0.3, 0.4, 0.6, 0.8, 1.0)
-SHARES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
+ERRORS = (0.1, 0.2, 0.4)
+LIES = (0.1, 0.2, 0.3, 0.4, 0.6, 1.0)
+SHARES = (0.0, 0.4, 0.6, 1.0)
 CLUSTERS = ("sim-256", "sim-128", "sim-64")
-POOLS = (0.0, 0.01, 0.1, 0.2)
+POOLS = (0.05, 0.2)
 MAIN = ("themis", "gandiva", "las", "srtf", "throughput", "slaq")
 
 
@@ -203,20 +34,20 @@ def experiments(quick: bool) -> list[Experiment]:
             add(f"testbed-{workload}-{policy}", 5, weight, [_with(policy, workload=workload, paused=True)])
         add(f"testbed-{workload}-all-bid", 5, 6.0, [_with(workload=workload, paused=True, knob=0.0)])
     add("knob", 4, 4.0, [_with(workload="w2", knob=knob) for knob in ends(KNOBS)])
-    add("lease", 3, 4.0, [_with(workload="w2", lease_s=lease, paused=True) for lease in ends(LEASES)])
-    add("error", 3, 4.0, [_with(workload="w2", error=error) for error in (0.0, *ends(ERRORS))])
+    add("lease", 2, 4.0, [_with(workload="w2", lease_s=lease, paused=True) for lease in ends(LEASES)])
+    add("error", 2, 4.0, [_with(workload="w2", error=error) for error in (0.0, *ends(ERRORS))])
     add("pool", 2, 6.0, [_with(workload="w2", pool=pool) for pool in ends(POOLS)])
-    rules = ({"leftovers": "machine"}, {"leftovers": "affine"}, {"leftovers": "affine", "payments": False})
-    add("rules", 3, 4.0, [_with(workload="w2", **rule) for rule in ends(rules)])
+    rules: tuple[Case, ...] = ({"leftovers": "affine"}, {"leftovers": "affine", "payments": False})
+    add("rules", 2, 4.0, [_with(workload="w2", **rule) for rule in ends(rules)])
     for policy in MAIN:
         weight = 2.5 if policy == "themis" else 0.5
-        add(f"contention-{policy}", 3, weight, [_with(policy, cluster=name) for name in ends(CLUSTERS)])
-        add(f"network-{policy}", 3, weight, [_with(policy, workload="w2", network=x) for x in ends(SHARES)])
+        add(f"contention-{policy}", 2, weight, [_with(policy, cluster=name) for name in ends(CLUSTERS)])
+        add(f"network-{policy}", 2, weight, [_with(policy, workload="w2", network=x) for x in ends(SHARES)])
     about = [("", 0.0), *((kind, lie) for kind in ("spread", "dense") for lie in ends(LIES))]
-    add("lying", 6, 0.3, [
+    add("lying", 4, 0.3, [
         _with(workload="identical", cluster="one-dense-64", lie=lie, lie_about=kind) for kind, lie in about
     ])  # fmt: skip
-    add("times", 1, 5.0, [_with(workload=workload, probe=10) for workload in ("w1", "w2")])
+    add("times", 1, 5.0, [_with(workload="w2", probe=10)])
     return made
 
 

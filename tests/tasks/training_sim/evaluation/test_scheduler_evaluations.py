@@ -98,10 +98,9 @@ def test_an_order_that_breaks_is_said_to_break(quick: Path) -> None:
     line = "| average: Pollux < Tiresias |"
     assert f"{line} yes |" in one.page(results, "")[0]
     slow = {name: run for name, run in results.items() if name.startswith("pollux-")}
-    for name, run in slow.items():
+    for name in slow:
         for _ in range(6):
-            run = _jobs_twice_as_long(run)
-        results[name] = run
+            results[name] = _jobs_twice_as_long(results[name])
     assert f"{line} **no** |" in one.page(results, "")[0]
 
 
@@ -172,7 +171,9 @@ def test_preemption_costs_time_and_placement_by_skew_saves_some() -> None:
     assert jct(costly).mean() > jct(free).mean()
     skew, random = placed("skew", 0, jobs=200), placed("random", 0, jobs=200)
     assert column(skew, "run").sum() < column(random, "run").sum()
-    assert on_trace("tiresias-l", 0, jobs=100) == on_trace("tiresias-l", 0, thresholds=(1.0,), jobs=100)
+    same, other = (on_trace("tiresias-l", 0, thresholds=(hours,), jobs=100) for hours in (1.0, 0.001))
+    assert on_trace("tiresias-l", 0, jobs=100)["jobs"] == same["jobs"]
+    assert len(other["jobs"]["name"]) == 100
 
 
 def test_each_part_of_optimus_helps() -> None:
@@ -195,9 +196,9 @@ def test_true_speed_of_parameter_servers() -> None:
     for job in made(0, 20):
         near, far = packed(Tasks(2, 2)), packed(Tasks(2, 2), per_machine=1)
         assert job.speed(near, True) > job.speed(far, True)
-        assert job.speed(far, True) >= job.speed(far, False)
     assert all(abs(sum(blocks(name)) / 1e6 / size - 1) < 0.03 for name, size in MODELS.items())
     assert largest_share("resnet-50", 1, True) == pytest.approx(1.0)
+    assert 0.1 <= largest_share("resnet-50", 10, True) < largest_share("resnet-50", 10, False)
 
 
 def test_balancing_of_resnet_50_against_what_is_published() -> None:

@@ -3,16 +3,17 @@
 import numpy as np
 import pytest
 
-from ebbflow.infra.sim.searches import NETWORK
 from ebbflow.infra.sim.tuning import Stage, TunedApp, Tuning
+from ebbflow.infra.sim.tuning_workloads import NETWORK
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.scheduling.finish_time import Job, SuccessiveHalving
 from ebbflow.planners.scheduling.locality import Level
 from ebbflow.tasks.training_sim.evaluation.experiments import run_experiments
 from ebbflow.tasks.training_sim.evaluation.systems import evaluate, evaluations
 from ebbflow.tasks.training_sim.evaluation.themis_agents import Belief, TunedBidder, whole_share
+from ebbflow.tasks.training_sim.evaluation.themis_cases import run_case
 from ebbflow.tasks.training_sim.evaluation.themis_page import interval, over, shown, worst
-from ebbflow.tasks.training_sim.evaluation.themis_runs import experiments, run_case
+from ebbflow.tasks.training_sim.evaluation.themis_runs import experiments
 
 TRUE = Belief()
 SMALL = {"apps": 8, "hours": 2.0}
@@ -93,6 +94,7 @@ def test_intervals_are_those_of_student() -> None:
     assert (mean, high - mean) == pytest.approx((2.0, 4.302653 / 3**0.5), rel=1e-5)
     assert mean - low == pytest.approx(high - mean)
     assert interval([5.0]) == (5.0, 5.0, 5.0)
+    assert interval([5.0, 7.0]) == (6.0, 5.0, 7.0)
     assert shown([5.0]) == "5.00"
     assert over([4.0], [2.0]) == [2.0]
     assert worst([{"rho": [1.0, 3.0]}]) == [3.0]
