@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from math import ceil, inf
 from time import process_time
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
@@ -68,7 +68,9 @@ def simulate(
     """
     if tick is not None and not 0 < tick < inf:
         raise OptionError(f"tick must be > 0 s; got {tick}")
-    if restart_delay < 0 or (start_delay or 0) < 0:
+    if contention not in get_args(Contention):
+        raise OptionError(f"contention must be one of {', '.join(get_args(Contention))}; got {contention!r}")
+    if not restart_delay >= 0 or not (start_delay or 0) >= 0:
         raise OptionError(f"delays must be >= 0 s; got {restart_delay}, {start_delay}")
     if not 0 <= interference < 1:
         raise OptionError(f"interference must be >= 0 and < 1; got {interference}")

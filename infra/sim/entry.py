@@ -1,7 +1,7 @@
 """One job in the simulation: how it spends its time, and what it was given."""
 
 from collections.abc import Mapping
-from math import inf
+from math import inf, ulp
 
 from ebbflow.infra.sim.metrics import JobResult
 from ebbflow.infra.sim.protocols import JobModel
@@ -102,7 +102,8 @@ class Entry:
         over = model.done
         if over:
             return False
-        if self._countdown + model.horizon(self.interference) <= ROUNDING:
+        # so late that the clock can't tell what is left from nothing, it is nothing
+        if self._countdown + model.horizon(self.interference) <= max(ROUNDING, ulp(at)):
             model.complete()
             if model.done:
                 self.finish = at

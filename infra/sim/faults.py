@@ -57,8 +57,10 @@ def with_failures(cluster: Cluster, failures: Failures, seed: int, horizon: floa
     """Return ``cluster`` with failures until ``horizon`` s.
 
     Equal seeds give equal failures, whatever else the cluster holds; a longer horizon only adds later ones. A node
-    that comes back before the deadline of its notice is told again.
+    that comes back before the deadline of its notice is told again. Raises ``OptionError`` for an endless horizon.
     """
+    if not horizon < inf:
+        raise OptionError(f"the horizon of failures must be finite; got {horizon} s")
     if failures.rate == 0:
         return cluster
     down: dict[str, list[tuple[float, float]]] = {}

@@ -117,8 +117,10 @@ class Profile:
         values = self._outside(min(len(counts), self._most_nodes), sum(counts), local)
         step, sync = (float(value) for value in values.reshape(-1))
         if isnan(step):
+            widest = max(max(row[0]) for row in self._rows[0])
+            nodes = f", nodes of 1 to {widest} GPUs" if max(counts) > widest else ""
             raise WorkloadError(
-                f"{self.name}: {local} examples per GPU on {_shown(counts)} lie outside what was measured"
+                f"{self.name}: {local} examples per GPU on {_shown(counts)} lie outside what was measured{nodes}"
             )
         return step, sync
 

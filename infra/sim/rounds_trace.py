@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from ebbflow.infra.errors import WorkloadError
-from ebbflow.infra.sim.rows import Convert, count, not_negative, positive, text
+from ebbflow.infra.sim.rows import Convert, count, instant, positive, text
 
 Mode = Literal["static", "accordion", "gns"]
 
@@ -98,7 +98,7 @@ def _row(number: int, cells: list[str]) -> TraceJob:
         gpus=_field("GPUs", cells[6], count),
         mode=_field("batch-size mode", cells[7], _mode) if shockwave else "static",
         weight=_field("priority weight", cells[8 if shockwave else 7], positive),
-        arrival=_field("arrival", cells[11 if shockwave else 9], not_negative),
+        arrival=_field("arrival", cells[11 if shockwave else 9], instant),
     )
 
 

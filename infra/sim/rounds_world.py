@@ -83,7 +83,9 @@ class RoundsWorld:
                     agent(job.app, job.alone)
 
     def _job(self, job: TraceJob, reference: str) -> _Job:
-        speeds = {gpu: self.table.of(gpu, job.type, job.gpus) for gpu in self.gpus}
+        # a gang that no GPU type can hold need not have been measured to be rejected
+        fits = max(self.gpus.values()) >= job.gpus
+        speeds = {gpu: self.table.of(gpu, job.type, job.gpus) if fits else 0.0 for gpu in self.gpus}
         app = App(
             id=str(job.number),
             number=job.number,

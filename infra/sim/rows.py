@@ -11,6 +11,9 @@ from ebbflow.infra.errors import WorkloadError
 Convert = Callable[[str], Any]
 """Text of one field to its value; ``ValueError`` says what is wrong with it."""
 
+LATEST = 1e13
+"""Seconds; beyond it a float cannot tell a hundredth of a second, and a simulation would stand still."""
+
 
 def text(field: str) -> str:
     """Return ``field`` stripped; it must not be empty."""
@@ -44,6 +47,22 @@ def positive(field: str) -> float:
     value = real(field)
     if value <= 0:
         raise ValueError(f"must be > 0; got {field.strip()}")
+    return value
+
+
+def instant(field: str) -> float:
+    """Return seconds of at least 0 and at most ``LATEST``."""
+    return _at_most(LATEST, not_negative(field), field)
+
+
+def span(field: str) -> float:
+    """Return seconds above 0 and at most ``LATEST``."""
+    return _at_most(LATEST, positive(field), field)
+
+
+def _at_most(limit: float, value: float, field: str) -> float:
+    if value > limit:
+        raise ValueError(f"must be at most {limit:g} s; got {field.strip()}")
     return value
 
 

@@ -3,13 +3,13 @@
 import csv
 import io
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from pathlib import Path
 
 from ebbflow.infra.errors import WorkloadError
-from ebbflow.infra.sim.rows import count, not_negative, positive, read_rows, text
+from ebbflow.infra.sim.rows import LATEST, count, instant, not_negative, positive, read_rows, span, text
 from ebbflow.planners.model.skew import is_skewed
 
 
@@ -44,14 +44,18 @@ class Workload:
         if twice:
             raise WorkloadError(f"{self.name}: job names must differ; {twice[0]} comes twice")
         for job in self.jobs:
-            if job.duration is not None and job.duration <= 0:
+            if job.duration is not None and not 0 < job.duration <= LATEST:
                 raise WorkloadError(
-                    f"{self.name}: job {job.id}: duration must be > 0 s; got {job.duration:g}"
+                    f"{self.name}: job {job.id}: duration must be > 0 s and at most {LATEST:g} s;"
+                    f" got {job.duration:g}"
                 )
             if job.gpus < 1:
                 raise WorkloadError(f"{self.name}: job {job.id}: GPUs must be >= 1; got {job.gpus}")
-            if job.arrival < 0:
-                raise WorkloadError(f"{self.name}: job {job.id}: arrival must be >= 0 s; got {job.arrival:g}")
+            if not 0 <= job.arrival <= LATEST:
+                raise WorkloadError(
+                    f"{self.name}: job {job.id}: arrival must be >= 0 s and at most {LATEST:g} s;"
+                    f" got {job.arrival:g}"
+                )
 
     def first(self, jobs: int) -> "Workload":
         """Return the workload of the first ``jobs`` rows."""
@@ -63,18 +67,26 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return max(sorted(known), key=lambda other: SequenceMatcher(None, name.lower(), other.lower()).ratio())
 
 
-def read_adaptdl(path: Path, applications: Iterable[str], *, use_nearest: bool = False) -> Workload:
+def read_adaptdl(
+    path: Path,
+    applications: Iterable[str],
+    *,
+    use_nearest: bool = False,
+    batches: Callable[[str], tuple[int, int]] | None = None,
+) -> Workload:
     """Read ``name,time,application,num_replicas,batch_size`` rows (AdaptDL's simulator).
 
+    ``batches`` gives the smallest and largest total batch measured of an application; without, any will do.
+
     Raises:
-        WorkloadError: malformed row, or an application without profile; ``use_nearest`` replaces it by the one of
-            most similar name instead.
+        WorkloadError: malformed row, a batch beyond those measured, or an application without profile;
+            ``use_nearest`` replaces it by the one of most similar name instead.
     """
     known = sorted(applications)
     jobs: list[Job] = []
     columns = {
         "name": text,
-        "time": not_negative,
+        "time": instant,
         "application": text,
         "num_replicas": count,
         "batch_size": count,
@@ -89,6 +101,12 @@ def read_adaptdl(path: Path, applications: Iterable[str], *, use_nearest: bool =
                     f"{path}, line {line}: no profile of application {application!r}; the nearest is {close!r}"
                 )
             application = close
+        low, high = batches(application) if batches else (batch, batch)
+        if not low <= batch <= high:
+            raise WorkloadError(
+                f"{path}, line {line}: total batch {batch} of {application} was not measured;"
+                f" sizes are {low} to {high}"
+            )
         _once(path, line, name, lines)
         jobs.append(Job(name, time, gpus, model=application, batch=batch))
     return _workload(path, jobs)
@@ -102,9 +120,9 @@ def read_tiresias(path: Path) -> Workload:
     columns = {
         "job_id": text,
         "num_gpu": count,
-        "submit_time": not_negative,
+        "submit_time": instant,
         "model_name": text,
-        "duration": positive,
+        "duration": span,
     }
     jobs: list[Job] = []
     lines: dict[str, int] = {}
@@ -115,7 +133,7 @@ def read_tiresias(path: Path) -> Workload:
     return _workload(path, jobs)
 
 
-_OWN = {"id": text, "arrival_s": not_negative, "gpus": count, "duration_s": positive}
+_OWN = {"id": text, "arrival_s": instant, "gpus": count, "duration_s": span}
 _OWN_OPTIONAL = {
     "model": text,
     "team": text,

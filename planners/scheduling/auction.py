@@ -44,13 +44,13 @@ class AuctionOptions:
     seconds: float = 10.0  # of one exact solve
 
     def __post_init__(self) -> None:
-        for value, allowed in (
-            (self.solver, get_args(Solver)),
-            (self.payments, (*get_args(Tier), "auto", "none")),
-            (self.rounding, get_args(Rounding)),
+        for name, value, allowed in (
+            ("solver", self.solver, get_args(Solver)),
+            ("payments", self.payments, (*get_args(Tier), "auto", "none")),
+            ("rounding", self.rounding, get_args(Rounding)),
         ):
             if value not in allowed:
-                raise OptionError(f"must be one of {', '.join(allowed)}; got {value!r}")
+                raise OptionError(f"{name} must be one of {', '.join(allowed)}; got {value!r}")
         if not (self.target >= 0.0 and self.seconds > 0.0 and self.repairs >= 0):
             raise OptionError(
                 f"need target >= 0, repairs >= 0, seconds > 0; got {self.target}, {self.repairs}, {self.seconds}"

@@ -51,6 +51,9 @@ class Migration:
         for slowness, desk in sorted(spread, key=lambda entry: (-entry[0], entry[1].app.number)):
             held = tuple(desk.counts.items())
             moment.room.give_back(held)
+            if moment.room.total < desk.gpus:  # some of its GPUs leave, and no others are free
+                moment.room.hold(held)
+                continue
             fresh = Desk(desk.app, (), {}, {})
             new = best_placed(fresh, desk.gpus, moment)
             levels = self.slowdown(desk.app).levels

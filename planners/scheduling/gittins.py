@@ -53,18 +53,20 @@ class ServiceDistribution:
         if best is None:
             # between two samples only the expected service grows: the supremum lies at a sample
             best = max(
-                (self._index(attained, value - attained) for value in self.samples[start:]), default=0.0
+                (self._index(attained, value - attained, value) for value in self.samples[start:]),
+                default=0.0,
             )
             if len(self._best) < 100_000:
                 self._best[attained] = best
         return best
 
-    def _index(self, attained: float, quantum: float) -> float:
+    def _index(self, attained: float, quantum: float, until: float | None = None) -> float:
+        """Return the index; ``until`` is where the quantum ends, if adding it up could round below that."""
         first = bisect_right(self.samples, attained)
         alive = self._mass[-1] - self._mass[first]
         if alive <= 0 or first == len(self.samples):
             return 0.0
-        end = bisect_right(self.samples, attained + quantum) if quantum < inf else len(self.samples)
+        end = bisect_right(self.samples, attained + quantum if until is None else until)
         within = self._mass[end] - self._mass[first]
         spent = self._moment[end] - self._moment[first]
         if self.denominator == "residual":

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import inf
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -45,8 +45,8 @@ class Philly:
     (as studied); ``cost`` when waiting longer is expected to cost more than the slowdown; ``never``; ``at-once``.
     A gang that no rack could hold even if empty may always spread as far as it must. ``defragment`` moves small jobs
     off the nodes that a gang needs where that costs less than waiting or spreading: for one gang a decision, and each
-    job once an hour. ``quotas`` are GPUs by
-    team; teams beyond theirs come last, and borrow what is left. Other teams have no quota.
+    job once an hour. ``quotas`` are GPUs by team; teams beyond theirs come last, and borrow what is left. Other teams
+    have no quota.
     """
 
     relaxation: Relaxation = "cost"
@@ -58,6 +58,10 @@ class Philly:
     name: str = "philly"
 
     def __post_init__(self) -> None:
+        if self.relaxation not in get_args(Relaxation):
+            raise OptionError(
+                f"relaxation must be one of {', '.join(get_args(Relaxation))}; got {self.relaxation!r}"
+            )
         if not 0 < self.retry_s < inf:
             raise OptionError(f"retry_s must be > 0 and finite; got {self.retry_s}")
         if self.attempts < 1:

@@ -83,7 +83,7 @@ class RhoBounded:
         groups = groups_of(view)
         if not view.apps:
             return Decision({}, Memory(history, Plan()))
-        if all(app.min_gpus >= app.max_gpus for app in view.apps):
+        if all(app.min_gpus >= app.max_gpus >= app.gpus for app in view.apps):
             return self._gangs(view, known, groups, before, history)
         elastic = Elastic(self.rho, self.scaling, Moves(self.delay_s, self.leave_s), self.value, self.effort)
         decision = elastic.decide(view, known, groups, rng)

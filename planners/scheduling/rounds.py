@@ -72,6 +72,7 @@ class RoundBased:
             return _unchanged(view, before)
         book = self._book(view, before, ran, gpus)
         anew = book.dirty and (view.now - book.last_reset >= self.reset_s or book.last_reset == 0)
+        anew = anew and bool(gpus or not view.apps)  # nothing to share before GPUs come back
         if anew:
             book = self._allocate(view, book)
         chosen = self._choose(view, book, rng)

@@ -144,7 +144,8 @@ class _Round:
                 f"bid, but {len(outcome.kept) - 1} others gain more from the {self.offer.total} free GPUs"
             )
             return
-        lease_s = self.policy.lease_s * (kept if self.policy.options.rounding == "time" else 1.0)
+        # a bundle that is kept for a moment only would be over before it began
+        lease_s = self.policy.lease_s * (max(kept, 1e-3) if self.policy.options.rounding == "time" else 1.0)
         self.reasons[app] = (
             f"won {sum(won.values())} GPUs (rho {_shown(outcome.rho[app])}), keeps {sum(grant.values())} after a "
             f"hidden payment of {1.0 - kept:.0%}"

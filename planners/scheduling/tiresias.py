@@ -8,18 +8,20 @@ index of a distribution of service demands.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model.capacity import Capacity, Node
-from ebbflow.planners.model.scheduling import App, Decision, Grant, Placement, View
+from ebbflow.planners.model.scheduling import App, Decision, Grant, Placement, View, gpus_of
 from ebbflow.planners.scheduling.gittins import Quantum, ServiceDistribution
 from ebbflow.planners.scheduling.placement import Placer, Room, by_skew
 
 Order = Literal["first-start", "insertion", "submission"]
 """FIFO within a queue: by when a job first ran, by when it entered the queue, or by arrival."""
+
+RESTARTING = 1.0  # s: a job may be restarting, and no closer to its next queue however often one looks
 
 
 class _Standing(NamedTuple):
@@ -81,6 +83,8 @@ class Tiresias:
             )
         if order not in ("first-start", "insertion", "submission"):
             raise OptionError(f"order must be first-start, insertion or submission; got {order!r}")
+        if quantum not in get_args(Quantum):
+            raise OptionError(f"quantum must be {' or '.join(get_args(Quantum))}; got {quantum!r}")
         self.promote_knob, self.order, self.distribution = promote_knob, order, distribution
         self.quantum, self.refresh, self.count_restarts = quantum, refresh, count_restarts
         self.reserve_after, self.placer = reserve_after, placer
@@ -166,7 +170,10 @@ class Tiresias:
             end = self._ends[standing.queue]
             if end == inf:
                 return inf
-            return _after(now, now + (end - self._attained(app, standing)) / app.gpus)
+            left = (end - self._attained(app, standing)) / app.gpus
+            if app.restarts and not self.count_restarts:
+                left = max(left, RESTARTING)
+            return _after(now, now + left)
         at = inf
         if standing.queue > 0 and self.promote_knob < inf:
             at = self._promotion(app, standing)
@@ -212,7 +219,12 @@ class Tiresias:
         """Keep running jobs where they are, unless a node of theirs leaves; place the others in walking order."""
         kept = {app.id: app.held for app in runs if app.held}
         if before is None or before.capacity is not view.capacity:
-            kept = {id_: held for id_, held in kept.items() if room.covers(held)}
+            gangs = {app.id: app.gpus for app in runs}
+            kept = {
+                id_: held
+                for id_, held in kept.items()
+                if room.covers(held) and gpus_of(held) == gangs[id_]  # a lost node may leave a part
+            }
         earlier: Mapping[str, Grant] = before.grants if before else {}
         grants: dict[str, Grant] = {}
         free = None

@@ -98,8 +98,8 @@ class Informed:
         if app.speed is None and app.throughputs:
             app.speed = _PerType(app)
         elif app.speed is not None and not isinstance(app.speed, _PerType):
-            rate = 1 / iteration_time(app, app.gpus) if app.gpus <= app.max_gpus else 0.0
-            app.throughputs = dict.fromkeys(types, rate)
+            # of what the user asked for, which a rigid policy gives even where more than one GPU gains nothing
+            app.throughputs = dict.fromkeys(types, 1 / iteration_time(app, app.gpus))
         if self.within_request and app.min_gpus < app.max_gpus:
             app.min_gpus, app.max_gpus = 1, min(app.gpus, app.max_gpus)
         bidder = self._bidders.get(app.id)

@@ -38,6 +38,14 @@ class Options:
     def __post_init__(self) -> None:
         if not self.checkpoint_interval > 0:
             raise OptionError(f"the checkpoint interval must be > 0 s; got {self.checkpoint_interval}")
+        if not 0 <= self.notice < inf:
+            raise OptionError(f"the notice must be a finite number >= 0 s; got {self.notice}")
+        if self.restart_delay is not None and not 0 <= self.restart_delay < inf:
+            raise OptionError(f"the restart delay must be a finite number >= 0 s; got {self.restart_delay}")
+        if self.interval is not None and not 0 < self.interval < inf:
+            raise OptionError(f"the interval must be a finite number > 0 s; got {self.interval}")
+        if not 0 <= self.interference < 1:
+            raise OptionError(f"interference must be >= 0 and < 1; got {self.interference}")
         if self.notice and not self.spot_trace:
             raise OptionError("a notice needs --spot-trace, whose removals it announces")
 

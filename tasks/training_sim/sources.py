@@ -158,7 +158,11 @@ def _read(name: str, path: Path, profiles: Path, throughputs: Path | None, neare
         return Loaded(name, "rounds", digest, trace=trace, table=table, rules=rules)
     if format_ == "AdaptDL":
         found = Profiles(profiles)
-        workload = read_adaptdl(path, found, use_nearest=nearest)
+
+        def batches(application: str) -> tuple[int, int]:
+            return found[application].first_batch, found[application].last_batch
+
+        workload = read_adaptdl(path, found, use_nearest=nearest, batches=batches)
         digest = _digest([path], sorted(found.folder.glob("*/*.csv"))) + ("nearest" if nearest else "")
         return Loaded(name, "profiles", digest, replace(workload, name=name), profiles=found)
     workload = read_tiresias(path) if format_ == "Tiresias" else read_jobs(path)

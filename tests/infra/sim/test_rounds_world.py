@@ -225,6 +225,12 @@ def test_a_job_larger_than_the_cluster_is_rejected_and_the_rest_go_on() -> None:
     assert "2 GPUs" in outcome.dropped[0].reason
 
 
+def test_a_gang_that_was_never_measured_is_rejected_if_nothing_could_hold_it() -> None:
+    outcome = run([job(0, gpus=999), job(1)], {"v100": 1})
+    assert [found.name for found in outcome.jobs] == ["1"]
+    assert "999 GPUs" in outcome.dropped[0].reason
+
+
 def test_shockwave_ends_in_an_idle_gap_and_says_whom_it_dropped() -> None:
     jobs = [job(0, 100), job(1, 100, arrival=9_000.0)]
     outcome = run(jobs, {"v100": 1})

@@ -357,3 +357,9 @@ def test_a_spot_pool_runs_every_job_or_says_why_not(notice, tick):
     assert (lost == 0) == (notice > 0)
     assert sum(job.restarts for job in result.jobs) > 0
     assert all(result.usage.held.at(t) <= result.usage.capacity.at(t) for t in range(0, 60_000, 100))
+
+
+def test_arrivals_in_milliseconds_of_the_epoch_end_although_the_clock_is_coarse():
+    at = 1.7e12  # here the clock's step is 0.2 ms, more than the residue that counts as nothing
+    result = simulate(jobs((at, 1, 0.1), (at, 1, 1 / 3)), Cluster.grid(1, 4), Fifo(), restart_delay=0.0)
+    assert [job.jct for job in result.jobs] == pytest.approx([0.1, 1 / 3], abs=1e-3)

@@ -104,3 +104,8 @@ def test_slow_nodes_are_as_many_as_wanted_and_depend_on_the_seed_and_their_names
 def test_impossible_rates_are_refused(make) -> None:
     with pytest.raises(OptionError, match="need"):
         make()
+
+
+def test_an_endless_horizon_is_refused() -> None:
+    with pytest.raises(OptionError, match="finite; got inf"):
+        with_failures(Cluster.grid(1, 4), Failures(0.1), 0, inf)

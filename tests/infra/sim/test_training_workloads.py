@@ -72,6 +72,14 @@ def test_malformed_rows_name_line_and_reason(tmp_path, row, reason):
     assert str(path) in str(caught.value)
 
 
+def test_a_batch_that_was_not_measured_names_its_line(tmp_path):
+    path = written(tmp_path, HEADER, "first,0,bert,1,12", "a,1,cifar10,1,8192")
+    with pytest.raises(
+        WorkloadError, match="line 3: total batch 8192 of cifar10 was not measured; sizes are 12 to 4096"
+    ):
+        read_adaptdl(path, APPLICATIONS, batches=lambda application: (12, 4096))
+
+
 def test_the_nearest_application_is_taken_only_if_asked_for(tmp_path):
     path = written(tmp_path, HEADER, "a,1,cifar100,1,128")
     assert read_adaptdl(path, APPLICATIONS, use_nearest=True).jobs[0].model == "cifar10"
@@ -92,6 +100,14 @@ def test_the_nearest_application_is_taken_only_if_asked_for(tmp_path):
         (["id,arrival_s,gpus,duration_s"], "has no jobs"),
         (["id,arrival_s,gpus,duration_s", "a,0,1,0"], "line 2: duration_s must be > 0; got 0"),
         (["id,arrival_s,gpus,duration_s", "a,0,1,-5"], "line 2: duration_s must be > 0; got -5"),
+        (
+            ["id,arrival_s,gpus,duration_s", "a,0,1,1e300"],
+            "line 2: duration_s must be at most 1e+13 s; got 1e300",
+        ),
+        (
+            ["id,arrival_s,gpus,duration_s", "a,1.7e18,1,5"],
+            "line 2: arrival_s must be at most 1e+13 s; got 1.7e18",
+        ),
         (["id,arrival_s,gpus,duration_s,weight", "a,0,1,5,0"], "line 2: weight must be > 0; got 0"),
         (["id,arrival_s,gpus,duration_s,min_gpus,max_gpus", "a,0,4,5,5,8"], "min_gpus <= gpus <= max_gpus"),
     ],
@@ -139,6 +155,9 @@ def test_our_own_format_gives_back_what_was_written(tmp_path_factory, jobs):
         (Job("a", 0, 1, 0.0), "duration must be > 0"),
         (Job("a", 0, 0, 1.0), "GPUs must be >= 1"),
         (Job("a", -1, 1, 1.0), "arrival must be >= 0"),
+        (Job("a", 0, 1, float("nan")), "duration must be > 0"),
+        (Job("a", float("nan"), 1, 1.0), "arrival must be >= 0"),
+        (Job("a", 1e14, 1, 1.0), "arrival must be >= 0 s and at most"),
     ],
 )
 def test_jobs_made_by_hand_obey_the_same_rules(job, reason):
@@ -186,8 +205,10 @@ def test_speeds_outside_what_was_measured_are_refused():
     cifar10 = Profiles(DATA / "adaptdl/traces")["cifar10"]
     with pytest.raises(WorkloadError, match="31 examples per GPU"):
         cifar10.speed((1,), 31)
-    with pytest.raises(WorkloadError, match="lie outside"):
+    with pytest.raises(WorkloadError, match="lie outside what was measured"):
         cifar10.speed((4,) * 6, 5000)
+    with pytest.raises(WorkloadError, match="nodes of 1 to 4 GPUs"):
+        cifar10.speed((6,), 342)
     with pytest.raises(WorkloadError, match="total batch 100"):
         cifar10.gradient(100, 0)
 

@@ -63,3 +63,9 @@ def test_running_jobs_count_as_censored():
 def test_bad_samples_are_refused(values):
     with pytest.raises(OptionError, match="service samples"):
         ServiceDistribution(values)
+
+
+def test_the_supremum_counts_the_sample_at_which_its_quantum_ends():
+    value, attained = 925.2528543942791, 186.65621163220982
+    assert attained + (value - attained) < value  # rounding: the quantum falls short of the sample
+    assert ServiceDistribution([value]).index(attained) == pytest.approx(1 / (value - attained))

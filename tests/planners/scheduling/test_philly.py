@@ -273,3 +273,8 @@ def test_every_gang_runs_to_its_end(rows, relaxation, defragment):
     result = simulate(Workload("w", jobs), Cluster.grid(3, 8, per_rack=2), Philly(relaxation, defragment))
     assert len(result.jobs) == len(jobs)
     assert all(job.finish < inf for job in result.jobs)
+
+
+def test_an_unknown_relaxation_is_refused():
+    with pytest.raises(OptionError, match=r"relaxation must be one of .*'at_once'"):
+        Philly(relaxation="at_once")

@@ -356,3 +356,9 @@ def test_gangs_among_elastic_apps_run_whole_and_know_when_they_are_over():
 def test_options_outside_their_rule(options):
     with pytest.raises(OptionError, match=next(iter(options))):
         RhoBounded(**options)
+
+
+def test_an_app_that_cannot_use_all_that_its_user_asked_for_gets_no_more_than_it_can_use():
+    app = App("a0", 0, gpus=2, min_gpus=1, max_gpus=1, remaining=100.0, throughputs={"v100": 1.0})
+    decision = decide(RhoBounded(), View(0.0, [app], cluster(1, 4)))
+    assert running(decision) == {"a0": 1}

@@ -1,6 +1,6 @@
 """Rounds: who is due, what is owed, and how the policy fits other engines."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
@@ -14,13 +14,14 @@ from ebbflow.infra.sim.engine import simulate
 from ebbflow.infra.sim.rounds_setting import python_generator
 from ebbflow.infra.sim.workloads import Job, Workload
 from ebbflow.planners.errors import OptionError
-from ebbflow.planners.model.capacity import Capacity, Node
+from ebbflow.planners.model.capacity import Capacity, Node, Notice
 from ebbflow.planners.model.scheduling import App, Decision, Run, View, gpus_of
 from ebbflow.planners.scheduling.allox import AlloX
 from ebbflow.planners.scheduling.finish_time_programme import FinishTimeProgramme
 from ebbflow.planners.scheduling.gandiva_fair import GandivaFair
 from ebbflow.planners.scheduling.isolated import Isolated
 from ebbflow.planners.scheduling.max_min import MaxMin
+from ebbflow.planners.scheduling.max_sum import MaxSum
 from ebbflow.planners.scheduling.rounds import RoundBased, shuffle
 from ebbflow.planners.scheduling.share_rules import Array, Demand
 
@@ -181,3 +182,15 @@ def test_the_same_policy_runs_in_the_event_driven_engine(rule: Any) -> None:
 def test_bad_options_are_refused(option: str, value: float) -> None:
     with pytest.raises(OptionError, match=option):
         RoundBased(GandivaFair(), **{option: value})
+
+
+@pytest.mark.parametrize(
+    "rule", [MaxSum(), MaxMin(), FinishTimeProgramme(), GandivaFair(), AlloX()], ids=repr
+)
+def test_while_all_nodes_leave_nothing_is_shared_out_and_then_everything_anew(rule) -> None:
+    policy, crew, room = RoundBased(rule, 100.0, 300.0), apps(2), cluster(v100=2)
+    leaving = Capacity(1, room.nodes, tuple(Notice(node.id, 450.0) for node in room.nodes))
+    first = policy.decide(View(100.0, crew, room), None, RNG)
+    none = policy.decide(View(400.0, crew, leaving), first.memory, RNG)
+    again = policy.decide(View(500.0, crew, replace(room, epoch=2)), none.memory, RNG)
+    assert [running(decision) for decision in (first, none, again)] == [{"a0", "a1"}, set(), {"a0", "a1"}]

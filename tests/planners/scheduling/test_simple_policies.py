@@ -13,7 +13,7 @@ from ebbflow.infra.sim.cluster import Cluster
 from ebbflow.infra.sim.engine import simulate
 from ebbflow.infra.sim.workloads import Job, Workload
 from ebbflow.planners.errors import OptionError
-from ebbflow.planners.model.capacity import Capacity, Node
+from ebbflow.planners.model.capacity import Capacity, Node, Notice
 from ebbflow.planners.model.scheduling import App, Decision, Placement, Policy, View, gpus_of
 from ebbflow.planners.scheduling.drf import drf
 from ebbflow.planners.scheduling.fifo import best_effort, yarn_cs
@@ -208,6 +208,18 @@ def test_gandiva_serves_good_bundles_first_and_larger_ones_among_equals() -> Non
     assert shares(decide(gandiva(), [small, large], cluster(4))) == {"a0": 0, "a1": 4}
     skewed = elastic(2, 4, skewed=True)  # could only be spread
     assert shares(decide(gandiva(), [skewed, elastic(3, 3)], cluster(2, 2))) == {"a2": 1, "a3": 3}
+
+
+def test_gandiva_leaves_an_app_on_nodes_that_leave_while_no_others_are_free() -> None:
+    spread = App("a0", 0, gpus=3, max_gpus=3, skewed=True, held=(("n0", 2), ("n1", 1)))
+    other = App("a1", 1, held=(("n1", 1),))
+    nodes = tuple(Node(f"n{number}", cores=2, memory=16.0, gpus=2) for number in range(2))
+    capacity = Capacity(0, nodes, (Notice("n0", 1000.0),))
+    decision = gandiva().decide(View(0.0, [spread, other], capacity), None, np.random.default_rng(0))
+    assert {app: grant.placement for app, grant in decision.grants.items()} == {
+        "a0": spread.held,
+        "a1": other.held,
+    }
 
 
 def test_gandiva_migrates_to_a_better_place_when_one_is_free() -> None:

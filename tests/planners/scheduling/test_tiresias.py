@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from ebbflow.infra.sim.cluster import Cluster, gpu_node
 from ebbflow.infra.sim.engine import simulate
 from ebbflow.infra.sim.generators import tiresias_testbed
+from ebbflow.infra.sim.node_traces import NodeEvent, with_trace
 from ebbflow.infra.sim.workloads import Job, Workload
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model.capacity import Capacity, Notice
@@ -235,3 +236,30 @@ def test_the_testbed_workload_comes_out_as_the_paper_says(seed):
         assert 250 <= np.mean([job.jct for job in result.jobs if job.name in small]) <= 300
         assert 26_000 <= result.summary()["makespan_s"] <= 32_000
     assert averages[1] == pytest.approx(averages[0], rel=0.1)
+
+
+def test_an_unknown_quantum_is_refused():
+    with pytest.raises(OptionError, match="quantum must be queue or supremum; got 'best'"):
+        Tiresias(quantum="best")
+
+
+def test_a_gang_that_lost_a_part_is_placed_anew_or_waits():
+    app = App("x", gpus=4)
+    driver = Driver(Tiresias(), cluster(2, 2, 2), app)
+    driver.decide(0)
+    app.held = (("n1", 2),)  # n0 left; the rest of the gang holds what stays
+    driver.capacity = Capacity(2, driver.capacity.nodes[1:])
+    assert gpus_of(driver.decide(10).grants["x"].placement) == 4
+    app.held = (("n1", 2),)
+    driver.capacity = Capacity(3, driver.capacity.nodes[:1])
+    assert not driver.decide(20).grants["x"].placement
+
+
+def test_a_job_that_restarts_just_before_its_threshold_is_not_looked_at_without_end():
+    base = Cluster.grid(1, 2)
+    lost = with_trace(
+        base, [NodeEvent(49.999999, "remove", "node-0"), NodeEvent(60, "add", "node-0")], base.nodes[0]
+    )
+    jobs = Workload("w", (Job("a", 0, 2, 200.0), Job("b", 1, 2, 40.0)))
+    result = simulate(jobs, lost, Tiresias([100], count_restarts=False), restart_delay=30, start_delay=0)
+    assert result.decisions < 100

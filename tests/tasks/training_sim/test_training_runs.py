@@ -1,6 +1,7 @@
 """Comparisons: what runs, what is cached, and that totals in equal totals out."""
 
 import json
+from math import inf, nan
 from pathlib import Path
 
 import pytest
@@ -95,6 +96,15 @@ def test_profiles_run_as_in_adaptdls_simulator() -> None:
     assert tiresias["figures"]["avg_jct_s"] == pytest.approx(3876.25625, abs=1e-9)
     assert optimus["figures"]["avg_jct_s"] == pytest.approx(3944.00625, abs=1e-9)
     assert tiresias["figures"]["makespan_s"] == 54750
+
+
+def test_a_job_that_asks_for_more_gpus_than_its_application_gains_from_is_run_as_asked(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "two.csv"
+    path.write_text("name,time,application,num_replicas,batch_size\nncf-0,10,ncf,2,32768\n", encoding="utf-8")
+    tiresias, fifo = compare(str(path), "tiresias,fifo-perf")
+    assert finishes(fifo) == finishes(tiresias)
 
 
 def test_rounds_run_as_in_gavels_simulator(tmp_path: Path) -> None:
@@ -279,4 +289,14 @@ def test_what_does_not_go_together_is_refused_before_anything_runs(jobs: str, ho
         Options(notice=5.0)
     with pytest.raises(OptionError, match="checkpoint interval must be > 0"):
         Options(checkpoint_interval=0.0)
+    for name, value, rule in (
+        ("notice", nan, "notice must be a finite number >= 0"),
+        ("restart_delay", nan, "restart delay must be a finite number >= 0"),
+        ("restart_delay", -1.0, "restart delay must be a finite number >= 0"),
+        ("interval", inf, "interval must be a finite number > 0"),
+        ("interval", 0.0, "interval must be a finite number > 0"),
+        ("interference", 1.0, "interference must be >= 0 and < 1"),
+    ):
+        with pytest.raises(OptionError, match=rule):
+            Options(**{name: value})
     assert not home.exists()
