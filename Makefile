@@ -15,7 +15,7 @@ demo: $(SETUP) java
 	$(BIN)/ebbflow demo $(ARGS)
 
 test: $(SETUP) java
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadgroup $(ARGS)
+	$(BIN)/python -m pytest $(ARGS)
 
 check: $(SETUP)
 	$(BIN)/ruff format --check .

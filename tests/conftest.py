@@ -12,10 +12,3 @@ def tpcds(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     folder = tmp_path_factory.mktemp("tpcds")
     return tpcds(0.01, folder / "sf0.01", folder / "tools", print)
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let processes that share a run take whole files, and one of them all that starts clusters and servers."""
-    for item in items:
-        heavy = any(item.get_closest_marker(name) for name in ("spark", "prefect"))
-        item.add_marker(pytest.mark.xdist_group("clusters" if heavy else str(item.path)))
