@@ -115,8 +115,11 @@ def join(group: Path, pids: Iterable[int]) -> None:
             (group / "cgroup.procs").write_text(str(pid))
 
 
-def remove(group: Path, clock: Clock, timeout: float = 3.0) -> None:
-    """Remove a group whose processes are gone; the kernel may need a moment to see that they are."""
+def remove(group: Path, clock: Clock, timeout: float = 10.0) -> None:
+    """Remove a group whose processes are gone; the kernel may need a moment to see that they are.
+
+    A capped process ends within its cap, so that a JVM with a hundred threads may take seconds.
+    """
     end = clock.now() + timeout
     while group.is_dir():
         try:
