@@ -79,7 +79,7 @@ class PolicyReplay(Replay):
         member = event.node in self.members
         self.members.discard(event.node)
         if member:
-            self._lose(now)
+            self.book_loss(now)
         if self.state == "restarting" and event.node in self.listed:
             self.listed.remove(event.node)
             if now > self.restarting_since or len(self.usable) < PIPELINE_NODES:
@@ -89,7 +89,7 @@ class PolicyReplay(Replay):
         elif self.state == "running" and member:
             self._restart_or_stop(now)
 
-    def _lose(self, now: int) -> None:
+    def book_loss(self, now: int) -> None:
         """Take back what was not saved."""
         if now != self.last_loss:
             self.gaps, self.last_loss = (*self.gaps, self._age(now)), now

@@ -5,6 +5,7 @@ from checkpoints (its Varuna model) and re-forming pipelines in place (its Ooble
 """
 
 import heapq
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from math import nan
 from typing import Literal
@@ -58,7 +59,7 @@ class SpotOutcome:
         return self.effective / total if total else 0.0
 
 
-class Replay:
+class Replay(ABC):
     """Replays a spot trace; a subclass says what a loss costs and when to save."""
 
     def __init__(self, model: SpotModel, rows: list[SpotRow]) -> None:
@@ -89,17 +90,17 @@ class Replay:
 
     # What a way to recover decides.
 
+    @abstractmethod
     def restart_delay(self) -> int:
         """Return ms from the decision to restart until training goes on."""
-        raise NotImplementedError
 
+    @abstractmethod
     def speed(self, nodes: int) -> float:
         """Return samples/s on ``nodes``."""
-        raise NotImplementedError
 
+    @abstractmethod
     def book_loss(self, now: int) -> None:
         """Account for a node that left at ``now``."""
-        raise NotImplementedError
 
     def after_step(self, now: int) -> int:
         """Do what follows a step that ended at ``now``; return when the next one may begin."""
@@ -189,7 +190,7 @@ class Replay:
             self.previous_end = self.after_step(event.at)
             self.begin_step(self.previous_end)
 
-    def on_checkpoint(self, event: Event) -> None:
+    def on_checkpoint(self, event: Event) -> None:  # noqa: B027 - nothing is to be done
         """Do nothing: the event only marks a time."""
 
     def record(self, now: int) -> None:

@@ -5,6 +5,7 @@ searches. An app answers for every (GPUs, level) at once (:meth:`FinishTime.rho_
 only through both.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
@@ -69,7 +70,7 @@ def phase_time(work: Sequence[float] | Array, gpus: Array, max_gpus: int, model:
 
 
 @dataclass(slots=True)
-class FinishTime:
+class FinishTime(ABC):
     """What all apps share: elapsed time, the time alone (T_id), ρ. Whoever runs the app keeps its fields up to
     date."""
 
@@ -77,19 +78,19 @@ class FinishTime:
     cluster_gpus: int = 1  # R_C: of the whole cluster, not the free ones
     n_avg: float = 1.0  # active apps averaged over the app's life, itself included
 
+    @abstractmethod
     def remaining(self, gpus: Array, level: Level) -> Array:
         """Return seconds of work left if the app held ``gpus`` within ``level`` until its end."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def total_work(self) -> float:
         """Return GPU-seconds of the whole app, without slowdown."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def demand(self) -> int:
         """Return the most GPUs the app can use at once."""
-        raise NotImplementedError
 
     @property
     def time_alone(self) -> float:
