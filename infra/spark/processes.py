@@ -44,25 +44,24 @@ def spawn(
         raise ClusterError(f"{command[0]} cannot be started: {error}") from error
 
 
+def _process(pid: int, mark: str) -> psutil.Process | None:
+    if pid > 0:
+        with contextlib.suppress(psutil.Error, OSError):  # gone, a zombie, or another user's: not ours
+            process = psutil.Process(pid)
+            value = process.environ().get(MARK, "")
+            if value == mark or (mark.endswith("/") and value.startswith(mark)):
+                return process
+    return None
+
+
 def carries(pid: int, mark: str) -> bool:
-    """Tell whether process ``pid`` is alive and carries exactly ``mark``."""
-    if pid <= 0:
-        return False
-    try:
-        return bool(psutil.Process(pid).environ().get(MARK) == mark)
-    except (psutil.Error, OSError):
-        return False  # gone, a zombie, or another user's: not ours
+    """Tell whether process ``pid`` lives and carries ``mark``, or one below it where it ends in a slash."""
+    return _process(pid, mark) is not None
 
 
 def members(mark: str) -> list[int]:
     """Return the ids of live processes whose mark is ``mark``, or starts with it where it ends in a slash."""
-    found = []
-    for pid in psutil.pids():
-        with contextlib.suppress(psutil.Error, OSError):
-            value = psutil.Process(pid).environ().get(MARK, "")
-            if value == mark or (mark.endswith("/") and value.startswith(mark)):
-                found.append(pid)
-    return found
+    return [pid for pid in psutil.pids() if carries(pid, mark)]
 
 
 def destroy(mark: str, leaders: Sequence[int], clock: Clock, timeout: float = 20.0) -> None:
@@ -70,26 +69,33 @@ def destroy(mark: str, leaders: Sequence[int], clock: Clock, timeout: float = 20
 
     Raises ``ClusterError`` when some are still there after ``timeout`` seconds.
     """
-    for pid in leaders:
-        if pid > 0:
-            _kill_group(pid, mark)
     end = clock.now() + timeout
-    while left := members(mark):
+    seen = {pid: process for pid in {*members(mark), *leaders} if (process := _process(pid, mark))}
+    for pid in leaders:
+        if pid in seen:
+            _kill_group(pid)
+    # A process that is being taken down loses its environment, and so its mark, long before it is gone: its
+    # threads still have to end, within their CPU quota.
+    while left := {pid for pid, process in seen.items() if _lives(process)} | set(members(mark)):
         if clock.now() > end:
-            raise ClusterError(f"processes {left} are still there {timeout:.0f} s after SIGKILL")
+            raise ClusterError(f"processes {sorted(left)} are still there {timeout:.0f} s after SIGKILL")
         for pid in left:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+            if process := _process(pid, mark):
+                seen[pid] = process
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
         clock.sleep(_PAUSE)
 
 
-def _kill_group(pid: int, mark: str) -> None:
-    value = ""
-    with contextlib.suppress(psutil.Error, OSError):
-        value = psutil.Process(pid).environ().get(MARK, "")
-    if value == mark or (mark.endswith("/") and value.startswith(mark)):
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(pid, signal.SIGKILL)
+def _lives(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.Error):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+def _kill_group(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
 
 
 def tail(log: Path, lines: int = 15) -> str:

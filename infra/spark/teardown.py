@@ -20,6 +20,8 @@ def end_node(file: StateFile, state: ClusterState, node_id: str, clock: Clock) -
     Raises ``ClusterError`` when a process survives that, or the cluster has been stopped meanwhile.
     """
     record = state.node(node_id)
+    if record.cgroup:
+        cgroups.lift(Path(record.cgroup))
     processes.destroy(state.mark_of(node_id), [record.pid], clock)
     file.update(state.uid, lambda s: s.with_node(node_id, phase="killed"))
     if record.cgroup:
@@ -36,6 +38,9 @@ def tear_down(file: StateFile, uid: str, clock: Clock) -> None:
     state = file.read()
     if state is not None and state.uid != uid:
         state = None
+    for node in state.nodes if state else ():
+        if node.cgroup:
+            cgroups.lift(Path(node.cgroup))
     leaders = [state.master_pid, *(node.pid for node in state.nodes)] if state else []
     processes.destroy(f"{uid}/", leaders, clock)
     if state is None:
