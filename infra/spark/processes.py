@@ -89,7 +89,7 @@ def destroy(mark: str, leaders: Sequence[int], clock: Clock, timeout: float = 20
 
 def _lives(process: psutil.Process) -> bool:
     with contextlib.suppress(psutil.Error):
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     return False
 
 
