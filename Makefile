@@ -43,7 +43,7 @@ lock:
 	$(VENV)-lock/bin/pip-compile --quiet --upgrade --extra dev --strip-extras --allow-unsafe \
 	  --no-emit-index-url --no-emit-find-links --no-emit-trusted-host --no-header --no-annotate \
 	  --output-file requirements.lock pyproject.toml
-	sed -i '/^ebbflow /d' requirements.lock
+	sed -i -e '/^ebbflow /d' -e '/^#/d' -e '/^$$/d' -e 's/+cpu$$//' requirements.lock
 	rm -rf $(VENV)-lock
 
 clean:

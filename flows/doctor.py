@@ -109,7 +109,7 @@ def _folder() -> Check:
 
 
 def _cgroups() -> Check:
-    from ebbflow.infra.spark import cgroups
+    from ebbflow.infra import cgroups
 
     found = cgroups.find_controller()
     text = (

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import psutil
 
+from ebbflow.infra import cgroups, processes
 from ebbflow.infra.clock import Clock
 from ebbflow.infra.errors import ClusterError
-from ebbflow.infra.spark import cgroups, options, processes, teardown
+from ebbflow.infra.spark import options, teardown
 from ebbflow.infra.spark.state import ClusterState, StateFile
 
 

@@ -15,9 +15,10 @@ from typing import Self
 
 import httpx
 
+from ebbflow.infra import cgroups, processes
 from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.errors import ClusterError
-from ebbflow.infra.spark import cgroups, daemons, options, processes, teardown
+from ebbflow.infra.spark import daemons, options, teardown
 from ebbflow.infra.spark.claim import claim, lay_out, with_quota
 from ebbflow.infra.spark.guardian import Guardian
 from ebbflow.infra.spark.java import JavaInstall, find_java, spark_home

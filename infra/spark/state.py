@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from ebbflow.infra import cgroups, processes
 from ebbflow.infra.errors import ClusterError
-from ebbflow.infra.spark import cgroups, processes
 
 _FORMAT = 1
 Phase = Literal["starting", "up", "killed"]

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from ebbflow.infra.spark import processes
+from ebbflow.infra import processes
 from ebbflow.infra.spark.master_api import Worker
 from ebbflow.infra.spark.state import ClusterState, NodeRecord
 

@@ -3,8 +3,8 @@
 import shutil
 from pathlib import Path
 
+from ebbflow.infra import cgroups, processes
 from ebbflow.infra.clock import Clock
-from ebbflow.infra.spark import cgroups, processes
 from ebbflow.infra.spark.state import ClusterState, StateFile
 
 

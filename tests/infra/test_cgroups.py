@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ebbflow.infra import cgroups
+from ebbflow.infra.cgroups import Controller, find_controller, per_core_quota
 from ebbflow.infra.clock import SystemClock
-from ebbflow.infra.spark import cgroups
-from ebbflow.infra.spark.cgroups import Controller, find_controller, per_core_quota
 
 BURN = """
 import sys, time

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import pytest
 
-from ebbflow.infra.spark import processes
+from ebbflow.infra import processes
 from ebbflow.infra.spark.cluster import LocalSparkCluster
 from ebbflow.infra.spark.watch import ExecutorWatch
 from ebbflow.planners.model import Capacity

@@ -12,8 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from ebbflow.infra import processes
 from ebbflow.infra.errors import ClusterError, EngineUnavailableError
-from ebbflow.infra.spark import processes
 from ebbflow.infra.spark.cluster import LocalSparkCluster, NodeStatus, find_cluster, list_clusters
 from ebbflow.infra.spark.state import ClusterState, StateFile
 

@@ -1,0 +1,116 @@
+"""What a training process and its launcher tell each other, over the launcher's ``TCPStore``.
+
+The launcher owns the store, so that no node's loss takes it along. A *generation* is one world: the processes between
+one launch and the next. Keys carry the generation, so a process of an old world neither hears nor says anything in a
+newer one.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+if TYPE_CHECKING:
+    from torch.distributed import TCPStore
+
+RUN_ID = "EBBFLOW_RUN_ID"
+RUN_FOLDER = "EBBFLOW_RUN_FOLDER"  # a path or s3:// address that all nodes share
+GENERATION = "EBBFLOW_GENERATION"
+CHANNEL = "EBBFLOW_CHANNEL"  # host:port of the launcher's store
+SETTINGS = "EBBFLOW_RUN_SETTINGS"  # JSON of ``RunSettings``
+TIMEOUT = timedelta(seconds=20)  # of one exchange with the store
+
+ReportKind = Literal["started", "step", "checkpoint", "metrics", "stopped", "finished", "canary", "skipped"]
+
+
+@dataclass(frozen=True, slots=True)
+class RunSettings:
+    """What the launcher asks of a run; a script's own arguments to ``prepare`` go first where both speak."""
+
+    grace: float = 30.0  # seconds from SIGTERM to SIGKILL, unless a stop request says otherwise
+    checkpoint_every: float | None = (
+        None  # seconds; None: Daly's interval from the measured costs and the hazard
+    )
+    keep: int = 2  # full checkpoints kept
+    hazard: float = 0.0  # losses expected per node and hour
+    adaptive: bool = True  # whether the batch may change
+    collective_timeout: float = 60.0  # seconds after which a collective that hangs is an error
+    canary_steps: int = 0  # > 0: run so many steps, save, load and stop with a "canary" report
+    running_every: int = (
+        0  # > 0: iterations C after which a running (partial) checkpoint has seen everything once
+    )
+    running_fraction: float = 0.125  # r of it saved each r*C iterations
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Self:
+        """Return the launcher's settings; the defaults where there is none."""
+        return cls(**json.loads(environment.get(SETTINGS, "{}")))
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+
+@dataclass(frozen=True, slots=True)
+class StopRequest:
+    """Save and leave: at the next step that all processes agree on, before ``deadline``."""
+
+    reason: str  # "resize", "notice", "cancelled", ...
+    deadline: float | None = None  # seconds since the Unix epoch
+    save: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a process says; rank 0 speaks for all but where something happened to one."""
+
+    kind: ReportKind
+    rank: int
+    time: float  # seconds since the Unix epoch
+    step: int  # optimiser steps done in the whole run
+    content: dict[str, Any] = field(default_factory=dict)
+
+
+class Channel:
+    """One end of the conversation; both ends may be used from several threads of one process, one call at a time."""
+
+    def __init__(self, store: "TCPStore", run_id: str, generation: int) -> None:
+        self._store = store
+        self._prefix = f"ebbflow/{run_id}/{generation}"
+        self._read = 0
+
+    @classmethod
+    def connect(cls, environment: Mapping[str, str] = os.environ) -> "Channel | None":
+        """Return the process's end; ``None`` without a launcher. Raises ``RuntimeError`` if it cannot be reached."""
+        address = environment.get(CHANNEL)
+        if not address:
+            return None
+        from torch.distributed import TCPStore
+
+        host, _, port = address.rpartition(":")
+        store = TCPStore(host, int(port), is_master=False, timeout=TIMEOUT)
+        return cls(store, environment[RUN_ID], int(environment[GENERATION]))
+
+    def post(self, report: Report) -> None:
+        """Say something. Raises ``RuntimeError`` when the launcher is gone."""
+        number = self._store.add(f"{self._prefix}/count", 1)
+        self._store.set(f"{self._prefix}/report/{number}", json.dumps(asdict(report)))
+
+    def reports(self) -> list[Report]:
+        """Return what was said since the last call, in order. For the launcher."""
+        said = []
+        while self._store.check([key := f"{self._prefix}/report/{self._read + 1}"]):
+            said.append(Report(**json.loads(self._store.get(key))))
+            self._store.delete_key(key)
+            self._read += 1
+        return said
+
+    def request_stop(self, request: StopRequest) -> None:
+        """Ask all processes of the generation to save and leave; a later request replaces an earlier one."""
+        self._store.set(f"{self._prefix}/stop", json.dumps(asdict(request)))
+
+    def stop_request(self) -> StopRequest | None:
+        """Return the latest request to stop, if there is any."""
+        key = f"{self._prefix}/stop"
+        return StopRequest(**json.loads(self._store.get(key))) if self._store.check([key]) else None
