@@ -45,12 +45,15 @@ def solve_exact(
     seconds: float = 60.0,
     ties: bool = True,
     gap: float = 1e-9,
+    among: Array | None = None,
+    nodes: int | None = None,
 ) -> Solution:
     """Return the optimum, or the best found within ``seconds`` of solver time, and the solver's bound.
 
     ``ties``: among equal optima serve apps that would otherwise hold nothing, then larger ρ, then earlier apps.
+    ``among``: only these rows may be chosen; the bound holds for them. ``nodes``: most of the search tree.
     """
-    columns = np.flatnonzero(problem.gpus > 0)
+    columns = np.flatnonzero(problem.gpus > 0) if among is None else among[problem.gpus[among] > 0]
     if not len(columns):
         return Solution(problem.start.copy(), ({},) * problem.apps, 0.0, 0.0)
     model = _Model(problem, columns)
@@ -69,7 +72,7 @@ def solve_exact(
         constraints=LinearConstraint(model.matrix, ub=model.limit),
         integrality=np.ones(model.width),
         bounds=Bounds(0.0, model.upper),
-        options={"time_limit": seconds, "mip_rel_gap": gap},
+        options={"time_limit": seconds, "mip_rel_gap": gap} | ({"node_limit": nodes} if nodes else {}),
     )
     if result.x is None:  # nothing found in time: nobody wins is feasible, each app's best row is a bound
         loose = float(np.maximum.reduceat(problem.gain, problem.start).sum())

@@ -60,14 +60,16 @@ CASES = (
     Case("10,240 GPUs, 600 bidders", 10240, 600, 128, seconds=5.0, gap=0.02),
     Case("1,024 / 200, whole machines, gangs", 1024, 200, 32, "whole", 16, True, seconds=1.0, gap=0.01),
     Case("1,024 / 200, few free a machine", 1024, 200, 32, "few", 16, seconds=1.0, gap=0.01),
-    Case("1,024 / 200, few free, racks of 8", 1024, 200, 32, "few", 8),
-    Case("1,024 / 200, few free, racks of 4", 1024, 200, 32, "few", 4),
+    Case("1,024 / 200, few free, racks of 8", 1024, 200, 32, "few", 8, seconds=1.0, gap=0.01),
+    Case("1,024 / 200, few free, racks of 4", 1024, 200, 32, "few", 4, seconds=1.0, gap=0.01),
     Case("10,240 / 600, whole machines, gangs", 10240, 600, 128, "whole", 16, True, seconds=5.0, gap=0.02),
     Case("10,240 / 600, few free a machine", 10240, 600, 128, "few", 16, seconds=5.0, gap=0.02),
-    Case("10,240 / 600, few free, racks of 8", 10240, 600, 128, "few", 8),
-    Case("10,240 / 600, few free, racks of 4", 10240, 600, 128, "few", 4),
-    Case("1,024 / 200, racks of 4, 40 % hold, mixed", 1024, 200, 32, "few", 4, False, 0.4, True),
-    Case("10,240 / 600, racks of 4, 40 % hold, mixed", 10240, 600, 128, "few", 4, False, 0.4, True),
+    Case("10,240 / 600, few free, racks of 8", 10240, 600, 128, "few", 8, seconds=5.0, gap=0.02),
+    Case("10,240 / 600, few free, racks of 4", 10240, 600, 128, "few", 4, seconds=5.0, gap=0.02),
+    Case("1,024 / 200, racks of 4, 40 % hold, mixed", 1024, 200, 32, "few", 4, False, 0.4, True, 1.0, 0.01),
+    Case(
+        "10,240 / 600, racks of 4, 40 % hold, mixed", 10240, 600, 128, "few", 4, False, 0.4, True, 5.0, 0.02
+    ),
 )
 
 
