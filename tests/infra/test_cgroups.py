@@ -12,6 +12,8 @@ from ebbflow.infra import cgroups
 from ebbflow.infra.cgroups import Controller, find_controller, per_core_quota
 from ebbflow.infra.clock import SystemClock
 
+pytestmark = pytest.mark.processes
+
 BURN = """
 import sys, time
 sys.stdin.readline()

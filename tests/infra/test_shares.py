@@ -18,6 +18,8 @@ from ebbflow.infra.errors import StorageError
 from ebbflow.infra.shares import FileShareRegistry, RegistryPace
 from ebbflow.planners.errors import OptionError
 
+pytestmark = pytest.mark.processes
+
 FAST = RegistryPace(beat=0.05, expiry=0.5, look=0.0)
 MASTER = "spark://127.0.0.1:7077"
 

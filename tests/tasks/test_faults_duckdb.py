@@ -29,6 +29,8 @@ from ebbflow.planners.errors import (
 from ebbflow.tasks.query import PlainOrchestrator, QueryOutcome, execute
 from ebbflow.tasks.request import QueryRequest
 
+pytestmark = pytest.mark.processes
+
 TWO_TABLES = """
     SELECT t.k, count(*) AS n, sum(u.w) AS w FROM t JOIN u ON t.k = u.k GROUP BY t.k
 """
