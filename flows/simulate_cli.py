@@ -82,7 +82,9 @@ def queries(
     jobs: Annotated[int, typer.Option(help="Processes.")] = 2,
     document: Annotated[
         Path | None,
-        typer.Option(help="Where the document goes. Default: evaluation.md in --out.", metavar="FILE"),
+        typer.Option(
+            help="Where the document goes. Default: evaluation.md in --out.", metavar="FILE", dir_okay=False
+        ),
     ] = None,
 ) -> None:
     from ebbflow.tasks.simulation import evaluation
@@ -118,7 +120,9 @@ def families(
     tpcds: Annotated[
         Path, typer.Option(help="Folder with sf1/*.parquet and queries/q1.sql, ...", metavar="DIR")
     ],
-    out: Annotated[Path, typer.Option(help="File to write.", metavar="FILE")] = Path("tpcds-sf500.json.gz"),
+    out: Annotated[Path, typer.Option(help="File to write.", metavar="FILE", dir_okay=False)] = Path(
+        "tpcds-sf500.json.gz"
+    ),
 ) -> None:
     """Plan the TPC-DS queries at scale factor 500 anew: the workload of simulate queries.
 
@@ -235,9 +239,15 @@ def training(
     checkpoint_interval: Annotated[
         float, typer.Option(help="Seconds between checkpoints, where nodes can be lost.")
     ] = 1800.0,
-    json: Annotated[Path | None, typer.Option(help="Write all results.", metavar="FILE")] = None,
-    csv: Annotated[Path | None, typer.Option(help="Write a row for each job.", metavar="FILE")] = None,
-    report: Annotated[Path | None, typer.Option(help="Write a page with pictures.", metavar="FILE")] = None,
+    json: Annotated[
+        Path | None, typer.Option(help="Write all results.", metavar="FILE", dir_okay=False)
+    ] = None,
+    csv: Annotated[
+        Path | None, typer.Option(help="Write a row for each job.", metavar="FILE", dir_okay=False)
+    ] = None,
+    report: Annotated[
+        Path | None, typer.Option(help="Write a page with pictures.", metavar="FILE", dir_okay=False)
+    ] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Simulate again what is in the cache.")] = False,
     jobs: Annotated[int, typer.Option(help="Processes.")] = 1,
 ) -> None:

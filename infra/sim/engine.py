@@ -268,7 +268,9 @@ class _Run:
                 raise SimulationError(
                     f"a notice at {change.at:g} s names node {notice.node_id}, which is absent"
                 )
-            self.notices[notice.node_id] = notice
+            known = self.notices.get(notice.node_id)
+            if known is None or known.kind != "interruption" or notice.kind == "interruption":
+                self.notices[notice.node_id] = notice  # mere advice takes no firm notice back
         for id_, price in change.prices:
             if id_ in self.ledger.nodes:
                 self.ledger.nodes[id_] = replace(self.ledger.nodes[id_], price=price)

@@ -76,7 +76,12 @@ class RoundsWorld:
         self._type_of = {node.id: node.instance_type for node in self.capacity.nodes}
         self._room = {node.id: node.gpus for node in self.capacity.nodes}
         reference = rules.reference if rules.reference in table.alone else sorted(gpus)[-1]
-        self.jobs = [self._job(job, reference) for job in trace]
+        self.jobs = []
+        for job in trace:
+            try:
+                self.jobs.append(self._job(job, reference))
+            except WorkloadError as error:
+                raise WorkloadError(f"line {job.number + 1} of the trace: {error}") from None
         if agent:
             for job in self.jobs:
                 if job.status != "rejected":

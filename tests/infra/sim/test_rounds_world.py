@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from time import process_time
@@ -229,6 +230,11 @@ def test_a_gang_that_was_never_measured_is_rejected_if_nothing_could_hold_it() -
     outcome = run([job(0, gpus=999), job(1)], {"v100": 1})
     assert [found.name for found in outcome.jobs] == ["1"]
     assert "999 GPUs" in outcome.dropped[0].reason
+
+
+def test_a_job_type_that_was_never_measured_is_named_with_its_line() -> None:
+    with pytest.raises(WorkloadError, match="line 2 of the trace: .*nothing measured for Unheard-of"):
+        run([job(0), replace(job(1), type="Unheard-of (batch size 8)")], {"v100": 1})
 
 
 def test_shockwave_ends_in_an_idle_gap_and_says_whom_it_dropped() -> None:

@@ -139,6 +139,28 @@ def test_an_announced_loss_loses_nothing_and_no_new_job_goes_there():
     assert finishes(unsaved) == {"a": 550}
 
 
+def test_advice_takes_no_firm_notice_back():
+    seen = []
+
+    class Watching(Fifo):
+        def decide(self, view, memory, rng):
+            seen.append({n.node_id: (n.deadline, n.kind) for n in view.capacity.notices})
+            return super().decide(view, memory, rng)
+
+    changes = (
+        CapacityChange(10, notices=(Notice("node-0", 900.0, "rebalance"),)),
+        CapacityChange(20, notices=(Notice("node-0", 140.0),)),
+        CapacityChange(30, notices=(Notice("node-0", 930.0, "rebalance"),)),
+        CapacityChange(140, remove=("node-0",)),
+    )
+    simulate(jobs((0, 1, 300)), Cluster(Cluster.grid(2, 1).nodes, changes), Watching(), restart_delay=0)
+    assert [found for found in seen if found] == [
+        {"node-0": (900.0, "rebalance")},
+        {"node-0": (140.0, "interruption")},
+        {"node-0": (140.0, "interruption")},
+    ]
+
+
 def test_nodes_that_arrive_are_used():
     cluster = Cluster((), (CapacityChange(100, add=(gpu_node("late", 2),)),))
     result = simulate(jobs((0, 2, 50)), cluster, Fifo(), restart_delay=0)
