@@ -233,7 +233,7 @@ def test_a_gang_that_was_never_measured_is_rejected_if_nothing_could_hold_it() -
 
 
 def test_a_job_type_that_was_never_measured_is_named_with_its_line() -> None:
-    with pytest.raises(WorkloadError, match="line 2 of the trace: .*nothing measured for Unheard-of"):
+    with pytest.raises(WorkloadError, match=r"line 2 of the trace: .*nothing measured for Unheard-of"):
         run([job(0), replace(job(1), type="Unheard-of (batch size 8)")], {"v100": 1})
 
 
