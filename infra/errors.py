@@ -8,9 +8,15 @@ InfraError
 │   └── StageCancelledError      cancelled by us, not a failure
 ├── TableError                   missing folder, no Parquet in it, corrupt file
 ├── StorageError                 the checkpoint store cannot be read or written
-│   └── StorageFullError         no space left; finished checkpoints are kept
+│   ├── StorageFullError         no space left; finished checkpoints are kept
+│   ├── OtherModelError          a checkpoint of another model; the parameters that differ are named
+│   └── RunLockedError           another process runs under this id, or has taken it over
 ├── ClusterError                 the local cluster cannot do what was asked
+├── ElasticError                 an elastic job cannot go on: workers, messages or snapshots failed it
+│   └── MicroTaskError           the application raised; its traceback is in the message
 ├── WorkloadError                a workload, profile or trace that breaks its format; file, line and reason
+├── TrainingError                a training cannot be launched, changed or carried on
+│   └── DatasetError             data that a training cannot be run on
 ├── SimulationError              a simulated policy broke a rule: capacity, a gang, or no progress
 └── DataError                    benchmark data cannot be made
 """
@@ -54,12 +60,36 @@ class StorageFullError(StorageError):
     """No space left where checkpoints are written."""
 
 
+class OtherModelError(StorageError):
+    """A checkpoint of another model; the message names the parameters that differ."""
+
+
+class RunLockedError(StorageError):
+    """A run's id is held by another process; the message says by whom, since when and how to take over."""
+
+
 class ClusterError(InfraError):
     """The local cluster cannot do what was asked."""
 
 
+class ElasticError(InfraError):
+    """An elastic job cannot go on: no workers, too many losses, a snapshot that cannot be read."""
+
+
+class MicroTaskError(ElasticError):
+    """A micro-task or driver of the application raised; the message holds its traceback."""
+
+
 class WorkloadError(InfraError):
     """A workload, profile or trace that breaks its format; the message names file, line and reason."""
+
+
+class TrainingError(InfraError):
+    """A training that cannot be launched, changed or carried on; the message says what to do."""
+
+
+class DatasetError(TrainingError):
+    """Data that a training cannot be run on; the message names the rule."""
 
 
 class SimulationError(InfraError):

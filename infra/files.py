@@ -86,7 +86,7 @@ def write_once(path: str, data: bytes) -> bool:
             if os.path.exists(path):
                 return False
             os.replace(temporary, path)
-        _sync_folder(os.path.dirname(path) or ".")
+        sync_folder(os.path.dirname(path) or ".")
         return True
 
 
@@ -134,7 +134,8 @@ def _temporary(path: str, data: bytes) -> Iterator[str]:
             os.unlink(temporary)
 
 
-def _sync_folder(folder: str) -> None:
+def sync_folder(folder: str) -> None:
+    """Make the names in a local folder durable, where the file system can."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     try:
         with suppress(OSError):  # some file systems cannot sync a folder

@@ -22,11 +22,11 @@ _PAUSE = 0.05  # seconds between looks at processes that are being killed
 
 
 def spawn(
-    command: Sequence[str], environment: Mapping[str, str], mark: str, log: Path
+    command: Sequence[str], environment: Mapping[str, str], mark: str, log: Path, cwd: Path | None = None
 ) -> subprocess.Popen[bytes]:
     """Start ``command`` in a session of its own with ``mark``; output goes to ``log``.
 
-    Raises ``ClusterError`` when the program cannot be started.
+    It works in ``cwd``, by default the log's folder. Raises ``ClusterError`` when the program cannot be started.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -34,7 +34,7 @@ def spawn(
             return subprocess.Popen(
                 list(command),
                 env={**environment, MARK: mark},
-                cwd=log.parent,
+                cwd=cwd or log.parent,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,

@@ -114,3 +114,7 @@ class Channel:
         """Return the latest request to stop, if there is any."""
         key = f"{self._prefix}/stop"
         return StopRequest(**json.loads(self._store.get(key))) if self._store.check([key]) else None
+
+    def claim(self, name: str) -> bool:
+        """Tell whether this process is the first of its generation to ask for ``name``."""
+        return bool(self._store.add(f"{self._prefix}/claim/{name}", 1) == 1)

@@ -2,9 +2,11 @@
 
 from functools import lru_cache
 
+from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model.scheduling import App
 from ebbflow.planners.training.batch_size import BatchLimits, Split, first_split, split
 from ebbflow.planners.training.goodput import GoodputModel, GradientStatistics
+from ebbflow.planners.training.profile import FirstMeasurements, Profile
 from ebbflow.planners.training.throughput import Observation, ThroughputParameters, fit
 
 
@@ -12,16 +14,21 @@ class GoodputAgent:
     """What one job knows of itself. Implements ``planners.model.scheduling.Agent``, simulated or live.
 
     ``fixed_total`` is for a job whose total batch its user wants kept, and ``most_gpus`` for one that must not grow
-    beyond so many; its speed is learnt all the same.
+    beyond so many; its speed is learnt all the same. ``profile`` says which measurements count; by default the first
+    of each configuration, which is enough where one is like another. A live job takes medians.
     """
 
     def __init__(
-        self, limits: BatchLimits, fixed_total: int | None = None, most_gpus: int | None = None
+        self,
+        limits: BatchLimits,
+        fixed_total: int | None = None,
+        most_gpus: int | None = None,
+        profile: Profile | None = None,
     ) -> None:
         self.limits = limits
         self.fixed_total = fixed_total
         self.most_gpus = limits.most_gpus if most_gpus is None else min(most_gpus, limits.most_gpus)
-        self._seen: dict[tuple[int, int, int], Observation] = {}
+        self._profile = FirstMeasurements() if profile is None else profile
         self._statistics: GradientStatistics | None = None
         self._model: GoodputModel | None = None
         self._splits: dict[tuple[bool, int], Split] = {}
@@ -34,7 +41,7 @@ class GoodputAgent:
     @property
     def observations(self) -> tuple[Observation, ...]:
         """Return what was measured, a configuration each, in the order in which they came up."""
-        return tuple(self._seen.values())
+        return self._profile.observations
 
     @property
     def model(self) -> GoodputModel | None:
@@ -43,17 +50,27 @@ class GoodputAgent:
             self._model = GoodputModel(_fitted(self.observations), self._statistics, self.limits)
         return self._model
 
+    def recall(self, statistics: GradientStatistics) -> None:
+        """Take over the gradient's statistics of an earlier process; the profile is its measurements.
+
+        Raises ``OptionError`` for an empty profile.
+        """
+        if not self.observations:
+            raise OptionError("an agent recalls statistics together with at least one observation; got none")
+        self._statistics = statistics
+        self._model = None
+        self._splits.clear()
+
     def observe(
         self, nodes: int, gpus: int, local: int, passes: int, step: float, sync: float, sqr: float, var: float
     ) -> None:
         """Take note of a configuration that runs, and of the gradient's latest statistics.
 
-        Only the first measurement of each (nodes, GPUs, batch a GPU) counts: ``step`` and ``sync`` seconds.
+        ``step`` is the seconds of a pass with synchronisation, ``sync`` those of it that synchronisation took.
         """
-        key, statistics = (nodes, gpus, local), GradientStatistics(sqr, var)
-        if key not in self._seen:
-            self._seen[key] = Observation(nodes, gpus, local, step, sync)
-        elif statistics == self._statistics:
+        statistics = GradientStatistics(sqr, var)
+        new = self._profile.add(Observation(nodes, gpus, local, step, sync))
+        if not new and statistics == self._statistics:
             return
         self._statistics = statistics
         self._model = None

@@ -108,6 +108,12 @@ class GoodputModel:
         chosen = tried.batch[gpus - 1, at], tried.accumulation[gpus - 1, at]
         return float(row[at]), within(self.limits, gpus, int(chosen[0]), int(chosen[1]))
 
+    def at(self, nodes: int, gpus: int, split: Split) -> float:
+        """Return the goodput of a given batch, examples per second; whether the limits allow it is not asked."""
+        speed = float(throughput(self.speed, nodes, gpus, split.batch, split.accumulation))
+        worth = efficiency(self.statistics, split.total(gpus) / self.limits.initial) if self.adaptive else 1.0
+        return speed * float(worth)
+
     def _grid(self, several: bool, most: int) -> Array:
         """Return goodput by GPUs (1 to ``most``) and candidate total."""
         rows = _rounded(most)

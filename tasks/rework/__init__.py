@@ -1,0 +1,1 @@
+"""What losing parameters costs: SCAR's evaluation made again on models that a CPU trains in seconds."""

@@ -1,0 +1,1 @@
+"""Applications for elastic executors."""

@@ -18,7 +18,7 @@ Progress = Callable[[str, int, int], None]
 Found = dict[str, Any]
 """Results by the name of the experiment."""
 
-ROOTS = ("ebbflow.planners", "ebbflow.infra", "ebbflow.tasks.training_sim")
+ROOTS = ("ebbflow.planners", "ebbflow.infra", "ebbflow.tasks.training_sim", "ebbflow.tasks.rework")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,314 @@
+"""An elastic job on this machine: a master in a thread, workers in processes that come and go."""
+
+import contextlib
+import os
+import queue
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from zmq.sugar.context import Context
+
+from ebbflow.infra import processes
+from ebbflow.infra.clock import Clock, SystemClock
+from ebbflow.infra.elastic.application import Application, Driver, Key, Value
+from ebbflow.infra.elastic.heartbeats import SILENCE, Monitor
+from ebbflow.infra.elastic.master import Event, Master, Settings
+from ebbflow.infra.elastic.messages import MASTER, Lost, Scale
+from ebbflow.infra.elastic.transport import Envelope
+from ebbflow.infra.elastic.zeromq import ZmqTransport
+from ebbflow.infra.errors import ElasticError
+from ebbflow.planners.errors import OptionError
+
+_TICK = 0.02  # seconds between looks at processes and requests
+_ENDING = 5.0  # seconds that workers get to end by themselves
+_FAILED_STARTS = 3  # worker processes in a row that end before they join
+_ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a job leaves."""
+
+    parameters: dict[Key, Value]
+    executors: dict[int, Any]  # the state of each
+    driver: Driver
+    events: list[Event]
+    seconds: float  # from the start of the first worker
+
+
+class ElasticJob:
+    """Runs an application on worker processes whose number may change at any time.
+
+    >>> with ElasticJob(application, workers=2) as job:
+    ...     job.scale_to(4)
+    ...     result = job.result(timeout=600)
+
+    ``folder`` keeps snapshots and logs; without one they go when the job ends. With ``resume`` a job goes on from the
+    newest snapshot in ``folder``. A worker that dies is replaced while ``replace``; otherwise the rest go on alone.
+    """
+
+    def __init__(
+        self,
+        application: Application,
+        workers: int = 2,
+        *,
+        folder: str | os.PathLike[str] | None = None,
+        settings: Settings | None = None,
+        resume: bool = False,
+        replace: bool = True,
+        silence: float = SILENCE,
+        clock: Clock | None = None,
+    ) -> None:
+        settings = settings or Settings()
+        _check(application, workers, settings, resume, folder)
+        self._application = application
+        self._settings = settings
+        self._replace = replace
+        self._silence = silence
+        self._clock = clock or SystemClock()
+        self._uid = uuid.uuid4().hex[:12]
+        self._sockets = tempfile.mkdtemp(prefix="ebbflow-")  # only this user may enter
+        self._folder = Path(folder) if folder else Path(self._sockets) / "job"
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._target = workers
+        self._started = 0
+        self._failed_starts = 0
+        self._joined: set[str] = set()
+        self._dismissed: dict[str, float] = {}  # since when
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._requests: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._stop = threading.Event()
+        self._over = threading.Event()
+        self._error: BaseException | None = None
+        self._begin = self._end = self._clock.now()
+        self._context = Context()
+        self._monitor = Monitor(self._sockets, self._context, self._clock, silence)
+        self._transport = ZmqTransport(self._sockets, MASTER, self._context)
+        self._master = Master(
+            application, workers, str(self._folder), settings,
+            self._transport.send, self._clock.now, self._transport.forget, resume,
+        )  # fmt: skip
+        self._thread = threading.Thread(target=self._run, name="ebbflow-elastic-master", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # --- what a user may ask
+
+    def scale_to(self, workers: int) -> None:
+        """Ask for so many workers; returns at once. Of too many, the newest leave, in an orderly way."""
+        if workers < 1:
+            raise OptionError(f"workers must be >= 1; got {workers}")
+
+        def ask() -> None:
+            self._target = workers
+
+        self._requests.put(ask)
+
+    def leave(self, *names: str) -> None:
+        """Ask the named workers to hand over and end, as on a notice; the job goes on with fewer."""
+
+        def ask() -> None:
+            staying = [name for name in self._members() if name not in names]
+            self._target = max(1, min(self._target, len(staying)))
+            self._master.receive(Envelope(MASTER, 0, Scale(names)))
+
+        self._requests.put(ask)
+
+    def workers(self) -> dict[str, int]:
+        """Return the process ids of the live workers, by name."""
+        return {name: p.pid for name, p in list(self._processes.items()) if p.poll() is None}
+
+    def holds(self) -> dict[str, tuple[int, int]]:
+        """Return how many executors and shards each worker holds."""
+        return self._master.holds()
+
+    def events(self) -> list[Event]:
+        """Return what has happened so far."""
+        return list(self._master.events)
+
+    @property
+    def driver(self) -> Driver:
+        """The driver, to look at while it runs; a recovery replaces it."""
+        return self._master.driver
+
+    def result(self, timeout: float) -> Result:
+        """Wait for the end. Raises ``ElasticError`` when the job failed or ``timeout`` seconds were not enough."""
+        if not self._clock.wait(self._over, timeout):
+            raise ElasticError(f"the job has not ended within {timeout:g} s; workers hold {self.holds()}")
+        if self._error:
+            raise self._error
+        return Result(
+            self._master.values, self._master.states, self._master.driver,
+            list(self._master.events), self._end - self._begin,
+        )  # fmt: skip
+
+    def close(self) -> None:
+        """End all processes and threads, finished or not."""
+        self._stop.set()
+        if self._thread.ident:
+            self._thread.join(timeout=30.0)
+        self._monitor.close()
+        self._context.term()
+        shutil.rmtree(self._sockets, ignore_errors=True)
+
+    # --- the master's thread
+
+    def _run(self) -> None:
+        try:
+            while not self._stop.is_set() and self._master.phase not in {"done", "failed"}:
+                self._reconcile()
+                for envelope in self._transport.receive(_TICK):
+                    self._master.receive(envelope)
+                while self._master.work():
+                    pass
+                with contextlib.suppress(queue.Empty):
+                    while True:
+                        self._requests.get_nowait()()
+            self._error = self._master.error
+        except BaseException as error:
+            self._error = error
+        finally:
+            self._end = self._clock.now()
+            if self._error is None and self._master.phase != "done":
+                self._error = ElasticError("the job was closed before its end")
+            self._over.set()
+            self._transport.close()
+            self._end_processes()
+
+    def _members(self) -> list[str]:
+        """Return the workers that are here to stay, or on their way, oldest first."""
+        return [name for name in self._processes if self._stays(name)]
+
+    def _stays(self, name: str) -> bool:
+        if node := self._master.nodes.get(name):
+            return node.state in {"joining", "active"}
+        return name not in self._joined  # else it was dismissed and is ending
+
+    def _reconcile(self) -> None:
+        """Notice who has died or left, and start or dismiss workers until their number is right."""
+        self._joined.update(self._master.nodes)
+        for name in self._monitor.silent():
+            if name in self._master.nodes:
+                self._lose(name, f"{name} was silent for {self._silence:g} s")
+        for name, process in list(self._processes.items()):
+            status = process.poll()
+            if status is None:
+                self._hurry(name, process)
+            elif name in self._master.nodes:
+                self._lose(name, f"{name} ended with status {status}")
+            else:
+                self._monitor.give_up(name)
+                del self._processes[name]
+                if status:
+                    self._count_failed_start(name, status)
+        members = self._members()
+        for _ in range(self._target - len(members)):
+            self._spawn()
+        if surplus := members[self._target :]:
+            self._master.receive(Envelope(MASTER, 0, Scale(tuple(surplus))))
+            for name in surplus:
+                if name not in self._master.nodes and name in self._processes:  # it has not joined yet
+                    self._kill(self._processes.pop(name))
+
+    def _hurry(self, name: str, process: subprocess.Popen[bytes]) -> None:
+        """Kill a worker that was dismissed long ago, so that it holds nothing."""
+        if name in self._joined and name not in self._master.nodes:
+            since = self._dismissed.setdefault(name, self._clock.now())
+            if self._clock.now() - since > _ENDING:
+                self._kill(process)
+
+    def _lose(self, name: str, reason: str) -> None:
+        self._monitor.give_up(name)
+        if process := self._processes.pop(name, None):
+            self._kill(process)
+        if not self._replace and self._target > 1:
+            self._target -= 1
+        self._failed_starts = 0
+        self._master.receive(Envelope(MASTER, 0, Lost(name, reason)))
+
+    def _count_failed_start(self, name: str, status: int) -> None:
+        self._failed_starts += 1
+        if self._failed_starts >= _FAILED_STARTS:
+            log = processes.tail(self._log(name))
+            raise ElasticError(
+                f"{self._failed_starts} workers ended before they joined; {name}: {status}\n{log}"
+            )
+
+    def _log(self, name: str) -> Path:
+        return self._folder / "logs" / f"{name}.log"
+
+    def _spawn(self) -> None:
+        self._started += 1
+        name = f"n{self._started}"
+        command = [
+            sys.executable,
+            "-m",
+            "ebbflow.infra.elastic.node",
+            self._sockets,
+            name,
+            str(self._silence),
+        ]
+        environment = {
+            **os.environ,
+            **dict.fromkeys(_ONE_THREAD, "1"),
+            "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
+        }
+        mark = f"elastic-{self._uid}/{name}"
+        self._monitor.expect(name)
+        self._processes[name] = processes.spawn(command, environment, mark, self._log(name))
+
+    @staticmethod
+    def _kill(process: subprocess.Popen[bytes]) -> None:
+        """End a process that holds nothing of value, at once; it may be stopped or hung."""
+        process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=_ENDING)
+
+    def _end_processes(self) -> None:
+        end = self._clock.now() + (_ENDING if self._master.phase in {"done", "failed"} else 0.0)
+        for process in self._processes.values():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=max(0.0, end - self._clock.now()))
+        for process in self._processes.values():
+            if process.poll() is None:
+                self._kill(process)
+
+
+def _check(
+    application: Application,
+    workers: int,
+    settings: Settings,
+    resume: bool,
+    folder: str | os.PathLike[str] | None,
+) -> None:
+    if workers < 1:
+        raise OptionError(f"workers must be >= 1; got {workers}")
+    if application.executors < 1 or application.shards < 1:
+        raise OptionError(
+            f"executors and shards must be >= 1; got {application.executors} and {application.shards}"
+        )
+    if type(application).__module__ == "__main__":
+        raise OptionError(
+            f"{type(application).__name__} is defined in the script that runs; "
+            "workers import it, so it must be in a module"
+        )
+    if settings.recovery == "partial" and not application.tolerant:
+        raise OptionError(
+            f"partial recovery mixes old and new parameters, which {type(application).__name__} "
+            "does not allow (tolerant is False)"
+        )
+    if resume and folder is None:
+        raise OptionError("resume needs the folder of the earlier job")

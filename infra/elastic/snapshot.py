@@ -1,0 +1,119 @@
+"""Snapshots of a job: a folder each, with one file per actor, that counts once its manifest is there."""
+
+import json
+import os
+import shutil
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ebbflow.infra.elastic import codec
+from ebbflow.infra.errors import ElasticError
+from ebbflow.infra.files import write_atomic
+
+MANIFEST = "manifest.json"
+MASTER_FILE = "master.bin"
+
+
+def write(path: str, content: Any) -> None:
+    """Write one actor's part. Raises ``ElasticError`` when it cannot be written."""
+    try:
+        write_atomic(None, "file", path, codec.pack(content))
+    except OSError as error:
+        raise ElasticError(f"the snapshot file {path} cannot be written: {error.strerror}") from error
+
+
+def attempt(path: str, content: Any) -> str | None:
+    """Write one actor's part; return what went wrong, or ``None``: a job outlives a snapshot that fails."""
+    try:
+        write(path, content)
+    except ElasticError as error:
+        return str(error)
+    return None
+
+
+def read(path: str) -> Any:
+    """Return one actor's part. Raises ``ElasticError`` when it cannot be read or is damaged."""
+    try:
+        data = Path(path).read_bytes()
+    except OSError as error:
+        raise ElasticError(f"the snapshot file {path} cannot be read: {error.strerror}") from error
+    return codec.unpack(data, path)
+
+
+def find(files: Sequence[str], items: Collection[int]) -> dict[int, Any]:
+    """Return those of ``items`` that are in any of ``files``; a later file goes before an earlier one."""
+    found: dict[int, Any] = {}
+    for path in files:
+        content: dict[int, Any] = read(path)
+        found.update({item: content[item] for item in items if item in content})
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A complete snapshot."""
+
+    number: int
+    folder: str
+    executors: tuple[str, ...]  # files of workers
+    shards: tuple[str, ...]  # files of servers
+
+    def master(self) -> dict[str, Any]:
+        """Return what the master wrote."""
+        content: dict[str, Any] = read(os.path.join(self.folder, MASTER_FILE))
+        return content
+
+
+class SnapshotFolder:
+    """The snapshots of one job. ``keep`` of them stay."""
+
+    def __init__(self, folder: str, keep: int = 2) -> None:
+        self._folder = folder
+        self._keep = keep
+        taken = [int(path.name.removeprefix("snapshot-")) for path in Path(folder).glob("snapshot-*")]
+        self._next = max(taken, default=-1) + 1
+
+    def begin(self) -> tuple[int, str]:
+        """Return the number and folder of a new snapshot."""
+        number, self._next = self._next, self._next + 1
+        folder = os.path.join(self._folder, f"snapshot-{number:06}")
+        os.makedirs(folder, exist_ok=True)
+        return number, folder
+
+    def commit(self, snapshot: Snapshot, master: dict[str, Any]) -> None:
+        """Make a snapshot count, whose other files are there, and delete those that are not kept."""
+        write(os.path.join(snapshot.folder, MASTER_FILE), master)
+        names = {
+            "number": snapshot.number,
+            "executors": [os.path.basename(path) for path in snapshot.executors],
+            "shards": [os.path.basename(path) for path in snapshot.shards],
+        }
+        manifest = os.path.join(snapshot.folder, MANIFEST)
+        try:
+            write_atomic(None, "file", manifest, json.dumps(names).encode())
+        except OSError as error:
+            raise ElasticError(f"the manifest {manifest} cannot be written: {error.strerror}") from error
+        complete = [folder for folder in self._folders() if (folder / MANIFEST).exists()]
+        for folder in self._folders():
+            if folder not in complete[: self._keep] and folder.name < os.path.basename(snapshot.folder):
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def latest(self) -> Snapshot | None:
+        """Return the newest snapshot all of whose files are whole; damaged ones are passed over."""
+        for folder in self._folders():
+            try:
+                names = json.loads((folder / MANIFEST).read_text())
+                executors, shards = (
+                    tuple(str(folder / name) for name in names[kind]) for kind in ("executors", "shards")
+                )
+                for path in (str(folder / MASTER_FILE), *executors, *shards):
+                    codec.check(Path(path).read_bytes(), path)
+            except (OSError, ValueError, KeyError, ElasticError):
+                continue
+            return Snapshot(names["number"], str(folder), executors, shards)
+        return None
+
+    def _folders(self) -> list[Path]:
+        return sorted(Path(self._folder).glob("snapshot-*"), reverse=True)

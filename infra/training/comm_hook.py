@@ -1,0 +1,136 @@
+"""DDP's reduction of gradients, with their squared norms before and after and the time that it takes.
+
+The hook replaces DDP's own reduction: it averages each bucket, as DDP does without one. What it adds is one pass over
+the local gradient. The mean gradient's norm is the same on all ranks, so each sums up its part of every bucket only,
+and the parts meet in the all-reduce that a step needs anyway.
+"""
+
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ebbflow.infra.errors import TrainingError
+from ebbflow.infra.training.norms import LocalNorms
+from ebbflow.infra.training.preconditioner import AdamPreconditioner
+from ebbflow.infra.training.squares import SquareSums
+
+AVERAGING = {"cpu": "gloo", "cuda": "nccl"}  # back ends that can average by themselves, by device
+
+
+class RankSamples:
+    """Each rank's gradient, over all its passes, as one sample; seen by a communication hook of ``module``.
+
+    ``module`` is a ``DistributedDataParallel`` without a hook. Accumulation passes cost nothing.
+    """
+
+    pair = None
+
+    def __init__(self, module: Any, sums: SquareSums, preconditioner: AdamPreconditioner | None) -> None:
+        self._sums = sums
+        self._preconditioner = preconditioner
+        self._buffers: list[tuple[Tensor, Tensor | None]] = []
+        self._squares: list[Tensor] = []
+        self._weight = 0.0
+        self._clock = _Clock()
+        self._group = module.process_group
+        self._averages = _averages(module)
+        module.register_comm_hook(self, _reduce)
+
+    def after_pass(self, weight: float, last: bool) -> None:
+        self._weight += weight
+        if last:
+            self._clock.end()
+
+    def norms(self, examples: float, scale: float) -> LocalNorms:
+        if not self._squares:
+            raise TrainingError("the last backward pass of a step must synchronise; it ran under no_sync()")
+        square = torch.stack(self._squares).sum()
+        local, total = torch.stack((square, self._part_of_mean())).tolist()
+        unscale, weight = scale**-2, self._weight
+        sync = self._clock.seconds()
+        self.forget()
+        if weight > 0:
+            return LocalNorms(local * unscale / weight, 1.0, total * unscale, sync)
+        return LocalNorms(local * unscale, 0.0, total * unscale, sync)  # 0 without examples
+
+    def forget(self) -> None:
+        self._buffers.clear()
+        self._squares.clear()
+        self._weight = 0.0
+
+    def _part_of_mean(self) -> Tensor:
+        """Return this rank's part of the squared norm of the mean gradient."""
+        rank, world = self._group.rank(), self._group.size()
+        parts = []
+        for buffer, factors in self._buffers:
+            size = buffer.numel()
+            part = slice(size * rank // world, size * (rank + 1) // world)
+            parts.append(self._sums.of([buffer[part]], None if factors is None else [factors[part]]))
+        return torch.stack(parts).sum()
+
+    def __call__(self, bucket: Any) -> Any:
+        buffer = bucket.buffer()
+        factors = None
+        if self._preconditioner is not None and self._preconditioner.on:
+            factors = self._preconditioner.of_bucket(bucket)
+        if bucket.index() == 0:
+            self._squares.clear()  # of a pass whose step was dropped
+            self._buffers.clear()
+        self._squares.append(self._sums.of([buffer], None if factors is None else [factors]))
+        self._buffers.append((buffer, factors))
+        self._clock.ready(buffer)
+        if self._averages:
+            work = dist.all_reduce(buffer, op=dist.ReduceOp.AVG, group=self._group, async_op=True)
+        else:
+            buffer.div_(self._group.size())
+            work = dist.all_reduce(buffer, group=self._group, async_op=True)
+        return work.get_future().then(self._reduced)
+
+    def _reduced(self, future: Any) -> Tensor:
+        found: Tensor = future.value()[0]
+        self._clock.reduced()
+        return found
+
+
+def _reduce(state: RankSamples, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    return state(bucket)  # DDP checks the annotations of a hook
+
+
+def _averages(module: Any) -> bool:
+    device = next(module.parameters()).device.type
+    backends = str(dist.get_backend_config(module.process_group))  # such as "cpu:gloo,cuda:nccl"
+    return f"{device}:{AVERAGING.get(device)}" in backends.split(",")
+
+
+class _Clock:
+    """When gradients were ready and when they were reduced: by events in a GPU's stream, else by the clock."""
+
+    def __init__(self) -> None:
+        self._ready = self._end = 0.0
+        self._events: tuple[Any, Any] | None = None
+
+    def ready(self, buffer: Tensor) -> None:
+        """Note that a bucket's gradients are there; the last one counts."""
+        if buffer.is_cuda:
+            if self._events is None:
+                self._events = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            self._events[0].record()
+        else:
+            self._ready = time.monotonic()
+
+    def reduced(self) -> None:
+        self._end = time.monotonic()
+
+    def end(self) -> None:
+        """Note the end of the backward pass; on a GPU its stream has waited for the reduction by then."""
+        if self._events is not None:
+            self._events[1].record()
+
+    def seconds(self) -> float:
+        if self._events is None:
+            return max(0.0, self._end - self._ready)
+        self._events[1].synchronize()
+        return float(self._events[0].elapsed_time(self._events[1])) / 1e3

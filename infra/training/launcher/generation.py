@@ -1,0 +1,238 @@
+"""One generation, from the order to launch until the last of its processes is gone."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from operator import attrgetter
+
+from ebbflow.infra.clock import Clock
+from ebbflow.infra.protocols import GenerationEnd, GenerationKind, RankFailure
+from ebbflow.infra.training.channel import Channel, Report, StopRequest
+from ebbflow.infra.training.launcher.hang import HangRule, HangWatch
+from ebbflow.infra.training.launcher.members import Loss, Members, Note
+from ebbflow.infra.training.launcher.wire import AgentEnd, Order
+
+_PATIENCE = 10.0  # seconds for a node to end processes that it has been told to kill
+_SPARE = 2.0  # seconds past a deadline before what is left is killed
+_SAID_END = ("finished", "stopped", "canary")
+
+
+@dataclass(slots=True)
+class Generation:
+    """Follows the processes of one world: ``look`` is called until it returns true, then ``end`` says how it ended."""
+
+    number: int
+    placement: dict[str, int]
+    members: Members
+    channel: Channel
+    clock: Clock
+    note: Note
+    hang: HangRule
+    rescue: float  # seconds that survivors get to save
+    form: float  # seconds in which the processes must come up
+    on_report: Callable[[Report], None] = lambda _: None
+    begun: float = field(init=False)
+    stop: StopRequest | None = None
+    _watch: HangWatch = field(init=False)
+    _ends: dict[str, AgentEnd] = field(default_factory=dict)
+    _lost: dict[str, Loss] = field(default_factory=dict)
+    _hung: str = ""
+    _suspects: list[str] = field(default_factory=list)
+    _cutoff: float | None = None
+    _killed: float | None = None  # when the nodes were told to end what is left
+    _nodes: dict[int, str] = field(default_factory=dict)  # rank -> node
+    _said: set[str] = field(default_factory=set)
+    _first: int = -1
+    _last: int = -1
+    _saved: int = -1
+
+    def __post_init__(self) -> None:
+        self.begun = self.clock.now()
+        self._watch = HangWatch(self.hang, self.begun)
+
+    def launch(self, order: Order, logs: Mapping[str, str]) -> None:
+        """Send the order to all nodes of the placement; ``logs`` is each node's folder for them."""
+        for name, slots in self.placement.items():
+            nodes = len(self.placement)
+            order = replace(order, generation=self.number, nodes=nodes, slots=slots, logs=logs[name])
+            self.members.send(name, order)
+
+    # --- what happens to it -------------------------------------------------------------------------------
+
+    def ask_to_stop(self, reason: str, deadline: float) -> None:
+        """Ask all processes to save and leave; those left at the deadline are killed."""
+        if self.stop is None or self.stop.deadline is None or deadline < self.stop.deadline:
+            self.stop = StopRequest(reason, deadline)
+            self.channel.request_stop(self.stop)
+            self.note("stop-requested", reason=reason, deadline=deadline)
+            self._cut(deadline + _SPARE)
+
+    def look(self, lost: Mapping[str, Loss]) -> bool:
+        """Take in what happened, with the nodes ``lost`` since the last look, and tell whether all is over."""
+        now = self.clock.now()
+        for name, loss in lost.items():
+            if name in self.placement and name not in self._ends:
+                self._lost[name] = loss
+                self._suspects += [name] if loss.hung else []
+                self._bereaved(f"node {name} is lost: {loss.how}", now)
+        self._listen(now)
+        self._collect(now)
+        left = self._left
+        if not left:
+            self._listen(now)  # what was said last
+            return True
+        self._look_for_hang(now, left)
+        self._enforce(now, left)
+        return False
+
+    @property
+    def step(self) -> int:
+        return max(self._last, self._saved)
+
+    def node_of(self, rank: int) -> str:
+        """Return the node that a rank runs on; empty when that is not known."""
+        return self._nodes.get(rank, "")
+
+    def end(self) -> GenerationEnd:
+        """Return how it ended. ``idle`` is left to the launcher, which knows the generations before."""
+        failures = self._failures()
+        kind, reason = self._outcome(failures)
+        noticed = {n for n in self.placement if n in self.members and self.members[n].notice is not None}
+        usable = {n: s for n, s in self.placement.items() if n in self.members and n not in noticed}
+        return GenerationEnd(
+            generation=self.number,
+            kind=kind,
+            reason=reason,
+            placement=dict(self.placement),
+            left=usable,
+            failures=failures,
+            suspects=tuple(dict.fromkeys(self._suspects)),
+            started=self.begun,
+            ended=self.clock.now(),
+            first_step=self._first,
+            last_step=self.step,
+            saved_step=self._saved,
+        )
+
+    # --- how ----------------------------------------------------------------------------------------------
+
+    @property
+    def _left(self) -> list[str]:
+        """Return the nodes whose agents still run."""
+        return [n for n in self.placement if n not in self._ends and n not in self._lost]
+
+    def _cut(self, at: float) -> None:
+        self._cutoff = at if self._cutoff is None else min(self._cutoff, at)
+
+    def _bereaved(self, reason: str, now: float) -> None:
+        """Somebody is gone: the others cannot go on, and get a while to save what they have."""
+        if self.stop is None:
+            self.stop = StopRequest(reason, now + self.rescue)
+            self.channel.request_stop(self.stop)
+        self._cut(now + self.rescue)
+
+    def _listen(self, now: float) -> None:
+        for report in self.channel.reports():
+            self._watch.report(now)
+            self._said.add(report.kind)
+            if report.kind in ("started", *_SAID_END):
+                self.note(
+                    report.kind, **{**report.content, "step": report.step, "rank": report.rank, "at": report.time}
+                )
+            if report.kind == "started" and self._first < 0:
+                self._first = report.step
+            self._last = max(self._last, report.step)
+            if report.kind == "checkpoint" and "error" not in report.content:
+                self._saved = max(self._saved, report.step)
+            elif report.kind == "stopped":
+                self._saved = max(self._saved, int(report.content.get("saved_step", -1)))
+            self.on_report(report)
+
+    def _collect(self, now: float) -> None:
+        for name in self._left:
+            member = self.members[name]
+            if member.beat is not None and member.beat.generation == self.number:
+                self._nodes.update({rank.rank: name for rank in member.beat.ranks})
+                self._watch.look(now, member.beat.ranks)
+            if (end := member.wire.agent_end(self.number)) is not None:
+                self._ends[name] = end
+                self.note("agent-ended", node=name, state=end.state, at=end.time)
+                if end.state != "succeeded" and self._killed is None:
+                    self._bereaved(f"processes of node {name} failed", now)
+
+    def _look_for_hang(self, now: float, left: list[str]) -> None:
+        if self._hung or self._killed is not None:
+            return
+        if (verdict := self._watch.verdict(now)) is None:
+            if not self._said and not self._nodes and now - self.begun > self.form + _SPARE:
+                self._cut(now)  # the agents should have given up by now
+            return
+        self._hung = verdict.reason
+        self._suspects += [self._nodes[rank] for rank in verdict.ranks if rank in self._nodes]
+        self.note("hang", reason=verdict.reason, ranks=list(verdict.ranks), nodes=self._suspects)
+        for rank in verdict.ranks:
+            self._kill(rank)
+        self._bereaved(verdict.reason, now)
+
+    def _kill(self, rank: int) -> None:
+        """Kill one process, so that those that wait for it notice and save."""
+        if (name := self._nodes.get(rank)) in self.members and name is not None:
+            self.members.send(name, Order("kill", generation=self.number, rank=rank))
+
+    def _enforce(self, now: float, left: list[str]) -> None:
+        if self._cutoff is None or now < self._cutoff:
+            return
+        if self._killed is None:
+            self._killed = now
+            self.note("cut-off", nodes=left)
+            for name in left:
+                self.members.send(name, Order("end", generation=self.number))
+        elif now - self._killed > _PATIENCE:
+            for name in left:  # a node that cannot even kill is no use
+                self._lost[name] = Loss("it did not end its processes when told to", hung=True)
+                self._suspects.append(name)
+            self.members.end(left)
+
+    def _failures(self) -> tuple[RankFailure, ...]:
+        found = []
+        for name, end in self._ends.items():
+            for f in end.failures:
+                found.append(RankFailure(f.rank, name, f.exit_code, f.signal, f.error, f.log, f.time))
+            if end.state in ("broken", "unformed") or (end.state == "failed" and not end.failures):
+                log = self.members.log(name)
+                found.append(RankFailure(None, name, None, "", end.error, log, end.time))
+        return tuple(sorted(found, key=attrgetter("time")))
+
+    def _outcome(self, failures: tuple[RankFailure, ...]) -> tuple[GenerationKind, str]:
+        if "finished" in self._said:
+            return "finished", "the script came to its end"
+        if "canary" in self._said and not failures:
+            return "canary", "the trial steps passed"
+        if self._hung:
+            return "hung", self._hung
+        if self._lost:
+            how = "; ".join(f"node {name}: {loss.how}" for name, loss in self._lost.items())
+            return ("hung" if all(loss.hung for loss in self._lost.values()) else "lost"), how
+        if failures and any(f.rank is not None for f in failures):
+            return "failed", describe(next(f for f in failures if f.rank is not None))
+        if "stopped" in self._said:
+            return "stopped", self.stop.reason if self.stop else "the run was asked to stop"
+        if failures:
+            unformed = all(end.state == "unformed" for end in self._ends.values())
+            return ("unformed" if unformed or not self._said else "failed"), describe(failures[0])
+        if self.stop is not None:
+            return "stopped", f"{self.stop.reason}: ended at the deadline, nothing was saved"
+        if any(end.state == "ended" for end in self._ends.values()):
+            return "unformed", f"the processes did not come up within {self.form:g} s"
+        return "silent", (
+            "the script ended without a word: it must train inside `with ElasticRun.start() as run:`"
+        )
+
+
+def describe(failure: RankFailure) -> str:
+    """Return a failure in a line: who, how, and the last line of its error."""
+    who = f"rank {failure.rank} on {failure.node}" if failure.rank is not None else f"node {failure.node}"
+    how = f"was ended by {failure.signal}" if failure.signal else f"ended with status {failure.exit_code}"
+    if failure.exit_code is None and not failure.signal:
+        how = "failed"
+    lines = [line for line in (failure.error or failure.log).splitlines() if line.strip()]
+    return f"{who} {how}: {lines[-1].strip()}" if lines else f"{who} {how}"

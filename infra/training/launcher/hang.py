@@ -1,0 +1,93 @@
+"""When a generation stands still: pure rules over what nodes show of their processes and what rank 0 reports."""
+
+import statistics
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from ebbflow.infra.training.launcher.wire import RankState
+
+_STOPPED = "Tt"
+
+
+@dataclass(frozen=True, slots=True)
+class HangRule:
+    """Bounds, in seconds, beyond which something is taken to hang."""
+
+    stopped: float = 2.0  # a process, or a whole node, is stopped (SIGSTOP, a debugger)
+    silence: float = 15.0  # a node shows no sign of life
+    floor: float = 30.0  # nothing is reported and no process computes: never less than this
+    factor: float = 10.0  # ... and never less than so many times the median time between reports
+    start: float = 120.0  # the same before the first report: data are being loaded
+    limit: float = 3600.0  # nothing is reported, whatever the processes do
+    busy: float = 0.02  # share of a processor below which a process is taken to wait
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What hangs."""
+
+    reason: str
+    ranks: tuple[int, ...] = ()  # to blame, where that can be told
+
+
+@dataclass(slots=True)
+class _Seen:
+    since: float  # when the window began in which the process has waited
+    cpu: float
+    stopped: float | None = None  # since when it is stopped
+
+
+@dataclass(slots=True)
+class HangWatch:
+    """Follows one generation. Times are the launcher's, seconds."""
+
+    rule: HangRule
+    begun: float
+    _ranks: dict[int, _Seen] = field(default_factory=dict)
+    _reported: float | None = None
+    _gaps: deque[float] = field(default_factory=lambda: deque(maxlen=50))
+
+    def report(self, now: float) -> None:
+        """Take note of a sign of progress."""
+        if self._reported is not None:
+            self._gaps.append(now - self._reported)
+        self._reported = now
+
+    def look(self, now: float, ranks: Iterable[RankState]) -> None:
+        """Take note of what a node says of its processes."""
+        for rank in ranks:
+            seen = self._ranks.get(rank.rank)
+            if seen is None:
+                seen = self._ranks[rank.rank] = _Seen(now, rank.cpu)
+            if rank.cpu - seen.cpu > self.rule.busy * (now - seen.since) or rank.state == "D":
+                seen.since, seen.cpu = now, rank.cpu
+            if rank.state not in _STOPPED:
+                seen.stopped = None
+            elif seen.stopped is None:
+                seen.stopped = now
+
+    @property
+    def bound(self) -> float:
+        """Return how long nothing may be reported while no process computes."""
+        if self._reported is None or not self._gaps:
+            return self.rule.start
+        return max(self.rule.floor, self.rule.factor * statistics.median(self._gaps))
+
+    def verdict(self, now: float) -> Verdict | None:
+        """Return what hangs, if anything does."""
+        stopped = tuple(
+            rank
+            for rank, seen in sorted(self._ranks.items())
+            if seen.stopped is not None and now - seen.stopped >= self.rule.stopped
+        )
+        if stopped:
+            names = ", ".join(map(str, stopped))
+            return Verdict(f"rank {names} has been stopped for {self.rule.stopped:g} s", stopped)
+        quiet = now - (self.begun if self._reported is None else self._reported)
+        if quiet >= self.rule.limit:
+            return Verdict(f"nothing was reported for {quiet:.0f} s")
+        waiting = bool(self._ranks) and all(now - s.since >= self.bound for s in self._ranks.values())
+        if waiting and quiet >= self.bound:
+            return Verdict(f"nothing was reported for {quiet:.0f} s and no process computes")
+        return None

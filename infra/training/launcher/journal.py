@@ -1,0 +1,115 @@
+"""What a run writes down for people and for its own resumption: ``run.json`` and ``events.jsonl`` in its folder."""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from ebbflow.infra import files
+from ebbflow.infra.errors import StorageError, TrainingError
+from ebbflow.infra.filesystems import filesystem, split, to_uri, translated
+from ebbflow.infra.protocols import TrainingEvent, TrainingJob
+from ebbflow.infra.training.channel import RunSettings
+
+_FORMAT = 1
+_RUN = "run.json"
+_EVENTS = "events.jsonl"
+
+
+class Journal:
+    """The two files. Locally each event is one synced line; on S3 the file is written anew with each event."""
+
+    def __init__(self, folder: str) -> None:
+        self._scheme, self._path = split(folder)
+        self.uri = to_uri(self._path, self._scheme)
+        self._lines: list[str] = []  # of the whole file, on S3
+
+    @property
+    def local(self) -> Path | None:
+        """Return the folder as a path, if it is one."""
+        return Path(self._path) if self._scheme == "file" else None
+
+    def write_run(self, job: TrainingJob, placement: Mapping[str, int], state: str, generation: int) -> None:
+        """Write ``run.json``. Raises ``StorageError``."""
+        fields = asdict(job) | {
+            "format": _FORMAT,
+            "placement": dict(placement),
+            "state": state,
+            "generation": generation,
+        }
+        data = (json.dumps(fields, indent=1) + "\n").encode()
+        with translated(f"write {self.uri}/{_RUN}"):
+            store = filesystem(self._scheme)
+            store.create_dir(self._path, recursive=True)
+            files.write_atomic(store, self._scheme, f"{self._path}/{_RUN}", data)
+
+    def read_run(self) -> tuple[TrainingJob, dict[str, int], str, int]:
+        """Return the job, its last placement, its state and its last generation. Raises ``TrainingError``."""
+        try:
+            with translated(f"read {self.uri}/{_RUN}"):
+                fields = json.loads(self._read(_RUN))
+            if fields.pop("format") != _FORMAT:
+                raise TrainingError(
+                    f"{self.uri}/{_RUN} is of another version of Ebbflow; go on with that one"
+                )
+            placement, state, generation = (fields.pop(k) for k in ("placement", "state", "generation"))
+            settings = fields.pop("settings")
+            fields["arguments"] = tuple(fields["arguments"])
+            job = TrainingJob(**fields, settings=RunSettings(**settings) if settings else None)
+        except (ValueError, KeyError, TypeError, AttributeError) as exc:
+            raise TrainingError(f"{self.uri}/{_RUN} cannot be read ({exc}); start the run anew") from exc
+        except StorageError as exc:
+            raise TrainingError(f"there is no run in {self.uri} to go on with: {exc}") from exc
+        return job, placement, state, generation
+
+    def append(self, event: TrainingEvent) -> None:
+        """Add an event. Raises ``StorageError``."""
+        line = json.dumps(asdict(event)) + "\n"
+        with translated(f"write {self.uri}/{_EVENTS}"):
+            if self.local is not None:
+                _append(self.local / _EVENTS, line)
+                return
+            self._lines.append(line)
+            data = "".join(self._lines).encode()
+            files.write_atomic(filesystem(self._scheme), self._scheme, f"{self._path}/{_EVENTS}", data)
+
+    def events(self) -> list[TrainingEvent]:
+        """Return the events so far; a line that was torn by a crash is passed over. Raises ``StorageError``."""
+        try:
+            with translated(f"read {self.uri}/{_EVENTS}"):
+                lines = self._read(_EVENTS).decode(errors="replace").splitlines()
+        except StorageError as exc:
+            if isinstance(exc.__cause__, FileNotFoundError):
+                return []
+            raise
+        found = [event for line in lines if (event := _event(line)) is not None]
+        self._lines = [json.dumps(asdict(event)) + "\n" for event in found]
+        return found
+
+    def _read(self, name: str) -> bytes:
+        with filesystem(self._scheme).open_input_file(f"{self._path}/{name}") as file:
+            data: bytes = file.read()
+            return data
+
+
+def _append(path: Path, line: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a+b") as file:
+        size = file.seek(0, os.SEEK_END)
+        if size:
+            file.seek(size - 1)
+            if file.read(1) != b"\n":  # the last writer died in mid-line
+                line = "\n" + line
+        file.write(line.encode())
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _event(line: str) -> TrainingEvent | None:
+    try:
+        fields: dict[str, Any] = json.loads(line)
+        return TrainingEvent(**fields)
+    except (ValueError, TypeError):
+        return None

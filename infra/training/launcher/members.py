@@ -1,0 +1,150 @@
+"""The nodes of a run as its launcher sees them: started, ready, lost."""
+
+import secrets
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ebbflow.infra.clock import Clock
+from ebbflow.infra.training.launcher.pool import NodePool
+from ebbflow.infra.training.launcher.wire import Beat, Entry, Order, Wire
+
+if TYPE_CHECKING:
+    from torch.distributed import TCPStore
+
+Note = Callable[..., None]  # note(kind, **content)
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """How a node went."""
+
+    how: str
+    hung: bool = False  # it was there but did not move
+
+
+@dataclass(slots=True)
+class Member:
+    """One node that has been started."""
+
+    name: str
+    slots: int
+    wire: Wire
+    started: float
+    beat: Beat | None = None
+    beaten: float = 0.0  # when the launcher saw the latest sign of life
+    frozen: float | None = None  # since when it is known to stand still
+
+    @property
+    def ready(self) -> bool:
+        return self.beat is not None
+
+    @property
+    def notice(self) -> float | None:
+        return self.beat.notice if self.beat else None
+
+
+class Members:
+    """Starts and ends nodes, and follows their signs of life. Used by the launcher's loop only."""
+
+    def __init__(
+        self,
+        pool: NodePool,
+        store: "TCPStore",
+        run: str,
+        clock: Clock,
+        note: Note,
+        *,
+        grace: float,
+        preload: tuple[str, ...],
+        silence: float,
+        stopped: float,
+    ) -> None:
+        self._pool, self._store, self._run = pool, store, run
+        self._clock, self._note = clock, note
+        self._grace, self._preload = grace, preload
+        self._silence, self._stopped = silence, stopped
+        self._members: dict[str, Member] = {}
+        self.named: set[str] = set()  # all names ever used
+
+    def __getitem__(self, name: str) -> Member:
+        return self._members[name]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._members
+
+    @property
+    def names(self) -> list[str]:
+        return list(self._members)
+
+    def start(self, placement: Mapping[str, int]) -> None:
+        """Start the nodes of ``placement`` that are not there. Raises ``ClusterError``."""
+        for name, slots in placement.items():
+            if name in self._members and self._members[name].slots != slots:
+                self.end([name])  # its share of the machine was made for another number of slots
+            if name not in self._members:
+                key = f"{name}-{secrets.token_hex(4)}"
+                entry = Entry(
+                    store=f"{self._pool.host}:{self._store.port}",
+                    run=self._run,
+                    name=name,
+                    key=key,
+                    address="",
+                    folder="",
+                    preload=self._preload,
+                    grace=self._grace,
+                )
+                self._pool.start(name, slots, entry)
+                self.named.add(name)
+                wire = Wire(self._store, self._run, key)
+                self._members[name] = Member(name, slots, wire, self._clock.now())
+                self._note("node-started", node=name, slots=slots)
+
+    def end(self, names: Iterable[str]) -> None:
+        """End nodes that are not needed any more."""
+        for name in names:
+            if self._members.pop(name, None) is not None:
+                self._pool.end(name)
+                self._note("node-ended", node=name)
+
+    def look(self) -> dict[str, Loss]:
+        """Take note of all signs of life and return the nodes lost since the last look, and how they went."""
+        gone: dict[str, Loss] = {}
+        now = self._clock.now()
+        for name, member in list(self._members.items()):
+            how = self._pool.lost(name)
+            loss = Loss(how) if how else self._stands_still(member, now)
+            if loss is not None:
+                gone[name] = loss
+                self._note(
+                    "node-lost", node=name, how=loss.how
+                )  # before its processes take their time to end
+                self._pool.end(name)
+                del self._members[name]
+                continue
+            beat = member.wire.beat()
+            if beat is not None and (member.beat is None or beat.number != member.beat.number):
+                if member.beat is None:
+                    self._note("node-ready", node=name, seconds=round(now - member.started, 3))
+                if beat.notice is not None and beat.notice != member.notice:
+                    self._note("node-notice", node=name, deadline=beat.notice)
+                member.beat, member.beaten = beat, now
+        return gone
+
+    def send(self, name: str, order: Order) -> None:
+        self._members[name].wire.send(order)
+
+    def log(self, name: str) -> str:
+        return self._pool.log(name)
+
+    def _stands_still(self, member: Member, now: float) -> Loss | None:
+        """Tell how a node that does not move any more shows that; ``None`` for one that moves."""
+        if not self._pool.frozen(member.name):
+            member.frozen = None
+        elif member.frozen is None:
+            member.frozen = now
+        elif now - member.frozen >= self._stopped:
+            return Loss(f"it stood still for {self._stopped:g} s", hung=True)
+        if member.ready and now - member.beaten >= self._silence:
+            return Loss(f"it showed no sign of life for {self._silence:g} s", hung=True)
+        return None

@@ -1,0 +1,253 @@
+"""A node: it imports what training needs once, then runs one agent after another, each in a process of its own.
+
+Started as ``python -m ebbflow.infra.training.launcher.node`` with ``EBBFLOW_NODE_ENTRY`` in its environment, on
+whatever machine. It obeys its launcher's orders, shows signs of life, and ends, with everything below it, when the
+launcher is gone. SIGTERM is a notice: the node tells its launcher that it will be gone soon.
+"""
+
+import contextlib
+import ctypes
+import importlib
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+from datetime import timedelta
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+import psutil
+from torch.distributed import TCPStore
+
+from ebbflow.infra.clock import SystemClock
+from ebbflow.infra.training.launcher.wire import (
+    ENTRY,
+    AgentEnd,
+    Beat,
+    Entry,
+    Order,
+    RankState,
+    Wire,
+    agent_end_from,
+    entry_from,
+    to_json,
+)
+from ebbflow.infra.training.launcher.worker import RANKS
+
+NOTICE = "notice"  # file, in the node's folder, with the time at which the node will be gone
+_LOOK = 0.02  # seconds between looks for orders and at the agent
+_EMPTY = 2.0  # seconds that an agent may live on when all its processes are gone
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_TICK = os.sysconf("SC_CLK_TCK")
+
+
+class Node:
+    """The node's loop; one thread, so that it can fork at any time."""
+
+    def __init__(self, entry: Entry, wire: Wire) -> None:
+        self._entry = entry
+        self._wire = wire
+        self._clock = SystemClock()
+        self._agent = 0  # process id; 0: none runs
+        self._generation = 0
+        self._beats = 0
+        self._last_beat = 0.0
+        self._notice: float | None = None
+        self._empty_since: float | None = None
+
+    def run(self) -> None:
+        """Serve until told to leave or the launcher is gone."""
+        signal.signal(signal.SIGTERM, self._on_notice)
+        try:
+            while self._serve():
+                self._clock.sleep(_LOOK)
+        except RuntimeError:  # the store is gone, and so is the launcher
+            self._end_processes(self._entry.grace)
+        self._end_processes(0.0)
+
+    def _serve(self) -> bool:
+        self._look_at_agent()
+        while (order := self._wire.next_order()) is not None:
+            if order.do == "leave":
+                return False
+            if order.do == "launch":
+                self._launch(order)
+            elif order.generation != self._generation or not self._agent:
+                continue
+            elif order.do == "kill":
+                self._kill(order.rank)
+            else:
+                self._close(AgentEnd("ended", error="ended by the launcher", time=time.time()))
+        now = self._clock.now()
+        if now - self._last_beat >= self._entry.beat:
+            self._last_beat = now
+            self._beats += 1
+            self._wire.show(
+                Beat(self._beats, self._generation if self._agent else 0, self._ranks(), self._notice)
+            )
+        return True
+
+    # --- the agent ----------------------------------------------------------------------------------------
+
+    def _launch(self, order: Order) -> None:
+        self._end_processes(0.0)  # nothing of an older generation may be left
+        self._generation = order.generation
+        self._empty_since = None
+        sys.stdout.flush()
+        sys.stderr.flush()
+        parent = os.getpid()
+        self._agent = os.fork()
+        if self._agent == 0:
+            self._become_agent(order, parent)
+
+    def _become_agent(self, order: Order, parent: int) -> NoReturn:
+        code = 1
+        try:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() == parent:
+                from ebbflow.infra.training.launcher import agent
+
+                end = agent.run(order, self._entry)
+                self._end_file(order.generation).write_text(to_json(end))
+                code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+
+    def _look_at_agent(self) -> None:
+        if not self._agent:
+            return
+        pid, status = os.waitpid(self._agent, os.WNOHANG)
+        if pid:
+            code = os.waitstatus_to_exitcode(status)
+            end = AgentEnd("broken", error=f"the agent ended with status {code}", time=time.time())
+            with contextlib.suppress(OSError):
+                end = agent_end_from(self._end_file(self._generation).read_text())
+            self._close(end)
+        elif self._deserted():
+            # Had one ended with an error, the agent would have seen that and ended as well.
+            self._close(AgentEnd("succeeded", error="its processes ended without a word", time=time.time()))
+
+    def _deserted(self) -> bool:
+        """Tell whether the agent waits for processes that are gone: ``os._exit`` does not tell it."""
+        ranks = self._ranks()
+        if not ranks or any(rank.state not in "XZ" for rank in ranks):
+            self._empty_since = None
+            return False
+        self._empty_since = self._empty_since or self._clock.now()
+        return self._clock.now() - self._empty_since > _EMPTY
+
+    def _close(self, end: AgentEnd) -> None:
+        """End what is left of the generation and tell the launcher how it ended."""
+        self._end_processes(0.0)
+        self._wire.report(self._generation, end)
+        self._last_beat = 0.0
+
+    def _end_file(self, generation: int) -> Path:
+        return Path(self._entry.folder) / str(generation) / "end.json"
+
+    # --- processes ----------------------------------------------------------------------------------------
+
+    def _ranks(self) -> tuple[RankState, ...]:
+        found = []
+        folder = Path(self._entry.folder) / str(self._generation) / RANKS
+        with contextlib.suppress(OSError):
+            for path in sorted(folder.iterdir()):
+                if path.name.isdigit():
+                    fields = json.loads(path.read_text())
+                    state, cpu = _look_at(fields["pid"])
+                    found.append(RankState(fields["rank"], fields["pid"], state, cpu, fields["started"]))
+        return tuple(found)
+
+    def _kill(self, rank: int) -> None:
+        for found in self._ranks():
+            if found.rank == rank and found.state not in "XZ":
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(found.pid, signal.SIGKILL)
+
+    def _end_processes(self, grace: float) -> None:
+        """End all processes below this one: those left after ``grace`` seconds by SIGKILL, until none is left."""
+        end = self._clock.now() + grace
+        while True:
+            _reap()
+            below = [p for p in psutil.Process().children(recursive=True) if _lives(p)]
+            if not below:
+                break
+            if self._clock.now() >= end:
+                for process in below:
+                    with contextlib.suppress(psutil.Error):
+                        process.kill()
+            self._clock.sleep(_LOOK)
+        self._agent = 0
+
+    def _on_notice(self, _signal: int, _frame: FrameType | None) -> None:
+        self._notice = time.time() + self._entry.grace
+        with contextlib.suppress(OSError, ValueError):
+            self._notice = float((Path(self._entry.folder) / NOTICE).read_text())
+        self._last_beat = 0.0
+
+
+def _reap() -> None:
+    """Collect children that have ended: the agent, and what it left behind, which falls to this process."""
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+
+
+def _lives(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.Error):
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    return False
+
+
+def _look_at(pid: int) -> tuple[str, float]:
+    """Return a process' state and the processor seconds that it and what it started (loaders of data) have used."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return "X", 0.0
+    used = sum(map(int, fields[11:15])) / _TICK  # its own and that of children that have ended
+    with contextlib.suppress(OSError):  # not every kernel lists children
+        for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+            used += _look_at(int(child))[1]
+    return fields[0], used
+
+
+def _prctl(option: int, value: int) -> None:
+    with contextlib.suppress(OSError, AttributeError):  # other systems than Linux do without
+        ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
+
+
+def connect(entry: Entry) -> tuple[TCPStore, Wire]:
+    """Return the launcher's store and this node's end of the wire. Raises ``RuntimeError``."""
+    host, _, port = entry.store.rpartition(":")
+    store = TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=entry.connect))
+    return store, Wire(store, entry.run, entry.key)
+
+
+def main() -> None:
+    """Serve as a node."""
+    entry = entry_from(os.environ[ENTRY])
+    Path(entry.folder).mkdir(parents=True, exist_ok=True)
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    # whether there is a GPU must be found out without touching it: a touched one cannot be used after a fork
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+    importlib.import_module("ebbflow.infra.training.launcher.agent")
+    for module in entry.preload:
+        try:
+            importlib.import_module(module)
+        except ImportError:  # the script will say so where it needs the module
+            traceback.print_exc()
+    Node(entry, connect(entry)[1]).run()
+
+
+if __name__ == "__main__":
+    main()

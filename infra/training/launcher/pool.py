@@ -1,0 +1,38 @@
+"""Where nodes come from: what the launcher asks of a machine room, local or in a cloud."""
+
+from typing import Protocol
+
+from ebbflow.infra.training.launcher.wire import Entry
+
+
+class NodePool(Protocol):
+    """Nodes by name. A name may be used again once its node is gone. Safe for several threads."""
+
+    host: str  # address at which nodes reach the launcher's store
+
+    def start(self, name: str, slots: int, entry: Entry) -> None:
+        """Start ``infra.training.launcher.node`` there and return at once; it reports over the store.
+
+        The pool fills in the entry's ``address`` and ``folder``. Raises ``ClusterError``.
+        """
+        ...
+
+    def lost(self, name: str) -> str:
+        """Return in a few words how a node went that is gone (killed, revoked); empty while it is there."""
+        ...
+
+    def frozen(self, name: str) -> bool:
+        """Tell whether a node is known to stand still; a pool that cannot know says no."""
+        ...
+
+    def end(self, name: str) -> None:
+        """End a node and everything on it at once; nothing happens when it is gone. Raises ``ClusterError``."""
+        ...
+
+    def log(self, name: str) -> str:
+        """Return the last lines of what the node itself wrote."""
+        ...
+
+    def close(self) -> None:
+        """End all nodes and leave nothing behind but logs. May be called twice."""
+        ...

@@ -1,0 +1,85 @@
+"""What a process of a generation does first: become an ordinary Python process that runs the user's script."""
+
+import atexit
+import contextlib
+import json
+import os
+import signal
+import sys
+import threading
+import time
+import types
+from pathlib import Path
+
+from ebbflow.infra.training.launcher.wire import SCRIPT
+
+RANKS = "ranks"  # folder, in the node's own, with a file for each process
+_PART = 5.0  # seconds that closing a process group may take
+
+
+def run_script() -> None:
+    """Run the script that ``SCRIPT`` in the environment names as ``__main__``, with its arguments.
+
+    A process that was forked from a warm node has the node's imports and nothing else of it: signal handlers,
+    random state and thread counts are those of a new process.
+    """
+    task = json.loads(os.environ[SCRIPT])
+    _announce(Path(task["folder"]))
+    _forget_parent()
+    code: object = 0
+    try:
+        _execute(task["script"], task["arguments"])
+    except SystemExit as leave:
+        code = leave.code
+    finally:
+        # multiprocessing ends its children without these; a script may count on them
+        atexit._run_exitfuncs()
+        _part()
+        sys.stdout.flush()
+        sys.stderr.flush()
+    if code not in (None, 0):
+        raise SystemExit(code)
+
+
+def _execute(script: str, arguments: list[str]) -> None:
+    source = Path(script).read_bytes()
+    program = compile(source, script, "exec", dont_inherit=True)
+    main = types.ModuleType("__main__")
+    main.__dict__.update(__file__=script, __builtins__=__builtins__, __cached__=None)
+    sys.modules["__main__"] = main
+    sys.argv = [script, *arguments]
+    sys.path.insert(0, str(Path(script).resolve().parent))
+    exec(program, main.__dict__)  # noqa: S102 - running the user's script is what this process is for
+
+
+def _announce(folder: Path) -> None:
+    """Tell the node which process has which rank."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rank = os.environ["RANK"]
+    beside = folder / f".{rank}"
+    beside.write_text(json.dumps({"rank": int(rank), "pid": os.getpid(), "started": time.time()}))
+    beside.replace(folder / rank)
+
+
+def _part() -> None:
+    """Close what the script has left open to other ranks.
+
+    This process goes on until its node's others are done as well; a rank elsewhere must not wait for it meanwhile.
+    """
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_initialized():
+        closing = threading.Thread(target=distributed.destroy_process_group, daemon=True)
+        closing.start()
+        closing.join(_PART)
+
+
+def _forget_parent() -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for name in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(name, signal.SIG_DFL)
+    if (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.seed()
+    if (torch := sys.modules.get("torch")) is not None:
+        # the variable was read when the node imported torch
+        with contextlib.suppress(ValueError):
+            torch.set_num_threads(max(1, int(os.environ.get("OMP_NUM_THREADS", "1"))))

@@ -1,0 +1,261 @@
+"""One process at a time runs a run id.
+
+In a local folder the operating system's lock holds: it is exact, and free the moment its holder dies. On S3, and in
+folders whose file system has no locks, a *lease* does: a small file that its owner renews, and that counts as free
+when it was not renewed for ``ttl`` seconds. What a lease can promise:
+
+- With conditional writes (S3 through boto3, where that is installed) two processes never both get a free lease.
+- Without them each writes, waits and reads back what is there. Two that begin within the same second both see the
+  later writer win, unless a write takes longer than the wait.
+- A holder that was stopped for longer than ``ttl`` may find at its next renewal that another has begun (``check``
+  raises then). Until then both run: a lease cannot prevent that. Checkpoints have names of their own, so neither
+  overwrites the other's.
+- Clocks of the machines must agree to within a quarter of ``ttl``.
+"""
+
+import contextlib
+import errno
+import fcntl
+import getpass
+import json
+import os
+import socket
+import threading
+import uuid
+import weakref
+from datetime import UTC, datetime
+from typing import Any, Self
+
+from ebbflow.infra.clock import Clock, SystemClock
+from ebbflow.infra.errors import RunLockedError, StorageError
+from ebbflow.infra.filesystems import translated
+from ebbflow.infra.training.lease_files import LeaseFile, lease_file
+from ebbflow.infra.training.places import Place
+from ebbflow.planners.errors import OptionError
+
+TTL = 60.0  # seconds
+_NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
+_FILE = "lock"
+_LEASE = "lease.json"
+
+_held: "weakref.WeakSet[RunLock]" = weakref.WeakSet()
+
+
+class RunLock:
+    """Holds a run's folder against other processes, on this machine and others.
+
+    Args:
+        uri: the run's folder, local or on S3.
+        run_id: for messages.
+        ttl: seconds after which a lease that is not renewed is free.
+        heartbeat: renew a lease in the background; without it call ``beat``.
+    """
+
+    def __init__(
+        self,
+        uri: str | os.PathLike[str],
+        run_id: str,
+        *,
+        ttl: float = TTL,
+        heartbeat: bool = True,
+        clock: Clock | None = None,
+    ) -> None:
+        if not ttl > 0:
+            raise OptionError(f"ttl must be > 0 s; got {ttl}")
+        self._place = Place(uri)
+        self._run_id = run_id
+        self._ttl = ttl
+        self._heartbeat = heartbeat
+        self._clock = clock or SystemClock()
+        self._descriptor: int | None = None
+        self._lease: _Lease | None = None
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def held(self) -> bool:
+        """Tell whether this object holds the run, as far as it knows."""
+        return self._descriptor is not None or (self._lease is not None and self._lease.lost is None)
+
+    def acquire(self, *, take_over: bool = False) -> Self:
+        """Take the run. Raises ``RunLockedError`` if another process has it, naming it and what to do.
+
+        ``take_over`` takes a lease that is still running: for one whose holder is known to be dead. A lock of the
+        operating system cannot be taken over; its holder lives.
+        """
+        if self.held:
+            raise RunLockedError(f"this object holds run {self._run_id!r} already")
+        with translated(f"lock the run {self._run_id!r} in {self._place.uri}"):
+            if self._place.local and self._lock_file():
+                return self
+        lease = _Lease(lease_file(self._place, _LEASE, self._clock), self._ttl, self._clock, self._owner())
+        with translated(f"lock the run {self._run_id!r} in {self._place.uri}"):
+            other = lease.take(take_over)
+        if other is not None:
+            until = _at(other["beat"] + other["ttl"])
+            raise RunLockedError(
+                f"{self._held_by(other)}. If it is dead its lease ends at {until}, or at once with take_over=True; "
+                f"if it lives, stop it or choose another run id"
+            )
+        self._lease = lease
+        if self._heartbeat:
+            self._stop.clear()
+            self._thread = threading.Thread(target=self._renew, name=f"lease of {self._run_id}", daemon=True)
+            self._thread.start()
+        return self
+
+    def check(self) -> None:
+        """Raise ``RunLockedError`` if the run is no longer ours: another took the lease, or it ran out."""
+        if self._lease is not None and self._lease.lost is not None:
+            raise RunLockedError(f"run {self._run_id!r} was lost: {self._lease.lost}")
+        if not self.held:
+            raise RunLockedError(f"run {self._run_id!r} is not held by this process; acquire it first")
+
+    def beat(self) -> None:
+        """Renew a lease; a lock needs nothing. What goes wrong is told by ``check``."""
+        if self._lease is not None:
+            self._lease.renew()
+
+    def release(self) -> None:
+        """Give the run free; never raises for storage that is away, since a lease runs out by itself."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join(5.0)
+            self._thread = None
+        if self._lease is not None:
+            with contextlib.suppress(StorageError), translated(f"free the run {self._run_id!r}"):
+                self._lease.free()
+            self._lease = None
+        if self._descriptor is not None:
+            fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+        self._close()
+
+    def __enter__(self) -> Self:
+        return self if self.held else self.acquire()
+
+    def __exit__(self, *exc: object) -> None:
+        self.release()
+
+    def _lock_file(self) -> bool:
+        """Lock the file; return whether this file system can. Raises ``RunLockedError``."""
+        os.makedirs(self._place.root, exist_ok=True)
+        descriptor = os.open(self._place.path(_FILE), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as exc:
+            if exc.errno in _NO_LOCKS:
+                os.close(descriptor)
+                return False
+            holder = _read(descriptor)
+            os.close(descriptor)
+            if exc.errno not in (errno.EAGAIN, errno.EACCES):
+                raise
+            raise RunLockedError(
+                f"{self._held_by(holder)}. To take over, stop that process; its lock is free when it has ended. "
+                f"Or choose another run id"
+            ) from exc
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, json.dumps(self._owner()).encode(), 0)
+        self._descriptor = descriptor
+        _held.add(self)
+        return True
+
+    def _close(self) -> None:
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            os.close(descriptor)
+
+    def _renew(self) -> None:
+        while not self._clock.wait(self._stop, self._ttl / 4):
+            self.beat()
+            if not self.held:
+                return
+
+    def _owner(self) -> dict[str, Any]:
+        try:
+            user = getpass.getuser()
+        except (OSError, KeyError):
+            user = str(os.getuid())
+        return {"host": socket.gethostname(), "pid": os.getpid(), "user": user, "since": self._clock.now()}
+
+    def _held_by(self, other: dict[str, Any]) -> str:
+        if "pid" not in other:
+            return f"run {self._run_id!r} is being run by another process"
+        return (
+            f"run {self._run_id!r} is being run by process {other['pid']} of {other['user']} on {other['host']}, "
+            f"since {_at(other['since'])}"
+        )
+
+
+class _Lease:
+    """One holder's view of a lease file."""
+
+    def __init__(self, file: LeaseFile, ttl: float, clock: Clock, owner: dict[str, Any]) -> None:
+        self._file, self._ttl, self._clock = file, ttl, clock
+        self._content = owner | {"token": uuid.uuid4().hex, "ttl": ttl}
+        self._version = ""
+        self._renewed = 0.0
+        self.lost: str | None = None
+
+    def take(self, take_over: bool) -> dict[str, Any] | None:
+        """Write the lease if it is free; return its content if it is another's."""
+        there = self._file.read()
+        if there is not None and not take_over and not self._free(there[0]):
+            return there[0]
+        now = self._clock.now()
+        version = self._file.write(self._content | {"beat": now}, there[1] if there else None)
+        if version is None:
+            there = self._file.read()
+            return there[0] if there else {"beat": now, "ttl": self._ttl}
+        self._version, self._renewed = version, now
+        return None
+
+    def renew(self) -> None:
+        if self.lost is not None:
+            return
+        now = self._clock.now()
+        try:
+            with translated("renew the lease"):
+                version = self._file.write(self._content | {"beat": now}, self._version)
+        except StorageError as exc:
+            if now - self._renewed > self._ttl:
+                self.lost = f"its lease ran out, since it could not be renewed for {self._ttl:g} s ({exc})"
+            return
+        if version is None:
+            with contextlib.suppress(StorageError), translated("read the lease"):
+                there = self._file.read()
+                if there is not None and there[0].get("token") == self._content["token"]:
+                    # an answer was lost on its way, not the lease
+                    self._version, self._renewed = there[1], now
+                    return
+            self.lost = "another process has taken it over"
+            return
+        self._version, self._renewed = version, now
+
+    def free(self) -> None:
+        if self.lost is None:
+            self._file.write(self._content | {"beat": self._clock.now(), "free": True}, self._version)
+
+    def _free(self, content: dict[str, Any]) -> bool:
+        return bool(content.get("free")) or self._clock.now() - content["beat"] > content["ttl"]
+
+
+def _read(descriptor: int) -> dict[str, Any]:
+    try:
+        content = json.loads(os.pread(descriptor, 4096, 0))
+    except ValueError:
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _at(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def _forget_after_fork() -> None:
+    """Close a forked child's copies, with which it would hold its parent's lock beyond the parent's death."""
+    for lock in list(_held):
+        lock._close()
+
+
+os.register_at_fork(after_in_child=_forget_after_fork)

@@ -1,0 +1,240 @@
+"""Nodes of this machine: each a session of processes of its own that can be killed, frozen and given notice."""
+
+import contextlib
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import psutil
+
+from ebbflow.infra import cgroups, processes
+from ebbflow.infra.clock import Clock, SystemClock
+from ebbflow.infra.errors import ClusterError
+from ebbflow.infra.guardian import Guardian
+from ebbflow.infra.training.launcher.wire import ENTRY, Entry, to_json
+from ebbflow.planners.errors import OptionError
+
+_NODE = "ebbflow.infra.training.launcher.node"
+_NOTICE = "notice"  # file in a node's folder; see ``launcher.node``
+_STOPPED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+
+
+@dataclass(slots=True)
+class _Record:
+    mark: str
+    child: subprocess.Popen[bytes]
+    folder: Path
+    group: Path | None
+    deadline: float | None = None  # seconds since the Unix epoch
+    ended: str = ""  # how it went, once it is gone
+
+
+class LocalNodes:
+    """A pool of nodes on this machine; it ends with its process, however that one ends.
+
+    Args:
+        logs: folder for the nodes' own logs; by default a temporary one that goes with the pool.
+        cpus: processors that back one slot, held by control groups; ``None``: no cap.
+        grace: seconds that nodes get to save and end once this process is gone.
+        environment: on top of this process' own, for all nodes.
+
+    Raises ``OptionError``, or ``ClusterError`` when a cap is asked for and control groups cannot be made.
+    """
+
+    host = "127.0.0.1"
+
+    def __init__(
+        self,
+        logs: Path | str | None = None,
+        *,
+        cpus: float | None = None,
+        grace: float = 30.0,
+        environment: Mapping[str, str] | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        if cpus is not None and not cpus > 0:
+            raise OptionError(f"cpus must be > 0; got {cpus}")
+        self._controller = cgroups.find_controller() if cpus is not None else None
+        if cpus is not None and self._controller is None:
+            raise ClusterError("no writable control group with a CPU quota here; leave cpus out")
+        self._cpus = cpus
+        self._clock = clock or SystemClock()
+        self._environment = dict(environment or {})
+        self._lock = threading.RLock()
+        self._nodes: dict[str, _Record] = {}
+        self._pid = os.getpid()
+        self.uid = secrets.token_hex(6)
+        self.folder = Path(tempfile.mkdtemp(prefix="ebbflow-nodes-"))
+        self.logs = Path(logs).absolute() if logs is not None else self.folder / "logs"
+        groups = f"{self._controller.folder}/ebbflow-{self.uid}-*" if self._controller else ""
+        self._guardian: Guardian | None = Guardian(
+            "ebbflow.infra.guardian",
+            [f"{self.uid}/", str(self._pid), str(grace), groups, str(self.folder)],
+            self.folder.parent,
+        )
+
+    # --- what the launcher asks ---------------------------------------------------------------------------
+
+    def start(self, name: str, slots: int, entry: Entry) -> None:
+        """Start a node; see ``NodePool``."""
+        with self._lock:
+            if self._guardian is None:
+                raise ClusterError("these nodes have been closed")
+            if (old := self._nodes.get(name)) is not None and not self._gone(old):
+                raise ClusterError(f"there is a node {name!r} already")
+            folder = self.folder / entry.key
+            folder.mkdir(parents=True, exist_ok=True)
+            entry = replace(entry, address=self.host, folder=str(folder))
+            mark = f"{self.uid}/{entry.key}"
+            command = [sys.executable, "-P", "-m", _NODE]
+            child = processes.spawn(command, self._variables(entry), mark, self._log(name), cwd=Path.cwd())
+            record = self._nodes[name] = _Record(mark, child, folder, None)
+            if self._controller is not None and self._cpus is not None:
+                record.group = cgroups.create(
+                    self._controller, f"ebbflow-{self.uid}-{entry.key}", self._cpus * slots
+                )
+                cgroups.join(record.group, [child.pid])
+
+    def lost(self, name: str) -> str:
+        """Return how a node went that is gone; empty while it is there."""
+        with self._lock:
+            record = self._nodes.get(name)
+            if record is None:
+                return "it was never started"
+            if record.deadline is not None and not record.ended and record.deadline <= time.time():
+                self._destroy(record, "its notice has run out")
+            return record.ended if self._gone(record) else ""
+
+    def frozen(self, name: str) -> bool:
+        """Tell whether the node's first process is stopped."""
+        with self._lock:
+            record = self._nodes.get(name)
+        with contextlib.suppress(psutil.Error):
+            return record is not None and psutil.Process(record.child.pid).status() in _STOPPED
+        return False
+
+    def end(self, name: str) -> None:
+        """End a node at once."""
+        self._take(name, "ended by the launcher")
+
+    def log(self, name: str) -> str:
+        """Return the last lines of the node's own log."""
+        return processes.tail(self._log(name))
+
+    def close(self) -> None:
+        """End all nodes and remove everything but the logs."""
+        with self._lock:
+            for record in self._nodes.values():
+                if record.group is not None:
+                    cgroups.lift(record.group)
+            processes.destroy(f"{self.uid}/", [r.child.pid for r in self._nodes.values()], self._clock)
+            for record in self._nodes.values():
+                self._destroy(record, "the nodes were closed")
+            shutil.rmtree(self.folder, ignore_errors=True)
+            if self._guardian is not None:
+                self._guardian.release()
+                self._guardian = None
+
+    # --- what may happen to a node ------------------------------------------------------------------------
+
+    def kill(self, name: str) -> None:
+        """Take a node away at once: SIGKILL to its agent and all its processes. Raises ``ClusterError``."""
+        self._known(name)
+        self._take(name, "killed")
+
+    def freeze(self, name: str) -> None:
+        """Stop (SIGSTOP) all processes of a node, as when its machine hangs. Raises ``ClusterError``."""
+        self._signal(name, signal.SIGSTOP)
+
+    def thaw(self, name: str) -> None:
+        """Let a frozen node go on. Raises ``ClusterError``."""
+        self._signal(name, signal.SIGCONT)
+
+    def notice(self, name: str, seconds: float) -> float:
+        """Tell a node (SIGTERM) that it will be killed ``seconds`` from now; returns when, since the Unix epoch.
+
+        Raises ``OptionError`` or ``ClusterError``.
+        """
+        if not seconds >= 0:
+            raise OptionError(f"seconds must be >= 0; got {seconds}")
+        with self._lock:
+            record = self._known(name)
+            record.deadline = time.time() + seconds
+            (record.folder / _NOTICE).write_text(repr(record.deadline))
+            os.kill(record.child.pid, signal.SIGTERM)
+            return record.deadline
+
+    def pids(self, name: str) -> list[int]:
+        """Return the ids of the node's live processes. Raises ``ClusterError``."""
+        return processes.members(self._known(name).mark)
+
+    def __enter__(self) -> "LocalNodes":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # --- how ----------------------------------------------------------------------------------------------
+
+    def _variables(self, entry: Entry) -> dict[str, str]:
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith(("EBBFLOW_", "TORCHELASTIC_"))}
+        inherited.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does: processes share the machine
+        return {**inherited, **self._environment, ENTRY: to_json(entry)}
+
+    def _known(self, name: str) -> _Record:
+        with self._lock:
+            record = self._nodes.get(name)
+            if record is None or self._gone(record):
+                there = ", ".join(n for n, r in self._nodes.items() if not self._gone(r)) or "none"
+                raise ClusterError(f"there is no node {name!r}; there are: {there}")
+            return record
+
+    def _gone(self, record: _Record) -> bool:
+        if not record.ended and record.child.poll() is not None:
+            # What it started may still be there: a machine goes as a whole.
+            self._destroy(record, _how(record.child.returncode))
+        return bool(record.ended)
+
+    def _take(self, name: str, how: str) -> None:
+        with self._lock:
+            record = self._nodes.get(name)
+            if record is not None:
+                self._destroy(record, how)
+
+    def _destroy(self, record: _Record, how: str) -> None:
+        if record.ended:
+            return
+        record.ended = how
+        if record.group is not None:
+            cgroups.lift(record.group)
+        processes.destroy(record.mark, [record.child.pid], self._clock)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            record.child.wait(timeout=5)
+        if record.group is not None:
+            cgroups.remove(record.group, self._clock)
+        shutil.rmtree(record.folder, ignore_errors=True)
+
+    def _signal(self, name: str, number: signal.Signals) -> None:
+        record = self._known(name)
+        for pid in [record.child.pid, *processes.members(record.mark)]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    def _log(self, name: str) -> Path:
+        return self.logs / f"{name}.log"
+
+
+def _how(code: int) -> str:
+    if code < 0:
+        with contextlib.suppress(ValueError):
+            return f"its first process was ended by {signal.Signals(-code).name}"
+    return f"its first process ended with status {code}"

@@ -1,0 +1,112 @@
+"""Adam's pre-conditioner as a factor on each element of the gradient (Pollux, OSDI 2021, 3.1 and appendix A.1).
+
+P = 1 / (sqrt(v) + eps), with v the bias-corrected second moment. The noise scale of a step is unbiased whatever P is,
+as long as P does not depend on that step's gradient and is the same for the gradients compared. So P is taken from
+the steps before, and made anew only as often as v can have changed.
+"""
+
+from collections.abc import Sequence
+from math import sqrt
+from typing import Any
+
+import torch
+from torch import Tensor
+
+IDENTITY_STEPS = 5  # Adam's second moments mean little before
+WINDOW_SHARE = 16  # P is made anew when a sixteenth of the steps that v remembers is new
+MOST_STEPS_KEPT = 64
+
+
+class AdamPreconditioner:
+    """P of every parameter of an Adam or AdamW ``optimizer``, in tensors of the parameters' own layout.
+
+    An element whose second moment is exactly 0 was never reached by a gradient and has no scale yet: its factor is 0,
+    not 1/eps, or the first gradient that reaches it would drown all others.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._optimizer = optimizer
+        self._factors: dict[Tensor, Tensor] = {}
+        self._flat: dict[int, tuple[tuple[int, ...], Tensor]] = {}  # by bucket: its parameters, their factors
+        self._made_at = -1  # the step at which the factors were made; -1: never
+        self.on = False
+
+    @staticmethod
+    def serves(optimizer: torch.optim.Optimizer) -> bool:
+        """Tell whether ``optimizer`` scales gradients as Adam does."""
+        return isinstance(optimizer, (torch.optim.Adam, torch.optim.AdamW))
+
+    def begin(self) -> bool:
+        """Look at the optimiser before an iteration; return whether gradients are pre-conditioned in it."""
+        step = self._step()
+        self.on = step >= IDENTITY_STEPS
+        if self.on and (step < self._made_at or step >= self._made_at + _kept(self._made_at)):
+            self._fill(self._factors)
+            self._made_at = step
+        return self.on
+
+    def of(self, parameters: Sequence[Tensor]) -> list[Tensor]:
+        """Return the factors of ``parameters``; only while ``on``."""
+        missing = {p: torch.empty_like(p) for p in parameters if p not in self._factors}
+        if missing:
+            self._fill(missing)
+            self._factors.update(missing)
+        return [self._factors[p] for p in parameters]
+
+    def of_bucket(self, bucket: Any) -> Tensor:
+        """Return the factors of a ``GradBucket``'s parameters as one vector, laid out as the bucket is."""
+        parameters = bucket.parameters()
+        key = tuple(map(id, parameters))
+        known = self._flat.get(bucket.index())
+        if known is not None and known[0] == key:
+            return known[1]
+        buffer = bucket.buffer()  # DDP rearranges its buckets after the first iteration
+        flat = torch.zeros_like(buffer)
+        start = buffer.storage_offset()
+        views = {
+            parameter: flat.as_strided(gradient.size(), gradient.stride(), gradient.storage_offset() - start)
+            for parameter, gradient in zip(parameters, bucket.gradients(), strict=True)
+        }
+        self._fill(views)
+        self._factors.update(views)
+        self._flat[bucket.index()] = (key, flat)
+        return flat
+
+    def _step(self) -> int:
+        for group in self._optimizer.param_groups:
+            for parameter in group["params"]:
+                state = self._optimizer.state.get(parameter)
+                if state:
+                    return int(state["step"])
+        return 0
+
+    def _fill(self, wanted: dict[Tensor, Tensor]) -> None:
+        with torch.no_grad():
+            self._fill_untracked(wanted)
+
+    def _fill_untracked(self, wanted: dict[Tensor, Tensor]) -> None:
+        for group in self._optimizer.param_groups:
+            beta, eps = float(group["betas"][1]), float(group["eps"])
+            name = "max_exp_avg_sq" if group.get("amsgrad") else "exp_avg_sq"
+            pairs = [
+                (wanted[p], self._optimizer.state[p])
+                for p in group["params"]
+                if p in wanted and self._optimizer.state.get(p)
+            ]
+            if not pairs:
+                continue
+            out, moments = [o for o, _ in pairs], [state[name] for _, state in pairs]
+            steps = torch.stack([torch.as_tensor(state["step"]).float() for _, state in pairs]).tolist()
+            roots = torch._foreach_sqrt(moments)
+            torch._foreach_div_(roots, [sqrt(1.0 - beta**step) for step in steps])
+            torch._foreach_add_(roots, eps)
+            torch._foreach_reciprocal_(roots)
+            torch._foreach_mul_(roots, [(moment != 0).to(moment.dtype) for moment in moments])
+            torch._foreach_copy_(out, roots)
+        for parameter, factor in wanted.items():  # the optimiser has never moved these
+            if not self._optimizer.state.get(parameter):
+                factor.zero_()
+
+
+def _kept(made_at: int) -> int:
+    return 0 if made_at < 0 else max(1, min(made_at // WINDOW_SHARE, MOST_STEPS_KEPT))

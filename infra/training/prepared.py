@@ -1,0 +1,209 @@
+"""A model and an optimiser made ready for a run: on their device, in mixed precision, in DDP, restored."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from ebbflow.infra.errors import StorageError, TrainingError
+from ebbflow.infra.training.checkpoints import CheckpointFolder, Found
+from ebbflow.infra.training.gradients import GradientMeter
+from ebbflow.infra.training.progress import Progress
+from ebbflow.infra.training.schedule import ProgressSchedule, Rule, ScheduleUnit, SchedulerFactory, rule_for
+from ebbflow.infra.training.tuner import BatchTuner
+from ebbflow.infra.training.world import World
+from ebbflow.planners.errors import OptionError
+from ebbflow.planners.training.batch_size import BatchLimits
+
+Precision = Literal["fp32", "bf16", "fp16"]
+OptimizerFactory = Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optimizer]
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What a script asks of ``ElasticRun.prepare``."""
+
+    batch_size: int
+    max_batch_size: int | None = None
+    min_local: int = 1
+    max_local: int | None = None
+    learning_rate_rule: str = "auto"
+    scheduler: SchedulerFactory | None = None
+    scheduler_unit: ScheduleUnit = "iteration"
+    precision: Precision = "fp32"
+    clip_norm: float | None = None
+    state: Mapping[str, Any] = field(default_factory=dict)
+    ddp: Mapping[str, Any] = field(default_factory=dict)
+
+    def limits(self, gpus: int) -> BatchLimits:
+        """Return the batches that may be used. Raises ``OptionError`` where ``gpus`` processes cannot share one."""
+        limits = BatchLimits(
+            self.batch_size,
+            max(self.batch_size, self.max_batch_size or 0),
+            self.min_local,
+            self.max_local or max(self.min_local, self.max_batch_size or 0, self.batch_size),
+        )
+        if self.max_batch_size is not None and self.max_batch_size < self.batch_size:
+            raise OptionError(
+                f"max_batch_size must be >= batch_size; got {self.max_batch_size} and {self.batch_size}"
+            )
+        if gpus > limits.most_gpus:
+            raise OptionError(
+                f"{gpus} processes cannot share a batch of at most {limits.largest} with at least "
+                f"{limits.smallest_local} each: run on {limits.most_gpus} or fewer, or raise max_batch_size"
+            )
+        return limits
+
+
+@dataclass(slots=True)
+class Prepared:
+    """All that a step works on. ``inner`` is the script's model, ``model`` what is called."""
+
+    model: torch.nn.Module
+    inner: torch.nn.Module
+    optimizer: torch.optim.Optimizer
+    limits: BatchLimits
+    adaptive: bool
+    meter: GradientMeter
+    tuner: BatchTuner
+    rule: Rule
+    schedule: ProgressSchedule | None
+    scaler: torch.amp.GradScaler | None
+    clip_norm: float | None
+    extra: Mapping[str, Any]
+    progress: Progress
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint holds: equal on all processes, and good for any number of them."""
+        run = {
+            "progress": self.progress.state_dict(),
+            "meter": self.meter.state_dict(),
+            "tuner": self.tuner.state_dict(),
+        }
+        if self.schedule is not None:
+            run["schedule"] = self.schedule.state_dict()
+        if self.scaler is not None:
+            run["scaler"] = self.scaler.state_dict()
+        return {
+            "model": self.inner.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "run": run,
+            "extra": {name: part.state_dict() for name, part in self.extra.items()},
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Take a checkpoint's state, but for the model's, which is in place before DDP is."""
+        run = state["run"]
+        self.progress = Progress.from_state(run["progress"], self.limits.initial)
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.meter.load_state_dict(run["meter"])
+        self.tuner.load_state_dict(run["tuner"])
+        if self.schedule is not None and "schedule" in run:
+            self.schedule.load_state_dict(run["schedule"])
+        if self.scaler is not None and "scaler" in run:
+            self.scaler.load_state_dict(run["scaler"])
+        for name, part in self.extra.items():
+            if name in state.get("extra", {}):
+                part.load_state_dict(state["extra"][name])
+
+
+def prepare(
+    world: World,
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer | OptimizerFactory,
+    options: Options,
+    adaptive: bool,
+    state: dict[str, Any] | None,
+) -> Prepared:
+    """Put everything together; see ``ElasticRun.prepare``. ``state`` is a checkpoint's, if there is one."""
+    limits = options.limits(world.size)
+    adaptive = adaptive and limits.largest > limits.initial
+    if not adaptive and world.size * limits.smallest_local > limits.initial:
+        raise OptionError(
+            f"{world.size} processes cannot share the fixed batch of {limits.initial} with at least "
+            f"{limits.smallest_local} each: run on {limits.initial // limits.smallest_local} or fewer"
+        )
+    model.to(world.device)
+    if state is not None:
+        model.load_state_dict(state["model"])
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        optimizer = optimizer(model.parameters())
+    _autocast(model, options.precision, world.device)
+    called: torch.nn.Module = model
+    if world.size > 1:
+        settings: dict[str, Any] = {"gradient_as_bucket_view": True, **options.ddp}
+        called = DistributedDataParallel(
+            model, device_ids=[world.device] if world.device.type == "cuda" else None, **settings
+        )
+    schedule = None
+    if options.scheduler is not None:
+        schedule = ProgressSchedule(options.scheduler(optimizer), options.scheduler_unit)
+    made = Prepared(
+        model=called,
+        inner=model,
+        optimizer=optimizer,
+        limits=limits,
+        adaptive=adaptive,
+        meter=GradientMeter(called, optimizer, limits.initial),
+        tuner=BatchTuner(limits, adaptive=adaptive),
+        rule=rule_for(options.learning_rate_rule, optimizer),
+        schedule=schedule,
+        scaler=torch.amp.GradScaler(world.device.type) if options.precision == "fp16" else None,
+        clip_norm=options.clip_norm,
+        extra=options.state,
+        progress=Progress(limits.initial),
+    )
+    if state is not None:
+        made.load(state)
+    return made
+
+
+def find_state(
+    world: World, folder: CheckpointFolder | None, model: torch.nn.Module
+) -> tuple[Found, dict[str, Any]] | None:
+    """Return the newest checkpoint, the same on all processes. Raises ``OtherModelError`` and ``StorageError``."""
+    if folder is None:
+        return None
+    found: Any = None
+    if world.rank == 0:
+        try:
+            found = folder.latest()
+        except StorageError as exc:
+            found = exc
+    found = world.from_first(found)
+    if isinstance(found, StorageError):
+        raise found
+    if found is None:
+        return None
+    found.check_model(model)
+    return found, folder.load(found)
+
+
+def _autocast(model: torch.nn.Module, precision: Precision, device: torch.device) -> None:
+    """Run the model's own forward in lower precision, and give its outputs back in single precision."""
+    if precision == "fp32":
+        return
+    if precision not in ("bf16", "fp16"):
+        raise OptionError(f"precision must be fp32, bf16 or fp16; got {precision!r}")
+    if "forward" in vars(model):
+        raise TrainingError("this model was prepared before; make a new one for each run")
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float16
+    forward = model.forward
+
+    def lower(*args: Any, **kwargs: Any) -> Any:
+        with torch.autocast(device.type, dtype=dtype):
+            return _single(forward(*args, **kwargs))
+
+    model.forward = lower
+
+
+def _single(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.float() if value.dtype in (torch.float16, torch.bfloat16) else value
+    if isinstance(value, dict):
+        return {key: _single(item) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_single(item) for item in value)
+    return value

@@ -1,0 +1,97 @@
+"""How far a run is: steps, place in the data, progress in gain and epochs. Equal on all processes, and saved."""
+
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal, Self
+
+from ebbflow.infra.errors import DatasetError, TrainingError
+from ebbflow.planners.training.data_order import Cursor
+
+EpochUnit = Literal["progress", "pass"]
+_ROUNDING = 1e-6  # iterations: what a sum of gains may lack of an epoch's end
+
+
+@dataclass(slots=True)
+class Progress:
+    """Where a run is after its last complete step.
+
+    An epoch of unit ``"progress"`` is N/M0 iterations' worth of gain (Pollux, OSDI 2021, 4.1): with the initial batch
+    throughout exactly one pass over the N samples, with larger batches more samples and fewer steps.
+    """
+
+    initial: int  # M0, examples
+    length: int = 0  # N; 0 before the data are known
+    step: int = 0  # optimiser steps, skipped ones included
+    skipped: int = 0  # steps left out because the gradient was not finite
+    skipped_in_row: int = 0
+    gained: float = 0.0  # iterations at the initial batch
+    samples: int = 0  # that complete steps have used
+    cursor: Cursor = field(default_factory=Cursor)
+    epoch: int = 0  # the one that is under way
+    unit: EpochUnit = "progress"
+    epoch_end: float | None = None  # ``gained`` at which it is over
+    epoch_turn: int = 0  # pass that it began in
+
+    def bind(self, length: int) -> None:
+        """Take note of the data's size, and check it against what the run began with."""
+        if self.length and self.length != length:
+            raise DatasetError(
+                f"the run began on {self.length} samples and goes on with {length}: the order of the data would "
+                "change within a pass; use the same data or another run id"
+            )
+        if length < self.initial:
+            raise DatasetError(f"a data set of {length} samples is smaller than the batch of {self.initial}")
+        self.length = length
+        if self.epoch_end is None:
+            self.epoch_end = self.gained + self.iterations
+
+    @property
+    def iterations(self) -> float:
+        """Return N/M0: iterations of an epoch at the initial batch."""
+        return self.length / self.initial
+
+    def took(self, count: int, gain: float, cursor: Cursor) -> None:
+        """Book a step over ``count`` samples that made ``gain`` iterations' progress."""
+        self.step += 1
+        self.samples += count
+        self.gained += gain
+        self.skipped_in_row = 0
+        self.cursor = cursor
+
+    def left_out(self, count: int, cursor: Cursor) -> None:
+        """Book a step that was skipped: its samples count as seen, and the epoch is not longer for it."""
+        self.step += 1
+        self.samples += count
+        self.skipped += 1
+        self.skipped_in_row += 1
+        self.cursor = cursor
+        if self.epoch_end is not None:
+            self.epoch_end -= count / self.initial
+
+    @property
+    def epoch_over(self) -> bool:
+        """Tell whether the epoch that is under way has all its steps."""
+        if self.unit == "pass":
+            return self.cursor.turn > self.epoch_turn
+        return self.epoch_end is not None and self.gained >= self.epoch_end - _ROUNDING
+
+    def next_epoch(self) -> None:
+        """End the epoch, complete or not, and begin the next."""
+        whole = self.epoch_over and self.epoch_end is not None
+        self.epoch += 1
+        self.epoch_turn = self.cursor.turn
+        if self.length:
+            begin = self.epoch_end if whole and self.epoch_end is not None else self.gained
+            self.epoch_end = begin + self.iterations
+
+    def state_dict(self) -> dict[str, Any]:
+        return asdict(self) | {"cursor": list(self.cursor)}
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any], initial: int) -> Self:
+        """Return what was saved. Raises ``TrainingError`` for a run with another batch."""
+        if state["initial"] != initial:
+            raise TrainingError(
+                f"the run began with batch_size={state['initial']} and goes on with {initial}: progress and learning "
+                "rate are counted in it; keep it or use another run id"
+            )
+        return cls(**(state | {"cursor": Cursor(*state["cursor"])}))

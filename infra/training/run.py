@@ -1,0 +1,430 @@
+"""What makes a plain PyTorch script elastic: the library inside a training process.
+
+::
+
+    with ElasticRun.start() as run:
+        model, optimizer = run.prepare(make_model(), make_optimizer, batch_size=128, max_batch_size=4096)
+        for epoch in run.epochs(30):
+            for x, y in run.batches(dataset):
+                loss = loss_fn(model(x), y)
+                run.backward(loss)
+                run.step()
+            run.report(accuracy=evaluate(model))
+
+The same script runs alone, under plain torchrun, and under Ebbflow's launcher. It may end after any step and go on
+from there on another number of processes.
+"""
+
+import logging
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self
+
+import torch
+from numpy.typing import NDArray
+
+from ebbflow.infra.clock import Clock, SystemClock
+from ebbflow.infra.errors import StorageError, TrainingError
+from ebbflow.infra.training import channel as names
+from ebbflow.infra.training.canary import rehearse
+from ebbflow.infra.training.channel import Channel, RunSettings, StopRequest
+from ebbflow.infra.training.checkpoints import CheckpointFolder
+from ebbflow.infra.training.data import Collate, Samples, to_device
+from ebbflow.infra.training.leaving import PEER_LOST, RunStopped
+from ebbflow.infra.training.link import Link
+from ebbflow.infra.training.metrics import Rates, RunStatistics
+from ebbflow.infra.training.prepared import (
+    OptimizerFactory,
+    Options,
+    Precision,
+    Prepared,
+    find_state,
+    prepare,
+)
+from ebbflow.infra.training.progress import EpochUnit, Progress
+from ebbflow.infra.training.random_state import seed_everything
+from ebbflow.infra.training.saver import Saver
+from ebbflow.infra.training.schedule import RuleName, ScheduleUnit, SchedulerFactory
+from ebbflow.infra.training.stepper import Stepper, StepPlan
+from ebbflow.infra.training.world import World, peer_lost
+from ebbflow.planners.training.data_order import DataOrder, Share, shares
+
+RESCUE_TIMEOUT = 20.0  # seconds
+RESERVE = 1.0  # seconds before a deadline, besides twice what a checkpoint takes
+
+log = logging.getLogger(__name__)
+
+
+class ElasticRun:
+    """One process of a run; made by ``start`` and used as a context."""
+
+    def __init__(
+        self,
+        world: World,
+        link: Link,
+        settings: RunSettings,
+        folder: str | None,
+        seed: int,
+        clock: Clock | None = None,
+    ) -> None:
+        self.world, self.settings, self.seed, self.folder = world, settings, seed, folder
+        self._link = link
+        self._clock = clock or SystemClock()
+        checkpoints = CheckpointFolder(f"{folder}/checkpoints", settings.keep) if folder else None
+        self._saver = Saver(checkpoints, world, link, settings, clock=self._clock)
+        self._rates = Rates(self._clock)
+        self._prepared: Prepared | None = None
+        self._stepper: Stepper | None = None
+        self._samples: Samples | None = None
+        self._in_epoch = False
+        self._closed = False
+        self._began_at = 0  # steps done when this process took over
+        self.metrics: dict[str, Any] = {}  # what was reported last
+
+    @classmethod
+    def start(
+        cls,
+        *,
+        folder: str | os.PathLike[str] | None = None,
+        run_id: str | None = None,
+        seed: int = 0,
+        settings: RunSettings | None = None,
+    ) -> Self:
+        """Join the run, and seed all random generators.
+
+        Args:
+            folder: where runs keep their checkpoints, a path or ``s3://``; nothing is saved without. A launcher's goes
+                first.
+            run_id: name of this run's folder in it; the script's name unless given.
+            seed: of the data's order and all random numbers.
+            settings: a launcher's go first.
+
+        Raises ``TrainingError`` when the other processes or the launcher cannot be reached.
+        """
+        environment = os.environ
+        settings = RunSettings.from_environment() if names.SETTINGS in environment else settings or RunSettings()
+        place = environment.get(names.RUN_FOLDER)
+        if place is None and folder is not None:
+            place = f"{os.fspath(folder)}/{run_id or Path(sys.argv[0]).stem or 'run'}"
+        seed_everything(seed)
+        try:
+            channel = Channel.connect()
+        except RuntimeError as exc:
+            raise TrainingError(f"the launcher at {environment[names.CHANNEL]} cannot be reached: {exc}") from exc
+        world = World.join(settings.collective_timeout)
+        link = Link(channel, world.rank, settings.grace)
+        link.open()
+        return cls(world, link, settings, place, seed)
+
+    def prepare(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer | OptimizerFactory,
+        *,
+        batch_size: int,
+        max_batch_size: int | None = None,
+        min_local: int = 1,
+        max_local: int | None = None,
+        learning_rate_rule: RuleName = "auto",
+        scheduler: SchedulerFactory | None = None,
+        scheduler_unit: ScheduleUnit = "iteration",
+        precision: Precision = "fp32",
+        clip_norm: float | None = None,
+        state: Mapping[str, Any] | None = None,
+        ddp: Mapping[str, Any] | None = None,
+    ) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+        """Return the model to call and the optimiser, restored from the newest checkpoint; once in a run.
+
+        Args:
+            model: moved to its device; in several processes ``DistributedDataParallel`` is put around it.
+            optimizer: one over the model's parameters, or a function of ``model.parameters()`` that makes it. Its
+                learning rate is made for ``batch_size``.
+            batch_size: M0, examples of a step on all processes together.
+            max_batch_size: up to which the batch may grow where that pays; it is fixed unless given.
+            min_local: examples that a process gets in a pass at least, but for the last batch of the data.
+            max_local: examples that a process' memory holds in a pass; more are accumulated over passes.
+            learning_rate_rule: how the learning rate follows the batch; ``"auto"`` is AdaScale for SGD and the square
+                root for others.
+            scheduler: makes a scheduler of torch, which follows progress instead of steps.
+            scheduler_unit: whether it counts iterations at ``batch_size``, or epochs.
+            precision: ``"bf16"`` and ``"fp16"`` run the model's forward in it; parameters stay as they are.
+            clip_norm: largest norm of the gradient.
+            state: more that checkpoints keep, by name: things with ``state_dict`` and ``load_state_dict``.
+            ddp: options of ``DistributedDataParallel``.
+
+        Raises:
+            OptionError: options that contradict each other, or a batch that so many processes cannot share.
+            OtherModelError: the checkpoint is of another model; the message names the parameters that differ.
+            TrainingError: the run began with another batch size.
+            StorageError: the checkpoint cannot be read.
+        """
+        if self._prepared is not None:
+            raise TrainingError("a run is prepared once")
+        options = Options(
+            batch_size, max_batch_size, min_local, max_local, learning_rate_rule, scheduler, scheduler_unit,
+            precision, clip_norm, state or {}, ddp or {},
+        )  # fmt: skip
+        options.limits(self.world.size)
+        found = find_state(self.world, self._saver.folder, model)
+        made = prepare(
+            self.world, model, optimizer, options, self.settings.adaptive, found[1] if found else None
+        )
+        if found:
+            self._saver.saved_step = found[0].step
+            for problem in found[0].passed_over:
+                log.warning("%s", problem)
+        self._prepared = made
+        self._stepper = Stepper(self.world, made, self._saver.lock)
+        self._began_at = made.progress.step
+        self._link.before_deadline(RESERVE, self._at_last_moment)
+        if self.is_main:
+            restored = found[0].step if found else None
+            content = {"world": self.world.size, "nodes": self.world.nodes, "restored": restored}
+            self._link.post("started", made.progress.step, content | {"device": str(self.world.device)})
+        return made.model, made.optimizer
+
+    # --- epochs and batches ---------------------------------------------------------------------------------
+
+    def epochs(self, count: int, *, unit: EpochUnit = "progress") -> Iterator[int]:
+        """Yield the numbers of the epochs that are left of ``count``, beginning with the one under way.
+
+        An epoch is N/M0 iterations' worth of progress: with a fixed batch one pass over the N examples, with an
+        adaptive one as many more examples as larger batches need to get as far. ``unit="pass"`` makes it one pass
+        always.
+        """
+        progress = self._ready()[0].progress
+        progress.unit = unit
+        while progress.epoch < count:
+            self._in_epoch = True
+            yield progress.epoch
+            self._in_epoch = False
+            progress.next_epoch()
+
+    def batches(
+        self, dataset: Any, *, shuffle: bool = True, collate: Collate | None = None, workers: int = 0
+    ) -> Iterator[Any]:
+        """Yield this process' batches of the epoch under way, on its device.
+
+        Each needs ``backward`` and ``step``. In a pass each sample is used once, whatever restarts or changes of the
+        world come between; the order follows from the run's seed.
+
+        Args:
+            dataset: tensors, arrays, a tuple of them, or anything with ``__len__`` and ``__getitem__``.
+            shuffle: whether each pass has a new order.
+            collate: makes a batch of a list of samples; torch's default unless given.
+            workers: processes that read ahead.
+
+        Raises:
+            DatasetError: data that can only be iterated, fewer samples than the batch, or others than before.
+        """
+        prepared, stepper = self._ready()
+        if not self._in_epoch:
+            raise TrainingError("run.batches(...) belongs in a loop over run.epochs(...)")
+        samples = self._samples
+        if samples is None or samples.key != (id(dataset), collate, workers):
+            samples = self._samples = Samples(dataset, collate, workers)
+        order = DataOrder(samples.length, self.seed, shuffle)
+        progress, rank = prepared.progress, self.world.rank
+        progress.bind(samples.length)
+        stream: Iterator[Any] | None = None
+        try:
+            while not progress.epoch_over:
+                turn, split = progress.cursor.turn, (stepper.total, stepper.passes)
+                stream = stream or samples.stream(self._plan(order, progress, split))
+                plan, row = self._next_step(order, progress, split)
+                seed_everything(self.seed, progress.step, rank)
+                for number, share in enumerate(row[rank]):
+                    stepper.begin(share, number == len(row[rank]) - 1, plan)
+                    yield to_device(next(stream), self.world.device)
+                if progress.cursor.turn != turn or split != (stepper.total, stepper.passes):
+                    stream = None
+        finally:
+            stepper.abandon()
+
+    def _next_step(self, order: DataOrder, progress: Progress, split: tuple[int, int]) -> tuple[StepPlan, Any]:
+        count = min(split[0], order.left(progress.cursor))
+        smallest = self._ready()[0].limits.smallest_local
+        row = shares(progress.cursor.position, count, self.world.size, split[1], smallest)
+        return StepPlan(count, order.after(progress.cursor, count), len(row[0])), row
+
+    def _plan(
+        self, order: DataOrder, progress: Progress, split: tuple[int, int]
+    ) -> Iterator[NDArray[Any]]:
+        """Yield the samples of this process' batches to the end of the pass, as long as the split stays."""
+        ahead = replace(progress)
+        turn = ahead.cursor.turn
+        while ahead.cursor.turn == turn:
+            plan, row = self._next_step(order, ahead, split)
+            for share in row[self.world.rank]:
+                yield order.indices(turn, share.start, share.stop)
+            ahead.cursor = plan.after
+
+    # --- steps ------------------------------------------------------------------------------------------------
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Back-propagate the loss of a batch: its mean over the examples that the batch holds."""
+        self._ready()[1].backward(loss)
+
+    def step(self) -> bool:
+        """End a batch; return whether it ended a step, in which case the optimiser has moved.
+
+        A step whose gradient is not finite is left out by all processes and counted. Raises ``RunStopped`` when the
+        run is to stop; its state has been saved then.
+        """
+        prepared, stepper = self._ready()
+        stop = self._link.stop
+        agreed = stepper.step((stop is not None, stop is not None and stop.save))
+        if agreed is None:
+            return False
+        self._account(stepper)
+        if agreed.stop:
+            self._leave(agreed.save)
+        canary = self.settings.canary_steps
+        if canary and prepared.progress.step - self._began_at >= canary:
+            self._canary(prepared)
+        if not canary:
+            self._saver.maybe(prepared.state, prepared.progress.step)
+        return True
+
+    def _account(self, stepper: Stepper) -> None:
+        last = stepper.last
+        if last.gain == 0.0 and self.is_main:
+            self._link.post("skipped", last.step, {"skipped": last.skipped})
+        if self._rates.add(last.batch, last.gain):
+            self._link.before_deadline(RESERVE + 2 * self._saver.costs.write, self._at_last_moment)
+            if self.is_main:
+                self._link.post("step", last.step, self.statistics.to_json())
+
+    def report(self, **metrics: float) -> None:
+        """Say how good the model is; what the first process says counts."""
+        self.metrics = {name: float(value) for name, value in metrics.items()}
+        if self.is_main:
+            progress = self._ready()[0].progress
+            content = {"metrics": self.metrics, "epoch": progress.epoch, "progress": progress.gained}
+            self._link.post("metrics", progress.step, content)
+
+    # --- what is known ------------------------------------------------------------------------------------------
+
+    @property
+    def is_main(self) -> bool:
+        """Tell whether this is the process that speaks and writes for all."""
+        return self.world.rank == 0
+
+    @property
+    def device(self) -> torch.device:
+        return self.world.device
+
+    @property
+    def progress(self) -> Progress:
+        """Return how far the run is. It must not be changed."""
+        return self._ready()[0].progress
+
+    @property
+    def share(self) -> Share:
+        """Return which positions of the pass the batch at hand is; weight 0: it counts elsewhere."""
+        return self._ready()[1].share
+
+    @property
+    def statistics(self) -> RunStatistics:
+        """Return the figures of the last step; throughput and goodput are of the last half second or more."""
+        prepared, stepper = self._ready()
+        return replace(
+            stepper.last,
+            throughput=self._rates.throughput,
+            goodput=self._rates.progress_rate * prepared.limits.initial,
+            stall_seconds=self._saver.costs.stall,
+        )
+
+    def _ready(self) -> tuple[Prepared, Stepper]:
+        if self._prepared is None or self._stepper is None:
+            raise TrainingError("call run.prepare(model, optimizer, batch_size=...) first")
+        return self._prepared, self._stepper
+
+    # --- the end ------------------------------------------------------------------------------------------------
+
+    def _leave(self, save: bool) -> None:
+        """Save, say so and leave; all processes come here after the same step."""
+        prepared, _ = self._ready()
+        stop = self._link.stop or StopRequest("another process was asked to stop")
+        step = prepared.progress.step
+        begun = self._clock.now()
+        if self.is_main:
+            saved = self._save(stop.reason) if save and not self.settings.canary_steps else False
+            content = {"reason": stop.reason, "saved": saved, "seconds": self._clock.now() - begun}
+            self._link.post("stopped", step, content)
+        raise RunStopped(stop.reason)
+
+    def _save(self, reason: str) -> bool:
+        prepared, _ = self._ready()
+        return self._saver.now(prepared.state, prepared.progress.step, reason)
+
+    def _at_last_moment(self, stop: StopRequest) -> None:
+        """Save the last complete step from the listening thread and end: the step under way takes too long."""
+        if self._prepared is None or not stop.save or self.settings.canary_steps:
+            return
+        if not self._saver.lock.acquire(timeout=RESERVE / 2):
+            return
+        step = self._prepared.progress.step
+        saved = self._saver.rescue(self._prepared.state, step, stop.reason, RESCUE_TIMEOUT)
+        self._link.say_now("stopped", step, {"reason": stop.reason, "saved": saved, "last_moment": True})
+        os._exit(0)
+
+    def _rescue(self, error: BaseException) -> None:
+        """Save the last complete step because others are lost, say so, and leave with status 75."""
+        if self._prepared is not None and not self.settings.canary_steps:
+            begun, step = self._clock.now(), self._prepared.progress.step
+            stop = self._link.stop
+            reason = f"{stop.reason}, and a peer was lost" if stop else "peer lost"
+            saved = self._saver.rescue(self._prepared.state, step, "rescue", RESCUE_TIMEOUT)
+            content = {"reason": reason, "saved": saved, "seconds": self._clock.now() - begun}
+            self._link.post("stopped", step, content | {"error": str(error)[:500]})
+        raise RunStopped("peer lost", PEER_LOST) from error
+
+    def _canary(self, prepared: Prepared) -> None:
+        if self.is_main:
+            content = rehearse(prepared, self.statistics, self.folder)
+            self._link.post("canary", prepared.progress.step, content)
+        raise RunStopped("canary")
+
+    def close(self, timeout: float = 5.0) -> None:
+        """Stop listening and leave the other processes. May be called twice."""
+        if not self._closed:
+            self._closed = True
+            self._link.close(timeout)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> Literal[False]:
+        try:
+            if error is None:
+                self._finish()
+            elif self.world.size > 1 and not isinstance(error, SystemExit) and peer_lost(error):
+                self._rescue(error)
+        finally:
+            self.close()
+            if error is None or isinstance(error, RunStopped):
+                with suppress(RuntimeError):
+                    self.world.leave()
+        return False
+
+    def _finish(self) -> None:
+        """Save the end of the run and say that it is finished."""
+        if self._prepared is None or not self.is_main:
+            return
+        step = self._prepared.progress.step
+        saved = False
+        if not self.settings.canary_steps:
+            try:
+                saved = self._save("finished")
+            except StorageError as exc:
+                log.warning("the end of the run is not saved: %s", exc)
+        content = {"metrics": self.metrics, "saved": saved, "statistics": self.statistics.to_json()}
+        self._link.post("finished", step, content)

@@ -1,0 +1,75 @@
+"""Learning rates: scaled to the batch during a step, scheduled by progress and not by steps."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import torch
+from torch.optim.lr_scheduler import LRScheduler
+
+from ebbflow.planners.errors import OptionError
+from ebbflow.planners.training.goodput import GradientStatistics
+from ebbflow.planners.training.learning_rate import adascale, linear, square_root
+
+RuleName = Literal["auto", "adascale", "square-root", "linear", "none"]
+Rule = Callable[[float, GradientStatistics], float]  # scale, statistics -> factor on the learning rate
+SchedulerFactory = Callable[[torch.optim.Optimizer], LRScheduler]
+ScheduleUnit = Literal["iteration", "epoch"]
+
+_RULES: dict[str, Rule] = {
+    "adascale": adascale,
+    "square-root": lambda scale, _: square_root(scale),
+    "linear": lambda scale, _: linear(scale),
+    "none": lambda _, __: 1.0,
+}
+
+
+def rule_for(name: str, optimizer: torch.optim.Optimizer) -> Rule:
+    """Return the rule; ``"auto"`` is AdaScale for SGD and the square root for all that scale gradients by moments.
+
+    Raises ``OptionError`` for an unknown name.
+    """
+    if name == "auto":
+        name = "adascale" if isinstance(optimizer, torch.optim.SGD) else "square-root"
+    if name not in _RULES:
+        raise OptionError(f"learning_rate_rule must be auto, {', '.join(_RULES)}; got {name!r}")
+    return _RULES[name]
+
+
+@contextmanager
+def scaled(optimizer: torch.optim.Optimizer, factor: float) -> Iterator[None]:
+    """Multiply all learning rates by ``factor`` within; schedulers and checkpoints never see it."""
+    rates = [group["lr"] for group in optimizer.param_groups]
+    if factor != 1.0:
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate * factor
+    try:
+        yield
+    finally:
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
+
+
+class ProgressSchedule:
+    """A scheduler of torch that is moved on by progress: once an iteration at the initial batch, or once an epoch."""
+
+    def __init__(self, scheduler: LRScheduler, unit: ScheduleUnit = "iteration") -> None:
+        if unit not in ("iteration", "epoch"):
+            raise OptionError(f"scheduler_unit must be iteration or epoch; got {unit!r}")
+        self.scheduler = scheduler
+        self._unit = unit
+        self._moved = 0
+
+    def follow(self, gained: float, iterations: float) -> None:
+        """Move on to ``gained`` iterations, ``iterations`` of which are an epoch."""
+        wanted = int((gained if self._unit == "iteration" else gained / iterations) + 1e-6)
+        while self._moved < wanted:
+            self.scheduler.step()
+            self._moved += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"moved": self._moved, "scheduler": self.scheduler.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._moved = state["moved"]
+        self.scheduler.load_state_dict(state["scheduler"])

@@ -1,0 +1,265 @@
+"""One optimiser step after another, over all processes.
+
+A step is one or more passes, each over a share of its samples on every process. After the last pass one small
+all-reduce carries everything on which the processes must agree: whether to stop, whether the gradient is finite, the
+mean loss, the norms of gradients, how long each process computed, and the next batch. Parameters change only after it,
+so a process whose peers are lost before still holds the whole state of the last complete step.
+"""
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ebbflow.infra.errors import TrainingError
+from ebbflow.infra.training.metrics import RunStatistics
+from ebbflow.infra.training.prepared import Prepared
+from ebbflow.infra.training.schedule import scaled
+from ebbflow.infra.training.world import World
+from ebbflow.planners.training.batch_size import Split, split
+from ebbflow.planners.training.data_order import Cursor, Share
+from ebbflow.planners.training.goodput import GradientStatistics, gain
+
+MOST_SKIPPED = 100  # steps in a row whose gradient is not finite: then it is not going to get better
+WARM_UP = 2  # steps of a new split that are not measured
+
+_VOTES, _SAVE, _LOSS, _BATCH, _PASSES = range(5)
+_NORMS = slice(5, 9)
+_COMPUTE = 9
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """What one step is over: ``count`` samples, after which the run is at ``after``."""
+
+    count: int
+    after: Cursor
+    passes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Agreed:
+    """What all processes know after a step."""
+
+    stop: bool = False
+    save: bool = False  # whether a stop comes with a checkpoint
+    retuned: bool = False  # whether the next step has another batch
+
+
+@dataclass(slots=True)
+class _Pass:
+    share: Share
+    last: bool
+    plan: StepPlan
+    begun: float
+    backward: bool = False
+
+
+class Stepper:
+    """Carries out the steps of one prepared run. ``mutating`` is held while the state changes."""
+
+    def __init__(self, world: World, prepared: Prepared, mutating: Any) -> None:
+        self._world, self._prepared, self._mutating = world, prepared, mutating
+        self._open: _Pass | None = None
+        self._under_way = False  # whether passes of an unfinished step have left gradients
+        self._loss = torch.zeros((), device=world.device)
+        self._fresh = 0  # steps with the present split so far
+        self.total, self.passes = 0, 1
+        self._set(self._first_split())
+        self.last = RunStatistics(gpus=world.size, nodes=world.nodes)
+
+    # --- the batch ----------------------------------------------------------------------------------------
+
+    def _first_split(self) -> Split:
+        chosen = self._prepared.tuner.split(self._world.nodes, self._world.size)
+        if not self._prepared.adaptive or self._world.size == 1:
+            return chosen
+        batch, passes = self._world.from_first(tuple(chosen))  # type: ignore[misc]
+        return Split(batch, passes)
+
+    def _set(self, chosen: Split) -> None:
+        if self._prepared.adaptive:
+            self.total = chosen.total(self._world.size)
+            self.passes = chosen.accumulation + 1
+        else:  # a fixed batch stays what it is, to the example
+            limits = self._prepared.limits
+            self.total = limits.initial
+            local = -(-self.total // self._world.size)
+            self.passes = -(-local // limits.largest_local)
+        self._chosen = chosen
+        self._fresh = 0
+
+    # --- passes -------------------------------------------------------------------------------------------
+
+    def begin(self, share: Share, last: bool, plan: StepPlan) -> None:
+        """Begin a pass; its data are read next."""
+        if self._open is not None:
+            what = "run.step()" if self._open.backward else "run.backward(loss)"
+            raise TrainingError(f"each batch needs run.backward(loss) and then run.step(); {what} was not called")
+        self._open = _Pass(share, last, plan, time.perf_counter())
+        if self._world.size > 1:
+            # what no_sync() does: it has to hold while the model is called, not only in backward
+            self._prepared.model.require_backward_grad_sync = last  # type: ignore[assignment]
+
+    @property
+    def share(self) -> Share:
+        """Return what the pass under way is over."""
+        if self._open is None:
+            raise TrainingError("no batch is at hand: run.step() has ended the last one")
+        return self._open.share
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Back-propagate the mean loss of the batch, weighted."""
+        now = self._open
+        if now is None or now.backward:
+            raise TrainingError("run.backward(loss) belongs once to each batch of run.batches(...)")
+        prepared = self._prepared
+        scale = prepared.scaler.get_scale() if prepared.scaler is not None else 1.0
+        weighted = loss * now.share.weight
+        self._loss += weighted.detach()
+        self._under_way = True
+        with prepared.meter.micro_pass(last=now.last, weight=now.share.weight, loss_scale=scale):
+            (prepared.scaler.scale(weighted) if prepared.scaler is not None else weighted).backward()
+        now.backward = True
+
+    def step(self, vote: tuple[bool, bool]) -> Agreed | None:
+        """End a pass, and with the last one the step; ``None`` where passes of it are left.
+
+        ``vote`` is whether this process wants to stop, and to save then.
+        """
+        now = self._open
+        if now is None or not now.backward:
+            raise TrainingError("run.step() comes after run.backward(loss), once for each batch")
+        self._open = None
+        if not now.last:
+            return None
+        world, prepared = self._world, self._prepared
+        norms = prepared.meter.local(now.plan.count)
+        computed = time.perf_counter() - now.begun - norms.sync
+        values = [float(vote[0]), float(vote[0] and vote[1]), float(self._loss), *self._proposal(), *norms]
+        values += [computed if rank == world.rank else 0.0 for rank in range(world.size)]
+        asked = time.perf_counter()
+        summed = world.sum(values)
+        waited = time.perf_counter() - asked
+        statistics = prepared.meter.finish(summed[_NORMS], world.size, now.plan.count)
+        if prepared.meter.finite:
+            worth, factor = self._worth(now.plan.count, statistics)
+            self._take(now.plan, worth, factor)
+        else:
+            worth, factor = 0.0, 1.0
+            self._leave_out(now.plan)
+        self._loss.zero_()
+        self._under_way = False
+        ended = time.perf_counter()
+        step_s, sync_s = ended - now.begun, prepared.meter.sync_seconds + waited
+        compute = tuple(summed[_COMPUTE:])
+        self.last = self._described(now.plan, summed[_LOSS], worth, factor, step_s, sync_s, compute)
+        self._observe(now.plan, step_s, sync_s, statistics)
+        retuned = summed[_BATCH] > 0
+        if retuned:
+            self._set(Split(round(summed[_BATCH]), round(summed[_PASSES]) - 1))
+        return Agreed(summed[_VOTES] > 0, summed[_SAVE] > 0, retuned)
+
+    def abandon(self) -> None:
+        """Forget the passes of a step that will not be finished."""
+        self._open = None
+        if self._under_way:
+            self._prepared.meter.discard()
+            self._prepared.optimizer.zero_grad()
+            self._loss.zero_()
+            self._under_way = False
+
+    # --- the end of a step ----------------------------------------------------------------------------------
+
+    def _worth(self, count: int, statistics: GradientStatistics) -> tuple[float, float]:
+        """Return a step's gain and the factor on the learning rate. A smaller last batch of a pass is not scaled."""
+        scale = count / self._prepared.limits.initial
+        if scale <= 1.0:
+            return scale, 1.0
+        return float(gain(statistics, scale)), self._prepared.rule(scale, statistics)
+
+    def _take(self, plan: StepPlan, worth: float, factor: float) -> None:
+        prepared = self._prepared
+        scaler, optimizer = prepared.scaler, prepared.optimizer
+        if scaler is not None:
+            scaler.unscale_(optimizer)
+        if prepared.clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(prepared.inner.parameters(), prepared.clip_norm)
+        with self._mutating:
+            with scaled(optimizer, factor):
+                if scaler is not None:
+                    scaler.step(optimizer)
+                    scaler.update()
+                else:
+                    optimizer.step()
+            prepared.progress.took(plan.count, worth, plan.after)
+            if prepared.schedule is not None:
+                prepared.schedule.follow(prepared.progress.gained, prepared.progress.iterations)
+        optimizer.zero_grad()
+
+    def _leave_out(self, plan: StepPlan) -> None:
+        prepared = self._prepared
+        with self._mutating:
+            if prepared.scaler is not None:
+                prepared.scaler.unscale_(prepared.optimizer)  # it lowers its scale by what it finds here
+                prepared.scaler.update()
+            prepared.progress.left_out(plan.count, plan.after)
+        prepared.optimizer.zero_grad()
+        if prepared.progress.skipped_in_row >= MOST_SKIPPED:
+            raise TrainingError(
+                f"the gradient was not finite in {MOST_SKIPPED} steps in a row, up to step {prepared.progress.step}: "
+                "look at the learning rate and the data"
+            )
+
+    def _described(
+        self,
+        plan: StepPlan,
+        loss: float,
+        worth: float,
+        factor: float,
+        step_s: float,
+        sync_s: float,
+        compute: tuple[float, ...],
+    ) -> RunStatistics:
+        progress, world = self._prepared.progress, self._world
+        return RunStatistics(
+            step=progress.step,
+            epoch=progress.epoch,
+            progress=progress.gained,
+            samples=progress.samples,
+            skipped=progress.skipped,
+            loss=loss / world.size,
+            batch=plan.count,
+            passes=plan.passes,
+            gpus=world.size,
+            nodes=world.nodes,
+            gain=worth,
+            factor=factor,
+            learning_rate=float(self._prepared.optimizer.param_groups[0]["lr"]),
+            noise_scale=self._prepared.meter.noise_scale,
+            step_seconds=step_s,
+            sync_seconds=sync_s,
+            compute_seconds=compute,
+        )
+
+    def _observe(self, plan: StepPlan, step_s: float, sync_s: float, statistics: GradientStatistics) -> None:
+        """Tell the tuner how long whole steps take, once the split has settled."""
+        self._fresh += 1
+        if self._world.rank == 0 and self._fresh > WARM_UP and plan.count == self.total:
+            world = self._world
+            local = -(-self.total // (world.size * self.passes))
+            self._prepared.tuner.observe(
+                world.nodes, world.size, Split(local, self.passes - 1), step_s, min(sync_s, 0.99 * step_s), statistics
+            )
+
+    def _proposal(self) -> tuple[float, float]:
+        """Return the first process's choice of batch and passes, where it is another; zeros else."""
+        if not self._prepared.adaptive or self._world.rank != 0:
+            return 0.0, 0.0
+        chosen = self._prepared.tuner.split(self._world.nodes, self._world.size)
+        if chosen == self._chosen:
+            return 0.0, 0.0
+        return float(chosen.batch), float(chosen.accumulation + 1)
+
+

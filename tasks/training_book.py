@@ -1,0 +1,289 @@
+"""Keeps account of a run while it goes on: what processes and launcher say becomes a report."""
+
+import math
+import threading
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Protocol
+
+from ebbflow.infra.clock import Clock
+from ebbflow.infra.protocols import GenerationEnd, TrainingEvent, TrainingStatus
+from ebbflow.infra.training.channel import Report
+from ebbflow.tasks.training_report import (
+    CapacityPoint,
+    EventReport,
+    FailureReport,
+    GenerationReport,
+    MetricReport,
+    NodeShare,
+    PointReport,
+    TrainingReport,
+)
+from ebbflow.tasks.training_request import TrainingRequest
+from ebbflow.tasks.wording import plural
+
+MOST_POINTS = 4000  # of a series; beyond it every other one is dropped
+
+
+class TrainingListener(Protocol):
+    """Hears what happens, in any thread. Every method may do nothing."""
+
+    def point(self, point: PointReport) -> None: ...
+    def metrics(self, step: int, epoch: int, values: Mapping[str, float]) -> None: ...
+    def event(self, event: EventReport) -> None: ...
+
+
+class Silent(TrainingListener):
+    """A listener that does nothing; others extend it."""
+
+    def point(self, point: PointReport) -> None: ...
+    def metrics(self, step: int, epoch: int, values: Mapping[str, float]) -> None: ...
+    def event(self, event: EventReport) -> None: ...
+
+
+class Fan(Silent):
+    """Passes everything on to several listeners, in order."""
+
+    def __init__(self, *listeners: TrainingListener) -> None:
+        self._listeners = listeners
+
+    def point(self, point: PointReport) -> None:
+        for listener in self._listeners:
+            listener.point(point)
+
+    def metrics(self, step: int, epoch: int, values: Mapping[str, float]) -> None:
+        for listener in self._listeners:
+            listener.metrics(step, epoch, values)
+
+    def event(self, event: EventReport) -> None:
+        for listener in self._listeners:
+            listener.event(event)
+
+
+class Book:
+    """The account of one run. Safe for several threads; listeners are called in whichever speaks."""
+
+    def __init__(self, request: TrainingRequest, clock: Clock, listener: TrainingListener) -> None:
+        self._request, self._clock, self._listener = request, clock, listener
+        self._lock = threading.RLock()
+        self.started = clock.now()
+        self._points: list[PointReport] = []
+        self._every, self._skip = 1, 0
+        self._metrics: list[MetricReport] = []
+        self._events: list[EventReport] = []
+        self._generations: list[GenerationReport] = []
+        self._capacity: list[CapacityPoint] = []
+        self._last_step_at: float | None = None
+        self._gap: float | None = None  # before the first step of the generation that runs
+        self._waiting = True  # for a generation's first step
+        self._checkpoints = 0
+        self._stall = 0.0
+        self._resumed: int | None = None
+        self._read = 0  # number of the last event taken in
+        self.local_batch: int | None = None  # examples of a GPU in a pass, as last reported
+        self.accumulation = 0
+        self.step = -1
+
+    @property
+    def now(self) -> float:
+        return self._clock.now() - self.started
+
+    # --- what is told to it -------------------------------------------------------------------------------
+
+    def hear(self, report: Report) -> None:
+        """Take in what a process says."""
+        at = report.time - self.started
+        with self._lock:
+            self.step = max(self.step, report.step)
+            content = report.content
+            if report.kind == "step":
+                self._point(at, report.step, content)
+            elif report.kind == "metrics":
+                values, epoch = dict(content.get("metrics", {})), int(content.get("epoch", 0))
+                self._metrics += [MetricReport(at, report.step, epoch, k, v) for k, v in values.items()]
+                self._listener.metrics(report.step, epoch, values)
+            elif report.kind == "checkpoint" and "error" not in content:
+                self._checkpoints += 1
+                self._stall += float(content.get("stalled", 0.0))
+            elif report.kind == "started" and self._resumed is None and not self._generations:
+                self._resumed = report.step if content.get("restored") is not None else -1
+            elif report.kind in ("stopped", "finished"):
+                self._moved(at)
+
+    def _point(self, at: float, step: int, content: Mapping[str, Any]) -> None:
+        known = {name: content[name] for name in _FIGURES if name in content}
+        point = PointReport(at=at, step=step, **{**known, "loss": _finite(known.get("loss"))})
+        self.local_batch = -(-point.batch // max(point.gpus * point.passes, 1)) or None
+        self.accumulation = point.passes - 1
+        self._moved(at)
+        self._skip = (self._skip + 1) % self._every
+        if self._skip == 0:
+            self._points.append(point)
+            if len(self._points) > MOST_POINTS:
+                del self._points[1::2]
+                self._every *= 2
+        self._listener.point(point)
+
+    def _moved(self, at: float) -> None:
+        """Take note that steps are done."""
+        if self._waiting:
+            self._waiting = False
+            self._gap = at - self._last_step_at if self._last_step_at is not None else None
+        self._last_step_at = at
+
+    def capacity(self, rented: int, used: int) -> None:
+        """Take note of how many GPUs there are from now on."""
+        with self._lock:
+            if not self._capacity or (self._capacity[-1].rented, self._capacity[-1].used) != (rented, used):
+                self._capacity.append(CapacityPoint(self.now, rented, used))
+
+    def event(self, event: TrainingEvent) -> None:
+        """Take in what the launcher says."""
+        with self._lock:
+            if event.number <= self._read:
+                return
+            self._read = event.number
+        if text := spoken(event):
+            node = str(event.content.get("node", ""))
+            self.say(event.kind, text, node=node, at=event.time - self.started)
+
+    def say(self, kind: str, text: str, *, node: str = "", at: float | None = None) -> None:
+        """Write an event down and pass it on."""
+        found = EventReport(self.now if at is None else at, kind, text, node)
+        with self._lock:
+            self._events.append(found)
+        self._listener.event(found)
+
+    def ended(self, end: GenerationEnd, failure: FailureReport | None, decision: str) -> None:
+        """Take in the end of a generation and what followed."""
+        with self._lock:
+            placement = tuple(NodeShare(name, slots) for name, slots in end.placement.items())
+            if self._generations and end.first_step >= 0:
+                before = self._generations[-1]
+                lost = max(before.last_step - end.first_step, 0)
+                self._generations[-1] = replace(before, lost_steps=lost)
+            self._generations.append(
+                GenerationReport(
+                    number=end.generation,
+                    placement=placement,
+                    started=end.started - self.started,
+                    ended=end.ended - self.started,
+                    kind=end.kind,
+                    reason=end.reason,
+                    first_step=end.first_step,
+                    last_step=end.last_step,
+                    saved_step=end.saved_step,
+                    gap_seconds=None if self._waiting else self._gap,
+                    failure=failure,
+                    decision=decision,
+                )
+            )
+            self._waiting, self._gap = True, None
+
+    # --- what it makes of it ------------------------------------------------------------------------------
+
+    @property
+    def last(self) -> PointReport | None:
+        with self._lock:
+            return self._points[-1] if self._points else None
+
+    def money(self) -> float:
+        """Return dollars for the nodes so far."""
+        with self._lock:
+            return self._area(lambda point: point.rented) / 3600 * self._request.price
+
+    def lost_steps(self) -> int:
+        """Return the steps done twice so far."""
+        with self._lock:
+            return sum(g.lost_steps for g in self._generations)
+
+    def report(self, status: TrainingStatus) -> TrainingReport:
+        """Return the account so far."""
+        request = self._request
+        with self._lock:
+            state = status.state if status.state in ("finished", "stopped") else "failed"
+            last = self._points[-1] if self._points else None
+            steps = max([status.step, self.step, *(g.last_step for g in self._generations)])
+            rented = self._area(lambda point: point.rented)
+            return TrainingReport(
+                id=request.id,
+                script=request.script,
+                folder=request.run_folder,
+                started=self.started,
+                seconds=self.now,
+                state=state,  # type: ignore[arg-type]
+                reason=status.reason,
+                arguments=request.arguments,
+                title=request.title,
+                steps=max(steps, 0),
+                epoch=max([m.epoch for m in self._metrics] + [last.epoch if last else 0]),
+                resumed_from=self._resumed if self._resumed is not None and self._resumed >= 0 else None,
+                lost_steps=sum(g.lost_steps for g in self._generations),
+                skipped_steps=last.skipped if last else 0,
+                checkpoints=self._checkpoints,
+                stall_seconds=self._stall,
+                gpu_seconds=sum(g.gpus * (g.ended - g.started) for g in self._generations),
+                rented_gpu_seconds=rented,
+                price=request.price,
+                dollars=rented / 3600 * request.price,
+                generations=tuple(self._generations),
+                series=tuple(self._points),
+                metrics=tuple(self._metrics),
+                capacity=tuple(self._capacity),
+                events=tuple(self._events),
+            )
+
+    def _area(self, of: Any) -> float:
+        """Return GPU-seconds of the capacity so far."""
+        ends = [point.at for point in self._capacity[1:]] + [self.now]
+        return float(
+            sum(of(point) * (end - point.at) for point, end in zip(self._capacity, ends, strict=False))
+        )
+
+
+_FIGURES = frozenset(PointReport.__dataclass_fields__) - {"at", "step"}
+
+
+def _finite(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+
+
+def spoken(event: TrainingEvent) -> str:
+    """Return an event of the launcher in words for people; empty for those that say little."""
+    said = event.content
+    placed = said.get("placement")
+    where = ""
+    if isinstance(placed, Mapping):
+        where = f"{plural(sum(placed.values()), 'GPU')} on {plural(len(placed), 'node')}"
+    match event.kind:
+        case "generation":
+            return f"generation {event.generation}: {where}"
+        case "started":
+            restored = said.get("restored")
+            begins = "begins" if restored is None else f"goes on from step {restored}"
+            return f"training {begins} on {plural(int(said.get('world', 1)), 'GPU')}"  # type: ignore[call-overload]
+        case "stop-requested":
+            return f"asked to save and leave: {said.get('reason')}"
+        case "stopped":
+            saved = "saved" if said.get("saved") else "nothing saved"
+            return f"stopped at step {said.get('step')}: {saved}"
+        case "node-lost":
+            return f"{said.get('node')} is lost: {str(said.get('how', '')).splitlines()[0]}"
+        case "node-notice":
+            return f"{said.get('node')} has notice"
+        case "hang":
+            return f"hangs: {said.get('reason')}"
+        case "straggler":
+            return f"{said.get('node')} holds the others up and is replaced"
+        case "waiting":
+            return f"waits for nodes: {said.get('reason')}"
+        case "cut-off":
+            return "what was left at the deadline is ended"
+        case "checkpoint":
+            return f"no checkpoint: {said['error']}" if "error" in said else ""
+        case "canary":
+            return f"the trial passed: {said.get('steps')} steps, a checkpoint saved and read"
+        case "resize-changed":
+            return f"goes on without {', '.join(map(str, said.get('without', ())))}: they did not come up"  # type: ignore[call-overload]
+        case _:
+            return ""

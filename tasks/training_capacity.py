@@ -1,0 +1,85 @@
+"""Which nodes a run has, and which of them it uses."""
+
+import re
+import threading
+from collections.abc import Iterable, Mapping
+from math import floor
+
+Placement = dict[str, int]  # node -> slots
+
+_NUMBERED = re.compile(r"node-(\d+)")
+
+
+class Nodes:
+    """The nodes of one run as they come and go. Safe for several threads. A name is never used twice."""
+
+    def __init__(self, nodes: Mapping[str, int], most: int, least: int = 1) -> None:
+        self._nodes = dict(nodes)
+        self._most, self._least = most, least
+        self._names = set(nodes)
+        self._each = max(nodes.values())
+        self._lock = threading.Lock()
+
+    @property
+    def slots(self) -> int:
+        """Return the slots of all nodes that are there."""
+        with self._lock:
+            return sum(self._nodes.values())
+
+    def there(self) -> Placement:
+        """Return the nodes that are there."""
+        with self._lock:
+            return dict(self._nodes)
+
+    def add(self, count: int) -> list[str]:
+        """Take ``count`` more nodes in, as large as the largest so far, and return their names."""
+        with self._lock:
+            return [self._fresh(self._each) for _ in range(count)]
+
+    def remove(self, names: Iterable[str]) -> None:
+        """Take note that nodes are gone, or about to be."""
+        with self._lock:
+            for name in names:
+                self._nodes.pop(name, None)
+
+    def newest(self, count: int) -> list[str]:
+        """Return the nodes that came last."""
+        with self._lock:
+            return list(self._nodes)[len(self._nodes) - min(count, len(self._nodes)) :]
+
+    def instead_of(self, names: Iterable[str]) -> None:
+        """Replace nodes by new ones of the same size."""
+        with self._lock:
+            for name in names:
+                if name in self._nodes:
+                    self._fresh(self._nodes.pop(name))
+
+    def placement(self, memory: float = 1.0) -> Placement | None:
+        """Return the nodes to use: all, up to the most GPUs; ``None`` where there are fewer than the least.
+
+        ``memory`` times as much of it for each process means fewer processes a node.
+        """
+        chosen: Placement = {}
+        with self._lock:
+            left = self._most
+            for name, slots in self._nodes.items():
+                take = min(max(1, floor(slots / memory + 1e-9)), left)
+                if take > 0:
+                    chosen[name] = take
+                    left -= take
+        return chosen if sum(chosen.values()) >= self._least else None
+
+    def trial(self, ranks: int, spread: int) -> Placement:
+        """Return where a canary of ``ranks`` ranks runs, on ``spread`` nodes where there are as many."""
+        with self._lock:
+            names = list(self._nodes)[: max(spread, 1)]
+            if len(names) == 1:
+                return {names[0]: min(ranks, self._nodes[names[0]])}
+            return dict.fromkeys(names[:ranks], 1)
+
+    def _fresh(self, slots: int) -> str:
+        numbers = [int(found[1]) for name in self._names if (found := _NUMBERED.fullmatch(name))]
+        name = f"node-{max(numbers, default=0) + 1}"
+        self._names.add(name)
+        self._nodes[name] = slots
+        return name

@@ -1,0 +1,47 @@
+"""The failure table on disk: ours, which is shipped, and a user's own before it."""
+
+import tomllib
+from collections.abc import Mapping
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ebbflow.planners.errors import OptionError
+from ebbflow.planners.training.failures import FailureTable
+
+
+@cache
+def built_in() -> FailureTable:
+    """Return the table that is shipped (``planners/training/failures.toml``)."""
+    text = (files("ebbflow.planners.training") / "failures.toml").read_text(encoding="utf-8")
+    return FailureTable.parse(tomllib.loads(text))
+
+
+def failure_table(path: Path | str | None = None) -> FailureTable:
+    """Return our table, with the rules of a TOML or YAML file before its own.
+
+    Raises ``OptionError`` when the file cannot be read or breaks the table's rules.
+    """
+    if path is None:
+        return built_in()
+    try:
+        return built_in().extended(FailureTable.parse(_read(Path(path).expanduser())))
+    except OptionError as error:
+        raise OptionError(f"{path}: {error}") from error
+
+
+def _read(path: Path) -> Mapping[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+        if path.suffix.lower() in (".yaml", ".yml"):
+            return yaml.safe_load(text) or {}
+        if path.suffix.lower() == ".toml":
+            return tomllib.loads(text)
+    except (OSError, UnicodeDecodeError) as error:
+        raise OptionError(f"cannot be read: {getattr(error, 'strerror', None) or error}") from error
+    except (tomllib.TOMLDecodeError, yaml.YAMLError) as error:
+        raise OptionError(f"is no {path.suffix[1:].upper()}: {error}") from error
+    raise OptionError("a failure table is a .toml, .yaml or .yml file")

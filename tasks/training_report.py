@@ -1,0 +1,206 @@
+"""What a training run did and why: the values behind every report, and their JSON form.
+
+All times called ``at``, ``started`` and ``ended`` inside a report are seconds after ``TrainingReport.started``.
+"""
+
+import json
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from ebbflow.tasks.codec import decode, encode
+from ebbflow.tasks.report import ReportError, write_text
+
+FORMAT = 1  # of the JSON form; grows when a key changes its meaning
+
+RunState = Literal["finished", "stopped", "failed"]
+
+
+@dataclass(frozen=True, slots=True)
+class PointReport:
+    """What the run measured of itself at one moment."""
+
+    at: float
+    step: int  # optimiser steps of the whole run
+    epoch: int = 0
+    gpus: int = 0
+    nodes: int = 0
+    batch: int = 0  # examples of a step on all GPUs
+    passes: int = 1  # accumulation passes of a step
+    loss: float | None = None
+    throughput: float = 0.0  # examples/s
+    goodput: float = 0.0  # examples/s at the initial batch that would have made the same progress
+    noise_scale: float = 0.0  # examples
+    progress: float = 0.0  # iterations at the initial batch
+    step_seconds: float = 0.0
+    sync_seconds: float = 0.0
+    learning_rate: float = 0.0
+    skipped: int = 0  # steps left out so far because the gradient was not finite
+
+
+@dataclass(frozen=True, slots=True)
+class MetricReport:
+    """What the script said of its model (``run.report(...)``)."""
+
+    at: float
+    step: int
+    epoch: int
+    name: str
+    value: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class NodeShare:
+    """Slots of one node."""
+
+    node: str
+    slots: int
+
+
+@dataclass(frozen=True, slots=True)
+class FailureReport:
+    """Why a generation failed."""
+
+    reason: str
+    failure_class: str = field(metadata={"json": "class"})
+    signature: str
+    line: str = ""
+    rank: int | None = None
+    node: str = ""
+    advice: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationReport:
+    """One world of processes."""
+
+    number: int
+    placement: tuple[NodeShare, ...]
+    started: float
+    ended: float
+    kind: str  # finished, stopped, canary, lost, failed, hung, unformed, silent
+    reason: str
+    first_step: int = -1  # of the whole run before it; -1: it never came so far
+    last_step: int = -1
+    saved_step: int = -1  # of the newest checkpoint that it reported
+    lost_steps: int = 0  # done in it, and done again by the next one
+    gap_seconds: float | None = None  # without training before its first step; None: it made none, or is the first
+    failure: FailureReport | None = None
+    decision: str = ""  # what followed
+
+    @property
+    def gpus(self) -> int:
+        return sum(share.slots for share in self.placement)
+
+
+@dataclass(frozen=True, slots=True)
+class EventReport:
+    """Something that happened."""
+
+    at: float
+    kind: str
+    text: str  # for people
+    node: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CapacityPoint:
+    """From ``at`` until the next entry."""
+
+    at: float
+    rented: int  # GPUs of all nodes that were there
+    used: int  # of them, in the placement
+
+
+@dataclass(frozen=True)
+class TrainingReport:
+    """Everything worth knowing about one training run, as far as one launcher saw it."""
+
+    id: str
+    script: str
+    folder: str  # of the run
+    started: float  # seconds since the Unix epoch
+    seconds: float  # wall time, from launch to end
+    state: RunState
+    reason: str
+    arguments: tuple[str, ...] = ()
+    title: str = ""
+    steps: int = 0  # optimiser steps of the whole run at its end
+    epoch: int = 0
+    resumed_from: int | None = None  # step at which this launcher took over; None: the run began with it
+    lost_steps: int = 0
+    skipped_steps: int = 0
+    checkpoints: int = 0
+    stall_seconds: float = 0.0  # that checkpoints held training up
+    gpu_seconds: float = 0.0  # held by generations
+    rented_gpu_seconds: float = 0.0  # of all nodes that were there
+    price: float = 0.0  # dollars per GPU-hour
+    dollars: float = 0.0
+    generations: tuple[GenerationReport, ...] = ()
+    series: tuple[PointReport, ...] = ()
+    metrics: tuple[MetricReport, ...] = ()
+    capacity: tuple[CapacityPoint, ...] = ()
+    events: tuple[EventReport, ...] = ()
+
+    @property
+    def last(self) -> PointReport | None:
+        """Return what was measured last."""
+        return self.series[-1] if self.series else None
+
+    @property
+    def final_metrics(self) -> dict[str, float | None]:
+        """Return the last value of each metric."""
+        return {m.name: m.value for m in self.metrics}
+
+    @property
+    def failure(self) -> FailureReport | None:
+        """Return why the last generation failed, if it did."""
+        return self.generations[-1].failure if self.generations else None
+
+    def mean(self, name: str) -> float | None:
+        """Return the mean over time of one figure of ``series``; ``None`` without two points."""
+        pairs = list(zip(self.series, self.series[1:], strict=False))
+        span = sum(b.at - a.at for a, b in pairs)
+        return sum(getattr(b, name) * (b.at - a.at) for a, b in pairs) / span if span > 0 else None
+
+    def to_json(self) -> str:
+        """Return the report as JSON text; infinite and undefined numbers are ``null``."""
+        totals = {
+            "mean_throughput": _finite(self.mean("throughput")),
+            "mean_goodput": _finite(self.mean("goodput")),
+            "final_metrics": encode_values(self.final_metrics),
+        }
+        data: dict[str, Any] = {"format": FORMAT, **encode(self), **totals}
+        return json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> "TrainingReport":
+        """Read what ``to_json`` wrote. Keys unknown to this version are ignored.
+
+        Raises ``ReportError`` when ``text`` is no report or of a newer format.
+        """
+        try:
+            data = json.loads(text)
+        except ValueError as error:
+            raise ReportError(f"not a report: {error}") from error
+        if not isinstance(data, dict) or data.get("format") != FORMAT:
+            found = data.get("format") if isinstance(data, dict) else type(data).__name__
+            raise ReportError(f"a report of format {FORMAT} is needed; got {found}")
+        try:
+            return decode(cls, data)
+        except (KeyError, TypeError, ValueError) as error:
+            raise ReportError(f"the report is damaged: {error}") from error
+
+    def write_json(self, path: Path | str) -> Path:
+        """Write the report to ``path`` atomically and return the path."""
+        return write_text(path, self.to_json())
+
+
+def encode_values(values: dict[str, float | None]) -> dict[str, float | None]:
+    """Return ``values`` with what JSON lacks as ``None``."""
+    return {name: _finite(value) for name, value in values.items()}
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None

@@ -1,0 +1,167 @@
+"""What a user asks for: one elastic training, checked before anything starts."""
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal
+
+from ebbflow.infra.errors import StorageError, TrainingError
+from ebbflow.infra.files import write_atomic
+from ebbflow.infra.filesystems import filesystem, split, translated
+from ebbflow.planners.errors import OptionError
+from ebbflow.tasks.request import home
+from ebbflow.tasks.training_faults import ScriptedFault
+
+Canary = Literal["auto", "always", "never"]
+
+_FORMAT = 1
+_FILE = "request.json"
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
+_NODES = re.compile(r"local:([1-9]\d{0,3})(?:x([1-9]\d{0,2}))?")
+
+
+def default_folder() -> str:
+    """Return where runs live unless asked otherwise."""
+    return str(home() / "runs")
+
+
+@dataclass(frozen=True)
+class TrainingRequest:
+    """One training. Raises ``OptionError`` for a value that breaks its rule."""
+
+    script: str  # path of a Python file
+    arguments: tuple[str, ...] = ()  # of the script
+    id: str = ""  # of the run; empty: made of the script's name and the time
+    title: str = ""  # what people call it
+    folder: str = field(default_factory=default_folder)  # of all runs, local or s3://; all nodes reach it
+    nodes: str = "local:1x1"  # local:NODESxSLOTS
+    min_gpus: int = 1
+    max_gpus: int | None = None  # None: all there are
+    adaptive: bool = True  # whether the batch may change
+    checkpoint_every: float | None = None  # s; None: from measured costs and the hazard
+    keep: int = 2  # full checkpoints
+    hazard: float | None = None  # losses expected per node-hour; None: learnt from what happens
+    collective_timeout: float = 60.0  # s
+    grace: float = 30.0  # s to save and leave in after a stop
+    canary: Canary = "auto"
+    canary_steps: int = 20
+    price: float = 0.0  # dollars per GPU-hour
+    failures: str | None = None  # a failure table of one's own, TOML or YAML
+    retries: Literal["by-class", "blind"] = "by-class"
+    back_off: float = 120.0  # s, first delay after a failure of the infrastructure
+    wait_limit: float = 3600.0  # s to wait for capacity when fewer than min_gpus are left
+    at: tuple[str, ...] = ()  # scripted faults: 20s:kill:node-2
+    cpus: float | None = None  # processors behind one local slot; None: no cap
+    json: str | None = None  # write the report here
+    report: str | None = None  # write the page here
+
+    def __post_init__(self) -> None:
+        """Check everything that can be checked without starting anything."""
+        if not Path(self.script).is_file():
+            raise OptionError(f"script must be a Python file; there is none at {self.script!r}")
+        if self.id and not _ID.fullmatch(self.id):
+            raise OptionError(
+                f"id must hold letters, digits, dashes, dots and underscores, 100 at most; got {self.id!r}"
+            )
+        if not self.folder.strip():
+            raise OptionError("folder must name a folder, local or s3://; got an empty text")
+        _within("min_gpus", self.min_gpus, 1)
+        most = self.gpus if self.max_gpus is None else self.max_gpus
+        if most < self.min_gpus:
+            raise OptionError(f"max_gpus must be >= min_gpus ({self.min_gpus}); got {most}")
+        if self.gpus < self.min_gpus:
+            raise OptionError(
+                f"nodes {self.nodes} have {self.gpus} GPUs; min_gpus asks for {self.min_gpus} to begin with"
+            )
+        _within("keep", self.keep, 1)
+        _within("canary_steps", self.canary_steps, 1)
+        _one_of("canary", self.canary, ("auto", "always", "never"))
+        _one_of("retries", self.retries, ("by-class", "blind"))
+        for name in ("collective_timeout", "grace"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise OptionError(f"{name} must be > 0 s and finite; got {getattr(self, name)}")
+        for name in ("price", "back_off", "wait_limit", "hazard", "checkpoint_every"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value < math.inf:
+                raise OptionError(f"{name} must be >= 0 and finite; got {value}")
+        if self.cpus is not None and not 0 < self.cpus < math.inf:
+            raise OptionError(f"cpus must be > 0 and finite; got {self.cpus}")
+        self.faults  # noqa: B018  parsed here so that a wrong one is refused
+
+    @property
+    def placement(self) -> dict[str, int]:
+        """Return the slots of each node to begin with."""
+        found = _NODES.fullmatch(self.nodes.strip())
+        if found is None:
+            raise OptionError(f"nodes must be local:NODESxSLOTS, such as local:3x2; got {self.nodes!r}")
+        return {f"node-{n}": int(found[2] or 1) for n in range(1, int(found[1]) + 1)}
+
+    @property
+    def gpus(self) -> int:
+        """Return the slots of all nodes."""
+        return sum(self.placement.values())
+
+    @property
+    def most_gpus(self) -> int:
+        """Return the most slots that the run may use; infinite ambitions end at 10,000."""
+        return 10_000 if self.max_gpus is None else self.max_gpus
+
+    @property
+    def faults(self) -> tuple[ScriptedFault, ...]:
+        """Return the scripted faults in order of time."""
+        return tuple(sorted((ScriptedFault.parse(text) for text in self.at), key=lambda fault: fault.after))
+
+    @property
+    def run_folder(self) -> str:
+        """Return the run's own folder."""
+        return f"{self.folder.rstrip('/')}/{self.id}"
+
+    def save(self) -> None:
+        """Write the request into the run's folder, for ``--resume``. Raises ``StorageError``."""
+        scheme, path = split(self.run_folder)
+        data = json.dumps({"format": _FORMAT, **asdict(self)}, indent=1) + "\n"
+        with translated(f"write {self.run_folder}/{_FILE}"):
+            store = filesystem(scheme)
+            store.create_dir(path, recursive=True)
+            write_atomic(store, scheme, f"{path}/{_FILE}", data.encode())
+
+    @classmethod
+    def load(cls, folder: str, run: str, changes: Mapping[str, Any] | None = None) -> "TrainingRequest":
+        """Return the recorded request of ``run``, with ``changes``. Raises ``TrainingError`` or ``OptionError``."""
+        if not _ID.fullmatch(run):
+            raise OptionError(f"a run's id holds letters, digits, dashes, dots and underscores; got {run!r}")
+        scheme, path = split(f"{folder.rstrip('/')}/{run}")
+        try:
+            with translated(f"read {path}/{_FILE}"):
+                with filesystem(scheme).open_input_file(f"{path}/{_FILE}") as file:
+                    data = json.loads(file.read())
+            if data.pop("format") != _FORMAT:
+                raise TrainingError(f"run {run} was begun by another version of Ebbflow; go on with that one")
+            known = {f.name for f in fields(cls)}
+            values = {name: value for name, value in data.items() if name in known}
+            values |= {"arguments": tuple(values["arguments"]), "at": (), "folder": folder}
+        except StorageError as error:
+            raise TrainingError(f"there is no run {run!r} in {folder} to go on with: {error}") from error
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise TrainingError(f"{path}/{_FILE} is damaged ({error}); start the run anew") from error
+        return cls(**(values | dict(changes or {})))
+
+
+def code_version(request: TrainingRequest) -> str:
+    """Return what tells one version of a job from another: the script's text and its arguments, hashed."""
+    text = Path(request.script).read_bytes()
+    return hashlib.sha256(text + "\0".join(("", *request.arguments)).encode()).hexdigest()[:16]
+
+
+def _within(name: str, value: int, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise OptionError(f"{name} must be a whole number >= {least}; got {value!r}")
+
+
+def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise OptionError(f"{name} must be one of {', '.join(allowed)}; got {value!r}")

@@ -1,0 +1,71 @@
+"""The user's script of the tests: a small network on made-up data, which does at some step what ``CASE`` says."""
+
+import json
+import os
+import signal
+import time
+
+import torch
+from torch import nn
+
+from ebbflow.infra.training import ElasticRun
+
+CASE = json.loads(os.environ["CASE"])
+RANK = int(os.environ.get("RANK", "0"))
+
+
+def main() -> None:
+    generator = torch.Generator().manual_seed(5)
+    x = torch.randn(CASE.get("samples", 100), 8, generator=generator)
+    y = (x @ torch.randn(8, 1, generator=generator) + 0.3 * torch.randn(len(x), 1, generator=generator))
+    if "nan_at" in CASE:
+        x[CASE["nan_at"]] = float("nan")
+    log = open(CASE["log"] + f"-{RANK}", "a")
+    with ElasticRun.start(seed=3, folder=CASE.get("folder"), run_id="t") as run:
+        model, optimizer = run.prepare(
+            nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Dropout(CASE.get("dropout", 0.0)), nn.Linear(16, 1)),
+            lambda p: torch.optim.AdamW(p, lr=0.02) if CASE.get("adam") else torch.optim.SGD(p, 0.05, 0.9),
+            batch_size=CASE.get("batch", 24),
+            max_batch_size=CASE.get("max_batch"),
+            max_local=CASE.get("max_local"),
+            scheduler=lambda o: torch.optim.lr_scheduler.ExponentialLR(o, 0.99),
+        )
+        for _ in run.epochs(CASE.get("epochs", 3)):
+            for a, b, index in run.batches((x, y, torch.arange(len(x)))):
+                step = run.progress.step
+                misbehave(step)
+                if run.share.weight:
+                    log.write(json.dumps({"step": step, "turn": run.progress.cursor.turn, "seen": index.tolist()}) + "\n")
+                run.backward(nn.functional.mse_loss(model(a), b))
+                try:
+                    run.step()
+                finally:
+                    if run.progress.step > step:
+                        log.write(json.dumps({"step": step, "loss": run.statistics.loss}) + "\n")
+                    log.flush()
+            run.report(loss=run.statistics.loss)
+        if run.is_main:
+            inner = getattr(model, "module", model)
+            weights = torch.cat([p.detach().flatten() for p in inner.parameters()]).tolist()
+            end = {"weights": weights, "lr": optimizer.param_groups[0]["lr"], "steps": run.progress.step}
+            end |= {"skipped": run.progress.skipped, "gained": run.progress.gained}
+            log.write(json.dumps({"end": end}) + "\n")
+            log.close()
+
+
+def misbehave(step: int) -> None:
+    time.sleep(CASE.get("pause", 0.0))
+    for what, (at, rank) in CASE.get("at", {}).items():
+        if (at, rank) == (step, RANK):
+            if what == "stop":
+                os.kill(os.getpid(), signal.SIGTERM)
+            elif what == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            elif what == "hang":
+                os.kill(os.getpid(), signal.SIGTERM)
+                time.sleep(60)
+            elif what == "error":
+                raise ValueError("the user's own mistake")
+
+
+main()

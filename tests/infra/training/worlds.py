@@ -1,0 +1,55 @@
+"""Small worlds of gloo processes that tests start: one fresh interpreter that imports once and forks its ranks."""
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from datetime import timedelta
+
+TIMEOUT = 90.0  # seconds
+EXCHANGE = timedelta(seconds=40)  # of one collective
+
+
+def run_module(module: str, *arguments: str) -> str:
+    """Run ``python -m module ...``, which calls ``fork_world``, and return what it printed; it must exit with 0."""
+    done = subprocess.run(
+        [sys.executable, "-m", module, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT,
+        check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return done.stdout
+
+
+def fork_world(ranks: Callable[[int], None], size: int) -> None:
+    """Run ``ranks(rank)`` in ``size`` forked processes of one gloo group. For a process without threads."""
+    import torch.distributed as dist
+
+    with tempfile.TemporaryDirectory() as meeting:
+        children = []
+        for rank in range(size):
+            child = os.fork()
+            if child:
+                children.append(child)
+                continue
+            status = 1
+            try:
+                dist.init_process_group(
+                    "gloo", f"file://{meeting}/store", rank=rank, world_size=size, timeout=EXCHANGE
+                )
+                ranks(rank)
+                dist.barrier()
+                dist.destroy_process_group()
+                status = 0
+            except BaseException:
+                sys.excepthook(*sys.exc_info())
+            finally:
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(status)
+        failed = [child for child in children if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])]
+        assert not failed, f"{len(failed)} of {size} ranks failed"

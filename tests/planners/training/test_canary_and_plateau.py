@@ -1,0 +1,104 @@
+"""The gate before a gang, and the advice to stop."""
+
+from dataclasses import replace
+from math import nan
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ebbflow.planners.errors import OptionError
+from ebbflow.planners.training.canary import GateQuestion, host_memory, plan, should_gate, verdict
+from ebbflow.planners.training.failures import Failure, FailureClass
+from ebbflow.planners.training.plateau import PlateauMonitor
+
+BIG = GateQuestion(gpus=32, ranks=2, early_failures=0.1, attempts=3, time_to_failure=90.0)
+
+
+def test_worked_example() -> None:
+    assert should_gate(BIG) == (True, "it would save 14.4 GPU-min on average and cost at most 10.0")
+    assert should_gate(replace(BIG, gpus=8)) == (
+        False,
+        "it would save 3.6 GPU-min on average and cost at most 10.0",
+    )
+    assert should_gate(replace(BIG, gpus=8, free=True)).gate
+    assert not should_gate(replace(BIG, wait_cost=300.0)).gate
+
+
+def test_what_needs_no_trial() -> None:
+    assert not should_gate(replace(BIG, passed_before=3600.0)).gate
+    assert should_gate(replace(BIG, passed_before=8 * 24 * 3600.0)).gate
+    assert not should_gate(replace(BIG, resumes=True)).gate
+    assert not should_gate(replace(BIG, queue=301.0)).gate
+    short = replace(BIG, gpus=1, ranks=1, free=True, expected=500.0)
+    assert not should_gate(short).gate
+    assert should_gate(replace(short, expected=700.0)).gate
+    with pytest.raises(OptionError):
+        should_gate(replace(BIG, early_failures=1.5))
+
+
+def test_one_rank_alone_two_on_two_nodes() -> None:
+    assert (plan(1, 1).ranks, plan(1, 1).nodes) == (1, 1)
+    assert (plan(8, 1).ranks, plan(8, 1).nodes) == (2, 1)
+    assert (plan(8, 4).ranks, plan(8, 4).nodes) == (2, 2)
+    for wrong in ((0, 1), (2, 3), (2, 0)):
+        with pytest.raises(OptionError):
+            plan(*wrong)
+    with pytest.raises(OptionError):
+        plan(1, 1, steps=0)
+
+
+def failed(kind: FailureClass) -> Failure:
+    return Failure("some-reason", kind, "abc")
+
+
+def test_verdicts() -> None:
+    assert verdict(None, 20, timed_out=False).outcome == "pass"
+    assert verdict(None, 3, timed_out=True).outcome == "pass"
+    assert verdict(None, 0, timed_out=True) == ("inconclusive", True, "no step within the limit", True)
+    for kind in (FailureClass.USER, FailureClass.DATA, FailureClass.RESOURCE):
+        assert verdict(failed(kind), 5, timed_out=False).outcome == "fail"
+    for kind in (FailureClass.INFRASTRUCTURE, FailureClass.COMMUNICATION, FailureClass.SCHEDULER):
+        assert verdict(failed(kind), 5, timed_out=False).outcome == "repeat"
+        assert verdict(failed(kind), 5, timed_out=False, repeated=True).admitted
+    assert verdict(failed(FailureClass.ENGINE), 0, timed_out=False).outcome == "repeat"
+    assert not verdict(failed(FailureClass.ENGINE), 0, timed_out=False, repeated=True).admitted
+
+
+def test_memory_grows_with_ranks() -> None:
+    assert host_memory(6.0, 2, 8) == 24.0
+    with pytest.raises(OptionError):
+        host_memory(6.0, 0, 8)
+
+
+def test_advice_after_five_flat_epochs() -> None:
+    monitor = PlateauMonitor()
+    assert not any(monitor.add(loss) for loss in (1.0, 0.5, 0.4, 0.3999, 0.3998, 0.3997, 0.4))
+    assert monitor.add(0.39995)
+    assert monitor.best == 0.3997
+
+
+def test_a_fifth_of_a_long_run() -> None:
+    monitor = PlateauMonitor()
+    for epoch in range(100):
+        assert not monitor.add(1 / (epoch + 1))
+    flat = 0
+    while not monitor.add(0.01):
+        flat += 1
+    assert flat + 1 == 25  # a fifth of 125
+
+
+@given(st.lists(st.floats(0.001, 10), min_size=1, max_size=60))
+def test_advice_only_without_improvement(losses: list[float]) -> None:
+    monitor, best, since = PlateauMonitor(patience=3, share=0.0), float("inf"), 0
+    for number, loss in enumerate(losses, 1):
+        if number == 1 or loss < best * 0.999:
+            best, since = loss, number
+        assert monitor.add(loss) == (number - since >= 3)
+
+
+def test_nan_is_no_improvement() -> None:
+    monitor = PlateauMonitor(patience=2)
+    assert [monitor.add(loss) for loss in (1.0, nan, nan)] == [False, False, True]
+    with pytest.raises(OptionError):
+        PlateauMonitor(patience=0)
