@@ -1,8 +1,8 @@
 """Trains a small network on scikit-learn's digits: alone, under torchrun, or on nodes that come and go.
 
-    python examples/train_digits.py
-    torchrun --nproc-per-node 2 examples/train_digits.py
-    ebbflow train examples/train_digits.py --min-gpus 1 --max-gpus 4 --nodes local:2x2
+python examples/train_digits.py
+torchrun --nproc-per-node 2 examples/train_digits.py
+ebbflow train examples/train_digits.py --min-gpus 1 --max-gpus 4 --nodes local:2x2
 """
 
 import torch
@@ -33,7 +33,9 @@ def main() -> None:
             run.report(accuracy=float(right.float().mean()))
             if run.is_main:
                 now = run.statistics
-                print(f"epoch {epoch}: accuracy {run.metrics['accuracy']:.3f}, batch {now.batch}, steps {now.step}")
+                print(
+                    f"epoch {epoch}: accuracy {run.metrics['accuracy']:.3f}, batch {now.batch}, steps {now.step}"
+                )
 
 
 if __name__ == "__main__":

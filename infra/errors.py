@@ -17,6 +17,7 @@ InfraError
 ├── WorkloadError                a workload, profile or trace that breaks its format; file, line and reason
 ├── TrainingError                a training cannot be launched, changed or carried on
 │   └── DatasetError             data that a training cannot be run on
+├── SettingsError                what Terraform has written lacks an output or holds one of another form
 ├── SimulationError              a simulated policy broke a rule: capacity, a gang, or no progress
 └── DataError                    benchmark data cannot be made
 """
@@ -90,6 +91,10 @@ class TrainingError(InfraError):
 
 class DatasetError(TrainingError):
     """Data that a training cannot be run on; the message names the rule."""
+
+
+class SettingsError(InfraError):
+    """What Terraform has written cannot be used; the message names the output and the rule."""
 
 
 class SimulationError(InfraError):

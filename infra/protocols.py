@@ -299,6 +299,7 @@ class Continue:
     placement: Mapping[str, int]
     reason: str = ""
     delay: float = 0.0
+    then: Mapping[str, int] | None = None  # placement to move to as soon as its nodes are ready
     settings: "RunSettings | None" = None
     environment: Mapping[str, str] = field(default_factory=dict)  # additions
 

@@ -180,6 +180,13 @@ class Book:
             )
             self._waiting, self._gap = True, None
 
+    def close(self, end: GenerationEnd) -> None:
+        """Take in the last generation where nobody was asked what follows it: it finished, or was stopped."""
+        with self._lock:
+            known = any(g.number == end.generation for g in self._generations)
+        if not known:
+            self.ended(end, None, "")
+
     # --- what it makes of it ------------------------------------------------------------------------------
 
     @property

@@ -42,6 +42,20 @@ class Nodes:
             for name in names:
                 self._nodes.pop(name, None)
 
+    def adopt(self, nodes: Mapping[str, int]) -> None:
+        """Take note of nodes that somebody else has started."""
+        with self._lock:
+            for name, slots in nodes.items():
+                if name not in self._names:
+                    self._names.add(name)
+                    self._nodes[name] = slots
+
+    def become(self, nodes: Mapping[str, int]) -> None:
+        """Have exactly these nodes from now on."""
+        with self._lock:
+            self._nodes = dict(nodes)
+            self._names |= set(nodes)
+
     def newest(self, count: int) -> list[str]:
         """Return the nodes that came last."""
         with self._lock:
@@ -68,6 +82,10 @@ class Nodes:
                     chosen[name] = take
                     left -= take
         return chosen if sum(chosen.values()) >= self._least else None
+
+    def enough(self, placement: Mapping[str, int]) -> bool:
+        """Tell whether a run may go on with ``placement`` alone."""
+        return sum(placement.values()) >= max(self._least, 1)
 
     def trial(self, ranks: int, spread: int) -> Placement:
         """Return where a canary of ``ranks`` ranks runs, on ``spread`` nodes where there are as many."""

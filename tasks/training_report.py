@@ -85,7 +85,9 @@ class GenerationReport:
     last_step: int = -1
     saved_step: int = -1  # of the newest checkpoint that it reported
     lost_steps: int = 0  # done in it, and done again by the next one
-    gap_seconds: float | None = None  # without training before its first step; None: it made none, or is the first
+    gap_seconds: float | None = (
+        None  # without training before its first step; None: it made none, or is the first
+    )
     failure: FailureReport | None = None
     decision: str = ""  # what followed
 

@@ -70,9 +70,8 @@ class TrainingRequest:
         if not self.folder.strip():
             raise OptionError("folder must name a folder, local or s3://; got an empty text")
         _within("min_gpus", self.min_gpus, 1)
-        most = self.gpus if self.max_gpus is None else self.max_gpus
-        if most < self.min_gpus:
-            raise OptionError(f"max_gpus must be >= min_gpus ({self.min_gpus}); got {most}")
+        if self.max_gpus is not None and self.max_gpus < self.min_gpus:
+            raise OptionError(f"max_gpus must be >= min_gpus ({self.min_gpus}); got {self.max_gpus}")
         if self.gpus < self.min_gpus:
             raise OptionError(
                 f"nodes {self.nodes} have {self.gpus} GPUs; min_gpus asks for {self.min_gpus} to begin with"
@@ -120,6 +119,13 @@ class TrainingRequest:
         """Return the run's own folder."""
         return f"{self.folder.rstrip('/')}/{self.id}"
 
+    @property
+    def recorded(self) -> bool:
+        """Tell whether there is a run of this id. Raises ``StorageError``."""
+        scheme, path = split(self.run_folder)
+        with translated(f"look at {self.run_folder}"):
+            return bool(filesystem(scheme).get_file_info(f"{path}/{_FILE}").is_file)
+
     def save(self) -> None:
         """Write the request into the run's folder, for ``--resume``. Raises ``StorageError``."""
         scheme, path = split(self.run_folder)
@@ -136,9 +142,11 @@ class TrainingRequest:
             raise OptionError(f"a run's id holds letters, digits, dashes, dots and underscores; got {run!r}")
         scheme, path = split(f"{folder.rstrip('/')}/{run}")
         try:
-            with translated(f"read {path}/{_FILE}"):
-                with filesystem(scheme).open_input_file(f"{path}/{_FILE}") as file:
-                    data = json.loads(file.read())
+            with (
+                translated(f"read {path}/{_FILE}"),
+                filesystem(scheme).open_input_file(f"{path}/{_FILE}") as file,
+            ):
+                data = json.loads(file.read())
             if data.pop("format") != _FORMAT:
                 raise TrainingError(f"run {run} was begun by another version of Ebbflow; go on with that one")
             known = {f.name for f in fields(cls)}

@@ -13,7 +13,7 @@ from ebbflow.infra.elastic.application import (
     TaskContext,
 )
 from ebbflow.infra.elastic.job import ElasticJob, Result
-from ebbflow.infra.elastic.master import Event, Settings
+from ebbflow.infra.elastic.settings import Event, Settings
 
 __all__ = [
     "Application",

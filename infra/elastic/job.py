@@ -20,8 +20,9 @@ from ebbflow.infra import processes
 from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.elastic.application import Application, Driver, Key, Value
 from ebbflow.infra.elastic.heartbeats import SILENCE, Monitor
-from ebbflow.infra.elastic.master import Event, Master, Settings
+from ebbflow.infra.elastic.master import Master
 from ebbflow.infra.elastic.messages import MASTER, Lost, Scale
+from ebbflow.infra.elastic.settings import Event, Settings, check
 from ebbflow.infra.elastic.transport import Envelope
 from ebbflow.infra.elastic.zeromq import ZmqTransport
 from ebbflow.infra.errors import ElasticError
@@ -68,9 +69,9 @@ class ElasticJob:
         clock: Clock | None = None,
     ) -> None:
         settings = settings or Settings()
-        _check(application, workers, settings, resume, folder)
-        self._application = application
-        self._settings = settings
+        check(application, workers, settings)
+        if resume and folder is None:
+            raise OptionError("resume needs the folder of the earlier job")
         self._replace = replace
         self._silence = silence
         self._clock = clock or SystemClock()
@@ -279,36 +280,11 @@ class ElasticJob:
 
     def _end_processes(self) -> None:
         end = self._clock.now() + (_ENDING if self._master.phase in {"done", "failed"} else 0.0)
-        for process in self._processes.values():
+        for name, process in self._processes.items():
+            if name not in self._joined:
+                self._kill(process)  # it has not joined, and will not hear that all is over
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(timeout=max(0.0, end - self._clock.now()))
         for process in self._processes.values():
             if process.poll() is None:
                 self._kill(process)
-
-
-def _check(
-    application: Application,
-    workers: int,
-    settings: Settings,
-    resume: bool,
-    folder: str | os.PathLike[str] | None,
-) -> None:
-    if workers < 1:
-        raise OptionError(f"workers must be >= 1; got {workers}")
-    if application.executors < 1 or application.shards < 1:
-        raise OptionError(
-            f"executors and shards must be >= 1; got {application.executors} and {application.shards}"
-        )
-    if type(application).__module__ == "__main__":
-        raise OptionError(
-            f"{type(application).__name__} is defined in the script that runs; "
-            "workers import it, so it must be in a module"
-        )
-    if settings.recovery == "partial" and not application.tolerant:
-        raise OptionError(
-            f"partial recovery mixes old and new parameters, which {type(application).__name__} "
-            "does not allow (tolerant is False)"
-        )
-    if resume and folder is None:
-        raise OptionError("resume needs the folder of the earlier job")

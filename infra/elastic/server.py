@@ -112,7 +112,7 @@ class Server(Directed):
 
     def _welcome(self, _: Address, message: Welcome) -> None:
         self._application = message.application
-        self.learn_all(message.directory)
+        self.directory = dict(message.directory)
         self.send(MASTER, Ready())
 
     def _exit(self, _: Address, __: Exit) -> None:

@@ -127,7 +127,7 @@ class Worker(Directed):
         self._application = message.application
         self._log = UpdateLog(self._application.combine, self._application.isolated)
         self._flush_every = message.settings.get("flush_every", self._flush_every)
-        self.learn_all(message.directory)
+        self.directory = dict(message.directory)
         self.send(MASTER, Ready())
 
     def _exit(self, _: Address, __: Exit) -> None:

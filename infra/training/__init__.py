@@ -1,4 +1,4 @@
-"""Elastic training: the library inside a training process, and the launcher that starts it on nodes that come and go."""
+"""Elastic training: the library inside a training process, and the launcher for nodes that come and go."""
 
 from typing import TYPE_CHECKING, Any
 

@@ -84,9 +84,7 @@ class BlockStore:
         try:
             with translated(f"write the running checkpoint {self.uri}"):
                 size = self._append(name, records, number, entries)
-                after = replace(
-                    before, number=number, entries=entries, sizes={**before.sizes, number: size}
-                )
+                after = replace(before, number=number, entries=entries, sizes={**before.sizes, number: size})
                 after = self._without_dead(after)
                 written = size
                 if after.live < after.total / 2:
@@ -101,15 +99,32 @@ class BlockStore:
         self._delete_unused()
         return written
 
-    def read(self, block: int) -> Record:
-        """Return a block's newest durable record. Raises ``StorageError`` if there is none or it is damaged."""
-        entry = self.contents.entries.get(block)
-        if entry is None:
-            raise StorageError(f"the running checkpoint {self.uri} has no block {block}")
-        name = _segment(entry.segment)
-        try:
+    def read(self, blocks: Iterable[int]) -> dict[int, Record]:
+        """Return the newest durable record of each block, with one read a segment.
+
+        Raises ``StorageError`` if there is none or it is damaged.
+        """
+        wanted: dict[int, list[tuple[int, Entry]]] = {}
+        for block in blocks:
+            entry = self.contents.entries.get(block)
+            if entry is None:
+                raise StorageError(f"the running checkpoint {self.uri} has no block {block}")
+            wanted.setdefault(entry.segment, []).append((block, entry))
+        found = {}
+        for segment, entries in wanted.items():
+            name = _segment(segment)
+            start = min(entry.offset for _, entry in entries)
+            stop = max(entry.offset + entry.length for _, entry in entries)
             with translated(f"read {self._place.uri_of(name)}"):
-                record = segments.decode(self._place.read_range(name, entry.offset, entry.length))
+                data = memoryview(self._place.read_range(name, start, stop - start))
+            for block, entry in entries:
+                piece = data[entry.offset - start : entry.offset - start + entry.length]
+                found[block] = self._decoded(name, piece, block, entry)
+        return found
+
+    def _decoded(self, name: str, data: memoryview, block: int, entry: Entry) -> Record:
+        try:
+            record = segments.decode(data)
         except UnusableError as exc:
             raise StorageError(f"{self._place.uri_of(name)} {exc}") from exc
         if (record.block, record.iteration) != (block, entry.iteration):
@@ -174,7 +189,9 @@ class BlockStore:
                 "iteration": [row.iteration for row in rows],
             }
         )
-        self._place.write(_MANIFEST, f'{{"crc32": {crc32(body.encode())}, "body": {json.dumps(body)}}}'.encode())
+        self._place.write(
+            _MANIFEST, f'{{"crc32": {crc32(body.encode())}, "body": {json.dumps(body)}}}'.encode()
+        )
         self.contents = contents
 
     def _load(self) -> Contents:
@@ -192,7 +209,7 @@ class BlockStore:
                 raise ValueError(f"it is of version {said['version']}, not {_VERSION}")
             rows = zip(said["segment"], said["offset"], said["length"], said["iteration"], strict=True)
             entries = {block: Entry(*row) for block, row in zip(said["blocks"], rows, strict=True)}
-            return Contents(said["number"], said["written"], entries, {n: size for n, size in said["sizes"]})
+            return Contents(said["number"], said["written"], entries, dict(said["sizes"]))
         except (ValueError, KeyError, TypeError, AttributeError) as exc:
             raise StorageError(f"the running checkpoint {self.uri} has a damaged manifest: {exc}") from exc
 

@@ -38,8 +38,8 @@ def partition_by_shard(tensors: Mapping[str, torch.Tensor], rows: int | None = N
     found = []
     for name, tensor in tensors.items():
         count = _rows(tensor)
-        row_bytes = max(1, tensor.numel() // max(count, 1) * tensor.element_size())
-        step = rows or max(1, round(SHARD_BYTES / row_bytes))
+        row_bytes = tensor.numel() // max(count, 1) * tensor.element_size()
+        step = rows or max(1, round(SHARD_BYTES / max(row_bytes, 1)))
         for start in range(0, count, step):
             stop = min(start + step, count)
             found.append(BlockSpec(name, start, stop, (stop - start) * row_bytes))
@@ -49,7 +49,11 @@ def partition_by_shard(tensors: Mapping[str, torch.Tensor], rows: int | None = N
 def partition_by_layer(tensors: Mapping[str, torch.Tensor]) -> tuple[BlockSpec, ...]:
     """Make each tensor one block: weights and biases apart."""
     return _some(
-        [BlockSpec(name, 0, _rows(t), t.numel() * t.element_size()) for name, t in tensors.items() if t.numel()]
+        [
+            BlockSpec(name, 0, _rows(t), t.numel() * t.element_size())
+            for name, t in tensors.items()
+            if t.numel()
+        ]
     )
 
 
@@ -76,7 +80,8 @@ def block_distances(
     for name in names:
         count = _rows(now[name])
         change = (now[name].detach() - saved[name]).reshape(count, -1)
-        rows.append(torch.linalg.vector_norm(change, dim=1, dtype=torch.float32).square())
+        kind = torch.promote_types(change.dtype, torch.float32)
+        rows.append(torch.linalg.vector_norm(change, dim=1, dtype=kind).square().float())
     squares = torch.cat(rows)
     lengths = torch.tensor([block.stop - block.start for block in blocks], device=squares.device)
     return torch.segment_reduce(squares, "sum", lengths=lengths).sqrt()

@@ -17,7 +17,8 @@ from ebbflow.infra.training.prepared import Prepared
 def rehearse(prepared: Prepared, statistics: RunStatistics, folder: str | None) -> dict[str, Any]:
     """Save and load the run's state beside its checkpoints and return what the steps took.
 
-    Raises ``TrainingError`` when what is read differs from what was saved, ``StorageError`` when it cannot be written.
+    Raises ``TrainingError`` when what is read differs from what was saved, and ``StorageError`` when it cannot be
+    written.
     """
     temporary = None if folder else tempfile.mkdtemp(prefix="ebbflow-canary-")
     place = f"{folder}/canary" if folder else str(temporary)
@@ -45,10 +46,7 @@ def rehearse(prepared: Prepared, statistics: RunStatistics, folder: str | None) 
 
 
 def _equal(first: torch.Tensor, second: torch.Tensor) -> bool:
-    return first.shape == second.shape and torch.equal(
-        first.nan_to_num() if first.is_floating_point() else first,
-        second.nan_to_num() if second.is_floating_point() else second,
-    )
+    return bool(torch.allclose(first, second, rtol=0.0, atol=0.0, equal_nan=True))
 
 
 def _peak() -> int:

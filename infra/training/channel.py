@@ -37,11 +37,13 @@ class RunSettings:
     hazard: float = 0.0  # losses expected per node and hour
     adaptive: bool = True  # whether the batch may change
     collective_timeout: float = 60.0  # seconds after which a collective that hangs is an error
+    max_local: int | None = None  # examples that a process gets in a pass at most: after its memory ran out
     canary_steps: int = 0  # > 0: run so many steps, save, load and stop with a "canary" report
     running_every: int = (
         0  # > 0: iterations C after which a running (partial) checkpoint has seen everything once
     )
     running_fraction: float = 0.125  # r of it saved each r*C iterations
+    retune_every: float = 30.0  # seconds between two looks at the batch, where it may change
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Self:

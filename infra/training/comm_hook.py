@@ -34,10 +34,14 @@ class RankSamples:
         self._buffers: list[tuple[Tensor, Tensor | None]] = []
         self._squares: list[Tensor] = []
         self._weight = 0.0
+        self._measured = True
         self._clock = _Clock()
         self._group = module.process_group
         self._averages = _averages(module)
         module.register_comm_hook(self, _reduce)
+
+    def begin(self, measured: bool) -> None:
+        self._measured = measured
 
     def after_pass(self, weight: float, last: bool) -> None:
         self._weight += weight
@@ -45,16 +49,16 @@ class RankSamples:
             self._clock.end()
 
     def norms(self, examples: float, scale: float) -> LocalNorms:
-        if not self._squares:
+        if not self._buffers:
             raise TrainingError("the last backward pass of a step must synchronise; it ran under no_sync()")
-        square = torch.stack(self._squares).sum()
-        local, total = torch.stack((square, self._part_of_mean())).tolist()
-        unscale, weight = scale**-2, self._weight
-        sync = self._clock.seconds()
+        total = self._part_of_mean()
+        local = torch.stack(self._squares).sum() if self._squares else torch.zeros_like(total)
+        local, total = torch.stack((local, total)).tolist()
+        found = LocalNorms(0.0, 0.0, total / scale**2, self._clock.seconds())
+        if self._measured and self._weight > 0:
+            found = found._replace(local=local / scale**2 / self._weight, samples=1.0)
         self.forget()
-        if weight > 0:
-            return LocalNorms(local * unscale / weight, 1.0, total * unscale, sync)
-        return LocalNorms(local * unscale, 0.0, total * unscale, sync)  # 0 without examples
+        return found
 
     def forget(self) -> None:
         self._buffers.clear()
@@ -73,13 +77,14 @@ class RankSamples:
 
     def __call__(self, bucket: Any) -> Any:
         buffer = bucket.buffer()
-        factors = None
-        if self._preconditioner is not None and self._preconditioner.on:
-            factors = self._preconditioner.of_bucket(bucket)
         if bucket.index() == 0:
             self._squares.clear()  # of a pass whose step was dropped
             self._buffers.clear()
-        self._squares.append(self._sums.of([buffer], None if factors is None else [factors]))
+        factors = None
+        if self._measured and self._preconditioner is not None and self._preconditioner.on:
+            factors = self._preconditioner.of_bucket(bucket)
+        if self._measured:
+            self._squares.append(self._sums.of([buffer], None if factors is None else [factors]))
         self._buffers.append((buffer, factors))
         self._clock.ready(buffer)
         if self._averages:

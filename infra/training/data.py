@@ -80,7 +80,7 @@ class _Planned:
         self._queue = queue
 
     def __iter__(self) -> Iterator[list[int]]:
-        return iter(self._queue.pop())
+        return iter(self._queue[0])
 
 
 def to_device(batch: Any, device: torch.device) -> Any:

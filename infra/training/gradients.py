@@ -29,6 +29,9 @@ from ebbflow.planners.errors import OptionError
 from ebbflow.planners.training.goodput import GradientStatistics
 from ebbflow.planners.training.noise_scale import SMOOTHING, Average, GradientNoise, from_samples
 
+DENSE = 128  # steps of a process that are all measured
+EVERY = 4  # later steps, of which one is: the noise changes slowly
+
 
 class GradientMeter:
     """Squared norms of gradients, step by step, and what they say about the gradient's noise.
@@ -37,11 +40,14 @@ class GradientMeter:
     ``initial`` is M0, the total batch in examples that the learning rate was made for. ``preconditioned`` None means:
     where ``optimizer`` is Adam or AdamW.
 
+    After the first 128 steps of a process one in ``every`` is measured, and weighs as much as ``every``; whether a
+    gradient is finite is known of each.
+
     A step is ``micro_pass`` around each backward pass, ``local``, an all-reduce that sums, and ``finish``. Whatever
     changes gradients, such as clipping or undoing a loss scale, comes after ``local``.
 
-    Raises ``OptionError`` for ``initial`` < 1 or ``smoothing`` outside [0, 1), and ``TrainingError`` where
-    pre-conditioning is asked for and ``optimizer`` keeps no second moments.
+    Raises ``OptionError`` for ``initial`` or ``every`` < 1 and ``smoothing`` outside [0, 1), and ``TrainingError``
+    where pre-conditioning is asked for and ``optimizer`` keeps no second moments.
     """
 
     def __init__(
@@ -51,10 +57,11 @@ class GradientMeter:
         initial: int,
         preconditioned: bool | None = None,
         smoothing: float = SMOOTHING,
+        every: int = EVERY,
     ) -> None:
-        if initial < 1 or not 0 <= smoothing < 1:
+        if initial < 1 or every < 1 or not 0 <= smoothing < 1:
             raise OptionError(
-                f"a meter needs initial >= 1 and 0 <= smoothing < 1; got {initial}, {smoothing}"
+                f"a meter needs initial and every >= 1, 0 <= smoothing < 1; got {initial}, {every}, {smoothing}"
             )
         if preconditioned is None:
             preconditioned = AdamPreconditioner.serves(optimizer)
@@ -70,6 +77,8 @@ class GradientMeter:
             trained = [p for p in model.parameters() if p.requires_grad]
             self._samples = PassSamples(trained, sums, self._preconditioner)
         self._smoothing = smoothing
+        self._every = every
+        self._steps = 0  # finished by this process
         self._noise = GradientNoise(initial)
         self._conditioned = False  # whether the averages are of pre-conditioned gradients
         self._scale: float | None = None  # of the step under way
@@ -93,8 +102,11 @@ class GradientMeter:
         ``weight`` is what the mean loss was multiplied by (see above), 0 for a pass without examples; ``loss_scale``
         is what mixed precision multiplied it by besides, equal for all passes of a step.
         """
-        if self._scale is None and self._preconditioner is not None:
-            self._preconditioner.begin()
+        if self._scale is None:
+            measured = self._weight_of_step > 0
+            if measured and self._preconditioner is not None:
+                self._preconditioner.begin()
+            self._samples.begin(measured)
         self._scale = loss_scale
         yield
         self._samples.after_pass(weight, last)
@@ -117,8 +129,11 @@ class GradientMeter:
         local, samples, total, sync = summed
         self.sync_seconds = sync / world
         self.finite = isfinite(local) and isfinite(total)
+        weight = self._weight_of_step
+        self._steps += 1
         if not self.finite:
             self._samples.forget()
+        if not self.finite or not weight:
             return self.statistics
         conditioned = self._preconditioner is not None and self._preconditioner.on
         if conditioned and not self._conditioned:
@@ -128,8 +143,16 @@ class GradientMeter:
             count, pair = round(samples), self._samples.pair
             whole = pair or examples
             estimate = from_samples(local / world, total, count, whole / count)
-            self._noise = self._noise.update(estimate, whole, pair is not None, self._smoothing)
+            self._noise = self._noise.update(estimate, weight * whole, pair is not None, self._smoothing)
         return self.statistics
+
+    @property
+    def _weight_of_step(self) -> int:
+        """Return how many steps the present one stands for; 0: its noise is not measured. Equal on all ranks."""
+        if self._steps < DENSE:
+            return 1
+        # two in a row, since a single process compares a pair
+        return self._every if self._steps // 2 % self._every == 0 else 0
 
     def discard(self) -> None:
         """Forget the passes of a step that will not be finished."""

@@ -74,8 +74,8 @@ class Link:
         with suppress(RuntimeError, OSError):
             self._exchange()
 
-    def before_deadline(self, reserve: float, act: Callable[[StopRequest], None]) -> None:
-        """Call ``act`` in the thread if ``reserve`` seconds before a stop's deadline nobody has stopped yet."""
+    def before_deadline(self, reserve: float, act: Callable[[StopRequest], None] | None) -> None:
+        """Call ``act`` in the listening thread ``reserve`` seconds before a stop's deadline."""
         self._reserve, self._last_moment = reserve, act
 
     def claim(self, name: str) -> bool:

@@ -130,6 +130,10 @@ class LocalNodes:
         """Return the last lines of the node's own log."""
         return processes.tail(self._log(name))
 
+    def gone(self, uid: str) -> bool:
+        """Tell whether no process of another pool of this machine is left."""
+        return not processes.members(f"{uid}/")
+
     def close(self) -> None:
         """End all nodes and remove everything but the logs."""
         with self._lock:

@@ -11,13 +11,17 @@ class LocalNorms(NamedTuple):
     """
 
     local: float  # sum of |h|**2 / w over the rank's samples
-    samples: float  # gradients over examples of their own
+    samples: float  # gradients over examples of their own; 0 in a step whose noise is not measured
     total: float  # part of the squared norm of the mean gradient
     sync: float = 0.0  # seconds from the last local gradient to the end of the reduction
 
 
 class Samples(Protocol):
     """Collects the gradients of one step after another."""
+
+    def begin(self, measured: bool) -> None:
+        """Begin a step; one that is not ``measured`` only tells whether its gradient is finite."""
+        ...
 
     def after_pass(self, weight: float, last: bool) -> None:
         """Look at the gradients right after a backward pass with this weight."""

@@ -38,12 +38,18 @@ class PassSamples:
         self._added: dict[Tensor, Tensor] = {}
         self._found: list[Tensor] = []
         self._passes = 0
+        self._measured = True
         self._first: _Step | None = None  # of a pair
         self.pair: float | None = None  # examples of both steps, where the last norms are a pair's
 
+    def begin(self, measured: bool) -> None:
+        self._measured = measured
+        if not measured:
+            self._first = None
+
     def after_pass(self, weight: float, last: bool) -> None:
         self._passes += 1
-        if last and self._passes == 1:
+        if not self._measured or (last and self._passes == 1):
             return
         present = {p: p.grad for p in self._parameters if p.grad is not None}
         if weight > 0:
@@ -59,7 +65,9 @@ class PassSamples:
         self.pair = None
         parameters = [p for p in self._parameters if p.grad is not None]
         gradients = [p.grad for p in parameters if p.grad is not None]
-        if self._passes == 1:
+        if not self._measured:
+            found = LocalNorms(0.0, 0.0, float(self._sums.of(gradients)) / scale**2)
+        elif self._passes == 1:
             found = self._of_pair(_Step(parameters, gradients, examples, scale))
         else:
             samples, unscale = len(self._found), scale**-2

@@ -5,12 +5,14 @@ as long as P does not depend on that step's gradient and is the same for the gra
 the steps before, and made anew only as often as v can have changed.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import sqrt
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from ebbflow.infra.training.squares import pieces
 
 IDENTITY_STEPS = 5  # Adam's second moments mean little before
 WINDOW_SHARE = 16  # P is made anew when a sixteenth of the steps that v remembers is new
@@ -80,32 +82,40 @@ class AdamPreconditioner:
                     return int(state["step"])
         return 0
 
-    def _fill(self, wanted: dict[Tensor, Tensor]) -> None:
+    def _fill(self, wanted: Mapping[Tensor, Tensor]) -> None:
+        """Write the factors of some parameters; 0 for those that the optimiser has never moved."""
         with torch.no_grad():
-            self._fill_untracked(wanted)
+            for group in self._optimizer.param_groups:
+                beta, eps = float(group["betas"][1]), float(group["eps"])
+                name = "max_exp_avg_sq" if group.get("amsgrad") else "exp_avg_sq"
+                moved = [p for p in group["params"] if p in wanted and self._optimizer.state.get(p)]
+                if moved:
+                    states = [self._optimizer.state[p] for p in moved]
+                    steps = torch.stack([torch.as_tensor(state["step"]).float() for state in states]).tolist()
+                    roots = [sqrt(1.0 - beta**step) for step in steps]
+                    _factors([wanted[p] for p in moved], [state[name] for state in states], roots, eps)
+            for parameter, factor in wanted.items():
+                if not self._optimizer.state.get(parameter):
+                    factor.zero_()
 
-    def _fill_untracked(self, wanted: dict[Tensor, Tensor]) -> None:
-        for group in self._optimizer.param_groups:
-            beta, eps = float(group["betas"][1]), float(group["eps"])
-            name = "max_exp_avg_sq" if group.get("amsgrad") else "exp_avg_sq"
-            pairs = [
-                (wanted[p], self._optimizer.state[p])
-                for p in group["params"]
-                if p in wanted and self._optimizer.state.get(p)
-            ]
-            if not pairs:
-                continue
-            out, moments = [o for o, _ in pairs], [state[name] for _, state in pairs]
-            steps = torch.stack([torch.as_tensor(state["step"]).float() for _, state in pairs]).tolist()
-            roots = torch._foreach_sqrt(moments)
-            torch._foreach_div_(roots, [sqrt(1.0 - beta**step) for step in steps])
-            torch._foreach_add_(roots, eps)
-            torch._foreach_reciprocal_(roots)
-            torch._foreach_mul_(roots, [(moment != 0).to(moment.dtype) for moment in moments])
-            torch._foreach_copy_(out, roots)
-        for parameter, factor in wanted.items():  # the optimiser has never moved these
-            if not self._optimizer.state.get(parameter):
-                factor.zero_()
+
+def _factors(out: list[Tensor], moments: list[Tensor], roots: list[float], eps: float) -> None:
+    """Write 1 / (sqrt(moment) / root + eps), 0 where a moment is 0."""
+    if moments[0].device.type == "cpu":
+        for factor, moment, root in zip(out, moments, roots, strict=True):
+            alike = factor.is_contiguous() and moment.is_contiguous()
+            target = factor if alike else torch.empty_like(moment, memory_format=torch.contiguous_format)
+            for f, m in pieces(target, moment.contiguous()):
+                torch.sqrt(m, out=f).div_(root).add_(eps).reciprocal_().mul_(m != 0)
+            if not alike:
+                factor.copy_(target)
+        return
+    found = torch._foreach_sqrt(moments)
+    torch._foreach_div_(found, roots)
+    torch._foreach_add_(found, eps)
+    torch._foreach_reciprocal_(found)
+    torch._foreach_mul_(found, [(moment != 0).to(moment.dtype) for moment in moments])
+    torch._foreach_copy_(out, found)
 
 
 def _kept(made_at: int) -> int:

@@ -8,10 +8,11 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from ebbflow.infra.errors import StorageError, TrainingError
+from ebbflow.infra.training.channel import RunSettings
 from ebbflow.infra.training.checkpoints import CheckpointFolder, Found
 from ebbflow.infra.training.gradients import GradientMeter
 from ebbflow.infra.training.progress import Progress
-from ebbflow.infra.training.schedule import ProgressSchedule, Rule, ScheduleUnit, SchedulerFactory, rule_for
+from ebbflow.infra.training.schedule import ProgressSchedule, Rule, SchedulerFactory, ScheduleUnit, rule_for
 from ebbflow.infra.training.tuner import BatchTuner
 from ebbflow.infra.training.world import World
 from ebbflow.planners.errors import OptionError
@@ -114,12 +115,12 @@ def prepare(
     model: torch.nn.Module,
     optimizer: torch.optim.Optimizer | OptimizerFactory,
     options: Options,
-    adaptive: bool,
+    settings: RunSettings,
     state: dict[str, Any] | None,
 ) -> Prepared:
     """Put everything together; see ``ElasticRun.prepare``. ``state`` is a checkpoint's, if there is one."""
     limits = options.limits(world.size)
-    adaptive = adaptive and limits.largest > limits.initial
+    adaptive = settings.adaptive and limits.largest > limits.initial
     if not adaptive and world.size * limits.smallest_local > limits.initial:
         raise OptionError(
             f"{world.size} processes cannot share the fixed batch of {limits.initial} with at least "
@@ -133,10 +134,9 @@ def prepare(
     _autocast(model, options.precision, world.device)
     called: torch.nn.Module = model
     if world.size > 1:
-        settings: dict[str, Any] = {"gradient_as_bucket_view": True, **options.ddp}
-        called = DistributedDataParallel(
-            model, device_ids=[world.device] if world.device.type == "cuda" else None, **settings
-        )
+        ddp: dict[str, Any] = {"gradient_as_bucket_view": True, **options.ddp}
+        devices = [world.device] if world.device.type == "cuda" else None
+        called = DistributedDataParallel(model, device_ids=devices, **ddp)
     schedule = None
     if options.scheduler is not None:
         schedule = ProgressSchedule(options.scheduler(optimizer), options.scheduler_unit)
@@ -147,7 +147,7 @@ def prepare(
         limits=limits,
         adaptive=adaptive,
         meter=GradientMeter(called, optimizer, limits.initial),
-        tuner=BatchTuner(limits, adaptive=adaptive),
+        tuner=BatchTuner(limits, adaptive=adaptive, every=settings.retune_every),
         rule=rule_for(options.learning_rate_rule, optimizer),
         schedule=schedule,
         scaler=torch.amp.GradScaler(world.device.type) if options.precision == "fp16" else None,

@@ -29,14 +29,15 @@ import torch
 from numpy.typing import NDArray
 
 from ebbflow.infra.clock import Clock, SystemClock
-from ebbflow.infra.errors import StorageError, TrainingError
+from ebbflow.infra.errors import TrainingError
 from ebbflow.infra.training import channel as names
-from ebbflow.infra.training.canary import rehearse
-from ebbflow.infra.training.channel import Channel, RunSettings, StopRequest
+from ebbflow.infra.training.channel import Channel, RunSettings
 from ebbflow.infra.training.checkpoints import CheckpointFolder
 from ebbflow.infra.training.data import Collate, Samples, to_device
-from ebbflow.infra.training.leaving import PEER_LOST, RunStopped
+from ebbflow.infra.training.ending import Ending
+from ebbflow.infra.training.leaving import RunStopped
 from ebbflow.infra.training.link import Link
+from ebbflow.infra.training.locks import RunLock
 from ebbflow.infra.training.metrics import Rates, RunStatistics
 from ebbflow.infra.training.prepared import (
     OptimizerFactory,
@@ -49,13 +50,10 @@ from ebbflow.infra.training.prepared import (
 from ebbflow.infra.training.progress import EpochUnit, Progress
 from ebbflow.infra.training.random_state import seed_everything
 from ebbflow.infra.training.saver import Saver
-from ebbflow.infra.training.schedule import RuleName, ScheduleUnit, SchedulerFactory
+from ebbflow.infra.training.schedule import RuleName, SchedulerFactory, ScheduleUnit
 from ebbflow.infra.training.stepper import Stepper, StepPlan
 from ebbflow.infra.training.world import World, peer_lost
 from ebbflow.planners.training.data_order import DataOrder, Share, shares
-
-RESCUE_TIMEOUT = 20.0  # seconds
-RESERVE = 1.0  # seconds before a deadline, besides twice what a checkpoint takes
 
 log = logging.getLogger(__name__)
 
@@ -70,13 +68,15 @@ class ElasticRun:
         settings: RunSettings,
         folder: str | None,
         seed: int,
+        lock: RunLock | None = None,
         clock: Clock | None = None,
     ) -> None:
         self.world, self.settings, self.seed, self.folder = world, settings, seed, folder
-        self._link = link
+        self._link, self._lock = link, lock
         self._clock = clock or SystemClock()
         checkpoints = CheckpointFolder(f"{folder}/checkpoints", settings.keep) if folder else None
         self._saver = Saver(checkpoints, world, link, settings, clock=self._clock)
+        self._ending = Ending(world, link, self._saver, trial=settings.canary_steps > 0, clock=self._clock)
         self._rates = Rates(self._clock)
         self._prepared: Prepared | None = None
         self._stepper: Stepper | None = None
@@ -98,16 +98,19 @@ class ElasticRun:
         """Join the run, and seed all random generators.
 
         Args:
-            folder: where runs keep their checkpoints, a path or ``s3://``; nothing is saved without. A launcher's goes
-                first.
+            folder: where runs keep their checkpoints, a path or ``s3://``; nothing is saved without. A launcher's
+                goes first.
             run_id: name of this run's folder in it; the script's name unless given.
             seed: of the data's order and all random numbers.
             settings: a launcher's go first.
 
-        Raises ``TrainingError`` when the other processes or the launcher cannot be reached.
+        Raises ``TrainingError`` when the other processes or the launcher cannot be reached, and ``RunLockedError``
+        where another process runs in the same folder.
         """
         environment = os.environ
-        settings = RunSettings.from_environment() if names.SETTINGS in environment else settings or RunSettings()
+        settings = (
+            RunSettings.from_environment() if names.SETTINGS in environment else settings or RunSettings()
+        )
         place = environment.get(names.RUN_FOLDER)
         if place is None and folder is not None:
             place = f"{os.fspath(folder)}/{run_id or Path(sys.argv[0]).stem or 'run'}"
@@ -115,11 +118,16 @@ class ElasticRun:
         try:
             channel = Channel.connect()
         except RuntimeError as exc:
-            raise TrainingError(f"the launcher at {environment[names.CHANNEL]} cannot be reached: {exc}") from exc
+            raise TrainingError(
+                f"the launcher at {environment[names.CHANNEL]} cannot be reached: {exc}"
+            ) from exc
+        lock = None
+        if channel is None and place is not None and environment.get("RANK", "0") == "0":
+            lock = RunLock(place, Path(place).name).acquire()  # a launcher has locked its runs itself
         world = World.join(settings.collective_timeout)
         link = Link(channel, world.rank, settings.grace)
         link.open()
-        return cls(world, link, settings, place, seed)
+        return cls(world, link, settings, place, seed, lock)
 
     def prepare(
         self,
@@ -165,15 +173,16 @@ class ElasticRun:
         """
         if self._prepared is not None:
             raise TrainingError("a run is prepared once")
+        if self.settings.max_local is not None:  # what a process' memory was found to hold
+            max_local = min(max_local or self.settings.max_local, self.settings.max_local)
+            min_local = min(min_local, max_local)
         options = Options(
             batch_size, max_batch_size, min_local, max_local, learning_rate_rule, scheduler, scheduler_unit,
             precision, clip_norm, state or {}, ddp or {},
         )  # fmt: skip
         options.limits(self.world.size)
         found = find_state(self.world, self._saver.folder, model)
-        made = prepare(
-            self.world, model, optimizer, options, self.settings.adaptive, found[1] if found else None
-        )
+        made = prepare(self.world, model, optimizer, options, self.settings, found[1] if found else None)
         if found:
             self._saver.saved_step = found[0].step
             for problem in found[0].passed_over:
@@ -181,7 +190,7 @@ class ElasticRun:
         self._prepared = made
         self._stepper = Stepper(self.world, made, self._saver.lock)
         self._began_at = made.progress.step
-        self._link.before_deadline(RESERVE, self._at_last_moment)
+        self._ending.attach(made)
         if self.is_main:
             restored = found[0].step if found else None
             content = {"world": self.world.size, "nodes": self.world.nodes, "restored": restored}
@@ -235,7 +244,8 @@ class ElasticRun:
         try:
             while not progress.epoch_over:
                 turn, split = progress.cursor.turn, (stepper.total, stepper.passes)
-                stream = stream or samples.stream(self._plan(order, progress, split))
+                if stream is None:
+                    stream = iter(samples.stream(self._plan(order, progress, split)))
                 plan, row = self._next_step(order, progress, split)
                 seed_everything(self.seed, progress.step, rank)
                 for number, share in enumerate(row[rank]):
@@ -246,15 +256,15 @@ class ElasticRun:
         finally:
             stepper.abandon()
 
-    def _next_step(self, order: DataOrder, progress: Progress, split: tuple[int, int]) -> tuple[StepPlan, Any]:
+    def _next_step(
+        self, order: DataOrder, progress: Progress, split: tuple[int, int]
+    ) -> tuple[StepPlan, Any]:
         count = min(split[0], order.left(progress.cursor))
         smallest = self._ready()[0].limits.smallest_local
         row = shares(progress.cursor.position, count, self.world.size, split[1], smallest)
         return StepPlan(count, order.after(progress.cursor, count), len(row[0])), row
 
-    def _plan(
-        self, order: DataOrder, progress: Progress, split: tuple[int, int]
-    ) -> Iterator[NDArray[Any]]:
+    def _plan(self, order: DataOrder, progress: Progress, split: tuple[int, int]) -> Iterator[NDArray[Any]]:
         """Yield the samples of this process' batches to the end of the pass, as long as the split stays."""
         ahead = replace(progress)
         turn = ahead.cursor.turn
@@ -283,10 +293,10 @@ class ElasticRun:
             return False
         self._account(stepper)
         if agreed.stop:
-            self._leave(agreed.save)
+            self._ending.stop(agreed.save)
         canary = self.settings.canary_steps
         if canary and prepared.progress.step - self._began_at >= canary:
-            self._canary(prepared)
+            self._ending.rehearse(self.statistics, self.folder)
         if not canary:
             self._saver.maybe(prepared.state, prepared.progress.step)
         return True
@@ -296,9 +306,10 @@ class ElasticRun:
         if last.gain == 0.0 and self.is_main:
             self._link.post("skipped", last.step, {"skipped": last.skipped})
         if self._rates.add(last.batch, last.gain):
-            self._link.before_deadline(RESERVE + 2 * self._saver.costs.write, self._at_last_moment)
+            self._ending.watch()
             if self.is_main:
-                self._link.post("step", last.step, self.statistics.to_json())
+                content = self.statistics.to_json() | {"rank_ready_s": list(last.compute_seconds)}
+                self._link.post("step", last.step, content)
 
     def report(self, **metrics: float) -> None:
         """Say how good the model is; what the first process says counts."""
@@ -347,55 +358,13 @@ class ElasticRun:
 
     # --- the end ------------------------------------------------------------------------------------------------
 
-    def _leave(self, save: bool) -> None:
-        """Save, say so and leave; all processes come here after the same step."""
-        prepared, _ = self._ready()
-        stop = self._link.stop or StopRequest("another process was asked to stop")
-        step = prepared.progress.step
-        begun = self._clock.now()
-        if self.is_main:
-            saved = self._save(stop.reason) if save and not self.settings.canary_steps else False
-            content = {"reason": stop.reason, "saved": saved, "seconds": self._clock.now() - begun}
-            self._link.post("stopped", step, content)
-        raise RunStopped(stop.reason)
-
-    def _save(self, reason: str) -> bool:
-        prepared, _ = self._ready()
-        return self._saver.now(prepared.state, prepared.progress.step, reason)
-
-    def _at_last_moment(self, stop: StopRequest) -> None:
-        """Save the last complete step from the listening thread and end: the step under way takes too long."""
-        if self._prepared is None or not stop.save or self.settings.canary_steps:
-            return
-        if not self._saver.lock.acquire(timeout=RESERVE / 2):
-            return
-        step = self._prepared.progress.step
-        saved = self._saver.rescue(self._prepared.state, step, stop.reason, RESCUE_TIMEOUT)
-        self._link.say_now("stopped", step, {"reason": stop.reason, "saved": saved, "last_moment": True})
-        os._exit(0)
-
-    def _rescue(self, error: BaseException) -> None:
-        """Save the last complete step because others are lost, say so, and leave with status 75."""
-        if self._prepared is not None and not self.settings.canary_steps:
-            begun, step = self._clock.now(), self._prepared.progress.step
-            stop = self._link.stop
-            reason = f"{stop.reason}, and a peer was lost" if stop else "peer lost"
-            saved = self._saver.rescue(self._prepared.state, step, "rescue", RESCUE_TIMEOUT)
-            content = {"reason": reason, "saved": saved, "seconds": self._clock.now() - begun}
-            self._link.post("stopped", step, content | {"error": str(error)[:500]})
-        raise RunStopped("peer lost", PEER_LOST) from error
-
-    def _canary(self, prepared: Prepared) -> None:
-        if self.is_main:
-            content = rehearse(prepared, self.statistics, self.folder)
-            self._link.post("canary", prepared.progress.step, content)
-        raise RunStopped("canary")
-
     def close(self, timeout: float = 5.0) -> None:
-        """Stop listening and leave the other processes. May be called twice."""
+        """Stop listening and free the run. May be called twice."""
         if not self._closed:
             self._closed = True
             self._link.close(timeout)
+            if self._lock is not None:
+                self._lock.release()
 
     def __enter__(self) -> Self:
         return self
@@ -404,27 +373,13 @@ class ElasticRun:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> Literal[False]:
         try:
-            if error is None:
-                self._finish()
+            if error is None and self._prepared is not None:
+                self._ending.finish(self.metrics, self.statistics)
             elif self.world.size > 1 and not isinstance(error, SystemExit) and peer_lost(error):
-                self._rescue(error)
+                self._ending.bereaved(error)
         finally:
             self.close()
             if error is None or isinstance(error, RunStopped):
                 with suppress(RuntimeError):
                     self.world.leave()
         return False
-
-    def _finish(self) -> None:
-        """Save the end of the run and say that it is finished."""
-        if self._prepared is None or not self.is_main:
-            return
-        step = self._prepared.progress.step
-        saved = False
-        if not self.settings.canary_steps:
-            try:
-                saved = self._save("finished")
-            except StorageError as exc:
-                log.warning("the end of the run is not saved: %s", exc)
-        content = {"metrics": self.metrics, "saved": saved, "statistics": self.statistics.to_json()}
-        self._link.post("finished", step, content)

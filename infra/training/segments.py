@@ -49,11 +49,11 @@ def encode(record: Record) -> list[Any]:
     return [_HEAD.pack(_MAGIC, len(header), crc32(header)), header, *payload]
 
 
-def decode(data: bytes) -> Record:
+def decode(data: bytes | memoryview) -> Record:
     """Read a record. Raises ``UnusableError`` when a single bit of it is not what was written."""
     try:
         magic, length, checksum = _HEAD.unpack_from(data)
-        header = data[_HEAD.size : _HEAD.size + length]
+        header = bytes(data[_HEAD.size : _HEAD.size + length])
         if magic != _MAGIC or crc32(header) != checksum:
             raise UnusableError("has a record whose header is damaged")
         said = json.loads(header)
@@ -64,7 +64,11 @@ def decode(data: bytes) -> Record:
         raise UnusableError(f"has a damaged record of block {said['block']}")
     parts, offset = [], 0
     for name, dtype, shape, size in said["parts"]:
-        raw = torch.frombuffer(bytearray(payload[offset : offset + size]), dtype=torch.uint8) if size else _EMPTY
+        raw = (
+            torch.frombuffer(bytearray(payload[offset : offset + size]), dtype=torch.uint8)
+            if size
+            else _EMPTY
+        )
         parts.append((name, raw.view(getattr(torch, dtype)).reshape(shape)))
         offset += size
     return Record(said["block"], said["iteration"], tuple(parts))

@@ -35,7 +35,7 @@ class SquareSums:
                     x = self._space(piece).copy_(piece) if _short(piece) else piece
                     total += torch.dot(x, x).item()
             else:
-                for x, factor in _pieces(tensor, factors[place]):
+                for x, factor in pieces(tensor, factors[place]):
                     scaled = torch.mul(x, factor, out=self._space(x))
                     total += torch.dot(scaled, scaled).item()
         return torch.tensor(total, dtype=torch.float64)
@@ -57,7 +57,7 @@ class SquareSums:
         total = 0.0
         for place, (one, other) in enumerate(zip(first, second, strict=True)):
             more = (one, other) if factors is None else (one, other, factors[place])
-            for x, y, *factor in _pieces(*more):
+            for x, y, *factor in pieces(*more):
                 mixed = torch.mul(x, weights[0], out=self._space(x)).add_(y, alpha=weights[1])
                 if factor:
                     mixed.mul_(factor[0])
@@ -72,7 +72,11 @@ class SquareSums:
         return self._scratch[dtype][: like.numel()]
 
 
-def _pieces(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+def pieces(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Return views of the tensors as vectors of at most ``PIECE`` elements that correspond.
+
+    They are copies where the tensors are laid out differently.
+    """
     return zip(*(flat.split(PIECE) for flat in _flat(*tensors)), strict=True)
 
 

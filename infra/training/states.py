@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
@@ -166,7 +166,7 @@ def check_model(saved: Signature, model: Any, where: str) -> None:
         )
 
 
-def read_state(path: str | Path, map_location: Any = "cpu") -> Any:
+def read_state(path: str | Path | BinaryIO, map_location: Any = "cpu") -> Any:
     """Return what ``torch.save`` wrote, running no code from it. Raises ``StorageError`` for anything else."""
     try:
         with torch.serialization.safe_globals(_harmless()):
@@ -191,4 +191,13 @@ def _harmless() -> list[Any]:
     """Return what NumPy arrays of numbers and bytes are made with, beside what torch allows anyway."""
     kinds = [type(np.dtype(code)) for code in "?bhilqBHILQefdgFDG"]
     rebuild = np.zeros(1).__reduce__()[0]
-    return [rebuild, np.ndarray, np.dtype, codecs.encode, bytes, (bytes, "bytes"), (bytes, "__builtin__.bytes"), *kinds]
+    return [
+        rebuild,
+        np.ndarray,
+        np.dtype,
+        codecs.encode,
+        bytes,
+        (bytes, "bytes"),
+        (bytes, "__builtin__.bytes"),
+        *kinds,
+    ]

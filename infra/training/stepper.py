@@ -2,8 +2,8 @@
 
 A step is one or more passes, each over a share of its samples on every process. After the last pass one small
 all-reduce carries everything on which the processes must agree: whether to stop, whether the gradient is finite, the
-mean loss, the norms of gradients, how long each process computed, and the next batch. Parameters change only after it,
-so a process whose peers are lost before still holds the whole state of the last complete step.
+mean loss, the norms of gradients, how long each process computed, and the next batch. Parameters change only after
+it, so a process whose peers are lost before still holds the whole state of the last complete step.
 """
 
 import time
@@ -14,10 +14,11 @@ import torch
 
 from ebbflow.infra.errors import TrainingError
 from ebbflow.infra.training.metrics import RunStatistics
+from ebbflow.infra.training.moments import restart_moments
 from ebbflow.infra.training.prepared import Prepared
 from ebbflow.infra.training.schedule import scaled
 from ebbflow.infra.training.world import World
-from ebbflow.planners.training.batch_size import Split, split
+from ebbflow.planners.training.batch_size import Split
 from ebbflow.planners.training.data_order import Cursor, Share
 from ebbflow.planners.training.goodput import GradientStatistics, gain
 
@@ -75,8 +76,8 @@ class Stepper:
         chosen = self._prepared.tuner.split(self._world.nodes, self._world.size)
         if not self._prepared.adaptive or self._world.size == 1:
             return chosen
-        batch, passes = self._world.from_first(tuple(chosen))  # type: ignore[misc]
-        return Split(batch, passes)
+        first: Any = self._world.from_first(tuple(chosen))
+        return Split(*first)
 
     def _set(self, chosen: Split) -> None:
         if self._prepared.adaptive:
@@ -96,11 +97,13 @@ class Stepper:
         """Begin a pass; its data are read next."""
         if self._open is not None:
             what = "run.step()" if self._open.backward else "run.backward(loss)"
-            raise TrainingError(f"each batch needs run.backward(loss) and then run.step(); {what} was not called")
+            raise TrainingError(
+                f"each batch needs run.backward(loss) and then run.step(); {what} was not called"
+            )
         self._open = _Pass(share, last, plan, time.perf_counter())
         if self._world.size > 1:
             # what no_sync() does: it has to hold while the model is called, not only in backward
-            self._prepared.model.require_backward_grad_sync = last  # type: ignore[assignment]
+            self._prepared.model.require_backward_grad_sync = last
 
     @property
     def share(self) -> Share:
@@ -158,6 +161,7 @@ class Stepper:
         self._observe(now.plan, step_s, sync_s, statistics)
         retuned = summed[_BATCH] > 0
         if retuned:
+            restart_moments(prepared.optimizer)
             self._set(Split(round(summed[_BATCH]), round(summed[_PASSES]) - 1))
         return Agreed(summed[_VOTES] > 0, summed[_SAVE] > 0, retuned)
 
@@ -250,7 +254,12 @@ class Stepper:
             world = self._world
             local = -(-self.total // (world.size * self.passes))
             self._prepared.tuner.observe(
-                world.nodes, world.size, Split(local, self.passes - 1), step_s, min(sync_s, 0.99 * step_s), statistics
+                world.nodes,
+                world.size,
+                Split(local, self.passes - 1),
+                step_s,
+                min(sync_s, 0.99 * step_s),
+                statistics,
             )
 
     def _proposal(self) -> tuple[float, float]:
@@ -261,5 +270,3 @@ class Stepper:
         if chosen == self._chosen:
             return 0.0, 0.0
         return float(chosen.batch), float(chosen.accumulation + 1)
-
-

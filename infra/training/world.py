@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 
 import torch
@@ -30,7 +30,7 @@ class World:
     size: int = 1  # processes, one a GPU where there are GPUs
     local_rank: int = 0
     nodes: int = 1
-    device: torch.device = torch.device("cpu")
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
     @classmethod
     def join(cls, timeout: float, environment: Mapping[str, str] = os.environ) -> "World":

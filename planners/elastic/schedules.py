@@ -133,9 +133,11 @@ class BlockRotation:
         return self._release([Release(executor, round_ + 1), self._next_holder(executor, round_)])
 
     def _release(self, tasks: Iterable[Release]) -> list[Release]:
-        ready = [task for task in tasks if self._ready(task)]
-        for task in ready:
-            self.released[task.executor] = task.iteration + 1
+        ready = []
+        for task in tasks:
+            if self._ready(task):  # the two that a completion may enable can be one and the same
+                self.released[task.executor] = task.iteration + 1
+                ready.append(task)
         return ready
 
     def _ready(self, task: Release) -> bool:

@@ -64,7 +64,9 @@ class DataOrder:
         return Cursor(cursor.turn + 1, 0) if position == self.length else Cursor(cursor.turn, position)
 
 
-def shares(start: int, count: int, world: int, passes: int, smallest: int = 1) -> tuple[tuple[Share, ...], ...]:
+def shares(
+    start: int, count: int, world: int, passes: int, smallest: int = 1
+) -> tuple[tuple[Share, ...], ...]:
     """Return who does what in a step over the ``count`` samples from ``start``: a row for each process.
 
     The samples are divided as evenly as they can be over ``world`` processes and ``passes`` accumulation passes, but

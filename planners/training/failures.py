@@ -9,7 +9,7 @@ import hashlib
 import re
 import signal
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Literal, Self, get_args
 
@@ -63,7 +63,9 @@ class FailureReason(StrEnum):
     NO_SIGNATURE = "no-signature"
 
 
-EventKind = Literal["spot-notice", "node-lost", "preempted", "cancelled", "ecc", "host-out-of-memory", "hang", "unformed"]
+EventKind = Literal[
+    "spot-notice", "node-lost", "preempted", "cancelled", "ecc", "host-out-of-memory", "hang", "unformed"
+]
 EVENT_KINDS: tuple[EventKind, ...] = get_args(EventKind)
 
 
@@ -109,6 +111,7 @@ class Rule:
     patterns: tuple[re.Pattern[str], ...] = ()  # anywhere in an error
     tracebacks: tuple[re.Pattern[str], ...] = ()  # in a traceback's exception only
     within: tuple[re.Pattern[str], ...] = ()  # and one of its frames is one of these; empty: any
+    advice: str = ""  # what to do, for people
 
     def says(self, error: LoggedError) -> bool:
         """Tell whether the rule knows ``error``."""
@@ -129,7 +132,8 @@ class Failure:
     line: str = ""  # what the process said, or the event
     rank: int | None = None
     node: str = ""
-    nodes: tuple[str, ...] = field(default=())  # implicated: where it happened
+    nodes: tuple[str, ...] = ()  # implicated: where it happened
+    advice: str = ""  # what to do, for people
 
     def __str__(self) -> str:
         where = f" on rank {self.rank}" if self.rank is not None else ""
@@ -149,7 +153,6 @@ class FailureTable:
 
     rules: tuple[Rule, ...]
     ignored: tuple[re.Pattern[str], ...] = ()
-    advice: Mapping[str, str] = field(default_factory=dict)  # by reason, for people
 
     @classmethod
     def parse(cls, data: Mapping[str, Any]) -> Self:
@@ -163,13 +166,11 @@ class FailureTable:
         if not isinstance(rows, list) or not all(isinstance(row, Mapping) for row in rows):
             raise OptionError(f"rule must be a list of tables; got {rows!r:.80}")
         ignored = tuple(_pattern(text, "ignored") for text in _texts(data.get("ignored", []), "ignored"))
-        advice = {str(row.get("reason")): str(row["says"]) for row in rows if "says" in row}
-        return cls(tuple(_rule(row) for row in rows), ignored, advice)
+        return cls(tuple(_rule(row) for row in rows), ignored)
 
     def extended(self, first: "FailureTable") -> "FailureTable":
         """Return this table with the rules of ``first`` before its own."""
-        advice = {**self.advice, **first.advice}
-        return FailureTable(first.rules + self.rules, first.ignored + self.ignored, advice)
+        return FailureTable(first.rules + self.rules, first.ignored + self.ignored)
 
 
 def classify(
@@ -194,7 +195,7 @@ def classify(
                 said = ": ".join(part for part in (event.kind, event.detail) if part)
                 mark = _signature(rule.reason, event.kind)
                 return Failure(
-                    rule.reason, rule.failure_class, mark, said, None, event.node, tuple(dict.fromkeys(nodes))
+                    rule.reason, rule.failure_class, mark, said, None, event.node, nodes, rule.advice
                 )
     failed = sorted((end for end in ends if end.exit_code != 0), key=lambda end: (end.at, end.rank))
     if not failed:
@@ -230,7 +231,7 @@ def _failure(rule: Rule, error: LoggedError, end: RankEnd) -> Failure:
         top = f"{error.frame} {normalised(error.line)}"
     nodes = (end.node,) if end.node else ()
     mark = _signature(rule.reason, top)
-    return Failure(rule.reason, rule.failure_class, mark, error.line, end.rank, end.node, nodes)
+    return Failure(rule.reason, rule.failure_class, mark, error.line, end.rank, end.node, nodes, rule.advice)
 
 
 def _unknown(line: str, end: RankEnd | None) -> Failure:
@@ -275,8 +276,11 @@ def _rule(row: Mapping[str, Any]) -> Rule:
     if not (events or signals or weak or codes or patterns or tracebacks):
         raise OptionError(f"the rule for {reason} has no condition, such as patterns")
     within = tuple(_pattern(text, reason) for text in of("within"))
+    advice = row.get("says", "")
+    if not isinstance(advice, str):
+        raise OptionError(f"says of {reason} must be a text; got {advice!r:.80}")
     class_ = FailureClass(row["class"])
-    return Rule(reason, class_, events, signals, weak, frozenset(codes), patterns, tracebacks, within)
+    return Rule(reason, class_, events, signals, weak, frozenset(codes), patterns, tracebacks, within, advice)
 
 
 def _texts(value: Any, what: str) -> list[str]:

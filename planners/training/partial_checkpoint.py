@@ -6,7 +6,7 @@ same volume is written. Blocks are numbered from 0; sizes are in one unit, bytes
 
     plan = PartialCheckpoints(CheckpointSchedule(period=16, fraction=1 / 8), sizes, PrioritySelection())
     if plan.due(iteration):
-        ids = plan.choose(iteration, distances, rng)      # copy, write; on a failed write: plan.undo(ids)
+        ids = plan.choose(iteration, distances, rng)      # copy, write; on a failed write: plan.undo(...)
 """
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
@@ -48,8 +48,8 @@ class Selection(Protocol):
 class PrioritySelection:
     """Takes the blocks that changed most since they were saved; of equal ones the lowest id.
 
-    For equal blocks no choice leaves a smaller expected squared perturbation behind. With ``density`` the squared change
-    per unit of size ranks instead, which serves unequal blocks better, but is not what was published.
+    For equal blocks no choice leaves a smaller expected squared perturbation behind. With ``density`` the squared
+    change per unit of size ranks instead, which serves unequal blocks better, but is not what was published.
     """
 
     density: bool = False
@@ -171,7 +171,6 @@ class PartialCheckpoints:
         init=False
     )  # iteration at which each block was last chosen; 0: the start
     debt: float = field(init=False, default=0.0)  # in the unit of sizes; < 0 is credit
-    _before: NDArray[np.int64] = field(init=False)  # ``saved`` before the last choice
 
     def __post_init__(self) -> None:
         if not len(self.sizes) or not all(0 < size < inf for size in self.sizes):
@@ -183,7 +182,6 @@ class PartialCheckpoints:
                 f"max_age must be at least the period of {self.schedule.period} iterations; got {self.max_age}"
             )
         self.saved = np.zeros(len(self.sizes), np.int64)
-        self._before = self.saved.copy()
 
     def due(self, iteration: int) -> bool:
         """Tell whether to save after ``iteration``."""
@@ -211,13 +209,16 @@ class PartialCheckpoints:
             taken = first + (fresh if not first else _affordable(fresh, large, left))
         if budget is None:
             self.debt = float(large[taken].sum()) - paid
-        self._before = self.saved.copy()
         self.saved[taken] = iteration
         return taken
 
-    def undo(self, ids: Sequence[int]) -> None:
-        """Take back that ``ids`` of the last choice were saved: their write failed. What it cost is not repaid."""
-        self.saved[list(ids)] = self._before[list(ids)]
+    def undo(self, durable: Mapping[int, int]) -> None:
+        """Count blocks as saved when storage says so, after writes that failed: id to iteration.
+
+        Their distances count from there again; what the writes cost is not repaid.
+        """
+        for block, iteration in durable.items():
+            self.saved[block] = iteration
 
     def state(self) -> dict[str, Any]:
         """Return what a restart needs, as plain values."""
@@ -231,7 +232,6 @@ class PartialCheckpoints:
         if len(kept["saved"]) != len(self.sizes):
             raise OptionError(f"state must be of {len(self.sizes)} blocks; got {len(kept['saved'])}")
         self.saved = np.asarray(kept["saved"], np.int64)
-        self._before = self.saved.copy()
         self.debt = float(kept["debt"])
         if isinstance(self.selection, RoundRobinSelection) and "order" in kept:
             self.selection.order, self.selection.next = tuple(kept["order"]), int(kept["next"])

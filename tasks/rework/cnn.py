@@ -13,17 +13,23 @@ if TYPE_CHECKING:
 
 By = Literal["shard", "layer"]
 
-LAYERS = ((8, 9), (16, 72), (48, 64), (32, 48), (10, 32))  # (outputs, inputs to each): two 3 × 3 convolutions, then three dense
+LAYERS = (
+    (8, 9),
+    (16, 72),
+    (48, 64),
+    (32, 48),
+    (10, 32),
+)  # (outputs, inputs to each): two 3 × 3 convolutions, then three dense
 RATE, BETAS, EPS = 1e-3, (0.9, 0.999), 1e-8
 BATCH = 64
 MEASURED = 256  # images that the loss is taken on
 
 
 class Network:
-    """On the digits: two convolutions with ReLU and max-pooling, three dense layers; the loss is the mean cross-entropy.
+    """On the digits: two convolutions with ReLU and max-pooling, three dense layers; the loss is mean cross-entropy.
 
-    By shard each row of a weight and each entry of a bias is a block (228), by layer each tensor (10). The planes of a
-    state are the parameters, Adam's two moments; its last column is Adam's step.
+    By shard each row of a weight and each entry of a bias is a block (228), by layer each tensor (10). The planes of
+    a state are the parameters and Adam's two moments; its last column is Adam's step.
     """
 
     chunk = 20
@@ -34,7 +40,6 @@ class Network:
             import torch
         except ImportError as error:
             raise OptionError("the CNN needs PyTorch: pip install 'ebbflow[train]'") from error
-        torch.set_num_threads(1)
         self.name = f"CNN by {by}"
         rng = np.random.default_rng([seed, 3])
         images, classes = digits()
@@ -93,7 +98,9 @@ class Network:
 
         runs, examples, _ = scores.shape
         right = self.classes[chosen].expand(runs, examples)
-        nats: Tensor = torch.nn.functional.cross_entropy(scores.flatten(0, 1), right.flatten(), reduction="none")
+        nats: Tensor = torch.nn.functional.cross_entropy(
+            scores.flatten(0, 1), right.flatten(), reduction="none"
+        )
         return nats.reshape(runs, examples).mean(1)
 
     def _scores(self, weights: "Tensor", images: "Tensor") -> "Tensor":

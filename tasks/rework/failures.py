@@ -1,4 +1,4 @@
-"""Failures in recorded runs, what each way to save leaves to restore, and the iterations until the loss is reached again.
+"""Failures in recorded runs, what each way to save leaves to restore, and how long the loss then takes.
 
 The clean run is recorded once. Which iteration each block was last saved at follows from the record, so that a
 strategy is a table of iterations; the state after a failure is put together from the record, and only what comes
@@ -28,7 +28,7 @@ class Record:
     """Clean runs of a problem, one a stream: states after each iteration, and when each met the criterion."""
 
     problem: Problem
-    states: list[States]  # by iteration from 0, the start, to the last one before the criterion was met
+    states: list[States]  # by iteration from 0, the start
     losses: NDArray[np.float64]  # shape (iterations, streams)
     criterion: float
     base: NDArray[np.float64]  # iterations until the criterion, by stream
@@ -101,7 +101,7 @@ def failures(kept: Record, trials: int, seed: int) -> list[Failure]:
         iteration = int(rng.geometric(2 / base))
         while iteration >= base:
             iteration = int(rng.geometric(2 / base))
-        made.append(Failure(iteration, rng.permutation(blocks), stream, trial))
+        made.append(Failure(iteration, rng.permutation(blocks), stream, seed * trials + trial))
     return made
 
 
@@ -151,32 +151,37 @@ def after_failure(kept: Record, failure: Failure, saved: NDArray[np.int64], lost
     return mixed
 
 
+def patience(kept: Record) -> int:
+    """Return the iteration at which a run that has not met the criterion is given up."""
+    return round(PATIENCE * float(kept.base.mean()))
+
+
 def iterations_until(
-    problem: Problem, starts: Sequence[States], failed: Sequence[Failure], criterion: float, base: float
+    problem: Problem, starts: Sequence[States], failed: Sequence[Failure], criterion: float, limit: int
 ) -> NDArray[np.float64]:
     """Return when each run meets the criterion, counted like the clean run's iterations.
 
     Runs begin with their state right after their failure and go on with the data stream from there. One that has not
-    met it after ``PATIENCE`` times ``base`` iterations ends there.
+    met it after iteration ``limit`` ends there.
     """
-    ends = np.full(len(starts), float(round(PATIENCE * base)))
+    ends = np.full(len(starts), float(limit))
     for first in range(0, len(starts), problem.chunk):
         last = min(first + problem.chunk, len(starts))
-        ends[first:last] = _chunk(problem, starts[first:last], failed[first:last], criterion, ends[first])
+        ends[first:last] = _chunk(problem, starts[first:last], failed[first:last], criterion, limit)
     return ends
 
 
 def _chunk(
-    problem: Problem, starts: Sequence[States], failed: Sequence[Failure], criterion: float, limit: float
+    problem: Problem, starts: Sequence[States], failed: Sequence[Failure], criterion: float, limit: int
 ) -> NDArray[np.float64]:
     begins = np.array([failure.iteration for failure in failed])
     streams = np.array([failure.stream for failure in failed])
     states = np.stack(list(starts))
-    ends = np.full(len(starts), limit)
+    ends = np.full(len(starts), float(limit))
     losses, looked = problem.loss(states), begins.copy()
     unmet = losses > criterion
     ends[~unmet] = begins[~unmet]
-    for iteration in range(int(begins.min()), int(limit)):
+    for iteration in range(int(begins.min()), limit):
         active = np.flatnonzero(unmet & (begins <= iteration))
         if not len(active):
             if not unmet.any():

@@ -35,7 +35,9 @@ def synthetic(seed: int = 0, documents: int = 150, vocabulary: int = 600, length
     topics = rng.dirichlet(np.full(vocabulary, 0.05), TOPICS)
     shares = rng.dirichlet(np.full(TOPICS, 0.08), documents)
     lengths = np.maximum(rng.poisson(length, documents), 10)
-    words = [rng.choice(vocabulary, int(n), p=share @ topics) for n, share in zip(lengths, shares, strict=True)]
+    words = [
+        rng.choice(vocabulary, int(n), p=share @ topics) for n, share in zip(lengths, shares, strict=True)
+    ]
     return Corpus("synthetic", np.concatenate(words), np.concatenate([[0], np.cumsum(lengths)]), vocabulary)
 
 

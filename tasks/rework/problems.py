@@ -10,8 +10,8 @@ from ebbflow.planners.errors import OptionError
 States = NDArray[Any]
 """Shape (runs, width): block b of a run is columns ``offsets[b]`` to ``offsets[b + 1]``.
 
-What belongs to a block without counting for its distance (Adam's moments) lies in further axes: (runs, planes, width).
-Columns after the last block are small state that all runs save at each event and a partial recovery leaves alone.
+What belongs to a block without counting for its distance (Adam's moments) lies in further planes: (runs, planes,
+width). Columns after the last block are small state: saved with every save, left alone by a partial recovery.
 """
 
 
@@ -64,9 +64,7 @@ def digits() -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     return (images / 16).astype(np.float32), np.asarray(classes, np.int64)
 
 
-def batches(
-    rng: np.random.Generator, examples: int, batch: int, count: int
-) -> NDArray[np.int64]:
+def batches(rng: np.random.Generator, examples: int, batch: int, count: int) -> NDArray[np.int64]:
     """Return the examples of ``count`` mini-batches: epochs in new orders, what does not fill a batch left out."""
     per_epoch = examples // batch
     epochs = -(-count // per_epoch)

@@ -10,7 +10,8 @@ from ebbflow.planners.elastic.schedules import AsyncSchedule, Release, SspSchedu
 class IterativeDriver(Driver):
     """Dispatches iterations under bounded staleness; ``staleness`` ``None`` is asynchronous.
 
-    A task's ``args`` is its iteration. ``history`` has the sum of the results (numbers or arrays) of each complete iteration.
+    A task's ``args`` is its iteration. ``history`` has the sum of the results (numbers or
+    arrays) of each complete iteration.
     """
 
     def __init__(self, executors: int, iterations: int, staleness: int | None = 0) -> None:

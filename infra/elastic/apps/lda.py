@@ -172,7 +172,7 @@ class LdaExecutor(Executor):
         np.add.at(self._by_document, (self.document, self.topic), 1)
 
     async def run(self, context: TaskContext, args: int) -> tuple[float, float, Ints]:
-        """Sample one block; return the documents' and the block's part of the log-likelihood, and its topic totals."""
+        """Sample one block; return the documents' and the block's log-likelihood, and the block's topic totals."""
         app = self._app
         block = (self._index + args) % app.blocks
         old_counts, old_totals = await context.get(block, TOTALS)

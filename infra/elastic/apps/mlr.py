@@ -17,9 +17,9 @@ class Mlr(Application):
     """Minimises the mean cross-entropy plus ``decay``/2 times the squared weights.
 
     ``data`` is the path of an ``.npz`` file that all workers can read, with ``x`` (n × d floats) and ``y`` (n
-    integers from 0). An iteration takes one ``batch``-th of every partition in turn (1: all of it). With ``exact`` weights are
-    fixed-point integers and reads are isolated: at staleness 0 any number of workers gives the same bits.
-    Parameters are the rows of the weights, one a class, the last column being the bias.
+    integers from 0). An iteration takes one ``batch``-th of every partition in turn (1: all of it). With
+    ``exact`` weights are fixed-point integers and reads are isolated: at staleness 0 any number of workers gives the
+    same bits. Parameters are the rows of the weights, one a class, the last column being the bias.
     """
 
     tolerant = True

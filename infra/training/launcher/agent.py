@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import logging
 import os
 import time
 import traceback
@@ -20,9 +21,20 @@ from ebbflow.infra.training.launcher.wire import SCRIPT, AgentEnd, Entry, Failur
 from ebbflow.infra.training.launcher.worker import RANKS, run_script
 
 _LOOK = 0.05  # seconds between looks at the processes
-_PART = 0.2  # seconds to wait for other agents at the end: the launcher waits for all of them itself
 _TAIL = 200  # lines of log that go with a failure
 _LONGEST = 32_000  # characters of them
+
+
+class _Agent(LocalElasticAgent):  # type: ignore[misc]
+    def _exit_barrier(self) -> None:
+        """Leave at once: the launcher itself waits for all agents, and knows which of them never come."""
+
+
+def _hush() -> None:
+    """Keep torch's launcher from logging failures: we report them, and its formatter imports a compiler to do so."""
+    for name in list(logging.root.manager.loggerDict):
+        if name.startswith("torch.distributed.elastic"):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
 class RankLogs(LogsSpecs):  # type: ignore[misc]
@@ -53,6 +65,7 @@ class RankLogs(LogsSpecs):  # type: ignore[misc]
 
 def run(order: Order, entry: Entry) -> AgentEnd:
     """Run one generation on this node and return how it ended; blocks until then."""
+    _hush()
     scratch = Path(entry.folder) / str(order.generation)
     os.environ.update(order.environment)
     os.environ[SCRIPT] = json.dumps(
@@ -92,11 +105,10 @@ def _run(order: Order, entry: Entry, scratch: Path) -> RunResult:
         monitor_interval=_LOOK,
         local_addr=entry.address,
     )
-    agent = LocalElasticAgent(
+    agent = _Agent(
         spec,
         logs_specs=RankLogs(Path(order.logs), scratch / "errors"),
         start_method=order.start,
-        exit_barrier_timeout=_PART,
         shutdown_timeout=max(1, round(order.grace)),
     )
     return agent.run()
@@ -110,28 +122,26 @@ def _ended(result: RunResult, logs: Path) -> AgentEnd:
 
 
 def _failure(rank: int, found: ProcessFailure, logs: Path) -> Failure:
-    error, at = _recorded(found.error_file_data)
+    error, at = "", time.time()
+    with contextlib.suppress(OSError):  # a process that was killed has none
+        at = Path(found.error_file).stat().st_mtime  # the time within is in whole seconds: too coarse
+        error = _recorded(found.error_file_data)
     return Failure(
         rank=rank,
         exit_code=found.exitcode,
         signal=found.signal_name() if found.exitcode < 0 else "",
         error=error,
         log=log_tail(logs, rank),
-        time=at or time.time(),
+        time=at,
     )
 
 
-def _recorded(data: Any) -> tuple[str, float]:
-    """Return the traceback that the process recorded before it ended, and when; empty and 0 without one."""
+def _recorded(data: Any) -> str:
+    """Return the traceback that the process recorded before it ended; empty without one."""
     message = data.get("message") if isinstance(data, Mapping) else None
-    if isinstance(message, str):
-        return message, float(data.get("timestamp") or 0)
     if isinstance(message, Mapping):
-        extra = message.get("extraInfo") or {}
-        return str(extra.get("py_callstack") or message.get("message") or ""), float(
-            extra.get("timestamp") or 0
-        )
-    return "", 0.0
+        return str((message.get("extraInfo") or {}).get("py_callstack") or message.get("message") or "")
+    return message if isinstance(message, str) else ""
 
 
 def log_tail(logs: Path, rank: int) -> str:

@@ -4,8 +4,10 @@ from collections.abc import Callable
 
 from ebbflow.infra.protocols import Continue, GenerationEnd, Halt
 from ebbflow.infra.training.launcher.placement import fresh
+from ebbflow.infra.training.leaving import PEER_LOST
 
 _STUBBORN = 3  # generations without progress before a failure that may pass counts as one that does not
+_LONGEST = 30.0  # seconds before the next attempt
 
 
 class Persist:
@@ -23,29 +25,29 @@ class Persist:
     def __call__(self, end: GenerationEnd) -> Continue | Halt:
         if end.kind in ("finished", "canary"):
             return Halt("finished", end.reason)
-        if end.kind == "silent":
+        if end.kind == "silent" or (end.kind == "failed" and _own_fault(end)):
             return Halt("failed", end.reason)
-        if end.kind == "failed" and not (end.failures and end.failures[0].signal):
-            return Halt("failed", end.reason)  # an error of the script's own
         if end.idle >= _STUBBORN:
             return Halt("failed", f"{end.reason} (no step won in {end.idle} generations)")
-        left = dict(end.left)
-        if end.kind in ("hung", "unformed"):
-            left = self._without(end)
-        if sum(left.values()) < self._minimum:
-            return Halt(
-                "waiting", f"{sum(left.values())} slots are left, {self._minimum} are needed: {end.reason}"
-            )
-        delay = 0.0 if end.kind in ("stopped", "lost", "hung") else min(2.0**end.idle, 30.0)
-        return Continue(left, end.reason, delay)
-
-    def _without(self, end: GenerationEnd) -> dict[str, int]:
-        """Return what is left without the nodes to blame, each replaced where that is wanted."""
         left = {name: slots for name, slots in end.left.items() if name not in end.suspects}
-        taken = self._names()
+        more = left | self._new(end)
+        delay = 0.0 if end.kind in ("stopped", "lost", "hung") else min(2.0**end.idle, _LONGEST)
+        if sum(left.values()) >= self._minimum:
+            return Continue(left, end.reason, delay, then=more if more != left else None)
+        if sum(more.values()) >= self._minimum:
+            return Continue(more, end.reason, delay)
+        slots = sum(left.values())
+        return Halt("waiting", f"{slots} slots are left, {self._minimum} are needed: {end.reason}")
+
+    def _new(self, end: GenerationEnd) -> dict[str, int]:
+        """Return nodes to take the place of those to blame."""
+        found: dict[str, int] = {}
         for suspect in end.suspects if self._replace else ():
-            if suspect in end.placement:
-                name = fresh(taken)
-                taken = {*taken, name}
-                left[name] = end.placement[suspect]
-        return left
+            found[fresh({*self._names(), *found})] = end.placement[suspect]
+        return found
+
+
+def _own_fault(end: GenerationEnd) -> bool:
+    """Tell whether it was an error of the script's own, which would come again."""
+    first = end.failures[0] if end.failures else None
+    return first is None or not (first.signal or first.exit_code == PEER_LOST)

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from operator import attrgetter
 
 from ebbflow.infra.clock import Clock
 from ebbflow.infra.protocols import GenerationEnd, GenerationKind, RankFailure
@@ -10,6 +9,7 @@ from ebbflow.infra.training.channel import Channel, Report, StopRequest
 from ebbflow.infra.training.launcher.hang import HangRule, HangWatch
 from ebbflow.infra.training.launcher.members import Loss, Members, Note
 from ebbflow.infra.training.launcher.wire import AgentEnd, Order
+from ebbflow.infra.training.leaving import PEER_LOST
 
 _PATIENCE = 10.0  # seconds for a node to end processes that it has been told to kill
 _SPARE = 2.0  # seconds past a deadline before what is left is killed
@@ -18,7 +18,7 @@ _SAID_END = ("finished", "stopped", "canary")
 
 @dataclass(slots=True)
 class Generation:
-    """Follows the processes of one world: ``look`` is called until it returns true, then ``end`` says how it ended."""
+    """Follows the processes of one world: ``look`` is called until it returns true; ``end`` says how it ended."""
 
     number: int
     placement: dict[str, int]
@@ -96,8 +96,8 @@ class Generation:
         """Return how it ended. ``idle`` is left to the launcher, which knows the generations before."""
         failures = self._failures()
         kind, reason = self._outcome(failures)
-        noticed = {n for n in self.placement if n in self.members and self.members[n].notice is not None}
-        usable = {n: s for n, s in self.placement.items() if n in self.members and n not in noticed}
+        members = self.members
+        usable = {n: s for n, s in self.placement.items() if n in members and members[n].notice is None}
         return GenerationEnd(
             generation=self.number,
             kind=kind,
@@ -136,15 +136,14 @@ class Generation:
             self._said.add(report.kind)
             if report.kind in ("started", *_SAID_END):
                 self.note(
-                    report.kind, **{**report.content, "step": report.step, "rank": report.rank, "at": report.time}
+                    report.kind,
+                    **{**report.content, "step": report.step, "rank": report.rank, "at": report.time},
                 )
             if report.kind == "started" and self._first < 0:
                 self._first = report.step
             self._last = max(self._last, report.step)
-            if report.kind == "checkpoint" and "error" not in report.content:
+            if _saves(report):
                 self._saved = max(self._saved, report.step)
-            elif report.kind == "stopped":
-                self._saved = max(self._saved, int(report.content.get("saved_step", -1)))
             self.on_report(report)
 
     def _collect(self, now: float) -> None:
@@ -175,7 +174,7 @@ class Generation:
 
     def _kill(self, rank: int) -> None:
         """Kill one process, so that those that wait for it notice and save."""
-        if (name := self._nodes.get(rank)) in self.members and name is not None:
+        if (name := self.node_of(rank)) in self.members:
             self.members.send(name, Order("kill", generation=self.number, rank=rank))
 
     def _enforce(self, now: float, left: list[str]) -> None:
@@ -200,7 +199,8 @@ class Generation:
             if end.state in ("broken", "unformed") or (end.state == "failed" and not end.failures):
                 log = self.members.log(name)
                 found.append(RankFailure(None, name, None, "", end.error, log, end.time))
-        return tuple(sorted(found, key=attrgetter("time")))
+        # those that left because a peer was lost come last: their word is on the loss, not on its cause
+        return tuple(sorted(found, key=lambda f: (f.exit_code == PEER_LOST, f.time)))
 
     def _outcome(self, failures: tuple[RankFailure, ...]) -> tuple[GenerationKind, str]:
         if "finished" in self._said:
@@ -226,6 +226,13 @@ class Generation:
         return "silent", (
             "the script ended without a word: it must train inside `with ElasticRun.start() as run:`"
         )
+
+
+def _saves(report: Report) -> bool:
+    """Tell whether a report says that the run is saved as of its step."""
+    if report.kind == "checkpoint":
+        return "error" not in report.content
+    return report.kind in ("stopped", "finished") and bool(report.content.get("saved"))
 
 
 def describe(failure: RankFailure) -> str:

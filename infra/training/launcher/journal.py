@@ -31,13 +31,16 @@ class Journal:
         """Return the folder as a path, if it is one."""
         return Path(self._path) if self._scheme == "file" else None
 
-    def write_run(self, job: TrainingJob, placement: Mapping[str, int], state: str, generation: int) -> None:
+    def write_run(
+        self, job: TrainingJob, placement: Mapping[str, int], state: str, generation: int, pool: str
+    ) -> None:
         """Write ``run.json``. Raises ``StorageError``."""
         fields = asdict(job) | {
             "format": _FORMAT,
             "placement": dict(placement),
             "state": state,
             "generation": generation,
+            "pool": pool,
         }
         data = (json.dumps(fields, indent=1) + "\n").encode()
         with translated(f"write {self.uri}/{_RUN}"):
@@ -45,8 +48,8 @@ class Journal:
             store.create_dir(self._path, recursive=True)
             files.write_atomic(store, self._scheme, f"{self._path}/{_RUN}", data)
 
-    def read_run(self) -> tuple[TrainingJob, dict[str, int], str, int]:
-        """Return the job, its last placement, its state and its last generation. Raises ``TrainingError``."""
+    def read_run(self) -> tuple[TrainingJob, dict[str, int], str, int, str]:
+        """Return the job, its last placement, state, generation and pool. Raises ``TrainingError``."""
         try:
             with translated(f"read {self.uri}/{_RUN}"):
                 fields = json.loads(self._read(_RUN))
@@ -54,7 +57,8 @@ class Journal:
                 raise TrainingError(
                     f"{self.uri}/{_RUN} is of another version of Ebbflow; go on with that one"
                 )
-            placement, state, generation = (fields.pop(k) for k in ("placement", "state", "generation"))
+            names = ("placement", "state", "generation", "pool")
+            placement, state, generation, pool = (fields.pop(name) for name in names)
             settings = fields.pop("settings")
             fields["arguments"] = tuple(fields["arguments"])
             job = TrainingJob(**fields, settings=RunSettings(**settings) if settings else None)
@@ -62,7 +66,7 @@ class Journal:
             raise TrainingError(f"{self.uri}/{_RUN} cannot be read ({exc}); start the run anew") from exc
         except StorageError as exc:
             raise TrainingError(f"there is no run in {self.uri} to go on with: {exc}") from exc
-        return job, placement, state, generation
+        return job, placement, state, generation, pool
 
     def append(self, event: TrainingEvent) -> None:
         """Add an event. Raises ``StorageError``."""

@@ -39,7 +39,7 @@ from ebbflow.infra.training.launcher.worker import RANKS
 
 NOTICE = "notice"  # file, in the node's folder, with the time at which the node will be gone
 _LOOK = 0.02  # seconds between looks for orders and at the agent
-_EMPTY = 2.0  # seconds that an agent may live on when all its processes are gone
+_EMPTY = 5.0  # seconds that an agent may live on when all its processes are gone
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _TICK = os.sysconf("SC_CLK_TCK")
@@ -56,6 +56,7 @@ class Node:
         self._generation = 0
         self._beats = 0
         self._last_beat = 0.0
+        self._shown = 0  # processes that the last sign of life told of
         self._notice: float | None = None
         self._empty_since: float | None = None
 
@@ -83,6 +84,8 @@ class Node:
             else:
                 self._close(AgentEnd("ended", error="ended by the launcher", time=time.time()))
         now = self._clock.now()
+        if (there := len(self._rank_files())) != self._shown:
+            self._shown, self._last_beat = there, 0.0
         if now - self._last_beat >= self._entry.beat:
             self._last_beat = now
             self._beats += 1
@@ -96,6 +99,7 @@ class Node:
     def _launch(self, order: Order) -> None:
         self._end_processes(0.0)  # nothing of an older generation may be left
         self._generation = order.generation
+        self._end_file(order.generation).parent.mkdir(parents=True, exist_ok=True)
         self._empty_since = None
         sys.stdout.flush()
         sys.stderr.flush()
@@ -158,14 +162,18 @@ class Node:
 
     def _ranks(self) -> tuple[RankState, ...]:
         found = []
-        folder = Path(self._entry.folder) / str(self._generation) / RANKS
-        with contextlib.suppress(OSError):
-            for path in sorted(folder.iterdir()):
-                if path.name.isdigit():
-                    fields = json.loads(path.read_text())
-                    state, cpu = _look_at(fields["pid"])
-                    found.append(RankState(fields["rank"], fields["pid"], state, cpu, fields["started"]))
+        for path in self._rank_files():
+            fields = json.loads(path.read_text())
+            state, cpu = _look_at(fields["pid"])
+            found.append(RankState(fields["rank"], fields["pid"], state, cpu, fields["started"]))
         return tuple(found)
+
+    def _rank_files(self) -> list[Path]:
+        folder = Path(self._entry.folder) / str(self._generation) / RANKS
+        try:
+            return sorted(path for path in folder.iterdir() if path.name.isdigit())
+        except OSError:
+            return []
 
     def _kill(self, rank: int) -> None:
         for found in self._ranks():

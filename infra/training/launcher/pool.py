@@ -9,6 +9,7 @@ class NodePool(Protocol):
     """Nodes by name. A name may be used again once its node is gone. Safe for several threads."""
 
     host: str  # address at which nodes reach the launcher's store
+    uid: str  # by which these nodes, and no others ever, can be recognised
 
     def start(self, name: str, slots: int, entry: Entry) -> None:
         """Start ``infra.training.launcher.node`` there and return at once; it reports over the store.
@@ -31,6 +32,10 @@ class NodePool(Protocol):
 
     def log(self, name: str) -> str:
         """Return the last lines of what the node itself wrote."""
+        ...
+
+    def gone(self, uid: str) -> bool:
+        """Tell whether nothing is left of the nodes of an earlier pool, known by its ``uid``."""
         ...
 
     def close(self) -> None:

@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 import types
 from pathlib import Path
 
@@ -31,6 +32,18 @@ def run_script() -> None:
         _execute(task["script"], task["arguments"])
     except SystemExit as leave:
         code = leave.code
+        if not isinstance(code, int | None):
+            print(code, file=sys.stderr)
+            code = 1
+    except BaseException as error:
+        # into the rank's own log, as Python would, without our own frames
+        own = (
+            error.__traceback__.tb_next.tb_next
+            if error.__traceback__ and error.__traceback__.tb_next
+            else None
+        )
+        traceback.print_exception(type(error), error, own)
+        raise
     finally:
         # multiprocessing ends its children without these; a script may count on them
         atexit._run_exitfuncs()

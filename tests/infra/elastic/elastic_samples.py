@@ -8,9 +8,10 @@ import numpy as np
 
 from ebbflow.infra.elastic.application import Application, Driver, Executor, Key, TaskContext, Value
 from ebbflow.infra.elastic.apps.iterative import IterativeDriver
-from ebbflow.infra.elastic.master import Master, Settings
+from ebbflow.infra.elastic.master import Master
 from ebbflow.infra.elastic.messages import MASTER, Join, Lost, Scale
 from ebbflow.infra.elastic.server import Server
+from ebbflow.infra.elastic.settings import Settings
 from ebbflow.infra.elastic.transport import Envelope, InProcessNetwork
 from ebbflow.infra.elastic.worker import Worker
 
@@ -132,6 +133,10 @@ class InProcessJob:
         self.tell(Lost(name, "killed"))
 
     @property
+    def holds_at_end(self) -> list[tuple[int, int]]:
+        return list(self.master.holds().values())
+
+    @property
     def members(self) -> list[str]:
         return [n.name for n in self.master.nodes.values() if n.state in {"joining", "active"}]
 
@@ -139,7 +144,7 @@ class InProcessJob:
         for _ in range(count):
             self.network.step()
 
-    def finish(self, most: int = 200_000) -> dict[Key, Any]:
+    def finish(self, most: int = 20_000) -> dict[Key, Any]:
         for _ in range(most):
             self.network.step()
             if self.master.phase in {"done", "failed"}:

@@ -17,13 +17,17 @@ RANK = int(os.environ.get("RANK", "0"))
 def main() -> None:
     generator = torch.Generator().manual_seed(5)
     x = torch.randn(CASE.get("samples", 100), 8, generator=generator)
-    y = (x @ torch.randn(8, 1, generator=generator) + 0.3 * torch.randn(len(x), 1, generator=generator))
+    y = x @ torch.randn(8, 1, generator=generator) + 0.3 * torch.randn(len(x), 1, generator=generator)
     if "nan_at" in CASE:
         x[CASE["nan_at"]] = float("nan")
-    log = open(CASE["log"] + f"-{RANK}", "a")
-    with ElasticRun.start(seed=3, folder=CASE.get("folder"), run_id="t") as run:
+    with (
+        open(CASE["log"] + f"-{RANK}", "a") as log,
+        ElasticRun.start(seed=3, folder=CASE.get("folder"), run_id="t") as run,
+    ):
         model, optimizer = run.prepare(
-            nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Dropout(CASE.get("dropout", 0.0)), nn.Linear(16, 1)),
+            nn.Sequential(
+                nn.Linear(8, 16), nn.Tanh(), nn.Dropout(CASE.get("dropout", 0.0)), nn.Linear(16, 1)
+            ),
             lambda p: torch.optim.AdamW(p, lr=0.02) if CASE.get("adam") else torch.optim.SGD(p, 0.05, 0.9),
             batch_size=CASE.get("batch", 24),
             max_batch_size=CASE.get("max_batch"),
@@ -35,7 +39,8 @@ def main() -> None:
                 step = run.progress.step
                 misbehave(step)
                 if run.share.weight:
-                    log.write(json.dumps({"step": step, "turn": run.progress.cursor.turn, "seen": index.tolist()}) + "\n")
+                    seen = {"step": step, "turn": run.progress.cursor.turn, "seen": index.tolist()}
+                    log.write(json.dumps(seen) + "\n")
                 run.backward(nn.functional.mse_loss(model(a), b))
                 try:
                     run.step()
@@ -50,7 +55,6 @@ def main() -> None:
             end = {"weights": weights, "lr": optimizer.param_groups[0]["lr"], "steps": run.progress.step}
             end |= {"skipped": run.progress.skipped, "gained": run.progress.gained}
             log.write(json.dumps({"end": end}) + "\n")
-            log.close()
 
 
 def misbehave(step: int) -> None:

@@ -1,8 +1,9 @@
-"""A training script for the launcher's tests: plain DDP that speaks the channel's protocol, and saves and rescues.
+"""A training script for the launcher's tests: it speaks the channel's protocol, saves, rescues, and knows its step.
 
-Arguments: the number of steps, the seconds that each takes, and the folder in which to save.
+Arguments: the folder in which to save, the number of steps, and the seconds that each takes.
 """
 
+import contextlib
 import json
 import os
 import sys
@@ -11,55 +12,63 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
 
 from ebbflow.infra.training.channel import Channel, Report
+from ebbflow.infra.training.leaving import PEER_LOST
+from ebbflow.infra.training.world import peer_lost
 
 
-def save(folder: Path, step: int) -> None:
-    beside = folder / f".step.{os.getpid()}"
-    beside.write_text(json.dumps(step))
-    beside.replace(folder / "step")
+class Script:
+    def __init__(self, folder: Path) -> None:
+        self.file = folder / "step"
+        self.step = json.loads(self.file.read_text()) if self.file.exists() else 0
+        self.channel = Channel.connect()
+        assert self.channel is not None
+
+    def say(self, kind: str, **content: object) -> None:
+        with contextlib.suppress(RuntimeError):  # the launcher may be gone
+            self.channel.post(Report(kind, dist.get_rank(), time.time(), self.step, content))
+
+    def save(self) -> None:
+        beside = self.file.with_name(f".step-{os.getpid()}")
+        beside.write_text(json.dumps(self.step))
+        beside.replace(self.file)
+
+    def asked_to_stop(self) -> bool:
+        """Return what all processes agree on; a launcher that is gone is a reason too."""
+        try:
+            mine = self.channel.stop_request() is not None
+        except RuntimeError:
+            mine = True
+        asked = torch.tensor(float(mine))
+        dist.all_reduce(asked)
+        return bool(asked)
+
+    def run(self, steps: int, pause: float) -> None:
+        if dist.get_rank() == 0:
+            self.say("started", world=dist.get_world_size())
+        while self.step < steps and not self.asked_to_stop():
+            time.sleep(pause)
+            self.step += 1
+            if dist.get_rank() == 0:
+                self.say("step")
+        if dist.get_rank() == 0:
+            self.save()
+            self.say("finished" if self.step >= steps else "stopped", saved=True)
 
 
 def main() -> None:
-    steps, pause, folder = int(sys.argv[1]), float(sys.argv[2]), Path(sys.argv[3])
-    channel = Channel.connect()
-    assert channel is not None
     dist.init_process_group("gloo")
-    rank, world = dist.get_rank(), dist.get_world_size()
-    step = json.loads((folder / "step").read_text()) if (folder / "step").exists() else 0
-
-    def say(kind: str, **content: object) -> None:
-        channel.post(Report(kind, rank, time.time(), step, content))
-
-    model = DistributedDataParallel(torch.nn.Linear(4, 1))
-    if rank == 0:
-        say("started", world=world)
-    lost = False
+    script = Script(Path(sys.argv[1]))
     try:
-        while step < steps:
-            stop = torch.tensor(float(channel.stop_request() is not None))
-            dist.all_reduce(stop)
-            if stop.item():
-                break
-            model(torch.ones(2, 4)).sum().backward()
-            time.sleep(pause)
-            step += 1
-            if rank == 0:
-                say("step", world=world)
+        script.run(int(sys.argv[2]), float(sys.argv[3]))
     except RuntimeError as error:
-        if "clos" not in str(error) and "reset" not in str(error):
+        if not peer_lost(error):
             raise
-        lost = True
-    if lost:
-        if channel.claim("rescue"):
-            save(folder, step)
-            say("checkpoint", saved_step=step, reason="rescue")
-        return
-    if rank == 0:
-        save(folder, step)
-        say("finished" if step >= steps else "stopped", saved_step=step)
+        if script.channel.claim("rescue"):
+            script.save()
+            script.say("checkpoint", reason="rescue")
+        sys.exit(PEER_LOST)
     dist.destroy_process_group()
 
 

@@ -161,7 +161,9 @@ def test_the_report_travels_as_json(clock):
     st.floats(0.0, 100.0), st.floats(1e-6, 1000.0),
 )  # fmt: skip
 @settings(deadline=None, max_examples=60)
-def test_the_total_never_falls_below_the_initial_batch(initial, more, least, gpus, several, adaptive, sqr, var):
+def test_the_total_never_falls_below_the_initial_batch(
+    initial, more, least, gpus, several, adaptive, sqr, var
+):
     limits = BatchLimits(initial, initial + more, min(least, initial), max(least, 64))
     if gpus > limits.most_gpus:
         return

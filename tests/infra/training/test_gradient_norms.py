@@ -49,7 +49,8 @@ def test_sums_of_squares_are_those_of_double_precision(sizes, scaled, seed):
     tensors = [torch.randn(size, 3) for size in sizes]
     factors = [torch.rand_like(t) for t in tensors] if scaled else None
     dense = sum(
-        float(((t.double() * (factors[i].double() if factors else 1.0)) ** 2).sum()) for i, t in enumerate(tensors)
+        float(((t.double() * (factors[i].double() if factors else 1.0)) ** 2).sum())
+        for i, t in enumerate(tensors)
     )
     assert float(SquareSums().of(tensors, factors)) == pytest.approx(dense, rel=1e-5)
 
@@ -214,8 +215,8 @@ def test_gaussian_gradients_give_their_noise_scale(passes):
     gradient = rng.normal(size=dimensions) / 10
     deviation = rng.uniform(0.2, 2.0, size=dimensions)
     model = Weights(100, 300)
-    meter = GradientMeter(model, torch.optim.SGD(model.parameters(), 0.1), initial)
-    for _ in range(3000 // passes):
+    meter = GradientMeter(model, torch.optim.SGD(model.parameters(), 0.1), initial, every=1)
+    for _ in range(2400 // passes):
         model.zero_grad()
         drawn = gradient + deviation / sqrt(local) * rng.normal(size=(passes, dimensions))
         norms, whole = step(meter, model, list(torch.from_numpy(drawn).float()), [local] * passes)
@@ -233,7 +234,7 @@ def test_estimates_are_unbiased_whatever_the_shares(shares):
     model = Weights(30)
     meter = GradientMeter(model, torch.optim.SGD(model.parameters(), 0.1), 4)
     found = []
-    for _ in range(3000):
+    for _ in range(1500):
         model.zero_grad()
         drawn = [gradient + deviation / sqrt(n) * rng.standard_normal(30) for n in shares]
         norms, whole = step(meter, model, [torch.from_numpy(d).float() for d in drawn], list(shares))
@@ -253,7 +254,7 @@ def test_linear_regression_gives_its_noise_scale():
     each = (2 * (x @ model.weight.T - y) * x).detach().double()  # gradients of (wx - y)**2, one a row
     mean = each.mean(dim=0)
     trace, sqr = float(each.var(dim=0, unbiased=False).sum()), float(mean @ mean)
-    meter = GradientMeter(model, torch.optim.SGD(model.parameters(), 0.0), 64)
+    meter = GradientMeter(model, torch.optim.SGD(model.parameters(), 0.0), 64, every=1)
     for _ in range(600):
         model.zero_grad()
         for last in (False, True):
@@ -393,7 +394,40 @@ def test_wrong_use_is_refused():
     sgd = torch.optim.SGD(model.parameters(), 0.1)
     with pytest.raises(TrainingError, match="Adam and AdamW only; got SGD"):
         GradientMeter(model, sgd, 8, preconditioned=True)
-    with pytest.raises(OptionError, match="initial >= 1"):
+    with pytest.raises(OptionError, match="initial and every >= 1"):
         GradientMeter(model, sgd, 0)
     with pytest.raises(TrainingError, match="at least one micro_pass"):
         GradientMeter(model, sgd, 8).local(8)
+
+
+def test_later_steps_are_measured_now_and_then_and_weigh_more():
+    model = Weights(2)
+    meter = GradientMeter(model, torch.optim.SGD(model.parameters(), 0.1), 2, smoothing=0.5, every=3)
+    measured = []
+    for n in range(160):
+        model.zero_grad()
+        before = meter.state_dict()
+        size = float(n + 1)
+        norms, whole = step(meter, model, [torch.tensor([size, 0.0]), torch.tensor([0.0, size])])
+        assert norms.total == pytest.approx(size**2 / 2)
+        assert [p.grad.tolist() for p in model.parts] == [[size / 2, size / 2]]
+        meter.finish(norms, 1, whole)
+        if meter.state_dict() != before:
+            measured.append(n)
+            assert norms.samples == 2
+    assert measured[:128] == list(range(128))
+    assert measured[128:] == [132, 133, 138, 139, 144, 145, 150, 151, 156, 157]
+    # the last trace is 158**2, for M0 = 2; after each measured step the past keeps 0.5**3
+    assert meter.statistics.var == pytest.approx((158**2 * 7 / 8 + 157**2 * 7 / 64 + 152**2 / 64) / 2, rel=1e-3)
+
+
+def test_what_is_not_finite_is_seen_in_steps_that_are_not_measured():
+    for passes in (1, 2):
+        model = Weights(2)
+        meter = GradientMeter(model, torch.optim.SGD(model.parameters(), 0.1), 2)
+        for n in range(144):
+            model.zero_grad()
+            value = nan if n % 3 == 0 else 1.0
+            norms, whole = step(meter, model, [torch.tensor([value, 1.0])] * passes)
+            meter.finish(norms, 1, whole)
+            assert meter.finite == (n % 3 != 0)

@@ -70,7 +70,12 @@ def test_shares_of_any_size_make_one_big_batch(ranks, whole, case):
 
 
 def test_two_processes_find_what_one_finds_in_two_passes(ranks):
-    for case, passes in (("even", [12, 12]), ("accumulated", [12, 12]), ("scaled", [12, 12]), ("uneven", [6, 18])):
+    for case, passes in (
+        ("even", [12, 12]),
+        ("accumulated", [12, 12]),
+        ("scaled", [12, 12]),
+        ("uneven", [6, 18]),
+    ):
         assert ranks[0][case]["statistics"] == pytest.approx(alone(passes), rel=1e-4)
 
 

@@ -31,9 +31,7 @@ time.sleep(60)
 
 
 def hold_elsewhere(folder: Path) -> "subprocess.Popen[str]":
-    process = subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(folder)], stdout=subprocess.PIPE, text=True
-    )
+    process = subprocess.Popen([sys.executable, "-c", HOLD, str(folder)], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert process.stdout.readline() == "held\n"
     return process
@@ -140,7 +138,7 @@ def test_a_lease_that_cannot_be_renewed_is_kept_until_it_runs_out(
     ours.check()
     clock.time += 6
     ours.beat()
-    with pytest.raises(RunLockedError, match="could not be renewed for 60 s.*network is away"):
+    with pytest.raises(RunLockedError, match=r"could not be renewed for 60 s.*network is away"):
         ours.check()
 
 

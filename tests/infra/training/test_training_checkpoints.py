@@ -174,7 +174,7 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(value=VALUES, shape=st.lists(st.integers(0, 4), max_size=3), step=st.integers(0, 10**12 - 1))
 def test_any_plain_value_and_tensor_comes_back(
     no_sync: None, tmp_path_factory: pytest.TempPathFactory, value: Any, shape: list[int], step: int
@@ -498,11 +498,11 @@ print(torn)
 
 def test_sigkill_at_any_moment_leaves_the_last_committed_one_readable(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", KILLED, str(tmp_path), "25"],
+        [sys.executable, "-c", KILLED, str(tmp_path), "14"],
         capture_output=True, text=True, timeout=200, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert int(done.stdout) > 3, "most kills should have hit a save"
+    assert int(done.stdout) > 2, "most kills should have hit a save"
 
 
 # --- sharded ----------------------------------------------------------------------------------------------

@@ -66,7 +66,9 @@ def test_a_step_holds_the_same_samples_on_any_world(
         cursor = order.after(cursor, count)
 
 
-@given(st.integers(0, 50), st.integers(1, 200), WORLDS, st.integers(1, 5), st.integers(1, 20), st.integers(0, 99))
+@given(
+    st.integers(0, 50), st.integers(1, 200), WORLDS, st.integers(1, 5), st.integers(1, 20), st.integers(0, 99)
+)
 def test_the_weighted_mean_is_the_mean_over_all_samples(
     start: int, count: int, world: int, passes: int, smallest: int, seed: int
 ) -> None:
@@ -79,7 +81,9 @@ def test_the_weighted_mean_is_the_mean_over_all_samples(
     sizes = [s.stop - s.start for row in rows for s in row if s.weight]
     assert max(sizes) - min(sizes) <= 1
     assert min(sizes) >= min(smallest, count)
-    assert all(s.stop > s.start for row in rows for s in row), "even a process of weight 0 needs data to run on"
+    assert all(s.stop > s.start for row in rows for s in row), (
+        "even a process of weight 0 needs data to run on"
+    )
 
 
 def test_the_order_follows_from_seed_and_pass_alone() -> None:

@@ -159,7 +159,7 @@ def test_a_users_rules_go_first() -> None:
     assert of(1, log).reason == "traceback"
     found = classify([RankEnd(0, 1, log)], both)
     assert (found.reason, found.failure_class) == ("licence", "infrastructure")
-    assert both.advice["licence"] == "Wait."
+    assert found.advice == "Wait."
     assert classify([RankEnd(0, 1, HEAD + "KeyError: 1")], both).reason == "traceback"
 
 

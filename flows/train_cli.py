@@ -1,0 +1,368 @@
+"""``ebbflow train`` and ``ebbflow tune``: elastic training on nodes that come and go."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from ebbflow.planners.errors import OptionError
+
+console = Console()
+errors = Console(stderr=True)
+
+
+class Runner(StrEnum):
+    auto = "auto"
+    prefect = "prefect"
+    plain = "plain"
+
+
+class RetryKind(StrEnum):
+    by_class = "by-class"
+    blind = "blind"
+
+
+TRAIN_HELP = """Train a PyTorch script elastically: it goes on when nodes leave, and faster when they come.
+
+The script trains inside [b]with ElasticRun.start() as run:[/b] (docs/training.md shows the few lines).
+
+[b]Try it[/b]
+
+    ebbflow train script.py --nodes local:2x1
+
+[b]Take nodes away and bring one back while it runs[/b]
+
+    ebbflow train script.py --nodes local:3x1 --at 20s:kill:node-2 --at 35s:notice:node-1:10s --at 50s:add:1
+
+[b]Options of the script go after --[/b]
+
+    ebbflow train script.py --nodes local:2x2 --max-gpus 4 -- --lr 0.1 --epochs 20
+
+[b]Go on with a run[/b] that was stopped, or whose machine is gone
+
+    ebbflow train --resume script-1121-101500-a1b2
+
+Ctrl-C saves and leaves; a second one leaves at once. Status: 0 finished, 1 failed, 2 wrong input, 130 interrupted.
+"""
+
+Script = Annotated[str | None, typer.Argument(help="A Python file.", metavar="SCRIPT")]
+Arguments = Annotated[
+    list[str] | None,
+    typer.Argument(help="Of the script; its options go after --.", metavar="[ARGS]..."),
+]
+
+
+def train(
+    script: Script = None,
+    arguments: Arguments = None,
+    nodes: Annotated[
+        str | None,
+        typer.Option(help="local:NODESxGPUS: nodes of this machine. Default: local:1x1.", metavar="NODES"),
+    ] = None,
+    min_gpus: Annotated[int | None, typer.Option(help="With fewer than these it waits. Default: 1.")] = None,
+    max_gpus: Annotated[int | None, typer.Option(help="It uses no more. Default: all there are.")] = None,
+    name: Annotated[str | None, typer.Option(help="What people call the run.")] = None,
+    id: Annotated[
+        str | None, typer.Option("--id", help="Of the run, for its folder and --resume. Default: made up.")
+    ] = None,
+    folder: Annotated[
+        str | None,
+        typer.Option(
+            help="Where runs live, DIR or s3://bucket/prefix. Default: runs/ in ~/.cache/ebbflow.",
+            metavar="DIR",
+        ),
+    ] = None,
+    resume: Annotated[
+        str | None,
+        typer.Option(
+            help="Go on with this run, as it was asked for; what is given here goes first.", metavar="ID"
+        ),
+    ] = None,
+    adaptive: Annotated[
+        bool | None, typer.Option("--adaptive/--no-adaptive", help="Let the batch follow the goodput.")
+    ] = None,
+    canary: Annotated[
+        bool | None,
+        typer.Option(
+            "--canary/--no-canary",
+            help="First a trial of 20 steps on one or two GPUs. Default: before a larger gang.",
+        ),
+    ] = None,
+    checkpoint_every: Annotated[
+        float | None,
+        typer.Option(help="Seconds. Default: from measured costs and the hazard.", metavar="SECONDS"),
+    ] = None,
+    keep: Annotated[int | None, typer.Option(help="Full checkpoints that are kept. Default: 2.")] = None,
+    hazard: Annotated[float | None, typer.Option(help="Losses expected per node-hour.")] = None,
+    price: Annotated[float | None, typer.Option(help="Dollars per GPU-hour, for the account.")] = None,
+    failures: Annotated[
+        str | None,
+        typer.Option(help="Rules of your own before the failure table, TOML or YAML.", metavar="FILE"),
+    ] = None,
+    retries: Annotated[
+        RetryKind | None,
+        typer.Option(
+            metavar="HOW", help="by-class: what a retry can mend; blind: three times whatever it was."
+        ),
+    ] = None,
+    back_off: Annotated[
+        float | None,
+        typer.Option(
+            help="Seconds before the first retry after a failure of the infrastructure. Default: 120.",
+            metavar="SECONDS",
+        ),
+    ] = None,
+    wait_limit: Annotated[
+        float | None, typer.Option(help="Seconds to wait for nodes. Default: 3600.", metavar="SECONDS")
+    ] = None,
+    collective_timeout: Annotated[
+        float | None,
+        typer.Option(
+            help="Seconds until a collective that hangs is an error. Default: 60.", metavar="SECONDS"
+        ),
+    ] = None,
+    grace: Annotated[
+        float | None, typer.Option(help="Seconds to save and leave in. Default: 30.", metavar="SECONDS")
+    ] = None,
+    cpus: Annotated[
+        float | None, typer.Option(help="Processors behind one local GPU slot; needs control groups.")
+    ] = None,
+    at: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A scripted fault: 20s:kill:node-2, 35s:notice:node-1:10s, 40s:freeze:node-1, 50s:add:1, "
+            "60s:remove:1. Repeatable.",
+            metavar="FAULT",
+        ),
+    ] = None,
+    json: Annotated[str | None, typer.Option(help="Write the report as JSON.", metavar="FILE")] = None,
+    report: Annotated[
+        str | None, typer.Option(help="Write the report as one HTML page.", metavar="FILE")
+    ] = None,
+    runner: Annotated[
+        Runner,
+        typer.Option(
+            metavar="HOW",
+            help="prefect records the run on a Prefect server, plain does not; auto if one is configured.",
+        ),
+    ] = Runner.auto,
+) -> None:
+    from ebbflow.tasks.training_page import print_training
+
+    given: dict[str, Any] = {
+        "nodes": nodes,
+        "min_gpus": min_gpus,
+        "max_gpus": max_gpus,
+        "title": name,
+        "id": id,
+        "adaptive": adaptive,
+        "canary": None if canary is None else "always" if canary else "never",
+        "checkpoint_every": checkpoint_every,
+        "keep": keep,
+        "hazard": hazard,
+        "price": price,
+        "failures": failures,
+        "retries": retries.value if retries else None,
+        "back_off": back_off,
+        "wait_limit": wait_limit,
+        "collective_timeout": collective_timeout,
+        "grace": grace,
+        "cpus": cpus,
+        "at": tuple(at) if at else None,
+        "json": json,
+        "report": report,
+    }
+    options = {key: value for key, value in given.items() if value is not None}
+    request = _request(script, arguments, folder, resume, options)
+    outcome = _run(request, prefect=wants_prefect(runner), resume=resume is not None)
+    print_training(outcome, console)
+    if outcome.state == "stopped":
+        console.print(f"go on with: ebbflow train --resume {outcome.id}" + _where(folder), soft_wrap=True)
+        raise typer.Exit(130)
+    if outcome.state == "failed":
+        raise typer.Exit(1)
+
+
+def _where(folder: str | None) -> str:
+    return f" --folder {folder}" if folder else ""
+
+
+def _request(
+    script: str | None,
+    arguments: list[str] | None,
+    folder: str | None,
+    resume: str | None,
+    options: dict[str, Any],
+) -> Any:
+    from ebbflow.tasks.training import new_id
+    from ebbflow.tasks.training_request import TrainingRequest, default_folder
+
+    place = folder or default_folder()
+    if resume is not None:
+        if script is not None or "id" in options:
+            raise OptionError("--resume goes on with the script and the id that are recorded; leave them out")
+        return TrainingRequest.load(place, resume, options)
+    if script is None:
+        raise OptionError("name the script to train, or a run to go on with (--resume ID)")
+    if "://" not in place:
+        place = str(Path(place).expanduser().absolute())
+    request = TrainingRequest(script, tuple(arguments or ()), folder=place, **options)
+    return request if request.id else TrainingRequest(**{**vars(request), "id": new_id(request)})
+
+
+def _run(request: Any, *, prefect: bool, resume: bool) -> Any:
+    from ebbflow.flows.running import interruptible, quiet_prefect, start_temporary_server
+    from ebbflow.tasks.training import run_training
+    from ebbflow.tasks.training_live import TrainingScreen
+
+    with interruptible(errors, "the run's checkpoints are kept"), TrainingScreen(console) as screen:
+        console.print(f"run [bold]{request.id}[/] in {request.run_folder}", highlight=False, soft_wrap=True)
+        if not prefect:
+            return run_training(request, screen, resume=resume)
+        quiet_prefect()
+        start_temporary_server()
+        from ebbflow.flows.training import train_attached
+
+        return train_attached(request, screen, resume=resume)
+
+
+def wants_prefect(runner: Runner) -> bool:
+    """Tell whether a run is to be recorded on a Prefect server."""
+    import os
+
+    return runner is Runner.prefect or (runner is Runner.auto and bool(os.environ.get("PREFECT_API_URL")))
+
+
+TUNE_HELP = """Search for good hyper-parameters: trials are elastic trainings that share the nodes.
+
+The script takes each parameter as an option and reports a metric: [b]run.report(accuracy=...)[/b] after each epoch.
+
+[b]Try it[/b]
+
+    echo 'lr: {log: [0.001, 1]}' > space.yaml
+
+    ebbflow tune script.py --space space.yaml --metric accuracy --trials 20 --nodes local:2x1
+
+[b]Stop by learning curves[/b] instead of successive halving
+
+    ebbflow tune script.py --space space.yaml --metric loss --minimise --pruner curve --epochs 30
+
+[b]Go on[/b] with a search that was stopped
+
+    ebbflow tune --resume search-1a2b3c4d
+
+A parameter is float, log, int or choice. A trial that is stopped gives its GPUs to the next. Status as of train.
+"""
+
+
+class PrunerKind(StrEnum):
+    halving = "halving"
+    curve = "curve"
+    none = "none"
+
+
+class SamplerKind(StrEnum):
+    tpe = "tpe"
+    random = "random"
+
+
+def tune(
+    script: Script = None,
+    arguments: Arguments = None,
+    space: Annotated[
+        str | None,
+        typer.Option(help="YAML: a parameter a line, such as lr: {log: [0.001, 1]}.", metavar="FILE"),
+    ] = None,
+    metric: Annotated[str | None, typer.Option(help="That the script reports. Default: accuracy.")] = None,
+    maximise: Annotated[
+        bool | None, typer.Option("--maximise/--minimise", help="Which way is better. Default: more.")
+    ] = None,
+    trials: Annotated[int | None, typer.Option(help="Default: 20.")] = None,
+    nodes: Annotated[
+        str | None, typer.Option(help="local:NODESxGPUS, shared by all trials.", metavar="NODES")
+    ] = None,
+    gpus: Annotated[int | None, typer.Option(help="Of each trial. Default: 1.")] = None,
+    max_gpus: Annotated[
+        int | None, typer.Option(help="Of a trial when there are some to spare. Default: no more.")
+    ] = None,
+    epochs: Annotated[
+        int | None, typer.Option(help="Of a whole trial: for --pruner curve and the work left.")
+    ] = None,
+    pruner: Annotated[
+        PrunerKind | None,
+        typer.Option(metavar="HOW", help="halving (asynchronous, the default), curve, or none."),
+    ] = None,
+    factor: Annotated[int | None, typer.Option(help="One trial in so many goes on. Default: 3.")] = None,
+    sampler: Annotated[SamplerKind | None, typer.Option(metavar="HOW", help="tpe or random.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of the sampler.")] = None,
+    id: Annotated[str | None, typer.Option("--id", help="Of the search. Default: made up.")] = None,
+    folder: Annotated[
+        str | None, typer.Option(help="Where searches and runs live, a local folder.", metavar="DIR")
+    ] = None,
+    resume: Annotated[str | None, typer.Option(help="Go on with this search.", metavar="ID")] = None,
+    json: Annotated[str | None, typer.Option(help="Write the report as JSON.", metavar="FILE")] = None,
+) -> None:
+    from ebbflow.flows.running import interruptible
+    from ebbflow.tasks.training_request import default_folder
+    from ebbflow.tasks.tuning import new_search, run_tuning
+    from ebbflow.tasks.tuning_page import print_tuning
+    from ebbflow.tasks.tuning_request import TuningRequest, read_space
+
+    given: dict[str, Any] = {
+        "maximise": maximise,
+        "trials": trials,
+        "nodes": nodes,
+        "gpus": gpus,
+        "max_gpus": max_gpus,
+        "epochs": epochs,
+        "pruner": pruner.value if pruner else None,
+        "factor": factor,
+        "sampler": sampler.value if sampler else None,
+        "seed": seed,
+        "json": json,
+    }
+    options = {key: value for key, value in given.items() if value is not None}
+    place = folder or default_folder()
+    if resume is not None:
+        if script is not None or space is not None or id is not None or metric is not None:
+            raise OptionError("--resume goes on with the script, space, metric and id that are recorded")
+        request = TuningRequest.load(place, resume, options)
+    else:
+        if script is None or space is None:
+            raise OptionError(
+                "name the script and the space (--space FILE), or a search to go on with (--resume ID)"
+            )
+        place = place if "://" in place else str(Path(place).expanduser().absolute())
+        request = TuningRequest(
+            script,
+            read_space(space),
+            metric or "accuracy",
+            tuple(arguments or ()),
+            id=id or new_search(),
+            folder=place,
+            **options,
+        )
+    console.print(f"search [bold]{request.id}[/] in {request.search_folder}", highlight=False, soft_wrap=True)
+
+    def say(text: str) -> None:
+        console.print(text, highlight=False, markup=False, soft_wrap=not console.is_terminal)
+
+    with interruptible(errors, "the trials' checkpoints are kept"):
+        report = run_tuning(request, say, resume=resume is not None)
+    print_tuning(report, console)
+    if report.state == "stopped":
+        console.print(f"go on with: ebbflow tune --resume {report.id}" + _where(folder), soft_wrap=True)
+        raise typer.Exit(130)
+    if report.state == "failed" or report.best is None:
+        raise typer.Exit(1)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the command line."""
+    app.command("train", help=TRAIN_HELP)(train)
+    app.command("tune", help=TUNE_HELP)(tune)
+
+
+__all__ = ["register", "train", "tune", "wants_prefect"]

@@ -1,0 +1,113 @@
+"""The ways in which a process of a run ends: at the script's end, on request, at a deadline, when peers are lost."""
+
+import logging
+import os
+from typing import Any, NoReturn
+
+from ebbflow.infra.clock import Clock, SystemClock
+from ebbflow.infra.errors import StorageError
+from ebbflow.infra.training.canary import rehearse
+from ebbflow.infra.training.channel import StopRequest
+from ebbflow.infra.training.leaving import PEER_LOST, RunStopped
+from ebbflow.infra.training.link import Link
+from ebbflow.infra.training.metrics import RunStatistics
+from ebbflow.infra.training.prepared import Prepared
+from ebbflow.infra.training.saver import Saver
+from ebbflow.infra.training.world import World
+
+RESCUE_TIMEOUT = 20.0  # seconds
+RESERVE = 1.0  # seconds before a deadline, besides twice what a checkpoint takes
+
+log = logging.getLogger(__name__)
+
+
+class Ending:
+    """Saves what is to be saved, says what happened, and ends one process. ``trial``: a canary saves nothing."""
+
+    def __init__(
+        self, world: World, link: Link, saver: Saver, *, trial: bool, clock: Clock | None = None
+    ) -> None:
+        self._world, self._link, self._saver, self._trial = world, link, saver, trial
+        self._clock = clock or SystemClock()
+        self._prepared: Prepared | None = None
+
+    def attach(self, prepared: Prepared) -> None:
+        """From now on there is something to save."""
+        self._prepared = prepared
+        self.watch()
+
+    def watch(self) -> None:
+        """Have the listening thread save before a deadline that training does not keep."""
+        if not self._trial:
+            self._link.before_deadline(RESERVE + 2 * self._saver.costs.write, self._at_last_moment)
+
+    def stop(self, save: bool) -> NoReturn:
+        """Leave on request; all processes come here after the same step. Raises ``StorageError`` if it fails."""
+        self._link.before_deadline(0.0, None)
+        prepared = self._ready()
+        stop = self._link.stop or StopRequest("another process was asked to stop")
+        step, begun = prepared.progress.step, self._clock.now()
+        if self._world.rank == 0:
+            saved = False
+            if save and not self._trial:
+                left = None if stop.deadline is None else max(RESERVE, stop.deadline - begun)
+                try:
+                    saved = self._saver.now(prepared.state, step, stop.reason, left)
+                except StorageError as exc:
+                    self._say("stopped", step, begun, reason=stop.reason, saved=False, error=str(exc))
+                    raise
+            self._say("stopped", step, begun, reason=stop.reason, saved=saved)
+        raise RunStopped(stop.reason)
+
+    def bereaved(self, error: BaseException | None) -> NoReturn:
+        """Save the last complete step because other processes are lost, and leave with status 75."""
+        self._link.before_deadline(0.0, None)
+        begun, saved = self._clock.now(), False
+        reason = "a peer was lost"
+        if self._prepared is not None and not self._trial:
+            step = self._prepared.progress.step
+            saved = self._saver.rescue(self._prepared.state, step, "rescue", RESCUE_TIMEOUT)
+            self._say("stopped", step, begun, reason=reason, saved=saved, error=str(error)[:500])
+            reason += f"; step {step} is saved" if saved else ""
+        log.warning("%s (%s)", reason, str(error).splitlines()[0][:200] if str(error) else "")
+        raise RunStopped(reason, PEER_LOST) from error
+
+    def rehearse(self, statistics: RunStatistics, folder: str | None) -> NoReturn:
+        """Save, load and leave."""
+        prepared = self._ready()
+        if self._world.rank == 0:
+            self._link.post("canary", prepared.progress.step, rehearse(prepared, statistics, folder))
+        raise RunStopped("canary")
+
+    def finish(self, metrics: dict[str, Any], statistics: RunStatistics) -> None:
+        """Save the end of the run and say that it is finished."""
+        self._link.before_deadline(0.0, None)
+        prepared = self._ready()
+        if self._world.rank != 0:
+            return
+        step, begun, saved = prepared.progress.step, self._clock.now(), False
+        if not self._trial:
+            try:
+                saved = self._saver.now(prepared.state, step, "finished")
+            except StorageError as exc:
+                log.warning("the end of the run is not saved: %s", exc)
+        self._say("finished", step, begun, metrics=metrics, saved=saved, statistics=statistics.to_json())
+
+    def _at_last_moment(self, stop: StopRequest) -> None:
+        """Save the last complete step in the listening thread and end: the step under way takes too long."""
+        if self._prepared is None or not stop.save or not self._saver.lock.acquire(timeout=RESERVE / 2):
+            return
+        step, begun = self._prepared.progress.step, self._clock.now()
+        saved = self._saver.rescue(self._prepared.state, step, stop.reason, RESCUE_TIMEOUT)
+        content = {"reason": stop.reason, "saved": saved, "seconds": self._clock.now() - begun}
+        content |= {"saved_step": self._saver.saved_step, "last_moment": True}
+        self._link.say_now("stopped", step, content)
+        os._exit(0)
+
+    def _say(self, kind: Any, step: int, begun: float, **content: Any) -> None:
+        content |= {"seconds": self._clock.now() - begun, "saved_step": self._saver.saved_step}
+        self._link.post(kind, step, content)
+
+    def _ready(self) -> Prepared:
+        assert self._prepared is not None
+        return self._prepared

@@ -1,0 +1,84 @@
+"""What a launcher checks and sets up before anything runs."""
+
+import json
+import os
+import re
+import socket
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from ebbflow.infra.errors import TrainingError
+from ebbflow.infra.protocols import TrainingJob
+from ebbflow.infra.training.launcher.hang import HangRule
+from ebbflow.planners.errors import OptionError
+
+if TYPE_CHECKING:
+    from torch.distributed import TCPStore
+
+# ``torch._dynamo`` takes seconds, and the first DistributedDataParallel of a process imports it
+PRELOAD = ("torch.nn.parallel", "torch._dynamo", "ebbflow.infra.training.run")
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
+_STORE_TIMEOUT = timedelta(seconds=30)
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How a launcher works; ``TorchTrainer`` explains each. Raises ``OptionError``."""
+
+    minimum: int = 1
+    patience: float = 3600.0
+    rescue: float = 10.0
+    form: float = 60.0
+    hang: HangRule = field(default_factory=HangRule)
+    stragglers: bool = True
+    replace: bool = True
+    preload: tuple[str, ...] = PRELOAD
+    start: Literal["fork", "spawn"] = "fork"
+
+    def __post_init__(self) -> None:
+        if self.start not in ("fork", "spawn"):
+            raise OptionError(f"start must be 'fork' or 'spawn'; got {self.start!r}")
+        if self.minimum < 1:
+            raise OptionError(f"minimum must be >= 1 slot; got {self.minimum}")
+        for name in ("patience", "rescue", "form"):
+            if not (value := getattr(self, name)) > 0:
+                raise OptionError(f"{name} must be > 0 seconds; got {value}")
+
+
+def checked(job: TrainingJob) -> TrainingJob:
+    """Return a job that can be run, with absolute paths. Raises ``OptionError``."""
+    if not _ID.fullmatch(job.id):
+        raise OptionError(f"a run id holds letters, digits, dashes, dots and underscores; got {job.id!r}")
+    script = Path(job.script).expanduser().absolute()
+    if not script.is_file():
+        raise OptionError(f"there is no script {job.script!r}")
+    if not job.folder:
+        raise OptionError("a run needs a folder that all nodes share; got none")
+    folder = job.folder if "://" in job.folder else str(Path(job.folder).expanduser().absolute())
+    try:
+        json.dumps([list(job.arguments), dict(job.environment)])
+    except TypeError as exc:
+        raise OptionError(f"arguments and environment of a script are text; {exc}") from exc
+    return replace(job, script=str(script), folder=folder)
+
+
+def serve(host: str, port: int) -> "TCPStore":
+    """Start the store on a port that is ours before anybody is told of it. Raises ``TrainingError``."""
+    try:
+        listener = socket.create_server((host, port), backlog=512)
+    except OSError as exc:
+        why = os.strerror(exc.errno or 0)
+        raise TrainingError(f"the launcher cannot listen on {host}:{port}: {why}; give another port") from exc
+    from torch.distributed import TCPStore
+
+    bound = int(listener.getsockname()[1])
+    return TCPStore(
+        host,
+        bound,
+        is_master=True,
+        wait_for_workers=False,
+        timeout=_STORE_TIMEOUT,
+        master_listen_fd=listener.detach(),
+    )

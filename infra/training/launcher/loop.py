@@ -1,0 +1,275 @@
+"""The launcher's loop: one generation after another until the run ends."""
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ebbflow.infra.clock import Clock
+from ebbflow.infra.errors import InfraError
+from ebbflow.infra.protocols import Continue, Decide, GenerationEnd, Halt, TrainingJob
+from ebbflow.infra.training import channel as names
+from ebbflow.infra.training.channel import Channel, Report, RunSettings
+from ebbflow.infra.training.launcher import placement as placements
+from ebbflow.infra.training.launcher.control import Control
+from ebbflow.infra.training.launcher.generation import Generation
+from ebbflow.infra.training.launcher.job import Options
+from ebbflow.infra.training.launcher.members import Members
+from ebbflow.infra.training.launcher.moves import Moves
+from ebbflow.infra.training.launcher.record import Record
+from ebbflow.infra.training.launcher.wire import Order
+from ebbflow.planners.errors import EbbflowError
+
+if TYPE_CHECKING:
+    from torch.distributed import TCPStore
+
+_HOPELESS = 20  # generations in a row without a step won, whoever decides
+_LOOK = 0.03  # seconds between looks
+_NOTED = ("checkpoint", "metrics", "skipped")
+
+
+class Loop:
+    """Runs in a thread of its own; ``over`` is set when the run has ended."""
+
+    def __init__(
+        self,
+        job: TrainingJob,
+        store: "TCPStore",
+        pool: str,
+        members: Members,
+        record: Record,
+        control: Control,
+        decide: Decide,
+        options: Options,
+        logs: Path,
+        on_report: Callable[[Report], None] | None,
+        clock: Clock,
+    ) -> None:
+        self._job, self._store, self._pool = job, store, pool
+        self._members, self._record, self._control = members, record, control
+        self._decide, self._options, self._logs = decide, options, logs
+        self._on_report, self._clock = on_report, clock
+        self._settings = job.settings or RunSettings()
+        self._environment: dict[str, str] = {}
+        self._moves = Moves(control, members, record, options, clock)
+        self.generation: Generation | None = None
+        self.over = threading.Event()
+
+    def run(self, placement: dict[str, int], release: Callable[[], None]) -> None:
+        """Run to the end, whatever happens, then call ``release``."""
+        halt = Halt("failed", "the launcher itself failed")
+        try:
+            halt = self._run(placement)
+        except EbbflowError as exc:
+            halt = Halt("failed", str(exc))
+        except Exception as exc:  # whoever waits must hear of it
+            halt = Halt("failed", f"the launcher itself failed: {type(exc).__name__}: {exc}")
+            raise
+        finally:
+            self._finish(halt, release)
+
+    def _finish(self, halt: Halt, release: Callable[[], None]) -> None:
+        try:
+            self._members.end(self._members.names)
+            self._record.note("ended", state=halt.state, reason=halt.reason)
+            self._record.write(self._job, self._pool, halt.state)
+            release()
+        except InfraError as exc:
+            halt = replace(halt, reason=f"{halt.reason}; {exc}")
+        finally:
+            self._record.stand(state=halt.state, reason=halt.reason)
+            self.over.set()
+
+    def _run(self, placement: dict[str, int]) -> Halt:
+        while True:
+            end = self._book(self._once(placement))
+            verdict = self._follow(end)
+            if isinstance(verdict, Halt) and verdict.state == "waiting":
+                verdict = self._wait_for_nodes(verdict)
+            if isinstance(verdict, Halt):
+                return verdict
+            placement = placements.check(verdict.placement)
+            self._record.note(
+                "continues",
+                placement=placement,
+                reason=verdict.reason,
+                delay=verdict.delay,
+                then=verdict.then,
+            )
+            if verdict.settings is not None:
+                self._settings = verdict.settings
+                self._job = replace(self._job, settings=verdict.settings)
+            self._environment |= verdict.environment
+            if verdict.then is not None and self._control.target is None:
+                self._control.resize(placements.check(verdict.then), "replacement")
+            self._members.end([name for name in self._members.names if name not in placement])
+            self._delay(verdict.delay)
+
+    # --- one generation -----------------------------------------------------------------------------------
+
+    def _once(self, placement: dict[str, int]) -> GenerationEnd:
+        """Run one generation to its end."""
+        number = self._record.status.generation + 1
+        self._record.stand(state="starting", generation=number, placement=placement)
+        self._record.write(self._job, self._pool)
+        generation = Generation(
+            number,
+            placement,
+            self._members,
+            Channel(self._store, self._job.id, number),
+            self._clock,
+            self._record.note,
+            self._options.hang,
+            self._options.rescue,
+            self._options.form,
+            self._hear,
+        )
+        before = {name for name in placement if name in self._members and self._members[name].ready}
+        self._members.start(placement)
+        if missing := self._await_ready(placement):
+            return _unformed(generation.end(), missing, before)
+        self._moves.restart()
+        self.generation = generation
+        self._record.note("generation", placement=placement)
+        generation.launch(self._order(), {name: self._logs_of(name, number) for name in placement})
+        while not generation.look(self._members.look()):
+            self._moves.serve(generation, self._settings.grace)
+            self._control.pause(_LOOK, self._clock)
+        self.generation = None
+        self._forget(number)
+        return generation.end()
+
+    def _await_ready(self, placement: Mapping[str, int]) -> dict[str, str]:
+        """Wait until the nodes have reported; return those that have not, and why."""
+        end = self._clock.now() + self._options.form
+        while not self._control.closed and self._control.deadline is None:
+            lost = {name: loss for name, loss in self._members.look().items() if name in placement}
+            if lost:
+                return {name: f"{loss.how}\n{self._members.log(name)}" for name, loss in lost.items()}
+            missing = [name for name in placement if not self._members[name].ready]
+            if not missing:
+                return {}
+            if self._clock.now() >= end:
+                self._members.end(missing)
+                return dict.fromkeys(missing, f"it did not report within {self._options.form:g} s")
+            self._control.pause(_LOOK, self._clock)
+        return dict.fromkeys(placement, "the run was stopped before it began")
+
+    def _order(self) -> Order:
+        status = self._record.status
+        environment = {
+            **self._job.environment,
+            **self._environment,
+            names.RUN_ID: self._job.id,
+            names.RUN_FOLDER: self._job.folder,
+            names.GENERATION: str(status.generation),
+            names.CHANNEL: f"{self._store.host}:{self._store.port}",
+            names.SETTINGS: self._settings.to_json(),
+        }
+        return Order(
+            "launch",
+            script=self._job.script,
+            arguments=self._job.arguments,
+            environment=environment,
+            start=self._options.start,
+            form=self._options.form,
+            grace=self._options.rescue,
+        )
+
+    def _logs_of(self, node: str, number: int) -> str:
+        return str(self._logs / f"generation-{number}" / node)
+
+    def _hear(self, report: Report) -> None:
+        if report.kind in ("started", "step") and self._record.status.state == "starting":
+            self._record.stand(state="running")
+        if report.kind == "step" and self.generation is not None:
+            self._moves.look_for_straggler(report, self.generation)
+        if report.kind in _NOTED:
+            self._record.note(report.kind, **{**report.content, "step": report.step, "rank": report.rank})
+        if self._on_report is not None:
+            self._on_report(report)
+
+    def _forget(self, number: int) -> None:
+        """Take what an old generation has left out of the store, so that a long run's does not grow."""
+        marks = (f"{self._job.id}-{number}.", f"ebbflow/{self._job.id}/{number}/")
+        for key in self._store.list_keys():
+            if any(mark in key for mark in marks):
+                self._store.delete_key(key)
+
+    # --- what follows -------------------------------------------------------------------------------------
+
+    def _book(self, end: GenerationEnd) -> GenerationEnd:
+        """Write down how a generation ended, and return that with ``idle``."""
+        record = self._record
+        won = end.saved_step > record.best
+        record.best = max(record.best, end.saved_step)
+        record.idle = 0 if won or end.kind == "stopped" else record.idle + 1
+        end = replace(end, idle=record.idle)
+        record.stand(end=end, reason=end.reason, step=max(record.status.step, end.last_step))
+        record.note(
+            "generation-ended",
+            how=end.kind,
+            reason=end.reason,
+            left=dict(end.left),
+            suspects=list(end.suspects),
+            failures=[
+                {"rank": f.rank, "node": f.node, "exit_code": f.exit_code, "signal": f.signal}
+                for f in end.failures
+            ],
+            first_step=end.first_step,
+            last_step=end.last_step,
+            saved_step=end.saved_step,
+        )
+        members = self._members
+        members.end([name for name in members.names if members[name].notice is not None])
+        return end
+
+    def _follow(self, end: GenerationEnd) -> Continue | Halt:
+        """Return what comes next: what was asked for, or what is decided."""
+        control = self._control
+        if control.closed:
+            return Halt("stopped", "closed")
+        if end.kind == "finished":
+            return Halt("finished", end.reason)
+        if control.deadline is not None:
+            return Halt("stopped", end.reason)
+        target = control.target
+        if target is not None and end.kind in ("stopped", "lost", "hung"):
+            control.drop(target)
+            return Continue(target, control.reason)
+        if end.idle >= _HOPELESS:
+            return Halt("failed", f"{end.reason} (no step won in {end.idle} generations)")
+        return self._decide(end)
+
+    def _wait_for_nodes(self, halt: Halt) -> Continue | Halt:
+        self._record.stand(state="waiting", reason=halt.reason)
+        self._record.note("waiting", reason=halt.reason)
+        control = self._control
+        end = self._clock.now() + self._options.patience
+        while self._clock.now() < end:
+            if control.closed or control.deadline is not None:
+                return Halt("stopped", halt.reason)
+            if (target := control.target) is not None:
+                control.drop(target)
+                return Continue(target, control.reason)
+            self._members.look()
+            control.pause(_LOOK, self._clock)
+        return Halt("failed", f"{halt.reason}; no nodes came within {self._options.patience:g} s")
+
+    def _delay(self, seconds: float) -> None:
+        """Wait, unless something is asked meanwhile."""
+        control, end = self._control, self._clock.now() + seconds
+        while (left := end - self._clock.now()) > 0:
+            if control.closed or control.deadline is not None:
+                return
+            control.pause(min(left, 1.0), self._clock)
+
+
+def _unformed(end: GenerationEnd, missing: Mapping[str, str], before: set[str]) -> GenerationEnd:
+    """Return the end of a generation whose nodes did not all come up; those in ``before`` once were there."""
+    reason = "; ".join(f"node {name} is not there: {how}".strip() for name, how in missing.items())
+    left = {name: slots for name, slots in end.left.items() if name not in missing}
+    if before.issuperset(missing):
+        return replace(end, kind="lost", reason=reason, left=left, failures=())
+    return replace(end, kind="unformed", reason=reason, left=left, suspects=tuple(missing), failures=())

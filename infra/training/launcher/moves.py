@@ -1,0 +1,82 @@
+"""Carries out what is asked of a generation that runs: to stop, to yield to a notice, to move to other nodes."""
+
+from ebbflow.infra.clock import Clock
+from ebbflow.infra.training.channel import Report
+from ebbflow.infra.training.launcher.control import Control
+from ebbflow.infra.training.launcher.generation import Generation
+from ebbflow.infra.training.launcher.job import Options
+from ebbflow.infra.training.launcher.lateness import Lateness
+from ebbflow.infra.training.launcher.members import Members
+from ebbflow.infra.training.launcher.placement import fresh
+from ebbflow.infra.training.launcher.record import Record
+
+
+class Moves:
+    """Serves one run's wishes, one generation after another."""
+
+    def __init__(
+        self, control: Control, members: Members, record: Record, options: Options, clock: Clock
+    ) -> None:
+        self._control, self._members, self._record = control, members, record
+        self._options, self._clock = options, clock
+        self._lateness = Lateness() if options.stragglers else None
+        self._preparing: dict[str, int] = {}  # placement whose new nodes have been started
+
+    def restart(self) -> None:
+        """Begin with a new generation."""
+        self._preparing = {}
+        if self._lateness is not None:
+            self._lateness.restart()
+
+    def serve(self, generation: Generation, grace: float) -> None:
+        """Pass on to the generation what was asked; it gets ``grace`` seconds to save where nothing else is said."""
+        control, now = self._control, self._clock.now()
+        if control.closed:
+            generation.ask_to_stop("closed", now)
+        if control.deadline is not None:
+            self._record.stand(state="stopping")
+            generation.ask_to_stop("stop", control.deadline)
+        names = [name for name in generation.placement if name in self._members]
+        notices = [at for name in names if (at := self._members[name].notice) is not None]
+        if notices:
+            generation.ask_to_stop("notice", min(notices))
+        elif control.target is not None and generation.stop is None:
+            self._move(control.target, generation, grace)
+
+    def look_for_straggler(self, report: Report, generation: Generation) -> None:
+        """Ask for a move away from the node that holds all others up, when a report shows that one does."""
+        if self._lateness is None or self._control.target is not None:
+            return
+        rank = self._lateness.look(self._clock.now(), report.content.get("compute_seconds"))
+        if rank is None or not (node := generation.node_of(rank)):
+            return
+        target = {n: s for n, s in generation.placement.items() if n != node}
+        if self._options.replace:
+            target[fresh(self._members.named)] = generation.placement[node]
+        if target:
+            self._record.note("straggler", rank=rank, node=node, target=target)
+            self._control.resize(target, "straggler")
+
+    def _move(self, target: dict[str, int], generation: Generation, grace: float) -> None:
+        """Start the nodes to move to; when all are ready, or given up, ask the run to save and leave."""
+        if target == generation.placement:
+            self._control.drop(target)
+            return
+        new = [name for name in target if name not in generation.placement]
+        if target != self._preparing:
+            self._preparing = target
+            self._members.start({name: target[name] for name in new})
+        late = [name for name in new if name in self._members and self._is_late(name)]
+        if failed := [name for name in new if name not in self._members or name in late]:
+            self._members.end(late)
+            self._control.drop(target)
+            rest = {name: slots for name, slots in target.items() if name not in failed}
+            self._record.note("resize-changed", without=failed, reason="these nodes did not come up")
+            if rest and rest != generation.placement:
+                self._control.resize(rest, self._control.reason)
+        elif all(self._members[name].ready for name in new):
+            generation.ask_to_stop(self._control.reason, self._clock.now() + grace)
+
+    def _is_late(self, name: str) -> bool:
+        member = self._members[name]
+        return not member.ready and self._clock.now() - member.started > self._options.form

@@ -1,0 +1,66 @@
+"""What a launcher knows of its run and tells others: where it stands, what happened, and both in the run's folder."""
+
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from ebbflow.infra.clock import Clock
+from ebbflow.infra.protocols import TrainingEvent, TrainingJob, TrainingStatus
+from ebbflow.infra.training.launcher.journal import Journal
+
+
+class Record:
+    """The run's status and events. Safe for several threads."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._events: list[TrainingEvent] = []
+        self._status = TrainingStatus("starting", 0, {}, -1)
+        self.journal: Journal | None = None
+        self.best = -1  # newest step that is saved
+        self.idle = 0  # generations in a row that have won no step
+
+    def take_up(self, journal: Journal, generation: int) -> None:
+        """Go on with the record of an earlier launcher, whose last generation was ``generation``."""
+        self._events = journal.events()
+        last = max([generation, *(event.generation for event in self._events)])
+        self.best = max([-1, *map(_saved, self._events)])
+        self.journal = journal
+        self.stand(generation=last, step=self.best)
+
+    @property
+    def status(self) -> TrainingStatus:
+        with self._lock:
+            return self._status
+
+    def events(self, after: int = 0) -> Sequence[TrainingEvent]:
+        """Return the events with numbers above ``after``."""
+        with self._lock:
+            return [event for event in self._events if event.number > after]
+
+    def note(self, kind: str, /, **content: Any) -> None:
+        """Add an event. Raises ``StorageError`` when it cannot be written down."""
+        with self._lock:
+            number = self._events[-1].number + 1 if self._events else 1
+            event = TrainingEvent(number, self._clock.now(), kind, self._status.generation, content)
+            self._events.append(event)
+        if self.journal is not None:
+            self.journal.append(event)
+
+    def stand(self, **changes: Any) -> None:
+        """Change where the run stands."""
+        with self._lock:
+            self._status = replace(self._status, **changes)
+
+    def write(self, job: TrainingJob, pool: str, state: str = "running") -> None:
+        """Write ``run.json`` anew. Raises ``StorageError``."""
+        if self.journal is not None:
+            status = self.status
+            self.journal.write_run(job, status.placement, state, status.generation, pool)
+
+
+def _saved(event: TrainingEvent) -> int:
+    step = event.content.get("saved_step", -1)
+    return step if isinstance(step, int) else -1

@@ -1,0 +1,335 @@
+"""Runs one elastic training: launcher, supervisor, account, faults on request."""
+
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from ebbflow.infra.clock import Clock, SystemClock
+from ebbflow.infra.protocols import Decide, Trainer, TrainingJob, TrainingStatus
+from ebbflow.infra.training.channel import Report, RunSettings
+from ebbflow.planners.errors import OptionError
+from ebbflow.planners.training.canary import CanaryPlan, GateQuestion, plan, should_gate
+from ebbflow.planners.training.retries import BlindRetry, Retries, RetryPolicy
+from ebbflow.tasks.report import write_text
+from ebbflow.tasks.training_book import Book, Silent, TrainingListener
+from ebbflow.tasks.training_capacity import Nodes
+from ebbflow.tasks.training_failures import failure_table
+from ebbflow.tasks.training_faults import FaultSchedule, Faulty
+from ebbflow.tasks.training_page import training_html
+from ebbflow.tasks.training_report import TrainingReport
+from ebbflow.tasks.training_request import TrainingRequest
+from ebbflow.tasks.training_supervisor import Supervisor
+
+LOOK_EVERY = 0.2  # s
+
+
+class Site(Protocol):
+    """Where a run takes place: its nodes, and the launcher on them."""
+
+    @property
+    def nodes(self) -> Faulty:
+        """Return what scripted faults happen to."""
+        ...
+
+    def trainer(self, request: TrainingRequest, decide: Decide, hear: Callable[[Report], None]) -> Trainer:
+        """Return a launcher that has launched nothing yet."""
+        ...
+
+    def go_on(self, trainer: Trainer, folder: str, placement: Mapping[str, int]) -> None:
+        """Launch what is in the run's folder, from its newest checkpoint."""
+        ...
+
+
+class LocalSite:
+    """Nodes on this machine, each a group of processes of its own."""
+
+    def __init__(self, request: TrainingRequest) -> None:
+        from ebbflow.infra.training.nodes import LocalNodes
+
+        self._pool = LocalNodes(cpus=request.cpus, grace=request.grace)
+
+    @property
+    def nodes(self) -> Faulty:
+        return self._pool
+
+    def trainer(self, request: TrainingRequest, decide: Decide, hear: Callable[[Report], None]) -> Trainer:
+        from ebbflow.infra.training.launcher.trainer import TorchTrainer
+
+        logs = request_logs(request)
+        return TorchTrainer(
+            self._pool, logs=logs, decide=decide, patience=max(request.wait_limit, 1e-3), on_report=hear
+        )
+
+    def go_on(self, trainer: Trainer, folder: str, placement: Mapping[str, int]) -> None:
+        trainer.resume(folder, placement)  # type: ignore[attr-defined]
+
+
+class Handle:
+    """Lets another thread say which nodes a run has, and end it."""
+
+    def __init__(self, nodes: Mapping[str, int], most: int, least: int = 1) -> None:
+        self.nodes = Nodes(nodes, most, least)
+        self._stop = threading.Event()
+
+    def stop(self) -> None:
+        """Ask the run to save and leave."""
+        self._stop.set()
+
+    @property
+    def stopped(self) -> bool:
+        """Tell whether the run has been asked to leave."""
+        return self._stop.is_set()
+
+
+def request_logs(request: TrainingRequest) -> Path | None:
+    """Return where the processes' logs go; ``None``: into the run's folder, which is local."""
+    from ebbflow.tasks.request import home
+
+    return home() / "run-logs" / request.id if "://" in request.folder else None
+
+
+def new_id(request: TrainingRequest) -> str:
+    """Return an id for a run: the script's name, the time, and a few letters."""
+    stem = "".join(c if c.isalnum() or c in "-_" else "-" for c in Path(request.script).stem).strip("-_")
+    return f"{stem or 'run'}-{time.strftime('%m%d-%H%M%S')}-{uuid.uuid4().hex[:4]}"
+
+
+def settings_of(request: TrainingRequest) -> RunSettings:
+    """Return what the launcher asks of the run's processes."""
+    return RunSettings(
+        grace=request.grace,
+        checkpoint_every=request.checkpoint_every,
+        keep=request.keep,
+        hazard=request.hazard or 0.0,
+        adaptive=request.adaptive,
+        collective_timeout=request.collective_timeout,
+    )
+
+
+def canary_of(request: TrainingRequest, resumes: bool) -> tuple[CanaryPlan | None, str]:
+    """Return the trial that comes first, if one does, and why."""
+    gpus = min(request.gpus, request.most_gpus)
+    wanted = plan(gpus, min(len(request.placement), gpus), request.canary_steps)
+    if request.canary == "never":
+        return None, ""
+    if request.canary == "always":
+        return wanted, "asked for"
+    if gpus <= wanted.ranks:
+        return None, "the run is no larger than a trial"
+    # Processes of this machine wait for nobody and cost nothing but time.
+    gate = should_gate(GateQuestion(gpus, wanted.ranks, resumes=resumes, free=request.price == 0))
+    return (wanted if gate.gate else None), gate.reason
+
+
+def policy_of(request: TrainingRequest) -> Retries:
+    """Return the retry policy that the request names."""
+    if request.retries == "blind":
+        return BlindRetry()
+    return RetryPolicy(first_delay=request.back_off, most_delay=max(1800.0, request.back_off))
+
+
+def run_training(
+    request: TrainingRequest,
+    listener: TrainingListener | None = None,
+    *,
+    resume: bool = False,
+    site: Site | None = None,
+    handle: Handle | None = None,
+    clock: Clock | None = None,
+    seed: int = 0,
+) -> TrainingReport:
+    """Run ``request`` to its end and return what happened.
+
+    An interrupt (Ctrl-C) lets the run save and leave; a second one ends it at once. The report then says ``stopped``.
+
+    Args:
+        request: what to run; one without an id gets one.
+        listener: hears what happens.
+        resume: go on from the newest checkpoint of a run of this id.
+        site: where it runs; processes of this machine by default.
+        handle: by which others change its nodes; those of the request by default.
+        clock: the time.
+        seed: of the jitter of delays.
+
+    Raises:
+        EbbflowError: something that cannot be mended before the run began; how a run ended, the report says.
+    """
+    clock = clock or SystemClock()
+    request = request if request.id else replace(request, id=new_id(request))
+    table = failure_table(request.failures)
+    if not resume:
+        _fresh(request)
+    request.save()
+    book = Book(request, clock, listener or Silent())
+    handle = handle or Handle(request.placement, request.most_gpus, request.min_gpus)
+    nodes = handle.nodes
+    canary, why = canary_of(request, resume)
+    supervisor = Supervisor(
+        nodes,
+        table,
+        policy_of(request),
+        settings_of(request),
+        canary,
+        book,
+        np.random.default_rng(seed),
+        clock,
+    )
+    if canary is not None:
+        book.say("canary", f"a trial of {canary.steps} steps on {canary.ranks} GPUs first: {why}")
+    site = site or LocalSite(request)
+    trainer = site.trainer(request, supervisor, book.hear)
+    supervisor.told = trainer.events
+    try:
+        placement, settings = supervisor.begin()
+        driver = _Driver(request, trainer, handle, supervisor, book, clock, canary)
+        faults = FaultSchedule(
+            request.faults,
+            site.nodes,
+            driver.add,
+            driver.remove,
+            lambda text: book.say("scripted", text),
+            clock,
+        )
+        if resume:
+            site.go_on(trainer, request.run_folder, placement)
+        else:
+            trainer.launch(
+                TrainingJob(request.id, request.script, request.arguments, request.run_folder, settings),
+                placement,
+            )
+        try:
+            status = driver.drive(faults)
+        finally:
+            faults.end()
+    finally:
+        trainer.close()
+    report = book.report(status)
+    _write(report, request)
+    return report
+
+
+class _Driver:
+    """Follows a launched run until it ends."""
+
+    def __init__(
+        self,
+        request: TrainingRequest,
+        trainer: Trainer,
+        handle: Handle,
+        supervisor: Supervisor,
+        book: Book,
+        clock: Clock,
+        canary: CanaryPlan | None,
+    ) -> None:
+        self._request, self._trainer, self._handle, self._nodes = request, trainer, handle, handle.nodes
+        self._supervisor, self._book, self._clock = supervisor, book, clock
+        self._canary = canary
+        self._read = 0
+        self._interrupts = 0
+        self._stopping = False
+        self._leaving = False  # the generation that runs is being stopped, or has lost a node
+        self._asked: dict[str, int] | None = None  # placement that was asked for last
+
+    def drive(self, faults: FaultSchedule) -> TrainingStatus:
+        """Return where the run stands when it has ended."""
+        while True:
+            try:
+                while (status := self._trainer.wait(LOOK_EVERY)).state not in (
+                    "finished",
+                    "stopped",
+                    "failed",
+                ):
+                    self._look(status, faults)
+                self._look(status, faults)
+                self._close_book(status)
+                return status
+            except KeyboardInterrupt:
+                self._interrupted()
+
+    def add(self, count: int) -> None:
+        """Take more nodes in."""
+        self._nodes.add(count)
+
+    def remove(self, count: int) -> None:
+        """Give nodes back, the newest first."""
+        self._nodes.remove(self._nodes.newest(count))
+
+    def _reconcile(self, status: TrainingStatus) -> None:
+        """Ask for the nodes that are there, unless the end of a generation is about to settle that anyway."""
+        wanted = self._supervisor.wanted()
+        settled = status.state == "waiting" or (status.state == "running" and not self._leaving)
+        if wanted is None or not settled or self._supervisor.trying:
+            return
+        if wanted == status.placement and status.state == "running":
+            self._asked = None
+        elif wanted != self._asked:
+            self._asked = wanted
+            self._trainer.resize(wanted)
+
+    def _look(self, status: TrainingStatus, faults: FaultSchedule) -> None:
+        if self._handle.stopped and not self._stopping:
+            self._stopping = True
+            self._trainer.stop()
+        for event in self._trainer.events(self._read):
+            self._read = event.number
+            if event.kind == "generation":
+                self._leaving, self._asked = False, None
+            elif event.kind in ("node-notice", "node-lost", "stop-requested", "stopped", "hang"):
+                self._leaving = True
+            if event.kind == "node-notice":
+                self._supervisor.noticed(str(event.content.get("node", "")))
+            elif event.kind == "straggler" and isinstance(target := event.content.get("target"), Mapping):
+                self._nodes.remove([str(event.content.get("node", ""))])
+                self._nodes.adopt({str(name): int(slots) for name, slots in target.items()})
+            self._book.event(event)
+        if status.end is not None and status.generation > status.end.generation:
+            self._book.close(status.end)  # of which nobody asked what follows: it was told before
+        running = status.state in ("running", "stopping", "starting")
+        used = sum(status.placement.values()) if running else 0
+        self._book.capacity(max(self._nodes.slots, used), used)
+        if self._book.step >= 0 and not self._supervisor.trying:
+            faults.begin()
+        self._reconcile(status)
+        if self._canary is not None and self._supervisor.trying and self._book.now > self._canary.limit:
+            self._supervisor.canary_is_late()
+            self._canary = None
+            if (placement := self._nodes.placement()) is not None:
+                self._trainer.resize(placement)
+
+    def _interrupted(self) -> None:
+        self._interrupts += 1
+        if self._interrupts > 1:
+            self._trainer.close()
+        else:
+            self._book.say("interrupted", "saving and leaving; again to leave at once")
+            self._trainer.stop()
+
+    def _close_book(self, status: TrainingStatus) -> None:
+        """Write the last generation down where nobody was asked what follows it."""
+        if status.end is not None:
+            self._book.close(status.end)
+
+
+def _fresh(request: TrainingRequest) -> None:
+    """Refuse an id that is taken."""
+    if not request.recorded:
+        return
+    raise OptionError(
+        f"there is a run {request.id!r} in {request.folder} already: go on with it (ebbflow train --resume "
+        f"{request.id}), or choose another id"
+    )
+
+
+def _write(report: TrainingReport, request: TrainingRequest) -> None:
+    if "://" not in request.folder:
+        report.write_json(Path(request.run_folder) / "report.json")
+    if request.json:
+        report.write_json(request.json)
+    if request.report:
+        write_text(request.report, training_html(report))

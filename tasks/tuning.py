@@ -1,0 +1,392 @@
+"""A search over hyper-parameters: several trainings of one goal share nodes; those without prospects are stopped."""
+
+import queue
+import threading
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from math import inf, isfinite
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ebbflow.infra.clock import Clock, SystemClock
+from ebbflow.infra.errors import TrainingError
+from ebbflow.planners.model.capacity import Capacity, Node
+from ebbflow.planners.model.scheduling import App, Placement, View, gpus_of
+from ebbflow.planners.scheduling.las import leased_las
+from ebbflow.planners.scheduling.locality import Level
+from ebbflow.planners.training.early_stopping import TrialState, epochs_left, outlook, rungs
+from ebbflow.tasks.report import write_text
+from ebbflow.tasks.training import Handle, run_training
+from ebbflow.tasks.training_book import Silent, TrainingListener
+from ebbflow.tasks.training_report import TrainingReport
+from ebbflow.tasks.training_request import TrainingRequest
+from ebbflow.tasks.tuning_report import TrialEnd, TrialReport, TuningReport
+from ebbflow.tasks.tuning_request import TuningRequest
+from ebbflow.tasks.tuning_study import Study, as_arguments
+
+SAME_FAILURES = 3  # trials that fail alike before the search gives up
+_PAUSE = 0.2  # s between looks
+_UNKNOWN_EPOCHS = 10**6
+
+Say = Callable[[str], None]
+RunTrial = Callable[[TrainingRequest, TrainingListener, Handle, bool], TrainingReport]
+
+
+def run_trial(
+    request: TrainingRequest, listener: TrainingListener, handle: Handle, resume: bool
+) -> TrainingReport:
+    """Train one trial to its end, on the nodes that ``handle`` says."""
+    return run_training(request, listener, resume=resume, handle=handle)
+
+
+@dataclass(slots=True)
+class _Trial:
+    """One trial that runs."""
+
+    trial: Any  # Optuna's
+    app: App
+    run: str
+    parameters: dict[str, Any]
+    resumes: bool
+    handle: Handle | None = None
+    thread: threading.Thread | None = None
+    names: dict[str, str] = field(default_factory=dict)  # node -> the name that the run knows it by
+    turns: int = 0
+    pruned: bool = False
+    epochs: int = 0
+    value: float | None = None
+    begun: float = 0.0  # when it got its first GPU
+    reason: str = ""
+
+
+def new_search() -> str:
+    """Return an id for a search."""
+    return f"search-{uuid.uuid4().hex[:8]}"
+
+
+def run_tuning(
+    request: TuningRequest,
+    say: Say = lambda _: None,
+    *,
+    resume: bool = False,
+    train: RunTrial = run_trial,
+    clock: Clock | None = None,
+) -> TuningReport:
+    """Run a search to its end and return what it found. An interrupt saves the trials that run and leaves.
+
+    Raises ``EbbflowError`` when it cannot begin, ``TrainingError`` for an id that is taken.
+    """
+    request = request if request.id else replace(request, id=new_search())
+    if not resume and (Path(request.search_folder) / "search.json").exists():
+        raise TrainingError(
+            f"there is a search {request.id!r} in {request.folder} already: go on with it (ebbflow tune --resume "
+            f"{request.id}), or choose another id"
+        )
+    study = Study(request)
+    request.save()
+    search = _Search(request, study, say, train, clock or SystemClock())
+    report = search.run()
+    write_text(Path(request.search_folder) / "report.json", report.to_json())
+    if request.json:
+        write_text(request.json, report.to_json())
+    return report
+
+
+class _Search:
+    """The loop of a search; all but the trainings themselves happens in its thread."""
+
+    def __init__(self, request: TuningRequest, study: Study, say: Say, train: RunTrial, clock: Clock) -> None:
+        self._request, self._study, self._say, self._train = request, study, say, train
+        self._clock = clock
+        self._running: dict[str, _Trial] = {}
+        self._ended: list[TrialReport] = []
+        self._inbox: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
+        self._policy = leased_las(inf)  # equal service; GPUs are kept until a trial ends
+        self._memory: Any = None
+        self._rng = np.random.default_rng(request.seed)
+        self._signatures: dict[str, int] = {}
+        self._outlooks: list[Mapping[str, float]] = []
+        self._begun = clock.now()
+        self._nodes = tuple(Node(name, slots, 0.0, gpus=slots) for name, slots in request.placement.items())
+        compared = rungs(request.least_epochs, request.epochs, request.factor) if request.epochs else ()
+        self._rungs = compared if request.pruner == "halving" else ()
+
+    def run(self) -> TuningReport:
+        """Run all trials that are left."""
+        for trial in self._study.unfinished():
+            self._enter(trial, resumes=True)
+        state, reason = "finished", "all trials have ended"
+        try:
+            while self._step():
+                pass
+            if self._given_up:
+                state, reason = "failed", f"{SAME_FAILURES} trials failed alike: {self._given_up}"
+        except KeyboardInterrupt:
+            self._say("interrupted: the trials that run save and leave")
+            state, reason = "stopped", "interrupted"
+            self._leave()
+        except BaseException:
+            self._leave()
+            raise
+        return self._report(state, reason)
+
+    def _step(self) -> bool:
+        """Hand GPUs out, take in what trials say; tell whether there is more to do."""
+        self._fill()
+        if not self._running:
+            return False
+        self._share()
+        try:
+            self._take(self._inbox.get(timeout=_PAUSE))
+            while True:
+                self._take(self._inbox.get_nowait())
+        except queue.Empty:
+            pass
+        if self._given_up:
+            self._leave()
+            return False
+        return True
+
+    @property
+    def _given_up(self) -> str:
+        return next((line for line, times in self._signatures.items() if times >= SAME_FAILURES), "")
+
+    # --- who runs, and where ------------------------------------------------------------------------------
+
+    def _fill(self) -> None:
+        """Begin as many trials as there is room for."""
+        room = sum(node.gpus for node in self._nodes) // self._request.gpus
+        while len(self._running) < room and self._study.begun() < self._request.trials:
+            self._enter(self._study.ask(), resumes=False)
+
+    def _enter(self, trial: Any, *, resumes: bool) -> None:
+        request, now = self._request, self._clock.now()
+        parameters = self._study.arguments(trial)
+        run = f"trial-{trial.number:03d}"
+        app = App(run, trial.number, now, request.gpus, request.gpus, request.most_gpus)
+        one = self._running[run] = _Trial(trial, app, run, parameters, resumes)
+        if resumes and (told := self._study.values(trial)):
+            one.epochs, one.value = told[-1]
+        shown = (f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in parameters.items())
+        self._say(f"{run}: {'goes on, ' if resumes else ''}{', '.join(shown)}")
+
+    def _share(self) -> None:
+        """Let the policy hand out free GPUs: equal service to all trials."""
+        now = self._clock.now()
+        for one in self._running.values():
+            one.app.remaining = self._left(one)
+        apps = tuple(sorted((one.app for one in self._running.values()), key=lambda app: app.number))
+        capacity = Capacity(0, self._nodes, at=now)
+        decision = self._policy.decide(View(now, apps, capacity), self._memory, self._rng)
+        self._memory = decision.memory
+        for run, grant in decision.grants.items():
+            one = self._running[run]
+            if gpus_of(grant.placement) < one.app.min_gpus:
+                continue
+            if set(grant.placement) != set(one.app.held):
+                self._place(one, grant.placement)
+            elif one.handle is not None and one.handle.nodes.slots < gpus_of(one.app.held):
+                one.names.clear()  # its processes are gone, the node is not
+                self._place(one, grant.placement)
+
+    def _place(self, one: _Trial, placement: Placement) -> None:
+        """Give a trial these GPUs. A run never uses a name twice, so a node that comes back has another one."""
+        before = dict(one.app.held)
+        one.app.held = placement
+        for node in list(one.names):
+            if node not in dict(placement):
+                del one.names[node]
+        wanted = {}
+        for node, slots in placement:
+            if node not in one.names or before.get(node) != slots:
+                one.turns += 1
+                one.names[node] = f"{node}.{one.turns}"
+            wanted[one.names[node]] = slots
+        if one.handle is None:
+            one.begun = self._clock.now()
+            one.handle = Handle(wanted, self._request.most_gpus, self._request.gpus)
+            one.thread = threading.Thread(
+                target=partial(self._work, one), name=f"ebbflow-{one.run}", daemon=True
+            )
+            one.thread.start()
+        else:
+            one.handle.nodes.become(wanted)
+
+    def _work(self, one: _Trial) -> None:
+        """Train a trial, in its own thread."""
+        assert one.handle is not None
+        arguments = self._request.arguments + as_arguments(one.parameters)
+        try:
+            request = self._request.trial(one.run, arguments)
+            resumes = one.resumes and request.recorded
+            report = self._train(
+                request, _Reporter(self._inbox, one.run, self._request.metric), one.handle, resumes
+            )
+            self._inbox.put(("ended", one.run, report, None))
+        except Exception as error:
+            self._inbox.put(("ended", one.run, None, error))
+
+    # --- what trials say ----------------------------------------------------------------------------------
+
+    def _take(self, said: tuple[Any, ...]) -> None:
+        one = self._running.get(said[1])
+        if one is None:
+            return
+        if said[0] == "metric":
+            self._metric(one, said[2], said[3])
+        else:
+            self._end(one, said[2], said[3])
+
+    def _metric(self, one: _Trial, epoch: int, value: float) -> None:
+        if one.pruned or epoch <= one.epochs:
+            return  # an epoch that was told before a restart
+        one.epochs = epoch
+        if isfinite(value):
+            one.value = value
+        if not isfinite(value) or self._study.report(one.trial, epoch, value):
+            one.pruned = True
+            self._say(f"{one.run}: stopped after epoch {epoch}, {self._request.metric} {value:.4g}")
+            assert one.handle is not None
+            one.handle.stop()
+        self._note_outlook()
+
+    def _end(self, one: _Trial, report: TrainingReport | None, error: Exception | None) -> None:
+        del self._running[one.run]
+        state, reason = self._outcome(one, report, error)
+        if state != "stopped":
+            self._study.tell(one.trial, one.value, state)
+        spent = report.gpu_seconds if report else 0.0
+        took = self._clock.now() - one.begun if one.begun else 0.0
+        steps = report.steps if report else 0
+        self._ended.append(
+            TrialReport(
+                one.trial.number,
+                one.run,
+                one.parameters,
+                state,
+                one.value,
+                one.epochs,
+                steps,
+                took,
+                spent,
+                reason,
+            )
+        )
+        if state == "complete":
+            self._say(f"{one.run}: {self._request.metric} {one.value:.4g} after {one.epochs} epochs")
+        elif state == "failed":
+            self._say(f"{one.run}: failed: {reason}")
+
+    def _outcome(
+        self, one: _Trial, report: TrainingReport | None, error: Exception | None
+    ) -> tuple[TrialEnd, str]:
+        if report is None or report.state == "failed":
+            reason = str(error) if report is None else report.reason
+            failure = report.failure if report else None
+            mark = failure.line if failure and failure.failure_class in ("user", "data") else ""
+            if mark or report is None:
+                self._signatures[mark or reason] = self._signatures.get(mark or reason, 0) + 1
+            return "failed", reason
+        if one.pruned:
+            return "pruned", f"no prospects after epoch {one.epochs}"
+        if report.state == "stopped":
+            return "stopped", report.reason
+        if one.value is None:
+            line = (
+                f"the script never reported {self._request.metric} (run.report({self._request.metric}=...))"
+            )
+            self._signatures[line] = self._signatures.get(line, 0) + 1
+            return "failed", line
+        return "complete", ""
+
+    def _leave(self) -> None:
+        """Let all trials that run save and leave, and wait for them."""
+        for one in list(self._running.values()):
+            if one.handle is None:
+                del self._running[one.run]
+            else:
+                one.handle.stop()
+        end = self._clock.now() + 2 * self._request.grace + 60.0
+        while self._running and self._clock.now() < end:
+            try:
+                said = self._inbox.get(timeout=_PAUSE)
+            except queue.Empty:
+                continue
+            if said[0] == "ended" and (one := self._running.get(said[1])) is not None:
+                self._end(one, said[2], said[3])
+
+    # --- what is left -------------------------------------------------------------------------------------
+
+    def _left(self, one: _Trial) -> float:
+        """Return the epochs that a trial is expected to live yet."""
+        if self._request.epochs is None:
+            return _UNKNOWN_EPOCHS
+        done = min(one.epochs, self._request.epochs)
+        return epochs_left(done, self._request.epochs, self._rungs, self._request.factor)
+
+    def _note_outlook(self) -> None:
+        """Write down the work left, as a scheduler of several searches would ask for it."""
+        if self._request.epochs is None or not self._running:
+            return
+        now = self._clock.now()
+        states = []
+        for one in self._running.values():
+            used = (now - one.begun) * max(gpus_of(one.app.held), 1)
+            seconds = used / one.epochs if one.epochs else inf
+            states.append(TrialState(one.epochs, self._left(one), seconds, self._request.epochs - one.epochs))
+        spent = sum(trial.gpu_seconds for trial in self._ended)
+        app = outlook(states, self._request.most_gpus, spent)
+        gpus = np.array([sum(node.gpus for node in self._nodes)])
+        seconds = float(app.remaining(gpus, Level.SLOT)[0])
+        self._outlooks.append(
+            {"at": now - self._begun, "work": sum(j.work for j in app.jobs), "seconds": seconds}
+        )
+
+    def _report(self, state: Any, reason: str) -> TuningReport:
+        known = {trial.number: trial for trial in self._ended}
+        names = {"COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "failed"}
+        trials = []
+        for frozen in self._study.trials():
+            if frozen.number in known:
+                trials.append(known[frozen.number])
+            elif frozen.state.name in names:
+                last = max(frozen.intermediate_values, default=0)
+                value = frozen.intermediate_values.get(last, frozen.value)
+                run = f"trial-{frozen.number:03d}"
+                trials.append(
+                    TrialReport(frozen.number, run, frozen.params, names[frozen.state.name], value, last)  # type: ignore[arg-type]
+                )
+        complete = [trial for trial in trials if trial.state == "complete" and trial.value is not None]
+        sign = 1 if self._request.maximise else -1
+        best = max(complete, key=lambda trial: sign * float(trial.value or 0.0), default=None)
+        return TuningReport(
+            self._request.id,
+            self._request.search_folder,
+            self._request.metric,
+            self._request.maximise,
+            state,
+            reason,
+            self._begun,
+            self._clock.now() - self._begun,
+            tuple(trials),
+            best,
+            sum(trial.gpu_seconds for trial in self._ended),
+            tuple(self._outlooks),
+        )
+
+
+class _Reporter(Silent):
+    """Puts a trial's metric into the search's inbox."""
+
+    def __init__(self, inbox: "queue.SimpleQueue[tuple[Any, ...]]", run: str, metric: str) -> None:
+        self._inbox, self._run, self._metric = inbox, run, metric
+        self._reports = 0
+
+    def metrics(self, step: int, epoch: int, values: Mapping[str, float]) -> None:
+        if self._metric in values:
+            self._reports = max(self._reports + 1, epoch + 1)
+            self._inbox.put(("metric", self._run, self._reports, float(values[self._metric])))

@@ -1,0 +1,324 @@
+"""Runs on a launcher without processes: what follows each end, and what the report says of it."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from training_fakes import Act, FakeSite, ScriptedClock, failed
+
+from ebbflow.infra.errors import TrainingError
+from ebbflow.planners.errors import OptionError
+from ebbflow.tasks.report import ReportError
+from ebbflow.tasks.training import Handle, run_training
+from ebbflow.tasks.training_book import Silent
+from ebbflow.tasks.training_page import training_html
+from ebbflow.tasks.training_report import EventReport, TrainingReport
+from ebbflow.tasks.training_request import TrainingRequest
+
+OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
+ECC = "RuntimeError: CUDA error: uncorrectable ECC error encountered"
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> str:
+    path = tmp_path / "train.py"
+    path.write_text("print('never run here')\n")
+    return str(path)
+
+
+def run(script: str, *acts: Act, handle: Handle | None = None, resume: bool = False, **options: Any) -> Any:
+    """Return the report and the trainer."""
+    options = {"canary": "never", "nodes": "local:3x2", "id": "r", **options}
+    request = TrainingRequest(script, folder=str(Path(script).parent / "runs"), **options)
+    site = FakeSite(*acts)
+    report = run_training(request, site=site, clock=site.clock, handle=handle, resume=resume)
+    assert site.made.closed
+    return report, site
+
+
+def test_a_run_that_goes_well(script: str) -> None:
+    report, site = run(script, Act(metrics={"accuracy": 0.9}), price=3.6)
+    assert (report.state, report.steps, report.lost_steps, report.checkpoints) == ("finished", 10, 0, 1)
+    assert report.final_metrics == {"accuracy": 0.9}
+    assert site.made.launches[0][0] == {"node-1": 2, "node-2": 2, "node-3": 2}
+    assert report.gpu_seconds == pytest.approx(12.0)
+    assert report.dollars == pytest.approx(12 / 3600 * 3.6)
+    assert report.mean("goodput") == 80.0
+    assert len(report.generations) == 1
+    kept = TrainingReport.from_json((Path(report.folder) / "report.json").read_text())
+    assert kept == report
+
+
+def test_a_lost_node_costs_the_steps_since_the_checkpoint(script: str) -> None:
+    report, site = run(script, Act("lost", steps=10, saves=7, gone=("node-2",)), Act())
+    assert [launch[0] for launch in site.made.launches] == [
+        {"node-1": 2, "node-2": 2, "node-3": 2},
+        {"node-1": 2, "node-3": 2},
+    ]
+    first, second = report.generations
+    assert (first.lost_steps, report.lost_steps, second.lost_steps) == (3, 3, 0)
+    assert first.failure is not None
+    assert (first.failure.reason, first.failure.failure_class) == ("node-lost", "scheduler")
+    assert second.gap_seconds is not None
+    assert report.steps == 17
+
+
+def test_a_notice_is_no_failure_of_the_node(script: str) -> None:
+    report, _ = run(script, Act("stopped", gone=("node-2",), noticed=("node-2",)), Act())
+    failure = report.generations[0].failure
+    assert failure is not None
+    assert failure.reason == "spot-revocation"
+    assert report.lost_steps == 0
+
+
+def test_losses_never_count(script: str) -> None:
+    acts = [Act("lost", gone=(f"node-{n}",)) for n in range(1, 12)]
+    report, site = run(script, *acts, Act(), nodes="local:12x1")
+    assert report.state == "finished"
+    assert len(site.made.launches) == 12
+    assert set(site.made.delays) == {0.0}
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"), [("TypeError: no", "semantic-error"), ("FileNotFoundError: x", "incorrect-inputs")]
+)
+def test_errors_of_program_and_data_run_once(script: str, text: str, reason: str) -> None:
+    report, site = run(script, failed(text))
+    assert report.state == "failed"
+    assert report.failure is not None
+    assert report.failure.reason == reason
+    assert text in report.reason
+    assert len(site.made.launches) == 1
+
+
+def test_out_of_memory_goes_on_with_half_the_examples_a_pass(script: str) -> None:
+    report, site = run(script, failed(OOM, batch=96), Act())
+    assert report.state == "finished"
+    assert [launch[1].max_local for launch in site.made.launches] == [None, 8]  # 96 over six GPUs, halved
+
+
+def test_out_of_memory_twice_is_the_end(script: str) -> None:
+    report, site = run(script, failed(OOM, saves=0), failed(OOM, saves=0))
+    assert report.state == "failed"
+    assert len(site.made.launches) == 2
+
+
+def test_a_broken_gpu_is_replaced_after_a_while(script: str) -> None:
+    report, site = run(script, failed(ECC, node="node-2", saves=0), Act(), back_off=10.0)
+    assert report.state == "finished"
+    assert site.made.launches[1][0] == {"node-1": 2, "node-3": 2, "node-4": 2}
+    assert 8 <= site.made.delays[0] <= 12
+    assert "not on node-2" in report.generations[0].decision
+
+
+def test_a_crash_is_tried_once_on_other_nodes(script: str) -> None:
+    crash = failed("", code=-11, saves=0)
+    report, site = run(script, crash, crash, nodes="local:2x1")
+    assert report.state == "failed"
+    assert [set(launch[0]) for launch in site.made.launches] == [{"node-1", "node-2"}, {"node-3", "node-4"}]
+
+
+def test_survivors_hide_no_cause(script: str) -> None:
+    cause = failed("KeyError: 'label'", node="node-2", rank=1).failures[0]
+    survivor = failed("", node="node-1", code=75).failures[0]
+    report, _ = run(script, Act("failed", failures=(survivor, cause)))
+    assert report.failure is not None
+    assert (report.failure.reason, report.failure.node) == ("traceback", "node-2")
+
+
+def test_blind_retries(script: str) -> None:
+    report, site = run(script, *[failed("SyntaxError: no", saves=0)] * 4, retries="blind")
+    assert report.state == "failed"
+    assert len(site.made.launches) == 4
+
+
+def test_a_hang_is_blamed_on_who_stood_still(script: str) -> None:
+    hang = Act("hung", suspects=("node-3",), saves=0)
+    report, site = run(script, hang, Act(), back_off=0.0)
+    assert report.state == "finished"
+    assert site.made.launches[1][0] == {"node-1": 2, "node-2": 2}  # at once with what is ready,
+    assert site.made.then == [{"node-1": 2, "node-2": 2, "node-4": 2}]  # and with all when the new one is
+    assert report.generations[0].failure.reason == "collective-timeout"
+
+
+def test_a_script_without_elastic_run(script: str) -> None:
+    report, _ = run(script, Act("silent", steps=0, saves=0))
+    assert report.state == "failed"
+    assert "with ElasticRun.start() as run" in report.reason
+
+
+def test_too_few_nodes_wait_and_a_new_one_ends_the_wait(script: str) -> None:
+    lost = Act("lost", gone=("node-1",))
+    report, site = run(script, lost, Act(), nodes="local:1x2", min_gpus=2, at=("0s:add:1",))
+    assert report.state == "finished"
+    # node-2 came while the first generation ran or while the run waited, whichever the fault's thread met
+    assert site.made.launches[-1][0] == {"node-2": 2}
+
+
+def test_others_may_change_the_nodes(script: str) -> None:
+    handle = Handle({"a": 1}, 8)
+
+    class Growing(Silent):
+        def event(self, event: EventReport) -> None:
+            if event.kind == "generation" and event.at == 0:
+                handle.nodes.become({"a": 1, "b": 1})
+
+    request = TrainingRequest(script, folder=str(Path(script).parent), id="g", canary="never")
+    site = FakeSite(Act("stopped", wait=True), Act())
+    report = run_training(request, Growing(), site=site, clock=site.clock, handle=handle)
+    assert report.state == "finished"
+    assert site.made.resizes == [{"a": 1, "b": 1}]
+    assert [g.gpus for g in report.generations] == [1, 2]
+    assert report.generations[0].kind == "stopped"
+
+
+def test_others_may_end_it(script: str) -> None:
+    handle = Handle({"a": 1}, 8)
+    handle.stop()
+    report, _ = run(script, Act("stopped", wait=True), handle=handle)
+    assert report.state == "stopped"
+
+
+def test_an_interrupt_saves_and_leaves(script: str) -> None:
+    class Hasty(FakeSite):
+        def trainer(self, *arguments: Any) -> Any:
+            made = super().trainer(*arguments)
+            wait, self.waits = made.wait, 0
+
+            def interrupted(timeout: float) -> Any:
+                self.waits += 1
+                if self.waits == 1:
+                    raise KeyboardInterrupt
+                return wait(timeout)
+
+            made.wait = interrupted  # type: ignore[method-assign]
+            return made
+
+    site = Hasty(Act("stopped", wait=True))
+    request = TrainingRequest(script, folder=str(Path(script).parent), id="i", canary="never")
+    report = run_training(request, site=site, clock=site.clock)
+    assert report.state == "stopped"
+    assert report.steps == 10
+
+
+# --- the canary -------------------------------------------------------------------------------------------
+
+
+def test_a_trial_on_two_nodes_then_the_whole_gang(script: str) -> None:
+    report, site = run(script, Act(steps=20), Act(), canary="auto")
+    assert site.made.launches[0][0] == {"node-1": 1, "node-2": 1}
+    assert [launch[1].canary_steps for launch in site.made.launches] == [20, 0]
+    assert sum(site.made.launches[1][0].values()) == 6
+    assert report.generations[0].kind == "canary"
+
+
+def test_an_error_of_the_program_never_meets_the_gang(script: str) -> None:
+    report, site = run(script, failed("ImportError: no", steps=0), canary="always")
+    assert report.state == "failed"
+    assert report.reason.startswith("canary: import-error")
+    assert len(site.made.launches) == 1
+
+
+def test_a_trial_that_meets_a_broken_node_is_repeated_and_then_let_through(script: str) -> None:
+    broken = failed(ECC, node="node-1", steps=0)
+    report, site = run(script, broken, broken, Act(), canary="always")
+    assert report.state == "finished"
+    assert [sum(launch[0].values()) for launch in site.made.launches] == [2, 2, 6]
+    assert set(site.made.launches[0][0]).isdisjoint(site.made.launches[1][0])
+
+
+def test_a_node_lost_during_the_trial(script: str) -> None:
+    lost = Act("lost", gone=("node-1",), steps=3)
+    report, site = run(script, lost, Act(steps=20), Act(), canary="always")
+    assert report.state == "finished"
+    assert site.made.launches[1][0] == {"node-2": 1, "node-3": 1}
+    assert site.made.launches[1][1].canary_steps == 20
+
+
+def test_no_trial_where_it_would_be_the_whole_run_or_one_resumes(script: str) -> None:
+    _, site = run(script, Act(), canary="auto", nodes="local:1x1")
+    assert site.made.launches[0][1].canary_steps == 0
+    _, site = run(script, Act(), canary="auto", resume=True)
+    assert site.made.launches[0][1].canary_steps == 0
+
+
+# --- ids, requests, reports -------------------------------------------------------------------------------
+
+
+def test_an_id_is_used_once(script: str) -> None:
+    run(script, Act())
+    with pytest.raises(OptionError, match="--resume r"):
+        run(script, Act())
+
+
+def test_a_recorded_request_comes_back(script: str) -> None:
+    run(script, Act(), arguments=("--lr", "0.1"), min_gpus=2, at=("1s:add:1",))
+    folder = str(Path(script).parent / "runs")
+    found = TrainingRequest.load(folder, "r", {"price": 2.0})
+    assert (found.arguments, found.min_gpus, found.price, found.at) == (("--lr", "0.1"), 2, 2.0, ())
+    with pytest.raises(TrainingError, match="no run 'other'"):
+        TrainingRequest.load(folder, "other")
+    (Path(folder) / "r" / "request.json").write_text("{")
+    with pytest.raises(TrainingError, match="damaged"):
+        TrainingRequest.load(folder, "r")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"nodes": "local:0"}, "local:NODESxSLOTS"),
+        ({"nodes": "spark://x"}, "local:NODESxSLOTS"),
+        ({"min_gpus": 0}, "min_gpus"),
+        ({"min_gpus": 4}, "have 1 GPUs"),
+        ({"min_gpus": 1, "max_gpus": 0}, "max_gpus"),
+        ({"id": "../x"}, "letters"),
+        ({"price": -1.0}, "price"),
+        ({"grace": 0.0}, "grace"),
+        ({"keep": 0}, "keep"),
+        ({"at": ("20s:burn:node-1",)}, "20s:kill:node-2"),
+        ({"canary": "maybe"}, "canary"),
+        ({"retries": "never"}, "retries"),
+        ({"folder": " "}, "folder"),
+    ],
+)
+def test_bad_requests(script: str, options: Mapping[str, Any], words: str) -> None:
+    with pytest.raises(OptionError, match=words):
+        TrainingRequest(script, **options)
+
+
+def test_no_script() -> None:
+    with pytest.raises(OptionError, match=r"there is none at 'gone\.py'"):
+        TrainingRequest("gone.py")
+
+
+def test_reports_of_other_formats_are_refused(script: str) -> None:
+    report, _ = run(script, Act())
+    data = json.loads(report.to_json())
+    assert data["format"] == 1
+    assert data["mean_goodput"] == 80.0
+    with pytest.raises(ReportError, match="format 1"):
+        TrainingReport.from_json(json.dumps(data | {"format": 2}))
+    with pytest.raises(ReportError, match="damaged"):
+        TrainingReport.from_json(json.dumps(data | {"steps": "many"}))
+    with pytest.raises(ReportError, match="not a report"):
+        TrainingReport.from_json("<html>")
+
+
+def test_the_page_shows_everything_and_escapes_it(script: str) -> None:
+    report, _ = run(
+        script, Act("lost", gone=("node-2",)), failed("ValueError: <b>bad</b>"), price=1.0, title="<i>mine</i>"
+    )
+    page = training_html(report)
+    assert "<b>bad</b>" not in page
+    assert "&lt;b&gt;bad&lt;/b&gt;" in page
+    assert "&lt;i&gt;mine&lt;/i&gt;" in page
+    for words in ("node-lost", "Generations", "goodput", "$0.00", "Why it failed"):
+        assert words in page
+    assert "<script" not in page
+
+
+def test_the_clock_of_these_tests_stands_still() -> None:
+    clock = ScriptedClock()
+    assert clock.now() == clock.now()

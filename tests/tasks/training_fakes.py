@@ -1,0 +1,207 @@
+"""A launcher that runs no processes: generations go as a test says, and the supervisor decides for real."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ebbflow.infra.clock import SystemClock
+from ebbflow.infra.protocols import (
+    Continue,
+    Decide,
+    GenerationEnd,
+    Halt,
+    RankFailure,
+    TrainingEvent,
+    TrainingJob,
+    TrainingStatus,
+)
+from ebbflow.infra.training.channel import Report, RunSettings
+from ebbflow.tasks.training_request import TrainingRequest
+
+TRACEBACK = 'Traceback (most recent call last):\n  File "/job/train.py", line 3, in main\n'
+
+
+@dataclass(frozen=True)
+class Act:
+    """How one generation goes: ``steps`` steps, a checkpoint after ``saves`` of them, then ``kind``."""
+
+    kind: Any = "finished"
+    steps: int = 10
+    saves: int = 10
+    gone: tuple[str, ...] = ()  # nodes
+    noticed: tuple[str, ...] = ()  # of these, before
+    failures: tuple[RankFailure, ...] = ()
+    suspects: tuple[str, ...] = ()
+    seconds: float = 2.0
+    batch: int = 64
+    wait: bool = False  # runs until somebody asks for something
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+def failed(text: str, *, node: str = "node-1", code: int | None = 1, rank: int = 0, **act: Any) -> Act:
+    """Return a generation that ends with an error of one rank."""
+    failure = RankFailure(rank, node, code, "", TRACEBACK + text, "", 0.0)
+    return Act("failed", failures=(failure,), **act)
+
+
+class ScriptedClock(SystemClock):
+    """Seconds pass only where a test says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.time = 1_700_000_000.0
+
+    def now(self) -> float:
+        return self.time
+
+
+class FakeTrainer:
+    """Implements ``Trainer``: one generation at each ``wait``."""
+
+    def __init__(self, acts: Sequence[Act], decide: Decide, hear: Callable[[Report], None], clock: Any) -> None:
+        self._acts, self._decide, self._hear, self._clock = list(acts), decide, hear, clock
+        self._events: list[TrainingEvent] = []
+        self._step = self._saved = 0
+        self.launches: list[tuple[dict[str, int], RunSettings]] = []
+        self.resizes: list[dict[str, int]] = []
+        self.delays: list[float] = []
+        self.closed = self.stopped = False
+        self._status = TrainingStatus("starting", 0, {}, -1)
+        self._target: dict[str, int] | None = None
+        self.then: list[dict[str, int] | None] = []
+
+    def launch(self, job: TrainingJob, placement: Mapping[str, int]) -> None:
+        self.job = job
+        self._settings = job.settings or RunSettings()
+        self._begin(dict(placement))
+
+    def resume(self, folder: str, placement: Mapping[str, int]) -> None:
+        self._step = self._saved = 100
+        self._settings = RunSettings()
+        self._begin(dict(placement))
+
+    def _begin(self, placement: dict[str, int]) -> None:
+        self.launches.append((placement, self._settings))
+        self._status = replace(
+            self._status, state="running", generation=self._status.generation + 1, placement=placement
+        )
+        self._note("generation", placement=placement)
+
+    def wait(self, timeout: float) -> TrainingStatus:
+        if self._status.state == "waiting":
+            if self._target is not None:
+                placement, self._target = self._target, None
+                self._begin(placement)
+            return self._status
+        if self._status.state != "running":
+            return self._status
+        act = self._acts[0]
+        if act.wait and self._target is None and not self.stopped:
+            return self._status
+        self._acts.pop(0)
+        self._follow(self._play(act))
+        return self._status
+
+    def _play(self, act: Act) -> GenerationEnd:
+        placement, number = dict(self._status.placement), self._status.generation
+        started, first = self._clock.now(), self._saved if number > 1 else self._step
+        gpus, self._step = sum(placement.values()), first
+        content = {"world": gpus, "nodes": len(placement), "restored": first if number > 1 else None}
+        self._say("started", content)
+        canary = self._settings.canary_steps
+        for n in range(min(act.steps, canary) if canary else act.steps):
+            self._step += 1
+            self._clock.time += act.seconds / max(act.steps, 1)
+            figures = {"batch": act.batch, "passes": 1, "gpus": gpus, "nodes": len(placement), "loss": 1.0 / (n + 1)}
+            self._say("step", figures | {"throughput": 100.0, "goodput": 80.0, "noise_scale": 5.0, "epoch": 0})
+        for name, value in act.metrics.items():
+            self._say("metrics", {"metrics": {name: value}, "epoch": 0})
+        if act.saves and not canary:
+            self._saved = first + act.saves
+            self._say("checkpoint", {"reason": "periodic", "stalled": 0.01})
+        for node in act.noticed:
+            self._note("node-notice", node=node, deadline=0.0)
+        for node in act.gone:
+            if node not in act.noticed:
+                self._note("node-lost", node=node, how="killed")
+        return GenerationEnd(
+            number, "canary" if canary and act.kind == "finished" else act.kind, f"{act.kind} for a test", placement,
+            {n: s for n, s in placement.items() if n not in act.gone}, act.failures, act.suspects, started,
+            self._clock.now(), first, self._step, self._saved if act.saves and not canary else -1,
+        )  # fmt: skip
+
+    def _follow(self, end: GenerationEnd) -> None:
+        self._status = replace(self._status, end=end, step=self._step)
+        if end.kind == "finished":
+            answer: Continue | Halt = Halt("finished", end.reason)
+        elif self.stopped:
+            answer = Halt("stopped", end.reason)
+        elif self._target is not None and end.kind == "stopped":
+            answer, self._target = Continue(self._target, "resize"), None
+        else:
+            answer = self._decide(end)
+        if isinstance(answer, Halt):
+            self._status = replace(self._status, state=answer.state, reason=answer.reason)
+            self._note("waiting" if answer.state == "waiting" else "ended", reason=answer.reason)
+            return
+        self.delays.append(answer.delay)
+        self._clock.time += answer.delay
+        self._settings = answer.settings or self._settings
+        self.then.append(dict(answer.then) if answer.then is not None else None)
+        self._begin(dict(answer.placement))
+
+    def _say(self, kind: Any, content: dict[str, Any]) -> None:
+        self._hear(Report(kind, 0, self._clock.now(), self._step, content))
+
+    def _note(self, kind: str, **content: Any) -> None:
+        number = len(self._events) + 1
+        self._events.append(TrainingEvent(number, self._clock.now(), kind, self._status.generation, content))
+
+    def resize(self, placement: Mapping[str, int]) -> None:
+        self.resizes.append(dict(placement))
+        self._target = dict(placement)
+
+    def stop(self, deadline: float | None = None) -> None:
+        self.stopped = True
+
+    def status(self) -> TrainingStatus:
+        return self._status
+
+    def events(self, after: int = 0) -> Sequence[TrainingEvent]:
+        return self._events[after:]
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class FakeSite:
+    """Where a ``FakeTrainer`` runs; remembers what happened to its nodes."""
+
+    def __init__(self, *acts: Act, clock: ScriptedClock | None = None) -> None:
+        self.acts, self.clock = acts, clock or ScriptedClock()
+        self.told: list[tuple[str, str]] = []
+        self.made: FakeTrainer
+
+    @property
+    def nodes(self) -> "FakeSite":
+        return self
+
+    def trainer(self, request: TrainingRequest, decide: Decide, hear: Callable[[Report], None]) -> FakeTrainer:
+        self.made = FakeTrainer(self.acts, decide, hear, self.clock)
+        return self.made
+
+    def go_on(self, trainer: Any, folder: str, placement: Mapping[str, int]) -> None:
+        trainer.resume(folder, placement)
+
+    def kill(self, name: str) -> None:
+        self.told.append(("kill", name))
+
+    def notice(self, name: str, seconds: float) -> float:
+        self.told.append(("notice", name))
+        return seconds
+
+    def freeze(self, name: str) -> None:
+        self.told.append(("freeze", name))
+
+    def thaw(self, name: str) -> None:
+        self.told.append(("thaw", name))
