@@ -196,12 +196,17 @@ class _PrefectListener(Silent):
         self._run_id = str(flow_run.id)
         self._lock = threading.Lock()
         self._published = -PUBLISH_EVERY
-        self._events: list[EventReport] = []
-        self._capacity = [(0.0, 0)]
+        self._latest: PointReport | None = None
 
     def point(self, point: PointReport) -> None:
         with self._lock:
-            if point.at - self._published < PUBLISH_EVERY:
+            self._latest = point
+
+    def tick(self) -> None:
+        """Publish the latest figures: from here, since an artifact belongs to the task run of its thread."""
+        with self._lock:
+            point = self._latest
+            if point is None or point.at - self._published < PUBLISH_EVERY:
                 return
             self._published = point.at
         create_table_artifact(

@@ -14,6 +14,7 @@ from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.protocols import Decide, Trainer, TrainingJob, TrainingStatus
 from ebbflow.infra.training.channel import Report, RunSettings
 from ebbflow.planners.errors import OptionError
+from ebbflow.planners.recovery import hazard
 from ebbflow.planners.training.canary import CanaryPlan, GateQuestion, plan, should_gate
 from ebbflow.planners.training.retries import BlindRetry, Retries, RetryPolicy
 from ebbflow.tasks.report import write_text
@@ -106,7 +107,7 @@ def settings_of(request: TrainingRequest) -> RunSettings:
         grace=request.grace,
         checkpoint_every=request.checkpoint_every,
         keep=request.keep,
-        hazard=request.hazard or 0.0,
+        hazard=hazard(0, 0.0) if request.hazard is None else request.hazard,
         adaptive=request.adaptive,
         collective_timeout=request.collective_timeout,
     )
@@ -166,7 +167,8 @@ def run_training(
     if not resume:
         _fresh(request)
     request.save()
-    book = Book(request, clock, listener or Silent())
+    listener = listener or Silent()
+    book = Book(request, clock, listener)
     handle = handle or Handle(request.placement, request.most_gpus, request.min_gpus)
     nodes = handle.nodes
     canary, why = canary_of(request, resume)
@@ -179,6 +181,7 @@ def run_training(
         book,
         np.random.default_rng(seed),
         clock,
+        learns=request.hazard is None,
     )
     if canary is not None:
         book.say("canary", f"a trial of {canary.steps} steps on {canary.ranks} GPUs first: {why}")
@@ -187,7 +190,7 @@ def run_training(
     supervisor.told = trainer.events
     try:
         placement, settings = supervisor.begin()
-        driver = _Driver(request, trainer, handle, supervisor, book, clock, canary)
+        driver = _Driver(trainer, handle, supervisor, book, canary, listener)
         faults = FaultSchedule(
             request.faults,
             site.nodes,
@@ -203,6 +206,8 @@ def run_training(
                 TrainingJob(request.id, request.script, request.arguments, request.run_folder, settings),
                 placement,
             )
+        used = sum(placement.values())
+        book.capacity(max(nodes.slots, used), used)
         try:
             status = driver.drive(faults)
         finally:
@@ -219,17 +224,15 @@ class _Driver:
 
     def __init__(
         self,
-        request: TrainingRequest,
         trainer: Trainer,
         handle: Handle,
         supervisor: Supervisor,
         book: Book,
-        clock: Clock,
         canary: CanaryPlan | None,
+        listener: TrainingListener,
     ) -> None:
-        self._request, self._trainer, self._handle, self._nodes = request, trainer, handle, handle.nodes
-        self._supervisor, self._book, self._clock = supervisor, book, clock
-        self._canary = canary
+        self._trainer, self._handle, self._nodes = trainer, handle, handle.nodes
+        self._supervisor, self._book, self._canary, self._listener = supervisor, book, canary, listener
         self._read = 0
         self._interrupts = 0
         self._stopping = False
@@ -278,6 +281,12 @@ class _Driver:
             self._trainer.stop()
         for event in self._trainer.events(self._read):
             self._read = event.number
+            if (
+                event.kind == "started"
+                and not self._supervisor.trying
+                and event.generation > self._supervisor.tried
+            ):
+                faults.begin()
             if event.kind == "generation":
                 self._leaving, self._asked = False, None
             elif event.kind in ("node-notice", "node-lost", "stop-requested", "stopped", "hang"):
@@ -293,9 +302,8 @@ class _Driver:
         running = status.state in ("running", "stopping", "starting")
         used = sum(status.placement.values()) if running else 0
         self._book.capacity(max(self._nodes.slots, used), used)
-        if self._book.step >= 0 and not self._supervisor.trying:
-            faults.begin()
         self._reconcile(status)
+        self._listener.tick()
         if self._canary is not None and self._supervisor.trying and self._book.now > self._canary.limit:
             self._supervisor.canary_is_late()
             self._canary = None

@@ -26,11 +26,14 @@ MOST_POINTS = 4000  # of a series; beyond it every other one is dropped
 
 
 class TrainingListener(Protocol):
-    """Hears what happens, in any thread. Every method may do nothing."""
+    """Hears what happens, in any thread, and must not be long about it. Every method may do nothing."""
 
     def point(self, point: PointReport) -> None: ...
     def metrics(self, step: int, epoch: int, values: Mapping[str, float]) -> None: ...
     def event(self, event: EventReport) -> None: ...
+    def tick(self) -> None:
+        """Do what takes longer; called several times a second in the thread that runs the training."""
+        ...
 
 
 class Silent(TrainingListener):
@@ -39,6 +42,7 @@ class Silent(TrainingListener):
     def point(self, point: PointReport) -> None: ...
     def metrics(self, step: int, epoch: int, values: Mapping[str, float]) -> None: ...
     def event(self, event: EventReport) -> None: ...
+    def tick(self) -> None: ...
 
 
 class Fan(Silent):
@@ -58,6 +62,10 @@ class Fan(Silent):
     def event(self, event: EventReport) -> None:
         for listener in self._listeners:
             listener.event(event)
+
+    def tick(self) -> None:
+        for listener in self._listeners:
+            listener.tick()
 
 
 class Book:
@@ -105,16 +113,25 @@ class Book:
             elif report.kind == "checkpoint" and "error" not in content:
                 self._checkpoints += 1
                 self._stall += float(content.get("stalled", 0.0))
-            elif report.kind == "started" and self._resumed is None and not self._generations:
-                self._resumed = report.step if content.get("restored") is not None else -1
+            elif report.kind == "started":
+                self._begun(report.step, content)
             elif report.kind in ("stopped", "finished"):
                 self._moved(at)
+
+    def _begun(self, step: int, content: Mapping[str, Any]) -> None:
+        if self._resumed is None:
+            self._resumed = step if content.get("restored") is not None else -1
+        if "batch" in content:
+            self._split(int(content["batch"]), int(content["passes"]), int(content["world"]))
+
+    def _split(self, batch: int, passes: int, gpus: int) -> None:
+        self.local_batch = -(-batch // max(gpus * passes, 1)) or None
+        self.accumulation = passes - 1
 
     def _point(self, at: float, step: int, content: Mapping[str, Any]) -> None:
         known = {name: content[name] for name in _FIGURES if name in content}
         point = PointReport(at=at, step=step, **{**known, "loss": _finite(known.get("loss"))})
-        self.local_batch = -(-point.batch // max(point.gpus * point.passes, 1)) or None
-        self.accumulation = point.passes - 1
+        self._split(point.batch, point.passes, point.gpus)
         self._moved(at)
         self._skip = (self._skip + 1) % self._every
         if self._skip == 0:
@@ -154,14 +171,13 @@ class Book:
             self._events.append(found)
         self._listener.event(found)
 
-    def ended(self, end: GenerationEnd, failure: FailureReport | None, decision: str) -> None:
-        """Take in the end of a generation and what followed."""
+    def ended(
+        self, end: GenerationEnd, failure: FailureReport | None, decision: str, *, trial: bool = False
+    ) -> None:
+        """Take in the end of a generation, a canary's or the run's own, and what followed."""
         with self._lock:
             placement = tuple(NodeShare(name, slots) for name, slots in end.placement.items())
-            if self._generations and end.first_step >= 0:
-                before = self._generations[-1]
-                lost = max(before.last_step - end.first_step, 0)
-                self._generations[-1] = replace(before, lost_steps=lost)
+            self._lose(end.first_step)
             self._generations.append(
                 GenerationReport(
                     number=end.generation,
@@ -176,9 +192,18 @@ class Book:
                     gap_seconds=None if self._waiting else self._gap,
                     failure=failure,
                     decision=decision,
+                    trial=trial,
                 )
             )
             self._waiting, self._gap = True, None
+
+    def _lose(self, first: int) -> None:
+        """Book the steps that the last generation which made any did in vain; a trial's are none of the run's."""
+        for at in range(len(self._generations) - 1, -1, -1):
+            before = self._generations[at]
+            if first >= 0 and before.first_step >= 0 and not before.trial:
+                self._generations[at] = replace(before, lost_steps=max(before.last_step - first, 0))
+                return
 
     def close(self, end: GenerationEnd) -> None:
         """Take in the last generation where nobody was asked what follows it: it finished, or was stopped."""
@@ -237,7 +262,7 @@ class Book:
                 series=tuple(self._points),
                 metrics=tuple(self._metrics),
                 capacity=tuple(self._capacity),
-                events=tuple(self._events),
+                events=tuple(sorted(self._events, key=lambda event: event.at)),
             )
 
     def _area(self, of: Any) -> float:

@@ -90,6 +90,7 @@ class GenerationReport:
     )
     failure: FailureReport | None = None
     decision: str = ""  # what followed
+    trial: bool = False  # a canary
 
     @property
     def gpus(self) -> int:

@@ -29,6 +29,14 @@ def default_folder() -> str:
     return str(home() / "runs")
 
 
+def slots_of(nodes: str) -> dict[str, int]:
+    """Return the slots of each node that ``local:3x2`` names. Raises ``OptionError``."""
+    found = _NODES.fullmatch(nodes.strip())
+    if found is None:
+        raise OptionError(f"nodes must be local:NODESxSLOTS, such as local:3x2; got {nodes!r}")
+    return {f"node-{n}": int(found[2] or 1) for n in range(1, int(found[1]) + 1)}
+
+
 @dataclass(frozen=True)
 class TrainingRequest:
     """One training. Raises ``OptionError`` for a value that breaks its rule."""
@@ -94,10 +102,7 @@ class TrainingRequest:
     @property
     def placement(self) -> dict[str, int]:
         """Return the slots of each node to begin with."""
-        found = _NODES.fullmatch(self.nodes.strip())
-        if found is None:
-            raise OptionError(f"nodes must be local:NODESxSLOTS, such as local:3x2; got {self.nodes!r}")
-        return {f"node-{n}": int(found[2] or 1) for n in range(1, int(found[1]) + 1)}
+        return slots_of(self.nodes)
 
     @property
     def gpus(self) -> int:

@@ -9,6 +9,7 @@ import numpy as np
 from ebbflow.infra.clock import Clock
 from ebbflow.infra.protocols import Continue, GenerationEnd, Halt, RankFailure, TrainingEvent
 from ebbflow.infra.training.channel import RunSettings
+from ebbflow.planners.recovery import hazard
 from ebbflow.planners.training.canary import CanaryPlan, verdict
 from ebbflow.planners.training.failures import (
     Failure,
@@ -41,6 +42,7 @@ class Supervisor:
         canary: the trial that comes first, if one does.
         book: where ends and decisions are written down.
         rng: for the jitter of delays.
+        learns: whether the settings' hazard follows what happens.
     """
 
     def __init__(
@@ -53,10 +55,13 @@ class Supervisor:
         book: Book,
         rng: np.random.Generator,
         clock: Clock,
+        *,
+        learns: bool = False,
     ) -> None:
         self._nodes, self._table, self._retries = nodes, table, retries
         self._settings, self._canary, self._book = settings, canary, book
         self._rng, self._clock = rng, clock
+        self._learns, self._losses, self._node_seconds = learns, 0, 0.0
         self._history: list[Attempt] = []
         self._shape = Shape()
         self._saved = -1  # newest step that is saved
@@ -64,6 +69,7 @@ class Supervisor:
         self._repeated = False  # the canary
         self._late = threading.Event()  # the canary took too long
 
+        self.tried = 0  # the canary's last generation
         self.told: Callable[[int], Sequence[TrainingEvent]] = lambda _: ()  # the launcher's events
         self._read = 0
 
@@ -98,15 +104,26 @@ class Supervisor:
     def __call__(self, end: GenerationEnd) -> Continue | Halt:
         """Return what follows ``end``."""
         self._take_in(end)
-        failure = self._why(end)
+        failure, trial = self._why(end), self.trying
+        self._learn(end, failure)
         decision = self._decide(end, failure)
         self._saved = max(self._saved, end.saved_step)
-        self._book.ended(end, self._described(failure), decision.reason)
-        if failure is not None and failure.line not in decision.reason:
+        self._book.ended(end, self._described(failure), decision.reason, trial=trial)
+        taken = failure is None or failure.failure_class is FailureClass.SCHEDULER  # which other events say
+        if failure is not None and not taken and failure.line not in decision.reason:
             self._book.say("failure", f"{failure}", node=failure.node)
         if decision.reason:
             self._book.say("decision", decision.reason)
         return decision
+
+    def _learn(self, end: GenerationEnd, failure: Failure | None) -> None:
+        """Let the checkpoints' interval follow the losses seen so far, unless a hazard was stated."""
+        if not self._learns:
+            return
+        self._node_seconds += len(end.placement) * (end.ended - end.started)
+        self._losses += failure is not None and failure.failure_class is FailureClass.SCHEDULER
+        rate = hazard(self._losses, self._node_seconds)
+        self._settings = replace(self._settings, hazard=rate)
 
     def _take_in(self, end: GenerationEnd) -> None:
         for event in self.told(self._read):
@@ -166,6 +183,8 @@ class Supervisor:
             and not self._late.is_set()
         ):
             return self._again(f"{failure.reason} during the trial")
+        if failure is not None and failure.failure_class is FailureClass.RESOURCE:
+            return self._smaller_trial(end, failure)
         steps = max(end.last_step - max(end.first_step, 0), 0)
         if failure is not None and failure.failure_class is FailureClass.SCHEDULER:
             failure = None  # it was we who stopped it
@@ -174,10 +193,20 @@ class Supervisor:
             self._repeated = True
             self._nodes.instead_of(end.suspects or end.placement)
             return self._again(f"canary: {said.reason}")
-        self._canary = None
+        self._canary, self.tried = None, end.generation
         if not said.admitted:
             return Halt("failed", f"canary: {said.reason}")
         return self._go_on(replace(end, left={}), f"canary: {said.outcome}, {said.reason}")
+
+    def _smaller_trial(self, end: GenerationEnd, failure: Failure) -> Continue | Halt:
+        """Try again in another shape where that may help; the whole run keeps it."""
+        self._history.append(self._attempt(end, failure))
+        answer = self._retries.decide(self._history, self._current_shape(), self._rng)
+        if not isinstance(answer, Retry) or answer.shape is None:
+            return Halt("failed", f"canary: {answer.reason}")
+        self._shape = answer.shape
+        self._settings = replace(self._settings, max_local=answer.shape.local_batch)
+        return self._again(f"canary: {answer.reason}")
 
     def _again(self, reason: str) -> Continue | Halt:
         if not self._nodes.slots:
@@ -196,6 +225,8 @@ class Supervisor:
 
     def _events(self, end: GenerationEnd) -> list[FailureEvent]:
         gone = [name for name in end.placement if name not in end.left]
+        if end.kind == "hung" and end.suspects and all(node in gone for node in end.suspects):
+            return [FailureEvent("node-lost", node, end.reason) for node in end.suspects]  # it stood still
         if end.kind == "hung":
             return [FailureEvent("hang", node, end.reason) for node in end.suspects or [""]]
         if end.kind == "unformed":

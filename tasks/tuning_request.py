@@ -14,7 +14,7 @@ from ebbflow.infra.errors import StorageError, TrainingError
 from ebbflow.infra.files import write_atomic
 from ebbflow.infra.filesystems import filesystem, split, translated
 from ebbflow.planners.errors import OptionError
-from ebbflow.tasks.training_request import TrainingRequest, default_folder
+from ebbflow.tasks.training_request import TrainingRequest, default_folder, slots_of
 
 Pruner = Literal["halving", "curve", "none"]
 
@@ -125,9 +125,10 @@ class TuningRequest:
             raise OptionError(f"sampler must be tpe or random; got {self.sampler!r}")
         if self.most_gpus < self.gpus:
             raise OptionError(f"max_gpus must be >= gpus ({self.gpus}); got {self.max_gpus}")
-        whole = self.trial("probe", self.arguments)  # which checks the rest
-        if whole.gpus < self.gpus:
-            raise OptionError(f"nodes {self.nodes} have {whole.gpus} GPUs; a trial needs {self.gpus}")
+        there = sum(slots_of(self.nodes).values())
+        if there < self.gpus:
+            raise OptionError(f"nodes {self.nodes} have {there} GPUs; a trial needs {self.gpus}")
+        self.trial("probe", self.arguments)  # which checks the rest
 
     @property
     def most_gpus(self) -> int:
@@ -142,7 +143,7 @@ class TuningRequest:
     @property
     def placement(self) -> dict[str, int]:
         """Return the slots of each node."""
-        return self.trial("probe", self.arguments).placement
+        return slots_of(self.nodes)
 
     def trial(self, run: str, arguments: tuple[str, ...]) -> TrainingRequest:
         """Return the training of one trial."""

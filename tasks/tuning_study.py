@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Sequence
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -81,8 +82,8 @@ class Study:
     def report(self, trial: Any, epoch: int, value: float) -> bool:
         """Take in the metric after ``epoch`` and tell whether the trial is to be stopped."""
         trial.report(value, epoch)
-        if epoch < self._request.least_epochs:
-            return False
+        if epoch < self._request.least_epochs or epoch >= (self._request.epochs or inf):
+            return False  # too early to tell, or too late to save anything
         if self._request.pruner == "curve" and self._curves is not None:
             return self._curves.hopeless(self.values(trial), self.best_value())
         return bool(trial.should_prune())

@@ -50,8 +50,7 @@ STORE_PREFIX = "store"
 SPARK_EVENTS_PREFIX = "spark-events"
 """Folder of the bucket for the event logs that the history server shows."""
 
-_CLUSTER = re.compile(r"[a-z](?:[a-z0-9]|-(?!-)){1,18}[a-z0-9]")
-_POOL = re.compile(r"[a-z](?:[a-z0-9]|-(?!-)){0,18}[a-z0-9]")
+_FORM = re.compile(r"[a-z](-?[a-z0-9])+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +64,7 @@ class Names:
     cluster: str
 
     def __post_init__(self) -> None:
-        if not _CLUSTER.fullmatch(self.cluster):
+        if not (_FORM.fullmatch(self.cluster) and 3 <= len(self.cluster) <= 20):
             raise OptionError(
                 "cluster must be 3 to 20 lower-case letters, digits and single dashes, beginning with a letter and "
                 f"not ending with a dash; got {self.cluster!r}"
@@ -101,10 +100,10 @@ class Names:
 
     def group(self, pool: str) -> str:
         """Return a pool's Auto Scaling group, which is also its launch template's name. Raises ``OptionError``."""
-        if not _POOL.fullmatch(pool):
+        if not (_FORM.fullmatch(pool) and len(pool) <= 20) or pool in ROLES:
             raise OptionError(
-                "a pool's name must be 2 to 20 lower-case letters, digits and single dashes, beginning with a letter "
-                f"and not ending with a dash; got {pool!r}"
+                "a pool's name must be 2 to 20 lower-case letters, digits and single dashes, beginning with a letter, "
+                f"not ending with a dash, and not the name of a role; got {pool!r}"
             )
         return f"{self.prefix}-{pool}"
 

@@ -28,11 +28,6 @@ class ParameterCache:
 
     def __init__(self) -> None:
         self._entries: dict[Key, Entry] = {}
-        self.hits = 0
-        self.misses = 0
-
-    def __len__(self) -> int:
-        return len(self._entries)
 
     def missing(self, keys: Iterable[Key], version: int) -> list[Key]:
         """Return those of ``keys`` that a task of ``version`` has to fetch."""

@@ -104,8 +104,9 @@ class Pulse:
         socket.set(IDENTITY, self._node.encode())
         socket.connect(endpoint(self._folder, HEART))
         heard = self._clock.now()
-        while not self._clock.wait(self._stop, BEAT):
+        while not self._stop.is_set():
             socket.send(b"", NOBLOCK)
+            self._clock.wait(self._stop, BEAT)
             try:
                 while True:
                     if socket.recv(NOBLOCK) == _GO:

@@ -29,6 +29,7 @@ from ebbflow.infra.errors import ElasticError
 from ebbflow.planners.errors import OptionError
 
 _TICK = 0.02  # seconds between looks at processes and requests
+_STARTING = 60.0  # seconds that workers get to join
 _ENDING = 5.0  # seconds that workers get to end by themselves
 _FAILED_STARTS = 3  # worker processes in a row that end before they join
 _ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
@@ -83,7 +84,7 @@ class ElasticJob:
         self._started = 0
         self._failed_starts = 0
         self._joined: set[str] = set()
-        self._dismissed: dict[str, float] = {}  # since when
+        self._since: dict[str, float] = {}  # when a worker was started, later when it was dismissed
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._requests: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._stop = threading.Event()
@@ -161,6 +162,8 @@ class ElasticJob:
         self._stop.set()
         if self._thread.ident:
             self._thread.join(timeout=30.0)
+        else:
+            self._transport.close()
         self._monitor.close()
         self._context.term()
         shutil.rmtree(self._sockets, ignore_errors=True)
@@ -200,7 +203,11 @@ class ElasticJob:
 
     def _reconcile(self) -> None:
         """Notice who has died or left, and start or dismiss workers until their number is right."""
-        self._joined.update(self._master.nodes)
+        for name in self._master.nodes.keys() - self._joined:
+            self._joined.add(name)
+            self._monitor.expect(
+                name
+            )  # heartbeats count from here on; a start may take long on a busy machine
         for name in self._monitor.silent():
             if name in self._master.nodes:
                 self._lose(name, f"{name} was silent for {self._silence:g} s")
@@ -213,8 +220,8 @@ class ElasticJob:
             else:
                 self._monitor.give_up(name)
                 del self._processes[name]
-                if status:
-                    self._count_failed_start(name, status)
+                if name not in self._joined:
+                    self._count_failed_start(f"{name} ended with status {status}", name)
         members = self._members()
         for _ in range(self._target - len(members)):
             self._spawn()
@@ -225,11 +232,11 @@ class ElasticJob:
                     self._kill(self._processes.pop(name))
 
     def _hurry(self, name: str, process: subprocess.Popen[bytes]) -> None:
-        """Kill a worker that was dismissed long ago, so that it holds nothing."""
-        if name in self._joined and name not in self._master.nodes:
-            since = self._dismissed.setdefault(name, self._clock.now())
-            if self._clock.now() - since > _ENDING:
-                self._kill(process)
+        """Kill a worker that takes too long to join, or to end after it was dismissed; it holds nothing."""
+        if name in self._master.nodes:
+            self._since[name] = self._clock.now()
+        elif self._clock.now() - self._since[name] > (_ENDING if name in self._joined else _STARTING):
+            self._kill(process)
 
     def _lose(self, name: str, reason: str) -> None:
         self._monitor.give_up(name)
@@ -237,16 +244,17 @@ class ElasticJob:
             self._kill(process)
         if not self._replace and self._target > 1:
             self._target -= 1
-        self._failed_starts = 0
+        if self._master.nodes[name].state == "joining":
+            self._count_failed_start(reason, name)
+        else:
+            self._failed_starts = 0
         self._master.receive(Envelope(MASTER, 0, Lost(name, reason)))
 
-    def _count_failed_start(self, name: str, status: int) -> None:
+    def _count_failed_start(self, reason: str, name: str) -> None:
         self._failed_starts += 1
         if self._failed_starts >= _FAILED_STARTS:
             log = processes.tail(self._log(name))
-            raise ElasticError(
-                f"{self._failed_starts} workers ended before they joined; {name}: {status}\n{log}"
-            )
+            raise ElasticError(f"{self._failed_starts} workers ended before they had joined; {reason}\n{log}")
 
     def _log(self, name: str) -> Path:
         return self._folder / "logs" / f"{name}.log"
@@ -268,7 +276,7 @@ class ElasticJob:
             "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
         }
         mark = f"elastic-{self._uid}/{name}"
-        self._monitor.expect(name)
+        self._since[name] = self._clock.now()
         self._processes[name] = processes.spawn(command, environment, mark, self._log(name))
 
     @staticmethod

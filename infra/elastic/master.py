@@ -43,13 +43,15 @@ from ebbflow.infra.elastic.messages import (
 from ebbflow.infra.elastic.running import path_of
 from ebbflow.infra.elastic.server import shard_of
 from ebbflow.infra.elastic.settings import Event, Settings
-from ebbflow.infra.elastic.snapshot import Snapshot, SnapshotFolder
+from ebbflow.infra.elastic.snapshot import Snapshot, SnapshotFolder, whole
 from ebbflow.infra.elastic.transport import Envelope
 from ebbflow.infra.errors import ElasticError, MicroTaskError
 
 Phase = Literal[
     "waiting", "installing", "running", "patching", "draining", "capturing", "gathering", "done", "failed"
 ]
+
+_LONG = 1.0  # seconds of a micro-task that a leaving worker, or a snapshot, should not have to wait for
 
 
 class Master(Actor):
@@ -94,6 +96,7 @@ class Master(Actor):
         self._captured: dict[Address, Captured] = {}
         self._dead: frozenset[Address] = frozenset()  # servers that are being patched over
         self._losses = 0
+        self._warned = False
         self._handlers = {
             Join: self._join,
             Lost: self._lost,
@@ -182,6 +185,9 @@ class Master(Actor):
         for completion in message.completions:
             # a worker that was given up may have reported it before
             if self.ledger.complete(completion.task.number):
+                if completion.seconds > _LONG and not self._warned:
+                    self._warned = True
+                    self._log("long task", executor=completion.task.executor, seconds=completion.seconds)
                 self._drive(self.driver.complete, completion)
             if self.phase == "failed":
                 return
@@ -462,7 +468,7 @@ class Master(Actor):
         for move in self._held.plan("shard", names, only=shards):
             self._held.assign("shard", move)
         folder = os.path.join(self._folder, "running")
-        running = [path for shard in shards if os.path.exists(path := path_of(folder, shard))]
+        running = [path for shard in shards if whole(path := path_of(folder, shard))]
         files = self._snapshot.executors if self._snapshot else ()
         self._install(executors, files, shards, running, reset=False)
         self.ledger.again(set(executors))

@@ -8,7 +8,7 @@ import numpy as np
 
 from ebbflow.infra.elastic.application import Key, Value
 from ebbflow.infra.elastic.messages import ShardRecord
-from ebbflow.infra.elastic.snapshot import read, write
+from ebbflow.infra.elastic.snapshot import read, whole, write_quickly
 from ebbflow.planners.training.partial_checkpoint import PrioritySelection, Selection
 
 
@@ -26,7 +26,7 @@ class RunningCopy:
     def open(cls, folder: str, number: int) -> "RunningCopy":
         """Return the copy of shard ``number`` in ``folder``, which another server may have written."""
         path = path_of(folder, number)
-        return cls(path, number, read(path)[number].values if os.path.exists(path) else {})
+        return cls(path, number, read(path)[number].values if whole(path) else {})
 
     def refresh(self, values: dict[Key, Value], fraction: float) -> None:
         """Save ``fraction`` of the bytes, those that moved farthest since they were saved; at first all."""
@@ -40,7 +40,7 @@ class RunningCopy:
         else:
             chosen = self.selection.select(distances, sizes, fraction * sum(sizes), self.rng)
         self.saved.update({keys[place]: values[keys[place]] for place in chosen})
-        write(self.path, {self.number: ShardRecord(self.saved, {}, {})})
+        write_quickly(self.path, {self.number: ShardRecord(self.saved, {}, {})})
 
     def _distance(self, key: Key, value: Value) -> float:
         if key not in self.saved:

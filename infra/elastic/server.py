@@ -33,6 +33,7 @@ from ebbflow.infra.elastic.messages import (
 )
 from ebbflow.infra.elastic.running import RunningCopy
 from ebbflow.infra.elastic.snapshot import attempt, find
+from ebbflow.infra.errors import ElasticError
 
 
 def shard_of(key: Key, shards: int) -> int:
@@ -236,4 +237,7 @@ class Server(Directed):
         for number, shard in self.shards.items():
             if number not in self._running:
                 self._running[number] = RunningCopy.open(message.folder, number)
-            self._running[number].refresh(shard.record.values, message.fraction)
+            try:
+                self._running[number].refresh(shard.record.values, message.fraction)
+            except ElasticError:
+                return  # what was saved before still serves, only older

@@ -24,6 +24,26 @@ def write(path: str, content: Any) -> None:
         raise ElasticError(f"the snapshot file {path} cannot be written: {error.strerror}") from error
 
 
+def write_quickly(path: str, content: Any) -> None:
+    """Write a file that survives its writer's death; should the whole machine die, readers see the damage."""
+    temporary = f"{path}.{os.getpid()}.tmp"
+    try:
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        Path(temporary).write_bytes(codec.pack(content))
+        os.replace(temporary, path)
+    except OSError as error:
+        raise ElasticError(f"the file {path} cannot be written: {error.strerror}") from error
+
+
+def whole(path: str) -> bool:
+    """Tell whether a file is there and undamaged."""
+    try:
+        codec.check(Path(path).read_bytes(), path)
+    except (OSError, ElasticError):
+        return False
+    return True
+
+
 def attempt(path: str, content: Any) -> str | None:
     """Write one actor's part; return what went wrong, or ``None``: a job outlives a snapshot that fails."""
     try:

@@ -92,10 +92,11 @@ class InProcessNetwork:
         """Deliver one message or let one actor do one piece of work; tell whether anything was left to do."""
         self.time += self._step
         self._channels = {c: q for c, q in self._channels.items() if q and c[1] in self.actors}
-        # sorted: the order of a dictionary would make equal seeds differ after a kill
-        choices: list[Any] = [*sorted(self._channels), *sorted(self.actors)]
-        for place in self._rng.permutation(len(choices)):
-            choice = choices[place]
+        choices: list[Any] = [*self._channels, *self.actors]
+        while choices:
+            place = int(self._rng.integers(len(choices)))
+            choices[place], choices[-1] = choices[-1], choices[place]
+            choice = choices.pop()
             if isinstance(choice, tuple):
                 self.actors[choice[1]].receive(codec.decode(self._channels[choice].popleft()))
             elif not self.actors[choice].work():

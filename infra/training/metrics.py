@@ -45,17 +45,22 @@ class Rates:
 
     def __init__(self, clock: Clock | None = None) -> None:
         self._clock = clock or SystemClock()
-        self._since = self._clock.now()
+        self._since: float | None = None
         self._samples = self._gained = 0.0
         self.throughput = self.progress_rate = 0.0
 
-    def add(self, samples: float, gained: float) -> bool:
-        """Count a step; return whether it is time to report, with the rates made anew."""
+    def add(self, samples: float, gained: float, seconds: float) -> bool:
+        """Count a step that took ``seconds``; return whether to report, with the rates made anew.
+
+        The first step is reported at once.
+        """
+        now = self._clock.now()
+        begun = now - seconds if self._since is None else self._since
         self._samples += samples
         self._gained += gained
-        passed = self._clock.now() - self._since
-        if passed < REPORT_EVERY:
+        if self._since is not None and now - begun < REPORT_EVERY:
             return False
+        passed = max(now - begun, 1e-9)
         self.throughput, self.progress_rate = self._samples / passed, self._gained / passed
-        self._since, self._samples, self._gained = self._clock.now(), 0.0, 0.0
+        self._since, self._samples, self._gained = now, 0.0, 0.0
         return True

@@ -10,7 +10,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,11 +20,13 @@ from ebbflow.infra import cgroups, processes
 from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.errors import ClusterError
 from ebbflow.infra.guardian import Guardian
+from ebbflow.infra.training import channel, devices
 from ebbflow.infra.training.launcher.wire import ENTRY, Entry, to_json
 from ebbflow.planners.errors import OptionError
 
 _NODE = "ebbflow.infra.training.launcher.node"
 _NOTICE = "notice"  # file in a node's folder; see ``launcher.node``
+_NOT_HANDED_DOWN = (channel.RUN_ID, channel.RUN_FOLDER, channel.GENERATION, channel.CHANNEL, channel.SETTINGS)
 _STOPPED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
 
 
@@ -34,6 +36,7 @@ class _Record:
     child: subprocess.Popen[bytes]
     folder: Path
     group: Path | None
+    gpus: tuple[str, ...] = ()
     deadline: float | None = None  # seconds since the Unix epoch
     ended: str = ""  # how it went, once it is gone
 
@@ -46,6 +49,8 @@ class LocalNodes:
         cpus: processors that back one slot, held by control groups; ``None``: no cap.
         grace: seconds that nodes get to save and end once this process is gone.
         environment: on top of this process' own, for all nodes.
+        gpus: shared out among the nodes, one a slot, as ``CUDA_VISIBLE_DEVICES`` names them; by default all that this
+            process may use. Without any, slots are processors.
 
     Raises ``OptionError``, or ``ClusterError`` when a cap is asked for and control groups cannot be made.
     """
@@ -59,6 +64,7 @@ class LocalNodes:
         cpus: float | None = None,
         grace: float = 30.0,
         environment: Mapping[str, str] | None = None,
+        gpus: Sequence[str] | None = None,
         clock: Clock | None = None,
     ) -> None:
         if cpus is not None and not cpus > 0:
@@ -69,6 +75,7 @@ class LocalNodes:
         self._cpus = cpus
         self._clock = clock or SystemClock()
         self._environment = dict(environment or {})
+        self._gpus = tuple(gpus) if gpus is not None else devices.visible({**os.environ, **self._environment})
         self._lock = threading.RLock()
         self._nodes: dict[str, _Record] = {}
         self._pid = os.getpid()
@@ -91,13 +98,16 @@ class LocalNodes:
                 raise ClusterError("these nodes have been closed")
             if (old := self._nodes.get(name)) is not None and not self._gone(old):
                 raise ClusterError(f"there is a node {name!r} already")
+            gpus = self._free_gpus(name, slots)
             folder = self.folder / entry.key
             folder.mkdir(parents=True, exist_ok=True)
             entry = replace(entry, address=self.host, folder=str(folder))
             mark = f"{self.uid}/{entry.key}"
             command = [sys.executable, "-P", "-m", _NODE]
-            child = processes.spawn(command, self._variables(entry), mark, self._log(name), cwd=Path.cwd())
-            record = self._nodes[name] = _Record(mark, child, folder, None)
+            child = processes.spawn(
+                command, self._variables(entry, gpus), mark, self._log(name), cwd=Path.cwd()
+            )
+            record = self._nodes[name] = _Record(mark, child, folder, None, gpus)
             if self._controller is not None and self._cpus is not None:
                 record.group = cgroups.create(
                     self._controller, f"ebbflow-{self.uid}-{entry.key}", self._cpus * slots
@@ -189,10 +199,21 @@ class LocalNodes:
 
     # --- how ----------------------------------------------------------------------------------------------
 
-    def _variables(self, entry: Entry) -> dict[str, str]:
-        inherited = {k: v for k, v in os.environ.items() if not k.startswith(("EBBFLOW_", "TORCHELASTIC_"))}
+    def _free_gpus(self, name: str, slots: int) -> tuple[str, ...]:
+        taken = {gpu for record in self._nodes.values() if not self._gone(record) for gpu in record.gpus}
+        free = [gpu for gpu in self._gpus if gpu not in taken]
+        if self._gpus and len(free) < slots:
+            raise ClusterError(
+                f"node {name} needs {slots} GPUs and {len(free)} of {len(self._gpus)} are free; ask for fewer slots, "
+                f"or set {devices.VISIBLE} to nothing to train on processors"
+            )
+        return tuple(free[:slots])
+
+    def _variables(self, entry: Entry, gpus: tuple[str, ...]) -> dict[str, str]:
+        inherited = {k: v for k, v in os.environ.items() if k not in _NOT_HANDED_DOWN}
         inherited.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does: processes share the machine
-        return {**inherited, **self._environment, ENTRY: to_json(entry)}
+        shown = {devices.VISIBLE: ",".join(gpus)} if gpus else {}
+        return {**inherited, **self._environment, **shown, ENTRY: to_json(entry)}
 
     def _known(self, name: str) -> _Record:
         with self._lock:

@@ -52,7 +52,7 @@ class PassSamples:
         if not self._measured or (last and self._passes == 1):
             return
         present = {p: p.grad for p in self._parameters if p.grad is not None}
-        if weight > 0:
+        if weight > 0 and present:
             self._found.append(self._square(list(present), list(present.values())) / weight)
         both = [p for p in present if p in self._added]
         if both:

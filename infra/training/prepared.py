@@ -76,8 +76,8 @@ class Prepared:
     extra: Mapping[str, Any]
     progress: Progress
 
-    def state(self) -> dict[str, Any]:
-        """Return what a checkpoint holds: equal on all processes, and good for any number of them."""
+    def run_state(self) -> dict[str, Any]:
+        """Return the small part of a checkpoint: where the run is and what it has measured."""
         run = {
             "progress": self.progress.state_dict(),
             "meter": self.meter.state_dict(),
@@ -87,27 +87,34 @@ class Prepared:
             run["schedule"] = self.schedule.state_dict()
         if self.scaler is not None:
             run["scaler"] = self.scaler.state_dict()
+        return run
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint holds: equal on all processes, and good for any number of them."""
         return {
             "model": self.inner.state_dict(),
             "optimizer": self.optimizer.state_dict(),
-            "run": run,
+            "run": self.run_state(),
             "extra": {name: part.state_dict() for name, part in self.extra.items()},
         }
 
     def load(self, state: dict[str, Any]) -> None:
         """Take a checkpoint's state, but for the model's, which is in place before DDP is."""
-        run = state["run"]
-        self.progress = Progress.from_state(run["progress"], self.limits.initial)
         self.optimizer.load_state_dict(state["optimizer"])
+        self.load_run(state["run"])
+        for name, part in self.extra.items():
+            if name in state.get("extra", {}):
+                part.load_state_dict(state["extra"][name])
+
+    def load_run(self, run: dict[str, Any]) -> None:
+        """Take what ``run_state`` gave. Raises ``TrainingError`` for a run with another batch."""
+        self.progress = Progress.from_state(run["progress"], self.limits.initial)
         self.meter.load_state_dict(run["meter"])
         self.tuner.load_state_dict(run["tuner"])
         if self.schedule is not None and "schedule" in run:
             self.schedule.load_state_dict(run["schedule"])
         if self.scaler is not None and "scaler" in run:
             self.scaler.load_state_dict(run["scaler"])
-        for name, part in self.extra.items():
-            if name in state.get("extra", {}):
-                part.load_state_dict(state["extra"][name])
 
 
 def prepare(

@@ -26,15 +26,15 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 import torch
-from numpy.typing import NDArray
 
 from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.errors import TrainingError
 from ebbflow.infra.training import channel as names
 from ebbflow.infra.training.channel import Channel, RunSettings
 from ebbflow.infra.training.checkpoints import CheckpointFolder
-from ebbflow.infra.training.data import Collate, Samples, to_device
+from ebbflow.infra.training.data import Collate, Samples
 from ebbflow.infra.training.ending import Ending
+from ebbflow.infra.training.feeding import Feed
 from ebbflow.infra.training.leaving import RunStopped
 from ebbflow.infra.training.link import Link
 from ebbflow.infra.training.locks import RunLock
@@ -49,11 +49,12 @@ from ebbflow.infra.training.prepared import (
 )
 from ebbflow.infra.training.progress import EpochUnit, Progress
 from ebbflow.infra.training.random_state import seed_everything
+from ebbflow.infra.training.running_saves import RunningSaves
 from ebbflow.infra.training.saver import Saver
 from ebbflow.infra.training.schedule import RuleName, SchedulerFactory, ScheduleUnit
-from ebbflow.infra.training.stepper import Stepper, StepPlan
+from ebbflow.infra.training.stepper import Stepper
 from ebbflow.infra.training.world import World, peer_lost
-from ebbflow.planners.training.data_order import DataOrder, Share, shares
+from ebbflow.planners.training.data_order import DataOrder, Share
 
 log = logging.getLogger(__name__)
 
@@ -77,6 +78,7 @@ class ElasticRun:
         checkpoints = CheckpointFolder(f"{folder}/checkpoints", settings.keep) if folder else None
         self._saver = Saver(checkpoints, world, link, settings, clock=self._clock)
         self._ending = Ending(world, link, self._saver, trial=settings.canary_steps > 0, clock=self._clock)
+        self._running = RunningSaves(folder, world, settings)
         self._rates = Rates(self._clock)
         self._prepared: Prepared | None = None
         self._stepper: Stepper | None = None
@@ -187,13 +189,15 @@ class ElasticRun:
             self._saver.saved_step = found[0].step
             for problem in found[0].passed_over:
                 log.warning("%s", problem)
+        taken = self._running.begin(made, made.progress.step if found else -1)
         self._prepared = made
         self._stepper = Stepper(self.world, made, self._saver.lock)
         self._began_at = made.progress.step
         self._ending.attach(made)
         if self.is_main:
-            restored = found[0].step if found else None
+            restored = taken if taken is not None else found[0].step if found else None
             content = {"world": self.world.size, "nodes": self.world.nodes, "restored": restored}
+            content |= {"batch": self._stepper.total, "passes": self._stepper.passes}
             self._link.post("started", made.progress.step, content | {"device": str(self.world.device)})
         return made.model, made.optimizer
 
@@ -217,7 +221,7 @@ class ElasticRun:
     def batches(
         self, dataset: Any, *, shuffle: bool = True, collate: Collate | None = None, workers: int = 0
     ) -> Iterator[Any]:
-        """Yield this process' batches of the epoch under way, on its device.
+        """Return this process' batches of the epoch under way, on its device.
 
         Each needs ``backward`` and ``step``. In a pass each sample is used once, whatever restarts or changes of the
         world come between; the order follows from the run's seed.
@@ -238,41 +242,8 @@ class ElasticRun:
         if samples is None or samples.key != (id(dataset), collate, workers):
             samples = self._samples = Samples(dataset, collate, workers)
         order = DataOrder(samples.length, self.seed, shuffle)
-        progress, rank = prepared.progress, self.world.rank
-        progress.bind(samples.length)
-        stream: Iterator[Any] | None = None
-        try:
-            while not progress.epoch_over:
-                turn, split = progress.cursor.turn, (stepper.total, stepper.passes)
-                if stream is None:
-                    stream = iter(samples.stream(self._plan(order, progress, split)))
-                plan, row = self._next_step(order, progress, split)
-                seed_everything(self.seed, progress.step, rank)
-                for number, share in enumerate(row[rank]):
-                    stepper.begin(share, number == len(row[rank]) - 1, plan)
-                    yield to_device(next(stream), self.world.device)
-                if progress.cursor.turn != turn or split != (stepper.total, stepper.passes):
-                    stream = None
-        finally:
-            stepper.abandon()
-
-    def _next_step(
-        self, order: DataOrder, progress: Progress, split: tuple[int, int]
-    ) -> tuple[StepPlan, Any]:
-        count = min(split[0], order.left(progress.cursor))
-        smallest = self._ready()[0].limits.smallest_local
-        row = shares(progress.cursor.position, count, self.world.size, split[1], smallest)
-        return StepPlan(count, order.after(progress.cursor, count), len(row[0])), row
-
-    def _plan(self, order: DataOrder, progress: Progress, split: tuple[int, int]) -> Iterator[NDArray[Any]]:
-        """Yield the samples of this process' batches to the end of the pass, as long as the split stays."""
-        ahead = replace(progress)
-        turn = ahead.cursor.turn
-        while ahead.cursor.turn == turn:
-            plan, row = self._next_step(order, ahead, split)
-            for share in row[self.world.rank]:
-                yield order.indices(turn, share.start, share.stop)
-            ahead.cursor = plan.after
+        prepared.progress.bind(samples.length)
+        return Feed(self.world, prepared, stepper, samples, order).batches()
 
     # --- steps ------------------------------------------------------------------------------------------------
 
@@ -299,13 +270,14 @@ class ElasticRun:
             self._ending.rehearse(self.statistics, self.folder)
         if not canary:
             self._saver.maybe(prepared.state, prepared.progress.step)
+            self._running.step(prepared)
         return True
 
     def _account(self, stepper: Stepper) -> None:
         last = stepper.last
         if last.gain == 0.0 and self.is_main:
             self._link.post("skipped", last.step, {"skipped": last.skipped})
-        if self._rates.add(last.batch, last.gain):
+        if self._rates.add(last.batch, last.gain, last.step_seconds):
             self._ending.watch()
             if self.is_main:
                 content = self.statistics.to_json() | {"rank_ready_s": list(last.compute_seconds)}
@@ -362,6 +334,7 @@ class ElasticRun:
         """Stop listening and free the run. May be called twice."""
         if not self._closed:
             self._closed = True
+            self._running.close(timeout)
             self._link.close(timeout)
             if self._lock is not None:
                 self._lock.release()

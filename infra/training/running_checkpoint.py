@@ -12,14 +12,15 @@ Learning", ICML 2019; Qiao's thesis, CMU-CS-21-135, chapter 5).
 
 It pays where state is sharded, and where everything may be lost at once; while one replica of data-parallel training
 lives nothing needs to be recovered. With a process group every process saves the blocks it owns, the choice is made
-over the blocks of all, and ``step`` is collective.
+over the blocks of all, and ``step`` is collective. Tensors that are sharded along dimension 0 (``DTensor``, as of
+``fully_shard``) are owned by whoever has the shard; a world of another size reads them with ``read_running``.
 """
 
 import contextlib
 import logging
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -29,14 +30,9 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from ebbflow.infra.errors import StorageError
+from ebbflow.infra.training.block_cache import BlockCache, copies
 from ebbflow.infra.training.block_store import BlockStore
-from ebbflow.infra.training.blocks import (
-    BlockSpec,
-    block_distances,
-    partition_by_layer,
-    partition_by_shard,
-    place_blocks,
-)
+from ebbflow.infra.training.blocks import BlockSpec, partition_by_layer, partition_by_shard, place_blocks
 from ebbflow.infra.training.checkpoint_writer import BackgroundWriter
 from ebbflow.infra.training.live_state import LiveState
 from ebbflow.infra.training.running_folder import RunningFolder, Table, small_bytes, small_content
@@ -127,25 +123,33 @@ class RunningCheckpoint:
     ) -> None:
         self._folder = RunningFolder(uri)
         self.uri = self._folder.uri
-        self._live = LiveState(model, optimizer)
-        tensors = self._live.tensors
-        cut = partition_by_layer(tensors) if partition == "layer" else partition_by_shard(tensors, shard_rows)
-        self.blocks: tuple[BlockSpec, ...] = cut
-        self.sizes: NDArray[np.float64] = np.array([block.nbytes for block in cut], float)
-        self._plan = PartialCheckpoints(
-            CheckpointSchedule(period, fraction), self.sizes.tolist(), selection(strategy), max_age
-        )
-        self._asynchronous, self._seed, self._timeout = asynchronous, seed, timeout
         self._group = group
         rank, size = (dist.get_rank(group), dist.get_world_size(group)) if group is not None else (0, 1)
         self.owner = rank if owner is None else owner
         owners = self._everybody(self.owner)
         if len(set(owners)) != size:
             raise OptionError(f"owners must differ between processes; got {owners}")
+        self._live = LiveState(model, optimizer, self.owner)
+        tensors = self._live.tensors
+        cut = partition_by_layer(tensors) if partition == "layer" else partition_by_shard(tensors, shard_rows)
+        self._tensors = signature(tensors)  # of all processes
         self.placement = place_blocks(len(cut), owners, seed)
-        self.cached: NDArray[np.int64] = np.full(len(cut), -1, np.int64)  # iteration of each block here
-        self.durable: NDArray[np.int64] = np.full(len(cut), -1, np.int64)  # and in storage, as known here
-        self._cache: dict[str, torch.Tensor] = {}
+        self._local = range(len(cut))
+        if self._live.sharded:
+            everybody = self._everybody((cut, self._tensors))
+            first = sum(len(blocks) for blocks, _ in everybody[:rank])
+            self._local = range(first, first + len(cut))
+            cut = tuple(block for blocks, _ in everybody for block in blocks)
+            self._tensors = {name: kind for _, signed in everybody for name, kind in signed.items()}
+            counts = [len(blocks) for blocks, _ in everybody]
+            self.placement = tuple(o for o, count in zip(owners, counts, strict=True) for _ in range(count))
+        self.blocks: tuple[BlockSpec, ...] = cut
+        self.sizes: NDArray[np.float64] = np.array([block.nbytes for block in cut], float)
+        self._plan = PartialCheckpoints(
+            CheckpointSchedule(period, fraction), self.sizes.tolist(), selection(strategy), max_age
+        )
+        self._asynchronous, self._seed, self._timeout = asynchronous, seed, timeout
+        self._cache = BlockCache(cut, self._local)
         self._moved: NDArray[np.float64] | None = None  # distances after the last save
         self._start: str | None = None
         self._store: BlockStore | None = None
@@ -165,25 +169,22 @@ class RunningCheckpoint:
             state: JSON-like and tensors that must stay consistent: counters, data position, random states.
             iteration: after which training begins.
         """
-        start: str = self._everybody(self._folder.next() if self._first else "")[0]
+        start: str = self._together(lambda: self._folder.next() if self._first else "")[0]
         self._start, self._store = start, self._folder.store(start, self.owner)
-        self._cache = {name: tensor.clone() for name, tensor in self._live.tensors.items()}
-        self.cached[:] = iteration
+        self._cache.fill(self._live.tensors, iteration)
         self._plan.saved[:] = iteration
         self._moved = np.zeros(len(self.blocks))
-        error: StorageError | None = None
-        try:
+
+        def save() -> None:
             self._write(self._mine(range(len(self.blocks))), iteration, state)
             self._finish(self._timeout)
-        except StorageError as exc:
-            error = exc
-        for failed in self._everybody(error):
-            if failed is not None:
-                raise failed
-        if self._first:
-            table = Table(self.blocks, signature(self._live.tensors), self.placement)
-            self._folder.complete(start, table)
-        self._everybody(None)
+
+        def complete() -> None:
+            if self._first:
+                self._folder.complete(start, Table(self.blocks, self._tensors, self.placement))
+
+        self._together(save)
+        self._together(complete)
 
     def step(self, iteration: int, state: Any = None) -> list[int]:
         """Save the blocks whose turn it is, if one is due after this iteration; return those of this process.
@@ -224,7 +225,7 @@ class RunningCheckpoint:
             self._finish(seconds, fail=False)
         if self._store is None or self._writer.busy:
             return []
-        far, healthy = self._distances()
+        far, healthy = self._cache.distances(self._live.tensors)
         mine = [block for block in self._mine(range(len(self.blocks))) if healthy[block] and far[block] > 0]
         left = seconds - (time.monotonic() - begun)
         ratio = self._bytes(mine) / max(1.0, float(self.sizes[mine].sum())) if mine else 1.0
@@ -237,6 +238,16 @@ class RunningCheckpoint:
         self._write(chosen, iteration, state)
         self._finish(max(0.0, seconds - (time.monotonic() - begun)), fail=False)
         return [block for block in chosen if self.durable[block] == iteration]
+
+    @property
+    def cached(self) -> NDArray[np.int64]:
+        """Return the iteration at which each block was last taken; that of others' blocks is not kept up."""
+        return self._cache.cached
+
+    @property
+    def durable(self) -> NDArray[np.int64]:
+        """Return the iteration of each block in storage, as far as this process knows; -1: never."""
+        return self._cache.durable
 
     @property
     def busy(self) -> bool:
@@ -266,6 +277,9 @@ class RunningCheckpoint:
         with contextlib.suppress(StorageError):
             self._finish(self._timeout, fail=False)
         start = self._checked_start()
+        elsewhere = [block for block in lost if block not in self._local]
+        if elsewhere:
+            raise OptionError(f"blocks {elsewhere[:8]} are of shards that this process does not have")
         records = self._folder.newest(start, lost)
         perturbation = None if self._moved is None else float(np.linalg.norm(self._moved[list(lost)]))
         oldest = self._put(records)
@@ -287,11 +301,11 @@ class RunningCheckpoint:
         """
         begun = time.monotonic()
         start = self._checked_start()
-        records = self._folder.newest(start, [*range(len(self.blocks)), STATE])
+        records = self._folder.newest(start, [*self._local, STATE])
         iteration = records[STATE].iteration
         small = small_content(records.pop(STATE))
         self._live.put_small(small["live"])
-        self._cache = {name: tensor.clone() for name, tensor in self._live.tensors.items()}
+        self._cache.fill(self._live.tensors, iteration)
         oldest = self._put(records)
         self._live.complete()
         self._plan.restore(small["plan"])
@@ -300,8 +314,8 @@ class RunningCheckpoint:
         self._start, self._store = start, self._folder.store(start, self.owner)
         perturbation = float(np.linalg.norm(self._moved))
         return Recovery(
-            len(self.blocks),
-            int(self.sizes.sum()),
+            len(records),
+            int(self.sizes[list(records)].sum()),
             time.monotonic() - begun,
             iteration,
             oldest,
@@ -327,7 +341,12 @@ class RunningCheckpoint:
         if start is None:
             raise StorageError(f"there is no running checkpoint in {self.uri}; it was never initialized")
         table = self._folder.table(start)
-        check_model(table.tensors, signature(self._live.tensors), self.uri)
+        before, now = len(set(table.placement)), len(set(self.placement))
+        if self._live.sharded and before != now:
+            raise OptionError(
+                f"{self.uri} holds the shards of {before} processes, here are {now}; read it whole with read_running"
+            )
+        check_model(table.tensors, self._tensors, self.uri)
         if table.blocks != self.blocks:
             raise OptionError(
                 f"{self.uri} has {len(table.blocks)} blocks, cut differently from the {len(self.blocks)} here; use "
@@ -338,35 +357,27 @@ class RunningCheckpoint:
     def _put(self, records: Mapping[int, Record]) -> int:
         now = self._live.tensors
         for number, record in records.items():
-            block = self.blocks[number]
-            self._live.put(block, record)
-            block.of(self._cache[block.tensor]).copy_(block.of(now[block.tensor]))
-            self.cached[number] = self.durable[number] = record.iteration
+            self._live.put(self.blocks[number], record)
+            self._cache.put(number, now, record.iteration)
             if self._moved is not None:
                 self._moved[number] = 0.0
         return min((record.iteration for record in records.values()), default=-1)
 
     # --- one save, step by step ---------------------------------------------------------------------------
 
-    def _distances(self) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-        """Return how far each block moved since it was saved, and which are finite; the others count as unmoved."""
-        far = block_distances(self._live.tensors, self._cache, self.blocks).cpu().numpy().astype(float)
-        healthy = np.isfinite(far)
-        far[~healthy] = 0.0
-        return far, healthy
-
     def _measure(self) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
         """Return all owners' distances, each measured by the owner, and take over their iterations."""
-        far, healthy = self._distances()
+        far, healthy = self._cache.distances(self._live.tensors)
         if self._group is not None:
             owned = np.array(self.placement) == self.owner
             known = np.where(owned, [far, healthy, self.cached], 0.0)
-            shared = torch.from_numpy(known)
-            dist.all_reduce(
-                shared, group=self._group
-            )  # each column has one term that is not 0: nothing is rounded
-            far, healthy = shared[0].numpy().copy(), shared[1].numpy() > 0
-            self._plan.saved[:] = shared[2].numpy().astype(np.int64)
+            device = next(iter(self._live.tensors.values())).device  # NCCL knows no other
+            shared = torch.from_numpy(known).to(device)
+            # each column has one term that is not 0, so that nothing is rounded
+            dist.all_reduce(shared, group=self._group)
+            known = shared.cpu().numpy()
+            far, healthy = known[0].copy(), known[1] > 0
+            self._plan.saved[:] = known[2].astype(np.int64)
         else:
             self._plan.saved[:] = self.cached
         return far, healthy
@@ -375,15 +386,11 @@ class RunningCheckpoint:
         """Copy the blocks to the cache and to host memory, and begin to write them."""
         assert self._store is not None
         self._note_written()  # it may have ended since it was looked at
-        now = self._live.tensors
-        cells = [self.blocks[number].of(self._cache[self.blocks[number].tensor]) for number in chosen]
-        before = _copies(cells, host=False)
-        if cells:
-            torch._foreach_copy_(cells, [self.blocks[n].of(now[self.blocks[n].tensor]) for n in chosen])
+        before = self._cache.take(chosen, self._live.tensors, iteration)
         parts = [(number, self._live.parts(self.blocks[number])) for number in chosen]
-        values = _copies([value for _, own in parts for _, value in own], host=True)
+        values = copies([value for _, own in parts for _, value in own], host=True)
         ready = None
-        if cells and cells[0].is_cuda:
+        if before and before[0].is_cuda:
             ready = torch.cuda.Event()
             ready.record()
         moved = np.zeros(len(self.blocks)) if self._moved is None else self._moved
@@ -409,7 +416,6 @@ class RunningCheckpoint:
 
         self._writer.start(job)
         self._pending = _Pending(chosen, iteration, before, size)
-        self.cached[chosen] = iteration
         self.saves += 1
 
     def _finish(self, timeout: float, *, fail: bool = True) -> None:
@@ -425,7 +431,7 @@ class RunningCheckpoint:
             self._pending = None
             self.failures += 1
             log.warning("blocks of iteration %s were not saved: %s", pending.iteration, exc)
-            self._roll_back(pending)
+            self._cache.roll_back(pending.blocks, pending.before)
             if fail:
                 raise
             return
@@ -438,13 +444,6 @@ class RunningCheckpoint:
         if not self._writer.busy:
             self._finish(0.0, fail=False)
 
-    def _roll_back(self, pending: _Pending) -> None:
-        """Make the cache what is durable again, so that the distances of what was not written grow on."""
-        cells = [self.blocks[n].of(self._cache[self.blocks[n].tensor]) for n in pending.blocks]
-        if cells:
-            torch._foreach_copy_(cells, pending.before)
-        self.cached[pending.blocks] = self.durable[pending.blocks]
-
     def _mine(self, blocks: Sequence[int]) -> list[int]:
         return [block for block in blocks if self.placement[block] == self.owner]
 
@@ -456,29 +455,26 @@ class RunningCheckpoint:
     def _first(self) -> bool:
         return self._group is None or dist.get_rank(self._group) == 0
 
+    def _together(self, work: Callable[[], Any]) -> list[Any]:
+        """Do the work and return the results of all processes, by rank; raise what any of them raised."""
+        result, error = None, None
+        try:
+            result = work()
+        except StorageError as exc:
+            error = exc
+        everybody = self._everybody((result, error))
+        for _, failed in everybody:
+            if failed is not None:
+                raise failed
+        return [value for value, _ in everybody]
+
     def _everybody(self, value: Any) -> list[Any]:
-        """Return what each process of the group gives, in the order of ranks."""
+        """Return what each process of the group gives, by rank."""
         if self._group is None:
             return [value]
         values: list[Any] = [None] * dist.get_world_size(self._group)
         dist.all_gather_object(values, value, group=self._group)
         return values
-
-
-def _copies(views: Sequence[torch.Tensor], *, host: bool) -> list[torch.Tensor]:
-    """Return copies, those of one dtype in one piece of memory; in pinned memory of the host if ``host``."""
-    kinds: dict[torch.dtype, list[int]] = {}
-    for place, view in enumerate(views):
-        kinds.setdefault(view.dtype, []).append(place)
-    found: list[torch.Tensor] = [torch.empty(0)] * len(views)
-    for dtype, places in kinds.items():
-        whole = torch.cat([views[place].reshape(-1) for place in places])
-        if host and whole.is_cuda:
-            pinned = torch.empty(whole.shape, dtype=dtype, pin_memory=True)
-            whole = pinned.copy_(whole, non_blocking=True)
-        for place, piece in zip(places, whole.split([views[p].numel() for p in places]), strict=True):
-            found[place] = piece.view(views[place].shape)
-    return found
 
 
 def _bound(contraction: float | None, error: float | None, perturbation: float | None) -> float | None:

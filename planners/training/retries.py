@@ -106,7 +106,8 @@ class RetryPolicy:
     * user and data: never.
     * resource: once, in a shape that may fit; again only after a checkpoint has moved forward in it.
     * infrastructure and communication: after min(2 min · 2ⁿ, 30 min) ± 20 %, not on nodes that are to blame, until
-      ``without_progress`` attempts in a row saved nothing.
+      ``without_progress`` attempts in a row saved nothing. Where it is known who broke communication, the first
+      time at once without them.
     * engine and unknown: once, on other nodes. The same signature again is the program's own fault; another one is
       treated as infrastructure.
 
@@ -201,9 +202,12 @@ class RetryPolicy:
             return Stop(f"{failure}; {streak} attempts in a row saved nothing")
         delay = min(self.first_delay * 2.0 ** max(streak - 1, 0), self.most_delay)
         delay *= 1 + self.jitter * float(rng.uniform(-1.0, 1.0))
+        if failure.failure_class is FailureClass.COMMUNICATION and counted[-1].suspects and streak <= 1:
+            delay = 0.0  # who is to blame is left out: there is nothing to wait for
         excluded = self._excluded(counted)
         where = f", not on {', '.join(sorted(excluded))}" if excluded else ""
-        return Retry(f"{failure.reason}: again in {delay:.0f} s{where}", after=delay, exclude=excluded)
+        when = f"in {delay:.0f} s" if delay else "at once"
+        return Retry(f"{failure.reason}: again {when}{where}", after=delay, exclude=excluded)
 
     def _excluded(self, counted: Sequence[Attempt]) -> frozenset[str]:
         """Return the nodes to blame of late. Who reports a broken connection is not to blame for it."""

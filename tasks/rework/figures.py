@@ -12,13 +12,13 @@ Z = 1.96  # of a 95 % interval
 NEAR = 15.0  # points beside a published interval that models of this size are allowed
 
 LABELS: Mapping[str, str] = {
-    "mlr-8": "MLR, C = 8",
-    "mlr": "MLR, C = 16",
+    "mlr-8": "MLR (C = 8)",
+    "mlr": "MLR (C = 16)",
     "mf": "MF",
     "cnn-shard": "CNN by shard",
     "cnn-layer": "CNN by layer",
-    "lda-synthetic": "LDA, synthetic",
-    "lda-reference": "LDA, reference",
+    "lda-synthetic": "LDA (synthetic)",
+    "lda-reference": "LDA (reference)",
 }
 
 

@@ -1,6 +1,7 @@
 """The page on SCAR: the figures of its evaluation that a CPU can make, beside ours."""
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -120,13 +121,17 @@ def _claims(models: Sequence[Trials], found: Found) -> str:
         claim = f"partial recovery, {share:.0%} lost: less rework"
         rows.append((claim, f"{low:.0f} to {high:.0f} %", span(saved), against(saved, low, high)))
     saved = {model.label: model.saved(BEST) for model in models}
-    claim = "priority 1/8 at 8x, half lost: less rework"
+    claim = "priority 1/8 at 8x, half lost: less rework than traditional"
     rows.append((claim, f"{COMBINED[0]:.0f} to {COMBINED[1]:.0f} %", span(saved), against(saved, *COMBINED)))
     falling = {model.label: _falls(model) for model in models}
     rows.append(("rework falls with the share lost", "all", _count(falling), holds(falling)))
     finer = {model.label: _finer(model) for model in models}
     rows.append(
         ("priority at 8x is better than whole checkpoints, half lost", "all", _count(finer), holds(finer))
+    )
+    steps = {model.label: _each_step(model) for model in models if model.has(("priority", 2, 0.5))}
+    rows.append(
+        ("priority: less at each step from 1x over 2x and 4x to 8x", "all", _count(steps), holds(steps))
     )
     for strategy, published in (("round", "depends"), ("random", "nearly all")):
         worse = {model.label: _worse(model, strategy) for model in models}
@@ -145,8 +150,7 @@ def _bound_claims(found: Found) -> list[tuple[str, str, str, str]]:
     generic, slowest = found["qp-generic-once"], found["qp-slowest-once"]
     negative = np.mean(np.array(generic["rework"]) < 0)
     tight = _largest(slowest)
-    means = {name: _mean_share(found[name]) for name in KINDS}
-    gaussian, adversarial, reset = means.values()
+    gaussian, adversarial, reset = [_median_share(found[name]) for name in KINDS]
     none = np.mean(np.array(found["bound-mlr-gaussian"]["rework"]) < 0)
     ordered = gaussian < reset < adversarial
     held = beyond == 0 and worst <= 1 + 1e-9
@@ -160,7 +164,7 @@ def _bound_claims(found: Found) -> list[tuple[str, str, str, str]]:
         ("MLR, Gaussian: none below 0", "yes", f"{none:.0%} of trials", _yes(none == 0)),
         (
             "MLR: Gaussian loose, resets between, adversarial near the bound", "yes",
-            f"mean rework {gaussian:.0%}, {reset:.0%}, {adversarial:.0%} of the mean bound", _yes(ordered),
+            f"median rework {gaussian:.0%}, {reset:.0%}, {adversarial:.0%} of its bound", _yes(ordered),
         ),
     ]  # fmt: skip
 
@@ -222,8 +226,8 @@ def _total(models: Sequence[Trials]) -> str:
         *(f"saved by {s}" for s in STRATEGIES),
     )
     words = (
-        "## Everything lost\n\nA job on one spot node loses all of its memory. The paper does not look at it. The"
-        " running checkpoint mixes iterations, and still the mixture by priority is the better one to start from.\n"
+        "## Everything lost\n\nA job on one spot node loses all of its memory, which the paper does not look at. What"
+        " is restored then mixes blocks of many iterations.\n"
     )
     return f"{words}\n{table(head, rows)}"
 
@@ -236,13 +240,16 @@ def _why(models: Sequence[Trials], found: Found) -> str:
         rows.append((model.label, held["blocks"], f"{held['size']:.0%}", f"{held['change']:.0%}", saved))
     reached = [model.label for model in models if COMBINED[0] <= model.saved(BEST).mean]
     words = f"reached by {', '.join(reached)}" if reached else "reached by no model"
+    whole = [model.cost(TRADITIONAL).mean for model in models]
     return f"""### Why 78 to 95 % is not reached everywhere
 
-Here it is {words}. What priority can save depends on how unevenly the blocks change. The table gives, for the eighth
-of the blocks that changed most over C iterations, its share of the size and of the squared change. Where that is far
-from all of it, most of the change is still unsaved after each save, and is lost with half of the blocks. On images of
-28 × 28 pixels or thousands of films most rows hardly move; on 8 × 8 pixels nearly all do. Besides, C = 8 or 16
-leaves a rework of 3 to 8 iterations to save from: one iteration that remains is 13 to 30 % of it.
+Here it is {words}.
+What priority can save depends on how unevenly the blocks change. The table gives, for the eighth of the blocks that
+changed most over C iterations, its share of the size and of the squared change. Where that is far from all of it,
+most of the change is still unsaved after each save, and is lost with half of the blocks. The published data are
+larger and have, we suppose, more that hardly moves: the border of MNIST's images, films that few have rated. Besides,
+whole checkpoints cost only {min(whole):.1f} to {max(whole):.1f} iterations here: one that remains is
+{100 / max(whole):.0f} to {100 / min(whole):.0f} % of them.
 
 {table(("model", "blocks", "size of the eighth", "its squared change", "saved at 8x"), rows)}"""
 
@@ -255,22 +262,26 @@ def _bounds(found: Found, pictures: Mapping[str, str]) -> str:
         rows.append(
             (label, len(rework), f"{one['contraction']:.4f}", f"{one['beyond']}", f"{one['envelope']:.3f}",
              f"{np.mean(rework < 0):.0%}", f"{rework.mean():.1f}", f"{bound.mean():.1f}",
-             int(np.sum(rework > bound)))
+             int(np.sum(rework > bound)), f"{_median_share(one):.0%}" if "by_objective" in one else "–")
         )  # fmt: skip
     head = (
         "perturbation", "trials", "c", "beyond κ", "error / envelope, most", "rework < 0", "mean rework",
-        "mean bound", "rework > bound",
+        "mean bound", "rework > bound", "share of the bound",
     )  # fmt: skip
+    seen = max(found[name]["seen"] for name in KINDS)
     return f"""## Bounds
 
 QP: gradient descent on 4 variables with c = 0.986, 1,000 iterations without perturbation; one normal perturbation
 at iteration 500, or each iteration with a chance of 0.001; sizes log-uniform from a tenth to ten times the error
 then. MLR: gradient descent on the digits with an L2 penalty, a perturbation at iteration 50 of 100; the optimum is
-the state after 4,000 iterations, c the largest factor of any step of any run, perturbed ones too.
+the state after 4,000 iterations. c is 1 − rate × penalty; no step of any run had a factor above {seen:.4f}. The share
+of the bound counts iterations until the objective is what the clean run reaches, as the median; a perturbation of
+parameters that the digits hardly use is large in norm and changes little.
 
 "Beyond κ" counts trials that were not ε-close for good after κ = log((W + Δ)/ε) / log(1/c) iterations, the theorem's
-absolute form. The last column is no violation: the bound on rework is the difference of two estimates, and a clean
-run that does not start on the slowest direction is faster than its own. From the slowest direction there is none.
+absolute form. "Rework > bound" is no violation: the bound on rework is the difference of two estimates, and a clean
+run that does not start on the slowest direction is faster than its own. Large Gaussian pushes of the regression are
+such a case, since much of them lies where only the penalty pulls back. From the slowest direction there is none.
 
 {table(head, rows)}
 {pictures["scar-bound-qp"]}
@@ -330,6 +341,13 @@ def _finer(model: Trials) -> bool | None:
     return model.less(BEST, WHOLE)
 
 
+def _each_step(model: Trials) -> bool | None:
+    """Tell whether twice the frequency costs less each time; not where any step costs more beyond doubt."""
+    ways = [WHOLE, *(("priority", times, 0.5) for times in TIMES)]
+    steps = [model.less(finer, coarser) for coarser, finer in pairwise(ways)]
+    return False if False in steps else None if None in steps else True
+
+
 def _worse(model: Trials, strategy: str) -> bool | None:
     return model.less(WHOLE, (strategy, 8, 0.5))
 
@@ -342,8 +360,9 @@ def _yes(value: bool | np.bool_) -> str:
     return "yes" if value else "**no**"
 
 
-def _mean_share(one: Mapping[str, Any]) -> float:
-    return float(np.mean(one["rework"]) / np.mean(one["bound"]))
+def _median_share(one: Mapping[str, Any]) -> float:
+    """Return the median of rework by the objective over its bound."""
+    return float(np.median(np.array(one["by_objective"]) / np.array(one["bound"])))
 
 
 def _largest(one: Mapping[str, Any]) -> float:

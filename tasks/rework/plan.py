@@ -55,7 +55,7 @@ WEIGHTS = {"cnn": 20.0, "lda": 10.0, "mlr": 1.0, "mf": 2.0}
 
 
 def experiments(quick: bool) -> list[Experiment]:
-    """Return all, those on bounds first; the quick ones have few trials, and the CNN a short run."""
+    """Return all, those on bounds first; the quick ones have few trials, the CNN and LDA short runs."""
     found = bounds.experiments(quick)
     for name, parts in GROUPS.items():
         setting, kind = SETTINGS[name], name.split("-")[0]
@@ -63,12 +63,12 @@ def experiments(quick: bool) -> list[Experiment]:
             "problem": setting.problem, "base": setting.base, "period": setting.period
         }  # fmt: skip
         if quick:
-            common |= {"chains": 2} | ({"base": 20} if kind == "cnn" else {})
+            common |= {"chains": 2} | {"cnn": {"base": 20}, "lda": {"base": 6, "period": 4}}.get(kind, {})
         for part, ways in parts.items():
             parameters = common | {"ways": [list(way) for way in ways], "runs": setting.runs}
             parameters |= {"trials": setting.trials}
             if quick:
-                parameters |= {"runs": 1, "trials": {"mlr": 12, "mf": 12}.get(kind, 2)}
+                parameters |= {"runs": 1, "trials": {"mlr": 6, "mf": 8}.get(kind, 2)}
             found.append(Experiment(f"{name}-{part}", measured, parameters, WEIGHTS[kind] * len(ways) / 4))
         found.append(Experiment(f"{name}-concentration", concentration, common, WEIGHTS[kind] / 10))
     return found

@@ -6,7 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from ebbflow.tasks.report import write_text
-from tests.benchmarks import document_training
+from tests.benchmarks import (
+    document_checkpoints,
+    document_elastic,
+    document_executors,
+    document_recovery,
+    document_training,
+)
 
 DOCS = Path("docs")
 FOLDER = DOCS / "benchmarks"
@@ -36,6 +42,12 @@ def main() -> None:
         ("pollux", document_training.pollux),
         ("policies", document_training.policies),
         ("spot_recovery", document_training.recovery),
+        ("training_recovery", document_recovery.section),
+        ("training_checkpoints", document_checkpoints.checkpoints),
+        ("elastic_training", document_elastic.training),
+        ("elastic_executors", document_executors.executors),
+        ("training_overhead", document_training.overhead),
+        ("training_overhead_cuda", document_training.overhead_cuda),
     ):
         if (FOLDER / f"{name}.json").exists():
             parts.append(section(_read(name)))

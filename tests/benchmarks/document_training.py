@@ -128,3 +128,75 @@ know the same, come near it on average, but not in makespan.
 Better than it in both measures: {above}.
 
 {"".join(part + chr(10) for part in parts)}"""
+
+
+def overhead(found: dict[str, Any], name: str = "training_overhead") -> str:
+    """Return the section on what measuring and tuning cost a training, and how right they are."""
+    option = " --device cuda" if name.endswith("_cuda") else ""
+    lines = [
+        f"## Measuring and tuning while training: {found['device']}",
+        "",
+        f"`python -m tests.benchmarks.training_overhead --out docs/benchmarks{option}`",
+    ]
+    if "steps" in found:
+        lines += [
+            "",
+            f"A step of plain {'DDP' if found['steps'][0]['processes'] > 1 else 'PyTorch'} and of `ElasticRun` with "
+            "everything on, in turns in the same processes; medians over pairs of blocks. Must hold: under 1.05. "
+            f"Load average {found['steps_load']:.1f} at the end.",
+            "",
+            "| model, optimiser | parameters (M) | examples a process | plain (ms) | elastic (ms) | ratio "
+            "| quartiles | CPU ms of a process: plain, elastic |",
+            "|---|---|---|---|---|---|---|---|",
+            *(
+                f"| {s['case']} | {s['parameters'] / 1e6:.1f} | {s['local_batch']} | {s['plain_ms']:.1f} "
+                f"| {s['elastic_ms']:.1f} | {s['ratio']:.3f} "
+                f"| {s['ratio_quartiles'][0]:.3f} to {s['ratio_quartiles'][1]:.3f} "
+                f"| {s['plain_cpu_ms']:.1f}, {s['elastic_cpu_ms']:.1f} |"
+                for s in found["steps"]
+            ),
+            "",
+            f"![milliseconds of a step](benchmarks/{name}.svg)",
+        ]
+    if "noise" in found:
+        lines += [
+            "",
+            "Measured over true noise scale of gradients that are drawn with a known covariance (2,000 elements, "
+            "M0 = 32, 3,000 steps); under AdamW both are pre-conditioned. Must hold: within 10 %.",
+            "",
+            "| gradients | samples | optimiser | true (examples) | measured | ratio |",
+            "|---|---|---|---|---|---|",
+            *(
+                f"| {n['problem']} | {n['samples']} | {n['optimiser']} | {n['true']:.1f} | {n['measured']:.1f} "
+                f"| {n['ratio']:.3f} |"
+                for n in found["noise"]
+            ),
+        ]
+    if "goodput" in found:
+        goodput = found["goodput"]
+        lines += [
+            "",
+            f"Goodput over batch sizes: scikit-learn's digits, a perceptron of width {goodput['width']}, SGD with "
+            f"AdaScale, {goodput['processes']} process{'es' if goodput['processes'] > 1 else ''}, means over "
+            f"{goodput['seeds']} seeds. Measured: examples at M0 that reach the loss of "
+            f"{goodput['target_loss']:.3f} over the time in which this batch does. Predicted: from the noise scale "
+            "that runs at M0 measured and a throughput model fitted to the batches with a *. Must hold: within 10 %. "
+            f"Load average {found['goodput_load']:.1f} at the end.",
+            "",
+            "| batch | steps | predicted | examples/s | predicted | goodput (1/s) | predicted | ratio |",
+            "|---|---|---|---|---|---|---|---|",
+            *(
+                f"| {r['batch']}{'*' if r['fitted'] else ''} | {r['steps']:.0f} | {r['predicted_steps']:.0f} "
+                f"| {r['throughput']:,.0f} | {r['predicted_throughput']:,.0f} | {r['goodput']:,.0f} "
+                f"| {r['predicted_goodput']:,.0f} | {r['predicted_goodput'] / r['goodput']:.3f} |"
+                for r in goodput["rows"]
+            ),
+            "",
+            f"![goodput by batch](benchmarks/{name.replace('overhead', 'goodput')}.svg)",
+        ]
+    return "\n".join([*lines, ""])
+
+
+def overhead_cuda(found: dict[str, Any]) -> str:
+    """Return the same section, measured on a GPU."""
+    return overhead(found, "training_overhead_cuda")

@@ -1,7 +1,7 @@
 """The training script of ``elastic_training``: small models on real tasks, as a user would write it.
 
 Arguments: the task (``digits``, ``covertype``, ``text``), a seed, epochs at most, the metric at which to stop,
-``fixed`` or ``adaptive``, and seconds that each step takes longer, as if the model were larger.
+``fixed`` or ``adaptive``, and a file with the step from which on training is slow, so that it is disturbed in time.
 """
 
 import sys
@@ -18,6 +18,8 @@ from torch import Tensor, nn
 
 from ebbflow.infra.training import ElasticRun
 
+SLOW = 0.15  # seconds a step
+
 Data = tuple[Tensor, Tensor]
 
 
@@ -32,9 +34,12 @@ class Task:
     batch: int  # M0
     largest: int
     accuracy: bool = True  # else bits per character, the lower the better
+    noise: float = 0.0  # standard deviation of what is added to the features while training
 
     def loss(self, model: nn.Module, data: Data) -> Tensor:
         x, y = data
+        if self.noise and model.training:
+            x = x + self.noise * torch.randn_like(x)
         return nn.functional.cross_entropy(model(x).flatten(0, -2), y.flatten())
 
     @torch.no_grad()
@@ -79,24 +84,25 @@ def digits() -> Task:
         ),
         (x[:1347], y[:1347]),
         (x[1347:], y[1347:]),
-        lambda p: torch.optim.SGD(p, lr=0.02, momentum=0.9),
+        lambda p: torch.optim.SGD(p, lr=0.005, momentum=0.9),
         batch=16,
         largest=512,
+        noise=0.3,
     )  # fmt: skip
 
 
 def covertype() -> Task:
     """Return an MLP on synthetic data with the shape of the covertype set: 54 features, 7 classes."""
     x, y = make_classification(
-        n_samples=12000, n_features=54, n_informative=16, n_redundant=10, n_classes=7,
-        n_clusters_per_class=2, flip_y=0.03, class_sep=1.2, random_state=0,
+        n_samples=40000, n_features=54, n_informative=20, n_redundant=10, n_classes=7,
+        n_clusters_per_class=6, flip_y=0.03, class_sep=1.0, random_state=0,
     )  # fmt: skip
     features, classes = torch.tensor(x, dtype=torch.float32), torch.tensor(y)
     return Task(
-        lambda: nn.Sequential(nn.Linear(54, 96), nn.ReLU(), nn.Linear(96, 48), nn.ReLU(), nn.Linear(48, 7)),
-        (features[:10000], classes[:10000]),
-        (features[10000:], classes[10000:]),
-        lambda p: torch.optim.SGD(p, lr=0.02, momentum=0.9),
+        lambda: nn.Sequential(nn.Linear(54, 128), nn.ReLU(), nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 7)),
+        (features[:36000], classes[:36000]),
+        (features[36000:], classes[36000:]),
+        lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9),
         batch=32,
         largest=1024,
     )
@@ -125,7 +131,7 @@ def text(context: int = 48) -> Task:
 TASKS: dict[str, Callable[[], Task]] = {"digits": digits, "covertype": covertype, "text": text}
 
 
-def main(name: str, seed: str, epochs: str, target: str, batch: str, pause: str = "0") -> None:
+def main(name: str, seed: str, epochs: str, target: str, batch: str, pace: str = "") -> None:
     task = TASKS[name]()
     with ElasticRun.start(seed=int(seed)) as run:
         model, _ = run.prepare(
@@ -138,7 +144,8 @@ def main(name: str, seed: str, epochs: str, target: str, batch: str, pause: str 
             for data in run.batches(task.train):
                 run.backward(task.loss(model, data))
                 run.step()
-                time.sleep(float(pause))
+                if pace and run.progress.step >= int(Path(pace).read_text()):
+                    time.sleep(SLOW)
             found = task.metric(getattr(model, "module", model))
             run.report(metric=found)
             if task.reached(found, float(target)):

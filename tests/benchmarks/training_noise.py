@@ -1,6 +1,5 @@
-"""The measured noise scale of the gradient against the true one, on problems whose gradients have known covariance."""
+"""The measured noise scale of the gradient against the true one, where the gradients' covariance is known."""
 
-from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any
 
@@ -39,13 +38,15 @@ def noise(world: int, device: str) -> list[dict[str, Any]]:
     return found
 
 
-def _problems() -> Iterator[tuple[str, Tensor, Tensor]]:
-    """Yield a mean gradient and the deviation of one example's gradient, by element."""
+def _problems() -> list[tuple[str, Tensor, Tensor]]:
+    """Return mean gradients and the deviations of one example's gradient, by element; the same on all ranks."""
     torch.manual_seed(7)
     size = 2000
-    yield "equal variances", torch.randn(size) / 30, torch.ones(size)
-    yield "variances over four decades", torch.randn(size) / 30, torch.logspace(-2, 0, size) * 3
-    yield "little noise", torch.randn(size), torch.full((size,), 2.0)
+    return [
+        ("equal variances", torch.randn(size) / 30, torch.ones(size)),
+        ("variances over four decades", torch.randn(size) / 30, torch.logspace(-2, 0, size) * 3),
+        ("little noise", torch.randn(size), torch.full((size,), 2.0)),
+    ]
 
 
 def _measure(

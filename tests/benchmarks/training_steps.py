@@ -3,6 +3,7 @@
 import statistics
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -39,11 +40,13 @@ class Transformer(nn.Module):
 def perceptron() -> nn.Module:
     """Return a multi-layer perceptron of 10.0 million parameters."""
     widths = (784, 2048, 2048, 2048)
-    layers = [m for a, b in zip(widths, widths[1:], strict=False) for m in (nn.Linear(a, b), nn.ReLU())]
+    layers = [m for a, b in pairwise(widths) for m in (nn.Linear(a, b), nn.ReLU())]
     return nn.Sequential(*layers, nn.Linear(2048, 10))
 
 
-def overhead(world: int, device: str, case: str, rounds: int, local: int) -> dict[str, Any]:
+def overhead(
+    world: int, device: str, case: str, rounds: int, local: int, warm_up: int = WARM_UP
+) -> dict[str, Any]:
     """Return milliseconds of a step of both, and the median of their ratios over ``rounds`` pairs of blocks.
 
     ``local`` examples a process; those of the transformer are of 64 tokens.
@@ -57,16 +60,17 @@ def overhead(world: int, device: str, case: str, rounds: int, local: int) -> dic
 
     run = ElasticRun.start()
     model_of: Callable[[], nn.Module] = Transformer if kind == "transformer" else perceptron
-    batch, steps = local * world, (WARM_UP + rounds) * BLOCK
+    batch, steps = local * world, (warm_up + rounds) * BLOCK
     data, loss = _task(kind, batch * (steps + 2), device)
     plain = model_of().to(device)
     size = sum(p.numel() for p in plain.parameters())
     called = DistributedDataParallel(plain, gradient_as_bucket_view=True) if world > 1 else plain
     plain_optimizer = make(called.parameters())
-    # the batch may grow by a little, so that everything adaptive is at work and yet nothing changes
-    model, _ = run.prepare(model_of(), make, batch_size=batch, max_batch_size=batch + world)
+    # the batch may grow by less than a process' share: everything adaptive is at work, and yet nothing changes
+    model, _ = run.prepare(model_of(), make, batch_size=batch, max_batch_size=batch + 1)
     order = iter(torch.randperm(len(data[0])).split(local))
-    next(run.epochs(1))
+    epochs = run.epochs(1)
+    next(epochs)
     batches = run.batches(data)
 
     def plain_step() -> None:
@@ -89,7 +93,7 @@ def overhead(world: int, device: str, case: str, rounds: int, local: int) -> dic
         return (time.perf_counter() - begun) / BLOCK, used / BLOCK
 
     with run:
-        for _ in range(WARM_UP):
+        for _ in range(warm_up):
             plain_step()
             for _ in range(BLOCK):
                 elastic_step()
@@ -108,8 +112,9 @@ def overhead(world: int, device: str, case: str, rounds: int, local: int) -> dic
             "ratio_quartiles": [ratios[len(ratios) // 4], ratios[3 * len(ratios) // 4]],
             "plain_cpu_ms": 1e3 * used[0],
             "elastic_cpu_ms": 1e3 * used[1],
-            "batches_seen": sorted({run.statistics.batch}),
+            "noise_scale": run.statistics.noise_scale,
         }
+        assert run.statistics.batch == batch
         batches.close()
     return found
 

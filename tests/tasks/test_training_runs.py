@@ -143,6 +143,22 @@ def test_a_hang_is_blamed_on_who_stood_still(script: str) -> None:
     assert report.generations[0].failure.reason == "collective-timeout"
 
 
+def test_a_node_that_stood_still_is_a_lost_one(script: str) -> None:
+    report, site = run(script, Act("hung", suspects=("node-3",), gone=("node-3",), saves=0), Act())
+    assert report.generations[0].failure.reason == "node-lost"
+    assert site.made.delays == [0.0]
+
+
+def test_the_hazard_is_learnt_unless_stated(script: str) -> None:
+    lost = Act("lost", gone=("node-2",), seconds=1200.0)
+    _, site = run(script, lost, Act())
+    first, second = (launch[1].hazard for launch in site.made.launches)
+    assert first == 0.05
+    assert second == pytest.approx(1.05 / 2)  # after an hour of one node in twenty minutes of three
+    _, site = run(script, lost, Act(), hazard=3.0, id="stated")
+    assert [launch[1].hazard for launch in site.made.launches] == [3.0, 3.0]
+
+
 def test_a_script_without_elastic_run(script: str) -> None:
     report, _ = run(script, Act("silent", steps=0, saves=0))
     assert report.state == "failed"
@@ -212,6 +228,8 @@ def test_a_trial_on_two_nodes_then_the_whole_gang(script: str) -> None:
     assert [launch[1].canary_steps for launch in site.made.launches] == [20, 0]
     assert sum(site.made.launches[1][0].values()) == 6
     assert report.generations[0].kind == "canary"
+    assert report.generations[0].trial
+    assert report.lost_steps == 0
 
 
 def test_an_error_of_the_program_never_meets_the_gang(script: str) -> None:
@@ -227,6 +245,19 @@ def test_a_trial_that_meets_a_broken_node_is_repeated_and_then_let_through(scrip
     assert report.state == "finished"
     assert [sum(launch[0].values()) for launch in site.made.launches] == [2, 2, 6]
     assert set(site.made.launches[0][0]).isdisjoint(site.made.launches[1][0])
+
+
+def test_too_little_memory_in_the_trial_shrinks_the_pass_of_the_gang(script: str) -> None:
+    report, site = run(script, failed(OOM, steps=0, saves=0), Act(steps=20), Act(), canary="always")
+    assert report.state == "finished"
+    assert [launch[1].canary_steps for launch in site.made.launches] == [20, 20, 0]
+    assert [launch[1].max_local for launch in site.made.launches] == [None, 16, 16]  # 64 on two GPUs, halved
+
+
+def test_memory_that_runs_out_before_the_first_step(script: str) -> None:
+    report, site = run(script, failed(OOM, steps=0, saves=0, batch=60), Act())
+    assert report.state == "finished"
+    assert site.made.launches[1][1].max_local == 5
 
 
 def test_a_node_lost_during_the_trial(script: str) -> None:
@@ -308,7 +339,11 @@ def test_reports_of_other_formats_are_refused(script: str) -> None:
 
 def test_the_page_shows_everything_and_escapes_it(script: str) -> None:
     report, _ = run(
-        script, Act("lost", gone=("node-2",)), failed("ValueError: <b>bad</b>"), price=1.0, title="<i>mine</i>"
+        script,
+        Act("lost", gone=("node-2",)),
+        failed("ValueError: <b>bad</b>"),
+        price=1.0,
+        title="<i>mine</i>",
     )
     page = training_html(report)
     assert "<b>bad</b>" not in page

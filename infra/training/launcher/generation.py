@@ -74,6 +74,9 @@ class Generation:
                 self._lost[name] = loss
                 self._suspects += [name] if loss.hung else []
                 self._bereaved(f"node {name} is lost: {loss.how}", now)
+        for name in self._left:
+            if name not in self.members:
+                self._lost[name] = Loss("ended by the launcher")
         self._listen(now)
         self._collect(now)
         left = self._left
@@ -159,8 +162,8 @@ class Generation:
                     self._bereaved(f"processes of node {name} failed", now)
 
     def _look_for_hang(self, now: float, left: list[str]) -> None:
-        if self._hung or self._killed is not None:
-            return
+        if self._hung or self._killed is not None or self.stop is not None:
+            return  # a generation that is to end has a deadline as it is
         if (verdict := self._watch.verdict(now)) is None:
             if not self._said and not self._nodes and now - self.begun > self.form + _SPARE:
                 self._cut(now)  # the agents should have given up by now

@@ -29,7 +29,7 @@ class Options:
 
     minimum: int = 1
     patience: float = 3600.0
-    rescue: float = 10.0
+    rescue: float = 20.0
     form: float = 60.0
     hang: HangRule = field(default_factory=HangRule)
     stragglers: bool = True

@@ -13,7 +13,7 @@ from ebbflow.planners.training.stragglers import StragglerWatch, late_workers
 class Lateness:
     """Turns reports of rank times into the rank to replace, by the rule of ``planners.training.stragglers``."""
 
-    window: int = 10  # reports
+    window: int = 20  # reports
     share: float = 0.5  # of the median step that a rank must come late
     pause: float = 300.0  # seconds between replacements
     _rows: deque[Sequence[float]] = field(default_factory=deque)

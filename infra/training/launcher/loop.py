@@ -1,5 +1,6 @@
 """The launcher's loop: one generation after another until the run ends."""
 
+import logging
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -7,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ebbflow.infra.clock import Clock
-from ebbflow.infra.errors import InfraError
+from ebbflow.infra.errors import InfraError, StorageError
 from ebbflow.infra.protocols import Continue, Decide, GenerationEnd, Halt, TrainingJob
 from ebbflow.infra.training import channel as names
 from ebbflow.infra.training.channel import Channel, Report, RunSettings
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 _HOPELESS = 20  # generations in a row without a step won, whoever decides
 _LOOK = 0.03  # seconds between looks
 _NOTED = ("checkpoint", "metrics", "skipped")
+
+log = logging.getLogger(__name__)
 
 
 class Loop:
@@ -73,7 +76,7 @@ class Loop:
         try:
             self._members.end(self._members.names)
             self._record.note("ended", state=halt.state, reason=halt.reason)
-            self._record.write(self._job, self._pool, halt.state)
+            self._write(halt.state)
             release()
         except InfraError as exc:
             halt = replace(halt, reason=f"{halt.reason}; {exc}")
@@ -103,7 +106,6 @@ class Loop:
             self._environment |= verdict.environment
             if verdict.then is not None and self._control.target is None:
                 self._control.resize(placements.check(verdict.then), "replacement")
-            self._members.end([name for name in self._members.names if name not in placement])
             self._delay(verdict.delay)
 
     # --- one generation -----------------------------------------------------------------------------------
@@ -112,7 +114,7 @@ class Loop:
         """Run one generation to its end."""
         number = self._record.status.generation + 1
         self._record.stand(state="starting", generation=number, placement=placement)
-        self._record.write(self._job, self._pool)
+        self._write("running")
         generation = Generation(
             number,
             placement,
@@ -125,6 +127,7 @@ class Loop:
             self._options.form,
             self._hear,
         )
+        self._members.end(self._noticed & placement.keys())  # asked for under the name of a node that leaves
         before = {name for name in placement if name in self._members and self._members[name].ready}
         self._members.start(placement)
         if missing := self._await_ready(placement):
@@ -133,8 +136,12 @@ class Loop:
         self.generation = generation
         self._record.note("generation", placement=placement)
         generation.launch(self._order(), {name: self._logs_of(name, number) for name in placement})
+        # Those that are not needed any more take their time to end, and training need not wait for that.
+        self._members.end([name for name in self._members.names if name not in placement])
         while not generation.look(self._members.look()):
             self._moves.serve(generation, self._settings.grace)
+            if self._control.closed:
+                self._members.end(self._members.names)
             self._control.pause(_LOOK, self._clock)
         self.generation = None
         self._forget(number)
@@ -147,6 +154,10 @@ class Loop:
             lost = {name: loss for name, loss in self._members.look().items() if name in placement}
             if lost:
                 return {name: f"{loss.how}\n{self._members.log(name)}" for name, loss in lost.items()}
+            if refused := {
+                name: self._members.refused[name] for name in placement if name not in self._members
+            }:
+                return refused
             missing = [name for name in placement if not self._members[name].ready]
             if not missing:
                 return {}
@@ -197,6 +208,12 @@ class Loop:
             if any(mark in key for mark in marks):
                 self._store.delete_key(key)
 
+    def _write(self, state: str) -> None:
+        try:
+            self._record.write(self._job, self._pool, state)
+        except StorageError as exc:
+            log.warning("%s; a launcher that resumes the run will know less of it", exc)
+
     # --- what follows -------------------------------------------------------------------------------------
 
     def _book(self, end: GenerationEnd) -> GenerationEnd:
@@ -221,9 +238,12 @@ class Loop:
             last_step=end.last_step,
             saved_step=end.saved_step,
         )
-        members = self._members
-        members.end([name for name in members.names if members[name].notice is not None])
         return end
+
+    @property
+    def _noticed(self) -> set[str]:
+        """Return the nodes that are about to leave."""
+        return {name for name in self._members.names if self._members[name].notice is not None}
 
     def _follow(self, end: GenerationEnd) -> Continue | Halt:
         """Return what comes next: what was asked for, or what is decided."""
@@ -235,14 +255,27 @@ class Loop:
         if control.deadline is not None:
             return Halt("stopped", end.reason)
         target = control.target
-        if target is not None and end.kind in ("stopped", "lost", "hung"):
+        if target is not None and end.kind in ("stopped", "lost", "hung", "unformed"):
             control.drop(target)
-            return Continue(target, control.reason)
+            return self._towards(target, control.reason)
         if end.idle >= _HOPELESS:
             return Halt("failed", f"{end.reason} (no step won in {end.idle} generations)")
         return self._decide(end)
 
+    def _towards(self, target: dict[str, int], reason: str) -> Continue:
+        """Go to ``target``: at once, or first to those of its nodes that are ready, where they are enough."""
+        members = self._members
+        ready = {
+            name: slots
+            for name, slots in target.items()
+            if name in members and members[name].ready and members[name].slots == slots
+        }
+        if ready != target and sum(ready.values()) >= self._options.minimum:
+            return Continue(ready, reason, then=target)
+        return Continue(target, reason)
+
     def _wait_for_nodes(self, halt: Halt) -> Continue | Halt:
+        self._members.end(self._noticed)
         self._record.stand(state="waiting", reason=halt.reason)
         self._record.note("waiting", reason=halt.reason)
         control = self._control

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ebbflow.infra.clock import Clock
+from ebbflow.infra.errors import ClusterError
 from ebbflow.infra.training.launcher.pool import NodePool
 from ebbflow.infra.training.launcher.wire import Beat, Entry, Order, Wire
 
@@ -66,6 +67,7 @@ class Members:
         self._silence, self._stopped = silence, stopped
         self._members: dict[str, Member] = {}
         self.named: set[str] = set()  # all names ever used
+        self.refused: dict[str, str] = {}  # why a node could not be started
 
     def __getitem__(self, name: str) -> Member:
         return self._members[name]
@@ -78,7 +80,7 @@ class Members:
         return list(self._members)
 
     def start(self, placement: Mapping[str, int]) -> None:
-        """Start the nodes of ``placement`` that are not there. Raises ``ClusterError``."""
+        """Start the nodes of ``placement`` that are not there; ``refused`` says of those that cannot be why."""
         for name, slots in placement.items():
             if name in self._members and self._members[name].slots != slots:
                 self.end([name])  # its share of the machine was made for another number of slots
@@ -94,8 +96,13 @@ class Members:
                     preload=self._preload,
                     grace=self._grace,
                 )
-                self._pool.start(name, slots, entry)
                 self.named.add(name)
+                try:
+                    self._pool.start(name, slots, entry)
+                except ClusterError as exc:
+                    self.refused[name] = str(exc)
+                    self._note("node-refused", node=name, why=str(exc))
+                    continue
                 wire = Wire(self._store, self._run, key)
                 self._members[name] = Member(name, slots, wire, self._clock.now())
                 self._note("node-started", node=name, slots=slots)
@@ -103,9 +110,13 @@ class Members:
     def end(self, names: Iterable[str]) -> None:
         """End nodes that are not needed any more."""
         for name in names:
-            if self._members.pop(name, None) is not None:
+            if self._members.pop(name, None) is None:
+                continue
+            try:
                 self._pool.end(name)
                 self._note("node-ended", node=name)
+            except ClusterError as exc:  # its name is not used again; the training goes on without it
+                self._note("node-stuck", node=name, why=str(exc))
 
     def look(self) -> dict[str, Loss]:
         """Take note of all signs of life and return the nodes lost since the last look, and how they went."""

@@ -30,9 +30,7 @@ class Moves:
 
     def serve(self, generation: Generation, grace: float) -> None:
         """Pass on to the generation what was asked; it gets ``grace`` seconds to save where nothing else is said."""
-        control, now = self._control, self._clock.now()
-        if control.closed:
-            generation.ask_to_stop("closed", now)
+        control = self._control
         if control.deadline is not None:
             self._record.stand(state="stopping")
             generation.ask_to_stop("stop", control.deadline)

@@ -17,7 +17,7 @@ import traceback
 from datetime import timedelta
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import psutil
 from torch.distributed import TCPStore
@@ -38,8 +38,7 @@ from ebbflow.infra.training.launcher.wire import (
 from ebbflow.infra.training.launcher.worker import RANKS
 
 NOTICE = "notice"  # file, in the node's folder, with the time at which the node will be gone
-_LOOK = 0.02  # seconds between looks for orders and at the agent
-_EMPTY = 5.0  # seconds that an agent may live on when all its processes are gone
+_LOOK = 0.03  # seconds between looks for orders and at the agent
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _TICK = os.sysconf("SC_CLK_TCK")
@@ -56,7 +55,8 @@ class Node:
         self._generation = 0
         self._beats = 0
         self._last_beat = 0.0
-        self._shown = 0  # processes that the last sign of life told of
+        self._slots = 0
+        self._ranks: list[dict[str, Any]] = []  # what the generation's processes have said of themselves
         self._notice: float | None = None
         self._empty_since: float | None = None
 
@@ -84,21 +84,23 @@ class Node:
             else:
                 self._close(AgentEnd("ended", error="ended by the launcher", time=time.time()))
         now = self._clock.now()
-        if (there := len(self._rank_files())) != self._shown:
-            self._shown, self._last_beat = there, 0.0
-        if now - self._last_beat >= self._entry.beat:
+        if now - self._last_beat >= self._entry.beat or (self._agent and self._find_ranks()):
             self._last_beat = now
             self._beats += 1
-            self._wire.show(
-                Beat(self._beats, self._generation if self._agent else 0, self._ranks(), self._notice)
-            )
+            ranks = self._look_at_ranks()
+            self._wire.show(Beat(self._beats, self._generation if self._agent else 0, ranks, self._notice))
+            if self._agent and self._deserted(ranks, now):
+                # Had one ended with an error, the agent would have seen that and ended as well.
+                self._close(
+                    AgentEnd("succeeded", error="its processes ended without a word", time=time.time())
+                )
         return True
 
     # --- the agent ----------------------------------------------------------------------------------------
 
     def _launch(self, order: Order) -> None:
         self._end_processes(0.0)  # nothing of an older generation may be left
-        self._generation = order.generation
+        self._generation, self._slots, self._ranks = order.generation, order.slots, []
         self._end_file(order.generation).parent.mkdir(parents=True, exist_ok=True)
         self._empty_since = None
         sys.stdout.flush()
@@ -136,18 +138,14 @@ class Node:
             with contextlib.suppress(OSError):
                 end = agent_end_from(self._end_file(self._generation).read_text())
             self._close(end)
-        elif self._deserted():
-            # Had one ended with an error, the agent would have seen that and ended as well.
-            self._close(AgentEnd("succeeded", error="its processes ended without a word", time=time.time()))
 
-    def _deserted(self) -> bool:
+    def _deserted(self, ranks: tuple[RankState, ...], now: float) -> bool:
         """Tell whether the agent waits for processes that are gone: ``os._exit`` does not tell it."""
-        ranks = self._ranks()
         if not ranks or any(rank.state not in "XZ" for rank in ranks):
             self._empty_since = None
             return False
-        self._empty_since = self._empty_since or self._clock.now()
-        return self._clock.now() - self._empty_since > _EMPTY
+        self._empty_since = self._empty_since or now
+        return now - self._empty_since > self._entry.deserted
 
     def _close(self, end: AgentEnd) -> None:
         """End what is left of the generation and tell the launcher how it ended."""
@@ -160,23 +158,26 @@ class Node:
 
     # --- processes ----------------------------------------------------------------------------------------
 
-    def _ranks(self) -> tuple[RankState, ...]:
+    def _find_ranks(self) -> bool:
+        """Take note of processes that have begun since the last look, and tell whether there are any."""
+        if len(self._ranks) >= self._slots:
+            return False
+        folder = Path(self._entry.folder) / str(self._generation) / RANKS
+        known = len(self._ranks)
+        with contextlib.suppress(OSError):
+            paths = sorted(path for path in folder.iterdir() if path.name.isdigit())
+            self._ranks = [json.loads(path.read_text()) for path in paths]
+        return len(self._ranks) > known
+
+    def _look_at_ranks(self) -> tuple[RankState, ...]:
         found = []
-        for path in self._rank_files():
-            fields = json.loads(path.read_text())
-            state, cpu = _look_at(fields["pid"])
-            found.append(RankState(fields["rank"], fields["pid"], state, cpu, fields["started"]))
+        for said in self._ranks:
+            state, cpu = _look_at(said["pid"])
+            found.append(RankState(said["rank"], said["pid"], state, cpu, said["started"]))
         return tuple(found)
 
-    def _rank_files(self) -> list[Path]:
-        folder = Path(self._entry.folder) / str(self._generation) / RANKS
-        try:
-            return sorted(path for path in folder.iterdir() if path.name.isdigit())
-        except OSError:
-            return []
-
     def _kill(self, rank: int) -> None:
-        for found in self._ranks():
+        for found in self._look_at_ranks():
             if found.rank == rank and found.state not in "XZ":
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(found.pid, signal.SIGKILL)

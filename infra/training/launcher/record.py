@@ -1,13 +1,17 @@
 """What a launcher knows of its run and tells others: where it stands, what happened, and both in the run's folder."""
 
+import logging
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from ebbflow.infra.clock import Clock
+from ebbflow.infra.errors import StorageError
 from ebbflow.infra.protocols import TrainingEvent, TrainingJob, TrainingStatus
 from ebbflow.infra.training.launcher.journal import Journal
+
+log = logging.getLogger(__name__)
 
 
 class Record:
@@ -41,13 +45,16 @@ class Record:
             return [event for event in self._events if event.number > after]
 
     def note(self, kind: str, /, **content: Any) -> None:
-        """Add an event. Raises ``StorageError`` when it cannot be written down."""
+        """Add an event. A folder that cannot be written to costs the entry there, not the training."""
         with self._lock:
             number = self._events[-1].number + 1 if self._events else 1
             event = TrainingEvent(number, self._clock.now(), kind, self._status.generation, content)
             self._events.append(event)
         if self.journal is not None:
-            self.journal.append(event)
+            try:
+                self.journal.append(event)
+            except StorageError as exc:
+                log.warning("event %s of the run is not written down: %s", event.kind, exc)
 
     def stand(self, **changes: Any) -> None:
         """Change where the run stands."""

@@ -56,7 +56,7 @@ class TorchTrainer:
         decide: Decide | None = None,
         minimum: int = 1,
         patience: float = 3600.0,
-        rescue: float = 10.0,
+        rescue: float = 20.0,
         form: float = 60.0,
         hang: HangRule | None = None,
         stragglers: bool = True,

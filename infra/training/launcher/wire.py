@@ -30,6 +30,7 @@ class Entry:
     beat: float = 0.5  # seconds between signs of life
     connect: float = 60.0  # seconds in which the store must be reached
     grace: float = 30.0  # seconds for the processes to save once the launcher is gone
+    deserted: float = 5.0  # seconds that an agent may live on when all its processes are gone
 
 
 @dataclass(frozen=True, slots=True)

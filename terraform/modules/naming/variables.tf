@@ -36,8 +36,8 @@ variable "pool" {
   default     = null
 
   validation {
-    condition     = var.pool == null || (can(regex("^[a-z](-?[a-z0-9])+$", var.pool)) && length(coalesce(var.pool, "-")) <= 20)
-    error_message = "pool must be 2 to 20 lower-case letters, digits and single dashes, beginning with a letter and not ending with a dash."
+    condition     = var.pool == null || (can(regex("^[a-z](-?[a-z0-9])+$", var.pool)) && length(coalesce(var.pool, "-")) <= 20 && !contains(["spark-master", "spark-worker", "gpu-trainer", "prefect-server", "prefect-worker"], coalesce(var.pool, "-")))
+    error_message = "pool must be 2 to 20 lower-case letters, digits and single dashes, beginning with a letter, not ending with a dash, and not the name of a role."
   }
 }
 

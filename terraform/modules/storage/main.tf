@@ -59,7 +59,7 @@ locals {
         Resource  = "*"
         Condition = {
           StringEquals = { "aws:SourceAccount" = local.account }
-          ArnLike      = { "aws:SourceArn" = "arn:${data.aws_partition.current.partition}:events:${local.region}:${local.account}:rule/${module.naming.names.prefix}-*" }
+          ArnEquals    = { "aws:SourceArn" = [for rule in values(module.naming.names.rules) : "arn:${data.aws_partition.current.partition}:events:${local.region}:${local.account}:rule/${rule}"] }
         }
       },
       {
@@ -98,7 +98,11 @@ locals {
         Principal = "*"
         Action    = "s3:PutObject"
         Resource  = "${local.bucket}/*"
-        Condition = { StringNotEqualsIfExists = { "s3:x-amz-server-side-encryption-aws-kms-key-id" = aws_kms_key.this.arn } }
+        # who names no key gets the bucket's own
+        Condition = {
+          StringNotEquals = { "s3:x-amz-server-side-encryption-aws-kms-key-id" = aws_kms_key.this.arn }
+          Null            = { "s3:x-amz-server-side-encryption-aws-kms-key-id" = "false" }
+        }
       },
     ]
   })

@@ -188,8 +188,8 @@ def test_tasks_of_one_version_fetch_once(tmp_path: Path) -> None:
 
 
 def test_partial_recovery_leaves_survivors_alone(tmp_path: Path) -> None:
-    settings = Settings(recovery="partial", running_every=0.005, snapshot_every=0.2)
-    app = Mixing(executors=6, iterations=30, keys=40, shards=8, tolerant=True)
+    settings = Settings(recovery="partial", running_every=0.2, snapshot_every=0.5)
+    app = Mixing(executors=6, iterations=30, keys=20, tolerant=True)
     job = InProcessJob(app, 3, tmp_path, 3, settings)
     while job.master.ledger.clock.version < 60:
         job.network.step()

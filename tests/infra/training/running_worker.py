@@ -32,7 +32,7 @@ def survivors_of(rank: int, place: str, meeting: str) -> None:
         if iteration % 2 == 0:  # what others own is not known here, and must not matter
             for block, owner in enumerate(made.placement):
                 if owner != rank:
-                    made._cache["w"][block] += 100.0
+                    made._cache._saved["w"][block] += 100.0
         past.append(now["w"].clone())
         saved = made.step(iteration)
         made.wait()
@@ -62,10 +62,21 @@ def survivors_of(rank: int, place: str, meeting: str) -> None:
         expected = past[at[block]][block] if block in lost else kept[block]
         assert torch.equal(now["w"][block], expected), (block, at[block])
     assert found.oldest == min(at[block] for block in lost)
-    now["w"] += 1.0
+    then = {}
     for iteration in (10, 12, 14, 16):
-        assert len(made.step(iteration)) > 0
+        now["w"] += 1.0
+        saved = made.step(iteration)
         made.wait()
+        assert len(saved) > 0
+        then[iteration] = now["w"].clone()
+        both: list[list[int]] = [[], []]
+        dist.all_gather_object(both, saved)
+        remember(made, both[0] + both[1], iteration)
+    assert any(at[block] >= 10 for block in lost), "an adopted block is in the folders of both its owners"
+    made.recover(range(30))
+    for block in range(30):
+        if at[block] >= 10:
+            assert torch.equal(now["w"][block], then[at[block]][block]), (block, at[block])
     print("recovered", flush=True)
     dist.barrier()
     dist.destroy_process_group()

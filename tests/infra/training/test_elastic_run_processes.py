@@ -146,6 +146,17 @@ def test_losing_all_processes_falls_back_to_the_last_periodic_checkpoint(launch:
     assert launch.said("started")[0].step == found.step
 
 
+def test_a_running_checkpoint_is_taken_where_it_is_newer(launch: Launch) -> None:
+    settings = RunSettings(checkpoint_every=600.0, running_every=4, running_fraction=0.25)
+    assert launch.run(1, settings, at={"kill": [9, 0]}, pause=0.05, adam=True) == [-9]
+    assert launch.checkpoints.latest() is None
+    assert launch.run(2, settings, adam=True) == [0, 0]
+    (started,) = launch.said("started")
+    assert started.content["restored"] == started.step >= 7
+    assert launch.log().end["steps"] == 15
+    assert launch.log().end["gained"] == pytest.approx(300 / 24)
+
+
 def test_a_request_to_stop_comes_through_the_channel(launch: Launch) -> None:
     ranks = launch.start(2, epochs=1000, pause=0.01)
     while not launch.channel._store.check(["ebbflow/t/1/report/2"]):

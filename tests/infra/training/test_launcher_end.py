@@ -11,6 +11,7 @@ import pytest
 
 from ebbflow.infra import processes
 from ebbflow.infra.protocols import TrainingJob, TrainingStatus
+from ebbflow.infra.training.launcher.hang import HangRule
 from ebbflow.infra.training.launcher.journal import Journal
 from ebbflow.infra.training.launcher.trainer import TorchTrainer
 from ebbflow.infra.training.nodes import LocalNodes
@@ -125,3 +126,38 @@ def test_a_run_that_makes_no_progress_is_given_up(tmp_path: Path, monkeypatch: p
         status = trainer.wait(LONG)
     assert (status.state, status.generation) == ("failed", 3)
     assert "SIGKILL" in status.reason
+
+
+HANGS_ONCE = """
+import os, sys, time
+from pathlib import Path
+import torch, torch.distributed as dist
+from ebbflow.infra.training.channel import Channel, Report
+
+dist.init_process_group("gloo")
+again = Path(sys.argv[1]).exists()
+for step in range(1, 6):
+    if dist.get_rank() == 0:
+        Channel.connect().post(Report("step", 0, time.time(), step))
+    if dist.get_rank() == 1 and step == 3 and not again:
+        Path(sys.argv[1]).touch()
+        time.sleep(600)
+    dist.all_reduce(torch.ones(1))
+if dist.get_rank() == 0:
+    Channel.connect().post(Report("finished", 0, time.time(), step))
+"""
+
+
+def test_a_collective_that_hangs_is_ended_and_tried_again(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(HANGS_ONCE)
+    rule = HangRule(floor=1.0, factor=1.0)
+    with TorchTrainer(LocalNodes(tmp_path / "nodes"), preload=PRELOAD, hang=rule, rescue=0.5) as trainer:
+        job = TrainingJob("r", str(script), (str(tmp_path / "hung"),), str(tmp_path / "run"))
+        trainer.launch(job, {"node-1": 2})
+        status = trainer.wait(LONG)
+    assert (status.state, status.generation) == ("finished", 2)
+    [hang] = [e for e in trainer.events() if e.kind == "hang"]
+    assert "no process computes" in str(hang.content["reason"])
+    ends = [e.content["how"] for e in trainer.events() if e.kind == "generation-ended"]
+    assert ends == ["hung", "finished"]

@@ -25,7 +25,7 @@ class Launcher:
         self.nodes = LocalNodes(folder / "nodes")
         self.wire = Wire(self.store, "run", "key")
         self.generation = 0
-        entry = Entry(f"127.0.0.1:{self.store.port}", "run", "node-1", "key", "", "", beat=0.1)
+        entry = Entry(f"127.0.0.1:{self.store.port}", "run", "node-1", "key", "", "", beat=0.1, deserted=0.5)
         self.nodes.start("node-1", 2, entry)
 
     def run(self, source: str, *arguments: str, slots: int = 1, nodes: int = 1, **fields: object) -> AgentEnd:
@@ -142,9 +142,7 @@ def test_a_good_end_is_told_as_it_was(launcher: Launcher, source: str) -> None:
     assert launcher.run(source).state == "succeeded"
 
 
-def test_a_process_that_leaves_without_a_word_is_noticed(
-    launcher: Launcher, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_that_leaves_without_a_word_is_noticed(launcher: Launcher) -> None:
     assert launcher.run("import os; os._exit(0)\n").state == "succeeded"
 
 

@@ -61,7 +61,7 @@ class Walk:
         for tensor in self.now.values():
             scale = torch.tensor(self._rng.choice([0.0, 0.1, 1.0, 5.0], len(tensor)), dtype=torch.float32)
             noise = torch.tensor(self._rng.normal(size=tuple(tensor.shape)), dtype=torch.float32)
-            tensor += noise * scale.reshape(-1, *[1] * (tensor.dim() - 1))
+            tensor.add_(noise * scale.reshape(-1, *[1] * (tensor.dim() - 1)))
         self.past.append(copy.deepcopy(self.now))
         return len(self.past) - 1
 
@@ -433,9 +433,9 @@ def test_with_everything_saved_and_everything_lost_it_is_the_ordinary_checkpoint
     for iteration in range(1, 11):
         train(model, optimizer, data)
         made.step(iteration, {"data": data.get_state()})
+        made.wait()
         if iteration == 8:
             expected = everything(model, optimizer)
-    made.wait()
     other, again, fresh = trainee(seed=3)
     back = RunningCheckpoint(tmp_path, other, again, period=4, fraction=1.0, shard_rows=2)
     found = back.recover_all()

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,10 @@ from hypothesis import strategies as st
 
 from ebbflow.infra.errors import OtherModelError, StorageError, StorageFullError
 from ebbflow.infra.filesystems import resolve
+from ebbflow.infra.training.checkpoint_files import ABANDONED_AFTER
 from ebbflow.infra.training.checkpoint_manifest import MANIFEST
-from ebbflow.infra.training.checkpoints import ABANDONED_AFTER, CheckpointFolder
+from ebbflow.infra.training.checkpoints import CheckpointFolder
+from ebbflow.infra.training.running_folder import read_running
 from ebbflow.infra.training.states import check_model, differences, read_state, signature
 from ebbflow.planners.errors import OptionError
 from tests.infra.training.worlds import run_module
@@ -508,26 +510,40 @@ def test_sigkill_at_any_moment_leaves_the_last_committed_one_readable(tmp_path: 
 # --- sharded ----------------------------------------------------------------------------------------------
 
 
-def test_sharded_state_is_saved_by_three_and_read_by_two_and_by_one(place: str) -> None:
-    run_module("tests.infra.training.sharded_worker", place)
-    folder = CheckpointFolder(place)
-    found = folder.latest()
-    assert found is not None
-    assert (found.step, found.layout) == (3, "sharded")
-    whole = folder.load(found)
-    assert torch.equal(whole["model"]["w"], torch.arange(48.0).reshape(12, 4))
-    assert whole["run"] == {"step": 3, "name": "x"}
-    assert found.signature == {"w": ((12, 4), "float32")}
-    if not folder.uri.startswith("file:"):
-        return
+def test_sharded_state_is_saved_by_three_and_read_by_two_and_by_one(
+    tmp_path: Path, s3: Callable[[], str]
+) -> None:
+    places = [str(tmp_path / "place"), f"{s3()}/place"]
+    run_module("tests.infra.training.sharded_worker", *places)
+    for place in places:
+        folder = CheckpointFolder(place)
+        found = folder.latest()
+        assert found is not None
+        assert (found.step, found.layout) == (3, "sharded")
+        whole = folder.load(found)
+        assert torch.equal(whole["model"]["w"], torch.arange(48.0).reshape(12, 4))
+        assert whole["run"] == {"step": 3, "name": "x"}
+        assert found.signature == {"w": ((12, 4), "float32")}
 
-    target = Path(place) / "ran"
+    expected = torch.load(tmp_path / "place" / "expected.pt", weights_only=True)
+    state, iteration = read_running(tmp_path / "place" / "full")
+    assert (iteration, state["run"]) == (9, {"iteration": 9})
+    joined = dict(state["model"])
+    for index, kept in state["optimizer"]["state"].items():
+        joined |= {f"{index}.{key}": value for key, value in kept.items()}
+    assert joined.keys() == expected.keys()
+    assert all(torch.equal(joined[key], expected[key]) for key in expected)
+
+    target = tmp_path / "ran"
 
     class Trap:
         def __reduce__(self) -> Any:
             return os.mkdir, (str(target),)
 
-    (index,) = Path(place).glob("step-*/.metadata")
+    folder = CheckpointFolder(places[0])
+    found = folder.latest()
+    assert found is not None
+    (index,) = tmp_path.glob("place/step-*/.metadata")
     index.write_bytes(pickle.dumps(Trap()))
     with pytest.raises(StorageError, match=r"may not hold posix\.mkdir"):
         folder.load(found)

@@ -25,7 +25,7 @@ def run_module(module: str, *arguments: str) -> str:
     return done.stdout
 
 
-def fork_world(ranks: Callable[[int], None], size: int) -> None:
+def fork_world(ranks: Callable[[int], object], size: int) -> None:
     """Run ``ranks(rank)`` in ``size`` forked processes of one gloo group. For a process without threads."""
     import torch.distributed as dist
 

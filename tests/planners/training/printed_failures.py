@@ -91,6 +91,7 @@ PRINTED: dict[str, list[tuple[int, str]]] = {
             "None has invalid type", "'out' cannot be interpreted as a Tensor")),
     ],
     "semantic-error": [
+        (1, HEAD + "ebbflow.planners.errors.OptionError: batch_size must be >= 1; got 0"),
         (1, HEAD + "torch.AcceleratorError: CUDA error: device-side assert triggered"),
         (1, HEAD + "RuntimeError: Expected all tensors to be on the same device, but found at least two devices, "
             "cuda:0 and cpu!"),
@@ -98,6 +99,21 @@ PRINTED: dict[str, list[tuple[int, str]]] = {
     "host-out-of-memory": [
         (1, "[98765.4] oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=job,task=python,pid=913"),
         (-6, "terminate called after throwing an instance of 'std::bad_alloc'\n  what():  std::bad_alloc"),
+    ],
+    "run-locked": [
+        (1, HEAD + "ebbflow.infra.errors.RunLockedError: run r1 is held by process 4711 on host a since 12:00"),
+        (1, HEAD + "ebbflow.infra.errors.RunLockedError: run r1 has been taken over by process 4712 on host b"),
+        (1, "[rank0]: Traceback (most recent call last):\n[rank0]:   File \"/job/a.py\", line 1, in <module>\n"
+            "[rank0]: ebbflow.infra.errors.RunLockedError: run r1 is held by another"),
+    ],
+    "model-mismatch": [
+        (1, HEAD + "ebbflow.infra.errors.OtherModelError: the checkpoint is of another model: 0.weight"),
+    ],
+    "model-diverged": [
+        (1, HEAD + "ebbflow.infra.errors.TrainingError: the gradient was not finite in 100 steps in a row, up to 7"),
+    ],
+    "incorrect-inputs": [
+        (1, HEAD + "ebbflow.infra.errors.DatasetError: a data set of 10 samples is smaller than the batch of 32"),
     ],
     "core-dump": [(134, "train.sh: line 3:  4711 Aborted                 (core dumped) python train.py")],
 }  # fmt: skip
@@ -109,6 +125,7 @@ NEAR_MISSES: list[tuple[str, str, int, str]] = [
     ("host-out-of-memory", "traceback", 1, HEAD + "ValueError: memory bank is empty"),
     ("gpu-out-of-memory", "traceback", 1, HEAD + "RuntimeError: out of memory cells in the replay buffer"),
     ("no-space", "traceback", 1, HEAD + "OSError: [Errno 24] Too many open files: 'a.bin'"),
+    ("run-locked", "traceback", 1, HEAD + "RuntimeError: the run is locked in at 8 GPUs"),
     ("cannot-load-libraries", "import-error", 1, HEAD + "ModuleNotFoundError: No module named 'libcudnn'"),
     ("syntax-error", "incorrect-inputs", 1, HEAD + "json.decoder.JSONDecodeError: invalid syntax in line 1"),
     ("import-error", "traceback", 1, HEAD + "RuntimeError: cannot import the weights of layer 3"),

@@ -114,7 +114,13 @@ def test_progress_starts_the_back_off_anew() -> None:
 def test_who_reports_a_broken_connection_is_not_to_blame() -> None:
     found = decide([attempt("collective-timeout", "node-1", suspects=frozenset({"node-3"}))])
     assert isinstance(found, Retry)
-    assert found.exclude == {"node-3"}
+    assert (found.exclude, found.after) == ({"node-3"}, 0.0)
+    unknown = decide([attempt("collective-timeout", "node-1")])
+    assert isinstance(unknown, Retry)
+    assert unknown.after >= 96
+    again = decide([attempt("collective-timeout", suspects=frozenset({"node-3"}))] * 2)
+    assert isinstance(again, Retry)
+    assert again.after >= 192
 
 
 def test_eight_attempts_at_most() -> None:

@@ -55,7 +55,7 @@ def test_the_table_tells_what_the_trials_say(quick: Path) -> None:
     found = json.loads((quick / "scar" / "mlr-8-partial.json").read_text())["result"]["rework"]
     mean = np.mean(found["full 1x 0.5"])
     page = (quick / "docs" / "scar-evaluation.md").read_text()
-    (row,) = [line for line in page.splitlines() if line.startswith("| MLR, C = 8 | 60 |")]
+    (row,) = [line for line in page.splitlines() if line.startswith("| MLR (C = 8) | 60 |")]
     assert f"| {mean:.2f} ± " in row
 
 
@@ -82,15 +82,14 @@ def test_no_quadratic_leaves_its_bounds(start: str, how: str) -> None:
             assert rework.max() > 0.9 * bound.max()
 
 
-def test_perturbations_of_a_regression_keep_to_their_bounds_and_order() -> None:
-    means = {}
-    for kind in KINDS:
-        found = regression(kind, 12)
-        assert found["beyond"] == 0
-        assert found["envelope"] <= 1 + 1e-9
-        assert min(found["rework"]) >= 0
-        means[kind] = np.mean(found["rework"]) / np.mean(found["bound"])
-    assert means["gaussian"] < means["reset"] < means["adversarial"]
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_regression_leaves_its_bounds(kind: str) -> None:
+    found = regression(kind, 4)
+    assert found["beyond"] == 0
+    assert found["envelope"] <= 1 + 1e-9
+    assert found["seen"] <= found["contraction"]
+    assert min(found["rework"]) >= 0
+    assert min(found["by_objective"]) >= -1
 
 
 def trials(whole: list[float], half: list[float]) -> Trials:

@@ -33,7 +33,7 @@ def kept() -> Record:
 @pytest.fixture(scope="module")
 def results() -> Trials:
     ways = (*PARTIAL, *((strategy, 8, 0.5) for strategy in STRATEGIES), *TOTAL)
-    return Trials("mlr-8", [measured("mlr", 60, 8, ways, runs=2, trials=40)])
+    return Trials("mlr-8", [measured("mlr", 60, 8, ways, runs=2, trials=30)])
 
 
 def test_the_criterion_is_met_between_two_iterations() -> None:

@@ -58,7 +58,9 @@ class ScriptedClock(SystemClock):
 class FakeTrainer:
     """Implements ``Trainer``: one generation at each ``wait``."""
 
-    def __init__(self, acts: Sequence[Act], decide: Decide, hear: Callable[[Report], None], clock: Any) -> None:
+    def __init__(
+        self, acts: Sequence[Act], decide: Decide, hear: Callable[[Report], None], clock: Any
+    ) -> None:
         self._acts, self._decide, self._hear, self._clock = list(acts), decide, hear, clock
         self._events: list[TrainingEvent] = []
         self._step = self._saved = 0
@@ -106,14 +108,24 @@ class FakeTrainer:
         placement, number = dict(self._status.placement), self._status.generation
         started, first = self._clock.now(), self._saved if number > 1 else self._step
         gpus, self._step = sum(placement.values()), first
-        content = {"world": gpus, "nodes": len(placement), "restored": first if number > 1 else None}
+        content: dict[str, Any] = {"world": gpus, "nodes": len(placement), "batch": act.batch, "passes": 1}
+        content["restored"] = first if number > 1 else None
         self._say("started", content)
+        self._note("started", **content)
         canary = self._settings.canary_steps
         for n in range(min(act.steps, canary) if canary else act.steps):
             self._step += 1
             self._clock.time += act.seconds / max(act.steps, 1)
-            figures = {"batch": act.batch, "passes": 1, "gpus": gpus, "nodes": len(placement), "loss": 1.0 / (n + 1)}
-            self._say("step", figures | {"throughput": 100.0, "goodput": 80.0, "noise_scale": 5.0, "epoch": 0})
+            figures = {
+                "batch": act.batch,
+                "passes": 1,
+                "gpus": gpus,
+                "nodes": len(placement),
+                "loss": 1.0 / (n + 1),
+            }
+            self._say(
+                "step", figures | {"throughput": 100.0, "goodput": 80.0, "noise_scale": 5.0, "epoch": 0}
+            )
         for name, value in act.metrics.items():
             self._say("metrics", {"metrics": {name: value}, "epoch": 0})
         if act.saves and not canary:
@@ -186,7 +198,9 @@ class FakeSite:
     def nodes(self) -> "FakeSite":
         return self
 
-    def trainer(self, request: TrainingRequest, decide: Decide, hear: Callable[[Report], None]) -> FakeTrainer:
+    def trainer(
+        self, request: TrainingRequest, decide: Decide, hear: Callable[[Report], None]
+    ) -> FakeTrainer:
         self.made = FakeTrainer(self.acts, decide, hear, self.clock)
         return self.made
 

@@ -1,0 +1,299 @@
+"""The agent on a node that can be taken away: it looks for notices and drains the node.
+
+    python -m ebbflow.infra.aws.node_agent [--rebalance note|drain] [--seconds N]
+    python -m ebbflow.infra.aws.node_agent --drain SECONDS
+
+A systemd unit runs the first form as root. It asks the instance's metadata service (version 2) every second:
+
+- *spot/instance-action*: AWS takes the node away at a stated time, two minutes ahead.
+- *target-lifecycle-state* ``Terminated``: its Auto Scaling group ends the node. The group waits until the agent tells
+  it that the node is drained, or for ``--seconds``.
+- *recommendations/rebalance*: an interruption is likelier than usual. Few of them become one, so the agent takes note
+  and drains only with ``--rebalance drain``.
+
+Draining decommissions the Spark worker (SIGPWR: it takes no new tasks and hands its blocks over) and tells the node
+processes of trainings (the deadline in a file, then SIGTERM) that they will be gone.
+"""
+
+import argparse
+import contextlib
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Protocol
+
+import httpx
+import psutil
+
+from ebbflow.infra.aws.naming import DRAIN_HOOK
+from ebbflow.infra.clock import Clock, SystemClock
+from ebbflow.infra.files import write_atomic
+
+METADATA = "http://169.254.169.254"
+DRAINING = Path("/run/ebbflow/draining")
+"""Exists from the first notice on; holds the deadline, seconds since the Unix epoch. Nothing is started after it."""
+
+_SPARK = "ebbflow-spark-worker.service"
+_TORCH = "ebbflow-torch-node@*.service"
+_ENTRY = "EBBFLOW_NODE_ENTRY"  # as infra/training/launcher/wire.py, which needs torch, has it
+_LOOK = 1.0  # seconds between looks
+_TOKEN = 21600  # seconds for which a token of the metadata service is asked
+_TIMEOUT = 30.0  # seconds for one systemctl
+_AHEAD = 5.0  # seconds by which a deadline must move for work to be told again
+
+log = logging.getLogger("ebbflow.agent")
+
+
+@dataclass(frozen=True, slots=True)
+class Leaving:
+    """The node will be gone at ``deadline``, seconds since the Unix epoch."""
+
+    deadline: float
+    why: str
+    group_waits: bool = False  # its group waits until it is told
+
+
+class Node(Protocol):
+    """What the agent does to its node."""
+
+    def drain(self, leaving: Leaving) -> None:
+        """Tell everything that runs here."""
+        ...
+
+    def idle(self) -> bool:
+        """Tell whether nothing is left that work would be lost with."""
+        ...
+
+    def tell_group(self) -> None:
+        """Let the Auto Scaling group go on."""
+        ...
+
+
+class Metadata:
+    """The instance metadata service, version 2."""
+
+    def __init__(self, client: httpx.Client | None = None) -> None:
+        self._client = client or httpx.Client(base_url=METADATA, timeout=2.0)
+        self._token = ""
+
+    def get(self, path: str) -> str | None:
+        """Return what ``path`` holds; None where there is no such thing, or the service does not answer."""
+        try:
+            for _ in range(2):
+                self._token = self._token or self._new_token()
+                answer = self._client.get(
+                    f"/latest/meta-data/{path}", headers={"X-aws-ec2-metadata-token": self._token}
+                )
+                if answer.status_code != httpx.codes.UNAUTHORIZED:
+                    break
+                self._token = ""  # it has run out
+            if answer.status_code == httpx.codes.OK:
+                return answer.text
+            if answer.status_code != httpx.codes.NOT_FOUND:
+                log.warning("the metadata service answers %s to %s", answer.status_code, path)
+        except httpx.HTTPError as error:
+            log.warning("the metadata service does not answer to %s: %s", path, error)
+        return None
+
+    def _new_token(self) -> str:
+        answer = self._client.put(
+            "/latest/api/token", headers={"X-aws-ec2-metadata-token-ttl-seconds": str(_TOKEN)}
+        )
+        return answer.raise_for_status().text
+
+
+def look(metadata: Metadata, now: float, rebalance: str, seconds: float) -> Leaving | None:
+    """Return why and when this node will be gone, or None; the firmest reason first.
+
+    ``now`` is in seconds since the Unix epoch; ``seconds`` is what a group or a recommendation leaves.
+    """
+    if (action := metadata.get("spot/instance-action")) is not None:
+        return Leaving(_deadline(action, "time", now), "spot interruption")
+    if metadata.get("autoscaling/target-lifecycle-state") == "Terminated":
+        return Leaving(now + seconds, "its group ends it", group_waits=True)
+    if (advice := metadata.get("events/recommendations/rebalance")) is not None:
+        if rebalance == "drain":
+            return Leaving(_deadline(advice, "noticeTime", now) + seconds, "rebalance recommendation")
+        log.info("rebalance recommendation: %s", advice)
+    return None
+
+
+def _deadline(text: str, key: str, now: float) -> float:
+    """Return the time that a notice states, or ``now`` where none can be read: better too early than too late."""
+    with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
+        return datetime.fromisoformat(json.loads(text)[key]).timestamp()
+    log.warning("a notice without a time: %r", text)
+    return now
+
+
+class Agent:
+    """Looks and drains until the node is gone."""
+
+    def __init__(
+        self,
+        metadata: Metadata,
+        node: Node,
+        rebalance: str = "note",
+        seconds: float = 120.0,
+        clock: Clock | None = None,
+    ) -> None:
+        self._metadata = metadata
+        self._node = node
+        self._rebalance = rebalance
+        self._seconds = seconds
+        self._now = (clock or SystemClock()).now
+        self._leaving: Leaving | None = None
+        self._told_group = False
+
+    def step(self) -> None:
+        """Look once, and do what follows from it."""
+        now = self._now()
+        found = look(self._metadata, now, self._rebalance, self._seconds)
+        if found is not None:
+            self._take(found)
+        leaving = self._leaving
+        if leaving is None or not leaving.group_waits or self._told_group:
+            return
+        if self._node.idle() or now >= leaving.deadline:
+            self._node.tell_group()
+            self._told_group = True
+
+    def _take(self, found: Leaving) -> None:
+        old = self._leaving
+        if old is not None:
+            # the group's deadline is counted from its first sight on
+            waits = old.group_waits or found.group_waits
+            if found.deadline > old.deadline - _AHEAD:
+                self._leaving = Leaving(old.deadline, old.why, waits)
+                return
+            found = Leaving(found.deadline, found.why, waits)
+        self._leaving = found
+        log.warning("%s: gone in %.0f s; draining", found.why, found.deadline - self._now())
+        self._node.drain(found)
+
+
+class SystemdNode:
+    """The node as systemd runs it. ``group`` is its Auto Scaling group, empty for none."""
+
+    def __init__(self, group: str = "", region: str = "", instance: str = "", draining: Path = DRAINING) -> None:
+        self._group = group
+        self._region = region
+        self._instance = instance
+        self._draining = draining
+        self._told_spark = False
+
+    def drain(self, leaving: Leaving) -> None:
+        """See ``Node``. What cannot be told is logged, so that it keeps nothing else from being told."""
+        self._draining.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(None, "file", str(self._draining), repr(leaving.deadline).encode())
+        if not self._told_spark and (pid := self._main_pid(_SPARK)):
+            # once is enough: a second SIGPWR would only be logged
+            self._told_spark = self._signal(pid, signal.SIGPWR)
+        for unit in self._units(_TORCH):
+            if not (pid := self._main_pid(unit)):
+                continue
+            try:
+                folder = Path(_entry_folder(pid))
+                write_atomic(None, "file", str(folder / "notice"), repr(leaving.deadline).encode())
+            except (OSError, ValueError, KeyError) as error:
+                log.error("%s cannot be told its deadline: %s", unit, error)
+            self._signal(pid, signal.SIGTERM)
+
+    def idle(self) -> bool:
+        """See ``Node``: no executor below the Spark worker, no training's node process."""
+        pid = self._main_pid(_SPARK)
+        with contextlib.suppress(psutil.Error):
+            if pid and psutil.Process(pid).children():
+                return False
+        return not self._units(_TORCH)
+
+    def tell_group(self) -> None:
+        """See ``Node``. A failure is logged: the group goes on by itself when its time is over."""
+        if not self._group:
+            return
+        import boto3
+        from botocore.config import Config
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        limits = Config(connect_timeout=5, read_timeout=10, retries={"mode": "standard", "max_attempts": 4})
+        try:
+            boto3.client("autoscaling", region_name=self._region, config=limits).complete_lifecycle_action(
+                LifecycleHookName=DRAIN_HOOK,
+                AutoScalingGroupName=self._group,
+                LifecycleActionResult="CONTINUE",
+                InstanceId=self._instance,
+            )
+        except (BotoCoreError, ClientError) as error:
+            log.error("the group %s cannot be told: %s", self._group, error)
+
+    def _units(self, pattern: str) -> list[str]:
+        text = _systemctl("list-units", "--plain", "--no-legend", "--state=active,activating,deactivating", pattern)
+        return [line.split()[0] for line in text.splitlines() if line.split()]
+
+    def _main_pid(self, unit: str) -> int:
+        text = _systemctl("show", "--property=MainPID", "--value", unit).strip()
+        return int(text) if text.isdigit() else 0
+
+    def _signal(self, pid: int, number: signal.Signals) -> bool:
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:
+            return False
+        log.info("%s to process %s", number.name, pid)
+        return True
+
+
+def _systemctl(*arguments: str) -> str:
+    try:
+        done = subprocess.run(
+            ["systemctl", *arguments], capture_output=True, text=True, timeout=_TIMEOUT, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        log.error("systemctl %s: %s", arguments[0], error)
+        return ""
+    return done.stdout
+
+
+def _entry_folder(pid: int) -> str:
+    """Return the scratch folder of a training's node process. Raises ``OSError``, ``ValueError``, ``KeyError``."""
+    for field in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+        name, _, value = field.partition(b"=")
+        if name.decode() == _ENTRY:
+            return str(json.loads(value)["folder"])
+    raise KeyError(_ENTRY)
+
+
+def main(arguments: Sequence[str] | None = None, clock: Clock | None = None) -> None:
+    """Run the agent, or drain at once."""
+    parser = argparse.ArgumentParser(prog="ebbflow-agent", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--rebalance", choices=("note", "drain"), default="note")
+    parser.add_argument("--seconds", type=float, default=120.0, help="for which the group waits")
+    parser.add_argument("--drain", type=float, metavar="SECONDS", help="drain now, and leave within SECONDS")
+    options = parser.parse_args(arguments)
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(levelname)s %(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs every look
+    clock = clock or SystemClock()
+    if options.drain is not None:
+        SystemdNode().drain(Leaving(clock.now() + options.drain, "asked for"))
+        return
+    metadata = Metadata()
+    node = SystemdNode(
+        group=os.environ.get("EBBFLOW_GROUP", ""),
+        region=os.environ.get("EBBFLOW_REGION", ""),
+        instance=metadata.get("instance-id") or "",
+    )
+    agent = Agent(metadata, node, options.rebalance, options.seconds, clock)
+    while True:
+        agent.step()
+        clock.sleep(_LOOK)
+
+
+if __name__ == "__main__":
+    main()

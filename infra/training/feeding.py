@@ -1,0 +1,67 @@
+"""Feeds one process its share of every step's samples."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ebbflow.infra.training.data import Samples, to_device
+from ebbflow.infra.training.prepared import Prepared
+from ebbflow.infra.training.progress import Progress
+from ebbflow.infra.training.random_state import seed_everything
+from ebbflow.infra.training.stepper import Stepper, StepPlan
+from ebbflow.infra.training.world import World
+from ebbflow.planners.training.data_order import DataOrder, Share, shares
+
+
+class _Split(NamedTuple):
+    total: int  # examples of a step
+    passes: int
+
+
+class Feed:
+    """The batches of one epoch, from wherever the run is in its data."""
+
+    def __init__(
+        self, world: World, prepared: Prepared, stepper: Stepper, samples: Samples, order: DataOrder
+    ) -> None:
+        self._world, self._prepared, self._stepper = world, prepared, stepper
+        self._samples, self._order = samples, order
+
+    def batches(self) -> Iterator[Any]:
+        """Yield batches until the epoch is over; the stepper has taken each before the next is asked for."""
+        progress, stepper, rank = self._prepared.progress, self._stepper, self._world.rank
+        stream: Iterator[Any] | None = None
+        try:
+            while not progress.epoch_over:
+                turn, split = progress.cursor.turn, _Split(stepper.total, stepper.passes)
+                if stream is None:
+                    stream = iter(self._samples.stream(self._ahead(progress, split)))
+                plan, row = self._next(progress, split)
+                seed_everything(self._order.seed, progress.step, rank)
+                for number, share in enumerate(row):
+                    stepper.begin(share, number == len(row) - 1, plan)
+                    yield to_device(next(stream), self._world.device)
+                if progress.cursor.turn != turn or split != (stepper.total, stepper.passes):
+                    stream = None  # what was read ahead is for other steps
+        finally:
+            stepper.abandon()
+
+    def _next(self, progress: Progress, split: _Split) -> tuple[StepPlan, tuple[Share, ...]]:
+        """Return the next step and this process' share of it."""
+        cursor, smallest = progress.cursor, self._prepared.limits.smallest_local
+        count = min(split.total, self._order.left(cursor))
+        row = shares(cursor.position, count, self._world.size, split.passes, smallest)[self._world.rank]
+        return StepPlan(count, self._order.after(cursor, count), len(row)), row
+
+    def _ahead(self, progress: Progress, split: _Split) -> Iterator[NDArray[np.int64]]:
+        """Yield the samples of this process' batches to the end of the pass, if the split stays."""
+        ahead = replace(progress)
+        turn = ahead.cursor.turn
+        while ahead.cursor.turn == turn:
+            plan, row = self._next(ahead, split)
+            for share in row:
+                yield self._order.indices(turn, share.start, share.stop)
+            ahead.cursor = plan.after

@@ -1,0 +1,81 @@
+"""A run's running checkpoint (SCAR), beside its full ones, where the launcher's settings ask for one.
+
+It counts when all processes are lost at once: it is then newer than the last full checkpoint, though its parameters
+are of several steps, which training makes good by itself. While one process survives, it rescues the exact state.
+"""
+
+import logging
+from contextlib import suppress
+
+from ebbflow.infra.errors import StorageError
+from ebbflow.infra.training.channel import RunSettings
+from ebbflow.infra.training.prepared import Prepared
+from ebbflow.infra.training.running_checkpoint import RunningCheckpoint
+from ebbflow.infra.training.running_folder import RunningFolder
+from ebbflow.infra.training.segments import STATE
+from ebbflow.infra.training.world import World
+
+log = logging.getLogger(__name__)
+
+
+class RunningSaves:
+    """The running checkpoint of one run; the first process writes, all can read. Does nothing unless asked for.
+
+    Of ``prepare(state=...)`` it keeps nothing.
+    """
+
+    def __init__(self, folder: str | None, world: World, settings: RunSettings) -> None:
+        wanted = folder is not None and settings.running_every > 0 and settings.canary_steps == 0
+        self._uri = f"{folder}/running" if wanted else None
+        self._world, self._settings = world, settings
+        self._running: RunningCheckpoint | None = None
+
+    def begin(self, prepared: Prepared, step: int) -> int | None:
+        """Take up what is newer than the full checkpoint of ``step``, and return its step; then begin to save.
+
+        Raises ``StorageError`` where the running checkpoint can be neither read nor begun.
+        """
+        if self._uri is None:
+            return None
+        running = RunningCheckpoint(
+            self._uri,
+            prepared.inner,
+            prepared.optimizer,
+            period=self._settings.running_every,
+            fraction=self._settings.running_fraction,
+        )
+        newest = self._world.from_first(self._newest() if self._world.rank == 0 else None)
+        recovered = isinstance(newest, int) and newest > step
+        if recovered:
+            found = running.recover_all()
+            prepared.load_run(found.state)
+            log.warning("parameters of steps %s to %s are taken from %s", found.oldest, newest, self._uri)
+        self._world.from_first(None)  # all have read before the first writes
+        if self._world.rank == 0:
+            self._running = running
+            if not recovered:
+                running.initialize(prepared.run_state(), prepared.progress.step)
+        return prepared.progress.step if recovered else None
+
+    def _newest(self) -> int | None:
+        assert self._uri is not None
+        folder = RunningFolder(self._uri)
+        with suppress(StorageError):
+            start = folder.latest()
+            if start is not None:
+                return folder.newest(start, [STATE])[STATE].iteration
+        return None
+
+    def step(self, prepared: Prepared) -> None:
+        """Save the blocks whose turn it is."""
+        if self._running is not None:
+            self._running.step(prepared.progress.step, prepared.run_state())
+
+    def close(self, timeout: float = 5.0) -> None:
+        """Wait for the last write; what it could not save is noted."""
+        if self._running is not None:
+            running, self._running = self._running, None
+            try:
+                running.wait(timeout)
+            except StorageError as exc:
+                log.warning("the running checkpoint is not complete: %s", exc)

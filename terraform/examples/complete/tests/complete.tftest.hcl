@@ -1,0 +1,13 @@
+mock_provider "aws" {
+  source = "../../tests/mocks"
+}
+
+variables {
+  cluster         = "prod"
+  host_name       = "prefect.example.com"
+  certificate_arn = "arn:aws:acm:us-east-1:123456789012:certificate/11111111-2222-3333-4444-555555555555"
+}
+
+run "everything" {
+  command = apply
+}

@@ -1,0 +1,80 @@
+variable "cluster" {
+  description = "Name of the cluster; part of every name and tag, and unique in the account"
+  type        = string
+  default     = "prod"
+}
+
+variable "region" {
+  description = "AWS region"
+  type        = string
+  default     = "us-east-1"
+
+  validation {
+    condition     = can(regex("^[a-z]{2}(-[a-z]+)+-[0-9]$", var.region))
+    error_message = "region must be a region's name, such as us-east-1."
+  }
+}
+
+variable "capacity_principals" {
+  description = "ARNs of users and roles that may start and end nodes, such as your own"
+  type        = list(string)
+  default     = []
+}
+
+variable "ebbflow_package" {
+  description = "What pip installs for Ebbflow: an exact requirement, or the s3:// URI of a wheel in the cluster's bucket"
+  type        = string
+  default     = "ebbflow==0.1.0"
+}
+
+variable "owner" {
+  description = "Who answers for the cluster; a tag of everything"
+  type        = string
+  default     = "data-platform"
+}
+
+variable "cost_centre" {
+  description = "Who pays for the cluster; a tag of everything"
+  type        = string
+  default     = "data"
+}
+
+variable "table_bucket_arns" {
+  description = "ARNs of buckets whose objects nodes may read"
+  type        = list(string)
+  default     = []
+}
+
+variable "alarm_actions" {
+  description = "ARNs told when a notice could not be handled, such as an SNS topic's"
+  type        = list(string)
+  default     = []
+}
+
+variable "ami_id" {
+  description = "Amazon Linux 2023 of a date that you have tried; null takes the newest"
+  type        = string
+  default     = null
+}
+
+variable "gpu_ami_id" {
+  description = "Amazon Linux 2023 with NVIDIA's drivers, of a date that you have tried; null takes the newest"
+  type        = string
+  default     = null
+}
+
+variable "host_name" {
+  description = "Name of Prefect's UI and API"
+  type        = string
+}
+
+variable "certificate_arn" {
+  description = "ARN of a certificate of AWS Certificate Manager for host_name"
+  type        = string
+}
+
+variable "allowed_cidrs" {
+  description = "IPv4 ranges, reached through a VPN or peering, from which people use the UI"
+  type        = list(string)
+  default     = []
+}

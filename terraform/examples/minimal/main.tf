@@ -1,0 +1,32 @@
+provider "aws" {
+  region = var.region
+}
+
+# The cheapest cluster on which queries run while spot nodes come and go. Prefect runs elsewhere: on your own machine,
+# or wherever PREFECT_API_URL points.
+module "ebbflow" {
+  source = "../../"
+
+  cluster             = var.cluster
+  capacity_principals = var.capacity_principals
+
+  zone_count          = 2
+  nat_gateways        = "one"
+  flow_logs           = false
+  detailed_monitoring = false
+  force_destroy       = true
+
+  spark_master = { instance_type = "t3.small" }
+
+  worker_pools = {
+    workers = {
+      instance_types = ["m5.large", "m5a.large", "m6i.large", "m6a.large"]
+      max_size       = 4
+      initial_size   = 2
+      root_volume    = { size = 30 }
+    }
+  }
+
+  ebbflow_package = var.ebbflow_package
+  constraints     = file("${path.module}/../../../requirements.lock")
+}

@@ -1,0 +1,7 @@
+mock_provider "aws" {
+  source = "../../tests/mocks"
+}
+
+run "everything" {
+  command = apply
+}

@@ -1,0 +1,28 @@
+variable "cluster" {
+  description = "Name of the cluster; part of every name and tag, and unique in the account"
+  type        = string
+  default     = "lab"
+}
+
+variable "region" {
+  description = "AWS region"
+  type        = string
+  default     = "us-east-1"
+
+  validation {
+    condition     = can(regex("^[a-z]{2}(-[a-z]+)+-[0-9]$", var.region))
+    error_message = "region must be a region's name, such as us-east-1."
+  }
+}
+
+variable "capacity_principals" {
+  description = "ARNs of users and roles that may start and end nodes, such as your own"
+  type        = list(string)
+  default     = []
+}
+
+variable "ebbflow_package" {
+  description = "What pip installs for Ebbflow: an exact requirement, or the s3:// URI of a wheel in the cluster's bucket"
+  type        = string
+  default     = "ebbflow==0.1.0"
+}

@@ -1,0 +1,191 @@
+data "aws_region" "current" {}
+
+data "aws_ssm_parameter" "ami" {
+  count = var.ami_id == null ? 1 : 0
+
+  name = coalesce(var.ami_ssm_parameter, local.default_ami[var.kind])
+}
+
+locals {
+  role = { spark = "spark-worker", gpu = "gpu-trainer" }[var.kind]
+
+  # both are Amazon Linux 2023; the second comes with NVIDIA's drivers
+  default_ami = {
+    spark = "/aws/service/ami-amazon-linux-latest/al2023-ami-kernel-default-${var.architecture}"
+    gpu   = "/aws/service/deeplearning/ami/${var.architecture}/base-oss-nvidia-driver-gpu-amazon-linux-2023/latest/ami-id"
+  }
+  ami_id = var.ami_id == null ? nonsensitive(data.aws_ssm_parameter.ami[0].value) : var.ami_id
+
+  names = module.naming.names
+  tags  = module.naming.tags
+}
+
+module "naming" {
+  source = "../naming"
+
+  cluster = var.cluster
+  managed = "loop"
+  role    = local.role
+  pool    = var.name
+  tags    = var.tags
+}
+
+module "node" {
+  source = "../node-config"
+
+  cluster            = var.cluster
+  role               = local.role
+  region             = data.aws_region.current.region
+  group              = local.names.group
+  versions           = var.versions
+  ebbflow_package    = var.ebbflow_package
+  constraints        = var.constraints
+  torch_index_url    = var.torch_index_url
+  spark_master       = var.spark_master
+  drain_on_rebalance = var.drain_on_rebalance
+  drain_seconds      = var.drain_seconds
+}
+
+resource "aws_launch_template" "this" {
+  name                                 = local.names.group
+  description                          = "Nodes of the pool ${var.name} of the Ebbflow cluster ${var.cluster}"
+  image_id                             = local.ami_id
+  instance_type                        = var.instance_types[0]
+  user_data                            = module.node.user_data_base64
+  update_default_version               = true
+  ebs_optimized                        = true
+  instance_initiated_shutdown_behavior = "terminate"
+
+  iam_instance_profile {
+    name = var.instance_profile
+  }
+
+  metadata_options {
+    http_endpoint               = "enabled"
+    http_tokens                 = "required"
+    http_put_response_hop_limit = 1
+    instance_metadata_tags      = "disabled"
+  }
+
+  monitoring {
+    enabled = var.detailed_monitoring
+  }
+
+  network_interfaces {
+    associate_public_ip_address = false
+    delete_on_termination       = true
+    security_groups             = var.security_group_ids
+  }
+
+  block_device_mappings {
+    device_name = var.root_device_name
+
+    ebs {
+      encrypted             = true
+      kms_key_id            = var.kms_key_arn
+      volume_type           = "gp3"
+      volume_size           = var.root_volume.size
+      iops                  = var.root_volume.iops
+      throughput            = var.root_volume.throughput
+      delete_on_termination = true
+    }
+  }
+
+  dynamic "placement" {
+    for_each = var.placement_group == null ? [] : [var.placement_group]
+
+    content {
+      group_name = placement.value
+    }
+  }
+
+  dynamic "tag_specifications" {
+    for_each = ["instance", "volume", "network-interface"]
+
+    content {
+      resource_type = tag_specifications.value
+      tags          = local.tags
+    }
+  }
+
+  tags = local.tags
+
+  lifecycle {
+    create_before_destroy = false
+  }
+}
+
+resource "aws_autoscaling_group" "this" {
+  name                      = local.names.group
+  min_size                  = var.min_size
+  max_size                  = var.max_size
+  desired_capacity          = var.initial_size
+  vpc_zone_identifier       = var.subnet_ids
+  capacity_rebalance        = var.capacity_rebalance
+  health_check_type         = "EC2"
+  health_check_grace_period = 300
+  default_instance_warmup   = 0
+  termination_policies      = ["OldestLaunchTemplate", "Default"]
+  enabled_metrics           = ["GroupDesiredCapacity", "GroupInServiceInstances", "GroupPendingInstances", "GroupTerminatingInstances"]
+
+  # moving nodes between zones for the sake of balance would throw work away
+  suspended_processes = ["AZRebalance"]
+
+  # spot capacity may be away for hours; an apply does not wait for it
+  wait_for_capacity_timeout = "0"
+
+  mixed_instances_policy {
+    instances_distribution {
+      on_demand_base_capacity                  = var.on_demand_base
+      on_demand_percentage_above_base_capacity = var.on_demand_percentage_above_base
+      on_demand_allocation_strategy            = "lowest-price"
+      spot_allocation_strategy                 = "price-capacity-optimized"
+      spot_max_price                           = var.max_spot_price
+    }
+
+    launch_template {
+      launch_template_specification {
+        launch_template_id = aws_launch_template.this.id
+        version            = aws_launch_template.this.latest_version
+      }
+
+      dynamic "override" {
+        for_each = var.instance_types
+
+        content {
+          instance_type = override.value
+        }
+      }
+    }
+  }
+
+  dynamic "tag" {
+    for_each = local.tags
+
+    content {
+      key                 = tag.key
+      value               = tag.value
+      propagate_at_launch = true
+    }
+  }
+
+  lifecycle {
+    # the capacity loop decides it at run time; the next apply must not undo that
+    ignore_changes = [desired_capacity]
+
+    precondition {
+      condition     = var.kind != "spark" || var.spark_master != null
+      error_message = "spark_master is needed by a pool of kind spark."
+    }
+  }
+}
+
+resource "aws_autoscaling_lifecycle_hook" "drain" {
+  name                   = local.names.drain_hook
+  autoscaling_group_name = aws_autoscaling_group.this.name
+  lifecycle_transition   = "autoscaling:EC2_INSTANCE_TERMINATING"
+  default_result         = "CONTINUE"
+
+  # the agent ends the wait when the node is drained; this is for a node whose agent is gone
+  heartbeat_timeout = var.drain_seconds + 30
+}

@@ -1,0 +1,163 @@
+"""Goodput over batch sizes: predicted from speed and noise, and measured as the time to reach a given loss.
+
+The prediction takes the noise scale that runs at the initial batch measured, step by step, and a throughput model
+fitted to every other batch size. The measurement trains at that batch until the loss is reached.
+"""
+
+import statistics
+import time
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from ebbflow.infra.training.gradients import GradientMeter
+from ebbflow.infra.training.schedule import scaled
+from ebbflow.infra.training.world import World
+from ebbflow.planners.training.batch_size import BatchLimits, Split, split
+from ebbflow.planners.training.goodput import GradientStatistics, gain
+from ebbflow.planners.training.learning_rate import adascale
+from ebbflow.planners.training.throughput import Observation, fit, throughput
+
+INITIAL = 32  # M0, examples
+SCALES = (1, 2, 4, 8, 16, 32)
+ITERATIONS = 3000  # at M0, whose loss is the target
+LOOKS = 80  # evaluations in as many iterations' progress
+BEYOND = 1.4  # times the target's progress: how long runs go on
+RATE = 0.01
+SMOOTHING = 0.995  # runs are so short that averages over 1000 iterations would lag behind
+
+
+@dataclass(slots=True)
+class Trained:
+    """One run: its loss by steps, what its steps took and how noisy they were."""
+
+    steps: list[int] = field(default_factory=list)  # at each look
+    losses: list[float] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    sync: list[float] = field(default_factory=list)
+    noise: list[GradientStatistics] = field(default_factory=list)
+
+    def reached(self, target: float) -> float:
+        """Return the steps after which the smoothed loss is ``target``, between two looks by straight lines."""
+        smooth = np.convolve(np.log(self.losses), np.ones(5) / 5, mode="valid")
+        at = np.convolve(self.steps, np.ones(5) / 5, mode="valid")
+        below = np.flatnonzero(smooth <= np.log(target))
+        if not len(below) or below[0] == 0:
+            raise RuntimeError(f"the loss {target} is not passed by a run that ends at {self.losses[-1]}")
+        n = int(below[0])
+        share = (smooth[n - 1] - np.log(target)) / (smooth[n - 1] - smooth[n])
+        return float(at[n - 1] + share * (at[n] - at[n - 1]))
+
+
+def goodput(world: int, device: str, width: int, seeds: int) -> dict[str, Any]:
+    """Return predicted and measured goodput by batch, of a perceptron of this width on scikit-learn's digits."""
+    place = World.join(120.0)
+    data = _digits(device)
+    limits = BatchLimits(INITIAL, INITIAL * SCALES[-1])
+    splits = {scale: split(INITIAL * scale, world, limits) for scale in SCALES}
+    runs: dict[int, list[Trained]] = {scale: [] for scale in SCALES}
+    for seed in range(seeds):
+        for scale in SCALES:  # in turns, so that a busy minute hits all
+            runs[scale].append(_train(place, device, data, width, splits[scale], seed))
+    place.leave()
+    target = float(np.exp(np.mean([np.interp(ITERATIONS, r.steps, np.log(r.losses)) for r in runs[1]])))
+    steps = {scale: statistics.mean(r.reached(target) for r in runs[scale]) for scale in SCALES}
+    taken = {scale: statistics.median(t for r in runs[scale] for t in r.seconds) for scale in SCALES}
+    seen = {scale: _observation(world, splits[scale], runs[scale]) for scale in SCALES}
+    speed = fit([seen[scale] for scale in SCALES[::2]])
+    rows = []
+    for scale in SCALES:
+        chosen = splits[scale]
+        expected = statistics.mean(_steps(r, steps[1], scale) for r in runs[1])
+        per_second = float(throughput(speed, 1, world, chosen.batch, chosen.accumulation))
+        worth = INITIAL * steps[1]  # examples at M0 that get as far
+        rows.append(
+            {
+                "batch": chosen.total(world),
+                "fitted": scale in SCALES[::2],
+                "steps": steps[scale],
+                "predicted_steps": expected,
+                "throughput": chosen.total(world) / taken[scale],
+                "predicted_throughput": per_second,
+                "goodput": worth / (steps[scale] * taken[scale]),
+                "predicted_goodput": worth / (expected * chosen.total(world) / per_second),
+            }
+        )
+    return {
+        "processes": world,
+        "width": width,
+        "seeds": seeds,
+        "target_loss": target,
+        "noise_scale": [statistics.mean(r.noise[n].noise_scale(INITIAL) for r in runs[1]) for n in (50, -1)],
+        "rows": rows,
+    }
+
+
+def _steps(run: Trained, iterations: float, scale: int) -> float:
+    """Return the steps at ``scale`` times M0 that get as far as ``iterations`` steps of ``run``, which is at M0."""
+    return sum(1.0 / float(gain(noise, scale)) for noise in run.noise[: round(iterations)])
+
+
+def _observation(world: int, chosen: Split, runs: list[Trained]) -> Observation:
+    """Return what the tuner would have measured: the medians of a last pass and of its synchronisation."""
+    sync = statistics.median(t for r in runs for t in r.sync)
+    whole = statistics.median(t for r in runs for t in r.seconds)
+    alone = (whole - sync) / (chosen.accumulation + 1)
+    return Observation(1, world, chosen.batch, alone + sync, sync)
+
+
+def _train(
+    place: World, device: str, data: tuple[Tensor, Tensor], width: int, chosen: Split, seed: int
+) -> Trained:
+    torch.manual_seed(seed)
+    inner = nn.Sequential(
+        nn.Linear(64, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh(), nn.Linear(width, 10)
+    ).to(device)
+    model = DistributedDataParallel(inner, gradient_as_bucket_view=True) if place.size > 1 else inner
+    optimizer = torch.optim.SGD(model.parameters(), RATE)
+    meter = GradientMeter(model, optimizer, INITIAL, smoothing=SMOOTHING)
+    x, y = data
+    total, passes = chosen.total(place.size), chosen.accumulation + 1
+    scale = total / INITIAL
+    drawn = torch.Generator().manual_seed(1000 * seed + place.rank)
+    found, progress, look = Trained(), 0.0, 0.0
+    while progress < BEYOND * ITERATIONS:
+        if progress >= look:
+            with torch.no_grad():
+                found.losses.append(float(nn.functional.cross_entropy(inner(x), y)))
+            found.steps.append(len(found.seconds))
+            look += ITERATIONS / LOOKS
+        begun = time.perf_counter()
+        for number in range(passes):
+            rows = torch.randint(len(x), (chosen.batch,), generator=drawn)
+            last = number == passes - 1
+            with nullcontext() if last or place.size == 1 else model.no_sync():
+                loss = nn.functional.cross_entropy(model(x[rows]), y[rows]) / passes
+                with meter.micro_pass(last=last, weight=1 / passes):
+                    loss.backward()
+        norms = meter.local(total)
+        asked = time.perf_counter()
+        summed = place.sum(norms)
+        waited = time.perf_counter() - asked
+        noise = meter.finish(summed, place.size, total)
+        with scaled(optimizer, adascale(scale, noise)):
+            optimizer.step()
+        optimizer.zero_grad()
+        found.seconds.append(time.perf_counter() - begun)
+        found.sync.append(min(meter.sync_seconds + waited, 0.95 * found.seconds[-1]))
+        found.noise.append(noise)
+        progress += float(gain(noise, scale))
+    return found
+
+
+def _digits(device: str) -> tuple[Tensor, Tensor]:
+    from sklearn.datasets import load_digits
+
+    found = load_digits()
+    x = torch.from_numpy(found.data).float() / 16.0
+    return x.to(device), torch.from_numpy(found.target).to(device)

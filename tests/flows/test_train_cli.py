@@ -1,0 +1,92 @@
+"""``ebbflow train`` with real processes that are really killed, and what it refuses."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from flowcases import run_cli
+from typer.testing import CliRunner
+
+from ebbflow.flows import cli
+from ebbflow.tasks.training_report import TrainingReport
+
+SCRIPT = str(Path(__file__).with_name("digits.py"))
+
+
+def test_a_killed_node_costs_no_more_than_the_step_in_flight(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    done = run_cli(
+        "train", SCRIPT, "--nodes", "local:2x1", "--no-canary", "--at", "1s:kill:node-2", "--price", "3.6",
+        "--folder", tmp_path, "--id", "digits", "--json", tmp_path / "r.json", "--report", tmp_path / "r.html",
+        "--runner", "plain", "--", "--epochs", "6",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = TrainingReport.from_json((tmp_path / "r.json").read_text())
+    assert report.state == "finished"
+    assert report.steps == 96  # 6 epochs of 512 / 32, none lost, none twice
+    assert report.lost_steps <= 1
+    assert [g.gpus for g in report.generations] == [2, 1]
+    failure = report.generations[0].failure
+    assert failure is not None
+    assert failure.reason == "node-lost"
+    accuracy = report.final_metrics["accuracy"]
+    assert accuracy is not None
+    assert accuracy > 0.8
+    assert report.dollars > 0
+    assert report.series
+    assert "node-2 is killed" in done.stdout
+    assert "<svg" in (tmp_path / "r.html").read_text()
+    assert json.loads((tmp_path / "digits" / "request.json").read_text())["arguments"] == ["--epochs", "6"]
+    monkeypatch.setattr(sys, "argv", ["ebbflow", "train", "--resume", "digits", "--folder", str(tmp_path)])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    assert end.value.code == 2
+    assert "run digits is finished" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "name the script"),
+        (["gone.py"], "there is none at 'gone.py'"),
+        ([SCRIPT, "--nodes", "cloud"], "local:NODESxSLOTS"),
+        ([SCRIPT, "--at", "soon:kill:node-1"], "20s:kill:node-2"),
+        (["--resume", "nothing"], "there is no run 'nothing'"),
+        ([SCRIPT, "--resume", "nothing"], "leave them out"),
+        ([SCRIPT, "--failures", "none.toml"], "none.toml"),
+    ],
+)
+def test_wrong_input(
+    arguments: list[str], words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["ebbflow", "train", *arguments, "--runner", "plain"])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    assert end.value.code == 2
+    assert words in capsys.readouterr().err
+
+
+def test_options_of_the_script_go_after_two_dashes() -> None:
+    shown = CliRunner().invoke(cli.app, ["train", SCRIPT, "--lr", "0.1"])
+    assert shown.exit_code == 2
+    assert "--lr" in shown.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "name the script and the space"),
+        ([SCRIPT, "--space", "gone.yaml"], "gone.yaml"),
+        (["--resume", "nothing"], "there is no search 'nothing'"),
+    ],
+)
+def test_wrong_searches(
+    arguments: list[str], words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["ebbflow", "tune", *arguments])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    assert end.value.code == 2
+    assert words in capsys.readouterr().err

@@ -1,0 +1,280 @@
+"""The agent sees notices as the metadata service gives them, and tells everything on its node."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+
+import httpx
+import pytest
+
+from ebbflow.infra.aws import node_agent
+from ebbflow.infra.aws.node_agent import Agent, Leaving, Metadata, SystemdNode, look
+
+ACTION = '{"action": "terminate", "time": "2026-11-21T10:02:00Z"}'
+DEADLINE = 1795255320.0
+NOW = DEADLINE - 120
+
+
+class Service:
+    """A metadata service of version 2 whose answers a test sets."""
+
+    def __init__(self):
+        self.answers = {}
+        self.tokens = 0
+        self.valid = ""
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_PUT(self):
+                outer.tokens += 1
+                outer.valid = f"token-{outer.tokens}"
+                self._send(200 if "X-aws-ec2-metadata-token-ttl-seconds" in self.headers else 400, outer.valid)
+
+            def do_GET(self):
+                path = self.path.removeprefix("/latest/meta-data/")
+                if self.headers.get("X-aws-ec2-metadata-token") != outer.valid:
+                    self._send(401, "")
+                elif path in outer.answers:
+                    self._send(200, outer.answers[path])
+                else:
+                    self._send(404, "")
+
+            def _send(self, status, text):
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(text)))
+                self.end_headers()
+                self.wfile.write(text.encode())
+
+            def log_message(self, *_):
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        Thread(target=self.server.serve_forever, args=(0.01,), daemon=True).start()
+        self.metadata = Metadata(
+            httpx.Client(base_url=f"http://127.0.0.1:{self.server.server_port}", timeout=10, trust_env=False)
+        )
+
+
+@pytest.fixture
+def service():
+    service = Service()
+    yield service
+    service.server.shutdown()
+    service.server.server_close()
+
+
+class FakeNode:
+    def __init__(self):
+        self.drained = []
+        self.told = 0
+        self.is_idle = False
+
+    def drain(self, leaving):
+        self.drained.append(leaving)
+
+    def idle(self):
+        return self.is_idle
+
+    def tell_group(self):
+        self.told += 1
+
+
+class FakeClock:
+    def __init__(self):
+        self.time = NOW
+
+    def now(self):
+        return self.time
+
+    def sleep(self, seconds):
+        self.time += seconds
+
+
+@pytest.fixture
+def node():
+    return FakeNode()
+
+
+@pytest.fixture
+def clock():
+    return FakeClock()
+
+
+def test_a_quiet_service_means_nothing_and_one_token_does_for_many_looks(service):
+    assert look(service.metadata, NOW, "drain", 120) is None
+    assert look(service.metadata, NOW, "drain", 120) is None
+    assert service.tokens == 1
+
+
+def test_an_interruption_states_its_time(service):
+    service.answers["spot/instance-action"] = ACTION
+    assert look(service.metadata, NOW, "note", 120) == Leaving(DEADLINE, "spot interruption")
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", '{"time": 3}', '{"time": "soon"}'])
+def test_an_interruption_that_cannot_be_read_is_at_once(service, text):
+    service.answers["spot/instance-action"] = text
+    assert look(service.metadata, NOW, "note", 120) == Leaving(NOW, "spot interruption")
+
+
+def test_a_token_that_has_run_out_is_replaced(service):
+    assert service.metadata.get("spot/instance-action") is None
+    service.valid = "another"
+    service.answers["spot/instance-action"] = ACTION
+    assert service.metadata.get("spot/instance-action") == ACTION
+    assert service.tokens == 2
+
+
+def test_a_service_that_is_away_means_nothing():
+    gone = Metadata(httpx.Client(base_url="http://127.0.0.1:9", timeout=1, trust_env=False))
+    assert gone.get("instance-id") is None
+
+
+def test_a_rebalance_recommendation_is_noted_or_followed(service):
+    service.answers["events/recommendations/rebalance"] = '{"noticeTime": "2026-11-21T10:02:00Z"}'
+    assert look(service.metadata, NOW, "note", 120) is None
+    assert look(service.metadata, NOW, "drain", 120) == Leaving(DEADLINE + 120, "rebalance recommendation")
+
+
+def test_work_is_told_once_and_again_only_for_an_earlier_deadline(service, node, clock):
+    agent = Agent(service.metadata, node, "note", 300, clock)
+    agent.step()
+    assert node.drained == []
+    service.answers["autoscaling/target-lifecycle-state"] = "Terminated"
+    for _ in range(3):
+        agent.step()
+        clock.sleep(1)
+    assert [leaving.deadline for leaving in node.drained] == [NOW + 300]
+    service.answers["spot/instance-action"] = ACTION
+    agent.step()
+    agent.step()
+    assert [leaving.deadline for leaving in node.drained] == [NOW + 300, DEADLINE]
+    assert node.drained[1].group_waits
+
+
+def test_the_group_is_told_once_when_the_node_is_idle(service, node, clock):
+    agent = Agent(service.metadata, node, "note", 120, clock)
+    service.answers["autoscaling/target-lifecycle-state"] = "Terminated"
+    agent.step()
+    assert node.told == 0
+    node.is_idle = True
+    agent.step()
+    agent.step()
+    assert node.told == 1
+
+
+def test_the_group_is_told_at_the_deadline_at_the_latest(service, node, clock):
+    agent = Agent(service.metadata, node, "note", 120, clock)
+    service.answers["autoscaling/target-lifecycle-state"] = "Terminated"
+    agent.step()
+    clock.sleep(119)
+    agent.step()
+    assert node.told == 0
+    clock.sleep(2)
+    agent.step()
+    assert node.told == 1
+
+
+def test_no_group_is_told_of_an_interruption(service, node, clock):
+    agent = Agent(service.metadata, node, "note", 120, clock)
+    service.answers["spot/instance-action"] = ACTION
+    node.is_idle = True
+    clock.sleep(600)
+    agent.step()
+    assert (len(node.drained), node.told) == (1, 0)
+
+
+LISTENER = """
+import os, pathlib, signal, sys, time
+out = pathlib.Path(sys.argv[1])
+def heard(number, frame):
+    notice = out.parent / "scratch" / "notice"
+    out.write_text(signal.Signals(number).name + " " + (notice.read_text() if notice.exists() else ""))
+for number in (signal.SIGTERM, signal.SIGPWR):
+    signal.signal(number, heard)
+(out.parent / (out.name + ".ready")).touch()
+while True:
+    time.sleep(0.02)
+"""
+
+
+@pytest.fixture
+def running(tmp_path, monkeypatch):
+    """Start a process for the Spark worker and one for a training, and a systemctl that knows them."""
+    (tmp_path / "scratch").mkdir()
+    entry = json.dumps({"folder": str(tmp_path / "scratch")})
+    processes = {}
+    for name in ("spark", "torch"):
+        processes[name] = subprocess.Popen(
+            [sys.executable, "-c", LISTENER, str(tmp_path / name)], env=os.environ | {"EBBFLOW_NODE_ENTRY": entry}
+        )
+    for name in processes:
+        _wait(tmp_path / f"{name}.ready")
+    (tmp_path / "systemctl").write_text(
+        f"""#!/bin/sh
+case "$*" in
+  list-units*torch-node@*) echo "ebbflow-torch-node@run-1.service loaded active running Node process" ;;
+  *ebbflow-torch-node@run-1.service) echo {processes["torch"].pid} ;;
+  *ebbflow-spark-worker.service) echo {processes["spark"].pid} ;;
+  *) exit 1 ;;
+esac
+"""
+    )
+    (tmp_path / "systemctl").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    yield processes
+    for process in processes.values():
+        process.kill()
+        process.wait(10)
+
+
+def _wait(path):
+    for _ in range(1500):
+        if path.exists() and (path.suffix == ".ready" or path.read_text()):
+            return
+        time.sleep(0.02)
+    raise AssertionError(f"{path} did not appear")
+
+
+def test_spark_is_decommissioned_and_trainings_are_told_their_deadline(running, tmp_path):
+    node = SystemdNode(draining=tmp_path / "run" / "draining")
+    node.drain(Leaving(DEADLINE, "spot interruption"))
+    _wait(tmp_path / "spark")
+    _wait(tmp_path / "torch")
+    assert (tmp_path / "spark").read_text().split()[0] == "SIGPWR"
+    assert (tmp_path / "torch").read_text() == f"SIGTERM {DEADLINE!r}"
+    assert float((tmp_path / "run" / "draining").read_text()) == DEADLINE
+    assert not node.idle()  # the training has not left yet
+
+
+def test_spark_is_decommissioned_once(running, tmp_path):
+    node = SystemdNode(draining=tmp_path / "run" / "draining")
+    node.drain(Leaving(DEADLINE, "rebalance recommendation"))
+    _wait(tmp_path / "spark")
+    (tmp_path / "spark").unlink()
+    (tmp_path / "torch").unlink(missing_ok=True)
+    node.drain(Leaving(DEADLINE - 60, "spot interruption"))
+    _wait(tmp_path / "torch")
+    assert (tmp_path / "torch").read_text() == f"SIGTERM {DEADLINE - 60!r}"
+    assert not (tmp_path / "spark").exists()
+
+
+def test_a_node_without_work_is_idle(tmp_path, monkeypatch):
+    (tmp_path / "systemctl").write_text("#!/bin/sh\n[ $1 != show ] || echo 0\n")
+    (tmp_path / "systemctl").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert SystemdNode(draining=tmp_path / "draining").idle()
+
+
+def test_the_names_of_the_training_launcher_are_the_same():
+    wire = pytest.importorskip("ebbflow.infra.training.launcher.wire", reason="torch is missing")
+    from ebbflow.infra.training.launcher import node as launcher
+
+    assert wire.ENTRY == node_agent._ENTRY
+    assert launcher.NOTICE == "notice"
+    assert signal.SIGPWR.name == "SIGPWR"

@@ -1,0 +1,164 @@
+"""Jobs on real worker processes that come, go, and are killed."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+from elastic_samples import Mixing, expected
+from test_elastic_master import Broken, same
+
+from ebbflow.infra import processes
+from ebbflow.infra.elastic import ElasticJob, Settings
+from ebbflow.infra.elastic.application import Key, Value
+from ebbflow.infra.elastic.apps.mlr import Mlr
+from ebbflow.infra.elastic.cache import UpdateLog
+from ebbflow.infra.elastic.worker import Context
+from ebbflow.infra.errors import ElasticError, MicroTaskError
+from ebbflow.planners.errors import OptionError
+
+
+def until(condition: Callable[[], object], seconds: float = 30.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.01)
+
+
+def iterations(job: ElasticJob) -> int:
+    return len(job.driver.history)  # type: ignore[attr-defined]
+
+
+def balanced(job: ElasticJob, workers: int) -> Callable[[], bool]:
+    """Tell whether so many workers hold an even share each."""
+
+    def check() -> bool:
+        held = [executors for executors, _ in job.holds().values() if executors]
+        return len(held) == workers and max(held) - min(held) <= 1
+
+    return check
+
+
+def one_after_the_other(app: Mlr) -> dict[Key, Value]:
+    """Return the parameters of a bulk-synchronous run, computed with nothing of the runtime."""
+    values = dict(app.parameters())
+    executors = [app.executor(index) for index in range(app.executors)]
+    for executor in executors:
+        executor.load_input()
+    for iteration in range(app.iterations):
+        log = UpdateLog(app.combine, isolated=False)
+        for executor in executors:
+            task = executor.run(Context(log, 0), iteration)  # type: ignore[arg-type]
+            with pytest.raises(StopIteration):
+                task.send([values[key] for key in task.send(None).keys])  # type: ignore[arg-type,attr-defined]
+        values |= {key: values[key] + increment for (key, _), increment in log.take().items()}
+    return values
+
+
+def test_two_four_two_workers_end_as_ever(digits: str, tmp_path: Path) -> None:
+    app = Mlr(digits, classes=10, executors=16, iterations=250, exact=True)
+    with ElasticJob(app, 2, folder=tmp_path) as job:
+        pids = {}
+        until(lambda: iterations(job) >= 5)
+        job.scale_to(4)
+        until(balanced(job, 4))
+        pids.update(job.workers())
+        assert len(pids) == 4
+        middle = iterations(job)
+        job.scale_to(2)
+        until(balanced(job, 2))
+        until(lambda: len(job.workers()) == 2)
+        assert middle < app.iterations
+        result = job.result(60)
+    assert not [pid for pid in pids.values() if psutil.pid_exists(pid)]
+    assert same(result.parameters, one_after_the_other(app))
+    kinds = [event.kind for event in result.events]
+    assert kinds.count("joined") == 4
+    assert kinds.count("left") == 2
+    assert "lost" not in kinds
+
+
+def test_a_killed_and_a_stopped_worker_cost_no_bit(tmp_path: Path) -> None:
+    app = Mixing(executors=8, iterations=600)
+    with ElasticJob(app, 2, folder=tmp_path, settings=Settings(snapshot_every=0.4), silence=3.0) as job:
+        until(lambda: any(event.kind == "snapshot" for event in job.events()))
+        os.kill(job.workers()["n1"], signal.SIGKILL)
+        until(lambda: any(event.kind == "restored" for event in job.events()))
+        stopped = job.workers()["n2"]
+        os.kill(stopped, signal.SIGSTOP)
+        until(lambda: sum(event.kind == "restored" for event in job.events()) == 2)
+        assert not psutil.pid_exists(stopped)
+        result = job.result(60)
+    assert same(result.parameters, expected(app))
+    reasons = [event.details["reason"] for event in result.events if event.kind == "lost"]
+    assert reasons == ["n1 ended with status -9", "n2 was silent for 3 s"]
+    assert (tmp_path / "logs" / "n1.log").exists()
+
+
+def test_lost_shards_alone_come_back(digits: str, tmp_path: Path) -> None:
+    app = Mlr(digits, classes=10, executors=8, iterations=120)
+    settings = Settings(recovery="partial", running_every=0.1)
+    with ElasticJob(app, 2, folder=tmp_path, settings=settings) as job:
+        until(lambda: iterations(job) >= 30)
+        os.kill(job.workers()["n2"], signal.SIGKILL)
+        result = job.result(60)
+    kinds = [event.kind for event in result.events]
+    assert "patched" in kinds
+    assert "restored" not in kinds
+    assert app.objective(result.parameters) < 0.45
+
+
+SCRIPT = """
+import sys, time
+from elastic_samples import Mixing
+from ebbflow.infra.elastic import ElasticJob
+if __name__ == "__main__":
+    with ElasticJob(Mixing(executors=4, iterations=10**6), 2) as job:
+        while len(job.workers()) < 2 or not job.driver.history:
+            time.sleep(0.01)
+        print(*job.workers().values(), job._uid, flush=True)
+        time.sleep(600)
+"""
+
+
+def test_workers_end_with_their_master(tmp_path: Path) -> None:
+    (tmp_path / "main.py").write_text(SCRIPT)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, str(tmp_path / "main.py")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as master:
+        assert master.stdout
+        *_, uid = master.stdout.readline().split()
+        assert len(processes.members(f"elastic-{uid}/")) == 2
+        master.kill()
+    until(lambda: not processes.members(f"elastic-{uid}/"), 10)
+
+
+def test_mistakes_reach_the_user() -> None:
+    with (
+        ElasticJob(Broken("raise"), 1) as job,
+        pytest.raises(MicroTaskError, match="a mistake in the application"),
+    ):
+        job.result(30)
+    with pytest.raises(OptionError, match="resume needs the folder"):
+        ElasticJob(Mixing(), 1, resume=True)
+    with ElasticJob(Mixing(iterations=10**6), 1) as job:
+        with pytest.raises(OptionError, match="workers must be >= 1; got 0"):
+            job.scale_to(0)
+        with pytest.raises(ElasticError, match=r"the job has not ended within 0.5 s"):
+            job.result(0.5)
+        pids = list(job.workers().values())
+    assert not [pid for pid in pids if psutil.pid_exists(pid)]
+
+
+def test_workers_that_cannot_start_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ebbflow.infra.elastic.job.sys.executable", "/bin/false")
+    with (
+        ElasticJob(Mixing(), 1) as job,
+        pytest.raises(ElasticError, match="3 workers ended before they had joined"),
+    ):
+        job.result(30)

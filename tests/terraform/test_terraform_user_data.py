@@ -1,0 +1,232 @@
+"""What cloud-init gets is valid, pinned, and its scripts do what the units and the Python code expect."""
+
+import base64
+import gzip
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+ROLES = {
+    "ebbflow-prod-etl": "spark-worker",
+    "ebbflow-prod-trainers": "gpu-trainer",
+    "ebbflow-prod-prefect-server": "prefect-server",
+    "ebbflow-prod-prefect-worker": "prefect-worker",
+}
+
+
+@pytest.fixture(scope="module")
+def rendered(complete):
+    """Return by role the files and commands that cloud-init gets, and the size of what EC2 gets."""
+    found = {ROLES[v["name"]]: v["user_data"] for v in complete.of("aws_launch_template").values()}
+    (master,) = complete.of("aws_instance").values()
+    found["spark-master"] = master["user_data_base64"]
+    configurations = {}
+    for role, encoded in found.items():
+        raw = base64.b64decode(encoded)
+        text = gzip.decompress(raw).decode()
+        assert text.startswith("#cloud-config\n")
+        assert len(raw) <= 16384
+        configurations[role] = yaml.safe_load(text)
+    return configurations
+
+
+def _files(configuration):
+    return {entry["path"]: entry["content"] for entry in configuration["write_files"]}
+
+
+@pytest.mark.parametrize(
+    ("role", "units"),
+    [
+        ("spark-master", ["ebbflow-spark-master.service", "ebbflow-spark-history.service"]),
+        ("spark-worker", ["ebbflow-spark-worker.service", "ebbflow-agent.service"]),
+        ("gpu-trainer", ["ebbflow-agent.service"]),
+        ("prefect-server", ["ebbflow-prefect-server.service"]),
+        ("prefect-worker", ["ebbflow-prefect-worker.service"]),
+    ],
+)
+def test_a_node_installs_and_starts_what_its_role_needs(rendered, role, units):
+    configuration = rendered[role]
+    assert configuration["runcmd"] == [["/usr/local/sbin/ebbflow-install", *units]]
+    files = _files(configuration)
+    assert "/usr/local/sbin/ebbflow-install" in files
+    assert {f"/etc/systemd/system/{unit}" for unit in units} <= set(files)
+    for entry in configuration["write_files"]:
+        assert entry["owner"] == "root:root"
+        assert entry["permissions"] == ("0755" if "/sbin/" in entry["path"] else "0644")
+    assert "prefect==3.8.8" in files["/etc/ebbflow/constraints.txt"]
+
+
+def test_scripts_are_valid(rendered):
+    scripts = {c for files in map(_files, rendered.values()) for p, c in files.items() if "/sbin/" in p}
+    assert len(scripts) == 5
+    for script in scripts:
+        assert script.startswith("#!/usr/bin/env bash\n")
+        done = subprocess.run(["bash", "-n"], input=script, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+
+
+def test_units_are_valid(rendered, tmp_path):
+    units = {p.rpartition("/")[2]: c for f in map(_files, rendered.values()) for p, c in f.items() if "/systemd/" in p}
+    assert len(units) == 7
+    for name, text in units.items():
+        # the programs are not on this machine; what they are given stays
+        command = re.sub(r"(?m)^ExecStart=\S+", "ExecStart=/bin/true", text)
+        (tmp_path / name).write_text(command)
+        assert re.search(r"(?m)^ExecStart=/(usr/local/sbin/ebbflow|opt/ebbflow/bin/python)", text), name
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("systemd-analyze is missing; it belongs to systemd")
+    named = [str(tmp_path / n.replace("@.", "@run-1.")) for n in units]
+    for name in units:
+        if "@." in name:
+            (tmp_path / name.replace("@.", "@run-1.")).write_text((tmp_path / name).read_text())
+    done = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", "--recursive-errors=no", *named],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    complaints = [line for line in done.stderr.splitlines() if "ebbflow" in line]
+    assert not complaints
+
+
+def _environment(rendered, role):
+    """Return the values as bash reads them."""
+    done = subprocess.run(
+        ["bash", "-euc", "set -a; . /dev/stdin; env -0"],
+        input=_files(rendered[role])["/etc/ebbflow/node.env"],
+        env={"PATH": os.environ["PATH"]},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return dict(field.split("=", 1) for field in done.stdout.split("\0") if field.startswith("EBBFLOW_"))
+
+
+def test_versions_are_exact_and_prefects_server_gets_a_fastapi_that_it_starts_with(rendered):
+    for role in rendered:
+        wanted = _environment(rendered, role)["EBBFLOW_PACKAGES"].split()
+        assert wanted[0] == "ebbflow==0.1.0"
+        assert all("==" in package for package in wanted)
+        assert "fastapi==0.150.0" in wanted
+        assert ("pyspark==4.3.0" in wanted) == (role in ("spark-master", "spark-worker", "prefect-worker"))
+        assert ("torch==2.13.0" in wanted) == (role == "gpu-trainer")
+
+
+def test_workers_know_their_master_their_group_and_what_a_broken_node_does(rendered):
+    worker, trainer = (_environment(rendered, role) for role in ("spark-worker", "gpu-trainer"))
+    assert worker["EBBFLOW_SPARK_MASTER"] == "spark://10.64.16.10:7077"
+    assert worker["EBBFLOW_GROUP"] == "ebbflow-prod-etl"
+    assert worker["EBBFLOW_REBALANCE"] == "note"
+    assert trainer["EBBFLOW_DRAIN_SECONDS"] == "300"
+    assert trainer["EBBFLOW_JAVA_PACKAGE"] == "none"
+    broken = {role: _environment(rendered, role)["EBBFLOW_TERMINATE_WHEN_BROKEN"] for role in rendered}
+    assert {role for role, ends in broken.items() if ends == "yes"} == {"spark-worker", "gpu-trainer"}
+
+
+@pytest.fixture
+def host(tmp_path):
+    """Return a function that runs a node's script with its paths, and programs it calls, in ``tmp_path``."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "run").mkdir()
+
+    def program(name, text):
+        path = tmp_path / "bin" / name
+        path.write_text(f"#!/usr/bin/env bash\n{text}\n")
+        path.chmod(0o755)
+
+    def run(script, *arguments, environment=""):
+        (tmp_path / "node.env").write_text(environment)
+        for old, new in (
+            ("/run/ebbflow", str(tmp_path / "run")),
+            ("/etc/ebbflow", str(tmp_path)),
+            ("/var/lib/ebbflow", str(tmp_path)),
+            ("/opt/ebbflow/bin/python", sys.executable),
+            ("/opt/ebbflow/bin", str(tmp_path / "bin")),
+        ):
+            script = script.replace(old, new)
+        return subprocess.run(
+            ["bash", "-s", *arguments],
+            input=script,
+            env=os.environ | {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+    run.program = program
+    return run
+
+
+def test_a_trainings_node_process_gets_its_entry_unchanged_once(rendered, host, tmp_path):
+    script = _files(rendered["gpu-trainer"])["/usr/local/sbin/ebbflow-torch"]
+    host.program("systemctl", f'echo "$@" >> {tmp_path}/calls; [ "$1" != is-active ] || [ -e {tmp_path}/active ]')
+    entry = {"store": "10.0.0.1:29400", "name": 'it\'s "the" \\ first', "folder": "/var/lib/x $HOME"}
+    encoded = base64.b64encode(json.dumps(entry).encode()).decode()
+    done = host(script, "start", "run-1", encoded)
+    assert done.returncode == 0, done.stderr
+    file = tmp_path / "run/torch-run-1.env"
+    name, _, value = file.read_text().rstrip("\n").partition("=")
+    assert name == "EBBFLOW_NODE_ENTRY"
+    assert (value[0], value[-1]) == ("'", "'")
+    assert "'" not in value[1:-1]  # systemd ends the value there
+    assert json.loads(value[1:-1]) == entry
+    assert file.stat().st_mode & 0o777 == 0o600
+    (tmp_path / "active").touch()
+    assert host(script, "start", "run-1", encoded).returncode == 0
+    assert (tmp_path / "calls").read_text().count("start ebbflow-torch-node@run-1.service") == 1
+
+
+@pytest.mark.parametrize(("role", "name"), [("spark-worker", "spark"), ("gpu-trainer", "torch")])
+def test_nothing_is_started_on_a_node_that_leaves(rendered, host, tmp_path, role, name):
+    script = _files(rendered[role])[f"/usr/local/sbin/ebbflow-{name}"]
+    host.program("systemctl", f'echo "$@" >> {tmp_path}/calls; [ "$1" != is-active ]')
+    (tmp_path / "run/draining").touch()
+    done = host(script, "start", "run-1", "e30=")
+    assert done.returncode == 1
+    assert "this node is leaving" in done.stderr
+    assert "start" not in (tmp_path / "calls").read_text() if (tmp_path / "calls").exists() else True
+
+
+def test_prefects_server_reads_its_secrets_and_makes_up_a_missing_password(rendered, host, tmp_path):
+    script = _files(rendered["prefect-server"])["/usr/local/sbin/ebbflow-prefect"]
+    environment = _files(rendered["prefect-server"])["/etc/ebbflow/node.env"].replace(
+        "arn:aws:secretsmanager:us-east-1:123456789012:secret:rds-mock", "database"
+    )
+    database = json.dumps({"username": "prefect", "password": "p@ss/w:rd'$"})
+    (tmp_path / "database").write_text(database)
+    host.program(
+        "aws",
+        f"""
+case "$2 $4" in
+  "get-secret-value database") cat {tmp_path}/database ;;
+  get-secret-value*) cat {tmp_path}/password ;;
+  put-secret-value*) cat > {tmp_path}/password ;;
+esac""",
+    )
+    host.program("prefect", "env | grep ^PREFECT_; echo \"$@\"")
+    done = host(script, "server", environment=environment)
+    assert done.returncode == 0, done.stderr
+    seen = dict(line.split("=", 1) for line in done.stdout.splitlines() if line.startswith("PREFECT_"))
+    assert seen["PREFECT_SERVER_DATABASE_CONNECTION_URL"] == (
+        "postgresql+asyncpg://prefect:p%40ss%2Fw%3Ard%27%24@mock.us-east-1.rds.amazonaws.com:5432/prefect?ssl=require"
+    )
+    assert re.fullmatch(r"ebbflow:[A-Za-z0-9]{20,}", seen["PREFECT_SERVER_API_AUTH_STRING"])
+    assert seen["PREFECT_SERVER_UI_API_URL"] == "https://prefect.example.com/api"
+    assert "p@ss" not in done.stderr
+    again = host(script, "server", environment=environment)
+    assert f"PREFECT_SERVER_API_AUTH_STRING={seen['PREFECT_SERVER_API_AUTH_STRING']}\n" in again.stdout
+
+
+def test_no_secret_is_in_what_a_node_is_configured_by(rendered):
+    for configuration in rendered.values():
+        # the project's own lock file is let off: names of packages
+        text = json.dumps([f for f in configuration["write_files"] if not f["path"].endswith("constraints.txt")])
+        assert not re.search(r"AKIA[0-9A-Z]{16}|-----BEGIN|password=", text)
