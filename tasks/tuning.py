@@ -19,7 +19,7 @@ from ebbflow.planners.model.scheduling import App, Placement, View, gpus_of
 from ebbflow.planners.scheduling.las import leased_las
 from ebbflow.planners.scheduling.locality import Level
 from ebbflow.planners.training.early_stopping import TrialState, epochs_left, outlook, rungs
-from ebbflow.tasks.report import write_text
+from ebbflow.tasks.report import ReportError, write_text
 from ebbflow.tasks.training import Handle, run_training
 from ebbflow.tasks.training_book import Silent, TrainingListener
 from ebbflow.tasks.training_report import TrainingReport
@@ -223,6 +223,14 @@ class _Search:
         try:
             request = self._request.trial(one.run, arguments)
             resumes = one.resumes and request.recorded
+            done = recorded(request) if resumes else None
+            if done is not None and done.state == "finished":  # but the search did not live to hear of it
+                reporter = _Reporter(self._inbox, one.run, self._request.metric)
+                for said in done.metrics:
+                    if said.value is not None:
+                        reporter.metrics(said.step, said.epoch, {said.name: said.value})
+                self._inbox.put(("ended", one.run, done, None))
+                return
             report = self._train(
                 request, _Reporter(self._inbox, one.run, self._request.metric), one.handle, resumes
             )
@@ -357,8 +365,12 @@ class _Search:
                 last = max(frozen.intermediate_values, default=0)
                 value = frozen.intermediate_values.get(last, frozen.value)
                 run = f"trial-{frozen.number:03d}"
+                done = recorded(self._request.trial(run, ()))
+                spent = (done.steps, done.seconds, done.gpu_seconds) if done else (0, 0.0, 0.0)
                 trials.append(
-                    TrialReport(frozen.number, run, frozen.params, names[frozen.state.name], value, last)  # type: ignore[arg-type]
+                    TrialReport(
+                        frozen.number, run, frozen.params, names[frozen.state.name], value, last, *spent
+                    )  # type: ignore[arg-type]
                 )
         complete = [trial for trial in trials if trial.state == "complete" and trial.value is not None]
         sign = 1 if self._request.maximise else -1
@@ -374,9 +386,19 @@ class _Search:
             self._clock.now() - self._begun,
             tuple(trials),
             best,
-            sum(trial.gpu_seconds for trial in self._ended),
+            sum(trial.gpu_seconds for trial in trials),
             tuple(self._outlooks),
         )
+
+
+def recorded(request: TrainingRequest) -> TrainingReport | None:
+    """Return what the last launcher of a run has reported, if it lived to."""
+    try:
+        return TrainingReport.from_json(
+            (Path(request.run_folder) / "report.json").read_text(encoding="utf-8")
+        )
+    except (OSError, ReportError):
+        return None
 
 
 class _Reporter(Silent):

@@ -182,7 +182,9 @@ class Agent:
 class SystemdNode:
     """The node as systemd runs it. ``group`` is its Auto Scaling group, empty for none."""
 
-    def __init__(self, group: str = "", region: str = "", instance: str = "", draining: Path = DRAINING) -> None:
+    def __init__(
+        self, group: str = "", region: str = "", instance: str = "", draining: Path = DRAINING
+    ) -> None:
         self._group = group
         self._region = region
         self._instance = instance
@@ -234,7 +236,9 @@ class SystemdNode:
             log.error("the group %s cannot be told: %s", self._group, error)
 
     def _units(self, pattern: str) -> list[str]:
-        text = _systemctl("list-units", "--plain", "--no-legend", "--state=active,activating,deactivating", pattern)
+        text = _systemctl(
+            "list-units", "--plain", "--no-legend", "--state=active,activating,deactivating", pattern
+        )
         return [line.split()[0] for line in text.splitlines() if line.split()]
 
     def _main_pid(self, unit: str) -> int:

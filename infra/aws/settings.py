@@ -140,7 +140,9 @@ class _Reader:
 
         kind = field("kind", str)
         if kind not in _KINDS:
-            raise SettingsError(f"{self._source}: {where}.kind must be one of {', '.join(_KINDS)}; got {kind!r}")
+            raise SettingsError(
+                f"{self._source}: {where}.kind must be one of {', '.join(_KINDS)}; got {kind!r}"
+            )
         return Pool(
             name=name,
             kind=kind,

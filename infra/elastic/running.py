@@ -3,13 +3,22 @@
 import os
 from dataclasses import dataclass, field
 from math import inf
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ebbflow.infra.elastic.application import Key, Value
 from ebbflow.infra.elastic.messages import ShardRecord
 from ebbflow.infra.elastic.snapshot import read, whole, write_quickly
-from ebbflow.planners.training.partial_checkpoint import PrioritySelection, Selection
+
+if TYPE_CHECKING:
+    from ebbflow.planners.training.partial_checkpoint import Selection
+
+
+def _priority() -> "Selection":
+    from ebbflow.planners.training.partial_checkpoint import PrioritySelection  # SciPy; workers start without
+
+    return PrioritySelection()
 
 
 @dataclass(slots=True)
@@ -19,7 +28,7 @@ class RunningCopy:
     path: str
     number: int
     saved: dict[Key, Value] = field(default_factory=dict)
-    selection: Selection = field(default_factory=PrioritySelection)
+    selection: "Selection" = field(default_factory=_priority)
     rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
 
     @classmethod

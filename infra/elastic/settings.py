@@ -43,9 +43,8 @@ class Event:
     """Something that happened to the job."""
 
     time: float  # seconds, of the job's clock
-    kind: (
-        str  # joined, started, rebalanced, left, lost, snapshot, snapshot failed, restored, patched, finished
-    )
+    # joined, started, rebalanced, left, lost, restored, patched, snapshot, snapshot failed, long task, finished
+    kind: str
     details: dict[str, Any]
 
 

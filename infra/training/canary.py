@@ -14,8 +14,8 @@ from ebbflow.infra.training.metrics import RunStatistics
 from ebbflow.infra.training.prepared import Prepared
 
 
-def rehearse(prepared: Prepared, statistics: RunStatistics, folder: str | None) -> dict[str, Any]:
-    """Save and load the run's state beside its checkpoints and return what the steps took.
+def rehearse(prepared: Prepared, statistics: RunStatistics, folder: str | None, steps: int) -> dict[str, Any]:
+    """Save and load the run's state beside its checkpoints and return what the ``steps`` just done took.
 
     Raises ``TrainingError`` when what is read differs from what was saved, and ``StorageError`` when it cannot be
     written.
@@ -33,7 +33,7 @@ def rehearse(prepared: Prepared, statistics: RunStatistics, folder: str | None) 
             if isinstance(value, torch.Tensor) and not _equal(loaded["model"][name], value.cpu()):
                 raise TrainingError(f"{name} comes back from the checkpoint in {place} with other values")
         return {
-            "steps": prepared.progress.step,
+            "steps": steps,
             "checkpoint_bytes": saved.bytes,
             "checkpoint_seconds": saved.seconds,
             "peak_bytes": _peak(),

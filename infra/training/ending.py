@@ -72,11 +72,12 @@ class Ending:
         log.warning("%s (%s)", reason, str(error).splitlines()[0][:200] if str(error) else "")
         raise RunStopped(reason, PEER_LOST) from error
 
-    def rehearse(self, statistics: RunStatistics, folder: str | None) -> NoReturn:
-        """Save, load and leave."""
+    def rehearse(self, statistics: RunStatistics, folder: str | None, steps: int) -> NoReturn:
+        """Save, load and leave after a trial of ``steps`` steps."""
         prepared = self._ready()
         if self._world.rank == 0:
-            self._link.post("canary", prepared.progress.step, rehearse(prepared, statistics, folder))
+            content = rehearse(prepared, statistics, folder, steps)
+            self._link.post("canary", prepared.progress.step, content)
         raise RunStopped("canary")
 
     def finish(self, metrics: dict[str, Any], statistics: RunStatistics) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ebbflow.infra.training.squares import pieces
+from ebbflow.infra.training.squares import in_pieces, pieces
 
 IDENTITY_STEPS = 5  # Adam's second moments mean little before
 WINDOW_SHARE = 16  # P is made anew when a sixteenth of the steps that v remembers is new
@@ -101,7 +101,7 @@ class AdamPreconditioner:
 
 def _factors(out: list[Tensor], moments: list[Tensor], roots: list[float], eps: float) -> None:
     """Write 1 / (sqrt(moment) / root + eps), 0 where a moment is 0."""
-    if moments[0].device.type == "cpu":
+    if in_pieces(moments[0]):
         for factor, moment, root in zip(out, moments, roots, strict=True):
             alike = factor.is_contiguous() and moment.is_contiguous()
             target = factor if alike else torch.empty_like(moment, memory_format=torch.contiguous_format)

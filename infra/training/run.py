@@ -265,9 +265,9 @@ class ElasticRun:
         self._account(stepper)
         if agreed.stop:
             self._ending.stop(agreed.save)
-        canary = self.settings.canary_steps
-        if canary and prepared.progress.step - self._began_at >= canary:
-            self._ending.rehearse(self.statistics, self.folder)
+        canary, done = self.settings.canary_steps, prepared.progress.step - self._began_at
+        if canary and done >= canary:
+            self._ending.rehearse(self.statistics, self.folder, done)
         if not canary:
             self._saver.maybe(prepared.state, prepared.progress.step)
             self._running.step(prepared)

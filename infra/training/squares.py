@@ -25,7 +25,7 @@ class SquareSums:
         """Return the sum of ``(factor * x)**2`` over all elements: a double on the tensors' device."""
         if not tensors:
             return torch.zeros((), dtype=torch.float64)
-        if tensors[0].device.type != "cpu":
+        if not in_pieces(tensors[0]):
             scaled = tensors if factors is None else torch._foreach_mul(tensors, list(factors))
             return _squared_norm(scaled)
         total = 0.0
@@ -50,7 +50,7 @@ class SquareSums:
         """Return the sum of ``(factor * (weights[0] * x + weights[1] * y))**2`` over pairs of elements."""
         if not first:
             return torch.zeros((), dtype=torch.float64)
-        if first[0].device.type != "cpu":
+        if not in_pieces(first[0]):
             mixed = torch._foreach_mul(list(first), weights[0])
             torch._foreach_add_(mixed, list(second), alpha=weights[1])
             return self.of(mixed, factors)
@@ -70,6 +70,11 @@ class SquareSums:
         if dtype not in self._scratch:
             self._scratch[dtype] = torch.empty(PIECE, dtype=dtype)
         return self._scratch[dtype][: like.numel()]
+
+
+def in_pieces(tensor: Tensor) -> bool:
+    """Tell whether work on ``tensor`` is better done piece by piece; a GPU takes all tensors of a list at once."""
+    return bool(tensor.device.type == "cpu")
 
 
 def pieces(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.training.agent import GoodputAgent
-from ebbflow.planners.training.batch_size import BatchLimits, Split
+from ebbflow.planners.training.batch_size import BatchLimits, Split, first_split
 from ebbflow.planners.training.goodput import GoodputModel, GradientStatistics
 from ebbflow.planners.training.job_report import JobReport
 from ebbflow.planners.training.profile import MedianMeasurements
@@ -79,7 +79,8 @@ class BatchTuner:
     def split(self, nodes: int, gpus: int) -> Split:
         """Return the batch to train with from now on; another one than before at most every 30 s.
 
-        On another number of GPUs or nodes the best known batch is taken at once. Raises ``OptionError`` where
+        On another number of GPUs or nodes the best known batch is taken at once. A restart does not begin the 30 s
+        anew. Raises ``OptionError`` where
         ``limits.largest`` leaves a GPU without work.
         """
         moved = self._placement is not None and self._placement != (nodes, gpus)
@@ -126,6 +127,7 @@ class BatchTuner:
             "observations": [list(o) for o in self._agent.observations],
             "statistics": list(self._statistics),
             "steps": self._steps,
+            "since_look": self._clock() - self._looked,
             "most_held": self._most_held,
             "placement": None if self._placement is None else list(self._placement),
             "split": None if self._split is None else list(self._split),
@@ -140,13 +142,15 @@ class BatchTuner:
         if state["observations"]:
             self._agent.recall(self._statistics)
         self._steps = int(state["steps"])
+        self._looked = self._clock() - float(state["since_look"])
         self._most_held = int(state["most_held"])
         if state["placement"] is not None and state["split"] is not None:
             nodes, gpus = state["placement"]
             self._placement, self._split = (int(nodes), int(gpus)), Split(*map(int, state["split"]))
 
     def _best(self, nodes: int, gpus: int) -> Split:
-        found = self._agent.split(nodes, gpus)
+        known = self._steps >= LEAST_STEPS or not self.adaptive
+        found = self._agent.split(nodes, gpus) if known else first_split(gpus, self.limits)
         if found.total(gpus) >= self.limits.initial:
             return found
         # cut to the largest total, which K GPUs cannot share evenly; the learning rate was made for M0 at the least

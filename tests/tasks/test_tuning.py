@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from ebbflow.tasks.training_book import TrainingListener
 from ebbflow.tasks.training_report import (
     FailureReport,
     GenerationReport,
+    MetricReport,
     NodeShare,
     TrainingReport,
 )
@@ -239,3 +241,24 @@ def test_bad_spaces(tmp_path: Path, text: str, words: str) -> None:
 def test_bad_searches(request_of: Any, options: dict[str, Any], words: str) -> None:
     with pytest.raises(OptionError, match=words):
         request_of(**options)
+
+
+def test_a_trial_that_finished_unheard_is_not_trained_again(request_of: Any) -> None:
+    request, trainings = request_of(trials=1, pruner="none"), Trainings()
+
+    def crash(text: str) -> None:
+        if text.startswith("trial-000:") and "lr" in text:
+            raise MemoryError
+
+    with pytest.raises(MemoryError):
+        run_tuning(request, crash, train=trainings)
+    whole = trainings._report(request.trial("trial-000", ()), "finished", EPOCHS)
+    points = tuple(MetricReport(0.0, n * 10, n, "accuracy", 0.1 * n) for n in range(EPOCHS))
+    run = request.trial("trial-000", ())
+    run.save()
+    replace(whole, metrics=points).write_json(Path(run.run_folder) / "report.json")
+    report = run_tuning(request, train=trainings, resume=True)
+    assert [(t.state, t.epochs, t.steps) for t in report.trials] == [("complete", EPOCHS, 90)]
+    assert report.best is not None
+    assert report.best.value == pytest.approx(0.8)
+    assert not trainings.runs

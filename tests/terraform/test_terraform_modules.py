@@ -71,7 +71,9 @@ def test_variables_and_outputs_are_typed_and_described(configuration):
 def test_versions_are_pinned(configuration):
     text = _text(configuration, "versions.tf")
     assert 'required_version = ">= 1.9"' in text
-    if any(word in _text(configuration, "main.tf") for word in ('resource "aws_', 'data "aws_', 'provider "aws"')):
+    if any(
+        word in _text(configuration, "main.tf") for word in ('resource "aws_', 'data "aws_', 'provider "aws"')
+    ):
         assert 'version = ">= 6.25, < 7"' in text
 
 
@@ -86,9 +88,13 @@ def test_the_readme_tells_every_variable_and_output(configuration):
 
 def test_the_cost_table_adds_up():
     rows = re.findall(
-        r"^\| (.+?) \| ([\d.,]+) .*? \| \$([\d.]+) .*? \| \$([\d.,]+) \|$", _text("examples/minimal", "README.md"), re.M
+        r"^\| (.+?) \| ([\d.,]+) .*? \| \$([\d.]+) .*? \| \$([\d.,]+) \|$",
+        _text("examples/minimal", "README.md"),
+        re.M,
     )
-    total = re.search(r"^\| \*\*sum\*\* \|.*\| \*\*\$([\d.,]+)\*\* \|$", _text("examples/minimal", "README.md"), re.M)
+    total = re.search(
+        r"^\| \*\*sum\*\* \|.*\| \*\*\$([\d.,]+)\*\* \|$", _text("examples/minimal", "README.md"), re.M
+    )
     assert len(rows) >= 5
     assert total is not None
     for what, amount, price, cost in rows:

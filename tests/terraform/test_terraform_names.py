@@ -36,8 +36,12 @@ def test_everything_with_a_fixed_name_has_the_one_of_naming(complete):
     assert _named(complete, "aws_ssm_document") == sorted(PROD.document(d) for d in DOCUMENTS)
     assert _named(complete, "aws_ssm_parameter") == [PROD.settings_parameter]
     assert _named(complete, "aws_cloudwatch_log_group") == [PROD.log_group]
-    assert set(_named(complete, "aws_iam_role")) == {PROD.role(r) for r in IAM_ROLES} | {"ebbflow-prod-flow-logs"}
-    assert set(_named(complete, "aws_iam_instance_profile")) == {PROD.role(r) for r in IAM_ROLES if r != "capacity"}
+    assert set(_named(complete, "aws_iam_role")) == {PROD.role(r) for r in IAM_ROLES} | {
+        "ebbflow-prod-flow-logs"
+    }
+    assert set(_named(complete, "aws_iam_instance_profile")) == {
+        PROD.role(r) for r in IAM_ROLES if r != "capacity"
+    }
     groups = sorted([*(PROD.group(pool) for pool in POOLS), *(f"{PROD.prefix}-{node}" for node in NODES)])
     assert _named(complete, "aws_autoscaling_group") == groups
     assert _named(complete, "aws_launch_template") == groups
@@ -49,7 +53,9 @@ def test_nodes_of_pools_carry_the_tags_that_the_loop_asks_for(complete):
         wanted = {**PROD.tags(MANAGED_BY_LOOP, role=role, pool=pool), "CostCentre": "data"}
         (group,) = (v for v in complete.of("aws_autoscaling_group").values() if v["name"] == PROD.group(pool))
         assert {tag["key"]: tag["value"] for tag in group["tag"]} == wanted
-        (template,) = (v for v in complete.of("aws_launch_template").values() if v["name"] == PROD.group(pool))
+        (template,) = (
+            v for v in complete.of("aws_launch_template").values() if v["name"] == PROD.group(pool)
+        )
         assert template["tags"] == wanted
         for specification in template["tag_specifications"]:
             assert specification["tags"] == wanted

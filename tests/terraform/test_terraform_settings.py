@@ -75,9 +75,15 @@ def _set(outputs, name, value):
         (lambda o: _set(o, "cluster", "No"), "cluster must be 3 to 20"),
         (lambda o: _set(o, "pools", ["etl"]), "output pools must be an object"),
         (lambda o: o["pools"]["value"]["etl"].pop("group"), "output pools.etl lacks 'group'"),
-        (lambda o: o["pools"]["value"]["etl"].update(max_size=True), "pools.etl.max_size must be a whole number"),
+        (
+            lambda o: o["pools"]["value"]["etl"].update(max_size=True),
+            "pools.etl.max_size must be a whole number",
+        ),
         (lambda o: o["pools"]["value"]["etl"].update(kind="tpu"), "pools.etl.kind must be one of spark, gpu"),
-        (lambda o: o["pools"]["value"]["etl"].update(subnet_ids=[1]), r"subnet_ids\[0\] must be a text; got 1"),
+        (
+            lambda o: o["pools"]["value"]["etl"].update(subnet_ids=[1]),
+            r"subnet_ids\[0\] must be a text; got 1",
+        ),
         (lambda o: o.update(store="s3://x"), "output 'store' has no 'value'"),
         (lambda o: o.clear(), "holds no outputs; run terraform apply"),
     ],

@@ -72,7 +72,12 @@ def test_scripts_are_valid(rendered):
 
 
 def test_units_are_valid(rendered, tmp_path):
-    units = {p.rpartition("/")[2]: c for f in map(_files, rendered.values()) for p, c in f.items() if "/systemd/" in p}
+    units = {
+        p.rpartition("/")[2]: c
+        for f in map(_files, rendered.values())
+        for p, c in f.items()
+        if "/systemd/" in p
+    }
     assert len(units) == 7
     for name, text in units.items():
         # the programs are not on this machine; what they are given stays
@@ -167,7 +172,9 @@ def host(tmp_path):
 
 def test_a_trainings_node_process_gets_its_entry_unchanged_once(rendered, host, tmp_path):
     script = _files(rendered["gpu-trainer"])["/usr/local/sbin/ebbflow-torch"]
-    host.program("systemctl", f'echo "$@" >> {tmp_path}/calls; [ "$1" != is-active ] || [ -e {tmp_path}/active ]')
+    host.program(
+        "systemctl", f'echo "$@" >> {tmp_path}/calls; [ "$1" != is-active ] || [ -e {tmp_path}/active ]'
+    )
     entry = {"store": "10.0.0.1:29400", "name": 'it\'s "the" \\ first', "folder": "/var/lib/x $HOME"}
     encoded = base64.b64encode(json.dumps(entry).encode()).decode()
     done = host(script, "start", "run-1", encoded)
@@ -211,7 +218,7 @@ case "$2 $4" in
   put-secret-value*) cat > {tmp_path}/password ;;
 esac""",
     )
-    host.program("prefect", "env | grep ^PREFECT_; echo \"$@\"")
+    host.program("prefect", 'env | grep ^PREFECT_; echo "$@"')
     done = host(script, "server", environment=environment)
     assert done.returncode == 0, done.stderr
     seen = dict(line.split("=", 1) for line in done.stdout.splitlines() if line.startswith("PREFECT_"))
@@ -228,5 +235,7 @@ esac""",
 def test_no_secret_is_in_what_a_node_is_configured_by(rendered):
     for configuration in rendered.values():
         # the project's own lock file is let off: names of packages
-        text = json.dumps([f for f in configuration["write_files"] if not f["path"].endswith("constraints.txt")])
+        text = json.dumps(
+            [f for f in configuration["write_files"] if not f["path"].endswith("constraints.txt")]
+        )
         assert not re.search(r"AKIA[0-9A-Z]{16}|-----BEGIN|password=", text)

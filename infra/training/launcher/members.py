@@ -123,15 +123,15 @@ class Members:
         gone: dict[str, Loss] = {}
         now = self._clock.now()
         for name, member in list(self._members.items()):
-            how = self._pool.lost(name)
+            try:
+                how = self._pool.lost(name)
+            except ClusterError as exc:
+                how = str(exc)
             loss = Loss(how) if how else self._stands_still(member, now)
             if loss is not None:
                 gone[name] = loss
-                self._note(
-                    "node-lost", node=name, how=loss.how
-                )  # before its processes take their time to end
-                self._pool.end(name)
-                del self._members[name]
+                self._note("node-lost", node=name, how=loss.how)  # its processes take their time to end
+                self.end([name])
                 continue
             beat = member.wire.beat()
             if beat is not None and (member.beat is None or beat.number != member.beat.number):

@@ -105,6 +105,7 @@ resource "aws_security_group" "lb" {
 }
 
 resource "aws_security_group" "server" {
+  #checkov:skip=CKV2_AWS_5:the launch template of the server attaches it, through local.nodes
   name        = "${local.names.prefix}-prefect-server"
   description = "Prefect server"
   vpc_id      = var.vpc_id

@@ -78,6 +78,33 @@ class MixingExecutor(Executor):
         return 1
 
 
+class Broken(Mixing):
+    """Fails in one of several ways."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+
+    def executor(self, index: int) -> Executor:
+        return BrokenExecutor(self, index)
+
+
+class BrokenExecutor(MixingExecutor):
+    async def run(self, context: TaskContext, args: int) -> int:
+        how = self._app.how  # type: ignore[attr-defined]
+        if how == "raise" and args == 2:
+            raise ZeroDivisionError("a mistake in the application")
+        if how == "read":
+            await context.get("nothing")
+        if how == "update":
+            context.update("nothing", 1)
+        return await super().run(context, args)
+
+
+def same(first: Mapping[Key, Any], second: Mapping[Key, Any]) -> bool:
+    return first.keys() == second.keys() and all((first[k] == second[k]).all() for k in first)
+
+
 def expected(app: Mixing) -> dict[Key, Any]:
     """Return the parameters after a bulk-synchronous run, computed with nothing of the runtime."""
     values = {key: value.copy() for key, value in app.parameters().items()}

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from elastic_samples import Mixing, expected
-from test_elastic_master import Broken, same
+from elastic_samples import Broken, Mixing, expected, same
 
 from ebbflow.infra import processes
 from ebbflow.infra.elastic import ElasticJob, Settings
@@ -111,6 +110,13 @@ def test_lost_shards_alone_come_back(digits: str, tmp_path: Path) -> None:
     assert "patched" in kinds
     assert "restored" not in kinds
     assert app.objective(result.parameters) < 0.45
+
+
+def test_workers_start_without_heavy_libraries() -> None:
+    heavy = "[name for name in ('torch', 'scipy', 'pyarrow', 'sklearn', 'prefect') if name in sys.modules]"
+    code = f"import sys, ebbflow.infra.elastic.node, ebbflow.infra.elastic.apps.lda; print({heavy})"
+    command = [sys.executable, "-c", code]
+    assert subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout == "[]\n"
 
 
 SCRIPT = """

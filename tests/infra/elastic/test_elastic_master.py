@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from elastic_samples import InProcessJob, Mixing, MixingExecutor, expected
+from elastic_samples import Broken, InProcessJob, Mixing, expected, same
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -51,10 +51,6 @@ def run(job: InProcessJob, changes: list[tuple[str, int, int]]) -> dict[Key, Any
                 if not job.members:
                     job.join()
     return job.finish()
-
-
-def same(first: Mapping[Key, Any], second: Mapping[Key, Any]) -> bool:
-    return first.keys() == second.keys() and all((first[k] == second[k]).all() for k in first)
 
 
 @QUICK
@@ -238,29 +234,6 @@ def test_a_snapshot_that_cannot_be_written_ends_nothing(
     reasons = [event.details["reason"] for event in job.master.events if event.kind == "snapshot failed"]
     assert reasons
     assert all("No space left on device" in reason for reason in reasons)
-
-
-class Broken(Mixing):
-    """Fails in one of several ways."""
-
-    def __init__(self, how: str) -> None:
-        super().__init__()
-        self.how = how
-
-    def executor(self, index: int) -> Executor:
-        return BrokenExecutor(self, index)
-
-
-class BrokenExecutor(MixingExecutor):
-    async def run(self, context: TaskContext, args: int) -> int:
-        how = self._app.how  # type: ignore[attr-defined]
-        if how == "raise" and args == 2:
-            raise ZeroDivisionError("a mistake in the application")
-        if how == "read":
-            await context.get("nothing")
-        if how == "update":
-            context.update("nothing", 1)
-        return await super().run(context, args)
 
 
 @pytest.mark.parametrize(

@@ -131,6 +131,28 @@ def test_a_new_process_goes_on_with_what_the_old_one_knew(clock):
     assert fresh.split(1, 2) == (64, 0)
 
 
+def test_restarts_do_not_put_the_next_look_off(clock):
+    tuner = BatchTuner(LIMITS, clock=clock)
+    used = []
+    for _ in range(5):  # each process lives for 9 s
+        used += train(tuner, clock, 1, 2, 9.0, NOISY)
+        state = json.loads(json.dumps(tuner.state_dict()))
+        tuner = BatchTuner(LIMITS, clock=clock)
+        tuner.load_state_dict(state)
+    assert used[0] == (64, 0)
+    assert used[-1].total(2) > 128
+
+
+def test_a_move_after_a_few_steps_keeps_the_initial_batch(clock):
+    tuner = BatchTuner(LIMITS, clock=clock)
+    split = tuner.split(1, 1)
+    for _ in range(LEAST_STEPS - 1):
+        tuner.observe(1, 1, split, 0.1, 0.0, NOISY)
+    assert tuner.split(1, 4) == (32, 0)
+    tuner.observe(1, 4, Split(32, 0), 0.1, 0.05, NOISY)
+    assert tuner.split(1, 2).total(2) > 128
+
+
 def test_the_report_travels_as_json(clock):
     tuner = BatchTuner(LIMITS, clock=clock)
     with pytest.raises(OptionError, match="when it has a batch"):

@@ -592,16 +592,16 @@ def test_a_notice_saves_what_moved_most_as_far_as_time_and_bandwidth_allow(tmp_p
     made = running(tmp_path, walk.now, period=64, shard_rows=2)
     iteration = walk.move()
     far = block_distances(walk.now, walk.past[0], made.blocks).numpy()
-    made.bandwidth = 200.0  # bytes/s: in 4 s half of the time pays for 400 bytes
-    saved = made.save_before(4.0, iteration)
+    made.bandwidth = 20.0  # bytes/s: in 40 s half of the time pays for 400 bytes
+    saved = made.save_before(40.0, iteration)
     assert 0 < made.sizes[saved].sum() <= 400 + made.sizes.max() / 2
     order = np.argsort(-far, kind="stable").tolist()
     assert saved == order[: len(saved)]
     assert made.durable[saved].tolist() == [iteration] * len(saved)
     made.bandwidth = 1e9
-    rest = made.save_before(20.0, iteration)
+    rest = made.save_before(60.0, iteration)
     assert set(rest) == {block for block in range(len(far)) if far[block] > 0} - set(saved)
-    assert made.save_before(20.0, iteration) == []
+    assert made.save_before(60.0, iteration) == []
     assert RunningCheckpoint(tmp_path, walk.now, period=64, shard_rows=2).recover_all().iteration == iteration
 
 
@@ -662,7 +662,7 @@ def test_sigkill_at_any_moment_leaves_the_last_commit_readable_and_no_block_torn
         capture_output=True, text=True, timeout=200, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert int(done.stdout) > 16
+    assert int(done.stdout) >= 16  # every round committed once at least
 
 
 def test_survivors_adopt_the_blocks_of_a_killed_process(tmp_path: Path) -> None:

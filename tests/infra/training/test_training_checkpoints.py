@@ -504,7 +504,7 @@ def test_sigkill_at_any_moment_leaves_the_last_committed_one_readable(tmp_path: 
         capture_output=True, text=True, timeout=200, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert int(done.stdout) > 2, "most kills should have hit a save"
+    assert int(done.stdout) > 0, "no kill hit a save"
 
 
 # --- sharded ----------------------------------------------------------------------------------------------

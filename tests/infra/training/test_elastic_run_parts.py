@@ -1,0 +1,178 @@
+"""Parts of an elastic run on their own: when it saves, what it hears, how its schedule moves."""
+
+import threading
+from typing import Any
+
+import pytest
+import torch
+
+from ebbflow.infra.training.channel import RunSettings, StopRequest
+from ebbflow.infra.training.checkpoints import Saved
+from ebbflow.infra.training.link import Link
+from ebbflow.infra.training.metrics import Rates
+from ebbflow.infra.training.progress import Progress
+from ebbflow.infra.training.saver import LEAST_EVERY, UNKNOWN_HAZARD_EVERY, Costs, Saver
+from ebbflow.infra.training.schedule import ProgressSchedule, rule_for, scaled
+from ebbflow.infra.training.world import World
+from ebbflow.planners.training.checkpointing import daly_interval
+from ebbflow.planners.training.data_order import Cursor
+from ebbflow.planners.training.goodput import GradientStatistics, gain
+
+
+class Now:
+    """A clock that is set by hand."""
+
+    def __init__(self) -> None:
+        self.time = 1000.0
+
+    def now(self) -> float:
+        return self.time
+
+    def sleep(self, seconds: float) -> None:
+        self.time += seconds
+
+    def wait(self, event: threading.Event, timeout: float) -> bool:
+        return event.wait(0.001)
+
+
+class Folder:
+    """A checkpoint folder whose saves take what a test says."""
+
+    def __init__(self) -> None:
+        self.steps: list[int] = []
+        self.busy = False
+        self.done: Saved | None = None
+
+    def save_async(self, state: Any, step: int, note: Any) -> bool:
+        if self.busy:
+            return False
+        self.steps.append(step)
+        self.busy = True
+        return True
+
+    def finish(self, seconds: float) -> None:
+        self.busy, self.done = False, Saved(self.steps[-1], "there", 1, seconds, 0.0)
+
+    def wait(self, timeout: float) -> Saved | None:
+        done, self.done = self.done, None
+        return done
+
+
+def saver(settings: RunSettings, world: World | None = None) -> tuple[Saver, Folder, Now]:
+    clock, folder = Now(), Folder()
+    found: Any = folder
+    link = Link(None, 0, 30.0, clock=clock)
+    return Saver(found, world or World(), link, settings, clock=clock), folder, clock
+
+
+def test_the_interval_between_checkpoints_follows_costs_and_hazard() -> None:
+    assert saver(RunSettings())[0].every == UNKNOWN_HAZARD_EVERY
+    assert saver(RunSettings(checkpoint_every=7.0))[0].every == 7.0
+    calm, _, _ = saver(RunSettings(hazard=0.5), World(nodes=4))
+    calm.costs = Costs(stall=0.2, write=3.0)
+    assert calm.every == pytest.approx(daly_interval(0.2, 1800.0))
+    calm.costs = Costs(stall=1e-6, write=0.1)
+    assert calm.every == LEAST_EVERY, "a free checkpoint is not made at every step"
+    calm.costs = Costs(stall=3.0, write=3.0)
+    assert calm.every == 300.0, "training waits for one per cent of the time at most"
+
+
+def test_one_save_at_a_time_and_only_by_the_first_process() -> None:
+    one, folder, clock = saver(RunSettings(checkpoint_every=10.0))
+    for step in range(60):
+        clock.time += 1.0
+        if step == 24:
+            folder.finish(4.0)
+        one.maybe(dict, step)
+    assert folder.steps == [9, 24]
+    assert one.saved_step == 9
+    assert one.costs.write == 4.0
+    other, folder, clock = saver(RunSettings(checkpoint_every=0.0), World(rank=1, size=2))
+    clock.time += 100
+    other.maybe(dict, 1)
+    assert folder.steps == []
+
+
+def test_rescue_leaves_what_is_saved_alone() -> None:
+    one, _, _ = saver(RunSettings())
+    one.saved_step = 5
+    assert not one.rescue(dict, 5, "rescue", 1.0)
+    assert not Saver(None, World(), Link(None, 0, 30.0), RunSettings()).rescue(dict, 5, "rescue", 1.0)
+
+
+def test_the_last_moment_comes_once_and_in_time() -> None:
+    clock = Now()
+    link = Link(None, 0, 30.0, clock=clock)
+    heard: list[float] = []
+    came = threading.Event()
+
+    def act(stop: StopRequest) -> None:
+        heard.append(clock.time)
+        came.set()
+
+    link.open()
+    try:
+        link.before_deadline(3.0, act)
+        link.stop = StopRequest("notice", deadline=1010.0)
+        assert not came.wait(0.05)
+        clock.time = 1007.5
+        assert came.wait(5)
+        clock.time = 1020.0
+    finally:
+        link.close()
+    assert heard == [1007.5]
+
+
+def test_a_schedule_follows_progress_and_not_steps() -> None:
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+    schedule = ProgressSchedule(torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5))
+    optimizer.step()
+    schedule.follow(0.9, 10.0)
+    assert optimizer.param_groups[0]["lr"] == 1.0
+    schedule.follow(3.2, 10.0)
+    assert optimizer.param_groups[0]["lr"] == 0.125
+    again = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+    resumed = ProgressSchedule(torch.optim.lr_scheduler.ExponentialLR(again, 0.5))
+    resumed.load_state_dict(schedule.state_dict())
+    again.load_state_dict(optimizer.state_dict())
+    again.step()
+    resumed.follow(4.0, 10.0)
+    assert again.param_groups[0]["lr"] == 0.0625
+
+
+def test_a_rule_scales_the_learning_rate_within_a_step_only() -> None:
+    parameter = torch.zeros(1, requires_grad=True)
+    sgd = torch.optim.SGD([{"params": [parameter], "lr": 0.1}])
+    with scaled(sgd, 3.0):
+        assert sgd.param_groups[0]["lr"] == pytest.approx(0.3)
+    assert sgd.param_groups[0]["lr"] == 0.1
+    statistics = GradientStatistics(1.0, 3.0)
+    assert rule_for("auto", sgd)(4.0, statistics) == pytest.approx(float(gain(statistics, 4.0)))
+    assert rule_for("auto", torch.optim.AdamW([parameter]))(4.0, statistics) == 2.0
+    assert rule_for("linear", sgd)(4.0, statistics) == 4.0
+    assert rule_for("none", sgd)(4.0, statistics) == 1.0
+
+
+def test_progress_survives_saving() -> None:
+    progress = Progress(10)
+    progress.bind(95)
+    progress.took(20, 1.7, Cursor(0, 20))
+    progress.left_out(10, Cursor(0, 30))
+    assert progress.epoch_end == pytest.approx(9.5 - 1.0), (
+        "samples of a step that was left out are not trained again"
+    )
+    assert Progress.from_state(progress.state_dict(), 10) == progress
+
+
+def test_rates_are_of_the_time_between_reports() -> None:
+    clock = Now()
+    rates = Rates(clock)
+    clock.time += 100.0  # before the first step
+    assert rates.add(32, 1.0, 0.25)
+    assert rates.throughput == 128.0
+    for _ in range(3):
+        clock.time += 0.125
+        assert not rates.add(10, 1.0, 0.125)
+    clock.time += 0.125
+    assert rates.add(10, 1.0, 0.125)
+    assert (rates.throughput, rates.progress_rate) == (80.0, 8.0)
