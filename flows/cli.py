@@ -1,4 +1,4 @@
-"""The command line: ``ebbflow query | explain | train | calibrate | cluster | doctor | demo``."""
+"""The command line: ``ebbflow query | explain | train | tune | calibrate | cluster | doctor | demo``."""
 
 import sys
 from enum import StrEnum
@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from ebbflow.flows import bench_cli, cluster_cli, data_cli, simulate_cli, train_cli
+from ebbflow.flows import bench_cli, cluster_cli, data_cli, elastic_cli, simulate_cli, train_cli, tune_cli
 from ebbflow.planners.errors import EbbflowError
 
 app = typer.Typer(
@@ -26,6 +26,8 @@ app.add_typer(data_cli.app, name="data")
 app.add_typer(bench_cli.app, name="bench")
 app.add_typer(simulate_cli.app, name="simulate")
 train_cli.register(app)
+tune_cli.register(app)
+elastic_cli.register(app)
 console = Console()
 errors = Console(stderr=True)
 

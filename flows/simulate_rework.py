@@ -14,8 +14,8 @@ REWORK_HELP = """Lose parameters of models in training, restore them, and count 
 Logistic regression, matrix factorisation, a small CNN and LDA lose part of their parameters at a random iteration;
 checkpoints are whole, or partial and more frequent. Also gradient descent with perturbations, beside SCAR's bounds.
 Each experiment keeps its result in a file of its own in --out and is not run again with the same code. All take about
-20 CPU minutes, three quarters of it the CNN; the page scar-evaluation.md goes to --document, with pictures in its
-folder evaluation. Needs scikit-learn (its digits are the data) and PyTorch.
+15 CPU minutes, half of it the CNN; the page scar-evaluation.md goes to --document, with pictures in its folder
+evaluation. Needs scikit-learn (its digits are the data) and PyTorch.
 
 [b]Examples[/b]
 

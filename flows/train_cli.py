@@ -1,4 +1,4 @@
-"""``ebbflow train`` and ``ebbflow tune``: elastic training on nodes that come and go."""
+"""``ebbflow train``: elastic training on nodes that come and go."""
 
 from enum import StrEnum
 from pathlib import Path
@@ -36,9 +36,9 @@ The script trains inside [b]with ElasticRun.start() as run:[/b] (docs/training.m
 
     ebbflow train script.py --nodes local:3x1 --at 20s:kill:node-2 --at 35s:notice:node-1:10s --at 50s:add:1
 
-[b]Options of the script go after --[/b]
+[b]Arguments of the script follow it[/b]; its options go last, after a double dash (-- --lr 0.1)
 
-    ebbflow train script.py --nodes local:2x2 --max-gpus 4 -- --lr 0.1 --epochs 20
+    ebbflow train script.py data/ --nodes local:2x2 --max-gpus 4
 
 [b]Go on with a run[/b] that was stopped, or whose machine is gone
 
@@ -50,7 +50,7 @@ Ctrl-C saves and leaves; a second one leaves at once. Status: 0 finished, 1 fail
 Script = Annotated[str | None, typer.Argument(help="A Python file.", metavar="SCRIPT")]
 Arguments = Annotated[
     list[str] | None,
-    typer.Argument(help="Of the script; its options go after --.", metavar="[ARGS]..."),
+    typer.Argument(help="Of the script; its options go last, after a double dash.", metavar="[ARGS]..."),
 ]
 
 
@@ -235,134 +235,9 @@ def wants_prefect(runner: Runner) -> bool:
     return runner is Runner.prefect or (runner is Runner.auto and bool(os.environ.get("PREFECT_API_URL")))
 
 
-TUNE_HELP = """Search for good hyper-parameters: trials are elastic trainings that share the nodes.
-
-The script takes each parameter as an option and reports a metric: [b]run.report(accuracy=...)[/b] after each epoch.
-
-[b]Try it[/b]
-
-    echo 'lr: {log: [0.001, 1]}' > space.yaml
-
-    ebbflow tune script.py --space space.yaml --metric accuracy --trials 20 --nodes local:2x1
-
-[b]Stop by learning curves[/b] instead of successive halving
-
-    ebbflow tune script.py --space space.yaml --metric loss --minimise --pruner curve --epochs 30
-
-[b]Go on[/b] with a search that was stopped
-
-    ebbflow tune --resume search-1a2b3c4d
-
-A parameter is float, log, int or choice. A trial that is stopped gives its GPUs to the next. Status as of train.
-"""
-
-
-class PrunerKind(StrEnum):
-    halving = "halving"
-    curve = "curve"
-    none = "none"
-
-
-class SamplerKind(StrEnum):
-    tpe = "tpe"
-    random = "random"
-
-
-def tune(
-    script: Script = None,
-    arguments: Arguments = None,
-    space: Annotated[
-        str | None,
-        typer.Option(help="YAML: a parameter a line, such as lr: {log: [0.001, 1]}.", metavar="FILE"),
-    ] = None,
-    metric: Annotated[str | None, typer.Option(help="That the script reports. Default: accuracy.")] = None,
-    maximise: Annotated[
-        bool | None, typer.Option("--maximise/--minimise", help="Which way is better. Default: more.")
-    ] = None,
-    trials: Annotated[int | None, typer.Option(help="Default: 20.")] = None,
-    nodes: Annotated[
-        str | None, typer.Option(help="local:NODESxGPUS, shared by all trials.", metavar="NODES")
-    ] = None,
-    gpus: Annotated[int | None, typer.Option(help="Of each trial. Default: 1.")] = None,
-    max_gpus: Annotated[
-        int | None, typer.Option(help="Of a trial when there are some to spare. Default: no more.")
-    ] = None,
-    epochs: Annotated[
-        int | None, typer.Option(help="Of a whole trial: for --pruner curve and the work left.")
-    ] = None,
-    pruner: Annotated[
-        PrunerKind | None,
-        typer.Option(metavar="HOW", help="halving (asynchronous, the default), curve, or none."),
-    ] = None,
-    factor: Annotated[int | None, typer.Option(help="One trial in so many goes on. Default: 3.")] = None,
-    sampler: Annotated[SamplerKind | None, typer.Option(metavar="HOW", help="tpe or random.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Of the sampler.")] = None,
-    id: Annotated[str | None, typer.Option("--id", help="Of the search. Default: made up.")] = None,
-    folder: Annotated[
-        str | None, typer.Option(help="Where searches and runs live, a local folder.", metavar="DIR")
-    ] = None,
-    resume: Annotated[str | None, typer.Option(help="Go on with this search.", metavar="ID")] = None,
-    json: Annotated[str | None, typer.Option(help="Write the report as JSON.", metavar="FILE")] = None,
-) -> None:
-    from ebbflow.flows.running import interruptible
-    from ebbflow.tasks.training_request import default_folder
-    from ebbflow.tasks.tuning import new_search, run_tuning
-    from ebbflow.tasks.tuning_page import print_tuning
-    from ebbflow.tasks.tuning_request import TuningRequest, read_space
-
-    given: dict[str, Any] = {
-        "maximise": maximise,
-        "trials": trials,
-        "nodes": nodes,
-        "gpus": gpus,
-        "max_gpus": max_gpus,
-        "epochs": epochs,
-        "pruner": pruner.value if pruner else None,
-        "factor": factor,
-        "sampler": sampler.value if sampler else None,
-        "seed": seed,
-        "json": json,
-    }
-    options = {key: value for key, value in given.items() if value is not None}
-    place = folder or default_folder()
-    if resume is not None:
-        if script is not None or space is not None or id is not None or metric is not None:
-            raise OptionError("--resume goes on with the script, space, metric and id that are recorded")
-        request = TuningRequest.load(place, resume, options)
-    else:
-        if script is None or space is None:
-            raise OptionError(
-                "name the script and the space (--space FILE), or a search to go on with (--resume ID)"
-            )
-        place = place if "://" in place else str(Path(place).expanduser().absolute())
-        request = TuningRequest(
-            script,
-            read_space(space),
-            metric or "accuracy",
-            tuple(arguments or ()),
-            id=id or new_search(),
-            folder=place,
-            **options,
-        )
-    console.print(f"search [bold]{request.id}[/] in {request.search_folder}", highlight=False, soft_wrap=True)
-
-    def say(text: str) -> None:
-        console.print(text, highlight=False, markup=False, soft_wrap=not console.is_terminal)
-
-    with interruptible(errors, "the trials' checkpoints are kept"):
-        report = run_tuning(request, say, resume=resume is not None)
-    print_tuning(report, console)
-    if report.state == "stopped":
-        console.print(f"go on with: ebbflow tune --resume {report.id}" + _where(folder), soft_wrap=True)
-        raise typer.Exit(130)
-    if report.state == "failed" or report.best is None:
-        raise typer.Exit(1)
-
-
 def register(app: typer.Typer) -> None:
     """Add the commands to the command line."""
     app.command("train", help=TRAIN_HELP)(train)
-    app.command("tune", help=TUNE_HELP)(tune)
 
 
-__all__ = ["register", "train", "tune", "wants_prefect"]
+__all__ = ["register", "train", "wants_prefect"]

@@ -17,7 +17,7 @@ from prefect.runtime import flow_run
 from ebbflow.infra.errors import TrainingError
 from ebbflow.tasks.pictures import lines_svg
 from ebbflow.tasks.training import new_id, run_training
-from ebbflow.tasks.training_book import Fan, Silent, TrainingListener
+from ebbflow.tasks.training_listening import Fan, Silent, TrainingListener
 from ebbflow.tasks.training_page import placement_text
 from ebbflow.tasks.training_report import EventReport, PointReport, TrainingReport
 from ebbflow.tasks.training_request import TrainingRequest, default_folder

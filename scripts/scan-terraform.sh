@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # scan-terraform.sh [VENV]: security findings of the Terraform modules, by checkov; fails at any without a reason.
 #
-# checkov needs an environment of its own (default .venv-checkov, made when it is missing), because it asks for other
+# checkov needs an environment of its own (default .cache/checkov, made when it is missing), because it asks for other
 # versions of boto3 and packaging than Ebbflow does. An exception is a comment within its resource:
 #   #checkov:skip=CKV_AWS_18:why this one is right as it is
 set -euo pipefail
 cd "$(dirname "$0")/.."
-venv=${1:-.venv-checkov}
+venv=${1:-.cache/checkov}
 
 if [ ! -x "$venv/bin/checkov" ]; then
   echo "setting up $venv (once)"

@@ -1,6 +1,5 @@
 """Runs one elastic training: launcher, supervisor, account, faults on request."""
 
-import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping
@@ -11,23 +10,22 @@ from typing import Protocol
 import numpy as np
 
 from ebbflow.infra.clock import Clock, SystemClock
-from ebbflow.infra.protocols import Decide, Trainer, TrainingJob, TrainingStatus
+from ebbflow.infra.protocols import Decide, Trainer, TrainingJob
 from ebbflow.infra.training.channel import Report, RunSettings
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.recovery import hazard
 from ebbflow.planners.training.canary import CanaryPlan, GateQuestion, plan, should_gate
 from ebbflow.planners.training.retries import BlindRetry, Retries, RetryPolicy
 from ebbflow.tasks.report import write_text
-from ebbflow.tasks.training_book import Book, Silent, TrainingListener
-from ebbflow.tasks.training_capacity import Nodes
+from ebbflow.tasks.training_book import Book
+from ebbflow.tasks.training_driver import Driver, Handle
 from ebbflow.tasks.training_failures import failure_table
 from ebbflow.tasks.training_faults import FaultSchedule, Faulty
+from ebbflow.tasks.training_listening import Silent, TrainingListener
 from ebbflow.tasks.training_page import training_html
 from ebbflow.tasks.training_report import TrainingReport
 from ebbflow.tasks.training_request import TrainingRequest
 from ebbflow.tasks.training_supervisor import Supervisor
-
-LOOK_EVERY = 0.2  # s
 
 
 class Site(Protocol):
@@ -69,23 +67,6 @@ class LocalSite:
 
     def go_on(self, trainer: Trainer, folder: str, placement: Mapping[str, int]) -> None:
         trainer.resume(folder, placement)  # type: ignore[attr-defined]
-
-
-class Handle:
-    """Lets another thread say which nodes a run has, and end it."""
-
-    def __init__(self, nodes: Mapping[str, int], most: int, least: int = 1) -> None:
-        self.nodes = Nodes(nodes, most, least)
-        self._stop = threading.Event()
-
-    def stop(self) -> None:
-        """Ask the run to save and leave."""
-        self._stop.set()
-
-    @property
-    def stopped(self) -> bool:
-        """Tell whether the run has been asked to leave."""
-        return self._stop.is_set()
 
 
 def request_logs(request: TrainingRequest) -> Path | None:
@@ -190,7 +171,7 @@ def run_training(
     supervisor.told = trainer.events
     try:
         placement, settings = supervisor.begin()
-        driver = _Driver(trainer, handle, supervisor, book, canary, listener)
+        driver = Driver(trainer, handle, supervisor, book, canary, listener)
         faults = FaultSchedule(
             request.faults,
             site.nodes,
@@ -217,111 +198,6 @@ def run_training(
     report = book.report(status)
     _write(report, request)
     return report
-
-
-class _Driver:
-    """Follows a launched run until it ends."""
-
-    def __init__(
-        self,
-        trainer: Trainer,
-        handle: Handle,
-        supervisor: Supervisor,
-        book: Book,
-        canary: CanaryPlan | None,
-        listener: TrainingListener,
-    ) -> None:
-        self._trainer, self._handle, self._nodes = trainer, handle, handle.nodes
-        self._supervisor, self._book, self._canary, self._listener = supervisor, book, canary, listener
-        self._read = 0
-        self._interrupts = 0
-        self._stopping = False
-        self._leaving = False  # the generation that runs is being stopped, or has lost a node
-        self._asked: dict[str, int] | None = None  # placement that was asked for last
-
-    def drive(self, faults: FaultSchedule) -> TrainingStatus:
-        """Return where the run stands when it has ended."""
-        while True:
-            try:
-                while (status := self._trainer.wait(LOOK_EVERY)).state not in (
-                    "finished",
-                    "stopped",
-                    "failed",
-                ):
-                    self._look(status, faults)
-                self._look(status, faults)
-                self._close_book(status)
-                return status
-            except KeyboardInterrupt:
-                self._interrupted()
-
-    def add(self, count: int) -> None:
-        """Take more nodes in."""
-        self._nodes.add(count)
-
-    def remove(self, count: int) -> None:
-        """Give nodes back, the newest first."""
-        self._nodes.remove(self._nodes.newest(count))
-
-    def _reconcile(self, status: TrainingStatus) -> None:
-        """Ask for the nodes that are there, unless the end of a generation is about to settle that anyway."""
-        wanted = self._supervisor.wanted()
-        settled = status.state == "waiting" or (status.state == "running" and not self._leaving)
-        if wanted is None or not settled or self._supervisor.trying:
-            return
-        if wanted == status.placement and status.state == "running":
-            self._asked = None
-        elif wanted != self._asked:
-            self._asked = wanted
-            self._trainer.resize(wanted)
-
-    def _look(self, status: TrainingStatus, faults: FaultSchedule) -> None:
-        if self._handle.stopped and not self._stopping:
-            self._stopping = True
-            self._trainer.stop()
-        for event in self._trainer.events(self._read):
-            self._read = event.number
-            if (
-                event.kind == "started"
-                and not self._supervisor.trying
-                and event.generation > self._supervisor.tried
-            ):
-                faults.begin()
-            if event.kind == "generation":
-                self._leaving, self._asked = False, None
-            elif event.kind in ("node-notice", "node-lost", "stop-requested", "stopped", "hang"):
-                self._leaving = True
-            if event.kind == "node-notice":
-                self._supervisor.noticed(str(event.content.get("node", "")))
-            elif event.kind == "straggler" and isinstance(target := event.content.get("target"), Mapping):
-                self._nodes.remove([str(event.content.get("node", ""))])
-                self._nodes.adopt({str(name): int(slots) for name, slots in target.items()})
-            self._book.event(event)
-        if status.end is not None and status.generation > status.end.generation:
-            self._book.close(status.end)  # of which nobody asked what follows: it was told before
-        running = status.state in ("running", "stopping", "starting")
-        used = sum(status.placement.values()) if running else 0
-        self._book.capacity(max(self._nodes.slots, used), used)
-        self._reconcile(status)
-        self._listener.tick()
-        if self._canary is not None and self._supervisor.trying and self._book.now > self._canary.limit:
-            self._supervisor.canary_is_late()
-            self._canary = None
-            if (placement := self._nodes.placement()) is not None:
-                self._trainer.resize(placement)
-
-    def _interrupted(self) -> None:
-        self._interrupts += 1
-        if self._interrupts > 1:
-            self._trainer.close()
-        else:
-            self._book.say("interrupted", "saving and leaving; again to leave at once")
-            self._trainer.stop()
-
-    def _close_book(self, status: TrainingStatus) -> None:
-        """Write the last generation down where nobody was asked what follows it."""
-        if status.end is not None:
-            self._book.close(status.end)
 
 
 def _fresh(request: TrainingRequest) -> None:

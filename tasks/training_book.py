@@ -4,11 +4,12 @@ import math
 import threading
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 from ebbflow.infra.clock import Clock
 from ebbflow.infra.protocols import GenerationEnd, TrainingEvent, TrainingStatus
 from ebbflow.infra.training.channel import Report
+from ebbflow.tasks.training_listening import TrainingListener, spoken
 from ebbflow.tasks.training_report import (
     CapacityPoint,
     EventReport,
@@ -20,52 +21,8 @@ from ebbflow.tasks.training_report import (
     TrainingReport,
 )
 from ebbflow.tasks.training_request import TrainingRequest
-from ebbflow.tasks.wording import plural
 
 MOST_POINTS = 4000  # of a series; beyond it every other one is dropped
-
-
-class TrainingListener(Protocol):
-    """Hears what happens, in any thread, and must not be long about it. Every method may do nothing."""
-
-    def point(self, point: PointReport) -> None: ...
-    def metrics(self, step: int, epoch: int, values: Mapping[str, float]) -> None: ...
-    def event(self, event: EventReport) -> None: ...
-    def tick(self) -> None:
-        """Do what takes longer; called several times a second in the thread that runs the training."""
-        ...
-
-
-class Silent(TrainingListener):
-    """A listener that does nothing; others extend it."""
-
-    def point(self, point: PointReport) -> None: ...
-    def metrics(self, step: int, epoch: int, values: Mapping[str, float]) -> None: ...
-    def event(self, event: EventReport) -> None: ...
-    def tick(self) -> None: ...
-
-
-class Fan(Silent):
-    """Passes everything on to several listeners, in order."""
-
-    def __init__(self, *listeners: TrainingListener) -> None:
-        self._listeners = listeners
-
-    def point(self, point: PointReport) -> None:
-        for listener in self._listeners:
-            listener.point(point)
-
-    def metrics(self, step: int, epoch: int, values: Mapping[str, float]) -> None:
-        for listener in self._listeners:
-            listener.metrics(step, epoch, values)
-
-    def event(self, event: EventReport) -> None:
-        for listener in self._listeners:
-            listener.event(event)
-
-    def tick(self) -> None:
-        for listener in self._listeners:
-            listener.tick()
 
 
 class Book:
@@ -278,44 +235,3 @@ _FIGURES = frozenset(PointReport.__dataclass_fields__) - {"at", "step"}
 
 def _finite(value: Any) -> float | None:
     return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
-
-
-def spoken(event: TrainingEvent) -> str:
-    """Return an event of the launcher in words for people; empty for those that say little."""
-    said = event.content
-    placed = said.get("placement")
-    where = ""
-    if isinstance(placed, Mapping):
-        where = f"{plural(sum(placed.values()), 'GPU')} on {plural(len(placed), 'node')}"
-    match event.kind:
-        case "generation":
-            return f"generation {event.generation}: {where}"
-        case "started":
-            restored = said.get("restored")
-            begins = "begins" if restored is None else f"goes on from step {restored}"
-            return f"training {begins} on {plural(int(said.get('world', 1)), 'GPU')}"  # type: ignore[call-overload]
-        case "stop-requested":
-            return f"asked to save and leave: {said.get('reason')}"
-        case "stopped":
-            saved = "saved" if said.get("saved") else "nothing saved"
-            return f"stopped at step {said.get('step')}: {saved}"
-        case "node-lost":
-            return f"{said.get('node')} is lost: {str(said.get('how', '')).splitlines()[0]}"
-        case "node-notice":
-            return f"{said.get('node')} has notice"
-        case "hang":
-            return f"hangs: {said.get('reason')}"
-        case "straggler":
-            return f"{said.get('node')} holds the others up and is replaced"
-        case "waiting":
-            return f"waits for nodes: {said.get('reason')}"
-        case "cut-off":
-            return "what was left at the deadline is ended"
-        case "checkpoint":
-            return f"no checkpoint: {said['error']}" if "error" in said else ""
-        case "canary":
-            return f"the trial passed: {said.get('steps')} steps, a checkpoint saved and read"
-        case "resize-changed":
-            return f"goes on without {', '.join(map(str, said.get('without', ())))}: they did not come up"  # type: ignore[call-overload]
-        case _:
-            return ""

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from ebbflow.tasks.training_book import Silent
+from ebbflow.tasks.training_listening import Silent
 from ebbflow.tasks.training_report import EventReport, PointReport
 from ebbflow.tasks.wording import count_text, number_text, plural, printable
 

@@ -4,7 +4,7 @@ import queue
 import threading
 import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from math import inf, isfinite
 from pathlib import Path
@@ -19,14 +19,15 @@ from ebbflow.planners.model.scheduling import App, Placement, View, gpus_of
 from ebbflow.planners.scheduling.las import leased_las
 from ebbflow.planners.scheduling.locality import Level
 from ebbflow.planners.training.early_stopping import TrialState, epochs_left, outlook, rungs
-from ebbflow.tasks.report import ReportError, write_text
+from ebbflow.tasks.report import write_text
 from ebbflow.tasks.training import Handle, run_training
-from ebbflow.tasks.training_book import Silent, TrainingListener
+from ebbflow.tasks.training_listening import TrainingListener
 from ebbflow.tasks.training_report import TrainingReport
 from ebbflow.tasks.training_request import TrainingRequest
 from ebbflow.tasks.tuning_report import TrialEnd, TrialReport, TuningReport
 from ebbflow.tasks.tuning_request import TuningRequest
 from ebbflow.tasks.tuning_study import Study, as_arguments
+from ebbflow.tasks.tuning_trial import Reporter, Trial, recorded
 
 SAME_FAILURES = 3  # trials that fail alike before the search gives up
 _PAUSE = 0.2  # s between looks
@@ -41,26 +42,6 @@ def run_trial(
 ) -> TrainingReport:
     """Train one trial to its end, on the nodes that ``handle`` says."""
     return run_training(request, listener, resume=resume, handle=handle)
-
-
-@dataclass(slots=True)
-class _Trial:
-    """One trial that runs."""
-
-    trial: Any  # Optuna's
-    app: App
-    run: str
-    parameters: dict[str, Any]
-    resumes: bool
-    handle: Handle | None = None
-    thread: threading.Thread | None = None
-    names: dict[str, str] = field(default_factory=dict)  # node -> the name that the run knows it by
-    turns: int = 0
-    pruned: bool = False
-    epochs: int = 0
-    value: float | None = None
-    begun: float = 0.0  # when it got its first GPU
-    reason: str = ""
 
 
 def new_search() -> str:
@@ -102,7 +83,7 @@ class _Search:
     def __init__(self, request: TuningRequest, study: Study, say: Say, train: RunTrial, clock: Clock) -> None:
         self._request, self._study, self._say, self._train = request, study, say, train
         self._clock = clock
-        self._running: dict[str, _Trial] = {}
+        self._running: dict[str, Trial] = {}
         self._ended: list[TrialReport] = []
         self._inbox: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
         self._policy = leased_las(inf)  # equal service; GPUs are kept until a trial ends
@@ -168,7 +149,7 @@ class _Search:
         parameters = self._study.arguments(trial)
         run = f"trial-{trial.number:03d}"
         app = App(run, trial.number, now, request.gpus, request.gpus, request.most_gpus)
-        one = self._running[run] = _Trial(trial, app, run, parameters, resumes)
+        one = self._running[run] = Trial(trial, app, run, parameters, resumes)
         if resumes and (told := self._study.values(trial)):
             one.epochs, one.value = told[-1]
         shown = (f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in parameters.items())
@@ -193,7 +174,7 @@ class _Search:
                 one.names.clear()  # its processes are gone, the node is not
                 self._place(one, grant.placement)
 
-    def _place(self, one: _Trial, placement: Placement) -> None:
+    def _place(self, one: Trial, placement: Placement) -> None:
         """Give a trial these GPUs. A run never uses a name twice, so a node that comes back has another one."""
         before = dict(one.app.held)
         one.app.held = placement
@@ -216,7 +197,7 @@ class _Search:
         else:
             one.handle.nodes.become(wanted)
 
-    def _work(self, one: _Trial) -> None:
+    def _work(self, one: Trial) -> None:
         """Train a trial, in its own thread."""
         assert one.handle is not None
         arguments = self._request.arguments + as_arguments(one.parameters)
@@ -225,14 +206,14 @@ class _Search:
             resumes = one.resumes and request.recorded
             done = recorded(request) if resumes else None
             if done is not None and done.state == "finished":  # but the search did not live to hear of it
-                reporter = _Reporter(self._inbox, one.run, self._request.metric)
+                reporter = Reporter(self._inbox, one.run, self._request.metric)
                 for said in done.metrics:
                     if said.value is not None:
                         reporter.metrics(said.step, said.epoch, {said.name: said.value})
                 self._inbox.put(("ended", one.run, done, None))
                 return
             report = self._train(
-                request, _Reporter(self._inbox, one.run, self._request.metric), one.handle, resumes
+                request, Reporter(self._inbox, one.run, self._request.metric), one.handle, resumes
             )
             self._inbox.put(("ended", one.run, report, None))
         except Exception as error:
@@ -249,7 +230,7 @@ class _Search:
         else:
             self._end(one, said[2], said[3])
 
-    def _metric(self, one: _Trial, epoch: int, value: float) -> None:
+    def _metric(self, one: Trial, epoch: int, value: float) -> None:
         if one.pruned or epoch <= one.epochs:
             return  # an epoch that was told before a restart
         one.epochs = epoch
@@ -262,7 +243,7 @@ class _Search:
             one.handle.stop()
         self._note_outlook()
 
-    def _end(self, one: _Trial, report: TrainingReport | None, error: Exception | None) -> None:
+    def _end(self, one: Trial, report: TrainingReport | None, error: Exception | None) -> None:
         del self._running[one.run]
         state, reason = self._outcome(one, report, error)
         if state != "stopped":
@@ -290,7 +271,7 @@ class _Search:
             self._say(f"{one.run}: failed: {reason}")
 
     def _outcome(
-        self, one: _Trial, report: TrainingReport | None, error: Exception | None
+        self, one: Trial, report: TrainingReport | None, error: Exception | None
     ) -> tuple[TrialEnd, str]:
         if report is None or report.state == "failed":
             reason = str(error) if report is None else report.reason
@@ -329,7 +310,7 @@ class _Search:
 
     # --- what is left -------------------------------------------------------------------------------------
 
-    def _left(self, one: _Trial) -> float:
+    def _left(self, one: Trial) -> float:
         """Return the epochs that a trial is expected to live yet."""
         if self._request.epochs is None:
             return _UNKNOWN_EPOCHS
@@ -389,26 +370,3 @@ class _Search:
             sum(trial.gpu_seconds for trial in trials),
             tuple(self._outlooks),
         )
-
-
-def recorded(request: TrainingRequest) -> TrainingReport | None:
-    """Return what the last launcher of a run has reported, if it lived to."""
-    try:
-        return TrainingReport.from_json(
-            (Path(request.run_folder) / "report.json").read_text(encoding="utf-8")
-        )
-    except (OSError, ReportError):
-        return None
-
-
-class _Reporter(Silent):
-    """Puts a trial's metric into the search's inbox."""
-
-    def __init__(self, inbox: "queue.SimpleQueue[tuple[Any, ...]]", run: str, metric: str) -> None:
-        self._inbox, self._run, self._metric = inbox, run, metric
-        self._reports = 0
-
-    def metrics(self, step: int, epoch: int, values: Mapping[str, float]) -> None:
-        if self._metric in values:
-            self._reports = max(self._reports + 1, epoch + 1)
-            self._inbox.put(("metric", self._run, self._reports, float(values[self._metric])))

@@ -107,7 +107,7 @@ variable "worker_pools" {
     drain_seconds                   = optional(number, 120)
     ami_id                          = optional(string)
     root_volume = optional(object({
-      size       = optional(number, 60)
+      size       = optional(number)
       iops       = optional(number, 3000)
       throughput = optional(number, 125)
     }), {})
@@ -131,7 +131,7 @@ variable "gpu_pools" {
     drain_seconds                   = optional(number, 120)
     ami_id                          = optional(string)
     root_volume = optional(object({
-      size       = optional(number, 60)
+      size       = optional(number)
       iops       = optional(number, 3000)
       throughput = optional(number, 125)
     }), {})

@@ -102,8 +102,8 @@ class Names:
         """Return a pool's Auto Scaling group, which is also its launch template's name. Raises ``OptionError``."""
         if not (_FORM.fullmatch(pool) and len(pool) <= 20) or pool in ROLES:
             raise OptionError(
-                "a pool's name must be 2 to 20 lower-case letters, digits and single dashes, beginning with a letter, "
-                f"not ending with a dash, and not the name of a role; got {pool!r}"
+                "a pool's name must be 2 to 20 lower-case letters, digits and single dashes, beginning with a "
+                f"letter, not ending with a dash, and not the name of a role; got {pool!r}"
             )
         return f"{self.prefix}-{pool}"
 

@@ -146,6 +146,11 @@ class ElasticJob:
         """The driver, to look at while it runs; a recovery replaces it."""
         return self._master.driver
 
+    @property
+    def ended(self) -> bool:
+        """Whether the job is over, well or not; ``result`` then returns at once."""
+        return self._over.is_set()
+
     def result(self, timeout: float) -> Result:
         """Wait for the end. Raises ``ElasticError`` when the job failed or ``timeout`` seconds were not enough."""
         if not self._clock.wait(self._over, timeout):

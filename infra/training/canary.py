@@ -1,16 +1,17 @@
 """A rehearsal: a few steps, a checkpoint, and whether it can be read back, before many GPUs are launched."""
 
-import shutil
+import os
+import resource
 import tempfile
 from contextlib import suppress
 from typing import Any
 
-import psutil
 import torch
 
 from ebbflow.infra.errors import TrainingError
 from ebbflow.infra.training.checkpoints import CheckpointFolder
 from ebbflow.infra.training.metrics import RunStatistics
+from ebbflow.infra.training.places import Place
 from ebbflow.infra.training.prepared import Prepared
 
 
@@ -20,8 +21,8 @@ def rehearse(prepared: Prepared, statistics: RunStatistics, folder: str | None, 
     Raises ``TrainingError`` when what is read differs from what was saved, and ``StorageError`` when it cannot be
     written.
     """
-    temporary = None if folder else tempfile.mkdtemp(prefix="ebbflow-canary-")
-    place = f"{folder}/canary" if folder else str(temporary)
+    root = folder or tempfile.mkdtemp(prefix="ebbflow-canary-")
+    place = f"{root}/canary"
     try:
         checkpoints = CheckpointFolder(place, keep=1)
         saved = checkpoints.save(prepared.state(), prepared.progress.step, {"reason": "canary"})
@@ -40,17 +41,20 @@ def rehearse(prepared: Prepared, statistics: RunStatistics, folder: str | None, 
             "statistics": statistics.to_json(),
         }
     finally:
-        if "://" not in place:
-            with suppress(OSError):
-                shutil.rmtree(place)
+        with suppress(OSError):
+            Place(root).remove_folder("canary")
+            if folder is None:
+                os.rmdir(root)
 
 
 def _equal(first: torch.Tensor, second: torch.Tensor) -> bool:
-    return bool(torch.allclose(first, second, rtol=0.0, atol=0.0, equal_nan=True))
+    if first.is_floating_point() or first.is_complex():
+        return bool(torch.allclose(first, second, rtol=0.0, atol=0.0, equal_nan=True))
+    return torch.equal(first, second)
 
 
 def _peak() -> int:
     """Return the most memory used, bytes: of the GPU where there is one, else of the process."""
     if torch.cuda.is_available():
         return int(torch.cuda.max_memory_allocated())
-    return int(psutil.Process().memory_info().rss)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

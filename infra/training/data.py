@@ -68,6 +68,7 @@ class Samples:
                 num_workers=self.workers,
                 collate_fn=self.collate,
                 persistent_workers=True,
+                pin_memory=torch.cuda.is_available(),
             )
         self._queue[:] = [(indices.tolist() for indices in plan)]
         return iter(self._loader)

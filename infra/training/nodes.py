@@ -14,8 +14,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import psutil
-
 from ebbflow.infra import cgroups, processes
 from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.errors import ClusterError
@@ -25,9 +23,9 @@ from ebbflow.infra.training.launcher.wire import ENTRY, Entry, to_json
 from ebbflow.planners.errors import OptionError
 
 _NODE = "ebbflow.infra.training.launcher.node"
-_NOTICE = "notice"  # file in a node's folder; see ``launcher.node``
+_NOTICE, _READY = "notice", "ready"  # files in a node's folder; see ``launcher.node``
 _NOT_HANDED_DOWN = (channel.RUN_ID, channel.RUN_FOLDER, channel.GENERATION, channel.CHANNEL, channel.SETTINGS)
-_STOPPED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+_STOPPED = ("T", "t")  # the kernel's letters for a process that is stopped, or traced and stopped
 
 
 @dataclass(slots=True)
@@ -36,7 +34,9 @@ class _Record:
     child: subprocess.Popen[bytes]
     folder: Path
     group: Path | None
-    gpus: tuple[str, ...] = ()
+    slots: int
+    gpus: tuple[str, ...]
+    settled: bool = False  # held to its quota
     deadline: float | None = None  # seconds since the Unix epoch
     ended: str = ""  # how it went, once it is gone
 
@@ -107,11 +107,11 @@ class LocalNodes:
             child = processes.spawn(
                 command, self._variables(entry, gpus), mark, self._log(name), cwd=Path.cwd()
             )
-            record = self._nodes[name] = _Record(mark, child, folder, None, gpus)
-            if self._controller is not None and self._cpus is not None:
-                record.group = cgroups.create(
-                    self._controller, f"ebbflow-{self.uid}-{entry.key}", self._cpus * slots
-                )
+            record = self._nodes[name] = _Record(mark, child, folder, None, slots, gpus)
+            if self._controller is not None:
+                # It starts with whole processors: importing is no work of the training.
+                group = f"ebbflow-{self.uid}-{entry.key}"
+                record.group = cgroups.create(self._controller, group, max(float(slots), self._quota(slots)))
                 cgroups.join(record.group, [child.pid])
 
     def lost(self, name: str) -> str:
@@ -122,14 +122,18 @@ class LocalNodes:
                 return "it was never started"
             if record.deadline is not None and not record.ended and record.deadline <= time.time():
                 self._destroy(record, "its notice has run out")
+            self._settle(record)
             return record.ended if self._gone(record) else ""
 
     def frozen(self, name: str) -> bool:
         """Tell whether the node's first process is stopped."""
         with self._lock:
             record = self._nodes.get(name)
-        with contextlib.suppress(psutil.Error):
-            return record is not None and psutil.Process(record.child.pid).status() in _STOPPED
+        if record is None or record.ended:
+            return False
+        with contextlib.suppress(OSError):  # read directly: this is asked many times a second
+            stat = Path(f"/proc/{record.child.pid}/stat").read_text()
+            return stat.rpartition(")")[2].split()[0] in _STOPPED
         return False
 
     def end(self, name: str) -> None:
@@ -198,6 +202,17 @@ class LocalNodes:
         self.close()
 
     # --- how ----------------------------------------------------------------------------------------------
+
+    def _quota(self, slots: int) -> float:
+        return (self._cpus or 1.0) * slots
+
+    def _settle(self, record: _Record) -> None:
+        """Hold a node that has come up to its quota."""
+        if self._controller is None or record.group is None or record.settled or record.ended:
+            return
+        if (record.folder / _READY).exists():
+            cgroups.create(self._controller, record.group.name, self._quota(record.slots))
+            record.settled = True
 
     def _free_gpus(self, name: str, slots: int) -> tuple[str, ...]:
         taken = {gpu for record in self._nodes.values() if not self._gone(record) for gpu in record.gpus}

@@ -126,10 +126,16 @@ class ElasticRun:
         lock = None
         if channel is None and place is not None and environment.get("RANK", "0") == "0":
             lock = RunLock(place, Path(place).name).acquire()  # a launcher has locked its runs itself
-        world = World.join(settings.collective_timeout)
-        link = Link(channel, world.rank, settings.grace)
+        try:
+            world = World.join(settings.collective_timeout)
+            link = Link(channel, world.rank, settings.grace)
+            run = cls(world, link, settings, place, seed, lock)
+        except BaseException:
+            if lock is not None:
+                lock.release()
+            raise
         link.open()
-        return cls(world, link, settings, place, seed, lock)
+        return run
 
     def prepare(
         self,
@@ -345,14 +351,15 @@ class ElasticRun:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> Literal[False]:
+        ended = error is None or (type(error) is SystemExit and not error.code)
         try:
-            if error is None and self._prepared is not None:
+            if ended and self._prepared is not None:
                 self._ending.finish(self.metrics, self.statistics)
             elif self.world.size > 1 and not isinstance(error, SystemExit) and peer_lost(error):
                 self._ending.bereaved(error)
         finally:
             self.close()
-            if error is None or isinstance(error, RunStopped):
+            if ended or isinstance(error, RunStopped):
                 with suppress(RuntimeError):
                     self.world.leave()
         return False

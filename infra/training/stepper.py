@@ -14,7 +14,7 @@ import torch
 
 from ebbflow.infra.errors import TrainingError
 from ebbflow.infra.training.metrics import RunStatistics
-from ebbflow.infra.training.moments import restart_moments
+from ebbflow.infra.training.moments import rescale_moments
 from ebbflow.infra.training.prepared import Prepared
 from ebbflow.infra.training.schedule import scaled
 from ebbflow.infra.training.world import World
@@ -66,7 +66,8 @@ class Stepper:
         self._under_way = False  # whether passes of an unfinished step have left gradients
         self._loss = torch.zeros((), device=world.device)
         self._fresh = 0  # steps with the present split so far
-        self.total, self.passes = 0, 1
+        # what the moments of an earlier process were gathered with
+        self.total, self.passes = prepared.tuner.total or prepared.limits.initial, 1
         self._set(self._first_split())
         self.last = RunStatistics(gpus=world.size, nodes=world.nodes)
 
@@ -80,14 +81,17 @@ class Stepper:
         return Split(*first)
 
     def _set(self, chosen: Split) -> None:
-        if self._prepared.adaptive:
+        prepared, before = self._prepared, self.total
+        prepared.tuner.adopt(self._world.nodes, self._world.size, chosen)
+        if prepared.adaptive:
             self.total = chosen.total(self._world.size)
             self.passes = chosen.accumulation + 1
         else:  # a fixed batch stays what it is, to the example
-            limits = self._prepared.limits
-            self.total = limits.initial
+            self.total = prepared.limits.initial
             local = -(-self.total // self._world.size)
-            self.passes = -(-local // limits.largest_local)
+            self.passes = -(-local // prepared.limits.largest_local)
+        initial, statistics = prepared.limits.initial, prepared.meter.statistics
+        rescale_moments(prepared.optimizer, statistics, before / initial, self.total / initial)
         self._chosen = chosen
         self._fresh = 0
 
@@ -161,7 +165,6 @@ class Stepper:
         self._observe(now.plan, step_s, sync_s, statistics)
         retuned = summed[_BATCH] > 0
         if retuned:
-            restart_moments(prepared.optimizer)
             self._set(Split(round(summed[_BATCH]), round(summed[_PASSES]) - 1))
         return Agreed(summed[_VOTES] > 0, summed[_SAVE] > 0, retuned)
 

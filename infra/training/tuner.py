@@ -101,6 +101,19 @@ class BatchTuner:
             self._model = model
         return self._split
 
+    def adopt(self, nodes: int, gpus: int, split: Split) -> None:
+        """Take over what the tuner of another process chose."""
+        self._placement, self._split = (nodes, gpus), split
+
+    @property
+    def total(self) -> int | None:
+        """Return the examples of a step as it was chosen last, also by an earlier process; ``None`` before."""
+        if not self.adaptive:
+            return self.limits.initial
+        if self._placement is None or self._split is None:
+            return None
+        return self._split.total(self._placement[1])
+
     def report(self) -> JobReport:
         """Return what the scheduler wants to know, as of the last look, or of now where there was none.
 

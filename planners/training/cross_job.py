@@ -1,4 +1,4 @@
-"""What the failures of many jobs say about a node, or about one version of a program (after Jeon et al., ATC 2019)."""
+"""What the failures of many jobs say about a node, or about a version of a program (Jeon et al., ATC 2019)."""
 
 from collections import defaultdict
 from collections.abc import Iterable
@@ -24,7 +24,7 @@ class FailedJob:
 def nodes_to_blame(
     failed: Iterable[FailedJob], now: float, users: int = 3, window: float = HOUR
 ) -> frozenset[str]:
-    """Return the nodes to quarantine: one signature failed jobs of ``users`` different users there within ``window`` s.
+    """Return the nodes to quarantine: one signature failed jobs of ``users`` users there within ``window`` s.
 
     Raises ``OptionError`` for fewer than one user and a window that is not positive.
     """

@@ -100,17 +100,31 @@ run "a_pool_refuses_what_makes_no_sense" {
 
   variables {
     name           = "Not A Name"
-    kind           = "quantum"
+    kind           = "gpu"
     instance_types = []
     max_size       = 2
     initial_size   = 3
     max_spot_price = "cheap"
     ami_id         = "latest"
-    root_volume    = { size = 5 }
+    root_volume    = { size = 60 }
     kms_key_arn    = "alias/key"
   }
 
-  expect_failures = [var.name, var.kind, var.instance_types, var.initial_size, var.max_spot_price, var.ami_id, var.root_volume, var.kms_key_arn]
+  expect_failures = [var.name, var.instance_types, var.initial_size, var.max_spot_price, var.ami_id, var.root_volume, var.kms_key_arn]
+}
+
+run "a_pool_is_of_a_kind_that_is_known" {
+  command = plan
+
+  module {
+    source = "./modules/spot-pool"
+  }
+
+  variables {
+    kind = "quantum"
+  }
+
+  expect_failures = [var.kind]
 }
 
 run "storage_is_private_encrypted_and_versioned" {

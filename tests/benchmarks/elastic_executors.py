@@ -201,7 +201,7 @@ def scale_out(folder: Path) -> dict[str, Any]:
         with ElasticJob(Sleeping(32, length, 0.1), workers) as job:
             wait(lambda: any(event.kind == "started" for event in job.events()))
             start, points, asked = time.monotonic(), [(0.0, 0)], None
-            while not job._over.is_set():
+            while not job.ended:
                 if done(job) > points[-1][1]:
                     points.append((time.monotonic() - start, done(job)))
                 if asked is None and name == "4, then 8" and done(job) >= length // 3:

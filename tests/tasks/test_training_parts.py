@@ -13,10 +13,10 @@ from ebbflow.infra.errors import ClusterError
 from ebbflow.infra.protocols import TrainingEvent
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.training.failures import RankEnd, classify
-from ebbflow.tasks.training_book import spoken
 from ebbflow.tasks.training_capacity import Nodes
 from ebbflow.tasks.training_failures import built_in, failure_table
 from ebbflow.tasks.training_faults import FaultSchedule, ScriptedFault
+from ebbflow.tasks.training_listening import spoken
 from ebbflow.tasks.training_live import TrainingScreen
 from ebbflow.tasks.training_report import EventReport, PointReport
 
@@ -183,5 +183,8 @@ def test_what_the_launcher_says_in_words() -> None:
     assert words("started", restored=None, world=1) == "training begins on 1 GPU"
     assert words("started", restored=7, world=2) == "training goes on from step 7 on 2 GPUs"
     assert words("node-lost", node="a", how="killed\nmore") == "a is lost: killed"
+    assert words("stopped", step=5, saved=True) == "stopped at step 5: saved"
+    assert words("stopped", step=5, saved=False) == "stopped at step 5: nothing saved"
+    assert words("stopped", step=5, saved=False, error="peer") == ""
     assert words("checkpoint", error="disk full") == "no checkpoint: disk full"
     assert words("checkpoint") == words("node-started") == ""

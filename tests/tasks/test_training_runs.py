@@ -12,7 +12,7 @@ from ebbflow.infra.errors import TrainingError
 from ebbflow.planners.errors import OptionError
 from ebbflow.tasks.report import ReportError
 from ebbflow.tasks.training import Handle, run_training
-from ebbflow.tasks.training_book import Silent
+from ebbflow.tasks.training_listening import Silent
 from ebbflow.tasks.training_page import training_html
 from ebbflow.tasks.training_report import EventReport, TrainingReport
 from ebbflow.tasks.training_request import TrainingRequest

@@ -11,7 +11,7 @@ import pytest
 from ebbflow.infra.errors import TrainingError
 from ebbflow.planners.errors import OptionError
 from ebbflow.tasks.training import Handle
-from ebbflow.tasks.training_book import TrainingListener
+from ebbflow.tasks.training_listening import TrainingListener
 from ebbflow.tasks.training_report import (
     FailureReport,
     GenerationReport,

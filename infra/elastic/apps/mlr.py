@@ -47,6 +47,8 @@ class Mlr(Application):
         self.batch = batch
         self.isolated = self.exact = exact
         self.shards = shards
+        with np.load(data) as arrays:
+            self.features = int(arrays["x"].shape[1])
 
     def driver(self) -> Driver:
         return IterativeDriver(self.executors, self.iterations, self.staleness)
@@ -55,10 +57,8 @@ class Mlr(Application):
         return MlrExecutor(self, index)
 
     def parameters(self) -> Mapping[Key, Value]:
-        with np.load(self.data) as arrays:
-            features = arrays["x"].shape[1]
         kind = np.int64 if self.exact else np.float64
-        return {("w", row): np.zeros(features + 1, kind) for row in range(self.classes)}
+        return {("w", row): np.zeros(self.features + 1, kind) for row in range(self.classes)}
 
     def weights(self, parameters: Mapping[Key, Value]) -> Floats:
         """Return the weights, classes × (d + 1), from the values of the parameters."""

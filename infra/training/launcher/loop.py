@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from torch.distributed import TCPStore
 
 _HOPELESS = 20  # generations in a row without a step won, whoever decides
-_LOOK = 0.03  # seconds between looks
+_LOOK = 0.05  # seconds between looks
 _NOTED = ("checkpoint", "metrics", "skipped")
 
 log = logging.getLogger(__name__)

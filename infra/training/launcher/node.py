@@ -38,6 +38,7 @@ from ebbflow.infra.training.launcher.wire import (
 from ebbflow.infra.training.launcher.worker import RANKS
 
 NOTICE = "notice"  # file, in the node's folder, with the time at which the node will be gone
+READY = "ready"  # file, in the node's folder, once all is imported
 _LOOK = 0.03  # seconds between looks for orders and at the agent
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -255,7 +256,9 @@ def main() -> None:
             importlib.import_module(module)
         except ImportError:  # the script will say so where it needs the module
             traceback.print_exc()
-    Node(entry, connect(entry)[1]).run()
+    wire = connect(entry)[1]
+    (Path(entry.folder) / READY).touch()
+    Node(entry, wire).run()
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ module "ebbflow" {
   detailed_monitoring = false
   force_destroy       = true
 
-  spark_master = { instance_type = "t3.small" }
+  spark_master = { instance_type = "t3.medium" }
 
   worker_pools = {
     workers = {

@@ -40,7 +40,7 @@ locals {
         entry = {
           type           = "String"
           description    = "What EBBFLOW_NODE_ENTRY holds, in base64; needed to start"
-          allowedPattern = "^[A-Za-z0-9+/=]{0,16384}$"
+          allowedPattern = "^[A-Za-z0-9+/=]*$"
           default        = ""
         }
       }

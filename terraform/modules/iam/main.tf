@@ -185,7 +185,7 @@ locals {
           Sid       = "TagWhatIsStarted"
           Effect    = "Allow"
           Action    = ["ec2:CreateTags"]
-          Resource  = ["${local.ec2}:fleet/*", "${local.ec2}:instance/*", "${local.ec2}:volume/*"]
+          Resource  = ["${local.ec2}:fleet/*", "${local.ec2}:instance/*", "${local.ec2}:volume/*", "${local.ec2}:network-interface/*"]
           Condition = { StringEquals = merge(local.being_ours, { "ec2:CreateAction" = ["CreateFleet", "RunInstances"] }) }
         },
         {

@@ -11,6 +11,9 @@ output "vpc_cidr" {
 output "private_subnet_ids" {
   description = "Ids of the private subnets, one a zone, in the order of the zones' names"
   value       = [for zone in local.zones : aws_subnet.private[zone].id]
+
+  # a node that starts before it can reach anything cannot install anything
+  depends_on = [aws_route.private, aws_route_table_association.private, aws_route.public, aws_route_table_association.public]
 }
 
 output "private_subnet_cidrs" {

@@ -348,6 +348,7 @@ resource "aws_launch_template" "this" {
   }
 
   network_interfaces {
+    device_index                = 0
     associate_public_ip_address = false
     delete_on_termination       = true
     security_groups             = each.value.security_groups

@@ -72,6 +72,7 @@ resource "aws_launch_template" "this" {
   }
 
   network_interfaces {
+    device_index                = 0
     associate_public_ip_address = false
     delete_on_termination       = true
     security_groups             = var.security_group_ids
@@ -84,7 +85,7 @@ resource "aws_launch_template" "this" {
       encrypted             = true
       kms_key_id            = var.kms_key_arn
       volume_type           = "gp3"
-      volume_size           = var.root_volume.size
+      volume_size           = coalesce(var.root_volume.size, { spark = 60, gpu = 120 }[var.kind])
       iops                  = var.root_volume.iops
       throughput            = var.root_volume.throughput
       delete_on_termination = true
@@ -124,7 +125,6 @@ resource "aws_autoscaling_group" "this" {
   capacity_rebalance        = var.capacity_rebalance
   health_check_type         = "EC2"
   health_check_grace_period = 300
-  default_instance_warmup   = 0
   termination_policies      = ["OldestLaunchTemplate", "Default"]
   enabled_metrics           = ["GroupDesiredCapacity", "GroupInServiceInstances", "GroupPendingInstances", "GroupTerminatingInstances"]
 

@@ -176,17 +176,17 @@ variable "root_device_name" {
 }
 
 variable "root_volume" {
-  description = "Root volume, gp3: size in GiB, iops, throughput in MiB/s. It holds shuffle files, too"
+  description = "Root volume, gp3: size in GiB (60 for spark, 120 for gpu unless given), iops, throughput in MiB/s. It holds shuffle files, too"
   type = object({
-    size       = optional(number, 60)
+    size       = optional(number)
     iops       = optional(number, 3000)
     throughput = optional(number, 125)
   })
   default = {}
 
   validation {
-    condition     = var.root_volume.size >= 20 && var.root_volume.size <= 16384
-    error_message = "root_volume.size must be between 20 and 16384 GiB."
+    condition     = coalesce(var.root_volume.size, 120) >= (var.kind == "gpu" ? 75 : 20) && coalesce(var.root_volume.size, 120) <= 16384
+    error_message = "root_volume.size must be between 20 and 16384 GiB, and at least 75 for gpu, whose image is as large."
   }
 
   validation {

@@ -164,7 +164,7 @@ def noise(rank: int) -> dict:
     deviation, gradient = torch.linspace(0.2, 2.0, 300), torch.linspace(-0.1, 0.2, 300)
     model = DistributedDataParallel(torch.nn.Linear(300, 1, bias=False))
     meter = GradientMeter(model, torch.optim.SGD(model.parameters(), 0.1), 16, every=1)
-    for _ in range(1500):
+    for _ in range(800):
         model.zero_grad()
         drawn = gradient + deviation * torch.randn(300) / 8**0.5
         with meter.micro_pass(last=True):

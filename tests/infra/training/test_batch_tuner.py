@@ -200,3 +200,15 @@ def test_the_total_never_falls_below_the_initial_batch(
         for _ in range(LEAST_STEPS):
             tuner.observe(nodes, gpus, split, 0.05, 0.01, GradientStatistics(sqr, var))
         clock.now += 31.0
+
+
+def test_all_processes_know_the_batch_of_the_first(clock):
+    first, second = BatchTuner(LIMITS, clock=clock), BatchTuner(LIMITS, clock=clock)
+    assert first.total is None
+    chosen = train(first, clock, 1, 2, 120.0, NOISY)[-1]
+    second.split(1, 2)
+    second.adopt(1, 2, chosen)
+    saved = BatchTuner(LIMITS, clock=clock)
+    saved.load_state_dict(second.state_dict())
+    assert saved.total == second.total == first.total == chosen.total(2)
+    assert BatchTuner(LIMITS, adaptive=False, clock=clock).total == 128

@@ -248,6 +248,33 @@ def test_a_users_error_passes_through_unchanged() -> None:
     assert mistake.__cause__ is None
 
 
+def test_a_canary_without_a_folder_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with (
+        pytest.raises(RunStopped, match="canary"),
+        ElasticRun.start(settings=RunSettings(canary_steps=2)) as run,
+    ):
+        train(run)
+    assert run.progress.step == 2
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_leaving_a_script_with_status_0_finishes_the_run(tmp_path: Path) -> None:
+    def script(status: int) -> None:
+        with ElasticRun.start(folder=tmp_path, run_id=f"run-{status}") as run:
+            train(run)
+            raise SystemExit(status)
+
+    for status in (0, 3):
+        with pytest.raises(SystemExit) as left:
+            script(status)
+        assert left.value.code == status
+    assert CheckpointFolder(tmp_path / "run-0" / "checkpoints").latest() is not None
+    assert CheckpointFolder(tmp_path / "run-3" / "checkpoints").latest() is None
+
+
 def test_a_gradient_that_is_never_finite_ends_the_run() -> None:
     with ElasticRun.start() as run, pytest.raises(TrainingError, match="100 steps in a row"):
         train(run, epochs=1000, data=(X * math.nan, Y))

@@ -149,13 +149,19 @@ def test_local_nodes_share_the_gpus_out(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.skipif(cgroups.find_controller() is None, reason="no control group can be made here")
-def test_a_node_is_held_to_its_processors_and_its_group_goes_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ebbflow.infra.training.nodes._NODE", "timeit")  # something that starts
-    with LocalNodes(cpus=0.25, gpus=()) as nodes:
+def test_a_node_is_held_to_its_processors_and_its_group_goes_with_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "stays.py").write_text("import time\ntime.sleep(600)\n")
+    monkeypatch.setattr("ebbflow.infra.training.nodes._NODE", "stays")
+    with LocalNodes(cpus=0.25, gpus=(), environment={"PYTHONPATH": str(tmp_path)}) as nodes:
         nodes.start("a", 2, Entry("", "r", "a", "ka", "", ""))
         group = nodes._nodes["a"].group
         assert group is not None
         quota = group / "cpu.max" if (group / "cpu.max").exists() else group / "cpu.cfs_quota_us"
+        assert quota.read_text().split()[0] == "200000"  # while it starts
+        (nodes._nodes["a"].folder / "ready").touch()
+        assert nodes.lost("a") == ""
         assert quota.read_text().split()[0] == "50000"
         nodes.kill("a")
         assert not group.exists()

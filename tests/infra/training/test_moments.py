@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ebbflow.infra.training.moments import rescale_moments, restart_moments
+from ebbflow.infra.training.moments import rescale_moments
 from ebbflow.planners.training.goodput import GradientStatistics
 
 
@@ -42,26 +42,11 @@ def test_rescaling_there_and_back_changes_nothing(sqr, var, before, after):
     moment = state["exp_avg_sq"].clone()
     statistics = GradientStatistics(sqr, var)
     rescale_moments(optimizer, statistics, before, after)
-    assert (state["exp_avg_sq"] <= moment * (1 + 1e-6)).all() == (after >= before or var <= 1e-6 * sqr)
+    least, most = sorted((1.0, before / after))
+    assert (state["exp_avg_sq"] >= moment * least * (1 - 1e-5)).all()
+    assert (state["exp_avg_sq"] <= moment * most * (1 + 1e-5)).all()
     rescale_moments(optimizer, statistics, after, before)
     torch.testing.assert_close(state["exp_avg_sq"], moment)
-
-
-def test_a_restart_is_like_a_new_optimizer():
-    parameter = torch.nn.Parameter(torch.zeros(3))
-    optimizer = torch.optim.AdamW([parameter], amsgrad=True)
-    for _ in range(3):
-        parameter.grad = torch.tensor([1.0, 2.0, 3.0])
-        optimizer.step()
-    assert restart_moments(optimizer)
-    assert all(float(value.abs().sum()) == 0 for value in optimizer.state[parameter].values())
-    fresh = torch.optim.AdamW([parameter], amsgrad=True)
-    start = parameter.detach().clone()
-    fresh.step()
-    wanted = parameter.detach().clone()
-    parameter.data.copy_(start)
-    optimizer.step()
-    torch.testing.assert_close(parameter.detach(), wanted)
 
 
 def test_other_optimizers_are_left_alone():
@@ -70,5 +55,4 @@ def test_other_optimizers_are_left_alone():
     )
     momentum = state["momentum_buffer"].clone()
     assert not rescale_moments(optimizer, GradientStatistics(1.0, 1.0), 1.0, 2.0)
-    assert not restart_moments(optimizer)
     assert torch.equal(state["momentum_buffer"], momentum)

@@ -4,7 +4,7 @@ from math import inf
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ebbflow.planners.errors import OptionError
@@ -65,6 +65,7 @@ def test_prospects() -> None:
     assert not curves.hopeless([(k, -loss) for k, loss in poor], best=0.3)  # no loss
 
 
+@settings(max_examples=15)
 @given(st.integers(0, 50))
 def test_noise_rarely_kills_a_winner(seed: int) -> None:
     rng = np.random.default_rng(seed)

@@ -1,0 +1,136 @@
+"""Follows a launched run until it ends: events, nodes that come and go, interrupts."""
+
+import threading
+from collections.abc import Mapping
+
+from ebbflow.infra.protocols import Trainer, TrainingStatus
+from ebbflow.planners.training.canary import CanaryPlan
+from ebbflow.tasks.training_book import Book
+from ebbflow.tasks.training_capacity import Nodes
+from ebbflow.tasks.training_faults import FaultSchedule
+from ebbflow.tasks.training_listening import TrainingListener
+from ebbflow.tasks.training_supervisor import Supervisor
+
+LOOK_EVERY = 0.2  # s
+
+
+class Handle:
+    """Lets another thread say which nodes a run has, and end it."""
+
+    def __init__(self, nodes: Mapping[str, int], most: int, least: int = 1) -> None:
+        self.nodes = Nodes(nodes, most, least)
+        self._stop = threading.Event()
+
+    def stop(self) -> None:
+        """Ask the run to save and leave."""
+        self._stop.set()
+
+    @property
+    def stopped(self) -> bool:
+        """Tell whether the run has been asked to leave."""
+        return self._stop.is_set()
+
+
+class Driver:
+    """Follows a launched run until it ends."""
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        handle: Handle,
+        supervisor: Supervisor,
+        book: Book,
+        canary: CanaryPlan | None,
+        listener: TrainingListener,
+    ) -> None:
+        self._trainer, self._handle, self._nodes = trainer, handle, handle.nodes
+        self._supervisor, self._book, self._canary, self._listener = supervisor, book, canary, listener
+        self._read = 0
+        self._interrupts = 0
+        self._stopping = False
+        self._leaving = False  # the generation that runs is being stopped, or has lost a node
+        self._asked: dict[str, int] | None = None  # placement that was asked for last
+
+    def drive(self, faults: FaultSchedule) -> TrainingStatus:
+        """Return where the run stands when it has ended."""
+        while True:
+            try:
+                while (status := self._trainer.wait(LOOK_EVERY)).state not in (
+                    "finished",
+                    "stopped",
+                    "failed",
+                ):
+                    self._look(status, faults)
+                self._look(status, faults)
+                self._close_book(status)
+                return status
+            except KeyboardInterrupt:
+                self._interrupted()
+
+    def add(self, count: int) -> None:
+        """Take more nodes in."""
+        self._nodes.add(count)
+
+    def remove(self, count: int) -> None:
+        """Give nodes back, the newest first."""
+        self._nodes.remove(self._nodes.newest(count))
+
+    def _reconcile(self, status: TrainingStatus) -> None:
+        """Ask for the nodes that are there, unless the end of a generation is about to settle that anyway."""
+        wanted = self._supervisor.wanted()
+        settled = status.state == "waiting" or (status.state == "running" and not self._leaving)
+        if wanted is None or not settled or self._supervisor.trying:
+            return
+        if wanted == status.placement and status.state == "running":
+            self._asked = None
+        elif wanted != self._asked:
+            self._asked = wanted
+            self._trainer.resize(wanted)
+
+    def _look(self, status: TrainingStatus, faults: FaultSchedule) -> None:
+        if self._handle.stopped and not self._stopping:
+            self._stopping = True
+            self._trainer.stop()
+        for event in self._trainer.events(self._read):
+            self._read = event.number
+            if (
+                event.kind == "started"
+                and not self._supervisor.trying
+                and event.generation > self._supervisor.tried
+            ):
+                faults.begin()
+            if event.kind == "generation":
+                self._leaving, self._asked = False, None
+            elif event.kind in ("node-notice", "node-lost", "stop-requested", "stopped", "hang"):
+                self._leaving = True
+            if event.kind == "node-notice":
+                self._supervisor.noticed(str(event.content.get("node", "")))
+            elif event.kind == "straggler" and isinstance(target := event.content.get("target"), Mapping):
+                self._nodes.remove([str(event.content.get("node", ""))])
+                self._nodes.adopt({str(name): int(slots) for name, slots in target.items()})
+            self._book.event(event)
+        if status.end is not None and status.generation > status.end.generation:
+            self._book.close(status.end)  # of which nobody asked what follows: it was told before
+        running = status.state in ("running", "stopping", "starting")
+        used = sum(status.placement.values()) if running else 0
+        self._book.capacity(max(self._nodes.slots, used), used)
+        self._reconcile(status)
+        self._listener.tick()
+        if self._canary is not None and self._supervisor.trying and self._book.now > self._canary.limit:
+            self._supervisor.canary_is_late()
+            self._canary = None
+            if (placement := self._nodes.placement()) is not None:
+                self._trainer.resize(placement)
+
+    def _interrupted(self) -> None:
+        self._interrupts += 1
+        if self._interrupts > 1:
+            self._trainer.close()
+        else:
+            self._book.say("interrupted", "saving and leaving; again to leave at once")
+            self._trainer.stop()
+
+    def _close_book(self, status: TrainingStatus) -> None:
+        """Write the last generation down where nobody was asked what follows it."""
+        if status.end is not None:
+            self._book.close(status.end)

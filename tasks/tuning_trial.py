@@ -1,0 +1,58 @@
+"""One trial of a search that runs: its training, and what it says."""
+
+import queue
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ebbflow.planners.model.scheduling import App
+from ebbflow.tasks.report import ReportError
+from ebbflow.tasks.training_driver import Handle
+from ebbflow.tasks.training_listening import Silent
+from ebbflow.tasks.training_report import TrainingReport
+from ebbflow.tasks.training_request import TrainingRequest
+
+
+@dataclass(slots=True)
+class Trial:
+    """One trial that runs."""
+
+    trial: Any  # Optuna's
+    app: App
+    run: str
+    parameters: dict[str, Any]
+    resumes: bool
+    handle: Handle | None = None
+    thread: threading.Thread | None = None
+    names: dict[str, str] = field(default_factory=dict)  # node -> the name that the run knows it by
+    turns: int = 0
+    pruned: bool = False
+    epochs: int = 0
+    value: float | None = None
+    begun: float = 0.0  # when it got its first GPU
+    reason: str = ""
+
+
+def recorded(request: TrainingRequest) -> TrainingReport | None:
+    """Return what the last launcher of a run has reported, if it lived to."""
+    try:
+        return TrainingReport.from_json(
+            (Path(request.run_folder) / "report.json").read_text(encoding="utf-8")
+        )
+    except (OSError, ReportError):
+        return None
+
+
+class Reporter(Silent):
+    """Puts a trial's metric into the search's inbox."""
+
+    def __init__(self, inbox: "queue.SimpleQueue[tuple[Any, ...]]", run: str, metric: str) -> None:
+        self._inbox, self._run, self._metric = inbox, run, metric
+        self._reports = 0
+
+    def metrics(self, step: int, epoch: int, values: Mapping[str, float]) -> None:
+        if self._metric in values:
+            self._reports = max(self._reports + 1, epoch + 1)
+            self._inbox.put(("metric", self._run, self._reports, float(values[self._metric])))

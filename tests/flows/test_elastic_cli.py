@@ -1,0 +1,49 @@
+"""``ebbflow elastic``."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from ebbflow.flows import cli
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["ebbflow", "elastic", *arguments])
+    try:
+        cli.main()
+    except SystemExit as end:
+        return int(end.code or 0)
+    return 0
+
+
+def test_a_small_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = tmp_path / "report.json"
+    small = ("--groups", "3", "--executors", "4", "--iterations", "4", "--workers", "1")
+    assert run(monkeypatch, "mlr", *small, "--json", str(report)) == 0
+    shown = capsys.readouterr().out
+    assert "finished" in shown
+    found = json.loads(report.read_text())
+    assert f"objective {found['objective']:.6g} after" in shown
+    assert len(found["history"]) == 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("svm",), "applications are mlr, kmeans, lda; got 'svm'"),
+        (("mlr", "--at", "soon"), "a change looks like 10s:4"),
+        (("mlr", "--resume"), "resume needs the folder"),
+    ],
+)
+def test_wrong_input(
+    arguments: tuple[str, ...],
+    words: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run(monkeypatch, *arguments) == 2
+    assert words in " ".join(capsys.readouterr().err.split())
