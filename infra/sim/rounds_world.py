@@ -76,7 +76,7 @@ class RoundsWorld:
         self._type_of = {node.id: node.instance_type for node in self.capacity.nodes}
         self._room = {node.id: node.gpus for node in self.capacity.nodes}
         reference = rules.reference if rules.reference in table.alone else sorted(gpus)[-1]
-        self.jobs = []
+        self.jobs: list[_Job] = []
         for job in trace:
             try:
                 self.jobs.append(self._job(job, reference))

@@ -50,7 +50,7 @@ def rehearse(prepared: Prepared, statistics: RunStatistics, folder: str | None, 
 def _equal(first: torch.Tensor, second: torch.Tensor) -> bool:
     if first.is_floating_point() or first.is_complex():
         return bool(torch.allclose(first, second, rtol=0.0, atol=0.0, equal_nan=True))
-    return torch.equal(first, second)
+    return bool(torch.equal(first, second))
 
 
 def _peak() -> int:

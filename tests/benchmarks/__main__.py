@@ -31,6 +31,7 @@ def main() -> None:
         ["tests.benchmarks.elastic_executors", "--out", OUT],
         ["tests.benchmarks.tpch", "--tables", tables, "--engine", "duckdb", "--rounds", "5", "--out", OUT],
         ["tests.benchmarks.tpch", "--tables", tables, "--engine", "spark", "--out", OUT],
+        ["tests.benchmarks.elastic_training", "--out", OUT],
         ["tests.benchmarks.coverage"],
         ["tests.benchmarks.document"],
     ]

@@ -8,7 +8,8 @@ def executors(found: dict[str, Any]) -> str:
     parts = [
         "## Elastic executors",
         "`python -m tests.benchmarks.elastic_executors --out docs/benchmarks`",
-        f"Worker processes on one machine ({found['machine']}); medians of three runs where times are compared.",
+        f"Worker processes on one machine ({found['machine']}); times are medians of three runs, but for scale-out, "
+        "which ran once.",
     ]
     writers = (
         ("transparency", _transparency),

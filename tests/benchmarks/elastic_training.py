@@ -35,7 +35,7 @@ SCRIPT = str(Path(__file__).with_name("elastic_tasks.py"))
 LONGEST = 600.0  # seconds of one run
 NEVER = {"digits": "2", "covertype": "2", "text": "0"}  # metrics that no model reaches
 EPOCHS = {"digits": 12, "covertype": 1, "text": 3}
-TARGETS = {"digits": 0.96, "covertype": 0.66, "text": 3.0}  # accuracy; bits per character
+TARGETS = {"digits": 0.96, "covertype": 0.66, "text": 3.3}  # accuracy; bits per character
 PLACEMENTS: tuple[dict[str, int], ...] = (
     {"a": 1, "b": 1}, {"a": 2}, {"a": 1, "b": 1, "c": 1}, {"c": 1}, {"b": 2, "c": 1},
 )  # fmt: skip

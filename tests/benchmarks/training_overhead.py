@@ -9,7 +9,6 @@ Ten minutes on two quiet cores.
 import argparse
 import json
 import os
-import statistics
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +59,7 @@ def main() -> None:
         path.write_text(json.dumps(found, indent=1) + "\n")
         _show(part, found[part])
     _draw(given.out, suffix, found)
+    print("largest deviations:", ", ".join(f"{part} {value:.1%}" for part, value in largest(found).items()))
 
 
 def _show(part: str, found: Any) -> None:
@@ -104,16 +104,14 @@ def _draw(out: Path, suffix: str, found: dict[str, Any]) -> None:
         (out / f"training_goodput{suffix}.svg").write_text(drawn)
 
 
-def summary(found: dict[str, Any]) -> dict[str, float]:
-    """Return the largest deviations: what has bounds."""
-    return {
-        "steps": max(row["ratio"] for row in found["steps"]) - 1,
-        "noise": max(abs(row["ratio"] - 1) for row in found["noise"]),
-        "goodput": max(abs(r["predicted_goodput"] / r["goodput"] - 1) for r in found["goodput"]["rows"]),
-        "goodput_median": statistics.median(
-            abs(r["predicted_goodput"] / r["goodput"] - 1) for r in found["goodput"]["rows"]
-        ),
+def largest(found: dict[str, Any]) -> dict[str, float]:
+    """Return the largest deviations of what was measured: the three that have bounds."""
+    deviations = {
+        "steps": lambda rows: max(row["ratio"] for row in rows) - 1,
+        "noise": lambda rows: max(abs(row["ratio"] - 1) for row in rows),
+        "goodput": lambda all_: max(abs(r["predicted_goodput"] / r["goodput"] - 1) for r in all_["rows"]),
     }
+    return {part: float(of(found[part])) for part, of in deviations.items() if part in found}
 
 
 if __name__ == "__main__":

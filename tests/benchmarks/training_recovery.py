@@ -30,7 +30,7 @@ SCRIPT = Path(__file__).with_name("recovery_script.py")
 NOTICE = 30.0  # seconds that a notice gives
 LONG = 120.0  # seconds after which a step that does not come is an error
 WARM = 1.5  # seconds of training before a fault
-STOPPED = 2.0  # seconds after which a stopped node counts as hung
+STOPPED = HangRule().stopped  # seconds after which a stopped node counts as hung
 FAULTS = ("SIGKILL", "notice", "SIGSTOP")
 PARTS = {
     "detection": "from the fault to the launcher's noticing it",

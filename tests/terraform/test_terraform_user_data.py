@@ -152,6 +152,9 @@ def host(tmp_path):
             ("/run/ebbflow", str(tmp_path / "run")),
             ("/etc/ebbflow", str(tmp_path)),
             ("/var/lib/ebbflow", str(tmp_path)),
+            ("home=/opt/ebbflow", f"home={tmp_path / 'home'}"),
+            ("/var/cache/ebbflow", str(tmp_path / "cache")),
+            ("/dev/console", str(tmp_path / "console")),
             ("/opt/ebbflow/bin/python", sys.executable),
             ("/opt/ebbflow/bin", str(tmp_path / "bin")),
         ):
@@ -168,6 +171,81 @@ def host(tmp_path):
 
     run.program = program
     return run
+
+
+@pytest.fixture
+def machine(host, tmp_path):
+    """Return ``host`` with a package manager, a Python, AWS and systemd that write down what they are asked."""
+    for name in ("dnf", "useradd", "install", "systemctl", "shutdown", "java", "aws", "nvidia-smi"):
+        host.program(name, f'echo "{name} $@" >> {tmp_path}/calls')
+    host.program("id", "exit 1")
+    host.program("sleep", ":")
+    (tmp_path / "home/bin").mkdir(parents=True)
+    (tmp_path / "spark/bin").mkdir(parents=True)
+    host.program("python3.11", "exit 1")  # only asked where there is no environment yet
+    for name, text in (
+        ("python", f"echo {tmp_path}/spark"),
+        ("pip", f'echo "pip $@" >> {tmp_path}/calls; [ ! -e {tmp_path}/no-mirror ]'),
+    ):
+        (tmp_path / "home/bin" / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / "home/bin" / name).chmod(0o755)
+    return host
+
+
+def _install(rendered, machine, tmp_path, role, **changes):
+    files = _files(rendered[role])
+    environment = files["/etc/ebbflow/node.env"]
+    for name, value in changes.items():
+        environment = re.sub(rf"(?m)^{name}=.*$", f'{name}="{value}"', environment)
+    (tmp_path / "constraints.txt").write_text(files["/etc/ebbflow/constraints.txt"])
+    units = rendered[role]["runcmd"][0][1:]
+    done = machine(files["/usr/local/sbin/ebbflow-install"], *units, environment=environment)
+    return done, (tmp_path / "calls").read_text().splitlines()
+
+
+def test_a_worker_is_installed_from_pinned_versions_and_started_last(rendered, machine, tmp_path):
+    done, calls = _install(
+        rendered,
+        machine,
+        tmp_path,
+        "spark-worker",
+        EBBFLOW_PACKAGES="s3://b/w/ebbflow-0.1.0.whl pyspark==4.3.0",
+    )
+    assert done.returncode == 0, done.stderr
+    assert calls[0] == "dnf install --assumeyes --quiet python3.11 java-17-amazon-corretto-headless"
+    assert (
+        f"aws s3 cp --only-show-errors s3://b/w/ebbflow-0.1.0.whl {tmp_path}/cache/ebbflow-0.1.0.whl" in calls
+    )
+    (pip,) = (call for call in calls if call.startswith("pip"))
+    assert pip.endswith(
+        f"--constraint {tmp_path}/constraints.txt {tmp_path}/cache/ebbflow-0.1.0.whl pyspark==4.3.0"
+    )
+    (java,) = (call for call in calls if call.startswith("java"))
+    assert "-dependency org.apache.hadoop hadoop-aws 3.5.0" in java
+    assert calls[-3:] == [
+        "systemctl daemon-reload",
+        "systemctl enable --now ebbflow-spark-worker.service",
+        "systemctl enable --now ebbflow-agent.service",
+    ]
+
+
+def test_a_trainer_needs_its_drivers_and_no_java(rendered, machine, tmp_path):
+    done, calls = _install(rendered, machine, tmp_path, "gpu-trainer")
+    assert done.returncode == 0, done.stderr
+    assert calls[0] == "dnf install --assumeyes --quiet python3.11"
+    assert "nvidia-smi " in calls
+    assert not any(call.startswith("java") for call in calls)
+
+
+@pytest.mark.parametrize(("role", "ends"), [("gpu-trainer", True), ("prefect-server", False)])
+def test_a_node_that_cannot_be_installed_says_so_and_starts_nothing(rendered, machine, tmp_path, role, ends):
+    (tmp_path / "no-mirror").touch()
+    done, calls = _install(rendered, machine, tmp_path, role)
+    assert done.returncode != 0
+    assert "this node is of no use" in (tmp_path / "console").read_text()
+    assert sum(call.startswith("pip") for call in calls) == 5  # the mirror may only be busy
+    assert any(call.startswith("shutdown -h +1") for call in calls) == ends
+    assert not any("enable" in call for call in calls)
 
 
 def test_a_trainings_node_process_gets_its_entry_unchanged_once(rendered, host, tmp_path):

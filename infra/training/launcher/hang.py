@@ -14,7 +14,7 @@ _STOPPED = "Tt"
 class HangRule:
     """Bounds, in seconds, beyond which something is taken to hang."""
 
-    stopped: float = 2.0  # a process, or a whole node, is stopped (SIGSTOP, a debugger)
+    stopped: float = 1.0  # a process, or a whole node, is stopped (SIGSTOP, a debugger)
     silence: float = 15.0  # a node shows no sign of life
     floor: float = 30.0  # nothing is reported and no process computes: never less than this
     factor: float = 10.0  # ... and never less than so many times the median time between reports

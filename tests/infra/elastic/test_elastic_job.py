@@ -60,7 +60,7 @@ def one_after_the_other(app: Mlr) -> dict[Key, Value]:
 
 
 def test_two_four_two_workers_end_as_ever(digits: str, tmp_path: Path) -> None:
-    app = Mlr(digits, classes=10, executors=16, iterations=250, exact=True)
+    app = Mlr(digits, classes=10, executors=16, iterations=350, exact=True)
     with ElasticJob(app, 2, folder=tmp_path) as job:
         pids = {}
         until(lambda: iterations(job) >= 5)
