@@ -15,8 +15,7 @@ demo: $(SETUP) java
 	$(BIN)/ebbflow demo $(ARGS)
 
 test: $(SETUP) java
-	$(BIN)/python -m pytest -n 2 --dist loadscope -m "not slow and not alone" $(ARGS); first=$$?; \
-	$(BIN)/python -m pytest -m "alone and not slow" $(ARGS) && exit $$first
+	scripts/test.sh $(BIN)/python -m pytest $(ARGS)
 
 check: $(SETUP)
 	$(BIN)/ruff format --check .

@@ -4,12 +4,15 @@ from pathlib import Path
 
 import pytest
 
+PROCESSES = ("infra/training", "infra/elastic")  # folders whose tests nearly all start some
+
 
 @pytest.hookimpl(tryfirst=True)  # before -m selects
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark as ``alone`` what starts processes of its own: beside other tests it would run into its time limits."""
     for item in items:
-        if any(item.get_closest_marker(name) for name in ("spark", "prefect", "processes")):
+        marked = any(item.get_closest_marker(name) for name in ("spark", "prefect", "processes"))
+        if marked or any(f"tests/{folder}/" in item.path.as_posix() for folder in PROCESSES):
             item.add_marker("alone")
 
 

@@ -45,7 +45,7 @@ class Ending:
         """Leave on request; all processes come here after the same step. Raises ``StorageError`` if it fails."""
         self._link.before_deadline(0.0, None)
         prepared = self._ready()
-        stop = self._link.stop or StopRequest("another process was asked to stop")
+        stop = self._link.reason()
         step, begun = prepared.progress.step, self._clock.now()
         if self._world.rank == 0:
             saved = False

@@ -78,6 +78,14 @@ class Link:
         """Call ``act`` in the listening thread ``reserve`` seconds before a stop's deadline."""
         self._reserve, self._last_moment = reserve, act
 
+    def reason(self) -> StopRequest:
+        """Return why to stop; where only another process has heard, the launcher is listened to once more."""
+        end = self._clock.now() + 2 * LISTEN_EVERY
+        while self.stop is None and self._channel is not None and not self.lost and self._clock.now() < end:
+            self._wake.set()
+            self._clock.sleep(0.01)
+        return self.stop or StopRequest("another process was asked to stop")
+
     def claim(self, name: str) -> bool:
         """Tell whether this is the first process to ask for ``name``; without a launcher nobody else is known of."""
         if self._channel is None or self.lost:

@@ -12,6 +12,8 @@ import pytest
 
 from ebbflow.infra import processes
 
+pytestmark = pytest.mark.processes
+
 OWNER = """
 import os, sys, time
 from pathlib import Path

@@ -17,6 +17,8 @@ from ebbflow.tasks.training_page import training_html
 from ebbflow.tasks.training_report import EventReport, TrainingReport
 from ebbflow.tasks.training_request import TrainingRequest
 
+pytestmark = pytest.mark.processes
+
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
 ECC = "RuntimeError: CUDA error: uncorrectable ECC error encountered"
 

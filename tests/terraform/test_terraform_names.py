@@ -85,6 +85,15 @@ def test_nodes_that_terraform_manages_are_tagged_so(complete):
         assert template["tags"] == {**PROD.tags(MANAGED_BY_TERRAFORM, role=node), "CostCentre": "data"}
 
 
+def test_policies_are_within_what_a_role_takes(complete, minimal):
+    for applied in (complete, minimal):
+        sizes: dict[str, int] = {}
+        for values in applied.of("aws_iam_role_policy").values():
+            sizes[values["role"]] = sizes.get(values["role"], 0) + len(values["policy"])
+        assert PROD.role("capacity") in sizes or Names("lab").role("capacity") in sizes
+        assert max(sizes.values()) <= 10240  # all inline policies of a role together
+
+
 def test_the_rules_watch_the_groups_of_all_pools(complete):
     patterns = {
         v["name"]: json.loads(v["event_pattern"]) for v in complete.of("aws_cloudwatch_event_rule").values()

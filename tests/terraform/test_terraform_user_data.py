@@ -292,7 +292,10 @@ def test_prefects_server_reads_its_secrets_and_makes_up_a_missing_password(rende
         f"""
 case "$2 $4" in
   "get-secret-value database") cat {tmp_path}/database ;;
-  get-secret-value*) cat {tmp_path}/password ;;
+  get-secret-value*)
+    if [ -e {tmp_path}/throttled ]; then echo "An error occurred (ThrottlingException)" >&2; exit 254; fi
+    if [ ! -e {tmp_path}/password ]; then echo "An error occurred (ResourceNotFoundException)" >&2; exit 254; fi
+    cat {tmp_path}/password ;;
   put-secret-value*) cat > {tmp_path}/password ;;
 esac""",
     )
@@ -306,6 +309,11 @@ esac""",
     assert re.fullmatch(r"ebbflow:[A-Za-z0-9]{20,}", seen["PREFECT_SERVER_API_AUTH_STRING"])
     assert seen["PREFECT_SERVER_UI_API_URL"] == "https://prefect.example.com/api"
     assert "p@ss" not in done.stderr
+    (tmp_path / "throttled").touch()
+    throttled = host(script, "server", environment=environment)
+    assert throttled.returncode == 1
+    assert "ThrottlingException" in throttled.stderr
+    (tmp_path / "throttled").unlink()
     again = host(script, "server", environment=environment)
     assert f"PREFECT_SERVER_API_AUTH_STRING={seen['PREFECT_SERVER_API_AUTH_STRING']}\n" in again.stdout
 

@@ -6,12 +6,14 @@ set -a
 set +a
 home=/opt/ebbflow
 
-broken() {
-  echo "ebbflow-install: line $1 failed; this node is of no use" > /dev/console
+finish() {
+  local status=$?
+  if [ "$status" = 0 ]; then return; fi
+  echo "ebbflow-install: ended with status $status; this node is of no use" > /dev/console
   # a node of a pool costs money and does nothing: its group starts another
   if [ "$EBBFLOW_TERMINATE_WHEN_BROKEN" = yes ]; then shutdown -h +1 "Ebbflow could not be installed"; fi
 }
-trap 'broken $LINENO' ERR
+trap finish EXIT # not ERR, which functions do not inherit and unset variables do not raise
 
 again() { # the mirror may be busy when twenty nodes start at once
   for try in 1 2 3 4; do

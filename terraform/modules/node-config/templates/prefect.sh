@@ -20,7 +20,14 @@ wait_for() { # what another part writes when it is ready
 case "$1" in
   server)
     # the first server makes up the password, so that it is in no state file
-    if ! secret "$EBBFLOW_PREFECT_SECRET" > /dev/null 2>&1; then
+    if ! problem=$(secret "$EBBFLOW_PREFECT_SECRET" 2>&1 > /dev/null); then
+      case "$problem" in
+        *ResourceNotFoundException*) ;;
+        *) # a password that cannot be read now must not be replaced
+          echo "$problem" >&2
+          exit 1
+          ;;
+      esac
       made="ebbflow:$(head -c 24 /dev/urandom | base64 | tr -d '/+=')"
       aws secretsmanager put-secret-value --secret-id "$EBBFLOW_PREFECT_SECRET" \
         --secret-string file:///dev/stdin <<< "$made" > /dev/null
