@@ -77,11 +77,11 @@ class RoundsWorld:
         self._room = {node.id: node.gpus for node in self.capacity.nodes}
         reference = rules.reference if rules.reference in table.alone else sorted(gpus)[-1]
         self.jobs: list[_Job] = []
-        for job in trace:
+        for row in trace:
             try:
-                self.jobs.append(self._job(job, reference))
+                self.jobs.append(self._job(row, reference))
             except WorkloadError as error:
-                raise WorkloadError(f"line {job.number + 1} of the trace: {error}") from None
+                raise WorkloadError(f"line {row.number + 1} of the trace: {error}") from None
         if agent:
             for job in self.jobs:
                 if job.status != "rejected":

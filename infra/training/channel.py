@@ -77,10 +77,12 @@ class Report:
 class Channel:
     """One end of the conversation; both ends may be used from several threads of one process, one call at a time."""
 
-    def __init__(self, store: "TCPStore", run_id: str, generation: int) -> None:
+    def __init__(self, store: "TCPStore", run_id: str, generation: int, world: int = 1) -> None:
+        """``world``: processes of the generation; for the launcher's end, which hears them all."""
         self._store = store
         self._prefix = f"ebbflow/{run_id}/{generation}"
-        self._read = 0
+        self._posted = 0
+        self._read = [0] * world
 
     @classmethod
     def connect(cls, environment: Mapping[str, str] = os.environ) -> "Channel | None":
@@ -96,17 +98,19 @@ class Channel:
 
     def post(self, report: Report) -> None:
         """Say something. Raises ``RuntimeError`` when the launcher is gone."""
-        number = self._store.add(f"{self._prefix}/count", 1)
-        self._store.set(f"{self._prefix}/report/{number}", json.dumps(asdict(report)))
+        # One count a rank: a process that dies between two exchanges must not hide what others say after it.
+        self._posted += 1
+        self._store.set(f"{self._prefix}/report/{report.rank}/{self._posted}", json.dumps(asdict(report)))
 
     def reports(self) -> list[Report]:
-        """Return what was said since the last call, in order. For the launcher."""
+        """Return what was said since the last call: each rank's in order, all by time. For the launcher."""
         said = []
-        while self._store.check([key := f"{self._prefix}/report/{self._read + 1}"]):
-            said.append(Report(**json.loads(self._store.get(key))))
-            self._store.delete_key(key)
-            self._read += 1
-        return said
+        for rank in range(len(self._read)):
+            while self._store.check([key := f"{self._prefix}/report/{rank}/{self._read[rank] + 1}"]):
+                said.append(Report(**json.loads(self._store.get(key))))
+                self._store.delete_key(key)
+                self._read[rank] += 1
+        return sorted(said, key=lambda report: report.time)
 
     def request_stop(self, request: StopRequest) -> None:
         """Ask all processes of the generation to save and leave; a later request replaces an earlier one."""

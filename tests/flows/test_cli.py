@@ -66,7 +66,7 @@ def test_examples_name_commands_and_options_that_exist() -> None:
     for command in COMMANDS:
         shown = CliRunner().invoke(cli.app, [*command[1:], "--help"], env={"COLUMNS": "160"}).output
         for example in re.findall(r"^ +ebbflow (.*)", shown.split("Usage:")[1].partition("\n")[2], re.M):
-            words = example.split("  ")[0].split()
+            words = example.split("  ")[0].split(" -- ")[0].split()  # what follows is for a script
             name = " ".join(words[:2]) if words[0] == "cluster" else words[0]
             assert name in known
             page = CliRunner().invoke(cli.app, [*name.split(), "--help"], env={"COLUMNS": "160"}).output

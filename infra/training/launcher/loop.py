@@ -119,7 +119,7 @@ class Loop:
             number,
             placement,
             self._members,
-            Channel(self._store, self._job.id, number),
+            Channel(self._store, self._job.id, number, sum(placement.values())),
             self._clock,
             self._record.note,
             self._options.hang,

@@ -40,7 +40,7 @@ class Launch:
 
     def start(self, world: int, settings: RunSettings | None = None, **case: Any) -> list[Rank]:
         self.generation += 1
-        self.channel = Channel(self.store, "t", self.generation)
+        self.channel = Channel(self.store, "t", self.generation, world)
         environment = {
             names.RUN_ID: "t",
             names.RUN_FOLDER: str(self.folder / "run"),
@@ -161,7 +161,7 @@ def test_a_running_checkpoint_is_taken_where_it_is_newer(launch: Launch) -> None
 
 def test_a_request_to_stop_comes_through_the_channel(launch: Launch) -> None:
     ranks = launch.start(2, epochs=1000, pause=0.01)
-    while not launch.channel._store.check(["ebbflow/t/1/report/2"]):
+    while not launch.channel._store.check(["ebbflow/t/1/report/0/2"]):
         launch.server.look()
     launch.channel.request_stop(StopRequest("resize"))
     assert launch.wait(ranks) == [0, 0]
@@ -187,7 +187,7 @@ def test_a_step_that_outlasts_the_deadline_is_given_up(launch: Launch) -> None:
 
 def test_a_lost_launcher_makes_a_run_save_and_leave(launch: Launch) -> None:
     ranks = launch.start(2, epochs=1000, pause=0.02)
-    while not launch.channel._store.check(["ebbflow/t/1/report/2"]):
+    while not launch.channel._store.check(["ebbflow/t/1/report/0/2"]):
         launch.server.look()
     del launch.channel, launch.store
     assert launch.server.wait(ranks) == [0, 0]

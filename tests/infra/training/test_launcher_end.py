@@ -136,15 +136,16 @@ from ebbflow.infra.training.channel import Channel, Report
 
 dist.init_process_group("gloo")
 again = Path(sys.argv[1]).exists()
+channel = Channel.connect()
 for step in range(1, 6):
     if dist.get_rank() == 0:
-        Channel.connect().post(Report("step", 0, time.time(), step))
+        channel.post(Report("step", 0, time.time(), step))
     if dist.get_rank() == 1 and step == 3 and not again:
         Path(sys.argv[1]).touch()
         time.sleep(600)
     dist.all_reduce(torch.ones(1))
 if dist.get_rank() == 0:
-    Channel.connect().post(Report("finished", 0, time.time(), step))
+    channel.post(Report("finished", 0, time.time(), step))
 """
 
 

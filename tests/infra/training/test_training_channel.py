@@ -39,6 +39,17 @@ def test_reports_come_once_each_in_order(store: TCPStore) -> None:
     assert launcher.reports() == []
 
 
+def test_what_one_process_never_said_hides_nothing_of_the_others(store: TCPStore) -> None:
+    launcher = Channel(store, "a", 1, world=3)
+    first, third = worker(store, 1), worker(store, 1)
+    third._posted += 1  # it died before its words arrived
+    said = [Report("step", 0, 10.0, 1), Report("step", 0, 12.0, 2)]
+    first.post(said[0])
+    third.post(Report("step", 2, 11.0, 1))
+    first.post(said[1])
+    assert launcher.reports() == said
+
+
 def test_a_request_to_stop_reaches_its_generation_only(store: TCPStore) -> None:
     old, new = worker(store, 1), worker(store, 2)
     assert new.stop_request() is None

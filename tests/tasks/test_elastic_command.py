@@ -8,6 +8,8 @@ import pytest
 from ebbflow.planners.errors import OptionError
 from ebbflow.tasks.elastic_run import Change, ElasticRequest, demo_data, parse_change, run_elastic
 
+pytestmark = pytest.mark.processes
+
 
 def test_changes() -> None:
     assert parse_change("10s:4") == Change(10.0, workers=4)
