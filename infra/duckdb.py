@@ -129,13 +129,18 @@ class DuckDbEngine:
             if self._closed:
                 return
             if cores > 0:
-                self._connection.execute(f"SET threads = {max(1, round(cores))}")
+                self._set("threads", str(max(1, round(cores))))
             if memory > 0:
                 import duckdb
 
                 # below what running statements have pinned, DuckDB refuses; the next resize will do it
                 with suppress(duckdb.Error):
-                    self._connection.execute(f"SET memory_limit = '{_mib(memory)}MiB'")
+                    self._set("memory_limit", f"'{_mib(memory)}MiB'")
+
+    def _set(self, name: str, value: str) -> None:
+        # A connection serves one call at a time and refuses a second: this one may be handing out a cursor.
+        with self._connection.cursor() as cursor:
+            cursor.execute(f"SET GLOBAL {name} = {value}")
 
     def tables(self) -> Sequence[Relation]:
         """Return nothing: the database is in memory and empty."""
