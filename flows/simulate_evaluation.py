@@ -9,6 +9,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
+from ebbflow.flows.native_output import without_native_output
+
 EVALUATION_HELP = """Make the published evaluations of GPU schedulers again, and put their figures beside ours.
 
 Each experiment keeps its result in a file of its own in --out: what has been run with the same code and parameters is
@@ -51,7 +53,7 @@ def evaluation(
     console = Console()
     chosen = evaluations(system)
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console) as bar:
+    with without_native_output(), Progress(*columns, console=console) as bar:
         task = bar.add_task("")
 
         def show(what: str, done: int, total: int) -> None:
