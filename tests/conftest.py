@@ -3,6 +3,10 @@
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("ebbflow", deadline=None)  # how long an example takes depends on what else runs
+settings.load_profile("ebbflow")
 
 PROCESSES = ("infra/training", "infra/elastic")  # folders whose tests nearly all start some
 
