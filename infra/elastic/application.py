@@ -11,6 +11,8 @@ from collections.abc import Generator, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from ebbflow.infra.errors import ElasticError
+
 Key = Hashable  # of a parameter: its repr() must be the same in every process
 Value = Any  # of a parameter: usually an array; must be picklable
 
@@ -107,8 +109,8 @@ class Executor(ABC):
         return None
 
     def set_input(self, data: Any) -> None:
-        """Take the input that another process sent."""
-        raise NotImplementedError
+        """Take the input that another process sent; needed by executors whose ``input_state`` is not ``None``."""
+        raise ElasticError(f"{type(self).__name__} sends its input_state; define set_input to take it")
 
     @abstractmethod
     async def run(self, context: TaskContext, args: Any) -> Any:
@@ -123,7 +125,7 @@ class Executor(ABC):
 
     def load_state_dict(self, state: Any) -> None:
         """Take a state of ``state_dict`` that is not ``None``; called after the input is there."""
-        raise NotImplementedError
+        raise ElasticError(f"{type(self).__name__} has a state_dict; define load_state_dict to take it")
 
 
 class Application(ABC):

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ebbflow.infra.elastic import codec
+from ebbflow.infra.elastic import Executor, codec
 from ebbflow.infra.elastic.running import RunningCopy
 from ebbflow.infra.elastic.snapshot import MANIFEST, Snapshot, SnapshotFolder, read, write
 from ebbflow.infra.errors import ElasticError
@@ -32,6 +32,18 @@ def test_damage_is_seen(damage: bytes) -> None:
     packed[-3] ^= 1
     with pytest.raises(ElasticError, match=r"part\.bin is damaged"):
         codec.unpack(bytes(packed), "part.bin")
+
+
+def test_an_executor_that_sends_what_it_cannot_take_is_told_what_to_define() -> None:
+    class HalfDone(Executor):
+        def load_input(self) -> None: ...
+
+        async def run(self, context: object, args: object) -> None: ...
+
+    with pytest.raises(ElasticError, match="HalfDone sends its input_state; define set_input"):
+        HalfDone().set_input([1])
+    with pytest.raises(ElasticError, match="HalfDone has a state_dict; define load_state_dict"):
+        HalfDone().load_state_dict({"a": 1})
 
 
 def take(folder: SnapshotFolder) -> Snapshot:
