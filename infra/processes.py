@@ -9,6 +9,7 @@ import contextlib
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from ebbflow.infra.clock import Clock
 from ebbflow.infra.errors import ClusterError
 
 MARK = "EBBFLOW_NODE"
+_READABLE = 10.0  # seconds that a new process has to show its mark; on a busy machine it takes a millisecond
 _PAUSE = 0.05  # seconds between looks at processes that are being killed
 
 
@@ -26,12 +28,12 @@ def spawn(
 ) -> subprocess.Popen[bytes]:
     """Start ``command`` in a session of its own with ``mark``; output goes to ``log``.
 
-    It works in ``cwd``, by default the log's folder. Raises ``ClusterError`` when the program cannot be started.
+    It works in ``cwd``, by default the log's folder. It carries its mark when this returns. Raises ``ClusterError`` when the program cannot be started.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     try:
         with log.open("ab") as output:
-            return subprocess.Popen(
+            process = subprocess.Popen(
                 list(command),
                 env={**environment, MARK: mark},
                 cwd=cwd or log.parent,
@@ -42,6 +44,12 @@ def spawn(
             )
     except OSError as error:
         raise ClusterError(f"{command[0]} cannot be started: {error}") from error
+    # The kernel lets go of the parent before the new program's environment is readable: until then a search for
+    # the mark would miss the process.
+    end = time.monotonic() + _READABLE
+    while not carries(process.pid, mark) and process.poll() is None and time.monotonic() < end:
+        time.sleep(0.001)
+    return process
 
 
 def _process(pid: int, mark: str) -> psutil.Process | None:
