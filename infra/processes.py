@@ -28,7 +28,8 @@ def spawn(
 ) -> subprocess.Popen[bytes]:
     """Start ``command`` in a session of its own with ``mark``; output goes to ``log``.
 
-    It works in ``cwd``, by default the log's folder. It carries its mark when this returns. Raises ``ClusterError`` when the program cannot be started.
+    It works in ``cwd``, by default the log's folder. It carries its mark when this returns. Raises
+    ``ClusterError`` when the program cannot be started.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     try:
