@@ -1,0 +1,55 @@
+"""What the fleet planners see of the market and of a fleet, and what they decide."""
+
+from dataclasses import dataclass
+
+from ebbflow.planners.model.capacity import Market, Node, Notice
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """One kind of machine that can be had in one zone and market."""
+
+    instance_type: str
+    zone: str
+    market: Market
+    price: float  # dollars per hour, now
+    cores: int
+    memory: float  # GiB
+    gpus: int = 0
+    interruptions: float = 0.0  # expected per node-hour
+
+
+@dataclass(frozen=True, slots=True)
+class PoolState:
+    """One pool of nodes: what should exist, was asked for, and has arrived."""
+
+    name: str
+    planned: int  # nodes that should exist
+    requested: int  # nodes asked for
+    nodes: tuple[Node, ...]  # observed, sorted by id; leaving ones too
+    on_demand: int = 0  # of the planned, those that must be on-demand
+    least: int = 0
+    most: int = 0
+    short_since: float | None = None  # s since the Unix epoch: from then on fewer have arrived than were asked for
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """All pools of one cluster at one epoch, which grows at every change of nodes or notices."""
+
+    epoch: int
+    at: float  # seconds since the Unix epoch
+    pools: tuple[PoolState, ...]  # sorted by name
+    notices: tuple[Notice, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What one pool is to be from now on, decided for a fleet's ``epoch``; a target for an old epoch is dropped."""
+
+    pool: str
+    nodes: int
+    epoch: int
+    reason: str
+    on_demand: int = 0  # of ``nodes``
+    drain: tuple[str, ...] = ()  # nodes that are to leave, the first to go first
