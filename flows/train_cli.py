@@ -95,6 +95,17 @@ def train(
         typer.Option(help="Seconds. Default: from measured costs and the hazard.", metavar="SECONDS"),
     ] = None,
     keep: Annotated[int | None, typer.Option(help="Full checkpoints that are kept. Default: 2.")] = None,
+    running_every: Annotated[
+        int | None,
+        typer.Option(
+            help="Also write all parameters once in so many iterations, those that changed most first: it counts "
+            "where all processes are lost at once. Default: not.",
+            metavar="ITERATIONS",
+        ),
+    ] = None,
+    running_fraction: Annotated[
+        float | None, typer.Option(help="Of the parameters in each of those writes. Default: 0.125.")
+    ] = None,
     hazard: Annotated[float | None, typer.Option(help="Losses expected per node-hour.")] = None,
     price: Annotated[float | None, typer.Option(help="Dollars per GPU-hour, for the account.")] = None,
     failures: Annotated[
@@ -161,6 +172,8 @@ def train(
         "canary": None if canary is None else "always" if canary else "never",
         "checkpoint_every": checkpoint_every,
         "keep": keep,
+        "running_every": running_every,
+        "running_fraction": running_fraction,
         "hazard": hazard,
         "price": price,
         "failures": failures,

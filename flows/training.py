@@ -80,6 +80,8 @@ def train(
     adaptive: bool = True,
     checkpoint_every: float | None = None,
     keep: int = 2,
+    running_every: int = 0,
+    running_fraction: float = 0.125,
     hazard: float | None = None,
     canary: Literal["auto", "always", "never"] = "auto",
     price: float = 0.0,
@@ -112,6 +114,8 @@ def train(
         adaptive: whether the batch follows the goodput.
         checkpoint_every: seconds; from the measured costs and the hazard unless given.
         keep: full checkpoints.
+        running_every: iterations in which a running checkpoint (SCAR) is written once beside the full ones; 0: none.
+        running_fraction: of the parameters in each of its saves, those that changed most.
         hazard: losses expected per node-hour.
         canary: whether a trial on one or two GPUs comes first.
         price: dollars per GPU-hour.
@@ -154,6 +158,8 @@ def train(
             adaptive=adaptive,
             checkpoint_every=checkpoint_every,
             keep=keep,
+            running_every=running_every,
+            running_fraction=running_fraction,
             hazard=hazard,
             collective_timeout=collective_timeout,
             grace=grace,
@@ -247,9 +253,12 @@ def _row(point: PointReport, price: float) -> dict[str, Any]:
         "noise scale": round(point.noise_scale, 1),
         "GPUs": point.gpus,
         "nodes": point.nodes,
+        "lost steps": point.lost_steps,
         "skipped steps": point.skipped,
     }
-    return row | ({"$ per hour": round(point.gpus * price, 4)} if price else {})
+    if not price:
+        return row
+    return row | {"$ so far": round(point.dollars, 4), "$ per hour": round(point.gpus * price, 4)}
 
 
 def _publish(report: TrainingReport) -> None:

@@ -18,6 +18,14 @@ InfraError
 ├── TrainingError                a training cannot be launched, changed or carried on
 │   └── DatasetError             data that a training cannot be run on
 ├── SettingsError                what Terraform has written lacks an output or holds one of another form
+├── AwsError                     AWS refused a call, or answered what cannot be used
+│   ├── AwsUnavailableError      no answer in time, an error on AWS's side, or throttled beyond the retries
+│   ├── CredentialsError         missing, expired or without the right; the message says what to do
+│   ├── InsufficientCapacityError    AWS has no such machines now, or the account may have no more of them
+│   │   └── SpotPriceTooHighError    the spot price is above the limit
+│   ├── NotOursError             it does not carry this cluster's tags; nothing was done
+│   └── NoticeError              a message about a node that cannot be read, or its queue that cannot be used
+├── PriceError                   a price that is not known
 ├── SimulationError              a simulated policy broke a rule: capacity, a gang, or no progress
 └── DataError                    benchmark data cannot be made
 """
@@ -95,6 +103,42 @@ class DatasetError(TrainingError):
 
 class SettingsError(InfraError):
     """What Terraform has written cannot be used; the message names the output and the rule."""
+
+
+class AwsError(InfraError):
+    """AWS refused a call, or answered what cannot be used; ``code`` is AWS's own, empty where there is none."""
+
+    def __init__(self, message: str, code: str = "") -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class AwsUnavailableError(AwsError):
+    """No answer in time, an error on AWS's side, or throttled beyond the retries. Later it may work."""
+
+
+class CredentialsError(AwsError):
+    """Credentials that are missing, expired or without the right; the message says what to do."""
+
+
+class InsufficientCapacityError(AwsError):
+    """AWS has no such machines now, or the account may have no more of them."""
+
+
+class SpotPriceTooHighError(InsufficientCapacityError):
+    """The spot price is above the limit that was set."""
+
+
+class NotOursError(AwsError):
+    """What is to be changed does not carry this cluster's tags. Nothing was done."""
+
+
+class NoticeError(AwsError):
+    """A message about a node that cannot be read, or its queue that cannot be used; the message names the rule."""
+
+
+class PriceError(InfraError):
+    """A price that is not known; the message names the machine and what is known instead."""
 
 
 class SimulationError(InfraError):

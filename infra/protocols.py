@@ -6,6 +6,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from ebbflow.planners.model import Capacity
+from ebbflow.planners.model.capacity import Notice
+from ebbflow.planners.model.fleet import Fleet, Offer, Target
+from ebbflow.planners.model.prices import Series
 
 if TYPE_CHECKING:
     from ebbflow.infra.training.channel import RunSettings
@@ -355,6 +358,10 @@ class Trainer(Protocol):
         """
         ...
 
+    def end_generation(self, number: int, reason: str) -> None:
+        """Have this generation save and leave, and let it be decided what follows; no other generation is touched."""
+        ...
+
     def stop(self, deadline: float | None = None) -> None:
         """Save and leave before ``deadline`` (seconds since the Unix epoch); what is left then is ended."""
         ...
@@ -373,4 +380,132 @@ class Trainer(Protocol):
 
     def close(self) -> None:
         """End everything at once, without saving; may be called twice."""
+        ...
+
+
+# --- prices ---------------------------------------------------------------------------------------------------
+
+
+class PriceSource(Protocol):
+    """What machines cost, now and before. Safe for several threads."""
+
+    def offers(self, pool: str) -> tuple[Offer, ...]:
+        """Return what a pool can be made of, at present prices; sorted by type, zone and market.
+
+        ``interruptions`` of the offers are 0: they are learnt from what was lost, not told by a market. Raises
+        ``OptionError`` for an unknown pool, ``InfraError`` when prices cannot be had and none are remembered.
+        """
+        ...
+
+    def series(self, zone: str, instance_type: str, start: float) -> Series:
+        """Return the spot prices from ``start`` (s since the Unix epoch), or as far back as is known, to now.
+
+        Raises ``PriceError`` where there are none, ``InfraError`` when they cannot be had.
+        """
+        ...
+
+    def on_demand(self, instance_type: str) -> float | None:
+        """Return the list price, $/h; ``None`` when it is not known, and ``problems`` says why."""
+        ...
+
+    def problems(self) -> list[str]:
+        """Return and forget what could not be had, as sentences for people."""
+        ...
+
+
+# --- fleets of nodes that are rented ------------------------------------------------------------------------
+
+AskKind = Literal["size", "on-demand", "protect", "end", "gang"]
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One thing that was asked of the provider, or that a dry run would ask."""
+
+    kind: AskKind
+    of: str  # the pool, gang or node
+    value: int = 0  # size: nodes; on-demand: nodes that must be on-demand; end: 1 where a replacement follows
+    call: str = ""  # the provider's operation, such as "autoscaling:SetDesiredCapacity"
+    parameters: Mapping[str, object] = field(default_factory=dict)  # of the call
+
+    def __str__(self) -> str:
+        what = {
+            "size": f"{self.of}: {self.value} nodes",
+            "on-demand": f"{self.of}: {self.value} nodes on-demand at least",
+            "protect": f"{self.of}: keep the provider from choosing nodes to end",
+            "end": f"end {self.of}" + (", which is replaced" if self.value else ""),
+            "gang": f"{self.of}: {self.value} nodes at once or none",
+        }
+        return what[self.kind]
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Something that was wanted and not asked for."""
+
+    of: str  # the pool, gang or node
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """What became of a target."""
+
+    epoch: int  # of the fleet when it was applied
+    asked: tuple[Ask, ...] = ()
+    refused: tuple[Refusal, ...] = ()
+    dry_run: bool = False
+
+
+class FleetControl(Protocol):
+    """Nodes that are rented: what is planned, what was asked for, what has arrived.
+
+    A target is recorded durably before anything is asked for, so a crash at any point leaves nothing but a difference
+    between planned and requested, which ``repair`` removes. Nothing that lacks the cluster's tags is ever changed.
+    Safe for several threads.
+    """
+
+    def observe(self) -> Fleet:
+        """Look now. The epoch grows whenever nodes or notices differ from the last look, also after a restart.
+
+        Raises ``AwsError`` (or the provider's own) when the provider does not answer.
+        """
+        ...
+
+    def take_notices(self, notices: Sequence[Notice]) -> int:
+        """Record that nodes will leave, durably; return the epoch afterwards, which has grown if that is news.
+
+        Of one node the firmest notice counts, then the earliest. Notices of nodes that are never seen are dropped
+        some minutes after their deadline.
+        """
+        ...
+
+    def apply(self, target: Target, *, dry_run: bool = False) -> Applied:
+        """Plan what ``target`` says, and ask for it.
+
+        Growth is asked for at once. No node is ended here: a smaller target first cancels what has not arrived, and
+        its ``drain`` is kept as ``PoolState.draining`` until ``terminate`` ends those nodes, drained. A target for an
+        epoch other than the fleet's present one is refused, and a size outside the pool's limits moved to them, with
+        the reason. Raises ``OptionError`` for an unknown pool, ``NotOursError``, ``AwsError``.
+        """
+        ...
+
+    def terminate(self, ids: Sequence[str], *, dry_run: bool = False) -> Applied:
+        """End these nodes, in order. They must have been drained: nothing is asked of them any more.
+
+        Those beyond the planned number of their pool are not replaced, others are. Nodes that are gone are refused,
+        as are those that would leave a pool below its least. If one of them is not ours ``NotOursError`` is raised
+        and nothing is done.
+        """
+        ...
+
+    def repair(self, *, dry_run: bool = False) -> Applied:
+        """Ask again for what is planned and not asked for, and end or adopt what a crash left half done.
+
+        Call it at the start, and now and then; when there is nothing to do it asks for nothing.
+        """
+        ...
+
+    def close(self) -> None:
+        """Let go of connections; nodes stay. May be called twice."""
         ...

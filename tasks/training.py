@@ -88,6 +88,8 @@ def settings_of(request: TrainingRequest) -> RunSettings:
         grace=request.grace,
         checkpoint_every=request.checkpoint_every,
         keep=request.keep,
+        running_every=request.running_every,
+        running_fraction=request.running_fraction,
         hazard=hazard(0, 0.0) if request.hazard is None else request.hazard,
         adaptive=request.adaptive,
         collective_timeout=request.collective_timeout,

@@ -10,6 +10,7 @@ from ebbflow.infra.clock import Clock
 from ebbflow.infra.protocols import GenerationEnd, TrainingEvent, TrainingStatus
 from ebbflow.infra.training.channel import Report
 from ebbflow.tasks.training_listening import TrainingListener, spoken
+from ebbflow.tasks.training_outlook import Outlook, outlook
 from ebbflow.tasks.training_report import (
     CapacityPoint,
     EventReport,
@@ -43,6 +44,7 @@ class Book:
         self._waiting = True  # for a generation's first step
         self._checkpoints = 0
         self._stall = 0.0
+        self._outlook: Outlook | None = None
         self._resumed: int | None = None
         self._read = 0  # number of the last event taken in
         self.local_batch: int | None = None  # examples of a GPU in a pass, as last reported
@@ -67,6 +69,8 @@ class Book:
                 values, epoch = dict(content.get("metrics", {})), int(content.get("epoch", 0))
                 self._metrics += [MetricReport(at, report.step, epoch, k, v) for k, v in values.items()]
                 self._listener.metrics(report.step, epoch, values)
+            elif report.kind == "goodput":
+                self._outlook = outlook(at, content) or self._outlook
             elif report.kind == "checkpoint" and "error" not in content:
                 self._checkpoints += 1
                 self._stall += float(content.get("stalled", 0.0))
@@ -76,6 +80,7 @@ class Book:
                 self._moved(at)
 
     def _begun(self, step: int, content: Mapping[str, Any]) -> None:
+        self._lose(step)
         if self._resumed is None:
             self._resumed = step if content.get("restored") is not None else -1
         if "batch" in content:
@@ -87,7 +92,8 @@ class Book:
 
     def _point(self, at: float, step: int, content: Mapping[str, Any]) -> None:
         known = {name: content[name] for name in _FIGURES if name in content}
-        point = PointReport(at=at, step=step, **{**known, "loss": _finite(known.get("loss"))})
+        spent = {"lost_steps": self.lost_steps(), "dollars": self.money()}
+        point = PointReport(at=at, step=step, **{**known, "loss": _finite(known.get("loss"))}, **spent)
         self._split(point.batch, point.passes, point.gpus)
         self._moved(at)
         self._skip = (self._skip + 1) % self._every
@@ -159,7 +165,9 @@ class Book:
         for at in range(len(self._generations) - 1, -1, -1):
             before = self._generations[at]
             if first >= 0 and before.first_step >= 0 and not before.trial:
-                self._generations[at] = replace(before, lost_steps=max(before.last_step - first, 0))
+                self._generations[at] = replace(
+                    before, lost_steps=max(before.last_step - first, before.lost_steps)
+                )
                 return
 
     def close(self, end: GenerationEnd) -> None:
@@ -215,6 +223,7 @@ class Book:
                 rented_gpu_seconds=rented,
                 price=request.price,
                 dollars=rented / 3600 * request.price,
+                outlook=self._outlook,
                 generations=tuple(self._generations),
                 series=tuple(self._points),
                 metrics=tuple(self._metrics),
@@ -230,7 +239,7 @@ class Book:
         )
 
 
-_FIGURES = frozenset(PointReport.__dataclass_fields__) - {"at", "step"}
+_FIGURES = frozenset(PointReport.__dataclass_fields__) - {"at", "step", "lost_steps", "dollars"}
 
 
 def _finite(value: Any) -> float | None:

@@ -118,9 +118,7 @@ class Driver:
         self._listener.tick()
         if self._canary is not None and self._supervisor.trying and self._book.now > self._canary.limit:
             self._supervisor.canary_is_late()
-            self._canary = None
-            if (placement := self._nodes.placement()) is not None:
-                self._trainer.resize(placement)
+            self._trainer.end_generation(status.generation, "the trial is over its limit")
 
     def _interrupted(self) -> None:
         self._interrupts += 1

@@ -64,6 +64,12 @@ def spoken(event: TrainingEvent) -> str:
         case "started":
             restored = said.get("restored")
             begins = "begins" if restored is None else f"goes on from step {restored}"
+            if "oldest" in said:
+                moved = f"{said.get('perturbation'):.3g}"
+                begins += (
+                    f" of the running checkpoint (oldest parameters of step {said['oldest']}; they had moved"
+                )
+                begins += f" on by {moved}, L2 norm, when last measured)"
             return f"training {begins} on {plural(int(said.get('world', 1)), 'GPU')}"  # type: ignore[call-overload]
         case "stop-requested":
             return f"asked to save and leave: {said.get('reason')}"

@@ -1,6 +1,6 @@
 """A training run on a terminal while it goes on: one line of figures, events above it; plain lines elsewhere."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from threading import Lock
 from types import TracebackType
 
@@ -28,13 +28,10 @@ _STYLES = {
 
 
 class TrainingScreen(Silent):
-    """Shows a run. A context manager; its methods may be called from any thread.
+    """Shows a run. A context manager; its methods may be called from any thread."""
 
-    ``more`` adds words to the line of figures, such as the cost so far.
-    """
-
-    def __init__(self, console: Console, more: Callable[[], str] = lambda: "") -> None:
-        self._console, self._more = console, more
+    def __init__(self, console: Console) -> None:
+        self._console = console
         self._lock = Lock()
         self._last: PointReport | None = None
         self._shown_at = -EVERY
@@ -82,8 +79,10 @@ class TrainingScreen(Silent):
             f"{count_text(point.throughput)} examples/s",
             f"goodput {count_text(point.goodput)}",
             f"noise {count_text(point.noise_scale)}",
+            f"{point.lost_steps:,} lost" if point.lost_steps else "",
+            f"${point.dollars:.2f}" if point.dollars else "",
         ]
-        return " · ".join(part for part in [*parts, self._more()] if part)
+        return " · ".join(part for part in parts if part)
 
     def _say(self, words: str, style: str = "") -> None:
         self._console.print(

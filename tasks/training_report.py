@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from ebbflow.tasks.codec import decode, encode
 from ebbflow.tasks.report import ReportError, write_text
+from ebbflow.tasks.training_outlook import Outlook
 
 FORMAT = 1  # of the JSON form; grows when a key changes its meaning
 
@@ -37,6 +38,8 @@ class PointReport:
     sync_seconds: float = 0.0
     learning_rate: float = 0.0
     skipped: int = 0  # steps left out so far because the gradient was not finite
+    lost_steps: int = 0  # done twice so far, after losses
+    dollars: float = 0.0  # for the nodes so far
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +143,7 @@ class TrainingReport:
     rented_gpu_seconds: float = 0.0  # of all nodes that were there
     price: float = 0.0  # dollars per GPU-hour
     dollars: float = 0.0
+    outlook: Outlook | None = None  # what the run last said of its goodput
     generations: tuple[GenerationReport, ...] = ()
     series: tuple[PointReport, ...] = ()
     metrics: tuple[MetricReport, ...] = ()

@@ -52,6 +52,8 @@ class TrainingRequest:
     adaptive: bool = True  # whether the batch may change
     checkpoint_every: float | None = None  # s; None: from measured costs and the hazard
     keep: int = 2  # full checkpoints
+    running_every: int = 0  # iterations in which a running checkpoint is written once; 0: there is none
+    running_fraction: float = 0.125  # of the parameters in each of its saves
     hazard: float | None = None  # losses expected per node-hour; None: learnt from what happens
     collective_timeout: float = 60.0  # s
     grace: float = 30.0  # s to save and leave in after a stop
@@ -86,6 +88,9 @@ class TrainingRequest:
             )
         _within("keep", self.keep, 1)
         _within("canary_steps", self.canary_steps, 1)
+        _within("running_every", self.running_every, 0)
+        if not 0 < self.running_fraction <= 1:
+            raise OptionError(f"running_fraction must be above 0 and at most 1; got {self.running_fraction}")
         _one_of("canary", self.canary, ("auto", "always", "never"))
         _one_of("retries", self.retries, ("by-class", "blind"))
         for name in ("collective_timeout", "grace"):

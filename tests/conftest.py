@@ -1,9 +1,14 @@
-"""Benchmark data that several folders of tests share, made as ``ebbflow data`` makes it."""
+"""What several folders of tests share: benchmark data as ``ebbflow data`` makes it, and an emulated AWS."""
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
+
+if TYPE_CHECKING:
+    from tests.aws.emulator import AccountAt, Emulator
 
 settings.register_profile("ebbflow", deadline=None)  # how long an example takes depends on what else runs
 settings.load_profile("ebbflow")
@@ -27,3 +32,27 @@ def tpcds(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     folder = tmp_path_factory.mktemp("tpcds")
     return tpcds(0.01, folder / "sf0.01", folder / "tools", print)
+
+
+@pytest.fixture(scope="session")
+def aws_emulator(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[Emulator]":
+    """Run an emulated AWS for the session; its clock is the wall's."""
+    pytest.importorskip("moto")
+    pytest.importorskip("boto3")
+    from tests.aws.emulator import Emulator
+
+    with Emulator.start(tmp_path_factory.mktemp("aws")) as emulator:
+        yield emulator
+
+
+@pytest.fixture
+def aws_account(aws_emulator: "Emulator", monkeypatch: pytest.MonkeyPatch) -> "AccountAt":
+    """Return an AWS account that no other test uses, and point the process's AWS environment at it."""
+    from tests.aws.emulator import ENVIRONMENT
+
+    account = aws_emulator.account()
+    for name in ENVIRONMENT:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in account.environment.items():
+        monkeypatch.setenv(name, value)
+    return account

@@ -36,6 +36,7 @@ class Act:
     batch: int = 64
     wait: bool = False  # runs until somebody asks for something
     metrics: Mapping[str, float] = field(default_factory=dict)
+    goodput: Mapping[str, Any] = field(default_factory=dict)  # what it says of it
 
 
 def failed(text: str, *, node: str = "node-1", code: int | None = 1, rank: int = 0, **act: Any) -> Act:
@@ -66,6 +67,7 @@ class FakeTrainer:
         self._step = self._saved = 0
         self.launches: list[tuple[dict[str, int], RunSettings]] = []
         self.resizes: list[dict[str, int]] = []
+        self.ended_early: list[int] = []  # generations
         self.delays: list[float] = []
         self.closed = self.stopped = False
         self._status = TrainingStatus("starting", 0, {}, -1)
@@ -98,7 +100,8 @@ class FakeTrainer:
         if self._status.state != "running":
             return self._status
         act = self._acts[0]
-        if act.wait and self._target is None and not self.stopped:
+        if act.wait and self._target is None and not self.stopped and not self.ended_early:
+            self._clock.time += timeout
             return self._status
         self._acts.pop(0)
         self._follow(self._play(act))
@@ -128,6 +131,8 @@ class FakeTrainer:
             )
         for name, value in act.metrics.items():
             self._say("metrics", {"metrics": {name: value}, "epoch": 0})
+        if act.goodput:
+            self._say("goodput", dict(act.goodput))
         if act.saves and not canary:
             self._saved = first + act.saves
             self._say("checkpoint", {"reason": "periodic", "stalled": 0.01})
@@ -172,6 +177,10 @@ class FakeTrainer:
     def resize(self, placement: Mapping[str, int]) -> None:
         self.resizes.append(dict(placement))
         self._target = dict(placement)
+
+    def end_generation(self, number: int, reason: str) -> None:
+        assert number == self._status.generation
+        self.ended_early.append(number)
 
     def stop(self, deadline: float | None = None) -> None:
         self.stopped = True

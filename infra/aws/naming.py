@@ -24,6 +24,10 @@ TAG_ROLE = "ebbflow:role"
 """What a node does, one of ``Role``."""
 TAG_POOL = "ebbflow:pool"
 """The spot pool that a node, group or launch template belongs to."""
+TAG_GANG = "ebbflow:gang"
+"""The one-off gang that a node was started for; its pool's group knows nothing of it."""
+TAG_GANG_SIZE = "ebbflow:gang-size"
+"""How many nodes the gang has when it is whole."""
 
 MANAGED_BY_LOOP = "loop"
 """Nodes that the capacity loop may start, drain and end; nothing else may be touched by it."""
@@ -39,9 +43,12 @@ Document = Literal["spark-worker", "torch-node", "drain"]
 DOCUMENTS: tuple[Document, ...] = get_args(Document)
 """What may be run on a node through Systems Manager; there is no document that takes a free command."""
 
-Rule = Literal["interruption", "rebalance", "state", "lifecycle", "launch-failed", "health"]
+Rule = Literal["interruption", "rebalance", "state", "lifecycle", "launch-failed", "health", "node"]
 RULES: tuple[Rule, ...] = get_args(Rule)
 """EventBridge rules whose events reach the notice queue."""
+
+NODE_LEAVING = "Ebbflow Node Leaving"
+"""Kind of the event by which a node says that it drains and when it will be gone."""
 
 DRAIN_HOOK = "drain"
 """Lifecycle hook of every pool: a node that its group ends waits there until it is drained."""
@@ -97,6 +104,11 @@ class Names:
     def rule(self, rule: Rule) -> str:
         """Return the EventBridge rule of one kind of event."""
         return f"{self.prefix}-{rule}"
+
+    @property
+    def event_source(self) -> str:
+        """The source of the events that the cluster's nodes send; they may send no others."""
+        return f"ebbflow.{self.cluster}"
 
     def group(self, pool: str) -> str:
         """Return a pool's Auto Scaling group, which is also its launch template's name. Raises ``OptionError``."""

@@ -12,7 +12,8 @@ A systemd unit runs the first form as root. It asks the instance's metadata serv
   and drains only with ``--rebalance drain``.
 
 Draining decommissions the Spark worker (SIGPWR: it takes no new tasks and hands its blocks over) and tells the node
-processes of trainings (the deadline in a file, then SIGTERM) that they will be gone.
+processes of trainings (the deadline in a file, then SIGTERM) that they will be gone. Then the agent says on the event
+bus that the node leaves: EventBridge promises no warning of AWS to arrive, and the capacity loop must hear of it.
 """
 
 import argparse
@@ -32,7 +33,7 @@ from typing import Protocol
 import httpx
 import psutil
 
-from ebbflow.infra.aws.naming import DRAIN_HOOK
+from ebbflow.infra.aws.naming import DRAIN_HOOK, NODE_LEAVING, Names
 from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.files import write_atomic
 
@@ -65,6 +66,10 @@ class Node(Protocol):
 
     def drain(self, leaving: Leaving) -> None:
         """Tell everything that runs here."""
+        ...
+
+    def report(self, leaving: Leaving) -> bool:
+        """Tell the capacity loop; False where that must be tried again."""
         ...
 
     def idle(self) -> bool:
@@ -150,6 +155,7 @@ class Agent:
         self._seconds = seconds
         self._now = (clock or SystemClock()).now
         self._leaving: Leaving | None = None
+        self._reported = False
         self._told_group = False
 
     def step(self) -> None:
@@ -159,7 +165,11 @@ class Agent:
         if found is not None:
             self._take(found)
         leaving = self._leaving
-        if leaving is None or not leaving.group_waits or self._told_group:
+        if leaving is None:
+            return
+        if not self._reported and now < leaving.deadline:
+            self._reported = self._node.report(leaving)
+        if not leaving.group_waits or self._told_group:
             return
         if self._node.idle() or now >= leaving.deadline:
             self._node.tell_group()
@@ -174,20 +184,32 @@ class Agent:
                 self._leaving = Leaving(old.deadline, old.why, waits)
                 return
             found = Leaving(found.deadline, found.why, waits)
-        self._leaving = found
+        self._leaving, self._reported = found, False
         log.warning("%s: gone in %.0f s; draining", found.why, found.deadline - self._now())
         self._node.drain(found)
 
 
 class SystemdNode:
-    """The node as systemd runs it. ``group`` is its Auto Scaling group, empty for none."""
+    """The node as systemd runs it.
+
+    ``group`` is its Auto Scaling group, ``cluster`` the cluster whose loop hears of it, each empty for none;
+    ``endpoint_url`` is for an emulator.
+    """
 
     def __init__(
-        self, group: str = "", region: str = "", instance: str = "", draining: Path = DRAINING
+        self,
+        group: str = "",
+        region: str = "",
+        instance: str = "",
+        draining: Path = DRAINING,
+        cluster: str = "",
+        endpoint_url: str | None = None,
     ) -> None:
         self._group = group
         self._region = region
         self._instance = instance
+        self._cluster = cluster
+        self._endpoint_url = endpoint_url
         self._draining = draining
         self._told_spark = False
 
@@ -207,6 +229,33 @@ class SystemdNode:
             except (OSError, ValueError, KeyError) as error:
                 log.error("%s cannot be told its deadline: %s", unit, error)
             self._signal(pid, signal.SIGTERM)
+
+    def report(self, leaving: Leaving) -> bool:
+        """See ``Node``. One short attempt: the agent looks again a second later."""
+        if not self._cluster:
+            return True
+        import boto3
+        from botocore.config import Config
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        limits = Config(connect_timeout=2, read_timeout=3, retries={"total_max_attempts": 1})
+        detail = {"instance-id": self._instance, "deadline": leaving.deadline, "reason": leaving.why}
+        event = {
+            "Source": Names(self._cluster).event_source,
+            "DetailType": NODE_LEAVING,
+            "Detail": json.dumps(detail),
+        }
+        try:
+            bus = boto3.client(
+                "events", region_name=self._region, endpoint_url=self._endpoint_url, config=limits
+            )
+            refused = bus.put_events(Entries=[event])["FailedEntryCount"]
+        except (BotoCoreError, ClientError) as error:
+            log.error("the capacity loop cannot be told: %s", error)
+            return False
+        if refused:
+            log.error("the capacity loop cannot be told: the event bus refused the event")
+        return not refused
 
     def idle(self) -> bool:
         """See ``Node``: no executor below the Spark worker, no training's node process."""
@@ -292,6 +341,7 @@ def main(arguments: Sequence[str] | None = None, clock: Clock | None = None) -> 
         group=os.environ.get("EBBFLOW_GROUP", ""),
         region=os.environ.get("EBBFLOW_REGION", ""),
         instance=metadata.get("instance-id") or "",
+        cluster=os.environ.get("EBBFLOW_CLUSTER", ""),
     )
     agent = Agent(metadata, node, options.rebalance, options.seconds, clock)
     while True:

@@ -1,6 +1,5 @@
 """Spot price history, and what a cluster costs by it. A price holds until the next one of the same zone and type."""
 
-from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -13,18 +12,7 @@ from ebbflow.infra.sim.node_traces import presences
 from ebbflow.infra.sim.rows import positive, read_rows, text
 from ebbflow.infra.sim.workloads import nearest
 from ebbflow.planners.model.capacity import Node
-
-
-@dataclass(frozen=True, slots=True)
-class Series:
-    """Prices of one zone and type: ``prices[i]`` $/h from ``times[i]``, s since the Unix epoch."""
-
-    times: tuple[float, ...]
-    prices: tuple[float, ...]
-
-    def at(self, time: float) -> float:
-        """Return the price at ``time``, which must not be before the first."""
-        return self.prices[bisect_right(self.times, time) - 1]
+from ebbflow.planners.model.prices import Series
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +145,6 @@ def _together(changes: list[CapacityChange]) -> list[CapacityChange]:
 def cost(cluster: Cluster, start: float, end: float, price: Callable[[Node], float]) -> float:
     """Return dollars from ``start`` to ``end``, s, of all nodes that are there, at a constant ``price`` $/h each."""
     return sum(
-        price(one.node) * max(0.0, min(one.end, end) - max(one.start, start)) / 3600
+        Series.constant(price(one.node)).dollars(max(one.start, start), min(one.end, end))
         for one in presences(cluster)
     )

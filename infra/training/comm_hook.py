@@ -1,7 +1,9 @@
 """DDP's reduction of gradients, with their squared norms before and after and the time that it takes.
 
-The hook replaces DDP's own reduction: it averages each bucket, as DDP does without one. What it adds is one pass over
-the local gradient. The mean gradient's norm is the same on all ranks, so each sums up its part of every bucket only,
+The hook replaces DDP's own reduction. DDP divides by the number of ranks while it fills a bucket, but only without a
+hook; a division here would be a pass of its own over all gradients, so where the back end cannot average by itself
+the loss is divided instead (``loss_factor``). What the hook adds is one pass over the local gradient in steps whose
+noise is measured. The mean gradient's norm is the same on all ranks, so each sums up its part of every bucket only,
 and the parts meet in the all-reduce that a step needs anyway.
 """
 
@@ -38,6 +40,7 @@ class RankSamples:
         self._clock = _Clock()
         self._group = module.process_group
         self._averages = _averages(module)
+        self.loss_factor = 1.0 if self._averages else 1.0 / self._group.size()
         module.register_comm_hook(self, _reduce)
 
     def begin(self, measured: bool) -> None:
@@ -56,7 +59,8 @@ class RankSamples:
         local, total = torch.stack((local, total)).tolist()
         found = LocalNorms(0.0, 0.0, total / scale**2, self._clock.seconds())
         if self._measured and self._weight > 0:
-            found = found._replace(local=local / scale**2 / self._weight, samples=1.0)
+            unscaled = local / (scale * self.loss_factor) ** 2
+            found = found._replace(local=unscaled / self._weight, samples=1.0)
         self.forget()
         return found
 
@@ -87,11 +91,8 @@ class RankSamples:
             self._squares.append(self._sums.of([buffer], None if factors is None else [factors]))
         self._buffers.append((buffer, factors))
         self._clock.ready(buffer)
-        if self._averages:
-            work = dist.all_reduce(buffer, op=dist.ReduceOp.AVG, group=self._group, async_op=True)
-        else:
-            buffer.div_(self._group.size())
-            work = dist.all_reduce(buffer, group=self._group, async_op=True)
+        operation = dist.ReduceOp.AVG if self._averages else dist.ReduceOp.SUM
+        work = dist.all_reduce(buffer, op=operation, group=self._group, async_op=True)
         return work.get_future().then(self._reduced)
 
     def _reduced(self, future: Any) -> Tensor:

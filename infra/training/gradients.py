@@ -9,6 +9,9 @@ Gradients come weighted. A pass over ``n`` of the ``N`` examples of a step is ba
 ``w`` the weight of a sample (a rank's is the sum over its passes) and ``h`` its gradient, ``h / w`` is the mean over
 its examples. The sum of ``|h|**2 / w`` over samples, over the number of ranks, then has the expectation
 ``|g|**2 + c * tr / N`` for ``c`` samples, as if the shares were equal, and the formulas for equal shares apply.
+
+Losses are also multiplied by ``GradientMeter.loss_factor``: with some back ends the average over ranks is a sum of
+gradients whose losses were divided.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -94,6 +97,11 @@ class GradientMeter:
     def noise_scale(self) -> float:
         """Return the gradient noise scale in examples."""
         return self.statistics.noise_scale(self._noise.initial)
+
+    @property
+    def loss_factor(self) -> float:
+        """Return what each loss is multiplied by besides its weight and loss scale; norms are as without it."""
+        return self._samples.loss_factor
 
     @contextmanager
     def micro_pass(self, *, last: bool, weight: float = 1.0, loss_scale: float = 1.0) -> Iterator[None]:

@@ -19,6 +19,9 @@ class LocalNorms(NamedTuple):
 class Samples(Protocol):
     """Collects the gradients of one step after another."""
 
+    loss_factor: float  # what losses are multiplied by besides their weights
+    pair: float | None  # examples of both steps, where the last norms are those of a pair of steps
+
     def begin(self, measured: bool) -> None:
         """Begin a step; one that is not ``measured`` only tells whether its gradient is finite."""
         ...

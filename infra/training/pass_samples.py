@@ -29,6 +29,8 @@ class PassSamples:
     example counts once, and the copy of a gradient is kept for one step.
     """
 
+    loss_factor = 1.0
+
     def __init__(
         self, parameters: Sequence[Tensor], sums: SquareSums, preconditioner: AdamPreconditioner | None
     ) -> None:

@@ -31,6 +31,7 @@ class Options:
     min_local: int = 1
     max_local: int | None = None
     learning_rate_rule: str = "auto"
+    warm_up: float = 0.0
     scheduler: SchedulerFactory | None = None
     scheduler_unit: ScheduleUnit = "iteration"
     precision: Precision = "fp32"
@@ -89,22 +90,24 @@ class Prepared:
             run["scaler"] = self.scaler.state_dict()
         return run
 
+    def extra_state(self) -> dict[str, Any]:
+        """Return the state of what the script wants kept besides."""
+        return {name: part.state_dict() for name, part in self.extra.items()}
+
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint holds: equal on all processes, and good for any number of them."""
         return {
             "model": self.inner.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "run": self.run_state(),
-            "extra": {name: part.state_dict() for name, part in self.extra.items()},
+            "extra": self.extra_state(),
         }
 
     def load(self, state: dict[str, Any]) -> None:
         """Take a checkpoint's state, but for the model's, which is in place before DDP is."""
         self.optimizer.load_state_dict(state["optimizer"])
         self.load_run(state["run"])
-        for name, part in self.extra.items():
-            if name in state.get("extra", {}):
-                part.load_state_dict(state["extra"][name])
+        self.load_extra(state.get("extra", {}))
 
     def load_run(self, run: dict[str, Any]) -> None:
         """Take what ``run_state`` gave. Raises ``TrainingError`` for a run with another batch."""
@@ -115,6 +118,12 @@ class Prepared:
             self.schedule.load_state_dict(run["schedule"])
         if self.scaler is not None and "scaler" in run:
             self.scaler.load_state_dict(run["scaler"])
+
+    def load_extra(self, extra: Mapping[str, Any]) -> None:
+        """Take what ``extra_state`` gave; what it lacks stays as it is."""
+        for name, part in self.extra.items():
+            if name in extra:
+                part.load_state_dict(extra[name])
 
 
 def prepare(
@@ -155,7 +164,7 @@ def prepare(
         adaptive=adaptive,
         meter=GradientMeter(called, optimizer, limits.initial),
         tuner=BatchTuner(limits, adaptive=adaptive, every=settings.retune_every),
-        rule=rule_for(options.learning_rate_rule, optimizer),
+        rule=rule_for(options.learning_rate_rule, optimizer, options.warm_up),
         schedule=schedule,
         scaler=torch.amp.GradScaler(world.device.type) if options.precision == "fp16" else None,
         clip_norm=options.clip_norm,

@@ -147,6 +147,7 @@ class ElasticRun:
         min_local: int = 1,
         max_local: int | None = None,
         learning_rate_rule: RuleName = "auto",
+        warm_up: float = 0.0,
         scheduler: SchedulerFactory | None = None,
         scheduler_unit: ScheduleUnit = "iteration",
         precision: Precision = "fp32",
@@ -165,7 +166,8 @@ class ElasticRun:
             min_local: examples that a process gets in a pass at least, but for the last batch of the data.
             max_local: examples that a process' memory holds in a pass; more are accumulated over passes.
             learning_rate_rule: how the learning rate follows the batch; ``"auto"`` is AdaScale for SGD and the square
-                root for others.
+                root for others. ``"legw"`` is the square root after a warm-up that grows with the batch.
+            warm_up: its length for ``"legw"``, iterations at ``batch_size``.
             scheduler: makes a scheduler of torch, which follows progress instead of steps.
             scheduler_unit: whether it counts iterations at ``batch_size``, or epochs.
             precision: ``"bf16"`` and ``"fp16"`` run the model's forward in it; parameters stay as they are.
@@ -176,7 +178,7 @@ class ElasticRun:
         Raises:
             OptionError: options that contradict each other, or a batch that so many processes cannot share.
             OtherModelError: the checkpoint is of another model; the message names the parameters that differ.
-            TrainingError: the run began with another batch size.
+            TrainingError: the run began with another batch size, or processes ask for different things.
             StorageError: the checkpoint cannot be read.
         """
         if self._prepared is not None:
@@ -184,9 +186,22 @@ class ElasticRun:
         if self.settings.max_local is not None:  # what a process' memory was found to hold
             max_local = min(max_local or self.settings.max_local, self.settings.max_local)
             min_local = min(min_local, max_local)
+        asked = {
+            "seed": self.seed,
+            "batch_size": batch_size,
+            "max_batch_size": max_batch_size,
+            "min_local": min_local,
+            "max_local": max_local,
+            "learning_rate_rule": learning_rate_rule,
+            "warm_up": warm_up,
+            "scheduler_unit": scheduler_unit if scheduler is not None else None,
+            "precision": precision,
+            "clip_norm": clip_norm,
+        }
+        self.world.check_same(asked)
         options = Options(
-            batch_size, max_batch_size, min_local, max_local, learning_rate_rule, scheduler, scheduler_unit,
-            precision, clip_norm, state or {}, ddp or {},
+            batch_size, max_batch_size, min_local, max_local, learning_rate_rule, warm_up, scheduler,
+            scheduler_unit, precision, clip_norm, state or {}, ddp or {},
         )  # fmt: skip
         options.limits(self.world.size)
         found = find_state(self.world, self._saver.folder, model)
@@ -204,6 +219,8 @@ class ElasticRun:
             restored = taken if taken is not None else found[0].step if found else None
             content = {"world": self.world.size, "nodes": self.world.nodes, "restored": restored}
             content |= {"batch": self._stepper.total, "passes": self._stepper.passes}
+            if (running := self._running.recovered) is not None:  # parameters of several steps
+                content |= {"oldest": running.oldest, "perturbation": running.perturbation}
             self._link.post("started", made.progress.step, content | {"device": str(self.world.device)})
         return made.model, made.optimizer
 
@@ -240,6 +257,7 @@ class ElasticRun:
 
         Raises:
             DatasetError: data that can only be iterated, fewer samples than the batch, or others than before.
+            TrainingError: data of different lengths in different processes.
         """
         prepared, stepper = self._ready()
         if not self._in_epoch:
@@ -247,6 +265,8 @@ class ElasticRun:
         samples = self._samples
         if samples is None or samples.key != (id(dataset), collate, workers):
             samples = self._samples = Samples(dataset, collate, workers)
+        if prepared.progress.length == 0:  # later, each compares with that
+            self.world.check_same({"the number of samples": samples.length, "shuffle": shuffle})
         order = DataOrder(samples.length, self.seed, shuffle)
         prepared.progress.bind(samples.length)
         return Feed(self.world, prepared, stepper, samples, order).batches()
@@ -268,7 +288,7 @@ class ElasticRun:
         agreed = stepper.step((stop is not None, stop is not None and stop.save))
         if agreed is None:
             return False
-        self._account(stepper)
+        self._account(prepared, stepper)
         if agreed.stop:
             self._ending.stop(agreed.save)
         canary, done = self.settings.canary_steps, prepared.progress.step - self._began_at
@@ -279,7 +299,7 @@ class ElasticRun:
             self._running.step(prepared)
         return True
 
-    def _account(self, stepper: Stepper) -> None:
+    def _account(self, prepared: Prepared, stepper: Stepper) -> None:
         last = stepper.last
         if last.gain == 0.0 and self.is_main:
             self._link.post("skipped", last.step, {"skipped": last.skipped})
@@ -288,6 +308,8 @@ class ElasticRun:
             if self.is_main:
                 content = self.statistics.to_json() | {"rank_ready_s": list(last.compute_seconds)}
                 self._link.post("step", last.step, content)
+                if (report := prepared.tuner.news()) is not None:
+                    self._link.post("goodput", last.step, report.to_dict())
 
     def report(self, **metrics: float) -> None:
         """Say how good the model is; what the first process says counts."""

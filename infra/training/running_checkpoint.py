@@ -186,6 +186,10 @@ class RunningCheckpoint:
         self._together(save)
         self._together(complete)
 
+    def due(self, iteration: int) -> bool:
+        """Tell whether ``step`` saves something after this iteration."""
+        return self._plan.due(iteration)
+
     def step(self, iteration: int, state: Any = None) -> list[int]:
         """Save the blocks whose turn it is, if one is due after this iteration; return those of this process.
 
@@ -195,7 +199,7 @@ class RunningCheckpoint:
         if self._store is None:
             raise OptionError("call initialize, or recover_all, before step")
         self._note_written()
-        if not self._plan.due(iteration):
+        if not self.due(iteration):
             return []
         begun = time.monotonic()
         far, healthy = self._measure()

@@ -6,11 +6,12 @@ are of several steps, which training makes good by itself. While one process sur
 
 import logging
 from contextlib import suppress
+from typing import Any
 
 from ebbflow.infra.errors import StorageError
 from ebbflow.infra.training.channel import RunSettings
 from ebbflow.infra.training.prepared import Prepared
-from ebbflow.infra.training.running_checkpoint import RunningCheckpoint
+from ebbflow.infra.training.running_checkpoint import Recovery, RunningCheckpoint
 from ebbflow.infra.training.running_folder import RunningFolder
 from ebbflow.infra.training.segments import STATE
 from ebbflow.infra.training.world import World
@@ -21,7 +22,7 @@ log = logging.getLogger(__name__)
 class RunningSaves:
     """The running checkpoint of one run; the first process writes, all can read. Does nothing unless asked for.
 
-    Of ``prepare(state=...)`` it keeps nothing.
+    What ``prepare(state=...)`` names is saved whole each time, beside the blocks whose turn it is.
     """
 
     def __init__(self, folder: str | None, world: World, settings: RunSettings) -> None:
@@ -29,6 +30,7 @@ class RunningSaves:
         self._uri = f"{folder}/running" if wanted else None
         self._world, self._settings = world, settings
         self._running: RunningCheckpoint | None = None
+        self.recovered: Recovery | None = None
 
     def begin(self, prepared: Prepared, step: int) -> int | None:
         """Take up what is newer than the full checkpoint of ``step``, and return its step; then begin to save.
@@ -47,14 +49,15 @@ class RunningSaves:
         newest = self._world.from_first(self._newest() if self._world.rank == 0 else None)
         recovered = isinstance(newest, int) and newest > step
         if recovered:
-            found = running.recover_all()
+            found = self.recovered = running.recover_all()
             prepared.load_run(found.state)
+            prepared.load_extra(found.state.get("extra", {}))
             log.warning("parameters of steps %s to %s are taken from %s", found.oldest, newest, self._uri)
         self._world.from_first(None)  # all have read before the first writes
         if self._world.rank == 0:
             self._running = running
             if not recovered:
-                running.initialize(prepared.run_state(), prepared.progress.step)
+                running.initialize(_small(prepared), prepared.progress.step)
         return prepared.progress.step if recovered else None
 
     def _newest(self) -> int | None:
@@ -69,7 +72,8 @@ class RunningSaves:
     def step(self, prepared: Prepared) -> None:
         """Save the blocks whose turn it is."""
         if self._running is not None:
-            self._running.step(prepared.progress.step, prepared.run_state())
+            step = prepared.progress.step
+            self._running.step(step, _small(prepared) if self._running.due(step) else None)
 
     def close(self, timeout: float = 5.0) -> None:
         """Wait for the last write; what it could not save is noted."""
@@ -79,3 +83,8 @@ class RunningSaves:
                 running.wait(timeout)
             except StorageError as exc:
                 log.warning("the running checkpoint is not complete: %s", exc)
+
+
+def _small(prepared: Prepared) -> dict[str, Any]:
+    """Return what is saved each time; in the form of a full checkpoint's ``run``, which ``read_running`` returns."""
+    return prepared.run_state() | {"extra": prepared.extra_state()}

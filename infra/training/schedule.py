@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from math import inf
 from typing import Any, Literal
 
 import torch
@@ -9,30 +10,40 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.training.goodput import GradientStatistics
-from ebbflow.planners.training.learning_rate import adascale, linear, square_root
+from ebbflow.planners.training.learning_rate import adascale, legw, linear, square_root
 
-RuleName = Literal["auto", "adascale", "square-root", "linear", "none"]
-Rule = Callable[[float, GradientStatistics], float]  # scale, statistics -> factor on the learning rate
+RuleName = Literal["auto", "adascale", "square-root", "linear", "legw", "none"]
+# scale, statistics, progress -> factor on the learning rate
+Rule = Callable[[float, GradientStatistics, float], float]
 SchedulerFactory = Callable[[torch.optim.Optimizer], LRScheduler]
 ScheduleUnit = Literal["iteration", "epoch"]
 
 _RULES: dict[str, Rule] = {
-    "adascale": adascale,
-    "square-root": lambda scale, _: square_root(scale),
-    "linear": lambda scale, _: linear(scale),
-    "none": lambda _, __: 1.0,
+    "adascale": lambda scale, statistics, _: adascale(scale, statistics),
+    "square-root": lambda scale, _, __: square_root(scale),
+    "linear": lambda scale, _, __: linear(scale),
+    "none": lambda _, __, ___: 1.0,
 }
 
 
-def rule_for(name: str, optimizer: torch.optim.Optimizer) -> Rule:
+def rule_for(name: str, optimizer: torch.optim.Optimizer, warm_up: float = 0.0) -> Rule:
     """Return the rule; ``"auto"`` is AdaScale for SGD and the square root for all that scale gradients by moments.
 
-    Raises ``OptionError`` for an unknown name.
+    ``warm_up`` is of LEGW, in iterations at the initial batch; the others leave it to the scheduler. Raises
+    ``OptionError`` for an unknown name, and for a warm-up without LEGW or below 0.
     """
+    if not 0 <= warm_up < inf:
+        raise OptionError(f"warm_up must be >= 0 iterations and finite; got {warm_up}")
+    if name == "legw":
+        return lambda scale, _, progress: legw(scale, progress, warm_up)
+    if warm_up:
+        raise OptionError(
+            f'warm_up belongs to learning_rate_rule="legw"; for {name!r} let the scheduler warm up'
+        )
     if name == "auto":
         name = "adascale" if isinstance(optimizer, torch.optim.SGD) else "square-root"
     if name not in _RULES:
-        raise OptionError(f"learning_rate_rule must be auto, {', '.join(_RULES)}; got {name!r}")
+        raise OptionError(f"learning_rate_rule must be auto, {', '.join(_RULES)} or legw; got {name!r}")
     return _RULES[name]
 
 

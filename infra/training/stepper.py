@@ -123,10 +123,11 @@ class Stepper:
             raise TrainingError("run.backward(loss) belongs once to each batch of run.batches(...)")
         prepared = self._prepared
         scale = prepared.scaler.get_scale() if prepared.scaler is not None else 1.0
-        weighted = loss * now.share.weight
+        meter = prepared.meter
+        weighted = loss * (now.share.weight * meter.loss_factor)
         self._loss += weighted.detach()
         self._under_way = True
-        with prepared.meter.micro_pass(last=now.last, weight=now.share.weight, loss_scale=scale):
+        with meter.micro_pass(last=now.last, weight=now.share.weight, loss_scale=scale):
             (prepared.scaler.scale(weighted) if prepared.scaler is not None else weighted).backward()
         now.backward = True
 
@@ -144,7 +145,8 @@ class Stepper:
         world, prepared = self._world, self._prepared
         norms = prepared.meter.local(now.plan.count)
         computed = time.perf_counter() - now.begun - norms.sync
-        values = [float(vote[0]), float(vote[0] and vote[1]), float(self._loss), *self._proposal(), *norms]
+        loss = float(self._loss) / prepared.meter.loss_factor
+        values = [float(vote[0]), float(vote[0] and vote[1]), loss, *self._proposal(), *norms]
         values += [computed if rank == world.rank else 0.0 for rank in range(world.size)]
         asked = time.perf_counter()
         summed = world.sum(values)
@@ -182,9 +184,9 @@ class Stepper:
     def _worth(self, count: int, statistics: GradientStatistics) -> tuple[float, float]:
         """Return a step's gain and the factor on the learning rate. A smaller last batch of a pass is not scaled."""
         scale = count / self._prepared.limits.initial
-        if scale <= 1.0:
-            return scale, 1.0
-        return float(gain(statistics, scale)), self._prepared.rule(scale, statistics)
+        worth = float(gain(statistics, scale)) if scale > 1.0 else scale
+        reached = self._prepared.progress.gained + worth
+        return worth, self._prepared.rule(max(scale, 1.0), statistics, reached)
 
     def _take(self, plan: StepPlan, worth: float, factor: float) -> None:
         prepared = self._prepared

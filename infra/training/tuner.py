@@ -56,6 +56,7 @@ class BatchTuner:
         self._placement: Placement | None = None
         self._split: Split | None = None
         self._model: GoodputModel | None = None  # as of the last look: a fit takes its time
+        self._reported: float | None = None
 
     def observe(
         self,
@@ -113,6 +114,17 @@ class BatchTuner:
         if self._placement is None or self._split is None:
             return None
         return self._split.total(self._placement[1])
+
+    def news(self) -> JobReport | None:
+        """Return the report to the scheduler where one is due: every 30 s, once enough steps were measured."""
+        now = self._clock()
+        early = self._reported is not None and now - self._reported < self._every
+        if early or self._steps < LEAST_STEPS:
+            return None
+        self._reported = now
+        if not self.adaptive:  # nobody looks at the batch
+            self._model = self._agent.model
+        return self.report()
 
     def report(self) -> JobReport:
         """Return what the scheduler wants to know, as of the last look, or of now where there was none.

@@ -4,6 +4,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -75,6 +76,25 @@ class World:
         box = [value]
         dist.broadcast_object_list(box, src=0)
         return box[0]
+
+    def from_all(self, value: object) -> list[Any]:
+        """Return what each process gives, by rank; it must pickle."""
+        if self.size == 1:
+            return [value]
+        values: list[Any] = [None] * self.size
+        dist.all_gather_object(values, value)
+        return values
+
+    def check_same(self, asked: Mapping[str, object]) -> None:
+        """Raise ``TrainingError``, in all processes, where they do not all ask for the same; it says who differs."""
+        first, *others = self.from_all(dict(asked))
+        for rank, other in enumerate(others, 1):
+            for name, value in first.items():
+                if other[name] != value:
+                    raise TrainingError(
+                        f"all processes must ask for the same: {name} is {value!r} in process 0 and "
+                        f"{other[name]!r} in process {rank}; let it depend on neither the rank nor the machine"
+                    )
 
     def leave(self) -> None:
         """End communication; may be called twice."""

@@ -30,7 +30,11 @@ class PoolState:
     on_demand: int = 0  # of the planned, those that must be on-demand
     least: int = 0
     most: int = 0
-    short_since: float | None = None  # s since the Unix epoch: from then on fewer have arrived than were asked for
+    short_since: float | None = None  # Unix time, s: since then fewer have arrived than were asked for
+    short_why: str = ""  # what the provider says about it, for people
+    base: int = 0  # nodes that are to be on-demand at any time
+    on_demand_since: float = 0.0  # Unix time, s, of the last change of ``on_demand``
+    draining: tuple[str, ...] = ()  # nodes that targets have named to leave, not ended yet
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,15 +4,14 @@ The first is Pollux's cloud auto-scaling (OSDI 2021, section 5.10 of the thesis)
 compared with (Or et al., MLSys 2020): the batch grows in both, but only the first sees what a large batch is worth.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 
 from ebbflow.planners.errors import PlanningError
-from ebbflow.planners.model.scheduling import Decision, Goodput, Grant, View
-from ebbflow.planners.scaling import TARGET, TRIGGER, nodes_wanted
-from ebbflow.planners.training.goodput import GoodputModel
+from ebbflow.planners.model.scheduling import Decision, Grant, View
+from ebbflow.planners.scaling.per_gpu import TARGET, TRIGGER, by_throughput, nodes_wanted
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,16 +47,12 @@ class NodeScaling:
         if app.goodput is not None:
             most = min(len(nodes), app.max_gpus // per_node, max(1, int(self.explore * held)))
             if most > wanted:
+                goodput = app.goodput if self.by_goodput else by_throughput(app.goodput)
                 wanted = nodes_wanted(
-                    self._seen(app.goodput), wanted, most, per_node, trigger=self.trigger, target=self.target
+                    goodput, wanted, most, per_node, trigger=self.trigger, target=self.target
                 )
         kept = {id_ for id_, _ in app.held}
         order = sorted(range(len(nodes)), key=lambda at: (nodes[at].id not in kept, at))[:wanted]
         placement = tuple((nodes[at].id, per_node) for at in sorted(order))
         given = app.held if placement == app.held else placement
         return Decision({app.id: Grant(given, reason=f"{wanted} nodes by {self.name}")})
-
-    def _seen(self, goodput: Goodput) -> Goodput:
-        if self.by_goodput or not isinstance(goodput, GoodputModel):
-            return goodput
-        return replace(goodput, adaptive=False)

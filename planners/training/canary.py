@@ -119,10 +119,3 @@ def verdict(failure: Failure | None, steps: int, timed_out: bool, repeated: bool
     if failure.failure_class in (FailureClass.ENGINE, FailureClass.UNKNOWN):
         return CanaryVerdict("fail", False, f"{failure}; twice")
     return CanaryVerdict("inconclusive", True, f"{failure}; twice, and no fault of the program", watch=True)
-
-
-def host_memory(peak: float, ranks: int, ranks_a_node: int) -> float:
-    """Return GiB that ``ranks_a_node`` ranks need where ``ranks`` of them needed ``peak`` GiB together."""
-    if ranks < 1 or ranks_a_node < 1 or not peak >= 0:
-        raise OptionError(f"ranks must be >= 1 and the peak >= 0 GiB; got {ranks}, {ranks_a_node}, {peak}")
-    return peak / ranks * ranks_a_node

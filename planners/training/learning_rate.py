@@ -26,9 +26,9 @@ def linear(scale: float) -> float:
 
 
 def legw(scale: float, progress: float, warmup: float) -> float:
-    """Return the square root of ``scale`` after a linear warm-up ``scale`` times as long (LEGW, SC 2020).
+    """Return the square root of ``scale`` after a linear warm-up ``scale`` times as long (LEGW: You et al., SC 2019).
 
-    ``progress`` and ``warmup``, the length at the initial batch, are in iterations.
+    ``progress`` at the end of the step and ``warmup``, the length at the initial batch, are in iterations.
     """
     whole = _checked(scale) * warmup
     return sqrt(scale) * (min(1.0, progress / whole) if whole > 0 else 1.0)

@@ -181,8 +181,8 @@ run "only_the_rules_may_send_notices" {
   }
 
   assert {
-    condition     = alltrue([for policy in values(local.queue_policies) : alltrue([for statement in jsondecode(policy).Statement : statement.Effect == "Deny" || (statement.Principal == { Service = "events.amazonaws.com" } && statement.Action == "sqs:SendMessage" && try(length(statement.Condition.ArnEquals["aws:SourceArn"]), 0) == 6)])])
-    error_message = "Only the six rules may be allowed anything."
+    condition     = alltrue([for policy in values(local.queue_policies) : alltrue([for statement in jsondecode(policy).Statement : statement.Effect == "Deny" || (statement.Principal == { Service = "events.amazonaws.com" } && statement.Action == "sqs:SendMessage" && try(length(statement.Condition.ArnEquals["aws:SourceArn"]), 0) == 7)])])
+    error_message = "Only the seven rules may be allowed anything."
   }
 
   assert {
@@ -203,6 +203,11 @@ run "only_the_rules_may_send_notices" {
   assert {
     condition     = jsondecode(aws_cloudwatch_event_rule.this["lifecycle"].event_pattern).detail.AutoScalingGroupName == ["ebbflow-lab-etl"]
     error_message = "Groups of other clusters are none of ours."
+  }
+
+  assert {
+    condition     = jsondecode(aws_cloudwatch_event_rule.this["node"].event_pattern).source == ["ebbflow.lab"]
+    error_message = "Nodes of other clusters are none of ours."
   }
 
   assert {
@@ -274,6 +279,15 @@ run "the_capacity_loop_acts_on_its_own_nodes_only" {
   assert {
     condition     = alltrue(flatten([for statement in concat(local.policies.node.Statement, local.policies["prefect-worker"].Statement) : [for action in statement.Action : !startswith(action, "ec2:") && !startswith(action, "iam:")]]))
     error_message = "Nodes may neither start nor end nodes."
+  }
+
+  assert {
+    condition = alltrue([
+      for statement in local.policies.node.Statement :
+      statement.Condition["ForAllValues:StringEquals"]["events:source"] == ["ebbflow.lab"] && statement.Condition.Null["events:source"] == "false"
+      if contains(statement.Action, "events:PutEvents")
+    ])
+    error_message = "A node may send the events of its own cluster's nodes only: a forged notice drains nodes."
   }
 }
 

@@ -46,6 +46,12 @@ def _transparency(found: dict[str, Any]) -> str:
         "and of one a worker of which gets a SIGKILL half-way; in brackets the difference from the static one. Must "
         "hold: within 1 %, the same bits for exact arithmetic under BSP. "
     )
+    for row in found["rows"]:
+        if row["seeds"] > 1:
+            text += (
+                f"Chains of random draws ({row['app']}) are compared by means over {row['seeds']} seeds; ends of "
+                f"static ones lie {row['spread_static']:.2%} apart. "
+            )
     table = _table("| application | static | 2 → 4 → 2 workers | one worker killed |", rows)
     return text + _load(found) + "\n\n" + table
 

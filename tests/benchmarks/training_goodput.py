@@ -138,7 +138,7 @@ def _train(
             rows = torch.randint(len(x), (chosen.batch,), generator=drawn)
             last = number == passes - 1
             with nullcontext() if last or place.size == 1 else model.no_sync():
-                loss = nn.functional.cross_entropy(model(x[rows]), y[rows]) / passes
+                loss = nn.functional.cross_entropy(model(x[rows]), y[rows]) * meter.loss_factor / passes
                 with meter.micro_pass(last=last, weight=1 / passes):
                     loss.backward()
         norms = meter.local(total)

@@ -69,7 +69,7 @@ def _measure(
             drawn = gradient + deviation / local**0.5 * torch.randn(len(gradient), device=device)
             quiet = model.no_sync() if place.size > 1 and not last else nullcontext()
             with quiet:
-                loss = model(drawn).sum() / passes
+                loss = model(drawn).sum() * meter.loss_factor / passes
                 with meter.micro_pass(last=last, weight=1 / passes):
                     loss.backward()
         meter.finish(place.sum(meter.local(INITIAL)), place.size, INITIAL)

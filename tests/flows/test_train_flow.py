@@ -68,6 +68,7 @@ def test_a_run_is_on_record_with_live_figures(acted: Any) -> None:
         "GPUs",
         "lost steps",
         "dollars",
+        "$ so far",
         "accuracy",
     ):
         assert word in said

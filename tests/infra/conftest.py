@@ -1,51 +1,23 @@
-"""Storage to test against: a folder, and S3 over HTTP from moto."""
+"""Storage to test against: a folder, and S3 over HTTP from the emulated AWS."""
 
 import itertools
 import os
-import socket
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import httpx
 import pytest
 
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+if TYPE_CHECKING:
+    from tests.aws.emulator import Emulator
 
 
 @pytest.fixture(scope="session")
-def s3_endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Run moto's server for the session and return its URL."""
-    pytest.importorskip("moto")
-    port = _free_port()
-    endpoint = f"http://127.0.0.1:{port}"
-    log = tmp_path_factory.mktemp("moto") / "log"
-    with log.open("w") as out:
-        server = subprocess.Popen(
-            [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
-            stdout=out,
-            stderr=subprocess.STDOUT,
-        )
-        try:
-            deadline = time.monotonic() + 60
-            while True:
-                try:
-                    httpx.get(f"{endpoint}/moto-api/", timeout=5)
-                    break
-                except httpx.HTTPError:
-                    if server.poll() is not None or time.monotonic() > deadline:
-                        pytest.fail(f"moto did not start: {log.read_text()[-2000:]}")
-                    time.sleep(0.1)
-            yield endpoint
-        finally:
-            server.terminate()
-            server.wait(timeout=20)
+def s3_endpoint(aws_emulator: "Emulator") -> str:
+    """Return the URL of S3 for the session."""
+    return aws_emulator.url
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,14 @@ from training_fakes import Act, FakeSite, ScriptedClock, failed
 
 from ebbflow.infra.errors import TrainingError
 from ebbflow.planners.errors import OptionError
+from ebbflow.planners.training.batch_size import BatchLimits, Split
+from ebbflow.planners.training.goodput import GradientStatistics
+from ebbflow.planners.training.job_report import JobReport
+from ebbflow.planners.training.throughput import ThroughputParameters
 from ebbflow.tasks.report import ReportError
 from ebbflow.tasks.training import Handle, run_training
 from ebbflow.tasks.training_listening import Silent
+from ebbflow.tasks.training_outlook import BestBatch
 from ebbflow.tasks.training_page import training_html
 from ebbflow.tasks.training_report import EventReport, TrainingReport
 from ebbflow.tasks.training_request import TrainingRequest
@@ -65,6 +71,12 @@ def test_a_lost_node_costs_the_steps_since_the_checkpoint(script: str) -> None:
     assert (first.failure.reason, first.failure.failure_class) == ("node-lost", "scheduler")
     assert second.gap_seconds is not None
     assert report.steps == 17
+    assert [point.lost_steps for point in report.series] == [0] * 10 + [3] * 10, "known as soon as it goes on"
+
+
+def test_what_the_nodes_cost_is_known_while_they_are_used(script: str) -> None:
+    report, _ = run(script, Act(seconds=10.0), price=3.6)
+    assert [point.dollars for point in report.series] == pytest.approx([n * 6e-3 for n in range(1, 11)])
 
 
 def test_a_notice_is_no_failure_of_the_node(script: str) -> None:
@@ -192,6 +204,23 @@ def test_others_may_change_the_nodes(script: str) -> None:
     assert report.generations[0].kind == "stopped"
 
 
+def test_the_report_says_what_more_gpus_would_give(script: str) -> None:
+    said = JobReport(
+        BatchLimits(64, 1024), GradientStatistics(1.0, 9.0), ThroughputParameters(0.01, 1e-3, 0.05, 0, 0.02, 0, 1.5),
+        3, 6, Split(20, 0), 8,
+    )  # fmt: skip
+    report, _ = run(script, Act(goodput=said.to_dict()))
+    assert report.outlook is not None
+    assert report.outlook.noise_scale == 64 * 9
+    assert [(b.gpus, b.nodes) for b in report.outlook.best] == [(n, -(-n // 2)) for n in range(1, 9)]
+    assert said.model is not None
+    best, split = said.model.best_split(2, 4)
+    assert report.outlook.best[3] == BestBatch(4, 2, split.total(4), split.accumulation + 1, best)
+    assert TrainingReport.from_json(report.to_json()) == report
+    assert "Goodput by GPUs, as predicted" in training_html(report)
+    assert run(script, Act(goodput=replace(said, speed=None).to_dict()), id="early")[0].outlook is None
+
+
 def test_others_may_end_it(script: str) -> None:
     handle = Handle({"a": 1}, 8)
     handle.stop()
@@ -268,6 +297,17 @@ def test_a_node_lost_during_the_trial(script: str) -> None:
     assert report.state == "finished"
     assert site.made.launches[1][0] == {"node-2": 1, "node-3": 1}
     assert site.made.launches[1][1].canary_steps == 20
+
+
+def test_a_trial_over_its_limit_ends_and_the_gang_trains_as_it_was_asked_to(script: str) -> None:
+    report, site = run(script, Act("stopped", wait=True, steps=3), Act(), canary="always")
+    assert report.state == "finished"
+    assert [sum(launch[0].values()) for launch in site.made.launches] == [2, 6]
+    assert [launch[1].canary_steps for launch in site.made.launches] == [20, 0]
+    assert report.generations[0].ended > 300
+    assert "slow, but 3 steps were done" in report.generations[0].decision
+    assert site.made.ended_early == [1]
+    assert site.made.resizes == []
 
 
 def test_no_trial_where_it_would_be_the_whole_run_or_one_resumes(script: str) -> None:

@@ -1,6 +1,7 @@
 """Scripted faults, nodes, failure tables on disk, the screen."""
 
 import io
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -159,18 +160,19 @@ def test_bad_tables_on_disk(tmp_path: Path, name: str, text: str, words: str) ->
 
 def test_lines_where_there_is_no_terminal() -> None:
     out = io.StringIO()
-    with TrainingScreen(Console(file=out, width=200), lambda: "$0.01") as screen:
-        for at in (0.0, 1.0, 6.0):
-            screen.point(
-                PointReport(at, int(at), gpus=2, nodes=1, batch=64, loss=0.5, throughput=10.0, passes=2)
-            )
+    with TrainingScreen(Console(file=out, width=200)) as screen:
+        for at, lost in ((0.0, 0), (1.0, 0), (6.0, 3)):
+            point = PointReport(at, int(at), gpus=2, nodes=1, batch=64, loss=0.5, throughput=10.0, passes=2)
+            screen.point(replace(point, lost_steps=lost, dollars=at / 100))
         screen.metrics(6, 0, {"accuracy": 0.5})
         screen.event(EventReport(6.5, "node-lost", "node-2 is lost: \x1b[31mkilled"))
     lines = out.getvalue().splitlines()
     assert sum(line.startswith("step ") for line in lines) == 2
     assert "2 GPUs on 1 node" in lines[0]
     assert "64 in 2 passes" in lines[0]
-    assert "$0.01" in lines[0]
+    assert "lost" not in lines[0]
+    assert "$" not in lines[0]
+    assert lines[1].endswith("3 lost · $0.06")
     assert "epoch 0, step 6: accuracy 0.5" in lines
     assert "\x1b" not in out.getvalue()
 
@@ -182,6 +184,11 @@ def test_what_the_launcher_says_in_words() -> None:
     assert words("generation", placement={"a": 2, "b": 1}) == "generation 3: 3 GPUs on 2 nodes"
     assert words("started", restored=None, world=1) == "training begins on 1 GPU"
     assert words("started", restored=7, world=2) == "training goes on from step 7 on 2 GPUs"
+    running = words("started", restored=40, world=1, oldest=33, perturbation=0.1234)
+    assert running == (
+        "training goes on from step 40 of the running checkpoint (oldest parameters of step 33; they had moved on by "
+        "0.123, L2 norm, when last measured) on 1 GPU"
+    )
     assert words("node-lost", node="a", how="killed\nmore") == "a is lost: killed"
     assert words("stopped", step=5, saved=True) == "stopped at step 5: saved"
     assert words("stopped", step=5, saved=False) == "stopped at step 5: nothing saved"

@@ -10,6 +10,7 @@ from ebbflow.infra.aws.naming import (
     IAM_ROLES,
     MANAGED_BY_LOOP,
     MANAGED_BY_TERRAFORM,
+    NODE_LEAVING,
     RULES,
     SPARK_EVENTS_PREFIX,
     STORE_PREFIX,
@@ -101,6 +102,7 @@ def test_the_rules_watch_the_groups_of_all_pools(complete):
     assert patterns[PROD.rule("interruption")]["detail-type"] == ["EC2 Spot Instance Interruption Warning"]
     assert patterns[PROD.rule("rebalance")]["detail-type"] == ["EC2 Instance Rebalance Recommendation"]
     assert patterns[PROD.rule("state")]["detail-type"] == ["EC2 Instance State-change Notification"]
+    assert patterns[PROD.rule("node")] == {"source": [PROD.event_source], "detail-type": [NODE_LEAVING]}
     for rule in ("lifecycle", "launch-failed"):
         watched = patterns[PROD.rule(rule)]["detail"]["AutoScalingGroupName"]
         assert sorted(watched) == sorted(map(PROD.group, POOLS))

@@ -15,12 +15,23 @@ class Control:
         self._target: dict[str, int] | None = None
         self._reason = ""
         self._stop: float | None = None
+        self._ending = (0, "")  # a generation, and why it is to end
         self.closed = False
 
     def resize(self, placement: Mapping[str, int], reason: str = "resize") -> None:
         with self._lock:
             self._target, self._reason = dict(placement), reason
             self._changed.set()
+
+    def end_generation(self, number: int, reason: str) -> None:
+        with self._lock:
+            self._ending = number, reason
+            self._changed.set()
+
+    def ending(self, number: int) -> str:
+        """Return why this generation is to end; empty: nobody asked."""
+        of, reason = self._ending
+        return reason if of == number else ""
 
     def stop(self, deadline: float) -> None:
         with self._lock:

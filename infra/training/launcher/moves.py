@@ -38,6 +38,8 @@ class Moves:
         notices = [at for name in names if (at := self._members[name].notice) is not None]
         if notices:
             generation.ask_to_stop("notice", min(notices))
+        elif (reason := control.ending(generation.number)) and generation.stop is None:
+            generation.ask_to_stop(reason, self._clock.now() + grace)
         elif control.target is not None and generation.stop is None:
             self._move(control.target, generation, grace)
 

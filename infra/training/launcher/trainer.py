@@ -146,6 +146,10 @@ class TorchTrainer:
             raise TrainingError("the run has ended or was never launched; there is nothing to resize")
         self._control.resize(wanted)
 
+    def end_generation(self, number: int, reason: str) -> None:
+        """Have this generation save and leave; ``decide`` says what follows."""
+        self._control.end_generation(number, reason)
+
     def stop(self, deadline: float | None = None) -> None:
         """Save and leave; without ``deadline`` within the settings' grace."""
         self._control.stop(self._clock.now() + self._grace if deadline is None else deadline)

@@ -104,6 +104,17 @@ locals {
           Resource  = ["${local.arn}:autoscaling:${local.region}:${local.account}:autoScalingGroup:*:autoScalingGroupName/${local.names.prefix}-*"]
           Condition = { StringEquals = local.ours }
         },
+        {
+          # it says that it leaves, as nobody but this cluster's nodes
+          Sid      = "SayThatItLeaves"
+          Effect   = "Allow"
+          Action   = ["events:PutEvents"]
+          Resource = ["${local.arn}:events:${local.region}:${local.account}:event-bus/default"]
+          Condition = {
+            "ForAllValues:StringEquals" = { "events:source" = [local.names.event_source], "events:detail-type" = [local.names.node_leaving] }
+            Null                        = { "events:source" = "false", "events:detail-type" = "false" }
+          }
+        },
       ])
     }
 

@@ -20,12 +20,14 @@ locals {
     key_alias           = "alias/${local.prefix}"
     notice_queue        = "${local.prefix}-notices"
     dead_letter_queue   = "${local.prefix}-notices-dead"
-    rules               = { for rule in ["interruption", "rebalance", "state", "lifecycle", "launch-failed", "health"] : rule => "${local.prefix}-${rule}" }
+    rules               = { for rule in ["interruption", "rebalance", "state", "lifecycle", "launch-failed", "health", "node"] : rule => "${local.prefix}-${rule}" }
     group               = var.pool == null ? "" : local.name
     roles               = { for role in ["node", "capacity", "prefect-server", "prefect-worker"] : role => "${local.prefix}-${role}" }
     documents           = { for document in ["spark-worker", "torch-node", "drain"] : document => "${local.prefix}-${document}" }
     settings_parameter  = "/ebbflow/${var.cluster}/settings"
     log_group           = "/ebbflow/${var.cluster}"
+    event_source        = "ebbflow.${var.cluster}"
+    node_leaving        = "Ebbflow Node Leaving"
     drain_hook          = "drain"
     store_prefix        = "store"
     spark_events_prefix = "spark-events"

@@ -42,7 +42,7 @@ variable "nat_gateways" {
 }
 
 variable "interface_endpoints" {
-  description = "AWS services reached without the NAT gateway, such as ssm, ssmmessages, sqs; each costs by the hour and zone"
+  description = "AWS services reached without the NAT gateway, such as ssm, ssmmessages, sqs, events; each costs by the hour and zone"
   type        = list(string)
   default     = []
 

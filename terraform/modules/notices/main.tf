@@ -40,6 +40,11 @@ locals {
       "detail-type" = ["AWS Health Event"]
       detail        = { service = ["EC2"], eventTypeCategory = ["scheduledChange", "issue"] }
     }
+    # what nodes say of themselves: AWS promises none of the above to arrive
+    node = {
+      source        = [local.names.event_source]
+      "detail-type" = [local.names.node_leaving]
+    }
   }
 
   # an empty list of groups would be an invalid pattern

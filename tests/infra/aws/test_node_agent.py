@@ -74,10 +74,16 @@ class FakeNode:
     def __init__(self):
         self.drained = []
         self.told = 0
+        self.reported = []
+        self.bus_works = True
         self.is_idle = False
 
     def drain(self, leaving):
         self.drained.append(leaving)
+
+    def report(self, leaving):
+        self.reported.append(leaving.deadline)
+        return self.bus_works
 
     def idle(self):
         return self.is_idle
@@ -189,6 +195,43 @@ def test_no_group_is_told_of_an_interruption(service, node, clock):
     clock.sleep(600)
     agent.step()
     assert (len(node.drained), node.told) == (1, 0)
+
+
+def test_the_loop_is_told_until_it_is_heard_and_again_of_an_earlier_deadline(service, node, clock):
+    agent = Agent(service.metadata, node, "note", 300, clock)
+    node.bus_works = False
+    service.answers["autoscaling/target-lifecycle-state"] = "Terminated"
+    agent.step()
+    agent.step()
+    node.bus_works = True
+    agent.step()
+    agent.step()
+    assert node.reported == [NOW + 300] * 3
+    service.answers["spot/instance-action"] = ACTION
+    agent.step()
+    agent.step()
+    assert node.reported[3:] == [DEADLINE]
+
+
+def test_the_loop_is_not_told_of_what_is_past(service, node, clock):
+    agent = Agent(service.metadata, node, "note", 300, clock)
+    service.answers["spot/instance-action"] = ACTION
+    clock.sleep(120)
+    agent.step()
+    assert (len(node.drained), node.reported) == (1, [])
+
+
+def test_a_bus_that_is_away_is_tried_again(monkeypatch, tmp_path):
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "test")
+    node = SystemdNode(
+        region="us-east-1",
+        instance="i-1",
+        draining=tmp_path,
+        cluster="lab",
+        endpoint_url="http://127.0.0.1:9",
+    )
+    assert not node.report(Leaving(DEADLINE, "spot interruption"))
 
 
 LISTENER = """

@@ -189,7 +189,7 @@ def test_partial_recovery_leaves_survivors_alone(tmp_path: Path) -> None:
     job = InProcessJob(app, 3, tmp_path, 3, settings)
     while job.master.ledger.clock.version < 60:
         job.network.step()
-    while job.master.phase != "running" or job.master._moving:
+    while job.master.phase != "running" or job.master.moves.under_way:
         job.network.step()
     before = job.master.ledger.clock.version
     job.kill("n2")

@@ -14,26 +14,43 @@ CASE = json.loads(os.environ["CASE"])
 RANK = int(os.environ.get("RANK", "0"))
 
 
+class Counter:
+    """Something that a script keeps besides the model: how many steps it has taken."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"steps": self.steps}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.steps = state["steps"]
+
+
 def main() -> None:
+    counter = Counter()
     generator = torch.Generator().manual_seed(5)
-    x = torch.randn(CASE.get("samples", 100), 8, generator=generator)
+    samples = CASE.get("samples", 100) + RANK * CASE.get("samples_of_rank", 0)
+    x = torch.randn(samples, 8, generator=generator)
     y = x @ torch.randn(8, 1, generator=generator) + 0.3 * torch.randn(len(x), 1, generator=generator)
     if "nan_at" in CASE:
         x[CASE["nan_at"]] = float("nan")
     with (
         open(CASE["log"] + f"-{RANK}", "a") as log,
-        ElasticRun.start(seed=3, folder=CASE.get("folder"), run_id="t") as run,
+        ElasticRun.start(seed=3 + RANK * CASE.get("seed_of_rank", 0), folder=CASE.get("folder"), run_id="t") as run,
     ):
         model, optimizer = run.prepare(
             nn.Sequential(
                 nn.Linear(8, 16), nn.Tanh(), nn.Dropout(CASE.get("dropout", 0.0)), nn.Linear(16, 1)
             ),
             lambda p: torch.optim.AdamW(p, lr=0.02) if CASE.get("adam") else torch.optim.SGD(p, 0.05, 0.9),
-            batch_size=CASE.get("batch", 24),
+            batch_size=CASE.get("batch", 24) + RANK * CASE.get("batch_of_rank", 0),
             max_batch_size=CASE.get("max_batch"),
             max_local=CASE.get("max_local"),
             scheduler=lambda o: torch.optim.lr_scheduler.ExponentialLR(o, 0.99),
+            state={"counter": counter},
         )
+        restored = counter.steps
         for _ in run.epochs(CASE.get("epochs", 3)):
             for a, b, index in run.batches((x, y, torch.arange(len(x)))):
                 step = run.progress.step
@@ -42,6 +59,7 @@ def main() -> None:
                     seen = {"step": step, "turn": run.progress.cursor.turn, "seen": index.tolist()}
                     log.write(json.dumps(seen) + "\n")
                 run.backward(nn.functional.mse_loss(model(a), b))
+                counter.steps = step + 1
                 try:
                     run.step()
                 finally:
@@ -53,7 +71,7 @@ def main() -> None:
             inner = getattr(model, "module", model)
             weights = torch.cat([p.detach().flatten() for p in inner.parameters()]).tolist()
             end = {"weights": weights, "lr": optimizer.param_groups[0]["lr"], "steps": run.progress.step}
-            end |= {"skipped": run.progress.skipped, "gained": run.progress.gained}
+            end |= {"skipped": run.progress.skipped, "gained": run.progress.gained, "extra": restored}
             log.write(json.dumps({"end": end}) + "\n")
 
 

@@ -57,7 +57,7 @@ def measure(model, meter, rank, shares, scale=1.0):
         last = n == len(passes) - 1
         weight = 2 * len(x) / whole
         with nullcontext() if last else model.no_sync():
-            value = loss(model, x) * weight * scale if len(x) else model(x).sum()
+            value = loss(model, x) * weight * scale * meter.loss_factor if len(x) else model(x).sum()
             with meter.micro_pass(last=last, weight=weight, loss_scale=scale):
                 value.backward()
     norms = meter.local(whole)
@@ -123,7 +123,7 @@ def broken(rank: int) -> dict:
     meter.finish(summed(norms), 2, whole)
     before = meter.state_dict()
     with meter.micro_pass(last=True):
-        (loss(model, data()[:12]) * (float("nan") if rank == 1 else 1.0)).backward()
+        (loss(model, data()[:12]) * meter.loss_factor * (float("nan") if rank == 1 else 1.0)).backward()
     meter.finish(summed(meter.local(24)), 2, 24)
     return {"finite": meter.finite, "same": meter.state_dict() == before}
 
@@ -168,7 +168,7 @@ def noise(rank: int) -> dict:
         model.zero_grad()
         drawn = gradient + deviation * torch.randn(300) / 8**0.5
         with meter.micro_pass(last=True):
-            model(drawn).sum().backward()
+            (model(drawn).sum() * meter.loss_factor).backward()
         meter.finish(summed(meter.local(16)), 2, 16)
     return {"found": meter.noise_scale, "true": float(deviation @ deviation / (gradient @ gradient))}
 

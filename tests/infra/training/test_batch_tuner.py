@@ -1,6 +1,7 @@
 """The batch of a live job: when it changes, to what, and what the scheduler is told."""
 
 import json
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -176,6 +177,26 @@ def test_the_report_travels_as_json(clock):
         tuner.observe(1, 1, Split(64, 0), 0.1, 0.2, NOISY)
     with pytest.raises(OptionError, match="must be >= 0; got -1"):
         BatchTuner(LIMITS, every=-1)
+
+
+@pytest.mark.parametrize("adaptive", [True, False])
+def test_the_scheduler_hears_every_thirty_seconds(clock, adaptive):
+    tuner = BatchTuner(LIMITS, adaptive=adaptive, clock=clock)
+    assert tuner.news() is None
+    heard = []
+    for _ in range(1000):
+        clock.now += 0.1
+        split = tuner.split(1, 4)
+        tuner.observe(1, 4, split, 0.1, 0.01, NOISY)
+        if (news := tuner.news()) is not None:
+            heard.append((clock.now, news))
+    times = [at for at, _ in heard]
+    assert times[0] == pytest.approx(0.1 * LEAST_STEPS)
+    assert [later - sooner for sooner, later in pairwise(times)] == pytest.approx([30.0] * 3)
+    assert all(news.model is not None for _, news in heard)
+    again = BatchTuner(LIMITS, adaptive=adaptive, clock=clock)
+    again.load_state_dict(tuner.state_dict())
+    assert again.news() is not None, "who goes on knows enough at once"
 
 
 @given(

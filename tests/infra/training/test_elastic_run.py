@@ -87,6 +87,21 @@ def test_alone_it_trains_as_plain_torch_would() -> None:
     np.testing.assert_allclose(losses, plain, rtol=1e-5)
 
 
+def test_a_warm_up_counts_progress() -> None:
+    factors = []
+    with ElasticRun.start() as run:
+        called, optimizer = run.prepare(
+            nn.Linear(4, 1), sgd, batch_size=10, learning_rate_rule="legw", warm_up=4.0
+        )
+        for _ in run.epochs(2):
+            for x, y in run.batches((X, Y)):
+                run.backward(nn.functional.mse_loss(called(x), y))
+                run.step()
+                factors.append(run.statistics.factor)
+        assert optimizer.param_groups[0]["lr"] == 0.05
+    assert factors == pytest.approx([0.25, 0.5, 0.75] + 7 * [1.0])
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_accumulation_and_workers_change_nothing(workers: int) -> None:
     class Pairs(Dataset[Any]):

@@ -14,6 +14,7 @@ from ebbflow.infra.training.progress import Progress
 from ebbflow.infra.training.saver import LEAST_EVERY, UNKNOWN_HAZARD_EVERY, Costs, Saver
 from ebbflow.infra.training.schedule import ProgressSchedule, rule_for, scaled
 from ebbflow.infra.training.world import World
+from ebbflow.planners.errors import OptionError
 from ebbflow.planners.training.checkpointing import daly_interval
 from ebbflow.planners.training.data_order import Cursor
 from ebbflow.planners.training.goodput import GradientStatistics, gain
@@ -147,10 +148,22 @@ def test_a_rule_scales_the_learning_rate_within_a_step_only() -> None:
         assert sgd.param_groups[0]["lr"] == pytest.approx(0.3)
     assert sgd.param_groups[0]["lr"] == 0.1
     statistics = GradientStatistics(1.0, 3.0)
-    assert rule_for("auto", sgd)(4.0, statistics) == pytest.approx(float(gain(statistics, 4.0)))
-    assert rule_for("auto", torch.optim.AdamW([parameter]))(4.0, statistics) == 2.0
-    assert rule_for("linear", sgd)(4.0, statistics) == 4.0
-    assert rule_for("none", sgd)(4.0, statistics) == 1.0
+    assert rule_for("auto", sgd)(4.0, statistics, 0.0) == pytest.approx(float(gain(statistics, 4.0)))
+    assert rule_for("auto", torch.optim.AdamW([parameter]))(4.0, statistics, 0.0) == 2.0
+    assert rule_for("linear", sgd)(4.0, statistics, 0.0) == 4.0
+    assert rule_for("none", sgd)(4.0, statistics, 0.0) == 1.0
+
+
+def test_legw_warms_up_longer_for_a_larger_batch() -> None:
+    sgd = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
+    rule, statistics = rule_for("legw", sgd, 10.0), GradientStatistics(1.0, 3.0)
+    assert rule(1.0, statistics, 5.0) == pytest.approx(0.5)
+    assert rule(4.0, statistics, 20.0) == pytest.approx(2.0 * 20 / 40)
+    assert rule(4.0, statistics, 41.0) == 2.0
+    with pytest.raises(OptionError, match='belongs to learning_rate_rule="legw"'):
+        rule_for("linear", sgd, 10.0)
+    with pytest.raises(OptionError, match="warm_up must be >= 0"):
+        rule_for("legw", sgd, -1.0)
 
 
 def test_progress_survives_saving() -> None:

@@ -155,6 +155,9 @@ def test_a_running_checkpoint_is_taken_where_it_is_newer(launch: Launch) -> None
     assert launch.run(2, settings, adam=True) == [0, 0]
     (started,) = launch.said("started")
     assert started.content["restored"] == started.step >= 7
+    assert started.content["oldest"] <= started.step
+    assert started.content["perturbation"] > 0
+    assert launch.log().end["extra"] == started.step, "what the script keeps besides is of the same step"
     assert launch.log().end["steps"] == 15
     assert launch.log().end["gained"] == pytest.approx(300 / 24)
 
@@ -215,6 +218,23 @@ def test_a_canary_rehearses_saving_and_leaves_no_trace(launch: Launch) -> None:
     assert not launch.said("finished")
     assert not (launch.folder / "run" / "canary").exists()
     assert launch.checkpoints.latest() is None
+
+
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        ({"batch_of_rank": 12}, "batch_size is 24 in process 0 and 36 in process 1"),
+        ({"seed_of_rank": 1}, "seed is 3 in process 0 and 4 in process 1"),
+        ({"samples_of_rank": -1}, "the number of samples is 100 in process 0 and 99 in process 1"),
+    ],
+)
+def test_processes_that_ask_for_different_things_are_told_so(
+    launch: Launch, case: dict[str, int], words: str
+) -> None:
+    ranks = launch.start(2, **case)
+    assert launch.wait(ranks) == [1, 1]
+    for rank in ranks:
+        assert f"all processes must ask for the same: {words}" in rank.said
 
 
 def test_a_users_error_ends_the_process_as_it_would_without_us(launch: Launch, static: Log) -> None:

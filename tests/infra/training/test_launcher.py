@@ -129,6 +129,17 @@ def test_a_run_grows_and_shrinks_without_losing_a_step(run: Run) -> None:
         run.nodes.pids("node-1")
 
 
+def test_a_generation_can_be_ended_alone_and_the_next_is_decided_on(run: Run) -> None:
+    run.on({"node-2": 1, "node-3": 2})
+    number = run.status.generation
+    run.trainer.end_generation(number, "enough")
+    end = run.end_of(number)
+    assert (end["how"], end["reason"]) == ("stopped", "enough")
+    run.training_on({"node-2": 1, "node-3": 2})
+    assert run.status.generation == number + 1, "only the one that was named"
+    assert run.event("started", number + 1).content["step"] == end["saved_step"] >= end["last_step"]
+
+
 def test_after_sigkill_of_a_node_the_run_goes_on_at_the_step_it_had_reached(run: Run) -> None:
     run.on({"node-2": 1, "node-3": 2})
     status = run.status

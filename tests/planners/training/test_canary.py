@@ -1,16 +1,14 @@
-"""The gate before a gang, and the advice to stop."""
+"""The gate before a gang, and what its trial says."""
 
 from dataclasses import replace
-from math import nan
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ebbflow.planners.errors import OptionError
-from ebbflow.planners.training.canary import GateQuestion, host_memory, plan, should_gate, verdict
+from ebbflow.planners.training.canary import GateQuestion, plan, should_gate, verdict
 from ebbflow.planners.training.failures import Failure, FailureClass
-from ebbflow.planners.training.plateau import PlateauMonitor
 
 BIG = GateQuestion(gpus=32, ranks=2, early_failures=0.1, attempts=3, time_to_failure=90.0)
 
@@ -63,42 +61,3 @@ def test_verdicts() -> None:
         assert verdict(failed(kind), 5, timed_out=False, repeated=True).admitted
     assert verdict(failed(FailureClass.ENGINE), 0, timed_out=False).outcome == "repeat"
     assert not verdict(failed(FailureClass.ENGINE), 0, timed_out=False, repeated=True).admitted
-
-
-def test_memory_grows_with_ranks() -> None:
-    assert host_memory(6.0, 2, 8) == 24.0
-    with pytest.raises(OptionError):
-        host_memory(6.0, 0, 8)
-
-
-def test_advice_after_five_flat_epochs() -> None:
-    monitor = PlateauMonitor()
-    assert not any(monitor.add(loss) for loss in (1.0, 0.5, 0.4, 0.3999, 0.3998, 0.3997, 0.4))
-    assert monitor.add(0.39995)
-    assert monitor.best == 0.3997
-
-
-def test_a_fifth_of_a_long_run() -> None:
-    monitor = PlateauMonitor()
-    for epoch in range(100):
-        assert not monitor.add(1 / (epoch + 1))
-    flat = 0
-    while not monitor.add(0.01):
-        flat += 1
-    assert flat + 1 == 25  # a fifth of 125
-
-
-@given(st.lists(st.floats(0.001, 10), min_size=1, max_size=60))
-def test_advice_only_without_improvement(losses: list[float]) -> None:
-    monitor, best, since = PlateauMonitor(patience=3, share=0.0), float("inf"), 0
-    for number, loss in enumerate(losses, 1):
-        if number == 1 or loss < best * 0.999:
-            best, since = loss, number
-        assert monitor.add(loss) == (number - since >= 3)
-
-
-def test_nan_is_no_improvement() -> None:
-    monitor = PlateauMonitor(patience=2)
-    assert [monitor.add(loss) for loss in (1.0, nan, nan)] == [False, False, True]
-    with pytest.raises(OptionError):
-        PlateauMonitor(patience=0)

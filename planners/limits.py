@@ -1,0 +1,171 @@
+"""What no decision about nodes may exceed, as a person writes it down: a section ``limits`` of TOML or JSON.
+
+::
+
+    [limits]
+    dollars_per_hour = 40          # of the whole cluster
+    dollars_per_run = 250          # of one query, training or pipeline
+    nodes = 60                     # of all pools
+    grow = 10                      # nodes that one decision adds to a pool at most
+    shrink = 5                     # nodes that one decision takes from a pool at most
+
+    [limits.pools.gpu]
+    least = 0
+    most = 16
+    on_demand_least = 0
+    on_demand_most = 2
+
+    [limits.teams.vision]
+    pools = ["gpu"]
+    nodes = 12
+    gpus = 48
+    dollars_per_hour = 25
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from math import inf, isfinite
+from typing import Any
+
+from ebbflow.planners.errors import OptionError
+
+
+@dataclass(frozen=True, slots=True)
+class PoolLimits:
+    """Nodes of one pool."""
+
+    least: int = 0
+    most: float = inf
+    on_demand_least: int = 0
+    on_demand_most: float = inf
+
+
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """What the pools of one team may hold together."""
+
+    pools: tuple[str, ...]
+    nodes: float = inf
+    gpus: float = inf
+    dollars_per_hour: float = inf
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """All limits; what is not given is unlimited."""
+
+    dollars_per_hour: float = inf
+    dollars_per_run: float = inf
+    nodes: float = inf
+    grow: float = inf  # nodes a decision
+    shrink: float = inf  # nodes a decision
+    pools: Mapping[str, PoolLimits] = field(default_factory=dict)
+    teams: Mapping[str, Quota] = field(default_factory=dict)
+
+    @classmethod
+    def parse(cls, content: Mapping[str, Any], source: str = "limits") -> "Limits":
+        """Read a section; ``source`` begins every message.
+
+        Raises ``OptionError`` that names the key, the value and the rule: unknown keys, numbers below 0, a least
+        above a most, a pool of two teams.
+        """
+        top = _section(content, source)
+        numbers = {
+            "dollars_per_hour": _money,
+            "dollars_per_run": _money,
+            "nodes": _count,
+            "grow": _step,
+            "shrink": _step,
+        }
+        _known(top, source, (*numbers, "pools", "teams"))
+        pools = {
+            name: _pool(_section(one, f"{source}.pools.{name}"), f"{source}.pools.{name}")
+            for name, one in _section(top.get("pools", {}), f"{source}.pools").items()
+        }
+        teams = {
+            name: _team(_section(one, f"{source}.teams.{name}"), f"{source}.teams.{name}")
+            for name, one in _section(top.get("teams", {}), f"{source}.teams").items()
+        }
+        of: dict[str, str] = {}
+        for name, quota in teams.items():
+            for pool in quota.pools:
+                if of.setdefault(pool, name) != name:
+                    raise OptionError(
+                        f"{source}.teams: a pool has one team; {pool!r} is of {of[pool]} and of {name}"
+                    )
+        return cls(
+            **{key: read(top[key], f"{source}.{key}") for key, read in numbers.items() if key in top},
+            pools=pools,
+            teams=teams,
+        )
+
+
+def _pool(content: Mapping[str, Any], where: str) -> PoolLimits:
+    _known(content, where, ("least", "most", "on_demand_least", "on_demand_most"))
+    found = {key: _count(value, f"{where}.{key}") for key, value in content.items()}
+    for least, most in (
+        ("least", "most"),
+        ("on_demand_least", "on_demand_most"),
+        ("on_demand_least", "most"),
+    ):
+        if found.get(least, 0) > found.get(most, inf):
+            raise OptionError(
+                f"{where}.{least} must be at most {most}; got {found[least]} above {found[most]}"
+            )
+    return PoolLimits(**found)
+
+
+def _team(content: Mapping[str, Any], where: str) -> Quota:
+    _known(content, where, ("pools", "nodes", "gpus", "dollars_per_hour"))
+    pools = content.get("pools")
+    if not (isinstance(pools, list | tuple) and pools and all(isinstance(one, str) and one for one in pools)):
+        raise OptionError(f"{where}.pools must be a list of names of pools; got {pools!r}")
+    found: dict[str, Any] = {
+        key: (_money if key == "dollars_per_hour" else _count)(value, f"{where}.{key}")
+        for key, value in content.items()
+        if key != "pools"
+    }
+    return Quota(pools=tuple(pools), **found)
+
+
+def _section(value: object, where: str) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise OptionError(f"{where} must be a table; got {value!r}")
+    return value
+
+
+def _known(content: Mapping[str, Any], where: str, keys: tuple[str, ...]) -> None:
+    for key in content:
+        if key not in keys:
+            close = get_close_matches(str(key), keys, 1)
+            hint = f"; did you mean {close[0]}?" if close else ""
+            raise OptionError(f"{where}.{key} is not known; known are {', '.join(keys)}{hint}")
+
+
+def _number(value: object, where: str) -> float:
+    # bool is an int for Python, not for us
+    if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
+        raise OptionError(f"{where} must be a number; got {value!r}")
+    return value
+
+
+def _money(value: object, where: str) -> float:
+    found = _number(value, where)
+    if not found > 0:
+        raise OptionError(f"{where} must be > 0 dollars; got {value!r}")
+    return float(found)
+
+
+def _count(value: object, where: str) -> int:
+    found = _number(value, where)
+    if found < 0 or found != int(found):
+        raise OptionError(f"{where} must be a whole number >= 0; got {value!r}")
+    return int(found)
+
+
+def _step(value: object, where: str) -> int:
+    found = _count(value, where)
+    if found < 1:
+        raise OptionError(f"{where} must be at least 1 node; got {value!r}")
+    return found

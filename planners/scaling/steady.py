@@ -1,0 +1,95 @@
+"""Hysteresis: growth at once, shrinking only after the wish for it has lasted, and neither too often."""
+
+from dataclasses import dataclass, replace
+from math import inf, isfinite
+from typing import NamedTuple
+
+from ebbflow.planners.errors import OptionError
+
+
+class Wish(NamedTuple):
+    """How many nodes a rule wanted, and until when."""
+
+    nodes: int
+    until: float  # s, when another wish came; infinite for the present one
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What is held, since when, and what was wished for lately. ``Steady.settle`` returns the next one."""
+
+    nodes: int
+    grown: float = -inf  # s, when it last grew
+    shrunk: float = -inf  # s, when it last shrank
+    wishes: tuple[Wish, ...] = ()  # those that no later one reaches, in order of time
+    asked: float = -inf  # s, when the last wish came
+    since: float = inf  # s, when wishes below what is held began; infinite while there are none
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Steady:
+    """Keeps wishes for more and fewer nodes from becoming a flapping fleet.
+
+    Growth is carried out at once, but not within ``between_growths`` of the last. The fleet shrinks only when every
+    wish of the last ``patience`` seconds was lower, to the highest of those, and no sooner than ``hold`` seconds
+    after it last changed. A wish within ``tolerance`` of what is held (a fraction of it) shrinks nothing.
+
+    So a wish that returns to its peak within ``patience``, or that stays within ``tolerance`` below it, never shrinks
+    the fleet; and between a growth and the shrinking after it there are at least max(``hold``, ``patience``) seconds.
+    """
+
+    patience: float = 600.0  # s
+    hold: float = 300.0  # s
+    between_growths: float = 0.0  # s
+    tolerance: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("patience", "hold", "between_growths"):
+            value = getattr(self, name)
+            if not (value >= 0 and isfinite(value)):
+                raise OptionError(f"{name} must be >= 0 s and finite; got {value}")
+        if not 0 <= self.tolerance < 1:
+            raise OptionError(f"tolerance must be in [0, 1), a fraction of the nodes; got {self.tolerance}")
+
+    def settle(self, held: Held, wanted: int, now: float) -> Held:
+        """Return what to hold from ``now`` on, with the reason, when ``wanted`` nodes are wished for.
+
+        Times of successive calls must not go back. Raises ``OptionError`` where they do, or for fewer than 0 nodes.
+        """
+        if wanted < 0:
+            raise OptionError(f"wanted must be >= 0 nodes; got {wanted}")
+        if now < held.asked:
+            raise OptionError(f"time must not go back from {held.asked} to {now} s")
+        held = replace(held, wishes=_window(held.wishes, wanted, now, self.patience), asked=now)
+        if wanted >= held.nodes:
+            after = replace(held, since=inf)
+            if wanted == held.nodes:
+                return replace(after, reason="as wished")
+            left = held.grown + self.between_growths - now
+            if left > 0:
+                return replace(after, reason=f"{wanted} wished; {left:.0f} s until it may grow again")
+            return replace(after, nodes=wanted, grown=now, reason=f"grows from {held.nodes} at once")
+        since = min(held.since, now)
+        after = replace(held, since=since)
+        if held.nodes - wanted <= self.tolerance * held.nodes:
+            return replace(after, reason=f"{wanted} wished, within the tolerance of {held.nodes}")
+        left = since + self.patience - now
+        if left > 0:
+            return replace(after, reason=f"{wanted} wished; shrinks if that lasts for {left:.0f} s more")
+        left = max(held.grown, held.shrunk) + self.hold - now
+        if left > 0:
+            return replace(after, reason=f"{wanted} wished; {left:.0f} s until it may shrink")
+        peak = held.wishes[0].nodes
+        if held.nodes - peak <= self.tolerance * held.nodes:
+            return replace(after, reason=f"up to {peak} wished lately, within the tolerance of {held.nodes}")
+        reason = f"shrinks from {held.nodes}: no more than {peak} wished for {now - since:.0f} s"
+        return replace(after, nodes=peak, shrunk=now, since=now if wanted < peak else inf, reason=reason)
+
+
+def _window(wishes: tuple[Wish, ...], wanted: int, now: float, patience: float) -> tuple[Wish, ...]:
+    """Return the wishes that can still be the highest of a window that ends now or later; the first is so now."""
+    if wishes:
+        wishes = (*wishes[:-1], wishes[-1]._replace(until=now))
+    kept = (wish for wish in wishes if wish.nodes > wanted and wish.until > now - patience)
+    return (*kept, Wish(wanted, inf))
