@@ -1,4 +1,4 @@
-"""The command line: ``ebbflow query | explain | train | tune | calibrate | cluster | doctor | demo``."""
+"""The command line: ``ebbflow query | explain | train | tune | calibrate | cluster | fleet | doctor | demo``."""
 
 import sys
 from enum import StrEnum
@@ -9,7 +9,16 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from ebbflow.flows import bench_cli, cluster_cli, data_cli, elastic_cli, simulate_cli, train_cli, tune_cli
+from ebbflow.flows import (
+    bench_cli,
+    cluster_cli,
+    data_cli,
+    elastic_cli,
+    fleet_cli,
+    simulate_cli,
+    train_cli,
+    tune_cli,
+)
 from ebbflow.planners.errors import EbbflowError
 
 app = typer.Typer(
@@ -25,6 +34,7 @@ app.add_typer(cluster_cli.app, name="cluster")
 app.add_typer(data_cli.app, name="data")
 app.add_typer(bench_cli.app, name="bench")
 app.add_typer(simulate_cli.app, name="simulate")
+app.add_typer(fleet_cli.app, name="fleet")
 train_cli.register(app)
 tune_cli.register(app)
 elastic_cli.register(app)

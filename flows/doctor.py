@@ -16,7 +16,14 @@ from ebbflow.planners.errors import EbbflowError
 from ebbflow.tasks.request import home
 
 _PACKAGES = ("prefect", "fastapi", "sqlglot", "duckdb", "pyarrow", "numpy", "scipy")
-_EXTRAS = {"pyspark": "spark", "tpchgen-cli": "demo"}
+_EXTRAS = {
+    "pyspark": "spark",
+    "tpchgen-cli": "demo",
+    "torch": "train",
+    "pyzmq": "train",
+    "optuna": "tune",
+    "boto3": "aws",
+}
 
 
 @dataclass(frozen=True, slots=True)

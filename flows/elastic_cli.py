@@ -48,6 +48,9 @@ def elastic(
     ] = False,
     json: Annotated[str | None, typer.Option(help="Write the report as JSON.", metavar="FILE")] = None,
 ) -> None:
+    from ebbflow.infra.packages import require
+
+    require("zmq", "an elastic job", "train")
     from ebbflow.tasks.elastic_run import ElasticRequest, parse_change, run_elastic
     from ebbflow.tasks.report import write_text
 

@@ -14,6 +14,7 @@ from rich.table import Table
 
 from ebbflow.flows.native_output import without_native_output
 from ebbflow.flows.simulate_evaluation import EVALUATION_HELP, evaluation
+from ebbflow.flows.simulate_fleet import FLEET_HELP, fleet
 from ebbflow.flows.simulate_rework import REWORK_HELP, rework
 from ebbflow.tasks.training_sim.policies import ENTRIES
 
@@ -31,6 +32,7 @@ app = typer.Typer(
 console = Console()
 app.command(help=EVALUATION_HELP)(evaluation)
 app.command(help=REWORK_HELP)(rework)
+app.command(help=FLEET_HELP)(fleet)
 
 
 class Part(StrEnum):

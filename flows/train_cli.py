@@ -59,7 +59,11 @@ def train(
     arguments: Arguments = None,
     nodes: Annotated[
         str | None,
-        typer.Option(help="local:NODESxGPUS: nodes of this machine. Default: local:1x1.", metavar="NODES"),
+        typer.Option(
+            help="local:NODESxGPUS: nodes of this machine; aws:POOL:NODESxGPUS: of the cluster's fleet. "
+            "Default: local:1x1.",
+            metavar="NODES",
+        ),
     ] = None,
     min_gpus: Annotated[int | None, typer.Option(help="With fewer than these it waits. Default: 1.")] = None,
     max_gpus: Annotated[int | None, typer.Option(help="It uses no more. Default: all there are.")] = None,
@@ -191,6 +195,8 @@ def train(
     request = _request(script, arguments, folder, resume, options)
     outcome = _run(request, prefect=wants_prefect(runner), resume=resume is not None)
     print_training(outcome, console)
+    if request.report:
+        console.print(f"report: {request.report}", highlight=False, soft_wrap=True)
     if outcome.state == "stopped":
         console.print(f"go on with: ebbflow train --resume {outcome.id}" + _where(folder), soft_wrap=True)
         raise typer.Exit(130)

@@ -107,7 +107,7 @@ def train(
         arguments: of the script.
         id: of the run; made of the script's name and the time unless given.
         title: what people call the run.
-        nodes: ``local:NODESxGPUS``: processes of this machine.
+        nodes: ``local:NODESxGPUS``: processes of this machine; ``aws:POOL:NODESxGPUS``: of the cluster's fleet.
         min_gpus: fewer than these, and the run waits for more.
         max_gpus: GPUs that the run uses at most; all there are unless given.
         folder: of all runs, local or ``s3://``.

@@ -256,7 +256,7 @@ class TrainingJob:
     """One training, however often its processes are started again."""
 
     id: str  # letters, digits, dashes, dots and underscores
-    script: str  # path of a Python file that every node can read
+    script: str  # path or s3:// address of a Python file that every node can read
     arguments: tuple[str, ...] = ()
     folder: str = ""  # the run's own folder, a path or s3:// address that all nodes share
     settings: "RunSettings | None" = None  # what the launcher asks of the run; None: the defaults

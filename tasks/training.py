@@ -10,6 +10,7 @@ from typing import Protocol
 import numpy as np
 
 from ebbflow.infra.clock import Clock, SystemClock
+from ebbflow.infra.packages import require
 from ebbflow.infra.protocols import Decide, Trainer, TrainingJob
 from ebbflow.infra.training.channel import Report, RunSettings
 from ebbflow.planners.errors import OptionError
@@ -40,8 +41,10 @@ class Site(Protocol):
         """Return a launcher that has launched nothing yet."""
         ...
 
-    def go_on(self, trainer: Trainer, folder: str, placement: Mapping[str, int]) -> None:
-        """Launch what is in the run's folder, from its newest checkpoint."""
+    def go_on(
+        self, trainer: Trainer, folder: str, placement: Mapping[str, int], settings: RunSettings
+    ) -> None:
+        """Launch what is in the run's folder, from its newest checkpoint, with these settings from now on."""
         ...
 
 
@@ -65,8 +68,10 @@ class LocalSite:
             self._pool, logs=logs, decide=decide, patience=max(request.wait_limit, 1e-3), on_report=hear
         )
 
-    def go_on(self, trainer: Trainer, folder: str, placement: Mapping[str, int]) -> None:
-        trainer.resume(folder, placement)  # type: ignore[attr-defined]
+    def go_on(
+        self, trainer: Trainer, folder: str, placement: Mapping[str, int], settings: RunSettings
+    ) -> None:
+        trainer.resume(folder, placement, settings)  # type: ignore[attr-defined]
 
 
 def request_logs(request: TrainingRequest) -> Path | None:
@@ -136,7 +141,7 @@ def run_training(
         request: what to run; one without an id gets one.
         listener: hears what happens.
         resume: go on from the newest checkpoint of a run of this id.
-        site: where it runs; processes of this machine by default.
+        site: where it runs; by default this machine, or the pool of the fleet that ``nodes`` names.
         handle: by which others change its nodes; those of the request by default.
         clock: the time.
         seed: of the jitter of delays.
@@ -144,9 +149,15 @@ def run_training(
     Raises:
         EbbflowError: something that cannot be mended before the run began; how a run ended, the report says.
     """
+    if site is None and request.pool:
+        from ebbflow.tasks.training_aws import train_on_aws
+
+        return train_on_aws(request, listener, resume=resume, clock=clock, seed=seed)
     clock = clock or SystemClock()
     request = request if request.id else replace(request, id=new_id(request))
     table = failure_table(request.failures)
+    if site is None:
+        require("torch", "a training", "train")
     if not resume:
         _fresh(request)
     request.save()
@@ -183,7 +194,7 @@ def run_training(
             clock,
         )
         if resume:
-            site.go_on(trainer, request.run_folder, placement)
+            site.go_on(trainer, request.run_folder, placement, settings)
         else:
             trainer.launch(
                 TrainingJob(request.id, request.script, request.arguments, request.run_folder, settings),

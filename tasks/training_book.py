@@ -65,12 +65,12 @@ class Book:
             content = report.content
             if report.kind == "step":
                 self._point(at, report.step, content)
+                if "job" in content:
+                    self._outlook = outlook(at, content["job"]) or self._outlook
             elif report.kind == "metrics":
                 values, epoch = dict(content.get("metrics", {})), int(content.get("epoch", 0))
                 self._metrics += [MetricReport(at, report.step, epoch, k, v) for k, v in values.items()]
                 self._listener.metrics(report.step, epoch, values)
-            elif report.kind == "goodput":
-                self._outlook = outlook(at, content) or self._outlook
             elif report.kind == "checkpoint" and "error" not in content:
                 self._checkpoints += 1
                 self._stall += float(content.get("stalled", 0.0))

@@ -1,6 +1,7 @@
 """One training run as one page, and as lines on a console."""
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
@@ -103,7 +104,7 @@ def print_training(report: TrainingReport, console: Console) -> None:
         said = ", ".join(
             f"{n} {number_text(v)}" if v is not None else n for n, v in report.final_metrics.items()
         )
-        console.print(f"metrics: {printable(said)}", highlight=False)
+        console.print(f"metrics: {printable(said)}", highlight=False, soft_wrap=True)
     figures = [f"lost steps: {report.lost_steps}", f"GPU time: {seconds_text(report.gpu_seconds)}"]
     for name in ("throughput", "goodput"):
         if (mean := report.mean(name)) is not None:
@@ -112,7 +113,11 @@ def print_training(report: TrainingReport, console: Console) -> None:
         figures.append(f"skipped steps: {report.skipped_steps}")
     if report.price:
         figures.append(f"cost: ${report.dollars:.4f}")
-    console.print(" · ".join(figures), highlight=False)
+    console.print(" · ".join(figures), highlight=False, soft_wrap=True)
+    if report.state == "failed" and report.generations:
+        where = Path(report.folder) / "logs" / f"generation-{report.generations[-1].number}"
+        if where.is_dir():
+            console.print(f"what the processes wrote: {where}", highlight=False, soft_wrap=True)
     if len(report.generations) > 1:
         console.print(_generations(report))
 

@@ -1,6 +1,5 @@
 """What a user asks for: one elastic training, checked before anything starts."""
 
-import hashlib
 import json
 import math
 import re
@@ -21,7 +20,9 @@ Canary = Literal["auto", "always", "never"]
 _FORMAT = 1
 _FILE = "request.json"
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
-_NODES = re.compile(r"local:([1-9]\d{0,3})(?:x([1-9]\d{0,2}))?")
+_NODES = re.compile(
+    r"(?:local|aws:(?P<pool>[a-z](?:-?[a-z0-9])+)):(?P<nodes>[1-9]\d{0,3})(?:x(?P<slots>[1-9]\d{0,2}))?"
+)
 
 
 def default_folder() -> str:
@@ -29,12 +30,16 @@ def default_folder() -> str:
     return str(home() / "runs")
 
 
-def slots_of(nodes: str) -> dict[str, int]:
-    """Return the slots of each node that ``local:3x2`` names. Raises ``OptionError``."""
+def slots_of(nodes: str, fleet: bool = False) -> dict[str, int]:
+    """Return the slots of each node that ``local:3x2``, or with ``fleet`` ``aws:POOL:3x2`` too, names.
+
+    Raises ``OptionError``.
+    """
     found = _NODES.fullmatch(nodes.strip())
-    if found is None:
-        raise OptionError(f"nodes must be local:NODESxSLOTS, such as local:3x2; got {nodes!r}")
-    return {f"node-{n}": int(found[2] or 1) for n in range(1, int(found[1]) + 1)}
+    if found is None or (found["pool"] and not fleet):
+        also = ", or aws:POOL:NODESxSLOTS" if fleet else ""
+        raise OptionError(f"nodes must be local:NODESxSLOTS, such as local:3x2{also}; got {nodes!r}")
+    return {f"node-{n}": int(found["slots"] or 1) for n in range(1, int(found["nodes"]) + 1)}
 
 
 @dataclass(frozen=True)
@@ -46,7 +51,7 @@ class TrainingRequest:
     id: str = ""  # of the run; empty: made of the script's name and the time
     title: str = ""  # what people call it
     folder: str = field(default_factory=default_folder)  # of all runs, local or s3://; all nodes reach it
-    nodes: str = "local:1x1"  # local:NODESxSLOTS
+    nodes: str = "local:1x1"  # local:NODESxSLOTS or aws:POOL:NODESxSLOTS
     min_gpus: int = 1
     max_gpus: int | None = None  # None: all there are
     adaptive: bool = True  # whether the batch may change
@@ -103,11 +108,23 @@ class TrainingRequest:
         if self.cpus is not None and not 0 < self.cpus < math.inf:
             raise OptionError(f"cpus must be > 0 and finite; got {self.cpus}")
         self.faults  # noqa: B018  parsed here so that a wrong one is refused
+        if self.pool and not self.folder.startswith(("s3://", "s3a://")):
+            raise OptionError(
+                f"folder must be on S3, which all nodes of {self.nodes} reach; got {self.folder}"
+            )
+        if self.pool and (self.at or self.cpus is not None):
+            raise OptionError(f"at and cpus are for nodes of this machine; got nodes {self.nodes}")
+
+    @property
+    def pool(self) -> str:
+        """Return the fleet's pool that it runs on; empty for this machine."""
+        found = _NODES.fullmatch(self.nodes.strip())
+        return (found["pool"] or "") if found else ""
 
     @property
     def placement(self) -> dict[str, int]:
         """Return the slots of each node to begin with."""
-        return slots_of(self.nodes)
+        return slots_of(self.nodes, fleet=True)
 
     @property
     def gpus(self) -> int:
@@ -167,12 +184,6 @@ class TrainingRequest:
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise TrainingError(f"{path}/{_FILE} is damaged ({error}); start the run anew") from error
         return cls(**(values | dict(changes or {})))
-
-
-def code_version(request: TrainingRequest) -> str:
-    """Return what tells one version of a job from another: the script's text and its arguments, hashed."""
-    text = Path(request.script).read_bytes()
-    return hashlib.sha256(text + "\0".join(("", *request.arguments)).encode()).hexdigest()[:16]
 
 
 def _within(name: str, value: int, least: int) -> None:

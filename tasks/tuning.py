@@ -14,6 +14,7 @@ import numpy as np
 
 from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.errors import TrainingError
+from ebbflow.infra.packages import require
 from ebbflow.planners.model.capacity import Capacity, Node
 from ebbflow.planners.model.scheduling import App, Placement, View, gpus_of
 from ebbflow.planners.scheduling.las import leased_las
@@ -67,6 +68,8 @@ def run_tuning(
             f"there is a search {request.id!r} in {request.folder} already: go on with it (ebbflow tune --resume "
             f"{request.id}), or choose another id"
         )
+    if train is run_trial:
+        require("torch", "a training", "train")
     study = Study(request)
     request.save()
     search = _Search(request, study, say, train, clock or SystemClock())

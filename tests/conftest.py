@@ -1,6 +1,7 @@
 """What several folders of tests share: benchmark data as ``ebbflow data`` makes it, and an emulated AWS."""
 
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,10 +40,15 @@ def aws_emulator(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[Emulator
     """Run an emulated AWS for the session; its clock is the wall's."""
     pytest.importorskip("moto")
     pytest.importorskip("boto3")
+    import botocore.session
+
     from tests.aws.emulator import Emulator
 
-    with Emulator.start(tmp_path_factory.mktemp("aws")) as emulator:
-        yield emulator
+    with pytest.MonkeyPatch.context() as patch:
+        # every session would read the services' models anew, a second for each test
+        patch.setattr(botocore.session, "create_loader", cache(botocore.session.create_loader))
+        with Emulator.start(tmp_path_factory.mktemp("aws")) as emulator:
+            yield emulator
 
 
 @pytest.fixture

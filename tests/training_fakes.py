@@ -36,7 +36,7 @@ class Act:
     batch: int = 64
     wait: bool = False  # runs until somebody asks for something
     metrics: Mapping[str, float] = field(default_factory=dict)
-    goodput: Mapping[str, Any] = field(default_factory=dict)  # what it says of it
+    job: Mapping[str, Any] = field(default_factory=dict)  # its report to the scheduler
 
 
 def failed(text: str, *, node: str = "node-1", code: int | None = 1, rank: int = 0, **act: Any) -> Act:
@@ -79,9 +79,9 @@ class FakeTrainer:
         self._settings = job.settings or RunSettings()
         self._begin(dict(placement))
 
-    def resume(self, folder: str, placement: Mapping[str, int]) -> None:
+    def resume(self, folder: str, placement: Mapping[str, int], settings: RunSettings) -> None:
         self._step = self._saved = 100
-        self._settings = RunSettings()
+        self._settings = settings
         self._begin(dict(placement))
 
     def _begin(self, placement: dict[str, int]) -> None:
@@ -126,13 +126,12 @@ class FakeTrainer:
                 "nodes": len(placement),
                 "loss": 1.0 / (n + 1),
             }
+            figures |= {"job": dict(act.job)} if act.job else {}
             self._say(
                 "step", figures | {"throughput": 100.0, "goodput": 80.0, "noise_scale": 5.0, "epoch": 0}
             )
         for name, value in act.metrics.items():
             self._say("metrics", {"metrics": {name: value}, "epoch": 0})
-        if act.goodput:
-            self._say("goodput", dict(act.goodput))
         if act.saves and not canary:
             self._saved = first + act.saves
             self._say("checkpoint", {"reason": "periodic", "stalled": 0.01})
@@ -213,8 +212,8 @@ class FakeSite:
         self.made = FakeTrainer(self.acts, decide, hear, self.clock)
         return self.made
 
-    def go_on(self, trainer: Any, folder: str, placement: Mapping[str, int]) -> None:
-        trainer.resume(folder, placement)
+    def go_on(self, trainer: Any, folder: str, placement: Mapping[str, int], settings: RunSettings) -> None:
+        trainer.resume(folder, placement, settings)
 
     def kill(self, name: str) -> None:
         self.told.append(("kill", name))

@@ -32,6 +32,19 @@ class Notices(Protocol):
     def listen(self, heard: Callable[[Sequence[Event]], None]) -> None: ...
 
 
+class Untold:
+    """The notices of who must not read the queue, because another process does: none but those the fleet shows."""
+
+    def notices(self) -> tuple[Notice, ...]:
+        return ()
+
+    def ended(self) -> frozenset[str]:
+        return frozenset()
+
+    def listen(self, heard: Callable[[Sequence[Event]], None]) -> None:
+        """Do nothing."""
+
+
 @dataclass(frozen=True, slots=True)
 class CapacityStatus:
     """How well the nodes are known, for people."""

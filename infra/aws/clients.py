@@ -163,6 +163,13 @@ class Clients:
                 )
             return self._made[key]
 
+    def close(self) -> None:
+        """Close all connections; may be called twice. A later call opens new ones."""
+        with self._lock:
+            made, self._made = list(self._made.values()), {}
+        for client in made:
+            client.close()
+
     def _in_role(self, boto3: Any, role_arn: str) -> Any:
         import botocore.session
         from botocore.credentials import AssumeRoleCredentialFetcher, DeferredRefreshableCredentials

@@ -18,9 +18,7 @@ from ebbflow.infra.errors import NoticeError
 _BATCH = 10  # messages in a request, SQS's limit
 _ROUNDS = 500  # requests of one call at most
 _HIDDEN = 30  # seconds for which letters that are looked at are hidden from others
-_EMPTY = (
-    3  # answers without a new letter after which there are none: SQS asks a part of its servers each time
-)
+_KNOWN = 3  # answers in a row with letters that came before, after which there are no others
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +81,9 @@ class DeadLetters:
 
     def _each(self, limit: int, do: Callable[[DeadLetter, str], object]) -> None:
         seen: set[str] = set()
-        empty = 0
+        known = 0
         for _ in range(_ROUNDS):
-            if len(seen) >= limit or empty >= _EMPTY:
+            if len(seen) >= limit or known >= _KNOWN:
                 return
             with of_queue("look at the dead letters", self._url):
                 answer = self._sqs.receive_message(
@@ -96,11 +94,15 @@ class DeadLetters:
                     MessageSystemAttributeNames=["SentTimestamp", "ApproximateReceiveCount"],
                     MessageAttributeNames=["ERROR_CODE"],
                 )
-            new = [m for m in answer.get("Messages", []) if m["MessageId"] not in seen]
-            empty = 0 if new else empty + 1
-            for message in new:
-                seen.add(message["MessageId"])
-                do(_letter(message), message["ReceiptHandle"])
+            messages = answer.get("Messages", [])
+            if not messages:  # a request that waits asks all servers of the queue
+                return
+            known += 1
+            for message in messages:
+                if message["MessageId"] not in seen:
+                    known = 0
+                    seen.add(message["MessageId"])
+                    do(_letter(message), message["ReceiptHandle"])
 
     def _unhide(self, receipts: Sequence[str]) -> None:
         for batch in _batches(receipts):

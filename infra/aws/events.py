@@ -143,13 +143,13 @@ class _Message:
         value = self._fields.get(name)
         return value if isinstance(value, str) else ""
 
-    def object(self, name: str) -> "_Message":
+    def inner(self, name: str) -> "_Message":
         value = self._fields.get(name)
         if not isinstance(value, dict):
             raise NoticeError(f"a notice needs the object {self._where}{name}; got {value!r:.80}")
         return _Message(value, f"{self._where}{name}.")
 
-    def list(self, name: str) -> list[Any]:
+    def items(self, name: str) -> list[Any]:
         value = self._fields.get(name)
         return value if isinstance(value, list) else []
 
@@ -158,17 +158,17 @@ class _Message:
 
 
 def _interruption(event: _Message, at: float) -> Event:
-    detail = event.object("detail")
+    detail = event.inner("detail")
     action = detail.optional("instance-action") or "terminate"
     return Interruption(detail.text("instance-id"), at, at if action in _AT_ONCE else at + WARNING, action)
 
 
 def _rebalance(event: _Message, at: float) -> Event:
-    return Rebalance(event.object("detail").text("instance-id"), at)
+    return Rebalance(event.inner("detail").text("instance-id"), at)
 
 
 def _state(event: _Message, at: float) -> Event:
-    detail = event.object("detail")
+    detail = event.inner("detail")
     instance, state = detail.text("instance-id"), detail.text("state")
     for known in _STATES:
         if state == known:
@@ -177,30 +177,30 @@ def _state(event: _Message, at: float) -> Event:
 
 
 def _group_ends(event: _Message, at: float) -> Event:
-    detail = event.object("detail")
+    detail = event.inner("detail")
     return GroupEnds(detail.text("EC2InstanceId"), at, detail.text("AutoScalingGroupName"))
 
 
 def _node_leaving(event: _Message, at: float) -> Event:
-    detail = event.object("detail")
+    detail = event.inner("detail")
     deadline = _seconds("detail.deadline", detail.raw("deadline"))
     return NodeLeaving(detail.text("instance-id"), at, deadline, detail.optional("reason"))
 
 
 def _launch_failed(event: _Message, at: float) -> Event:
-    detail = event.object("detail")
+    detail = event.inner("detail")
     zone = ""
     if isinstance(detail.raw("Details"), dict):
-        zone = detail.object("Details").optional("Availability Zone")
+        zone = detail.inner("Details").optional("Availability Zone")
     reason = detail.optional("StatusMessage") or detail.optional("Cause")
     return LaunchFailed(detail.text("AutoScalingGroupName"), at, reason, zone)
 
 
 def _health(event: _Message, at: float) -> Event:
-    detail = event.object("detail")
+    detail = event.inner("detail")
     if detail.text("service") != "EC2":
         return Other(at, f"AWS Health on {detail.text('service')}")
-    named = (e.get("entityValue") for e in detail.list("affectedEntities") if isinstance(e, dict))
+    named = (e.get("entityValue") for e in detail.items("affectedEntities") if isinstance(e, dict))
     starts = detail.optional("startTime")
     return Health(
         detail.optional("eventArn") or event.text("id"),

@@ -1,4 +1,4 @@
-"""What a gang is, the call that asks EC2 for one, and what an answer with too few nodes means. Nothing is asked here."""
+"""What a gang is, the call that asks EC2 for one, and what too few nodes mean. Nothing is asked here."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -95,7 +95,7 @@ def call(request: GangRequest, pool: Pool, names: Names, token: str) -> Ask:
 
 
 def shortage(what: str, size: int, came: int, errors: Sequence[Mapping[str, Any]]) -> AwsError:
-    """Return the error for an answer with ``came`` of ``size`` nodes and EC2's ``errors``; they are being returned."""
+    """Return the error for an answer with ``came`` of ``size`` nodes, which are returned, and EC2's ``errors``."""
     told = [(str(error.get("ErrorCode", "")), str(error.get("ErrorMessage", ""))) for error in errors]
     said = "; ".join(sorted({f"{code}: {scrubbed(message)}" for code, message in told})) or "AWS says no more"
     text = f"cannot {what}: {came} of {size} nodes could be had, and are returned ({said})"

@@ -16,7 +16,7 @@ from ebbflow.infra.aws.naming import TAG_GANG_SIZE
 from ebbflow.infra.aws.settings import Settings
 from ebbflow.infra.aws.state import FleetState, FleetStore, GangPlan
 from ebbflow.infra.clock import Clock
-from ebbflow.infra.errors import AwsError, AwsUnavailableError, NotOursError
+from ebbflow.infra.errors import AwsError, AwsUnavailableError, CredentialsError, NotOursError
 from ebbflow.infra.protocols import Ask, Refusal
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model.capacity import Market
@@ -24,6 +24,8 @@ from ebbflow.planners.model.capacity import Market
 SETTLING = 60.0
 """Seconds after a request in which its nodes may not be listed yet."""
 _ENDED_A_CALL = 100
+_DELETED = ("fleetIdDoesNotExist", "fleetNotInDeletableState")
+_MISMATCH = "IdempotentParameterMismatch"  # an earlier request with this token was taken
 
 log = logging.getLogger(__name__)
 
@@ -112,7 +114,7 @@ class Gangs:
             unsettled = self._now() - since < SETTLING
             if plan is not None and (plan.phase == "held" or (plan.phase == "asked" and whole)):
                 found = self._held(name, plan, [i.id for i in there], unsettled, dry_run)
-            elif unsettled and not (plan is not None and plan.phase == "ending" and there):
+            elif unsettled and not (plan is not None and plan.phase == "ending" and (there or plan.fleet)):
                 refused.append(Refusal(name, "its nodes may not be listed yet; look again in a minute"))
                 continue
             else:
@@ -147,7 +149,7 @@ class Gangs:
         except AwsUnavailableError:
             raise  # it may have been carried out: the record stays
         except AwsError as error:
-            if error.code:  # refused by AWS, so there is nothing to look for
+            if error.code and error.code != _MISMATCH:  # refused, so there is nothing to look for
                 self._store.change(_without(request.name))
             raise
         nodes = tuple(sorted(i for one in answer.get("Instances", ()) for i in one["InstanceIds"]))
@@ -155,24 +157,38 @@ class Gangs:
         if len(nodes) >= request.size:
             self._keep(request.name, replace(plan, phase="held"))
             return Gang(request.name, request.pool, nodes, ask)
-        error = shortage(what, request.size, len(nodes), answer.get("Errors", ()))
+        why = shortage(what, request.size, len(nodes), answer.get("Errors", ()))
         try:
             self._return(request.name, nodes, plan)
         except AwsError as failed:
             log.error("gang %s is not returned yet, repair will go on: %s", request.name, failed)
-        raise error
+        raise why
 
     def _return(self, name: str, ids: Sequence[str], plan: GangPlan | None) -> None:
         """End the gang's nodes, and forget it when none can turn up any more."""
         if plan is not None:
             self._keep(name, replace(plan, phase="ending"))
         if plan is not None and plan.fleet:
-            # this ends its nodes too, also those that are not listed yet
-            with calling(f"delete the fleet of the gang {name}"):
-                self._clients.client("ec2").delete_fleets(FleetIds=[plan.fleet], TerminateInstances=True)
+            self._delete(name, plan.fleet)
         self._terminate(ids)
         if plan is not None and (plan.fleet or self._now() - plan.since >= SETTLING):
             self._store.change(_without(name))
+
+    def _delete(self, name: str, fleet: str) -> None:
+        """Delete a fleet, which ends its nodes, also those that are not listed yet."""
+        what = f"delete the fleet of the gang {name}"
+        try:
+            with calling(what):
+                answer = self._clients.client("ec2").delete_fleets(FleetIds=[fleet], TerminateInstances=True)
+        except (AwsUnavailableError, CredentialsError):
+            raise
+        except AwsError as error:
+            log.info("%s; its nodes are ended one by one", error)
+            return
+        for failed in answer.get("UnsuccessfulFleetDeletions", ()):
+            code = failed.get("Error", {}).get("Code", "")
+            if code not in _DELETED:
+                raise AwsUnavailableError(f"cannot {what}: {code}; repair will try again", code)
 
     def _terminate(self, ids: Sequence[str]) -> None:
         found = self._instances.named(ids)

@@ -202,13 +202,22 @@ def _ask(group: Group, kind: AskKind, value: int, operation: str, **parameters: 
 
 def _with_base(policy: Mapping[str, Any], base: int) -> dict[str, Any]:
     """Return the policy with another on-demand base, in the form that requests have."""
-    template = {**policy["LaunchTemplate"]}
-    specification = {**template["LaunchTemplateSpecification"]}
-    if "LaunchTemplateId" in specification:
-        specification.pop("LaunchTemplateName", None)  # answers hold both, requests may hold one
-    template["LaunchTemplateSpecification"] = specification
+    template = _request(policy["LaunchTemplate"])
+    if "Overrides" in template:
+        template["Overrides"] = [_request(override) for override in template["Overrides"]]
     distribution = {**policy.get("InstancesDistribution", {}), "OnDemandBaseCapacity": base}
+    if distribution.get("SpotAllocationStrategy") != "lowest-price":
+        distribution.pop("SpotInstancePools", None)  # requests may hold it with that strategy only
     return {"LaunchTemplate": template, "InstancesDistribution": distribution}
+
+
+def _request(described: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a copy that names its launch template once: answers hold id and name, requests may hold one."""
+    found = {**described}
+    if "LaunchTemplateId" in (specification := {**found.get("LaunchTemplateSpecification", {})}):
+        specification.pop("LaunchTemplateName", None)
+        found["LaunchTemplateSpecification"] = specification
+    return found
 
 
 def _group(pool: str, one: Mapping[str, Any]) -> Group:

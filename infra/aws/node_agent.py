@@ -1,7 +1,7 @@
 """The agent on a node that can be taken away: it looks for notices and drains the node.
 
     python -m ebbflow.infra.aws.node_agent [--rebalance note|drain] [--seconds N]
-    python -m ebbflow.infra.aws.node_agent --drain SECONDS
+    python -m ebbflow.infra.aws.node_agent --drain SECONDS   (and says whether the node is idle)
 
 A systemd unit runs the first form as root. It asks the instance's metadata service (version 2) every second:
 
@@ -230,6 +230,13 @@ class SystemdNode:
                 log.error("%s cannot be told its deadline: %s", unit, error)
             self._signal(pid, signal.SIGTERM)
 
+    def told(self, deadline: float) -> bool:
+        """Tell whether it drains already, for a deadline that is not much later than this one."""
+        try:
+            return float(self._draining.read_text()) <= deadline + _AHEAD
+        except (OSError, ValueError):
+            return False
+
     def report(self, leaving: Leaving) -> bool:
         """See ``Node``. One short attempt: the agent looks again a second later."""
         if not self._cluster:
@@ -323,6 +330,13 @@ def _entry_folder(pid: int) -> str:
     raise KeyError(_ENTRY)
 
 
+def drain_now(node: SystemdNode, deadline: float) -> None:
+    """Drain unless that was done already, and print ``idle`` or ``busy``: asked again, it only looks."""
+    if not node.told(deadline):
+        node.drain(Leaving(deadline, "asked for"))
+    print("idle" if node.idle() else "busy")
+
+
 def main(arguments: Sequence[str] | None = None, clock: Clock | None = None) -> None:
     """Run the agent, or drain at once."""
     parser = argparse.ArgumentParser(prog="ebbflow-agent", description=(__doc__ or "").splitlines()[0])
@@ -334,7 +348,7 @@ def main(arguments: Sequence[str] | None = None, clock: Clock | None = None) -> 
     logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs every look
     clock = clock or SystemClock()
     if options.drain is not None:
-        SystemdNode().drain(Leaving(clock.now() + options.drain, "asked for"))
+        drain_now(SystemdNode(), clock.now() + options.drain)
         return
     metadata = Metadata()
     node = SystemdNode(

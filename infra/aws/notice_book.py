@@ -17,7 +17,7 @@ from ebbflow.infra.aws import events
 from ebbflow.infra.aws.events import Event
 from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.errors import NoticeError, StorageError
-from ebbflow.infra.files import locked, write_atomic
+from ebbflow.infra.files import locked, sync_folder, write_atomic
 from ebbflow.planners.model import Notice
 
 KEEP = 3600.0
@@ -190,6 +190,7 @@ class NoticeFile:
         data = json.dumps({"format": _FORMAT, **book.to_json()}, indent=1) + "\n"
         try:
             write_atomic(None, "file", str(self.path), data.encode())
+            sync_folder(str(self.path.parent))
         except OSError as error:
             raise StorageError(f"cannot write {self.path}: {error.strerror}") from error
 

@@ -84,6 +84,7 @@ class NoticeFeed:
         self._book: NoticeBook | None = None
         self._saved: NoticeBook | None = None  # what is on disk
         self._status = FeedStatus()
+        self._failure: type[Exception] | None = None  # the last kind
         self._listeners: list[Callable[[Sequence[Event]], None]] = []
         self._unsaved: list[str] = []  # receipt handles of messages whose content is not on disk yet
         self._known: dict[str, None] = {}  # unreadable messages
@@ -137,7 +138,8 @@ class NoticeFeed:
                     f"read {self._file.path}, which it keeps"
                 ) from error
             try:
-                self._book = self._file.read().without_old(self._clock.now())
+                self._saved = self._file.read()
+                self._book = self._saved.without_old(self._clock.now())
             except BaseException:
                 self._held.close()
                 raise
@@ -307,9 +309,10 @@ class NoticeFeed:
         with self._lock:
             first = self._status.failing_since is None
             since = self._clock.now() if first else self._status.failing_since
-            again = self._status.error == str(error)
+            other = type(error) is not self._failure
+            self._failure = type(error)
             self._status = replace(self._status, failing_since=since, error=str(error))
-        if first or not again:
+        if first or other:
             log.warning("notices cannot be read for now, nodes may vanish without one: %s", error)
 
     def _forget(self) -> None:

@@ -142,7 +142,7 @@ class PriceBook:
             known = self._spot.get(kind) or self._remembered(kind, now)
             if known is not None:
                 self._spot[kind] = known
-            if known is None or known.since > since:
+            if known is None or known.since > since or known.until < now - HISTORY:
                 wanted.setdefault(since, []).append(kind)
             elif known.until < now - self._fresh:
                 wanted.setdefault(known.until, []).append(kind)

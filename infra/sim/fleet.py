@@ -140,7 +140,7 @@ class SimulatedFleet:
             asked.append(Ask("end", id_, int(lasts and left[name] <= pool.planned)))
             left[name] -= lasts
             if not dry_run:
-                pool.end(id_, self._now, interrupted=False)
+                pool.end(id_, self._now)
         if not dry_run:
             for pool in self._pools.values():
                 pool.fill(self._now)

@@ -65,7 +65,7 @@ class Bill:
     start: float
     end: float
     dollars: float
-    interrupted: bool
+    interrupted: bool  # it had been told to leave
 
 
 @dataclass(slots=True)
@@ -175,7 +175,7 @@ class PoolLife:
     def happen(self, now: float) -> None:
         """Let all happen that is due now."""
         for id_ in [id_ for id_, stay in self.stays.items() if stay.ends <= now]:
-            self.end(id_, now, interrupted=True)
+            self.end(id_, now)
         if not self.supply.affordable(now, self.setting.ceiling):
             for stay in self.stays.values():
                 if stay.node.market == "spot" and now + self.lead < stay.ends:
@@ -212,13 +212,13 @@ class PoolLife:
         for id_ in reversed(list(self.stays)):
             stay = self.stays[id_]
             if self.lasting(now) > self.planned and stay.works > now and not stay.leaving(now):
-                self.end(id_, now, interrupted=False)
+                self.end(id_, now)
 
-    def end(self, id_: str, now: float, *, interrupted: bool) -> None:
+    def end(self, id_: str, now: float) -> None:
         """Take a node away and write its bill."""
         stay = self.stays.pop(id_)
         self.draining = [other for other in self.draining if other != id_]
-        self.bills.append(Bill(stay.node, stay.granted, now, self.cost(stay, now), interrupted))
+        self.bills.append(Bill(stay.node, stay.granted, now, self.cost(stay, now), stay.leaving(now)))
 
     def _grant(
         self, market: Market, now: float, ends: float = inf, slot: tuple[int, int] | None = None

@@ -1,10 +1,12 @@
 """Delimited text files read strictly: every bad row is an error with file, line and reason."""
 
 import csv
+import gzip
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from ebbflow.infra.errors import WorkloadError
 
@@ -84,14 +86,15 @@ def read_rows(
 ) -> Iterator[tuple[int, list[Any]]]:
     """Yield (line number, values of ``columns``, then of ``optional``) for each row of a file with a header.
 
-    An optional column that is missing or empty gives ``None``. Lines without any text are skipped.
+    An optional column that is missing or empty gives ``None``. Lines without any text are skipped. A file called
+    ``.gz`` is decompressed.
 
     Raises:
         WorkloadError: unreadable file, missing or unknown column, wrong number of fields, bad value.
     """
     optional = optional or {}
     try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
+        with _opened(path) as file:
             reader = csv.reader(file, delimiter=delimiter, strict=True)
             header = [name.strip() for name in next(reader, [])]
             wanted = _positions(path, header, columns, optional, ignore_extra)
@@ -114,10 +117,18 @@ def read_rows(
                 yield reader.line_num, values
     except OSError as error:
         raise WorkloadError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except (EOFError, zlib.error) as error:
+        raise WorkloadError(f"{path}: is not a whole gzip file: {error}") from error
     except UnicodeDecodeError as error:
         raise WorkloadError(f"{path}: is not UTF-8 text: {error.reason} at byte {error.start}") from error
     except csv.Error as error:
         raise WorkloadError(f"{path}: is not delimited text: {error}") from error
+
+
+def _opened(path: Path) -> TextIO:
+    if path.suffix == ".gz":
+        return gzip.open(path, "rt", newline="", encoding="utf-8-sig")
+    return path.open(newline="", encoding="utf-8-sig")
 
 
 def _positions(

@@ -4,9 +4,10 @@ Two things are known of the past: prices, which rise above what one would pay, a
 held. Presence is of another place and time than the prices, so a trace is played from an offset of its own.
 """
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from math import inf
 from typing import NamedTuple
 
@@ -15,6 +16,8 @@ import numpy as np
 from ebbflow.infra.errors import WorkloadError
 from ebbflow.infra.sim.spot_rows import SpotRow
 from ebbflow.planners.model.prices import Series
+
+ROUNDING = 1e-3  # s; more than a sum of Unix times is off by
 
 
 class Stay(NamedTuple):
@@ -78,30 +81,38 @@ class Supply:
     def turns(self, limit: float) -> tuple[float, ...]:
         """Return when the price rises above ``limit`` or falls back to it."""
         holds = [price <= limit for price in self.prices.prices]
-        return tuple(
-            time
-            for time, before, after in zip(self.prices.times[1:], holds, holds[1:], strict=True)
-            if before != after
-        )
+        crossings = zip(self.prices.times[1:], pairwise(holds), strict=True)
+        return tuple(time for time, (before, after) in crossings if before != after)
 
     def slots(self, time: float) -> list[Slot]:
         """Return the stays of the trace at ``time``, by start; empty without presence."""
         if self.presence is None:
             return []
-        lap, into = divmod(time - self.offset, self.presence.length)
-        known = self.presence.stays[: bisect_right(self.presence.starts, into)]
-        base = self.offset + lap * self.presence.length
-        return [Slot(int(lap), at, base + stay.end) for at, stay in enumerate(known) if stay.end > into]
+        found: list[Slot] = []
+        for lap, base in self._laps(time):
+            starts = self.presence.starts
+            for at in range(bisect_right(starts, time - base + ROUNDING)):
+                # compared as they are announced: a sum that is rounded otherwise would let time stand still
+                if base + starts[at] <= time < (end := base + self.presence.stays[at].end):
+                    found.append(Slot(lap, at, end))
+        return found
 
     def next_slot(self, time: float) -> float:
         """Return when after ``time`` the trace has another node; infinite without presence."""
         if self.presence is None:
             return inf
-        lap, into = divmod(time - self.offset, self.presence.length)
-        at = bisect_right(self.presence.starts, into)
-        if at == len(self.presence.starts):
-            lap, at = lap + 1, 0
-        return self.offset + lap * self.presence.length + self.presence.starts[at]
+        starts = self.presence.starts
+        for _, base in self._laps(time):
+            for at in range(bisect_left(starts, time - base - ROUNDING), len(starts)):
+                if base + starts[at] > time:
+                    return base + starts[at]
+        raise AssertionError("the lap after the present one begins later")
+
+    def _laps(self, time: float) -> list[tuple[int, float]]:
+        """Return the repetition at ``time`` and those beside it, with their beginnings."""
+        assert self.presence is not None
+        lap = int((time - self.offset) // self.presence.length)
+        return [(one, self.offset + one * self.presence.length) for one in (lap - 1, lap, lap + 1)]
 
     def take(
         self, time: float, least: float, taken: set[tuple[int, int]], rng: np.random.Generator

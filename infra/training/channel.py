@@ -22,9 +22,7 @@ CHANNEL = "EBBFLOW_CHANNEL"  # host:port of the launcher's store
 SETTINGS = "EBBFLOW_RUN_SETTINGS"  # JSON of ``RunSettings``
 TIMEOUT = timedelta(seconds=20)  # of one exchange with the store
 
-ReportKind = Literal[
-    "started", "step", "checkpoint", "metrics", "stopped", "finished", "canary", "skipped", "goodput"
-]
+ReportKind = Literal["started", "step", "checkpoint", "metrics", "stopped", "finished", "canary", "skipped"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from ebbflow.infra.training.norms import LocalNorms
 from ebbflow.infra.training.preconditioner import AdamPreconditioner
 from ebbflow.infra.training.squares import SquareSums
 
-AVERAGING = {"cpu": "gloo", "cuda": "nccl"}  # back ends that can average by themselves, by device
+AVERAGING = ("cuda", "nccl")  # averages while it sums; gloo sums, and then divides in a pass of its own
 
 
 class RankSamples:
@@ -108,7 +108,7 @@ def _reduce(state: RankSamples, bucket: dist.GradBucket) -> torch.futures.Future
 def _averages(module: Any) -> bool:
     device = next(module.parameters()).device.type
     backends = str(dist.get_backend_config(module.process_group))  # such as "cpu:gloo,cuda:nccl"
-    return f"{device}:{AVERAGING.get(device)}" in backends.split(",")
+    return device == AVERAGING[0] and ":".join(AVERAGING) in backends.split(",")
 
 
 class _Clock:

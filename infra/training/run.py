@@ -217,7 +217,8 @@ class ElasticRun:
         self._ending.attach(made)
         if self.is_main:
             restored = taken if taken is not None else found[0].step if found else None
-            content = {"world": self.world.size, "nodes": self.world.nodes, "restored": restored}
+            content: dict[str, Any] = {"world": self.world.size, "nodes": self.world.nodes}
+            content["restored"] = restored
             content |= {"batch": self._stepper.total, "passes": self._stepper.passes}
             if (running := self._running.recovered) is not None:  # parameters of several steps
                 content |= {"oldest": running.oldest, "perturbation": running.perturbation}
@@ -307,9 +308,9 @@ class ElasticRun:
             self._ending.watch()
             if self.is_main:
                 content = self.statistics.to_json() | {"rank_ready_s": list(last.compute_seconds)}
-                self._link.post("step", last.step, content)
                 if (report := prepared.tuner.news()) is not None:
-                    self._link.post("goodput", last.step, report.to_dict())
+                    content["job"] = report.to_dict()
+                self._link.post("step", last.step, content)
 
     def report(self, **metrics: float) -> None:
         """Say how good the model is; what the first process says counts."""

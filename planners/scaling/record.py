@@ -60,7 +60,7 @@ class Recorded:
         kind = RULES.get(data["rule"])
         if kind is None:
             raise OptionError(f"rule must be one of {', '.join(sorted(RULES))}; got {data['rule']!r}")
-        pool = dict(data["pool"])
+        pool = _frozen(data["pool"])
         pool["nodes"] = tuple(Node(**node) for node in pool["nodes"])
         return cls(
             kind(**_frozen(data["settings"])),

@@ -79,7 +79,7 @@ def candidates(limits: BatchLimits, gpus: int) -> Candidates:
     steps = np.linspace(0.0, 1.0, CANDIDATES)
     wished = least * (limits.largest / least) ** steps
     local = wished / count
-    accumulation = np.ceil(local / limits.largest_local - SLACK) - 1.0
+    accumulation = np.maximum(np.ceil(local / limits.largest_local - SLACK) - 1.0, 0.0)
     alone = (count == 1) & (local > limits.initial + SLACK)
     accumulation = np.where(alone, np.maximum(accumulation, 1.0), accumulation)
     batch = np.ceil(local / (accumulation + 1.0) - SLACK)
@@ -101,7 +101,7 @@ def split(total: float, gpus: int, limits: BatchLimits) -> Split:
             f"a batch is split over at least one GPU and holds something; got {total} on {gpus}"
         )
     local = ceil(total / gpus - SLACK)
-    accumulation = ceil(local / limits.largest_local - SLACK) - 1
+    accumulation = max(0, ceil(local / limits.largest_local - SLACK) - 1)
     if gpus == 1 and total > limits.initial:
         accumulation = max(1, accumulation)
     return within(limits, gpus, ceil(local / (accumulation + 1) - SLACK), accumulation)

@@ -11,7 +11,6 @@ from ebbflow.planners.training.failures import Failure, FailureClass
 
 STEPS = 20
 LIMIT = 300.0  # s
-FRESH = 7 * 24 * 3600.0  # s that a pass of the same code and data counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +47,7 @@ class GateQuestion:
     wait_cost: float = 0.0  # GPU-s that delaying a good job costs
     limit: float = LIMIT  # s
     free: bool = False  # the trial costs nothing that anyone else wants, such as a CPU in development
-    passed_before: float | None = None  # s since the same code and data passed
     resumes: bool = False  # from a checkpoint
-    expected: float | None = None  # s that the job will run
-    queue: float = 0.0  # s until there is a place for the trial
 
 
 class Gate(NamedTuple):
@@ -72,14 +68,8 @@ def should_gate(job: GateQuestion) -> Gate:
             "early_failures must be in [0, 1], attempts, time_to_failure and wait_cost >= 0; got "
             f"{job.early_failures}, {job.attempts}, {job.time_to_failure}, {job.wait_cost}"
         )
-    if job.passed_before is not None and job.passed_before < FRESH:
-        return Gate(False, "the same code and data have passed before")
     if job.resumes:
         return Gate(False, "it resumes from a checkpoint: it has run before")
-    if job.gpus <= job.ranks and job.expected is not None and job.expected < 2 * job.limit:
-        return Gate(False, "the job itself is hardly longer than a trial")
-    if job.queue > job.limit:
-        return Gate(False, f"the trial would wait {job.queue:.0f} s")
     if job.free:
         return Gate(True, "the trial costs nothing")
     saved = job.early_failures * job.attempts * job.gpus * min(job.time_to_failure, job.limit)
@@ -94,7 +84,6 @@ class CanaryVerdict(NamedTuple):
     outcome: Literal["pass", "fail", "repeat", "inconclusive"]
     admitted: bool
     reason: str
-    watch: bool = False  # its first attempt on the whole gang is to be watched closely
 
 
 def verdict(failure: Failure | None, steps: int, timed_out: bool, repeated: bool = False) -> CanaryVerdict:
@@ -109,7 +98,7 @@ def verdict(failure: Failure | None, steps: int, timed_out: bool, repeated: bool
     if failure is None and timed_out:
         if steps > 0:
             return CanaryVerdict("pass", True, f"slow, but {steps} steps were done")
-        return CanaryVerdict("inconclusive", True, "no step within the limit", watch=True)
+        return CanaryVerdict("inconclusive", True, "no step within the limit")
     if failure is None:
         return CanaryVerdict("pass", True, f"{steps} steps, a checkpoint saved and read")
     if failure.failure_class in (FailureClass.USER, FailureClass.DATA, FailureClass.RESOURCE):
@@ -118,4 +107,4 @@ def verdict(failure: Failure | None, steps: int, timed_out: bool, repeated: bool
         return CanaryVerdict("repeat", False, f"{failure}; once more elsewhere")
     if failure.failure_class in (FailureClass.ENGINE, FailureClass.UNKNOWN):
         return CanaryVerdict("fail", False, f"{failure}; twice")
-    return CanaryVerdict("inconclusive", True, f"{failure}; twice, and no fault of the program", watch=True)
+    return CanaryVerdict("inconclusive", True, f"{failure}; twice, and no fault of the program")

@@ -1,9 +1,9 @@
-"""moto's server with what it lacks (``groups``, ``world``) and a layer of faults in front of it.
+"""moto's server with what it lacks (``groups``, ``moto_patches``) and a layer of faults in front of it.
 
     python -m tests.aws.server --port PORT [--speed N] [--seed N]
 
 Every access key of the form ``AKIA<account>EBBF`` is an account of its own, so that tests share a server and nothing
-else. ``/ebbflow-api/`` is for tests: see ``Control``.
+else. ``/ebbflow-api/`` is for tests: see ``control``.
 """
 
 import argparse
@@ -28,9 +28,11 @@ os.environ.setdefault(
 
 from tests.aws import faults
 from tests.aws.clock import ScaledClock
-from tests.aws.faults import Answer, Faults
-from tests.aws.groups import Groups, install
-from tests.aws.world import ALIVE, ON_DEMAND, Account, Kill, World, moto_time
+from tests.aws.control import Control
+from tests.aws.faults import Answer
+from tests.aws.groups import Groups
+from tests.aws.moto_patches import install
+from tests.aws.world import Account, Kill, World, moto_time
 
 CONTROL = "/ebbflow-api/"
 FAULTY = ("ec2", "autoscaling", "sqs", "events", "ssm")  # services whose calls may go wrong
@@ -81,7 +83,7 @@ class Front:
             account = self._world.account(call.account)
             fault = account.faults.draw(account.rng)
             delay = account.rng.random() * account.faults.delay
-            kill = self._kill(account)
+            kill = self._kill(account, call.action)
             account.log.append(
                 {"at": self._world.clock.now(), "kind": "call", "call": call.action, "fault": fault}
             )
@@ -102,8 +104,8 @@ class Front:
             raise Broken
         return answer
 
-    def _kill(self, account: Account) -> Kill | None:
-        if account.kill is None:
+    def _kill(self, account: Account, action: str) -> Kill | None:
+        if account.kill is None or not action.startswith(account.kill.action):
             return None
         account.kill.after -= 1
         if account.kill.after > 0:
@@ -189,7 +191,8 @@ class Front:
                 content.close()
         status, headers = caught
         if not status.startswith(("2", "4")):
-            self._world.errors.append(f"{call.action}: {status}: {text[-2000:].decode(errors='replace')}")
+            errors = self._world.account(call.account).errors
+            errors.append(f"{call.action}: {status}: {text[-2000:].decode(errors='replace')}")
         return status, headers, text
 
 
@@ -205,79 +208,6 @@ class _Call:
         target = environ.get("HTTP_X_AMZ_TARGET", "")
         self.form = {} if target else parse_qs(body.decode(errors="replace"))
         self.action = target.rsplit(".", 1)[-1] or self.form.get("Action", [""])[0]
-
-
-class Control:
-    """What tests may ask of the emulator itself, as JSON objects: ``POST /ebbflow-api/<method>``."""
-
-    def __init__(self, world: World) -> None:
-        self._world = world
-
-    def __call__(self, name: str, content: dict[str, Any]) -> Answer:
-        method = getattr(self, name, None)
-        if method is None or name.startswith("_"):
-            return "404 Not Found", [], b"{}"
-        return "200 OK", [("Content-Type", "application/json")], json.dumps(method(**content) or {}).encode()
-
-    def clock(self) -> dict[str, float]:
-        clock = self._world.clock
-        return {"speed": clock.speed, "epoch": clock.epoch, "start": clock.start}
-
-    def configure(self, account: str, **changes: Any) -> None:
-        """Set ``faults`` (all of them), ``most``, ``launch_seconds`` or ``drain_seconds``."""
-        found = self._world.account(account)
-        for name, value in changes.items():
-            if name == "faults":
-                found.faults = Faults(**value)
-            elif name == "most":
-                found.most |= value
-            elif name in ("launch_seconds", "drain_seconds"):
-                setattr(found, name, value)
-            else:
-                raise ValueError(name)
-
-    def kill(self, account: str, pid: int, after: int, executed: bool) -> None:
-        """SIGKILL the process ``pid`` at the account's ``after``-th next call, before it or when it is executed."""
-        self._world.account(account).kill = Kill(pid, after, executed)
-
-    def warn(self, account: str, region: str, ids: list[str], seconds: float, end: bool) -> None:
-        self._world.warn(account, region, ids, seconds, end)
-
-    def rebalance(self, account: str, region: str, ids: list[str]) -> None:
-        for instance_id in ids:
-            self._world.note(account, "advised", instance=instance_id)
-            self._world.instance_event(
-                account, region, instance_id, "EC2 Instance Rebalance Recommendation", {}
-            )
-
-    def take(self, account: str, region: str, ids: list[str]) -> None:
-        for instance_id in ids:
-            self._world.take(account, region, instance_id)
-
-    def mark_spot(self, account: str, region: str, ids: list[str]) -> None:
-        for instance in self._world.instances(account, region):
-            if instance.id in ids:
-                instance.lifecycle = "spot"
-
-    def state(self, account: str, region: str) -> dict[str, Any]:
-        """Return all instances, the record, and errors of the emulator itself."""
-        return {
-            "now": self._world.clock.now(),
-            "instances": [
-                {
-                    "id": i.id,
-                    "state": i.state,
-                    "alive": i.state in ALIVE,
-                    "market": i.lifecycle or ON_DEMAND,
-                    "type": i.instance_type,
-                    "zone": i.placement.zone,
-                    "tags": {tag["key"]: tag["value"] for tag in i.get_tags()},
-                }
-                for i in self._world.instances(account, region)
-            ],
-            "log": self._world.account(account).log,
-            "errors": self._world.errors,
-        }
 
 
 def _body(environ: dict[str, Any]) -> bytes:

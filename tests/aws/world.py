@@ -3,9 +3,9 @@
 Only the server's process uses it, under ``World.lock``.
 """
 
-import copy
 import heapq
 import itertools
+import json
 import random
 import threading
 import traceback
@@ -26,11 +26,12 @@ ALIVE = ("pending", "running", "shutting-down", "stopping")  # billed, or about 
 
 @dataclass
 class Kill:
-    """End process ``pid`` at its ``after``-th next call, before or after that was executed."""
+    """End process ``pid`` at the ``after``-th next call of ``action``, before or when that is executed."""
 
     pid: int
     after: int
     executed: bool
+    action: str = ""  # begins with this; empty: any
 
 
 @dataclass
@@ -50,6 +51,7 @@ class Account:
     )  # answers by action and token
     warned: dict[str, float] = field(default_factory=dict)  # ends of instances, by id
     activities: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # by group, newest first
+    errors: list[str] = field(default_factory=list)  # of the emulator itself
 
 
 class World:
@@ -172,7 +174,7 @@ class World:
             "detail-type": kind,
             "source": source,
             "account": account,
-            "time": self.clock.now(),
+            "time": datetime.fromtimestamp(self.clock.now(), UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
             "region": region,
             "resources": resources,
             "detail": detail,
@@ -182,10 +184,15 @@ class World:
             self.later(rng.random() * faults.late, lambda: self._deliver(account, region, message))
 
     def _deliver(self, account: str, region: str, message: dict[str, Any]) -> None:
+        """Give an event to the queues of all rules that it matches; moto leaves out some of its fields."""
         from moto.events.models import events_backends
+        from moto.sqs.models import sqs_backends
 
         for rule in list(events_backends[account][region].event_buses["default"].rules.values()):
-            rule.send_to_targets(copy.deepcopy(message))
+            if rule.event_pattern.matches_event(message):
+                for target in rule.targets:
+                    name = target["Arn"].rsplit(":", 1)[-1]
+                    sqs_backends[account][region].send_message(name, json.dumps(message))
 
 
 def moto_time(clock: ScaledClock) -> datetime:

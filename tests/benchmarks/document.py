@@ -7,6 +7,7 @@ from typing import Any
 
 from ebbflow.tasks.report import write_text
 from tests.benchmarks import (
+    document_chaos,
     document_checkpoints,
     document_elastic,
     document_executors,
@@ -46,6 +47,7 @@ def main() -> None:
         ("training_checkpoints", document_checkpoints.checkpoints),
         ("elastic_training", document_elastic.training),
         ("elastic_executors", document_executors.executors),
+        ("fleet_chaos", document_chaos.section),
         ("training_overhead", document_training.overhead),
         ("training_overhead_cuda", document_training.overhead_cuda),
     ):

@@ -78,6 +78,13 @@ def recovery(found: Sequence[dict[str, Any]]) -> str:
         for model, trace in dict.fromkeys((row["model"], row["trace"]) for row in found)
     ]
     table = "\n".join(rows)
+    cases = [
+        {way: cells[model, trace, way]["share"] for way in ways}
+        for model, trace in dict.fromkeys((row["model"], row["trace"]) for row in found)
+    ]
+    above = sum(case["hazard-aware"] > case["checkpoint-restart"] for case in cases)
+    strictly = sum(case["hazard-aware, strict"] > case["checkpoint-restart"] for case in cases)
+    near = sum(case["hazard-aware"] >= case["in-place"] - 0.05 for case in cases)
     return f"""## Recovering from lost spot nodes
 
 `python -m tests.benchmarks.spot_recovery --out docs/benchmarks`
@@ -93,6 +100,9 @@ again at each further removal before the next checkpoint in theirs.
 | model | trace | {" | ".join(ways)} |
 |---|---|{"---|" * len(ways)}
 {table}
+
+`hazard-aware` is above `checkpoint-restart` in {above} of {len(cases)} rows (`strict` in {strictly}), and
+within 5 points of `in-place`, which loses no work and re-forms in seconds, in {near}.
 
 ![share of effective training](benchmarks/spot_recovery.svg)
 """
@@ -142,7 +152,8 @@ def overhead(found: dict[str, Any], name: str = "training_overhead") -> str:
         lines += [
             "",
             f"A step of plain {'DDP' if found['steps'][0]['processes'] > 1 else 'PyTorch'} and of `ElasticRun` with "
-            "everything on, in turns in the same processes; medians over pairs of blocks. Must hold: under 1.05. "
+            f"everything on, in turns in the same processes; medians over pairs of blocks of "
+            f"{found['steps'][0].get('block', 2)} steps. Must hold: under 1.05. "
             f"Load average {found['steps_load']:.1f} at the end.",
             "",
             "| model, optimiser | parameters (M) | examples a process | plain (ms) | elastic (ms) | ratio "

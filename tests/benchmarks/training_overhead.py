@@ -28,7 +28,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--rounds", type=int, default=40, help="pairs of blocks of steps")
+    parser.add_argument("--rounds", type=int, default=20, help="pairs of blocks of steps")
     parser.add_argument("--seeds", type=int, default=3, help="of the trainings for goodput")
     parser.add_argument("--parts", default=",".join(PARTS), help="which to measure; the others are kept")
     given = parser.parse_args()

@@ -12,9 +12,13 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ebbflow.infra.training import ElasticRun
+from ebbflow.infra.training.gradients import DENSE, EVERY
 
-WARM_UP = 70  # pairs of steps; Adam's factors are renewed often before
-BLOCK = 2  # steps of one side before the other has its turn
+# Steps of one side before the other has its turn: noise is measured in two of each.
+BLOCK = 2 * EVERY
+# Blocks before: all of the first 128 steps are measured, and Adam's factors are renewed often in the first thousand,
+# which only the smaller steps feel.
+WARM_UP = {"transformer": 1 + DENSE // BLOCK, "perceptron": 1024 // BLOCK}
 TOKENS = 64
 
 CASES = ("transformer, AdamW", "transformer, SGD", "perceptron, AdamW", "perceptron, SGD")
@@ -44,14 +48,13 @@ def perceptron() -> nn.Module:
     return nn.Sequential(*layers, nn.Linear(2048, 10))
 
 
-def overhead(
-    world: int, device: str, case: str, rounds: int, local: int, warm_up: int = WARM_UP
-) -> dict[str, Any]:
+def overhead(world: int, device: str, case: str, rounds: int, local: int) -> dict[str, Any]:
     """Return milliseconds of a step of both, and the median of their ratios over ``rounds`` pairs of blocks.
 
     ``local`` examples a process; those of the transformer are of 64 tokens.
     """
     kind, optimizer = case.split(", ")
+    warm_up = WARM_UP[kind]
 
     def make(parameters: Any) -> torch.optim.Optimizer:
         if optimizer == "SGD":
@@ -106,6 +109,7 @@ def overhead(
             "local_batch": local,
             "processes": world,
             "rounds": rounds,
+            "block": BLOCK,
             "plain_ms": 1e3 * statistics.median(alone[0] for alone, _ in pairs),
             "elastic_ms": 1e3 * statistics.median(elastic[0] for _, elastic in pairs),
             "ratio": statistics.median(ratios),
@@ -131,7 +135,7 @@ def _task(kind: str, examples: int, device: str) -> tuple[tuple[Tensor, ...], Ca
 
         return (text,), next_byte
     images = torch.randn(min(examples, 4096), 784)
-    images = images[torch.arange(examples) % len(images)] if examples <= 20000 else images
+    images = images[torch.arange(examples) % len(images)]
     labels = torch.randint(10, (len(images),))
     return (images, labels), lambda model, batch: nn.functional.cross_entropy(model(batch[0]), batch[1])
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from training_fakes import Act, FakeSite, ScriptedClock, failed
 
-from ebbflow.infra.errors import TrainingError
+from ebbflow.infra.errors import EngineUnavailableError, TrainingError
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.training.batch_size import BatchLimits, Split
 from ebbflow.planners.training.goodput import GradientStatistics
@@ -209,7 +209,7 @@ def test_the_report_says_what_more_gpus_would_give(script: str) -> None:
         BatchLimits(64, 1024), GradientStatistics(1.0, 9.0), ThroughputParameters(0.01, 1e-3, 0.05, 0, 0.02, 0, 1.5),
         3, 6, Split(20, 0), 8,
     )  # fmt: skip
-    report, _ = run(script, Act(goodput=said.to_dict()))
+    report, _ = run(script, Act(job=said.to_dict()))
     assert report.outlook is not None
     assert report.outlook.noise_scale == 64 * 9
     assert [(b.gpus, b.nodes) for b in report.outlook.best] == [(n, -(-n // 2)) for n in range(1, 9)]
@@ -218,7 +218,7 @@ def test_the_report_says_what_more_gpus_would_give(script: str) -> None:
     assert report.outlook.best[3] == BestBatch(4, 2, split.total(4), split.accumulation + 1, best)
     assert TrainingReport.from_json(report.to_json()) == report
     assert "Goodput by GPUs, as predicted" in training_html(report)
-    assert run(script, Act(goodput=replace(said, speed=None).to_dict()), id="early")[0].outlook is None
+    assert run(script, Act(job=replace(said, speed=None).to_dict()), id="early")[0].outlook is None
 
 
 def test_others_may_end_it(script: str) -> None:
@@ -326,6 +326,16 @@ def test_an_id_is_used_once(script: str) -> None:
         run(script, Act())
 
 
+def test_without_pytorch_nothing_is_begun(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ebbflow.infra.packages.find_spec", lambda name: None)
+    request = TrainingRequest(script, folder=str(Path(script).parent), id="n")
+    with pytest.raises(
+        EngineUnavailableError, match=r"a training needs torch: pip install 'ebbflow\[train\]'"
+    ):
+        run_training(request)
+    assert not request.recorded
+
+
 def test_a_recorded_request_comes_back(script: str) -> None:
     run(script, Act(), arguments=("--lr", "0.1"), min_gpus=2, at=("1s:add:1",))
     folder = str(Path(script).parent / "runs")
@@ -336,6 +346,20 @@ def test_a_recorded_request_comes_back(script: str) -> None:
     (Path(folder) / "r" / "request.json").write_text("{")
     with pytest.raises(TrainingError, match="damaged"):
         TrainingRequest.load(folder, "r")
+
+
+def test_what_is_asked_for_reaches_the_processes_also_of_a_resumed_run(script: str) -> None:
+    asked = {
+        "running_every": 64,
+        "running_fraction": 0.25,
+        "checkpoint_every": 7.0,
+        "keep": 3,
+        "adaptive": False,
+    }
+    for resume in (False, True):
+        _, site = run(script, Act(), resume=resume, **asked)
+        settings = site.made.launches[0][1]
+        assert {name: getattr(settings, name) for name in asked} == asked
 
 
 @pytest.mark.parametrize(
@@ -350,6 +374,8 @@ def test_a_recorded_request_comes_back(script: str) -> None:
         ({"price": -1.0}, "price"),
         ({"grace": 0.0}, "grace"),
         ({"keep": 0}, "keep"),
+        ({"running_every": -1}, "running_every"),
+        ({"running_fraction": 0.0}, "running_fraction must be above 0"),
         ({"at": ("20s:burn:node-1",)}, "20s:kill:node-2"),
         ({"canary": "maybe"}, "canary"),
         ({"retries": "never"}, "retries"),

@@ -12,6 +12,9 @@ import sys
 import pytest
 import yaml
 
+from ebbflow.infra.aws.train_nodes import FOLDER
+from ebbflow.tasks.fleet_request import CONFIG
+
 ROLES = {
     "ebbflow-prod-etl": "spark-worker",
     "ebbflow-prod-trainers": "gpu-trainer",
@@ -269,6 +272,19 @@ def test_a_trainings_node_process_gets_its_entry_unchanged_once(rendered, host, 
     assert (tmp_path / "calls").read_text().count("start ebbflow-torch-node@run-1.service") == 1
 
 
+def test_a_trainings_node_process_that_is_stopped_is_killed_first(rendered, host, tmp_path):
+    script = _files(rendered["gpu-trainer"])["/usr/local/sbin/ebbflow-torch"]
+    host.program("systemctl", f'echo "$@" >> {tmp_path}/calls; [ "$1" != kill ]')  # nothing runs
+    (tmp_path / "run/torch-run-1.env").touch()
+    done = host(script, "stop", "run-1")
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "calls").read_text().splitlines() == [
+        "kill --signal=SIGKILL ebbflow-torch-node@run-1.service",
+        "stop ebbflow-torch-node@run-1.service",
+    ]
+    assert not (tmp_path / "run/torch-run-1.env").exists()
+
+
 @pytest.mark.parametrize(("role", "name"), [("spark-worker", "spark"), ("gpu-trainer", "torch")])
 def test_nothing_is_started_on_a_node_that_leaves(rendered, host, tmp_path, role, name):
     script = _files(rendered[role])[f"/usr/local/sbin/ebbflow-{name}"]
@@ -278,6 +294,17 @@ def test_nothing_is_started_on_a_node_that_leaves(rendered, host, tmp_path, role
     assert done.returncode == 1
     assert "this node is leaving" in done.stderr
     assert "start" not in (tmp_path / "calls").read_text() if (tmp_path / "calls").exists() else True
+
+
+def test_nodes_and_commands_mean_the_same_places(rendered):
+    worker, trainer = _files(rendered["prefect-worker"]), _files(rendered["gpu-trainer"])
+    assert f"export {CONFIG}=/var/lib/ebbflow/ebbflow.json\n" in worker["/usr/local/sbin/ebbflow-prefect"]
+    unit = trainer["/etc/systemd/system/ebbflow-torch-node@.service"]
+    assert f"\nWorkingDirectory={FOLDER}\n" in unit
+    assert (
+        f"-o ebbflow -g ebbflow /var/lib/ebbflow/spark /var/lib/ebbflow/spark/recovery {FOLDER}\n"
+        in (trainer["/usr/local/sbin/ebbflow-install"])
+    )
 
 
 def test_prefects_server_reads_its_secrets_and_makes_up_a_missing_password(rendered, host, tmp_path):

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from ebbflow.infra.errors import TrainingError
+from ebbflow.infra.filesystems import resolve, translated
 from ebbflow.infra.protocols import TrainingJob
 from ebbflow.infra.training.launcher.hang import HangRule
 from ebbflow.planners.errors import OptionError
@@ -48,12 +49,14 @@ class Options:
 
 
 def checked(job: TrainingJob) -> TrainingJob:
-    """Return a job that can be run, with absolute paths. Raises ``OptionError``."""
+    """Return a job that can be run, with absolute paths. Raises ``OptionError``, ``StorageError``."""
     if not _ID.fullmatch(job.id):
         raise OptionError(f"a run id holds letters, digits, dashes, dots and underscores; got {job.id!r}")
-    script = Path(job.script).expanduser().absolute()
-    if not script.is_file():
-        raise OptionError(f"there is no script {job.script!r}")
+    script = job.script if "://" in job.script else str(Path(job.script).expanduser().absolute())
+    with translated(f"look at the script {script}"):
+        storage, path = resolve(script)
+        if not storage.get_file_info(path).is_file:
+            raise OptionError(f"there is no script {job.script!r}")
     if not job.folder:
         raise OptionError("a run needs a folder that all nodes share; got none")
     folder = job.folder if "://" in job.folder else str(Path(job.folder).expanduser().absolute())
@@ -61,7 +64,7 @@ def checked(job: TrainingJob) -> TrainingJob:
         json.dumps([list(job.arguments), dict(job.environment)])
     except TypeError as exc:
         raise OptionError(f"arguments and environment of a script are text; {exc}") from exc
-    return replace(job, script=str(script), folder=folder)
+    return replace(job, script=script, folder=folder)
 
 
 def serve(host: str, port: int) -> "TCPStore":

@@ -301,7 +301,14 @@ class Loop:
 
 def _unformed(end: GenerationEnd, missing: Mapping[str, str], before: set[str]) -> GenerationEnd:
     """Return the end of a generation whose nodes did not all come up; those in ``before`` once were there."""
-    reason = "; ".join(f"node {name} is not there: {how}".strip() for name, how in missing.items())
+    alike: dict[str, list[str]] = {}
+    for name, how in missing.items():
+        alike.setdefault(how, []).append(name)
+    said = []
+    for how, nodes in alike.items():
+        who = f"node {nodes[0]} is" if len(nodes) == 1 else f"nodes {', '.join(nodes)} are"
+        said.append(f"{who} not there: {how}".strip())
+    reason = "; ".join(said)
     left = {name: slots for name, slots in end.left.items() if name not in missing}
     if before.issuperset(missing):
         return replace(end, kind="lost", reason=reason, left=left, failures=())

@@ -126,8 +126,15 @@ class TorchTrainer:
         )
         self._thread.start()
 
-    def resume(self, folder: str, placement: Mapping[str, int] | None = None) -> None:
+    def resume(
+        self,
+        folder: str,
+        placement: Mapping[str, int] | None = None,
+        settings: RunSettings | None = None,
+    ) -> None:
         """Go on with a run whose launcher is gone, from its newest checkpoint; by default on its last placement.
+
+        ``settings`` replace the run's last ones, but for what a process' memory was found to hold.
 
         Raises ``TrainingError`` when there is none, or it is finished, or it lives.
         """
@@ -136,6 +143,9 @@ class TorchTrainer:
         if state == "finished":
             raise TrainingError(f"run {job.id} is finished; there is nothing to go on with")
         self._await_end_of(pool, job.settings or RunSettings())
+        if settings is not None:
+            known = (job.settings or RunSettings()).max_local
+            job = replace(job, settings=replace(settings, max_local=settings.max_local or known))
         self._record.take_up(journal, generation)
         self.launch(replace(job, folder=folder), placement or last)
 

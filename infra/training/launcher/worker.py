@@ -29,7 +29,8 @@ def run_script() -> None:
     _forget_parent()
     code: object = 0
     try:
-        _execute(task["script"], task["arguments"])
+        script = _fetched(task["script"], Path(task["folder"]).parent / "script")
+        _execute(script, task["arguments"])
     except SystemExit as leave:
         code = leave.code
         if not isinstance(code, int | None):
@@ -52,6 +53,18 @@ def run_script() -> None:
         sys.stderr.flush()
     if code not in (None, 0):
         raise SystemExit(code)
+
+
+def _fetched(script: str, folder: Path) -> str:
+    """Return the path of the script; one on S3 is copied into ``folder`` first, so that tracebacks show its lines."""
+    if "://" not in script:
+        return script
+    from ebbflow.infra.files import write_atomic
+    from ebbflow.infra.training.places import Place
+
+    place, _, name = script.rpartition("/")
+    write_atomic(None, "file", str(folder / name), Place(place).read(name))
+    return str(folder / name)
 
 
 def _execute(script: str, arguments: list[str]) -> None:

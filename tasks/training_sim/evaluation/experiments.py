@@ -18,7 +18,13 @@ Progress = Callable[[str, int, int], None]
 Found = dict[str, Any]
 """Results by the name of the experiment."""
 
-ROOTS = ("ebbflow.planners", "ebbflow.infra", "ebbflow.tasks.training_sim", "ebbflow.tasks.rework")
+ROOTS = (
+    "ebbflow.planners",
+    "ebbflow.infra",
+    "ebbflow.tasks.training_sim",
+    "ebbflow.tasks.rework",
+    "ebbflow.tasks.fleet_sim",
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -149,6 +149,17 @@ locals {
           Condition = { StringEquals = local.ours }
         },
         {
+          # the on-demand base and scale-in protection; bounds and subnets stay Terraform's
+          Sid      = "GroupsPolicy"
+          Effect   = "Allow"
+          Action   = ["autoscaling:UpdateAutoScalingGroup"]
+          Resource = ["${local.arn}:autoscaling:${local.region}:${local.account}:autoScalingGroup:*:autoScalingGroupName/${local.names.prefix}-*"]
+          Condition = {
+            StringEquals = local.ours
+            Null         = { "autoscaling:MinSize" = "true", "autoscaling:MaxSize" = "true", "autoscaling:VPCZoneIdentifiers" = "true" }
+          }
+        },
+        {
           Sid       = "EndNodes"
           Effect    = "Allow"
           Action    = ["ec2:TerminateInstances"]

@@ -131,6 +131,9 @@ resource "aws_autoscaling_group" "this" {
   # moving nodes between zones for the sake of balance would throw work away
   suspended_processes = ["AZRebalance"]
 
+  # the group never chooses whom to end: the capacity loop names nodes, and drains them first
+  protect_from_scale_in = true
+
   # spot capacity may be away for hours; an apply does not wait for it
   wait_for_capacity_timeout = "0"
 
@@ -170,8 +173,11 @@ resource "aws_autoscaling_group" "this" {
   }
 
   lifecycle {
-    # the capacity loop decides it at run time; the next apply must not undo that
-    ignore_changes = [desired_capacity]
+    # the capacity loop decides them at run time; the next apply must not undo that
+    ignore_changes = [
+      desired_capacity,
+      mixed_instances_policy[0].instances_distribution[0].on_demand_base_capacity,
+    ]
 
     precondition {
       condition     = var.kind != "spark" || var.spark_master != null

@@ -12,13 +12,14 @@ import pytest
 from botocore.config import Config
 from botocore.exceptions import ClientError, ConnectionClosedError, EndpointConnectionError
 
-from tests.aws.emulator import REGION, PoolShape
+from tests.aws.emulator import PoolShape
 from tests.aws.faults import Faults
 
 
 def _client(account, service, attempts=1):
     retries = {"mode": "standard", "total_max_attempts": attempts}
-    return boto3.client(service, endpoint_url=account.emulator.url, config=Config(retries=retries))
+    session = boto3.session.Session()  # the default one would keep another test's keys
+    return session.client(service, endpoint_url=account.emulator.url, config=Config(retries=retries))
 
 
 def _until(true, seconds=10.0):
@@ -61,7 +62,7 @@ def test_the_accounts_of_two_tests_share_nothing(aws_emulator, aws_account):
     other = aws_emulator.account()
     aws_account.strangers(2)
     assert (len(aws_account.alive()), len(other.alive())) == (2, 0)
-    assert boto3.client("sts").get_caller_identity()["Account"] == aws_account.id
+    assert boto3.session.Session().client("sts").get_caller_identity()["Account"] == aws_account.id
 
 
 def test_a_group_has_spot_nodes_of_several_types_and_zones_with_its_tags_and_an_on_demand_base(lab):
@@ -158,7 +159,7 @@ def test_botocore_takes_refusals_for_what_they_are(lab, service, faults, status)
     call = {
         "ec2": lambda c: c.describe_instances(),
         "autoscaling": lambda c: c.describe_auto_scaling_groups(),
-        "sqs": lambda c: c.receive_message(QueueUrl=lab.settings.notice_queue_url),
+        "sqs": lambda c: c.receive_message(QueueUrl=lab.settings.notice_queue_url, WaitTimeSeconds=0),
         "ssm": lambda c: c.get_parameter(Name=lab.settings.settings_parameter),
     }[service]
     lab.account.faults(faults)
@@ -230,7 +231,7 @@ def test_a_process_is_killed_at_a_call(lab, executed):
         "import boto3; c = boto3.client('autoscaling'); c.describe_auto_scaling_groups(); "
         f"c.set_desired_capacity(AutoScalingGroupName={lab.names.group('etl')!r}, DesiredCapacity=2)"
     )
-    process = subprocess.Popen([sys.executable, "-c", asks], env=os.environ | {"AWS_DEFAULT_REGION": REGION})
+    process = subprocess.Popen([sys.executable, "-c", asks], env=os.environ)
     try:
         lab.account.kill(process.pid, 2, executed=executed)
         assert process.wait(30) == -signal.SIGKILL

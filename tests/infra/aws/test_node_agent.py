@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from ebbflow.infra.aws import node_agent
-from ebbflow.infra.aws.node_agent import Agent, Leaving, Metadata, SystemdNode, look
+from ebbflow.infra.aws.node_agent import Agent, Leaving, Metadata, SystemdNode, drain_now, look
 
 ACTION = '{"action": "terminate", "time": "2026-11-21T10:02:00Z"}'
 DEADLINE = 1795255320.0
@@ -315,6 +315,20 @@ def test_a_node_without_work_is_idle(tmp_path, monkeypatch):
     (tmp_path / "systemctl").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     assert SystemdNode(draining=tmp_path / "draining").idle()
+
+
+def test_asked_to_drain_again_a_node_only_says_whether_it_is_idle(running, tmp_path, capsys):
+    node = SystemdNode(draining=tmp_path / "run" / "draining")
+    drain_now(node, DEADLINE)
+    for name in ("spark", "torch"):
+        _wait(tmp_path / name)
+        (tmp_path / name).unlink()
+    drain_now(node, DEADLINE + 2)
+    drain_now(node, DEADLINE + 600)
+    assert capsys.readouterr().out == "busy\n" * 3
+    assert not (tmp_path / "torch").exists()
+    drain_now(node, DEADLINE - 60)  # sooner: all must hear of it
+    _wait(tmp_path / "torch")
 
 
 def test_the_names_of_the_training_launcher_are_the_same():

@@ -37,7 +37,9 @@ def main() -> None:
         x[CASE["nan_at"]] = float("nan")
     with (
         open(CASE["log"] + f"-{RANK}", "a") as log,
-        ElasticRun.start(seed=3 + RANK * CASE.get("seed_of_rank", 0), folder=CASE.get("folder"), run_id="t") as run,
+        ElasticRun.start(
+            seed=3 + RANK * CASE.get("seed_of_rank", 0), folder=CASE.get("folder"), run_id="t"
+        ) as run,
     ):
         model, optimizer = run.prepare(
             nn.Sequential(

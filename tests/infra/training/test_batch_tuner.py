@@ -185,14 +185,14 @@ def test_the_scheduler_hears_every_thirty_seconds(clock, adaptive):
     assert tuner.news() is None
     heard = []
     for _ in range(1000):
-        clock.now += 0.1
+        clock.now += 0.125
         split = tuner.split(1, 4)
-        tuner.observe(1, 4, split, 0.1, 0.01, NOISY)
+        tuner.observe(1, 4, split, 0.125, 0.01, NOISY)
         if (news := tuner.news()) is not None:
             heard.append((clock.now, news))
     times = [at for at, _ in heard]
-    assert times[0] == pytest.approx(0.1 * LEAST_STEPS)
-    assert [later - sooner for sooner, later in pairwise(times)] == pytest.approx([30.0] * 3)
+    assert times[0] == 0.125 * LEAST_STEPS
+    assert [later - sooner for sooner, later in pairwise(times)] == [30.0] * 4
     assert all(news.model is not None for _, news in heard)
     again = BatchTuner(LIMITS, adaptive=adaptive, clock=clock)
     again.load_state_dict(tuner.state_dict())

@@ -16,6 +16,7 @@ from torch.distributed import TCPStore
 from ebbflow.infra.training import channel as names
 from ebbflow.infra.training.channel import Channel, Report, RunSettings, StopRequest
 from ebbflow.infra.training.checkpoints import CheckpointFolder
+from ebbflow.planners.training.job_report import JobReport
 
 pytestmark = pytest.mark.processes
 
@@ -126,6 +127,16 @@ def test_a_run_that_shrinks_and_grows_is_the_run_that_does_not(launch: Launch, s
     assert launch.said("finished")
     assert launch.said("started")[0].content["restored"] == 10
     same(launch.log(), static)
+
+
+def test_the_launcher_hears_of_the_goodput(launch: Launch) -> None:
+    assert launch.run(2, epochs=10, pause=0.04) == [0, 0]
+    said = [report.content["job"] for report in launch.said("step") if "job" in report.content]
+    assert len(said) == 1, "every 30 s"
+    job = JobReport.from_dict(said[0])
+    assert (job.gpus, job.limits.initial, job.limits.largest) == (2, 24, 24)
+    assert job.model is not None
+    assert job.model.at(1, 2, job.split) > 0
 
 
 def test_a_killed_peer_costs_the_step_in_flight_only(launch: Launch, static: Log) -> None:
@@ -259,5 +270,7 @@ def test_without_a_launcher_a_run_resumes_to_the_bit(server: RankServer, tmp_pat
     run(whole)
     for at in ({"stop": [3, 0]}, {"stop": [8, 0]}, {}):
         run(parts, at=at)
-    assert Log(parts).losses == Log(whole).losses
-    assert Log(parts).end == Log(whole).end
+    log, undisturbed = Log(parts), Log(whole)
+    assert log.losses == undisturbed.losses
+    assert (log.end.pop("extra"), undisturbed.end.pop("extra")) == (9, 0), "what the script keeps besides"
+    assert log.end == undisturbed.end

@@ -135,6 +135,7 @@ def test_a_generation_can_be_ended_alone_and_the_next_is_decided_on(run: Run) ->
     run.trainer.end_generation(number, "enough")
     end = run.end_of(number)
     assert (end["how"], end["reason"]) == ("stopped", "enough")
+    run.until(lambda: run.has("started", number + 1), "next generation")
     run.training_on({"node-2": 1, "node-3": 2})
     assert run.status.generation == number + 1, "only the one that was named"
     assert run.event("started", number + 1).content["step"] == end["saved_step"] >= end["last_step"]

@@ -11,6 +11,7 @@ import pytest
 
 from ebbflow.infra import processes
 from ebbflow.infra.protocols import TrainingJob, TrainingStatus
+from ebbflow.infra.training.channel import RunSettings
 from ebbflow.infra.training.launcher.hang import HangRule
 from ebbflow.infra.training.launcher.journal import Journal
 from ebbflow.infra.training.launcher.trainer import TorchTrainer
@@ -108,12 +109,13 @@ def test_when_the_launcher_is_killed_the_run_saves_ends_and_can_be_resumed(tmp_p
     saved = int((tmp_path / "step").read_text())
     assert saved >= 10
     with TorchTrainer(LocalNodes(tmp_path / "nodes"), preload=PRELOAD) as trainer:
-        trainer.resume(str(tmp_path / "run"), {"node-1": 2})
+        trainer.resume(str(tmp_path / "run"), {"node-1": 2}, RunSettings(keep=5))
         while trainer.status().step <= saved and trainer.status().state != "failed":
             assert time.monotonic() < end + LONG
             time.sleep(0.01)
         [started] = [e for e in trainer.events() if e.kind == "started" and e.generation == 2]
         assert started.content["step"] == saved
+        assert journal.read_run()[0].settings == RunSettings(keep=5)
         assert [e.number for e in trainer.events()] == list(range(1, len(trainer.events()) + 1))
 
 

@@ -56,6 +56,7 @@ class Generation:
     """A generation that notes what it is asked."""
 
     stop = None
+    number = 3
 
     def __init__(self, placement: dict[str, int]) -> None:
         self.placement = placement

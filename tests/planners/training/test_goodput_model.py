@@ -155,6 +155,12 @@ def test_the_first_batch_is_the_initial_one_or_the_least_that_gpus_share():
     assert first_split(8, LIMITS) == Split(32, 0)
 
 
+def test_few_examples_a_gpu_where_memory_is_no_limit():
+    limits = BatchLimits(8, 64)
+    assert split(8, 2, limits) == (4, 0)
+    assert (candidates(limits, 8).accumulation >= 0).all()
+
+
 def test_candidates_grow_to_the_largest_total():
     tried = candidates(LIMITS, 8)
     assert (np.diff(tried.total, axis=1) >= 0).all()

@@ -56,7 +56,7 @@ print(f"postgresql+asyncpg://{user}:{password}@{sys.argv[1]}/prefect?ssl=require
         > /var/lib/ebbflow/ebbflow.json
     }
     wait_for settings
-    export EBBFLOW_SETTINGS=/var/lib/ebbflow/ebbflow.json
+    export EBBFLOW_CONFIG=/var/lib/ebbflow/ebbflow.json
     exec /opt/ebbflow/bin/prefect worker start --type process --pool "$EBBFLOW_PREFECT_POOL"
     ;;
   *)

@@ -20,6 +20,8 @@ case "$action" in
     systemctl start "$unit"
     ;;
   stop)
+    # SIGTERM would be a notice to the node process, which then goes on; who stops it wants it gone
+    systemctl kill --signal=SIGKILL "$unit" 2> /dev/null || true
     systemctl stop "$unit"
     rm -f "/run/ebbflow/torch-$name.env"
     ;;

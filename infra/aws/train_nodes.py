@@ -1,0 +1,255 @@
+"""``AwsNodes``: a training's nodes on instances of a fleet, started and ended through Systems Manager.
+
+A ``NodePool`` of the launcher (``infra.training.launcher.pool``). The launcher itself runs inside the cluster's
+network, on the Prefect worker or another machine with the nodes' security group: nodes call back to its store. A node
+that is about to leave is told by its own agent (``infra.aws.node_agent``) and tells the launcher.
+"""
+
+import logging
+import secrets
+import socket
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, replace
+
+from ebbflow.infra.aws.remote import Outcome, RemoteRunner
+from ebbflow.infra.clock import Clock, SystemClock
+from ebbflow.infra.errors import ClusterError, EngineUnavailableError
+from ebbflow.infra.protocols import CapacitySource
+from ebbflow.infra.training.launcher.wire import Entry, to_json
+from ebbflow.planners.errors import EbbflowError
+from ebbflow.planners.model import Capacity, Node
+
+FOLDER = "/var/lib/ebbflow/work"
+"""Where a node may write; ``ebbflow-torch-node@.service`` runs there."""
+LOGS = f"{FOLDER}/logs"
+"""For ``TorchTrainer(logs=...)``: a folder that every node has."""
+FORM = 600.0
+"""Seconds for ``TorchTrainer(form=...)``: Systems Manager has to know the node first, and torch takes its time."""
+NEVER = "it was never started"
+"""What ``lost`` says of a node that was not started."""
+_LOOK = 0.2  # seconds for which a look at the capacity serves: the launcher asks twenty times a second
+_AT_ONCE = 16  # nodes started or ended at a time
+_CLOSING = 60.0  # seconds for all nodes to be ended
+_ENDED = ("inactive", "failed", "unknown")  # what systemd says of a unit that does not run
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Record:
+    instance: str
+    slots: int
+    job: Future[None] | None = None  # the last thing asked of its instance
+    ended: str = ""  # how it went, once it is gone
+    said: str = ""  # what its start said
+
+
+class AwsNodes:
+    """Nodes of one run, each alone on its instance. A ``NodePool``; safe for several threads.
+
+    A node called like an instance of the capacity runs on that one, any other name on the first that is free and
+    large enough. GPUs are slots where instances have some, else processors are. A node process ends by itself when
+    its launcher is gone, so nothing is left behind by a launcher that was killed.
+
+    Args:
+        runner: sends commands to the nodes.
+        capacity: the instances there are, such as ``AwsCapacity`` of a pool of kind gpu.
+        host: address of this machine inside the cluster's network; by default the one it reaches others from.
+        folder: where nodes may write.
+    """
+
+    def __init__(
+        self,
+        runner: RemoteRunner,
+        capacity: CapacitySource,
+        *,
+        host: str = "",
+        folder: str = FOLDER,
+        clock: Clock | None = None,
+    ) -> None:
+        self.host = host or own_address()
+        self.uid = secrets.token_hex(6)
+        self._runner, self._capacity, self._folder = runner, capacity, folder
+        self._clock = clock or SystemClock()
+        self._lock = threading.RLock()
+        self._nodes: dict[str, _Record] = {}
+        self._seen: tuple[float, Capacity] | None = None
+        self._workers = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="ebbflow-nodes")
+        self._closed = False
+
+    # --- what the launcher asks ---------------------------------------------------------------------------
+
+    def placement(self, slots: int | None = None) -> dict[str, int]:
+        """Return a placement on all instances that are free and not about to leave, ``slots`` on each or all."""
+        with self._lock:
+            free = self._free()
+        sizes = {node.id: _size(node) if slots is None else slots for node in free}
+        return {name: size for name, size in sizes.items() if size > 0}
+
+    def start(self, name: str, slots: int, entry: Entry) -> None:
+        """Start a node; see ``NodePool``. Raises ``ClusterError``."""
+        with self._lock:
+            if self._closed:
+                raise ClusterError("these nodes have been closed")
+            old = self._nodes.get(name)
+            if old is not None and not old.ended:
+                raise ClusterError(f"there is a node {name!r} already")
+            node = self._choose(name, slots)
+            before = [r.job for r in self._nodes.values() if r.instance == node.id and r.job is not None]
+            used = any(r.instance == node.id for r in self._nodes.values())
+            record = _Record(node.id, slots)
+            self._nodes[name] = record
+            entry = replace(entry, address=node.host, folder=f"{self._folder}/{self.uid}/{entry.key}")
+            record.job = self._later(before, lambda: self._start(record, entry, used))
+
+    def lost(self, name: str) -> str:
+        """Return how a node went that is gone; empty while it is there."""
+        with self._lock:
+            record = self._nodes.get(name)
+            if record is None:
+                return NEVER
+            if not record.ended and record.instance not in {node.id for node in self._look().nodes}:
+                record.ended = f"its instance {record.instance} is gone"
+            return record.ended
+
+    def frozen(self, name: str) -> bool:
+        """Return False: from outside nobody can tell."""
+        return False
+
+    def end(self, name: str) -> None:
+        """End a node; what it runs is killed within seconds."""
+        with self._lock:
+            record = self._nodes.get(name)
+            if record is None:
+                return
+            there = record.instance in {node.id for node in self._look().nodes}
+            record.ended = record.ended or "ended by the launcher"
+            if there:
+                before = [record.job] if record.job is not None else []
+                record.job = self._later(before, lambda: self._stop(record))
+
+    def log(self, name: str) -> str:
+        """Return what starting the node said; its own log is in the instance's journal."""
+        with self._lock:
+            record = self._nodes.get(name)
+            return record.said if record else ""
+
+    def gone(self, uid: str) -> bool:
+        """Tell whether no instance runs a node of the pool that had this ``uid``.
+
+        An instance that cannot be asked counts as one that runs none: its node process ends without its launcher.
+        """
+        instances = [node.id for node in self._look().nodes]
+        try:
+            found = self._runner.run("torch-node", instances, {"action": "status", "name": uid})
+        except EbbflowError as error:
+            log.warning("nodes cannot be asked for an earlier training: %s", error)
+            return False
+        return all(not o.ok or o.output.strip() in _ENDED for o in found.values())
+
+    def close(self) -> None:
+        """End all nodes, within a minute. May be called twice."""
+        with self._lock:
+            if self._closed:
+                return
+            for name, record in self._nodes.items():
+                if not record.ended:
+                    self.end(name)
+            self._closed = True
+            jobs = [record.job for record in self._nodes.values() if record.job is not None]
+        _, late = wait(jobs, timeout=_CLOSING)
+        if late:
+            log.warning("%s nodes could not be ended in time; they end without their launcher", len(late))
+        self._workers.shutdown(wait=False, cancel_futures=True)
+
+    def __enter__(self) -> "AwsNodes":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # --- how ----------------------------------------------------------------------------------------------
+
+    def _choose(self, name: str, slots: int) -> Node:
+        free = self._free()
+        for node in free:
+            if node.id == name:
+                if _size(node) >= slots:
+                    return node
+                raise ClusterError(
+                    f"node {name} needs {slots} slots and {node.instance_type} has {_size(node)}"
+                )
+        fitting = [node for node in free if _size(node) >= slots]
+        if not fitting:
+            raise ClusterError(
+                f"node {name} needs {slots} slots, and none of the {len(self._look().nodes)} instances is free, "
+                "large enough and staying; let the fleet grow first"
+            )
+        return min(fitting, key=lambda node: (_size(node), node.id))
+
+    def _free(self) -> list[Node]:
+        taken = {record.instance for record in self._nodes.values() if not record.ended}
+        return [node for node in self._look().usable if node.id not in taken]
+
+    def _look(self) -> Capacity:
+        now = self._clock.now()
+        if self._seen is None or now - self._seen[0] >= _LOOK:
+            try:
+                self._seen = now, self._capacity.capacity()
+            except EngineUnavailableError as error:
+                raise ClusterError(f"the instances are not known: {error}") from error
+        return self._seen[1]
+
+    def _later(self, before: list[Future[None]], act: Callable[[], None]) -> Future[None]:
+        """Do one thing after what was asked of the same instance before."""
+
+        def do() -> None:
+            wait(before, timeout=2 * _CLOSING)
+            act()
+
+        return self._workers.submit(do)
+
+    def _start(self, record: _Record, entry: Entry, used: bool) -> None:
+        if record.ended:
+            return
+        try:
+            if used:  # starting what runs would change nothing
+                self._runner.stop_torch(record.instance, self.uid)
+            found = self._runner.start_torch(record.instance, self.uid, to_json(entry), token=entry.key)
+            self._said(record, found)
+        except EbbflowError as error:
+            self._failed(record, str(error))
+
+    def _said(self, record: _Record, found: Outcome) -> None:
+        record.said = found.output or str(found)
+        if not found.ok:
+            self._failed(record, str(found))
+
+    def _failed(self, record: _Record, why: str) -> None:
+        with self._lock:
+            record.said = record.said or why
+            record.ended = record.ended or f"it could not be started: {why}"
+
+    def _stop(self, record: _Record) -> None:
+        try:
+            found = self._runner.stop_torch(record.instance, self.uid)
+            if not found.ok and found.status != "gone":
+                log.warning("a node could not be ended: %s", found)
+        except EbbflowError as error:
+            log.warning("a node could not be ended: %s", error)
+
+
+def own_address() -> str:
+    """Return the address from which this machine reaches others; nothing is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("169.254.169.254", 80))  # any address beyond this machine does
+            return str(probe.getsockname()[0])
+        except OSError as error:
+            raise ClusterError(f"this machine has no address that nodes could reach: {error}") from error
+
+
+def _size(node: Node) -> int:
+    return node.gpus or node.cores

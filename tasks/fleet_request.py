@@ -1,0 +1,153 @@
+"""What ``ebbflow fleet`` is asked with: which cluster, by whose rights, within which limits."""
+
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
+from math import inf
+from pathlib import Path
+from typing import Any, TypeVar, get_args, get_type_hints
+
+from ebbflow.infra.aws.price_list import ListedPrices
+from ebbflow.infra.aws.settings import Settings
+from ebbflow.infra.errors import SettingsError
+from ebbflow.planners.errors import OptionError
+from ebbflow.planners.fallback import Fallback
+from ebbflow.planners.limits import Limits
+from ebbflow.planners.market import Interruption, Terms
+from ebbflow.tasks.request import home
+
+T = TypeVar("T")
+
+CONFIG = "EBBFLOW_CONFIG"
+"""Environment variable that names the configuration."""
+LIMITS = "EBBFLOW_LIMITS"
+"""Environment variable that names the file of limits."""
+DEFAULT = "ebbflow.json"
+
+_TEACH = (
+    "write it where terraform apply was run (terraform/examples/minimal is the cheapest cluster that works): "
+    f"terraform output -json > {DEFAULT}; then run this command there, or name the file by --config FILE or {CONFIG}"
+)
+
+
+@dataclass(frozen=True)
+class FleetRules:
+    """What decides besides the fleet itself; a file of limits holds it, and each part has a default."""
+
+    limits: Limits = field(default_factory=Limits)
+    fallback: Fallback = field(default_factory=Fallback)
+    terms: Terms = field(default_factory=Terms)
+    interruption: Interruption = field(default_factory=lambda: Interruption(restart=120.0, rework=300.0))
+    source: str = ""  # the file; empty where there is none
+
+    @classmethod
+    def read(cls, path: str | Path) -> "FleetRules":
+        """Read a TOML file with the sections limits, fallback and market. Raises ``OptionError``."""
+        try:
+            content = tomllib.loads(Path(path).expanduser().read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError) as error:
+            raise OptionError(
+                f"{path} cannot be read: {getattr(error, 'strerror', None) or error}"
+            ) from error
+        except tomllib.TOMLDecodeError as error:
+            raise OptionError(f"{path} is not TOML: {error}") from error
+        return cls.parse(content, str(path))
+
+    @classmethod
+    def parse(cls, content: Mapping[str, Any], source: str) -> "FleetRules":
+        """Return the rules that ``content`` holds; ``source`` begins every message. Raises ``OptionError``."""
+        _known(content, source, ("limits", "fallback", "market"))
+        market = dict(_table(content.get("market", {}), f"{source}: market"))
+        cost = {name: market.pop(name) for name in ("restart", "rework", "span") if name in market}
+        _known(market, f"{source}: market", (*(f.name for f in fields(Terms)), "restart", "rework", "span"))
+        default = Interruption(restart=120.0, rework=300.0)
+        return cls(
+            Limits.parse(content.get("limits", {}), f"{source}: limits"),
+            _made(Fallback, content.get("fallback", {}), f"{source}: fallback"),
+            _made(Terms, market, f"{source}: market"),
+            _made(
+                Interruption,
+                {"restart": default.restart, "rework": default.rework} | cost,
+                f"{source}: market",
+            ),
+            source,
+        )
+
+
+@dataclass(frozen=True)
+class FleetRequest:
+    """One call. Paths that are not given are looked for where ``settings``, ``rules`` and ``folder`` say."""
+
+    config: str | None = None  # default: $EBBFLOW_CONFIG, or ebbflow.json here
+    endpoint_url: str | None = None  # of an emulator; default: $AWS_ENDPOINT_URL, which boto3 reads itself
+    profile: str | None = None  # of the AWS configuration
+    own_credentials: bool = False  # do not take on the cluster's capacity role
+    limits: str | None = None  # default: $EBBFLOW_LIMITS, or fleet.toml here
+    prices: str | None = None  # file of on-demand prices
+    state: str | None = None  # folder of what must not be forgotten; default: fleet/ in Ebbflow's own
+
+    def settings(self) -> Settings:
+        """Read the configuration. Raises ``SettingsError`` that says how to come by one."""
+        given = self.config or os.environ.get(CONFIG)
+        path = Path(given or DEFAULT).expanduser()
+        if not path.is_file():
+            where = (
+                f"the configuration {path} does not exist"
+                if given
+                else f"there is no {DEFAULT} in {Path.cwd()}"
+            )
+            raise SettingsError(f"{where}; {_TEACH}")
+        return Settings.from_terraform(path)
+
+    def rules(self) -> FleetRules:
+        """Read the limits. Raises ``OptionError``."""
+        given = self.limits or os.environ.get(LIMITS)
+        if given:
+            return FleetRules.read(given)
+        return FleetRules.read("fleet.toml") if Path("fleet.toml").is_file() else FleetRules()
+
+    def listed(self) -> ListedPrices | None:
+        """Read the file of on-demand prices, where one is named. Raises ``OptionError``."""
+        return ListedPrices.read(Path(self.prices).expanduser()) if self.prices else None
+
+    def folder(self) -> Path:
+        """Return the folder of plans, notices and stays."""
+        return Path(self.state).expanduser() if self.state else home() / "fleet"
+
+
+def unlimited(limits: Limits) -> bool:
+    """Tell whether nothing limits what a fleet costs."""
+    return limits.dollars_per_hour == inf and limits.nodes == inf and not limits.pools and not limits.teams
+
+
+def _made(kind: type[T], content: object, where: str) -> T:
+    """Return the value that a table of plain numbers describes. Raises ``OptionError``."""
+    table = _table(content, where)
+    whole = {name: int in (hint, *get_args(hint)) for name, hint in get_type_hints(kind).items()}
+    _known(table, where, tuple(whole))
+    for name, value in table.items():
+        # bool is an int for Python, not for us
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise OptionError(f"{where}.{name} must be a number; got {value!r}")
+        if whole[name] and value != int(value):
+            raise OptionError(f"{where}.{name} must be a whole number; got {value!r}")
+    try:
+        return kind(**{name: int(v) if whole[name] else float(v) for name, v in table.items()})
+    except OptionError as error:
+        raise OptionError(f"{where}: {error}") from error
+
+
+def _table(value: object, where: str) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise OptionError(f"{where} must be a table; got {value!r}")
+    return value
+
+
+def _known(content: Mapping[str, Any], where: str, keys: tuple[str, ...]) -> None:
+    for key in content:
+        if key not in keys:
+            close = get_close_matches(str(key), keys, 1)
+            hint = f"; did you mean {close[0]}?" if close else ""
+            raise OptionError(f"{where}: {key} is not known; known are {', '.join(keys)}{hint}")
