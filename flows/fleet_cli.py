@@ -335,7 +335,7 @@ def grow(
 
         _change(fleet, wanted, f"Grow {pool}?", dry_run, yes, refused=refused)
         if not dry_run:
-            console.print("requested; ebbflow fleet status --watch 10 shows them arrive")
+            console.print("requested; ebbflow fleet status --watch 10 shows them arrive", highlight=False)
 
 
 @app.command()

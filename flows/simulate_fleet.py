@@ -12,8 +12,8 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 FLEET_HELP = """Rent machines for training jobs with deadlines, simulated over real spot prices, in several ways.
 
 Planned scaling and market choice against asking for the cheapest machine once and against on-demand: dollars for each
-finished job, how often it is in time, interruptions. Prices are AWS's of December 2019 to March 2020; in one of the
-three worlds nodes also come and go as those of a real pool did. The planners are those of [b]ebbflow fleet[/b], only
+finished job, how often it is in time, interruptions. Prices are AWS's of December 2019 to March 2020; in two of four
+worlds nodes also come and go as those of a real pool did. The planners are those of [b]ebbflow fleet[/b], only
 the provider is simulated. Each experiment keeps its result in a file of its own in --out and is not run again with
 the same code. The page fleet-evaluation.md goes to --document, with pictures in its folder evaluation.
 

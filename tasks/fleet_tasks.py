@@ -83,8 +83,10 @@ def apply_target(
     applied = act(control, verdict, dry_run=dry_run)
     settled = Settled(wanted, target, verdict, applied)
     log = get_run_logger()
-    for line in (*verdict.reasons, *applied_lines(applied)):
-        log.info("%s: %s", wanted.pool, line)
+    for reason in verdict.reasons:
+        log.info("guard, pool %s: %s", wanted.pool, reason)
+    for line in applied_lines(applied):
+        log.info(line)
     create_table_artifact(
         key=f"{DECISIONS}-{cluster}", table=[_row(settled)], description=f"The last decision about {cluster}"
     )

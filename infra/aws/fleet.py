@@ -61,8 +61,9 @@ class SpotFleet:
 
     def observe(self) -> Fleet:
         """See ``FleetControl``. Raises ``AwsError``, ``StorageError``."""
-        groups = asg.describe(self._clients, self._names, self._settings.pools)
+        # instances first: a group that is asked after that knows of all that were found
         instances = self._instances.ours()
+        groups = self._groups(self._settings.pools)
         nodes = self._instances.nodes(i for i in instances if i.state == "running")
         now = self._clock.now()
         ending = self._ending(groups, now)

@@ -142,7 +142,7 @@ class _Run:
                 self._apply(pool.name, nodes, firm)
 
     def _apply(self, pool: str, nodes: int, on_demand: int) -> None:
-        self.control.apply(Target(pool, nodes, self._epoch(), f"the plan of {self.strategy.name}", on_demand))
+        self.control.apply(Target(pool, nodes, self._epoch(), self.strategy.reason, on_demand))
 
     def _epoch(self) -> int:
         return self.control.take_notices(())

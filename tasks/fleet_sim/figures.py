@@ -34,6 +34,12 @@ def dollars_per_finished(rows: Sequence[Row]) -> float:
     return sum(row["dollars"] for row in rows) / finished if finished else float("nan")
 
 
+def dollars_per_timely(rows: Sequence[Row]) -> float:
+    """Return all dollars over the jobs that were done in time; NaN if none was."""
+    timely = sum(row["in_time"] for row in rows)
+    return sum(row["dollars"] for row in rows) / timely if timely else float("nan")
+
+
 def in_time(rows: Sequence[Row]) -> float:
     """Return the per cent of jobs that finished before their deadline."""
     return 100.0 * sum(row["in_time"] for row in rows) / len(rows)
@@ -130,6 +136,8 @@ def verdict(difference: Value, *, less: bool) -> str:
     turned = difference.mean if less else -difference.mean
     if not np.isfinite(difference.half):
         return "not told: too few beginnings"
+    if abs(turned) + difference.half < 1e-9:
+        return "equal"
     if turned + difference.half < 0:
         return "yes"
     return "**no**" if turned - difference.half > 0 else "not told by the beginnings"

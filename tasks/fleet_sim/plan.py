@@ -11,7 +11,6 @@ import numpy as np
 from ebbflow.infra.sim.prices import PriceHistory, moment, read_prices
 from ebbflow.infra.sim.spot_rows import read_spot_rows
 from ebbflow.infra.sim.spot_supply import PresenceTrace, Supply
-from ebbflow.planners.model.prices import HOUR
 from ebbflow.tasks.fleet_sim.driver import World, run
 from ebbflow.tasks.fleet_sim.jobs import MACHINES, Job, job_of
 from ebbflow.tasks.fleet_sim.strategies import Once, Planned, Strategy
@@ -120,8 +119,3 @@ def experiments(quick: bool = False) -> list[Experiment]:
         for world in WORLDS
         for seed in range(2 if quick else STARTS)
     ]
-
-
-def span(job: Job) -> float:
-    """Return the hours that a job is allowed."""
-    return job.allowed / HOUR

@@ -65,6 +65,7 @@ class Strategy(Protocol):
 
     name: str
     again: bool  # asked at intervals too, not only when nodes or notices change
+    reason: str  # of the last plan
 
     def plan(self, seen: Situation) -> Plan:
         """Return what to hold from now on."""
@@ -110,6 +111,7 @@ class Once:
     reserve: float = PLAIN_RESERVE
     again: bool = False
     chosen: Plan | None = None
+    reason: str = ""
 
     def plan(self, seen: Situation) -> Plan:
         """Return the plan of the first time."""
@@ -131,6 +133,7 @@ class Once:
 
         best = min(offers, key=cost)
         nodes = sizes[best.instance_type].nodes
+        self.reason = f"the cheapest by the {self.by} at the start: {sizes[best.instance_type].reason}"
         wanted = Wanted(nodes, 0) if self.market == "spot" else Wanted(0, nodes)
         return {(best.instance_type, best.zone): wanted}
 
@@ -141,9 +144,9 @@ class Planned:
 
     At each decision the fewest nodes of each type that end in time are priced by ``market.choose``; the cheapest
     type wins, the present one with ``margin`` in its favour. A place that lacks nodes for ``dry_after`` seconds is
-    left out for ``dry_for`` seconds. While the nodes there end in time, a move included, they are kept. Otherwise, when
-    the time left is no more than ``guard`` seconds and a move above what on-demand needs, rented as it would have been
-    at the start, only on-demand is taken until the job is done.
+    left out for ``dry_for`` seconds. While the nodes there end in time, a move included, they are kept. Otherwise,
+    when the time left is no more than ``guard`` seconds and a move above what on-demand needs, rented as it would
+    have been at the start, only on-demand is taken until the job is done.
     """
 
     name: str = "planned"
@@ -159,7 +162,7 @@ class Planned:
     kind: str = ""
     firm: bool = False  # only on-demand from now on
     fallback: tuple[str, int] | None = None  # type and nodes
-    reasons: list[str] = field(default_factory=list)
+    reason: str = ""
 
     def plan(self, seen: Situation) -> Plan:
         """Return what to hold now."""
@@ -174,12 +177,9 @@ class Planned:
             late, dollars, wanted, reason = found
             rank = (late > 0, late, dollars * (1 - self.margin if kind == self.kind else 1.0), kind)
             if best is None or rank < best:
-                best, plan, why = rank, wanted, reason
-        if best is None:
-            return plan
-        self.kind = best[-1]
-        if not self.reasons or self.reasons[-1] != why:
-            self.reasons.append(why)
+                best, plan, self.reason = rank, wanted, reason
+        if best is not None:
+            self.kind = best[-1]
         return plan
 
     def _priced(self, seen: Situation, kind: str) -> tuple[float, float, Plan, str] | None:

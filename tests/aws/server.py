@@ -275,9 +275,11 @@ def _patch_time(clock: ScaledClock) -> None:
 
 
 def _live(world: World, groups: Groups) -> None:
-    settled = 0.0
+    settled, parent = 0.0, os.getppid()
     while True:
         time.sleep(_STEP)
+        if os.getppid() != parent:
+            os._exit(1)  # whoever wanted the server is gone
         with world.lock:
             world.step()
             if time.monotonic() - settled > _SETTLE:

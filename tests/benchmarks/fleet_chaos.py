@@ -85,6 +85,8 @@ def _all(seeds: Sequence[int], jobs: int, speed: float, runs: Path) -> None:
                 )
     finally:
         for worker in workers:
+            if worker.exitcode:
+                print(f"a worker ended with {worker.exitcode}", flush=True)
             if worker.is_alive():
                 worker.terminate()
             worker.join(30)

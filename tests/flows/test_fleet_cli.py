@@ -180,19 +180,24 @@ def changes(cluster: "Cluster") -> list[str]:
 # --- help ---------------------------------------------------------------------------------------------------
 
 
-def test_every_help_text_teaches_by_examples_that_exist() -> None:
+def test_every_help_text_teaches_and_all_examples_exist() -> None:
     shown = {}
     for command in COMMANDS:
         done = CliRunner().invoke(fleet_cli.app, [*command, "--help"], env={"COLUMNS": "160"})
         assert done.exit_code == 0
         shown[" ".join(command)] = done.output
+    examples = []
     for page in shown.values():
-        examples = re.findall(r"^ +ebbflow fleet (.*)", page.split("Usage:")[1].partition("\n")[2], re.M)
-        assert examples, page
-        for example in examples:
-            words = re.split(r"  +|\s[>&]", example)[0].split()
-            name = " ".join(words[: 2 if words[0] == "notices" else 1])
-            assert {w for w in words if w.startswith("--")} <= set(re.findall(r"--[a-z-]+", shown[name]))
+        found = re.findall(r"^ +ebbflow fleet (.*)", page.split("Usage:")[1].partition("\n")[2], re.M)
+        assert found, page
+        examples += found
+    guide = (Path(__file__).parents[2] / "docs/fleet.md").read_text()
+    told = re.findall(r"`?ebbflow fleet ([^`|\n]+)", guide)
+    assert len(told) > 10
+    for example in examples + told:
+        words = re.split(r"  +|\s[>&]", example)[0].split()
+        name = " ".join(words[: 2 if words[0] == "notices" else 1])
+        assert {w for w in words if w.startswith("--")} <= set(re.findall(r"--[a-z-]+", shown[name])), example
 
 
 # --- configuration and rights -------------------------------------------------------------------------------

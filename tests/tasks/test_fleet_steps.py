@@ -1,6 +1,8 @@
 """Observe, decide, guard, act: on a simulated fleet, with prices that a test sets."""
 
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -325,6 +327,18 @@ def test_a_wrong_file_of_limits_is_explained(text, message, tmp_path) -> None:
         FleetRules.read(tmp_path / "fleet.toml")
     with pytest.raises(OptionError, match="cannot be read: No such file"):
         FleetRules.read(tmp_path / "none.toml")
+
+
+def test_the_files_that_the_guide_shows_can_be_read(tmp_path) -> None:
+    guide = (Path(__file__).parents[2] / "docs/fleet.md").read_text()
+    agreed, limits = re.findall(r"```toml\n(.*?)```", guide, re.S)
+    (tmp_path / "agreed.toml").write_text(agreed)
+    (tmp_path / "fleet.toml").write_text(limits)
+    assert FleetRequest(prices=str(tmp_path / "agreed.toml")).listed().on_demand == {"m5.large": 0.107}
+    found = FleetRules.read(tmp_path / "fleet.toml")
+    assert found.limits.pools["workers"].most == 20
+    assert found.limits.teams["vision"].gpus == 8
+    assert (found.fallback, found.interruption) == (FleetRules().fallback, FleetRules().interruption)
 
 
 @given(st.integers(0, 12), st.integers(0, 6), st.integers(0, 12), st.floats(0.01, 2))

@@ -1,5 +1,6 @@
 """Runs on a launcher without processes: what follows each end, and what the report says of it."""
 
+import io
 import json
 from collections.abc import Mapping
 from dataclasses import replace
@@ -7,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 from training_fakes import Act, FakeSite, ScriptedClock, failed
 
 from ebbflow.infra.errors import EngineUnavailableError, TrainingError
@@ -19,7 +21,7 @@ from ebbflow.tasks.report import ReportError
 from ebbflow.tasks.training import Handle, run_training
 from ebbflow.tasks.training_listening import Silent
 from ebbflow.tasks.training_outlook import BestBatch
-from ebbflow.tasks.training_page import training_html
+from ebbflow.tasks.training_page import print_training, training_html
 from ebbflow.tasks.training_report import EventReport, TrainingReport
 from ebbflow.tasks.training_request import TrainingRequest
 
@@ -420,6 +422,19 @@ def test_the_page_shows_everything_and_escapes_it(script: str) -> None:
     for words in ("node-lost", "Generations", "goodput", "$0.00", "Why it failed"):
         assert words in page
     assert "<script" not in page
+
+
+def test_a_failed_run_says_where_its_processes_wrote(script: str) -> None:
+    report, _ = run(script, failed("TypeError: no"))
+
+    def printed() -> str:
+        out = io.StringIO()
+        print_training(report, Console(file=out, width=60))
+        return out.getvalue()
+
+    assert "what the processes wrote" not in printed()
+    (Path(report.folder) / "logs" / "generation-1").mkdir(parents=True)
+    assert f"what the processes wrote: {report.folder}/logs/generation-1\n" in printed()
 
 
 def test_the_clock_of_these_tests_stands_still() -> None:

@@ -40,9 +40,9 @@ def _size(cluster, nodes):
     )
 
 
-def _messages(cluster, kind):
-    """Take what the queue holds and return the details of the events of one kind."""
-    sqs, found = cluster.account.client("sqs"), []
+def _messages(cluster):
+    """Take what the queue holds and return the events by their kind."""
+    sqs, found = cluster.account.client("sqs"), {}
     while True:
         answer = sqs.receive_message(
             QueueUrl=cluster.settings.notice_queue_url, MaxNumberOfMessages=10, WaitTimeSeconds=1
@@ -54,8 +54,7 @@ def _messages(cluster, kind):
                 QueueUrl=cluster.settings.notice_queue_url, ReceiptHandle=message["ReceiptHandle"]
             )
             body = json.loads(message["Body"])
-            if body["detail-type"] == kind:
-                found.append(body)
+            found.setdefault(body["detail-type"], []).append(body)
 
 
 def test_the_accounts_of_two_tests_share_nothing(aws_emulator, aws_account):
@@ -128,13 +127,14 @@ def test_an_interruption_is_announced_through_the_rules_and_carried_out(lab):
     _size(lab, 2)
     taken = next(n["id"] for n in lab.nodes("etl") if n["market"] == "spot")
     lab.account.interrupt([taken], seconds=0.5)
-    (warning,) = _messages(lab, "EC2 Spot Instance Interruption Warning")
-    assert warning["detail"] == {"instance-id": taken, "instance-action": "terminate"}
-    assert warning["account"] == lab.account.id
     _until(lambda: taken not in {n["id"] for n in lab.nodes("etl")})
     assert len(lab.nodes("etl")) == 2  # the group has replaced it
-    ended = [m["detail"] for m in _messages(lab, "EC2 Instance State-change Notification")]
-    assert {"instance-id": taken, "state": "terminated"} in ended
+    events = _messages(lab)
+    (warning,) = events["EC2 Spot Instance Interruption Warning"]
+    assert warning["detail"] == {"instance-id": taken, "instance-action": "terminate"}
+    assert warning["account"] == lab.account.id
+    states = [event["detail"] for event in events["EC2 Instance State-change Notification"]]
+    assert {"instance-id": taken, "state": "terminated"} in states
 
 
 def test_events_come_twice_and_messages_again(lab):

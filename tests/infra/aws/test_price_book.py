@@ -222,6 +222,10 @@ def test_what_is_older_than_ec2_tells_is_forgotten(desk, book):
     now = desk.clock.time
     desk.history([price("m5.large", "a", 0.07, now - 3700)], now - 3600, types=["m5.large"])
     assert book.series("a", "m5.large", now - 3600) == Series((now - 3700,), (0.07,))
+    # between the old prices and the new ones nothing is known
+    early = [price("m5.large", "a", 0.06, now - DAY), price("m5.large", "a", 0.07, now - 3700)]
+    desk.history(early, now - DAY, types=["m5.large"])
+    assert book.series("a", "m5.large", now - DAY) == Series((now - DAY, now - 3700), (0.06, 0.07))
     desk.done()
 
 
@@ -328,6 +332,11 @@ def test_a_list_price_serves_for_a_week_and_in_an_outage_for_longer(desk, book):
     desk.clock.time += PAUSE
     desk.listed("m5.large", product(price="0.1"))
     assert book.on_demand("m5.large") == 0.1
+    desk.clock.time += 71 * DAY
+    desk.list.add_client_error("get_products", "ThrottlingException", http_status_code=400)
+    assert book.on_demand("m5.large") is None
+    assert "the on-demand price of m5.large is not known" in book.problems()[0]
+    desk.clock.time += PAUSE
     desk.listed("x9.large")
     assert book.on_demand("x9.large") is None
     assert "the AWS Price List has no price of x9.large in us-east-1" in book.problems()[0]

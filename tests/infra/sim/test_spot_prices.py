@@ -1,5 +1,6 @@
 """Spot price history: reading it, what clusters cost by it, and that schedulers see it."""
 
+import gzip
 from pathlib import Path
 
 import pytest
@@ -110,3 +111,15 @@ def test_time_must_not_go_back_and_the_product_must_occur(path: Path) -> None:
     path.write_text(HEADER + lines[4] + lines[0], encoding="utf-8")
     with pytest.raises(WorkloadError, match="line 3: time goes back"):
         read_prices(path)
+
+
+def test_a_compressed_history_is_read_like_a_plain_one(path: Path, tmp_path: Path) -> None:
+    packed = tmp_path / "prices.csv.gz"
+    packed.write_bytes(gzip.compress(path.read_bytes()))
+    assert read_prices(packed).series == read_prices(path).series
+    packed.write_bytes(packed.read_bytes()[:-20])
+    with pytest.raises(WorkloadError, match="whole gzip file"):
+        read_prices(packed)
+    packed.write_text("plain")
+    with pytest.raises(WorkloadError, match="cannot be read"):
+        read_prices(packed)

@@ -100,7 +100,9 @@ def test_when_spot_is_dry_everywhere_the_planned_way_is_in_time_on_demand() -> N
 def test_it_follows_the_cheaper_zone_but_not_for_a_difference_within_the_margin() -> None:
     job = job_of("A3C", 10.0, 2.0)
     dearer = world({("us-west-2a", "p3.2xlarge"): Supply(steps((0, 1.0), (2, 2.5)))})
-    moved = run(job, Planned(), dearer)
+    way = Planned()
+    moved = run(job, way, dearer)
+    assert way.reason.startswith("p3.2xlarge: keep 1: the work ends in")
     stayed = run(job, Once("plain", "spot"), dearer)
     assert moved.restarts == 2
     assert moved.dollars < stayed.dollars
