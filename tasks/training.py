@@ -4,6 +4,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -19,7 +20,7 @@ from ebbflow.planners.training.canary import CanaryPlan, GateQuestion, plan, sho
 from ebbflow.planners.training.retries import BlindRetry, Retries, RetryPolicy
 from ebbflow.tasks.report import write_text
 from ebbflow.tasks.training_book import Book
-from ebbflow.tasks.training_driver import Driver, Handle
+from ebbflow.tasks.training_driver import Driver, Handle, own_events
 from ebbflow.tasks.training_failures import failure_table
 from ebbflow.tasks.training_faults import FaultSchedule, Faulty
 from ebbflow.tasks.training_listening import Silent, TrainingListener
@@ -181,7 +182,7 @@ def run_training(
         book.say("canary", f"a trial of {canary.steps} steps on {canary.ranks} GPUs first: {why}")
     site = site or LocalSite(request)
     trainer = site.trainer(request, supervisor, book.hear)
-    supervisor.told = trainer.events
+    supervisor.told = partial(own_events, trainer)
     try:
         placement, settings = supervisor.begin()
         driver = Driver(trainer, handle, supervisor, book, canary, listener)

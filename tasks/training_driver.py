@@ -1,9 +1,9 @@
 """Follows a launched run until it ends: events, nodes that come and go, interrupts."""
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from ebbflow.infra.protocols import Trainer, TrainingStatus
+from ebbflow.infra.protocols import Trainer, TrainingEvent, TrainingStatus
 from ebbflow.planners.training.canary import CanaryPlan
 from ebbflow.tasks.training_book import Book
 from ebbflow.tasks.training_capacity import Nodes
@@ -29,6 +29,13 @@ class Handle:
     def stopped(self) -> bool:
         """Tell whether the run has been asked to leave."""
         return self._stop.is_set()
+
+
+def own_events(trainer: Trainer, after: int) -> Sequence[TrainingEvent]:
+    """Return the launcher's events with numbers above ``after``, without those of launchers before it."""
+    events = trainer.events(after)
+    begun = max((place for place, event in enumerate(events, 1) if event.kind == "launched"), default=0)
+    return events[begun:]
 
 
 class Driver:
@@ -91,7 +98,7 @@ class Driver:
         if self._handle.stopped and not self._stopping:
             self._stopping = True
             self._trainer.stop()
-        for event in self._trainer.events(self._read):
+        for event in own_events(self._trainer, self._read):
             self._read = event.number
             if (
                 event.kind == "started"

@@ -96,7 +96,7 @@ def print_training(report: TrainingReport, console: Console) -> None:
         f"{plural(report.steps, 'step')}, {plural(len(report.generations), 'generation')}",
     )  # fmt: skip
     console.print(head)
-    if report.state != "finished" and report.reason:
+    if report.state != "finished" and report.reason not in ("", "stop"):  # the head says as much
         console.print(Text(printable(report.reason)), soft_wrap=True)
     if report.failure and report.failure.advice:
         console.print(Text(printable(report.failure.advice), style="italic"), soft_wrap=True)

@@ -82,6 +82,9 @@ class FakeTrainer:
     def resume(self, folder: str, placement: Mapping[str, int], settings: RunSettings) -> None:
         self._step = self._saved = 100
         self._settings = settings
+        self._note("started", restored=None, world=6)  # by an earlier launcher, to which this happened
+        self._note("node-notice", node="node-1", deadline=0.0)
+        self._note("launched")
         self._begin(dict(placement))
 
     def _begin(self, placement: dict[str, int]) -> None:

@@ -1,6 +1,7 @@
 """``ebbflow fleet`` against an emulated AWS over HTTP, with groups as Terraform makes them."""
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -8,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from flowcases import COMMAND, JOINED, PATIENCE, eventually
@@ -39,6 +40,7 @@ region = "us-east-1"
 """
 
 Fleet = Callable[..., "Done"]
+_CLIENTS: dict[str, Any] = {}
 
 
 class Done:
@@ -114,15 +116,17 @@ def fleet(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
     from ebbflow.tasks import fleet as module
 
     monkeypatch.setenv("COLUMNS", "160")
-    kept: dict[str, Clients] = {}
 
     def clients(*arguments: object, **more: object) -> Clients:
-        """Return the clients of the command before: reading AWS's models anew takes longer than a command."""
-        given = repr((arguments, more))
-        if given not in kept:
-            kept[given] = Clients(*arguments, **more)  # type: ignore[arg-type]
-            monkeypatch.setattr(kept[given], "close", lambda: None)
-        return kept[given]
+        """Return the clients of an earlier command: reading AWS's models anew takes longer than a command."""
+        variables = [
+            os.environ.get(n) for n in ("AWS_ACCESS_KEY_ID", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_SSM")
+        ]
+        given = repr((arguments, more, variables))
+        if given not in _CLIENTS:
+            _CLIENTS[given] = Clients(*arguments, **more)  # type: ignore[arg-type]
+            _CLIENTS[given].close = lambda: None  # type: ignore[method-assign]
+        return _CLIENTS[given]
 
     monkeypatch.setattr(module, "Clients", clients)
 
@@ -219,7 +223,6 @@ def test_a_configuration_is_found_by_option_and_environment(
 ) -> None:
     (tmp_path / "ebbflow.json").rename(tmp_path / "prod.json")
     assert fleet("status").code == 2
-    assert fleet("status", "--config", "prod.json").code == 0
     monkeypatch.setenv("EBBFLOW_CONFIG", str(tmp_path / "prod.json"))
     assert fleet("status").code == 0
 
@@ -229,21 +232,31 @@ def test_an_emulator_is_named_by_option_too_and_an_aws_that_is_away_is_status_on
 ) -> None:
     url = quiet.account.emulator.url
     monkeypatch.delenv("AWS_ENDPOINT_URL")
-    assert fleet("status", "--endpoint-url", url).code == 0
-    from ebbflow.infra.aws import clients
+    assert fleet("status", "--endpoint-url", url, "--config", "ebbflow.json").code == 0
+    from botocore.retries.standard import RetryPolicy
 
-    monkeypatch.setattr(clients, "ATTEMPTS", 1)
+    monkeypatch.setattr(RetryPolicy, "compute_retry_delay", lambda *_: 0.0)
     away = fleet("status", "--own-credentials", "--endpoint-url", "http://127.0.0.1:9")
     assert away.code == 1
     assert "no usable answer from AWS" in away.line
 
 
 def test_it_acts_in_the_role_of_the_capacity_loop_unless_told_otherwise(
-    fleet: Fleet, quiet: "Cluster"
+    fleet: Fleet, quiet: "Cluster", monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from ebbflow.tasks import fleet as module
+
+    roles, clients = [], module.Clients
+
+    def noted(*arguments: Any, **more: Any) -> Any:
+        roles.append(more["role_arn"])
+        return clients(*arguments, **more)
+
+    monkeypatch.setattr(module, "Clients", noted)
     # the emulator gives the role's keys, and takes the calls they sign for the same account
     assert fleet("status").code == 0
     assert fleet("status", "--own-credentials").code == 0
+    assert roles == [quiet.settings.capacity_role_arn, None]
     missing = fleet("status", "--profile", "nobody")
     assert missing.code == 1
     assert "nobody" in missing.line

@@ -350,6 +350,17 @@ def test_a_recorded_request_comes_back(script: str) -> None:
         TrainingRequest.load(folder, "r")
 
 
+def test_what_happened_to_an_earlier_launcher_is_no_news(script: str) -> None:
+    report, site = run(script, Act("lost", gone=("node-2",)), Act(), resume=True, at=("30s:add:1",))
+    assert [set(launch[0]) for launch in site.made.launches] == [
+        {"node-1", "node-2", "node-3"},
+        {"node-1", "node-3"},
+    ]
+    assert site.made.resizes == []
+    assert not any("notice" in event.text for event in report.events)
+    assert sum(event.text.startswith("training ") for event in report.events) == 2
+
+
 def test_what_is_asked_for_reaches_the_processes_also_of_a_resumed_run(script: str) -> None:
     asked = {
         "running_every": 64,
