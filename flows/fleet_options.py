@@ -1,6 +1,7 @@
 """What the commands of ``ebbflow fleet`` share: the options that name a cluster, questions, and exit codes."""
 
 import inspect
+import json
 import sys
 from collections.abc import Callable
 from functools import wraps
@@ -128,3 +129,8 @@ def confirm(question: str, yes: bool) -> None:
         fail("nothing was done: this is no terminal to ask on; add --yes, or --dry-run to look only")
     if not typer.confirm(question):
         fail("nothing was done")
+
+
+def print_json(content: Any) -> None:
+    """Print ``content`` for programs."""
+    typer.echo(json.dumps(content, indent=1))

@@ -11,7 +11,7 @@ from ebbflow.planners.guard import Verdict
 from ebbflow.planners.market import Choice, choose, with_rates
 from ebbflow.planners.model.fleet import PoolState, Target
 from ebbflow.tasks.fleet import Observation, act, decide, guard, new_nodes
-from ebbflow.tasks.fleet_report import seen_of
+from ebbflow.tasks.fleet_money import seen_of
 from ebbflow.tasks.fleet_request import FleetRules
 
 

@@ -12,8 +12,9 @@ from rich.text import Text
 from ebbflow.infra.aws.dead_letters import DeadLetter
 from ebbflow.infra.protocols import Applied
 from ebbflow.planners.guard import Verdict
+from ebbflow.tasks.fleet_money import CostReport, CostRow, OfferRow
 from ebbflow.tasks.fleet_plan import PoolPlan
-from ebbflow.tasks.fleet_report import CostReport, CostRow, NodeRow, OfferRow, PoolRow, Status
+from ebbflow.tasks.fleet_report import NodeRow, PoolRow, Status
 from ebbflow.tasks.wording import number_text, plural, printable, seconds_text, shorten
 
 _DIM = "bright_black"

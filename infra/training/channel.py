@@ -8,7 +8,7 @@ newer one.
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -49,6 +49,10 @@ class RunSettings:
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Self:
         """Return the launcher's settings; the defaults where there is none."""
         return cls(**json.loads(environment.get(SETTINGS, "{}")))
+
+    def keeping(self, earlier: "RunSettings") -> "RunSettings":
+        """Return these, with what a process' memory was found to hold before unless they say it anew."""
+        return replace(self, max_local=self.max_local or earlier.max_local)
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))

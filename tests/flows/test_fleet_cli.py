@@ -15,7 +15,7 @@ import pytest
 from flowcases import COMMAND, JOINED, PATIENCE, eventually
 from typer.testing import CliRunner
 
-from ebbflow.flows import cli, fleet_cli
+from ebbflow.flows import cli, fleet_change, fleet_cli, fleet_notices
 
 if TYPE_CHECKING:
     from tests.aws.emulator import AccountAt, Cluster, Emulator
@@ -25,7 +25,7 @@ COMMANDS = [
     [],
     *([str(c.callback.__name__)] for c in fleet_cli.app.registered_commands if c.callback),
     ["notices"],
-    *(["notices", str(c.callback.__name__)] for c in fleet_cli.notices_app.registered_commands if c.callback),
+    *(["notices", str(c.callback.__name__)] for c in fleet_notices.app.registered_commands if c.callback),
 ]
 
 PRICES = """
@@ -425,7 +425,7 @@ def test_a_fleet_that_changes_while_somebody_thinks_is_left_alone(
         cluster.account.take([spot])
         cluster.account.configure(most={"spot": 1})
 
-    monkeypatch.setattr(fleet_cli, "confirm", think)
+    monkeypatch.setattr(fleet_change, "confirm", think)
     done = fleet("shrink", "etl", "--nodes", spot)
     assert done.code in (1, 2)
     assert cluster.group("etl")["DesiredCapacity"] == 3

@@ -17,8 +17,9 @@ from ebbflow.planners.model.capacity import Node, Notice
 from ebbflow.planners.model.fleet import Fleet, Offer, PoolState, Target
 from ebbflow.planners.model.prices import HOUR, Series
 from ebbflow.tasks.fleet import act, decide, guard, new_nodes, observe, same_choice, size_without, wish
+from ebbflow.tasks.fleet_money import cost, offers
 from ebbflow.tasks.fleet_plan import plan, rate_after
-from ebbflow.tasks.fleet_report import cost, offers, status
+from ebbflow.tasks.fleet_report import status
 from ebbflow.tasks.fleet_request import FleetRequest, FleetRules
 
 NOW = 1_795_255_200.0

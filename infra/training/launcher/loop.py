@@ -101,8 +101,8 @@ class Loop:
                 then=verdict.then,
             )
             if verdict.settings is not None:
-                self._settings = verdict.settings
-                self._job = replace(self._job, settings=verdict.settings)
+                self._settings = verdict.settings.keeping(self._settings)
+                self._job = replace(self._job, settings=self._settings)
             self._environment |= verdict.environment
             if verdict.then is not None and self._control.target is None:
                 self._control.resize(placements.check(verdict.then), "replacement")

@@ -144,8 +144,7 @@ class TorchTrainer:
             raise TrainingError(f"run {job.id} is finished; there is nothing to go on with")
         self._await_end_of(pool, job.settings or RunSettings())
         if settings is not None:
-            known = (job.settings or RunSettings()).max_local
-            job = replace(job, settings=replace(settings, max_local=settings.max_local or known))
+            job = replace(job, settings=settings.keeping(job.settings or RunSettings()))
         self._record.take_up(journal, generation)
         self.launch(replace(job, folder=folder), placement or last)
 

@@ -67,3 +67,9 @@ def test_settings_travel_through_the_environment() -> None:
     assert RunSettings.from_environment({channel.SETTINGS: settings.to_json()}) == settings
     assert json.loads(settings.to_json())["checkpoint_every"] is None
     assert RunSettings.from_environment({}) == RunSettings()
+
+
+def test_what_a_process_holds_is_remembered_by_later_settings() -> None:
+    found = RunSettings(max_local=16, keep=9)
+    assert RunSettings(keep=3).keeping(found) == RunSettings(keep=3, max_local=16)
+    assert RunSettings(max_local=8).keeping(found).max_local == 8
