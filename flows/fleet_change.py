@@ -56,9 +56,14 @@ def grow(
     asked for. Nodes arrive later, or never; ebbflow fleet status tells.
     """
     from ebbflow.tasks.fleet import opened, wish
+    from ebbflow.tasks.fleet_request import unlimited
 
     with opened(request) as fleet:
         _of_group(fleet, pool)
+        if unlimited(fleet.rules.limits):
+            console.print(
+                "no budget is set: fleet.toml or --limits FILE holds one (docs/fleet.md)", highlight=False
+            )
 
         def wanted(seen: "Observation") -> "Target":
             state = seen.pool(pool)

@@ -302,16 +302,19 @@ class _Run:
         return len(nodes) == self.wanted and all(n["state"] == "running" for n in nodes)
 
     def _settled(self) -> bool:
-        if len(self.cluster.account.alive(self.cluster.names)) != self.wanted or not self._whole():
-            return False
+        """Tell whether all is as ordered, and nothing is on its way that will change it."""
+        state, names = self.cluster.account.state(), self.cluster.names
+        alive = {i["id"]: i for i in state["instances"] if i["alive"] and names.owns(i["tags"])}
         seen = [line for line in Journal(self.folder).read() if line["kind"] == "seen"]
-        ids = sorted(n["id"] for n in self.cluster.nodes(POOL))
-        planned, requested, _, draining = seen[-1]["pools"][POOL]
-        return (planned, requested, draining, sorted(seen[-1]["nodes"])) == (
-            self.wanted,
-            self.wanted,
-            [],
-            ids,
+        warned = {entry["instance"] for entry in state["log"] if entry["kind"] == "warned"}
+        least = min(self.wanted, max(self.script.on_demand, self.script.on_demand_base))
+        return (
+            len(alive) == self.wanted
+            and sorted(alive) == sorted(seen[-1]["nodes"])
+            and seen[-1]["pools"] == {POOL: [self.wanted, self.wanted, least, []]}
+            and not warned & set(alive)
+            # or spot would be tried again for the others
+            and sum(i["market"] == "on-demand" for i in alive.values()) <= least
         )
 
 
