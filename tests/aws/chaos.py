@@ -308,10 +308,12 @@ class _Run:
         seen = [line for line in Journal(self.folder).read() if line["kind"] == "seen"]
         warned = {entry["instance"] for entry in state["log"] if entry["kind"] == "warned"}
         least = min(self.wanted, max(self.script.on_demand, self.script.on_demand_base))
+        planned, requested, _, draining = seen[-1]["pools"][POOL]
         return (
             len(alive) == self.wanted
             and sorted(alive) == sorted(seen[-1]["nodes"])
-            and seen[-1]["pools"] == {POOL: [self.wanted, self.wanted, least, []]}
+            and list(seen[-1]["pools"]) == [POOL]
+            and (planned, requested, draining) == (self.wanted, self.wanted, [])
             and not warned & set(alive)
             # or spot would be tried again for the others
             and sum(i["market"] == "on-demand" for i in alive.values()) <= least
