@@ -116,6 +116,9 @@ def fleet(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
     from ebbflow.tasks import fleet as module
 
     monkeypatch.setenv("COLUMNS", "160")
+    # a console keeps the width that it was made with
+    for command in (fleet_cli, fleet_change, fleet_notices):
+        monkeypatch.setattr(command.console, "width", 160)
 
     def clients(*arguments: object, **more: object) -> Clients:
         """Return the clients of an earlier command: reading AWS's models anew takes longer than a command."""
