@@ -24,11 +24,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
-from math import inf, isfinite
+from math import inf
 from typing import Any
 
 from ebbflow.planners.errors import OptionError
+from ebbflow.planners.sections import number, only, table
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class Limits:
         Raises ``OptionError`` that names the key, the value and the rule: unknown keys, numbers below 0, a least
         above a most, a pool of two teams.
         """
-        top = _section(content, source)
+        top = table(content, source)
         numbers = {
             "dollars_per_hour": _money,
             "dollars_per_run": _money,
@@ -78,14 +78,14 @@ class Limits:
             "grow": _step,
             "shrink": _step,
         }
-        _known(top, source, (*numbers, "pools", "teams"))
+        only(top, source, (*numbers, "pools", "teams"))
         pools = {
-            name: _pool(_section(one, f"{source}.pools.{name}"), f"{source}.pools.{name}")
-            for name, one in _section(top.get("pools", {}), f"{source}.pools").items()
+            name: _pool(table(one, f"{source}.pools.{name}"), f"{source}.pools.{name}")
+            for name, one in table(top.get("pools", {}), f"{source}.pools").items()
         }
         teams = {
-            name: _team(_section(one, f"{source}.teams.{name}"), f"{source}.teams.{name}")
-            for name, one in _section(top.get("teams", {}), f"{source}.teams").items()
+            name: _team(table(one, f"{source}.teams.{name}"), f"{source}.teams.{name}")
+            for name, one in table(top.get("teams", {}), f"{source}.teams").items()
         }
         of: dict[str, str] = {}
         for name, quota in teams.items():
@@ -102,7 +102,7 @@ class Limits:
 
 
 def _pool(content: Mapping[str, Any], where: str) -> PoolLimits:
-    _known(content, where, ("least", "most", "on_demand_least", "on_demand_most"))
+    only(content, where, ("least", "most", "on_demand_least", "on_demand_most"))
     found = {key: _count(value, f"{where}.{key}") for key, value in content.items()}
     for least, most in (
         ("least", "most"),
@@ -117,7 +117,7 @@ def _pool(content: Mapping[str, Any], where: str) -> PoolLimits:
 
 
 def _team(content: Mapping[str, Any], where: str) -> Quota:
-    _known(content, where, ("pools", "nodes", "gpus", "dollars_per_hour"))
+    only(content, where, ("pools", "nodes", "gpus", "dollars_per_hour"))
     pools = content.get("pools")
     if not (isinstance(pools, list | tuple) and pools and all(isinstance(one, str) and one for one in pools)):
         raise OptionError(f"{where}.pools must be a list of names of pools; got {pools!r}")
@@ -129,36 +129,15 @@ def _team(content: Mapping[str, Any], where: str) -> Quota:
     return Quota(pools=tuple(pools), **found)
 
 
-def _section(value: object, where: str) -> Mapping[str, Any]:
-    if not isinstance(value, Mapping):
-        raise OptionError(f"{where} must be a table; got {value!r}")
-    return value
-
-
-def _known(content: Mapping[str, Any], where: str, keys: tuple[str, ...]) -> None:
-    for key in content:
-        if key not in keys:
-            close = get_close_matches(str(key), keys, 1)
-            hint = f"; did you mean {close[0]}?" if close else ""
-            raise OptionError(f"{where}.{key} is not known; known are {', '.join(keys)}{hint}")
-
-
-def _number(value: object, where: str) -> float:
-    # bool is an int for Python, not for us
-    if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
-        raise OptionError(f"{where} must be a number; got {value!r}")
-    return value
-
-
 def _money(value: object, where: str) -> float:
-    found = _number(value, where)
+    found = number(value, where)
     if not found > 0:
         raise OptionError(f"{where} must be > 0 dollars; got {value!r}")
     return float(found)
 
 
 def _count(value: object, where: str) -> int:
-    found = _number(value, where)
+    found = number(value, where)
     if found < 0 or found != int(found):
         raise OptionError(f"{where} must be a whole number >= 0; got {value!r}")
     return int(found)

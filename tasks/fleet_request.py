@@ -4,7 +4,6 @@ import os
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from difflib import get_close_matches
 from math import inf
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_type_hints
@@ -16,6 +15,7 @@ from ebbflow.planners.errors import OptionError
 from ebbflow.planners.fallback import Fallback
 from ebbflow.planners.limits import Limits
 from ebbflow.planners.market import Interruption, Terms
+from ebbflow.planners.sections import number, only, table
 from ebbflow.tasks.request import home
 
 T = TypeVar("T")
@@ -58,10 +58,10 @@ class FleetRules:
     @classmethod
     def parse(cls, content: Mapping[str, Any], source: str) -> "FleetRules":
         """Return the rules that ``content`` holds; ``source`` begins every message. Raises ``OptionError``."""
-        _known(content, source, ("limits", "fallback", "market"))
-        market = dict(_table(content.get("market", {}), f"{source}: market"))
+        only(content, source, ("limits", "fallback", "market"))
+        market = dict(table(content.get("market", {}), f"{source}: market"))
         cost = {name: market.pop(name) for name in ("restart", "rework", "span") if name in market}
-        _known(market, f"{source}: market", (*(f.name for f in fields(Terms)), "restart", "rework", "span"))
+        only(market, f"{source}: market", (*(f.name for f in fields(Terms)), "restart", "rework", "span"))
         default = Interruption(restart=120.0, rework=300.0)
         return cls(
             Limits.parse(content.get("limits", {}), f"{source}: limits"),
@@ -124,30 +124,14 @@ def unlimited(limits: Limits) -> bool:
 
 def _made(kind: type[T], content: object, where: str) -> T:
     """Return the value that a table of plain numbers describes. Raises ``OptionError``."""
-    table = _table(content, where)
+    given = table(content, where)
     whole = {name: int in (hint, *get_args(hint)) for name, hint in get_type_hints(kind).items()}
-    _known(table, where, tuple(whole))
-    for name, value in table.items():
-        # bool is an int for Python, not for us
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise OptionError(f"{where}.{name} must be a number; got {value!r}")
-        if whole[name] and value != int(value):
+    only(given, where, tuple(whole))
+    for name, value in given.items():
+        found = value if value == inf else number(value, f"{where}.{name}")
+        if whole[name] and (found == inf or found != int(found)):
             raise OptionError(f"{where}.{name} must be a whole number; got {value!r}")
     try:
-        return kind(**{name: int(v) if whole[name] else float(v) for name, v in table.items()})
+        return kind(**{name: int(v) if whole[name] else float(v) for name, v in given.items()})
     except OptionError as error:
         raise OptionError(f"{where}: {error}") from error
-
-
-def _table(value: object, where: str) -> Mapping[str, Any]:
-    if not isinstance(value, Mapping):
-        raise OptionError(f"{where} must be a table; got {value!r}")
-    return value
-
-
-def _known(content: Mapping[str, Any], where: str, keys: tuple[str, ...]) -> None:
-    for key in content:
-        if key not in keys:
-            close = get_close_matches(str(key), keys, 1)
-            hint = f"; did you mean {close[0]}?" if close else ""
-            raise OptionError(f"{where}: {key} is not known; known are {', '.join(keys)}{hint}")

@@ -284,7 +284,7 @@ def test_limits_are_read_from_a_section() -> None:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ({"dolars_per_hour": 1}, r"limits.dolars_per_hour is not known.*did you mean dollars_per_hour\?"),
+        ({"dolars_per_hour": 1}, r"limits: dolars_per_hour is not known.*did you mean dollars_per_hour\?"),
         ({"dollars_per_hour": 0}, "limits.dollars_per_hour must be > 0 dollars; got 0"),
         ({"dollars_per_run": "5"}, "limits.dollars_per_run must be a number; got '5'"),
         ({"dollars_per_run": float("nan")}, "must be a number; got nan"),
@@ -297,7 +297,7 @@ def test_limits_are_read_from_a_section() -> None:
             "limits.pools.gpu.least must be at most most; got 3 above 2",
         ),
         ({"pools": {"gpu": {"on_demand_least": 3, "most": 2}}}, "on_demand_least must be at most most"),
-        ({"pools": {"gpu": {"minimum": 3}}}, "limits.pools.gpu.minimum is not known"),
+        ({"pools": {"gpu": {"minimum": 3}}}, "limits.pools.gpu: minimum is not known"),
         ({"teams": {"a": {"nodes": 3}}}, "limits.teams.a.pools must be a list of names of pools; got None"),
         (
             {"teams": {"a": {"pools": ["p"]}, "b": {"pools": ["p"]}}},
