@@ -22,7 +22,7 @@ def _client(account, service, attempts=1):
     return session.client(service, endpoint_url=account.emulator.url, config=Config(retries=retries))
 
 
-def _until(true, seconds=10.0):
+def _until(true, seconds=60.0):
     deadline = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < deadline

@@ -93,7 +93,7 @@ def nodes(runner, there):
         yield nodes
 
 
-def until(true, seconds=10.0):
+def until(true, seconds=60.0):
     deadline = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < deadline, "it did not come true"
