@@ -18,6 +18,8 @@ from ebbflow.planners.scaling.scale_in import NodeUse
 
 __all__ = ["Limits", "NewNode", "RunMoney", "Verdict", "check", "closed", "open_nodes"]
 
+_ROUNDS = 8
+
 
 @dataclass(frozen=True, slots=True)
 class RunMoney:
@@ -52,6 +54,34 @@ def check(
     ``uses`` says what nodes hold, ``elsewhere`` what storage has a copy of. Nodes cost their price until they are
     gone, so a pool that replaces nodes at its limit of dollars waits for the old ones to leave.
     """
+    # what one rule leaves can open the way for another, so they are gone through until nothing changes
+    passed, reasons = target, list[str]()
+    for _ in range(_ROUNDS):
+        once = _once(passed, fleet, limits, new or {}, uses or {}, frozenset(elsewhere), run)
+        if once.target is None:
+            return once
+        reasons += [reason for reason in once.reasons if reason not in reasons]
+        if not once.changed:
+            break
+        passed = once.target
+    else:
+        return _refused(f"the limits do not agree on a size: {'; '.join(reasons)}")
+    changed = passed != target
+    if changed:
+        passed = replace(passed, reason=f"{target.reason}; guard: {'; '.join(reasons)}")
+    return Verdict(passed, changed, tuple(reasons))
+
+
+def _once(
+    target: Target,
+    fleet: Fleet,
+    limits: Limits,
+    new: Mapping[str, NewNode],
+    uses: Mapping[str, NodeUse],
+    elsewhere: frozenset[str],
+    run: RunMoney | None,
+) -> Verdict:
+    """Go through all rules once."""
     if target.epoch != fleet.epoch:
         return _refused(f"decided for epoch {target.epoch}; the fleet is at epoch {fleet.epoch}")
     if target.pool not in (names := sorted(pool.name for pool in fleet.pools)):
@@ -60,8 +90,7 @@ def check(
         return _refused(
             f"0 <= on_demand <= nodes must hold; got {target.on_demand} on-demand of {target.nodes} nodes"
         )
-    prices = Prices(fleet, new or {})
-    draft = Draft(target, fleet, prices, uses or {}, frozenset(elsewhere), limits.shrink)
+    draft = Draft(target, fleet, Prices(fleet, new), uses, elsewhere, limits.shrink)
     own = limits.pools.get(target.pool, PoolLimits())
     draft.take_drain()
     draft.lower(draft.pool.planned + limits.grow, f"one decision adds {limits.grow:g} at most")
@@ -78,10 +107,7 @@ def check(
     draft.settle()
     _on_demand(draft, own)
     passed = replace(target, nodes=draft.nodes, on_demand=draft.on_demand, drain=tuple(draft.drain))
-    changed = passed != target
-    if changed:
-        passed = replace(passed, reason=f"{target.reason}; guard: {'; '.join(draft.reasons)}")
-    return Verdict(passed, changed, tuple(draft.reasons))
+    return Verdict(passed, passed != target, tuple(draft.reasons))
 
 
 def closed(fleet: Fleet) -> dict[str, str]:
