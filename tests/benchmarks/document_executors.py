@@ -53,6 +53,8 @@ def _transparency(found: dict[str, Any]) -> str:
                 f"static ones lie {row['spread_static']:.2%} apart. "
             )
     table = _table("| application | static | 2 → 4 → 2 workers | one worker killed |", rows)
+    if "note" in found:
+        text += found["note"] + " "
     return text + _load(found) + "\n\n" + table
 
 

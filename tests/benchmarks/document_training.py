@@ -154,7 +154,7 @@ def overhead(found: dict[str, Any], name: str = "training_overhead") -> str:
             f"A step of plain {'DDP' if found['steps'][0]['processes'] > 1 else 'PyTorch'} and of `ElasticRun` with "
             f"everything on, in turns in the same processes; medians over pairs of blocks of "
             f"{found['steps'][0].get('block', 2)} steps. Must hold: under 1.05. "
-            f"Load average {found['steps_load']:.1f} at the end.",
+            f"Load average {found['steps_load']:.1f} at the end. {found.get('steps_note', '')}".rstrip(),
             "",
             "| model, optimiser | parameters (M) | examples a process | plain (ms) | elastic (ms) | ratio "
             "| quartiles | CPU ms of a process: plain, elastic |",
