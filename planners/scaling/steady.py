@@ -66,7 +66,7 @@ class Steady:
             after = replace(held, since=inf)
             if wanted == held.nodes:
                 return replace(after, reason="as wished")
-            left = held.grown + self.between_growths - now
+            left = self.between_growths - (now - held.grown)
             if left > 0:
                 return replace(after, reason=f"{wanted} wished; {left:.0f} s until it may grow again")
             return replace(after, nodes=wanted, grown=now, reason=f"grows from {held.nodes} at once")
@@ -74,10 +74,10 @@ class Steady:
         after = replace(held, since=since)
         if held.nodes - wanted <= self.tolerance * held.nodes:
             return replace(after, reason=f"{wanted} wished, within the tolerance of {held.nodes}")
-        left = since + self.patience - now
+        left = self.patience - (now - since)
         if left > 0:
             return replace(after, reason=f"{wanted} wished; shrinks if that lasts for {left:.0f} s more")
-        left = max(held.grown, held.shrunk) + self.hold - now
+        left = self.hold - (now - max(held.grown, held.shrunk))
         if left > 0:
             return replace(after, reason=f"{wanted} wished; {left:.0f} s until it may shrink")
         peak = held.wishes[0].nodes
@@ -91,5 +91,5 @@ def _window(wishes: tuple[Wish, ...], wanted: int, now: float, patience: float) 
     """Return the wishes that can still be the highest of a window that ends now or later; the first is so now."""
     if wishes:
         wishes = (*wishes[:-1], wishes[-1]._replace(until=now))
-    kept = (wish for wish in wishes if wish.nodes > wanted and wish.until > now - patience)
+    kept = (wish for wish in wishes if wish.nodes > wanted and now - wish.until < patience)
     return (*kept, Wish(wanted, inf))

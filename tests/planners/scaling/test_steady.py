@@ -115,7 +115,7 @@ def test_whatever_is_wished_for_it_does_not_flap(
             window = [
                 wish
                 for here, (_, wish) in enumerate(wishes[: number + 1])
-                if here == number or wishes[here + 1][0] > at - patience
+                if here == number or at - wishes[here + 1][0] < patience
             ]
             assert held.nodes == max(window)
         if held.nodes > before:
