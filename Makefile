@@ -1,5 +1,6 @@
 # make demo   set everything up and run the main job
 # make test   set everything up and pass the tests
+# make fuzz   look for examples that break a property, others each time
 # make check  format, lint, types
 # make bench  the slow checks, planning and coverage; writes docs/benchmarks
 # make lock   pin the newest versions that work together
@@ -9,13 +10,16 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 SETUP  := $(VENV)/.ready
 
-.PHONY: demo test check format bench lock java clean
+.PHONY: demo test fuzz check format bench lock java clean
 
 demo: $(SETUP) java
 	$(BIN)/ebbflow demo $(ARGS)
 
 test: $(SETUP) java
 	scripts/test.sh $(BIN)/python -m pytest $(ARGS)
+
+fuzz: $(SETUP)
+	$(BIN)/python -m pytest -n auto -m "not slow and not alone" --hypothesis-profile search --timeout 3600 tests/planners $(ARGS)
 
 check: $(SETUP)
 	$(BIN)/ruff format --check .

@@ -11,7 +11,9 @@ from hypothesis import settings
 if TYPE_CHECKING:
     from tests.aws.emulator import AccountAt, Emulator
 
-settings.register_profile("ebbflow", deadline=None)  # how long an example takes depends on what else runs
+# how long an example takes depends on what else runs; the same examples each time, and others in `make fuzz`
+settings.register_profile("ebbflow", deadline=None, derandomize=True)
+settings.register_profile("search", deadline=None, max_examples=1000, print_blob=True)
 settings.load_profile("ebbflow")
 
 PROCESSES = ("infra/training", "infra/elastic")  # folders whose tests nearly all start some
