@@ -7,7 +7,7 @@
 ...     done = act(fleet.control, verdict, dry_run=True)
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -28,10 +28,11 @@ from ebbflow.infra.protocols import Applied, FleetControl, PriceSource, Refusal
 from ebbflow.planners import guard as guarding
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.fallback import amended
-from ebbflow.planners.guard import NewNode, Verdict
+from ebbflow.planners.guard import NewNode, RunMoney, Verdict
 from ebbflow.planners.model.capacity import Node
 from ebbflow.planners.model.fleet import Fleet, Offer, PoolState, Target
 from ebbflow.planners.scaling import with_drains
+from ebbflow.planners.scaling.scale_in import NodeUse
 from ebbflow.tasks.fleet_request import FleetRequest, FleetRules
 from ebbflow.tasks.request import home
 
@@ -249,9 +250,29 @@ def new_nodes(offers: Mapping[str, Sequence[Offer]]) -> dict[str, NewNode]:
     return found
 
 
-def guard(seen: Observation, target: Target, rules: FleetRules) -> Verdict:
-    """Return what of ``target`` may be applied."""
-    return guarding.check(target, seen.fleet, rules.limits, new=new_nodes(seen.offers))
+def guard(
+    seen: Observation,
+    target: Target,
+    rules: FleetRules,
+    *,
+    uses: Mapping[str, NodeUse] | None = None,
+    elsewhere: Collection[str] = (),
+    run: RunMoney | None = None,
+) -> Verdict:
+    """Return what of ``target`` may be applied.
+
+    ``uses`` says what nodes hold, ``elsewhere`` what storage has a copy of, ``run`` what the run that the pool works
+    for has cost; what is not known limits nothing.
+    """
+    return guarding.check(
+        target,
+        seen.fleet,
+        rules.limits,
+        new=new_nodes(seen.offers),
+        uses=uses,
+        elsewhere=elsewhere,
+        run=run,
+    )
 
 
 # --- act ----------------------------------------------------------------------------------------------------

@@ -64,6 +64,13 @@ def merge_notices(first: Iterable[Notice], second: Iterable[Notice]) -> tuple[No
     return tuple(found[name] for name in sorted(found))
 
 
+def _forgotten(told: Iterable[Notice], fleet: Fleet) -> bool:
+    """Tell whether a node that the fleet shows has a notice that the fleet does not know of."""
+    there = {node.id for pool in fleet.pools for node in pool.nodes}
+    known = {notice.node_id for notice in fleet.notices}
+    return any(notice.node_id in there - known for notice in told)
+
+
 class AwsCapacity:
     """A ``CapacitySource`` that merges what a fleet looks like with what is told about its nodes.
 
@@ -181,6 +188,8 @@ class AwsCapacity:
             self._try_tell()
             fleet = self._control.observe()
             with self._lock:
+                if _forgotten(self._told, fleet):
+                    self._told = ()  # it was told while a look left the node out: tell it again
                 self._fleet = fleet
                 self._released.update(name for pool in fleet.pools for name in pool.draining)
                 recovered = self._status.stale_since

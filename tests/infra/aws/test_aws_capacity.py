@@ -154,6 +154,24 @@ def test_the_fleet_is_told_of_notices_and_its_own_epoch_is_shown(feed, clock):
     assert source.fleet().notices == after.notices
 
 
+def test_a_fleet_that_has_forgotten_a_notice_is_told_again(feed, clock):
+    fleet = FakeFleet("i-a", "i-b")
+    source = make(fleet, feed, clock)
+    feed.tell(warning("i-a"))
+    source.look()
+    assert source.fleet().notices == (Notice("i-a", START + 120),)
+    del fleet.pools["etl"]  # one look leaves the nodes out, and the fleet drops what it knew of them
+    source.look()
+    fleet.known.clear()
+    fleet.pools["etl"] = nodes("i-a", "i-b")
+    source.look()
+    assert source.fleet().notices == (Notice("i-a", START + 120),)
+    source.look()
+    told = fleet.epoch
+    source.look()  # and not once more
+    assert (source.fleet().epoch, fleet.known.keys()) == (told, {"i-a"})
+
+
 def test_a_fleet_that_cannot_keep_notices_hinders_nobody(feed, clock, caplog):
     fleet = FakeFleet("i-a")
     source = make(fleet, feed, clock)
