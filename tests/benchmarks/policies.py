@@ -25,11 +25,11 @@ from ebbflow.infra.sim.rounds_setting import GAVEL, SHOCKWAVE, Rules
 from ebbflow.infra.sim.rounds_trace import read_throughputs, read_trace
 from ebbflow.infra.sim.rounds_world import RoundsWorld
 from ebbflow.infra.sim.workloads import read_adaptdl
+from ebbflow.planners.scheduling.catalogue import Setting, policy_entry
 from ebbflow.tasks.report import write_text
 from ebbflow.tasks.svg import document, tag, text, ticks, titled
 from ebbflow.tasks.training_sim.agents import goodput_agent
 from ebbflow.tasks.training_sim.informed import NO_SLOWDOWN, Informed
-from ebbflow.tasks.training_sim.policies import Setting, policy_entry
 from ebbflow.tasks.wording import number_text
 
 DATA = Path(__file__).parent.parent / "fixtures" / "training"

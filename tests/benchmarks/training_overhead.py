@@ -31,6 +31,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=20, help="pairs of blocks of steps")
     parser.add_argument("--seeds", type=int, default=3, help="of the trainings for goodput")
     parser.add_argument("--parts", default=",".join(PARTS), help="which to measure; the others are kept")
+    parser.add_argument(
+        "--cases", default="", help="of steps, those whose name begins so; the others are kept"
+    )
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
     if given.device == "cuda" and not torch.cuda.is_available():
@@ -43,12 +46,11 @@ def main() -> None:
     for part in given.parts.split(","):
         if part == "steps":
             local = {"cpu": 1, "cuda": 8}[given.device]
-            found[part] = [
-                together(
-                    overhead, worlds[0], given.device, case, given.rounds, local * LOCAL[case.split(",")[0]]
-                )
-                for case in CASES
-            ]
+            rows = {row["case"]: row for row in found.get(part, [])}
+            for case in (case for case in CASES if case.startswith(given.cases)):
+                each = local * LOCAL[case.split(",")[0]]
+                rows[case] = together(overhead, worlds[0], given.device, case, given.rounds, each)
+            found[part] = [rows[case] for case in CASES if case in rows]
         elif part == "noise":
             found[part] = [row for world in worlds for row in together(noise, world, given.device)]
         elif part == "goodput":
