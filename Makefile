@@ -1,7 +1,10 @@
 # make demo   set everything up and run the main job
 # make test   set everything up and pass the tests
 # make fuzz   look for examples that break a property, others each time
-# make check  format, lint, types
+# make check  format, lint, types, the lock
+# make docs   build the documentation site into .cache/site
+# make audit  ask a database for vulnerabilities of the locked packages
+# make airflow  test the provider in a real Airflow, in an environment of its own
 # make bench  the slow checks, planning and coverage; writes docs/benchmarks
 # make lock   pin the newest versions that work together
 
@@ -10,7 +13,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 SETUP  := $(VENV)/.ready
 
-.PHONY: demo test fuzz check format bench lock java clean
+.PHONY: demo test fuzz check docs audit airflow format bench lock lock-airflow java clean
 
 demo: $(SETUP) java
 	$(BIN)/ebbflow demo $(ARGS)
@@ -25,6 +28,17 @@ check: $(SETUP)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/python scripts/check_lock.py
+
+docs: $(SETUP)
+	DISABLE_MKDOCS_2_WARNING=true $(BIN)/mkdocs build --clean --quiet
+	@echo "open .cache/site/index.html"
+
+audit:
+	scripts/audit.sh
+
+airflow:
+	scripts/airflow-test.sh $(ARGS)
 
 format: $(SETUP)
 	$(BIN)/ruff format .
@@ -50,5 +64,14 @@ lock:
 	sed -i -e '/^ebbflow /d' -e '/^#/d' -e '/^$$/d' -e 's/+cpu$$//' requirements.lock
 	rm -rf $(VENV)-lock
 
+lock-airflow:
+	$(PYTHON) -m venv $(VENV)-lock
+	$(VENV)-lock/bin/pip install --quiet pip-tools
+	$(VENV)-lock/bin/pip-compile --quiet --upgrade --strip-extras --allow-unsafe \
+	  --no-emit-index-url --no-emit-find-links --no-emit-trusted-host --no-header --no-annotate \
+	  --output-file requirements-airflow.lock requirements-airflow.in
+	sed -i -e '/^#/d' -e '/^$$/d' -e 's/+cpu$$//' requirements-airflow.lock
+	rm -rf $(VENV)-lock
+
 clean:
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-airflow build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -11,10 +11,15 @@ from rich.markup import escape
 
 from ebbflow.flows import (
     bench_cli,
+    capacity_cli,
     cluster_cli,
     data_cli,
     elastic_cli,
     fleet_cli,
+    ledger_cli,
+    nodes_cli,
+    pipeline_cli,
+    report_cli,
     simulate_cli,
     train_cli,
     tune_cli,
@@ -31,13 +36,18 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(cluster_cli.app, name="cluster")
+app.add_typer(nodes_cli.app, name="nodes")
 app.add_typer(data_cli.app, name="data")
 app.add_typer(bench_cli.app, name="bench")
 app.add_typer(simulate_cli.app, name="simulate")
 app.add_typer(fleet_cli.app, name="fleet")
+app.add_typer(ledger_cli.app, name="ledger")
+app.add_typer(capacity_cli.app, name="capacity")
 train_cli.register(app)
 tune_cli.register(app)
 elastic_cli.register(app)
+pipeline_cli.register(app)
+report_cli.register(app)
 console = Console()
 errors = Console(stderr=True)
 
@@ -318,34 +328,60 @@ def doctor() -> None:
         raise typer.Exit(1)
 
 
-_DEMO_HELP = """Run the main job: TPC-H on a real local Spark cluster whose workers come and go.
+_DEMO_HELP = """Run the main job for real: two queries and two trainings of two teams on nodes that come and go.
 
 [b]Examples[/b]
 
     ebbflow demo
 
-    ebbflow demo --query 5 --scale 0.5 --report demo.html
+    ebbflow demo --query 9 --scale 1      one TPC-H query on Spark workers that come and go
 
-It generates the data (kept for the next time), starts a master and three workers, runs the Prefect flow, takes \
-workers away and brings one back while the query runs, checks the result against DuckDB, and leaves no process \
-behind. Wants about 8 GiB of memory and two minutes.
+It generates TPC-H data (kept for the next time), brings up Spark workers and GPU nodes of this machine, gives nodes \
+notice and kills some, plans again, holds auctions, rents and gives back nodes, compares the results with DuckDB's, \
+writes a report, and leaves no process behind. Wants about 8 GiB of memory and four minutes.
 """
 
 
 @app.command(help=_DEMO_HELP)
 def demo(
-    query: Annotated[int, typer.Option(help="TPC-H query: 5, 7, 8 or 9.")] = 9,
-    scale: Annotated[float, typer.Option(help="TPC-H scale factor.")] = 1.0,
+    query: Annotated[
+        int | None, typer.Option(help="Run this TPC-H query alone, as one Prefect flow: 5, 7, 8 or 9.")
+    ] = None,
+    scale: Annotated[
+        float | None, typer.Option(help="TPC-H scale factor. Default: 0.1, with --query 1.")
+    ] = None,
     report: Annotated[str, typer.Option(help="HTML report to write.", metavar="FILE")] = "ebbflow-demo.html",
     json: Annotated[str | None, typer.Option(help="JSON report to write.", metavar="FILE")] = None,
     data: Annotated[Path | None, typer.Option(help="Where the data is cached.", metavar="DIR")] = None,
     cuts: Annotated[
-        Cuts, typer.Option(help="Where plans are cut; every-join, as in QOOP's paper, shows more switching.")
-    ] = Cuts.cost,
+        Cuts | None,
+        typer.Option(help="With --query: where plans are cut; every-join, as in QOOP, shows more switching."),
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="A parameter of the demo's pipeline, NAME=VALUE.", metavar="NAME=VALUE"),
+    ] = None,
+    runner: Annotated[
+        Runner,
+        typer.Option(metavar="HOW", help="prefect records the run on a Prefect server, plain does not."),
+    ] = Runner.auto,
 ) -> None:
-    from ebbflow.flows.demo import run_demo
+    from ebbflow.flows.demo import run_demo, run_demo_pipeline
+    from ebbflow.planners.errors import OptionError
 
-    if not run_demo(query, scale, report, json, data, cuts.value, console):
+    if query is not None:
+        if set_:
+            raise OptionError("--set is for the demo's pipeline; with --query there is none")
+        right = run_demo(
+            query, 1.0 if scale is None else scale, report, json, data, (cuts or Cuts.cost).value, console
+        )
+    else:
+        if cuts is not None:
+            raise OptionError("--cuts is for one query: name it by --query N")
+        right = run_demo_pipeline(
+            0.1 if scale is None else scale, report, json, data, set_ or [], console, _wants_prefect(runner)
+        )
+    if not right:
         raise typer.Exit(3)
 
 

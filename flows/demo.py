@@ -1,22 +1,26 @@
-"""The main job, for real: TPC-H on a local Spark cluster whose workers come and go."""
+"""The demos, for real: a pipeline of two teams, or one TPC-H query, on nodes that come and go."""
 
 import threading
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
+import typer
 from rich.console import Console
 
 from ebbflow.flows.data_cli import tpch_tables
+from ebbflow.flows.pipeline_cli import run_on_terminal as run_on_terminal_pipeline
 from ebbflow.flows.running import interruptible, quiet_prefect, run_on_terminal
 from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.spark.cluster import LocalSparkCluster
 from ebbflow.planners.errors import EbbflowError, OptionError
 from ebbflow.planners.query.planner import CutPolicy
 from ebbflow.planners.query.qep import Stage
+from ebbflow.tasks.pipeline.parameters import parse_set
+from ebbflow.tasks.pipeline.run import PipelineRequest
 from ebbflow.tasks.request import QueryRequest, home
 from ebbflow.tasks.summary import print_summary
 
@@ -104,6 +108,35 @@ def run_demo(
                 for line in (f"{cluster.master_url}, page {cluster.master_ui}", cluster.status().cap):
                     console.print(f"  {line}", highlight=False, soft_wrap=True)
                 return _run(cluster, query, tables, report, json, cuts, clock, console)
+
+
+def run_demo_pipeline(
+    scale: float,
+    report: str,
+    json: str | None,
+    data: Path | None,
+    parameters: Sequence[str],
+    console: Console,
+    prefect: bool,
+) -> bool:
+    """Run the demo's pipeline and return whether all went well, results compared with DuckDB's included.
+
+    ``parameters`` are ``NAME=VALUE`` of its file. Raises ``typer.Exit`` of status 130 when it was interrupted.
+    """
+    if not 0 < scale <= 1000:
+        raise OptionError(f"scale must be in (0, 1000]; got {scale}")
+    given = parse_set(list(parameters))
+    with interruptible(console, "nothing is left running"):
+        if "tables" not in given:
+            tables = tpch_tables(scale, (data or home() / "tpch") / f"sf{scale:g}", console)
+            given = {"tables": str(tables.absolute()), **given}
+        request = PipelineRequest(
+            str(files("ebbflow.flows") / "demo" / "pipeline.yaml"), parameters=given, report=report, json=json
+        )
+        outcome = run_on_terminal_pipeline(request, console, prefect=prefect)
+    if outcome.state == "stopped":
+        raise typer.Exit(130)
+    return outcome.state == "finished"
 
 
 def _run(

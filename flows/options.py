@@ -1,19 +1,8 @@
 """Parsing of command-line values."""
 
-import re
-
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model import Share
-
-_UNITS = {"": 1.0, "g": 1.0, "gib": 1.0, "gb": 1.0, "m": 1 / 1024, "mib": 1 / 1024, "mb": 1 / 1024}
-
-
-def parse_gib(text: str) -> float:
-    """Return GiB of ``6GiB``, ``6g``, ``512m`` or ``6``. Raises ``OptionError``."""
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", text)
-    if found is None or found[2].lower() not in _UNITS or float(found[1]) <= 0:
-        raise OptionError(f"memory must be a positive size such as 6GiB or 512m; got {text!r}")
-    return float(found[1]) * _UNITS[found[2].lower()]
+from ebbflow.tasks.pipeline.units import parse_gib
 
 
 def parse_capacity(text: str) -> Share:
@@ -28,9 +17,11 @@ def parse_capacity(text: str) -> Share:
     nodes = _positive("nodes", values["nodes"] or str(int(max(cores, 1))))
     if nodes != int(nodes):
         raise OptionError(f"nodes must be a whole number; got {values['nodes']}")
-    return Share.uniform(
-        cores, parse_gib(values["memory"]), int(nodes), hazard=_number("hazard", values["hazard"])
-    )
+    try:
+        memory = parse_gib(values["memory"])
+    except OptionError as error:
+        raise OptionError(f"memory {error}") from error
+    return Share.uniform(cores, memory, int(nodes), hazard=_number("hazard", values["hazard"]))
 
 
 def parse_settings(pairs: list[str]) -> dict[str, str]:

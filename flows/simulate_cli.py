@@ -16,7 +16,7 @@ from ebbflow.flows.native_output import without_native_output
 from ebbflow.flows.simulate_evaluation import EVALUATION_HELP, evaluation
 from ebbflow.flows.simulate_fleet import FLEET_HELP, fleet
 from ebbflow.flows.simulate_rework import REWORK_HELP, rework
-from ebbflow.tasks.training_sim.policies import ENTRIES
+from ebbflow.planners.scheduling.catalogue import ENTRIES
 
 app = typer.Typer(
     help="Queries and training jobs in simulation, over the same code that plans for real.\n\n"
@@ -255,10 +255,10 @@ def training(
     fresh: Annotated[bool, typer.Option("--fresh", help="Simulate again what is in the cache.")] = False,
     jobs: Annotated[int, typer.Option(help="Processes.")] = 1,
 ) -> None:
+    from ebbflow.planners.scheduling.catalogue import policy_entries
     from ebbflow.tasks.report import write_text
     from ebbflow.tasks.training_sim import asked
     from ebbflow.tasks.training_sim.inputs import Inputs, Options
-    from ebbflow.tasks.training_sim.policies import policy_entries
     from ebbflow.tasks.training_sim.report import csv_text, json_text, notes_of, report_page
     from ebbflow.tasks.training_sim.runs import planned, run_all
     from ebbflow.tasks.training_sim.sources import sources

@@ -12,6 +12,7 @@ InfraError
 │   ├── OtherModelError          a checkpoint of another model; the parameters that differ are named
 │   └── RunLockedError           another process runs under this id, or has taken it over
 ├── ClusterError                 the local cluster cannot do what was asked
+│   └── LeaseError               a GPU that an app may not use, or not any more
 ├── ElasticError                 an elastic job cannot go on: workers, messages or snapshots failed it
 │   └── MicroTaskError           the application raised; its traceback is in the message
 ├── WorkloadError                a workload, profile or trace that breaks its format; file, line and reason
@@ -25,6 +26,12 @@ InfraError
 │   │   └── SpotPriceTooHighError    the spot price is above the limit
 │   ├── NotOursError             it does not carry this cluster's tags; nothing was done
 │   └── NoticeError              a message about a node that cannot be read, or its queue that cannot be used
+├── LedgerError                  the ledger cannot be used as it is: made by a newer Ebbflow, damaged, misaddressed
+│   ├── LedgerUnavailableError   its database does not answer, is full or locked for too long; later it may work
+│   ├── LedgerBusyError          another loop leads
+│   ├── StaleLoopError           another loop has taken over, or this one has resigned; nothing was written
+│   └── DoubleBookingError       a GPU that a lease has already; nothing was written
+├── PipelineRunError             a pipeline's run that cannot be begun or gone on with
 ├── PriceError                   a price that is not known
 ├── SimulationError              a simulated policy broke a rule: capacity, a gang, or no progress
 └── DataError                    benchmark data cannot be made
@@ -81,6 +88,10 @@ class ClusterError(InfraError):
     """The local cluster cannot do what was asked."""
 
 
+class LeaseError(ClusterError):
+    """An app has no lease on a GPU, or none any more, or cannot tell; the message says which. Nothing was started."""
+
+
 class ElasticError(InfraError):
     """An elastic job cannot go on: no workers, too many losses, a snapshot that cannot be read."""
 
@@ -135,6 +146,43 @@ class NotOursError(AwsError):
 
 class NoticeError(AwsError):
     """A message about a node that cannot be read, or its queue that cannot be used; the message names the rule."""
+
+
+class LedgerError(InfraError):
+    """The ledger cannot be used as it is; the message says why and what to do."""
+
+
+class LedgerUnavailableError(LedgerError):
+    """The ledger's database does not answer, is full, or was locked for too long. Later it may work.
+
+    ``unsure`` is true when the connection was lost while a change was being made final and could not be had again:
+    the change may or may not be in the ledger. Its state tells once the ledger answers.
+    """
+
+    def __init__(self, message: str, *, unsure: bool = False) -> None:
+        super().__init__(message)
+        self.unsure = unsure
+
+
+class LedgerBusyError(LedgerError):
+    """Another loop leads; ``holder`` is its name and ``until`` the end of its lead, s since the Unix epoch."""
+
+    def __init__(self, message: str, *, holder: str = "", until: float = 0.0) -> None:
+        super().__init__(message)
+        self.holder = holder
+        self.until = until
+
+
+class StaleLoopError(LedgerError):
+    """Another loop has taken over, or this one has resigned. Nothing was written."""
+
+
+class DoubleBookingError(LedgerError):
+    """A GPU that a lease has already, so that no other can be granted on it. Nothing was written."""
+
+
+class PipelineRunError(InfraError):
+    """A pipeline's run that cannot be begun or gone on with; the message says what to do."""
 
 
 class PriceError(InfraError):

@@ -351,10 +351,12 @@ class Trainer(Protocol):
         """Start the run. Raises ``OptionError`` or ``TrainingError``."""
         ...
 
-    def resize(self, placement: Mapping[str, int]) -> None:
+    def resize(self, placement: Mapping[str, int], deadline: float | None = None) -> None:
         """Grow, shrink or move: new nodes are made ready, the run saves, and goes on on ``placement``.
 
-        A later call replaces one that is not carried out yet. Raises ``TrainingError`` once the run has ended.
+        Before ``deadline`` (seconds since the Unix epoch) nothing of the run is left on other nodes, whether the new
+        ones are ready or not. A later call replaces one that is not carried out yet. Raises ``TrainingError`` once the
+        run has ended.
         """
         ...
 

@@ -7,6 +7,7 @@ EbbflowError
 │   ├── UnknownColumnError      a column that no table in scope has
 │   └── UnsupportedQueryError   not a query, or more than one statement
 ├── OptionError                 an option outside its rule
+│   └── PipelineFileError       a pipeline's file; file, line, value and rule are named
 └── InfraError                  (``ebbflow.infra.errors``)
 """
 
@@ -40,3 +41,7 @@ class UnsupportedQueryError(PlanningError):
 
 class OptionError(EbbflowError):
     """An option whose value breaks its rule."""
+
+
+class PipelineFileError(OptionError):
+    """A pipeline's file that breaks the format; the message names file, line, value and rule, a line for each."""

@@ -7,16 +7,16 @@ takes away, the last copy of anything. So a limit that falls below what is there
 and a wrong price does not end a fleet at once. A target that has passed passes again unchanged.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import floor, inf
 
 from ebbflow.planners.guard_draft import Draft, NewNode, Prices
 from ebbflow.planners.limits import Limits, PoolLimits, Quota
-from ebbflow.planners.model.fleet import Fleet, Target
+from ebbflow.planners.model.fleet import Fleet, Offer, Target
 from ebbflow.planners.scaling.scale_in import NodeUse
 
-__all__ = ["Limits", "NewNode", "RunMoney", "Verdict", "check", "closed", "open_nodes"]
+__all__ = ["Limits", "NewNode", "RunMoney", "Verdict", "check", "closed", "new_nodes", "open_nodes"]
 
 _ROUNDS = 8
 
@@ -135,6 +135,21 @@ def open_nodes(fleet: Fleet, epoch: int, nodes: Iterable[str]) -> tuple[tuple[st
     shut = closed(fleet) | {id_: "it is not there" for id_ in wanted if id_ not in there}
     good = tuple(id_ for id_ in wanted if id_ not in shut)
     return good, tuple(f"no new work on {id_}: {shut[id_]}" for id_ in wanted if id_ in shut)
+
+
+def new_nodes(offers: Mapping[str, Sequence[Offer]]) -> dict[str, NewNode]:
+    """Return what one node more costs, by pool, on the safe side.
+
+    A group takes spot capacity where it is deep, so the dearest spot offer counts; on-demand it takes the cheapest.
+    """
+    found = {}
+    for pool, some in offers.items():
+        spot = [offer.price for offer in some if offer.market == "spot"]
+        listed = [offer.price for offer in some if offer.market == "on-demand"]
+        found[pool] = NewNode(
+            max(spot, default=None), min(listed, default=None), max((offer.gpus for offer in some), default=0)
+        )
+    return found
 
 
 def _refused(why: str) -> Verdict:

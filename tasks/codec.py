@@ -1,11 +1,13 @@
 """Frozen dataclasses to plain JSON values and back, led by their type hints.
 
-A field's JSON key is its name, or ``metadata["json"]``. Tuples become lists. Numbers that JSON lacks become
-``null``; where the field is a plain ``float`` they come back as infinity.
+A field's JSON key is its name, or ``metadata["json"]``. Tuples become lists; named tuples, and mappings of plain
+values, objects. Numbers that JSON lacks become ``null``; where the field is a plain ``float`` they come back as
+infinity.
 """
 
 import math
 import types
+from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -16,8 +18,12 @@ def encode(value: Any) -> Any:
     """Return ``value`` as dictionaries, lists, strings, numbers, booleans and ``None``."""
     if is_dataclass(value) and not isinstance(value, type):
         return {f.metadata.get("json", f.name): encode(getattr(value, f.name)) for f in fields(value)}
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        value = value._asdict()
     if isinstance(value, tuple | list):
         return [encode(item) for item in value]
+    if isinstance(value, Mapping):
+        return {str(key): encode(item) for key, item in value.items()}
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if value is None or isinstance(value, str | bool | int | float):
@@ -48,6 +54,10 @@ def _decode(hint: Any, data: Any, where: str) -> Any:
     if origin in (Union, types.UnionType):
         rest = [a for a in arguments if a is not types.NoneType]
         return None if data is None else _decode(rest[0], data, where)
+    if origin is Mapping:
+        if not isinstance(data, dict):
+            raise TypeError(f"{where} wants an object; got {data!r:.80}")
+        return data
     if origin is tuple:
         return _decode_tuple(arguments, data, where)
     if origin is Literal:
@@ -56,6 +66,8 @@ def _decode(hint: Any, data: Any, where: str) -> Any:
         return data
     if isinstance(hint, type) and is_dataclass(hint):
         return decode(hint, data)
+    if isinstance(hint, type) and issubclass(hint, tuple):
+        return _decode_named(hint, data, where)
     if hint is float and data is None:
         return math.inf
     if hint is float and isinstance(data, int) and not isinstance(data, bool):
@@ -63,6 +75,14 @@ def _decode(hint: Any, data: Any, where: str) -> Any:
     if not isinstance(data, hint) or (isinstance(data, bool) and hint is not bool):
         raise TypeError(f"{where} wants {hint.__name__}; got {data!r:.80}")
     return data
+
+
+def _decode_named(kind: type[tuple[Any, ...]], data: Any, where: str) -> tuple[Any, ...]:
+    """Return the named tuple that ``encode`` turned into an object."""
+    if not isinstance(data, dict):
+        raise TypeError(f"{where} wants an object; got {data!r:.80}")
+    hints = get_type_hints(kind)
+    return kind(**{name: _decode(hint, data[name], f"{where}.{name}") for name, hint in hints.items()})
 
 
 def _decode_tuple(arguments: tuple[Any, ...], data: Any, where: str) -> tuple[Any, ...]:

@@ -61,6 +61,11 @@ class Feedback:
                 self._failed(error)
             raise
 
+    def fail(self, error: Exception) -> None:
+        """Have whoever plans on this capacity end with ``error``; from any thread, or from a signal's handler."""
+        if self._failed is not None:
+            self._failed(error)
+
     def _run(self, stop: threading.Event) -> int:
         if self._published is None:
             self.begin()

@@ -28,7 +28,7 @@ from ebbflow.infra.protocols import Applied, FleetControl, PriceSource, Refusal
 from ebbflow.planners import guard as guarding
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.fallback import amended
-from ebbflow.planners.guard import NewNode, RunMoney, Verdict
+from ebbflow.planners.guard import RunMoney, Verdict, new_nodes
 from ebbflow.planners.model.capacity import Node
 from ebbflow.planners.model.fleet import Fleet, Offer, PoolState, Target
 from ebbflow.planners.scaling import with_drains
@@ -233,21 +233,6 @@ def decide(seen: Observation, wanted: Target, rules: FleetRules) -> Target:
 
 
 # --- guard --------------------------------------------------------------------------------------------------
-
-
-def new_nodes(offers: Mapping[str, Sequence[Offer]]) -> dict[str, NewNode]:
-    """Return what one node more costs, by pool, on the safe side.
-
-    A group takes spot capacity where it is deep, so the dearest spot offer counts; on-demand it takes the cheapest.
-    """
-    found = {}
-    for pool, some in offers.items():
-        spot = [offer.price for offer in some if offer.market == "spot"]
-        listed = [offer.price for offer in some if offer.market == "on-demand"]
-        found[pool] = NewNode(
-            max(spot, default=None), min(listed, default=None), max((offer.gpus for offer in some), default=0)
-        )
-    return found
 
 
 def guard(

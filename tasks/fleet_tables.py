@@ -15,6 +15,7 @@ from ebbflow.planners.guard import Verdict
 from ebbflow.tasks.fleet_money import CostReport, CostRow, OfferRow
 from ebbflow.tasks.fleet_plan import PoolPlan
 from ebbflow.tasks.fleet_report import NodeRow, PoolRow, Status
+from ebbflow.tasks.wording import money_text as money
 from ebbflow.tasks.wording import number_text, plural, printable, seconds_text, shorten
 
 _DIM = "bright_black"
@@ -241,11 +242,6 @@ def dollars(value: float | None) -> str:
     if 0 < value < 0.00005:
         return "<$0.0001"
     return "none" if value == inf else f"${value:,.4f}" if value < 100 else f"${value:,.2f}"
-
-
-def money(value: float | None) -> str:
-    """Return a sum of dollars."""
-    return "–" if value is None else f"${value:,.4f}" if 0 < value < 0.1 else f"${value:,.2f}"
 
 
 def print_bullets(console: Console, lines: Iterable[str]) -> None:

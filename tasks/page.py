@@ -1,4 +1,4 @@
-"""Reports as single HTML files: no network, no scripts, light and dark, for screen, phone and paper."""
+"""Reports as single HTML files: no network, light and dark, for screen, phone and paper."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
@@ -22,7 +22,7 @@ from ebbflow.tasks.wording import (
     seconds_text,
 )
 
-__all__ = ["explain_html", "page", "report_html", "write_text"]
+__all__ = ["environment", "explain_html", "page", "report_html", "trusted", "write_text"]
 
 _DEEP = 8  # stages; a longer chain is drawn downwards
 _PHONE = 380  # width of pictures on a narrow screen
@@ -32,7 +32,7 @@ def report_html(report: QueryReport) -> str:
     """Return ``report`` as one self-contained page; all text from the report is escaped."""
     reused = report.with_status("reused")
     return (
-        _environment()
+        environment()
         .get_template("report.html.j2")
         .render(
             report=report,
@@ -41,8 +41,8 @@ def report_html(report: QueryReport) -> str:
             saved=sum(s.saved_seconds for s in reused),
             numbered=list(_numbered(report.decisions)),
             shown_plans=_shown_plans(report),
-            timeline_wide=_trusted(timeline_svg(report)),
-            timeline_narrow=_trusted(timeline_svg(report, _PHONE)),
+            timeline_wide=trusted(timeline_svg(report)),
+            timeline_narrow=trusted(timeline_svg(report, _PHONE)),
         )
     )
 
@@ -60,7 +60,7 @@ def explain_html(
     ``capacity`` says in words what the estimates are for, such as "4 cores on 4 nodes".
     """
     return (
-        _environment()
+        environment()
         .get_template("explain.html.j2")
         .render(plans=plans, query=query, title=title, capacity=capacity, problems=problems)
     )
@@ -68,8 +68,8 @@ def explain_html(
 
 def page(template: str, pictures: Mapping[str, str], **values: object) -> str:
     """Return the page of one of our templates; ``pictures`` are SVG texts made here, everything else is escaped."""
-    drawn = {name: _trusted(svg) for name, svg in pictures.items()}
-    return _environment().get_template(template).render(pictures=drawn, **values)
+    drawn = {name: trusted(svg) for name, svg in pictures.items()}
+    return environment().get_template(template).render(pictures=drawn, **values)
 
 
 def _numbered(decisions: Sequence[DecisionReport]) -> Iterator[tuple[int | None, DecisionReport]]:
@@ -93,10 +93,11 @@ def _shown_plans(report: QueryReport) -> list[tuple[str, PlanReport]]:
 
 def _picture(plan: PlanReport, direction: Direction) -> Markup:
     deep = len(plan.stages) > _DEEP  # would be wider than the page
-    return _trusted(dag_svg(plan, "down" if deep else direction))
+    return trusted(dag_svg(plan, "down" if deep else direction))
 
 
-def _trusted(svg: str) -> Markup:
+def trusted(svg: str) -> Markup:
+    """Return a picture of ours as it stands."""
     # Our own pictures, whose every text and attribute went through the escaping of ``svg.py``.
     return Markup(svg)  # noqa: S704
 
@@ -110,15 +111,16 @@ def _milliseconds(seconds: float) -> str:
 
 
 @cache
-def _environment() -> Environment:
-    environment = Environment(
+def environment() -> Environment:
+    """Return where our templates are, escaping everything; its filters are the words of ``wording``."""
+    made = Environment(
         loader=FileSystemLoader(Path(__file__).parent / "templates"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update(
+    made.filters.update(
         seconds=seconds_text,
         count=count_text,
         size=bytes_text,
@@ -128,5 +130,5 @@ def _environment() -> Environment:
         milliseconds=_milliseconds,
         date=_date,
     )
-    environment.globals.update(picture=_picture, marks=MARKS)
-    return environment
+    made.globals.update(picture=_picture, marks=MARKS)
+    return made

@@ -193,10 +193,12 @@ def execute(
     orchestrator: Orchestrator,
     clock: Clock | None = None,
     opened: Opened | None = None,
+    follow: Callable[[Execution], Listener] | None = None,
 ) -> QueryOutcome:
     """Run ``request`` to its end, write what it asks for, and return the outcome.
 
-    ``opened`` is an engine that the caller keeps (``opened_engine``); otherwise one is started and closed.
+    ``opened`` is an engine that the caller keeps (``opened_engine``); otherwise one is started and closed. ``follow``
+    makes a further listener of the query's execution, which it may look at in the thread that it is called in.
 
     Raises errors of the ``EbbflowError`` family; finished stages stay in the store whatever happens.
     """
@@ -228,6 +230,9 @@ def execute(
         run = _Run(request, prepared, capacity, clock, index)
         for note in prepared.planner.notes:
             orchestrator.listener.note(note)
+        listener = _listeners(orchestrator.listener, run.execution, source, started_engine.engine)
+        if follow is not None:
+            listener = Fan(listener, follow(run.execution))
         stop = threading.Event()
         feedback.begin(capacity)
         try:
@@ -241,7 +246,7 @@ def execute(
                 versions=prepared.versions,
                 replan=run.replan,
                 background=orchestrator,
-                listener=_listeners(orchestrator.listener, run.execution, source, started_engine.engine),
+                listener=listener,
                 clock=clock,
                 inbox=feedback_inbox,
                 fraction=request.fraction,

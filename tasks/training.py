@@ -102,12 +102,14 @@ def settings_of(request: TrainingRequest) -> RunSettings:
     )
 
 
-def canary_of(request: TrainingRequest, resumes: bool) -> tuple[CanaryPlan | None, str]:
-    """Return the trial that comes first, if one does, and why."""
-    gpus = min(request.gpus, request.most_gpus)
-    wanted = plan(gpus, min(len(request.placement), gpus), request.canary_steps)
-    if request.canary == "never":
+def canary_of(
+    request: TrainingRequest, resumes: bool, placement: Mapping[str, int]
+) -> tuple[CanaryPlan | None, str]:
+    """Return the trial that comes before a run on ``placement``, if one does, and why."""
+    gpus = min(sum(placement.values()), request.most_gpus)
+    if request.canary == "never" or not gpus:
         return None, ""
+    wanted = plan(gpus, min(len(placement), gpus), request.canary_steps)
     if request.canary == "always":
         return wanted, "asked for"
     if gpus <= wanted.ranks:
@@ -133,6 +135,7 @@ def run_training(
     handle: Handle | None = None,
     clock: Clock | None = None,
     seed: int = 0,
+    known: bool = False,
 ) -> TrainingReport:
     """Run ``request`` to its end and return what happened.
 
@@ -146,6 +149,7 @@ def run_training(
         handle: by which others change its nodes; those of the request by default.
         clock: the time.
         seed: of the jitter of delays.
+        known: whether a run that has this id and was never launched may be begun.
 
     Raises:
         EbbflowError: something that cannot be mended before the run began; how a run ended, the report says.
@@ -159,14 +163,14 @@ def run_training(
     table = failure_table(request.failures)
     if site is None:
         require("torch", "a training", "train")
-    if not resume:
+    if not (resume or known):
         _fresh(request)
     request.save()
     listener = listener or Silent()
     book = Book(request, clock, listener)
     handle = handle or Handle(request.placement, request.most_gpus, request.min_gpus)
     nodes = handle.nodes
-    canary, why = canary_of(request, resume)
+    canary, why = canary_of(request, resume, nodes.there())
     supervisor = Supervisor(
         nodes,
         table,

@@ -17,7 +17,7 @@ class Nodes:
         self._nodes = dict(nodes)
         self._most, self._least = most, least
         self._names = set(nodes)
-        self._each = max(nodes.values())
+        self._each = max(nodes.values(), default=1)
         self._lock = threading.Lock()
 
     @property
@@ -55,6 +55,10 @@ class Nodes:
         with self._lock:
             self._nodes = dict(nodes)
             self._names |= set(nodes)
+
+    def deadline(self, placement: Mapping[str, int]) -> float | None:
+        """Return when all but ``placement`` must be free, seconds since the Unix epoch; ``None``: nobody waits."""
+        return None
 
     def newest(self, count: int) -> list[str]:
         """Return the nodes that came last."""

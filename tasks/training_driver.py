@@ -17,12 +17,16 @@ LOOK_EVERY = 0.2  # s
 class Handle:
     """Lets another thread say which nodes a run has, and end it."""
 
-    def __init__(self, nodes: Mapping[str, int], most: int, least: int = 1) -> None:
-        self.nodes = Nodes(nodes, most, least)
+    def __init__(self, nodes: Nodes | Mapping[str, int], most: int = 1, least: int = 1) -> None:
+        self.nodes = nodes if isinstance(nodes, Nodes) else Nodes(nodes, most, least)
+        self.deadline: float | None = (
+            None  # of a stop, seconds since the Unix epoch; None: the run's own grace
+        )
         self._stop = threading.Event()
 
-    def stop(self) -> None:
-        """Ask the run to save and leave."""
+    def stop(self, deadline: float | None = None) -> None:
+        """Ask the run to save and leave before ``deadline`` (seconds since the Unix epoch), or within its grace."""
+        self.deadline = deadline
         self._stop.set()
 
     @property
@@ -84,20 +88,31 @@ class Driver:
 
     def _reconcile(self, status: TrainingStatus) -> None:
         """Ask for the nodes that are there, unless the end of a generation is about to settle that anyway."""
-        wanted = self._supervisor.wanted()
         settled = status.state == "waiting" or (status.state == "running" and not self._leaving)
-        if wanted is None or not settled or self._supervisor.trying:
+        if not settled:
+            return
+        if self._supervisor.trying:
+            self._cut_trial_short(status)
+            return
+        wanted = self._supervisor.wanted()
+        if wanted is None:
             return
         if wanted == status.placement and status.state == "running":
             self._asked = None
         elif wanted != self._asked:
             self._asked = wanted
-            self._trainer.resize(wanted)
+            self._trainer.resize(wanted, self._nodes.deadline(wanted))
+
+    def _cut_trial_short(self, status: TrainingStatus) -> None:
+        """End a trial some of whose nodes are to be left; what it has shown by then has to do."""
+        there = self._nodes.there()
+        if status.state == "running" and any(there.get(n, 0) < k for n, k in status.placement.items()):
+            self._trainer.end_generation(status.generation, "its nodes are to be left")
 
     def _look(self, status: TrainingStatus, faults: FaultSchedule) -> None:
         if self._handle.stopped and not self._stopping:
             self._stopping = True
-            self._trainer.stop()
+            self._trainer.stop(self._handle.deadline)
         for event in own_events(self._trainer, self._read):
             self._read = event.number
             if (

@@ -4,7 +4,7 @@ import re
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Generic, Literal, Protocol, TypeVar
 
 from ebbflow.infra.clock import Clock
 from ebbflow.planners.errors import EbbflowError, OptionError
@@ -34,11 +34,11 @@ class ScriptedFault:
         parts = text.strip().split(":")
         if len(parts) < 3:
             raise OptionError(f"{_FORM}; got {text!r}")
-        after, kind, rest = _seconds(parts[0], text), parts[1], parts[2:]
+        after, kind, rest = seconds(parts[0], text), parts[1], parts[2:]
         if kind in ("kill", "freeze", "thaw") and len(rest) == 1 and rest[0]:
             return cls(after, kind, rest[0])
         if kind == "notice" and len(rest) == 2 and rest[0]:
-            return cls(after, "notice", rest[0], notice=_seconds(rest[1], text))
+            return cls(after, "notice", rest[0], notice=seconds(rest[1], text))
         if kind in ("add", "remove") and len(rest) == 1 and rest[0].isdecimal() and int(rest[0]) > 0:
             return cls(after, kind, count=int(rest[0]))
         raise OptionError(f"{_FORM}; got {text!r}")
@@ -59,10 +59,11 @@ class ScriptedFault:
                 return f"{self.count} nodes are given back" if self.count > 1 else "one node is given back"
 
 
-def _seconds(text: str, whole: str) -> float:
+def seconds(text: str, whole: str, form: str = _FORM) -> float:
+    """Return a time such as 20s or 2.5. Raises ``OptionError`` with the ``form`` that the ``whole`` must have."""
     found = _TIME.fullmatch(text)
     if found is None:
-        raise OptionError(f"{_FORM}; got {whole!r}")
+        raise OptionError(f"{form}; got {whole!r}")
     return float(found[1])
 
 
@@ -75,7 +76,17 @@ class Faulty(Protocol):
     def thaw(self, name: str) -> None: ...
 
 
-class FaultSchedule:
+class Timed(Protocol):
+    """A fault with a time."""
+
+    @property
+    def after(self) -> float: ...
+
+
+F = TypeVar("F", bound=Timed)
+
+
+class FaultSchedule(Generic[F]):
     """Carries out faults in a thread of its own, from ``begin`` on.
 
     ``add`` and ``remove`` change how many nodes there are; ``say`` hears of everything.
@@ -83,7 +94,7 @@ class FaultSchedule:
 
     def __init__(
         self,
-        faults: Sequence[ScriptedFault],
+        faults: Sequence[F],
         nodes: Faulty,
         add: Callable[[int], None],
         remove: Callable[[int], None],
@@ -103,6 +114,11 @@ class FaultSchedule:
         if self._faults and self._thread.ident is None and not self._stop.is_set():
             self._thread.start()
 
+    def wait(self) -> None:
+        """Return when all has happened."""
+        if self._thread.ident is not None:
+            self._thread.join()
+
     def end(self) -> None:
         """Stop what has not happened yet; waits for what is going on."""
         self._stop.set()
@@ -114,13 +130,17 @@ class FaultSchedule:
         for fault in self._faults:
             if self._clock.wait(self._stop, start + fault.after - self._clock.now()):
                 return
-            self._say(f"scripted: {fault}")
+            self._announce(fault)
             try:
                 self._carry_out(fault)
             except EbbflowError as error:
                 self._say(f"scripted: that did not work: {error}")
 
-    def _carry_out(self, fault: ScriptedFault) -> None:
+    def _announce(self, fault: F) -> None:
+        self._say(f"scripted: {fault}")
+
+    def _carry_out(self, fault: F) -> None:
+        assert isinstance(fault, ScriptedFault)
         match fault.kind:
             case "kill":
                 self._nodes.kill(fault.node)

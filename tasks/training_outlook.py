@@ -5,19 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ebbflow.planners.training.job_report import JobReport
-
-
-@dataclass(frozen=True, slots=True)
-class Speed:
-    """θ_sys, fitted to the steps measured so far (Pollux, OSDI 2021, 3.2); what was never measured costs nothing."""
-
-    alpha_grad: float  # s, of a pass whatever its size
-    beta_grad: float  # s per example of a GPU
-    alpha_node: float  # s, to synchronise two GPUs of several nodes
-    beta_node: float  # s per further GPU
-    alpha_local: float  # s, to synchronise two GPUs of one node
-    beta_local: float  # s per further GPU
-    gamma: float  # 1: gradients and synchronisation one after the other; 10: almost at the same time
+from ebbflow.planners.training.throughput import ThroughputParameters
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +25,7 @@ class Outlook:
 
     at: float
     noise_scale: float  # examples
-    speed: Speed
+    speed: ThroughputParameters  # what was never measured costs nothing
     best: tuple[BestBatch, ...]  # by GPUs, up to twice the most that the run ever held
 
 
@@ -57,4 +45,4 @@ def outlook(at: float, said: Mapping[str, Any]) -> Outlook | None:
         goodput, split = model.best_split(nodes, gpus)
         best.append(BestBatch(gpus, nodes, split.total(gpus), split.accumulation + 1, goodput))
     noise = report.statistics.noise_scale(report.limits.initial)
-    return Outlook(at, noise, Speed(**model.speed._asdict()), tuple(best))
+    return Outlook(at, noise, model.speed, tuple(best))

@@ -19,6 +19,7 @@ Canary = Literal["auto", "always", "never"]
 
 _FORMAT = 1
 _FILE = "request.json"
+_LAUNCHED = "run.json"  # what the launcher keeps
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 _NODES = re.compile(
     r"(?:local|aws:(?P<pool>[a-z](?:-?[a-z0-9])+)):(?P<nodes>[1-9]\d{0,3})(?:x(?P<slots>[1-9]\d{0,2}))?"
@@ -149,9 +150,17 @@ class TrainingRequest:
     @property
     def recorded(self) -> bool:
         """Tell whether there is a run of this id. Raises ``StorageError``."""
+        return self._has(_FILE)
+
+    @property
+    def launched(self) -> bool:
+        """Tell whether a run of this id was ever launched. Raises ``StorageError``."""
+        return self._has(_LAUNCHED)
+
+    def _has(self, name: str) -> bool:
         scheme, path = split(self.run_folder)
         with translated(f"look at {self.run_folder}"):
-            return bool(filesystem(scheme).get_file_info(f"{path}/{_FILE}").is_file)
+            return bool(filesystem(scheme).get_file_info(f"{path}/{name}").is_file)
 
     def save(self) -> None:
         """Write the request into the run's folder, for ``--resume``. Raises ``StorageError``."""

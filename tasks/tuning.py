@@ -15,7 +15,7 @@ import numpy as np
 from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.errors import TrainingError
 from ebbflow.infra.packages import require
-from ebbflow.planners.model.capacity import Capacity, Node
+from ebbflow.planners.model.capacity import Capacity
 from ebbflow.planners.model.scheduling import App, Placement, View, gpus_of
 from ebbflow.planners.scheduling.las import leased_las
 from ebbflow.planners.scheduling.locality import Level
@@ -27,14 +27,16 @@ from ebbflow.tasks.training_report import TrainingReport
 from ebbflow.tasks.training_request import TrainingRequest
 from ebbflow.tasks.tuning_report import TrialEnd, TrialReport, TuningReport
 from ebbflow.tasks.tuning_request import TuningRequest
+from ebbflow.tasks.tuning_room import OwnRoom, Room
 from ebbflow.tasks.tuning_study import Study, as_arguments
-from ebbflow.tasks.tuning_trial import Reporter, Trial, recorded
+from ebbflow.tasks.tuning_trial import Reporter, SearchStatus, Trial, TrialStatus, recorded
 
 SAME_FAILURES = 3  # trials that fail alike before the search gives up
 _PAUSE = 0.2  # s between looks
 _UNKNOWN_EPOCHS = 10**6
 
 Say = Callable[[str], None]
+Watch = Callable[[SearchStatus], None]
 RunTrial = Callable[[TrainingRequest, TrainingListener, Handle, bool], TrainingReport]
 
 
@@ -57,8 +59,22 @@ def run_tuning(
     resume: bool = False,
     train: RunTrial = run_trial,
     clock: Clock | None = None,
+    room: Room | None = None,
+    stop: threading.Event | None = None,
+    watch: Watch | None = None,
 ) -> TuningReport:
     """Run a search to its end and return what it found. An interrupt saves the trials that run and leaves.
+
+    Args:
+        request: what to search for.
+        say: called with sentences for people.
+        resume: go on with the search of this id.
+        train: trains one trial.
+        clock: the time.
+        room: the GPUs of its trials, which may come and go: a trial that loses too many is paused, and goes on from
+            its checkpoint when there are enough again. Those of the request's nodes by default.
+        stop: set by others, it does what an interrupt does.
+        watch: called several times a second with where the search stands.
 
     Raises ``EbbflowError`` when it cannot begin, ``TrainingError`` for an id that is taken.
     """
@@ -72,7 +88,16 @@ def run_tuning(
         require("torch", "a training", "train")
     study = Study(request)
     request.save()
-    search = _Search(request, study, say, train, clock or SystemClock())
+    search = _Search(
+        request,
+        study,
+        say,
+        train,
+        clock or SystemClock(),
+        room or OwnRoom(request),
+        stop or threading.Event(),
+        watch,
+    )
     report = search.run()
     write_text(Path(request.search_folder) / "report.json", report.to_json())
     if request.json:
@@ -83,9 +108,20 @@ def run_tuning(
 class _Search:
     """The loop of a search; all but the trainings themselves happens in its thread."""
 
-    def __init__(self, request: TuningRequest, study: Study, say: Say, train: RunTrial, clock: Clock) -> None:
+    def __init__(
+        self,
+        request: TuningRequest,
+        study: Study,
+        say: Say,
+        train: RunTrial,
+        clock: Clock,
+        room: Room,
+        stop: threading.Event,
+        watch: Watch | None,
+    ) -> None:
         self._request, self._study, self._say, self._train = request, study, say, train
-        self._clock = clock
+        self._clock, self._room, self._stop, self._watch = clock, room, stop, watch
+        self._leaving = False
         self._running: dict[str, Trial] = {}
         self._ended: list[TrialReport] = []
         self._inbox: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
@@ -95,7 +131,7 @@ class _Search:
         self._signatures: dict[str, int] = {}
         self._outlooks: list[Mapping[str, float]] = []
         self._begun = clock.now()
-        self._nodes = tuple(Node(name, slots, 0.0, gpus=slots) for name, slots in request.placement.items())
+        self._nodes = room.nodes()
         compared = rungs(request.least_epochs, request.epochs, request.factor) if request.epochs else ()
         self._rungs = compared if request.pruner == "halving" else ()
 
@@ -109,6 +145,8 @@ class _Search:
                 pass
             if self._given_up:
                 state, reason = "failed", f"{SAME_FAILURES} trials failed alike: {self._given_up}"
+            elif self._stop.is_set():
+                raise KeyboardInterrupt
         except KeyboardInterrupt:
             self._say("interrupted: the trials that run save and leave")
             state, reason = "stopped", "interrupted"
@@ -120,10 +158,15 @@ class _Search:
 
     def _step(self) -> bool:
         """Hand GPUs out, take in what trials say; tell whether there is more to do."""
+        if self._stop.is_set():
+            return False
+        self._nodes = self._room.nodes()
         self._fill()
-        if not self._running:
+        if not self._running and self._study.begun() >= self._request.trials:
             return False
         self._share()
+        if self._watch is not None:
+            self._watch(self._status())
         try:
             self._take(self._inbox.get(timeout=_PAUSE))
             while True:
@@ -163,7 +206,13 @@ class _Search:
         now = self._clock.now()
         for one in self._running.values():
             one.app.remaining = self._left(one)
-        apps = tuple(sorted((one.app for one in self._running.values()), key=lambda app: app.number))
+            if not one.pausing:
+                one.app.held = self._room.held(one)
+                if one.handle is not None and gpus_of(one.app.held) < one.app.min_gpus:
+                    self._pause(one)
+        apps = tuple(
+            sorted((o.app for o in self._running.values() if not o.pausing), key=lambda app: app.number)
+        )
         capacity = Capacity(0, self._nodes, at=now)
         decision = self._policy.decide(View(now, apps, capacity), self._memory, self._rng)
         self._memory = decision.memory
@@ -173,32 +222,32 @@ class _Search:
                 continue
             if set(grant.placement) != set(one.app.held):
                 self._place(one, grant.placement)
-            elif one.handle is not None and one.handle.nodes.slots < gpus_of(one.app.held):
-                one.names.clear()  # its processes are gone, the node is not
-                self._place(one, grant.placement)
+            else:
+                self._room.mend(one)
 
     def _place(self, one: Trial, placement: Placement) -> None:
-        """Give a trial these GPUs. A run never uses a name twice, so a node that comes back has another one."""
-        before = dict(one.app.held)
+        """Give a trial these GPUs, and let it begin or go on if it does not run."""
+        self._room.give(one, placement)
         one.app.held = placement
-        for node in list(one.names):
-            if node not in dict(placement):
-                del one.names[node]
-        wanted = {}
-        for node, slots in placement:
-            if node not in one.names or before.get(node) != slots:
-                one.turns += 1
-                one.names[node] = f"{node}.{one.turns}"
-            wanted[one.names[node]] = slots
-        if one.handle is None:
-            one.begun = self._clock.now()
-            one.handle = Handle(wanted, self._request.most_gpus, self._request.gpus)
+        if one.thread is None:
+            one.since = self._clock.now()
+            one.begun = one.begun or one.since
             one.thread = threading.Thread(
                 target=partial(self._work, one), name=f"ebbflow-{one.run}", daemon=True
             )
             one.thread.start()
-        else:
-            one.handle.nodes.become(wanted)
+
+    def _pause(self, one: Trial) -> None:
+        """Let a trial that has lost too many GPUs save and leave; it goes on when there are some again."""
+        assert one.handle is not None
+        one.pausing, one.app.held = True, ()
+        self._say(f"{one.run}: pauses, its GPUs are called back")
+        one.handle.stop(self._room.deadline(one))
+
+    def _paused(self, one: Trial, report: TrainingReport) -> None:
+        one.spent += report.gpu_seconds
+        one.handle, one.thread = None, None
+        one.pausing, one.resumes = False, True
 
     def _work(self, one: Trial) -> None:
         """Train a trial, in its own thread."""
@@ -247,11 +296,15 @@ class _Search:
         self._note_outlook()
 
     def _end(self, one: Trial, report: TrainingReport | None, error: Exception | None) -> None:
+        self._room.take_back(one)
+        if report is not None and report.state == "stopped" and not (one.pruned or self._leaving):
+            self._paused(one, report)
+            return
         del self._running[one.run]
         state, reason = self._outcome(one, report, error)
         if state != "stopped":
             self._study.tell(one.trial, one.value, state)
-        spent = report.gpu_seconds if report else 0.0
+        spent = one.spent + (report.gpu_seconds if report else 0.0)
         took = self._clock.now() - one.begun if one.begun else 0.0
         steps = report.steps if report else 0
         self._ended.append(
@@ -297,6 +350,7 @@ class _Search:
 
     def _leave(self) -> None:
         """Let all trials that run save and leave, and wait for them."""
+        self._leaving = True
         for one in list(self._running.values()):
             if one.handle is None:
                 del self._running[one.run]
@@ -313,6 +367,22 @@ class _Search:
 
     # --- what is left -------------------------------------------------------------------------------------
 
+    def _spent(self, one: Trial, now: float) -> float:
+        """Return about how many GPU-seconds a trial has had."""
+        running = (now - one.since) * max(gpus_of(one.app.held), 1) if one.handle is not None else 0.0
+        return one.spent + running
+
+    def _status(self) -> SearchStatus:
+        now = self._clock.now()
+        trials = tuple(
+            TrialStatus(
+                one.run, one.epochs, self._left(one), gpus_of(one.app.held), self._spent(one, now), one.value
+            )
+            for one in self._running.values()
+        )
+        begun = self._study.begun()
+        return SearchStatus(trials, begun, begun - len(trials), self._study.best_value())
+
     def _left(self, one: Trial) -> float:
         """Return the epochs that a trial is expected to live yet."""
         if self._request.epochs is None:
@@ -327,12 +397,12 @@ class _Search:
         now = self._clock.now()
         states = []
         for one in self._running.values():
-            used = (now - one.begun) * max(gpus_of(one.app.held), 1)
+            used = self._spent(one, now)
             seconds = used / one.epochs if one.epochs else inf
             states.append(TrialState(one.epochs, self._left(one), seconds, self._request.epochs - one.epochs))
         spent = sum(trial.gpu_seconds for trial in self._ended)
         app = outlook(states, self._request.most_gpus, spent)
-        gpus = np.array([sum(node.gpus for node in self._nodes)])
+        gpus = np.array([max(sum(node.gpus for node in self._nodes), 1)])
         seconds = float(app.remaining(gpus, Level.SLOT)[0])
         self._outlooks.append(
             {"at": now - self._begun, "work": sum(j.work for j in app.jobs), "seconds": seconds}

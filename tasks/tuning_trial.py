@@ -29,10 +29,35 @@ class Trial:
     names: dict[str, str] = field(default_factory=dict)  # node -> the name that the run knows it by
     turns: int = 0
     pruned: bool = False
+    pausing: bool = False  # it was asked to save and leave until there are GPUs for it again
     epochs: int = 0
     value: float | None = None
     begun: float = 0.0  # when it got its first GPU
+    spent: float = 0.0  # GPU-seconds, before it was paused last
+    since: float = 0.0  # when the present stretch began
     reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TrialStatus:
+    """A trial that has begun and not ended."""
+
+    run: str
+    epochs: int  # done
+    epochs_left: float  # that it is expected to live yet
+    gpus: int  # that it has now; 0: it waits
+    spent: float  # GPU-seconds so far
+    value: float | None  # of the metric, as last reported
+
+
+@dataclass(frozen=True, slots=True)
+class SearchStatus:
+    """Where a search stands."""
+
+    trials: tuple[TrialStatus, ...]
+    begun: int  # trials so far, those included that have ended
+    ended: int
+    best: float | None  # of the metric, over complete trials
 
 
 def recorded(request: TrainingRequest) -> TrainingReport | None:

@@ -1,6 +1,7 @@
 """How numbers and names read in reports, pictures and on the console."""
 
 import math
+from datetime import UTC, datetime
 
 _UNITS = ("", " k", " M", " G", " T", " P")
 
@@ -20,6 +21,22 @@ def seconds_text(value: float | None) -> str:
     minutes, seconds = divmod(round(value), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {seconds} s"
+
+
+def clock_text(at: float, step: float = 1.0) -> str:
+    """Return a moment, s since the Unix epoch, as a clock in UTC shows it: as fine as ``step`` seconds need.
+
+    Days begin with their date, and steps of a day have nothing else.
+    """
+    try:
+        moment = datetime.fromtimestamp(at, UTC)
+    except (OverflowError, ValueError, OSError):  # beyond the calendar
+        return f"{number_text(at)} s"
+    if step >= 86400 or (step > 1 and moment.hour == moment.minute == moment.second == 0):
+        return f"{moment:%b} {moment.day}"
+    if step < 1:
+        return f"{moment:%H:%M:%S}.{moment.microsecond // 1000:03d}"
+    return f"{moment:%H:%M}" if step >= 60 else f"{moment:%H:%M:%S}"
 
 
 def count_text(value: float | None) -> str:
@@ -52,6 +69,11 @@ def number_text(value: float) -> str:
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
+def money_text(value: float | None) -> str:
+    """Return a sum of dollars: ``$12.30``, with four digits below ten cents."""
+    return "–" if value is None else f"${value:,.4f}" if 0 < value < 0.1 else f"${value:,.2f}"
+
+
 def plural(count: int, noun: str, many: str = "") -> str:
     """Return ``1 stage`` or ``3 stages``; ``many`` is the plural where it takes more than an "s"."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {many or noun + 's'}"
@@ -74,6 +96,14 @@ def shorten(text: str, limit: int) -> str:
         return line[: max(limit - 1, 0)] + "…"
     tail = (limit - 1) // 3
     return f"{line[: limit - 1 - tail].rstrip()}…{line[len(line) - tail :].lstrip()}"
+
+
+def label_text(text: str, limit: int) -> str:
+    """Return somebody's own words in one line of at most ``limit`` characters.
+
+    What could steer a terminal or turn the direction of the text around it is replaced.
+    """
+    return shorten(printable(text), limit)
 
 
 def against(seconds: float, expected: float | None) -> str:

@@ -176,7 +176,7 @@ class FakeTrainer:
         number = len(self._events) + 1
         self._events.append(TrainingEvent(number, self._clock.now(), kind, self._status.generation, content))
 
-    def resize(self, placement: Mapping[str, int]) -> None:
+    def resize(self, placement: Mapping[str, int], deadline: float | None = None) -> None:
         self.resizes.append(dict(placement))
         self._target = dict(placement)
 

@@ -44,20 +44,22 @@ class _Record:
     job: Future[None] | None = None  # the last thing asked of its instance
     ended: str = ""  # how it went, once it is gone
     said: str = ""  # what its start said
+    stopped: bool = False  # its instance has said that nothing of it runs
 
 
 class AwsNodes:
     """Nodes of one run, each alone on its instance. A ``NodePool``; safe for several threads.
 
     A node called like an instance of the capacity runs on that one, any other name on the first that is free and
-    large enough. GPUs are slots where instances have some, else processors are. A node process ends by itself when
-    its launcher is gone, so nothing is left behind by a launcher that was killed.
+    large enough; with ``named`` on none. GPUs are slots where instances have some, else processors are. A node process
+    ends by itself when its launcher is gone, so nothing is left behind by a launcher that was killed.
 
     Args:
         runner: sends commands to the nodes.
         capacity: the instances there are, such as ``AwsCapacity`` of a pool of kind gpu.
         host: address of this machine inside the cluster's network; by default the one it reaches others from.
         folder: where nodes may write.
+        named: whether nodes run only on instances of their name, as those do that somebody else has chosen.
     """
 
     def __init__(
@@ -67,11 +69,12 @@ class AwsNodes:
         *,
         host: str = "",
         folder: str = FOLDER,
+        named: bool = False,
         clock: Clock | None = None,
     ) -> None:
         self.host = host or own_address()
         self.uid = secrets.token_hex(6)
-        self._runner, self._capacity, self._folder = runner, capacity, folder
+        self._runner, self._capacity, self._folder, self._named = runner, capacity, folder, named
         self._clock = clock or SystemClock()
         self._lock = threading.RLock()
         self._nodes: dict[str, _Record] = {}
@@ -130,6 +133,14 @@ class AwsNodes:
                 before = [record.job] if record.job is not None else []
                 record.job = self._later(before, lambda: self._stop(record))
 
+    def quiet(self, name: str) -> bool:
+        """Tell whether a node that was ended is known to have stopped, or is gone with its instance."""
+        with self._lock:
+            record = self._nodes.get(name)
+            if record is None or record.instance not in {node.id for node in self._look().nodes}:
+                return True
+            return bool(record.ended) and record.stopped
+
     def log(self, name: str) -> str:
         """Return what starting the node said; its own log is in the instance's journal."""
         with self._lock:
@@ -181,6 +192,8 @@ class AwsNodes:
                 raise ClusterError(
                     f"node {name} needs {slots} slots and {node.instance_type} has {_size(node)}"
                 )
+        if self._named:
+            raise ClusterError(f"there is no instance {name}, or it is in use or about to leave")
         fitting = [node for node in free if _size(node) >= slots]
         if not fitting:
             raise ClusterError(
@@ -235,7 +248,8 @@ class AwsNodes:
     def _stop(self, record: _Record) -> None:
         try:
             found = self._runner.stop_torch(record.instance, self.uid)
-            if not found.ok and found.status != "gone":
+            record.stopped = found.ok or found.status == "gone"
+            if not record.stopped:
                 log.warning("a node could not be ended: %s", found)
         except EbbflowError as error:
             log.warning("a node could not be ended: %s", error)

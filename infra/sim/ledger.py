@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from ebbflow.infra.errors import SimulationError
 from ebbflow.planners.model.capacity import Node
-from ebbflow.planners.model.scheduling import App, Placement
+from ebbflow.planners.model.scheduling import App, Placement, take
 
 
 class Ledger:
@@ -54,26 +54,8 @@ class Ledger:
         Raises:
             SimulationError: naming policy, app, node and rule.
         """
-        held = 0
-        seen = set()
-        for id_, gpus in placement:
-            if id_ not in self.free:
-                raise _broken(policy, app, now, f"node {id_} does not exist")
-            if id_ in seen:
-                raise _broken(policy, app, now, f"node {id_} comes twice in {placement}")
-            if gpus < 1 or gpus != int(gpus):
-                raise _broken(policy, app, now, f"GPUs on node {id_} must be a whole number >= 1; got {gpus}")
-            if gpus > self.free[id_]:
-                raise _broken(policy, app, now, f"{gpus} GPUs on node {id_}, where {self.free[id_]} are free")
-            seen.add(id_)
-            held += gpus
-            self.free[id_] -= gpus
-        if held == app.gpus:
-            return
-        if not elastic:
-            raise _broken(policy, app, now, f"{held} GPUs for a gang of {app.gpus}")
-        if not app.min_gpus <= held <= app.max_gpus:
-            raise _broken(policy, app, now, f"{held} GPUs; it can use {app.min_gpus} to {app.max_gpus}")
+        if what := take(self.free, app, placement, elastic=elastic):
+            raise _broken(policy, app, now, what)
 
 
 def _broken(policy: str, app: App, now: float, what: str) -> SimulationError:

@@ -92,7 +92,7 @@ class LocalSparkCluster:
         atexit.register(cluster._at_exit)
         try:
             cluster._start_master(java, home, timeout)
-            cluster._grow(workers, java, home, timeout)
+            cluster._grow([""] * workers, java, home, timeout)
         except BaseException:
             cluster.stop()
             raise
@@ -155,13 +155,16 @@ class LocalSparkCluster:
 
     # --- what can happen to it ----------------------------------------------------------------------------
 
-    def add(self, timeout: float = 120.0) -> str:
-        """Start one more worker like the others, wait until it is registered, and return its id."""
+    def add(self, timeout: float = 120.0, *, node_id: str = "") -> str:
+        """Start one more worker like the others, wait until it is registered, and return its id.
+
+        It is called ``node_id``, or ``worker-N``. Raises ``ClusterError``, also for an id that was used before.
+        """
         if not self.state.alive:
             raise ClusterError(
                 f"the master of cluster {self.name!r} is gone; stop the cluster and start anew"
             )
-        return self._grow(1, find_java(), spark_home(), timeout)[0]
+        return self._grow([node_id], find_java(), spark_home(), timeout)[0]
 
     def notice(self, node_id: str, seconds: float = 120.0) -> float:
         """Give a node notice: Spark decommissions its worker now, and it is killed ``seconds`` from now.
@@ -224,13 +227,13 @@ class LocalSparkCluster:
         # A worker that finds no master tries again only 5 to 15 s later, so wait for its port, not its pages.
         self._ready("master", child, lambda: options.listens(state.host, state.port), timeout)
 
-    def _grow(self, count: int, java: JavaInstall, home: Path, timeout: float) -> list[str]:
-        """Start ``count`` workers side by side and wait until the master lists them as alive."""
+    def _grow(self, names: Sequence[str], java: JavaInstall, home: Path, timeout: float) -> list[str]:
+        """Start workers of these names side by side and wait until the master lists them as alive."""
         ids: list[str] = []
         try:
             started = []
-            for _ in range(count):
-                record = self._reserve()
+            for name in names:
+                record = self._reserve(name)
                 ids.append(record.id)
                 started.append((record, self._spawn_worker(record, java, home)))
             for record, child in started:
@@ -249,10 +252,12 @@ class LocalSparkCluster:
                 teardown.end_node(self._file, self.state, node_id, self._clock)
                 self._update(methodcaller("without_node", node_id))
 
-    def _reserve(self) -> NodeRecord:
+    def _reserve(self, name: str) -> NodeRecord:
         def change(state: ClusterState) -> ClusterState:
             number = state.started + 1
-            record = NodeRecord(f"worker-{number}", options.loopback(number))
+            if name and any(node.id == name for node in state.nodes):
+                raise ClusterError(f"cluster {state.name!r} has had a node {name!r} already")
+            record = NodeRecord(name or f"worker-{number}", options.loopback(number))
             return replace(state, started=number, nodes=(*state.nodes, record))
 
         return self._update(change).nodes[-1]

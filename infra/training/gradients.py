@@ -33,7 +33,7 @@ from ebbflow.planners.training.goodput import GradientStatistics
 from ebbflow.planners.training.noise_scale import SMOOTHING, Average, GradientNoise, from_samples
 
 DENSE = 128  # steps of a process that are all measured
-EVERY = 4  # later steps, of which one is: the noise changes slowly
+EVERY = 8  # later steps, of which one is: the noise changes slowly
 
 
 class GradientMeter:

@@ -36,6 +36,7 @@ class _Record:
     group: Path | None
     slots: int
     gpus: tuple[str, ...]
+    quota: float  # processors
     settled: bool = False  # held to its quota
     deadline: float | None = None  # seconds since the Unix epoch
     ended: str = ""  # how it went, once it is gone
@@ -80,38 +81,35 @@ class LocalNodes:
         self._nodes: dict[str, _Record] = {}
         self._pid = os.getpid()
         self.uid = secrets.token_hex(6)
-        self.folder = Path(tempfile.mkdtemp(prefix="ebbflow-nodes-"))
+        self.folder = self._place()
         self.logs = Path(logs).absolute() if logs is not None else self.folder / "logs"
-        groups = f"{self._controller.folder}/ebbflow-{self.uid}-*" if self._controller else ""
-        self._guardian: Guardian | None = Guardian(
-            "ebbflow.infra.guardian",
-            [f"{self.uid}/", str(self._pid), str(grace), groups, str(self.folder)],
-            self.folder.parent,
-        )
+        self._closed = False
+        self._guardian = self._guard(grace)
 
     # --- what the launcher asks ---------------------------------------------------------------------------
 
     def start(self, name: str, slots: int, entry: Entry) -> None:
         """Start a node; see ``NodePool``."""
         with self._lock:
-            if self._guardian is None:
+            if self._closed:
                 raise ClusterError("these nodes have been closed")
             if (old := self._nodes.get(name)) is not None and not self._gone(old):
                 raise ClusterError(f"there is a node {name!r} already")
-            gpus = self._free_gpus(name, slots)
+            gpus, variables = self._share(name, slots, entry)
             folder = self.folder / entry.key
             folder.mkdir(parents=True, exist_ok=True)
-            entry = replace(entry, address=self.host, folder=str(folder))
-            mark = f"{self.uid}/{entry.key}"
+            entry = replace(entry, address=self.host, folder=str(folder), devices=())  # ``gpus`` says which
+            mark = self._mark(name, entry.key)
             command = [sys.executable, "-P", "-m", _NODE]
-            child = processes.spawn(
-                command, self._variables(entry, gpus), mark, self._log(name), cwd=Path.cwd()
+            variables = {**self._variables(entry, gpus), **variables}
+            child = processes.spawn(command, variables, mark, self._log(name), cwd=Path.cwd())
+            record = self._nodes[name] = _Record(
+                mark, child, folder, None, slots, gpus, self._quota(name, slots)
             )
-            record = self._nodes[name] = _Record(mark, child, folder, None, slots, gpus)
             if self._controller is not None:
                 # It starts with whole processors: importing is no work of the training.
                 group = f"ebbflow-{self.uid}-{entry.key}"
-                record.group = cgroups.create(self._controller, group, max(float(slots), self._quota(slots)))
+                record.group = cgroups.create(self._controller, group, max(float(slots), record.quota))
                 cgroups.join(record.group, [child.pid])
 
     def lost(self, name: str) -> str:
@@ -140,6 +138,12 @@ class LocalNodes:
         """End a node at once."""
         self._take(name, "ended by the launcher")
 
+    def quiet(self, name: str) -> bool:
+        """Tell whether no process is left of a node that was ended or lost."""
+        with self._lock:
+            record = self._nodes.get(name)
+            return record is None or (bool(record.ended) and not processes.members(record.mark))
+
     def log(self, name: str) -> str:
         """Return the last lines of the node's own log."""
         return processes.tail(self._log(name))
@@ -154,9 +158,11 @@ class LocalNodes:
             for record in self._nodes.values():
                 if record.group is not None:
                     cgroups.lift(record.group)
-            processes.destroy(f"{self.uid}/", [r.child.pid for r in self._nodes.values()], self._clock)
+            if self._guardian is not None:  # all at one blow
+                processes.destroy(f"{self.uid}/", [r.child.pid for r in self._nodes.values()], self._clock)
             for record in self._nodes.values():
                 self._destroy(record, "the nodes were closed")
+            self._closed = True
             shutil.rmtree(self.folder, ignore_errors=True)
             if self._guardian is not None:
                 self._guardian.release()
@@ -203,7 +209,27 @@ class LocalNodes:
 
     # --- how ----------------------------------------------------------------------------------------------
 
-    def _quota(self, slots: int) -> float:
+    def _guard(self, grace: float) -> Guardian | None:
+        """Return what ends the nodes once this process is gone; ``None`` where somebody else sees to that."""
+        groups = f"{self._controller.folder}/ebbflow-{self.uid}-*" if self._controller else ""
+        return Guardian(
+            "ebbflow.infra.guardian",
+            [f"{self.uid}/", str(self._pid), str(grace), groups, str(self.folder)],
+            self.folder.parent,
+        )
+
+    def _mark(self, name: str, key: str) -> str:
+        return f"{self.uid}/{key}"
+
+    def _share(self, name: str, slots: int, entry: Entry) -> tuple[tuple[str, ...], dict[str, str]]:
+        """Return the GPUs of a node that starts, and what to add to its environment. Raises ``ClusterError``."""
+        return self._free_gpus(name, slots), {}
+
+    def _place(self) -> Path:
+        """Return a new folder for what nodes keep."""
+        return Path(tempfile.mkdtemp(prefix="ebbflow-nodes-"))
+
+    def _quota(self, name: str, slots: int) -> float:
         return (self._cpus or 1.0) * slots
 
     def _settle(self, record: _Record) -> None:
@@ -211,7 +237,7 @@ class LocalNodes:
         if self._controller is None or record.group is None or record.settled or record.ended:
             return
         if (record.folder / _READY).exists():
-            cgroups.create(self._controller, record.group.name, self._quota(record.slots))
+            cgroups.create(self._controller, record.group.name, record.quota)
             record.settled = True
 
     def _free_gpus(self, name: str, slots: int) -> tuple[str, ...]:

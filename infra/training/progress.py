@@ -83,6 +83,25 @@ class Progress:
             begin = self.epoch_end if whole and self.epoch_end is not None else self.gained
             self.epoch_end = begin + self.iterations
 
+    def outlook(self, epochs: int) -> dict[str, Any]:
+        """Return how much of ``epochs`` epochs is left, and what they are in all: nothing before the data are known.
+
+        ``examples_left`` and ``examples_total`` count what ``pace`` names the rate of: the goodput (examples at the
+        initial batch) for epochs of unit ``"progress"``, the throughput for those of unit ``"pass"``.
+        """
+        if not self.length or epochs <= self.epoch or self.epoch_end is None:
+            return {}
+        after = epochs - self.epoch - 1  # epochs, once the one under way is over
+        if self.unit == "pass":
+            seen = self.cursor.position if self.cursor.turn == self.epoch_turn else self.length
+            left, done = float(self.length - seen), float(self.samples)
+        else:
+            left = max(self.epoch_end - self.gained, 0.0) * self.initial
+            done = self.gained * self.initial
+        left += float(after * self.length)
+        pace = "throughput" if self.unit == "pass" else "goodput"
+        return {"examples_left": left, "examples_total": done + left, "pace": pace}
+
     def state_dict(self) -> dict[str, Any]:
         return asdict(self) | {"cursor": list(self.cursor)}
 

@@ -84,6 +84,7 @@ class ElasticRun:
         self._stepper: Stepper | None = None
         self._samples: Samples | None = None
         self._in_epoch = False
+        self._epochs = 0  # that the script asks for
         self._closed = False
         self._began_at = 0  # steps done when this process took over
         self.metrics: dict[str, Any] = {}  # what was reported last
@@ -236,6 +237,7 @@ class ElasticRun:
         """
         progress = self._ready()[0].progress
         progress.unit = unit
+        self._epochs = count
         while progress.epoch < count:
             self._in_epoch = True
             yield progress.epoch
@@ -308,6 +310,7 @@ class ElasticRun:
             self._ending.watch()
             if self.is_main:
                 content = self.statistics.to_json() | {"rank_ready_s": list(last.compute_seconds)}
+                content |= prepared.progress.outlook(self._epochs)
                 if (report := prepared.tuner.news()) is not None:
                     content["job"] = report.to_dict()
                 self._link.post("step", last.step, content)

@@ -48,6 +48,7 @@ class AppSpec:
     budget: float | None = None  # dollars
     flow_run: str = ""  # of the orchestrator, where there is one
     resume: Mapping[str, Any] = field(default_factory=dict)  # what starts it again; never a secret
+    pipeline_budget: float | None = None  # dollars, of all apps of its pipeline
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +87,7 @@ class AppReport:
     job: Mapping[str, Any] = field(default_factory=dict)  # ``JobReport.to_dict`` of a training
     trials: tuple[Mapping[str, Any], ...] = ()  # the same of each trial of a search, with its id
     message: str = ""
+    pools: tuple[str, ...] = ()  # by which its processes on nodes can be told from others: ``NodePool.uid``
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,7 +276,7 @@ def fold(state: State, event: Event) -> State:
             for node in change.nodes:
                 state.nodes[node.id] = node
             for id_ in change.left:
-                del state.nodes[id_]
+                state.nodes.pop(id_, None)  # may be named twice
             state.notices = {notice.node_id: notice for notice in change.notices}
         case AppEntered():
             _enter(state, change.spec, event)

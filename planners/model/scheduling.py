@@ -128,6 +128,35 @@ class Decision:
     )  # figures for reports: gap, fitness, leftover share
 
 
+def take(free: dict[str, int], app: App, placement: Placement, *, elastic: bool) -> str:
+    """Take the GPUs of ``placement`` out of what is ``free`` by node; return which rule that breaks, or nothing.
+
+    They must exist and be free, and be what the app can use: its gang, or where the policy is ``elastic`` any number
+    within its bounds. Some may have been taken when a rule is broken.
+    """
+    held = 0
+    seen = set()
+    for id_, gpus in placement:
+        if id_ not in free:
+            return f"node {id_} does not exist"
+        if id_ in seen:
+            return f"node {id_} comes twice in {placement}"
+        if gpus < 1 or gpus != int(gpus):
+            return f"GPUs on node {id_} must be a whole number >= 1; got {gpus}"
+        if gpus > free[id_]:
+            return f"{gpus} GPUs on node {id_}, where {free[id_]} are free"
+        seen.add(id_)
+        held += gpus
+        free[id_] -= gpus
+    if held == app.gpus:
+        return ""
+    if not elastic:
+        return f"{held} GPUs for a gang of {app.gpus}"
+    if not app.min_gpus <= held <= app.max_gpus:
+        return f"{held} GPUs; it can use {app.min_gpus} to {app.max_gpus}"
+    return ""
+
+
 class Agent(Protocol):
     """Chooses one job's batch size and says what policies may believe about it (Pollux, OSDI 2021, section 4).
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from ebbflow.infra.jsonstore import JsonStore
 from ebbflow.planners.errors import OptionError
+from ebbflow.planners.scheduling.catalogue import Entry, Kind, policy_entry
 from ebbflow.tasks.request import home
 from ebbflow.tasks.training_sim.inputs import Inputs, Options
-from ebbflow.tasks.training_sim.policies import Entry, Kind, policy_entry
 from ebbflow.tasks.training_sim.records import FORMAT, Record
 from ebbflow.tasks.training_sim.sources import Loaded, Source
 from ebbflow.tasks.training_sim.worlds import run_world

@@ -19,7 +19,7 @@ from ebbflow.infra.sim.tuning import Tuning
 from ebbflow.infra.sim.tuning_workloads import tuning_apps
 from ebbflow.infra.sim.workloads import Workload, read_adaptdl, read_jobs, read_tiresias
 from ebbflow.planners.errors import OptionError
-from ebbflow.tasks.training_sim.policies import Kind
+from ebbflow.planners.scheduling.catalogue import Kind
 
 DATA = Path(__file__).parent / "data"
 PROFILES = DATA / "adaptdl" / "traces"

@@ -18,12 +18,12 @@ from ebbflow.infra.sim.rounds_world import RoundsWorld
 from ebbflow.infra.sim.tuning import Pause, TunedApp, tuned_apps
 from ebbflow.infra.sim.workloads import Job
 from ebbflow.planners.model.scheduling import App, Decision, Policy, View
+from ebbflow.planners.scheduling.catalogue import Entry, Setting
 from ebbflow.planners.scheduling.locality import Slowdown
 from ebbflow.tasks.training_sim.agents import goodput_agent
 from ebbflow.tasks.training_sim.evaluation.themis_agents import Agents, TunedBidder
 from ebbflow.tasks.training_sim.informed import NO_SLOWDOWN, Informed
 from ebbflow.tasks.training_sim.inputs import Inputs
-from ebbflow.tasks.training_sim.policies import Entry, Setting
 from ebbflow.tasks.training_sim.records import Record, of_outcome, of_result
 from ebbflow.tasks.training_sim.sources import Loaded
 

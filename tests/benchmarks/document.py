@@ -7,6 +7,7 @@ from typing import Any
 
 from ebbflow.tasks.report import write_text
 from tests.benchmarks import (
+    document_capacity,
     document_chaos,
     document_checkpoints,
     document_elastic,
@@ -48,6 +49,7 @@ def main() -> None:
         ("elastic_training", document_elastic.training),
         ("elastic_executors", document_executors.executors),
         ("fleet_chaos", document_chaos.section),
+        ("capacity_load", document_capacity.section),
         ("training_overhead", document_training.overhead),
         ("training_overhead_cuda", document_training.overhead_cuda),
     ):

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from ebbflow.flows.simulate_cli import app
 from ebbflow.planners.errors import EbbflowError
-from ebbflow.tasks.training_sim.policies import ENTRIES
+from ebbflow.planners.scheduling.catalogue import ENTRIES
 
 JOBS = "id,arrival_s,gpus,duration_s\na,0,4,3600\nb,10,2,1800\nc,20,1,600\n"
 

@@ -1,4 +1,4 @@
-"""What every ``FleetControl`` does: the simulated fleet, and Auto Scaling groups of the emulated AWS over HTTP."""
+"""What every ``FleetControl`` does: simulated, on this machine, and as Auto Scaling groups of the emulated AWS."""
 
 import time
 from dataclasses import replace
@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from ebbflow.infra.errors import NotOursError
+from ebbflow.infra.local_fleet.pools import LocalPool
 from ebbflow.infra.sim.fleet import BOOT, SimulatedFleet, SimulatedPool
 from ebbflow.infra.sim.spot_supply import Supply
 from ebbflow.infra.sim.virtual_clock import VirtualClock
@@ -13,6 +14,7 @@ from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model.capacity import Notice
 from ebbflow.planners.model.fleet import Target
 from ebbflow.planners.model.prices import Machine, Series
+from tests.infra.local_fleet.quick_room import QuickFleet
 
 POOL, MOST = "etl", 12
 START = 1_700_000_000.0
@@ -51,6 +53,31 @@ class SimulatedWorld:
 
     def now(self):
         return self.clock.now()
+
+
+class LocalWorld:
+    """Nodes of this machine: the keeper and the file are real, the machines are not (``local_fleet/`` has them)."""
+
+    def __init__(self, folder):
+        self.quick = QuickFleet(folder, [LocalPool(POOL, "gpu", cores=2, most=MOST)])
+        self.fleet = self.quick.fleet
+
+    def dry(self):
+        self.fleet.shut(POOL, 3600)
+
+    def wet(self):
+        self.fleet.shut(POOL, 0)
+
+    def lose(self, count):
+        for node in self.fleet.observe().pools[0].nodes[:count]:
+            self.fleet.kill(node.id)
+
+    def settle(self, count):
+        self.quick.until(lambda book: sum(node.visible for node in book.nodes) == count, PATIENCE)
+        return self.fleet.observe()
+
+    def now(self):
+        return self.quick.clock.now()
 
 
 class AwsWorld:
@@ -103,9 +130,18 @@ def emulated(aws_account, tmp_path):
     assert aws_account.state()["errors"] == []
 
 
-@pytest.fixture(params=["simulated", "aws"])
+@pytest.fixture
+def local(tmp_path):
+    world = LocalWorld(tmp_path)
+    yield world
+    world.quick.close()
+
+
+@pytest.fixture(params=["simulated", "local", "aws"])
 def world(request):
-    return SimulatedWorld() if request.param == "simulated" else request.getfixturevalue("emulated")
+    if request.param == "simulated":
+        return SimulatedWorld()
+    return request.getfixturevalue("local" if request.param == "local" else "emulated")
 
 
 def _pool(fleet):

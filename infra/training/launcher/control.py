@@ -14,13 +14,14 @@ class Control:
         self._changed = threading.Event()
         self._target: dict[str, int] | None = None
         self._reason = ""
+        self._by: float | None = None
         self._stop: float | None = None
         self._ending = (0, "")  # a generation, and why it is to end
         self.closed = False
 
-    def resize(self, placement: Mapping[str, int], reason: str = "resize") -> None:
+    def resize(self, placement: Mapping[str, int], reason: str = "resize", by: float | None = None) -> None:
         with self._lock:
-            self._target, self._reason = dict(placement), reason
+            self._target, self._reason, self._by = dict(placement), reason, by
             self._changed.set()
 
     def end_generation(self, number: int, reason: str) -> None:
@@ -49,6 +50,11 @@ class Control:
     @property
     def reason(self) -> str:
         return self._reason
+
+    @property
+    def by(self) -> float | None:
+        """Return when the nodes outside ``target`` must be free, seconds since the Unix epoch; ``None``: any time."""
+        return self._by
 
     @property
     def deadline(self) -> float | None:

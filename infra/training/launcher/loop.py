@@ -256,6 +256,8 @@ class Loop:
             return Halt("stopped", end.reason)
         target = control.target
         if target is not None and end.kind in ("stopped", "lost", "hung", "unformed"):
+            if control.by is not None:  # what is left on the other nodes, which somebody else waits for
+                self._members.end([name for name in self._members.names if name not in target])
             control.drop(target)
             return self._towards(target, control.reason)
         if end.idle >= _HOPELESS:

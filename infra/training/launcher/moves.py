@@ -1,5 +1,7 @@
 """Carries out what is asked of a generation that runs: to stop, to yield to a notice, to move to other nodes."""
 
+from math import inf
+
 from ebbflow.infra.clock import Clock
 from ebbflow.infra.training.channel import Report
 from ebbflow.infra.training.launcher.control import Control
@@ -9,6 +11,10 @@ from ebbflow.infra.training.launcher.lateness import Lateness
 from ebbflow.infra.training.launcher.members import Members
 from ebbflow.infra.training.launcher.placement import fresh
 from ebbflow.infra.training.launcher.record import Record
+
+_PREPARING = 0.5  # of the time to a deadline, that new nodes may take; the rest is for saving
+_SPARE = 3.0  # seconds before a deadline by which a run has to save: processes take their time to end
+_LEAST = 1.0  # seconds to save in, however late it is
 
 
 class Moves:
@@ -21,6 +27,7 @@ class Moves:
         self._options, self._clock = options, clock
         self._lateness = Lateness() if options.stragglers else None
         self._preparing: dict[str, int] = {}  # placement whose new nodes have been started
+        self._prepared_by = inf  # when the run moves even if they are not ready
 
     def restart(self) -> None:
         """Begin with a new generation."""
@@ -62,9 +69,11 @@ class Moves:
         if target == generation.placement:
             self._control.drop(target)
             return
+        by, now = self._control.by, self._clock.now()
         new = [name for name in target if name not in generation.placement]
         if target != self._preparing:
             self._preparing = target
+            self._prepared_by = inf if by is None else now + _PREPARING * (by - now)
             self._members.start({name: target[name] for name in new})
         late = [name for name in new if name in self._members and self._is_late(name)]
         if failed := [name for name in new if name not in self._members or name in late]:
@@ -73,9 +82,10 @@ class Moves:
             rest = {name: slots for name, slots in target.items() if name not in failed}
             self._record.note("resize-changed", without=failed, reason="these nodes did not come up")
             if rest and rest != generation.placement:
-                self._control.resize(rest, self._control.reason)
-        elif all(self._members[name].ready for name in new):
-            generation.ask_to_stop(self._control.reason, self._clock.now() + grace)
+                self._control.resize(rest, self._control.reason, by)
+        elif now >= self._prepared_by or all(self._members[name].ready for name in new):
+            end = now + grace if by is None else min(now + grace, max(by - _SPARE, now + _LEAST))
+            generation.ask_to_stop(self._control.reason, end)
 
     def _is_late(self, name: str) -> bool:
         member = self._members[name]

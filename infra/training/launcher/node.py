@@ -23,6 +23,7 @@ import psutil
 from torch.distributed import TCPStore
 
 from ebbflow.infra.clock import SystemClock
+from ebbflow.infra.training import devices
 from ebbflow.infra.training.launcher.wire import (
     ENTRY,
     AgentEnd,
@@ -246,6 +247,7 @@ def connect(entry: Entry) -> tuple[TCPStore, Wire]:
 def main() -> None:
     """Serve as a node."""
     entry = entry_from(os.environ[ENTRY])
+    devices.hold_to(entry.devices)
     Path(entry.folder).mkdir(parents=True, exist_ok=True)
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     # whether there is a GPU must be found out without touching it: a touched one cannot be used after a fork

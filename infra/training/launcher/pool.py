@@ -30,6 +30,10 @@ class NodePool(Protocol):
         """End a node and everything on it at once; nothing happens when it is gone. Raises ``ClusterError``."""
         ...
 
+    def quiet(self, name: str) -> bool:
+        """Tell whether no process is left of a node that was ended or lost: only then is its GPU free."""
+        ...
+
     def log(self, name: str) -> str:
         """Return the last lines of what the node itself wrote."""
         ...

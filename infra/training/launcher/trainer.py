@@ -148,12 +148,12 @@ class TorchTrainer:
         self._record.take_up(journal, generation)
         self.launch(replace(job, folder=folder), placement or last)
 
-    def resize(self, placement: Mapping[str, int]) -> None:
+    def resize(self, placement: Mapping[str, int], deadline: float | None = None) -> None:
         """Grow, shrink or move; see ``Trainer``."""
         wanted = placements.check(placement)
         if self._loop is None or self._loop.over.is_set():
             raise TrainingError("the run has ended or was never launched; there is nothing to resize")
-        self._control.resize(wanted)
+        self._control.resize(wanted, by=deadline)
 
     def end_generation(self, number: int, reason: str) -> None:
         """Have this generation save and leave; ``decide`` says what follows."""

@@ -31,6 +31,7 @@ class Entry:
     connect: float = 60.0  # seconds in which the store must be reached
     grace: float = 30.0  # seconds for the processes to save once the launcher is gone
     deserted: float = 5.0  # seconds that an agent may live on when all its processes are gone
+    devices: tuple[int, ...] = ()  # GPUs of the machine that it is held to, by number; none: to no certain
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +154,7 @@ class Wire:
 def entry_from(text: str) -> Entry:
     """Return the entry that was handed to a node as JSON."""
     fields = json.loads(text)
-    return Entry(**{**fields, "preload": tuple(fields["preload"])})
+    return Entry(**{**fields, "preload": tuple(fields["preload"]), "devices": tuple(fields["devices"])})
 
 
 def agent_end_from(text: str | bytes) -> AgentEnd:

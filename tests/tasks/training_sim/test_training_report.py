@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from ebbflow.infra.sim.usage import Steps
+from ebbflow.planners.scheduling.catalogue import policy_entries
 from ebbflow.tasks.charts import cdf_svg, lines_svg
 from ebbflow.tasks.training_sim.inputs import Inputs, Options
 from ebbflow.tasks.training_sim.pictures import allocation_svg, cumulative, summed, tracks, utilisation
-from ebbflow.tasks.training_sim.policies import policy_entries
 from ebbflow.tasks.training_sim.report import compared, csv_text, json_text, notes_of, report_page
 from ebbflow.tasks.training_sim.runs import planned, run_all
 from ebbflow.tasks.training_sim.sources import sources

@@ -12,10 +12,10 @@ from ebbflow.infra.sim.engine import simulate
 from ebbflow.infra.sim.faults import Failures, Stragglers, with_failures
 from ebbflow.infra.sim.protocols import Saves
 from ebbflow.planners.errors import OptionError
+from ebbflow.planners.scheduling.catalogue import ENTRIES, policy_entries
 from ebbflow.planners.scheduling.shortest import srtf
 from ebbflow.tasks.training_sim import runs as runs_module
 from ebbflow.tasks.training_sim.inputs import Inputs, Options
-from ebbflow.tasks.training_sim.policies import ENTRIES, policy_entries
 from ebbflow.tasks.training_sim.records import FIGURES, details, public
 from ebbflow.tasks.training_sim.runs import planned, run_all
 from ebbflow.tasks.training_sim.sources import sources

@@ -8,9 +8,9 @@ import pytest
 from ebbflow.infra.errors import WorkloadError
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model.scheduling import Policy
+from ebbflow.planners.scheduling.catalogue import BY_NAME, ENTRIES, Setting, policy_entries
 from ebbflow.tasks.training_sim import asked
 from ebbflow.tasks.training_sim.clusters import read_cluster
-from ebbflow.tasks.training_sim.policies import BY_NAME, ENTRIES, Setting, policy_entries
 from ebbflow.tasks.training_sim.sources import GENERATORS, SHIPPED, sources
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "training"

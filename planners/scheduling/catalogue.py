@@ -1,4 +1,4 @@
-"""Every policy that ``simulate training`` knows, by name: what it does in a line, and how it is set up."""
+"""Every policy by name: what it does in a line, and how it is set up for a workload."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

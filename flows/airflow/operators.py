@@ -1,0 +1,340 @@
+"""Operators: run a query, run a training, wait for capacity. They do what the Prefect flows do, by the same tasks."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk import BaseOperator
+from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException
+
+from ebbflow.infra.errors import InfraError, TableError
+from ebbflow.planners.errors import EbbflowError, OptionError, PlanningError
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+    from ebbflow.flows.airflow.attended import Attended, StopTraining
+    from ebbflow.tasks.training_report import TrainingReport
+    from ebbflow.tasks.training_request import TrainingRequest
+
+_FOR_GOOD = (OptionError, PlanningError, TableError)  # another try would end as this one
+
+
+class _AttendedOperator(BaseOperator):
+    """Runs its work in a thread, so that a signal or a time limit can end it in order."""
+
+    stop_patience: float
+    _attended: "Attended[Any] | None" = None
+
+    def on_kill(self) -> None:
+        """End the work in order; Airflow calls this in a signal's handler, and after a time limit."""
+        self.log.info("stopping")
+        if self._attended is not None:
+            self._attended.stop()
+
+
+class EbbflowQueryOperator(_AttendedOperator):
+    """Run a SQL query that re-plans itself while capacity changes.
+
+    Another try resumes from finished stages. When the task is ended, running stages are cancelled.
+
+    XCom: ``result`` (the address of the rows: ``out``, or the checkpoint), ``rows`` (how many), ``first`` (the first
+    ``fetch`` of them), ``seconds``, ``plan``, ``switches`` (reasons), ``verified``.
+
+    Args:
+        sql: the query, or the path of a file that holds it; templated, files too.
+        tables: folder of Parquet files or of folders of them, local or ``s3://``.
+        engine: ``spark``, or ``duckdb`` (in the worker's process, no JVM).
+        master: Spark master.
+        store: where checkpoints live, local or ``s3://``; every worker must reach it for a retry to resume.
+        out: write the rows to this Parquet file.
+        options: further fields of ``ebbflow.tasks.request.QueryRequest``, such as ``{"policy": "volcano"}``.
+        fetch: rows that the XCom holds, 1,000 at most.
+        stop_patience: seconds that a task which has run into its time limit waits for its stages to end.
+    """
+
+    template_fields: Sequence[str] = ("sql", "tables", "master", "store", "out", "options")
+    template_ext: Sequence[str] = (".sql",)
+    template_fields_renderers = {"sql": "sql", "options": "json"}  # noqa: RUF012  Airflow's own way
+    ui_color = "#d7ebe8"
+
+    def __init__(
+        self,
+        *,
+        sql: str,
+        tables: str | None = None,
+        engine: str = "spark",
+        master: str | None = None,
+        store: str | None = None,
+        out: str | None = None,
+        options: Mapping[str, Any] | None = None,
+        fetch: int = 0,
+        stop_patience: float = 30.0,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.sql, self.tables, self.engine, self.master = sql, tables, engine, master
+        self.store, self.out = store, out
+        self.options = dict(options or {})
+        self.fetch = fetch
+        self.stop_patience = stop_patience
+
+    def execute(self, context: "Context") -> dict[str, Any]:
+        """Run the query and return plain values. Raises ``AirflowFailException`` for what no retry can mend."""
+        from ebbflow.flows.airflow.attended import Attended, StoppableOrchestrator
+        from ebbflow.flows.airflow.work import MOST_ROWS, query_request, query_values
+        from ebbflow.tasks.query import execute
+
+        if not 0 <= self.fetch <= MOST_ROWS:
+            raise AirflowFailException(f"fetch must be from 0 to {MOST_ROWS} rows; got {self.fetch}")
+        given = {
+            "tables": self.tables,
+            "engine": self.engine,
+            "master": self.master,
+            "store": self.store,
+            "out": self.out,
+        }
+        orchestrator = StoppableOrchestrator()
+        try:
+            request = query_request(self.sql, {"title": self.task_id, **given, **self.options})
+            self._attended = Attended(
+                lambda: execute(request, orchestrator), orchestrator.stop, self.stop_patience
+            )
+            outcome = self._attended.wait()
+        except _FOR_GOOD as error:
+            raise AirflowFailException(str(error)) from error
+        except EbbflowError as error:
+            if orchestrator.stopping:
+                raise AirflowException(
+                    "stopped; finished stages are kept, another try goes on from them"
+                ) from None
+            raise AirflowException(str(error)) from error
+        self.log.info("%s rows in %.1f s", f"{outcome.result.rows:,}", outcome.report.seconds)
+        return query_values(outcome, request.out, self.fetch)
+
+
+class EbbflowTrainingOperator(_AttendedOperator):
+    """Train a PyTorch script elastically.
+
+    The run's id is made of DAG, task and DAG run, so another try goes on from the newest checkpoint. What a try can
+    mend the run has tried itself: a failed training fails the task for good. When the task is ended, the training
+    saves and leaves.
+
+    XCom: ``run``, ``folder``, ``state``, ``reason``, ``steps``, ``lost_steps``, ``seconds``, ``dollars`` and
+    ``metrics``.
+
+    Args:
+        script: path of a Python file that trains inside an ``ElasticRun``; templated.
+        arguments: of the script; templated.
+        nodes: ``local:NODESxGPUS``, or ``aws:POOL:NODESxGPUS``.
+        fleet: run on GPUs that a capacity loop grants instead, up to as many as ``nodes`` names: ``local`` or
+            ``local:NAME``, nodes of the worker's machine. The task waits for leases and gives them back at its end.
+        ledger_conn_id: an Airflow connection of type ``ebbflow``: that loop's ledger.
+        ledger: or the ledger's address, without a password. Default: that of ``EBBFLOW_LEDGER``.
+        cluster: the cluster's name in the ledger.
+        team: on whose account it runs there.
+        folder: of all runs, local or ``s3://``.
+        run: id of the run; made of DAG, task and DAG run unless given.
+        options: further fields of ``ebbflow.tasks.training_request.TrainingRequest``.
+        stop_patience: seconds that a task which has run into its time limit waits for the training to save.
+    """
+
+    template_fields: Sequence[str] = (
+        "script",
+        "arguments",
+        "nodes",
+        "fleet",
+        "ledger_conn_id",
+        "ledger",
+        "cluster",
+        "team",
+        "folder",
+        "run",
+        "options",
+    )
+    template_fields_renderers = {"options": "json"}  # noqa: RUF012  Airflow's own way
+    ui_color = "#efe3d0"
+
+    def __init__(
+        self,
+        *,
+        script: str,
+        arguments: Sequence[str] = (),
+        nodes: str = "local:1x1",
+        fleet: str | None = None,
+        ledger_conn_id: str | None = None,
+        ledger: str | None = None,
+        cluster: str = "",
+        team: str = "",
+        folder: str | None = None,
+        run: str = "",
+        options: Mapping[str, Any] | None = None,
+        stop_patience: float = 45.0,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.script, self.arguments, self.nodes = script, list(arguments), nodes
+        self.fleet, self.team = fleet, team
+        self.ledger_conn_id, self.ledger, self.cluster = ledger_conn_id, ledger, cluster
+        self.folder, self.run = folder, run
+        self.options = dict(options or {})
+        self.stop_patience = stop_patience
+
+    def execute(self, context: "Context") -> dict[str, Any]:
+        """Run the training and return plain values. Raises ``AirflowFailException`` for what no retry can mend."""
+        from ebbflow.flows.airflow.attended import Attended, StopTraining
+        from ebbflow.flows.airflow.work import run_id, train, training_request, training_values
+
+        ti = context["ti"]
+        run = self.run or run_id(ti.dag_id, ti.task_id, ti.run_id, ti.map_index)
+        stopper = StopTraining()
+        try:
+            request, resume = training_request(
+                self.script, self.arguments, run, {"nodes": self.nodes, "folder": self.folder, **self.options}
+            )
+            request = request if request.title else replace(request, title=self.task_id)
+            if resume:
+                self.log.info("going on with the run %s", run)
+            leased = self._leased(request, stopper) if self.fleet else None
+            work = leased or (lambda: train(request, resume, stopper))
+            self._attended = Attended(work, stopper.stop, self.stop_patience)
+            report = self._attended.wait()
+        except _FOR_GOOD as error:
+            raise AirflowFailException(str(error)) from error
+        except EbbflowError as error:
+            raise AirflowException(str(error)) from error
+        if report.state == "failed":
+            raise AirflowFailException(f"the training {run} failed: {report.reason}")
+        if report.state == "stopped":
+            raise AirflowException(
+                f"the training {run} was stopped and has saved; another try goes on with it"
+            )
+        self.log.info("%s steps in %.1f s, %s of them twice", report.steps, report.seconds, report.lost_steps)
+        return training_values(report)
+
+    def _leased(self, request: "TrainingRequest", stopper: "StopTraining") -> "Callable[[], TrainingReport]":
+        """Return what runs the training on leases; the connection is looked up here, in the task's own thread."""
+        from ebbflow.flows.airflow.work import train_on_leases, without_password
+
+        assert self.fleet is not None
+        without_password(self.ledger)
+        fleet, address, cluster = self.fleet, self.ledger or "", self.cluster
+        if self.ledger_conn_id:
+            from ebbflow.flows.airflow.hook import EbbflowHook
+
+            address, named = EbbflowHook(self.ledger_conn_id).address()
+            cluster = cluster or named
+        return lambda: train_on_leases(
+            request, stopper, fleet=fleet, address=address or None, cluster=cluster or "local", team=self.team
+        )
+
+
+class WaitForCapacityOperator(BaseOperator):
+    """Wait until a cluster has enough, without a worker slot: by its ledger, or by its Spark master.
+
+    XCom: the room that was seen: ``nodes``, ``gpus``, ``cores``, ``memory`` (GiB), ``free_gpus``, ``free_cores``.
+
+    Args:
+        nodes: at least so many nodes without a firm notice.
+        gpus: at least so many GPUs.
+        cores: at least so many cores.
+        memory: at least so much memory, GiB.
+        free: count only GPUs without a lease, and cores without an executor where a master tells of them.
+        ledger_conn_id: an Airflow connection of type ``ebbflow``, which says where the ledger is.
+        ledger: or the ledger's address, without a password: Airflow stores it. Default: that of ``EBBFLOW_LEDGER``.
+        cluster: the cluster's name in the ledger.
+        master: or look at a Spark master, ``spark://HOST:PORT``.
+        timeout: seconds to wait at most.
+        poll: seconds between two looks.
+        soft_fail: skip the task, in place of failing it, when the time is over.
+    """
+
+    template_fields: Sequence[str] = (
+        "nodes",
+        "gpus",
+        "cores",
+        "memory",
+        "ledger_conn_id",
+        "ledger",
+        "cluster",
+        "master",
+    )
+    ui_color = "#e6e6f4"
+
+    def __init__(
+        self,
+        *,
+        nodes: int | str = 0,
+        gpus: int | str = 0,
+        cores: int | str = 0,
+        memory: float | str = 0.0,
+        free: bool = True,
+        ledger_conn_id: str | None = None,
+        ledger: str | None = None,
+        cluster: str = "",
+        master: str | None = None,
+        timeout: float = 3600.0,
+        poll: float = 10.0,
+        soft_fail: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.nodes, self.gpus, self.cores, self.memory, self.free = nodes, gpus, cores, memory, free
+        self.ledger_conn_id, self.ledger, self.cluster, self.master = ledger_conn_id, ledger, cluster, master
+        self.timeout, self.poll, self.soft_fail = timeout, poll, soft_fail
+
+    def execute(self, context: "Context") -> dict[str, Any]:
+        """Look once, and hand over to the trigger unless there is enough already."""
+        from ebbflow.flows.airflow.triggers import WaitForCapacityTrigger, open_lookout
+        from ebbflow.flows.airflow.work import numbers, without_password
+        from ebbflow.planners.capacity_need import Need
+
+        where = {
+            "ledger_conn_id": self.ledger_conn_id,
+            "ledger": self.ledger,
+            "cluster": self.cluster,
+            "master": self.master,
+        }
+        try:
+            wanted = numbers(nodes=self.nodes, gpus=self.gpus, cores=self.cores, memory=self.memory)
+            need = Need(**wanted, free=self.free)
+            without_password(self.ledger)
+            if not 0 < self.poll <= self.timeout:
+                raise OptionError(
+                    f"poll must be above 0 and at most timeout; got {self.poll} and {self.timeout}"
+                )
+            lookout = open_lookout(where)
+        except _FOR_GOOD as error:
+            raise AirflowFailException(str(error)) from error
+        except InfraError as error:  # away for now: the trigger goes on looking
+            self.log.warning("%s", error)
+        else:
+            try:
+                room = lookout.look()
+                if not (lacking := need.lacking(room)):
+                    return asdict(room)
+                self.log.info("waiting: %s", "; ".join(lacking))
+            except InfraError as error:
+                self.log.warning("%s", error)
+            finally:
+                lookout.close()
+        self.defer(
+            trigger=WaitForCapacityTrigger(asdict(need), where, time.time() + self.timeout, self.poll),
+            method_name="arrived",
+            timeout=timedelta(
+                seconds=self.timeout + 10 * self.poll + 60
+            ),  # should the triggerer itself be away
+        )
+        raise AssertionError("defer has raised")
+
+    def arrived(self, context: "Context", event: dict[str, Any]) -> dict[str, Any]:
+        """Go on from the trigger's event."""
+        if event["status"] == "ready":
+            return dict(event["room"])
+        said = "; ".join(event["lacking"]) or event["problem"] or "nothing was seen"
+        message = f"not enough capacity after {self.timeout:g} s: {said}"
+        if self.soft_fail:
+            raise AirflowSkipException(message)
+        raise AirflowException(message)

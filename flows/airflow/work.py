@@ -1,0 +1,172 @@
+"""What the operators do, free of Airflow: requests from plain options, results as plain values.
+
+An XCom holds what JSON can say, so results are addresses, counts and a few rows.
+"""
+
+import hashlib
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from ebbflow.flows.airflow.attended import StopTraining
+from ebbflow.infra.protocols import Checkpoint
+from ebbflow.planners.errors import OptionError
+from ebbflow.tasks.query import QueryOutcome
+from ebbflow.tasks.request import QueryRequest
+from ebbflow.tasks.training_report import TrainingReport, encode_values
+from ebbflow.tasks.training_request import TrainingRequest
+
+MOST_ROWS = 1000  # in an XCom, which is a row of Airflow's database
+_ID_LENGTH = 100
+
+
+def query_request(sql: str, options: Mapping[str, Any]) -> QueryRequest:
+    """Return the request for ``sql``, which may be a file's path. Raises ``OptionError``, for unknown options too."""
+    _known(QueryRequest, options, ("sql",))
+    return QueryRequest.of(sql, **{name: value for name, value in options.items() if value is not None})
+
+
+def training_request(
+    script: str, arguments: Any, run: str, options: Mapping[str, Any]
+) -> tuple[TrainingRequest, bool]:
+    """Return the request for a run, and whether it goes on with one that was begun.
+
+    Raises ``OptionError``, for unknown options too, ``StorageError`` and ``TrainingError``.
+    """
+    _known(TrainingRequest, options, ("script", "arguments", "id"))
+    given = {name: value for name, value in options.items() if value is not None}
+    if "at" in given:
+        given["at"] = tuple(given["at"])
+    request = TrainingRequest(script, tuple(str(one) for one in arguments), id=run, **given)
+    if not request.recorded:
+        return request, False
+    changes = {name: getattr(request, name) for name in ("json", "report")}
+    return TrainingRequest.load(request.folder, run, changes), True
+
+
+def run_id(dag: str, task: str, run: str, index: int = -1) -> str:
+    """Return an id for what a task of a DAG run does: the same at each try, so that a retry goes on.
+
+    ``index`` is that of a mapped task. Of what would be too long the end is replaced by a digest of it all.
+    """
+    whole = ".".join([dag, task, run, *([str(index)] if index >= 0 else [])])
+    plain = re.sub(r"[^A-Za-z0-9_.-]+", "-", whole)
+    plain = plain if plain[0].isalnum() else f"a{plain}"
+    if plain == whole and len(plain) <= _ID_LENGTH:
+        return plain
+    digest = hashlib.sha256(whole.encode()).hexdigest()[:12]
+    return f"{plain[: _ID_LENGTH - 13]}-{digest}"
+
+
+def train(request: TrainingRequest, resume: bool, stopper: StopTraining) -> TrainingReport:
+    """Run a training on nodes of its own. Raises ``EbbflowError``; how it ended, the report says."""
+    from ebbflow.tasks.training import run_training
+
+    return run_training(request, stopper, resume=resume)
+
+
+def train_on_leases(
+    request: TrainingRequest,
+    stopper: StopTraining,
+    *,
+    fleet: str,
+    address: str | None,
+    cluster: str,
+    **asked: Any,
+) -> TrainingReport:
+    """Run a training as an app of a cluster, on the GPUs that its capacity loop grants; see ``run_training_app``.
+
+    ``fleet`` is ``local`` or ``local:NAME``, nodes of this machine; ``asked`` are further fields of its ``AppSpec``.
+    """
+    from ebbflow.infra.ledger import Ledger
+    from ebbflow.infra.local_fleet import LocalFleet
+    from ebbflow.tasks.apps.specs import training_spec
+    from ebbflow.tasks.apps.training import run_training_app
+
+    kind, _, name = fleet.partition(":")
+    if kind != "local":
+        raise OptionError(f"fleet must be local or local:NAME; got {fleet!r}")
+    with (
+        Ledger.open(address, cluster=cluster, create=False) as ledger,
+        LocalFleet.attach(name or "local") as nodes,
+    ):
+        spec = training_spec(request, **asked)
+        return run_training_app(
+            request, spec, ledger, lambda: nodes.nodes_for(request.id), stop=stopper.asked
+        )
+
+
+def query_values(outcome: QueryOutcome, out: str | None, fetch: int) -> dict[str, Any]:
+    """Return what is known of a finished query as values that JSON can hold; ``fetch`` rows of it at most."""
+    report = outcome.report
+    return {
+        "result": out or outcome.result.uri,
+        "rows": outcome.result.rows,
+        "seconds": round(report.seconds, 3),
+        "plan": report.stages[-1].plan if report.stages else "",
+        "switches": [switch.reason for switch in report.switches],
+        "verified": report.verified,
+        "first": first_rows(outcome.result, fetch) if fetch else [],
+    }
+
+
+def first_rows(result: Checkpoint, count: int) -> list[dict[str, Any]]:
+    """Return the first rows of a result; what JSON lacks (dates, decimals) is given as text."""
+    from ebbflow.infra.results import preview
+
+    rows: list[dict[str, Any]] = preview(result, count).to_pylist()
+    return [{name: _plain(value) for name, value in row.items()} for row in rows]
+
+
+def training_values(report: TrainingReport) -> dict[str, Any]:
+    """Return what is known of a training as values that JSON can hold."""
+    return {
+        "run": report.id,
+        "folder": report.folder,
+        "state": report.state,
+        "reason": report.reason,
+        "steps": report.steps,
+        "lost_steps": report.lost_steps,
+        "seconds": round(report.seconds, 3),
+        "dollars": round(report.dollars, 6),
+        "metrics": encode_values(report.final_metrics),
+    }
+
+
+def _known(kind: type, options: Mapping[str, Any], apart: tuple[str, ...]) -> None:
+    names = [f.name for f in fields(kind) if f.name not in apart]
+    unknown = sorted(set(options) - set(names))
+    if unknown:
+        raise OptionError(f"there is no option {unknown[0]!r}; there are {', '.join(names)}")
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_plain(one) for one in value]
+    if isinstance(value, dict):
+        return {str(name): _plain(one) for name, one in value.items()}
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value if isinstance(value, str | int | float | bool | None) else str(value)
+
+
+def numbers(**given: Any) -> dict[str, Any]:
+    """Return numbers that a template may have made texts of. Raises ``OptionError``."""
+    found = {}
+    for name, value in given.items():
+        try:
+            found[name] = float(value) if name == "memory" else int(value)
+        except (TypeError, ValueError) as error:
+            raise OptionError(f"{name} must be a number; got {value!r}") from error
+    return found
+
+
+def without_password(address: str | None) -> None:
+    """Refuse a ledger's address with a password, without repeating it: Airflow stores what a task is given."""
+    if address and re.search(r"://[^/@]*:[^/@]+@|[?&](ssl)?password=", address):
+        raise OptionError(
+            "ledger must hold no password, since Airflow stores it: make a connection of type ebbflow and name it by "
+            "ledger_conn_id"
+        )

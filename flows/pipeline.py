@@ -1,0 +1,272 @@
+"""The Prefect flow that runs a pipeline: ``from ebbflow.flows.pipeline import run_pipeline``."""
+
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from typing import Any
+
+from prefect import flow, task
+from prefect.artifacts import create_markdown_artifact, create_table_artifact
+from prefect.cache_policies import NO_CACHE
+from prefect.events import emit_event
+from prefect.futures import PrefectFuture
+from prefect.logging import get_run_logger
+from prefect.runtime import flow_run
+from prefect.states import Cancelled, Completed, Failed, State
+from prefect.task_runners import ThreadPoolTaskRunner
+
+from ebbflow.flows.capacity import PrefectTeller, stopped_by_signal
+from ebbflow.infra.clock import Clock, SystemClock
+from ebbflow.infra.errors import PipelineRunError
+from ebbflow.tasks.cluster_picture import cluster_svg, data_url
+from ebbflow.tasks.cluster_values import ClusterReport
+from ebbflow.tasks.pipeline.coordinator import Carried
+from ebbflow.tasks.pipeline.outcome import PipelineOutcome, StepOutcome
+from ebbflow.tasks.pipeline.run import PipelineRequest, Quiet, Steps, Watcher, run_steps
+from ebbflow.tasks.pipeline.spec import StepSpec
+from ebbflow.tasks.pipeline.view import ClusterView
+from ebbflow.tasks.wording import shorten
+
+PUBLISH_EVERY = 15.0  # s between two versions of the live artifact
+MOST_STEPS = 64  # that run at once
+_SETTLE = 30.0  # s
+
+
+@dataclass
+class _Attachment:
+    """Somebody in this process who watches the flow run and wants its outcome."""
+
+    request: PipelineRequest
+    listener: Watcher
+    clock: Clock
+    outcome: PipelineOutcome | None = None
+
+
+_ATTACHED: ContextVar[_Attachment | None] = ContextVar("ebbflow_pipeline_attached", default=None)
+
+
+def run_attached(request: PipelineRequest, listener: Watcher, clock: Clock) -> PipelineOutcome:
+    """Run ``request`` as a flow run with a listener in this process (the command line)."""
+    attachment = _Attachment(request, listener, clock)
+    token = _ATTACHED.set(attachment)
+    try:
+        run_pipeline(request.file or None, resume=request.resume or None, id=request.id or None)
+    except PipelineRunError:
+        if attachment.outcome is None:
+            raise
+    finally:
+        _ATTACHED.reset(token)
+    assert attachment.outcome is not None
+    return attachment.outcome
+
+
+def _run_name() -> str:
+    given = flow_run.parameters
+    return f"pipeline {shorten(str(given.get('resume') or given.get('id') or given.get('file') or ''), 60)}"
+
+
+@flow(
+    name="run-pipeline",
+    flow_run_name=_run_name,
+    validate_parameters=True,
+    task_runner=ThreadPoolTaskRunner(max_workers=MOST_STEPS),  # type: ignore[arg-type]
+)
+def run_pipeline(
+    file: str | None = None,
+    *,
+    resume: str | None = None,
+    id: str | None = None,
+    parameters: dict[str, str] | None = None,
+    folder: str | None = None,
+    html_report: str | None = None,
+    json_report: str | None = None,
+) -> PipelineOutcome:
+    """Run a pipeline: queries, trainings and searches of several teams on one elastic cluster.
+
+    Each step is a task run that carries the step's name. The artifact ``ebbflow-pipeline`` lists the apps and has a
+    new version every fifteen seconds; ``ebbflow-pipeline-decisions`` holds every decision with its reason,
+    ``ebbflow-pipeline-timeline`` a picture. Events ``ebbflow.pipeline.step-began`` and ``.step-ended``, and those of
+    the capacity loop (``ebbflow.flows.capacity``) where the flow runs it, can start automations. Cancelling the run
+    lets all steps save and leave.
+
+    Args:
+        file: the pipeline's file; ``examples/pipeline.yaml`` explains the format.
+        resume: id of a run to go on with, in place of a file; finished steps are not repeated.
+        id: of a new run; made of the pipeline's name and the time unless given.
+        parameters: of the file, in place of its own.
+        folder: of all runs of pipelines.
+        html_report: write the report to this HTML file, too.
+        json_report: write the outcome to this JSON file.
+
+    Returns:
+        What became of the pipeline and of each of its steps.
+
+    Raises:
+        PipelineRunError: a step has failed.
+        EbbflowError: bad input.
+    """
+    attachment = _ATTACHED.get()
+    if attachment is not None:
+        request = attachment.request
+    else:
+        request = PipelineRequest(
+            file or "", resume or "", id or "", parameters or {}, folder or "", html_report, json_report
+        )
+    clock = attachment.clock if attachment else SystemClock()
+    own = _PrefectListener(clock, attachment.listener if attachment else Quiet())
+    background = PrefectBackground()
+    run, stop = str(flow_run.id or ""), threading.Event()
+    # the command line has handlers of its own
+    with stopped_by_signal(stop) if attachment is None else nullcontext():
+        outcome = run_steps(
+            replace(request, flow_run=run),
+            own,
+            background=background,
+            loop_listener=PrefectTeller(run, request.name()),
+            clock=clock,
+            stop=stop,
+        )
+        own.publish(last=True)
+    if attachment is not None:
+        attachment.outcome = outcome
+    if outcome.state == "failed":
+        raise PipelineRunError(outcome.reason)
+    return outcome
+
+
+@task(name="run-step", task_run_name="{name}", cache_policy=NO_CACHE, persist_result=False)
+def run_step(name: str, kind: str, work: Callable[[], Carried]) -> State[Any]:
+    """Carry out one step of a pipeline. What is to be tried again, the pipeline decides, not Prefect's retries."""
+    carried = work()
+    if carried.state == "finished":
+        said = ", ".join(f"{key}: {value}" for key, value in carried.details.items())
+        return Completed(message=said or f"the {kind} has finished")
+    if carried.state == "stopped":
+        return Cancelled(message=carried.reason or "stopped")
+    return Failed(message=carried.reason)
+
+
+class PrefectBackground:
+    """Submits each attempt at a step as a task run of the present flow run."""
+
+    def __init__(self) -> None:
+        self._futures: list[PrefectFuture[Any]] = []
+
+    def submit(self, step: StepSpec, work: Callable[[], Carried]) -> None:
+        self._futures.append(run_step.submit(step.label, step.kind, work))
+
+    def settle(self, timeout: float) -> None:
+        """Wait for the task runs to be recorded."""
+        for future in self._futures:
+            future.wait(max(timeout, _SETTLE))
+
+
+class _PrefectListener:
+    """Tells Prefect what happens: events and logs for steps, tables for apps and decisions."""
+
+    def __init__(self, clock: Clock, also: Watcher) -> None:
+        self._logger = get_run_logger()
+        self._run_id = str(flow_run.id)
+        self._clock, self._also = clock, also
+        self._view: ClusterView | None = None
+        self._steps: Steps = tuple
+        self._published = clock.now()
+
+    def watch(self, view: ClusterView, steps: Steps) -> None:
+        self._view, self._steps = view, steps
+        self._also.watch(view, steps)
+
+    def began(self, outcome: StepOutcome) -> None:
+        self._logger.info("%s begins, attempt %s", outcome.title, outcome.attempts)
+        self._emit("began", outcome)
+        self._also.began(outcome)
+
+    def ended(self, outcome: StepOutcome) -> None:
+        self._logger.info("%s %s %s", outcome.title, outcome.state, outcome.reason)
+        self._emit("ended", outcome)
+        self._also.ended(outcome)
+
+    def note(self, text: str) -> None:
+        self._logger.info(text)
+        self._also.note(text)
+
+    def tick(self) -> None:
+        self._also.tick()
+        if self._clock.now() - self._published >= PUBLISH_EVERY:
+            self.publish()
+
+    def publish(self, *, last: bool = False) -> None:
+        """Publish where all apps stand; at the end also every decision and the picture."""
+        self._published = self._clock.now()
+        report = self._view.look() if self._view is not None else None
+        if report is None:
+            return
+        create_table_artifact(
+            key="ebbflow-pipeline", table=_app_rows(report, self._steps()), description="Apps of the pipeline"
+        )
+        if not last:
+            return
+        create_table_artifact(
+            key="ebbflow-pipeline-decisions",
+            table=_decision_rows(report),
+            description="Every decision with its reason",
+        )
+        create_markdown_artifact(
+            key="ebbflow-pipeline-timeline",
+            markdown=f"![timeline]({data_url(cluster_svg(report))})",
+            description="Capacity, stages and leases over time",
+        )
+
+    def _emit(self, what: str, outcome: StepOutcome) -> None:
+        emit_event(
+            event=f"ebbflow.pipeline.step-{what}",
+            resource={"prefect.resource.id": f"ebbflow.app.{outcome.app or outcome.name}"},
+            related=[
+                {
+                    "prefect.resource.id": f"prefect.flow-run.{self._run_id}",
+                    "prefect.resource.role": "flow-run",
+                }
+            ],
+            payload={
+                "step": outcome.name,
+                "kind": outcome.kind,
+                "team": outcome.team,
+                "state": outcome.state,
+                "reason": outcome.reason,
+                "attempts": outcome.attempts,
+            },
+        )
+
+
+def _app_rows(report: ClusterReport, steps: Sequence[StepOutcome]) -> list[dict[str, Any]]:
+    known = {app.id: app for app in report.apps}
+    rows = []
+    for step in steps:
+        app = known.get(step.app)
+        row: dict[str, Any] = {"team": step.team, "step": step.title, "kind": step.kind, "state": step.state}
+        if app is not None:
+            row |= {
+                "phase": app.phase,
+                "GPUs": app.held,
+                "progress": None if app.progress is None else round(app.progress, 3),
+                "rho": None if app.rho.value is None else round(app.rho.value, 3),
+                "deadline": app.deadline_state,
+                "$": round(app.dollars, 5),
+            }
+        rows.append(row | {"reason": step.reason})
+    return rows
+
+
+def _decision_rows(report: ClusterReport) -> list[dict[str, Any]]:
+    return [
+        {
+            "at (s)": round(one.at - report.since, 1),
+            "decision": one.kind,
+            "app": one.app,
+            "epoch": one.epoch,
+            "reason": one.reason,
+        }
+        for one in report.decisions
+    ] or [{"decision": "none", "reason": "there was nothing to decide"}]

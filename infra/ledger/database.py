@@ -1,0 +1,277 @@
+"""Transactions on the ledger's database: begun in the right way, bounded in time, retried where that is safe.
+
+SQLite: write-ahead log; a writer takes the write lock at once (``BEGIN IMMEDIATE``), so it never finds out at its
+end that another was faster. ``synchronous=FULL``: a change that was written survives loss of power; reports are
+written with ``NORMAL``, which never damages the file but may lose the last of them. Writers of one process queue for
+a lock of their own first, because SQLite's waiting is a sleep that any other process may win.
+
+PostgreSQL: a write locks its cluster's row; waiting for it, statements and idle transactions have time limits on the
+server, connections notice a network that is gone, and each transaction has a limit on our side. Reads see one moment
+(``REPEATABLE READ``).
+"""
+
+import os
+import random
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Literal, TypeVar
+
+from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.pool import QueuePool
+
+from ebbflow.infra.clock import Clock
+from ebbflow.infra.errors import LedgerError, LedgerUnavailableError
+from ebbflow.infra.ledger import watchdog
+from ebbflow.infra.ledger.address import Address
+from ebbflow.infra.ledger.failures import understand
+
+T = TypeVar("T")
+Mode = Literal["read", "replay", "write", "report", "migrate"]
+
+PATIENCE = 10.0  # s for a lock: the file's write lock, or the cluster's row
+STATEMENT = 20.0  # s for a statement of PostgreSQL
+SILENCE: Mapping[
+    Mode, float
+] = {  # s for a whole transaction of PostgreSQL, before its connection is given up
+    "read": 30.0,
+    "report": 30.0,
+    "write": 40.0,
+    "replay": 3600.0,
+    "migrate": 3600.0,
+}
+CONNECT = 5.0  # s for a new connection
+ATTEMPTS = 5  # of one transaction that met a deadlock or a lost connection
+_SWITCHES = 100  # attempts
+_PAUSE = 0.02  # s before the second attempt, doubled for each further one
+_OPTION = "ebbflow_mode"
+_BEGIN: Mapping[Mode, tuple[str, ...]] = {
+    "read": ("BEGIN",),
+    "replay": ("BEGIN",),
+    "write": ("PRAGMA synchronous=FULL", "BEGIN IMMEDIATE"),
+    "report": ("PRAGMA synchronous=NORMAL", "BEGIN IMMEDIATE"),
+    "migrate": ("PRAGMA synchronous=FULL", "BEGIN EXCLUSIVE"),
+}
+
+
+class Database:
+    """Connections to one ledger's database. Safe for several threads, and for a process that forks."""
+
+    def __init__(self, address: Address, clock: Clock) -> None:
+        self.address = address
+        self.clock = clock
+        self._engine = _engine(address)
+        self._process = os.getpid()
+        self._gate = _gate(address)
+
+    @property
+    def sqlite(self) -> bool:
+        return self.address.kind == "sqlite"
+
+    def transact(
+        self,
+        action: str,
+        work: Callable[[Connection], T],
+        *,
+        mode: Mode = "write",
+        landed: Callable[[Connection, T], bool] | None = None,
+    ) -> T:
+        """Return what ``work`` returns in one transaction, made final; all of it or nothing.
+
+        ``work`` may be called again, on a new transaction, after a deadlock or when the connection was lost. Where it
+        was lost while the transaction was being made final, ``landed`` is asked whether it is there; without
+        ``landed`` it is repeated, which must then do no harm. Raises ``LedgerError`` and whatever ``work`` raises.
+        """
+        pending: T | None = None
+        unsure = False
+        for attempt in range(ATTEMPTS):
+            committing = False
+            try:
+                with self._guarded(mode), self._begun(mode) as connection:
+                    if unsure and landed is not None and pending is not None and landed(connection, pending):
+                        return pending
+                    unsure = False
+                    pending = work(connection)
+                    committing = True
+                    connection.commit()
+                    return pending
+            except SQLAlchemyError as error:
+                failure = understand(error, action, self.address)
+                unsure = unsure or (committing and failure.lost)
+                last = attempt == ATTEMPTS - 1
+                if last or not (failure.again or failure.lost):
+                    if unsure and isinstance(failure.error, LedgerUnavailableError):
+                        failure.error.unsure = True
+                    raise failure.error from error
+            self.clock.sleep(_PAUSE * 2**attempt * (0.5 + random.random()))  # noqa: S311
+        raise AssertionError("unreachable")
+
+    def read(self, action: str, work: Callable[[Connection], T], *, long: bool = False) -> T:
+        """Return what ``work`` returns in a transaction that changes nothing. It sees one moment."""
+        return self.transact(action, work, mode="replay" if long else "read")
+
+    def keep_log(self) -> str:
+        """Switch a SQLite file to a write-ahead log, once for all; return the mode that it is in then."""
+        for attempt in range(_SWITCHES):
+            try:
+                with self._guarded("write"), self._engine.connect() as connection:
+                    raw = connection.connection.driver_connection
+                    assert isinstance(raw, sqlite3.Connection)
+                    return str(raw.execute("PRAGMA journal_mode=WAL").fetchone()[0])
+            except (SQLAlchemyError, sqlite3.Error) as error:
+                wrapped = error if isinstance(error, SQLAlchemyError) else DBAPIError(None, None, error)
+                failure = understand(wrapped, "open the ledger", self.address).error
+                if attempt == _SWITCHES - 1 or not isinstance(failure, LedgerUnavailableError):
+                    raise failure from error
+            self.clock.sleep(_PAUSE)  # SQLite does not wait by itself while another process switches
+        raise AssertionError("unreachable")
+
+    def close(self) -> None:
+        """Let go of all connections. May be called twice."""
+        self._engine.dispose()
+
+    @contextmanager
+    def _guarded(self, mode: Mode) -> Iterator[None]:
+        if mode in ("read", "replay") or self._gate is None:
+            yield
+            return
+        if not self._gate.acquire(timeout=PATIENCE):
+            raise LedgerUnavailableError(
+                f"another thread has been writing to {self.address} for over {PATIENCE:g} s"
+            )
+        try:
+            yield
+        finally:
+            self._gate.release()
+
+    @contextmanager
+    def _begun(self, mode: Mode) -> Iterator[Connection]:
+        self._after_fork()
+        with self._engine.connect() as connection:
+            # a transaction ends with its connection, unless it was committed
+            connection.execution_options(**{_OPTION: mode})
+            if self.sqlite:
+                connection.begin()
+                yield connection
+                return
+            if mode in ("read", "replay"):
+                connection.execution_options(isolation_level="REPEATABLE READ")
+            with watchdog.limit(_descriptor(connection), SILENCE[mode]):
+                connection.begin()
+                yield connection
+
+    def _after_fork(self) -> None:
+        if os.getpid() != self._process:  # the parent's connections are not ours to use, nor to close
+            self._engine.dispose(close=False)
+            self._gate = _gate(self.address)
+            self._process = os.getpid()
+
+
+def _descriptor(connection: Connection) -> int:
+    return int(connection.connection.driver_connection.fileno())  # type: ignore[union-attr]
+
+
+def _engine(address: Address) -> Engine:
+    try:
+        if address.kind == "sqlite":
+            return _sqlite(address)
+        return _postgresql(address)
+    except SQLAlchemyError as error:
+        raise understand(error, "use the ledger", address).error from None
+
+
+def _sqlite(address: Address) -> Engine:
+    engine = create_engine(
+        address.url,
+        poolclass=QueuePool,
+        pool_size=4,
+        max_overflow=60,
+        pool_timeout=PATIENCE,
+        hide_parameters=True,
+        connect_args={"timeout": PATIENCE, "check_same_thread": False},
+    )
+
+    @event.listens_for(engine, "connect")
+    def set_up(connection: Any, _: Any) -> None:
+        connection.isolation_level = None  # we begin transactions ourselves
+        connection.execute("PRAGMA foreign_keys=OFF")
+        connection.execute("PRAGMA temp_store=MEMORY")
+
+    @event.listens_for(engine, "begin")
+    def begin(connection: Connection) -> None:
+        for statement in _BEGIN[connection.get_execution_options().get(_OPTION, "read")]:
+            connection.exec_driver_sql(statement)
+
+    return engine
+
+
+def _postgresql(address: Address) -> Engine:
+    engine = create_engine(
+        address.url,
+        pool_size=1,  # hundreds of processes may share one server
+        max_overflow=15,
+        pool_timeout=PATIENCE,
+        pool_use_lifo=True,
+        hide_parameters=True,
+        isolation_level="READ COMMITTED",
+        connect_args={
+            "connect_timeout": int(CONNECT),
+            "application_name": "ebbflow",
+            "keepalives": 1,
+            "keepalives_idle": 5,
+            "keepalives_interval": 2,
+            "keepalives_count": 3,
+            "tcp_user_timeout": 15_000,
+        },
+    )
+
+    @event.listens_for(engine, "connect")
+    def set_up(connection: Any, _: Any) -> None:
+        limits = {
+            "lock_timeout": PATIENCE,
+            "statement_timeout": STATEMENT,
+            "idle_in_transaction_session_timeout": STATEMENT,
+        }
+        with connection.cursor() as cursor:
+            cursor.execute("; ".join(f"SET {name} = {int(value * 1000)}" for name, value in limits.items()))
+        connection.commit()
+
+    return engine
+
+
+# --- threads of one process that write to one file ----------------------------------------------------------
+
+_gates: dict[str, threading.Lock] = {}
+_gates_lock = threading.Lock()
+
+
+def _gate(address: Address) -> "threading.Lock | None":
+    if address.kind != "sqlite":
+        return None
+    with _gates_lock:
+        return _gates.setdefault(os.path.realpath(address.path), threading.Lock())
+
+
+def _forget_gates() -> None:
+    global _gates_lock  # noqa: PLW0603
+    _gates.clear()  # a thread that is not here may have held one
+    _gates_lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget_gates)
+
+
+def prepare_file(database: Database) -> None:
+    """Make a SQLite file's folder and switch the file to a write-ahead log. Raises ``LedgerError``."""
+    path = database.address.path
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise LedgerUnavailableError(f"cannot make {path.parent} for the ledger: {error.strerror}") from error
+    mode = database.keep_log()
+    if mode != "wal":
+        raise LedgerError(
+            f"{path} cannot keep a write-ahead log (it stays {mode!r}): use a local disk, or PostgreSQL"
+        )

@@ -1,0 +1,152 @@
+"""Changes appended to one cluster's events, each validated against the state that it meets."""
+
+import secrets
+import threading
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from sqlalchemy import Connection, select
+
+from ebbflow.infra.errors import DoubleBookingError, LedgerError
+from ebbflow.infra.ledger import codec, history, projections, snapshots
+from ebbflow.infra.ledger.database import Database
+from ebbflow.infra.ledger.schema import clusters, events
+from ebbflow.planners.model.ledger import Change, Event, Granted, Slot, State, fold
+
+First = Callable[[Connection, State], Sequence[Change]]
+
+
+class Journal:
+    """The events of one cluster and the state that they add up to, as far as it is known here.
+
+    A state that was published is never changed again: what follows is folded into a copy. Safe for several threads.
+    """
+
+    def __init__(self, database: Database, cluster: str) -> None:
+        self.database = database
+        self.cluster = cluster
+        self._state: State | None = None
+        self._snapshot: int | None = None  # number of the newest that is known
+        self._publishing = threading.Lock()
+
+    def state(self) -> State:
+        """Return the present state; only the events are read that are not known yet."""
+        known = self._known()
+        now = self.database.read("read the state", lambda c: history.caught_up(c, self.cluster, known))
+        return known if now is known else self._publish(now)
+
+    def append(self, changes: Sequence[Change], first: First | None = None) -> tuple[Event, ...]:
+        """Write ``changes`` in one transaction, after those that ``first`` returns for the state they meet.
+
+        ``first`` may refuse by raising; it is called within the transaction, and again if that is repeated.
+        """
+        packed = [codec.pack(change) for change in changes]
+        if not packed and first is None:
+            return ()
+        known = self._known()
+        batch = secrets.token_hex(8)
+
+        def work(connection: Connection) -> Written:
+            state = self._locked_state(connection, known)
+            more = [codec.pack(change) for change in first(connection, state)] if first else []
+            return self._write(connection, state, [*more, *packed], batch)
+
+        def landed(connection: Connection, done: Written) -> bool:
+            mine = (events.c.cluster == self.cluster) & (events.c.batch == batch)
+            numbers = [event.number for event in done.events]
+            wanted = select(events.c.number).where(mine, events.c.number.in_(numbers[:1]))
+            return connection.execute(wanted).scalar() is not None
+
+        done = self.database.transact("write to the ledger", work, landed=landed)
+        self._publish(done.state)
+        return done.events
+
+    def keep_snapshot(self) -> None:
+        """Keep the state beside the events if enough have come since the last time."""
+        state = self._state
+        if state is None:
+            return
+        try:
+            if self._snapshot is None:
+                self._snapshot = self.database.read(
+                    "look for snapshots", lambda c: snapshots.last(c, self.cluster)
+                )
+            if state.number - self._snapshot >= snapshots.EVERY:
+                row = snapshots.row_of(self.cluster, state)
+                self.database.transact("keep a snapshot", lambda c: snapshots.keep(c, row))
+                self._snapshot = state.number
+        except LedgerError:
+            self._snapshot = None  # nothing is lost: another change will bring another
+
+    def _write(
+        self, connection: Connection, state: State, packed: Sequence[codec.Packed], batch: str
+    ) -> "Written":
+        now = self.database.clock.now()
+        trial = history.copied(state)
+        written, about = [], []
+        for change, event in (
+            (p.change, Event(state.number + n, now, p.change)) for n, p in enumerate(packed, 1)
+        ):
+            if isinstance(change, Granted):
+                _refuse_double_booking(trial, change)
+            about.append((event.number, projections.mentioned(change, trial)))
+            fold(trial, event)
+            projections.project(connection, self.cluster, event, trial)
+            written.append(event)
+        if written:
+            projections.record(connection, self.cluster, batch, packed, written)
+            projections.mention(connection, self.cluster, about)
+            projections.head(connection, self.cluster, trial)
+        return Written(trial, tuple(written))
+
+    def _locked_state(self, connection: Connection, known: State) -> State:
+        """Return the present state, which nobody else can change before the transaction ends."""
+        mine = select(clusters.c.number).where(clusters.c.cluster == self.cluster)
+        number = connection.execute(mine.with_for_update()).scalar()  # SQLite has locked the file already
+        if number is None or number < known.number:
+            raise LedgerError(
+                f"the ledger at {self.database.address} ends at event {number or 0}, but event {known.number} has "
+                "been there: it was replaced by another or an older one; open it again"
+            )
+        if number == known.number:
+            return known
+        state = history.caught_up(connection, self.cluster, known)
+        if state.number != number:
+            raise LedgerError(
+                f"events {state.number + 1} to {number} of cluster {self.cluster!r} are missing: restore a back-up"
+            )
+        return state
+
+    def _known(self) -> State:
+        state = self._state
+        if state is None:
+            state = self._publish(
+                self.database.read("read the state", lambda c: history.whole(c, self.cluster), long=True)
+            )
+        return state
+
+    def _publish(self, state: State) -> State:
+        with self._publishing:
+            if self._state is None or state.number > self._state.number:
+                self._state = state
+            return self._state
+
+
+class Written(NamedTuple):
+    """What a transaction has written, and the state after it."""
+
+    state: State
+    events: tuple[Event, ...]
+
+
+def _refuse_double_booking(state: State, change: Granted) -> None:
+    taken: dict[Slot, int] = {}
+    for lease in change.leases:
+        slot = Slot(lease.node, lease.slot)
+        other = state.booked.get(slot, taken.get(slot))
+        if other is not None:
+            raise DoubleBookingError(
+                f"GPU {lease.slot} of node {lease.node!r} is booked by lease {other}; "
+                f"lease {lease.number} cannot have it"
+            )
+        taken[slot] = lease.number

@@ -1,0 +1,14 @@
+"""Alembic's entry: the connection comes from ``ebbflow.infra.ledger.migrate``, in a transaction that it ends."""
+
+from alembic import context
+
+from ebbflow.infra.ledger.migrate import VERSION_TABLE
+from ebbflow.infra.ledger.schema import metadata
+
+context.configure(
+    connection=context.config.attributes["connection"],
+    target_metadata=metadata,
+    version_table=VERSION_TABLE,
+    transactional_ddl=True,
+)
+context.run_migrations()

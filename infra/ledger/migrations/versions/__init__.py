@@ -1,0 +1,1 @@
+"""Steps, numbered in order. A step that has been released is never changed."""

@@ -1,0 +1,236 @@
+"""What each change does to the tables, in the transaction that writes it."""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from sqlalchemy import Connection, Table, bindparam, case, delete, select, update
+from sqlalchemy.dialects import postgresql, sqlite
+
+from ebbflow.infra.ledger import codec
+from ebbflow.infra.ledger.schema import (
+    apps,
+    checkpoints,
+    clusters,
+    decisions,
+    events,
+    leases,
+    mentions,
+    nodes,
+    notices,
+    reports,
+)
+from ebbflow.planners.model.capacity import Node
+from ebbflow.planners.model.ledger import (
+    OVER,
+    AppEntered,
+    AppMoved,
+    AppRecord,
+    CapacityChanged,
+    Change,
+    Decided,
+    Ended,
+    Event,
+    Extended,
+    Granted,
+    Lease,
+    Recalled,
+    Saved,
+    State,
+)
+
+_CHUNK = 500  # values in one IN list
+
+Row = dict[str, Any]
+
+
+def chunks(values: Sequence[Any]) -> Iterator[Sequence[Any]]:
+    """Return ``values`` in parts that fit one IN list."""
+    for start in range(0, len(values), _CHUNK):
+        yield values[start : start + _CHUNK]
+
+
+def upsert(connection: Connection, table: Table, rows: Sequence[Row]) -> None:
+    """Insert ``rows``, or set every column of those whose key is there."""
+    if not rows:
+        return
+    module = sqlite if connection.dialect.name == "sqlite" else postgresql
+    statement = module.insert(table)
+    keys = [column.name for column in table.primary_key]
+    values = {name: statement.excluded[name] for name in rows[0] if name not in keys}
+    connection.execute(statement.on_conflict_do_update(index_elements=keys, set_=values), rows)
+
+
+def record(
+    connection: Connection, cluster: str, batch: str, packed: Sequence[codec.Packed], written: Sequence[Event]
+) -> None:
+    """Append ``written`` to the events."""
+    rows = [
+        {
+            "cluster": cluster,
+            "number": event.number,
+            "at": event.at,
+            "kind": change.kind,
+            "format": codec.FORMAT,
+            "batch": batch,
+            "body": change.body,
+        }
+        for change, event in zip(packed, written, strict=True)
+    ]
+    connection.execute(events.insert(), rows)
+
+
+def mentioned(change: Change, state: State) -> frozenset[str]:
+    """Return the apps that ``change`` is about; ``state`` is the one before it."""
+    match change:
+        case AppEntered():
+            return frozenset({change.spec.id})
+        case AppMoved() | Saved():
+            return frozenset({change.app})
+        case Decided():
+            return frozenset({change.app} - {""})
+        case Granted():
+            return frozenset(lease.app for lease in change.leases)
+        case Extended() | Recalled() | Ended():
+            return frozenset(state.leases[number].app for number in change.leases if number in state.leases)
+    return frozenset()
+
+
+def mention(connection: Connection, cluster: str, about: Sequence[tuple[int, frozenset[str]]]) -> None:
+    """Note which events are about which apps."""
+    rows = [
+        {"cluster": cluster, "app": app, "number": number} for number, ids in about for app in sorted(ids)
+    ]
+    if rows:
+        connection.execute(mentions.insert(), rows)
+
+
+def project(connection: Connection, cluster: str, event: Event, state: State) -> None:
+    """Make the tables follow ``event``; ``state`` is what it led to."""
+    change = event.change
+    key = {"cluster": cluster}
+    match change:
+        case CapacityChanged():
+            _project_capacity(connection, cluster, event.at, change)
+        case AppEntered():
+            upsert(connection, apps, [app_row(cluster, state.apps[change.spec.id])])
+            connection.execute(
+                delete(reports).where(reports.c.cluster == cluster, reports.c.app == change.spec.id)
+            )
+        case AppMoved():
+            over = event.at if change.phase in OVER else None
+            _set_app(connection, cluster, change.app, phase=change.phase, reason=change.reason, ended=over)
+        case Granted():
+            if change.leases:
+                rows = [lease_row(cluster, lease) for lease in change.leases]
+                connection.execute(leases.insert(), rows)
+            for app in sorted({lease.app for lease in change.leases}):
+                _set_app(connection, cluster, app, first_lease=state.apps[app].first_lease)
+        case Extended():
+            _set_leases(connection, cluster, change.leases, until=change.until)
+        case Recalled():
+            _set_leases(connection, cluster, change.leases, recalled=change.deadline)
+        case Ended():
+            _set_leases(connection, cluster, change.leases, ended=event.at, ended_reason=change.reason)
+            for app in _apps_of(connection, cluster, change.leases):
+                found = state.apps[app]
+                _set_app(connection, cluster, app, service=found.service, dollars=found.dollars)
+        case Saved():
+            _set_app(connection, cluster, change.app, checkpoint=change.uri)
+            row = {**key, "number": event.number, "app": change.app, "uri": change.uri}
+            connection.execute(checkpoints.insert(), {**row, "step": change.step, "at": event.at})
+        case Decided():
+            row = {**key, "number": event.number, "at": event.at, "kind": change.kind, "app": change.app}
+            more = {"epoch": change.epoch, "seconds": change.seconds, "reason": change.reason}
+            connection.execute(decisions.insert(), {**row, **more})
+
+
+def head(connection: Connection, cluster: str, state: State) -> None:
+    """Make the cluster's own row follow ``state``."""
+    values = {
+        name: getattr(state, name)
+        for name in ("number", "at", "token", "holder", "epoch", "last_lease", "hazard")
+    }
+    connection.execute(update(clusters).where(clusters.c.cluster == cluster), values)
+
+
+def app_row(cluster: str, found: AppRecord) -> Row:
+    """Return an app as its table has it."""
+    spec = found.spec
+    return {
+        "cluster": cluster,
+        "app": spec.id,
+        "kind": spec.kind,
+        "team": spec.team,
+        "title": spec.title,
+        "pipeline": spec.pipeline,
+        "phase": found.phase,
+        "reason": found.reason,
+        "entered": found.entered,
+        "number": found.number,
+        "ended": found.ended,
+        "service": found.service,
+        "dollars": found.dollars,
+        "first_lease": found.first_lease,
+        "checkpoint": found.checkpoint,
+        "spec": json.dumps(codec.encode(spec), separators=(",", ":")),
+    }
+
+
+def lease_row(cluster: str, lease: Lease) -> Row:
+    """Return a lease that is held as its table has it."""
+    row = asdict(lease)
+    row["lease"] = row.pop("number")
+    return {"cluster": cluster, **row, "ended": None, "ended_reason": ""}
+
+
+def node_row(cluster: str, node: Node, came: float) -> Row:
+    """Return a node that is there as its table has it."""
+    row = asdict(node)
+    row["node"] = row.pop("id")
+    return {"cluster": cluster, **row, "came": came, "gone": None}
+
+
+def _project_capacity(connection: Connection, cluster: str, at: float, change: CapacityChanged) -> None:
+    if change.nodes:
+        module = sqlite if connection.dialect.name == "sqlite" else postgresql
+        statement = module.insert(nodes)
+        rows = [node_row(cluster, node, at) for node in change.nodes]
+        values: Row = {name: statement.excluded[name] for name in rows[0] if name not in ("cluster", "node")}
+        values["came"] = case((nodes.c.gone.is_(None), nodes.c.came), else_=statement.excluded.came)
+        connection.execute(
+            statement.on_conflict_do_update(index_elements=["cluster", "node"], set_=values), rows
+        )
+    for part in chunks(change.left):
+        gone = update(nodes).where(nodes.c.cluster == cluster, nodes.c.node.in_(part))
+        connection.execute(gone, {"gone": at})
+    connection.execute(delete(notices).where(notices.c.cluster == cluster))
+    rows = {
+        n.node_id: {"cluster": cluster, "node": n.node_id, "deadline": n.deadline, "kind": n.kind}
+        for n in change.notices
+    }
+    if rows:
+        connection.execute(notices.insert(), list(rows.values()))
+
+
+def _set_app(connection: Connection, cluster: str, app: str, **values: Any) -> None:
+    statement = update(apps).where(apps.c.cluster == cluster, apps.c.app == bindparam("of_app"))
+    connection.execute(
+        statement.values({name: bindparam(name) for name in values}), {"of_app": app, **values}
+    )
+
+
+def _set_leases(connection: Connection, cluster: str, numbers: Sequence[int], **values: Any) -> None:
+    for part in chunks(numbers):
+        connection.execute(
+            update(leases).where(leases.c.cluster == cluster, leases.c.lease.in_(part)), values
+        )
+
+
+def _apps_of(connection: Connection, cluster: str, numbers: Sequence[int]) -> list[str]:
+    found: set[str] = set()
+    for part in chunks(numbers):
+        query = select(leases.c.app).where(leases.c.cluster == cluster, leases.c.lease.in_(part)).distinct()
+        found.update(row.app for row in connection.execute(query))
+    return sorted(found)

@@ -1,0 +1,72 @@
+"""Is the ledger what its events say?"""
+
+from sqlalchemy import Connection, func, select
+
+from ebbflow.infra.errors import LedgerError
+from ebbflow.infra.ledger import history
+from ebbflow.infra.ledger.schema import clusters, decisions, events, snapshots
+from ebbflow.infra.ledger.tables import accounts, differences, from_tables
+from ebbflow.planners.errors import OptionError
+from ebbflow.planners.model.ledger import State, fold
+
+
+def verify(connection: Connection, cluster: str) -> list[str]:
+    """Replay all events of a cluster, compare each snapshot on the way and the tables at the end.
+
+    Returns what is wrong, as sentences; nothing where all is well. Reads one moment, so it may run beside writers.
+    """
+    row = connection.execute(select(clusters).where(clusters.c.cluster == cluster)).one()
+    numbers = _snapshot_numbers(connection, cluster)
+    try:
+        state = history.origin(connection, cluster)
+        said = _replay(connection, cluster, state, numbers)
+    except (LedgerError, OptionError) as error:
+        return [str(error)]
+    if state.number != row.number:
+        said.append(f"the last event is {state.number}, the cluster's row says {row.number}")
+    try:
+        said += differences(state, from_tables(connection, cluster))
+    except LedgerError as error:
+        said.append(str(error))
+    said += accounts(connection, cluster, state)
+    return said + _decisions(connection, cluster, row.pruned)
+
+
+def _replay(connection: Connection, cluster: str, state: State, numbers: list[int]) -> list[str]:
+    """Fold all events into ``state``; return which snapshots differ from it."""
+    said, begun = [], state.number
+    waiting = [number for number in numbers if number > begun]
+    for event in history.stream(connection, cluster, state.number):
+        fold(state, event)
+        if waiting and waiting[0] == event.number:
+            waiting.pop(0)
+            found = history.snapshot(connection, cluster, event.number)
+            if found is None:
+                said.append(f"the snapshot at event {event.number} cannot be read")
+            elif found != state:
+                said += [f"the snapshot at event {event.number}: {one}" for one in differences(state, found)]
+    said += [f"there is a snapshot at event {number}, but no such event" for number in waiting]
+    said += [
+        f"the snapshot at event {number} is before the first event" for number in numbers if number < begun
+    ]
+    return said
+
+
+def _snapshot_numbers(connection: Connection, cluster: str) -> list[int]:
+    wanted = select(snapshots.c.number).where(snapshots.c.cluster == cluster).order_by(snapshots.c.number)
+    return list(connection.execute(wanted).scalars())
+
+
+def _decisions(connection: Connection, cluster: str, pruned: int) -> list[str]:
+    """Return whether the table of decisions lacks or invents one."""
+    of_kind = (events.c.cluster == cluster) & (events.c.kind == "decided") & (events.c.number > pruned)
+    written = connection.execute(select(func.count()).where(of_kind)).scalar_one()
+    mine = (decisions.c.cluster == cluster) & (decisions.c.number > pruned)
+    joined = (events.c.cluster == decisions.c.cluster) & (events.c.number == decisions.c.number)
+    matched = connection.execute(
+        select(func.count()).select_from(decisions.join(events, joined)).where(of_kind, mine)
+    ).scalar_one()
+    kept = connection.execute(select(func.count()).where(mine)).scalar_one()
+    if written == matched == kept:
+        return []
+    return [f"{written} decisions were written, the table has {kept}, of which {matched} belong to them"]

@@ -1,0 +1,147 @@
+"""``FleetNodes``: where the processes of one training, or one trial, run on the nodes of a local fleet."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ebbflow.infra import cgroups, files
+from ebbflow.infra.clock import Clock
+from ebbflow.infra.errors import ClusterError
+from ebbflow.infra.guardian import Guardian
+from ebbflow.infra.local_fleet import marks
+from ebbflow.infra.local_fleet.book import FleetBook, LocalNode
+from ebbflow.infra.local_fleet.rooms import BY, RUNS, work
+from ebbflow.infra.training import devices
+from ebbflow.infra.training.launcher.wire import Entry
+from ebbflow.infra.training.nodes import LocalNodes
+
+if TYPE_CHECKING:
+    from ebbflow.infra.local_fleet.fleet import LocalFleet
+
+
+class FleetNodes(LocalNodes):
+    """A ``NodePool`` whose names are a fleet's node ids: what it starts as ``gpu-1`` runs on the fleet's gpu-1.
+
+    Several pools, of several apps and in several processes, may use one node at once, each with slots of its own. The
+    slots of a node are those that the entry's ``devices`` name; without, as many as are asked for of those nobody
+    uses. A slot that something still runs on is never shared: the start is refused. Processes know their GPUs by
+    ``CUDA_VISIBLE_DEVICES`` where the machine has any, and their slots by ``EBBFLOW_SLOTS``.
+
+    What it has started ends, after ``grace`` seconds to save, when this process is gone.
+    """
+
+    def __init__(
+        self,
+        fleet: "LocalFleet",
+        app: str,
+        logs: Path | str | None = None,
+        *,
+        grace: float = 30.0,
+        environment: Mapping[str, str] | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self._fleet, self.app, self._grace = fleet, app, grace
+        cpus = [pool.cpus for pool in fleet.book.pools if pool.kind == "gpu" and pool.cpus is not None]
+        capped = bool(cpus) and cgroups.find_controller() is not None
+        super().__init__(
+            logs,
+            cpus=max(cpus) if capped else None,
+            grace=grace,
+            environment=environment,
+            gpus=(),
+            clock=clock,
+        )
+
+    def start(self, name: str, slots: int, entry: Entry) -> None:
+        """Start a node process; see ``NodePool``.
+
+        Raises ``ClusterError`` also for a node that is gone, has notice or stands still, and a slot in use.
+        """
+        self._known_node(name)
+        folder = work(self._fleet.folder, name)
+        folder.mkdir(parents=True, exist_ok=True)
+        with files.locked(str(folder.parent / f".{name}.lock"), self._clock):  # no other pool looks meanwhile
+            super().start(name, slots, entry)
+        if why := self._fleet.lost(name):  # while it started: whoever took the node down may have missed this
+            self._take(name, why)
+            raise ClusterError(f"the node {name} is gone: {why}")
+
+    def lost(self, name: str) -> str:
+        """Return how a node went that is gone, or what ran there; empty while both are there."""
+        with self._lock:
+            started = name in self._nodes
+        if started and (why := self._fleet.lost(name)):
+            self._take(name, why)
+            return why
+        return super().lost(name)
+
+    def gone(self, uid: str) -> bool:
+        """Tell whether no process of another pool, of this fleet or not, is left on this machine."""
+        return not marks.pool_lives(uid)
+
+    def in_use(self) -> dict[str, tuple[int, ...]]:
+        """Return the slots that live processes of this pool may use, by node: seen from the processes themselves."""
+        found: dict[str, set[int]] = {}
+        for one in self._fleet.left_over(self.app):
+            if one.pool == self.uid:
+                found.setdefault(one.node, set()).update(one.slots)
+        return {name: tuple(sorted(slots)) for name, slots in sorted(found.items())}
+
+    # --- how ----------------------------------------------------------------------------------------------
+
+    def _guard(self, grace: float) -> Guardian | None:
+        return None  # the fleet's keeper sees to that
+
+    def _place(self) -> Path:
+        folder = self._fleet.folder / RUNS / self.uid
+        folder.mkdir(parents=True)
+        me = marks.own()
+        (folder / BY).write_text(f"{me.pid} {me.ticks}")
+        return folder
+
+    def _mark(self, name: str, key: str) -> str:
+        return marks.mark(self._fleet.uid, name, self.app, self.uid, key)
+
+    def _share(self, name: str, slots: int, entry: Entry) -> tuple[tuple[str, ...], dict[str, str]]:
+        book, node = self._known_node(name)
+        pool = book.pool(node.pool)
+        assert pool is not None
+        taken = {number: one.app for one in marks.occupants(book.uid, name) for number in one.slots}
+        numbers = entry.devices or tuple(n for n in range(pool.slots) if n not in taken)[:slots]
+        if len(numbers) != slots or not set(numbers) <= set(range(pool.slots)):
+            raise ClusterError(
+                f"{slots} slots of {name} are asked for, and {len(numbers)} can be had "
+                f"({', '.join(map(str, numbers)) or 'none'}): it has {pool.slots}, and {len(taken)} are in use"
+            )
+        if used := sorted(set(numbers) & taken.keys()):
+            raise ClusterError(f"slot {used[0]} of {name} is still in use by {taken[used[0]]}")
+        me = marks.own()
+        variables = {
+            marks.SLOTS: ",".join(map(str, numbers)),
+            marks.OWNER: f"{me.pid} {me.ticks} {self._grace:g}",
+        }
+        if node.gpus:
+            variables[devices.VISIBLE] = ",".join(node.gpus[number] for number in numbers)
+        return (), variables
+
+    def _known_node(self, name: str) -> tuple[FleetBook, LocalNode]:
+        book = self._fleet.book
+        node = book.there(name)
+        pool = book.pool(node.pool)
+        if pool is None or pool.kind != "gpu":
+            raise ClusterError(f"{name} is no node for training; those of the pools of kind 'gpu' are")
+        if node.deadline is not None:
+            left = max(0.0, node.deadline - self._clock.now())
+            raise ClusterError(f"nothing is started on {name}: it has notice and leaves in {left:.0f} s")
+        if self._fleet.frozen(name):
+            raise ClusterError(f"nothing is started on {name}: it stands still")
+        return book, node
+
+    def _quota(self, name: str, slots: int) -> float:
+        book = self._fleet.book
+        node = book.node(name)
+        pool = book.pool(node.pool) if node is not None else None
+        if pool is None or pool.cpus is None:
+            return float(os.cpu_count() or 1)
+        return pool.cpus * slots

@@ -1,0 +1,120 @@
+"""What a pool of local nodes is made of."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Literal, get_args
+
+from ebbflow.planners.errors import OptionError
+from ebbflow.planners.model.capacity import Market
+
+PoolKind = Literal["spark", "gpu"]
+_NAME = re.compile(r"[a-z][a-z0-9_]*(-[a-z][a-z0-9_]*)*")
+_COUNTS = ("cores", "slots", "least", "most", "initial", "base")
+_REALS = ("memory", "price", "on_demand_price", "boot", "cpus")
+
+
+@dataclass(frozen=True, slots=True)
+class LocalPool:
+    """Nodes of one kind that come and go: workers of a Spark cluster, or nodes with slots for training processes.
+
+    Prices are what these nodes pretend to cost. Raises ``OptionError`` for values outside their rules.
+    """
+
+    name: str  # its nodes are called name-1, name-2, ...
+    kind: PoolKind
+    cores: int = 1  # of each node
+    memory: float = 1.0  # GiB of each node
+    slots: int = 1  # gpu: training processes at once, each with a GPU of this machine where it has any
+    least: int = 0
+    most: int = 8
+    initial: int | None = None  # nodes at the start; None: ``least``
+    base: int = 0  # nodes that are to be on-demand at any time
+    market: Market = "spot"
+    price: float = 0.0  # $/h of a node
+    on_demand_price: float | None = None  # $/h of an on-demand node; None: ``price``
+    instance_type: str = "local"
+    zone: str = ""
+    boot: float = 0.0  # s by which a start is drawn out, to show what real machines take
+    cpus: float | None = None  # processors that back one core or slot (control groups); None: see the kinds
+
+    def __post_init__(self) -> None:
+        if not _NAME.fullmatch(self.name) or len(self.name) > 40:
+            raise OptionError(
+                "a pool's name is small letters, digits and '_', in parts joined by '-' that begin with a letter, "
+                f"at most 40; got {self.name!r}"
+            )
+        if self.kind not in get_args(PoolKind):
+            raise OptionError(f"the kind of pool {self.name} must be 'spark' or 'gpu'; got {self.kind!r}")
+        if self.market not in get_args(Market):
+            raise OptionError(
+                f"the market of pool {self.name} must be 'spot' or 'on-demand'; got {self.market!r}"
+            )
+        for name in _COUNTS:
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
+                raise OptionError(f"{name} of pool {self.name} must be a whole number; got {value!r}")
+        for name in _REALS:
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int | float) or not 0 <= value < float("inf")):
+                raise OptionError(f"{name} of pool {self.name} must be >= 0 and finite; got {value!r}")
+        if self.cores < 1 or self.slots < 1 or not self.memory > 0:
+            raise OptionError(
+                f"cores and slots of pool {self.name} must be >= 1 and memory > 0 GiB; got {self.cores}, "
+                f"{self.slots}, {self.memory}"
+            )
+        if self.cpus is not None and not self.cpus > 0:
+            raise OptionError(f"cpus of pool {self.name} must be > 0; got {self.cpus}")
+        if not 0 <= self.base <= self.most or not 0 <= self.least <= self.start <= self.most:
+            raise OptionError(
+                f"pool {self.name}: 0 <= least <= initial <= most and 0 <= base <= most must hold; got least "
+                f"{self.least}, initial {self.start}, most {self.most}, base {self.base}"
+            )
+
+    @property
+    def start(self) -> int:
+        """Return how many nodes there are to be at first."""
+        return max(self.least, self.base) if self.initial is None else self.initial
+
+    @property
+    def gpus(self) -> int:
+        """Return the slots of a node that leases can name."""
+        return self.slots if self.kind == "gpu" else 0
+
+    def price_in(self, market: Market) -> float:
+        """Return $/h of a node of this market."""
+        if market == "on-demand" and self.on_demand_price is not None:
+            return self.on_demand_price
+        return self.price
+
+    @classmethod
+    def from_dict(cls, name: str, content: Mapping[str, Any]) -> "LocalPool":
+        """Return a pool as a file describes it. Raises ``OptionError``."""
+        known = {field.name for field in fields(cls)} - {"name"}
+        if unknown := sorted(set(content) - known):
+            raise OptionError(
+                f"pool {name} has no setting {unknown[0]!r}; there are {', '.join(sorted(known))}"
+            )
+        if "kind" not in content:
+            raise OptionError(f"pool {name} must say its kind: spark or gpu")
+        return cls(name, **content)
+
+
+def check(pools: Sequence[LocalPool]) -> tuple[LocalPool, ...]:
+    """Return the pools by name. Raises ``OptionError`` for those that cannot be together."""
+    if not pools:
+        raise OptionError("a fleet must have at least one pool")
+    found: dict[str, LocalPool] = {}
+    for pool in pools:
+        if pool.name in found:
+            raise OptionError(f"pools must have different names; got {pool.name!r} twice")
+        found[pool.name] = pool
+    shapes = {(p.cores, p.memory, p.cpus) for p in pools if p.kind == "spark"}
+    if len(shapes) > 1:
+        raise OptionError(
+            "all Spark nodes of a fleet are workers of one cluster, with the same cores, memory and cpus; got "
+            + " and ".join(
+                f"{cores} cores with {memory:g} GiB" for cores, memory, _ in sorted(shapes, key=str)
+            )
+        )
+    return tuple(found[name] for name in sorted(found))

@@ -1,0 +1,97 @@
+"""A fleet's nodes as people see them, and what they pretend to cost."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from ebbflow.infra.local_fleet import marks
+from ebbflow.infra.local_fleet.book import FleetBook, LocalNode, by_number
+from ebbflow.infra.local_fleet.marks import Occupant
+from ebbflow.infra.local_fleet.pools import LocalPool, PoolKind
+from ebbflow.infra.local_fleet.rooms import Room
+from ebbflow.planners.errors import OptionError
+from ebbflow.planners.model.capacity import Market
+from ebbflow.planners.model.fleet import Offer
+
+NodeState = Literal["starting", "alive", "noticed", "frozen", "ending"]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeView:
+    """One node as people see it."""
+
+    id: str
+    pool: str
+    kind: PoolKind
+    state: NodeState
+    since: float  # Unix time, s, of its grant
+    price: float  # $/h
+    market: str
+    cores: int
+    memory: float  # GiB
+    slots: int
+    deadline: float | None = None  # Unix time, s
+    occupants: tuple[Occupant, ...] = ()
+
+
+def view(book: FleetBook, rooms: Mapping[PoolKind, Room]) -> tuple[NodeView, ...]:
+    """Return all nodes, those that start too, with what runs on them, as people count."""
+    running = marks.occupants(book.uid)
+    found = []
+    for node in sorted(book.nodes, key=lambda node: by_number(node.id)):
+        pool = book.pool(node.pool)
+        assert pool is not None
+        found.append(
+            NodeView(
+                node.id,
+                node.pool,
+                pool.kind,
+                _state(node, rooms[pool.kind]),
+                node.since,
+                node.price,
+                node.market,
+                pool.cores,
+                pool.memory,
+                pool.gpus,
+                node.deadline,
+                tuple(one for one in running if one.node == node.id),
+            )
+        )
+    return tuple(found)
+
+
+def _state(node: LocalNode, room: Room) -> NodeState:
+    if node.fate:
+        return "ending"
+    if node.phase == "starting":
+        return "starting"
+    if room.frozen(node):
+        return "frozen"
+    return "alive" if node.deadline is None else "noticed"
+
+
+def known(book: FleetBook, name: str) -> LocalPool:
+    """Return a pool. Raises ``OptionError`` where there is none of this name."""
+    found = book.pool(name)
+    if found is None:
+        raise OptionError(f"pool must be one of {', '.join(pool.name for pool in book.pools)}; got {name!r}")
+    return found
+
+
+def offers(pool: LocalPool) -> tuple[Offer, ...]:
+    """Return what a pool's nodes pretend to cost, by market."""
+    markets: list[Market] = [pool.market]
+    if pool.market == "spot" and (pool.base or pool.on_demand_price is not None):
+        markets.append("on-demand")
+    return tuple(
+        Offer(
+            pool.instance_type,
+            pool.zone,
+            market,
+            pool.price_in(market),
+            pool.cores,
+            pool.memory,
+            pool.gpus,
+        )
+        for market in sorted(markets)
+    )

@@ -1,0 +1,294 @@
+"""How many nodes each pool is to have, and which leave: for the GPUs and cores that work needs, no more, no flapping.
+
+Nodes are added when an app's deadline cannot be met on what there is, and when apps have waited for too long; pools
+with the cheapest useful GPU (``planners.market``) grow first. Nodes leave when they have been of no use for a while,
+drained first; of those with leases none is taken. Every wish goes through hysteresis (``scaling.steady``), on-demand
+nodes where spot is dry (``fallback``) and the guard.
+"""
+
+from collections.abc import Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import ceil, inf
+
+from ebbflow.planners import guard
+from ebbflow.planners.fallback import amended
+from ebbflow.planners.guard import RunMoney
+from ebbflow.planners.loop.demand import Need, core_need, gpu_need
+from ebbflow.planners.loop.presence import Presence
+from ebbflow.planners.loop.scene import Scene
+from ebbflow.planners.loop.values import Memory, Scaling, Situation
+from ebbflow.planners.market import Interruption
+from ebbflow.planners.model.fleet import Fleet, PoolState, Target
+from ebbflow.planners.model.ledger import Change, Decided
+from ebbflow.planners.scaling.scale_in import NodeUse, may_end, with_drains
+from ebbflow.planners.scaling.steady import Held
+
+
+@dataclass(frozen=True, slots=True)
+class Sized:
+    """What is to become of the fleet."""
+
+    targets: tuple[Target, ...] = ()
+    changes: tuple[Change, ...] = ()
+    pools: Mapping[str, Held] = field(default_factory=dict)
+    end: tuple[str, ...] = ()
+    wake: float = inf
+
+
+def scale(
+    situation: Situation,
+    scene: Scene,
+    memory: Memory,
+    presence: Presence,
+    told: MutableMapping[str, str],
+) -> Sized:
+    """Return the targets of all pools that are to change, with what they were decided on. ``told`` is kept up to
+    date."""
+    fleet, rules = situation.fleet, scene.settings.scaling
+    if fleet is None or rules is None:
+        return Sized(pools=memory.pools)
+    return _Scaling(situation, scene, memory, presence, told, fleet, rules).run()
+
+
+class _Scaling:
+    """The steps for all pools of one fleet."""
+
+    def __init__(
+        self,
+        situation: Situation,
+        scene: Scene,
+        memory: Memory,
+        presence: Presence,
+        told: MutableMapping[str, str],
+        fleet: Fleet,
+        rules: Scaling,
+    ) -> None:
+        self.situation, self.scene, self.memory, self.told = situation, scene, memory, told
+        self.fleet, self.rules = fleet, rules
+        # for who gets nothing by a rule of the guard no node is rented
+        self.out = {
+            *presence.silent,
+            *(one for one in scene.state.apps if told.get(f"guard {one}") == "refused"),
+        }
+        self.new = guard.new_nodes(situation.offers)
+        self.uses = uses_of(situation, scene)
+        self.changes: list[Change] = []
+        self.held: dict[str, Held] = {}
+
+    def run(self) -> Sized:
+        scene, rules = self.scene, self.rules
+        pools = [pool for pool in self.fleet.pools if "/" not in pool.name]  # gangs have their own requests
+        kinds = {pool.name: self.kind(pool) for pool in pools}
+        trainers = [pool for pool in pools if kinds[pool.name] == "gpus"]
+        gpus = gpu_need(scene, self.memory, rules, self.out)
+        wishes = {name: (nodes, gpus) for name, nodes in self.spread(trainers, gpus).items()}
+        for pool in pools:
+            if kinds[pool.name] == "cores":
+                need = self.cores(pool)
+                each = max(self.each(pool, "cores"), 1)
+                wishes[pool.name] = (ceil(need.units / each), need)
+        targets = [
+            target
+            for pool in pools
+            if pool.name in wishes and (target := self.target(pool, *wishes[pool.name])) is not None
+        ]
+        end = tuple(
+            id_
+            for pool in self.fleet.pools
+            for id_ in may_end(pool.draining, pool.nodes, self.uses, self.situation.elsewhere)
+        )
+        return Sized(
+            tuple(targets), tuple(self.changes), self.held, end, min(gpus.soonest, self.next_shrink())
+        )
+
+    # --- pools ----------------------------------------------------------------------------------------------
+
+    def kind(self, pool: PoolState) -> str:
+        """Return what a pool is for: as the settings say, else by what its nodes have."""
+        said = self.rules.pools.get(pool.name)
+        return said or ("gpus" if self.each(pool, "gpus") > 0 else "cores")
+
+    def each(self, pool: PoolState, what: str) -> int:
+        """Return the GPUs or cores of one node, the fewest that one can have; 0 where that is not known."""
+        known = [getattr(node, what) for node in pool.nodes]
+        known += [getattr(offer, what) for offer in self.situation.offers.get(pool.name, ())]
+        return min((int(one) for one in known if one > 0), default=0)
+
+    def used(self, pool: PoolState) -> int:
+        """Return the nodes of a pool on which apps hold GPUs, or are to hold some."""
+        wanted = {node for one in self.memory.plan.wanted.values() for node, _ in one.placement}
+        held = {lease.node for leases in self.scene.mine.values() for lease in leases.values()}
+        gone = {*pool.draining, *self.scene.closed}
+        return sum(node.id in wanted | held and node.id not in gone for node in pool.nodes)
+
+    def spread(self, pools: Sequence[PoolState], need: Need) -> dict[str, int]:
+        """Return how many nodes each pool of GPUs should have for ``need``.
+
+        Pools keep what is used. More is asked of the pool with the cheapest useful GPU first, less of the dearest.
+        """
+        order = sorted((pool for pool in pools if self.each(pool, "gpus")), key=self.cost)
+        base = {pool.name: max(self.used(pool), pool.least) for pool in order}
+        missing = need.units - sum(base[pool.name] * self.each(pool, "gpus") for pool in order)
+        for planned_first in (True, False):  # what is planned already before anything new
+            for pool in order:
+                most = min(pool.planned, pool.most) if planned_first else pool.most
+                more = min(ceil(max(missing, 0) / self.each(pool, "gpus")), max(most - base[pool.name], 0))
+                base[pool.name] += more
+                missing -= more * self.each(pool, "gpus")
+        return base
+
+    def cost(self, pool: PoolState) -> tuple[bool, float, str]:
+        """Return what pools are sorted by: dry ones come last, then dollars per useful GPU-hour."""
+        after = self.rules.fallback.after if self.rules.fallback is not None else self.rules.boot_s
+        dry = pool.short_since is not None and self.scene.now - pool.short_since >= after
+        interruption = Interruption(self.rules.boot_s)
+        offers = self.situation.offers.get(pool.name, ())
+        cheapest = min(
+            (o.price / o.gpus / interruption.useful(o.interruptions) for o in offers if o.gpus > 0),
+            default=inf,
+        )
+        if not offers:
+            cheapest = min((n.price / n.gpus for n in pool.nodes if n.gpus > 0), default=inf)
+        return dry, cheapest, pool.name
+
+    def cores(self, pool: PoolState) -> Need:
+        there = sum(node.cores for node in pool.nodes if node.id not in self.scene.closed)
+        return core_need(self.scene, self.rules, there, max(self.each(pool, "cores"), 1), pool.planned)
+
+    # --- one pool -------------------------------------------------------------------------------------------
+
+    def target(self, pool: PoolState, wished: int, need: Need) -> Target | None:
+        """Return what a pool is to be now; ``None``: as it is planned."""
+        now = self.scene.now
+        wished = min(max(wished, pool.least), pool.most)
+        before = self.memory.pools.get(pool.name)
+        # whoever else changed the plan, it is what counts now
+        before = Held(pool.planned) if before is None else replace(before, nodes=pool.planned)
+        if before.asked > now:
+            before = Held(pool.planned)  # the clock was set back
+        held = self.rules.steady.settle(before, wished, now)
+        self.held[pool.name] = held
+        wanted = Target(
+            pool.name,
+            held.nodes,
+            self.fleet.epoch,
+            f"{need.reason}; {held.reason}",
+            min(pool.on_demand, held.nodes),
+        )
+        target = (
+            amended(wanted, pool, now, self.rules.fallback, self.fleet.notices)
+            if self.rules.fallback
+            else wanted
+        )
+        if not target.drain:
+            target = with_drains(
+                target, pool, self.uses, notices=self.fleet.notices, elsewhere=self.situation.elsewhere
+            )
+        key = f"scale {pool.name}"
+        if not _changes(target, pool):
+            self.told.pop(key, None)
+            return None
+        verdict = guard.check(
+            target,
+            self.fleet,
+            self.scene.settings.limits,
+            new=self.new,
+            uses=self.uses,
+            elsewhere=self.situation.elsewhere,
+            run=self.money(need),
+        )
+        passed = verdict.target if verdict.target is not None and _changes(verdict.target, pool) else None
+        self.record(key, pool, target, passed, verdict.reasons, need)
+        return passed
+
+    def record(
+        self,
+        key: str,
+        pool: PoolState,
+        target: Target,
+        passed: Target | None,
+        reasons: Sequence[str],
+        need: Need,
+    ) -> None:
+        """Write a decision down once, not at every look until it is carried out."""
+        final = passed or target
+        says = f"{final.nodes} {final.on_demand} {' '.join(final.drain)} {passed is not None}"
+        if self.told.get(key) == says:
+            return
+        self.told[key] = says
+        inputs = {
+            "pool": pool.name,
+            "planned": pool.planned,
+            "arrived": len(pool.nodes),
+            "needs": {app: units for app, units in need.apps.items() if units},
+            "wanted": target.nodes,
+        }
+        if passed is None:
+            self.changes.append(
+                Decided(
+                    "guard",
+                    f"{pool.name} stays at {pool.planned} nodes: {'; '.join(reasons) or 'nothing may change'}",
+                    need.app,
+                    self.scene.state.epoch,
+                    inputs=inputs,
+                    outcome={"nodes": pool.planned},
+                )
+            )
+            return
+        outcome = {"nodes": passed.nodes, "on_demand": passed.on_demand, "drain": list(passed.drain)}
+        verb = (
+            "grows" if passed.nodes > pool.planned else "shrinks" if passed.nodes < pool.planned else "stays"
+        )
+        self.changes.append(
+            Decided(
+                "scaling",
+                f"{pool.name} {verb} from {pool.planned} to {passed.nodes} nodes: {passed.reason}",
+                need.app,
+                self.scene.state.epoch,
+                inputs=inputs,
+                outcome=outcome,
+            )
+        )
+
+    def money(self, need: Need) -> RunMoney | None:
+        """Return what the run has cost that the need comes from."""
+        record = self.scene.state.apps.get(need.app)
+        if record is None:
+            return None
+        run = record.spec.pipeline
+        mine = [one for one in self.scene.state.apps.values() if run and one.spec.pipeline == run] or [record]
+        return RunMoney(sum(self.scene.dollars(one) for one in mine), need.seconds)
+
+    def next_shrink(self) -> float:
+        """Return when a wish for fewer nodes may have lasted for long enough."""
+        steady = self.rules.steady
+        times = [
+            max(held.since + steady.patience, max(held.grown, held.shrunk) + steady.hold)
+            for held in self.held.values()
+            if held.since < inf
+        ]
+        return min((time for time in times if time > self.scene.now), default=inf)
+
+
+def _changes(target: Target, pool: PoolState) -> bool:
+    """Tell whether a target differs from what the pool is planned to be."""
+    return (
+        target.nodes != pool.planned
+        or target.on_demand != pool.on_demand
+        or bool(set(target.drain) - set(pool.draining))
+    )
+
+
+def uses_of(situation: Situation, scene: Scene) -> dict[str, NodeUse]:
+    """Return what nodes do and hold, leases included: a node with a lease is busy until it was let go of."""
+    found = dict(situation.uses)
+    counts: dict[str, int] = {}
+    for leases in scene.mine.values():
+        for lease in leases.values():
+            counts[lease.node] = counts.get(lease.node, 0) + 1
+    for node, gpus in counts.items():
+        use = found.get(node, NodeUse())
+        found[node] = replace(
+            use, busy=use.busy + gpus * scene.settings.grace_s, work=max(use.work, float(gpus))
+        )
+    return found

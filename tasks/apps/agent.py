@@ -1,0 +1,418 @@
+"""``AppAgent``: an app's own line to the ledger. It enters the app, follows its leases and reports every second."""
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Self
+
+from ebbflow.infra.clock import Clock, SystemClock
+from ebbflow.infra.errors import LedgerError, LedgerUnavailableError, RunLockedError
+from ebbflow.infra.ledger import Ledger
+from ebbflow.infra.training.locks import RunLock
+from ebbflow.planners.errors import EbbflowError, OptionError
+from ebbflow.planners.model.ledger import (
+    OVER,
+    AppEntered,
+    AppMoved,
+    AppPhase,
+    AppReport,
+    AppSpec,
+    Change,
+    Decided,
+    DecisionKind,
+    Lease,
+    Saved,
+    State,
+)
+from ebbflow.tasks.apps.lease_book import LeaseBook, Rules
+
+_MOST_WAITING = 1000  # changes kept while the ledger is away, the newest
+_LOCK_LOOK = 0.2  # s between attempts on the app's lock
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How often an agent looks and speaks, and how long it waits. Seconds."""
+
+    look: float = 0.25  # between looks at the ledger
+    report: float = 1.0  # between reports where nothing changes
+    entry: float = (
+        300.0  # that the ledger may be away when the app enters, and an earlier self may hold its lock
+    )
+    parting: float = 10.0  # for the last words
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What an app may use now."""
+
+    leases: tuple[Lease, ...] = ()  # that it may use, by number
+    placement: Mapping[str, int] = field(default_factory=dict)  # node -> GPUs
+    leaving: Mapping[int, float] = field(
+        default_factory=dict
+    )  # used leases to be let go of -> by when (Unix s)
+    led: bool = False  # a loop is alive, as far as is known
+
+    @property
+    def deadline(self) -> float | None:
+        """Return by when the first lease must be free, seconds since the Unix epoch; ``None``: none must."""
+        return min(self.leaving.values(), default=None)
+
+
+class AppAgent:
+    """Speaks for one app; a context manager. Its thread never waits for the app, nor the app for it.
+
+    While the ledger does not answer, the app goes on with what it has, what it says is kept and said later; that is
+    told once. An app that its loop takes for lost although it lives enters again.
+
+    Args:
+        ledger: the cluster's; it stays open.
+        spec: what the app asks for.
+        clock: the ledger's unless given.
+        rules: when leases count as over; ``grace`` must be the loop's.
+        pace: how often it looks and speaks.
+        changed: called in the agent's thread with each new standing; it must be quick.
+        tell: called with sentences for people.
+        lock: held while the app lives, so that no two processes speak for one app.
+        lock_wait: seconds to wait for it where the ledger does not have the app down as lost.
+        settle: called at the start, before any lease is used or let go of: it returns when nothing of an earlier self
+            of the app runs any more, and raises when that cannot be had.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        spec: AppSpec,
+        clock: Clock | None = None,
+        *,
+        rules: Rules | None = None,
+        pace: Pace | None = None,
+        changed: Callable[[Standing], None] = lambda _: None,
+        tell: Callable[[str], None] = lambda _: None,
+        lock: RunLock | None = None,
+        lock_wait: float = 0.0,
+        settle: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._ledger, self.spec = ledger, spec
+        self._clock = clock or ledger.clock or SystemClock()
+        self._pace = pace or Pace()
+        self._changed, self._tell = changed, tell
+        self._lock_of_app, self._lock_wait, self._settle = lock, lock_wait, settle
+        self.book = LeaseBook(spec.id, self._clock, rules)
+        self._lock = threading.Lock()
+        self._waiting: deque[Change] = deque(maxlen=_MOST_WAITING)  # to be written, in order
+        self._phase: AppPhase = "waiting"
+        self._reason = ""
+        self._fields: dict[str, Any] = {}  # of the report
+        self._standing = Standing()
+        self._state: State | None = None
+        self._away: float | None = None  # since when the ledger does not answer
+        self._reported = float("-inf")
+        self._said: tuple[Any, ...] = ()
+        self._stop = threading.Event()
+        self._wake = threading.Event()
+        self._news = threading.Condition()
+        self._thread = threading.Thread(target=self._run, name=f"agent-{spec.id}", daemon=True)
+
+    # --- life -----------------------------------------------------------------------------------------------
+
+    def __enter__(self) -> Self:
+        """Enter the app. Raises ``RunLockedError``, ``LedgerError``, and what ``settle`` raises."""
+        self._take_lock()
+        try:
+            self._enter()
+            self._thread.start()
+            self._settle()
+        except BaseException as error:
+            self._leave("stopped" if not isinstance(error, Exception) else "failed", str(error))
+            raise
+        self.book.settle()
+        self.poke()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Give everything back and say how the app ended: as ``moved`` said last, else by the error."""
+        if self._phase in OVER:
+            self._leave(self._phase, self._reason)
+        elif error is None:
+            self._leave("finished", "")
+        elif isinstance(error, Exception):
+            self._leave("failed", str(error) or type(error).__name__)
+        else:
+            self._leave("stopped", "interrupted")
+
+    # --- what the app says ----------------------------------------------------------------------------------
+
+    @property
+    def phase(self) -> AppPhase:
+        return self._phase
+
+    def moved(self, phase: AppPhase, reason: str = "") -> None:
+        """Say that the app is in another phase."""
+        with self._lock:
+            if (phase, reason) == (self._phase, self._reason):
+                return
+            self._phase, self._reason = phase, reason
+            self._waiting.append(AppMoved(self.spec.id, phase, reason))
+        self.poke()
+
+    def saved(self, uri: str, step: int = 0) -> None:
+        """Say that there is a new checkpoint at ``uri``."""
+        with self._lock:
+            for waiting in [c for c in self._waiting if isinstance(c, Saved)]:
+                self._waiting.remove(waiting)  # only the newest counts
+            self._waiting.append(Saved(self.spec.id, uri, step))
+        self._wake.set()
+
+    def decided(
+        self,
+        kind: DecisionKind,
+        reason: str,
+        *,
+        inputs: Mapping[str, Any] | None = None,
+        outcome: Mapping[str, Any] | None = None,
+        epoch: int = 0,
+        seconds: float = 0.0,
+    ) -> None:
+        """Write down a decision of the app with what it was based on."""
+        made = Decided(kind, reason, self.spec.id, epoch, seconds, inputs or {}, outcome or {})
+        with self._lock:
+            self._waiting.append(made)
+        self._wake.set()
+
+    def figures(self, **fields: Any) -> None:
+        """Say more of oneself in the reports: any fields of ``AppReport`` but those of leases and phase."""
+        with self._lock:
+            self._fields |= fields
+
+    def release(self, numbers: "tuple[int, ...] | None" = None) -> None:
+        """Give leases back that nothing uses, by default all, although nobody has called them back."""
+        if self.book.release(numbers):
+            self.poke()
+
+    def left(self, user: str) -> None:
+        """Say that no process of ``user`` is left on its GPUs; see ``LeaseBook.enter``."""
+        self.book.leave(user)
+        self._wake.set()
+
+    # --- what the app hears ---------------------------------------------------------------------------------
+
+    @property
+    def standing(self) -> Standing:
+        """Return what may be used now."""
+        return Standing(self.book.allowed(), self.book.placement(), self.book.due(), self.book.led)
+
+    @property
+    def state(self) -> State | None:
+        """Return the ledger's state as last read. It must not be changed."""
+        return self._state
+
+    @property
+    def away(self) -> float | None:
+        """Return since when the ledger does not answer (Unix s); ``None``: it does."""
+        return self._away
+
+    def wait(self, timeout: float) -> None:
+        """Return when something has changed, or after ``timeout`` seconds."""
+        with self._news:
+            self._news.wait(timeout)
+
+    def poke(self) -> None:
+        """Look and report at once."""
+        self._reported = float("-inf")
+        self._wake.set()
+
+    # --- the thread -----------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            self._wake.clear()
+            try:
+                self._round()
+            except Exception:
+                # a defect here must not silence the app: it would be taken for lost
+                log.exception("the agent of %s failed in a round", self.spec.id)
+            self._clock.wait(self._wake, self._pace.look)
+
+    def _round(self) -> None:
+        try:
+            self._look()
+            self._write()
+            self._report()
+            if self._away is not None:
+                self._say(f"the ledger answers again, after {self._clock.now() - self._away:.0f} s")
+                self._away = None
+        except LedgerError as error:
+            if self._away is None:
+                self._away = self._clock.now()
+                self._say(f"the ledger does not answer, the app goes on with what it has: {error}")
+        self._notice()
+
+    def _look(self) -> None:
+        at = self._clock.now()
+        lead = self._ledger.leader()
+        state = self._ledger.state()
+        self._state = state
+        led = lead.until if lead is not None and lead.alive(at) else 0.0
+        self.book.learn(state.held(self.spec.id), led, at)
+        record = state.apps.get(self.spec.id)
+        if record is not None and record.phase == "lost" and self._phase not in OVER:
+            self._enter_again()
+
+    def _enter_again(self) -> None:
+        with self._lock:
+            if any(isinstance(change, AppEntered) for change in self._waiting):
+                return
+            if self._phase != "waiting":
+                self._waiting.appendleft(AppMoved(self.spec.id, self._phase, self._reason))
+            self._waiting.appendleft(AppEntered(self.spec))
+        self._say("the app was taken for lost; it enters again")
+
+    def _write(self) -> None:
+        while True:
+            with self._lock:
+                if not self._waiting:
+                    return
+                batch = list(self._waiting)
+            try:
+                self._ledger.write(batch)
+            except LedgerUnavailableError:
+                raise
+            except EbbflowError as error:
+                self._write_singly(batch, error)
+            with self._lock:
+                for change in batch:
+                    with suppress(ValueError):
+                        self._waiting.remove(change)
+
+    def _write_singly(self, batch: list[Change], why: EbbflowError) -> None:
+        """Write what can be written of a batch that was refused."""
+        if len(batch) == 1:
+            self._say(f"{type(batch[0]).__name__} is not in the ledger: {why}")
+            return
+        for change in batch:
+            try:
+                self._ledger.write([change])
+            except LedgerUnavailableError:
+                raise
+            except EbbflowError as error:
+                self._say(f"{type(change).__name__} is not in the ledger: {error}")
+
+    def _report(self) -> None:
+        holds, released = self.book.account()
+        with self._lock:
+            fields, phase = dict(self._fields), self._phase
+        news = (holds, released, phase)
+        now = self._clock.now()
+        if news == self._said and now - self._reported < self._pace.report:
+            return
+        report = AppReport(at=now, holds=holds, released=released, phase=phase, **fields)
+        try:
+            self._ledger.report(self.spec.id, report)
+        except OptionError as error:  # a figure that cannot be kept must not silence the app
+            log.warning("%s: a report without its figures: %s", self.spec.id, error)
+            report = AppReport(at=now, holds=holds, released=released, phase=phase)
+            self._ledger.report(self.spec.id, report)
+        self._said, self._reported = news, now
+
+    def _notice(self) -> None:
+        """Tell the app of a standing that differs from the last."""
+        standing, before = self.standing, self._standing
+        if standing == before:
+            return
+        self._standing = standing
+        with self._news:
+            self._news.notify_all()
+        try:
+            self._changed(standing)
+        except Exception:
+            log.exception("the app %s failed at a change of its leases", self.spec.id)
+
+    def _say(self, text: str) -> None:
+        log.info("%s: %s", self.spec.id, text)
+        try:
+            self._tell(text)
+        except Exception:
+            log.exception("the app %s failed to be told", self.spec.id)
+
+    # --- beginning and end ----------------------------------------------------------------------------------
+
+    def _take_lock(self) -> None:
+        """Wait, bounded, until an earlier self has let go of the app's lock. Raises ``RunLockedError``."""
+        if self._lock_of_app is None:
+            return
+        begun = self._clock.now()
+        while True:
+            try:
+                self._lock_of_app.acquire()
+                return
+            except RunLockedError:
+                patience = self._pace.entry if self._recently_lost() else self._lock_wait
+                if self._clock.now() - begun >= patience:
+                    raise
+            self._clock.sleep(_LOCK_LOOK)
+
+    def _recently_lost(self) -> bool:
+        """Tell whether the ledger has the app down as lost: whoever holds its lock is about to go."""
+        try:
+            record = self._ledger.state().apps.get(self.spec.id)
+        except LedgerError:
+            return True
+        return record is not None and record.phase == "lost"
+
+    def _enter(self) -> None:
+        end = self._clock.now() + self._pace.entry
+        while True:
+            try:
+                self._ledger.write([AppEntered(self.spec)])
+                self._look()
+                self._report()
+                return
+            except LedgerUnavailableError as error:
+                if self._clock.now() >= end:
+                    raise
+                if self._away is None:
+                    self._away = self._clock.now()
+                    self._say(f"the ledger does not answer, the app waits to enter: {error}")
+            self._clock.sleep(self._pace.look)
+
+    def _leave(self, phase: AppPhase, reason: str) -> None:
+        """Stop speaking, with the last words: what is let go of, then how the app ended."""
+        self._stop.set()
+        self._wake.set()
+        if self._thread.is_alive():
+            self._thread.join(self._pace.parting)
+        self.book.release()
+        with self._lock:
+            if self._phase != phase or not self._told(phase):
+                self._waiting.append(AppMoved(self.spec.id, phase, reason))
+            self._phase, self._reason = phase, reason
+        end = self._clock.now() + self._pace.parting
+        while True:
+            try:
+                self._reported = float("-inf")
+                self._report()
+                self._write()
+                break
+            except LedgerError as error:
+                if self._clock.now() >= end:
+                    self._say(f"the ledger does not answer: it will take the app for lost: {error}")
+                    break
+            self._clock.sleep(self._pace.look)
+        if self._lock_of_app is not None:
+            self._lock_of_app.release()
+
+    def _told(self, phase: AppPhase) -> bool:
+        """Tell whether the phase is in the ledger or on its way there."""
+        if any(isinstance(c, AppMoved) and c.phase == phase for c in self._waiting):
+            return True
+        record = self._state.apps.get(self.spec.id) if self._state is not None else None
+        return record is not None and record.phase == phase

@@ -1,0 +1,69 @@
+"""Requests of queries, kept beside their checkpoints so that whoever finds one lost can run it again."""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, fields
+from typing import Any
+
+from ebbflow.infra.files import write_atomic
+from ebbflow.infra.filesystems import filesystem, split, translated
+from ebbflow.planners.errors import OptionError
+from ebbflow.tasks.request import QueryRequest
+
+_FORMAT = 1
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
+_SECRET = re.compile(r"secret|password|passwd|token|credential|access\.?key|private", re.IGNORECASE)
+
+
+def save_query(request: QueryRequest, id: str) -> str:
+    """Write the request of the app ``id`` into its store and return the address.
+
+    Settings whose names speak of secrets are left out: whoever runs it again gives them anew. Raises ``OptionError``
+    for an id that is no file's name, ``StorageError``.
+    """
+    scheme, path = split(_address(request.store, id))
+    said = asdict(request) | {"conf": {k: v for k, v in request.conf.items() if not _SECRET.search(k)}}
+    left_out = sorted(request.conf.keys() - said["conf"].keys())
+    data = json.dumps({"format": _FORMAT, "left_out": left_out, **said}, indent=1) + "\n"
+    with translated(f"write {path}"):
+        store = filesystem(scheme)
+        store.create_dir(path.rpartition("/")[0], recursive=True)
+        write_atomic(store, scheme, path, data.encode())
+    return _address(request.store, id)
+
+
+def load_query(store: str, id: str, conf: Mapping[str, str] | None = None) -> QueryRequest:
+    """Return the request of the app ``id``, with ``conf`` for what was left out.
+
+    Raises ``StorageError`` where there is none, ``OptionError`` for one that is damaged or of another version.
+    """
+    scheme, path = split(_address(store, id))
+    with translated(f"read {path}"), filesystem(scheme).open_input_file(path) as file:
+        data = file.read()
+    try:
+        said: dict[str, Any] = json.loads(data)
+        if said.pop("format") != _FORMAT:
+            raise OptionError(f"query {id} was begun by another version of Ebbflow; go on with that one")
+        known = {f.name for f in fields(QueryRequest)}
+        values = {name: value for name, value in said.items() if name in known}
+        return QueryRequest(**{**values, "store": store, "conf": {**values["conf"], **(conf or {})}})
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise OptionError(f"{path} is damaged ({error}); run the query anew") from error
+
+
+def forget_query(store: str, id: str) -> None:
+    """Remove the request of an app that is over. Raises ``StorageError``; one that is not there is fine."""
+    scheme, path = split(_address(store, id))
+    with translated(f"remove {path}"):
+        place = filesystem(scheme)
+        if place.get_file_info(path).is_file:
+            place.delete_file(path)
+
+
+def _address(store: str, id: str) -> str:
+    if not _ID.fullmatch(id):
+        raise OptionError(
+            f"an app's id holds letters, digits, dashes, dots and underscores, 100 at most; got {id!r}"
+        )
+    return f"{store.rstrip('/')}/apps/{id}.json"

@@ -1,0 +1,132 @@
+"""Finish-time fairness of a cluster's apps, from what its ledger knows.
+
+Themis (Mahajan et al., NSDI 2020), section 3: ρ is the time to the end in the shared cluster over the time alone on a
+1/N share. Here both the GPUs and the apps come and go, so the share is the mean over the app's own time, and an app
+with a weight is entitled to its weight over the sum of all weights:
+
+    share = mean GPUs · weight / mean sum of weights
+    alone = work / min(share, the most GPUs that it can use)
+    ρ     = (time there so far + time left) / alone
+"""
+
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
+
+import numpy as np
+
+from ebbflow.infra.sim.metrics import UNFAIR
+from ebbflow.planners.model.ledger import OVER, AppReport
+from ebbflow.planners.query.scheduling.metrics import jain
+from ebbflow.tasks.cluster_history import AppHistory, History
+from ebbflow.tasks.cluster_values import AppRow, FairnessReport, RhoReport
+from ebbflow.tasks.wording import number_text, plural, seconds_text
+
+
+class Crowd:
+    """GPUs there and weights of apps that want GPUs, over time."""
+
+    def __init__(self, history: History, until: float) -> None:
+        self._gpus = _integral([(step.at, float(step.gpus)) for step in history.steps], until)
+        moves: list[tuple[float, float]] = []
+        for app in history.apps.values():
+            if app.spec.kind != "query":
+                for begin, end in app.active(until):
+                    moves += [(begin, app.spec.weight), (end, -app.spec.weight)]
+        moves.sort()
+        levels = accumulate(weight for _, weight in moves)
+        self._weights = _integral([(at, level) for (at, _), level in zip(moves, levels, strict=True)], until)
+
+    def share(self, app: AppHistory, spans: Sequence[tuple[float, float]]) -> float | None:
+        """Return the mean number of GPUs that ``app`` was entitled to in ``spans``; ``None`` without any."""
+        gpus, weights = _mean(self._gpus, spans), _mean(self._weights, spans)
+        if gpus is None or weights is None or gpus <= 0 or weights <= 0:
+            return None
+        return gpus * min(1.0, app.spec.weight / weights)
+
+
+def rho(
+    app: AppHistory, phase: str, held: int, service: float, report: AppReport | None, crowd: Crowd, now: float
+) -> RhoReport:
+    """Return ρ of ``app`` at ``now``, or at its end; ``service`` in GPU-seconds so far, of its whole life."""
+    spec = app.spec
+    if spec.kind == "query":
+        return RhoReport(None, how="a query holds no GPUs: its share of cores is by weight")
+    spans = [(begin, min(end, now)) for begin, end in app.active(now) if begin <= now]
+    elapsed = sum(end - begin for begin, end in spans)
+    share = crowd.share(app, spans)
+    if share is None:
+        return RhoReport(
+            None, how="the cluster had no GPUs while it was there, so there is no share to compare with"
+        )
+    most = max(spec.max_gpus, spec.gpus, held, 1)
+    if phase in ("stopped", "failed"):
+        return RhoReport(None, how=f"it {phase} before its end", share=share)
+    told = report.work_total if report is not None else None
+    if phase == "finished":
+        work, left, bound, words = told or service, 0.0, False, f"it took {seconds_text(elapsed)}"
+        source = "by its own account" if told else "in GPU-seconds that it held"
+    else:
+        rest = report.work_left if report is not None else None
+        soon = report.seconds_left if report is not None else None
+        if held and soon is not None:
+            left, bound = soon, False
+        elif rest is not None:
+            left, bound = rest / (held or most), not held
+        else:
+            return RhoReport(None, how="it has not said how much work is left", share=share)
+        work = told or service + (rest if rest is not None else left * held)
+        words = f"{seconds_text(elapsed)} so far and {seconds_text(left)} left"
+        words += f", if it had {plural(most, 'GPU')} from now on" if bound else ""
+        source = "by its own account" if told else "of GPUs held so far, and what is left"
+    if not work > 0:
+        return RhoReport(None, how="its work is not known: it held no GPU", share=share)
+    alone = work / min(share, most)
+    how = (
+        f"{words}; alone on {number_text(min(share, most))} GPUs, its share"
+        f"{'' if share <= most else ' up to what it can use'}, its {number_text(work / 3600)} GPU-hours"
+        f" ({source}) take {seconds_text(alone)}"
+    )
+    return RhoReport((elapsed + left) / alone, bound, how, share)
+
+
+def fairness(apps: Iterable[AppRow]) -> FairnessReport:
+    """Return how evenly ``apps`` were treated; bounds do not count."""
+    known = [(app.rho.value, app.id) for app in apps if app.rho.value is not None and not app.rho.bound]
+    if not known:
+        return FairnessReport(0)
+    values = [value for value, _ in known]
+    worst, who = max(known)
+    return FairnessReport(len(known), worst, who, jain(values), sum(value > UNFAIR for value in values))
+
+
+def service_of(app: AppHistory, history: History, now: float) -> float:
+    """Return the GPU-seconds of all leases of ``app`` until ``now``."""
+    spans = (history.leases[number] for number in app.leases)
+    return app.before + sum(max(0.0, min(now if s.until is None else s.until, now) - s.since) for s in spans)
+
+
+def last_phase(app: AppHistory, until: float) -> tuple[str, str, float | None]:
+    """Return phase, reason and, where it is over, since when, as of ``until``."""
+    known = [span for span in app.phases if span.at <= until] or app.phases[:1]
+    last = known[-1]
+    return last.phase, last.reason, last.at if last.phase in OVER else None
+
+
+Integral = tuple[np.ndarray, np.ndarray]
+
+
+def _integral(steps: Sequence[tuple[float, float]], until: float) -> Integral:
+    """Return times and the integral of a step function up to each."""
+    if not steps:
+        return np.array([until]), np.array([0.0])
+    times = np.array([at for at, _ in steps] + [max(until, steps[-1][0])])
+    values = np.array([value for _, value in steps])
+    return times, np.concatenate([[0.0], np.cumsum(values * np.diff(times))])
+
+
+def _mean(integral: Integral, spans: Sequence[tuple[float, float]]) -> float | None:
+    length = sum(end - begin for begin, end in spans)
+    if length <= 0:
+        return None
+    begins, ends = np.interp(np.array(spans).T, *integral)
+    return float((ends - begins).sum() / length)

@@ -1,0 +1,86 @@
+"""What a capacity loop tells others, without ever waiting for them."""
+
+import logging
+import queue
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+LoopEventKind = Literal["changed", "settled", "recalled", "scaled", "refused", "recovered", "lost"]
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class LoopEvent:
+    """Something that the loop saw or did."""
+
+    kind: LoopEventKind
+    # changed: nodes or notices; settled: new leases; recalled: leases called back; scaled: the fleet was asked for
+    # something; refused: by the guard; recovered: a loop took over, or the ledger answers again; lost: an app's
+    # process is gone, and whoever can may resume it
+    text: str
+    at: float  # s since the Unix epoch
+    payload: Mapping[str, Any] = field(default_factory=dict)  # plain JSON, no secrets
+
+
+class LoopListener(Protocol):
+    """Hears of everything, in one thread of its own, in order."""
+
+    def heard(self, event: LoopEvent) -> None: ...
+
+
+class Announcer:
+    """Hands events to a listener from a thread of its own; what a slow one has no room for is dropped and counted.
+
+    Nothing here ever blocks the caller or raises.
+    """
+
+    def __init__(self, listener: LoopListener | None, room: int = 1000) -> None:
+        self._listener = listener
+        self._queue: queue.Queue[LoopEvent | None] = queue.Queue(room)
+        self._thread: threading.Thread | None = None
+        self._told_of_drops = False
+        self.dropped = 0
+        self.failed = 0
+
+    def tell(self, event: LoopEvent) -> None:
+        """Queue ``event``; it is dropped when there is no room."""
+        if self._listener is None:
+            return
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="loop-announcer", daemon=True)
+            self._thread.start()
+        try:
+            self._queue.put_nowait(event)
+        except queue.Full:
+            self.dropped += 1
+            if not self._told_of_drops:
+                self._told_of_drops = True
+                log.warning("the listener is too slow: events are dropped; the ledger has them all")
+
+    @property
+    def waiting(self) -> int:
+        """Return how many events have not been handed over."""
+        return self._queue.qsize()
+
+    def close(self, timeout: float = 5.0) -> None:
+        """Hand over what is queued, for ``timeout`` seconds at most."""
+        if self._thread is None:
+            return
+        try:
+            self._queue.put(None, timeout=timeout)
+        except queue.Full:
+            return
+        self._thread.join(timeout)
+
+    def _run(self) -> None:
+        assert self._listener is not None
+        while (event := self._queue.get()) is not None:
+            try:
+                self._listener.heard(event)
+            except Exception as error:
+                self.failed += 1
+                if self.failed == 1:  # once: the next one fails likely, too
+                    log.warning("the listener failed at %s: %r; the loop goes on", event.kind, error)

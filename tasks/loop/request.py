@@ -1,0 +1,186 @@
+"""What a capacity loop is asked for: which ledger, which nodes, by which policy, within which limits."""
+
+import os
+import sys
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from importlib import import_module
+from math import inf
+from pathlib import Path
+from typing import Any
+
+from ebbflow.planners.errors import OptionError
+from ebbflow.planners.loop import Scaling, Settings, Team
+from ebbflow.planners.loop.policies import DEFAULT, live_policy
+from ebbflow.planners.model.scheduling import Policy
+from ebbflow.planners.sections import number, only, table
+from ebbflow.tasks.fleet_request import LIMITS, FleetRules
+from ebbflow.tasks.loop.pace import LoopPace
+
+_OWN = ("loop", "scaling", "teams", "pace", "policy")
+_TIMES = tuple(f.name for f in fields(Settings) if f.name.endswith("_s"))
+_SCALING = tuple(f.name for f in fields(Scaling) if f.name not in ("pools", "fallback"))
+
+
+@dataclass(frozen=True)
+class LoopRules:
+    """What a file of limits says to a loop, beyond what it says to ``ebbflow fleet``.
+
+    ::
+
+        [policy]
+        name = "rho-bounded"           # or your own: "mymodule:MyPolicy"
+        options = { rho = 1.5 }
+
+        [loop]                         # seconds; ``planners.loop.Settings`` has them all
+        lease_s = 300
+        interval_s = 60
+
+        [scaling]                      # when nodes are rented and given back; enabled = false leaves them alone
+        idle_s = 300
+        pools = { etl = "cores", gpu = "gpus" }
+
+        [teams.vision]                 # beside [limits.teams.vision], which is about pools
+        weight = 2
+        gpus = 48
+
+        [pace]                         # seconds; ``LoopPace`` has them all
+        source = 0.5
+    """
+
+    fleet: FleetRules = field(default_factory=FleetRules)
+    policy: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    times: Mapping[str, float] = field(default_factory=dict)
+    scaling: Scaling | None = field(default_factory=Scaling)
+    teams: Mapping[str, Team] = field(default_factory=dict)
+    pace: LoopPace = field(default_factory=LoopPace)
+
+    @classmethod
+    def read(cls, path: str | Path) -> "LoopRules":
+        """Read a TOML file. Raises ``OptionError`` that names file, key, value and rule."""
+        try:
+            content = tomllib.loads(Path(path).expanduser().read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError) as error:
+            raise OptionError(
+                f"{path} cannot be read: {getattr(error, 'strerror', None) or error}"
+            ) from error
+        except tomllib.TOMLDecodeError as error:
+            raise OptionError(f"{path} is not TOML: {error}") from error
+        return cls.parse(content, str(path))
+
+    @classmethod
+    def parse(cls, content: Mapping[str, Any], source: str) -> "LoopRules":
+        """Return the rules that ``content`` holds; ``source`` begins every message. Raises ``OptionError``."""
+        rules = FleetRules.parse({k: v for k, v in content.items() if k not in _OWN}, source)
+        policy = table(content.get("policy", {}), f"{source}: policy")
+        only(policy, f"{source}: policy", ("name", "options"))
+        name = policy.get("name", "")
+        if not isinstance(name, str):
+            raise OptionError(f"{source}: policy.name must be a name; got {name!r}")
+        return cls(
+            rules,
+            name,
+            dict(table(policy.get("options", {}), f"{source}: policy.options")),
+            _numbers(content.get("loop", {}), f"{source}: loop", _TIMES),
+            _scaling(content.get("scaling", {}), f"{source}: scaling", rules),
+            {
+                name: Team(**_numbers(team, f"{source}: teams.{name}", tuple(f.name for f in fields(Team))))
+                for name, team in table(content.get("teams", {}), f"{source}: teams").items()
+            },
+            LoopPace(
+                **_numbers(
+                    content.get("pace", {}), f"{source}: pace", tuple(f.name for f in fields(LoopPace))
+                )
+            ),
+        )
+
+
+@dataclass(frozen=True)
+class CapacityRequest:
+    """One loop. ``settings`` and ``rules`` read what is named; nothing is opened."""
+
+    ledger: str | None = None  # default: $EBBFLOW_LEDGER, or ledger.db in Ebbflow's own folder; never shown
+    cluster: str = "local"
+    source: str = "local"  # local[:NAME], aws[:CONFIG], spark://HOST:PORT or cluster[:NAME]
+    policy: str = ""  # a name, or "module:Class"; default: the file's, else rho-bounded
+    options: Mapping[str, Any] = field(default_factory=dict)  # of the policy
+    limits: str | None = None  # default: $EBBFLOW_LIMITS, or fleet.toml here
+    lease: float | None = None  # s, instead of the file's
+    interval: float | None = None  # s, instead of the file's
+    take_over: bool = False
+    seed: int = 0
+
+    def rules(self) -> LoopRules:
+        """Read the limits. Raises ``OptionError``."""
+        given = self.limits or os.environ.get(LIMITS)
+        if given:
+            return LoopRules.read(given)
+        return LoopRules.read("fleet.toml") if Path("fleet.toml").is_file() else LoopRules()
+
+    def settings(self, rules: LoopRules) -> Settings:
+        """Return how the loop decides. Raises ``OptionError``."""
+        times = dict(rules.times)
+        times |= {"lease_s": self.lease} if self.lease is not None else {}
+        times |= {"interval_s": self.interval} if self.interval is not None else {}
+        named = self.policy or rules.policy
+        options = self.options or (rules.options if named == rules.policy else {})
+        given: dict[str, Any] = {**times, "policy": policy_of(named, options, lease_s=times.get("lease_s"))}
+        return Settings(limits=rules.fleet.limits, teams=rules.teams, scaling=rules.scaling, **given)
+
+
+def policy_of(name: str, options: Mapping[str, Any] | None = None, *, lease_s: float | None = None) -> Policy:
+    """Return the policy called ``name``, or the one that ``module:Class`` makes, with ``options``.
+
+    ``lease_s`` is for policies of ours that give leases and are not told otherwise.
+
+    Raises ``OptionError`` for a name, module, class or option that there is not, and for what is no policy.
+    """
+    options = options or {}
+    if ":" not in name:
+        return live_policy(name or DEFAULT, options, lease_s=lease_s)
+    module, _, attribute = name.partition(":")
+    here = os.getcwd()
+    sys.path.insert(0, here)  # a policy of one's own lies in the folder where the loop is started
+    try:
+        found: Any = import_module(module)
+        for part in attribute.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise OptionError(
+            f"the policy {name} cannot be imported: {error}; write MODULE:CLASS of a module on the Python path or in "
+            "the present folder"
+        ) from error
+    finally:
+        sys.path.remove(here)
+    try:
+        made = found(**options) if callable(found) else found
+    except TypeError as error:
+        raise OptionError(f"the policy {name} cannot be made with {dict(options)}: {error}") from error
+    if not callable(getattr(made, "decide", None)) or not isinstance(getattr(made, "name", None), str):
+        raise OptionError(
+            f"{name} is no policy: it must have a name and decide(view, memory, rng) "
+            "(ebbflow.planners.model.scheduling.Policy)"
+        )
+    result: Policy = made
+    return result
+
+
+def _scaling(content: object, where: str, rules: FleetRules) -> Scaling | None:
+    given = dict(table(content, where))
+    enabled = given.pop("enabled", True)
+    if not isinstance(enabled, bool):
+        raise OptionError(f"{where}.enabled must be true or false; got {enabled!r}")
+    pools = table(given.pop("pools", {}), f"{where}.pools")
+    numbers = _numbers(given, where, _SCALING)
+    return Scaling(pools=dict(pools), fallback=rules.fallback, **numbers) if enabled else None
+
+
+def _numbers(content: object, where: str, names: tuple[str, ...]) -> dict[str, float]:
+    given = table(content, where)
+    only(given, where, names)
+    return {
+        name: value if value == inf else float(number(value, f"{where}.{name}"))
+        for name, value in given.items()
+    }

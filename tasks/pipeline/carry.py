@@ -1,0 +1,178 @@
+"""Carries out a pipeline's steps as apps of its cluster."""
+
+from collections.abc import Callable, Mapping
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from ebbflow.infra.clock import Clock
+from ebbflow.infra.errors import LedgerUnavailableError, PipelineRunError, RunLockedError, StageCancelledError
+from ebbflow.tasks.apps.lease_book import Rules
+from ebbflow.tasks.apps.specs import query_spec, training_spec, tuning_spec
+from ebbflow.tasks.pipeline.coordinator import Attempt, Carried
+from ebbflow.tasks.pipeline.record import RunFolder
+from ebbflow.tasks.pipeline.requests import (
+    places_of,
+    query_request,
+    search_request,
+    team_weight,
+    training_request,
+    wanted_gpus,
+)
+from ebbflow.tasks.pipeline.secretly import environment_of
+from ebbflow.tasks.pipeline.site import Site
+from ebbflow.tasks.pipeline.spec import Pipeline
+from ebbflow.tasks.pipeline.tables import tables_of
+
+Say = Callable[[str], None]
+Told = Callable[[Attempt, str], None]
+
+
+class Carrier:
+    """Carries out attempts, each in the thread that calls it.
+
+    Args:
+        site: the cluster.
+        pipeline: whose steps they are.
+        folder: of the run.
+        clock: the time.
+        flow_run: of the orchestrator; empty: none.
+        say: hears sentences for people.
+    """
+
+    def __init__(
+        self,
+        site: Site,
+        pipeline: Pipeline,
+        folder: RunFolder,
+        clock: Clock,
+        flow_run: str = "",
+        say: Say = lambda _: None,
+    ) -> None:
+        self._site, self._pipeline, self._folder = site, pipeline, folder
+        self._clock, self._flow_run, self._say = clock, flow_run, say
+
+    def __call__(self, attempt: Attempt) -> Carried:
+        """Carry one attempt out and return how it ended. Raises ``EbbflowError`` for what no other attempt mends."""
+        carry = {"query": self._query, "training": self._training, "search": self._search}
+        try:
+            return carry[attempt.step.kind](attempt)
+        except LedgerUnavailableError as error:
+            return Carried("lost", str(error))
+        except RunLockedError as error:
+            # an earlier self that the loop has taken for lost may still be on its way out
+            return Carried("lost", str(error))
+
+    # --- kinds ------------------------------------------------------------------------------------------
+
+    def _query(self, attempt: Attempt) -> Carried:
+        from ebbflow.tasks.apps.query import run_query_app
+
+        step = attempt.step
+        places = places_of(self._pipeline, str(self._folder.path), self._site.master)
+        request = query_request(
+            step,
+            self._pipeline,
+            places,
+            attempt.fill,
+            tables_of(step, self._pipeline, Path(self._folder.path), attempt.fill),
+        )
+        spec = query_spec(request, attempt.app, **self._fields(attempt))
+        try:
+            outcome = run_query_app(request, spec, self._site.ledger, clock=self._clock, stop=attempt.stop)
+        except StageCancelledError as error:
+            if not attempt.stop.is_set():
+                raise
+            return Carried("stopped", str(error))
+        folder, file = places.result(step)
+        report = outcome.report
+        details: dict[str, Any] = {"rows": report.rows}
+        switches = len(report.switches)
+        if switches:
+            details["plan switches"] = switches
+        if report.verified is not None:
+            details["equal to DuckDB's result"] = report.verified
+        results = {"path": folder, "file": file, "rows": str(report.rows)}
+        if report.verified is False:
+            return Carried("failed", f"its result differs from DuckDB's: {report.verification}", {}, details)
+        return Carried("finished", "", results, details)
+
+    def _training(self, attempt: Attempt) -> Carried:
+        from ebbflow.tasks.apps.training import run_training_app
+
+        places = places_of(self._pipeline, str(self._folder.path))
+        request = training_request(attempt.step, self._pipeline, places, attempt.fill, attempt.app)
+        given = self._fields(attempt) | {"gpus": wanted_gpus(attempt.step)}
+        report = run_training_app(
+            request,
+            training_spec(request, **given),
+            self._site.ledger,
+            self._pool(attempt, request.grace),
+            clock=self._clock,
+            stop=attempt.stop,
+            rules=Rules(grace=self._site.grace),
+            make=self._site.make,
+        )
+        metrics = {name: value for name, value in report.final_metrics.items() if value is not None}
+        details = {"steps": report.steps, "lost steps": report.lost_steps, **finite(metrics)}
+        results = {"folder": request.run_folder}
+        results |= {f"metrics.{name}": repr(value) for name, value in metrics.items()}
+        return Carried(report.state, "" if report.state == "finished" else report.reason, results, details)
+
+    def _search(self, attempt: Attempt) -> Carried:
+        from ebbflow.tasks.apps.tuning import run_tuning_app
+
+        places = places_of(self._pipeline, str(self._folder.path))
+        request = search_request(attempt.step, self._pipeline, places, attempt.fill, attempt.app)
+        report = run_tuning_app(
+            request,
+            tuning_spec(request, **self._fields(attempt)),
+            self._site.ledger,
+            self._pool(attempt, request.grace),
+            lambda text: self._say(f"{attempt.step.label}: {text}"),
+            clock=self._clock,
+            stop=attempt.stop,
+            rules=Rules(grace=self._site.grace),
+            make=self._site.make,
+        )
+        results = {"folder": request.search_folder}
+        details: dict[str, Any] = {"trials": len(report.trials)}
+        best = report.best
+        if best is not None:
+            results |= {"best": repr(best.value)} | {
+                f"best.{name}": str(value) for name, value in best.parameters.items()
+            }
+            details |= finite({f"best {report.metric}": best.value})
+        if report.state == "finished" and best is None:
+            return Carried("failed", "no trial has come to its end", results, details)
+        return Carried(report.state, "" if report.state == "finished" else report.reason, results, details)
+
+    # --- what they share --------------------------------------------------------------------------------
+
+    def _fields(self, attempt: Attempt) -> dict[str, Any]:
+        """Return what a step's app says of itself beside what its request says."""
+        step = attempt.step
+        return {
+            "team": step.team,
+            "title": step.label,
+            "pipeline": self._folder.id,
+            "weight": step.weight * team_weight(step, self._pipeline),
+            "deadline": attempt.deadline,
+            "budget": step.budget,
+            # a loop of this process dies with it: there is nobody who would mark the flow run
+            "flow_run": self._flow_run if self._site.joined else "",
+        }
+
+    def _pool(self, attempt: Attempt, grace: float) -> Callable[[], Any]:
+        """Return what makes pools of the cluster's nodes for one app. Raises ``EbbflowError``."""
+        if self._site.pools is None:
+            raise PipelineRunError(
+                "trainings need nodes: name the local fleet that they run on (cluster.existing.fleet), or use "
+                "cluster.aws"
+            )
+        return self._site.pools(attempt.app, grace, environment_of(attempt))
+
+
+def finite(values: Mapping[str, float | None]) -> dict[str, float]:
+    """Return the values that are numbers, for JSON."""
+    return {name: float(value) for name, value in values.items() if value is not None and isfinite(value)}

@@ -1,0 +1,46 @@
+"""How the capacity loop of a pipeline decides: from the file to the loop's own settings."""
+
+from math import inf
+from typing import Any
+
+from ebbflow.planners.loop import Scaling, Settings, Team
+from ebbflow.tasks.loop.request import policy_of
+from ebbflow.tasks.pipeline.spec import LocalSpec, LoopSpec, Pipeline, TeamSpec
+
+_TIMES = ("lease", "interval", "leave", "grace", "silent")
+
+
+def settings_of(pipeline: Pipeline) -> Settings:
+    """Return the loop's settings. Raises ``OptionError`` for a policy, option or time that cannot be."""
+    loop = pipeline.loop
+    times: dict[str, Any] = {
+        f"{name}_s": value for name in _TIMES if (value := getattr(loop, name)) is not None
+    }
+    return Settings(
+        policy=policy_of(loop.policy, loop.options, lease_s=loop.lease),
+        limits=pipeline.limits,
+        teams={name: team_of(one) for name, one in pipeline.teams.items()},
+        scaling=_scaling(loop, pipeline),
+        **times,
+    )
+
+
+def team_of(spec: TeamSpec) -> Team:
+    """Return a team as the loop knows it."""
+    return Team(
+        spec.weight,
+        inf if spec.gpus is None else float(spec.gpus),
+        inf if spec.dollars_per_hour is None else spec.dollars_per_hour,
+        inf if spec.budget is None else spec.budget,
+    )
+
+
+def _scaling(loop: LoopSpec, pipeline: Pipeline) -> Scaling:
+    given = {key if key == "reserve" else f"{key}_s": value for key, value in loop.scaling.items()}
+    cluster = pipeline.cluster
+    if not isinstance(cluster, LocalSpec):
+        return Scaling(**given)
+    pools = {pool.name: "gpus" if pool.kind == "gpu" else "cores" for pool in cluster.pools}
+    # nodes of this machine come as fast as they boot, not in the minutes that a cloud takes
+    given.setdefault("boot_s", 5.0 + max(pool.boot for pool in cluster.pools))
+    return Scaling(pools=pools, **given)

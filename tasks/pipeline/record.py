@@ -1,0 +1,171 @@
+"""What a run of a pipeline must not forget, in its folder: what was asked for, and which steps have ended.
+
+``run.json`` holds it, ``pipeline.yaml`` the file as it was. Neither holds a secret: references to the environment
+stay references.
+"""
+
+import json
+import re
+import secrets
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from ebbflow.infra.clock import Clock
+from ebbflow.infra.errors import PipelineRunError, StorageError
+from ebbflow.infra.files import locked, write_atomic
+from ebbflow.planners.errors import OptionError
+from ebbflow.tasks.pipeline.kinds import nearest
+from ebbflow.tasks.pipeline.outcome import StepState
+from ebbflow.tasks.pipeline.read import parse_pipeline
+from ebbflow.tasks.pipeline.spec import Pipeline
+from ebbflow.tasks.request import home
+
+FORMAT = 1
+_FILE, _TEXT, _LOCK = "run.json", "pipeline.yaml", ".lock"
+_ID = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,57}")
+_BUSY = 0.5  # s that another process may hold a run before it is refused
+
+
+def default_folder() -> Path:
+    """Return where runs of pipelines live unless asked otherwise."""
+    return home() / "pipelines"
+
+
+def new_run_id(name: str) -> str:
+    """Return an id for a run: the pipeline's name, the time, and a few letters."""
+    return f"{name}-{time.strftime('%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+
+
+def app_id(run: str, step: str) -> str:
+    """Return the id that a step of a run has in the ledger."""
+    return f"{run}.{step}"
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """What is known of a step across processes."""
+
+    state: StepState = "waiting"
+    reason: str = ""
+    attempts: int = 0
+    began: float | None = None  # s since the Unix epoch
+    ended: float | None = None
+    results: Mapping[str, str] = field(default_factory=dict)
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """One run."""
+
+    id: str
+    source: str  # the file as it was named
+    base: str  # folder that relative paths in it are relative to
+    began: float  # s since the Unix epoch
+    parameters: Mapping[str, str] = field(default_factory=dict)
+    steps: Mapping[str, StepRecord] = field(default_factory=dict)
+
+    def with_step(self, name: str, **changes: Any) -> "RunRecord":
+        """Return the record with other values of one step."""
+        known = self.steps.get(name, StepRecord())
+        return replace(self, steps={**self.steps, name: replace(known, **changes)})
+
+
+class RunFolder:
+    """The folder of one run. One process at a time holds it."""
+
+    def __init__(self, parent: Path | str, id: str) -> None:
+        if not _ID.fullmatch(id):
+            raise OptionError(
+                f"a run's id begins with a letter and holds A-Z a-z 0-9 . _ -, 58 at most; got {id!r:.90}"
+            )
+        self.id = id
+        self.path = Path(parent).expanduser().absolute() / id
+
+    @property
+    def exists(self) -> bool:
+        """Tell whether there is such a run."""
+        return (self.path / _FILE).is_file()
+
+    @contextmanager
+    def held(self, clock: Clock) -> Iterator[None]:
+        """Keep other processes from the run. Raises ``PipelineRunError`` while one has it."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            lock = locked(str(self.path / _LOCK), clock, _BUSY)
+            lock.__enter__()
+        except StorageError as error:
+            raise PipelineRunError(
+                f"the run {self.id} goes on in another process; wait for it or end that one"
+            ) from error
+        except OSError as error:
+            raise PipelineRunError(f"cannot make {self.path}: {error.strerror or error}") from error
+        try:
+            yield
+        finally:
+            lock.__exit__(None, None, None)
+
+    def begin(self, pipeline: Pipeline, parameters: Mapping[str, str], now: float) -> RunRecord:
+        """Write a new run down. Raises ``PipelineRunError`` for an id that is taken, ``StorageError``."""
+        if self.exists:
+            raise PipelineRunError(
+                f"there is a run {self.id!r} already: go on with it (ebbflow run --resume {self.id}), or leave "
+                "the id out"
+            )
+        record = RunRecord(
+            self.id,
+            pipeline.source,
+            pipeline.folder,
+            now,
+            dict(parameters),
+            {name: StepRecord() for name in pipeline.steps},
+        )
+        self._write(_TEXT, pipeline.text)
+        self.save(record)
+        return record
+
+    def save(self, record: RunRecord) -> None:
+        """Write the record, whole or not at all. Raises ``StorageError``."""
+        self._write(_FILE, json.dumps({"format": FORMAT, **asdict(record)}, indent=1) + "\n")
+
+    def load(self) -> tuple[RunRecord, Pipeline]:
+        """Return a run and its pipeline. Raises ``PipelineRunError``, ``PipelineFileError``."""
+        if not self.exists:
+            known = known_runs(self.path.parent)
+            hint = nearest(self.id, known) or (f"; the newest is {known[0]}" if known else "")
+            raise PipelineRunError(f"there is no run {self.id!r} in {self.path.parent} to go on with{hint}")
+        try:
+            content = json.loads((self.path / _FILE).read_text(encoding="utf-8"))
+            text = (self.path / _TEXT).read_text(encoding="utf-8")
+            if content.pop("format") != FORMAT:
+                raise PipelineRunError(
+                    f"the run {self.id} was begun by another version of Ebbflow; go on with that one"
+                )
+            steps = {name: StepRecord(**one) for name, one in content.pop("steps").items()}
+            known_fields = {one.name for one in fields(RunRecord)}
+            record = RunRecord(**{k: v for k, v in content.items() if k in known_fields}, steps=steps)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise PipelineRunError(
+                f"{self.path / _FILE} is damaged ({error}); start the pipeline anew"
+            ) from error
+        pipeline = parse_pipeline(text, str(self.path / _TEXT), record.base, record.parameters)
+        return record, pipeline
+
+    def _write(self, name: str, text: str) -> None:
+        try:
+            write_atomic(None, "file", str(self.path / name), text.encode())
+        except OSError as error:
+            raise StorageError(f"cannot write {self.path / name}: {error.strerror or error}") from error
+
+
+def known_runs(parent: Path) -> list[str]:
+    """Return the ids of the runs in a folder, the newest first."""
+    try:
+        found = [(one.stat().st_mtime, one.parent.name) for one in parent.glob(f"*/{_FILE}")]
+    except OSError:
+        return []
+    return [name for _, name in sorted(found, reverse=True)]

@@ -1,0 +1,272 @@
+"""One run of a pipeline, from its file to its outcome."""
+
+import json
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from ebbflow.infra.clock import Clock, SystemClock
+from ebbflow.infra.errors import PipelineRunError
+from ebbflow.infra.packages import require
+from ebbflow.planners.errors import EbbflowError, OptionError
+from ebbflow.tasks.cluster_page import cluster_html
+from ebbflow.tasks.loop import LoopListener
+from ebbflow.tasks.pipeline.carry import Carrier
+from ebbflow.tasks.pipeline.coordinator import (
+    Background,
+    Carry,
+    Coordinator,
+    PipelineListener,
+    Silent,
+    Threads,
+)
+from ebbflow.tasks.pipeline.outcome import PipelineOutcome, StepOutcome, overall
+from ebbflow.tasks.pipeline.read import read_pipeline
+from ebbflow.tasks.pipeline.record import RunFolder, RunRecord, app_id, default_folder, new_run_id
+from ebbflow.tasks.pipeline.requests import engine_of
+from ebbflow.tasks.pipeline.site import Site, opened_site
+from ebbflow.tasks.pipeline.spec import Pipeline
+from ebbflow.tasks.pipeline.view import ClusterView
+from ebbflow.tasks.report import write_text
+
+FORMAT = 1  # of the outcome's JSON; grows when a key changes its meaning
+PAGE, CLUSTER, OUTCOME = "report.html", "cluster.json", "outcome.json"  # in the run's folder
+_SETTLE = 15.0  # s for threads of steps that have ended, and for their leases
+_LOOK = 0.2  # s
+
+Steps = Callable[[], tuple[StepOutcome, ...]]
+
+
+class Watcher(PipelineListener, Protocol):
+    """A listener that also looks at the cluster."""
+
+    def watch(self, view: ClusterView, steps: Steps) -> None:
+        """Look there from now on."""
+        ...
+
+
+@dataclass(frozen=True)
+class PipelineRequest:
+    """One run: of a file, or one to go on with."""
+
+    file: str = ""
+    resume: str = ""  # id of a run
+    id: str = ""  # of a new run; empty: made of the pipeline's name and the time
+    parameters: Mapping[str, str] = field(default_factory=dict)
+    folder: str = ""  # of all runs; empty: pipelines/ in Ebbflow's own
+    report: str | None = None  # write the page here, beside the run's folder
+    json: str | None = None  # write the outcome here
+    flow_run: str = ""  # of the orchestrator, where there is one
+
+    def __post_init__(self) -> None:
+        if bool(self.file) == bool(self.resume):
+            raise OptionError("name a pipeline's file, or a run to go on with (--resume ID), not both")
+        if self.resume and (self.id or self.parameters):
+            raise OptionError(
+                "--resume goes on with the id and the parameters that are recorded; leave them out"
+            )
+
+    def name(self) -> str:
+        """Return what people call the run."""
+        return self.resume or self.id or Path(self.file).stem
+
+
+class Quiet(Silent):
+    """A watcher that neither looks nor speaks."""
+
+    def watch(self, view: ClusterView, steps: Steps) -> None: ...
+
+
+def check_pipeline(request: PipelineRequest) -> Pipeline:
+    """Return the pipeline of ``request``, checked; nothing is started. Raises ``EbbflowError``."""
+    if request.file:
+        return read_pipeline(request.file, request.parameters)
+    return RunFolder(request.folder or default_folder(), request.resume).load()[1]
+
+
+def run_steps(
+    request: PipelineRequest,
+    listener: Watcher | None = None,
+    *,
+    background: Background | None = None,
+    loop_listener: LoopListener | None = None,
+    clock: Clock | None = None,
+    stop: threading.Event | None = None,
+    carrier: "MakeCarry | None" = None,
+) -> PipelineOutcome:
+    """Run a pipeline to its end and return what became of it.
+
+    An interrupt (Ctrl-C) lets all steps save and leave; a second one ends them at once. Whatever ends the process,
+    ``PipelineRequest(resume=ID)`` goes on: finished steps are not repeated, queries take their finished stages,
+    trainings their checkpoints.
+
+    Args:
+        request: what to run.
+        listener: hears and shows what happens.
+        background: where steps run; threads by default.
+        loop_listener: of the capacity loop, where this process runs it.
+        clock: the time.
+        stop: set by others to let all steps save and leave; the run can be gone on with.
+        carrier: carries steps out; for tests.
+
+    Raises:
+        EbbflowError: the pipeline cannot begin; how its steps ended, the outcome says.
+    """
+    clock = clock or SystemClock()
+    listener = listener or Quiet()
+    parent = Path(request.folder) if request.folder else default_folder()
+    if request.resume:
+        folder = RunFolder(parent, request.resume)
+        record, pipeline = folder.load()
+    else:
+        pipeline = read_pipeline(request.file, request.parameters)
+        folder = RunFolder(parent, request.id or new_run_id(pipeline.name))
+        record = None
+    _check_packages(pipeline)
+    with folder.held(clock):
+        if record is not None:
+            record = folder.load()[0]  # whoever held it may have written more
+        record = record or folder.begin(pipeline, request.parameters, clock.now())
+        listener.note(f"run {folder.id} in {folder.path}")
+        run = _Run(request, pipeline, record, folder, listener, clock, stop or threading.Event())
+        return run.run(background or Threads(), loop_listener, carrier or _carrier(request, listener, clock))
+
+
+MakeCarry = Callable[[Site, Pipeline, RunFolder], Carry]
+
+
+def _carrier(request: PipelineRequest, listener: Watcher, clock: Clock) -> MakeCarry:
+    def make(site: Site, pipeline: Pipeline, folder: RunFolder) -> Carry:
+        return Carrier(site, pipeline, folder, clock, request.flow_run, listener.note)
+
+    return make
+
+
+class _Run:
+    """What is left of a run, on a site of its own."""
+
+    def __init__(
+        self,
+        request: PipelineRequest,
+        pipeline: Pipeline,
+        record: RunRecord,
+        folder: RunFolder,
+        listener: Watcher,
+        clock: Clock,
+        stop: threading.Event,
+    ) -> None:
+        self._request, self._pipeline, self._record = request, pipeline, record
+        self._folder, self._listener, self._clock, self._stop = folder, listener, clock, stop
+
+    def run(
+        self, background: Background, loop_listener: LoopListener | None, make: MakeCarry
+    ) -> PipelineOutcome:
+        pipeline, folder, clock = self._pipeline, self._folder, self._clock
+        began = clock.now()
+        apps = {name: app_id(folder.id, name) for name in pipeline.steps}
+        with opened_site(
+            pipeline,
+            folder.id,
+            folder.path,
+            lambda step: apps[step],
+            self._listener.note,
+            clock,
+            loop_listener,
+        ) as site:
+            view = ClusterView(site.ledger, clock, site.cluster, folder.id, site.listed)
+            coordinator = Coordinator(
+                pipeline,
+                self._record,
+                folder,
+                make(site, pipeline, folder),
+                background=background,
+                listener=_Minding(self._listener, site),
+                clock=clock,
+                asked=self._stop,
+            )
+            self._listener.watch(view, coordinator.outcomes)
+            try:
+                coordinator.run()
+                background.settle(_SETTLE)
+            except BaseException:
+                with suppress(EbbflowError):
+                    self._conclude(coordinator, view, site, clock.now() - began)
+                raise
+            _settle(view, set(apps.values()), clock)
+            return self._conclude(coordinator, view, site, clock.now() - began)
+
+    def _conclude(
+        self, coordinator: Coordinator, view: ClusterView, site: Site, seconds: float
+    ) -> PipelineOutcome:
+        """Write down how the run stands, and return it."""
+        found = view.look(now=True)
+        steps = coordinator.outcomes()
+        state, reason = overall(steps)
+        pipeline, folder = self._pipeline, self._folder
+        outcome = PipelineOutcome(
+            folder.id,
+            pipeline.name,
+            pipeline.title or pipeline.name,
+            str(folder.path),
+            state,
+            reason,
+            self._record.began,
+            seconds,
+            steps,
+            str(site.ledger.address),
+            site.cluster,
+            str(Path(self._request.report or folder.path / PAGE).absolute()),
+        )
+        text = json.dumps({"format": FORMAT, **asdict(outcome)}, indent=1, allow_nan=False) + "\n"
+        for place in filter(None, (str(folder.path / OUTCOME), self._request.json)):
+            write_text(place, text)
+        if found is not None:
+            write_text(folder.path / CLUSTER, found.to_json())
+            page = cluster_html(found)
+            for place in filter(None, (str(folder.path / PAGE), self._request.report)):
+                write_text(place, page)
+        return outcome
+
+
+class _Minding(Silent):
+    """Passes everything on, and ends the run when the loop of this process is over: apps would wait for ever."""
+
+    def __init__(self, listener: Watcher, site: Site) -> None:
+        self._listener, self._site = listener, site
+
+    def began(self, outcome: StepOutcome) -> None:
+        self._listener.began(outcome)
+
+    def ended(self, outcome: StepOutcome) -> None:
+        self._listener.ended(outcome)
+
+    def note(self, text: str) -> None:
+        self._listener.note(text)
+
+    def tick(self) -> None:
+        self._listener.tick()
+        if self._site.ended.is_set() and self._site.problem:
+            raise PipelineRunError(self._site.problem)
+
+
+def _settle(view: ClusterView, apps: set[str], clock: Clock) -> None:
+    """Wait, bounded, until the loop has ended the leases of the apps, so that the report says so."""
+    end = clock.now() + _SETTLE
+    while clock.now() < end:
+        view.look(now=True)
+        if not any(lease.app in apps for lease in view.history.state.leases.values()):
+            return
+        clock.sleep(_LOOK)
+
+
+def _check_packages(pipeline: Pipeline) -> None:
+    """Raise ``OptionError`` where a package is missing that a step will need, before anything is started."""
+    if pipeline.of("training") or pipeline.of("search"):
+        require("torch", "a training", "train")
+    if pipeline.of("search"):
+        require("optuna", "a search", "tune")
+    if any(engine_of(step, pipeline) == "spark" for step in pipeline.of("query")):
+        require("pyspark", "a query on Spark", "spark")

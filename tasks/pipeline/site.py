@@ -1,0 +1,238 @@
+"""Where a pipeline runs: the ledger it speaks through, its nodes, and the loop that leads where none does yet."""
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ebbflow.infra.clock import Clock
+from ebbflow.infra.errors import PipelineRunError
+from ebbflow.infra.ledger import Ledger
+from ebbflow.infra.local_fleet import LocalFleet
+from ebbflow.infra.protocols import Trainer
+from ebbflow.planners.errors import EbbflowError, OptionError
+from ebbflow.planners.recovery import hazard
+from ebbflow.tasks.loop import CapacityLoop, LoopListener
+from ebbflow.tasks.loop.pace import LoopPace
+from ebbflow.tasks.pipeline.aws import MakePools, opened_pools
+from ebbflow.tasks.pipeline.deciding import settings_of
+from ebbflow.tasks.pipeline.faulting import Faults
+from ebbflow.tasks.pipeline.references import Reference, fill_in
+from ebbflow.tasks.pipeline.spec import AwsSpec, ExistingSpec, LocalSpec, Pipeline
+
+LEDGER = "ledger.db"  # in the run's folder, of a cluster that comes and goes with the run
+_END = 30.0  # s for the loop to end
+_PRIOR_HOURS = 1.0  # how much evidence a stated hazard counts for
+PACE = LoopPace(source=0.3, fleet=1.0, lead=6.0)  # one process, one file: quicker than across machines
+
+log = logging.getLogger(__name__)
+
+Say = Callable[[str], None]
+
+
+@dataclass
+class Site:
+    """A cluster that is up, with a loop that leads it."""
+
+    ledger: Ledger
+    cluster: str
+    fleet: LocalFleet | None = None  # nodes of this machine
+    pools: MakePools | None = None  # of nodes for trainings; None: there are none
+    make: Callable[..., Trainer] | None = None  # the launcher on them; None: the usual one
+    listed: Mapping[str, float] = field(default_factory=dict)  # on-demand prices by instance type, $/h
+    grace: float = 60.0  # s that the loop waits beyond a lease's end
+    joined: bool = False  # its loop runs elsewhere
+    ended: threading.Event = field(default_factory=threading.Event)  # the loop of this process is over
+    problem: str = ""  # why
+
+    @property
+    def master(self) -> str:
+        """Return the address of the Spark master; empty: there is none."""
+        return self.fleet.spark_master if self.fleet is not None else ""
+
+
+@contextmanager
+def opened_site(
+    pipeline: Pipeline,
+    run: str,
+    folder: Path,
+    apps: Callable[[str], str],
+    say: Say,
+    clock: Clock,
+    listener: LoopListener | None = None,
+) -> Iterator[Site]:
+    """Bring up, or join, the cluster of a pipeline; take down at the end what was brought up.
+
+    Args:
+        run: the run's id.
+        folder: the run's.
+        apps: returns the id that a step has in the ledger.
+        say: hears what happens, from other threads too.
+        listener: of the loop, where this process runs it.
+
+    Raises ``EbbflowError``.
+    """
+    cluster = pipeline.cluster
+    if isinstance(cluster, LocalSpec):
+        with _local(cluster, pipeline, run, folder, apps, say, clock, listener) as site:
+            yield site
+    elif isinstance(cluster, ExistingSpec):
+        with _ledger(cluster.ledger, cluster.name, clock) as ledger:
+            _check_led(ledger, clock)
+            fleet = LocalFleet.attach(cluster.fleet, clock=clock) if cluster.fleet else None
+            yield Site(ledger, cluster.name, fleet, _local_pools(fleet), joined=True)
+    else:
+        with _aws(cluster, pipeline, say, clock, listener) as site:
+            yield site
+
+
+@contextmanager
+def _local(
+    cluster: LocalSpec,
+    pipeline: Pipeline,
+    run: str,
+    folder: Path,
+    apps: Callable[[str], str],
+    say: Say,
+    clock: Clock,
+    listener: LoopListener | None,
+) -> Iterator[Site]:
+    settings = settings_of(pipeline)
+    learn = hazard if cluster.hazard is None else _stated(cluster.hazard)
+    with ExitStack() as stack:
+        ledger = stack.enter_context(Ledger.open(str(folder / LEDGER), cluster=run, clock=clock))
+        words = ", ".join(f"{pool.start} {pool.name}" for pool in cluster.pools)
+        say(f"starting nodes of this machine: {words}")
+        fleet = stack.enter_context(LocalFleet.start(cluster.pools, run, hazard=learn, clock=clock))
+        listed = {pool.instance_type: pool.price_in("on-demand") for pool in cluster.pools}
+        site = Site(ledger, run, fleet, _local_pools(fleet), listed=listed, grace=settings.grace_s)
+        loop = CapacityLoop(
+            ledger,
+            fleet,
+            fleet,
+            settings,
+            evictor=fleet,
+            clock=clock,
+            listener=listener,
+            pace=PACE,
+            # a run is held by one process: whoever led before under its name is gone
+            holder=f"pipeline {run}",
+        )
+        stack.enter_context(_running(loop, site, say))
+        faults = Faults(cluster.faults, fleet, ledger, apps, say, clock)
+        faults.begin()
+        stack.callback(faults.end)
+        yield site
+
+
+@contextmanager
+def _aws(
+    cluster: AwsSpec, pipeline: Pipeline, say: Say, clock: Clock, listener: LoopListener | None
+) -> Iterator[Site]:
+    from ebbflow.tasks.loop.opening import opened_nodes
+    from ebbflow.tasks.loop.request import CapacityRequest
+
+    settings = settings_of(pipeline)
+    with ExitStack() as stack:
+        ledger = stack.enter_context(_ledger(cluster.ledger, cluster.name, clock))
+        pools, make = stack.enter_context(opened_pools(cluster, clock))
+        site = Site(
+            ledger,
+            cluster.name,
+            pools=pools,
+            make=make,
+            grace=settings.grace_s,
+            joined=not cluster.loop,
+        )
+        if cluster.loop and not _led(ledger, clock):
+            request = CapacityRequest(cluster=cluster.name, source=f"aws:{cluster.config}")
+            nodes = stack.enter_context(opened_nodes(request, ledger, clock))
+            loop = CapacityLoop(
+                ledger,
+                nodes.fleet,
+                nodes.source,
+                settings,
+                evictor=nodes.evictor,
+                clock=clock,
+                listener=listener,
+                rented=nodes.rented,
+                answered=nodes.answered,
+            )
+            stack.enter_context(_running(loop, site, say))
+        else:
+            _check_led(ledger, clock)
+        yield site
+
+
+def _local_pools(fleet: LocalFleet | None) -> MakePools | None:
+    if fleet is None:
+        return None
+    return lambda app, grace, environment: lambda: fleet.nodes_for(app, grace=grace, environment=environment)
+
+
+@contextmanager
+def _running(loop: CapacityLoop, site: Site, say: Say) -> Iterator[None]:
+    """Run the loop in a thread of its own."""
+    stop = threading.Event()
+
+    def work() -> None:
+        try:
+            end = loop.run(stop)
+            site.problem = "" if stop.is_set() else f"the capacity loop has ended: {end.reason}"
+        except EbbflowError as error:
+            site.problem = f"the capacity loop has ended: {error}"
+        except Exception as error:
+            log.exception("the capacity loop failed")
+            site.problem = f"the capacity loop has failed: {type(error).__name__}: {error}"
+        finally:
+            site.ended.set()
+        if site.problem:
+            say(site.problem)
+
+    thread = threading.Thread(target=work, name="ebbflow-capacity-loop", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join(_END)
+
+
+@contextmanager
+def _ledger(written: str, cluster: str, clock: Clock) -> Iterator[Ledger]:
+    """Open the ledger at an address that may refer to the environment."""
+    with Ledger.open(fill_in(written, from_environment), cluster=cluster, clock=clock) as ledger:
+        yield ledger
+
+
+def from_environment(reference: Reference) -> str:
+    """Return the variable that ``${env:NAME}`` names. Raises ``OptionError`` where it is not set."""
+    if reference.of != "env":
+        raise OptionError(f"only ${{env:NAME}} may stand here; got {reference}")
+    if reference.name not in os.environ:
+        raise OptionError(
+            f"{reference} is asked for, but the environment has no {reference.name}; set it first"
+        )
+    return os.environ[reference.name]
+
+
+def _led(ledger: Ledger, clock: Clock) -> bool:
+    lead = ledger.leader()
+    return lead is not None and lead.alive(clock.now())
+
+
+def _check_led(ledger: Ledger, clock: Clock) -> None:
+    """Raise ``PipelineRunError`` unless a loop leads the cluster: apps would wait for ever."""
+    if not _led(ledger, clock):
+        raise PipelineRunError(
+            f"no capacity loop leads the cluster {ledger.cluster!r} of {ledger.address}; start one: ebbflow "
+            "capacity run"
+        )
+
+
+def _stated(rate: float) -> Callable[[int, float], float]:
+    """Return an estimate that begins with a stated rate and learns from what happens."""
+    return lambda losses, seconds: hazard(losses, seconds, rate * _PRIOR_HOURS, _PRIOR_HOURS)

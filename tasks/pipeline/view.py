@@ -1,0 +1,65 @@
+"""What goes on in a pipeline's cluster right now: the report of its ledger, read on as it grows."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ebbflow.infra.clock import Clock
+from ebbflow.infra.errors import LedgerError
+from ebbflow.infra.ledger import Ledger
+from ebbflow.planners.errors import OptionError
+from ebbflow.tasks.cluster_history import History
+from ebbflow.tasks.cluster_report import cluster_report
+from ebbflow.tasks.cluster_values import ClusterReport
+
+_PAGE = 1000  # events a read
+EVERY = 1.0  # s between two looks
+
+
+@dataclass
+class ClusterView:
+    """Reads a ledger on from where it was, at most once a second. For one thread."""
+
+    ledger: Ledger
+    clock: Clock
+    cluster: str
+    pipeline: str  # the run whose apps are looked at
+    listed: Mapping[str, float] = field(default_factory=dict)  # on-demand prices by instance type, $/h
+    problem: str = ""  # why the last look failed
+    _history: History = field(default_factory=History)
+    _at: float = float("-inf")
+    _last: ClusterReport | None = None
+
+    def look(self, *, now: bool = False) -> ClusterReport | None:
+        """Return the newest report; the one before while the ledger does not answer; ``None`` before the first.
+
+        ``now``: look even if the last look was a moment ago.
+        """
+        at = self.clock.now()
+        if not now and at - self._at < EVERY:
+            return self._last
+        self._at = at
+        try:
+            while found := self.ledger.events(self._history.state.number, _PAGE):
+                for event in found:
+                    self._history.add(event)
+                if len(found) < _PAGE:
+                    break
+            reports = self.ledger.reports()
+            self._history.note(reports)
+            self._last = cluster_report(
+                self._history,
+                reports,
+                cluster=self.cluster,
+                now=at,
+                pipeline=self.pipeline,
+                listed=self.listed,
+            )
+            self.problem = ""
+        except (LedgerError, OptionError) as error:
+            self.problem = str(error)
+        return self._last
+
+    @property
+    def history(self) -> History:
+        """Return all that is known so far; its ``state`` is the cluster's."""
+        return self._history

@@ -1,0 +1,575 @@
+"""The capacity loop under load: 500 nodes of which 50 change a second, 200 apps that report each second.
+
+Run from the repository root: ``python -m tests.benchmarks.capacity_load --out DIR``. The loop, the policy and the
+ledger are the real ones, in real time; nodes and apps are simulated: a source in the loop's process, all apps in one
+other process, which reads and writes the same ledger. Nodes come (20 a second), die (10), get a notice (10) and leave
+by it (10); apps ask for 1 to 32 GPUs, report each second, let go of leases that are called back after a random while,
+finish, or die without a word; another enters for each that is gone. Beside it an hour on a virtual clock with the
+same sizes tells whether memory grows. ``--ledger postgresql://...`` takes another database than SQLite. Writes
+``capacity_load.json`` and ``capacity_load.svg``; ends with 1 if something does not hold.
+"""
+
+import argparse
+import gc
+import json
+import multiprocessing
+import os
+import platform
+import random
+import resource
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from multiprocessing.synchronize import Event as StopEvent
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from ebbflow.infra.clock import Clock, SystemClock
+from ebbflow.infra.errors import LedgerUnavailableError
+from ebbflow.infra.ledger import Ledger
+from ebbflow.infra.ledger.audit import audit
+from ebbflow.infra.sim.virtual_clock import VirtualClock
+from ebbflow.planners.loop import Settings
+from ebbflow.planners.loop.policies import live_policy
+from ebbflow.planners.model.capacity import Capacity, Node, Notice
+from ebbflow.planners.model.ledger import (
+    AppEntered,
+    AppMoved,
+    AppReport,
+    AppSpec,
+    CapacityChanged,
+    Ended,
+    Event,
+    Granted,
+    Recalled,
+    State,
+)
+from ebbflow.planners.training.batch_size import BatchLimits, Split
+from ebbflow.planners.training.goodput import GradientStatistics
+from ebbflow.planners.training.job_report import JobReport
+from ebbflow.planners.training.throughput import ThroughputParameters
+from ebbflow.tasks.charts import lines_svg
+from ebbflow.tasks.loop import CapacityLoop, LoopPace
+from ebbflow.tasks.loop.figures import percentile
+from ebbflow.tasks.report import write_text
+
+GPUS = (1, 2, 4, 8)  # of a node
+ASKED = (1, 1, 2, 2, 4, 4, 8, 16, 32)  # GPUs of an app
+LEAD = 10.0  # s from a notice to the end of its node
+AGAIN = 5.0  # s before the same node changes once more, so that no change hides another
+GOAL = 2.0  # s, p99 of change -> leases
+SILENT = 15.0
+WARM = 20.0  # s before changes are counted: the cluster fills
+
+
+def settings(policy: str) -> Settings:
+    return Settings(policy=live_policy(policy), silent_s=SILENT, leave_s=2.0, grace_s=5.0, scaling=None)
+
+
+# --- nodes --------------------------------------------------------------------------------------------------------
+
+
+class Churn:
+    """A source whose epoch is the number of changes so far. ``change`` makes one and says when it was made."""
+
+    def __init__(self, count: int, seed: int, clock: Clock) -> None:
+        self._random, self._clock = random.Random(seed), clock
+        self._lock = threading.Lock()
+        self._count, self._made = count, 0
+        self._there: dict[str, Node] = {}
+        self._notices: dict[str, Notice] = {}
+        self._touched: dict[str, float] = {}
+        self._epoch = 0
+        self.times: list[float] = []  # of each change; its number is its epoch
+        for _ in range(count):
+            self._join()
+        self._epoch = 0
+
+    def _join(self) -> str:
+        self._made += 1
+        name = f"n{self._made:06d}"
+        gpus = self._random.choice(GPUS)
+        self._there[name] = Node(
+            name, 4 * gpus, 16.0 * gpus, gpus=gpus, price=0.4 * gpus, zone="abc"[gpus % 3]
+        )
+        return name
+
+    def capacity(self) -> Capacity:
+        with self._lock:
+            there = tuple(self._there[name] for name in sorted(self._there))
+            notices = tuple(self._notices[name] for name in sorted(self._notices))
+            return Capacity(self._epoch, there, notices, self._clock.now(), 1.0)
+
+    def change(self) -> None:
+        with self._lock:
+            now = self._clock.now()
+            name = self._left(now) or self._new(now)
+            self._touched[name] = now
+            self._epoch += 1
+            self.times.append(now)
+            if len(self._touched) > 4 * self._count:
+                self._touched = {n: at for n, at in self._touched.items() if now - at < AGAIN}
+
+    def _left(self, now: float) -> str:
+        """Take away a node whose notice has run out."""
+        name = next((n for n, notice in self._notices.items() if notice.deadline <= now), "")
+        if name:
+            del self._notices[name], self._there[name]
+        return name
+
+    def _new(self, now: float) -> str:
+        quiet = [n for n in self._there if n not in self._notices and now - self._touched.get(n, 0.0) > AGAIN]
+        short = len(self._there) < self._count
+        what = self._random.random()
+        if not quiet or (short and what < 0.8) or what < 0.3:
+            return self._join()
+        name = self._random.choice(quiet)
+        if what < 0.65:
+            self._notices[name] = Notice(name, now + LEAD)
+        else:
+            del self._there[name]
+        return name
+
+
+class SureEvictor:
+    """Ends everything, after a moment."""
+
+    def __init__(self, clock: Clock, seconds: float = 0.1) -> None:
+        self._clock, self._seconds = clock, seconds
+
+    def evict(self, app: str, node: str) -> bool:
+        self._clock.sleep(self._seconds)
+        return True
+
+
+# --- apps ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class LoadApp:
+    """One app: what it asked for, what it has done, when it lets go of what."""
+
+    id: str
+    gpus: int
+    work: float  # GPU-seconds
+    job: dict[str, Any]
+    dies: float  # Unix time, s
+    at: float = 0.0  # of its last step
+    done: float = 0.0
+    going: dict[int, float] = field(default_factory=dict)  # lease -> when it is let go of
+    over: bool = False
+
+
+class Apps:
+    """Keeps ``count`` apps going. One step reads the ledger once and lets every app report that is due."""
+
+    def __init__(self, ledger: Ledger, count: int, seed: int, every: float = 1.0) -> None:
+        self._ledger, self._count, self._every = ledger, count, every
+        self._random = random.Random(seed)
+        self._apps: dict[str, LoadApp] = {}
+        self._number = 0
+        self.reports = 0
+        self.finished = 0
+        self.died = 0
+
+    def step(self) -> None:
+        now = self._ledger.clock.now()
+        self._fill(now)
+        state = self._ledger.state()
+        mine: dict[str, list[int]] = {}
+        for number, lease in state.leases.items():
+            mine.setdefault(lease.app, []).append(number)
+        for app in list(self._apps.values()):
+            if now - app.at >= self._every or any(at <= now for at in app.going.values()):
+                self._report(app, state, sorted(mine.get(app.id, ())), now)
+
+    def _fill(self, now: float) -> None:
+        new = []
+        while len(self._apps) < self._count:
+            self._number += 1
+            gpus = self._random.choice(ASKED)
+            spread = now - self._every * self._random.random()
+            dies = now + self._random.expovariate(1 / 900.0)
+            work = gpus * self._random.uniform(30.0, 240.0)
+            app = LoadApp(f"app{self._number:06d}", gpus, work, job_of(gpus, self._random), dies, spread)
+            self._apps[app.id] = app
+            spec = AppSpec(
+                app.id,
+                "training",
+                team=f"t{self._number % 5}",
+                gpus=gpus,
+                min_gpus=gpus if self._number % 2 else 1,
+                max_gpus=gpus,
+            )
+            new.append(AppEntered(spec))
+        if new:
+            self._ledger.write(new)
+
+    def _report(self, app: LoadApp, state: State, mine: list[int], now: float) -> None:
+        if now >= app.dies:  # without a word
+            self.died += 1
+            del self._apps[app.id]
+            return
+        app.going = {number: at for number, at in app.going.items() if number in state.leases}
+        for number in mine:
+            lease = state.leases[number]
+            if number not in app.going and (lease.recalled is not None or lease.until <= now):
+                app.going[number] = now + min(3.0, self._random.expovariate(2.0))
+        holds = tuple(number for number in mine if app.going.get(number, now + 1) > now)
+        released = tuple(number for number in mine if number not in holds)
+        app.done += len(holds) * (now - app.at)
+        app.at = now
+        if app.done >= app.work:
+            self._ledger.report(app.id, AppReport(now, (), tuple(mine), "finished"))
+            self._ledger.write([AppMoved(app.id, "finished")])
+            self.finished += 1
+            del self._apps[app.id]
+            return
+        self.reports += 1
+        self._ledger.report(
+            app.id,
+            AppReport(
+                now,
+                holds,
+                released,
+                "running" if holds else "waiting",
+                progress=app.done / app.work,
+                step=int(app.done),
+                work_left=app.work - app.done,
+                work_total=app.work,
+                saved_at=now - 10.0,
+                job=app.job,
+            ),
+        )
+
+
+def job_of(gpus: int, rng: random.Random) -> dict[str, Any]:
+    """Return what an elastic training reports of its speed; nothing for a gang."""
+    if rng.random() < 0.5:
+        return {}
+    speed = ThroughputParameters(
+        rng.uniform(0.02, 0.1), rng.uniform(0.5e-3, 3e-3), rng.uniform(0.02, 0.2), 0.002, rng.uniform(0.005, 0.05),
+        0.001, rng.uniform(1.5, 4.0),
+    )  # fmt: skip
+    limits = BatchLimits(64, 4096, 8, 256)
+    statistics = GradientStatistics(1.0, rng.uniform(1.0, 50.0))
+    return JobReport(limits, statistics, speed, 1, 1, Split(64, 0), gpus).to_dict()
+
+
+def run_apps(url: str, count: int, seed: int, stop: StopEvent, told: Any) -> None:
+    """Be all apps, in a process of its own, until ``stop``."""
+    with Ledger.open(url) as ledger:
+        apps, refused, slowest = Apps(ledger, count, seed), 0, 0.0
+        while not stop.is_set():
+            began = time.monotonic()
+            try:
+                apps.step()
+            except LedgerUnavailableError:
+                refused += 1
+            took = time.monotonic() - began
+            slowest = max(slowest, took)
+            stop.wait(max(0.005, 0.05 - took))
+        told.put(
+            {
+                "reports": apps.reports,
+                "finished": apps.finished,
+                "died": apps.died,
+                "ledger_away": refused,
+                "slowest_round_s": round(slowest, 3),
+                "cpu_s": round(time.process_time(), 1),
+            }
+        )
+
+
+# --- in real time -------------------------------------------------------------------------------------------------
+
+
+def real_time(
+    url: str | None, apps: int, nodes: int, rate: float, seconds: float, seed: int, policy: str
+) -> dict[str, Any]:
+    """Run the loop against both, and return its figures."""
+    clock = SystemClock()
+    spawn = multiprocessing.get_context("spawn")
+    with tempfile.TemporaryDirectory() as folder:
+        address = url or f"{folder}/ledger.db"
+        with Ledger.open(address, cluster="local", clock=clock) as ledger:
+            churn = Churn(nodes, seed, clock)
+            answers: list[tuple[float, int]] = []  # (when, epoch of the source)
+
+            def point(name: str) -> None:
+                if name == "answered":
+                    answers.append((clock.now(), loop.figures.answered))
+
+            loop = CapacityLoop(
+                ledger,
+                None,
+                churn,
+                settings(policy),
+                evictor=SureEvictor(clock),
+                pace=LoopPace(source=0.2),
+                seed=seed,
+                point=point,
+            )
+            stop, stop_apps, told = threading.Event(), spawn.Event(), spawn.Queue()
+            child = spawn.Process(
+                target=run_apps, args=(address, apps, seed + 1, stop_apps, told), daemon=True
+            )
+            thread = threading.Thread(target=loop.run, args=(stop,), daemon=True)
+            child.start()
+            thread.start()
+            clock.sleep(WARM)
+            loop.figures.latencies.clear()
+            loop.figures.deciding.clear()
+            cpu, memory = time.process_time(), []
+            began = clock.now()
+            slept = 0
+            while clock.now() < began + seconds:
+                churn.change()
+                slept += 1
+                clock.sleep(began + slept / rate - clock.now())
+                if slept % max(1, int(10 * rate)) == 0:
+                    memory.append((round(clock.now() - began, 1), _rss()))
+            made = clock.now()
+            clock.sleep(5.0)
+            used = time.process_time() - cpu
+            stop_apps.set()
+            of_apps = told.get(timeout=60)
+            child.join(30)
+            stop.set()
+            thread.join(120)
+            events = all_events(ledger)
+            found = figures(churn.times, answers, began, made)
+            return {
+                "changes": len(churn.times),
+                "changes_s": round(len(churn.times) / (made - began), 1),
+                "apps": of_apps | {"entered": sum(isinstance(e.change, AppEntered) for e in events)},
+                "loop": dict(loop.figures.to_dict()),
+                "loop_cpu": round(used / (made - began + 5.0), 3),
+                "memory_mib": memory,
+                "events": len(events),
+                "granted": sum(len(e.change.leases) for e in events if isinstance(e.change, Granted)),
+                "ended": sum(len(e.change.leases) for e in events if isinstance(e.change, Ended)),
+                **found,
+                **by_kind(events, began),
+                "violations": audit(events)[:20] + ledger.verify()[:20],
+                "ledger": str(ledger.address).split(":", maxsplit=1)[0],
+            }
+
+
+def figures(
+    times: Sequence[float], answers: Sequence[tuple[float, int]], began: float, made: float
+) -> dict[str, Any]:
+    """Return how long changes waited for their decision, and how many waited, second by second."""
+    latency, answered_at, at = [], [], 0
+    for number, time_ in enumerate(times, 1):
+        while at < len(answers) and answers[at][1] < number:
+            at += 1
+        if at == len(answers):
+            answered_at.append(float("inf"))
+            continue
+        answered_at.append(answers[at][0])
+        latency.append(answers[at][0] - time_)
+    backlog = []
+    for second in range(int(made - began) + 1):
+        now = began + second
+        waiting = sum(t <= now < a for t, a in zip(times, answered_at, strict=True))
+        backlog.append((float(second), float(waiting)))
+    third = len(backlog) // 3
+    first = sum(b for _, b in backlog[:third]) / max(1, third)
+    last = sum(b for _, b in backlog[-third:]) / max(1, third)
+    return {
+        "latency_s": {
+            name: round(percentile(latency, share) or 0.0, 3)
+            for name, share in (("p50", 0.5), ("p95", 0.95), ("p99", 0.99), ("worst", 1.0))
+        },
+        "unanswered": sum(value == float("inf") for value in answered_at),
+        "backlog": backlog,
+        "backlog_mean": {"first_third": round(first, 1), "last_third": round(last, 1)},
+    }
+
+
+def by_kind(events: Sequence[Event], began: float) -> dict[str, Any]:
+    """Return seconds from an arrival to the first lease, from a written notice to the recall, from a loss to the end.
+
+    The latter two are between events of the ledger; most are in one transaction.
+    """
+    entered: dict[str, float] = {}
+    arrival, notice, death = [], [], []
+    held: dict[int, str] = {}
+    told: dict[str, float] = {}
+    gone: dict[str, float] = {}
+    for event in events:
+        change = event.change
+        match change:
+            case AppEntered():
+                entered.setdefault(change.spec.id, event.at)
+            case CapacityChanged():
+                fresh = {one.node_id for one in change.notices} - set(told)
+                told |= dict.fromkeys(fresh, event.at)
+                gone |= dict.fromkeys(change.left, event.at)
+            case Granted():
+                for lease in change.leases:
+                    held[lease.number] = lease.node
+                    if (at := entered.pop(lease.app, None)) is not None and at >= began:
+                        arrival.append(event.at - at)
+            case Recalled():
+                notice += [
+                    event.at - told[held[n]]
+                    for n in change.leases
+                    if held.get(n) in told and event.at >= began
+                ]
+            case Ended():
+                death += [
+                    event.at - gone[held[n]] for n in change.leases if held[n] in gone and event.at >= began
+                ]
+                for number in change.leases:
+                    held.pop(number)
+            case _:
+                pass
+    return {
+        name: {"count": len(values), "p50": percentile(values, 0.5), "p99": percentile(values, 0.99)}
+        for name, values in (("arrival_s", arrival), ("notice_s", notice), ("death_s", death))
+    }
+
+
+# --- on a virtual clock -------------------------------------------------------------------------------------------
+
+
+def virtual_hour(
+    apps: int, nodes: int, rate: float, minutes: float, seed: int, policy: str
+) -> dict[str, Any]:
+    """Run the loop without threads on a virtual clock; return the memory of the process as time goes by."""
+    clock = VirtualClock(1_700_000_000.0)
+    with tempfile.TemporaryDirectory() as folder, Ledger.open(f"{folder}/ledger.db", clock=clock) as ledger:
+        churn = Churn(nodes, seed, clock)
+        crowd = Apps(ledger, apps, seed + 1, every=5.0)
+        loop = CapacityLoop(
+            ledger, None, churn, settings(policy), evictor=SureEvictor(clock, 0.0), clock=clock, seed=seed
+        )
+        loop.begin()
+        began, wall = clock.now(), time.monotonic()
+        memory: list[tuple[float, float]] = []
+        due = began
+        while clock.now() < began + 60 * minutes:
+            while due <= clock.now():
+                churn.change()
+                due += 1 / rate
+            crowd.step()
+            loop.once()
+            clock.sleep(1.0)
+            if clock.now() - began >= 60 * len(memory):
+                gc.collect()
+                memory.append((round((clock.now() - began) / 60, 1), _rss()))
+        loop.end()
+        half = [value for at, value in memory if at >= minutes / 4]
+        quarter = max(1, len(half) // 3)
+        return {
+            "minutes": minutes,
+            "changes_s": rate,
+            "wall_s": round(time.monotonic() - wall, 1),
+            "cycles": loop.figures.cycles,
+            "memory_mib": memory,
+            "first_mib": round(sum(half[:quarter]) / quarter, 1),
+            "last_mib": round(sum(half[-quarter:]) / quarter, 1),
+            "violations": audit(all_events(ledger))[:20],
+        }
+
+
+def all_events(ledger: Ledger) -> list[Event]:
+    found: list[Event] = []
+    while some := ledger.events(found[-1].number if found else 0, 5000):
+        found += some
+    return found
+
+
+def _rss() -> float:
+    return round(psutil.Process().memory_info().rss / 2**20, 1)
+
+
+# --- all of it ----------------------------------------------------------------------------------------------------
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--apps", type=int, default=200)
+    parser.add_argument("--nodes", type=int, default=500)
+    parser.add_argument("--rate", type=float, default=50.0, help="changes a second")
+    parser.add_argument("--seconds", type=float, default=300.0)
+    parser.add_argument("--minutes", type=float, default=60.0, help="of virtual time; 0: none")
+    parser.add_argument("--virtual-rate", type=float, default=0.5, help="changes a second of virtual time")
+    parser.add_argument("--policy", default="rho-bounded")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--ledger", help="of a database other than a SQLite file of its own")
+    given = parser.parse_args(arguments)
+    given.out.mkdir(parents=True, exist_ok=True)
+    load = os.getloadavg()[0]
+    found: dict[str, Any] = {
+        "apps": given.apps,
+        "nodes": given.nodes,
+        "rate": given.rate,
+        "seconds": given.seconds,
+        "policy": given.policy,
+        "goal_s": GOAL,
+        "machine": f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}",
+        "load": round(load, 1),
+    }
+    if given.seconds:
+        found["real"] = real_time(
+            given.ledger, given.apps, given.nodes, given.rate, given.seconds, given.seed, given.policy
+        )
+        found["peak_mib"] = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1)
+    if given.minutes:
+        found["virtual"] = virtual_hour(
+            given.apps, given.nodes, given.virtual_rate, given.minutes, given.seed, given.policy
+        )
+    found["holds"] = verdicts(found)
+    write_text(given.out / "capacity_load.json", json.dumps(found, indent=1) + "\n")
+    if given.seconds:
+        write_text(given.out / "capacity_load.svg", drawn(found))
+    for name, value in found.items():
+        print(name, _short(value), flush=True)
+    return 0 if all(found["holds"].values()) else 1
+
+
+def verdicts(found: dict[str, Any]) -> dict[str, bool]:
+    """Return what must hold, and whether it does."""
+    held = {}
+    if real := found.get("real"):
+        backlog = real["backlog_mean"]
+        held |= {
+            "p99 of change to leases under 2 s": real["latency_s"]["p99"] < GOAL,
+            "no change unanswered": real["unanswered"] == 0,
+            "the backlog does not grow": backlog["last_third"]
+            <= 1.5 * backlog["first_third"] + found["rate"],
+            "no GPU booked twice, the ledger replays": not real["violations"],
+        }
+    if virtual := found.get("virtual"):
+        held["memory is flat over the virtual time"] = virtual["last_mib"] <= 1.05 * virtual["first_mib"] + 5
+        held["no GPU booked twice in it"] = not virtual["violations"]
+    return held
+
+
+def drawn(found: dict[str, Any]) -> str:
+    real = found["real"]
+    return lines_svg(
+        f"Changes that wait for their decision, {found['rate']:g} new ones a second",
+        {"waiting": real["backlog"]},
+        label="seconds",
+        unit="changes",
+    )
+
+
+def _short(value: object) -> str:
+    if isinstance(value, dict):
+        return json.dumps({k: v for k, v in value.items() if not isinstance(v, list) or len(v) < 5})
+    return str(value)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

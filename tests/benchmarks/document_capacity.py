@@ -1,0 +1,70 @@
+"""The section of ``docs/benchmarks.md`` on the capacity loop under load."""
+
+from typing import Any
+
+
+def section(found: dict[str, Any]) -> str:
+    """Return the section."""
+    parts = [_head(found)]
+    if real := found.get("real"):
+        parts.append(_real(found, real))
+    if virtual := found.get("virtual"):
+        parts.append(_virtual(virtual))
+    verdicts = "\n".join(
+        f"| {name} | {'yes' if held else '**no**'} |" for name, held in found["holds"].items()
+    )
+    parts.append(f"| must hold | holds |\n|---|---|\n{verdicts}\n")
+    if found.get("real"):
+        parts.append("![changes that wait](benchmarks/capacity_load.svg)\n")
+    return "\n".join(parts)
+
+
+def _head(found: dict[str, Any]) -> str:
+    return f"""## The capacity loop under load
+
+`python -m tests.benchmarks.capacity_load --out docs/benchmarks`
+
+The real loop, the policy {found["policy"]} and a real ledger against simulated nodes and apps: {found["nodes"]} nodes
+of 1 to 8 GPUs that come, die, get a notice of 10 s and leave by it, {found["apps"]} apps of 1 to 32 GPUs that report
+each second, let go of leases some while after they are called back, finish, or die without a word. All apps are in
+one process beside the loop's, which reads the ledger once for all of them. {found["machine"]}; load average
+{found["load"]:g} before it began.
+"""
+
+
+def _real(found: dict[str, Any], real: dict[str, Any]) -> str:
+    latency, loop, backlog = real["latency_s"], real["loop"], real["backlog_mean"]
+    rows = [
+        ("a change of the nodes", "the decision on it is written", latency["p50"], latency["p99"]),
+        *(
+            (what, then, real[name]["p50"], real[name]["p99"])
+            for name, what, then in (
+                ("arrival_s", "an app enters", "its first lease, waiting for free GPUs included"),
+                ("notice_s", "a notice is written", "leases on the node are called back"),
+                ("death_s", "a loss is written", "leases on the node have ended"),
+            )
+            if real[name]["count"]
+        ),
+    ]
+    table = "\n".join(f"| {what} | {then} | {p50:.2f} | {p99:.2f} |" for what, then, p50, p99 in rows)
+    deciding = loop["deciding_s"]
+    return f"""{real["changes"]:,} changes in {found["seconds"]:g} s ({real["changes_s"]:g} a second) on
+{real["ledger"]}: {real["granted"]:,} leases granted, {real["apps"]["entered"]:,} apps entered,
+{real["events"]:,} events.
+
+| from | to | median (s) | p99 (s) |
+|---|---|---|---|
+{table}
+
+Changes that waited: {backlog["first_third"]:g} on average in the first third of the time,
+{backlog["last_third"]:g} in the last. A decision took {deciding["p50"]:.3f} s (p99 {deciding["p99"]:.3f} s);
+{loop["cycles"]:,} were made, {loop["dropped"]} of them dropped because nodes had left meanwhile. The loop's process
+used {real["loop_cpu"]:.0%} of a core.
+"""
+
+
+def _virtual(virtual: dict[str, Any]) -> str:
+    return f"""{virtual["minutes"]:g} minutes on a virtual clock, in {virtual["wall_s"]:.0f} s of real time, with
+{virtual["changes_s"]:g} changes a second and {virtual["cycles"]:,} decisions: {virtual["first_mib"]:g} MiB in the
+second quarter, {virtual["last_mib"]:g} MiB in the last.
+"""

@@ -1,0 +1,112 @@
+"""What becomes of each snippet: run for real, run by ``make bench``, or only checked, and then why."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from tests.docs.snippets import Snippet
+
+How = Literal["run", "slow", "check"]
+
+AWS = "needs an AWS account"
+SPARK = "starts a Spark cluster; tests/infra and make demo do so"
+INSTALL = "installs packages; make demo and make test install from the lock"
+PREFECT = "starts a Prefect server; tests/flows run the same flows"
+DATABASE = "needs a cluster and a database that others use"
+OURS = "shows a part of something; the text around it says of what"
+AIRFLOW = "needs Airflow, which has an environment of its own: make airflow"
+EDITOR = "is read by whoever works on the project; make test and make check are run as they are"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What becomes of the snippets of a page that begin with these words."""
+
+    begins: str
+    how: How
+    why: str = ""  # it is not run
+    after: tuple[str, ...] = ()  # snippets of the page, by their beginnings, that are run before it
+    given: tuple[str, ...] = ()  # ``GIVEN``, that are laid into the folder before it
+    saved: str = ""  # written into this file of the folder first; the snippet itself is then not run
+    lines: Callable[[str], str] = field(default=lambda text: text)  # what of it is run
+
+
+def without(*words: str) -> Callable[[str], str]:
+    """Return what leaves out the lines that hold one of these words."""
+    return lambda text: (
+        "\n".join(line for line in text.splitlines() if not any(word in line for word in words)) + "\n"
+    )
+
+
+PLANS: dict[str, tuple[Plan, ...]] = {
+    "README.md": (
+        Plan(". .venv/bin/activate", "run", given=("tpch",), lines=without(". .venv", "cluster")),
+        Plan("pip install 'ebbflow[train]'", "slow", given=("examples",), lines=without("pip")),
+        Plan("pip install 'ebbflow[aws]'", "check", AWS),
+        Plan("ebbflow simulate training", "slow"),
+        Plan("from prefect import flow", "check", PREFECT),
+    ),
+    "CONTRIBUTING.md": (Plan("make check", "check", EDITOR),),
+    "docs/getting-started.md": (
+        Plan("python3 -m venv", "run", lines=without("venv", "pip")),
+        Plan("from pathlib import Path", "run"),
+        Plan("cat > revenue.sql", "run", after=("from pathlib import Path",)),
+        Plan("ebbflow cluster up", "check", SPARK),
+        Plan("import torch", "slow", saved="fit.py"),
+        Plan("ebbflow train fit.py", "slow", after=("import torch",)),
+    ),
+    "docs/own-query.md": (
+        Plan("# what is in there", "run", given=("shop",)),
+        Plan("ebbflow query revenue.sql --tables s3://", "check", AWS),
+        Plan("from ebbflow.tasks.query import", "run", given=("shop",)),
+    ),
+    "docs/own-policy.md": (
+        Plan("from ebbflow.planners.model.scheduling", "run", saved="mine.py"),
+        Plan("from dataclasses import dataclass", "run", given=("decides",)),
+        Plan("import numpy as np", "run", after=("from ebbflow.planners.model.scheduling",)),
+        Plan("ebbflow capacity run", "check", "runs until it is stopped; tests/tasks/loop start loops"),
+        Plan("[policy]", "run", given=("loop rules",)),
+    ),
+    "docs/training.md": (
+        Plan("import torch", "check", OURS),
+        Plan("pip install 'ebbflow[train]'", "slow", given=("examples",), lines=without("pip")),
+        Plan("# take nodes away", "check", OURS),
+        Plan("ebbflow fleet grow trainers", "check", AWS),
+        Plan("[[rule]]", "run", given=("failure table",)),
+        Plan("from ebbflow.flows.training import train", "check", PREFECT),
+        Plan("pip install 'ebbflow[tune]'", "check", OURS),
+    ),
+    "docs/pipelines.md": (
+        Plan("name: churn", "run", given=("pipeline",)),
+        Plan("ebbflow run pipeline.yaml", "check", "takes minutes; tests/flows run pipelines"),
+        Plan("ebbflow run --resume", "check", OURS),
+        Plan("from ebbflow.flows.pipeline", "check", PREFECT),
+    ),
+    "docs/elastic-executors.md": (Plan("from ebbflow.infra.elastic", "check", OURS),),
+    "docs/fleet.md": (
+        Plan("pip install 'ebbflow[aws]'", "check", AWS),
+        Plan('source = "agreement', "run", given=("on-demand prices",)),
+        Plan("[limits]", "run", given=("fleet rules",)),
+        Plan("from prefect import flow", "check", AWS),
+    ),
+    "docs/aws.md": (
+        Plan("pip install", "check", INSTALL),
+        Plan("[limits]", "run", given=("fleet rules",)),
+        Plan("", "check", AWS),
+    ),
+    "docs/airflow.md": (
+        Plan("pip install -r", "check", INSTALL),
+        Plan("", "check", AIRFLOW),
+    ),
+    "docs/prefect.md": (Plan("", "check", PREFECT),),
+    "docs/operations.md": (
+        Plan("sqlite3", "run", given=("ledger",)),
+        Plan("from ebbflow.infra.ledger", "run", given=("ledger",), after=("sqlite3",)),
+        Plan("", "check", DATABASE),
+    ),
+}
+
+
+def plan_of(snippet: Snippet) -> Plan | None:
+    """Return what becomes of a snippet; the first plan that fits counts."""
+    return next((plan for plan in PLANS.get(snippet.page, ()) if snippet.text.startswith(plan.begins)), None)

@@ -1,0 +1,223 @@
+"""What the Airflow operators do, without Airflow; with it: make airflow."""
+
+import json
+import threading
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ebbflow.flows.airflow import work
+from ebbflow.flows.airflow.attended import Attended, StoppableOrchestrator, StopTraining
+from ebbflow.flows.airflow.provider import get_provider_info
+from ebbflow.infra.errors import StageCancelledError
+from ebbflow.planners.errors import OptionError
+from ebbflow.tasks.query import execute
+from ebbflow.tasks.request import QueryRequest
+from ebbflow.tasks.training_request import TrainingRequest
+from tests.docs.sources import imports, modules_of, reachable
+
+ROOT = Path(__file__).parents[2]
+JOIN = "SELECT c.nation, count(*) AS n FROM orders o JOIN customer c ON o.customer = c.id GROUP BY c.nation"
+HEAVY = "SELECT count(*) AS n FROM orders a, orders b, orders c, orders d WHERE a.price + b.price < c.price + d.price"
+
+
+def _options(tables: str, tmp_path: Path, **more: object) -> dict[str, object]:
+    return {"tables": tables, "engine": "duckdb", "store": str(tmp_path / "store"), **more}
+
+
+def test_a_query_gives_plain_values_that_json_can_hold(tables: str, tmp_path: Path) -> None:
+    request = work.query_request(
+        JOIN, _options(tables, tmp_path, out=str(tmp_path / "out.parquet"), title=None)
+    )
+    found = work.query_values(execute(request, StoppableOrchestrator()), request.out, 2)
+    assert json.loads(json.dumps(found)) == found
+    assert (found["rows"], found["result"], len(found["first"])) == (6, str(tmp_path / "out.parquet"), 2)
+    assert Path(found["result"]).is_file()
+    assert set(found["first"][0]) == {"nation", "n"}
+
+
+def test_values_that_json_lacks_are_given_as_text(tables: str, tmp_path: Path) -> None:
+    sql = "SELECT DATE '2026-01-02' AS day, CAST(1.50 AS DECIMAL(9, 2)) AS money, CAST('NaN' AS DOUBLE) AS x, NULL y"
+    outcome = execute(work.query_request(sql, _options(tables, tmp_path)), StoppableOrchestrator())
+    assert work.query_values(outcome, None, 9)["first"] == [
+        {"day": "2026-01-02", "money": "1.50", "x": None, "y": None}
+    ]
+
+
+def test_a_query_that_is_stopped_ends_at_once_and_cancels_its_stages(tables: str, tmp_path: Path) -> None:
+    orchestrator = StoppableOrchestrator()
+    started = threading.Event()
+    orchestrator.listener.stage_started = lambda stage: started.set()  # type: ignore[method-assign]
+    request = QueryRequest(HEAVY, **_options(tables, tmp_path))  # type: ignore[arg-type]
+    attended = Attended(lambda: execute(request, orchestrator), orchestrator.stop)
+
+    def stop() -> None:
+        assert started.wait(60)
+        attended.stop()
+
+    stopper = threading.Thread(target=stop)
+    stopper.start()
+    with pytest.raises(StageCancelledError, match="finished stages are kept"):
+        attended.wait()
+    stopper.join()
+    assert orchestrator.stopping
+    assert not [t for t in threading.enumerate() if t.name.startswith("ebbflow-stage") and t.is_alive()]
+
+
+def test_a_query_that_is_stopped_before_it_began_does_not_begin(tables: str, tmp_path: Path) -> None:
+    orchestrator = StoppableOrchestrator()
+    orchestrator.stop()
+    request = QueryRequest(HEAVY, **_options(tables, tmp_path))  # type: ignore[arg-type]
+    with pytest.raises(StageCancelledError):
+        execute(request, orchestrator)
+
+
+def test_an_interrupt_of_the_waiting_thread_stops_the_work_and_goes_on_when_that_has_ended() -> None:
+    asked = threading.Event()
+    ended = []
+
+    def work_on() -> None:
+        assert asked.wait(60)
+        ended.append("work")
+
+    class Interrupt(BaseException):
+        """What a time limit raises."""
+
+    class Interrupted(Attended[None]):
+        def wait(self) -> None:
+            self._thread.join = self._join  # type: ignore[method-assign]
+            super().wait()
+
+        def _join(self, timeout: float | None = None) -> None:
+            if not asked.is_set():
+                raise Interrupt
+            threading.Thread.join(self._thread, timeout)
+
+    with pytest.raises(Interrupt):
+        Interrupted(work_on, asked.set, patience=60).wait()
+    assert ended == ["work"]
+
+
+def test_what_the_work_raises_or_returns_its_waiter_gets() -> None:
+    assert Attended(lambda: 7, lambda: None).wait() == 7
+
+    def wrong() -> None:
+        raise OptionError("no")
+
+    with pytest.raises(OptionError, match="no"):
+        Attended(wrong, lambda: None).wait()
+
+
+def test_a_training_is_interrupted_once_as_by_ctrl_c() -> None:
+    stopper = StopTraining()
+    stopper.tick()
+    stopper.stop()
+    assert stopper.asked.is_set()
+    with pytest.raises(KeyboardInterrupt):
+        stopper.tick()
+    stopper.tick()  # a second Ctrl-C would end it without saving
+
+
+def test_another_try_of_a_training_goes_on_with_its_run(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("")
+    options = {"folder": str(tmp_path / "runs"), "nodes": "local:2x1", "title": "nightly"}
+    request, resume = work.training_request(str(script), ["--lr", 0.1], "dag.task.run", options)
+    assert (resume, request.arguments, request.id) == (False, ("--lr", "0.1"), "dag.task.run")
+    request.save()
+    again, resume = work.training_request(str(script), ["--lr", 0.1], "dag.task.run", options)
+    assert resume
+    assert again == request
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "said"),
+    [
+        ("query", {"polcy": "qoop"}, "polcy"),
+        ("query", {"policy": "best"}, "best"),
+        ("training", {"gpus": 4}, "gpus"),
+        ("training", {"id": "mine"}, "id"),
+    ],
+)
+def test_options_that_are_none_are_named(
+    kind: str, options: dict[str, object], said: str, tmp_path: Path
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("")
+    ask = {
+        "query": lambda: work.query_request("SELECT 1", {"tables": ".", **options}),
+        "training": lambda: work.training_request(str(script), (), "run", options),
+    }
+    with pytest.raises(OptionError, match=said):
+        ask[kind]()
+
+
+@given(st.text(min_size=1), st.text(min_size=1), st.text(min_size=1), st.integers(-1, 99))
+def test_run_ids_are_ids_of_runs_and_differ_where_their_tasks_do(
+    dag: str, task: str, run: str, index: int
+) -> None:
+    made = work.run_id(dag, task, run, index)
+    TrainingRequest(__file__, id=made)
+    assert made == work.run_id(dag, task, run, index)
+    assert made != work.run_id(dag, task, run + "!", index)
+
+
+@pytest.mark.parametrize(
+    ("address", "refused"),
+    [
+        ("postgresql://ebb:secret@db/ledger", True),
+        ("postgresql://ebb@db/ledger?password=secret", True),
+        ("postgresql://ebb@db/ledger", False),
+        ("/shared/ledger.db", False),
+        (None, False),
+    ],
+)
+def test_a_password_in_a_ledgers_address_is_refused_without_repeating_it(
+    address: str | None, refused: bool
+) -> None:
+    if not refused:
+        work.without_password(address)
+        return
+    with pytest.raises(OptionError) as caught:
+        work.without_password(address)
+    assert "secret" not in str(caught.value)
+
+
+def test_numbers_may_come_from_templates() -> None:
+    assert work.numbers(gpus="4", memory="1.5", nodes=0) == {"gpus": 4, "memory": 1.5, "nodes": 0}
+    with pytest.raises(OptionError, match="gpus must be a number; got 'many'"):
+        work.numbers(gpus="many")
+
+
+def test_the_entry_point_leads_to_the_provider() -> None:
+    import tomllib
+
+    points = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]
+    assert points["apache_airflow_provider"] == {
+        "provider_info": "ebbflow.flows.airflow.provider:get_provider_info"
+    }
+    info = get_provider_info()
+    module, _, name = info["connection-types"][0]["hook-class-name"].rpartition(".")
+    assert (
+        f"class {name}("
+        in (ROOT / module.removeprefix("ebbflow.").replace(".", "/")).with_suffix(".py").read_text()
+    )
+
+
+def test_airflow_is_imported_in_the_provider_only_and_the_provider_by_nobody() -> None:
+    for module in modules_of(ROOT):
+        inside = module.startswith("ebbflow.flows.airflow")
+        for name in imports(ROOT, module):
+            assert inside or name.partition(".")[0] != "airflow", f"{module} imports {name}"
+            assert inside or not name.startswith("ebbflow.flows.airflow"), f"{module} imports {name}"
+
+
+def test_nothing_that_the_provider_needs_imports_prefect() -> None:
+    """Airflow and Prefect want different versions of FastAPI, so they do not live in one environment."""
+    start = [m for m in modules_of(ROOT) if m.startswith("ebbflow.flows.airflow")]
+    needed = reachable(ROOT, start)
+    assert "ebbflow.tasks.query" in needed
+    assert "ebbflow.tasks.training" in needed
+    assert {m: n for m in needed for n in imports(ROOT, m) if n.partition(".")[0] == "prefect"} == {}

@@ -1,0 +1,86 @@
+"""Where a ledger is, and that nobody sees its password."""
+
+from pathlib import Path
+
+import pytest
+
+from ebbflow.infra.errors import LedgerError
+from ebbflow.infra.ledger import Ledger
+from ebbflow.infra.ledger.address import parse
+from ebbflow.planners.errors import OptionError
+
+SECRET = "p@ss/w0rd:x"
+QUOTED = "p%40ss%2Fw0rd%3Ax"
+
+
+def test_a_path_is_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert parse("some.db").path == tmp_path / "some.db"
+    assert parse(f"sqlite:///{tmp_path}/x.db").path == tmp_path / "x.db"
+    assert parse("sqlite:///x.db").path == tmp_path / "x.db"
+    assert str(parse("x.db")) == f"sqlite:///{tmp_path}/x.db"
+
+
+def test_the_default_is_a_file_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("EBBFLOW_LEDGER", raising=False)
+    monkeypatch.setenv("EBBFLOW_HOME", str(tmp_path / "home"))
+    assert parse(None).path == tmp_path / "home" / "ledger.db"
+    monkeypatch.delenv("EBBFLOW_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert parse(None).path == tmp_path / ".cache" / "ebbflow" / "ledger.db"
+    monkeypatch.setenv("EBBFLOW_LEDGER", str(tmp_path / "named.db"))
+    assert parse(None).path == tmp_path / "named.db"
+    with Ledger.open() as ledger:
+        assert ledger.address.path == tmp_path / "named.db"
+
+
+@pytest.mark.parametrize(
+    "given",
+    ["sqlite://", "sqlite:///:memory:", "sqlite:///file:x?mode=memory&uri=true", "mysql://u@h/d", "postgresql:/x",
+     "postgresql://user@host", "postgresql://u:p@h:port/d", "oracle://x/y"],
+)  # fmt: skip
+def test_what_is_no_address_is_refused(given: str) -> None:
+    with pytest.raises(OptionError):
+        parse(given)
+
+
+@pytest.mark.parametrize("name", ["", "x" * 101, "a\nb"])
+def test_what_is_no_cluster_is_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="1 to 100 printable"):
+        Ledger.open(str(tmp_path / "x.db"), cluster=name)
+
+
+@pytest.mark.parametrize("form", ["postgresql", "postgres", "postgresql+psycopg", "postgresql+asyncpg"])
+def test_a_password_is_never_shown(form: str) -> None:
+    pytest.importorskip("psycopg")
+    address = parse(f"{form}://user:{QUOTED}@host:5433/db?sslpassword=other+{QUOTED}&application_name=x")
+    assert address.url.password == SECRET
+    assert str(address) == "postgresql://user:***@host:5433/db"
+    shown = address.hide(f"dsn user:{SECRET}@host, {QUOTED}, {address!r} {address}")
+    for text in (shown, str(address), repr(address)):
+        assert SECRET not in text
+        assert QUOTED not in text
+
+
+@pytest.mark.parametrize(
+    "bad", [f"postgresql://u:{QUOTED}@h:notaport/d", f"mysql://u:{QUOTED}@h/d", f"post://u:{SECRET}@["]
+)
+def test_an_address_that_is_none_is_not_repeated(bad: str) -> None:
+    with pytest.raises(OptionError) as told:
+        parse(bad)
+    assert SECRET not in str(told.value)
+    assert QUOTED not in str(told.value)
+    assert told.value.__cause__ is None
+    assert told.value.__suppress_context__ or told.value.__context__ is None
+
+
+def test_a_ledger_that_is_not_there_can_be_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / "none" / "x.db"
+    with pytest.raises(LedgerError, match="there is no ledger at"):
+        Ledger.open(str(path), create=False)
+    assert not path.parent.exists()
+    Ledger.open(str(path)).close()
+    with pytest.raises(LedgerError, match="no cluster 'other'; there are local"):
+        Ledger.open(str(path), cluster="other", create=False)
+    with Ledger.open(str(path), create=False) as ledger:
+        assert ledger.overview().clusters == ("local",)

@@ -1,0 +1,127 @@
+"""The tables are made by migrations, once, whoever opens first."""
+
+import multiprocessing
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from sqlalchemy import text
+
+from ebbflow.infra.clock import SystemClock
+from ebbflow.infra.errors import LedgerError
+from ebbflow.infra.ledger import Ledger, migrate, upgrade
+from ebbflow.infra.ledger.address import parse
+from ebbflow.infra.ledger.database import Database
+from ebbflow.infra.ledger.schema import metadata
+from tests.infra.ledger.ledger_values import app
+
+KINDS = pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+Fresh = Callable[[str], str]
+
+
+@KINDS
+def test_migrations_make_the_tables_that_the_code_knows(kind: str, fresh_database: Fresh) -> None:
+    from alembic.autogenerate import compare_metadata
+    from alembic.migration import MigrationContext
+
+    ledger = Ledger.open(fresh_database(kind))
+    with ledger._database._engine.connect() as connection:
+        options = {"version_table": migrate.VERSION_TABLE, "compare_type": True}
+        context = MigrationContext.configure(connection, opts=options)
+        assert compare_metadata(context, metadata) == []
+    ledger.close()
+
+
+def test_every_step_is_known_in_order() -> None:
+    folder = Path(migrate.__file__).parent / "migrations" / "versions"
+    assert tuple(sorted(p.name[:4] for p in folder.glob("0*.py"))) == migrate.STEPS
+    from alembic.config import Config
+    from alembic.script import ScriptDirectory
+
+    config = Config()
+    config.set_main_option("script_location", str(folder.parent))
+    walked = [step.revision for step in ScriptDirectory.from_config(config).walk_revisions()]
+    assert tuple(reversed(walked)) == migrate.STEPS
+
+
+@KINDS
+def test_a_ledger_of_a_newer_ebbflow_is_refused(kind: str, fresh_database: Fresh) -> None:
+    url = fresh_database(kind)
+    ledger = Ledger.open(url)
+    ledger.write([app("a")])
+    with ledger._database._engine.begin() as connection:
+        connection.execute(text("UPDATE ledger_version SET version_num = '0999'"))
+    ledger.close()
+    for attempt in (lambda: Ledger.open(url), lambda: upgrade(url)):
+        with pytest.raises(LedgerError, match="form 0999, made by a newer Ebbflow"):
+            attempt()
+
+
+@KINDS
+def test_a_step_that_fails_leaves_nothing(
+    kind: str, fresh_database: Fresh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from alembic import command
+
+    url = fresh_database(kind)
+    real = command.upgrade
+
+    def breaks(*args: object, **kwargs: object) -> None:
+        real(*args, **kwargs)  # type: ignore[arg-type]
+        raise LedgerError("the power is gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(command, "upgrade", breaks)
+        with pytest.raises(LedgerError, match="power"):
+            Ledger.open(url)
+    database = Database(parse(url), SystemClock())
+    assert database.read("look", migrate.version) == ""
+    database.close()
+    with pytest.raises(LedgerError, match="there is no ledger"):
+        upgrade(url)
+    Ledger.open(url).close()
+    assert upgrade(url) == (migrate.STEPS[-1], migrate.STEPS[-1])
+
+
+@KINDS
+def test_many_threads_open_a_new_ledger_at_once(kind: str, fresh_database: Fresh) -> None:
+    url, failed = fresh_database(kind), []
+
+    def work(name: str) -> None:
+        try:
+            with Ledger.open(url) as ledger:
+                ledger.write([app(name)])
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=work, args=(f"t{n}",)) for n in range(5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not failed
+    with Ledger.open(url) as ledger:
+        assert set(ledger.state().apps) == {f"t{n}" for n in range(5)}
+        assert ledger.verify() == []
+
+
+def _open_and_write(url: str, name: str) -> None:
+    with Ledger.open(url) as ledger:
+        ledger.write([app(name)])
+
+
+@pytest.mark.processes
+@KINDS
+def test_several_processes_open_a_new_ledger_at_once(kind: str, fresh_database: Fresh) -> None:
+    url = fresh_database(kind)
+    spawn = multiprocessing.get_context("spawn")
+    children = [spawn.Process(target=_open_and_write, args=(url, f"p{n}")) for n in range(3)]
+    for child in children:
+        child.start()
+    for child in children:
+        child.join(120)
+    assert [child.exitcode for child in children] == [0, 0, 0]
+    with Ledger.open(url) as ledger:
+        assert set(ledger.state().apps) == {"p0", "p1", "p2"}
+        assert ledger.verify() == []

@@ -1,0 +1,250 @@
+"""Whatever is tried in whatever order, the ledger is what its events add up to."""
+
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+
+from ebbflow.infra.errors import DoubleBookingError, LedgerBusyError, StaleLoopError
+from ebbflow.infra.ledger import Leadership, Ledger, audit, history, snapshots
+from ebbflow.planners.errors import OptionError
+from ebbflow.planners.model.capacity import Node, Notice
+from ebbflow.planners.model.ledger import (
+    FENCED,
+    AppEntered,
+    AppMoved,
+    AppReport,
+    AppSpec,
+    CapacityChanged,
+    Change,
+    Decided,
+    Ended,
+    Event,
+    Extended,
+    Granted,
+    Lease,
+    LoopBegan,
+    Recalled,
+    Saved,
+    State,
+    fold,
+)
+from tests.infra.ledger.ledger_values import SetClock
+
+APPS, NODES = ["a", "b", "c"], ["n1", "n2", "n3"]
+MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
+
+lease_numbers = st.lists(st.integers(1, 12), max_size=3).map(tuple)
+some_leases = st.builds(
+    Lease, st.integers(1, 12), st.sampled_from(APPS), st.sampled_from(NODES), st.integers(0, 2),
+    st.floats(0, 1e6), st.floats(0, 2e6), st.integers(0, 5), st.floats(0, 9), st.none() | st.floats(0, 1e6),
+)  # fmt: skip
+some_nodes = st.builds(
+    Node, st.sampled_from(NODES), st.just(4), st.just(8.0), gpus=st.integers(0, 3), price=st.floats(0, 9)
+)
+some_notices = st.builds(
+    Notice, st.sampled_from(NODES), st.floats(0, 2e6), st.sampled_from(["interruption", "rebalance"])
+)
+free = st.one_of(
+    st.builds(
+        AppEntered, st.builds(AppSpec, st.sampled_from(APPS), st.just("training"), gpus=st.integers(0, 4))
+    ),
+    st.builds(
+        AppMoved, st.sampled_from(APPS), st.sampled_from(["running", "finished", "lost"]), st.text(max_size=3)
+    ),
+    st.builds(Saved, st.sampled_from(APPS), st.text(max_size=5), st.integers(0, 99)),
+    st.builds(
+        Decided, st.just("auction"), st.just("why"), st.sampled_from(["", *APPS]), inputs=st.just({"x": 1.5})
+    ),
+)
+fenced = st.one_of(
+    st.builds(
+        CapacityChanged, st.integers(0, 9), st.lists(some_nodes, max_size=3, unique_by=lambda n: n.id).map(tuple),
+        st.lists(st.sampled_from(NODES), max_size=2).map(tuple), st.lists(some_notices, max_size=2).map(tuple),
+        st.floats(0, 1),
+    ),
+    st.builds(Granted, st.lists(some_leases, min_size=1, max_size=3).map(tuple)),
+    st.builds(Extended, lease_numbers, st.floats(0, 2e6)),
+    st.builds(Recalled, lease_numbers, st.floats(0, 2e6)),
+    st.builds(Ended, lease_numbers),
+)  # fmt: skip
+batches = st.lists(free | fenced, min_size=1, max_size=4)
+
+
+class Machine(RuleBasedStateMachine):
+    """Two processes' ledgers, of which either may lead, against a plain list of events."""
+
+    url: str | None = None  # None: a SQLite file of its own
+    runs = 0
+
+    @initialize()
+    def begin(self) -> None:
+        type(self).runs += 1
+        self.folder = tempfile.mkdtemp(prefix="ledger", dir=MEMORY)
+        self.cluster = f"{self.folder}"
+        self.clock = SetClock()
+        self.model = State()
+        self.events: list[Event] = []
+        self.ledgers = [self._open(), self._open()]
+        self.leads: list[Leadership | None] = [None, None]
+        self.pruned = 0
+
+    def _open(self) -> Ledger:
+        return Ledger.open(self.url or f"{self.folder}/ledger.db", cluster=self.cluster, clock=self.clock)
+
+    def teardown(self) -> None:
+        if hasattr(self, "ledgers"):
+            try:
+                self.check()
+            finally:
+                for ledger in self.ledgers:
+                    ledger.close()
+                shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _expect(self, changes: Sequence[Change]) -> tuple[State, list[Event]] | None:
+        trial, written = history.copied(self.model), []
+        try:
+            for change in changes:
+                event = Event(trial.number + 1, self.clock.time, change)
+                fold(trial, event)
+                written.append(event)
+        except OptionError:
+            return None
+        return trial, written
+
+    def _accept(self, found: tuple[State, list[Event]], written: Sequence[Event]) -> None:
+        self.model = found[0]
+        assert [e.change for e in written] == [e.change for e in found[1]]
+        assert list(written) == found[1]
+        self.events += written
+
+    @rule(who=st.integers(0, 1), changes=batches)
+    def write(self, who: int, changes: list[Change]) -> None:
+        expected = self._expect(changes)
+        if expected is None or any(isinstance(c, FENCED) for c in changes):
+            with pytest.raises(OptionError):
+                self.ledgers[who].write(changes)
+            return
+        self._accept(expected, self.ledgers[who].write(changes))
+
+    @rule(who=st.integers(0, 1), changes=batches)
+    def write_as_loop(self, who: int, changes: list[Change]) -> None:
+        lead = self.leads[who]
+        if lead is None:
+            return
+        expected = self._expect(changes)
+        if lead.token != self.model.token or lead._resigned:
+            with pytest.raises(StaleLoopError):
+                lead.write(changes)
+        elif expected is None:
+            with pytest.raises((OptionError, DoubleBookingError)):
+                lead.write(changes)
+        else:
+            self._accept(expected, lead.write(changes))
+
+    @rule(who=st.integers(0, 1), name=st.sampled_from(["x", "y"]), take_over=st.booleans())
+    def lead(self, who: int, name: str, take_over: bool) -> None:
+        before = self.ledgers[who].leader()
+        busy = (
+            before is not None and before.alive(self.clock.time) and before.holder != name and not take_over
+        )
+        if busy:
+            with pytest.raises(LedgerBusyError):
+                self.ledgers[who].lead(name, 10.0)
+            return
+        self.leads[who] = lead = self.ledgers[who].lead(name, 10.0, take_over=take_over)
+        expected = self._expect([LoopBegan(self.model.token + 1, name)])
+        assert expected is not None
+        self._accept(expected, self.ledgers[who].events(self.model.number))
+        assert lead.token == self.model.token
+
+    @rule(who=st.integers(0, 1), renew=st.booleans())
+    def renew_or_resign(self, who: int, renew: bool) -> None:
+        lead = self.leads[who]
+        if lead is None:
+            return
+        if not renew:
+            lead.resign()
+        elif lead.token != self.model.token or lead._resigned:
+            with pytest.raises(StaleLoopError):
+                lead.renew()
+        else:
+            lead.renew()
+
+    @rule(seconds=st.sampled_from([-1e6, -7.0, 0.5, 7.0, 15.0, 1e6]))
+    def time_passes(self, seconds: float) -> None:
+        self.clock.time += seconds
+
+    @rule(who=st.integers(0, 1))
+    def poll(self, who: int) -> None:
+        assert self.ledgers[who].state() == self.model
+
+    @rule(who=st.integers(0, 1), app=st.sampled_from(APPS), step=st.integers(0, 9))
+    def report(self, who: int, app: str, step: int) -> None:
+        self.ledgers[who].report(app, AppReport(self.clock.time, step=step))
+        assert self.ledgers[1 - who].reports()[app].step == step
+
+    @rule(who=st.integers(0, 1))
+    def reopen(self, who: int) -> None:
+        self.ledgers[who].close()
+        self.ledgers[who], self.leads[who] = self._open(), None
+        assert self.ledgers[who].state() == self.model
+
+    @rule(who=st.integers(0, 1), ago=st.sampled_from([-1.0, 0.0, 7.0, 1e6]), keep=st.booleans())
+    def prune(self, who: int, ago: float, keep: bool) -> None:
+        before = self.clock.time - ago
+        foretold = self.ledgers[who].prune(before, keep_events=keep, dry_run=True)
+        done = self.ledgers[who].prune(before, keep_events=keep)
+        assert (done.up_to, done.events) == (foretold.up_to, foretold.events)
+        kept = [e for e in self.events if e.number > self.pruned]
+        new = [e.at >= before for e in kept]
+        first_new = kept[new.index(True)].number if True in new else self.model.number  # the last one stays
+        self.pruned = self.pruned if keep else max(self.pruned, first_new - 1)
+        assert done.up_to == self.pruned
+        for n, event in enumerate(self.events):
+            if isinstance(event.change, Decided) and event.at < before:
+                self.events[n] = Event(event.number, event.at, Decided("auction", "why", event.change.app))
+
+    @invariant()
+    def counted(self) -> None:
+        if hasattr(self, "model"):
+            assert self.model.number == len(self.events)
+
+    def check(self) -> None:
+        for ledger in (*self.ledgers, self._open()):
+            assert ledger.verify() == []
+            assert ledger.state() == self.model
+            found = ledger.events(limit=10_000)
+            assert found == self.events[self.pruned :]
+            said = audit(found, ledger.origin())
+            assert all("firm notice" in one for one in said), said  # ``fold`` leaves those to the loop
+        ledger.close()
+
+
+def examples(usual: int, wide: int) -> settings:
+    """Return settings of the profile in use, with as many examples as the ledger's pace allows."""
+    return settings(max_examples=usual if settings().derandomize else wide, stateful_step_count=30)
+
+
+def test_whatever_is_tried_sqlite_is_what_its_events_add_up_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshots, "EVERY", 5)
+    run_state_machine_as_test(Machine, settings=examples(20, 300))
+    assert Machine.runs > 0
+
+
+def test_whatever_is_tried_postgresql_is_what_its_events_add_up_to(
+    postgres: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class OnServer(Machine):
+        url = postgres.url
+        runs = 0
+
+    monkeypatch.setattr(snapshots, "EVERY", 5)
+    run_state_machine_as_test(OnServer, settings=examples(6, 60))
+    assert OnServer.runs > 0

@@ -1,0 +1,211 @@
+"""What a local fleet's keeper does, with machines that cost nothing; ``test_fleet_processes`` has real ones."""
+
+import time
+from dataclasses import replace
+
+import pytest
+
+from ebbflow.infra.errors import ClusterError, PriceError
+from ebbflow.infra.local_fleet import changes
+from ebbflow.infra.local_fleet.pools import LocalPool
+from ebbflow.planners.errors import OptionError
+from ebbflow.planners.model.capacity import Notice
+from ebbflow.planners.model.fleet import Offer, Target
+from tests.infra.local_fleet.quick_room import QuickFleet, there
+
+GPU = LocalPool(
+    "gpu", "gpu", cores=2, slots=2, initial=2, most=6, price=0.36, instance_type="g.small", zone="here"
+)
+SQL = LocalPool("sql", "spark", initial=1, most=3)
+
+
+@pytest.fixture
+def make(tmp_path):
+    made = []
+
+    def start(*pools, **options):
+        made.append(QuickFleet(tmp_path, pools, **options))
+        return made[-1]
+
+    yield start
+    for quick in made:
+        quick.close()
+
+
+def test_the_first_nodes_come_and_capacity_has_all_of_them(make):
+    quick = make(GPU, SQL)
+    quick.until(lambda book: len(there(book)) == 3)
+    capacity = quick.fleet.capacity()
+    assert [(n.id, n.gpus, n.cores, n.price, n.instance_type, n.zone) for n in capacity.nodes] == [
+        ("gpu-1", 2, 2, 0.36, "g.small", "here"),
+        ("gpu-2", 2, 2, 0.36, "g.small", "here"),
+        ("sql-1", 0, 1, 0.0, "local", ""),
+    ]
+    assert capacity.epoch == quick.fleet.observe().epoch
+    assert [pool.name for pool in quick.fleet.observe().pools] == ["gpu", "sql"]
+
+
+def test_the_epoch_of_two_handles_is_one_and_grows_at_changes_only(make):
+    quick = make(GPU)
+    quick.until(lambda book: len(there(book)) == 2)
+    other, first = quick.again(), quick.fleet.capacity().epoch
+    time.sleep(0.1)  # in which the keeper looks several times
+    assert quick.fleet.capacity().epoch == other.capacity().epoch == first
+    other.kill("gpu-1")
+    assert quick.fleet.capacity().epoch > first
+    quick.until(lambda book: there(book) == ["gpu-2", "gpu-3"])
+    assert quick.fleet.capacity().epoch == first + 2
+
+
+def test_a_noticed_node_is_told_replaced_and_gone_at_its_deadline(make):
+    quick = make(GPU)
+    quick.until(lambda book: len(there(book)) == 2)
+    deadline = quick.fleet.notice("gpu-1", 0.6)
+    assert quick.fleet.capacity().notices == (Notice("gpu-1", deadline),)
+    assert quick.room.told[0] == ("gpu-1", deadline)
+    quick.until(lambda book: there(book) == ["gpu-1", "gpu-2", "gpu-3"])
+    book = quick.until(lambda book: "gpu-1" not in there(book))
+    assert quick.clock.now() >= deadline
+    assert "gpu-1" not in quick.room.up
+    assert (book.ended("gpu-1"), quick.fleet.lost("gpu-1")) == ("its notice has run out",) * 2
+    assert quick.fleet.lost("gpu-2") == ""
+    assert quick.fleet.lost("gpu-77") == "there is no such node"
+
+
+def test_an_advice_and_what_others_have_heard_end_no_node(make):
+    quick = make(GPU)
+    quick.until(lambda book: len(there(book)) == 2)
+    quick.fleet.notice("gpu-1", 0.05, "rebalance")
+    quick.fleet.take_notices([Notice("gpu-2", quick.clock.now() + 0.05)])
+    time.sleep(0.3)
+    assert there(quick.fleet.book) == ["gpu-1", "gpu-2"]
+    assert [notice.kind for notice in quick.fleet.capacity().notices] == ["rebalance", "interruption"]
+
+
+def test_a_machine_that_dies_by_itself_is_seen_and_replaced(make):
+    quick = make(GPU)
+    quick.until(lambda book: len(there(book)) == 2)
+    quick.room.up.discard("gpu-2")
+    assert [node.id for node in quick.fleet.capacity().nodes][:1] == ["gpu-1"]
+    assert quick.fleet.lost("gpu-2") == "its machine is gone"
+    quick.until(lambda book: there(book) == ["gpu-1", "gpu-3"])
+    assert quick.fleet.book.experience(quick.clock.now())[0] == 1
+
+
+def test_a_drawn_out_start_can_be_cancelled_and_takes_its_time_else(make):
+    quick = make(replace(GPU, initial=1, boot=0.4))
+    begun = quick.clock.now()
+    quick.until(lambda book: there(book) == ["gpu-1"])
+    assert quick.clock.now() - begun >= 0.3
+    quick.fleet.add("gpu", 3)
+    quick.until(lambda book: len(book.nodes) == 4)
+    quick.fleet.add("gpu", -3)
+    quick.until(lambda book: len(book.nodes) == 1)
+    assert quick.room.started == ["gpu-1"]
+    assert quick.fleet.observe().pools[0].short_since is None
+
+
+def test_starts_that_fail_are_tried_again_later_and_the_reason_is_told(make):
+    quick = make(replace(GPU, initial=0))
+    quick.room.broken = "no disk"
+    quick.fleet.add("gpu")
+    quick.until(lambda book: book.plans["gpu"].tries == 1)
+    assert quick.fleet.problems() == ["gpu: no disk"]
+    assert quick.fleet.observe().pools[0].short_why == "no disk"
+    assert quick.fleet.book.plans["gpu"].again > quick.clock.now()
+    quick.room.broken = ""
+    quick.fleet.apply(Target("gpu", 1, quick.fleet.observe().epoch, "again"))  # which does not wait
+    book = quick.until(lambda book: len(there(book)) == 1)
+    assert (book.plans["gpu"].tries, quick.fleet.problems()) == (0, [])
+
+
+def test_a_shut_market_gives_nothing_until_it_opens(make):
+    quick = make(replace(GPU, initial=0))
+    quick.fleet.shut("gpu", 60)
+    quick.fleet.add("gpu", 2)
+    time.sleep(0.1)
+    pool = quick.fleet.observe().pools[0]
+    assert (pool.planned, pool.requested, pool.nodes, pool.short_why) == (2, 2, (), "there is no capacity")
+    quick.fleet.shut("gpu", 0)
+    quick.until(lambda book: len(there(book)) == 2)
+
+
+def test_a_node_that_arrives_too_late_for_the_plan_is_not_seen_at_all(make):
+    quick = make(replace(GPU, initial=0))
+    quick.room.gate.clear()
+    quick.fleet.add("gpu", 2)
+    quick.until(lambda book: len(quick.room.started) == 2)
+    epoch = quick.fleet.observe().epoch
+    quick.fleet.add("gpu", -2)
+    quick.room.gate.set()
+    quick.until(lambda book: not book.nodes)
+    assert (quick.fleet.observe().epoch, quick.room.up) == (epoch, set())
+
+
+def test_an_end_that_a_crash_cut_off_is_carried_out_by_the_keeper(make):
+    quick = make(GPU)
+    quick.until(lambda book: len(there(book)) == 2)
+    quick.file.change(quick.uid, lambda book: book.noted("gpu-1", fate="killed without notice"))
+    quick.until(lambda book: there(book) == ["gpu-2", "gpu-3"])
+    assert "gpu-1" not in quick.room.up
+
+
+def test_what_a_keeper_was_starting_the_next_one_starts_anew(make):
+    quick = make(GPU, before=lambda book: changes.give(book, "gpu", 1, 0.0))
+    quick.until(lambda book: there(book) == ["gpu-2", "gpu-3"])
+    assert quick.fleet.lost("gpu-1") == "its start was cut short"
+
+
+def test_a_lost_keeper_is_told_in_a_dry_run_and_started_again(make):
+    quick = make(GPU)
+    quick.until(lambda book: len(there(book)) == 2)
+    assert quick.fleet.kept
+    quick.file.change(quick.uid, lambda book: replace(book, keeper=None))
+    assert quick.fleet.repair(dry_run=True).refused[0].why.startswith("its keeper is gone")
+    assert not quick.fleet.kept
+    quick.fleet.observe()
+    assert quick.fleet.kept
+
+
+def test_down_leaves_what_must_not_be_used_twice_and_the_next_life_goes_on_from_there(make, tmp_path):
+    quick = make(GPU)
+    quick.until(lambda book: len(there(book)) == 2)
+    epoch = quick.fleet.observe().epoch
+    quick.close()
+    assert quick.room.up == set()
+    for use in (quick.fleet.observe, quick.fleet.capacity, lambda: quick.fleet.kill("gpu-1")):
+        with pytest.raises(ClusterError, match="taken down"):
+            use()
+    quick.fleet.down()
+    again = make(GPU)
+    again.until(lambda book: there(book) == ["gpu-3", "gpu-4"])
+    assert again.fleet.observe().epoch > epoch
+    assert again.fleet.lost("gpu-1") == "the fleet was taken down"
+
+
+def test_prices_are_what_the_pools_say(make):
+    quick = make(replace(GPU, on_demand_price=1.2), SQL)
+    assert quick.fleet.offers("gpu") == (
+        Offer("g.small", "here", "on-demand", 1.2, 2, 1.0, 2),
+        Offer("g.small", "here", "spot", 0.36, 2, 1.0, 2),
+    )
+    assert [offer.market for offer in quick.fleet.offers("sql")] == ["spot"]
+    assert (quick.fleet.on_demand("g.small"), quick.fleet.on_demand("p.large")) == (1.2, None)
+    with pytest.raises(PriceError, match=r"g\.small"):
+        quick.fleet.series("here", "g.small", 0.0)
+
+
+def test_what_is_asked_for_wrongly_names_what_there_is(make):
+    quick = make(replace(GPU, initial=1))
+    quick.until(lambda book: len(there(book)) == 1)
+    with pytest.raises(OptionError, match="must be one of gpu; got 'tpu'"):
+        quick.fleet.add("tpu")
+    with pytest.raises(OptionError, match="seconds must be >= 0"):
+        quick.fleet.notice("gpu-1", -1)
+    for act in (quick.fleet.kill, quick.fleet.notice, quick.fleet.freeze, quick.fleet.thaw):
+        with pytest.raises(
+            ClusterError, match="there is no node 'gpu-9' in the fleet 'lab' now; there are: gpu-1"
+        ):
+            act("gpu-9")
+    with pytest.raises(OptionError, match="an app and a node"):
+        quick.fleet.evict("", "gpu-1")

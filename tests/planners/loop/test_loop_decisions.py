@@ -1,0 +1,284 @@
+"""Cycles of the capacity loop, told as short stories."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from ledger_worlds import START, World, app, copied, node
+
+from ebbflow.planners.loop import Memory, Settings, Situation, decide
+from ebbflow.planners.loop.policies import live_policy
+from ebbflow.planners.model.ledger import AppMoved, AppReport, Decided, Ended, Extended, Granted, Recalled
+from ebbflow.planners.model.scheduling import Decision, Grant
+
+RIGID = Settings(policy=live_policy("best-effort"), lease_s=60, interval_s=30)
+
+
+class Raises:
+    name, elastic = "raises", True
+
+    def decide(self, view, memory, rng):
+        raise ZeroDivisionError("of my own")
+
+
+class Twice:
+    """Gives the same node to everybody."""
+
+    name, elastic = "twice", True
+
+    def decide(self, view, memory, rng):
+        first = view.capacity.nodes[0]
+        return Decision({one.id: Grant(((first.id, first.gpus),)) for one in view.apps})
+
+
+def test_an_app_that_arrives_gets_leases_at_once_with_price_epoch_and_reason():
+    world = World(RIGID, [node("n1", 4, price=2.0)])
+    world.enter(app("a", 3))
+    cycle = world.step()
+    granted = [change for change in cycle.changes if isinstance(change, Granted)]
+    assert [(x.number, x.node, x.slot, x.app) for x in granted[0].leases] == [
+        (1, "n1", 0, "a"),
+        (2, "n1", 1, "a"),
+        (3, "n1", 2, "a"),
+    ]
+    assert {(x.price, x.epoch, x.until) for x in granted[0].leases} == {(0.5, 1, world.now + 60)}
+    assert cycle.auction
+    decided = next(change for change in cycle.changes if isinstance(change, Decided))
+    assert decided.kind == "auction"
+    assert decided.inputs["policy"] == "best-effort"
+    assert decided.outcome["gpus"] == {"a": 3}
+    assert "a gets 3 of n1" in decided.reason
+
+
+def test_a_burst_of_arrivals_is_decided_on_once():
+    world = World(RIGID, [node("n1", 4)])
+    world.enter(app("a", 1))
+    world.step()
+    world.enter(app("b", 1))
+    first = world.tick(0.05)
+    world.enter(app("c", 1))
+    second = world.tick(0.05)
+    assert not first.auction
+    assert not second.auction
+    assert second.wake == pytest.approx(world.now + 0.15)
+    third = world.tick(0.16)
+    assert third.auction
+    assert world.placement("b") == world.placement("c") == {"n1": 1}
+
+
+def test_leases_are_extended_before_they_end_and_end_when_nobody_is_there():
+    world = World(RIGID, [node("n1", 4)])
+    world.enter(app("a", 2))
+    for _ in range(200):
+        cycle = world.step()
+        assert all(lease.until > world.now for lease in world.state.leases.values())
+    extended = [c for _, _, _, cycle in world.cycles for c in cycle.changes if isinstance(c, Extended)]
+    assert 5 <= len(extended) <= 8  # half of a lease's time passes between two
+    assert world.state.leases.keys() == {1, 2}
+    world.finish("a")
+    cycle = world.tick(1)
+    assert any(isinstance(change, Ended) and change.leases == (1, 2) for change in cycle.changes)
+
+
+def test_a_notice_calls_leases_back_in_time_and_moves_the_gang_elsewhere():
+    world = World(RIGID, [node("n1", 4), node("n2", 4)])
+    world.enter(app("a", 4))
+    world.step()
+    at = next(iter(world.placement("a")))
+    other = {"n1": "n2", "n2": "n1"}[at]
+    world.notice(at, 120)
+    cycle = world.tick(0.1)
+    recalled = [c for c in cycle.changes if isinstance(c, Recalled)]
+    assert recalled[0].deadline == pytest.approx(world.now + 120 - 0.1 - 30, abs=0.2)
+    assert not world.placement("a")
+    world.tick(0.3)
+    assert world.placement("a") == {other: 4}
+
+
+def test_a_gang_keeps_its_other_nodes_until_it_is_decided_where_it_goes():
+    world = World(RIGID, [node("n1", 2), node("n2", 2), node("n3", 2)])
+    world.enter(app("a", 4))
+    world.step()
+    lost, kept = sorted(world.placement("a"))
+    world.notice(lost, 120)
+    world.tick(0.1)
+    assert world.placement("a") == {kept: 2}
+    world.tick(0.3)
+    assert world.live("a") == 4
+    assert lost not in world.placement("a")
+
+
+def test_a_gang_that_has_no_other_place_gives_all_of_its_gpus_back():
+    world = World(RIGID, [node("n1", 2), node("n2", 2)])
+    world.enter(app("a", 4))
+    world.step()
+    world.notice("n1", 120)
+    world.steps(10)
+    assert not world.state.held("a")
+    assert any("needs 4 GPUs at once; 2 are there" in why for why in world.said("guard"))
+
+
+def test_a_node_that_left_ends_its_leases_and_says_who_lost_them():
+    world = World(RIGID, [node("n1", 4), node("n2", 4)])
+    world.enter(app("a", 4))
+    world.step()
+    at = next(iter(world.placement("a")))
+    world.capacity(left=(at,))
+    cycle = world.tick(1)
+    assert any(isinstance(change, Ended) and change.reason == f"{at} is gone" for change in cycle.changes)
+    assert world.said("recovery") == [f"{at} left while apps held its GPUs: a 4"]
+    world.step()
+    assert world.live("a") == 4
+
+
+def test_a_silent_app_is_ended_by_force_then_its_leases_end_then_it_is_lost():
+    world = World(RIGID, [node("n1", 4)])
+    world.enter(app("a", 2), dies=5)
+    order = []
+    for _ in range(60):
+        cycle = world.tick(1)
+        if cycle.evict:
+            order.append("evict")
+        order += [type(c).__name__ for c in cycle.changes if isinstance(c, Ended | AppMoved | Extended)]
+    assert order == ["evict", "Ended", "AppMoved"]
+    assert world.state.apps["a"].phase == "lost"
+    assert not world.state.leases
+
+
+def test_an_app_that_comes_back_after_its_loss_gets_gpus_again():
+    world = World(RIGID, [node("n1", 4)])
+    world.enter(app("a", 2), dies=5)
+    world.steps(60)
+    assert world.state.apps["a"].phase == "lost"
+    world.enter(app("a", 2))
+    world.steps(2)
+    assert world.live("a") == 2
+    world.steps(60)
+    assert world.state.apps["a"].phase != "lost"
+
+
+def test_what_a_silent_app_holds_on_a_node_out_of_reach_ends_only_after_its_lease_and_the_grace():
+    world = World(RIGID, [node("n1", 4)])
+    world.unreachable.add("n1")
+    world.enter(app("a", 4), dies=5)
+    world.steps(4)
+    world.enter(app("b", 4))
+    until = max(lease.until for lease in world.state.held("a"))
+    while world.state.held("a"):
+        assert world.now < until + 60 + 5
+        world.step()
+    assert world.now >= until + 60
+    world.step()
+    assert world.live("b") == 4
+
+
+def test_who_does_not_let_go_in_time_is_ended_by_force_on_that_node_only():
+    world = World(RIGID, [node("n1", 2), node("n2", 2), node("n3", 2)])
+    world.enter(app("a", 4), deaf=5)
+    world.steps(3)
+    lost = min(world.placement("a"))
+    world.steps(3)
+    world.notice(lost, 60)
+    evicted = set()
+    for _ in range(40):
+        evicted |= {(one.app, one.node) for one in world.tick(1).evict}
+    assert evicted == {("a", lost)}
+    assert world.live("a") == 4
+
+
+def test_no_clock_jump_and_no_outage_makes_anybody_silent():
+    world = World(RIGID, [node("n1", 4)])
+    world.enter(app("a", 2))
+    world.steps(3)
+    report = world.reports["a"]
+    world.now += 3600  # the loop and the app's reports were both away
+    cycle = world.cycle()
+    assert not cycle.evict
+    world.now -= 7200
+    assert world.reports["a"] == report
+    cycle = world.cycle()
+    assert not cycle.evict
+    world.now += 7200
+    world.steps(5)
+    assert world.live("a") == 2
+    assert world.state.apps["a"].phase != "lost"
+
+
+def test_a_new_loop_takes_over_what_is_there_without_moving_anything():
+    world = World(RIGID, [node("n1", 4), node("n2", 4)])
+    for id_, gpus in (("a", 3), ("b", 4), ("c", 1)):
+        world.enter(app(id_, gpus))
+        world.step()
+    before = {id_: world.placement(id_) for id_ in "abc"}
+    world.now += 300  # all leases have passed their end meanwhile
+    for living in world.apps.values():
+        world.report(living)
+    world.memory = Memory()
+    cycle = world.cycle()
+    assert {id_: world.placement(id_) for id_ in "abc"} == before
+    assert not any(isinstance(c, Granted | Recalled | Ended) for c in cycle.changes)
+    assert all(lease.until > world.now for lease in world.state.leases.values())
+
+
+@pytest.mark.parametrize("policy", [Raises(), Twice()])
+def test_a_broken_policy_stops_nothing_and_says_what_it_did(policy):
+    world = World(RIGID, [node("n1", 4)])
+    world.enter(app("a", 2))
+    world.step()
+    world.settings = replace(RIGID, policy=policy)
+    world.enter(app("b", 2))
+    world.steps(120)
+    assert world.placement("a") == {"n1": 2}
+    assert not world.placement("b")
+    failed = [why for why in world.said("auction") if policy.name in why]
+    assert len(failed) == 1
+    assert ("ZeroDivisionError: of my own" in failed[0]) == (policy.name == "raises")
+    world.settings = RIGID
+    world.steps(40)
+    assert world.live("b") == 2
+
+
+def test_equal_inputs_give_equal_cycles_and_change_nothing_that_they_are_given():
+    world = World(Settings(interval_s=5), [node("n1", 4), node("n2", 4)])
+    for id_, gpus in (("a", 2), ("b", 4), ("c", 1)):
+        world.enter(app(id_, gpus, 1, 2 * gpus), work=100.0 * gpus)
+        world.steps(3)
+    world.notice("n1", 100)
+    world.steps(120)
+    assert len(world.cycles) > 100
+    for situation, memory, dice, cycle in world.cycles:
+        rng = np.random.default_rng()
+        rng.bit_generator.state = dice
+        state = copied(situation.state)
+        again = decide(situation, world.settings, memory, rng)
+        assert again.changes == cycle.changes
+        assert (again.targets, again.evict, again.wake, again.end) == (
+            cycle.targets,
+            cycle.evict,
+            cycle.wake,
+            cycle.end,
+        )
+        assert situation.state == state
+
+
+def test_an_empty_cluster_asks_for_nothing_and_sleeps():
+    cycle = decide(Situation(START, World(RIGID, []).state), RIGID, Memory(), np.random.default_rng(0))
+    assert cycle.changes == ()
+    assert cycle.wake == float("inf")
+
+
+def test_an_app_out_of_the_ledgers_sight_that_reports_is_ignored():
+    world = World(RIGID, [node("n1", 4)])
+    world.reports["stranger"] = AppReport(world.now, (7,), (8,), "running")
+    assert world.step().changes == ()
+
+
+def test_queries_hold_no_gpus_and_are_found_lost():
+    world = World(RIGID, [node("n1", 4)])
+    world.enter(app("q", 0, kind="query"), dies=3)
+    world.steps(40)
+    assert world.state.apps["q"].phase == "lost"
+    assert not world.state.leases
+    assert not any(
+        cycle.auction and cycle.changes and i > 3 for i, (_, _, _, cycle) in enumerate(world.cycles[:10])
+    )

@@ -1,0 +1,142 @@
+"""The lock: what the check finds, and that it finds nothing in ours."""
+
+import importlib.util
+import sys
+from importlib.metadata import Distribution
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.version import Version
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def lock() -> ModuleType:
+    """Return ``scripts/check_lock.py`` as a module."""
+    spec = importlib.util.spec_from_file_location("check_lock", ROOT / "scripts" / "check_lock.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["check_lock"] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+def said(findings: list[object]) -> list[str]:
+    """Return findings as texts."""
+    return [str(finding) for finding in findings]
+
+
+def test_our_lock_holds_exact_pins_only_and_everything_that_the_project_asks_for(lock: ModuleType) -> None:
+    import tomllib
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    locked, wrong = lock.pins((ROOT / "requirements.lock").read_text().splitlines())
+    assert said(wrong) == []
+    assert len(locked) > 100
+    assert said(lock.unmet(lock.wanted(project), locked, "pyproject.toml")) == []
+
+
+def test_licences_of_what_is_installed_are_allowed(lock: ModuleType) -> None:
+    locked, _ = lock.pins((ROOT / "requirements.lock").read_text().splitlines())
+    assert said(lock.licences(locked)) == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "numpy>=2.4",
+        "numpy",
+        "numpy==2.*",
+        "--index-url https://packages.example/simple",
+        "-e .",
+        "numpy @ https://packages.example/numpy.whl",
+        "numpy==2.4.6 --hash=sha256:00",
+        "git+https://code.example/numpy",
+        "",
+    ],
+)
+def test_what_is_no_exact_pin_is_found(lock: ModuleType, line: str) -> None:
+    _, wrong = lock.pins(["attrs==26.1.0", line])
+    assert [f.package for f in wrong] == ["line 2"]
+
+
+def test_a_package_that_is_pinned_twice_is_found_however_it_is_written(lock: ModuleType) -> None:
+    _, wrong = lock.pins(["ruamel-yaml==0.19.1", "ruamel.yaml==0.19.0"])
+    assert said(wrong) == ["ruamel-yaml: is pinned twice"]
+
+
+def test_a_dependency_that_the_lock_lacks_or_contradicts_is_found(lock: ModuleType) -> None:
+    asked = [Requirement("numpy>=2.4,<3"), Requirement("scipy>=1.17"), Requirement("rich>=15")]
+    wrong = said(lock.unmet(asked, {"numpy": Version("3.0"), "rich": Version("15.1")}, "pyproject.toml"))
+    assert wrong == [
+        "numpy: is 3.0 in the lock, and pyproject.toml asks for numpy<3,>=2.4",
+        "scipy: is asked for by pyproject.toml (scipy>=1.17) and not in the lock",
+    ]
+
+
+def test_extras_that_name_the_project_itself_are_followed_and_misspelt_ones_refused(lock: ModuleType) -> None:
+    project = {
+        "name": "ebbflow",
+        "dependencies": ["numpy>=2"],
+        "optional-dependencies": {"train": ["torch>=2"], "dev": ["ebbflow[train]", "pytest"]},
+    }
+    assert [one.name for one in lock.wanted(project)] == ["numpy", "torch", "pytest"]
+    project["optional-dependencies"] = {"dev": ["ebbflow[trian]"]}
+    with pytest.raises(ValueError, match="trian"):
+        lock.wanted(project)
+
+
+@pytest.mark.parametrize(
+    ("expression", "allowed"),
+    [
+        ("MIT", True),
+        ("MIT AND MPL-2.0", True),
+        ("Apache-2.0 WITH LLVM-exception AND (BSD-2-Clause OR GPL-2.0-only)", True),
+        ("GPL-3.0-only OR MIT", True),
+        ("GPL-3.0-or-later", False),
+        ("MIT AND AGPL-3.0-only", False),
+        ("Proprietary", False),
+        ("", False),
+    ],
+)
+def test_licence_expressions(lock: ModuleType, expression: str, allowed: bool) -> None:
+    assert lock.permitted(expression) is allowed
+
+
+class _Package(Distribution):
+    """A package with these metadata."""
+
+    def __init__(self, metadata: str) -> None:
+        self._text = metadata
+
+    def read_text(self, filename: str) -> str | None:
+        return self._text if filename == "METADATA" else None
+
+    def locate_file(self, path: object) -> Path:
+        return Path(str(path))
+
+
+@pytest.mark.parametrize(
+    ("lines", "spdx"),
+    [
+        ("License-Expression: MIT", "MIT"),
+        ("Classifier: License :: OSI Approved :: BSD License", "BSD-3-Clause"),
+        (
+            "Classifier: License :: OSI Approved\nClassifier: License :: OSI Approved :: Apache Software License",
+            "Apache-2.0",
+        ),
+        ("License: Apache License, Version 2.0", "Apache-2.0"),
+        ("License: GPL v3", "GPL v3"),
+        ("Summary: nothing said", ""),
+    ],
+)
+def test_licences_are_read_from_whatever_a_package_says(lock: ModuleType, lines: str, spdx: str) -> None:
+    assert lock.licence(_Package(f"Metadata-Version: 2.4\nName: one\nVersion: 1\n{lines}\n")) == spdx
+
+
+def test_an_exception_that_nobody_needs_is_found(lock: ModuleType) -> None:
+    assert said(lock.licences(["numpy"], {"numpy": "no reason"})) == ["numpy: needs no exception any more"]

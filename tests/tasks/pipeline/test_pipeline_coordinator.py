@@ -1,0 +1,251 @@
+"""The order in which steps begin, what follows when they end in one way or another, and going on after that."""
+
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pipelines import content, read
+
+from ebbflow.infra.clock import SystemClock
+from ebbflow.infra.errors import PipelineRunError
+from ebbflow.planners.errors import OptionError
+from ebbflow.tasks.pipeline.coordinator import Attempt, Carried, Coordinator, Silent, Threads
+from ebbflow.tasks.pipeline.outcome import StepOutcome, overall
+from ebbflow.tasks.pipeline.record import RunFolder, known_runs
+
+RESULTS = {
+    "orders": {"path": "/results/orders", "file": "/results/orders/orders.parquet", "rows": "3"},
+    "fit": {"folder": "/runs/fit", "metrics.r2": "0.5"},
+    "tune": {"folder": "/runs/tune", "best.lr": "0.1"},
+}
+
+
+class World:
+    """Carries steps out as a test says, and remembers what was asked."""
+
+    def __init__(self, **ends: Callable[[Attempt], Carried]) -> None:
+        self.ends, self.asked, self.heard = ends, list[Attempt](), list[str]()
+        self.running = threading.Event()
+
+    def carry(self, attempt: Attempt) -> Carried:
+        self.asked.append(attempt)
+        name = attempt.step.name
+        return self.ends.get(name, lambda _: Carried("finished", results=RESULTS[name]))(attempt)
+
+    def until_stopped(self, attempt: Attempt) -> Carried:
+        self.running.set()
+        assert attempt.stop.wait(60.0)
+        return Carried("stopped", "saved")
+
+    @property
+    def order(self) -> list[str]:
+        return [attempt.step.name for attempt in self.asked]
+
+
+class Listener(Silent):
+    def __init__(self, tick: Callable[[], object] = lambda: None) -> None:
+        self.said: list[str] = []
+        self.tick = tick  # type: ignore[method-assign]
+
+    def began(self, outcome: StepOutcome) -> None:
+        self.said.append(f"{outcome.name} begins")
+
+    def ended(self, outcome: StepOutcome) -> None:
+        self.said.append(f"{outcome.name} {outcome.state}")
+
+    def note(self, text: str) -> None:
+        self.said.append(text)
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Callable[..., Coordinator]:
+    def make(
+        world: World, listener: Silent | None = None, plain: dict[str, Any] | None = None
+    ) -> Coordinator:
+        pipeline = read(plain or content(tmp_path), tmp_path)
+        folder = RunFolder(tmp_path / "runs", "one")
+        record = folder.load()[0] if folder.exists else folder.begin(pipeline, {}, 1000.0)
+        return Coordinator(
+            pipeline,
+            record,
+            folder,
+            world.carry,
+            background=Threads(),
+            listener=listener or Silent(),
+            clock=SystemClock(),
+            patience=60.0,
+        )
+
+    return make
+
+
+def states(coordinator: Coordinator) -> dict[str, str]:
+    return {one.name: one.state for one in coordinator.outcomes()}
+
+
+def test_steps_begin_when_what_they_wait_for_has_finished(make: Callable[..., Coordinator]) -> None:
+    world, listener = World(), Listener()
+    coordinator = make(world, listener)
+    coordinator.run()
+    assert world.order == ["orders", "fit", "tune"]
+    assert set(states(coordinator).values()) == {"finished"}
+    assert overall(coordinator.outcomes()) == ("finished", "all steps have finished")
+    fit = world.asked[1]
+    assert fit.app == "one.fit"
+    assert [fit.fill(text) for text in fit.step.options["arguments"]] == ["--data", "/results/orders"]
+    assert fit.fill("${run.id} ${run.name} $${x}") == "one shop ${x}"
+    with pytest.raises(
+        OptionError, match=r"trainings\.fit has no 'metrics\.loss'; it has folder, metrics\.r2"
+    ):
+        world.asked[2].fill("${trainings.fit.metrics.loss}")
+    assert listener.said == [
+        "orders begins", "orders finished", "fit begins", "fit finished", "tune begins", "tune finished"
+    ]  # fmt: skip
+
+
+def test_independent_steps_run_at_the_same_time(make: Callable[..., Coordinator], tmp_path: Path) -> None:
+    plain = content(tmp_path)
+    del plain["searches"]["tune"]["after"]
+    meet = threading.Barrier(2, timeout=60.0)
+
+    def together(attempt: Attempt) -> Carried:
+        meet.wait()
+        return Carried("finished", results=RESULTS[attempt.step.name])
+
+    coordinator = make(World(orders=together, tune=together), plain=plain)
+    coordinator.run()
+    assert set(states(coordinator).values()) == {"finished"}
+
+
+def test_what_waits_for_a_failed_step_is_skipped(make: Callable[..., Coordinator]) -> None:
+    def fail(_: Attempt) -> Carried:
+        raise OptionError("no such table")
+
+    world = World(orders=fail)
+    coordinator = make(world)
+    coordinator.run()
+    assert world.order == ["orders"]
+    assert states(coordinator) == {"orders": "failed", "fit": "skipped", "tune": "skipped"}
+    assert overall(coordinator.outcomes()) == ("failed", "orders failed: no such table")
+    assert "orders has failed" in coordinator.outcomes()[1].reason
+
+
+def test_a_defect_is_a_failure_with_its_name(make: Callable[..., Coordinator]) -> None:
+    coordinator = make(World(orders=lambda _: 1 / 0))  # type: ignore[arg-type,return-value]
+    coordinator.run()
+    assert coordinator.outcomes()[0].reason == "ZeroDivisionError: division by zero"
+
+
+def test_a_lost_step_is_gone_on_with_within_bounds(
+    make: Callable[..., Coordinator], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ebbflow.tasks.pipeline.coordinator.AGAIN_AFTER", 0.0)
+    plain = content(tmp_path)
+    plain["trainings"]["fit"]["attempts"] = 2
+    ends = {"orders": ["lost", "lost", "finished"], "fit": ["lost", "lost", "finished"]}
+
+    def end(attempt: Attempt) -> Carried:
+        name = attempt.step.name
+        return Carried(ends[name][attempt.number - 1], "its node went", RESULTS[name])  # type: ignore[arg-type]
+
+    world = World(orders=end, fit=end)
+    coordinator = make(world, plain=plain)
+    coordinator.run()
+    assert [(one.step.name, one.number, one.resumes) for one in world.asked] == [
+        ("orders", 1, False), ("orders", 2, True), ("orders", 3, True), ("fit", 1, False), ("fit", 2, True)
+    ]  # fmt: skip
+    assert states(coordinator) == {"orders": "finished", "fit": "failed", "tune": "skipped"}
+    assert coordinator.outcomes()[1].reason == "lost 2 times, the last time: its node went"
+
+
+def test_an_interrupt_lets_steps_save_and_the_same_run_goes_on(make: Callable[..., Coordinator]) -> None:
+    world = World()
+    world.ends["fit"] = world.until_stopped
+    sent: list[bool] = []
+
+    def interrupt() -> None:
+        if world.running.is_set() and not sent:
+            sent.append(True)
+            signal.raise_signal(signal.SIGINT)
+
+    first = make(world, Listener(interrupt))
+    first.run()
+    assert states(first) == {"orders": "finished", "fit": "stopped", "tune": "stopped"}
+    assert overall(first.outcomes())[0] == "stopped"
+
+    again = World()
+    second = make(again)
+    second.run()
+    assert again.order == ["fit", "tune"]
+    assert again.asked[0].resumes
+    assert again.asked[0].fill("${queries.orders.path}") == "/results/orders"
+    assert overall(second.outcomes())[0] == "finished"
+    assert second.outcomes()[0].began == first.outcomes()[0].began
+
+
+def test_a_second_interrupt_leaves_at_once(make: Callable[..., Coordinator]) -> None:
+    world, hold = World(), threading.Event()
+    world.ends["orders"] = lambda _: (
+        Carried("stopped") if world.running.set() or hold.wait(60.0) else Carried("lost")
+    )
+
+    def interrupt() -> None:
+        if world.running.is_set():
+            signal.raise_signal(signal.SIGINT)
+
+    coordinator = make(world, Listener(interrupt))
+    with pytest.raises(KeyboardInterrupt):
+        coordinator.run()
+    hold.set()
+    assert states(coordinator)["orders"] == "stopped"
+
+
+def test_others_can_stop_it(make: Callable[..., Coordinator]) -> None:
+    world = World()
+    world.ends["orders"] = world.until_stopped
+    coordinator = make(world)
+    threading.Thread(target=lambda: world.running.wait(60.0) and coordinator.stop("cancelled")).start()
+    coordinator.run()
+    assert states(coordinator) == {"orders": "stopped", "fit": "stopped", "tune": "stopped"}
+    assert coordinator.outcomes()[2].reason == "cancelled"
+
+
+def test_a_process_that_was_killed_leaves_what_the_next_needs(
+    make: Callable[..., Coordinator], tmp_path: Path
+) -> None:
+    def look(attempt: Attempt) -> Carried:
+        seen.append(RunFolder(tmp_path / "runs", "one").load()[0].steps["orders"].results)
+        return Carried("finished", results=RESULTS["fit"])
+
+    seen: list[Any] = []
+    make(World(fit=look)).run()
+    assert seen == [RESULTS["orders"]]  # on disk before the next step began
+
+
+def test_a_run_is_held_by_one_process(tmp_path: Path) -> None:
+    clock = SystemClock()
+    with (
+        RunFolder(tmp_path, "one").held(clock),
+        pytest.raises(PipelineRunError, match="goes on in another process"),
+        RunFolder(tmp_path, "one").held(clock),
+    ):
+        pass
+
+
+def test_a_run_that_is_not_there_or_damaged(tmp_path: Path) -> None:
+    pipeline = read(content(tmp_path), tmp_path)
+    folder = RunFolder(tmp_path, "shop-1")
+    folder.begin(pipeline, {}, 0.0)
+    with pytest.raises(PipelineRunError, match="there is a run 'shop-1' already"):
+        folder.begin(pipeline, {}, 0.0)
+    assert known_runs(tmp_path) == ["shop-1"]
+    with pytest.raises(PipelineRunError, match=r"there is no run 'shop-2'.*did you mean shop-1"):
+        RunFolder(tmp_path, "shop-2").load()
+    (folder.path / "run.json").write_text('{"format": 1, "steps": []}')
+    with pytest.raises(PipelineRunError, match="is damaged"):
+        folder.load()
+    with pytest.raises(OptionError, match="a run's id begins with a letter"):
+        RunFolder(tmp_path, "../x")

@@ -1,0 +1,189 @@
+"""A pipeline for real: a query on DuckDB feeds a training on nodes of this machine, one of which is killed."""
+
+import json
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import yaml
+
+from ebbflow.infra.errors import PipelineRunError
+from ebbflow.infra.ledger import Ledger
+from ebbflow.infra.local_fleet import list_fleets
+from ebbflow.planners.errors import OptionError
+from ebbflow.planners.model.ledger import Decided
+from ebbflow.tasks.pipeline.coordinator import Attempt, Carried
+from ebbflow.tasks.pipeline.run import PipelineRequest, Quiet, run_steps
+from ebbflow.tasks.pipeline.view import ClusterView
+
+SCRIPT = '''
+import argparse, os, time
+import pyarrow.parquet, torch
+from ebbflow.infra.training import ElasticRun
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--data")
+table = pyarrow.parquet.read_table(parser.parse_args().data)
+x = torch.tensor(table["x"].to_pylist(), dtype=torch.float32).unsqueeze(1)
+y = torch.tensor(table["y"].to_pylist(), dtype=torch.float32).unsqueeze(1)
+with ElasticRun.start(seed=1) as run:
+    model, _ = run.prepare(
+        torch.nn.Linear(1, 1), lambda p: torch.optim.SGD(p, lr=0.1), batch_size=32
+    )
+    for _ in run.epochs(10):
+        for inputs, wanted in run.batches((x, y)):
+            run.backward(torch.nn.functional.mse_loss(model(inputs), wanted))
+            run.step()
+            time.sleep(0.02)
+        run.report(slope=float(next(model.parameters()).detach()), told=float(os.environ["TOLD"]))
+'''
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> dict[str, Any]:
+    """Return a pipeline whose data are there: y = 2 x."""
+    (tmp_path / "tables").mkdir()
+    values = [n / 512 for n in range(1024)]
+    pq.write_table(pa.table({"x": values, "twice": [2 * v for v in values]}), tmp_path / "tables" / "pairs.parquet")
+    (tmp_path / "fit.py").write_text(SCRIPT)
+    return {
+        "name": "shop",
+        "cluster": {
+            "local": {
+                "pools": {"gpu": {"kind": "gpu", "nodes": 1, "most": 2, "price": 0.9, "on_demand_price": 3.0}},
+                "at": ["fit+1s:kill:gpu"],
+            }
+        },
+        "teams": {"sales": {"weight": 2}},
+        "queries": {
+            "pairs": {
+                "team": "sales",
+                "sql": "SELECT x, twice AS y FROM pairs WHERE x < 1",
+                "tables": "tables",
+                "verify": True,
+            },
+            "again": {"team": "sales", "sql": "SELECT max(y) AS top FROM pairs", "tables": "${queries.pairs.path}"},
+        },
+        "trainings": {
+            "fit": {
+                "team": "sales",
+                "script": "fit.py",
+                "arguments": ["--data", "${queries.pairs.path}"],
+                "environment": {"TOLD": "${env:A_SECRET_NUMBER}"},
+                "checkpoint_every": "1s",
+                "grace": "5s",
+            }
+        },
+        "loop": {"lease": "20s", "interval": "2s", "grace": "5s", "scaling": {"wait": "1s", "idle": "5s"}},
+        "store": str(tmp_path / "store"),
+    }  # fmt: skip
+
+
+class Heard(Quiet):
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.view: ClusterView | None = None
+
+    def watch(self, view: ClusterView, steps: Any) -> None:
+        self.view = view
+
+    def note(self, text: str) -> None:
+        self.lines.append(text)
+
+
+@pytest.mark.processes
+def test_a_query_feeds_a_training_whose_node_is_killed(
+    shop: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("A_SECRET_NUMBER", "7654321")
+    file = tmp_path / "shop.yaml"
+    file.write_text(yaml.safe_dump(shop))
+    heard = Heard()
+    outcome = run_steps(
+        PipelineRequest(str(file), id="one", folder=str(tmp_path / "runs"), report=str(tmp_path / "page.html")),
+        heard,
+    )
+    assert outcome.state == "finished", outcome
+    pairs, again, fit = outcome.steps
+    assert pairs.results["rows"] == "512"
+    assert pairs.details["equal to DuckDB's result"] is True
+    assert pq.read_table(again.results["path"]).to_pylist() == [{"top": pytest.approx(2 * 511 / 512)}]
+    assert abs(float(fit.results["metrics.slope"]) - 2) < 0.2
+    assert float(fit.results["metrics.told"]) == 7654321.0
+    assert any("is killed without notice" in line for line in heard.lines)
+
+    folder = tmp_path / "runs" / "one"
+    with Ledger.open(str(folder / "ledger.db"), cluster="one", create=False) as ledger:
+        state = ledger.state()
+        assert ledger.verify() == []
+        assert {app.phase for app in state.apps.values()} == {"finished"}
+        assert not state.leases
+        decided = [event.change for event in ledger.events() if isinstance(event.change, Decided)]
+    assert {"auction", "scaling"} <= {one.kind for one in decided}
+    assert all(one.reason for one in decided)
+    leases = [lease for lease in json.loads((folder / "cluster.json").read_text())["leases"]]
+    assert len({lease["node"] for lease in leases}) >= 2  # it went on elsewhere
+    assert "<svg" in (tmp_path / "page.html").read_text()
+
+    assert list_fleets() == []
+    for path in folder.rglob("*"):  # the secret itself is nowhere, but for what the script has reported
+        if path.is_file() and "runs" not in path.relative_to(folder).parts and path.name != "outcome.json":
+            assert b"A_SECRET_NUMBER=7654321" not in path.read_bytes(), path
+    assert "${env:A_SECRET_NUMBER}" in (folder / "pipeline.yaml").read_text()
+
+
+def test_a_secret_that_is_not_set_is_told_and_nothing_else_runs(
+    shop: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ebbflow.infra.ledger import Ledger
+    from ebbflow.tasks.pipeline.carry import Carrier
+    from ebbflow.tasks.pipeline.read import read_pipeline
+    from ebbflow.tasks.pipeline.record import RunFolder
+    from ebbflow.tasks.pipeline.site import Site
+
+    monkeypatch.delenv("A_SECRET_NUMBER", raising=False)
+    file = tmp_path / "shop.yaml"
+    file.write_text(yaml.safe_dump(shop))
+    pipeline = read_pipeline(file)
+    with Ledger.open(str(tmp_path / "ledger.db")) as ledger:
+        site = Site(ledger, "one", pools=lambda *_: None)  # type: ignore[arg-type,return-value]
+        carrier = Carrier(site, pipeline, RunFolder(tmp_path, "one"), ledger.clock)
+        import threading
+
+        attempt = Attempt(pipeline.steps["fit"], "one.fit", 1, False, str, None, threading.Event())
+        with pytest.raises(OptionError, match=r"\$\{env:A_SECRET_NUMBER\} is asked for, but the environment has no"):
+            carrier(attempt)
+        assert not ledger.state().apps
+
+
+def test_a_ledger_with_a_password_is_named_by_the_environment_and_never_shown(
+    shop: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shop["cluster"] = {"existing": {"ledger": "${env:LEDGER_OF_TEST}"}}
+    file = tmp_path / "shop.yaml"
+    file.write_text(yaml.safe_dump(shop))
+    request = PipelineRequest(str(file), folder=str(tmp_path / "runs"))
+    monkeypatch.delenv("LEDGER_OF_TEST", raising=False)
+    with pytest.raises(OptionError, match="the environment has no LEDGER_OF_TEST"):
+        run_steps(request)
+    monkeypatch.setenv("LEDGER_OF_TEST", str(tmp_path / "led.db"))
+    with pytest.raises(PipelineRunError, match="no capacity loop leads the cluster 'local'"):
+        run_steps(request)
+
+
+def test_steps_of_a_pipeline_on_a_cluster_that_is_led(
+    shop: dict[str, Any], tmp_path: Path
+) -> None:
+    shop["cluster"] = {"existing": {"ledger": str(tmp_path / "led.db")}}
+    del shop["trainings"]
+    file = tmp_path / "shop.yaml"
+    file.write_text(yaml.safe_dump(shop))
+    with Ledger.open(str(tmp_path / "led.db")) as ledger, Heard_lead(ledger):
+        outcome = run_steps(PipelineRequest(str(file), id="two", folder=str(tmp_path / "runs")))
+        assert outcome.state == "finished", outcome
+        assert {name for name in ledger.state().apps} == {"two.pairs", "two.again"}
+        specs = [record.spec for record in ledger.state().apps.values()]
+        assert {(spec.team, spec.pipeline, spec.weight) for spec in specs} == {("sales", "two", 2.0)}

@@ -1,0 +1,99 @@
+"""The page of a cluster in a real browser: no errors, no sideways scrolling, filters and zoom that work."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from browser import Tab, browser, chromium
+from cluster_events import simulated_day
+
+from ebbflow.tasks.cluster_page import cluster_html
+from ebbflow.tasks.cluster_report import cluster_report
+
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.skipif(chromium() is None, reason="no Chromium here: install one, or name it in $CHROMIUM"),
+]
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> str:
+    events, reports = simulated_day(hours=8)
+    file = tmp_path_factory.mktemp("page") / "page.html"
+    file.write_text(cluster_html(cluster_report(events, reports, listed={"g5.2xlarge": 1.212})))
+    return file.as_uri()
+
+
+@pytest.fixture(scope="module")
+def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
+    with browser(Path(tmp_path_factory.mktemp("browser"))) as found:
+        yield found
+
+
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("width", [320, 768, 1280])
+def test_nothing_is_wider_than_the_screen_and_nothing_goes_wrong(tab, page, width, dark):
+    tab.open(page, width, dark=dark)
+    assert tab.ask("document.documentElement.scrollWidth") <= width
+    wide = tab.ask(
+        f"""[...document.querySelectorAll('main *')].filter(e => !e.closest('.tl, .scroll, .defs, .sr, pre')
+        && e.getBoundingClientRect().right > {width} + 0.5).map(e => e.outerHTML.slice(0, 200)).slice(0, 3)"""
+    )
+    assert wide == []
+    assert tab.problems == []
+    assert [url for url in tab.requests if not url.startswith("file:")] == []
+
+
+def test_decisions_are_found_by_words_kind_and_effect(tab, page):
+    tab.open(page, 1280)
+    total = tab.ask("document.querySelectorAll('#decision-rows > tr').length")
+    assert total > 20
+    assert tab.ask("document.querySelector('#shown').textContent") == f"{total} of {total} shown"
+    shown = "[...document.querySelectorAll('#decision-rows > tr')].filter(row => row.offsetHeight)"
+    tab.ask(
+        """(() => { const form = document.querySelector('#filter'); form.elements.words.value = 'budget GUARD';
+        form.dispatchEvent(new Event('input', {bubbles: true})); })()"""
+    )
+    found = tab.ask(f"{shown}.map(row => row.textContent.toLowerCase())")
+    assert 0 < len(found) < total
+    assert all("budget" in text and "guard" in text for text in found)
+    tab.ask(
+        """(() => { const form = document.querySelector('#filter'); form.elements.words.value = '';
+        form.elements.kind.value = 'scaling'; form.dispatchEvent(new Event('input', {bubbles: true})); })()"""
+    )
+    assert set(tab.ask(f"{shown}.map(row => row.dataset.kind)")) == {"scaling"}
+    tab.ask("document.querySelector('#filter').reset()")
+    tab.until(f"{shown}.length === {total}")
+    assert tab.problems == []
+
+
+def test_the_timeline_stretches_and_shows_finer_times(tab, page):
+    tab.open(page, 1280)
+    labels = (
+        "[...document.querySelectorAll('.axis text')].filter(t => t.getBoundingClientRect().width).length"
+    )
+    inner = "document.querySelector('.tl-in').clientWidth"
+    before, wide = tab.ask(labels), tab.ask(inner)
+    for _ in range(4):
+        tab.ask("document.querySelector('[data-zoom=\"2\"]').click()")
+    assert tab.ask(inner) == pytest.approx(16 * wide, abs=20)
+    assert tab.ask(labels) > before
+    assert tab.ask("document.documentElement.scrollWidth") <= 1280
+    middle = tab.ask(
+        "(p => (p.scrollLeft + p.clientWidth / 2) / p.scrollWidth)(document.querySelector('#timeline-pane'))"
+    )
+    assert middle == pytest.approx(0.5, abs=0.02)
+    tab.ask("document.querySelector('[data-zoom=\"0\"]').click()")
+    assert tab.ask(inner) == pytest.approx(wide, abs=2)
+    assert tab.problems == []
+
+
+def test_labels_of_the_axis_do_not_run_into_each_other(tab, page):
+    for width in (320, 768, 1280):
+        tab.open(page, width)
+        gaps = tab.ask(
+            """(() => { const boxes = [...document.querySelectorAll('.axis text')].map(t => t.getBoundingClientRect())
+            .filter(b => b.width).sort((a, b) => a.left - b.left);
+            return boxes.slice(1).map((b, i) => b.left - boxes[i].right); })()"""
+        )
+        assert min(gaps) > 0

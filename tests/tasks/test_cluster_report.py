@@ -1,0 +1,485 @@
+"""A cluster's report: figures checked by hand, and what must hold of any events."""
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from cluster_events import CORES, GPU, START, A, B, Book, books, simulated_day, training, two_apps
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ebbflow.planners.errors import OptionError
+from ebbflow.planners.model.capacity import Notice
+from ebbflow.planners.model.ledger import (
+    AppEntered,
+    AppMoved,
+    AppReport,
+    AppSpec,
+    Decided,
+    Extended,
+    Saved,
+    State,
+    fold,
+)
+from ebbflow.tasks.cluster_history import History
+from ebbflow.tasks.cluster_report import ClusterReport, cluster_report
+from ebbflow.tasks.report import ReportError
+
+
+def report_of(book: Book, reports=None, **options) -> ClusterReport:
+    return cluster_report(book.events, reports, **options)
+
+
+# --- money ------------------------------------------------------------------------------------------------------
+
+
+def test_service_and_dollars_of_apps_are_those_of_their_leases():
+    x, y = report_of(two_apps()).apps
+    assert (x.service, y.service) == (2 * 1830, 3600)
+    assert x.dollars == pytest.approx(2 * 1830 / 3600 * 1.0)
+    assert y.dollars == pytest.approx(2.0)
+    assert (x.leases, y.leases) == (2, 1)
+
+
+def test_nodes_cost_their_price_against_on_demand_and_what_was_idle():
+    money = report_of(two_apps(), listed={GPU.instance_type: 5.0}).money
+    assert money.total.dollars == pytest.approx(3610 / 3600 * 6)
+    assert money.total.list_dollars == pytest.approx(3610 / 3600 * (5 + 4))
+    assert money.total.saved == pytest.approx(1 / 3)
+    assert money.total.gpu_hours == pytest.approx(4 * 3610 / 3600)
+    assert money.total.idle == pytest.approx(1 - 7260 / 14440)
+    assert money.leased_dollars == pytest.approx(1.0166667)
+    assert money.leased_dollars + money.idle_dollars == pytest.approx(3610 / 3600 * 6)
+    assert [(team.team, team.apps, team.gpu_hours) for team in money.teams] == [
+        ("blue", 1, 1.0),
+        ("red", 1, 3660 / 3600),
+    ]
+
+
+def test_the_price_of_on_demand_nodes_is_what_spot_nodes_of_their_type_are_compared_with():
+    money = report_of(two_apps()).money
+    spot = next(row for row in money.rows if row.market == "spot")
+    assert spot.list_dollars == pytest.approx(3610 / 3600 * 4)
+    assert spot.saved == pytest.approx(0.5)
+
+
+def test_an_unknown_list_price_makes_the_comparison_unknown():
+    book = Book()
+    book.capacity(0, replace(CORES, id="w", price=0.3))
+    book.capacity(3600, left=["w"])
+    money = report_of(book).money
+    assert money.total.dollars == pytest.approx(0.3)
+    assert money.total.list_dollars is None
+    assert money.total.idle is None
+
+
+def test_a_spot_node_taken_back_within_its_first_hour_costs_nothing():
+    book = Book()
+    book.capacity(0, A, replace(A, id="a2"))
+    book.capacity(1000, notices=[Notice("a", START + 1120)])
+    book.capacity(1120, left=["a"])
+    book.capacity(1121, left=["a2"])  # ended by its owner: billed
+    money = report_of(book).money
+    assert money.total.dollars == pytest.approx(1121 / 3600 * 2)
+    assert money.total.free_hours == pytest.approx(1120 / 3600)
+    assert [node.ending for node in report_of(book).nodes] == ["reclaimed", "left"]
+
+
+def test_prices_that_change_count_from_then_on():
+    book = Book()
+    book.capacity(0, A)
+    book.capacity(1800, replace(A, price=6.0))
+    book.capacity(3600, left=["a"])
+    report = report_of(book)
+    assert report.money.total.dollars == pytest.approx(1.0 + 3.0)
+    assert report.money.idle_dollars == pytest.approx(4.0)
+    assert len(report.nodes) == 1
+
+
+def test_nodes_without_a_price_are_free_and_said_to_be():
+    book = Book()
+    book.capacity(0, replace(A, price=0.0), B)
+    book.capacity(3600, left=["a", "b"])
+    money = report_of(book).money
+    assert (money.unpriced, money.total.dollars) == (1, pytest.approx(4.0))
+
+
+def test_a_part_of_the_time_counts_the_part_inside():
+    book = two_apps()
+    report = report_of(book, since=START + 1000, until=START + 2000)
+    assert report.seconds == 1000
+    x, y = report.apps
+    assert (x.service, y.service) == (2 * 840, 1000)
+    assert report.money.total.dollars == pytest.approx(1000 / 3600 * 6)
+    assert y.phase == "running"
+    assert x.phase == "finished"
+    assert report.capacity[0].at == START + 1000
+
+
+def test_parts_of_the_time_add_up():
+    book = two_apps()
+    whole = report_of(book)
+    cuts = [START, START + 700, START + 1815, START + 3610]
+    parts = [report_of(book, since=a, until=b) for a, b in pairwise(cuts)]
+    for name in ("x", "y"):
+        assert sum(p.app(name).service for p in parts if p.app(name)) == pytest.approx(
+            whole.app(name).service
+        )
+    assert sum(p.money.total.dollars for p in parts) == pytest.approx(whole.money.total.dollars)
+
+
+# --- fairness -----------------------------------------------------------------------------------------------------
+
+
+def test_rho_is_time_here_over_time_alone_on_the_share():
+    report = report_of(two_apps())
+    x, y = report.apps
+    assert x.rho.share == pytest.approx(2.0)
+    assert x.rho.value == pytest.approx(1840 / 1830)
+    # x was there for 1840 s of y's 3610 s; y can use no more than two GPUs of its share
+    weights = (2 * 1840 + 1 * 1770) / 3610
+    assert y.rho.share == pytest.approx(4 / weights)
+    assert y.rho.value == pytest.approx(3610 / (3600 / 2))
+    assert not x.rho.bound
+    assert "held" in y.rho.how
+    assert report.fairness.worst_app == "y"
+    values = [x.rho.value, y.rho.value]
+    assert report.fairness.jain == pytest.approx(sum(values) ** 2 / (2 * sum(v * v for v in values)))
+    assert report.fairness.above == 1
+
+
+def test_work_that_an_app_tells_goes_before_what_it_held():
+    reports = {"y": AppReport(START + 3610, work_total=1800.0)}
+    assert report_of(two_apps(), reports).app("y").rho.value == pytest.approx(3610 / (1800 / 2))
+
+
+def test_weights_are_shares():
+    book = Book()
+    book.capacity(0, A, B)
+    book.write(0, training("x", weight=3.0), training("y", weight=1.0))
+    book.write(100, AppMoved("x", "running"))
+    shares = [app.rho.share for app in report_of(book).apps]
+    assert shares == [pytest.approx(3.0), pytest.approx(1.0)]
+
+
+def test_rho_of_a_running_app_is_with_what_it_holds():
+    book = Book()
+    book.capacity(0, A, B)
+    book.write(0, training("x"))
+    book.grant(0, "x", ("a", 0))
+    book.write(0, AppMoved("x", "running"))
+    book.write(1000, Saved("x", "s3://x/1"))
+    reports = {
+        "x": AppReport(START + 1000, seconds_left=3000.0, work_left=3000.0, work_total=4000.0, progress=0.25)
+    }
+    x = report_of(book, reports).apps[0]
+    assert x.rho.value == pytest.approx((1000 + 3000) / (4000 / 2))
+    assert (x.held, x.progress, x.saves, x.seconds_left) == (1, 0.25, 1, 3000.0)
+
+
+def test_rho_of_an_app_that_waits_is_bounded_from_below():
+    book = Book()
+    book.capacity(0, A, B)
+    book.write(0, training("x"))
+    book.write(500, Saved("x", "s3://x/1"))
+    x = report_of(book, {"x": AppReport(START + 500, work_left=2000.0, work_total=2000.0)}).apps[0]
+    assert x.rho.bound
+    assert x.rho.value == pytest.approx((500 + 2000 / 2) / (2000 / 2))
+    assert report_of(book).apps[0].rho.value is None
+    assert report_of(book).fairness.worst is None
+
+
+@pytest.mark.parametrize("phase", ["failed", "stopped"])
+def test_rho_of_what_never_ended_is_not_known(phase):
+    book = two_apps()
+    book.write(3611, AppEntered(book.state.apps["x"].spec))
+    book.write(3612, AppMoved("x", phase))
+    assert report_of(book).app("x").rho.value is None
+
+
+def test_a_query_has_no_rho_and_a_cluster_without_gpus_gives_none():
+    book = Book()
+    book.capacity(0, replace(CORES, id="w"))
+    book.write(0, AppEntered(AppSpec("q", "query")), training("x"))
+    book.write(100, AppMoved("q", "running"))
+    q, x = report_of(book).apps
+    assert "by weight" in q.rho.how
+    assert "no GPUs" in x.rho.how
+    assert q.waited == 100
+
+
+# --- apps ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("deadline", "ended", "left", "state", "margin"),
+    [
+        (4000.0, True, None, "met", 390.0),
+        (3000.0, True, None, "missed", -610.0),
+        (9000.0, False, 1000.0, "on course", 9000 - 3611 - 1000.0),
+        (4000.0, False, 1000.0, "late", 4000 - 3611 - 1000.0),
+        (3600.0, False, 1000.0, "missed", -11.0),
+        (9000.0, False, None, "open", None),
+        (None, True, None, "", None),
+    ],
+)
+def test_deadlines(deadline, ended, left, state, margin):
+    book = Book()
+    book.capacity(0, A)
+    book.write(0, training("x", deadline=None if deadline is None else START + deadline))
+    book.write(3610, AppMoved("x", "finished" if ended else "running"))
+    if not ended:
+        book.write(3611, Saved("x", "s3://x"))
+    x = report_of(book, {"x": AppReport(START + 3610, seconds_left=left)}).apps[0]
+    assert x.deadline_state == state
+    assert x.margin == (None if margin is None else pytest.approx(margin))
+
+
+def test_waiting_is_time_without_a_lease_and_restarts_are_other_placements():
+    book = Book()
+    book.capacity(0, A, B)
+    book.write(0, training("x"))
+    first = book.grant(100, "x", ("a", 0))  # waited 100 s
+    book.write(100, AppMoved("x", "running"))
+    more = book.grant(200.2, "x", ("a", 1))  # larger: a restart
+    book.recall(300, first + more)
+    moved = book.grant(300.5, "x", ("b", 0), ("b", 1))  # of one move: a restart
+    book.end(330, first + more)
+    book.end(400, moved)  # paused
+    again = book.grant(450, "x", ("b", 0), ("b", 1))  # the same place, after a pause of 50 s
+    renewed = [again[0]]
+    book.end(500, renewed)
+    book.grant(500, "x", ("b", 0))  # the same GPUs without a pause
+    book.write(600, AppMoved("x", "finished"))
+    x = report_of(book).apps[0]
+    assert x.first_wait == 100
+    assert x.waited == pytest.approx(150)
+    assert x.restarts == 3
+
+
+def test_an_app_that_comes_back_keeps_its_number_and_its_time_away_does_not_count():
+    book = two_apps()
+    book.write(4000, AppEntered(book.state.apps["x"].spec))
+    numbers = book.grant(4100, "x", ("a", 0))
+    book.end(4200, numbers)
+    book.write(4200, AppMoved("x", "finished"))
+    x = report_of(book).app("x")
+    assert (x.number, x.returns) == (1, 1)
+    assert x.rho.value == pytest.approx((1840 + 200) / ((3660 + 100) / min(x.rho.share, 2)))
+
+
+def test_a_pipeline_is_its_apps_and_their_time():
+    book = Book()
+    book.capacity(0, A, B)
+    book.write(0, training("other"))
+    book.write(100, training("mine", pipeline="nightly"))
+    mine = book.grant(110, "mine", ("a", 0))
+    other = book.grant(110, "other", ("b", 0))
+    book.end(410, mine)
+    book.write(400, Decided("auction", "everyone"), Decided("guard", "not for mine", "other"))
+    book.write(410, AppMoved("mine", "finished"))
+    book.end(900, other)
+    report = report_of(book, pipeline="nightly")
+    assert (report.since, report.until) == (START + 100, START + 410)
+    assert [app.id for app in report.apps] == ["mine"]
+    assert [d.reason for d in report.decisions] == ["everyone"]
+    assert report.money.total.leased_hours == pytest.approx(600 / 3600)  # of the whole cluster
+    assert report.money.leased_dollars == pytest.approx(300 / 3600)
+
+
+# --- what happened --------------------------------------------------------------------------------------------------
+
+
+def test_changes_of_capacity_say_what_became_of_each_node():
+    book = Book()
+    book.capacity(0, A, B, replace(A, id="c"), replace(A, id="d"))
+    book.write(0, training("x"))
+    held = book.grant(1, "x", ("a", 0), ("c", 0))
+    book.capacity(10, notices=[Notice("d", START + 500, "rebalance")])
+    book.capacity(20, notices=[Notice("a", START + 140), Notice("d", START + 500, "rebalance")])
+    book.recall(21, held[:1])
+    book.end(60, held[:1])
+    book.capacity(140, left=["a"])
+    book.capacity(150, left=["c"])
+    book.capacity(160, left=["b", "d"])
+    report = report_of(book)
+    found = [(c.kind, c.nodes, c.leases) for c in report.changes]
+    assert found == [
+        ("came", ("a", "b", "c", "d"), 0),
+        ("advice", ("d",), 0),
+        ("notice", ("a",), 1),
+        ("reclaimed", ("a",), 0),
+        ("lost", ("c",), 1),
+        ("left", ("b", "d"), 0),
+    ]
+    assert [step.gpus for step in report.capacity] == [8, 8, 8, 6, 4, 0]
+    assert [step.leaving for step in report.capacity] == [0, 0, 1, 0, 0, 0]
+    latency = {row.name: row for row in report.latency}
+    assert latency["a notice to the recall of the node's leases"].median == pytest.approx(1.0)
+    assert latency["a recall to the GPU being free"].most == pytest.approx(39.0)
+    assert latency["an app's arrival to its first lease"].count == 1
+
+
+def test_scaling_targets_say_what_came_of_them():
+    book = Book()
+    book.capacity(0, A)
+    book.write(10, Decided("scaling", "two more", outcome={"pool": "gpu", "nodes": 3}))
+    book.capacity(100, B, replace(A, id="c"))
+    book.write(200, Decided("scaling", "one less", outcome={"pool": "gpu", "nodes": 2}))
+    book.write(300, Decided("scaling", "of another pool", outcome={"pool": "cores", "nodes": 2}))
+    book.capacity(400, left=["c"])
+    became = [row.became for row in report_of(book).decisions]
+    assert became[0] == "2 nodes came after 90.0 s to 90.0 s"
+    assert became[1] == "1 node left"
+
+
+def test_figures_of_auctions_become_lines_over_time():
+    book = two_apps()
+    for at, rho in ((3700, 1.5), (3800, 1.25)):
+        bids = {
+            "x": {"rho": rho, "goodput": 100 * rho, "held": 1},
+            "unknown": {"rho": 1.0},
+            "y": {"rho": None},
+        }
+        book.write(at, Decided("auction", "bids", inputs={"apps": bids}))
+    x, y = report_of(book).apps
+    assert [sample.value for sample in x.rhos] == [1.5, 1.25]
+    assert [sample.value for sample in x.goodput] == [150.0, 125.0]
+    assert y.rhos == ()
+
+
+def test_stages_are_what_a_query_reports_and_odd_ones_are_left_out():
+    book = Book()
+    book.capacity(0, replace(CORES, id="w"))
+    book.write(0, AppEntered(AppSpec("q", "query")), AppMoved("q", "running"))
+    book.write(50, Decided("replan", "p2 is sooner", "q", outcome={"kind": "switch"}))
+    book.write(60, Decided("replan", "p2 it stays", "q", outcome={"kind": "stay"}))
+    book.write(100, AppMoved("q", "finished"))
+    stages = [
+        {
+            "name": "one",
+            "status": "completed",
+            "started": START + 5,
+            "ended": START + 20,
+            "rows": 7,
+            "plan": "p1",
+        },
+        {"name": "two", "status": "running", "started": START + 20, "ended": None},
+        {"name": "later", "started": START + 5000},
+        {"name": "odd", "started": "never"},
+        "nonsense",
+    ]
+    report = report_of(book, {"q": AppReport(START + 100, job={"stages": stages})})
+    assert [(s.name, s.since - START, s.until - START, s.rows) for s in report.stages] == [
+        ("one", 5, 20, 7), ("two", 20, 100, 0),
+    ]  # fmt: skip
+    assert report.apps[0].replans == 1
+
+
+def test_what_the_loop_says_of_its_pace_is_told_first():
+    book = two_apps()
+    figures = {"changes": 9, "latency_s": {"p50": 0.01, "p95": 0.1, "p99": 0.2, "worst": 0.3}}
+    row = report_of(book, {"_loop": AppReport(START + 3610, job={"figures": figures})}).latency[0]
+    assert (row.count, row.median, row.p99, row.most) == (9, 0.01, 0.2, 0.3)
+    assert report_of(book, {"_loop": AppReport(START, job={"figures": {"latency_s": {"p50": None}}})}).app(
+        "x"
+    )
+
+
+def test_time_goes_on_to_now():
+    book = two_apps()
+    assert report_of(book).until == START + 3610
+    assert report_of(book, now=START + 4000).until == START + 4000
+    assert report_of(book, now=START).until == START + 3610
+
+
+def test_nothing_at_all_is_a_report_too():
+    report = cluster_report([])
+    assert (report.number, report.seconds, report.apps) == (0, 0, ())
+
+
+def test_an_event_that_cannot_follow_is_refused_and_changes_nothing():
+    book = two_apps()
+    history = History.of(book.events)
+    with pytest.raises(OptionError, match="cannot follow"):
+        history.add(book.events[3])
+    assert cluster_report(history) == report_of(book)
+
+
+def test_a_ledger_whose_beginning_is_gone_begins_with_what_was_there():
+    book = two_apps()
+    cut = 8  # the leases are there, nobody has ended
+    origin = State()
+    for event in book.events[:cut]:
+        fold(origin, event)
+    history = History(origin)
+    for event in book.events[cut:]:
+        history.add(event)
+    report, whole = cluster_report(history), report_of(book)
+    assert report.since == START + 10
+    for name in ("x", "y"):
+        assert report.app(name).service == pytest.approx(whole.app(name).service)
+        assert report.app(name).rho.value == pytest.approx(whole.app(name).rho.value, rel=0.01)
+    assert [step.gpus for step in report.capacity] == [4]
+
+
+# --- JSON -----------------------------------------------------------------------------------------------------------
+
+
+def test_json_comes_back_as_it_was():
+    events, reports = simulated_day(hours=6)
+    report = cluster_report(events, reports, listed={"g5.2xlarge": 1.212})
+    assert ClusterReport.from_json(report.to_json()) == report
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("{", "not a report"), ("[]", "format 1"), ('{"format": 2}', "got 2"), ('{"format": 1}', "damaged")],
+)
+def test_what_is_no_report_is_refused(text, said):
+    with pytest.raises(ReportError, match=said):
+        ClusterReport.from_json(text)
+
+
+# --- whatever happens -----------------------------------------------------------------------------------------
+
+
+@given(books(), st.floats(0, 1), st.floats(0, 1))
+@settings(max_examples=60)
+def test_totals_add_up_whatever_happens(made, first, second):
+    book, reports = made
+    report = cluster_report(book.events, reports)
+    now = report.until
+    for id_, record in book.state.apps.items():
+        row = report.app(id_)
+        running = [lease for lease in book.state.leases.values() if lease.app == id_]
+        service = record.service + sum(now - lease.since for lease in running)
+        dollars = record.dollars + sum((now - lease.since) / 3600 * lease.price for lease in running)
+        mine = [lease for lease in report.leases if lease.app == id_]
+        assert row.service == pytest.approx(service)
+        assert row.service == pytest.approx(sum(lease.seconds for lease in mine))
+        assert row.dollars == pytest.approx(dollars)
+        assert row.held == len(running)
+        assert 0 <= row.waited <= report.seconds + 1e-6
+        assert row.rho.value is None or row.rho.value > 0 or row.entered == now
+    for node in report.nodes:
+        assert 0 <= node.leased <= node.gpu_seconds + 1e-6
+    assert report.money.total.dollars >= -1e-9
+    cut = report.since + first * report.seconds
+    parts = [report_of(book, until=cut), report_of(book, since=cut)]
+    for app in report.apps:
+        inside = sum(part.app(app.id).service for part in parts if part.app(app.id))
+        assert inside == pytest.approx(app.service)
+    assert sum(p.money.total.dollars for p in parts) == pytest.approx(report.money.total.dollars)
+    assert ClusterReport.from_json(report.to_json()).to_json() == report.to_json()
+
+
+def test_extending_a_lease_changes_nothing_that_is_counted():
+    book = two_apps()
+    before = report_of(book)
+    other = Book()
+    for event in book.events:
+        other.write(event.at - START, event.change)
+        if 0 < event.at - START < 1800 and other.state.leases:
+            other.write(event.at - START, Extended(tuple(other.state.leases), START + 9000))
+    assert [app.service for app in report_of(other).apps] == [app.service for app in before.apps]
