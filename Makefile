@@ -31,7 +31,7 @@ check: $(SETUP)
 	$(BIN)/python scripts/check_lock.py
 
 docs: $(SETUP)
-	DISABLE_MKDOCS_2_WARNING=true $(BIN)/mkdocs build --clean --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --clean --quiet
 	@echo "open .cache/site/index.html"
 
 audit:

@@ -32,7 +32,7 @@ def definitions() -> str:
                 f"tl-c{number}", colour=f"var(--t{number})", ground=f"var(--u{number})", angle=angle, gap=gap
             )
         )
-    return tag("svg", tag("defs", body), width=0, height=0, aria_hidden="true", class_="defs")
+    return tag("svg", tag("defs", body), width=0, height=0, aria_hidden="true", class_="eb defs")
 
 
 def axis(picture: Lanes) -> tuple[str, str]:
@@ -100,11 +100,15 @@ def _bar(bar: Bar, height: float, lane: Lane) -> str:
 
 
 def _mark(mark: Mark, height: float) -> str:
-    words = mark.sign + (f"{mark.count}" if mark.count > 1 else "")
+    if mark.style.startswith("tick"):
+        tall = height * min(1.0, 0.4 + 0.1 * mark.count)
+        place = {"x": f"{mark.x:.3f}%", "y": height - tall, "width": 2, "height": tall}
+        return tag("rect", tag("title", clean(mark.tip)), class_=mark.style, **place)
+    words = clean(mark.sign) + (tag("tspan", f"{mark.count}", class_="count") if mark.count > 1 else "")
     anchor = "start" if mark.x < 1.5 else "end" if mark.x > 98.5 else "middle"
     sign = tag(
         "text",
-        clean(words),
+        words,
         x=f"{mark.x:.3f}%",
         y=height / 2 + 4.5,
         text_anchor=anchor,

@@ -4,6 +4,7 @@ Places are per cent of the report's time, so that a page can be stretched withou
 seen are drawn as one, so that a picture of any number of events stays small.
 """
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -16,6 +17,8 @@ from ebbflow.tasks.wording import clock_text, label_text, number_text, plural, s
 
 ENDS = {"finished": "✓", "failed": "✗", "stopped": "■", "lost": "?"}
 _STAGES: dict[str, str] = {**MARKS}
+_NEAR = 1.6  # per cent of the time within which signs are drawn as one
+_SIGNS = 16  # in a lane; more are drawn as lines
 _NAME = 48  # characters of a name in a label
 
 
@@ -239,11 +242,16 @@ def _events(report: ClusterReport, x: _Scale) -> tuple[Lane, ...]:
             marks = [
                 Mark(x(d.at), sign, kind, f"{clock_text(d.at)} {label_text(d.reason, 120)}") for d in rows
             ]
-            found.append(Lane(name, f"{len(rows):,}", marks=_gathered(marks), spoken=f"{name}: {len(rows)}"))
+            if len(marks) > _SIGNS:
+                marks = [replace(mark, sign="", style=f"tick m-{kind}") for mark in marks]
+            near = 0.3 if len(marks) > _SIGNS else _NEAR
+            found.append(
+                Lane(name, f"{len(rows):,}", marks=_gathered(marks, near), spoken=f"{name}: {len(rows)}")
+            )
     return tuple(found)
 
 
-def _gathered(marks: Sequence[Mark], near: float = 1.6) -> tuple[Mark, ...]:
+def _gathered(marks: Sequence[Mark], near: float = _NEAR) -> tuple[Mark, ...]:
     """Draw marks that would touch as one with their count."""
     found: list[Mark] = []
     for mark in sorted(marks, key=lambda m: m.x):
@@ -316,7 +324,7 @@ def _nodes(report: ClusterReport, shown: set[str], x: _Scale, least: float) -> I
     for lease in report.leases:
         if lease.node in shown:
             leases[lease.node].append(lease)
-    for name, mine in sorted(stays.items()):
+    for name, mine in sorted(stays.items(), key=lambda item: (item[1][0].since, natural(item[0]))):
         gpus = max(stay.gpus for stay in mine)
         bars = []
         for stay in mine:
@@ -357,6 +365,11 @@ def _nodes(report: ClusterReport, shown: set[str], x: _Scale, least: float) -> I
         spoken = f"{label_text(name, _NAME)}: {note.replace(' · ', ', ')}"
         yield Lane(label_text(name, _NAME), note.replace("%", " %"), (*bars, *_thinned(held, least)), marks, gpus,
                    spoken=spoken)  # fmt: skip
+
+
+def natural(name: str) -> list[tuple[int, str]]:
+    """Return what sorts ``node-2`` before ``node-10``."""
+    return [(int(part), "") if part.isdecimal() else (0, part) for part in re.split(r"([0-9]+)", name)]
 
 
 # --- the axis -----------------------------------------------------------------------------------------------------

@@ -50,7 +50,9 @@ def counted(
         end = min(until if span.until is None else span.until, until)
         if end < begin or (end == begin and span.until is not None and since < until):
             continue
-        leased = sum(max(0.0, min(x.until, end) - max(x.since, begin)) for x in on.get(span.node.id, ()))
+        leased = sum(
+            (max(0.0, min(x.until, end) - max(x.since, begin)) for x in on.get(span.node.id, ())), 0.0
+        )
         found.append(Counted(span, begin, end, leased))
     return found
 
@@ -87,10 +89,11 @@ def money(
     rows = tuple(_row(kind, market, _of(stays, kind, market), prices, since, until) for kind, market in kinds)
     total = _row("all", "", stays, prices, since, until)
     idle = sum(
-        one.rate / HOUR * _idle_seconds(one) / one.span.node.gpus for one in stays if one.span.node.gpus
+        (one.rate / HOUR * _idle_seconds(one) / one.span.node.gpus for one in stays if one.span.node.gpus),
+        0.0,
     )
     teams = tuple(
-        TeamRow(team, len(mine), sum(a.service for a in mine) / HOUR, sum(a.dollars for a in mine))
+        TeamRow(team, len(mine), sum(a.service for a in mine) / HOUR, sum((a.dollars for a in mine), 0.0))
         for team in sorted({app.team for app in apps})
         if (mine := [app for app in apps if app.team == team])
     )
@@ -98,7 +101,7 @@ def money(
         rows,
         total,
         teams,
-        sum(app.dollars for app in apps),
+        sum((app.dollars for app in apps), 0.0),
         idle,
         sum(not _priced(one) for one in stays),
     )
@@ -124,16 +127,18 @@ def _row(
         own = node.market == "on-demand" and node.price > 0
         return node.price if own else listed.get(node.instance_type)
 
+    def paid(one: Counted, now: float) -> Cost:
+        """Return the whole bill of a stay at ``now``; what is free, or billed at least, is known late."""
+        span = one.span
+        if not (_priced(one) and span.since < now):
+            return Cost()
+        series = _series(span)
+        stay = Stay(span.node, span.since, span.until, span.ending == "reclaimed")
+        return spent([stay], lambda _: series, at_list, now)
+
     cost = Cost()
     for one in stays:
-        if _priced(one):
-            span = one.span
-            stay = Stay(span.node, span.since, span.until, span.ending == "reclaimed")
-            series = _series(span)
-            # what is free or billed at least is known at a stay's end only: the difference of two whole bills
-            after = spent([stay], lambda _, s=series: s, at_list, until)
-            before = spent([stay], lambda _, s=series: s, at_list, since)
-            cost = cost.plus(_minus(after, before))
+        cost = cost.plus(_minus(paid(one, until), paid(one, since)))
     return MoneyRow(
         kind,
         market,

@@ -21,6 +21,7 @@ from ebbflow.tasks.cluster_report import ClusterReport
 from ebbflow.tasks.cluster_tables import (
     app_rows,
     change_rows,
+    dated,
     decision_rows,
     fairness_words,
     figures,
@@ -77,10 +78,11 @@ def cluster_parts(report: ClusterReport, room: Room | None = None) -> dict[str, 
     room = room or Room()
     picture = lanes(report, bars=room.bars, apps=room.lanes, nodes=room.nodes)
     labels, rules = axis(picture)
+    when = dated(report.since, report.until)
     shown = list(report.apps[: room.apps])
     drawn = figures(report, report.apps)
-    rows, rows_left_out = decision_rows(report.decisions, room.decisions, report.since)
-    changes, changes_left_out = change_rows(report.changes, room.changes)
+    rows, rows_left_out = decision_rows(report.decisions, room.decisions, when)
+    changes, changes_left_out = change_rows(report.changes, room.changes, when)
     values: dict[str, Any] = {
         "report": report,
         "signs": _SIGNS,

@@ -171,7 +171,7 @@ def _row(
     left = now.seconds_left if now is not None and not over else None
     state, margin = _deadline(spec.deadline, phase, ended, left, end)
     goodput = [sample for sample in app.goodput if begin <= sample.at <= end]
-    value = goodput_of(now) if now is not None else None
+    value = goodput_of(now) if now is not None and not over else None
     if (
         now is not None
         and value is not None
@@ -194,12 +194,12 @@ def _row(
         held=held,
         first_wait=None if first is None else max(0.0, first - app.entered),
         waited=_waited(app, begin, end),
-        service=sum(lease.seconds for lease in leases),
+        service=sum((lease.seconds for lease in leases), 0.0),
         leases=len(leases),
         restarts=_restarts(app, begin, end),
         returns=sum(begin <= at <= end for at in app.returns),
         saves=sum(begin <= at <= end for at in app.saves),
-        dollars=sum(lease.seconds / 3600 * lease.price for lease in leases),
+        dollars=sum((lease.seconds / 3600 * lease.price for lease in leases), 0.0),
         rho=rho(app, phase, held, service_of(app, history, end), now, crowd, end),
         weight=spec.weight,
         budget=spec.budget,

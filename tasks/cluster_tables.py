@@ -1,6 +1,6 @@
 """The rows of a cluster's page: what each table and figure says, in words."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,16 @@ NAME = 80  # characters of a name
 _TEXT = 400  # of a reason
 _VALUE = 160  # of an input
 _FACTS, _TABLES, _ROWS, _COLUMNS = 24, 4, 12, 8
+
+
+When = Callable[[float], str]
+
+
+def dated(since: float, until: float) -> When:
+    """Return what writes moments of this span of time: with their day where there is more than one."""
+    if clock_text(since, 86400.0) == clock_text(until, 86400.0):
+        return clock_text
+    return lambda at: f"{clock_text(at, 86400.0)} {clock_text(at)}"
 
 
 # --- apps -------------------------------------------------------------------------------------------------------
@@ -224,7 +234,7 @@ class Side:
 
 
 def decision_rows(
-    decisions: Sequence[DecisionRow], most: int, since: float
+    decisions: Sequence[DecisionRow], most: int, when: When = clock_text
 ) -> tuple[list[dict[str, Any]], list[str]]:
     """Return the rows of the table of decisions, the newest first, and what was left out.
 
@@ -250,7 +260,7 @@ def decision_rows(
             f"{plural(sum(map(len, gone)), 'decision')}, first those without effect, then the oldest"
         )
         groups = [group for group in groups if group[-1].number in kept]
-    return [_decision(group) for group in reversed(groups)], notes
+    return [_decision(group, when) for group in reversed(groups)], notes
 
 
 def quiet(row: DecisionRow) -> bool:
@@ -264,7 +274,7 @@ def quiet(row: DecisionRow) -> bool:
     return not any(row.outcome.values())
 
 
-def _decision(group: Sequence[DecisionRow]) -> dict[str, Any]:
+def _decision(group: Sequence[DecisionRow], when: When) -> dict[str, Any]:
     row = group[-1]
     notes = []
     if row.seconds > 0:
@@ -277,7 +287,7 @@ def _decision(group: Sequence[DecisionRow]) -> dict[str, Any]:
         notes.append(f"{len(group)} times since {clock_text(group[0].at)}; inputs are the last one's")
     return {
         "number": row.number,
-        "at": clock_text(row.at),
+        "at": when(row.at),
         "kind": row.kind,
         "app": label_text(row.app, NAME),
         "reason": label_text(row.reason, _TEXT),
@@ -363,15 +373,17 @@ _WORDS = {
 }  # fmt: skip
 
 
-def change_rows(changes: Sequence[CapacityChange], most: int) -> tuple[list[dict[str, Any]], list[str]]:
+def change_rows(
+    changes: Sequence[CapacityChange], most: int, when: When = clock_text
+) -> tuple[list[dict[str, Any]], list[str]]:
     """Return the rows of the table of capacity changes, the newest first, and what was left out."""
     notes = []
     if len(changes) > most:
         notes.append(f"the {plural(len(changes) - most, 'oldest change', 'oldest changes')}")
-    return [_change(change) for change in reversed(changes[-most:])], notes
+    return [_change(change, when) for change in reversed(changes[-most:])], notes
 
 
-def _change(change: CapacityChange) -> dict[str, Any]:
+def _change(change: CapacityChange, when: When) -> dict[str, Any]:
     rest = len(change.nodes) - 8
     names = ", ".join(label_text(node, 48) for node in change.nodes[:8]) + (
         f" and {rest} more" if rest > 0 else ""
@@ -386,7 +398,7 @@ def _change(change: CapacityChange) -> dict[str, Any]:
     if change.reason and change.kind in ("left", "reclaimed", "lost"):
         more.append(label_text(change.reason, 160))
     return {
-        "at": clock_text(change.at),
+        "at": when(change.at),
         "kind": {"lost": "failed", "reclaimed": "failed", "came": "finished"}.get(change.kind, "waiting"),
         "words": _WORDS[change.kind],
         "nodes": names,

@@ -30,7 +30,10 @@ def verdict(report: ClusterReport) -> str:
     sentences = [f"{plural(len(report.apps), 'app')}: {said}."]
     gone = [change for change in report.changes if change.kind in ("reclaimed", "lost")]
     if gone:
-        nodes, leases = sum(len(change.nodes) for change in gone), sum(change.leases for change in gone)
+        nodes, leases = (
+            sum(len(change.nodes) for change in gone),
+            sum(change.leases for change in report.changes if change.kind in ("notice", "lost")),
+        )
         sentences.append(
             f"{plural(nodes, 'node')} {'was' if nodes == 1 else 'were'} taken away with {plural(leases, 'lease')}"
             f" on {'it' if nodes == 1 else 'them'}; apps went on elsewhere or with another number of GPUs"

@@ -350,7 +350,7 @@ def _auction(
             "rho": round((elapsed + left / max(len(held), 1)) / alone / 2, 3),
             "held": len(held),
             "wants": record.spec.max_gpus,
-            "goodput": round(210.0 * len(held) ** 0.9, 1),
+            **({"goodput": round(210.0 * len(held) ** 0.9, 1)} if held else {}),
         }
         if wanted[id_] <= 0:
             if held:
@@ -382,7 +382,7 @@ def _auction(
         at + 9,
         Decided(
             "auction",
-            f"the interval is over: {len(bids)} apps; {who}",
+            f"the interval is over: {len(bids)} bids; {who}",
             epoch=book.state.epoch,
             seconds=float(rng.uniform(0.002, 0.4)),
             inputs={"policy": "rho-bounded", "seed": 1, "why": "the interval is over", "apps": bids},

@@ -69,7 +69,7 @@ def accounts(connection: Connection, cluster: str, state: State) -> list[str]:
         .where(leases.c.cluster == cluster, leases.c.ended.is_not(None))
         .group_by(leases.c.app)
     )
-    served = {app: (seconds, dollars) for app, seconds, dollars in connection.execute(sums).tuples()}
+    served = {app: (seconds, dollars) for app, seconds, dollars in connection.execute(sums)}
     for app, record in state.apps.items():
         seconds, dollars = served.get(app, (0.0, 0.0))
         if not (_near(record.service, seconds) and _near(record.dollars, dollars)):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from math import inf, isfinite
 
 from ebbflow.planners.loop.leases import SLACK
-from ebbflow.planners.loop.scene import HOUR, Scene, placement_of
+from ebbflow.planners.loop.scene import HOUR, Scene, needs, placement_of
 from ebbflow.planners.loop.values import Memory
 from ebbflow.planners.model.capacity import Node
 from ebbflow.planners.model.ledger import AppRecord
@@ -41,7 +41,7 @@ def over_budget(scene: Scene, records: Collection[AppRecord]) -> tuple[dict[str,
     """Return the apps whose budget is spent, with the reason, and when the next will be.
 
     Budgets are an app's own, its pipeline's and its team's. What an app pays while it saves and lets go is counted
-    as spent already.
+    as spent already, and one that holds nothing is not started for less than a lease.
     """
     known = scene.state.apps.values()
     spent: dict[tuple[str, str], float] = {}
@@ -54,6 +54,8 @@ def over_budget(scene: Scene, records: Collection[AppRecord]) -> tuple[dict[str,
                 spent[key] = spent.get(key, 0.0) + dollars
                 rate[key] = rate.get(key, 0.0) + per_hour
     budgets = _budgets(scene)
+    settings = scene.settings
+    cheapest = min((price_of(node) for node in scene.usable), default=0.0)
     found: dict[str, str] = {}
     soonest = inf
     for record in records:
@@ -62,7 +64,10 @@ def over_budget(scene: Scene, records: Collection[AppRecord]) -> tuple[dict[str,
             budget = budgets.get(key)
             if budget is None:
                 continue
-            left = budget - spent[key] - rate[key] * scene.settings.grace_s / HOUR
+            left = budget - spent[key] - rate[key] * settings.grace_s / HOUR
+            if not rate[key]:
+                start = cheapest * needs(record, settings.elastic)
+                left -= start * (settings.lease_s + settings.grace_s) / HOUR
             whose = "its" if key[0] == "app" else f"the {key[0]} {key[1]}'s"
             if left <= SLACK:
                 found.setdefault(
@@ -107,39 +112,85 @@ def over_quota(
     }
     if not teams:
         return found
-    gpus: dict[str, float] = {}
-    rate: dict[str, float] = {}
+    shares: dict[str, _Share] = {
+        name: _Share(team.gpus, team.dollars_per_hour) for name, team in teams.items()
+    }
     for id_, (placement, _) in spared.items():
-        name = scene.state.apps[id_].spec.team
-        gpus[name] = gpus.get(name, 0.0) + gpus_of(placement)
-        rate[name] = rate.get(name, 0.0) + sum(count * price_of(nodes[node]) for node, count in placement)
+        share = shares.get(scene.state.apps[id_].spec.team)
+        if share is not None:
+            share.add(gpus_of(placement), sum(count * price_of(nodes[node]) for node, count in placement))
+    asking: dict[str, list[_Asks]] = {}
     for app in sorted(apps, key=lambda a: (not a.held, a.number)):
-        team = teams.get(app.team)
         grant = grants.get(app.id)
-        if team is None or grant is None or not grant.placement:
+        if app.team in teams:
+            placement = grant.placement if grant is not None else ()
+            number = gpus_of(placement)
+            cost = sum(count * price_of(nodes[node]) for node, count in placement)
+            elastic = scene.settings.elastic and app.min_gpus < app.max_gpus
+            asks = _Asks(app, number, cost / number if number else 0.0, app.min_gpus if elastic else number)
+            asking.setdefault(app.team, []).append(asks)
+    for name, some in asking.items():
+        share = shares[name]
+        if share.holds(sum(one.gpus for one in some), sum(one.gpus * one.price for one in some)):
             continue
-        number = gpus_of(grant.placement)
-        price = sum(count * price_of(nodes[node]) for node, count in grant.placement)
-        used, paid = gpus.get(app.team, 0.0), rate.get(app.team, 0.0)
-        if used + number <= team.gpus and paid + price <= team.dollars_per_hour + SLACK:
-            gpus[app.team], rate[app.team] = used + number, paid + price
-            continue
-        dearest = max(price_of(nodes[node]) for node, _ in grant.placement)
-        room = team.gpus - used
-        if dearest > 0:
-            room = min(room, (team.dollars_per_hour - paid + SLACK) / dearest)
-        limit = (
-            f"team {app.team} may hold {team.gpus:g} GPUs, its other apps have {used:g}"
-            if used + number > team.gpus
-            else f"team {app.team} may spend ${team.dollars_per_hour:g}/h, its other apps spend ${paid:.4g}/h"
-        )
-        if app.min_gpus <= room < number and app.min_gpus < app.max_gpus:
-            most = int(room)
-            found.capped[app.id] = (most, f"{most} GPUs at most: {limit}")
-            gpus[app.team], rate[app.team] = used + most, paid + most * dearest
-        else:
-            found.refused[app.id] = limit
+        _divide(name, share, [one for one in some if one.gpus], found)
     return found
+
+
+@dataclass(slots=True)
+class _Asks:
+    """One app of a team and what it was given, before the team's quota counts."""
+
+    app: App
+    gpus: int
+    price: float  # dollars per hour of one of its GPUs, on average
+    least: int  # of use to it
+    gets: int = 0
+
+
+@dataclass(slots=True)
+class _Share:
+    """What a team may have, and has."""
+
+    most: float  # GPUs
+    dollars: float  # per hour
+    gpus: float = 0.0
+    rate: float = 0.0  # dollars per hour
+
+    def add(self, gpus: float, rate: float) -> None:
+        self.gpus += gpus
+        self.rate += rate
+
+    def holds(self, gpus: float, rate: float) -> bool:
+        """Tell whether there is room for so much more."""
+        return self.gpus + gpus <= self.most and self.rate + rate <= self.dollars + SLACK
+
+    def why(self, name: str, gpus: float) -> str:
+        if self.gpus + gpus > self.most:
+            return f"team {name} may hold {self.most:g} GPUs, its other apps have {self.gpus:g}"
+        return f"team {name} may spend ${self.dollars:g}/h, its other apps spend ${self.rate:.4g}/h"
+
+
+def _divide(name: str, share: _Share, some: list[_Asks], found: Terms) -> None:
+    """Divide a team's quota: first what each needs to run, in order; then GPU by GPU to who has least by weight."""
+    for one in some:
+        if share.holds(one.least, one.least * one.price):
+            one.gets = one.least
+            share.add(one.least, one.least * one.price)
+        else:
+            found.refused[one.app.id] = share.why(name, one.least)
+    more = [one for one in some if 0 < one.gets < one.gpus]
+    while more:
+        one = min(more, key=lambda each: (each.gets / each.app.weight, each.app.number))
+        if one.gets < one.gpus and share.holds(1, one.price):
+            one.gets += 1
+            share.add(1, one.price)
+        else:
+            more.remove(one)
+    for one in some:
+        if 0 < one.gets < one.gpus:
+            limit = f"{share.most:g} GPUs" if share.most < inf else f"${share.dollars:g}/h"
+            found.capped[one.app.id] = (one.gets, f"{one.gets} GPUs at most: team {name} may hold {limit}")
 
 
 def unsaved(scene: Scene, apps: Collection[App], grants: Mapping[str, Grant], memory: Memory) -> Terms:
@@ -154,9 +205,9 @@ def unsaved(scene: Scene, apps: Collection[App], grants: Mapping[str, Grant], me
         grant = grants.get(app.id)
         leases = scene.live(app.id)
         has = placement_of(leases)
-        if not has or grant is None:
+        if not has:
             continue
-        gets = dict(grant.placement)
+        gets = dict(grant.placement) if grant is not None else {}
         if all(gets.get(node, 0) >= gpus for node, gpus in has):
             continue
         report = scene.report(app.id)

@@ -53,6 +53,7 @@ class _Desk:
     wanted: Wanted
     live: list[Lease]  # not called back, on open nodes
     gang: bool
+    undecided: bool = False  # a part of it is lost, and where it goes is not decided
     keep: list[Lease] = field(default_factory=list)
     surplus: list[Lease] = field(default_factory=list)
     missing: Counts = field(default_factory=dict)
@@ -133,10 +134,10 @@ def _desks(scene: Scene, plan: Plan, silent: Collection[str], undecided: bool) -
         there = {n: gpus for n, gpus in wanted.placement if n not in scene.closed and n in scene.state.nodes}
         left = dict(there)
         gang = is_gang(record, scene.settings.elastic)
-        if gang and len(there) < len(wanted.placement):
-            # a part of it has gone since
+        lost = gang and len(there) < len(wanted.placement)
+        if lost:
             left = dict(placement_of(live)) if undecided else {}
-        desk = _Desk(record, wanted, live, gang)
+        desk = _Desk(record, wanted, live, gang, lost and undecided)
         for lease in sorted(live, key=lambda one: (one.node, one.slot)):
             if left.get(lease.node, 0) > 0:
                 left[lease.node] -= 1
@@ -242,7 +243,7 @@ def _let_go(scene: Scene, desk: _Desk, taken: Counts, short: Counts, moves: Move
             desk.keep += [lease for lease in surplus if lease not in contested]
             surplus = contested
     deadline = scene.now + scene.settings.grace_s
-    broken = desk.gang and bool(desk.keep) and not _whole(desk, taken)
+    broken = desk.gang and not desk.undecided and bool(desk.keep) and not _whole(desk, taken)
     if not desk.gang and not taken and desk.keep and len(desk.keep) < bounds(desk.record)[0]:
         broken = True  # too few to run on
     if broken:

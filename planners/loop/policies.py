@@ -16,7 +16,11 @@ from ebbflow.planners.scheduling.tiresias import Tiresias
 DEFAULT = "rho-bounded"
 
 Option = int | float | str | bool | None
-_TYPES = ("any",)  # no GPU type is known to be faster than another
+_LIVE = Setting(
+    "durations",
+    types=("any",),  # no GPU type is known to be faster than another
+    reset_s=0.0,  # who arrives waits for the next round, not for the next but ten
+)
 _OWN = ("name", "elastic", "before")  # what makes a policy itself
 
 
@@ -52,9 +56,10 @@ def live_policy(
         given[key] = _as(known[key], value, f"option {key} of policy {entry.name}")
     if entry.name in ("tiresias", "tiresias-g"):
         return _tiresias(entry.name, given, services)
-    made = entry.make(Setting("durations", types=_TYPES))
-    if "lease_s" in known and "lease_s" not in given and lease_s is not None and isfinite(known["lease_s"]):
-        given["lease_s"] = lease_s
+    made = entry.make(_LIVE)
+    for key in ("lease_s", "round_s"):
+        if key in known and key not in given and lease_s is not None and isfinite(known[key]):
+            given[key] = lease_s
     return _replaced(made, given)
 
 
@@ -67,7 +72,7 @@ def live_options(name: str) -> dict[str, Any]:
             for key, one in signature(Tiresias).parameters.items()
             if isinstance(one.default, int | float | str) and key != "name"
         }
-    made = entry.make(Setting("durations", types=_TYPES))
+    made = entry.make(_LIVE)
     if not is_dataclass(made):
         return {}
     found = {}

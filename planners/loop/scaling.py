@@ -173,7 +173,8 @@ class _Scaling:
             held.nodes,
             self.fleet.epoch,
             f"{need.reason}; {held.reason}",
-            min(pool.on_demand, held.nodes),
+            # what stands in for spot is the fallback's to count
+            min(pool.base if self.rules.fallback else pool.on_demand, held.nodes),
         )
         target = (
             amended(wanted, pool, now, self.rules.fallback, self.fleet.notices)

@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -17,6 +18,7 @@ from ebbflow.planners.errors import PipelineFileError
 Scalar = str | int | float | bool | None
 
 MOST_BYTES = 2**20  # of a file
+_MOST_DEPTH = 40
 _MOST_VALUES = 20_000  # aliases may stand for more values than the file has bytes
 _INT = re.compile(r"[-+]?\d{1,18}")
 _FLOAT = re.compile(r"[-+]?(?:\.\d+|\d+(?:\.\d*)?)(?:[eE][-+]?\d{1,3})?")
@@ -70,7 +72,7 @@ def read_document(text: str, source: str) -> Entry:
     if len(text.encode("utf-8", "surrogatepass")) > MOST_BYTES:
         raise PipelineFileError(f"{source}:1: a pipeline's file has at most {MOST_BYTES:,} bytes")
     try:
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
+        root = yaml.compose(text, Loader=_Loader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = mark.line + 1 if mark else 1
@@ -80,17 +82,14 @@ def read_document(text: str, source: str) -> Entry:
     except (yaml.YAMLError, ValueError) as error:
         said = " ".join(str(error).split())
         raise PipelineFileError(f"{source}:1: this is not YAML: {said:.200}") from error
-    except RecursionError:
-        raise PipelineFileError(f"{source}:1: values are nested too deeply") from None
+    except _TooDeepError as error:
+        raise PipelineFileError(f"{source}:{error.line}: values are nested too deeply") from None
     if root is None:
         raise PipelineFileError(
             f"{source}:1: the file is empty; examples/pipeline.yaml shows what it can hold"
         )
     problems = Problems(source)
-    try:
-        entry = _Builder(problems).build(root, "", ())
-    except RecursionError:
-        raise PipelineFileError(f"{source}:1: values are nested too deeply") from None
+    entry = _Builder(problems).build(root, "", ())
     problems.check()
     return entry
 
@@ -104,6 +103,28 @@ def read_text(path: Path) -> str:
     except (OSError, UnicodeDecodeError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise PipelineFileError(f"cannot read the pipeline {path}: {reason}") from error
+
+
+class _TooDeepError(Exception):
+    def __init__(self, line: int) -> None:
+        super().__init__()
+        self.line = line
+
+
+class _Loader(yaml.SafeLoader):
+    """Composes a document of bounded depth; the parser itself would take ever longer with each level."""
+
+    _depth = 0
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        """See ``yaml.composer.Composer``."""
+        self._depth += 1
+        if self._depth > _MOST_DEPTH:
+            raise _TooDeepError(self.peek_event().start_mark.line + 1)  # type: ignore[no-untyped-call]
+        try:
+            return super().compose_node(parent, index)  # type: ignore[no-untyped-call]
+        finally:
+            self._depth -= 1
 
 
 class _Builder:

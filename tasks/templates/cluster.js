@@ -5,25 +5,33 @@
   all("[data-script]").forEach((part) => { part.hidden = false; });
 
   // --- decisions: what is shown
-  const form = one("#filter"), texts = new WeakMap();
+  const form = one("#filter"), more = one("#more"), texts = new WeakMap(), step = 50;
+  let limit = step;
   const filter = () => {
     const words = form.elements.words.value.toLowerCase().split(/\s+/).filter(Boolean);
     const kind = form.elements.kind.value, only = form.elements.only.checked;
     const rows = all("#decision-rows > tr");
-    let shown = 0;
+    let fitting = 0;
     for (const row of rows) {
       if (!texts.has(row)) texts.set(row, row.textContent.toLowerCase());
       const text = texts.get(row);
-      row.hidden = !((!kind || row.dataset.kind === kind) && (!only || row.dataset.quiet !== "1")
+      const fits = ((!kind || row.dataset.kind === kind) && (!only || row.dataset.quiet !== "1")
         && words.every((word) => text.includes(word)));
-      shown += row.hidden ? 0 : 1;
+      fitting += fits ? 1 : 0;
+      row.hidden = !fits || fitting > limit;
     }
-    one("#shown").textContent = rows.length ? `${shown} of ${rows.length} shown` : "";
+    one("#shown").textContent = rows.length ? `${fitting} of ${rows.length}` : "";
+    more.hidden = fitting <= limit;
+    more.textContent = `Show more: ${Math.min(limit, fitting)} of ${fitting} are shown`;
   };
   if (form) {
     form.addEventListener("submit", (event) => event.preventDefault());
-    form.addEventListener("input", filter);
-    form.addEventListener("reset", () => setTimeout(filter));
+    const anew = () => { limit = step; filter(); };
+    form.addEventListener("input", anew);
+    form.addEventListener("reset", () => setTimeout(anew));
+    more.addEventListener("click", () => { limit += 4 * step; filter(); });
+    addEventListener("beforeprint", () => { const was = limit; limit = Infinity; filter(); limit = was; });
+    addEventListener("afterprint", filter);
     filter();
   }
 

@@ -1,4 +1,4 @@
-"""All of Airflow running: scheduler, triggerer, API server. The triggerer carries the wait; the API ends a training."""
+"""All of Airflow running: scheduler, triggerer, API server. The triggerer carries the wait, the API ends a task."""
 
 import json
 import os

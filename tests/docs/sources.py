@@ -14,6 +14,11 @@ def modules_of(root: Path) -> list[str]:
     return sorted(_names(root))
 
 
+def texts(root: Path) -> dict[str, str]:
+    """Return the text of each module, by its name."""
+    return {name: path.read_text(encoding="utf-8") for name, path in sorted(_names(root).items())}
+
+
 @cache
 def _names(root: Path) -> dict[str, Path]:
     found = {}

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from ebbflow.infra.errors import EngineUnavailableError
+from ebbflow.infra.errors import EngineUnavailableError, LedgerError
 from ebbflow.infra.ledger import Ledger
 from ebbflow.infra.spark.master_api import MasterView, Worker
 from ebbflow.planners.errors import OptionError
@@ -15,6 +15,7 @@ from ebbflow.tasks.capacity_wait import LedgerLookout, MasterLookout, lookout, w
 
 def test_the_ledger_of_the_named_cluster_is_looked_at(tmp_path: Path) -> None:
     file = str(tmp_path / "ledger.db")
+    Ledger.open(file, cluster="west").close()
     with Ledger.open(file, cluster="east") as ledger:
         lead = ledger.lead("test")
         lead.write([CapacityChanged(1, (Node("n1", 4, 8.0, gpus=2),))])
@@ -24,6 +25,12 @@ def test_the_ledger_of_the_named_cluster_is_looked_at(tmp_path: Path) -> None:
         assert (east.look().nodes, east.look().free_gpus) == (2, 3)
         for one in (east, west, east):
             one.close()
+
+
+def test_a_ledger_that_is_not_there_is_not_made(tmp_path: Path) -> None:
+    with pytest.raises(LedgerError):
+        LedgerLookout(str(tmp_path / "ledger.db"))
+    assert not (tmp_path / "ledger.db").exists()
 
 
 def test_only_workers_that_live_count_and_the_cores_that_nobody_has() -> None:

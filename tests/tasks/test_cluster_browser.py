@@ -48,7 +48,7 @@ def test_decisions_are_found_by_words_kind_and_effect(tab, page):
     tab.open(page, 1280)
     total = tab.ask("document.querySelectorAll('#decision-rows > tr').length")
     assert total > 20
-    assert tab.ask("document.querySelector('#shown').textContent") == f"{total} of {total} shown"
+    assert tab.ask("document.querySelector('#shown').textContent") == f"{total} of {total}"
     shown = "[...document.querySelectorAll('#decision-rows > tr')].filter(row => row.offsetHeight)"
     tab.ask(
         """(() => { const form = document.querySelector('#filter'); form.elements.words.value = 'budget GUARD';
@@ -63,7 +63,7 @@ def test_decisions_are_found_by_words_kind_and_effect(tab, page):
     )
     assert set(tab.ask(f"{shown}.map(row => row.dataset.kind)")) == {"scaling"}
     tab.ask("document.querySelector('#filter').reset()")
-    tab.until(f"{shown}.length === {total}")
+    tab.until(f"{shown}.length === {min(total, 50)}")
     assert tab.problems == []
 
 

@@ -183,7 +183,7 @@ def test_equal_decisions_in_a_row_are_one_row():
         for i in range(5)
     ]
     rows.append(DecisionRow(9, START + 9, "guard", "x", 1, "no"))
-    shown, left_out = decision_rows(rows, 100, START)
+    shown, left_out = decision_rows(rows, 100)
     assert [(row["kind"], row["count"], row["quiet"]) for row in shown] == [
         ("guard", 1, False),
         ("auction", 5, True),
@@ -198,7 +198,7 @@ def test_of_many_decisions_those_without_effect_go_first_then_the_oldest():
         )
         for i in range(100)
     ]
-    shown, left_out = decision_rows(rows, 10, START)
+    shown, left_out = decision_rows(rows, 10)
     assert [row["number"] for row in shown] == list(range(99, 80, -2))
     assert left_out == ["90 decisions, first those without effect, then the oldest"]
 

@@ -272,7 +272,7 @@ def test_reports_keep_the_newest_only(place: Place) -> None:
     assert ledger.reports() == {}
     full = AppReport(
         5.0, (1, 2), (3,), "waiting", 0.5, 7, math.inf, 2.0, 3.0, 4.0, 1.5,
-        {"rho": math.inf, "x": [1, None]}, ({"id": 1, "loss": 0.25},), "hello", "uid",
+        {"rho": math.inf, "x": [1, None]}, ({"id": 1, "loss": 0.25},), "hello",
     )  # fmt: skip
     ledger.report("a", AppReport(1.0))
     ledger.report("a", full)
@@ -375,7 +375,7 @@ def test_a_ledger_that_was_replaced_is_noticed(place: Place) -> None:
     "UPDATE ledger_leads SET token = 7 WHERE cluster = :c",
     "DELETE FROM ledger_events WHERE cluster = :c AND number = 6",
     "UPDATE ledger_events SET body = '{' WHERE cluster = :c AND number = 6",
-    "UPDATE ledger_events SET body = '{\"x\":1}' WHERE cluster = :c AND number = 6",
+    "UPDATE ledger_events SET body = '{\"x\": 1}' WHERE cluster = :c AND number = 6",
     "UPDATE ledger_events SET format = 99 WHERE cluster = :c AND number = 6",
     "INSERT INTO ledger_notices VALUES (:c, 'n9', 1.0, 'interruption')",
 ])  # fmt: skip

@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -68,7 +69,7 @@ class ScriptedLoop:
                 )
                 for place, (node, slot) in enumerate(slots, 1)
             )
-            self._leadership.write([Granted(leases)])
+            self._patiently(lambda: self._leadership.write([Granted(leases)]))
         return tuple(lease.number for lease in leases)
 
     def recall(self, *leases: int, seconds: float = 30.0) -> None:
@@ -87,23 +88,35 @@ class ScriptedLoop:
             state = self.state
             numbers = tuple(n for n, lease in state.leases.items() if lease.node == node)
             changes: list[Change] = [CapacityChanged(state.epoch + 1, left=(node,))]
-            self._leadership.write([*changes, *([Ended(numbers, "gone")] if numbers else [])])
+            changes += [Ended(numbers, "gone")] if numbers else []
+            self._patiently(lambda: self._leadership.write(changes))
 
     def move(self, app: str, phase: Any, reason: str = "") -> None:
         self.write(AppMoved(app, phase, reason))
 
     def write(self, *changes: Change) -> None:
         with self._lock:
-            self._leadership.write(changes)
+            self._patiently(lambda: self._leadership.write(changes))
+
+    def _patiently(self, act: Callable[[], Any]) -> Any:
+        """Act; on a machine that is very busy the database's own patience may be too short."""
+        end = time.monotonic() + LONG
+        while True:
+            try:
+                return act()
+            except LedgerUnavailableError:
+                assert time.monotonic() < end
+            time.sleep(0.1)
 
     # --- what it knows --------------------------------------------------------------------------------------
 
     @property
     def state(self) -> State:
-        return self.ledger.state()
+        found: State = self._patiently(self.ledger.state)
+        return found
 
     def report(self, app: str) -> AppReport:
-        found: AppReport = until(lambda: self.ledger.reports().get(app), f"report of {app}")
+        found: AppReport = until(lambda: self._patiently(self.ledger.reports).get(app), f"report of {app}")
         return found
 
     def phase(self, app: str) -> str:
@@ -134,7 +147,7 @@ class ScriptedLoop:
 
     def _run(self) -> None:
         while not self._stop.wait(0.03):
-            with self._lock:
+            with self._lock, suppress(LedgerUnavailableError):
                 self._leadership.renew()
                 state = self.ledger.state()
                 freed = [

@@ -36,6 +36,7 @@ def settings(**changes: Any) -> Settings:
         "interval_s": 20.0,
         "debounce_s": 0.0,
         "silent_s": 30.0,
+        "grace_s": 10.0,
         "scaling": None,
     }
     return Settings(**{**given, **changes})
@@ -93,8 +94,8 @@ class ScriptedApp:
     more: dict[str, Any] = field(default_factory=dict)  # of its spec
 
     def enter(self) -> "ScriptedApp":
-        spec = AppSpec(self.id, "training", gpus=self.gpus, min_gpus=1, max_gpus=self.gpus, **self.more)
-        self.ledger.write([AppEntered(spec)])
+        sizes = {"gpus": self.gpus, "min_gpus": 1, "max_gpus": self.gpus}
+        self.ledger.write([AppEntered(AppSpec(self.id, "training", **{**sizes, **self.more}))])
         return self
 
     def step(self) -> "ScriptedApp":

@@ -1,7 +1,7 @@
 """A pipeline for real: a query on DuckDB feeds a training on nodes of this machine, one of which is killed."""
 
 import json
-import sqlite3
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +15,11 @@ from ebbflow.infra.ledger import Ledger
 from ebbflow.infra.local_fleet import list_fleets
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model.ledger import Decided
-from ebbflow.tasks.pipeline.coordinator import Attempt, Carried
+from ebbflow.tasks.pipeline.coordinator import Attempt
 from ebbflow.tasks.pipeline.run import PipelineRequest, Quiet, run_steps
 from ebbflow.tasks.pipeline.view import ClusterView
 
-SCRIPT = '''
+SCRIPT = """
 import argparse, os, time
 import pyarrow.parquet, torch
 from ebbflow.infra.training import ElasticRun
@@ -39,7 +39,7 @@ with ElasticRun.start(seed=1) as run:
             run.step()
             time.sleep(0.02)
         run.report(slope=float(next(model.parameters()).detach()), told=float(os.environ["TOLD"]))
-'''
+"""
 
 
 @pytest.fixture
@@ -47,7 +47,9 @@ def shop(tmp_path: Path) -> dict[str, Any]:
     """Return a pipeline whose data are there: y = 2 x."""
     (tmp_path / "tables").mkdir()
     values = [n / 512 for n in range(1024)]
-    pq.write_table(pa.table({"x": values, "twice": [2 * v for v in values]}), tmp_path / "tables" / "pairs.parquet")
+    pq.write_table(
+        pa.table({"x": values, "twice": [2 * v for v in values]}), tmp_path / "tables" / "pairs.parquet"
+    )
     (tmp_path / "fit.py").write_text(SCRIPT)
     return {
         "name": "shop",
@@ -100,10 +102,12 @@ def test_a_query_feeds_a_training_whose_node_is_killed(
 ) -> None:
     monkeypatch.setenv("A_SECRET_NUMBER", "7654321")
     file = tmp_path / "shop.yaml"
-    file.write_text(yaml.safe_dump(shop))
+    file.write_text(yaml.safe_dump(shop, sort_keys=False))
     heard = Heard()
     outcome = run_steps(
-        PipelineRequest(str(file), id="one", folder=str(tmp_path / "runs"), report=str(tmp_path / "page.html")),
+        PipelineRequest(
+            str(file), id="one", folder=str(tmp_path / "runs"), report=str(tmp_path / "page.html")
+        ),
         heard,
     )
     assert outcome.state == "finished", outcome
@@ -124,7 +128,7 @@ def test_a_query_feeds_a_training_whose_node_is_killed(
         decided = [event.change for event in ledger.events() if isinstance(event.change, Decided)]
     assert {"auction", "scaling"} <= {one.kind for one in decided}
     assert all(one.reason for one in decided)
-    leases = [lease for lease in json.loads((folder / "cluster.json").read_text())["leases"]]
+    leases = json.loads((folder / "cluster.json").read_text())["leases"]
     assert len({lease["node"] for lease in leases}) >= 2  # it went on elsewhere
     assert "<svg" in (tmp_path / "page.html").read_text()
 
@@ -138,7 +142,6 @@ def test_a_query_feeds_a_training_whose_node_is_killed(
 def test_a_secret_that_is_not_set_is_told_and_nothing_else_runs(
     shop: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ebbflow.infra.ledger import Ledger
     from ebbflow.tasks.pipeline.carry import Carrier
     from ebbflow.tasks.pipeline.read import read_pipeline
     from ebbflow.tasks.pipeline.record import RunFolder
@@ -146,15 +149,15 @@ def test_a_secret_that_is_not_set_is_told_and_nothing_else_runs(
 
     monkeypatch.delenv("A_SECRET_NUMBER", raising=False)
     file = tmp_path / "shop.yaml"
-    file.write_text(yaml.safe_dump(shop))
+    file.write_text(yaml.safe_dump(shop, sort_keys=False))
     pipeline = read_pipeline(file)
     with Ledger.open(str(tmp_path / "ledger.db")) as ledger:
         site = Site(ledger, "one", pools=lambda *_: None)  # type: ignore[arg-type,return-value]
         carrier = Carrier(site, pipeline, RunFolder(tmp_path, "one"), ledger.clock)
-        import threading
-
         attempt = Attempt(pipeline.steps["fit"], "one.fit", 1, False, str, None, threading.Event())
-        with pytest.raises(OptionError, match=r"\$\{env:A_SECRET_NUMBER\} is asked for, but the environment has no"):
+        with pytest.raises(
+            OptionError, match=r"\$\{env:A_SECRET_NUMBER\} is asked for, but the environment has no"
+        ):
             carrier(attempt)
         assert not ledger.state().apps
 
@@ -164,7 +167,7 @@ def test_a_ledger_with_a_password_is_named_by_the_environment_and_never_shown(
 ) -> None:
     shop["cluster"] = {"existing": {"ledger": "${env:LEDGER_OF_TEST}"}}
     file = tmp_path / "shop.yaml"
-    file.write_text(yaml.safe_dump(shop))
+    file.write_text(yaml.safe_dump(shop, sort_keys=False))
     request = PipelineRequest(str(file), folder=str(tmp_path / "runs"))
     monkeypatch.delenv("LEDGER_OF_TEST", raising=False)
     with pytest.raises(OptionError, match="the environment has no LEDGER_OF_TEST"):
@@ -174,16 +177,15 @@ def test_a_ledger_with_a_password_is_named_by_the_environment_and_never_shown(
         run_steps(request)
 
 
-def test_steps_of_a_pipeline_on_a_cluster_that_is_led(
-    shop: dict[str, Any], tmp_path: Path
-) -> None:
+def test_steps_of_a_pipeline_on_a_cluster_that_is_led(shop: dict[str, Any], tmp_path: Path) -> None:
     shop["cluster"] = {"existing": {"ledger": str(tmp_path / "led.db")}}
     del shop["trainings"]
     file = tmp_path / "shop.yaml"
-    file.write_text(yaml.safe_dump(shop))
-    with Ledger.open(str(tmp_path / "led.db")) as ledger, Heard_lead(ledger):
+    file.write_text(yaml.safe_dump(shop, sort_keys=False))
+    with Ledger.open(str(tmp_path / "led.db")) as ledger:
+        ledger.lead("a loop elsewhere", 600.0)
         outcome = run_steps(PipelineRequest(str(file), id="two", folder=str(tmp_path / "runs")))
         assert outcome.state == "finished", outcome
-        assert {name for name in ledger.state().apps} == {"two.pairs", "two.again"}
+        assert set(ledger.state().apps) == {"two.pairs", "two.again"}
         specs = [record.spec for record in ledger.state().apps.values()]
         assert {(spec.team, spec.pipeline, spec.weight) for spec in specs} == {("sales", "two", 2.0)}
