@@ -281,7 +281,7 @@ def _app(report: ClusterReport, app: AppRow, leases: Sequence[LeaseReport], x: _
     for stage, row in zip(stages, places, strict=True):
         style = stage.status if stage.status in _STAGES else "running"
         label = f"{_STAGES.get(stage.status, '')} {label_text(stage.name, 60)}".strip()
-        tip = f"{stage.status} {label_text(stage.name, 80)}: {seconds_text(stage.until - stage.since)}"
+        tip = f"{label_text(stage.status, 20)} {label_text(stage.name, 80)}: {seconds_text(stage.until - stage.since)}"
         bars.append(Bar(x(stage.since), x(stage.until), f"stage {style}", label, tip, 1.0, row))
     rows = max(places, default=0) + 1
     held = held_over_time(leases)
@@ -361,7 +361,8 @@ def _nodes(report: ClusterReport, shown: set[str], x: _Scale, least: float) -> I
         )
         last = mine[-1]
         share = sum(s.leased for s in mine) / max(sum(s.gpu_seconds for s in mine), 1e-9)
-        note = f"{last.instance_type} · {last.market} · {plural(gpus, 'GPU')} · {share:.0%} leased"
+        kind = label_text(last.instance_type, 40)
+        note = f"{kind} · {last.market} · {plural(gpus, 'GPU')} · {share:.0%} leased"
         spoken = f"{label_text(name, _NAME)}: {note.replace(' · ', ', ')}"
         yield Lane(label_text(name, _NAME), note.replace("%", " %"), (*bars, *_thinned(held, least)), marks, gpus,
                    spoken=spoken)  # fmt: skip

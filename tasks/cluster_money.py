@@ -6,10 +6,9 @@ prices divided by their GPUs, as the ledger counts them. Prices move only when t
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
-from ebbflow.planners.model.capacity import Node
 from ebbflow.planners.model.prices import HOUR, Series
 from ebbflow.planners.spending import Cost, Stay, spent
 from ebbflow.tasks.cluster_history import NodeSpan
@@ -123,18 +122,17 @@ def _row(
     since: float,
     until: float,
 ) -> MoneyRow:
-    def at_list(node: Node) -> float | None:
-        own = node.market == "on-demand" and node.price > 0
-        return node.price if own else listed.get(node.instance_type)
-
     def paid(one: Counted, now: float) -> Cost:
         """Return the whole bill of a stay at ``now``; what is free, or billed at least, is known late."""
         span = one.span
         if not (_priced(one) and span.since < now):
             return Cost()
-        series = _series(span)
-        stay = Stay(span.node, span.since, span.until, span.ending == "reclaimed")
-        return spent([stay], lambda _: series, at_list, now)
+        series, spot = _series(span), span.node.market == "spot"
+        # as spot, since the ledger knows how an on-demand node's price has changed too
+        node = span.node if spot else replace(span.node, market="spot")
+        stay = Stay(node, span.since, span.until, spot and span.ending == "reclaimed")
+        found = spent([stay], lambda _: series, lambda node: listed.get(node.instance_type), now)
+        return found if spot else replace(found, list_dollars=found.dollars)
 
     cost = Cost()
     for one in stays:

@@ -19,6 +19,7 @@ from ebbflow.tasks.cluster_drawing import axis, definitions, lane_svg
 from ebbflow.tasks.cluster_lanes import lanes
 from ebbflow.tasks.cluster_report import ClusterReport
 from ebbflow.tasks.cluster_tables import (
+    NAME,
     app_rows,
     change_rows,
     dated,
@@ -85,6 +86,8 @@ def cluster_parts(report: ClusterReport, room: Room | None = None) -> dict[str, 
     changes, changes_left_out = change_rows(report.changes, room.changes, when)
     values: dict[str, Any] = {
         "report": report,
+        "cluster": label_text(report.cluster, NAME),
+        "pipeline": label_text(report.pipeline, NAME),
         "signs": _SIGNS,
         "verdict": verdict(report),
         "cards": cards(report),
@@ -132,7 +135,7 @@ def _page(report: ClusterReport, parts: Mapping[str, Markup], live: bool) -> str
         environment()
         .get_template("cluster.html.j2")
         .render(
-            name=label_text(report.cluster, 80),
+            name=label_text(report.cluster, NAME),
             rendered=parts,
             digests={name: digest(part) for name, part in parts.items()},
             definitions=trusted(definitions()),

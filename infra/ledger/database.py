@@ -47,6 +47,7 @@ ATTEMPTS = 5  # of one transaction that met a deadlock or a lost connection
 _SWITCHES = 100  # attempts
 _PAUSE = 0.02  # s before the second attempt, doubled for each further one
 _OPTION = "ebbflow_mode"
+_READING = ("read", "replay")
 _BEGIN: Mapping[Mode, tuple[str, ...]] = {
     "read": ("BEGIN",),
     "replay": ("BEGIN",),
@@ -84,6 +85,7 @@ class Database:
         was lost while the transaction was being made final, ``landed`` is asked whether it is there; without
         ``landed`` it is repeated, which must then do no harm. Raises ``LedgerError`` and whatever ``work`` raises.
         """
+        self._after_fork()
         pending: T | None = None
         unsure = False
         for attempt in range(ATTEMPTS):
@@ -99,7 +101,7 @@ class Database:
                     return pending
             except SQLAlchemyError as error:
                 failure = understand(error, action, self.address)
-                unsure = unsure or (committing and failure.lost)
+                unsure = unsure or (committing and failure.lost and mode not in _READING)
                 last = attempt == ATTEMPTS - 1
                 if last or not (failure.again or failure.lost):
                     if unsure and isinstance(failure.error, LedgerUnavailableError):
@@ -134,7 +136,7 @@ class Database:
 
     @contextmanager
     def _guarded(self, mode: Mode) -> Iterator[None]:
-        if mode in ("read", "replay") or self._gate is None:
+        if mode in _READING or self._gate is None:
             yield
             return
         if not self._gate.acquire(timeout=PATIENCE):
@@ -148,7 +150,6 @@ class Database:
 
     @contextmanager
     def _begun(self, mode: Mode) -> Iterator[Connection]:
-        self._after_fork()
         with self._engine.connect() as connection:
             # a transaction ends with its connection, unless it was committed
             connection.execution_options(**{_OPTION: mode})
@@ -156,7 +157,7 @@ class Database:
                 connection.begin()
                 yield connection
                 return
-            if mode in ("read", "replay"):
+            if mode in _READING:
                 connection.execution_options(isolation_level="REPEATABLE READ")
             with watchdog.limit(_descriptor(connection), SILENCE[mode]):
                 connection.begin()

@@ -10,7 +10,6 @@ from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model.scheduling import Policy
 from ebbflow.planners.scheduling.catalogue import ENTRIES, Entry, Setting, policy_entry
 from ebbflow.planners.scheduling.gittins import ServiceDistribution
-from ebbflow.planners.scheduling.rounds import RoundBased
 from ebbflow.planners.scheduling.tiresias import Tiresias
 
 DEFAULT = "rho-bounded"
@@ -72,7 +71,7 @@ def live_options(name: str) -> dict[str, Any]:
             for key, one in signature(Tiresias).parameters.items()
             if isinstance(one.default, int | float | str) and key != "name"
         }
-    made = entry.make(_LIVE)
+    made: Any = entry.make(_LIVE)
     if not is_dataclass(made):
         return {}
     found = {}
@@ -97,14 +96,12 @@ def _tiresias(name: str, given: dict[str, Any], services: Sequence[float]) -> Po
 def _replaced(made: Policy, given: Mapping[str, Any]) -> Policy:
     if not given:
         return made
-    if isinstance(made, RoundBased):
-        return replace(made, **given)
     return cast(Policy, replace(cast(Any, made), **given))
 
 
 def _as(default: Any, value: Any, where: str) -> Option:
     """Return ``value`` as the kind of ``default``, which may be written as text."""
-    kind = float if default is None or isinstance(default, float) else type(default)
+    kind: type = float if default is None or isinstance(default, float) else type(default)
     if value is None and default is None:
         return None
     if kind is bool or isinstance(value, bool):

@@ -127,7 +127,11 @@ class AppAgent:
         self._take_lock()
         try:
             self._enter()
-            self._thread.start()
+        except BaseException:
+            self._let_go_of_lock()
+            raise
+        self._thread.start()
+        try:
             self._settle()
         except BaseException as error:
             self._leave("stopped" if not isinstance(error, Exception) else "failed", str(error))
@@ -407,6 +411,9 @@ class AppAgent:
                     self._say(f"the ledger does not answer: it will take the app for lost: {error}")
                     break
             self._clock.sleep(self._pace.look)
+        self._let_go_of_lock()
+
+    def _let_go_of_lock(self) -> None:
         if self._lock_of_app is not None:
             self._lock_of_app.release()
 

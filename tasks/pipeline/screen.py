@@ -106,7 +106,7 @@ class PipelineScreen(Silent):
         for one in report.decisions:
             if one.number > self._said:
                 self._said = one.number
-                if self._live is None:
+                if self._live is None and not dull(one):
                     self.say(decision_text(one))
 
     def _lines(self, report: ClusterReport) -> None:
@@ -129,7 +129,7 @@ class PipelineScreen(Silent):
                 words = "begins" if step.state == "running" else "waits for others"
                 table.add_row(printable(step.team), printable(shorten(step.title, 28)), words, style="dim")
         parts: list[RenderableType] = [table, Text(capacity_text(report), style="bold")]
-        for one in report.decisions[-_DECISIONS:]:
+        for one in [one for one in report.decisions if not dull(one)][-_DECISIONS:]:
             line = Text(f"  {one.at - report.since:6.1f} s  ", style="dim")
             line.append(f"{one.kind:<9}", style=_KINDS.get(one.kind, ""))
             line.append(printable(" ".join(one.reason.split())))
@@ -168,6 +168,11 @@ def deadline_text(app: AppRow) -> str:
         return app.deadline_state
     word = "before" if app.margin >= 0 else "after"
     return f"{seconds_text(abs(app.margin))} {word} its deadline"
+
+
+def dull(one: DecisionRow) -> bool:
+    """Tell whether a decision left everything as it was: auctions are held all the time."""
+    return one.kind == "auction" and not any(one.outcome.get(name) for name in ("placements", "waits"))
 
 
 def decision_text(one: DecisionRow) -> str:

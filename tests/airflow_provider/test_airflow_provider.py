@@ -45,7 +45,7 @@ def left_over(place: Path) -> list[str]:
 
 
 def test_airflow_finds_the_provider_and_its_kind_of_connection(airflow: Airflow) -> None:
-    status, said = airflow.run("airflow", "providers", "get", "ebbflow")
+    status, said = airflow.run("airflow", "providers", "get", "ebbflow", "--full", "--output", "json")
     assert status == 0, said
     assert "SQL queries and trainings" in said
     status, said = airflow.run("airflow", "providers", "hooks", "--output", "json")

@@ -23,9 +23,10 @@ from ebbflow.planners.model.ledger import (
     Granted,
     Lease,
 )
-from ebbflow.tasks.loop import LOOP, LoopRow
+from ebbflow.tasks.loop import LOOP, CapacityLoop, LoopRow
 from ebbflow.tasks.loop.opening import Nodes
 from ebbflow.tasks.loop.request import CapacityRequest, LoopRules, policy_of
+from ebbflow.tasks.loop.row import STOP, stop_request
 
 runner = CliRunner()
 
@@ -137,12 +138,29 @@ def test_run_leads_until_it_is_asked_to_stop(ledger: Ledger, monkeypatch: pytest
 
     monkeypatch.setattr("ebbflow.tasks.loop.opening.opened_nodes", nodes)
     monkeypatch.setattr(capacity_cli, "_until", lambda stop, work: work())  # signals are the main thread's
-    found: list[Any] = []
-    thread = threading.Thread(
-        target=lambda: found.append(
-            invoke("run", "--runner", "plain", "--policy", "themis", "--option", "knob=0.5")
-        )
-    )
+
+    def ask() -> None:
+        for _ in range(600):
+            if ledger.state().nodes:
+                break
+            ledger.clock.sleep(0.1)
+        leader = ledger.leader()
+        assert leader is not None
+        ledger.report(STOP, stop_request(leader.token, ledger.clock.now()))
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    ran = invoke("run", "--runner", "plain", "--policy", "themis", "--option", "knob=0.5")
+    asking.join(60)
+    assert ran.exit_code == 0, ran.output
+    assert "the loop has ended: somebody asked for it" in ran.output
+    assert "arrived: n0" in ran.output
+    assert set(ledger.state().nodes) == {"n0"}
+
+
+def test_stop_ends_a_loop_wherever_it_runs(ledger: Ledger) -> None:
+    loop = CapacityLoop(ledger, None, OneNode())
+    thread = threading.Thread(target=loop.run, args=(threading.Event(),))
     thread.start()
     for _ in range(600):
         if ledger.state().nodes:
@@ -152,9 +170,6 @@ def test_run_leads_until_it_is_asked_to_stop(ledger: Ledger, monkeypatch: pytest
     thread.join(60)
     assert stopped.exit_code == 0, stopped.output
     assert "leads no more" in stopped.output
-    assert found[0].exit_code == 0, found[0].output
-    assert "the loop has ended: somebody asked for it" in found[0].output
-    assert set(ledger.state().nodes) == {"n0"}
 
 
 @pytest.mark.parametrize(

@@ -88,6 +88,10 @@ def test_a_query_writes_nothing_of_its_environment(
     assert CANARY not in caplog.text + "".join(capfd.readouterr())
 
 
+def _nowhere(folder: Path) -> QueryRequest:
+    return QueryRequest("SELECT * FROM t", tables=str(folder), engine="duckdb", store=str(folder / "store"))
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -96,7 +100,7 @@ def test_a_query_writes_nothing_of_its_environment(
         lambda folder: Ledger.open(ADDRESS.replace("/ledger", "")),
         lambda folder: Ledger.open(f"postgresql://ebb:{CANARY}@[::1/ledger"),
         lambda folder: Ledger.open(f"postgresql://ebb@127.0.0.1:9/ledger?password={CANARY}"),
-        lambda folder: execute(QueryRequest("SELECT * FROM t", tables=str(folder)), PlainOrchestrator()),
+        lambda folder: execute(_nowhere(folder), PlainOrchestrator()),
         lambda folder: QueryRequest("SELECT 1", tables=str(folder), engine="mysql", conf={"k": CANARY}),
     ],
     ids=["away", "kind", "no database", "broken", "query", "no tables", "engine"],

@@ -260,6 +260,7 @@ def test_a_commit_whose_fate_is_unknown_says_so(
     postgres: Server, on_server: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = Connection.commit
+    assert on_server.state().number == 0
 
     def commit(connection: Connection) -> None:
         real(connection)

@@ -49,7 +49,7 @@ class QuickRoom:
         self.up.discard(node.id)
 
     def close(self, book):
-        pass
+        self.up.clear()
 
 
 class QuickFleet:

@@ -24,13 +24,15 @@ ROOT = Path(__file__).parents[3]
 POOL = LocalPool("gpu", "gpu", cores=2, slots=3, initial=2, most=6)
 _SLEEPER = "tests.infra.local_fleet.sleeper"
 _LAUNCHER = """
-import sys
+import sys, time
 from ebbflow.infra.local_fleet import LocalFleet
 from ebbflow.infra.training import nodes
 from ebbflow.infra.training.launcher.wire import Entry
 nodes._NODE = {sleeper!r}
 pool = LocalFleet.attach({name!r}).nodes_for({app!r}, grace={grace}, environment={{"PYTHONPATH": {root!r}}})
 pool.start({node!r}, len({slots}), Entry("x:1", "run", {node!r}, "key", "", "", devices={slots}))
+while not (pool.folder / "key" / "said.json").exists():
+    time.sleep(0.01)
 print("started", flush=True)
 sys.stdin.read()
 """

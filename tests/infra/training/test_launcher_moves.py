@@ -64,6 +64,7 @@ class Generation:
 
     def ask_to_stop(self, reason: str, deadline: float) -> None:
         self.asked.append(reason)
+        self.deadline = deadline
 
     def node_of(self, rank: int) -> str:
         return list(self.placement)[rank]
@@ -121,6 +122,23 @@ def test_a_move_to_where_the_run_is_asks_for_nothing() -> None:
     assert world.generation.asked == []
 
 
+def test_a_move_with_a_deadline_waits_for_new_nodes_only_half_of_the_time() -> None:
+    world, clock = World(9), SystemClock()
+    world.control.resize({"node-1": 1, "node-4": 1}, by=clock.now() + 100.0)
+    world.moves.serve(world.generation, grace=1000.0)
+    assert world.generation.asked == [], "node-4 is not ready yet, and there is time"
+    late = {"node-1": 1, "node-5": 1}
+    by = clock.now()
+    world.control.resize(late, by=by)
+    world.moves.serve(world.generation, grace=1000.0)
+    assert world.generation.asked == ["resize"]
+    assert by < world.generation.deadline < by + 60.0, "a moment to save in, however late"
+    world.control.resize(late, by=clock.now() + 50.0)
+    world.moves._prepared_by = 0.0
+    world.moves.serve(world.generation, grace=1000.0)
+    assert world.generation.deadline < clock.now() + 48.0, "saved before the deadline, with time to end"
+
+
 def test_options_are_checked() -> None:
     for bad in ({"minimum": 0}, {"patience": 0.0}, {"rescue": -1.0}, {"start": "thread"}):
         with pytest.raises(OptionError):
@@ -133,6 +151,16 @@ def test_gpus_are_counted_without_touching_them(tmp_path: Path) -> None:
     for name in ("0000:01:00.0", "0000:02:00.0"):
         (tmp_path / name).mkdir()
     assert devices.visible({}, tmp_path) == ("0", "1")
+    environment = {devices.VISIBLE: "4,GPU-7,6"}
+    devices.hold_to((), environment)
+    assert environment[devices.VISIBLE] == "4,GPU-7,6"
+    devices.hold_to((0, 2), environment)
+    assert environment[devices.VISIBLE] == "4,6"
+    with pytest.raises(ClusterError, match="GPU 2 is asked for; this machine has 2"):
+        devices.hold_to((2,), environment)
+    alone: dict[str, str] = {devices.VISIBLE: ""}
+    devices.hold_to((1,), alone)
+    assert alone == {devices.VISIBLE: ""}, "slots are processors there"
     assert devices.visible({}, tmp_path / "none") == ()
     assert devices.visible({"CUDA_VISIBLE_DEVICES": "3, GPU-5"}, tmp_path) == ("3", "GPU-5")
     for nothing in ("", "-1"):

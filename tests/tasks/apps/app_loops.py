@@ -47,6 +47,7 @@ class ScriptedLoop:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self.let_go: dict[int, float] = {}  # lease -> when the loop ended it
+        self.before: Callable[[Lease], None] = lambda lease: None  # called with a lease that is let go of
         self._leadership.write([CapacityChanged(1, tuple(self._nodes.values()))])
         self._thread.start()
 
@@ -156,6 +157,8 @@ class ScriptedLoop:
                     for number in report.released
                     if number in state.leases and state.leases[number].app == app
                 ]
+                for number in freed:
+                    self.before(state.leases[number])
                 if freed:
                     self._leadership.write([Ended(tuple(freed), "let go")])
                     self.let_go |= dict.fromkeys(freed, time.time())

@@ -212,8 +212,7 @@ def test_without_leases_it_waits_saved_and_goes_on(world: World) -> None:
 
 def test_a_training_that_does_not_leave_is_ended_before_the_deadline(world: World) -> None:
     world.begin("t", Script(stubborn=True))
-    (first,) = world.loop.grant("t", ("a", 0), seconds=600.0)
-    (second,) = world.loop.grant("t", ("b", 0), seconds=600.0)
+    first, second = world.loop.grant("t", ("a", 0), ("b", 0))
     training_on(world, ("a", 0), ("b", 0))
     world.loop.recall(first, seconds=1.5)
     deadline = world.ledger.state().leases[first].recalled
@@ -364,7 +363,7 @@ def test_two_apps_never_meet_on_a_gpu(tmp_path: Path, seed: int) -> None:
         end = time.monotonic() + 3.0
         while time.monotonic() < end:
             state = world.ledger.state()
-            free = [s for s in slots if s not in {(k.node, k.slot) for k in state.booked}]
+            free = [s for s in slots if s not in set(state.booked)]
             held = [n for n, lease in state.leases.items() if lease.recalled is None]
             match rng.choice("gggrrea"):
                 case "g" if free:

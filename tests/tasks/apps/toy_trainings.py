@@ -205,7 +205,8 @@ class ToyTrainer:
         job, _, state, _, uid = Journal(folder).read_run()
         assert state != "finished"
         assert self._pool.gone(uid)
-        self._step = self._saved = json.loads((Path(folder) / "step").read_text())
+        saved = Path(folder) / "step"
+        self._step = self._saved = json.loads(saved.read_text()) if saved.exists() else 0
         self.launch(replace(job, settings=settings, folder=folder), placement)
 
     def resize(self, placement: Mapping[str, int], deadline: float | None = None) -> None:

@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from ebbflow.tasks.loop import CapacityLoop, LoopEvent, LoopPace
 
 WAIT = 60.0  # seconds; what does not happen within them does not happen
 FAST = LoopPace(look=0.02, source=0.02, fleet=0.05, settle=0.01, lead=1.5, patience=20.0, status=0.1)
+BRIEF = replace(FAST, lead=0.6)  # the next loop has not to wait for long
 
 
 def node(name: str, gpus: int = 2, **more: Any) -> Node:

@@ -6,7 +6,7 @@ import signal
 import threading
 from pathlib import Path
 
-from loopcases import FAST, node, settings
+from loopcases import BRIEF, node, settings
 
 from ebbflow.infra.clock import SystemClock
 from ebbflow.infra.ledger import Ledger
@@ -46,6 +46,6 @@ def run(folder: str, deadly: str) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
     with Ledger.open(str(here / "ledger.db")) as ledger:
-        CapacityLoop(ledger, None, FileSource(here / "nodes.json"), settings(), pace=FAST, point=point).run(
+        CapacityLoop(ledger, None, FileSource(here / "nodes.json"), settings(), pace=BRIEF, point=point).run(
             threading.Event()
         )

@@ -6,7 +6,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from loopcases import FAST, ScriptedApp, double_bookings, settings, until
+from loopcases import BRIEF, ScriptedApp, double_bookings, settings, until
 from loopprocess import POINTS, FileSource, run, write
 
 from ebbflow.infra.ledger import Ledger
@@ -43,7 +43,7 @@ def test_a_loop_that_is_killed_anywhere_is_followed_by_one_that_puts_all_right(t
             assert child.exitcode == -signal.SIGKILL
             armed.unlink()
         stop = threading.Event()
-        loop = CapacityLoop(ledger, None, FileSource(tmp_path / "nodes.json"), settings(), pace=FAST)
+        loop = CapacityLoop(ledger, None, FileSource(tmp_path / "nodes.json"), settings(), pace=BRIEF)
         last = threading.Thread(target=loop.run, args=(stop,), daemon=True)
         last.start()
         names = {name for name, _ in there}

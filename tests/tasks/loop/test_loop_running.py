@@ -21,6 +21,7 @@ from loopcases import (
 from ebbflow.infra.errors import LedgerUnavailableError, StaleLoopError
 from ebbflow.infra.ledger import Ledger
 from ebbflow.planners.model.ledger import CapacityChanged
+from ebbflow.planners.scheduling.floors import equal_share
 from ebbflow.tasks.loop import LOOP, CapacityLoop, LoopRow
 from ebbflow.tasks.loop import loop as loop_module
 from ebbflow.tasks.loop.row import STOP, stop_request
@@ -31,7 +32,9 @@ class Running:
     """A loop in a thread, with what became of it."""
 
     def __init__(self, ledger, source, *, take_over=False, pace=FAST, **options):
-        self.loop = CapacityLoop(ledger, None, source, settings(), pace=pace, **options)
+        self.loop = CapacityLoop(
+            ledger, None, source, settings(policy=equal_share(1.0)), pace=pace, **options
+        )
         self.stop = threading.Event()
         self.end, self.error = None, None
         self._take_over = take_over
