@@ -1,7 +1,8 @@
-"""The command line: ``ebbflow query | explain | train | tune | calibrate | cluster | fleet | doctor | demo``."""
+"""The command line: ``ebbflow --help`` lists the commands."""
 
 import sys
 from enum import StrEnum
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
 
@@ -50,6 +51,21 @@ pipeline_cli.register(app)
 report_cli.register(app)
 console = Console()
 errors = Console(stderr=True)
+
+
+def _say_version(wanted: bool) -> None:
+    if wanted:
+        print(f"ebbflow {version('ebbflow')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _about(
+    number: Annotated[
+        bool,
+        typer.Option("--version", callback=_say_version, is_eager=True, help="Show the version and exit."),
+    ] = False,
+) -> None: ...
 
 
 class Engine(StrEnum):

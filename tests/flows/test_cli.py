@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,11 @@ def complaint(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
         return said.removeprefix("error: ").rstrip("\n")
 
     return run
+
+
+def test_the_version_is_the_package_s() -> None:
+    shown = CliRunner().invoke(cli.app, ["--version"])
+    assert (shown.exit_code, shown.output) == (0, f"ebbflow {version('ebbflow')}\n")
 
 
 # --- help -------------------------------------------------------------------------------------------------

@@ -9,11 +9,14 @@ from ebbflow.flows.airflow import EbbflowQueryOperator, EbbflowTrainingOperator,
 OUT = "{{ var.value.out }}"
 TABLES = "{{ var.value.tables }}"
 HEAVY = "SELECT count(*) AS n FROM orders a, orders b, orders c, orders d WHERE a.price + b.price < c.price + d.price"
+DAGS: list[DAG] = []
 
 
 def dag(name: str) -> DAG:
     """Return a DAG that nobody schedules."""
-    return DAG(name, schedule=None, start_date=datetime(2026, 1, 1), catchup=False)
+    made = DAG(name, schedule=None, start_date=datetime(2026, 1, 1), catchup=False)
+    DAGS.append(made)
+    return made
 
 
 with dag("whole"):

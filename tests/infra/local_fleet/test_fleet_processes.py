@@ -69,7 +69,7 @@ def shared():
 @pytest.fixture
 def fleet(shared):
     """Return the fleet with two nodes that have no notice, and nothing on them."""
-    shared.wait(lambda book: sum(n.visible and n.lasting for n in book.nodes) == 2, 60)
+    eventually(lambda: len(two(shared)) == 2)
     yield shared
     for one in shared.occupants():
         shared.evict(one.app, one.node)
@@ -181,8 +181,7 @@ def test_a_machine_that_is_killed_from_outside_takes_its_node_down_within_second
     _, said = run("one", node, (0,))
     os.kill(fleet.book.node(node).process.pid, signal.SIGKILL)
     # nobody but the keeper looks
-    eventually(lambda: node not in {n.id for n in fleet.book.seen(POOL)}, 20)
-    assert alive(said["pids"]) == []
+    eventually(lambda: node not in {n.id for n in fleet.book.seen(POOL)} and not alive(said["pids"]), 20)
     assert fleet.lost(node) == "its machine is gone"
 
 
@@ -207,7 +206,7 @@ def test_a_frozen_node_stands_still_and_goes_on(fleet, run):
     node, _ = two(fleet)
     pool, said = run("one", node, (0,))
     fleet.freeze(node)
-    assert pool.frozen(node)
+    eventually(lambda: pool.frozen(node) and fleet.frozen(node))
     assert {n.id: n.state for n in fleet.view()}[node] == "frozen"
     with pytest.raises(ClusterError, match="it stands still"):
         run("two", node, (1,))
