@@ -1,8 +1,8 @@
 """A DAG that waits for GPUs, prepares features with a query, and trains on them.
 
-Put it, or a link to it, into Airflow's DAG folder, with three Airflow Variables: ebbflow_tables (a folder of Parquet
-tables), ebbflow_script (a script with an ElasticRun) and ebbflow_out (a folder that all workers reach). The connection
-ebbflow_default says where the ledger is (docs/airflow.md).
+Put it, or a link to it, into the DAG folder, with three Airflow Variables: ebbflow_tables (a folder of Parquet
+tables), ebbflow_script (a script with an ElasticRun) and ebbflow_out (a folder that all workers reach). The
+connection ebbflow_default says where the ledger is (docs/airflow.md).
 """
 
 from datetime import datetime, timedelta

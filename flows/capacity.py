@@ -16,6 +16,8 @@ from prefect.events import emit_event
 from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
 
+from ebbflow.flows.capacity_resume import resuming
+from ebbflow.infra.ledger.address import parse
 from ebbflow.planners.errors import OptionError
 from ebbflow.tasks.loop.listening import LoopEvent, LoopListener
 from ebbflow.tasks.loop.loop import LoopEnd
@@ -86,7 +88,8 @@ def capacity_loop(
 
     It runs until it is cancelled or ``ebbflow capacity stop`` asks for its end; leases stay as they are, apps hold
     what they have until another loop leads. One that is killed leaves nothing hanging: the next takes over once its
-    lead, 15 s, has run out. Serve it with a limit of one: ``capacity_loop.serve("capacity", limit=1)``. What happens
+    lead, 15 s, has run out. A lost app that named a deployment is started again by it, and its run is marked as
+    crashed. Serve the loop with a limit of one: ``capacity_loop.serve("capacity", limit=1)``. What happens
     is told as events ``ebbflow.capacity.changed``, ``ebbflow.auction.settled``, ``ebbflow.lease.recalled``,
     ``ebbflow.fleet.scaled``, ``ebbflow.guard.refused``, ``ebbflow.loop.recovered`` and ``ebbflow.app.lost``, which
     never delay it; the ledger has them all.
@@ -116,6 +119,11 @@ def capacity_loop(
     if attached is not None:
         request, stop = attached.request, attached.stop
     else:
+        if ledger and parse(ledger).url.password:
+            raise OptionError(
+                "the parameter ledger must have no password, since Prefect keeps and shows parameters; put the "
+                "address into a secret and name it: ledger_secret"
+            )
         request = CapacityRequest(
             ledger if ledger_secret is None else ledger_address(ledger_secret),
             cluster,
@@ -131,7 +139,11 @@ def capacity_loop(
         stop = threading.Event()
     own = PrefectTeller(str(flow_run.id), request.cluster)
     listener = own if attached is None or attached.listener is None else _Both(own, attached.listener)
-    with opened_loop(request, listener) as opened, stopped_by_signal(stop, attached is None):
+    with (
+        opened_loop(request, listener) as opened,
+        stopped_by_signal(stop, attached is None),
+        resuming(opened.ledger),
+    ):
         get_run_logger().info("cluster %s, %s, policy %s", cluster, source, opened.settings.policy.name)
         end = opened.loop.run(stop, take_over=request.take_over)
         _publish(end)

@@ -93,7 +93,7 @@ class PageServer:
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
-    block_on_close = False  # a browser's open connection does not hold up the end
+    block_on_close = False  # a silent browser does not hold up the end
     answer: Answerer
 
     def handle_error(self, request: Any, client_address: Any) -> None:
@@ -101,7 +101,6 @@ class _Server(ThreadingHTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
     server_version = "ebbflow"
     sys_version = ""
     timeout = _SILENT

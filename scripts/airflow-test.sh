@@ -15,4 +15,4 @@ if ! cmp -s "$lock" "$venv/installed.lock"; then
   cp "$lock" "$venv/installed.lock"
 fi
 
-exec "$venv/bin/python" -m pytest tests/airflow_provider -m "" --timeout 600 "$@"
+exec "$venv/bin/python" -m pytest --rootdir . --confcutdir tests -m "" --timeout 600 "${@:-tests/airflow_provider}"

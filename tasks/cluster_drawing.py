@@ -2,7 +2,8 @@
 
 from collections.abc import Iterable
 
-from ebbflow.tasks.cluster_lanes import Bar, Lane, Lanes, Mark, ticks
+from ebbflow.tasks.cluster_axis import ticks
+from ebbflow.tasks.cluster_lanes import Bar, Lane, Lanes, Mark
 from ebbflow.tasks.cluster_values import Sample
 from ebbflow.tasks.svg import clean, hatch, tag, text, titled
 
@@ -14,7 +15,7 @@ _LABELLED = 0.15  # per cent of the time below which a bar carries no label
 PATTERNS = {
     "tl-reused": ("var(--bg)", "var(--reused)", -45, 5),
     "tl-cut": ("var(--cut)", "var(--cut-bg)", 45, 6),
-    "tl-wait": ("var(--soft)", "var(--bg)", 90, 4),
+    "tl-wait": ("var(--soft)", "var(--bg)", 0, 4),
     "tl-lost": ("var(--fail)", "var(--bg)", -45, 5),
     "tl-many": ("var(--soft)", "var(--panel)", 45, 3),
 }
@@ -129,7 +130,8 @@ def spark_svg(
     )
     line = tag("polyline", points=drawn, class_="spark")
     if len(points) == 1:
-        line = tag("circle", cx=(points[0].at - since) / span * 1000, cy=2.0, r=4.0, class_="dot")
+        x = (points[0].at - since) / span * 1000
+        line = tag("line", x1=max(x - 6, 0.0), x2=min(x + 6, 1000.0), y1=3.0, y2=3.0, class_="spark")
     return tag("svg", line, viewBox="0 0 1000 40", preserveAspectRatio="none", width="100%", height=40,
                role="img", aria_label=clean(spoken))  # fmt: skip
 

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ebbflow.planners.model.capacity import Node
@@ -176,8 +176,9 @@ class History:
         told = {(n.node_id, n.kind) for n in self.state.notices.values()}
         fold(self.state, event)
         self.events += 1
-        self.times.append(event.at)
-        at = event.at
+        # writers' clocks differ: what is written later is not shown as earlier
+        at = max(event.at, self.times[-1]) if self.times else event.at
+        self.times.append(at)
         match event.change:
             case LoopBegan(token, holder):
                 self.loops.append(LoopReport(at, token, holder))
@@ -214,7 +215,7 @@ class History:
                 self.apps[app_id].saves.append(at)
                 self.apps[app_id].checkpoint = uri
             case Decided() as decided:
-                self.decisions.append((event, decided))
+                self.decisions.append((replace(event, at=at), decided))
                 self._figures(at, decided)
 
     def note(self, reports: Mapping[str, AppReport]) -> None:

@@ -4,13 +4,13 @@ Places are per cent of the report's time, so that a page can be stretched withou
 seen are drawn as one, so that a picture of any number of events stays small.
 """
 
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from ebbflow.tasks.bars import MARKS
+from ebbflow.tasks.cluster_axis import natural
 from ebbflow.tasks.cluster_values import AppRow, ClusterReport, LeaseReport, NodeReport
 from ebbflow.tasks.svg import lanes as rows_of
 from ebbflow.tasks.wording import clock_text, label_text, number_text, plural, seconds_text
@@ -93,9 +93,15 @@ class _Scale:
 
 def lanes(report: ClusterReport, *, bars: int = 9000, apps: int = 60, nodes: int = 32) -> Lanes:
     """Return the picture of ``report`` with at most about ``bars`` bars, ``apps`` apps and ``nodes`` nodes."""
-    least = 0.0
+    whole = _lanes(report, apps, nodes)
+    made, least = whole, 0.0
     for least in (0.02, 0.05, 0.1, 0.2, 0.5, 1.0):
-        made = _lanes(report, least, apps, nodes)
+        made = replace(
+            whole,
+            capacity=tuple(_thin(lane, least) for lane in whole.capacity),
+            apps=tuple(_thin(lane, least) for lane in whole.apps),
+            nodes=tuple(_thin(lane, least) for lane in whole.nodes),
+        )
         if made.drawn <= bars:
             break
     merged = sum(bar.count - 1 for lane in (*made.apps, *made.nodes) for bar in lane.bars if bar.count > 1)
@@ -106,7 +112,7 @@ def lanes(report: ClusterReport, *, bars: int = 9000, apps: int = 60, nodes: int
     return made
 
 
-def _lanes(report: ClusterReport, least: float, apps: int, nodes: int) -> Lanes:
+def _lanes(report: ClusterReport, apps: int, nodes: int) -> Lanes:
     x = _Scale(report)
     shown_apps = sorted(report.apps, key=lambda a: (-a.service, a.number))[:apps]
     shown_apps.sort(key=lambda a: a.number)
@@ -118,15 +124,16 @@ def _lanes(report: ClusterReport, least: float, apps: int, nodes: int) -> Lanes:
     if len(busy) > nodes:
         out.append(f"the GPUs of {plural(len(busy) - nodes, 'node')} with less leased time")
     by_app: dict[str, list[LeaseReport]] = defaultdict(list)
+    report = replace(report, leases=apart(report.leases))
     for lease in report.leases:
         by_app[lease.app].append(lease)
     return Lanes(
         report.since,
         report.until,
-        _capacity(report, x, least),
+        _capacity(report, x),
         _events(report, x),
-        tuple(_app(report, app, by_app[app.id], x, least) for app in shown_apps),
-        tuple(_nodes(report, shown_nodes, x, least)),
+        tuple(_app(report, app, by_app[app.id], x) for app in shown_apps),
+        tuple(_nodes(report, shown_nodes, x)),
         tuple(out),
     )
 
@@ -137,6 +144,20 @@ def _by_node(report: ClusterReport) -> dict[str, float]:
         if stay.gpus:
             found[stay.id] += stay.leased
     return found
+
+
+def apart(leases: Sequence[LeaseReport]) -> tuple[LeaseReport, ...]:
+    """Return leases of which no two of one GPU overlap.
+
+    A lease counts from when it was decided on, and the one before it ends when that is written, a moment later.
+    """
+    ends: dict[tuple[str, int], float] = {}
+    found = []
+    for lease in sorted(leases, key=lambda one: one.number):
+        begin = min(max(lease.since, ends.get((lease.node, lease.slot), lease.since)), lease.until)
+        found.append(lease if begin == lease.since else replace(lease, since=begin))
+        ends[lease.node, lease.slot] = lease.until
+    return tuple(found)
 
 
 def held_over_time(leases: Iterable[LeaseReport]) -> list[tuple[float, float, int]]:
@@ -152,6 +173,15 @@ def held_over_time(leases: Iterable[LeaseReport]) -> list[tuple[float, float, in
         if held > 0 and after < float("inf"):
             found.append((at, after, held))
     return found
+
+
+def _thin(lane: Lane, least: float) -> Lane:
+    """Draw neighbours that are narrower than ``least`` as one; what lies behind others is a layer of its own."""
+    layers: dict[str, list[Bar]] = defaultdict(list)
+    for bar in lane.bars:
+        layers[bar.style if bar.style in ("node", "there", "used") else ""].append(bar)
+    ordered = sorted(layers.items(), key=lambda item: item[0] != "node")  # else as they came
+    return replace(lane, bars=tuple(bar for _, bars in ordered for bar in _thinned(bars, least)))
 
 
 def _thinned(bars: Sequence[Bar], least: float) -> tuple[Bar, ...]:
@@ -172,7 +202,7 @@ def _thinned(bars: Sequence[Bar], least: float) -> tuple[Bar, ...]:
     return tuple(found)
 
 
-def _capacity(report: ClusterReport, x: _Scale, least: float) -> tuple[Lane, ...]:
+def _capacity(report: ClusterReport, x: _Scale) -> tuple[Lane, ...]:
     found = []
     ends = [*(step.at for step in report.capacity[1:]), report.until]
     steps = list(zip(report.capacity, ends, strict=False))
@@ -191,16 +221,15 @@ def _capacity(report: ClusterReport, x: _Scale, least: float) -> tuple[Lane, ...
             if getattr(step, key) and end > step.at
         ]  # fmt: skip
         note = f"{low} to {most} there" if low != most else f"{most} there"
-        drawn = _thinned(bars, least)
         if key == "gpus":
             used = [
                 Bar(x(a), x(b), "used", "", f"{clock_text(a)}: {held} leased", min(1.0, held / most))
                 for a, b, held in held_over_time(report.leases)
             ]
-            drawn = (*drawn, *_thinned(used, least))
+            bars += used
             note += ", filled: leased"
         spoken = f"{name} over time: {note}; {plural(len(report.capacity), 'level')}"
-        found.append(Lane(name, note, drawn, steps=True, spoken=spoken))
+        found.append(Lane(name, note, tuple(bars), steps=True, spoken=spoken))
     return tuple(found)
 
 
@@ -265,7 +294,7 @@ def _gathered(marks: Sequence[Mark], near: float = _NEAR) -> tuple[Mark, ...]:
     return tuple(found)
 
 
-def _app(report: ClusterReport, app: AppRow, leases: Sequence[LeaseReport], x: _Scale, least: float) -> Lane:
+def _app(report: ClusterReport, app: AppRow, leases: Sequence[LeaseReport], x: _Scale) -> Lane:
     bars: list[Bar] = []
     for span, after in pairwise([*app.phases, None]):
         assert span is not None
@@ -281,7 +310,8 @@ def _app(report: ClusterReport, app: AppRow, leases: Sequence[LeaseReport], x: _
     for stage, row in zip(stages, places, strict=True):
         style = stage.status if stage.status in _STAGES else "running"
         label = f"{_STAGES.get(stage.status, '')} {label_text(stage.name, 60)}".strip()
-        tip = f"{label_text(stage.status, 20)} {label_text(stage.name, 80)}: {seconds_text(stage.until - stage.since)}"
+        tip = f"{label_text(stage.status, 20)} {label_text(stage.name, 80)}"
+        tip += f": {seconds_text(stage.until - stage.since)}"
         bars.append(Bar(x(stage.since), x(stage.until), f"stage {style}", label, tip, 1.0, row))
     rows = max(places, default=0) + 1
     held = held_over_time(leases)
@@ -311,10 +341,10 @@ def _app(report: ClusterReport, app: AppRow, leases: Sequence[LeaseReport], x: _
     if stages:
         spoken += f", {plural(len(stages), 'stage run')}"
     name = f"{app.number} {label_text(app.label, _NAME)}"
-    return Lane(name, note, _thinned(bars, least), tuple(marks), rows, steps=not stages, spoken=spoken)
+    return Lane(name, note, tuple(bars), tuple(marks), rows, steps=not stages, spoken=spoken)
 
 
-def _nodes(report: ClusterReport, shown: set[str], x: _Scale, least: float) -> Iterable[Lane]:
+def _nodes(report: ClusterReport, shown: set[str], x: _Scale) -> Iterable[Lane]:
     apps = {app.id: app for app in report.apps}
     stays: dict[str, list[NodeReport]] = defaultdict(list)
     for stay in report.nodes:
@@ -364,47 +394,5 @@ def _nodes(report: ClusterReport, shown: set[str], x: _Scale, least: float) -> I
         kind = label_text(last.instance_type, 40)
         note = f"{kind} · {last.market} · {plural(gpus, 'GPU')} · {share:.0%} leased"
         spoken = f"{label_text(name, _NAME)}: {note.replace(' · ', ', ')}"
-        yield Lane(label_text(name, _NAME), note.replace("%", " %"), (*bars, *_thinned(held, least)), marks, gpus,
+        yield Lane(label_text(name, _NAME), note.replace("%", " %"), (*bars, *held), marks, gpus,
                    spoken=spoken)  # fmt: skip
-
-
-def natural(name: str) -> list[tuple[int, str]]:
-    """Return what sorts ``node-2`` before ``node-10``."""
-    return [(int(part), "") if part.isdecimal() else (0, part) for part in re.split(r"([0-9]+)", name)]
-
-
-# --- the axis -----------------------------------------------------------------------------------------------------
-
-_STEPS = (
-    0.001, 0.01, 0.1, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 10800.0, 21600.0, 86400.0, 604800.0,
-)  # fmt: skip
-
-
-def ticks(since: float, until: float, most: int = 5, levels: int = 4) -> list[list[tuple[float, str]]]:
-    """Return (per cent, label) by level of detail: at most ``most`` at first, then those that finer levels add.
-
-    Each step of time divides the next longer one, so that a finer level only adds.
-    """
-    span = max(until - since, 1e-6)
-    first = next((i for i, step in enumerate(_STEPS) if span / step <= most), len(_STEPS) - 1)
-    step = _STEPS[first]
-    while span / step > most:  # of years
-        step *= 2
-    found: list[list[tuple[float, str]]] = []
-    seen: set[int] = set()
-    for level in range(levels):
-        index = first - level
-        if index < 0 or (level and span / _STEPS[index] > 400):
-            break
-        fine = step if level == 0 else _STEPS[index]
-        marks = []
-        number = -(-since // fine)
-        while number * fine <= until:
-            at = number * fine
-            key = round((at - since) * 1000)
-            if key not in seen:
-                seen.add(key)
-                marks.append(((at - since) / span * 100, clock_text(at, fine)))
-            number += 1
-        found.append(marks)
-    return found

@@ -22,7 +22,6 @@ from ebbflow.tasks.cluster_tables import (
     NAME,
     app_rows,
     change_rows,
-    dated,
     decision_rows,
     fairness_words,
     figures,
@@ -33,7 +32,7 @@ from ebbflow.tasks.cluster_tables import (
 from ebbflow.tasks.cluster_words import alerts, cards, short, verdict
 from ebbflow.tasks.page import environment, trusted
 from ebbflow.tasks.svg import STYLE
-from ebbflow.tasks.wording import clock_text, label_text, plural
+from ebbflow.tasks.wording import clock_text, dated, label_text, plural
 
 PARTS = ("head", "timeline", "apps", "fairness", "money", "decisions", "capacity", "loop")
 MOST = 5_000_000  # bytes of a page

@@ -2,11 +2,12 @@
 
 import base64
 
+from ebbflow.tasks.cluster_axis import ticks
 from ebbflow.tasks.cluster_drawing import BAR, PATTERNS, TALL
-from ebbflow.tasks.cluster_lanes import Bar, Lane, lanes, ticks
+from ebbflow.tasks.cluster_lanes import Bar, Lane, Mark, lanes
 from ebbflow.tasks.cluster_values import ClusterReport
 from ebbflow.tasks.svg import document, fit, hatch, tag, text
-from ebbflow.tasks.wording import clock_text, number_text, plural, seconds_text
+from ebbflow.tasks.wording import dated, label_text, number_text, plural, seconds_text
 
 _LEFT, _RIGHT = 150.0, 14.0
 
@@ -23,7 +24,8 @@ def cluster_svg(report: ClusterReport, width: float = 960, *, apps: int = 20) ->
         tag("defs", [hatch(n, colour=i, ground=g, angle=a, gap=p) for n, (i, g, a, p) in PATTERNS.items()])
     ]
     y = 26.0
-    head = f"{report.cluster}: {clock_text(report.since)} to {clock_text(report.until)} UTC"
+    when = dated(report.since, report.until)
+    head = f"{label_text(report.cluster, 80)}: {when(report.since)} to {when(report.until)} UTC"
     parts.append(text(10.0, 18.0, fit(head, width - 20, 14), class_="bold", style="font-size:14px"))
     body: list[str] = []
     for lane in (*picture.capacity, *picture.events, *picture.apps):
@@ -31,13 +33,7 @@ def cluster_svg(report: ClusterReport, width: float = 960, *, apps: int = 20) ->
         name = fit(lane.name, _LEFT - 20, 11)
         body.append(text(_LEFT - 8, y + tall / 2 + 4, name, text_anchor="end", class_="small"))
         body += [_fixed(bar, y, tall, room, lane) for bar in lane.bars]
-        for mark in lane.marks:
-            words = mark.sign + (str(mark.count) if mark.count > 1 else "")
-            body.append(
-                text(
-                    _LEFT + mark.x / 100 * room, y + tall / 2 + 4, words, text_anchor="middle", class_="small"
-                )
-            )
+        body += [_signed(mark, y, tall, room) for mark in lane.marks]
         y += tall + 6
     for x, words in ticks(report.since, report.until, most=8, levels=1)[0]:
         at = _LEFT + x / 100 * room
@@ -49,7 +45,9 @@ def cluster_svg(report: ClusterReport, width: float = 960, *, apps: int = 20) ->
         f" {seconds_text(report.seconds)}; worst ρ {'not known' if worst is None else number_text(worst)}"
     )
     left_out = f"; {'; '.join(picture.left_out)}" if picture.left_out else ""
-    return document(width, y + 22, f"Cluster {report.cluster}", spoken + left_out, [*parts, *body])
+    return document(
+        width, y + 22, f"Cluster {label_text(report.cluster, 80)}", spoken + left_out, [*parts, *body]
+    )
 
 
 _PAINT = {
@@ -70,6 +68,14 @@ def _fixed(bar: Bar, y: float, tall: float, room: float, lane: Lane) -> str:
         "rect", x=_LEFT + bar.x0 / 100 * room, y=top, width=max(bar.wide / 100 * room, 0.6), height=height,
         fill=paint, stroke=stroke,
     )  # fmt: skip
+
+
+def _signed(mark: Mark, y: float, tall: float, room: float) -> str:
+    x = _LEFT + mark.x / 100 * room
+    if mark.style.startswith("tick"):
+        return tag("rect", x=x, y=y + tall / 2, width=1.2, height=tall / 2, fill="var(--edge)")
+    words = mark.sign + (str(mark.count) if mark.count > 1 else "")
+    return text(x, y + tall / 2 + 4, words, text_anchor="middle", class_="small")
 
 
 def data_url(svg: str) -> str:

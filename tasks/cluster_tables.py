@@ -7,10 +7,11 @@ from typing import Any
 from ebbflow.infra.sim.metrics import UNFAIR
 from ebbflow.tasks.cluster_drawing import spark_svg
 from ebbflow.tasks.cluster_values import AppRow, CapacityChange, ClusterReport, DecisionRow, MoneyRow, Sample
-from ebbflow.tasks.cluster_words import percent
+from ebbflow.tasks.cluster_words import percent, short
 from ebbflow.tasks.wording import (
     clock_text,
     count_text,
+    dated,
     label_text,
     money_text,
     number_text,
@@ -18,20 +19,11 @@ from ebbflow.tasks.wording import (
     seconds_text,
 )
 
+When = Callable[[float], str]
 NAME = 80  # characters of a name
 _TEXT = 400  # of a reason
 _VALUE = 160  # of an input
 _FACTS, _TABLES, _ROWS, _COLUMNS = 24, 4, 12, 8
-
-
-When = Callable[[float], str]
-
-
-def dated(since: float, until: float) -> When:
-    """Return what writes moments of this span of time: with their day where there is more than one."""
-    if clock_text(since, 86400.0) == clock_text(until, 86400.0):
-        return clock_text
-    return lambda at: f"{clock_text(at, 86400.0)} {clock_text(at)}"
 
 
 # --- apps -------------------------------------------------------------------------------------------------------
@@ -51,6 +43,7 @@ def app_rows(apps: Sequence[AppRow], until: float) -> list[dict[str, Any]]:
             "service": "–" if app.kind == "query" else seconds_text(app.service),
             "deadline": deadline_text(app, until),
             "cost": _cost(app),
+            "budget": "" if app.budget is None else money_text(app.budget),
         }
         for app in apps
     ]
@@ -78,10 +71,7 @@ def deadline_text(app: AppRow, until: float) -> str:
 
 
 def _cost(app: AppRow) -> str:
-    if app.kind == "query" and not app.dollars:
-        return "–"
-    of = "" if app.budget is None else f" of {money_text(app.budget)}"
-    return f"{money_text(app.dollars)}{of}"
+    return "–" if app.kind == "query" and not app.dollars else money_text(app.dollars)
 
 
 # --- fairness ---------------------------------------------------------------------------------------------------
@@ -102,12 +92,13 @@ def fairness_words(report: ClusterReport) -> str:
 def figures(report: ClusterReport, apps: Sequence[AppRow]) -> list[dict[str, Any]]:
     """Return one figure for each app that has something to show."""
     known = [app.rho.value for app in apps if app.rho.value is not None]
+    when = dated(report.since, report.until)
     most = max([1.25, *(min(value, 4.0) for value in known)])
     found = []
     for app in apps:
         lines = [
-            _line(report, app.goodput, "goodput", app.goodput_unit),
-            _line(report, app.rhos, "ρ as the policy saw it", ""),
+            _line(app, app.goodput, "goodput", app.goodput_unit, report.until),
+            _line(app, app.rhos, "ρ as the policy saw it", "", report.until),
         ]
         if app.kind == "query" and app.rho.value is None and not any(lines):
             continue
@@ -121,13 +112,17 @@ def figures(report: ClusterReport, apps: Sequence[AppRow]) -> list[dict[str, Any
                 "one": f"{100 / most:.1f}",
                 "over": value is not None and value > UNFAIR,
                 "how": app.rho.how,
+                "time": f"{when(app.entered)} to {when(app.ended or report.until)}",
                 "lines": [line for line in lines if line],
             }
         )
     return found
 
 
-def _line(report: ClusterReport, samples: Sequence[Sample], name: str, unit: str) -> dict[str, str] | None:
+def _line(
+    app: AppRow, samples: Sequence[Sample], name: str, unit: str, until: float
+) -> dict[str, str] | None:
+    """Return a line over the app's own time, and what it shows."""
     if not samples:
         return None
     values = [sample.value for sample in samples]
@@ -138,7 +133,10 @@ def _line(report: ClusterReport, samples: Sequence[Sample], name: str, unit: str
     words += f" {unit}" if unit else ""
     if len(values) > 2:
         words += f", {figure(min(values))} to {figure(max(values))} in between"
-    return {"words": words, "svg": spark_svg(samples, report.since, report.until, words)}
+    return {
+        "words": words,
+        "svg": spark_svg(samples, min(app.entered, samples[0].at), app.ended or until, words),
+    }
 
 
 # --- money --------------------------------------------------------------------------------------------------------
@@ -279,8 +277,7 @@ def _decision(group: Sequence[DecisionRow], when: When) -> dict[str, Any]:
     notes = []
     if row.seconds > 0:
         slowest = max(one.seconds for one in group)
-        times = f"{row.seconds * 1000:.1f} ms" if row.seconds < 1 else seconds_text(row.seconds)
-        notes.append(f"took {times}" if len(group) == 1 else f"took up to {seconds_text(slowest)}")
+        notes.append(f"took {'up to ' if len(group) > 1 else ''}{short(slowest)}")
     if row.epoch:
         notes.append(f"for epoch {row.epoch} of the capacity")
     if len(group) > 1:
@@ -395,12 +392,13 @@ def _change(change: CapacityChange, when: When) -> dict[str, Any]:
         more.append(
             f"deadline {clock_text(change.deadline)}, {seconds_text(change.deadline - change.at)} later"
         )
-    if change.reason and change.kind in ("left", "reclaimed", "lost"):
+    told = change.reason.startswith(("arrived", "left:", "notice:"))  # that the nodes are listed already
+    if change.reason and not told and change.kind in ("left", "reclaimed", "lost"):
         more.append(label_text(change.reason, 160))
     return {
         "at": when(change.at),
         "kind": {"lost": "failed", "reclaimed": "failed", "came": "finished"}.get(change.kind, "waiting"),
         "words": _WORDS[change.kind],
         "nodes": names,
-        "more": "; ".join(more) or "–",
+        "more": "; ".join(more),
     }

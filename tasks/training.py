@@ -214,7 +214,7 @@ def run_training(
     finally:
         trainer.close()
     report = book.report(status)
-    _write(report, request)
+    write_report(report, request)
     return report
 
 
@@ -228,7 +228,8 @@ def _fresh(request: TrainingRequest) -> None:
     )
 
 
-def _write(report: TrainingReport, request: TrainingRequest) -> None:
+def write_report(report: TrainingReport, request: TrainingRequest) -> None:
+    """Write a run's report into its folder where that is local, and wherever else was asked for."""
     if "://" not in request.folder:
         report.write_json(Path(request.run_folder) / "report.json")
     if request.json:

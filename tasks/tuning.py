@@ -21,7 +21,8 @@ from ebbflow.planners.scheduling.las import leased_las
 from ebbflow.planners.scheduling.locality import Level
 from ebbflow.planners.training.early_stopping import TrialState, epochs_left, outlook, rungs
 from ebbflow.tasks.report import write_text
-from ebbflow.tasks.training import Handle, run_training
+from ebbflow.tasks.training import run_training
+from ebbflow.tasks.training_driver import Handle
 from ebbflow.tasks.training_listening import TrainingListener
 from ebbflow.tasks.training_report import TrainingReport
 from ebbflow.tasks.training_request import TrainingRequest

@@ -1,6 +1,7 @@
 """How numbers and names read in reports, pictures and on the console."""
 
 import math
+from collections.abc import Callable
 from datetime import UTC, datetime
 
 _UNITS = ("", " k", " M", " G", " T", " P")
@@ -37,6 +38,13 @@ def clock_text(at: float, step: float = 1.0) -> str:
     if step < 1:
         return f"{moment:%H:%M:%S}.{moment.microsecond // 1000:03d}"
     return f"{moment:%H:%M}" if step >= 60 else f"{moment:%H:%M:%S}"
+
+
+def dated(since: float, until: float) -> Callable[[float], str]:
+    """Return what writes moments of this span of time: with their day where it has more than one."""
+    if clock_text(since, 86400.0) == clock_text(until, 86400.0):
+        return clock_text
+    return lambda at: f"{clock_text(at, 86400.0)} {clock_text(at)}"
 
 
 def count_text(value: float | None) -> str:

@@ -65,28 +65,23 @@ class Attended(Generic[Result]):
 
 
 class StoppableOrchestrator(PlainOrchestrator):
-    """Threads of this process; ``stop`` ends the query, whose running stages are cancelled."""
+    """Threads of this process; ``stop`` ends the query, whose running stages are cancelled, and sets ``asked``."""
 
     def __init__(self, listener: Listener | None = None) -> None:
         super().__init__(listener)
-        self._stopping = False
+        self.asked = threading.Event()
         self._feedback: Feedback | None = None
-
-    @property
-    def stopping(self) -> bool:
-        """Tell whether the query was asked to end."""
-        return self._stopping
 
     def watch(self, feedback: Feedback, stop: threading.Event) -> None:
         """See ``Orchestrator``."""
         super().watch(feedback, stop)
         self._feedback = feedback
-        if self._stopping:
+        if self.asked.is_set():
             self._end(feedback)
 
     def stop(self) -> None:
         """Ask the query to end; before its first stage, it ends there."""
-        self._stopping = True
+        self.asked.set()
         if self._feedback is not None:
             self._end(self._feedback)
 

@@ -1,9 +1,10 @@
 """Operators: run a query, run a training, wait for capacity. They do what the Prefect flows do, by the same tasks."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseOperator
@@ -15,9 +16,7 @@ from ebbflow.planners.errors import EbbflowError, OptionError, PlanningError
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-    from ebbflow.flows.airflow.attended import Attended, StopTraining
-    from ebbflow.tasks.training_report import TrainingReport
-    from ebbflow.tasks.training_request import TrainingRequest
+    from ebbflow.flows.airflow.attended import Attended
 
 _FOR_GOOD = (OptionError, PlanningError, TableError)  # another try would end as this one
 
@@ -26,6 +25,9 @@ class _AttendedOperator(BaseOperator):
     """Runs its work in a thread, so that a signal or a time limit can end it in order."""
 
     stop_patience: float
+    ledger_conn_id: str | None
+    ledger: str | None
+    cluster: str
     _attended: "Attended[Any] | None" = None
 
     def on_kill(self) -> None:
@@ -33,6 +35,19 @@ class _AttendedOperator(BaseOperator):
         self.log.info("stopping")
         if self._attended is not None:
             self._attended.stop()
+
+    def _place(self) -> dict[str, Any]:
+        """Return where the ledger is; for the task's own thread, since a connection is looked up."""
+        from ebbflow.flows.airflow.work import without_password
+
+        without_password(self.ledger)
+        address, cluster = self.ledger or "", self.cluster
+        if self.ledger_conn_id:
+            from ebbflow.flows.airflow.hook import EbbflowHook
+
+            address, named = EbbflowHook(self.ledger_conn_id).address()
+            cluster = cluster or named
+        return {"address": address or None, "cluster": cluster or "local"}
 
 
 class EbbflowQueryOperator(_AttendedOperator):
@@ -51,11 +66,27 @@ class EbbflowQueryOperator(_AttendedOperator):
         store: where checkpoints live, local or ``s3://``; every worker must reach it for a retry to resume.
         out: write the rows to this Parquet file.
         options: further fields of ``ebbflow.tasks.request.QueryRequest``, such as ``{"policy": "volcano"}``.
+        ledger_conn_id: an Airflow connection of type ``ebbflow``: the query is then an app of that cluster, which its
+            capacity loop and its reports know of.
+        ledger: or the ledger's address, without a password.
+        cluster: the cluster's name in the ledger.
+        team: on whose account it runs there.
         fetch: rows that the XCom holds, 1,000 at most.
         stop_patience: seconds that a task which has run into its time limit waits for its stages to end.
     """
 
-    template_fields: Sequence[str] = ("sql", "tables", "master", "store", "out", "options")
+    template_fields: Sequence[str] = (
+        "sql",
+        "tables",
+        "master",
+        "store",
+        "out",
+        "ledger_conn_id",
+        "ledger",
+        "cluster",
+        "team",
+        "options",
+    )
     template_ext: Sequence[str] = (".sql",)
     template_fields_renderers = {"sql": "sql", "options": "json"}  # noqa: RUF012  Airflow's own way
     ui_color = "#d7ebe8"
@@ -69,6 +100,10 @@ class EbbflowQueryOperator(_AttendedOperator):
         master: str | None = None,
         store: str | None = None,
         out: str | None = None,
+        ledger_conn_id: str | None = None,
+        ledger: str | None = None,
+        cluster: str = "",
+        team: str = "",
         options: Mapping[str, Any] | None = None,
         fetch: int = 0,
         stop_patience: float = 30.0,
@@ -76,7 +111,8 @@ class EbbflowQueryOperator(_AttendedOperator):
     ) -> None:
         super().__init__(**kwargs)
         self.sql, self.tables, self.engine, self.master = sql, tables, engine, master
-        self.store, self.out = store, out
+        self.store, self.out, self.team = store, out, team
+        self.ledger_conn_id, self.ledger, self.cluster = ledger_conn_id, ledger, cluster
         self.options = dict(options or {})
         self.fetch = fetch
         self.stop_patience = stop_patience
@@ -84,8 +120,7 @@ class EbbflowQueryOperator(_AttendedOperator):
     def execute(self, context: "Context") -> dict[str, Any]:
         """Run the query and return plain values. Raises ``AirflowFailException`` for what no retry can mend."""
         from ebbflow.flows.airflow.attended import Attended, StoppableOrchestrator
-        from ebbflow.flows.airflow.work import MOST_ROWS, query_request, query_values
-        from ebbflow.tasks.query import execute
+        from ebbflow.flows.airflow.work import MOST_ROWS, query, query_request, query_values, run_id
 
         if not 0 <= self.fetch <= MOST_ROWS:
             raise AirflowFailException(f"fetch must be from 0 to {MOST_ROWS} rows; got {self.fetch}")
@@ -99,14 +134,17 @@ class EbbflowQueryOperator(_AttendedOperator):
         orchestrator = StoppableOrchestrator()
         try:
             request = query_request(self.sql, {"title": self.task_id, **given, **self.options})
-            self._attended = Attended(
-                lambda: execute(request, orchestrator), orchestrator.stop, self.stop_patience
-            )
+            work = partial(query, request, orchestrator)
+            if self.ledger_conn_id or self.ledger:
+                ti = context["ti"]
+                app = run_id(ti.dag_id, ti.task_id, ti.run_id, ti.map_index)
+                work = partial(work, app=app, team=self.team, **self._place())
+            self._attended = Attended(work, orchestrator.stop, self.stop_patience)
             outcome = self._attended.wait()
         except _FOR_GOOD as error:
             raise AirflowFailException(str(error)) from error
         except EbbflowError as error:
-            if orchestrator.stopping:
+            if orchestrator.asked.is_set():
                 raise AirflowException(
                     "stopped; finished stages are kept, another try goes on from them"
                 ) from None
@@ -185,7 +223,13 @@ class EbbflowTrainingOperator(_AttendedOperator):
     def execute(self, context: "Context") -> dict[str, Any]:
         """Run the training and return plain values. Raises ``AirflowFailException`` for what no retry can mend."""
         from ebbflow.flows.airflow.attended import Attended, StopTraining
-        from ebbflow.flows.airflow.work import run_id, train, training_request, training_values
+        from ebbflow.flows.airflow.work import (
+            run_id,
+            train,
+            train_on_leases,
+            training_request,
+            training_values,
+        )
 
         ti = context["ti"]
         run = self.run or run_id(ti.dag_id, ti.task_id, ti.run_id, ti.map_index)
@@ -197,8 +241,10 @@ class EbbflowTrainingOperator(_AttendedOperator):
             request = request if request.title else replace(request, title=self.task_id)
             if resume:
                 self.log.info("going on with the run %s", run)
-            leased = self._leased(request, stopper) if self.fleet else None
-            work = leased or (lambda: train(request, resume, stopper))
+            work = partial(train, request, resume, stopper)
+            if self.fleet:
+                asked = {"team": self.team, **self._place()}
+                work = partial(train_on_leases, request, stopper, fleet=self.fleet, **asked)
             self._attended = Attended(work, stopper.stop, self.stop_patience)
             report = self._attended.wait()
         except _FOR_GOOD as error:
@@ -213,22 +259,6 @@ class EbbflowTrainingOperator(_AttendedOperator):
             )
         self.log.info("%s steps in %.1f s, %s of them twice", report.steps, report.seconds, report.lost_steps)
         return training_values(report)
-
-    def _leased(self, request: "TrainingRequest", stopper: "StopTraining") -> "Callable[[], TrainingReport]":
-        """Return what runs the training on leases; the connection is looked up here, in the task's own thread."""
-        from ebbflow.flows.airflow.work import train_on_leases, without_password
-
-        assert self.fleet is not None
-        without_password(self.ledger)
-        fleet, address, cluster = self.fleet, self.ledger or "", self.cluster
-        if self.ledger_conn_id:
-            from ebbflow.flows.airflow.hook import EbbflowHook
-
-            address, named = EbbflowHook(self.ledger_conn_id).address()
-            cluster = cluster or named
-        return lambda: train_on_leases(
-            request, stopper, fleet=fleet, address=address or None, cluster=cluster or "local", team=self.team
-        )
 
 
 class WaitForCapacityOperator(BaseOperator):

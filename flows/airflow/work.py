@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from ebbflow.flows.airflow.attended import StopTraining
+from ebbflow.flows.airflow.attended import StoppableOrchestrator, StopTraining
 from ebbflow.infra.protocols import Checkpoint
 from ebbflow.planners.errors import OptionError
 from ebbflow.tasks.query import QueryOutcome
@@ -58,6 +58,29 @@ def run_id(dag: str, task: str, run: str, index: int = -1) -> str:
         return plain
     digest = hashlib.sha256(whole.encode()).hexdigest()[:12]
     return f"{plain[: _ID_LENGTH - 13]}-{digest}"
+
+
+def query(
+    request: QueryRequest,
+    orchestrator: StoppableOrchestrator,
+    *,
+    app: str = "",
+    address: str | None = None,
+    cluster: str = "local",
+    **asked: Any,
+) -> QueryOutcome:
+    """Run a query; with an ``app``'s id, as one that the cluster's ledger knows of. Raises ``EbbflowError``."""
+    from ebbflow.tasks.query import execute
+
+    if not app:
+        return execute(request, orchestrator)
+    from ebbflow.infra.ledger import Ledger
+    from ebbflow.tasks.apps.query import run_query_app
+    from ebbflow.tasks.apps.specs import query_spec
+
+    with Ledger.open(address, cluster=cluster, create=False) as ledger:
+        spec = query_spec(request, id=app, **asked)
+        return run_query_app(request, spec, ledger, orchestrator, stop=orchestrator.asked)
 
 
 def train(request: TrainingRequest, resume: bool, stopper: StopTraining) -> TrainingReport:

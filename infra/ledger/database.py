@@ -24,7 +24,7 @@ from sqlalchemy.pool import QueuePool
 
 from ebbflow.infra.clock import Clock
 from ebbflow.infra.errors import LedgerError, LedgerUnavailableError
-from ebbflow.infra.ledger import watchdog
+from ebbflow.infra.ledger import forks, watchdog
 from ebbflow.infra.ledger.address import Address
 from ebbflow.infra.ledger.failures import understand
 
@@ -64,8 +64,9 @@ class Database:
         self.address = address
         self.clock = clock
         self._engine = _engine(address)
-        self._process = os.getpid()
         self._gate = _gate(address)
+        self._forked = False  # while connections were in use
+        forks.watch(self)
 
     @property
     def sqlite(self) -> bool:
@@ -85,7 +86,11 @@ class Database:
         was lost while the transaction was being made final, ``landed`` is asked whether it is there; without
         ``landed`` it is repeated, which must then do no harm. Raises ``LedgerError`` and whatever ``work`` raises.
         """
-        self._after_fork()
+        if self._forked:
+            raise LedgerError(
+                f"this process was forked while {self.address} was in use, and cannot use it safely: start it by "
+                "spawn, or fork before the ledger is opened"
+            )
         pending: T | None = None
         unsure = False
         for attempt in range(ATTEMPTS):
@@ -118,7 +123,7 @@ class Database:
         """Switch a SQLite file to a write-ahead log, once for all; return the mode that it is in then."""
         for attempt in range(_SWITCHES):
             try:
-                with self._guarded("write"), self._engine.connect() as connection:
+                with self._guarded("write"), forks.in_use(), self._engine.connect() as connection:
                     raw = connection.connection.driver_connection
                     assert isinstance(raw, sqlite3.Connection)
                     return str(raw.execute("PRAGMA journal_mode=WAL").fetchone()[0])
@@ -150,24 +155,30 @@ class Database:
 
     @contextmanager
     def _begun(self, mode: Mode) -> Iterator[Connection]:
-        with self._engine.connect() as connection:
-            # a transaction ends with its connection, unless it was committed
-            connection.execution_options(**{_OPTION: mode})
-            if self.sqlite:
+        # a transaction ends with its connection, unless it was committed
+        if self.sqlite:
+            with forks.in_use(), self._engine.connect() as connection:
+                connection.execution_options(**{_OPTION: mode})
                 connection.begin()
                 yield connection
-                return
+            return
+        with self._engine.connect() as connection:
             if mode in _READING:
                 connection.execution_options(isolation_level="REPEATABLE READ")
             with watchdog.limit(_descriptor(connection), SILENCE[mode]):
                 connection.begin()
                 yield connection
 
-    def _after_fork(self) -> None:
-        if os.getpid() != self._process:  # the parent's connections are not ours to use, nor to close
-            self._engine.dispose(close=False)
-            self._gate = _gate(self.address)
-            self._process = os.getpid()
+    def before_fork(self) -> None:
+        """See ``forks``."""
+        if self.sqlite:
+            self._engine.dispose()
+
+    def after_fork(self, *, safe: bool) -> None:
+        """See ``forks``."""
+        self._engine.dispose(close=False)  # the parent's connections are not ours to close
+        self._gate = _gate(self.address)
+        self._forked = self.sqlite and not safe
 
 
 def _descriptor(connection: Connection) -> int:

@@ -1,10 +1,10 @@
 """Events and snapshots read back: the state of a cluster, and how it catches up."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import Connection, ScalarSelect, Select, select
+from sqlalchemy import BigInteger, Connection, ScalarSelect, Select, bindparam, select
 
 from ebbflow.infra.errors import LedgerError
 from ebbflow.infra.ledger import codec
@@ -32,10 +32,18 @@ def event_of(row: Any) -> Event:
     return Event(row.number, row.at, codec.unpack(row.kind, row.format, row.body))
 
 
+_COLUMNS = (events.c.number, events.c.at, events.c.kind, events.c.format, events.c.body)
+_FOLLOWING = (
+    select(*_COLUMNS)
+    .where(events.c.cluster == bindparam("of_cluster"), events.c.number > bindparam("after"))
+    .order_by(events.c.number)
+    .limit(bindparam("most", type_=BigInteger))
+)
+
+
 def following(cluster: str, after: int, limit: int = PAGE) -> Select[Any]:
     """Return the query of a cluster's events above number ``after``."""
-    columns = (events.c.number, events.c.at, events.c.kind, events.c.format, events.c.body)
-    wanted = select(*columns).where(events.c.cluster == cluster, events.c.number > after)
+    wanted = select(*_COLUMNS).where(events.c.cluster == cluster, events.c.number > after)
     return wanted.order_by(events.c.number).limit(limit)
 
 
@@ -47,11 +55,15 @@ def pruned(cluster: str) -> ScalarSelect[int]:
 def stream(connection: Connection, cluster: str, after: int, page: int = PAGE) -> Iterator[Event]:
     """Return all events above number ``after``, in order, a page at a time."""
     while True:
-        rows = connection.execute(following(cluster, after, page)).all()
+        rows = _page(connection, cluster, after, page)
         yield from map(event_of, rows)
         if len(rows) < page:
             return
         after = rows[-1].number
+
+
+def _page(connection: Connection, cluster: str, after: int, most: int) -> Sequence[Any]:
+    return connection.execute(_FOLLOWING, {"of_cluster": cluster, "after": after, "most": most}).all()
 
 
 def advanced(state: State, event: Event) -> State:
@@ -69,7 +81,7 @@ def caught_up(connection: Connection, cluster: str, known: State) -> State:
 
     Raises ``LedgerError``.
     """
-    rows = connection.execute(following(cluster, known.number)).all()
+    rows = _page(connection, cluster, known.number, PAGE)
     if not rows:
         return known
     if rows[0].number != known.number + 1:  # those between were pruned

@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, bindparam, select
 
 from ebbflow.infra.errors import DoubleBookingError, LedgerError
 from ebbflow.infra.ledger import codec, history, projections, snapshots
@@ -13,6 +13,8 @@ from ebbflow.infra.ledger.database import Database
 from ebbflow.infra.ledger.schema import clusters, events
 from ebbflow.planners.model.ledger import Change, Event, Granted, Slot, State, fold
 
+# SQLite has locked the whole file by then, and knows no FOR UPDATE
+_LOCKING = select(clusters.c.number).where(clusters.c.cluster == bindparam("of_cluster")).with_for_update()
 First = Callable[[Connection, State], Sequence[Change]]
 
 
@@ -101,8 +103,7 @@ class Journal:
 
     def _locked_state(self, connection: Connection, known: State) -> State:
         """Return the present state, which nobody else can change before the transaction ends."""
-        mine = select(clusters.c.number).where(clusters.c.cluster == self.cluster)
-        number = connection.execute(mine.with_for_update()).scalar()  # SQLite has locked the file already
+        number = connection.execute(_LOCKING, {"of_cluster": self.cluster}).scalar()
         if number is None or number < known.number:
             raise LedgerError(
                 f"the ledger at {self.database.address} ends at event {number or 0}, but event {known.number} has "

@@ -3,9 +3,10 @@
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from functools import cache
 from typing import Any
 
-from sqlalchemy import Connection, Table, bindparam, case, delete, select, update
+from sqlalchemy import Connection, Executable, Table, bindparam, case, delete, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from ebbflow.infra.ledger import codec
@@ -41,6 +42,7 @@ from ebbflow.planners.model.ledger import (
 )
 
 _CHUNK = 500  # values in one IN list
+_HEAD = ("number", "at", "token", "holder", "epoch", "last_lease", "hazard")
 
 Row = dict[str, Any]
 
@@ -53,13 +55,22 @@ def chunks(values: Sequence[Any]) -> Iterator[Sequence[Any]]:
 
 def upsert(connection: Connection, table: Table, rows: Sequence[Row]) -> None:
     """Insert ``rows``, or set every column of those whose key is there."""
-    if not rows:
-        return
-    module = sqlite if connection.dialect.name == "sqlite" else postgresql
+    if rows:
+        connection.execute(_upserting(connection.dialect.name, table), rows)
+
+
+@cache
+def _upserting(dialect: str, table: Table) -> Executable:
+    module = sqlite if dialect == "sqlite" else postgresql
     statement = module.insert(table)
     keys = [column.name for column in table.primary_key]
-    values = {name: statement.excluded[name] for name in rows[0] if name not in keys}
-    connection.execute(statement.on_conflict_do_update(index_elements=keys, set_=values), rows)
+    values: Row = {
+        column.name: statement.excluded[column.name] for column in table.columns if column.name not in keys
+    }
+    if table is nodes:  # a node that is there has come when it came first
+        values["came"] = case((nodes.c.gone.is_(None), nodes.c.came), else_=statement.excluded.came)
+    found: Executable = statement.on_conflict_do_update(index_elements=keys, set_=values)
+    return found
 
 
 def record(
@@ -148,11 +159,10 @@ def project(connection: Connection, cluster: str, event: Event, state: State) ->
 
 def head(connection: Connection, cluster: str, state: State) -> None:
     """Make the cluster's own row follow ``state``."""
-    values = {
-        name: getattr(state, name)
-        for name in ("number", "at", "token", "holder", "epoch", "last_lease", "hazard")
-    }
-    connection.execute(update(clusters).where(clusters.c.cluster == cluster), values)
+    values = {name: getattr(state, name) for name in _HEAD}
+    connection.execute(
+        _updating(clusters, "cluster", _HEAD), {"of_cluster": cluster, "of_key": cluster, **values}
+    )
 
 
 def app_row(cluster: str, found: AppRecord) -> Row:
@@ -193,44 +203,52 @@ def node_row(cluster: str, node: Node, came: float) -> Row:
 
 
 def _project_capacity(connection: Connection, cluster: str, at: float, change: CapacityChanged) -> None:
-    if change.nodes:
-        module = sqlite if connection.dialect.name == "sqlite" else postgresql
-        statement = module.insert(nodes)
-        rows = [node_row(cluster, node, at) for node in change.nodes]
-        values: Row = {name: statement.excluded[name] for name in rows[0] if name not in ("cluster", "node")}
-        values["came"] = case((nodes.c.gone.is_(None), nodes.c.came), else_=statement.excluded.came)
-        connection.execute(
-            statement.on_conflict_do_update(index_elements=["cluster", "node"], set_=values), rows
-        )
+    upsert(connection, nodes, [node_row(cluster, node, at) for node in change.nodes])
     for part in chunks(change.left):
         gone = update(nodes).where(nodes.c.cluster == cluster, nodes.c.node.in_(part))
         connection.execute(gone, {"gone": at})
     connection.execute(delete(notices).where(notices.c.cluster == cluster))
-    rows = {
-        n.node_id: {"cluster": cluster, "node": n.node_id, "deadline": n.deadline, "kind": n.kind}
-        for n in change.notices
-    }
-    if rows:
-        connection.execute(notices.insert(), list(rows.values()))
+    told = {n.node_id: n for n in change.notices}  # of one node the last counts, as in ``fold``
+    if told:
+        connection.execute(
+            notices.insert(),
+            [
+                {"cluster": cluster, "node": n.node_id, "deadline": n.deadline, "kind": n.kind}
+                for n in told.values()
+            ],
+        )
 
 
 def _set_app(connection: Connection, cluster: str, app: str, **values: Any) -> None:
-    statement = update(apps).where(apps.c.cluster == cluster, apps.c.app == bindparam("of_app"))
-    connection.execute(
-        statement.values({name: bindparam(name) for name in values}), {"of_app": app, **values}
-    )
+    where = {"of_cluster": cluster, "of_key": app}
+    connection.execute(_updating(apps, "app", tuple(values)), {**where, **values})
+
+
+@cache
+def _updating(table: Table, key: str, names: tuple[str, ...]) -> Executable:
+    mine = (table.c.cluster == bindparam("of_cluster")) & (table.c[key] == bindparam("of_key"))
+    return update(table).where(mine).values({name: bindparam(name) for name in names})
 
 
 def _set_leases(connection: Connection, cluster: str, numbers: Sequence[int], **values: Any) -> None:
+    statement = _updating_leases(tuple(values))
     for part in chunks(numbers):
-        connection.execute(
-            update(leases).where(leases.c.cluster == cluster, leases.c.lease.in_(part)), values
-        )
+        connection.execute(statement, {"of_cluster": cluster, "of_numbers": part, **values})
+
+
+@cache
+def _updating_leases(names: tuple[str, ...]) -> Executable:
+    return update(leases).where(_THESE_LEASES).values({name: bindparam(name) for name in names})
+
+
+_THESE_LEASES = (leases.c.cluster == bindparam("of_cluster")) & leases.c.lease.in_(
+    bindparam("of_numbers", expanding=True)
+)
+_APPS_OF = select(leases.c.app).where(_THESE_LEASES).distinct()
 
 
 def _apps_of(connection: Connection, cluster: str, numbers: Sequence[int]) -> list[str]:
     found: set[str] = set()
     for part in chunks(numbers):
-        query = select(leases.c.app).where(leases.c.cluster == cluster, leases.c.lease.in_(part)).distinct()
-        found.update(row.app for row in connection.execute(query))
+        found.update(connection.execute(_APPS_OF, {"of_cluster": cluster, "of_numbers": part}).scalars())
     return sorted(found)

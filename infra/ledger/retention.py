@@ -46,7 +46,9 @@ def prune(database: Database, cluster: str, before: float, *, keep_events: bool,
 
 
 def _pruned(connection: Connection, cluster: str) -> int:
-    return connection.execute(select(clusters.c.pruned).where(clusters.c.cluster == cluster)).scalar_one()
+    return int(
+        connection.execute(select(clusters.c.pruned).where(clusters.c.cluster == cluster)).scalar_one()
+    )
 
 
 def _last_before(connection: Connection, cluster: str, before: float) -> int:

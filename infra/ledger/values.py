@@ -11,11 +11,12 @@ import re
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
-from functools import cache
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 _FLOATS = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
 _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")  # neither database takes them in a text
+_encoders: dict[Any, Callable[[Any], Any]] = {}
+_decoders: dict[Any, Callable[[Any], Any]] = {}
 
 
 def parse(body: str) -> Any:
@@ -33,6 +34,7 @@ def _with_floats(found: dict[str, Any]) -> Any:
 
 
 def plain(value: Any) -> Any:
+    """Return a value of no certain type as a JSON value; what is numpy's becomes plain numbers and lists."""
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):
@@ -61,16 +63,24 @@ def _key(key: Any) -> str:
     return _UNSTORABLE.sub("\ufffd", key)
 
 
-@cache
 def encoder(kind: Any) -> Callable[[Any], Any]:
+    """Return the function that turns values of the type ``kind`` into JSON values."""
+    found = _encoders.get(kind)
+    if found is None:
+        found = _encoders[kind] = _new_encoder(kind)
+    return found
+
+
+def _new_encoder(kind: Any) -> Callable[[Any], Any]:
     origin, arguments = get_origin(kind), get_args(kind)
     if is_dataclass(kind):
+        name_of_kind = getattr(kind, "__name__", "value")
         hints = get_type_hints(kind)
         parts = [(f.name, *_default(f), encoder(hints[f.name])) for f in fields(kind)]
 
         def whole(value: Any) -> dict[str, Any]:
             if type(value) is not kind:
-                raise ValueError(f"{value!r:.80} is not a {kind.__name__}")
+                raise ValueError(f"{value!r:.80} is not a {name_of_kind}")
             found = {}
             for name, optional, default, part in parts:
                 item = getattr(value, name)
@@ -105,8 +115,15 @@ def _default(field: "Field[Any]") -> tuple[bool, Any]:
 # --- from JSON ----------------------------------------------------------------------------------------------
 
 
-@cache
 def decoder(kind: Any) -> Callable[[Any], Any]:
+    """Return the function that turns JSON values into values of the type ``kind``."""
+    found = _decoders.get(kind)
+    if found is None:
+        found = _decoders[kind] = _new_decoder(kind)
+    return found
+
+
+def _new_decoder(kind: Any) -> Callable[[Any], Any]:
     origin, arguments = get_origin(kind), get_args(kind)
     if is_dataclass(kind):
         return _whole(kind)

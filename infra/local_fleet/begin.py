@@ -13,6 +13,7 @@ from ebbflow.infra.errors import ClusterError, InfraError
 from ebbflow.infra.local_fleet import marks
 from ebbflow.infra.local_fleet.book import FleetBook, PoolPlan
 from ebbflow.infra.local_fleet.life import teardown
+from ebbflow.infra.local_fleet.machine_clock import MachineClock
 from ebbflow.infra.local_fleet.pools import LocalPool
 from ebbflow.infra.local_fleet.rooms import RUNS, rooms
 from ebbflow.infra.local_fleet.store import BookFile
@@ -70,9 +71,11 @@ def claim(
             )
         processes.destroy(keeper_mark(old.uid), [], clock)
         teardown(file, old.uid, rooms(file.folder, clock), clock)
-    now, uid = clock.now(), secrets.token_hex(6)
+    time, uid = MachineClock.begin(), secrets.token_hex(6)
     plans = {
-        pool.name: PoolPlan(pool.start, min(pool.start, pool.base), reason="at the start", short_since=now)
+        pool.name: PoolPlan(
+            pool.start, min(pool.start, pool.base), reason="at the start", short_since=time.now()
+        )
         for pool in found
     }
     with file.locked():
@@ -84,6 +87,7 @@ def claim(
         book = FleetBook(
             name,
             uid,
+            time.offset,
             owner=None if stay else marks.own(),
             epoch=last.epoch + 1,
             pools=tuple(found),

@@ -96,6 +96,7 @@ class FleetBook:
 
     name: str
     uid: str  # of this life of the fleet; in the marks of all its processes
+    offset: float = 0.0  # s, of the clock by which all times here are; see ``MachineClock``
     up: bool = True
     owner: Identity | None = None  # whose end ends the fleet; None: nobody's
     keeper: Identity | None = None

@@ -22,6 +22,7 @@ from ebbflow.infra.errors import ClusterError, InfraError, PriceError
 from ebbflow.infra.local_fleet import begin, changes, marks, pools
 from ebbflow.infra.local_fleet.book import FleetBook, LocalNode
 from ebbflow.infra.local_fleet.life import finish, look, teardown
+from ebbflow.infra.local_fleet.machine_clock import MachineClock, shift
 from ebbflow.infra.local_fleet.marks import Occupant
 from ebbflow.infra.local_fleet.pools import LocalPool, PoolKind
 from ebbflow.infra.local_fleet.rooms import Room, rooms
@@ -32,13 +33,14 @@ from ebbflow.infra.spark import options
 from ebbflow.infra.training import devices
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model.capacity import Capacity, Notice, NoticeKind
-from ebbflow.planners.model.fleet import Fleet, Offer, Target
+from ebbflow.planners.model.fleet import Fleet, Offer, PoolState, Target
 from ebbflow.planners.model.prices import Series
 
 if TYPE_CHECKING:
     from ebbflow.infra.local_fleet.nodes import FleetNodes
 
 _POLL = 0.05  # s between looks while something is waited for
+_HELD = 5.0  # s for processes to stand still, which those in the midst of a system call do a moment later
 _DOWN = 30.0  # s for the keeper to take everything down; beyond, the caller does it
 
 
@@ -61,9 +63,11 @@ class LocalFleet:
         keeper: Callable[[], None] | None = None,
         mine: bool = False,
     ) -> None:
-        self._file, self.uid, self._clock = file, uid, clock
+        self._file, self.uid, self._theirs = file, uid, clock
+        book = file.read()
+        self._clock = MachineClock(book.offset if book is not None else 0.0)
         self._hazard = hazard or (lambda losses, seconds: losses / max(seconds, 3600.0) * 3600.0)
-        self._rooms = own or rooms(file.folder, clock)
+        self._rooms = own or rooms(file.folder, self._clock)
         self._start_keeper = keeper or self._spawn_keeper
         self._mine, self._pid = mine, os.getpid()
         self._acting = threading.RLock()  # one change at a time of this handle
@@ -92,7 +96,7 @@ class LocalFleet:
             wait: for the first nodes, s; ``None``: not at all.
             hazard: estimates losses per node-hour from losses and node-seconds seen; by default their quotient, with
                 an hour at least.
-            clock: the time.
+            clock: of whoever uses this handle: deadlines are told by it.
 
         Raises ``OptionError``, or ``ClusterError`` when the name is taken or the nodes do not come up.
         """
@@ -190,7 +194,7 @@ class LocalFleet:
     def view(self) -> tuple[NodeView, ...]:
         """Return all nodes, those that start too, with what runs on them."""
         book = look(self._file, self.book, self._rooms, self._clock)
-        return view(book, self._rooms)
+        return view(book, self._rooms, self._shift())
 
     def wait(self, reached: Callable[[FleetBook], bool], seconds: float) -> FleetBook:
         """Return the book once ``reached`` holds of it. Raises ``ClusterError`` when that takes longer."""
@@ -214,12 +218,14 @@ class LocalFleet:
         with contextlib.suppress(ClusterError):
             self._ensure_keeper()  # what a crash of it took down comes again
         book = look(self._file, self.book, self._rooms, self._clock)
-        now = self._clock.now()
-        return Fleet(book.epoch, now, tuple(book.state(pool, now) for pool in book.pools), book.told())
+        now, by = self._clock.now(), self._shift()
+        pools = tuple(_later(book.state(pool, now), by) for pool in book.pools)
+        return Fleet(book.epoch, now + by, pools, _moved(book.told(), by))
 
     def take_notices(self, notices: Sequence[Notice]) -> int:
         """See ``FleetControl``. What is told ends no node: that is what ``notice`` does."""
-        return self._change(lambda book: changes.hear(book, notices)).epoch
+        heard = _moved(notices, -self._shift())
+        return self._change(lambda book: changes.hear(book, heard)).epoch
 
     def apply(self, target: Target, *, dry_run: bool = False) -> Applied:
         """See ``FleetControl``."""
@@ -286,7 +292,7 @@ class LocalFleet:
         """See ``CapacitySource``: the nodes of all pools, with the fleet's own epoch."""
         fleet = self.observe()
         nodes = sorted((node for pool in fleet.pools for node in pool.nodes), key=lambda node: node.id)
-        hazard = self._hazard(*self.book.experience(fleet.at))
+        hazard = self._hazard(*self.book.experience(self._clock.now()))
         return Capacity(fleet.epoch, tuple(nodes), fleet.notices, fleet.at, hazard)
 
     def offers(self, pool: str) -> tuple[Offer, ...]:
@@ -322,11 +328,11 @@ class LocalFleet:
         """
         if not 0 <= seconds < float("inf"):
             raise OptionError(f"seconds must be >= 0 and finite; got {seconds}")
-        deadline = self._clock.now() + seconds
+        deadline, by = self._clock.now() + seconds, self._shift()
         if kind == "rebalance":
             self.book.there(id_)
-            self.take_notices([Notice(id_, deadline, kind)])
-            return deadline
+            self.take_notices([Notice(id_, deadline + by, kind)])
+            return deadline + by
 
         def change(book: FleetBook) -> FleetBook:
             book.there(id_)
@@ -335,7 +341,7 @@ class LocalFleet:
         book = self._change(change)
         node = book.there(id_)
         self._room(node).tell(book, node, deadline)
-        return deadline
+        return deadline + by
 
     def kill(self, id_: str) -> None:
         """Take a node away at once: SIGKILL to every process of every app on it. It is gone when this returns.
@@ -353,13 +359,11 @@ class LocalFleet:
 
     def freeze(self, id_: str) -> None:
         """Stop (SIGSTOP) all processes of a node, as when its machine hangs. Raises ``ClusterError``."""
-        book = self.book
-        self._room(book.there(id_)).freeze(book, book.there(id_), True)
+        self._hold(id_, True)
 
     def thaw(self, id_: str) -> None:
         """Let a frozen node go on. Raises ``ClusterError``."""
-        book = self.book
-        self._room(book.there(id_)).freeze(book, book.there(id_), False)
+        self._hold(id_, False)
 
     def add(self, pool: str, count: int = 1) -> int:
         """Plan ``count`` nodes more in a pool, or fewer, within its limits; return how many are planned then.
@@ -462,6 +466,20 @@ class LocalFleet:
 
     # --- how ------------------------------------------------------------------------------------------------
 
+    def _hold(self, id_: str, still: bool) -> None:
+        """Stop a node's processes or let them go on, and wait, bounded, until that shows."""
+        book = self.book
+        node = book.there(id_)
+        room = self._room(node)
+        room.freeze(book, node, still)
+        end = self._clock.now() + _HELD
+        while room.frozen(node) != still and self._clock.now() < end:
+            self._clock.sleep(_POLL)
+
+    def _shift(self) -> float:
+        """Return what to add to a time of the book to have it by the clock of whoever uses this handle, s."""
+        return shift(self._theirs.now(), self._clock)
+
     def _change(self, how: Callable[[FleetBook], FleetBook]) -> FleetBook:
         return self._file.change(self.uid, how)
 
@@ -487,3 +505,12 @@ class LocalFleet:
                 self.down()
             except InfraError as error:  # the keeper sees that we are gone
                 sys.stderr.write(f"{error}\n")
+
+
+def _moved(notices: Sequence[Notice], by: float) -> tuple[Notice, ...]:
+    return tuple(replace(notice, deadline=notice.deadline + by) for notice in notices)
+
+
+def _later(state: PoolState, by: float) -> PoolState:
+    since = None if state.short_since is None else state.short_since + by
+    return replace(state, short_since=since, on_demand_since=state.on_demand_since + by)

@@ -16,12 +16,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from ebbflow.infra.clock import Clock, SystemClock
+from ebbflow.infra.clock import Clock
 from ebbflow.infra.errors import InfraError
 from ebbflow.infra.local_fleet import marks
 from ebbflow.infra.local_fleet.book import FleetBook, LocalNode, by_number
 from ebbflow.infra.local_fleet.changes import give, missing, take
 from ebbflow.infra.local_fleet.life import abandoned, collect, finish, look, sweep, teardown
+from ebbflow.infra.local_fleet.machine_clock import MachineClock
 from ebbflow.infra.local_fleet.pools import LocalPool, PoolKind
 from ebbflow.infra.local_fleet.rooms import Room, rooms
 from ebbflow.infra.local_fleet.store import BookFile
@@ -203,10 +204,10 @@ def main(folder: str, uid: str) -> None:
     from ebbflow.infra.local_fleet.spark_part import ensure_cluster
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    clock = SystemClock()
-    file = BookFile(Path(folder), clock)
+    file = BookFile(Path(folder))
     me = marks.own()
     book = file.change(uid, lambda b: b if marks.alive(b.keeper) else replace(b, keeper=me))
+    clock = MachineClock(book.offset)
     if book.keeper == me:
         Keeper(file, uid, clock, common=lambda b, pool: ensure_cluster(file, b, pool, clock)).run()
 

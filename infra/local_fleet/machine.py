@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from ebbflow.infra import processes
 from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.local_fleet import marks
 from ebbflow.infra.local_fleet.book import Identity
@@ -58,7 +59,7 @@ def main(folder: Path, uid: str, node: str) -> None:
     clock = SystemClock()
     serve(folder, uid, node, clock)
     for _, environment in list(marks.environments(marks.below(uid, node))):
-        name = environment[marks.processes.MARK]
+        name = environment[processes.MARK]
         if name != marks.machine_mark(uid, node):
             marks.destroy(name, clock)
 

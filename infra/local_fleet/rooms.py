@@ -4,6 +4,7 @@ import contextlib
 import os
 import signal
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from ebbflow.infra.clock import Clock
 from ebbflow.infra.errors import ClusterError
 from ebbflow.infra.local_fleet import marks
 from ebbflow.infra.local_fleet.book import FleetBook, Identity, LocalNode
+from ebbflow.infra.local_fleet.machine_clock import shift
 from ebbflow.infra.local_fleet.pools import LocalPool, PoolKind
 
 _MACHINE = "ebbflow.infra.local_fleet.machine"
@@ -105,7 +107,7 @@ class GpuRoom:
         """Give notice to the training nodes of all launchers there, as an agent on the machine would."""
         from ebbflow.infra.local_fleet.telling import tell
 
-        tell(book.uid, node.id, deadline)
+        tell(book.uid, node.id, deadline + shift(time.time(), self._clock))  # they go by the wall's
 
     def freeze(self, book: FleetBook, node: LocalNode, still: bool) -> None:
         """See ``Room``."""

@@ -34,8 +34,8 @@ class NodeView:
     occupants: tuple[Occupant, ...] = ()
 
 
-def view(book: FleetBook, rooms: Mapping[PoolKind, Room]) -> tuple[NodeView, ...]:
-    """Return all nodes, those that start too, with what runs on them, as people count."""
+def view(book: FleetBook, rooms: Mapping[PoolKind, Room], by: float = 0.0) -> tuple[NodeView, ...]:
+    """Return all nodes, those that start too, with what runs on them, as people count; times are later ``by`` s."""
     running = marks.occupants(book.uid)
     found = []
     for node in sorted(book.nodes, key=lambda node: by_number(node.id)):
@@ -47,13 +47,13 @@ def view(book: FleetBook, rooms: Mapping[PoolKind, Room]) -> tuple[NodeView, ...
                 node.pool,
                 pool.kind,
                 _state(node, rooms[pool.kind]),
-                node.since,
+                node.since + by,
                 node.price,
                 node.market,
                 pool.cores,
                 pool.memory,
                 pool.gpus,
-                node.deadline,
+                None if node.deadline is None else node.deadline + by,
                 tuple(one for one in running if one.node == node.id),
             )
         )

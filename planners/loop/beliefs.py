@@ -181,7 +181,7 @@ def _total(report: AppReport | None, left: float, service: float) -> float:
 
 
 def _trials(report: AppReport) -> list[float]:
-    """Return the GPU-seconds that each running trial has left; what is not told apart is shared evenly."""
+    """Return the GPU-seconds of each trial that runs or is to come; what is not told apart is shared evenly."""
     trials = [one for one in report.trials if isinstance(one, Mapping)]
     told = [_number(one.get("work_left")) for one in trials]
     left = report.work_left if report.work_left is not None and _good(report.work_left) else None
@@ -190,8 +190,10 @@ def _trials(report: AppReport) -> list[float]:
     rest = max((left or 0.0) - sum(one for one in told if one is not None), 0.0)
     unknown = sum(one is None for one in told)
     works = [rest / unknown if one is None else one for one in told]
-    if left is not None and not unknown and left > sum(works) > 0:
-        works = [one * left / sum(works) for one in works]  # trials yet to come follow those that run
+    mean = sum(works) / len(works)
+    if not unknown and mean > 0 and rest > 0:
+        more = max(round(rest / mean), 1)  # trials yet to come can run beside those that run
+        works += [rest / more] * more
     return [one for one in works if one > 0]
 
 

@@ -41,7 +41,7 @@ class _Cycle:
         self, situation: Situation, settings: Settings, memory: Memory, rng: np.random.Generator
     ) -> None:
         self.situation, self.settings, self.memory, self.rng = situation, settings, memory, rng
-        self.scene = Scene.of(situation, settings)
+        self.scene = Scene.of(situation, settings, memory.draining)
         self.changes: list[Change] = []
         self.told = dict(memory.told)
 
@@ -70,7 +70,7 @@ class _Cycle:
         self.changes += said
         memory = self._settled(memory, moves)
         sized = self._scaled(memory, presence, seen)
-        memory = replace(memory, at=scene.now, pools=sized.pools, told=self.told)
+        memory = replace(memory, at=scene.now, pools=sized.pools, told=self.told, draining=scene.draining)
         wake = triggers.wake(scene, memory, presence, min(moves.refresh, next_spent), bool(moves.waiting))
         return Cycle(
             tuple(self.changes),

@@ -1,7 +1,7 @@
 """How many GPUs and cores the apps need: to run at all once they have waited long enough, and to meet deadlines.
 
 What elastic apps hold beyond what they asked for is no need: it costs nothing more while it is there, and nothing is
-rented for it.
+rented for it, unless ``Scaling.worth`` says what is worth renting.
 """
 
 from collections.abc import Collection, Mapping
@@ -12,7 +12,7 @@ from ebbflow.planners.loop.beliefs import Belief, belief
 from ebbflow.planners.loop.scene import Scene, bounds, needs
 from ebbflow.planners.loop.values import Memory, Scaling
 from ebbflow.planners.loop.view import active, service_of
-from ebbflow.planners.model.ledger import OVER, AppRecord
+from ebbflow.planners.model.ledger import AppRecord
 from ebbflow.planners.model.scheduling import gpus_of
 
 
@@ -60,6 +60,10 @@ def gpu_need(scene: Scene, memory: Memory, rules: Scaling, out: Collection[str])
                     said = f"{id_} cannot end within {end:.0f} s; on {gpus} GPUs it does soonest"
             else:
                 need = max(need, min(holds, asked), gpus)
+        if rules.worth is not None and (holds or said):
+            gpus = worthwhile(believed(scene, record), record, rules.worth)
+            if gpus > need:
+                need, said = gpus, f"{id_} makes good use of {gpus} GPUs"
         apps[id_] = need
         if said and need > most:
             most, why, driver, seconds = need, said, id_, left
@@ -72,6 +76,18 @@ def believed(scene: Scene, record: AppRecord) -> Belief:
     _, asked, most = bounds(record)
     search = record.spec.kind == "tuning"
     return belief(scene.report(record.spec.id), asked, most, service_of(scene, record), search)
+
+
+def worthwhile(one: Belief, record: AppRecord, worth: float) -> int:
+    """Return the most GPUs of which each gives ``worth`` of a single one's goodput (Pollux, OSDI 2021, section 5.10
+    of the thesis, which aims at a half). An app without a model makes no claim beyond what it asked for."""
+    _, asked, _ = bounds(record)
+    single = one.speed.iteration_time(1)
+    best = asked
+    for gpus in range(asked + 1, (one.most if one.goodput is not None else asked) + 1):
+        if single / one.speed.iteration_time(gpus) >= worth * gpus:
+            best = gpus
+    return best
 
 
 def gpus_in_time(
@@ -102,11 +118,7 @@ def core_need(scene: Scene, rules: Scaling, cores: int, each: int, planned: int)
     A query with a deadline needs as many as do the work that it has left in time. Another works with what there is:
     for it nodes stay as far as it could use them, and it is given one if there is none.
     """
-    queries = [
-        record
-        for record in sorted(scene.state.apps.values(), key=lambda one: one.number)
-        if record.spec.kind == "query" and record.phase not in OVER and record.phase != "lost"
-    ]
+    queries = [record for record in scene.active if record.spec.kind == "query"]
     weights = sum(max(record.spec.weight, 0.0) for record in queries) or 1.0
     apps: dict[str, int] = {}
     usable, need = 0.0, 0

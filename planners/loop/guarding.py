@@ -43,17 +43,17 @@ def over_budget(scene: Scene, records: Collection[AppRecord]) -> tuple[dict[str,
     Budgets are an app's own, its pipeline's and its team's. What an app pays while it saves and lets go is counted
     as spent already, and one that holds nothing is not started for less than a lease.
     """
-    known = scene.state.apps.values()
+    budgets = _budgets(scene)
+    if not budgets:
+        return {}, inf
     spent: dict[tuple[str, str], float] = {}
     rate: dict[tuple[str, str], float] = {}
-    for record in known:
+    for record in scene.state.apps.values():
         spec = record.spec
-        dollars, per_hour = scene.dollars(record), scene.rate(spec.id)
         for key in (("app", spec.id), ("pipeline", spec.pipeline), ("team", spec.team)):
-            if key[1]:
-                spent[key] = spent.get(key, 0.0) + dollars
-                rate[key] = rate.get(key, 0.0) + per_hour
-    budgets = _budgets(scene)
+            if key in budgets:
+                spent[key] = spent.get(key, 0.0) + scene.dollars(record)
+                rate[key] = rate.get(key, 0.0) + scene.rate(spec.id)
     settings = scene.settings
     cheapest = min((price_of(node) for node in scene.usable), default=0.0)
     found: dict[str, str] = {}

@@ -15,6 +15,7 @@ from ebbflow.planners.model.capacity import Node
 from ebbflow.planners.model.ledger import AppRecord, Change, Extended, Granted, Lease, Recalled
 
 SLACK = 1e-9  # $/h; sums of prices are not exact
+HEAD = 10.0  # s before a lease's end at which apps begin to leave, if nobody has extended it
 
 Counts = dict[str, int]
 
@@ -106,7 +107,7 @@ def end_of(scene: Scene, until: float) -> float:
     The policy decides anew at that moment; its holder then has the grace to save before the lease itself is over.
     """
     settings = scene.settings
-    return until + settings.grace_s if isfinite(until) else scene.now + settings.lease_s
+    return until + settings.grace_s + HEAD if isfinite(until) else scene.now + settings.lease_s
 
 
 def _close(scene: Scene, moves: Moves) -> None:
@@ -281,7 +282,7 @@ def _extend(scene: Scene, desk: _Desk, moves: Moves) -> None:
     """Let what an app keeps go on before it ends."""
     settings = scene.settings
     end = end_of(scene, desk.wanted.until)
-    slack = settings.lease_s / 2
+    slack = min(max(settings.lease_s / 2, 1.5 * HEAD), 0.9 * settings.lease_s)
     for lease in desk.keep:
         if isfinite(desk.wanted.until):
             late = end > lease.until + 0.5

@@ -5,7 +5,6 @@ Silence is measured in the loop's own time, a short step at most for each cycle:
 was away or a clock that jumps makes nobody silent.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from ebbflow.planners.loop.scene import Scene
@@ -13,7 +12,6 @@ from ebbflow.planners.loop.values import Evict, Heard, Memory, Situation
 from ebbflow.planners.model.ledger import (
     OVER,
     AppMoved,
-    AppRecord,
     Change,
     Decided,
     Ended,
@@ -60,9 +58,9 @@ def _heard(scene: Scene, memory: Memory) -> dict[str, Heard]:
     most = scene.settings.silent_s / STEPS
     step = min(max(scene.now - memory.at, 0.0), most) if memory.at > 0 else 0.0
     found = {}
-    for id_, record in scene.state.apps.items():
-        if record.phase in OVER and id_ not in scene.mine:
-            continue
+    known = {record.spec.id: record for record in scene.active}
+    known |= {id_: scene.state.apps[id_] for id_ in scene.mine}
+    for id_, record in known.items():
         report = scene.report(id_)
         said = (report.at if report is not None else 0.0, record.phase)
         before = memory.heard.get(id_)
@@ -153,9 +151,9 @@ def _by_force(scene: Scene, memory: Memory, found: Presence) -> None:
 
 def _lost(scene: Scene, found: Presence) -> None:
     """Move silent apps of which nothing is left to "lost"."""
-    for record in _in_order(scene.state.apps.values()):
+    for record in scene.active:
         id_ = record.spec.id
-        if record.phase in OVER or record.phase == "lost" or not is_silent(scene, found, id_):
+        if not is_silent(scene, found, id_):
             continue
         found.silent[id_] = "it has been silent for too long"
         if id_ in scene.mine:
@@ -165,7 +163,3 @@ def _lost(scene: Scene, found: Presence) -> None:
         found.changes.append(
             Decided("recovery", f"{id_} is lost: {why}", id_, scene.state.epoch, outcome={"phase": "lost"})
         )
-
-
-def _in_order(records: Iterable[AppRecord]) -> list[AppRecord]:
-    return sorted(records, key=lambda record: record.number)

@@ -16,7 +16,7 @@ from ebbflow.planners.guard import RunMoney
 from ebbflow.planners.loop.demand import Need, core_need, gpu_need
 from ebbflow.planners.loop.presence import Presence
 from ebbflow.planners.loop.scene import Scene
-from ebbflow.planners.loop.values import Memory, Scaling, Situation
+from ebbflow.planners.loop.values import Memory, Plan, Scaling, Situation
 from ebbflow.planners.market import Interruption
 from ebbflow.planners.model.fleet import Fleet, PoolState, Target
 from ebbflow.planners.model.ledger import Change, Decided
@@ -71,7 +71,7 @@ class _Scaling:
             *(one for one in scene.state.apps if told.get(f"guard {one}") == "refused"),
         }
         self.new = guard.new_nodes(situation.offers)
-        self.uses = uses_of(situation, scene)
+        self.uses = uses_of(situation, scene, memory.plan)
         self.changes: list[Change] = []
         self.held: dict[str, Held] = {}
 
@@ -280,13 +280,18 @@ def _changes(target: Target, pool: PoolState) -> bool:
     )
 
 
-def uses_of(situation: Situation, scene: Scene) -> dict[str, NodeUse]:
-    """Return what nodes do and hold, leases included: a node with a lease is busy until it was let go of."""
+def uses_of(situation: Situation, scene: Scene, plan: Plan) -> dict[str, NodeUse]:
+    """Return what nodes do and hold, leases included: a node with a lease is busy until it was let go of, and one
+    that the plan wants is so already."""
     found = dict(situation.uses)
     counts: dict[str, int] = {}
     for leases in scene.mine.values():
         for lease in leases.values():
             counts[lease.node] = counts.get(lease.node, 0) + 1
+    for wanted in plan.wanted.values():
+        for node, gpus in wanted.placement:
+            if node not in scene.closed:
+                counts[node] = max(counts.get(node, 0), gpus)
     for node, gpus in counts.items():
         use = found.get(node, NodeUse())
         found[node] = replace(

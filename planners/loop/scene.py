@@ -6,10 +6,11 @@ from math import inf
 
 from ebbflow.planners.loop.values import Settings, Situation
 from ebbflow.planners.model.capacity import Node
-from ebbflow.planners.model.ledger import OVER, AppRecord, AppReport, Lease, Slot, State
+from ebbflow.planners.model.ledger import OVER, AppRecord, AppReport, Lease, State
 from ebbflow.planners.model.scheduling import Placement
 
 HOUR = 3600.0
+GONE = OVER | {"lost"}
 
 
 @dataclass(slots=True)
@@ -24,22 +25,38 @@ class Scene:
     usable: tuple[Node, ...]  # with GPUs that may be granted, sorted by id
     closed: Mapping[str, tuple[float, str]]  # other nodes: by when they must be empty, and why
     taken: dict[str, set[int]]  # slots by node that are booked
+    active: tuple[AppRecord, ...]  # neither over nor lost, in the order of their arrival
+    draining: frozenset[str]  # nodes that are being drained, as last known
     ended: list[int] = field(default_factory=list)
 
     @classmethod
-    def of(cls, situation: Situation, settings: Settings) -> "Scene":
-        """Return what ``situation`` says."""
+    def of(cls, situation: Situation, settings: Settings, draining: frozenset[str] = frozenset()) -> "Scene":
+        """Return what ``situation`` says; ``draining`` counts where it knows of no fleet."""
         state = situation.state
+        if situation.fleet is not None:
+            draining = frozenset(id_ for pool in situation.fleet.pools for id_ in pool.draining)
         mine: dict[str, dict[int, Lease]] = {}
         taken: dict[str, set[int]] = {}
         for number, lease in sorted(state.leases.items()):
             mine.setdefault(lease.app, {})[number] = lease
             taken.setdefault(lease.node, set()).add(lease.slot)
-        closed = closed_nodes(situation, settings)
+        closed = closed_nodes(situation, settings, draining)
         usable = tuple(
             node for id_, node in sorted(state.nodes.items()) if node.gpus > 0 and id_ not in closed
         )
-        return cls(situation.now, state, settings, situation.reports, mine, usable, closed, taken)
+        active = sorted((a for a in state.apps.values() if a.phase not in GONE), key=lambda a: a.number)
+        return cls(
+            situation.now,
+            state,
+            settings,
+            situation.reports,
+            mine,
+            usable,
+            closed,
+            taken,
+            tuple(active),
+            draining,
+        )
 
     def end(self, leases: Iterable[Lease]) -> None:
         """Free the GPUs of ``leases``."""
@@ -79,7 +96,7 @@ class Scene:
 
     def trains(self, record: AppRecord) -> bool:
         """Tell whether an app takes part in auctions."""
-        return record.phase not in OVER and record.phase != "lost" and is_trainer(record)
+        return record.phase not in GONE and is_trainer(record)
 
 
 def is_trainer(record: AppRecord) -> bool:
@@ -114,17 +131,15 @@ def placement_of(leases: Iterable[Lease]) -> Placement:
     return tuple(sorted(counts.items()))
 
 
-def closed_nodes(situation: Situation, settings: Settings) -> dict[str, tuple[float, str]]:
+def closed_nodes(
+    situation: Situation, settings: Settings, draining: Collection[str]
+) -> dict[str, tuple[float, str]]:
     """Return the nodes on which nothing new may start: by when they must be empty, and why.
 
     A rebalance recommendation closes none: it is a weak signal, and the node may stay for days.
     """
     now = situation.now
-    found: dict[str, tuple[float, str]] = {}
-    if situation.fleet is not None:
-        for pool in situation.fleet.pools:
-            for id_ in pool.draining:
-                found[id_] = (inf, f"{id_} is being drained")
+    found = {id_: (inf, f"{id_} is being drained") for id_ in sorted(draining)}
     told = situation.fleet.notices if situation.fleet is not None else ()
     firm: dict[str, float] = {}
     for notice in (*situation.state.notices.values(), *told):
@@ -134,8 +149,3 @@ def closed_nodes(situation: Situation, settings: Settings) -> dict[str, tuple[fl
         left = max(0.0, deadline - now)
         found[id_] = (max(now, deadline - settings.leave_s), f"{id_} leaves in {left:.0f} s")
     return found
-
-
-def slots_of(leases: Iterable[Lease]) -> set[Slot]:
-    """Return the GPUs of ``leases``."""
-    return {Slot(lease.node, lease.slot) for lease in leases}

@@ -66,6 +66,9 @@ class Scaling:
     hold_s: float = 120.0  # after a change before nodes leave
     tolerance: float = 0.0  # of the nodes, below which fewer are not worth a change
     reserve: float = 1.1  # times the time that work is expected to take, for deadlines
+    worth: float | None = (
+        None  # share of a single GPU's goodput that each rented one must give; None: for needs only
+    )
     fallback: Fallback | None = field(default_factory=Fallback)
 
     def __post_init__(self) -> None:
@@ -74,6 +77,8 @@ class Scaling:
                 raise OptionError(f"{name} must be >= 0 s and finite; got {getattr(self, name)}")
         if not 1 <= self.reserve < inf:
             raise OptionError(f"reserve must be >= 1 times the expected time; got {self.reserve}")
+        if self.worth is not None and not 0 < self.worth <= 1:
+            raise OptionError(f"worth must be above 0 and at most 1, a share of goodput; got {self.worth}")
         for pool, kind in self.pools.items():
             if kind not in ("gpus", "cores"):
                 raise OptionError(f"pool {pool} must be for 'gpus' or 'cores'; got {kind!r}")
@@ -177,6 +182,7 @@ class Memory:
     told: Mapping[str, str] = field(default_factory=dict)  # what was said of each thing, not to say it twice
     evicting: Mapping[tuple[str, str], float] = field(default_factory=dict)  # when it was last asked for
     pools: Mapping[str, Held] = field(default_factory=dict)
+    draining: frozenset[str] = frozenset()  # nodes, as last known
     waits: Mapping[str, float] = field(default_factory=dict)  # app -> since when it waits for GPUs
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from math import inf, isfinite
 
 from ebbflow.planners.loop.beliefs import Belief, LiveBidder, belief
-from ebbflow.planners.loop.scene import Scene, bounds, is_gang, needs, placement_of
+from ebbflow.planners.loop.scene import Scene, bounds, is_gang, is_trainer, needs, placement_of
 from ebbflow.planners.loop.values import Memory, Ran, Team
 from ebbflow.planners.model.capacity import Capacity, Node
 from ebbflow.planners.model.ledger import AppRecord
@@ -24,7 +24,7 @@ class Seen:
 
 def active(scene: Scene) -> list[AppRecord]:
     """Return the apps that may hold GPUs, in the order of their arrival."""
-    return sorted((a for a in scene.state.apps.values() if scene.trains(a)), key=lambda a: a.number)
+    return [record for record in scene.active if is_trainer(record)]
 
 
 def lives(scene: Scene, memory: Memory) -> tuple[dict[str, Ran], tuple[float, float]]:

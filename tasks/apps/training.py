@@ -22,7 +22,7 @@ from ebbflow.tasks.apps.leased_site import LeasedSite, MakePool, MakeTrainer, aw
 from ebbflow.tasks.apps.specs import held_to
 from ebbflow.tasks.apps.stints import together
 from ebbflow.tasks.apps.warden import Warden
-from ebbflow.tasks.training import run_training
+from ebbflow.tasks.training import run_training, write_report
 from ebbflow.tasks.training_driver import Handle
 from ebbflow.tasks.training_listening import Fan, Silent, TrainingListener
 from ebbflow.tasks.training_report import EventReport, RunState, TrainingReport
@@ -170,7 +170,10 @@ class _App(Silent):
         else:
             why = f"stopped while it waited for GPUs: {why}"
             self._reports.append(without_training(self._request, "stopped", why, self._clock.now()))
-        return together(self._reports)
+        report = together(self._reports)
+        if len(self._reports) > 1:
+            write_report(report, self._request)  # in place of the last stretch's
+        return report
 
     # --- waiting --------------------------------------------------------------------------------------------
 

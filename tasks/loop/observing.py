@@ -5,7 +5,8 @@ import random
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from functools import partial
+from typing import Generic, Protocol, TypeVar, runtime_checkable
 
 from ebbflow.infra.clock import Clock
 from ebbflow.infra.errors import InfraError
@@ -54,6 +55,21 @@ class Sight:
         if self.rented is None or now - self.rented_at > stale or self.age(now) > stale:
             return None
         return self.rented
+
+
+@runtime_checkable
+class Offering(Protocol):
+    """A fleet that knows what can be had."""
+
+    def offers(self, pool: str) -> tuple[Offer, ...]: ...
+
+
+def look_at(fleet: FleetControl) -> Rented:
+    """Look at a fleet, and at its offers where it knows them itself. Raises an ``InfraError``."""
+    seen = fleet.observe()
+    if not isinstance(fleet, Offering):
+        return Rented(seen)
+    return Rented(seen, {pool.name: fleet.offers(pool.name) for pool in seen.pools})
 
 
 class _Look(Generic[T]):
@@ -124,7 +140,7 @@ class Watch:
         self._answered = answered
         self._capacity = _Look("the capacity", source.capacity, Capacity.same_nodes, pace.source, clock)
         if rented is None and fleet is not None:
-            rented = lambda: Rented(fleet.observe())  # noqa: E731
+            rented = partial(look_at, fleet)
         self._fleet = (
             _Look("the fleet", rented, _same_fleet, pace.fleet, clock) if rented is not None else None
         )

@@ -94,12 +94,8 @@ def _local(name: str, clock: Clock) -> Iterator[Nodes]:
 
     fleet = LocalFleet.attach(name, hazard=hazard, clock=clock)
 
-    def rented() -> Rented:
-        seen = fleet.observe()
-        return Rented(seen, {pool.name: fleet.offers(pool.name) for pool in seen.pools})
-
     try:
-        yield Nodes(fleet, fleet, LocalEvictor(fleet), rented)
+        yield Nodes(fleet, fleet, LocalEvictor(fleet))
     finally:
         fleet.close()
 

@@ -101,7 +101,9 @@ class LoopRules:
 class CapacityRequest:
     """One loop. ``settings`` and ``rules`` read what is named; nothing is opened."""
 
-    ledger: str | None = field(default=None, repr=False)  # default: $EBBFLOW_LEDGER, or ledger.db in our own folder
+    ledger: str | None = field(
+        default=None, repr=False
+    )  # default: $EBBFLOW_LEDGER, or ledger.db in our own folder
     cluster: str = "local"
     source: str = "local"  # local[:NAME], aws[:CONFIG], spark://HOST:PORT or cluster[:NAME]
     policy: str = ""  # a name, or "module:Class"; default: the file's, else rho-bounded

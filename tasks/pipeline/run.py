@@ -12,7 +12,6 @@ from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.errors import PipelineRunError
 from ebbflow.infra.packages import require
 from ebbflow.planners.errors import EbbflowError, OptionError
-from ebbflow.tasks.cluster_page import cluster_html
 from ebbflow.tasks.loop import LoopListener
 from ebbflow.tasks.pipeline.carry import Carrier
 from ebbflow.tasks.pipeline.coordinator import (
@@ -202,6 +201,8 @@ class _Run:
         self, coordinator: Coordinator, view: ClusterView, site: Site, seconds: float
     ) -> PipelineOutcome:
         """Write down how the run stands, and return it."""
+        from ebbflow.tasks.cluster_page import cluster_html
+
         found = view.look(now=True)
         steps = coordinator.outcomes()
         state, reason = overall(steps)

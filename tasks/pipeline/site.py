@@ -15,7 +15,8 @@ from ebbflow.infra.local_fleet import LocalFleet
 from ebbflow.infra.protocols import Trainer
 from ebbflow.planners.errors import EbbflowError, OptionError
 from ebbflow.planners.recovery import hazard
-from ebbflow.tasks.loop import CapacityLoop, LoopListener
+from ebbflow.tasks.loop import CapacityLoop, LoopListener, Rented
+from ebbflow.tasks.loop.evicting import LocalEvictor
 from ebbflow.tasks.loop.pace import LoopPace
 from ebbflow.tasks.pipeline.aws import MakePools, opened_pools
 from ebbflow.tasks.pipeline.deciding import settings_of
@@ -109,12 +110,18 @@ def _local(
         fleet = stack.enter_context(LocalFleet.start(cluster.pools, run, hazard=learn, clock=clock))
         listed = {pool.instance_type: pool.price_in("on-demand") for pool in cluster.pools}
         site = Site(ledger, run, fleet, _local_pools(fleet), listed=listed, grace=settings.grace_s)
+
+        def rented() -> Rented:
+            seen = fleet.observe()
+            return Rented(seen, {pool.name: fleet.offers(pool.name) for pool in seen.pools})
+
         loop = CapacityLoop(
             ledger,
             fleet,
             fleet,
             settings,
-            evictor=fleet,
+            evictor=LocalEvictor(fleet),
+            rented=rented,
             clock=clock,
             listener=listener,
             pace=PACE,

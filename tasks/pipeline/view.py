@@ -1,7 +1,7 @@
 """What goes on in a pipeline's cluster right now: the report of its ledger, read on as it grows."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ebbflow.infra.clock import Clock
 from ebbflow.infra.errors import LedgerError
@@ -10,6 +10,7 @@ from ebbflow.planners.errors import OptionError
 from ebbflow.tasks.cluster_history import History
 from ebbflow.tasks.cluster_report import cluster_report
 from ebbflow.tasks.cluster_values import ClusterReport
+from ebbflow.tasks.pipeline.record import app_id
 
 _PAGE = 1000  # events a read
 EVERY = 1.0  # s between two looks
@@ -46,18 +47,29 @@ class ClusterView:
                     break
             reports = self.ledger.reports()
             self._history.note(reports)
-            self._last = cluster_report(
-                self._history,
-                reports,
-                cluster=self.cluster,
-                now=at,
-                pipeline=self.pipeline,
-                listed=self.listed,
+            self._last = self._shortened(
+                cluster_report(
+                    self._history,
+                    reports,
+                    cluster=self.cluster,
+                    now=at,
+                    pipeline=self.pipeline,
+                    listed=self.listed,
+                )
             )
             self.problem = ""
         except (LedgerError, OptionError) as error:
             self.problem = str(error)
         return self._last
+
+    def _shortened(self, report: ClusterReport) -> ClusterReport:
+        """Call the pipeline's own apps by their steps' names in what was decided: all begin with the run's id."""
+        prefix = app_id(self.pipeline, "")
+        decisions = tuple(
+            replace(one, reason=one.reason.replace(prefix, "")) if prefix in one.reason else one
+            for one in report.decisions
+        )
+        return replace(report, decisions=decisions)
 
     @property
     def history(self) -> History:

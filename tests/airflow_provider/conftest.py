@@ -98,6 +98,7 @@ def airflow(airflow_home: Path, tmp_path: Path) -> Airflow:
 def _environment(home: Path) -> dict[str, str]:
     return {
         **os.environ,
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         "AIRFLOW_HOME": str(home),
         "AIRFLOW__CORE__DAGS_FOLDER": str(HERE / "dags"),
         "AIRFLOW__CORE__LOAD_EXAMPLES": "False",

@@ -5,7 +5,8 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
@@ -13,8 +14,11 @@ import psutil
 import pyarrow.parquet as pq
 
 from ebbflow.infra.ledger import Ledger
+from ebbflow.infra.local_fleet import LocalFleet, LocalPool
+from ebbflow.planners.loop import Settings
 from ebbflow.planners.model.capacity import Node
 from ebbflow.planners.model.ledger import CapacityChanged
+from ebbflow.tasks.loop.loop import CapacityLoop
 from tests.airflow_provider.conftest import Airflow
 
 PATIENCE = 180.0  # seconds
@@ -31,16 +35,17 @@ def eventually(look: Callable[[], Found], said: str) -> Found:
     raise AssertionError(f"never: {said}")
 
 
-def left_over(place: Path) -> list[str]:
-    """Return the processes whose command line names ``place``."""
+def left_over(airflow: Airflow) -> list[str]:
+    """Return the processes of trainings that this test has begun: those with its home in their environment."""
     found = []
     for process in psutil.process_iter():
         try:
             line = " ".join(process.cmdline())
-        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            ours = process.environ().get("EBBFLOW_HOME") == airflow.environment["EBBFLOW_HOME"]
+            if ours and ("ebbflow.infra.training" in line or "trained.py" in line):
+                found.append(line)
+        except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
             continue
-        if str(place) in line and process.status() != psutil.STATUS_ZOMBIE:
-            found.append(line)
     return found
 
 
@@ -79,7 +84,7 @@ def test_a_dag_waits_for_capacity_runs_a_query_and_trains_on_its_result(airflow:
     assert isinstance(trained, dict)
     assert (trained["state"], trained["steps"], trained["metrics"]) == ("finished", 6, {"files": 1.0})
     assert re.fullmatch(r"whole\.train\.[A-Za-z0-9_.-]+", str(trained["run"]))
-    assert left_over(airflow.out) == []
+    assert left_over(airflow) == []
 
 
 def test_a_wait_that_ends_too_late_fails_or_skips_as_it_was_asked_to(airflow: Airflow) -> None:
@@ -111,10 +116,11 @@ def test_a_training_that_gets_a_signal_saves_and_another_try_goes_on(airflow: Ai
     process = airflow.start("tests.airflow_provider.run_dag", "stopped_training", AIRFLOW_VAR_STEPS="400")
     events = airflow.out / "runs" / "stopped" / "events.jsonl"
     eventually(lambda: events.is_file() and '"started"' in events.read_text(), "the training has begun")
+    assert len(left_over(airflow)) >= 2
     process.send_signal(signal.SIGTERM)
     said, _ = process.communicate(timeout=PATIENCE)
     assert "was stopped and has saved; another try goes on with it" in said
-    assert left_over(airflow.out) == []
+    assert left_over(airflow) == []
     found = airflow.dag("stopped_training", AIRFLOW_VAR_STEPS="400")
     assert found["train"]["state"] == "success"
     trained = found["train"]["xcom"]
@@ -123,3 +129,36 @@ def test_a_training_that_gets_a_signal_saves_and_another_try_goes_on(airflow: Ai
     assert trained["lost_steps"] == 0
     report = json.loads((airflow.out / "runs" / "stopped" / "report.json").read_text())
     assert report["resumed_from"] is not None
+
+
+def test_apps_of_a_cluster_run_on_its_leases_and_give_them_back_when_they_are_ended(airflow: Airflow) -> None:
+    pools = [LocalPool("gpu", "gpu", initial=1, most=1)]
+    with (
+        Ledger.open(str(airflow.ledger), cluster="test") as ledger,
+        LocalFleet.start(pools, "airflow-test") as fleet,
+        led(CapacityLoop(ledger, fleet, fleet, Settings(interval_s=1.0, scaling=None), evictor=fleet)),
+    ):
+        process = airflow.start("tests.airflow_provider.run_dag", "leased", AIRFLOW_VAR_STEPS="4000")
+        eventually(lambda: [x for x in ledger.state().leases.values() if x.app == "leased"], "a lease")
+        events = airflow.out / "runs" / "leased" / "events.jsonl"
+        eventually(lambda: events.is_file() and '"started"' in events.read_text(), "the training has begun")
+        process.send_signal(signal.SIGTERM)
+        said, _ = process.communicate(timeout=PATIENCE)
+        assert "was stopped and has saved" in said
+        eventually(lambda: not ledger.state().leases, "the lease has been given back")
+        apps = {record.spec.team: record for record in ledger.state().apps.values()}
+        assert (apps["models"].phase, apps["data"].phase) == ("stopped", "finished")
+        assert apps["models"].checkpoint
+
+
+@contextmanager
+def led(loop: CapacityLoop) -> Iterator[None]:
+    """Run a capacity loop in a thread."""
+    stop = threading.Event()
+    thread = threading.Thread(target=loop.run, args=(stop,))
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join(60)

@@ -114,9 +114,10 @@ def test_a_wait_is_carried_by_the_triggerer_and_an_ended_training_goes_on(servic
     run = services.start("stopped_training_long")
     events = airflow.out / "runs" / "stopped-long" / "events.jsonl"
     eventually(lambda: events.is_file() and '"started"' in events.read_text(), "the training has begun")
+    assert len(left_over(airflow)) >= 2
     path = f"dags/stopped_training_long/dagRuns/{run}"
     services.call("PATCH", f"{path}/taskInstances/train", json={"new_state": "failed"})
-    eventually(lambda: not left_over(airflow.out), "its processes have ended")
+    eventually(lambda: not left_over(airflow), "its processes have ended")
     checkpoints = list((airflow.out / "runs" / "stopped-long" / "checkpoints").iterdir())
     assert checkpoints
     services.call(

@@ -101,6 +101,7 @@ PLANS: dict[str, tuple[Plan, ...]] = {
     "docs/prefect.md": (Plan("", "check", PREFECT),),
     "docs/operations.md": (
         Plan("sqlite3", "run", given=("ledger",)),
+        Plan("ebbflow ledger verify", "run", given=("ledger",), after=("sqlite3",)),
         Plan("from ebbflow.infra.ledger", "run", given=("ledger",), after=("sqlite3",)),
         Plan("", "check", DATABASE),
     ),

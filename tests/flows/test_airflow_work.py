@@ -62,7 +62,7 @@ def test_a_query_that_is_stopped_ends_at_once_and_cancels_its_stages(tables: str
     with pytest.raises(StageCancelledError, match="finished stages are kept"):
         attended.wait()
     stopper.join()
-    assert orchestrator.stopping
+    assert orchestrator.asked.is_set()
     assert not [t for t in threading.enumerate() if t.name.startswith("ebbflow-stage") and t.is_alive()]
 
 

@@ -1,7 +1,11 @@
 """``capacity_loop`` under a Prefect server: states, events, artifacts, cancellation."""
 
+import os
+import signal
 import threading
 from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +14,7 @@ import pytest
 from ebbflow.infra.ledger import Ledger
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model.capacity import Capacity, Node
+from ebbflow.planners.model.ledger import AppEntered, AppMoved
 from ebbflow.tasks.loop import LoopEvent
 from ebbflow.tasks.loop.opening import Nodes
 from ebbflow.tasks.loop.row import STOP, stop_request
@@ -55,6 +60,47 @@ def test_events_are_related_to_the_runs_they_are_about(monkeypatch: pytest.Monke
     assert crashed == ["run-2"]
 
 
+def test_a_termination_ends_the_loop_in_order_and_then_prefects_handler_has_its_say() -> None:
+    from ebbflow.flows.capacity import stopped_by_signal
+
+    came: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: came.append(number))
+    try:
+        for then in (True, False):
+            stop = threading.Event()
+            with stopped_by_signal(stop, then):
+                os.kill(os.getpid(), signal.SIGTERM)
+                assert stop.wait(30)
+                assert len(came) == (not then)
+        assert came == [signal.SIGTERM]
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_a_lost_app_is_started_again_by_its_deployment(tmp_path: Path) -> None:
+    from ebbflow.flows.capacity_resume import resuming
+    from ebbflow.tasks.apps.specs import training_spec
+    from ebbflow.tasks.training_request import TrainingRequest
+
+    (tmp_path / "fit.py").write_text("")
+    request = TrainingRequest(str(tmp_path / "fit.py"), id="digits", folder=str(tmp_path / "runs"))
+    request.save()
+    runs: list[tuple[str, dict[str, Any]]] = []
+    with Ledger.open() as ledger:
+        mine = training_spec(request, deployment="train/spot")
+        other = replace(training_spec(request), id="started-by-hand")
+        ledger.write([AppEntered(mine), AppEntered(other)])
+        ledger.write([AppMoved(one.id, "lost", "silent") for one in (mine, other)])
+        with resuming(ledger, lambda name, **given: runs.append((name, given["parameters"])), 0.05):
+            for _ in range(600):
+                if runs:
+                    break
+                ledger.clock.sleep(0.1)
+    assert runs == [
+        ("train/spot", {"script": request.script, "id": "digits", "folder": request.folder, "resume": True})
+    ]
+
+
 @pytest.mark.prefect
 @pytest.mark.usefixtures("prefect_server")
 class TestUnderAServer:
@@ -81,6 +127,13 @@ class TestUnderAServer:
             leader = ledger.leader()
             assert leader is not None
             assert leader.until == 0  # it has resigned
+
+    def test_a_parameter_with_a_password_is_refused(self) -> None:
+        from ebbflow.flows.capacity import capacity_loop
+
+        with pytest.raises(OptionError, match="ledger_secret") as caught:
+            capacity_loop(ledger="postgresql://ebbflow:hidden@db/ebbflow")
+        assert "hidden" not in str(caught.value)
 
     def test_an_address_comes_from_a_secret_or_a_variable(self) -> None:
         from prefect.blocks.system import Secret

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from ebbflow.flows.cli import app
 from ebbflow.flows.report_cli import moment
-from ebbflow.infra.errors import InfraError, LedgerError
+from ebbflow.infra.errors import InfraError, LedgerError, LedgerUnavailableError
 from ebbflow.infra.ledger import Ledger
 from ebbflow.infra.page_server import Answer, PageServer
 from ebbflow.planners.errors import OptionError
@@ -215,15 +215,47 @@ def test_only_parts_that_changed_are_sent(served):
     assert again["parts"] == []
 
 
+class Away:
+    """A ledger that can be out of reach."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.ledger, self.away = ledger, False
+
+    def __getattr__(self, name: str):
+        if self.away:
+            raise LedgerUnavailableError("the ledger at postgresql://x:***@db/ebb does not answer")
+        return getattr(self.ledger, name)
+
+
 def test_the_page_stays_while_the_ledger_is_away(served):
-    client, ledger, clock = served
-    assert client.get("/").status_code == 200
-    ledger._database.address.path.rename(ledger._database.address.path.with_suffix(".away"))
-    ledger.close()
-    clock.at += 60
-    told = client.get("/live.json").json()
-    assert "cannot be read since" in told["problem"] or told["problem"] == ""
-    assert "first app" in client.get("/").text
+    _, ledger, clock = served
+    source = Away(ledger)
+    follower = ClusterFollower(source, clock)
+    source.away = True
+    assert follower.answer("/", {}).status == 503
+    clock.at, source.away = clock.at + 60, False
+    assert "first app" in follower.answer("/", {}).body
+    clock.at, source.away = clock.at + 60, True
+    told = json.loads(follower.answer("/live.json", {}).body)
+    assert told["problem"].startswith(
+        "The ledger cannot be read since 14:14:20 UTC; this is what was there then:"
+    )
+    assert "first app" in follower.answer("/", {}).body
+    clock.at, source.away = clock.at + 60, False
+    assert json.loads(follower.answer("/live.json", {}).body)["problem"] == ""
+
+
+def test_a_large_report_is_made_less_often(served):
+    _, ledger, clock = served
+
+    class Slow(Away):
+        def reports(self):
+            clock.at += 3.0
+            return self.ledger.reports()
+
+    follower = ClusterFollower(Slow(ledger), clock)
+    follower.answer("/", {})
+    assert json.loads(follower.answer("/live.json", {}).body)["wait"] == pytest.approx(9.0)
 
 
 @pytest.mark.parametrize(

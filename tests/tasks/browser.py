@@ -33,10 +33,10 @@ class Tab:
     def __init__(self, connection: Any) -> None:
         self._connection = connection
         self._number = 0
+        self.requests: list[str] = []
         self.problems: list[str] = []  # what the page wrote to its console as an error
         for name in ("Page.enable", "Runtime.enable", "Log.enable", "Network.enable"):
             self.call(name)
-        self.requests: list[str] = []
 
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:
         """Ask the browser for something and return its answer."""
@@ -71,6 +71,8 @@ class Tab:
         )
         scheme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
         self.call("Emulation.setEmulatedMedia", features=scheme)
+        self.problems.clear()
+        self.requests.clear()
         self.call("Page.navigate", url=url)
         self.until("document.readyState === 'complete' && location.href !== 'about:blank'")
 

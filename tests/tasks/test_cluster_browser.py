@@ -5,8 +5,12 @@ from pathlib import Path
 
 import pytest
 from browser import Tab, browser, chromium
-from cluster_events import simulated_day
+from cluster_events import Book, simulated_day
 
+from ebbflow.infra.clock import SystemClock
+from ebbflow.infra.page_server import PageServer
+from ebbflow.planners.model.ledger import AppReport, Decided, Event, State
+from ebbflow.tasks.cluster_live import ClusterFollower
 from ebbflow.tasks.cluster_page import cluster_html
 from ebbflow.tasks.cluster_report import cluster_report
 
@@ -97,3 +101,55 @@ def test_labels_of_the_axis_do_not_run_into_each_other(tab, page):
             return boxes.slice(1).map((b, i) => b.left - boxes[i].right); })()"""
         )
         assert min(gaps) > 0
+
+
+class Growing:
+    """A ledger in memory that somebody writes to while it is looked at."""
+
+    def __init__(self, book: Book) -> None:
+        self.book = book
+
+    def events(self, after: int = 0, limit: int = 1000) -> list[Event]:
+        return self.book.events[after : after + limit]
+
+    def reports(self) -> dict[str, AppReport]:
+        return {}
+
+    def origin(self) -> State:
+        return State()
+
+    def leader(self) -> None:
+        return None
+
+
+def test_a_live_page_follows_and_keeps_what_its_reader_did(tab):
+    events, _ = simulated_day(hours=8)
+    book = Book()
+    for event in events:
+        book.write(event.at - book.start, event.change)
+    follower = ClusterFollower(Growing(book), SystemClock())
+    with PageServer(follower.answer) as server:
+        tab.open(server.url, 1280)
+        tab.ask(
+            """(() => { const form = document.querySelector('#filter'); form.elements.words.value = 'zebra';
+            form.dispatchEvent(new Event('input', {bubbles: true}));
+            for (let i = 0; i < 3; i++) document.querySelector('[data-zoom="2"]').click();
+            document.querySelector('#timeline-pane').scrollLeft = 700;
+            document.querySelector('[data-part="fairness"] details').open = true;
+            window.scrollTo(0, 900); })()"""
+        )
+        assert tab.ask("document.querySelector('#shown').textContent").startswith("0 of ")
+        before = tab.ask("document.querySelector('[data-part=timeline]').dataset.digest")
+        guard = Decided("guard", "no zebra gets <b>in</b>", inputs={"x": "y"})
+        book.write(events[-1].at - book.start + 60, guard)
+        tab.until("document.querySelector('#shown').textContent.startsWith('1 of ')")
+        assert tab.ask("document.querySelector('[data-part=timeline]').dataset.digest") != before
+        assert tab.ask("document.querySelector('#filter').elements.words.value") == "zebra"
+        assert tab.ask("document.querySelector('#timeline-pane').scrollLeft") == pytest.approx(700, abs=20)
+        assert tab.ask("document.querySelector('[data-part=fairness] details').open") is True
+        assert tab.ask("window.scrollY") == pytest.approx(900, abs=60)
+        tab.until("document.querySelector('#live').textContent.startsWith('Live, as of')")
+        assert tab.problems == []
+        assert all(url.startswith(server.url) for url in tab.requests)
+    tab.until("document.querySelector('#live').classList.contains('off')")
+    assert "not served any more" in tab.ask("document.querySelector('#live').textContent")

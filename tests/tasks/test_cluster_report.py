@@ -398,6 +398,21 @@ def test_nothing_at_all_is_a_report_too():
     assert (report.number, report.seconds, report.apps) == (0, 0, ())
 
 
+def test_clocks_that_differ_do_not_turn_time_back():
+    book = two_apps()
+    later = replace(
+        book.events[-1], number=len(book.events) + 1, at=START - 500, change=Decided("guard", "late")
+    )
+    report = cluster_report([*book.events, later])
+    assert (report.since, report.until) == (START, START + 3610)
+    assert report.decisions[-1].reason == "late"
+    odd = [
+        replace(event, at=START + (event.at - START) * (1 if event.number % 2 else 0.5))
+        for event in book.events
+    ]
+    assert all(app.service >= 0 and app.waited >= 0 for app in cluster_report(odd).apps)
+
+
 def test_an_event_that_cannot_follow_is_refused_and_changes_nothing():
     book = two_apps()
     history = History.of(book.events)

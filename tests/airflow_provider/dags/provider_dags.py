@@ -91,6 +91,29 @@ with dag("stopped_training_long"):
         options={"canary": "never"},
     )
 
+with dag("leased"):
+    EbbflowQueryOperator(
+        task_id="query",
+        sql="per_nation.sql",
+        tables=TABLES,
+        engine="duckdb",
+        store=f"{OUT}/store",
+        ledger_conn_id="ebbflow_test",
+        team="data",
+    )
+    EbbflowTrainingOperator(
+        task_id="train",
+        script="{{ var.value.script }}",
+        arguments=["--steps", "{{ var.value.steps }}", "--seconds", "0.05"],
+        nodes="local:1x1",
+        fleet="local:airflow-test",
+        ledger_conn_id="ebbflow_test",
+        team="models",
+        folder=f"{OUT}/runs",
+        run="leased",
+        options={"canary": "never"},
+    )
+
 with dag("wrong"):
     EbbflowQueryOperator(
         task_id="query", sql="SELECT nothing FROM nowhere", tables=TABLES, engine="duckdb", retries=3

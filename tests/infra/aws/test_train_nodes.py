@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -107,6 +108,35 @@ def test_a_placement_holds_what_is_free_and_stays(nodes, there):
     nodes.start("i-2", 4, entry("i-2"))
     time.sleep(0.25)
     assert nodes.placement() == {"i-3": 1}
+
+
+def test_nodes_that_others_have_chosen_run_nowhere_else(runner, there):
+    with AwsNodes(runner, there, host="10.0.0.9", named=True) as nodes:
+        nodes.start("i-2", 2, replace(entry("i-2"), devices=(1, 3)))
+        until(lambda: runner.running)
+        assert runner.running["i-2", nodes.uid].devices == (1, 3)
+        with pytest.raises(ClusterError, match="there is no instance i-9"):
+            nodes.start("i-9", 1, entry("i-9"))
+        there.notices = (Notice("i-1", 1.0),)
+        time.sleep(0.25)
+        with pytest.raises(ClusterError, match="there is no instance i-1, or it is in use or about to leave"):
+            nodes.start("i-1", 1, entry("i-1"))
+
+
+def test_a_node_is_quiet_once_its_instance_has_said_so_or_is_gone(nodes, runner, there):
+    for name in ("i-1", "i-2"):
+        nodes.start(name, 4, entry(name))
+    until(lambda: len(runner.running) == 2)
+    assert not nodes.quiet("i-1")
+    runner.go.clear()
+    nodes.end("i-1")
+    assert nodes.lost("i-1")
+    assert not nodes.quiet("i-1"), "it was told to end, no more"
+    runner.go.set()
+    until(lambda: nodes.quiet("i-1"))
+    there.nodes = there.nodes[:1]
+    time.sleep(0.25)
+    assert nodes.quiet("i-2")
 
 
 def test_a_node_runs_on_the_instance_of_its_name_with_its_address_and_a_folder(nodes, runner):

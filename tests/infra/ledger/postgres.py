@@ -22,8 +22,16 @@ _OPTIONS = {
     "max_connections": "80",
     "shared_buffers": "16MB",
     "log_min_messages": "fatal",
+    "min_wal_size": "16MB",
+    "max_wal_size": "64MB",
 }
-_DURABLE = {"fsync": "on", "full_page_writes": "on", "synchronous_commit": "on", "shared_buffers": "128MB"}
+_DURABLE = {
+    "fsync": "on",
+    "full_page_writes": "on",
+    "synchronous_commit": "on",
+    "shared_buffers": "128MB",
+    "max_wal_size": "1GB",
+}
 
 
 def binaries() -> Path | None:
@@ -61,7 +69,11 @@ class Server:
             cwd=self.folder, capture_output=True, text=True, timeout=120, check=False,
         )  # fmt: skip
         if done.returncode:
-            raise RuntimeError(f"{command[0]} failed: {done.stdout[-800:]} {done.stderr[-800:]}")
+            log = self.folder / "log"
+            said = log.read_text(errors="replace") if log.exists() else ""
+            raise RuntimeError(
+                f"{command[0]} failed: {done.stdout[-500:]} {done.stderr[-500:]} {said[-500:]}"
+            )
 
     def start(self) -> None:
         chosen = {**_OPTIONS, **(_DURABLE if self.durable else {})}
@@ -105,7 +117,10 @@ def server(*, durable: bool = False) -> Iterator[Server]:
     """Run a server for as long as the block lasts."""
     programs = binaries()
     assert programs is not None
-    folder = Path(tempfile.mkdtemp(prefix="ebbpg", dir="/tmp"))  # a socket's path must be short
+    memory = Path("/dev/shm")
+    roomy = not durable and memory.is_dir() and shutil.disk_usage(memory).free > 2**30
+    # a socket's path must be short
+    folder = Path(tempfile.mkdtemp(prefix="ebbpg", dir=memory if roomy else tempfile.gettempdir()))
     user = _owner()
     if user is not None:
         entry = pwd.getpwnam(user)
@@ -113,7 +128,18 @@ def server(*, durable: bool = False) -> Iterator[Server]:
     found = Server(folder, programs, user, durable)
     try:
         found.run(
-            "initdb", "-D", str(found.data), "-U", "tester", "-A", "trust", "-E", "UTF8", "--no-locale", "-N"
+            "initdb",
+            "-D",
+            str(found.data),
+            "-U",
+            "tester",
+            "-A",
+            "trust",
+            "-E",
+            "UTF8",
+            "--no-locale",
+            "-N",
+            "--wal-segsize=1",
         )
         hba = found.data / "pg_hba.conf"
         hba.write_text("local all secretive scram-sha-256\n" + hba.read_text())

@@ -8,7 +8,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ import pytest
 from sqlalchemy import Connection
 
 from ebbflow.infra.errors import LedgerError, LedgerUnavailableError
-from ebbflow.infra.ledger import Ledger, audit, database
+from ebbflow.infra.ledger import Ledger, audit, database, forks
 from ebbflow.planners.model.ledger import (
     FENCED,
     AppMoved,
@@ -43,7 +43,7 @@ def test_a_writer_killed_at_any_point_leaves_a_whole_ledger(place: Place, tmp_pa
     told = tmp_path / "told"
     told.touch()
     seen = 0
-    for round_ in range(3):
+    for round_ in range(2):
         process = child("write", place.url, place.cluster, str(told), str(round_))
         wanted = seen + rng.randint(1, 60)
         until(lambda wanted=wanted, process=process: process.poll() is not None or _lines(told) >= wanted)  # type: ignore[misc]
@@ -66,7 +66,7 @@ def _lines(path: Path) -> int:
 @pytest.mark.processes
 def test_of_two_loops_that_race_only_the_one_that_leads_writes(place: Place) -> None:
     ledger = place.open()
-    processes = [child("race", place.url, place.cluster, name, "60") for name in ("left", "right")]
+    processes = [child("race", place.url, place.cluster, name, "40") for name in ("left", "right")]
     assert [process.wait(240) for process in processes] == [0, 0]
     leader, tokens = "", []
     for event in ledger.events(limit=100_000):
@@ -167,21 +167,71 @@ def test_a_folder_is_no_ledger(tmp_path: Path) -> None:
 def test_a_process_that_forked_may_go_on_with_its_ledger(place: Place) -> None:
     ledger = place.open()
     ledger.write([app("a")])
-    parent = os.getpid()
-    pid = os.fork()
-    if not pid:
-        status = 1
-        try:
-            ledger.write([AppMoved("a", "running", f"by the child of {parent}")])
-            ledger.report("a", AppReport(3.0))
-            status = 0
-        finally:
-            os._exit(status)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+    def work() -> None:
+        ledger.write([AppMoved("a", "running", "by the child")])
+        ledger.report("a", AppReport(3.0))
+
+    assert _forked(work) == 0
     ledger.write([AppMoved("a", "finished")])
     assert [e.number for e in ledger.events()] == [1, 2, 3]
     assert ledger.reports()["a"].at == 3.0
     assert ledger.verify() == []
+
+
+@pytest.mark.processes
+def test_a_fork_waits_for_transactions_and_inherits_no_connection(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.db"
+    with Ledger.open(str(path)) as ledger:
+        over = threading.Event()
+
+        def poll() -> None:
+            while not over.is_set():
+                ledger.state()
+
+        threads = [threading.Thread(target=poll) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+
+        def work() -> None:
+            files = {os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")}
+            assert not any(file.startswith(str(path)) for file in files), files
+            ledger.write([app(f"child-{os.getpid()}")])
+
+        assert [_forked(work) for _ in range(5)] == [0] * 5
+        over.set()
+        for thread in threads:
+            thread.join(60)
+        assert len(ledger.state().apps) == 5
+        assert ledger.verify() == []
+
+
+@pytest.mark.processes
+def test_a_process_that_forked_in_the_middle_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forks, "_PATIENCE", 0.1)
+    with Ledger.open(str(tmp_path / "ledger.db")) as ledger:
+
+        def work() -> None:
+            with pytest.raises(LedgerError, match="forked while"):
+                ledger.state()
+
+        assert ledger._database.read("fork", lambda connection: _forked(work)) == 0
+        ledger.write([app("a")])
+
+
+def _forked(work: Callable[[], object]) -> int:
+    """Return the exit status of a child that does ``work``."""
+    pid = os.fork()
+    if not pid:
+        status = 1
+        try:
+            work()
+            status = 0
+        except BaseException:
+            sys.excepthook(*sys.exc_info())
+        finally:
+            os._exit(status)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 # --- PostgreSQL ---------------------------------------------------------------------------------------------
@@ -232,7 +282,8 @@ def test_a_connection_lost_while_committing_neither_loses_nor_repeats(
 ) -> None:
     ledger = on_server
     lead = ledger.lead("loop")
-    real, cuts = Connection.commit, []
+    real = Connection.commit
+    cuts: list[int] = []
 
     def commit(connection: Connection) -> None:
         if cuts:

@@ -116,12 +116,12 @@ def _open_and_write(url: str, name: str) -> None:
 def test_several_processes_open_a_new_ledger_at_once(kind: str, fresh_database: Fresh) -> None:
     url = fresh_database(kind)
     spawn = multiprocessing.get_context("spawn")
-    children = [spawn.Process(target=_open_and_write, args=(url, f"p{n}")) for n in range(3)]
+    children = [spawn.Process(target=_open_and_write, args=(url, f"p{n}")) for n in range(2)]
     for child in children:
         child.start()
     for child in children:
         child.join(120)
-    assert [child.exitcode for child in children] == [0, 0, 0]
+    assert [child.exitcode for child in children] == [0, 0]
     with Ledger.open(url) as ledger:
-        assert set(ledger.state().apps) == {"p0", "p1", "p2"}
+        assert set(ledger.state().apps) == {"p0", "p1"}
         assert ledger.verify() == []

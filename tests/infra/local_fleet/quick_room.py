@@ -9,6 +9,7 @@ from ebbflow.infra.errors import ClusterError
 from ebbflow.infra.local_fleet import begin, marks
 from ebbflow.infra.local_fleet.fleet import LocalFleet
 from ebbflow.infra.local_fleet.keeper import Keeper
+from ebbflow.infra.local_fleet.machine_clock import MachineClock
 from ebbflow.infra.local_fleet.rooms import Arrived
 from ebbflow.infra.local_fleet.store import BookFile
 
@@ -68,14 +69,15 @@ class QuickFleet:
         self.fleet = self.again()
         self.fleet.repair()
 
-    def again(self):
+    def again(self, clock=None):
         rooms = {"gpu": self.room, "spark": self.room}
-        return LocalFleet(self.file, self.uid, self.clock, own=rooms, keeper=self.keep)
+        return LocalFleet(self.file, self.uid, clock or self.clock, own=rooms, keeper=self.keep)
 
     def keep(self):
         self.file.change(self.uid, lambda book: replace(book, keeper=marks.own()))
         rooms = {"gpu": self.room, "spark": self.room}
-        self.keeper = Keeper(self.file, self.uid, self.clock, rooms, look=0.01)
+        clock = MachineClock(self.file.read().offset)
+        self.keeper = Keeper(self.file, self.uid, clock, rooms, look=0.01)
         self.thread = threading.Thread(target=self.keeper.run, daemon=True)
         self.thread.start()
 

@@ -64,6 +64,7 @@ def books(draw):
     return FleetBook(
         draw(texts),
         draw(texts),
+        draw(reals),
         draw(st.booleans()),
         draw(st.none() | st.builds(Identity, st.integers(1, 9), st.integers(0, 9))),
         None,

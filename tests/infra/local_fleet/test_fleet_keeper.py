@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from ebbflow.infra.clock import SystemClock
 from ebbflow.infra.errors import ClusterError, PriceError
 from ebbflow.infra.local_fleet import changes
 from ebbflow.infra.local_fleet.pools import LocalPool
@@ -181,6 +182,31 @@ def test_down_leaves_what_must_not_be_used_twice_and_the_next_life_goes_on_from_
     again.until(lambda book: there(book) == ["gpu-3", "gpu-4"])
     assert again.fleet.observe().epoch > epoch
     assert again.fleet.lost("gpu-1") == "the fleet was taken down"
+
+
+class Jumped(SystemClock):
+    """The clock of a process that began after the wall clock was set."""
+
+    def now(self):
+        return super().now() + 3600.0
+
+
+def test_whoever_has_another_clock_is_told_deadlines_by_it(make):
+    quick = make(GPU)
+    quick.until(lambda book: len(there(book)) == 2)
+    here, jumped, clock = quick.fleet, quick.again(Jumped()), Jumped()
+    deadline = jumped.notice("gpu-1", 60.0)
+    assert deadline - clock.now() == pytest.approx(60.0, abs=5.0)
+    assert jumped.observe().notices == (Notice("gpu-1", pytest.approx(deadline, abs=0.2)),)
+    assert here.capacity().notices == (Notice("gpu-1", pytest.approx(deadline - 3600.0, abs=0.2)),)
+    assert {n.id: n.deadline for n in jumped.view()}["gpu-1"] == pytest.approx(deadline, abs=0.2)
+    epoch = here.take_notices([Notice("gpu-2", quick.clock.now() + 30.0)])
+    assert jumped.take_notices([Notice("gpu-2", clock.now() + 40.0)]) == epoch  # which is later
+    jumped.notice("gpu-1", 0.2)
+    quick.until(lambda book: book.node("gpu-1") is None)
+    quick.room.gate.clear()
+    since = [jumped.observe().pools[0].short_since, here.observe().pools[0].short_since]
+    assert None in since or since[0] - since[1] == pytest.approx(3600.0, abs=0.2)
 
 
 def test_prices_are_what_the_pools_say(make):

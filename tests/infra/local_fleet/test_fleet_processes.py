@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -13,8 +14,9 @@ import pytest
 
 from ebbflow.infra import processes
 from ebbflow.infra.errors import ClusterError
-from ebbflow.infra.local_fleet import LocalFleet, LocalPool, list_fleets, marks
+from ebbflow.infra.local_fleet import LocalFleet, LocalPool, list_fleets, machine, marks
 from ebbflow.infra.local_fleet.begin import keeper_mark
+from ebbflow.infra.local_fleet.store import BookFile
 from ebbflow.infra.training import nodes as training_nodes
 from ebbflow.infra.training.launcher.wire import Entry
 
@@ -212,7 +214,7 @@ def test_a_frozen_node_stands_still_and_goes_on(fleet, run):
         run("two", node, (1,))
     fleet.thaw(node)
     eventually(lambda: not pool.frozen(node))
-    assert {psutil.Process(pid).status() for pid in said["pids"]} == {"sleeping"}
+    eventually(lambda: "stopped" not in {psutil.Process(pid).status() for pid in said["pids"]})
 
 
 def test_what_a_launcher_that_was_killed_leaves_is_found_and_ended(fleet):
@@ -288,7 +290,21 @@ def test_a_fleet_that_stays_outlives_its_keeper_and_is_swept_when_all_is_killed(
     assert fleet.kept
     assert alive([machine])  # the next keeper found it there
     os.kill(fleet.book.keeper.pid, signal.SIGKILL)
-    eventually(lambda: not left_of(fleet.uid))  # a machine without a keeper ends itself
+    eventually(lambda: not fleet.kept)
     with LocalFleet.start([pool], "stays", gpus=()) as again:
         assert [node.id for node in again.view()] == ["gpu-2"]
+        assert not left_of(fleet.uid)
     assert not left_of(again.uid)
+
+
+def test_a_machine_ends_itself_without_a_keeper_and_when_the_fleet_has_it_no_more(fleet, clock):
+    node, _ = two(fleet)
+    begun = clock.now()
+    machine.serve(fleet.folder, fleet.uid, "gpu-99", clock)
+    machine.serve(fleet.folder, "another-life", node, clock)
+    assert clock.now() - begun < machine.PATIENCE
+    (lonely := fleet.folder / "lonely").mkdir()
+    book = replace(fleet.book, keeper=fleet.book.keeper._replace(ticks=1))  # as after its end
+    BookFile(lonely).write(book)
+    machine.serve(lonely, fleet.uid, node, clock)
+    assert clock.now() - begun > machine.PATIENCE

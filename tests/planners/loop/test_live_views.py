@@ -166,6 +166,14 @@ def test_a_search_shares_its_gpus_among_its_trials():
     assert ours == pytest.approx(wanted.remaining(gpus, Level.SLOT))
 
 
+def test_trials_yet_to_come_can_use_gpus_beside_those_that_run():
+    trials = ({"id": "t1", "work_left": 100.0, "max_gpus": 1},)
+    found = belief(AppReport(0.0, work_left=400.0, work_total=500.0, trials=trials), 4, 4, 100.0, True)
+    assert found.most == 4
+    assert found.seconds(4) == pytest.approx(100.0)
+    assert found.seconds(1) == pytest.approx(400.0)
+
+
 def test_rho_is_the_time_shared_over_the_time_alone_times_the_mean_number_of_apps():
     found = belief(AppReport(0.0, work_left=300.0, work_total=400.0), 2, 4, 100.0, False)
     bidder = LiveBidder(arrival=0.0, cluster_gpus=8, n_avg=2.0, believed=found)

@@ -128,9 +128,9 @@ def test_an_elastic_app_that_runs_waits_for_its_whole_share_for_a_while_only():
 def test_leases_end_with_the_policys_word_and_the_grace():
     world = world_of(ELASTIC, app("a", 2, 1, 4), held={"a": [("n1", 0)]})
     moves = settle(world, {"a": {"n1": 1}}, until=world.now + 500)
-    assert list(moves.extended) == [(world.now + 520, "test")]
+    assert list(moves.extended) == [(world.now + 530, "test")]
     assert not settle(
-        world, {"a": {"n1": 1}}, until=world.now + 80
+        world, {"a": {"n1": 1}}, until=world.now + 60
     ).extended  # the lease is that long already
 
 

@@ -238,3 +238,39 @@ def test_rebalance_advice_and_reports_of_strangers_change_no_size():
     world.reports["stranger"] = AppReport(START, cores=500.0)
     world.steps(20)
     assert world.targets == []
+
+
+def test_gpus_that_give_enough_goodput_are_rented_only_where_that_is_asked_for():
+    from test_live_views import JOB
+
+    for worth, nodes in ((None, 1), (0.5, 2)):
+        rules = replace(GANGS, scaling=replace(RULES, worth=worth), policy=live_policy("rho-bounded"))
+        world = Rented(rules, fleet_of(gpus(1)))
+        living = world.enter(app("a", 2, 1, 8))
+        living.fields |= {"job": JOB.to_dict(), "seconds_left": 1e6}
+        world.steps(30)
+        assert world.sizes["gpu"] >= nodes
+        assert bool(world.targets) == (worth is not None)
+
+
+def test_a_node_that_is_wanted_now_is_not_drained_in_the_same_moment():
+    world = Rented(GANGS, fleet_of(gpus(2)))
+    world.steps(58)
+    for number in range(8):  # somebody comes just when idle nodes are about to leave
+        world.enter(app(f"a{number}", 4))
+        world.step(0.3)
+        world.step(0.5)
+        drained = {id_ for p in world.fleet.pools for id_ in p.draining}
+        assert not drained & {lease.node for lease in world.state.leases.values()}
+
+
+def test_a_fleet_that_does_not_answer_leaves_draining_nodes_closed():
+    world = Rented(GANGS, fleet_of(gpus(2, draining=("n0",))))
+    world.boot = 1e9
+    world.step()
+    world.fleet, fleet = None, world.fleet
+    world.cycle = super(Rented, world).cycle
+    world.enter(app("a", 2))
+    world.steps(3)
+    assert world.placement("a") == {"n1": 2}
+    assert fleet is not None

@@ -6,6 +6,7 @@ from math import inf
 from ledger_worlds import START, World, app, node
 
 from ebbflow.planners.loop import Settings
+from ebbflow.planners.loop.leases import HEAD
 from ebbflow.planners.loop.policies import live_policy
 from ebbflow.planners.model.scheduling import Decision, Grant
 
@@ -60,7 +61,7 @@ def test_the_end_of_a_lease_is_decided_on_and_its_holder_need_not_stop():
     assert auctions(world, 35) == [1, 11, 21, 31]
     [lease] = world.state.leases.values()
     assert lease.number == 1
-    assert lease.until == START + 31.0 + 10.0 + 60.0  # the policy's word, and the grace to save
+    assert lease.until == START + 31.0 + 10.0 + 60.0 + HEAD  # the policy's word, and the grace to save
 
 
 def test_a_policy_that_wants_to_be_asked_at_once_does_not_keep_the_loop_busy():

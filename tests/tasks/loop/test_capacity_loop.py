@@ -14,7 +14,7 @@ from ebbflow.planners.model.fleet import Offer
 from ebbflow.planners.model.ledger import Decided, Ended, Granted, LoopBegan, Recalled
 from ebbflow.planners.model.prices import Machine, Series
 from ebbflow.tasks.loop import LOOP, CapacityLoop, LoopRow, Rented
-from ebbflow.tasks.loop import loop as loop_module
+from ebbflow.tasks.loop import cycle as loop_module
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ def test_a_notice_calls_leases_back_before_the_node_is_gone(world):
     world.source.notice("n1", 120.0)
     world.loop.once()
     (recalled,) = world.ledger.events(kinds=[Recalled])
-    deadline = world.clock.now() + 120.0 - world.loop._settings.leave_s
+    deadline = world.clock.now() + 120.0 - world.loop._cycles.parts.settings.leave_s
     assert recalled.change.deadline <= deadline + 1
     state = world.ledger.state()
     assert {state.leases[number].node for number in recalled.change.leases} == {"n1"}
@@ -314,7 +314,7 @@ def test_a_target_that_a_crash_cut_off_is_decided_again(world):
     fleet = Fleet(world.clock)
 
     def killed(point):
-        if point == "written" and world.loop._memory.at > 0 and armed:
+        if point == "written" and world.loop._cycles.memory.at > 0 and armed:
             raise KeyboardInterrupt
 
     armed: list[int] = []

@@ -12,12 +12,12 @@ from ebbflow.infra.errors import AwsError, ClusterError, LedgerUnavailableError
 from ebbflow.infra.protocols import Applied, Ask, Refusal
 from ebbflow.infra.sim.virtual_clock import VirtualClock
 from ebbflow.planners.errors import OptionError
-from ebbflow.planners.model.fleet import Fleet, Target
+from ebbflow.planners.model.fleet import Fleet, Offer, PoolState, Target
 from ebbflow.tasks.loop import LoopEvent, LoopPace, LoopRow, RemoteEvictor
 from ebbflow.tasks.loop.figures import Figures, percentile
 from ebbflow.tasks.loop.hands import Evicted, Hands, Scaled
 from ebbflow.tasks.loop.listening import Announcer
-from ebbflow.tasks.loop.observing import Watch
+from ebbflow.tasks.loop.observing import Watch, look_at
 from ebbflow.tasks.loop.outage import Outage
 from ebbflow.tasks.loop.telling import of_done
 
@@ -253,6 +253,18 @@ def test_a_fleet_that_is_too_old_scales_nothing():
     sight = watch.take()
     assert sight.rented is not None
     assert sight.fresh(clock.now(), 60.0) is None
+
+
+def test_a_fleet_that_knows_its_offers_is_asked_for_them():
+    class Offering(FakeFleet):
+        def observe(self):
+            return Fleet(1, 0.0, (PoolState("gpu", 0, 0, ()),))
+
+        def offers(self, pool):
+            return (Offer("g5", "z", "spot", 0.5, 8, 32.0, 2),)
+
+    assert look_at(Offering()).offers["gpu"][0].gpus == 2
+    assert look_at(FakeFleet()).offers == {}
 
 
 def test_each_change_is_stamped_once():

@@ -23,7 +23,7 @@ from ebbflow.infra.ledger import Ledger
 from ebbflow.planners.model.ledger import CapacityChanged
 from ebbflow.planners.scheduling.floors import equal_share
 from ebbflow.tasks.loop import LOOP, CapacityLoop, LoopRow
-from ebbflow.tasks.loop import loop as loop_module
+from ebbflow.tasks.loop import cycle as loop_module
 from ebbflow.tasks.loop.row import STOP, stop_request
 from ebbflow.tasks.loop.status import wait_for_end
 
