@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from typing import Any, Literal, TypeVar
 
 from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy.engine.interfaces import IsolationLevel
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.pool import QueuePool
 
@@ -29,13 +30,21 @@ from ebbflow.infra.ledger.address import Address
 from ebbflow.infra.ledger.failures import understand
 
 T = TypeVar("T")
-Mode = Literal["read", "replay", "write", "report", "migrate"]
+Mode = Literal[
+    "glance",  # one statement that reads
+    "read",
+    "replay",  # a long read
+    "write",
+    "report",  # one statement that writes what may be lost with the machine
+    "migrate",
+]
 
 PATIENCE = 10.0  # s for a lock: the file's write lock, or the cluster's row
 STATEMENT = 20.0  # s for a statement of PostgreSQL
 SILENCE: Mapping[
     Mode, float
 ] = {  # s for a whole transaction of PostgreSQL, before its connection is given up
+    "glance": 30.0,
     "read": 30.0,
     "report": 30.0,
     "write": 40.0,
@@ -47,8 +56,19 @@ ATTEMPTS = 5  # of one transaction that met a deadlock or a lost connection
 _SWITCHES = 100  # attempts
 _PAUSE = 0.02  # s before the second attempt, doubled for each further one
 _OPTION = "ebbflow_mode"
-_READING = ("read", "replay")
+_ISOLATION: Mapping[
+    Mode, IsolationLevel
+] = {  # of PostgreSQL; one statement alone needs no round trips about it
+    "glance": "AUTOCOMMIT",
+    "read": "REPEATABLE READ",
+    "replay": "REPEATABLE READ",
+    "write": "READ COMMITTED",
+    "report": "AUTOCOMMIT",
+    "migrate": "READ COMMITTED",
+}
+_READING = ("glance", "read", "replay")
 _BEGIN: Mapping[Mode, tuple[str, ...]] = {
+    "glance": (),
     "read": ("BEGIN",),
     "replay": ("BEGIN",),
     "write": ("PRAGMA synchronous=FULL", "BEGIN IMMEDIATE"),
@@ -163,8 +183,7 @@ class Database:
                 yield connection
             return
         with self._engine.connect() as connection:
-            if mode in _READING:
-                connection.execution_options(isolation_level="REPEATABLE READ")
+            connection.execution_options(isolation_level=_ISOLATION[mode])
             with watchdog.limit(_descriptor(connection), SILENCE[mode]):
                 connection.begin()
                 yield connection
@@ -222,12 +241,11 @@ def _sqlite(address: Address) -> Engine:
 def _postgresql(address: Address) -> Engine:
     engine = create_engine(
         address.url,
-        pool_size=1,  # hundreds of processes may share one server
-        max_overflow=15,
+        pool_size=4,  # kept where as many were needed at once; hundreds of processes may share one server
+        max_overflow=12,
         pool_timeout=PATIENCE,
         pool_use_lifo=True,
         hide_parameters=True,
-        isolation_level="READ COMMITTED",
         connect_args={
             "connect_timeout": int(CONNECT),
             "application_name": "ebbflow",

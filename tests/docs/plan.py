@@ -67,6 +67,10 @@ PLANS: dict[str, tuple[Plan, ...]] = {
         Plan("ebbflow capacity run", "check", "runs until it is stopped; tests/tasks/loop start loops"),
         Plan("[policy]", "run", given=("loop rules",)),
     ),
+    "docs/nodes.md": (
+        Plan("ebbflow nodes up", "slow"),
+        Plan("from ebbflow.infra.local_fleet", "run"),
+    ),
     "docs/training.md": (
         Plan("import torch", "check", OURS),
         Plan("pip install 'ebbflow[train]'", "slow", given=("examples",), lines=without("pip")),

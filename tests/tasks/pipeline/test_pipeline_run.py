@@ -33,7 +33,7 @@ with ElasticRun.start(seed=1) as run:
     model, _ = run.prepare(
         torch.nn.Linear(1, 1), lambda p: torch.optim.SGD(p, lr=0.1), batch_size=32
     )
-    for _ in run.epochs(10):
+    for _ in run.epochs(4):
         for inputs, wanted in run.batches((x, y)):
             run.backward(torch.nn.functional.mse_loss(model(inputs), wanted))
             run.step()
