@@ -3,7 +3,7 @@
 SQLite: write-ahead log; a writer takes the write lock at once (``BEGIN IMMEDIATE``), so it never finds out at its
 end that another was faster. ``synchronous=FULL``: a change that was written survives loss of power; reports are
 written with ``NORMAL``, which never damages the file but may lose the last of them. Writers of one process queue for
-a lock of their own first, because SQLite's waiting is a sleep that any other process may win.
+a lock of their own first, because waiting for SQLite's is a sleep that any other process may win.
 
 PostgreSQL: a write locks its cluster's row; waiting for it, statements and idle transactions have time limits on the
 server, connections notice a network that is gone, and each transaction has a limit on our side. Reads see one moment
@@ -14,6 +14,7 @@ import os
 import random
 import sqlite3
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal, TypeVar
@@ -67,14 +68,12 @@ _ISOLATION: Mapping[
     "migrate": "READ COMMITTED",
 }
 _READING = ("glance", "read", "replay")
-_BEGIN: Mapping[Mode, tuple[str, ...]] = {
-    "glance": (),
-    "read": ("BEGIN",),
-    "replay": ("BEGIN",),
-    "write": ("PRAGMA synchronous=FULL", "BEGIN IMMEDIATE"),
-    "report": ("PRAGMA synchronous=NORMAL", "BEGIN IMMEDIATE"),
-    "migrate": ("PRAGMA synchronous=FULL", "BEGIN EXCLUSIVE"),
-}
+_SYNCHRONOUS: Mapping[Mode, str] = {
+    "write": "FULL",
+    "report": "NORMAL",
+    "migrate": "FULL",
+}  # of SQLite, of writers
+_PROBE = 0.003  # s between attempts to get SQLite's write lock, on average; its own waiting goes up to 0.1 s
 
 
 class Database:
@@ -232,10 +231,33 @@ def _sqlite(address: Address) -> Engine:
 
     @event.listens_for(engine, "begin")
     def begin(connection: Connection) -> None:
-        for statement in _BEGIN[connection.get_execution_options().get(_OPTION, "read")]:
-            connection.exec_driver_sql(statement)
+        mode = connection.get_execution_options().get(_OPTION, "read")
+        if mode in _SYNCHRONOUS:
+            connection.exec_driver_sql(f"PRAGMA synchronous={_SYNCHRONOUS[mode]}")
+            _lock_file(connection)
+        elif mode != "glance":
+            connection.exec_driver_sql("BEGIN")
 
     return engine
+
+
+def _lock_file(connection: Connection) -> None:
+    """Begin a transaction with the write lock, looking for it often: other processes hold it for milliseconds."""
+    raw: Any = connection.connection.driver_connection
+    end = time.monotonic() + PATIENCE
+    raw.execute("PRAGMA busy_timeout=0")
+    try:
+        while time.monotonic() < end:
+            try:
+                raw.execute("BEGIN IMMEDIATE")
+                return
+            except sqlite3.OperationalError as error:
+                if not error.sqlite_errorname.startswith("SQLITE_BUSY"):
+                    break
+            time.sleep(_PROBE * random.uniform(0.5, 1.5))  # noqa: S311
+        connection.exec_driver_sql("BEGIN IMMEDIATE")  # fails, or not, with the error that callers know
+    finally:
+        raw.execute(f"PRAGMA busy_timeout={int(PATIENCE * 1000)}")
 
 
 def _postgresql(address: Address) -> Engine:

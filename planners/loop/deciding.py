@@ -72,7 +72,14 @@ class _Cycle:
         memory = self._settled(memory, moves)
         sized = scale(self.situation, scene, memory, presence, self.told)
         self.changes += sized.changes
-        memory = replace(memory, at=scene.now, pools=sized.pools, told=self.told, draining=scene.draining)
+        memory = replace(
+            memory,
+            at=scene.now,
+            pools=sized.pools,
+            sizes=sized.sizes,
+            told=self.told,
+            draining=scene.draining,
+        )
         wake = triggers.wake(scene, memory, presence, min(moves.refresh, next_spent), bool(moves.waiting))
         return Cycle(
             tuple(self.changes),
@@ -164,10 +171,12 @@ class _Cycle:
             return there
         more = 0
         for pool in self.situation.fleet.pools:
+            offers = self.situation.offers.get(pool.name.partition("/")[0], ())
             each = max(
-                [n.gpus for n in pool.nodes]
-                + [o.gpus for o in self.situation.offers.get(pool.name.partition("/")[0], ())],
-                default=0,
+                [n.gpus for n in pool.nodes] + [o.gpus for o in offers],
+                default=self.memory.sizes.get((pool.name, "gpus"), 0),
             )
+            if not each and self.settings.scaling.pools.get(pool.name) == "gpus":
+                return inf  # nobody knows yet what its nodes have
             more += max(pool.most - len(pool.nodes), 0) * each
         return there + more

@@ -185,6 +185,7 @@ class Memory:
     told: Mapping[str, str] = field(default_factory=dict)  # what was said of each thing, not to say it twice
     evicting: Mapping[tuple[str, str], float] = field(default_factory=dict)  # when it was last asked for
     pools: Mapping[str, Held] = field(default_factory=dict)
+    sizes: Mapping[tuple[str, str], int] = field(default_factory=dict)  # GPUs and cores of a node, by pool
     draining: frozenset[str] = frozenset()  # nodes, as last known
     waits: Mapping[str, float] = field(default_factory=dict)  # app -> since when it waits for GPUs
 

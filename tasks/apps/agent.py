@@ -27,7 +27,7 @@ from ebbflow.planners.model.ledger import (
 )
 from ebbflow.tasks.apps.lease_book import LeaseBook, Rules
 from ebbflow.tasks.apps.outbox import Outbox
-from ebbflow.tasks.apps.skew import Skew, moved
+from ebbflow.tasks.apps.skew import Skew, shifted
 
 _LOCK_LOOK = 0.2  # s between attempts on the app's lock
 
@@ -262,11 +262,11 @@ class AppAgent:
         skew = self._skew.look(lead, at)
         led = lead.until - skew if lead is not None and lead.alive(at + skew) else 0.0
         leases = state.held(self.spec.id)
-        self.book.learn(leases if not skew else [moved(lease, -skew) for lease in leases], led, at)
+        self.book.learn(leases if not skew else [shifted(lease, -skew) for lease in leases], led, at)
         record = state.apps.get(self.spec.id)
-        if record is not None and record.phase == "lost" and self._phase not in OVER:
-            if self._outbox.enter_again(self.spec, self._phase, self._reason):
-                self._say("the app was taken for lost; it enters again")
+        lost = record is not None and record.phase == "lost" and self._phase not in OVER
+        if lost and self._outbox.enter_again(self.spec, self._phase, self._reason):
+            self._say("the app was taken for lost; it enters again")
 
     def _report(self) -> None:
         holds, released = self.book.account()

@@ -38,7 +38,7 @@ class Skew:
         return ahead if abs(ahead) > LEAST else 0.0
 
 
-def moved(lease: Lease, seconds: float) -> Lease:
-    """Return a lease with all its times moved."""
+def shifted(lease: Lease, seconds: float) -> Lease:
+    """Return a lease with all its times so much later."""
     recalled = None if lease.recalled is None else lease.recalled + seconds
     return replace(lease, since=lease.since + seconds, until=lease.until + seconds, recalled=recalled)

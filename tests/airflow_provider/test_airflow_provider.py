@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TypeVar
 
 import psutil
@@ -22,6 +23,7 @@ from ebbflow.planners.model.ledger import CapacityChanged
 from ebbflow.tasks.loop.loop import CapacityLoop
 from tests.airflow_provider.conftest import Airflow
 
+ROOT = Path(__file__).parents[2]
 PATIENCE = 180.0  # seconds
 Found = TypeVar("Found")
 
@@ -171,3 +173,12 @@ def led(loop: CapacityLoop) -> Iterator[None]:
     finally:
         stop.set()
         thread.join(60)
+
+
+def test_the_example_is_a_dag_of_three_tasks(airflow: Airflow) -> None:
+    example = str(ROOT / "examples" / "airflow_dag.py")
+    (airflow.out / "look.py").write_text(
+        f"import runpy\nprint('TASKS', sorted(runpy.run_path({example!r})['nightly'].task_ids))\n"
+    )
+    _, said = airflow.run("look", PYTHONPATH=f"{airflow.out}:{ROOT}")
+    assert "TASKS ['features', 'train', 'wait_for_gpus']" in said, said

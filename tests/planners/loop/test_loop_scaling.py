@@ -284,3 +284,24 @@ def test_a_clock_that_is_set_back_stops_nothing():
     world.steps(80)
     assert world.live("a") == 2
     assert world.sizes["gpu"] == 1
+
+
+def test_an_empty_pool_grows_again_by_nodes_like_those_that_it_had():
+    world = Rented(GANGS, fleet_of(gpus(1)))
+    world.steps(70)
+    assert world.sizes == {"gpu": 0}
+    assert not world.state.nodes
+    world.enter(app("a", 4))
+    world.steps(15)
+    assert world.sizes == {"gpu": 2}
+
+
+def test_of_a_pool_of_which_nothing_is_known_one_node_is_tried_first():
+    rules = replace(GANGS, scaling=replace(RULES, pools={"gpu": "gpus"}))
+    world = Rented(rules, fleet_of(pool("gpu", ())))
+    world.enter(app("a", 4))
+    world.steps(15)
+    assert world.sizes == {"gpu": 1}
+    world.steps(40)
+    assert world.live("a") == 4
+    assert world.sizes == {"gpu": 2}

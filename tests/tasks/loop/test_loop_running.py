@@ -112,6 +112,7 @@ def test_a_ledger_that_is_away_is_waited_for(ledger, start, caplog):
         assert held(ledger, "a") == 2  # apps keep what they hold
         flaky.away = False
         until(lambda: "late" in ledger.state().nodes, "the node that came meanwhile", app.step)
+        until(lambda: "answers again" in caplog.text, "the word that it is back")
     assert sum("the ledger does not answer" in record.message for record in caplog.records) == 1
     assert sum("answers again" in record.message for record in caplog.records) == 1
     ScriptedApp(ledger, "b", 2).enter()

@@ -31,7 +31,7 @@ x = torch.tensor(table["x"].to_pylist(), dtype=torch.float32).unsqueeze(1)
 y = torch.tensor(table["y"].to_pylist(), dtype=torch.float32).unsqueeze(1)
 with ElasticRun.start(seed=1) as run:
     model, _ = run.prepare(
-        torch.nn.Linear(1, 1), lambda p: torch.optim.SGD(p, lr=0.1), batch_size=32
+        torch.nn.Linear(1, 1), lambda p: torch.optim.SGD(p, lr=0.3), batch_size=32
     )
     for _ in run.epochs(4):
         for inputs, wanted in run.batches((x, y)):
