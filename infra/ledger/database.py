@@ -10,10 +10,8 @@ server, connections notice a network that is gone, and each transaction has a li
 (``REPEATABLE READ``).
 """
 
-import os
 import random
 import sqlite3
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -26,7 +24,7 @@ from sqlalchemy.pool import QueuePool
 
 from ebbflow.infra.clock import Clock
 from ebbflow.infra.errors import LedgerError, LedgerUnavailableError
-from ebbflow.infra.ledger import forks, watchdog
+from ebbflow.infra.ledger import forks, gates, watchdog
 from ebbflow.infra.ledger.address import Address
 from ebbflow.infra.ledger.failures import understand
 
@@ -83,7 +81,7 @@ class Database:
         self.address = address
         self.clock = clock
         self._engine = _engine(address)
-        self._gate = _gate(address)
+        self._gate = gates.gate(address.path) if address.kind == "sqlite" else None
         self._forked = False  # while connections were in use
         forks.watch(self)
 
@@ -195,7 +193,7 @@ class Database:
     def after_fork(self, *, safe: bool) -> None:
         """See ``forks``."""
         self._engine.dispose(close=False)  # the parent's connections are not ours to close
-        self._gate = _gate(self.address)
+        self._gate = gates.gate(self.address.path) if self.sqlite else None
         self._forked = self.sqlite and not safe
 
 
@@ -291,28 +289,6 @@ def _postgresql(address: Address) -> Engine:
         connection.commit()
 
     return engine
-
-
-# --- threads of one process that write to one file ----------------------------------------------------------
-
-_gates: dict[str, threading.Lock] = {}
-_gates_lock = threading.Lock()
-
-
-def _gate(address: Address) -> "threading.Lock | None":
-    if address.kind != "sqlite":
-        return None
-    with _gates_lock:
-        return _gates.setdefault(os.path.realpath(address.path), threading.Lock())
-
-
-def _forget_gates() -> None:
-    global _gates_lock  # noqa: PLW0603
-    _gates.clear()  # a thread that is not here may have held one
-    _gates_lock = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_forget_gates)
 
 
 def prepare_file(database: Database) -> None:

@@ -133,7 +133,11 @@ def _aws(request: CapacityRequest, config: str | None, ledger: Ledger, clock: Cl
     with opened(asked, clock) as cluster:
         feed = cluster.feed()
         source = AwsCapacity(cluster.control, feed, hazard=hazard, clock=clock)
-        first = FirstLook(source, lambda: (feed.start(), source.start()))
+
+        def begin() -> None:
+            feed.start()
+            source.start()
+
         accounts = Seldom(cluster.stays.look, _STAYS, clock)
 
         def rented() -> Rented:
@@ -145,7 +149,7 @@ def _aws(request: CapacityRequest, config: str | None, ledger: Ledger, clock: Cl
         runner = cluster.runner(_REGISTER)
         try:
             yield Nodes(
-                first,
+                FirstLook(source, begin),
                 cluster.control,
                 RemoteEvictor(runner, lambda app: services_of(ledger, app)),
                 rented,

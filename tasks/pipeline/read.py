@@ -57,7 +57,7 @@ def parse_pipeline(
     problems.check()
     values = PIPELINE.read(root, problems)
     problems.check()
-    assert values is not MISSING
+    assert isinstance(values, Values)
     pipeline = _Reader(values, problems).pipeline(source, folder, text)
     problems.check()
     return pipeline

@@ -155,7 +155,7 @@ def of_team(team: str) -> str:
 
 def app_text(app: AppRow) -> str:
     """Return where an app stands, in a line."""
-    parts = [app.phase]
+    parts: list[str] = [app.phase]
     if app.kind != "query":
         parts.append(plural(app.held, "GPU"))
     if app.progress is not None:

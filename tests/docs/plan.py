@@ -40,6 +40,7 @@ def without(*words: str) -> Callable[[str], str]:
 
 PLANS: dict[str, tuple[Plan, ...]] = {
     "README.md": (
+        Plan("ebbflow data tpch", "run", given=("examples",), lines=without("--report", "--serve")),
         Plan(". .venv/bin/activate", "run", given=("tpch",), lines=without(". .venv", "cluster")),
         Plan("pip install 'ebbflow[train]'", "slow", given=("examples",), lines=without("pip")),
         Plan("pip install 'ebbflow[aws]'", "check", AWS),

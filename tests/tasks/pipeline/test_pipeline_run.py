@@ -126,7 +126,7 @@ def test_a_query_feeds_a_training_whose_node_is_killed(
         assert {app.phase for app in state.apps.values()} == {"finished"}
         assert not state.leases
         decided = [event.change for event in ledger.events() if isinstance(event.change, Decided)]
-    assert {"auction", "scaling"} <= {one.kind for one in decided}
+    assert {"auction", "recovery"} <= {one.kind for one in decided}
     assert all(one.reason for one in decided)
     leases = json.loads((folder / "cluster.json").read_text())["leases"]
     assert len({lease["node"] for lease in leases}) >= 2  # it went on elsewhere
