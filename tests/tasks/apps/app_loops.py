@@ -184,8 +184,8 @@ class ScriptedLoop:
                 for number in freed:
                     self.before(state.leases[number])
                 if freed:
+                    self.let_go |= dict.fromkeys(freed, time.time())  # before others can see that they ended
                     self._leadership.write([Ended(tuple(freed), "let go")])
-                    self.let_go |= dict.fromkeys(freed, time.time())
 
 
 class Outage:
