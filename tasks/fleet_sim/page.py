@@ -91,10 +91,10 @@ def _setup(runs: Runs) -> str:
         just do it, on-demand it is."""
     unknown = """Nobody knows which pool had which shortage, so in the last two every place plays the trace from an
         offset of its own, drawn by seed."""
-    history = """How the rules came about: the planned way's switch to on-demand was changed after a first look at
-        the beginnings that this page shows. On six fresh beginnings, drawn afterwards and looked at once, it cost
-        0.96 (prices), 0.92 (limit), 0.96 (presence) and 1.10 (scarce) times what cheapest-work costs for each
-        finished job: the same picture. In the world of the limit bids are the price of the start itself, since at
+    history = """How the rules came about: the planned way's switch to on-demand was changed after a first look
+        at the beginnings that this page shows. Six fresh beginnings cost 0.96, 0.92, 0.96 and 1.10
+        times what cheapest-work costs for each finished job, in the order of the worlds above; they are
+        not in the tables. In the world of the limit bids are the price of the start itself, since at
         1.02 times that price nothing was ever interrupted."""
     parts = (
         "## What is simulated",

@@ -33,6 +33,7 @@ process, and the fleet must be of the size that was asked for.
 {notice["median"]:.2f} s, 95 % within {notice["share_95"]:.2f} s, worst {notice["worst"]:.2f} s, restarts and the
 delays that were injected included; the emulated clock goes {found["speed"]:g} times as fast as the wall, the seconds
 here are the wall's. {found["machine"]}; {found["run_s"]:.1f} s a run.
+{found.get("note", "")}
 
 ![from a warning to its epoch](benchmarks/fleet_chaos.svg)
 """
