@@ -117,8 +117,12 @@ class Channel:
         return sorted(said, key=lambda report: report.time)
 
     def request_stop(self, request: StopRequest) -> None:
-        """Ask all processes of the generation to save and leave; a later request replaces an earlier one."""
-        self._store.set(f"{self._prefix}/stop", json.dumps(asdict(request)))
+        """Ask all processes of the generation to save and leave; a later request replaces an earlier one.
+
+        Once this has returned, every process finds the request.
+        """
+        self._store.set(key := f"{self._prefix}/stop", json.dumps(asdict(request)))
+        self._store.check([key])  # a set is not answered, a check behind it is
 
     def stop_request(self) -> StopRequest | None:
         """Return the latest request to stop, if there is any."""

@@ -27,14 +27,18 @@ def worker(store: TCPStore, generation: int) -> Channel:
     return found
 
 
+def post(process: Channel, *said: Report) -> None:
+    for report in said:
+        process.post(report)
+    process.stop_request()  # a set is not answered, this is: what was said has arrived
+
+
 def test_reports_come_once_each_in_order(store: TCPStore) -> None:
     launcher, process = Channel(store, "a", 1), worker(store, 1)
     said = [Report("step", 0, 10.0 + n, n, {"loss": 1.5 / (n + 1)}) for n in range(12)]
-    for report in said[:5]:
-        process.post(report)
+    post(process, *said[:5])
     assert launcher.reports() == said[:5]
-    for report in said[5:]:
-        process.post(report)
+    post(process, *said[5:])
     assert launcher.reports() == said[5:]
     assert launcher.reports() == []
 
@@ -44,9 +48,9 @@ def test_what_one_process_never_said_hides_nothing_of_the_others(store: TCPStore
     first, third = worker(store, 1), worker(store, 1)
     third._posted += 1  # it died before its words arrived
     said = [Report("step", 0, 10.0, 1), Report("step", 0, 12.0, 2)]
-    first.post(said[0])
-    third.post(Report("step", 2, 11.0, 1))
-    first.post(said[1])
+    post(first, said[0])
+    post(third, Report("step", 2, 11.0, 1))
+    post(first, said[1])
     assert launcher.reports() == said
 
 
