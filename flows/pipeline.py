@@ -2,7 +2,6 @@
 
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,7 +16,8 @@ from prefect.runtime import flow_run
 from prefect.states import Cancelled, Completed, Failed, State
 from prefect.task_runners import ThreadPoolTaskRunner
 
-from ebbflow.flows.capacity import PrefectTeller, stopped_by_signal
+from ebbflow.flows.cancelling import attended
+from ebbflow.flows.capacity import PrefectTeller
 from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.errors import PipelineRunError
 from ebbflow.tasks.cluster_picture import cluster_svg, data_url
@@ -118,8 +118,8 @@ def run_pipeline(
     own = _PrefectListener(clock, attachment.listener if attachment else Quiet())
     background = PrefectBackground()
     run, stop = str(flow_run.id or ""), threading.Event()
-    # the command line has handlers of its own
-    with stopped_by_signal(stop) if attachment is None else nullcontext():
+
+    def work() -> PipelineOutcome:
         outcome = run_steps(
             replace(request, flow_run=run),
             own,
@@ -129,6 +129,10 @@ def run_pipeline(
             stop=stop,
         )
         own.publish(last=True)
+        return outcome
+
+    # the command line has handlers of its own
+    outcome = work() if attachment is not None else attended(work, stop.set)
     if attachment is not None:
         attachment.outcome = outcome
     if outcome.state == "failed":
