@@ -28,7 +28,8 @@ def attended(work: Callable[[], Result], stop: Callable[[], object], patience: f
 class _Attended(Generic[Result]):
     def __init__(self, work: Callable[[], Result]) -> None:
         self._work = work
-        self._ended = False
+        # a join that is interrupted takes the thread for ended (CPython 3.11), so an event is waited for
+        self._ended = threading.Event()
         self._result: Result | None = None
         self._error: BaseException | None = None
         context = contextvars.copy_context()  # Prefect's own: which run this is
@@ -39,12 +40,11 @@ class _Attended(Generic[Result]):
     def wait(self, stop: Callable[[], object], patience: float) -> Result:
         self._thread.start()
         try:
-            # a thread is never waited for without an end: that could not be interrupted
-            while not self._ended:
-                self._thread.join(_LOOK)
+            while not self._ended.wait(_LOOK):
+                pass
         except BaseException:
             stop()
-            self._thread.join(patience)
+            self._ended.wait(patience)
             raise
         if self._error is not None:
             raise self._error
@@ -56,4 +56,4 @@ class _Attended(Generic[Result]):
         except BaseException as error:
             self._error = error
         finally:
-            self._ended = True
+            self._ended.set()
