@@ -99,7 +99,7 @@ class EbbflowAws(Block):
 
         For a process that runs one flow run. Raises ``OptionError``.
         """
-        with _environment(self._variables()):
+        with environment(self._variables()):
             if not self.role and self.settings_file:
                 yield self.settings_file
                 return
@@ -196,7 +196,8 @@ def load_block(name: str, kind: type[Kind], slug: Slug) -> Kind:
 
 
 @contextmanager
-def _environment(given: Mapping[str, str]) -> Iterator[None]:
+def environment(given: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables of this process while the block runs."""
     before = {name: os.environ.get(name) for name in given}
     os.environ.update(given)
     try:

@@ -3,7 +3,7 @@
 import logging
 import threading
 from collections.abc import Callable, Mapping
-from contextvars import ContextVar
+from contextvars import ContextVar, copy_context
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +14,7 @@ from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
 
 from ebbflow.flows.cancelling import attended
-from ebbflow.flows.capacity_runs import mending
+from ebbflow.flows.capacity_runs import holder_in, mending
 from ebbflow.flows.flow_runs import RunView
 from ebbflow.flows.places import found
 from ebbflow.tasks.apps.recovery import LostApp
@@ -32,8 +32,8 @@ EVENTS = {
     "recovered": "ebbflow.loop.recovered",
     "lost": "ebbflow.app.lost",
 }
-RESUMED = "ebbflow.app.resumed"
 """Prefect events by what the loop tells."""
+RESUMED = "ebbflow.app.resumed"
 
 log = logging.getLogger(__name__)
 
@@ -89,16 +89,20 @@ def capacity_loop(
 
     It runs until it is cancelled or ``ebbflow capacity stop`` asks for its end; leases stay as they are, apps hold
     what they have until another loop leads. One that is killed leaves nothing hanging: the next takes over once its
-    lead, 15 s, has run out. A lost app that named a deployment is started again by it, and its run is marked as
-    crashed. Serve the loop with a limit of one: ``capacity_loop.serve("capacity", limit=1)``. What happens
-    is told as events ``ebbflow.capacity.changed``, ``ebbflow.auction.settled``, ``ebbflow.lease.recalled``,
-    ``ebbflow.fleet.scaled``, ``ebbflow.guard.refused``, ``ebbflow.loop.recovered`` and ``ebbflow.app.lost``, which
-    never delay it; the ledger has them all.
+    lead, 15 s, has run out. Deploy it with a concurrency limit of one, as ``prefect.yaml`` does.
+
+    Flow runs whose apps are lost are marked as crashed, and gone on with by a new run of the same deployment
+    (``ebbflow.flows.capacity_runs``). What happens is told as events ``ebbflow.capacity.changed``,
+    ``ebbflow.auction.settled``, ``ebbflow.lease.recalled``, ``ebbflow.fleet.scaled``, ``ebbflow.guard.refused``,
+    ``ebbflow.loop.recovered``, ``ebbflow.app.lost`` and ``ebbflow.app.resumed``, which never delay it; the ledger has
+    them all.
 
     Args:
-        cluster: whose ledger; one database may hold several.
-        source: where nodes come from: ``local[:NAME]``, ``aws[:CONFIG]``, ``spark://HOST:PORT``, ``cluster[:NAME]``.
-        ledger: a file, or an address without a password; by default ``$EBBFLOW_LEDGER``, else Ebbflow's own file.
+        cluster: whose ledger, ``local`` by default; one database may hold several.
+        source: where nodes come from: ``local[:NAME]`` (the default), ``aws[:CONFIG]``, ``aws:ebbflow-aws/NAME``,
+            ``spark://HOST:PORT``, ``cluster[:NAME]``.
+        ledger: a file, an address without a password, or the block ``ebbflow-cluster/NAME``, which says all of this;
+            by default ``$EBBFLOW_LEDGER``, else Ebbflow's own file.
         ledger_secret: the Prefect secret block, or variable, that holds the ledger's address.
         policy: a policy by name, or ``module:Class``; by default the file's, else ``rho-bounded``.
         options: of the policy.
@@ -140,7 +144,7 @@ def _lead(request: CapacityRequest, attached: _Attachment | None) -> dict[str, A
     stop = attached.stop if attached is not None else threading.Event()
     own = PrefectTeller(str(flow_run.id), request.cluster)
     listener = own if attached is None or attached.listener is None else _Both(own, attached.listener)
-    with opened_loop(request, listener) as opened:
+    with opened_loop(request, listener, holder=holder_in(str(flow_run.id))) as opened:
         get_run_logger().info(
             "cluster %s, %s, policy %s", request.cluster, request.source, opened.settings.policy.name
         )
@@ -162,8 +166,14 @@ class PrefectTeller:
     def __init__(
         self, run: str, cluster: str, emit: Callable[..., object] = emit_event, logger: Any = None
     ) -> None:
-        self._run, self._cluster, self._emit = run, cluster, emit
+        self._run, self._cluster, self._send = run, cluster, emit
         self._logger = logger or get_run_logger()
+        self._context = (
+            copy_context()
+        )  # of the flow run: Prefect adds its deployment and tags to what it emits
+
+    def _emit(self, **event: Any) -> None:
+        self._context.copy().run(self._send, **event)
 
     def heard(self, event: LoopEvent) -> None:
         """Emit ``event``; called in the announcer's thread, which the loop never waits for."""

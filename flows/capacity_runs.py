@@ -18,8 +18,9 @@ from ebbflow.flows.flow_runs import FlowRuns, PrefectRuns, RunView
 from ebbflow.infra.errors import InfraError, LedgerError
 from ebbflow.infra.ledger import Ledger
 from ebbflow.planners.errors import EbbflowError
-from ebbflow.planners.model.ledger import OVER, AppEntered, AppMoved, AppRecord
+from ebbflow.planners.model.ledger import OVER, AppEntered, AppMoved, AppRecord, LoopBegan
 from ebbflow.tasks.apps.recovery import LostApp, Patience, request_of, resume_lost
+from ebbflow.tasks.loop.leading import holder_name
 from ebbflow.tasks.request import QueryRequest
 
 LOOK = 5.0  # s between looks
@@ -54,6 +55,8 @@ class Mender:
     asked for that. A run that was terminated, rather than cancelled, has lost its apps too, though they could say
     their last words. Lost apps are gone on with by a new run of the same deployment; not those of cancelled runs.
 
+    A run of a loop that another has followed, and that has not ended a minute later, is marked, too.
+
     Nothing is done twice: what is done stands in the ledger first, a new run's key names the loss and the attempt,
     and there is no second one while the first has not ended. A loop that does not lead does nothing.
 
@@ -77,6 +80,8 @@ class Mender:
         self._told, self._patience = told, patience
         self._read = 0  # number of the last event
         self._open: dict[str, None] = {}  # flow runs that have not been seen to end, in order
+        self._loop = ""  # the flow run of the loop that leads
+        self._former: dict[str, float] = {}  # those of loops before it -> when it took over
         self._marked: set[str] = set()
         self._views: dict[str, RunView] = {}  # of this look
 
@@ -87,7 +92,15 @@ class Mender:
         self._read_events()
         self._views = {}
         records = self._ledger.state().apps.values()
+        for record in records:  # those whose entry was pruned from the ledger, too
+            if record.phase not in OVER and record.spec.flow_run:
+                self._open.setdefault(record.spec.flow_run)
         now = self._ledger.clock.now()
+        for run, since in list(self._former.items()):
+            if _ENDING < now - since <= RECENT:
+                self._runs.crashed(run, "the process of this run is gone: another loop leads")
+            if now - since > _ENDING:
+                del self._former[run]
         for run in list(self._open):
             self._mend(run, _Standing(tuple(a for a in records if a.spec.flow_run == run)), now)
         lost = [a for a in self._ledger.state().apps.values() if a.phase == "lost"]
@@ -99,9 +112,14 @@ class Mender:
     # --- runs ------------------------------------------------------------------------------------------------
 
     def _read_events(self) -> None:
-        while events := self._ledger.events(self._read, _READ, (AppEntered,)):
+        while events := self._ledger.events(self._read, _READ, (AppEntered, LoopBegan)):
             for event in events:
-                if isinstance(event.change, AppEntered) and (run := event.change.spec.flow_run):
+                if isinstance(event.change, LoopBegan):
+                    if self._loop:
+                        self._former[self._loop] = event.at
+                    self._loop = _run_of(event.change.holder)
+                    self._former.pop(self._loop, None)
+                elif isinstance(event.change, AppEntered) and (run := event.change.spec.flow_run):
                     self._open[run] = None
                     self._marked.discard(run)
             self._read = events[-1].number
@@ -210,6 +228,16 @@ class Mender:
 
 
 _TAG = "ebbflow-resumes:"
+_HELD = " in flow run "
+
+
+def holder_in(run: str) -> str:
+    """Return who leads, for people and for ``Mender``: machine, process and flow run."""
+    return f"{holder_name()}{_HELD}{run}"
+
+
+def _run_of(holder: str) -> str:
+    return holder.partition(_HELD)[2]
 
 
 def tag_of(app: LostApp, cluster: str) -> str:

@@ -1,7 +1,9 @@
 """The Prefect flow that runs a search over hyper-parameters: ``from ebbflow.flows.search import search``."""
 
 import threading
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Literal
 
 from prefect import flow, task
@@ -16,8 +18,6 @@ from ebbflow.flows.places import found, runs_of
 from ebbflow.infra.errors import TrainingError
 from ebbflow.planners.errors import OptionError
 from ebbflow.tasks.apps.place import ClusterPlace
-from ebbflow.tasks.apps.specs import tuning_spec
-from ebbflow.tasks.apps.tuning import run_tuning_app
 from ebbflow.tasks.training_request import default_folder
 from ebbflow.tasks.tuning import new_search, run_tuning
 from ebbflow.tasks.tuning_report import TuningReport
@@ -103,7 +103,8 @@ def search(
     """
     with found(ledger, cluster, fleet) as told:
         place = runs_of(folder, told.storage) or default_folder()
-        if resume:
+        # one that was lost before it began is begun
+        if resume and (begun(place, id) or not space):
             request = TuningRequest.load(place, id, {"json": json_report})
         else:
             if not space:
@@ -128,7 +129,8 @@ def search(
                 json=json_report,
             )
         fields = app_fields(team=team, weight=weight, deadline=deadline, budget=budget)
-        report = _run(request.id, request, resume, None if ledger is None else (told.place, fields))
+        work = _Work(request, resume, None if ledger is None else (told.place, fields))
+        report = attended(lambda: _run(request.id, work), work.leave)
     _publish(report)
     if report.state == "failed" or (report.state == "finished" and report.best is None):
         raise TrainingError(report.reason)
@@ -136,24 +138,46 @@ def search(
 
 
 @task(name="run-search", task_run_name="{name}", cache_policy=NO_CACHE, persist_result=False)
-def _run(
-    name: str, request: TuningRequest, resume: bool, where: tuple[ClusterPlace, dict[str, Any]] | None
-) -> TuningReport:
-    """Own the search from its start to its end; ``where`` is the cluster that it is an app of, if it is."""
-    stop = threading.Event()
-    say = get_run_logger().info
-    request = replace(request, grace=min(request.grace, _SAVE))
+def _run(name: str, work: Callable[[], TuningReport]) -> TuningReport:
+    """Own the search from its start to its end."""
+    return work()
 
-    def work() -> TuningReport:
-        if where is None:
-            return run_tuning(request, say, resume=resume, stop=stop)
-        place, fields = where
+
+class _Work:
+    """The search itself; ``where`` is the cluster that it is an app of, if it is."""
+
+    def __init__(
+        self, request: TuningRequest, resume: bool, where: tuple[ClusterPlace, Mapping[str, Any]] | None
+    ) -> None:
+        self._request = replace(request, grace=min(request.grace, _SAVE))
+        self._resume, self._where = resume, where
+        self._stop = threading.Event()
+
+    def __call__(self) -> TuningReport:
+        say = get_run_logger().info
+        if self._where is None:
+            return run_tuning(self._request, say, resume=self._resume, stop=self._stop)
+        return self._on_leases(say, *self._where)
+
+    def _on_leases(
+        self, say: Callable[[str], None], place: ClusterPlace, fields: Mapping[str, Any]
+    ) -> TuningReport:
+        from ebbflow.tasks.apps.specs import tuning_spec
+        from ebbflow.tasks.apps.tuning import run_tuning_app
+
+        request = self._request
+        spec = tuning_spec(request, **fields)
         with place.opened() as ledger, place.nodes(request.id, request.grace) as (pool, make):
-            return run_tuning_app(
-                request, tuning_spec(request, **fields), ledger, pool, say, stop=stop, make=make
-            )
+            return run_tuning_app(request, spec, ledger, pool, say, stop=self._stop, make=make)
 
-    return attended(work, stop.set)
+    def leave(self) -> None:
+        """Let the trials save and leave."""
+        self._stop.set()
+
+
+def begun(folder: str, search: str) -> bool:
+    """Tell whether there is a search of this id in a local folder."""
+    return bool(search) and Path(folder, search, "search.json").is_file()
 
 
 def _publish(report: TuningReport) -> None:

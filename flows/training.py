@@ -2,7 +2,7 @@
 
 import base64
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -20,8 +20,6 @@ from ebbflow.flows.places import found, runs_of
 from ebbflow.infra.clock import SystemClock
 from ebbflow.infra.errors import TrainingError
 from ebbflow.tasks.apps.place import ClusterPlace
-from ebbflow.tasks.apps.specs import training_spec
-from ebbflow.tasks.apps.training import run_training_app
 from ebbflow.tasks.pictures import lines_svg
 from ebbflow.tasks.training import new_id, run_training
 from ebbflow.tasks.training_driver import Handle
@@ -32,7 +30,7 @@ from ebbflow.tasks.training_request import TrainingRequest, default_folder
 from ebbflow.tasks.wording import shorten
 
 PUBLISH_EVERY = 10.0  # s between two versions of the live artifact
-_LEAVE = PATIENCE - 10.0  # s to save in when the run is cancelled
+_SAVE = PATIENCE - 10.0  # s to save in when the run is cancelled
 
 _EVENTS = {
     "generation": "resized",
@@ -206,7 +204,12 @@ def train(
         listener = own if attachment is None else Fan(own, attachment.listener)
         fields = app_fields(team=team, weight=weight, deadline=deadline, budget=budget)
         where = None if ledger is None else (told.place, fields)
-        report = _run(request.id, request, listener, resume, where, attachment is None)
+        work = _Work(request, listener, resume, where)
+        # the command line has handlers of its own
+        if attachment is not None:
+            report = _run(request.id, work)
+        else:
+            report = attended(lambda: _run(request.id, work), work.leave)
     _publish(report)
     if attachment is not None:
         attachment.report = report
@@ -216,35 +219,47 @@ def train(
 
 
 @task(name="run-training", task_run_name="{name}", cache_policy=NO_CACHE, persist_result=False)
-def _run(
-    name: str,
-    request: TrainingRequest,
-    listener: TrainingListener,
-    resume: bool,
-    where: tuple[ClusterPlace, Mapping[str, Any]] | None,
-    alone: bool,
-) -> TrainingReport:
-    """Own the run's launcher from its start to its end; ``where`` is the cluster that it is an app of, if it is."""
-    stop = threading.Event()
-    handle = Handle(request.placement, request.most_gpus, request.min_gpus)
+def _run(name: str, work: Callable[[], TrainingReport]) -> TrainingReport:
+    """Own the run's launcher from its start to its end."""
+    return work()
 
-    def work() -> TrainingReport:
-        if where is None and request.pool:  # such nodes have a handle of their own
-            return run_training(request, Fan(listener, _Leaving(stop)), resume=resume)
-        if where is None:
-            return run_training(request, listener, resume=resume, handle=handle)
-        place, fields = where
+
+class _Work:
+    """The training itself; ``where`` is the cluster that it is an app of, if it is."""
+
+    def __init__(
+        self,
+        request: TrainingRequest,
+        listener: TrainingListener,
+        resume: bool,
+        where: tuple[ClusterPlace, Mapping[str, Any]] | None,
+    ) -> None:
+        self._request, self._listener, self._resume, self._where = request, listener, resume, where
+        self._stop = threading.Event()
+        self._handle = Handle(request.placement, request.most_gpus, request.min_gpus)
+
+    def __call__(self) -> TrainingReport:
+        request, listener = self._request, self._listener
+        if self._where is not None:
+            return self._on_leases(*self._where)
+        if request.pool:  # its nodes have a handle of their own
+            return run_training(request, Fan(listener, _Leaving(self._stop)), resume=self._resume)
+        return run_training(request, listener, resume=self._resume, handle=self._handle)
+
+    def _on_leases(self, place: ClusterPlace, fields: Mapping[str, Any]) -> TrainingReport:
+        from ebbflow.tasks.apps.specs import training_spec
+        from ebbflow.tasks.apps.training import run_training_app
+
+        request = self._request
         request.save()
+        spec = training_spec(request, **fields)
         with place.opened() as ledger, place.nodes(request.id, request.grace) as (pool, make):
-            spec = training_spec(request, **fields)
-            return run_training_app(request, spec, ledger, pool, listener, stop=stop, make=make)
+            return run_training_app(request, spec, ledger, pool, self._listener, stop=self._stop, make=make)
 
-    def leave() -> None:
-        stop.set()
-        handle.stop(SystemClock().now() + min(request.grace, _LEAVE))
-
-    # the command line has handlers of its own
-    return attended(work, leave) if alone else work()
+    def leave(self) -> None:
+        """Let the run save and leave, within what a cancelled run has."""
+        self._stop.set()
+        self._handle.stop(SystemClock().now() + min(self._request.grace, _SAVE))
 
 
 class _Leaving(Silent):

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from ebbflow.flows.capacity_runs import Mender, resumed, tag_of
+from ebbflow.flows.capacity_runs import Mender, holder_in, resumed, tag_of
 from ebbflow.flows.flow_runs import RunView
+from ebbflow.infra.clock import SystemClock
 from ebbflow.infra.errors import InfraError
 from ebbflow.infra.ledger import Ledger
 from ebbflow.planners.model.ledger import AppEntered, AppMoved, AppSpec
@@ -213,6 +214,26 @@ def test_the_flow_that_a_run_was_part_of_has_crashed_with_it(ledger: Ledger) -> 
     Mender(ledger, runs, patience=NOW).look()
     assert (runs.state("run-1"), runs.state("outer")) == ("CRASHED", "CRASHED")
     assert not runs.begun  # nobody knows what else that flow does
+
+
+def test_the_runs_of_loops_that_were_followed_by_another_have_crashed(tmp_path: Path) -> None:
+    class Clock(SystemClock):
+        ahead = 0.0
+
+        def now(self) -> float:
+            return super().now() + self.ahead
+
+    clock = Clock()
+    runs = Runs(view("loop-1"), view("loop-2"), view("loop-3"))
+    with Ledger.open(str(tmp_path / "loops.db"), cluster="lab", clock=clock) as ledger:
+        for number in (1, 2, 3):
+            ledger.lead(holder_in(f"loop-{number}"), take_over=True)
+        mender = Mender(ledger, runs)
+        mender.look()
+        assert {run.state for run in runs.known.values()} == {"RUNNING"}  # a loop takes a moment to leave
+        clock.ahead = 120.0
+        mender.look()
+    assert [runs.state(f"loop-{number}") for number in (1, 2, 3)] == ["CRASHED", "CRASHED", "RUNNING"]
 
 
 def test_all_apps_of_a_pipeline_go_on_in_one_run(ledger: Ledger) -> None:
