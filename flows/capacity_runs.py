@@ -8,7 +8,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from prefect import task
@@ -161,6 +161,7 @@ class Mender:
             if not view.over:
                 log.warning("flow run %s: %s", view.name, why)
                 self._runs.crashed(view.id, why)
+                self._views[view.id] = replace(view, state="CRASHED")
             above = self._view(view.parent) if view.parent and view.parent not in seen else None
             if above is None:
                 return
@@ -202,7 +203,9 @@ class Mender:
         """Tell whether a lost app can be begun again by a deployment, and no run of it waits to do so already."""
         view = self._views.get(app.spec.flow_run)
         named = app.resume is not None and app.resume.deployment
-        if view is not None and (view.state == "CANCELLED" or not (view.deployment or named)):
+        if view is not None and (not view.over or view.state == "CANCELLED"):
+            return False  # while it runs, with other apps that live, it sees to this one itself
+        if view is not None and not (view.deployment or named):
             return False
         if view is None and not named:
             return False

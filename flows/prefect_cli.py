@@ -58,9 +58,7 @@ def init(
     for name in names:
         text = template(name)
         if name == DEPLOYMENTS:
-            text = text.replace(
-                "  work_pool: &pool\n    name: ebbflow\n", f"  work_pool: &pool\n    name: {pool}\n"
-            )
+            text = text.replace("\n    name: ebbflow\n", f"\n    name: {pool}\n")
             text = text.replace("work-pool create ebbflow ", f"work-pool create {pool} ")
             text = text.replace("--pool ebbflow ", f"--pool {pool} ")
         write_text(folder / name, text)

@@ -188,15 +188,17 @@ def test_runs_whose_apps_are_over_end_by_themselves(ledger: Ledger, phase: str) 
 
 
 def test_a_run_is_left_alone_while_one_of_its_apps_lives(ledger: Ledger) -> None:
-    runs = Runs(view("run-1", deployment=""))
-    enter(ledger, spec("a"), spec("b"))
+    runs = Runs(view("run-1", parameters={"resume": None}))
+    enter(ledger, spec("a", pipeline="p"), spec("b", pipeline="p"))
     ledger.write([AppMoved("a", "lost", "silent")])
     mender = Mender(ledger, runs, patience=NOW)
     mender.look()
     assert runs.state("run-1") == "RUNNING"
+    assert not runs.begun
     ledger.write([AppMoved("b", "lost", "silent")])
     mender.look()
     assert runs.state("run-1") == "CRASHED"
+    assert len(runs.begun) == 1
 
 
 def test_a_run_whose_apps_have_gone_on_elsewhere_has_crashed(ledger: Ledger) -> None:
