@@ -13,12 +13,12 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 SETUP  := $(VENV)/.ready
 
-.PHONY: demo test fuzz check docs audit airflow format bench lock lock-airflow java clean
+.PHONY: demo test fuzz check docs audit airflow format bench lock lock-airflow java postgres clean
 
 demo: $(SETUP) java
 	$(BIN)/ebbflow demo $(ARGS)
 
-test: $(SETUP) java
+test: $(SETUP) java postgres
 	scripts/test.sh $(BIN)/python -m pytest $(ARGS)
 
 fuzz: $(SETUP)
@@ -44,7 +44,7 @@ format: $(SETUP)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: $(SETUP) java
+bench: $(SETUP) java postgres
 	$(BIN)/python -m pytest -m slow
 	$(BIN)/python -m tests.benchmarks $(ARGS)
 
@@ -54,6 +54,9 @@ $(SETUP): requirements.lock pyproject.toml scripts/setup.sh
 
 java:
 	@scripts/java.sh
+
+postgres:
+	@scripts/postgres.sh
 
 lock:
 	$(PYTHON) -m venv $(VENV)-lock

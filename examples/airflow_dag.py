@@ -39,4 +39,4 @@ def ebbflow_nightly() -> None:
     wait >> features >> train
 
 
-ebbflow_nightly()
+nightly = ebbflow_nightly()

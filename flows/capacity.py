@@ -84,6 +84,7 @@ def capacity_loop(
     interval: float | None = None,
     take_over: bool = False,
     seed: int = 0,
+    prices: str | None = None,
 ) -> dict[str, Any]:
     """Lead a cluster: watch its nodes, hold auctions, grant and call back leases, rent and give back nodes.
 
@@ -111,6 +112,7 @@ def capacity_loop(
         interval: seconds between auctions when nothing happens.
         take_over: take the lead from a loop that lives.
         seed: of what policies draw at random.
+        prices: a file of on-demand prices of one's own, for ``aws``; by default the AWS Price List.
 
     Returns:
         What it did: decisions, and how long changes took to become leases.
@@ -135,6 +137,7 @@ def capacity_loop(
             interval,
             take_over,
             seed,
+            prices,
         )
         return _lead(request, None)
 

@@ -128,6 +128,14 @@ def run(
         bool, typer.Option("--take-over", help="Take the lead from a loop that lives.")
     ] = False,
     seed: Annotated[int, typer.Option(help="Of what policies draw at random.")] = 0,
+    prices: Annotated[
+        str | None,
+        typer.Option(
+            "--on-demand-prices",
+            help="On-demand prices of your own, TOML, for aws. Default: the AWS Price List.",
+            metavar="FILE",
+        ),
+    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not say what happens.")] = False,
     runner: Annotated[
         Runner,
@@ -142,7 +150,17 @@ def run(
     from ebbflow.tasks.loop.request import CapacityRequest
 
     request = CapacityRequest(
-        ledger, cluster, source, policy, options_of(option or []), limits, lease, interval, take_over, seed
+        ledger,
+        cluster,
+        source,
+        policy,
+        options_of(option or []),
+        limits,
+        lease,
+        interval,
+        take_over,
+        seed,
+        prices,
     )
     prefect = runner is Runner.prefect or (runner is Runner.auto and bool(os.environ.get("PREFECT_API_URL")))
     stop = threading.Event()

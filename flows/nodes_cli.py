@@ -9,6 +9,7 @@ from rich.table import Table
 
 from ebbflow.infra.local_fleet import LocalFleet, LocalPool, list_fleets
 from ebbflow.infra.local_fleet.view import NodeView
+from ebbflow.infra.training import devices
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.recovery import hazard
 
@@ -114,6 +115,8 @@ def status(name: Name = "local") -> None:
     seen, book, nodes = fleet.observe(), fleet.book, fleet.view()
     master = f", Spark master {book.spark.master_url}" if book.spark is not None else ""
     console.print(f"fleet {book.name}, epoch {seen.epoch}{master}", soft_wrap=True)
+    if any(pool.kind == "gpu" for pool in book.pools):
+        console.print(f"slots are GPUs {', '.join(book.gpus)}" if book.gpus else _processors())
     console.print(f"${fleet.dollars():.4f} until now, at the prices that the nodes pretend to have")
     table = Table("pool", "planned", "there", "at most", "price", "", box=None, header_style="bold")
     for pool in seen.pools:
@@ -283,6 +286,11 @@ def down(name: Name = "local") -> None:
     """
     LocalFleet.attach(name).down()
     console.print(f"the fleet {name} is down")
+
+
+def _processors() -> str:
+    there = len(devices.visible())
+    return "slots are processors" + (f": this machine's {there} GPUs are too few for them" if there else "")
 
 
 def _running(node: NodeView) -> str:

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from ebbflow.flows.train_cli import Runner, wants_prefect
 from ebbflow.planners.errors import OptionError
@@ -148,6 +147,7 @@ def run_on_terminal(request: "PipelineRequest", console: Console, *, prefect: bo
 
 def print_pipeline(pipeline: "Pipeline", console: Console) -> None:
     """Print what a file would run."""
+    from ebbflow.tasks.pipeline.screen import plain
     from ebbflow.tasks.pipeline.spec import LocalSpec
     from ebbflow.tasks.wording import plural
 
@@ -159,17 +159,17 @@ def print_pipeline(pipeline: "Pipeline", console: Console) -> None:
         table.add_column(name)
     for step in pipeline.steps.values():
         gpus = "" if step.kind == "query" else str(step.options.get("gpus", 1))
-        table.add_row(step.label, step.kind, step.team, gpus, ", ".join(sorted(step.needs)))
+        table.add_row(plain(step.label), step.kind, step.team, gpus, ", ".join(sorted(step.needs)))
     console.print(table)
     if isinstance(pipeline.cluster, LocalSpec):
         for fault in pipeline.cluster.faults:
-            console.print(Text(f"on purpose: {fault}"), soft_wrap=True)
+            console.print(plain(f"on purpose: {fault}"), soft_wrap=True)
 
 
 def print_outcome(outcome: "PipelineOutcome", console: Console) -> None:
     """Print what became of a pipeline and its steps."""
-    from ebbflow.tasks.pipeline.screen import shown_details
-    from ebbflow.tasks.wording import printable, seconds_text
+    from ebbflow.tasks.pipeline.screen import plain, shown_details
+    from ebbflow.tasks.wording import seconds_text
 
     colours = {"finished": "green", "failed": "red", "stopped": "yellow", "skipped": "dim"}
     table = Table(box=None, header_style="bold", pad_edge=False)
@@ -182,19 +182,18 @@ def print_outcome(outcome: "PipelineOutcome", console: Console) -> None:
         if step.late:
             said = f"after its deadline; {said}"
         table.add_row(
-            printable(step.title),
-            printable(step.team),
-            Text(step.state, style=colours.get(step.state, "")),
+            plain(step.title),
+            plain(step.team),
+            plain(step.state, colours.get(step.state, "")),
             seconds_text(step.seconds),
-            Text(printable(said)),
+            plain(said),
         )
     console.print()
     console.print(table)
-    console.print(
-        Text(f"\n{outcome.title}: {printable(outcome.reason)}, after {seconds_text(outcome.seconds)}")
-    )
-    console.print(f"results: {outcome.folder}", highlight=False, soft_wrap=True)
-    console.print(f"report: [bold]{outcome.report}[/]", highlight=False, soft_wrap=True)
+    words = f"\n{outcome.title}: {outcome.reason}, after {seconds_text(outcome.seconds)}"
+    console.print(plain(words), soft_wrap=True)
+    console.print(plain(f"results: {outcome.folder}"), soft_wrap=True)
+    console.print(plain(f"report: {outcome.report}", "bold"), soft_wrap=True)
 
 
 def register(app: typer.Typer) -> None:

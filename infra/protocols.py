@@ -355,8 +355,8 @@ class Trainer(Protocol):
         """Grow, shrink or move: new nodes are made ready, the run saves, and goes on on ``placement``.
 
         Before ``deadline`` (seconds since the Unix epoch) nothing of the run is left on other nodes, whether the new
-        ones are ready or not. A later call replaces one that is not carried out yet. Raises ``TrainingError`` once the
-        run has ended.
+        ones are ready or not. A later call replaces one that is not carried out yet. Raises ``TrainingError`` once
+        the run has ended.
         """
         ...
 

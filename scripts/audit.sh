@@ -32,10 +32,10 @@ status=0
 for lock in requirements.lock requirements-airflow.lock; do
   [ -f "$lock" ] || continue
   echo "$lock: asking $service"
-  if "$venv/bin/pip-audit" --requirement "$lock" --no-deps --disable-pip --vulnerability-service "$service" \
+  if "$venv/bin/pip-audit" --requirement "$lock" --strict --no-deps --disable-pip --vulnerability-service "$service" \
      --timeout 20 --progress-spinner off "${ignored[@]}" 2>"$log"; then
     cat "$log"
-  elif grep -qiE "ConnectionError|ServiceError|Max retries|timed out|resolve|Tunnel|proxy|Could not connect|HTTP(S)?ConnectionPool" "$log"; then
+  elif grep -qiE "ConnectionError|ServiceError|Max retries|timed out|resolve|Tunnel|proxy|Could not connect|could not be audited|HTTP(S)?ConnectionPool" "$log"; then
     tail -n 3 "$log" >&2
     echo "error: no database of vulnerabilities can be reached from here, so nothing was found out" >&2
     exit 3

@@ -247,7 +247,18 @@ def check(root: Path = ROOT) -> list[Finding]:
     wrong += unmet(wanted(project), locked, "pyproject.toml")
     wrong += closure(project, locked)
     wrong += licences(locked)
-    return wrong
+    return wrong + airflow(root)
+
+
+def airflow(root: Path = ROOT) -> list[Finding]:
+    """Return what is wrong with the lock of the environment that Airflow has for itself; it is not installed here."""
+    asked = [
+        Requirement(line)
+        for line in (root / "requirements-airflow.in").read_text(encoding="utf-8").splitlines()
+        if line.strip() and not line.startswith("#")
+    ]
+    locked, wrong = pins((root / "requirements-airflow.lock").read_text(encoding="utf-8").splitlines())
+    return wrong + unmet(asked, locked, "requirements-airflow.in")
 
 
 if __name__ == "__main__":

@@ -74,21 +74,24 @@ def _followed(rows: Sequence[DecisionRow], history: History, end: float) -> tupl
             done.append(row)
             continue
         pool = str(row.outcome.get("pool") or row.inputs.get("pool"))
-        done.append(replace(row, became=_became(history, row.at, until.get(pool, end))))
+        done.append(replace(row, became=_became(history, pool, row.at, until.get(pool, end))))
         until[pool] = row.at
     return tuple(reversed(done))
 
 
-def _became(history: History, since: float, until: float) -> str:
+def _became(history: History, pool: str, since: float, until: float) -> str:
+    """Say what came and left: of the pool where its nodes are called by its name, else of the cluster."""
     first = bisect_right(history.changes, since, key=lambda change: change.at)
     last = bisect_right(history.changes, until, key=lambda change: change.at)
+    prefix = f"{pool}-" if any(span.node.id.startswith(f"{pool}-") for span in history.nodes) else ""
     came: list[float] = []
     gone = 0
     for change in history.changes[first:last]:
+        mine = sum(node.startswith(prefix) for node in change.nodes)
         if change.kind == "came":
-            came += [change.at - since] * len(change.nodes)
+            came += [change.at - since] * mine
         elif change.kind in ("left", "reclaimed", "lost"):
-            gone += len(change.nodes)
+            gone += mine
     parts = []
     if came:
         last = f" to {seconds_text(came[-1])}" if len(came) > 1 else ""

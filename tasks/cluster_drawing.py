@@ -42,10 +42,10 @@ def axis(picture: Lanes) -> tuple[str, str]:
     for level, marks in enumerate(ticks(picture.since, picture.until)):
         for x, words in marks:
             place = f"{x:.3f}%"
-            anchor = "start" if x < 4 else "end" if x > 96 else "middle"
-            labels.append(
-                tag("text", clean(words), x=place, y=13, text_anchor=anchor, class_=f"small k{level}")
-            )
+            if 5 <= x <= 95:  # nearer to the edge it would be cut off
+                labels.append(
+                    tag("text", clean(words), x=place, y=13, text_anchor="middle", class_=f"small k{level}")
+                )
             rules.append(tag("line", x1=place, x2=place, y1=0, y2="100%", class_=f"grid k{level}"))
     counts = []
     for marks in ticks(picture.since, picture.until):

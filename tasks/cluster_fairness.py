@@ -7,6 +7,9 @@ with a weight is entitled to its weight over the sum of all weights:
     share = mean GPUs · weight / mean sum of weights
     alone = work / min(share, the most GPUs that it can use)
     ρ     = (time there so far + time left) / alone
+
+Work is measured where it can be: the GPU-seconds that the app held, and what it says is left. Time that moves cost it
+is among them, so ρ is rather too small for an app that was moved often.
 """
 
 from collections.abc import Iterable, Sequence
@@ -61,12 +64,11 @@ def rho(
     most = max(spec.max_gpus, spec.gpus, held, 1)
     if phase in ("stopped", "failed"):
         return RhoReport(None, how=f"it {phase} before its end", share=share)
-    told = report.work_total if report is not None else None
     if phase == "finished":
-        work, left, bound, words = told or service, 0.0, False, f"it took {seconds_text(elapsed)}"
-        source = "by its own account" if told else "in GPU-seconds that it held"
+        work, left, bound, words = service, 0.0, False, f"it took {seconds_text(elapsed)}"
+        source = "as many as it held"
     else:
-        rest = report.work_left if report is not None else None
+        rest = _work_left(report)
         soon = report.seconds_left if report is not None else None
         if held and soon is not None:
             left, bound = soon, False
@@ -74,10 +76,10 @@ def rho(
             left, bound = rest / (held or most), not held
         else:
             return RhoReport(None, how="it has not said how much work is left", share=share)
-        work = told or service + (rest if rest is not None else left * held)
+        work = service + (rest if rest is not None else left * held)
         words = f"{seconds_text(elapsed)} so far and {seconds_text(left)} left"
         words += f", if it had {plural(most, 'GPU')} from now on" if bound else ""
-        source = "by its own account" if told else "of GPUs held so far, and what is left"
+        source = "those that it held, and what it says is left"
     if not work > 0:
         return RhoReport(None, how="its work is not known: it held no GPU", share=share)
     alone = work / min(share, most)
@@ -87,6 +89,15 @@ def rho(
         f" ({source}) take {seconds_text(alone)}"
     )
     return RhoReport((elapsed + left) / alone, bound, how, share)
+
+
+def _work_left(report: AppReport | None) -> float | None:
+    """Return the GPU-seconds that an app says are left, ``None`` where it says nothing of it."""
+    if report is None or report.work_left is not None:
+        return None if report is None else report.work_left
+    if report.work_total is None or report.progress is None:
+        return None
+    return report.work_total * (1 - report.progress)
 
 
 def fairness(apps: Iterable[AppRow]) -> FairnessReport:

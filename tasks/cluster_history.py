@@ -172,8 +172,9 @@ class History:
 
     def add(self, event: Event) -> None:
         """Take the next event. Raises ``OptionError`` when it cannot follow; nothing has then changed."""
-        noticed = {n.node_id for n in self.state.notices.values() if n.kind == "interruption"}
-        told = {(n.node_id, n.kind) for n in self.state.notices.values()}
+        told = set[tuple[str, str]]()
+        if isinstance(event.change, CapacityChanged):
+            told = {(n.node_id, n.kind) for n in self.state.notices.values()}
         fold(self.state, event)
         self.events += 1
         # writers' clocks differ: what is written later is not shown as earlier
@@ -183,7 +184,7 @@ class History:
             case LoopBegan(token, holder):
                 self.loops.append(LoopReport(at, token, holder))
             case CapacityChanged() as change:
-                self._capacity(at, change, noticed, told)
+                self._capacity(at, change, told)
             case AppEntered(spec):
                 self._enter(at, spec)
             case AppMoved(app, phase, reason):
@@ -245,9 +246,8 @@ class History:
             else:
                 app.moves.append((at, placement))
 
-    def _capacity(
-        self, at: float, change: CapacityChanged, noticed: set[str], told: set[tuple[str, str]]
-    ) -> None:
+    def _capacity(self, at: float, change: CapacityChanged, told: set[tuple[str, str]]) -> None:
+        """Take a change of capacity; ``told``: nodes and kinds of the notices before it."""
         came = []
         for node in change.nodes:
             span = self._present.get(node.id)
@@ -268,7 +268,9 @@ class History:
                 continue
             self._count(span.node, -1)
             span.until = at
-            span.ending = "reclaimed" if id_ in noticed else "lost" if self._on({id_}) else "left"
+            span.ending = (
+                "reclaimed" if (id_, "interruption") in told else "lost" if self._on({id_}) else "left"
+            )
             left.setdefault(span.ending, []).append(id_)
         news: dict[str, list[str]] = {}
         for notice in change.notices:

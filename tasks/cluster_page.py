@@ -16,20 +16,19 @@ from markupsafe import Markup
 
 from ebbflow.planners.model.ledger import DecisionKind
 from ebbflow.tasks.cluster_drawing import axis, definitions, lane_svg
+from ebbflow.tasks.cluster_explained import decision_rows
 from ebbflow.tasks.cluster_lanes import lanes
 from ebbflow.tasks.cluster_report import ClusterReport
 from ebbflow.tasks.cluster_tables import (
-    NAME,
     app_rows,
     change_rows,
-    decision_rows,
     fairness_words,
     figures,
     money_notes,
     money_rows,
     team_rows,
 )
-from ebbflow.tasks.cluster_words import alerts, cards, short, verdict
+from ebbflow.tasks.cluster_words import NAME, alerts, cards, short, verdict
 from ebbflow.tasks.page import environment, trusted
 from ebbflow.tasks.svg import STYLE
 from ebbflow.tasks.wording import clock_text, dated, label_text, plural
@@ -79,9 +78,10 @@ def cluster_parts(report: ClusterReport, room: Room | None = None) -> dict[str, 
     picture = lanes(report, bars=room.bars, apps=room.lanes, nodes=room.nodes)
     labels, rules = axis(picture)
     when = dated(report.since, report.until)
+    names = {app.id: f"{app.number} {app.title}" for app in report.apps if app.title and app.title != app.id}
     shown = list(report.apps[: room.apps])
     drawn = figures(report, report.apps)
-    rows, rows_left_out = decision_rows(report.decisions, room.decisions, when)
+    rows, rows_left_out = decision_rows(report.decisions, room.decisions, when, names)
     changes, changes_left_out = change_rows(report.changes, room.changes, when)
     values: dict[str, Any] = {
         "report": report,

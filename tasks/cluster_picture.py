@@ -75,7 +75,8 @@ def _signed(mark: Mark, y: float, tall: float, room: float) -> str:
     if mark.style.startswith("tick"):
         return tag("rect", x=x, y=y + tall / 2, width=1.2, height=tall / 2, fill="var(--edge)")
     words = mark.sign + (str(mark.count) if mark.count > 1 else "")
-    return text(x, y + tall / 2 + 4, words, text_anchor="middle", class_="small")
+    anchor = "start" if mark.x < 1.5 else "end" if mark.x > 98.5 else "middle"
+    return text(x, y + tall / 2 + 4, words, text_anchor=anchor, class_="small")
 
 
 def data_url(svg: str) -> str:

@@ -1,13 +1,12 @@
 """The rows of a cluster's page: what each table and figure says, in words."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 from ebbflow.infra.sim.metrics import UNFAIR
 from ebbflow.tasks.cluster_drawing import spark_svg
-from ebbflow.tasks.cluster_values import AppRow, CapacityChange, ClusterReport, DecisionRow, MoneyRow, Sample
-from ebbflow.tasks.cluster_words import percent, short
+from ebbflow.tasks.cluster_values import AppRow, CapacityChange, ClusterReport, MoneyRow, Sample
+from ebbflow.tasks.cluster_words import NAME, When, percent
 from ebbflow.tasks.wording import (
     clock_text,
     count_text,
@@ -18,13 +17,6 @@ from ebbflow.tasks.wording import (
     plural,
     seconds_text,
 )
-
-When = Callable[[float], str]
-NAME = 80  # characters of a name
-_TEXT = 400  # of a reason
-_VALUE = 160  # of an input
-_FACTS, _TABLES, _ROWS, _COLUMNS = 24, 4, 12, 8
-
 
 # --- apps -------------------------------------------------------------------------------------------------------
 
@@ -171,8 +163,8 @@ def money_notes(report: ClusterReport) -> list[str]:
     notes = ["Compute only, at the prices that the loop saw: volumes, addresses and traffic are not counted."]
     if total.free_hours > 0:
         notes.append(
-            f"{number_text(total.free_hours)} node-hours cost nothing: EC2 took those spot nodes back within"
-            " their first hour."
+            f"{number_text(total.free_hours)} node-hours cost nothing: spot nodes that are taken back within"
+            " their first hour are free, as EC2 bills."
         )
     if money.unpriced:
         notes.append(f"{plural(money.unpriced, 'node')} without a price counted as free.")
@@ -204,162 +196,6 @@ def team_rows(report: ClusterReport) -> list[dict[str, Any]]:
         }
         for team in teams
     ]
-
-
-# --- decisions ----------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Grid:
-    """Values of several things side by side."""
-
-    name: str
-    columns: tuple[str, ...]
-    rows: tuple[dict[str, Any], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Side:
-    """What went into a decision, or came out."""
-
-    facts: tuple[tuple[str, str], ...] = ()
-    tables: tuple[Grid, ...] = ()
-    more: int = 0  # values left out
-
-    @property
-    def any(self) -> bool:
-        return bool(self.facts or self.tables)
-
-
-def decision_rows(
-    decisions: Sequence[DecisionRow], most: int, when: When = clock_text
-) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return the rows of the table of decisions, the newest first, and what was left out.
-
-    Equal decisions that follow each other are one row. Of more than ``most`` rows those without effect go first,
-    then the oldest.
-    """
-    groups: list[list[DecisionRow]] = []
-    for row in decisions:
-        last = groups[-1][-1] if groups else None
-        same = last is not None and (last.kind, last.app, last.reason, last.outcome, last.became) == (
-            row.kind, row.app, row.reason, row.outcome, row.became,
-        )  # fmt: skip
-        if same:
-            groups[-1].append(row)
-        else:
-            groups.append([row])
-    notes = []
-    if len(groups) > most:
-        by_weight = sorted(groups, key=lambda g: (quiet(g[-1]), -g[-1].number))
-        kept = {group[-1].number for group in by_weight[:most]}
-        gone = [group for group in groups if group[-1].number not in kept]
-        notes.append(
-            f"{plural(sum(map(len, gone)), 'decision')}, first those without effect, then the oldest"
-        )
-        groups = [group for group in groups if group[-1].number in kept]
-    return [_decision(group, when) for group in reversed(groups)], notes
-
-
-def quiet(row: DecisionRow) -> bool:
-    """Tell whether a decision left everything as it was, as far as its outcome tells."""
-    if row.kind in ("guard", "recovery"):
-        return False
-    if row.kind == "replan":
-        return row.outcome.get("kind", "switch") != "switch"
-    if row.kind == "auction" and "placements" in row.outcome:  # those that changed
-        return not row.outcome["placements"]
-    return not any(row.outcome.values())
-
-
-def _decision(group: Sequence[DecisionRow], when: When) -> dict[str, Any]:
-    row = group[-1]
-    notes = []
-    if row.seconds > 0:
-        slowest = max(one.seconds for one in group)
-        notes.append(f"took {'up to ' if len(group) > 1 else ''}{short(slowest)}")
-    if row.epoch:
-        notes.append(f"for epoch {row.epoch} of the capacity")
-    if len(group) > 1:
-        notes.append(f"{len(group)} times since {clock_text(group[0].at)}; inputs are the last one's")
-    return {
-        "number": row.number,
-        "at": when(row.at),
-        "kind": row.kind,
-        "app": label_text(row.app, NAME),
-        "reason": label_text(row.reason, _TEXT),
-        "became": row.became,
-        "count": len(group),
-        "quiet": quiet(row),
-        "note": "; ".join(notes),
-        "inputs": side(row.inputs),
-        "outcome": side(row.outcome),
-    }
-
-
-def side(values: Mapping[str, Any]) -> Side:
-    """Return plain values as a list of facts, and what has the same keys for several things as tables."""
-    facts: list[tuple[str, str]] = []
-    tables: list[Grid] = []
-    more = 0
-    for key, value in values.items():
-        rows = _table_of(value)
-        if rows is not None:
-            if len(tables) < _TABLES:
-                grid, rest = _grid(str(key), rows)
-                tables.append(grid)
-                more += rest
-            else:
-                more += len(rows)
-        elif len(facts) < _FACTS:
-            facts.append((label_text(str(key).replace("_", " "), 60), said(value)))
-        else:
-            more += 1
-    return Side(tuple(facts), tuple(tables), more)
-
-
-def _table_of(value: Any) -> list[tuple[str, Mapping[str, Any]]] | None:
-    """Return (name, values) of each row where ``value`` is a table."""
-    if isinstance(value, Mapping) and value and all(isinstance(v, Mapping) for v in value.values()):
-        return [(str(key), row) for key, row in value.items()]
-    if isinstance(value, list | tuple) and value and all(isinstance(v, Mapping) for v in value):
-        return [(str(row.get("id", number)), {k: v for k, v in row.items() if k != "id"})
-                for number, row in enumerate(value, 1)]  # fmt: skip
-    return None
-
-
-def _grid(name: str, rows: Sequence[tuple[str, Mapping[str, Any]]]) -> tuple[Grid, int]:
-    columns = list(dict.fromkeys(str(key) for _, row in rows[:_ROWS] for key in row))[:_COLUMNS]
-    shown = tuple(
-        {"name": label_text(label, 60), "cells": [said(row[c]) if c in row else "" for c in columns]}
-        for label, row in rows[:_ROWS]
-    )
-    rest = sum(len(row) for _, row in rows[_ROWS:])
-    rest += sum(sum(str(key) not in columns for key in row) for _, row in rows[:_ROWS])
-    return Grid(
-        label_text(name.replace("_", " "), 60),
-        tuple(label_text(c.replace("_", " "), 40) for c in columns),
-        shown,
-    ), rest
-
-
-def said(value: Any) -> str:
-    """Return one plain value for people."""
-    if value is None:
-        return "–"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, float):
-        return number_text(value)
-    if isinstance(value, int):
-        return str(value) if abs(value) < 10**15 else number_text(float(min(max(value, -(10**300)), 10**300)))
-    if isinstance(value, Mapping):
-        return (
-            label_text(", ".join(f"{k} {said(v)}" for k, v in list(value.items())[:_FACTS]), _VALUE) or "none"
-        )
-    if isinstance(value, list | tuple):
-        return label_text(", ".join(said(v) for v in value[:_FACTS]), _VALUE) or "none"
-    return label_text(str(value), _VALUE)
 
 
 # --- capacity -----------------------------------------------------------------------------------------------------

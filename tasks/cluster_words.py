@@ -1,11 +1,15 @@
 """A cluster's report in a few sentences and figures: what a reader wants to know first."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ebbflow.infra.sim.metrics import UNFAIR
 from ebbflow.tasks.cluster_values import AppRow, ClusterReport, MoneyRow
 from ebbflow.tasks.wording import label_text, money_text, number_text, plural, seconds_text
 
+When = Callable[[float], str]
+"""Writes a moment, s since the Unix epoch."""
+NAME = 80  # characters of a name in a table
 _NAME = 60  # characters of a name in a sentence
 _ALERTS = 12
 

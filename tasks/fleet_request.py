@@ -25,6 +25,8 @@ CONFIG = "EBBFLOW_CONFIG"
 LIMITS = "EBBFLOW_LIMITS"
 """Environment variable that names the file of limits."""
 DEFAULT = "ebbflow.json"
+OF_LOOP = ("loop", "scaling", "teams", "pace", "policy")
+"""Sections of the same file that only a capacity loop reads (``tasks.loop.request``)."""
 
 _TEACH = (
     "write it where terraform apply was run (terraform/examples/minimal is the cheapest cluster that works): "
@@ -58,7 +60,7 @@ class FleetRules:
     @classmethod
     def parse(cls, content: Mapping[str, Any], source: str) -> "FleetRules":
         """Return the rules that ``content`` holds; ``source`` begins every message. Raises ``OptionError``."""
-        only(content, source, ("limits", "fallback", "market"))
+        only(content, source, ("limits", "fallback", "market", *OF_LOOP))
         market = dict(table(content.get("market", {}), f"{source}: market"))
         cost = {name: market.pop(name) for name in ("restart", "rework", "span") if name in market}
         only(market, f"{source}: market", (*(f.name for f in fields(Terms)), "restart", "rework", "span"))

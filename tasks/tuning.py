@@ -242,7 +242,7 @@ class _Search:
         """Let a trial that has lost too many GPUs save and leave; it goes on when there are some again."""
         assert one.handle is not None
         one.pausing, one.app.held = True, ()
-        self._say(f"{one.run}: pauses, its GPUs are called back")
+        self._say(f"{one.run}: pauses, too few GPUs are left for it")
         one.handle.stop(self._room.deadline(one))
 
     def _paused(self, one: Trial, report: TrainingReport) -> None:

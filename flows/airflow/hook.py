@@ -1,11 +1,8 @@
 """The connection that says where a cluster's ledger is, so that its password stands in no DAG."""
 
 from typing import Any
-from urllib.parse import quote
 
 from airflow.sdk import BaseHook
-
-from ebbflow.planners.errors import OptionError
 
 
 class EbbflowHook(BaseHook):
@@ -26,6 +23,8 @@ class EbbflowHook(BaseHook):
 
     def address(self) -> tuple[str, str]:
         """Return the ledger's address and the cluster's name; both may be empty. Raises ``OptionError``."""
+        from ebbflow.flows.airflow.work import address_of
+
         return address_of(self.get_connection(self.ledger_conn_id))
 
     @classmethod
@@ -36,20 +35,3 @@ class EbbflowHook(BaseHook):
             "relabeling": {"schema": "Database"},
             "placeholders": {"extra": '{"cluster": "local"}', "port": "5432"},
         }
-
-
-def address_of(connection: Any) -> tuple[str, str]:
-    """Return the ledger's address and the cluster's name that a connection holds. Raises ``OptionError``."""
-    extra = connection.extra_dejson
-    cluster = str(extra.get("cluster", ""))
-    if ledger := extra.get("ledger"):
-        return str(ledger), cluster
-    if not connection.host:
-        return "", cluster
-    if not connection.schema:
-        raise OptionError(f"the connection {connection.conn_id!r} names a host and no database (Database)")
-    login = quote(connection.login or "", safe="")
-    if connection.password:
-        login += ":" + quote(connection.password, safe="")
-    port = f":{connection.port}" if connection.port else ""
-    return f"postgresql://{login + '@' if login else ''}{connection.host}{port}/{connection.schema}", cluster

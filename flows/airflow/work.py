@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
+from urllib.parse import quote
 
 from ebbflow.flows.airflow.attended import StoppableOrchestrator, StopTraining
 from ebbflow.infra.protocols import Checkpoint
@@ -193,3 +194,20 @@ def without_password(address: str | None) -> None:
             "ledger must hold no password, since Airflow stores it: make a connection of type ebbflow and name it by "
             "ledger_conn_id"
         )
+
+
+def address_of(connection: Any) -> tuple[str, str]:
+    """Return the ledger's address and the cluster's name that a connection holds. Raises ``OptionError``."""
+    extra = connection.extra_dejson
+    cluster = str(extra.get("cluster", ""))
+    if ledger := extra.get("ledger"):
+        return str(ledger), cluster
+    if not connection.host:
+        return "", cluster
+    if not connection.schema:
+        raise OptionError(f"the connection {connection.conn_id!r} names a host and no database (Database)")
+    login = quote(connection.login or "", safe="")
+    if connection.password:
+        login += ":" + quote(connection.password, safe="")
+    port = f":{connection.port}" if connection.port else ""
+    return f"postgresql://{login + '@' if login else ''}{connection.host}{port}/{connection.schema}", cluster

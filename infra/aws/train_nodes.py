@@ -51,8 +51,8 @@ class AwsNodes:
     """Nodes of one run, each alone on its instance. A ``NodePool``; safe for several threads.
 
     A node called like an instance of the capacity runs on that one, any other name on the first that is free and
-    large enough; with ``named`` on none. GPUs are slots where instances have some, else processors are. A node process
-    ends by itself when its launcher is gone, so nothing is left behind by a launcher that was killed.
+    large enough; with ``named`` on none. GPUs are slots where instances have some, else processors are. A node
+    process ends by itself when its launcher is gone, so nothing is left behind by a launcher that was killed.
 
     Args:
         runner: sends commands to the nodes.

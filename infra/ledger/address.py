@@ -97,5 +97,6 @@ def _require_driver() -> None:
         import psycopg  # noqa: F401
     except ImportError as error:
         raise LedgerError(
-            f"a ledger in PostgreSQL needs psycopg 3, which cannot be loaded ({error}): pip install 'psycopg[binary]'"
+            f"a ledger in PostgreSQL needs psycopg 3, which cannot be loaded ({error}): "
+            "pip install 'ebbflow[postgres]'"
         ) from None

@@ -3,39 +3,47 @@
 SQLite: write-ahead log; a writer takes the write lock at once (``BEGIN IMMEDIATE``), so it never finds out at its
 end that another was faster. ``synchronous=FULL``: a change that was written survives loss of power; reports are
 written with ``NORMAL``, which never damages the file but may lose the last of them. Writers of one process queue for
-a lock of their own first, because SQLite's waiting is a sleep that any other process may win.
+a lock of their own first, because waiting for SQLite's is a sleep that any other process may win.
 
 PostgreSQL: a write locks its cluster's row; waiting for it, statements and idle transactions have time limits on the
 server, connections notice a network that is gone, and each transaction has a limit on our side. Reads see one moment
 (``REPEATABLE READ``).
 """
 
-import os
 import random
 import sqlite3
-import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal, TypeVar
 
 from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy.engine.interfaces import IsolationLevel
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.pool import QueuePool
 
 from ebbflow.infra.clock import Clock
 from ebbflow.infra.errors import LedgerError, LedgerUnavailableError
-from ebbflow.infra.ledger import forks, watchdog
+from ebbflow.infra.ledger import forks, gates, watchdog
 from ebbflow.infra.ledger.address import Address
 from ebbflow.infra.ledger.failures import understand
 
 T = TypeVar("T")
-Mode = Literal["read", "replay", "write", "report", "migrate"]
+Mode = Literal[
+    "glance",  # one statement that reads
+    "read",
+    "replay",  # a long read
+    "write",
+    "report",  # one statement that writes what may be lost with the machine
+    "migrate",
+]
 
 PATIENCE = 10.0  # s for a lock: the file's write lock, or the cluster's row
 STATEMENT = 20.0  # s for a statement of PostgreSQL
 SILENCE: Mapping[
     Mode, float
 ] = {  # s for a whole transaction of PostgreSQL, before its connection is given up
+    "glance": 30.0,
     "read": 30.0,
     "report": 30.0,
     "write": 40.0,
@@ -47,14 +55,23 @@ ATTEMPTS = 5  # of one transaction that met a deadlock or a lost connection
 _SWITCHES = 100  # attempts
 _PAUSE = 0.02  # s before the second attempt, doubled for each further one
 _OPTION = "ebbflow_mode"
-_READING = ("read", "replay")
-_BEGIN: Mapping[Mode, tuple[str, ...]] = {
-    "read": ("BEGIN",),
-    "replay": ("BEGIN",),
-    "write": ("PRAGMA synchronous=FULL", "BEGIN IMMEDIATE"),
-    "report": ("PRAGMA synchronous=NORMAL", "BEGIN IMMEDIATE"),
-    "migrate": ("PRAGMA synchronous=FULL", "BEGIN EXCLUSIVE"),
+_ISOLATION: Mapping[
+    Mode, IsolationLevel
+] = {  # of PostgreSQL; one statement alone needs no round trips about it
+    "glance": "AUTOCOMMIT",
+    "read": "REPEATABLE READ",
+    "replay": "REPEATABLE READ",
+    "write": "READ COMMITTED",
+    "report": "AUTOCOMMIT",
+    "migrate": "READ COMMITTED",
 }
+_READING = ("glance", "read", "replay")
+_SYNCHRONOUS: Mapping[Mode, str] = {
+    "write": "FULL",
+    "report": "NORMAL",
+    "migrate": "FULL",
+}  # of SQLite, of writers
+_PROBE = 0.003  # s between attempts to get SQLite's write lock, on average; its own waiting goes up to 0.1 s
 
 
 class Database:
@@ -64,7 +81,7 @@ class Database:
         self.address = address
         self.clock = clock
         self._engine = _engine(address)
-        self._gate = _gate(address)
+        self._gate = gates.gate(address.path) if address.kind == "sqlite" else None
         self._forked = False  # while connections were in use
         forks.watch(self)
 
@@ -163,8 +180,7 @@ class Database:
                 yield connection
             return
         with self._engine.connect() as connection:
-            if mode in _READING:
-                connection.execution_options(isolation_level="REPEATABLE READ")
+            connection.execution_options(isolation_level=_ISOLATION[mode])
             with watchdog.limit(_descriptor(connection), SILENCE[mode]):
                 connection.begin()
                 yield connection
@@ -177,7 +193,7 @@ class Database:
     def after_fork(self, *, safe: bool) -> None:
         """See ``forks``."""
         self._engine.dispose(close=False)  # the parent's connections are not ours to close
-        self._gate = _gate(self.address)
+        self._gate = gates.gate(self.address.path) if self.sqlite else None
         self._forked = self.sqlite and not safe
 
 
@@ -213,21 +229,43 @@ def _sqlite(address: Address) -> Engine:
 
     @event.listens_for(engine, "begin")
     def begin(connection: Connection) -> None:
-        for statement in _BEGIN[connection.get_execution_options().get(_OPTION, "read")]:
-            connection.exec_driver_sql(statement)
+        mode = connection.get_execution_options().get(_OPTION, "read")
+        if mode in _SYNCHRONOUS:
+            connection.exec_driver_sql(f"PRAGMA synchronous={_SYNCHRONOUS[mode]}")
+            _lock_file(connection)
+        elif mode != "glance":
+            connection.exec_driver_sql("BEGIN")
 
     return engine
+
+
+def _lock_file(connection: Connection) -> None:
+    """Begin a transaction with the write lock, looking for it often: other processes hold it for milliseconds."""
+    raw: Any = connection.connection.driver_connection
+    end = time.monotonic() + PATIENCE
+    raw.execute("PRAGMA busy_timeout=0")
+    try:
+        while time.monotonic() < end:
+            try:
+                raw.execute("BEGIN IMMEDIATE")
+                return
+            except sqlite3.OperationalError as error:
+                if not error.sqlite_errorname.startswith("SQLITE_BUSY"):
+                    break
+            time.sleep(_PROBE * random.uniform(0.5, 1.5))  # noqa: S311
+        connection.exec_driver_sql("BEGIN IMMEDIATE")  # fails, or not, with the error that callers know
+    finally:
+        raw.execute(f"PRAGMA busy_timeout={int(PATIENCE * 1000)}")
 
 
 def _postgresql(address: Address) -> Engine:
     engine = create_engine(
         address.url,
-        pool_size=1,  # hundreds of processes may share one server
-        max_overflow=15,
+        pool_size=4,  # kept where as many were needed at once; hundreds of processes may share one server
+        max_overflow=12,
         pool_timeout=PATIENCE,
         pool_use_lifo=True,
         hide_parameters=True,
-        isolation_level="READ COMMITTED",
         connect_args={
             "connect_timeout": int(CONNECT),
             "application_name": "ebbflow",
@@ -251,28 +289,6 @@ def _postgresql(address: Address) -> Engine:
         connection.commit()
 
     return engine
-
-
-# --- threads of one process that write to one file ----------------------------------------------------------
-
-_gates: dict[str, threading.Lock] = {}
-_gates_lock = threading.Lock()
-
-
-def _gate(address: Address) -> "threading.Lock | None":
-    if address.kind != "sqlite":
-        return None
-    with _gates_lock:
-        return _gates.setdefault(os.path.realpath(address.path), threading.Lock())
-
-
-def _forget_gates() -> None:
-    global _gates_lock  # noqa: PLW0603
-    _gates.clear()  # a thread that is not here may have held one
-    _gates_lock = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_forget_gates)
 
 
 def prepare_file(database: Database) -> None:

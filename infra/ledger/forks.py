@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
+from ebbflow.infra.ledger import gates
+
 _PATIENCE = 10.0  # s that a fork waits for connections in use
 
 
@@ -86,6 +88,7 @@ def _after_in_child() -> None:
     global _uses  # noqa: PLW0603
     safe = _uses.safe
     _uses = _Uses()  # the other threads are not here
+    gates.forget()
     for holder in list(_holders):
         holder.after_fork(safe=safe)
 

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
-from sqlalchemy import BigInteger, Connection, ScalarSelect, Select, bindparam, select
+from sqlalchemy import BigInteger, Connection, ScalarSelect, Select, bindparam, case, select
 
 from ebbflow.infra.errors import LedgerError
 from ebbflow.infra.ledger import codec
@@ -13,6 +13,7 @@ from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model.ledger import Event, State, fold
 
 PAGE = 2000  # events read at once
+_GLANCE = 200  # rows of a look that mostly finds none
 
 
 def copied(state: State) -> State:
@@ -32,10 +33,29 @@ def event_of(row: Any) -> Event:
     return Event(row.number, row.at, codec.unpack(row.kind, row.format, row.body))
 
 
+class Known(NamedTuple):
+    """A state, and which transaction wrote the last event in it: the mark of this very history."""
+
+    state: State
+    batch: str = ""
+
+
 _COLUMNS = (events.c.number, events.c.at, events.c.kind, events.c.format, events.c.body)
 _FOLLOWING = (
     select(*_COLUMNS)
     .where(events.c.cluster == bindparam("of_cluster"), events.c.number > bindparam("after"))
+    .order_by(events.c.number)
+    .limit(bindparam("most", type_=BigInteger))
+)
+
+
+_AND_SINCE = (  # the last known event, without its content, and those after it
+    select(
+        *_COLUMNS[:-1],
+        events.c.batch,
+        case((events.c.number > bindparam("after"), events.c.body), else_="").label("body"),
+    )
+    .where(events.c.cluster == bindparam("of_cluster"), events.c.number >= bindparam("after"))
     .order_by(events.c.number)
     .limit(bindparam("most", type_=BigInteger))
 )
@@ -76,26 +96,49 @@ def advanced(state: State, event: Event) -> State:
         ) from error
 
 
-def caught_up(connection: Connection, cluster: str, known: State) -> State:
-    """Return the present state. ``known`` is an earlier one, and is itself returned where nothing has followed.
+def glanced(connection: Connection, cluster: str, known: Known) -> Known | None:
+    """Return the present state by a single statement, or ``None`` where it takes more than that.
 
-    Raises ``LedgerError``.
+    ``known`` is an earlier state, and is itself returned where nothing has followed. Raises ``LedgerError``, also
+    where the ledger is not the one that ``known`` is of.
     """
-    rows = _page(connection, cluster, known.number, PAGE)
-    if not rows:
+    after = known.state.number
+    rows = connection.execute(_AND_SINCE, {"of_cluster": cluster, "after": after, "most": _GLANCE}).all()
+    if after:
+        if not rows or (rows[0].number == after and rows[0].batch != known.batch):
+            raise LedgerError(
+                f"the ledger of cluster {cluster!r} was replaced by another or an older one: event {after} is not "
+                "the one that was there; open it again"
+            )
+        if rows[0].number != after:  # pruned, with those between
+            return None
+    new = rows[1:] if after else rows
+    if not new:
         return known
-    if rows[0].number != known.number + 1:  # those between were pruned
-        return whole(connection, cluster)
-    state = copied(known)
-    for row in rows:
+    if len(rows) == _GLANCE or new[0].number != after + 1:
+        return None
+    state = copied(known.state)
+    for row in new:
         advanced(state, event_of(row))
-    if len(rows) >= PAGE:
-        for event in stream(connection, cluster, state.number):
-            advanced(state, event)
-    return state
+    return Known(state, new[-1].batch)
 
 
-def whole(connection: Connection, cluster: str) -> State:
+def caught_up(connection: Connection, cluster: str, known: Known) -> Known:
+    """Return the present state, within a transaction; see ``glanced``."""
+    found = glanced(connection, cluster, known)
+    if found is not None:
+        return found
+    after = known.state.number
+    first = connection.execute(_FOLLOWING, {"of_cluster": cluster, "after": after, "most": 1}).first()
+    if first is None or first.number != after + 1:
+        return whole(connection, cluster)
+    state = copied(known.state)
+    for event in stream(connection, cluster, after):
+        advanced(state, event)
+    return Known(state, _batch(connection, cluster, state.number))
+
+
+def whole(connection: Connection, cluster: str) -> Known:
     """Return the present state from the newest snapshot that can be read and all events since."""
     gone = connection.execute(select(pruned(cluster))).scalar() or 0
     state = newest_snapshot(connection, cluster) or State()
@@ -106,7 +149,12 @@ def whole(connection: Connection, cluster: str) -> State:
         )
     for event in stream(connection, cluster, state.number):
         advanced(state, event)
-    return state
+    return Known(state, _batch(connection, cluster, state.number))
+
+
+def _batch(connection: Connection, cluster: str, number: int) -> str:
+    mine = (events.c.cluster == cluster) & (events.c.number == number)
+    return connection.execute(select(events.c.batch).where(mine)).scalar() or ""
 
 
 def origin(connection: Connection, cluster: str) -> State:

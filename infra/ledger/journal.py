@@ -10,11 +10,20 @@ from sqlalchemy import Connection, bindparam, select
 from ebbflow.infra.errors import DoubleBookingError, LedgerError
 from ebbflow.infra.ledger import codec, history, projections, snapshots
 from ebbflow.infra.ledger.database import Database
+from ebbflow.infra.ledger.history import Known
 from ebbflow.infra.ledger.schema import clusters, events
 from ebbflow.planners.model.ledger import Change, Event, Granted, Slot, State, fold
 
-# SQLite has locked the whole file by then, and knows no FOR UPDATE
-_LOCKING = select(clusters.c.number).where(clusters.c.cluster == bindparam("of_cluster")).with_for_update()
+_LAST = (
+    select(events.c.batch)
+    .where(events.c.cluster == clusters.c.cluster, events.c.number == bindparam("known"))
+    .scalar_subquery()
+)
+_LOCKING = (  # SQLite has locked the whole file by then, and knows no FOR UPDATE
+    select(clusters.c.number, _LAST.label("batch"))
+    .where(clusters.c.cluster == bindparam("of_cluster"))
+    .with_for_update(of=clusters)
+)
 First = Callable[[Connection, State], Sequence[Change]]
 
 
@@ -27,15 +36,21 @@ class Journal:
     def __init__(self, database: Database, cluster: str) -> None:
         self.database = database
         self.cluster = cluster
-        self._state: State | None = None
+        self._latest: Known | None = None
         self._snapshot: int | None = None  # number of the newest that is known
         self._publishing = threading.Lock()
 
     def state(self) -> State:
         """Return the present state; only the events are read that are not known yet."""
         known = self._known()
-        now = self.database.read("read the state", lambda c: history.caught_up(c, self.cluster, known))
-        return known if now is known else self._publish(now)
+        now = self.database.transact(
+            "read the state", lambda c: history.glanced(c, self.cluster, known), mode="glance"
+        )
+        if now is None:
+            now = self.database.read(
+                "read the state", lambda c: history.caught_up(c, self.cluster, known), long=True
+            )
+        return known.state if now is known else self._publish(now).state
 
     def append(self, changes: Sequence[Change], first: First | None = None) -> tuple[Event, ...]:
         """Write ``changes`` in one transaction, after those that ``first`` returns for the state they meet.
@@ -60,14 +75,15 @@ class Journal:
             return connection.execute(wanted).scalar() is not None
 
         done = self.database.transact("write to the ledger", work, landed=landed)
-        self._publish(done.state)
+        if done.events:
+            self._publish(Known(done.state, batch))
         return done.events
 
     def keep_snapshot(self) -> None:
         """Keep the state beside the events if enough have come since the last time."""
-        state = self._state
-        if state is None:
+        if self._latest is None:
             return
+        state = self._latest.state
         try:
             if self._snapshot is None:
                 self._snapshot = self.database.read(
@@ -91,9 +107,10 @@ class Journal:
         ):
             if isinstance(change, Granted):
                 _refuse_double_booking(trial, change)
-            about.append((event.number, projections.mentioned(change, trial)))
+            apps = projections.mentioned(change, trial)
             fold(trial, event)
-            projections.project(connection, self.cluster, event, trial)
+            projections.project(connection, self.cluster, event, trial, apps)
+            about.append((event.number, apps))
             written.append(event)
         if written:
             projections.record(connection, self.cluster, batch, packed, written)
@@ -101,36 +118,34 @@ class Journal:
             projections.head(connection, self.cluster, trial)
         return Written(trial, tuple(written))
 
-    def _locked_state(self, connection: Connection, known: State) -> State:
+    def _locked_state(self, connection: Connection, known: Known) -> State:
         """Return the present state, which nobody else can change before the transaction ends."""
-        number = connection.execute(_LOCKING, {"of_cluster": self.cluster}).scalar()
-        if number is None or number < known.number:
-            raise LedgerError(
-                f"the ledger at {self.database.address} ends at event {number or 0}, but event {known.number} has "
-                "been there: it was replaced by another or an older one; open it again"
-            )
-        if number == known.number:
-            return known
-        state = history.caught_up(connection, self.cluster, known)
+        number, batch = 0, ""
+        for row in connection.execute(_LOCKING, {"of_cluster": self.cluster, "known": known.state.number}):
+            number, batch = row.number, row.batch or ""
+        if (number, batch) == (known.state.number, known.batch):
+            return known.state
+        state = history.caught_up(connection, self.cluster, known).state
         if state.number != number:
             raise LedgerError(
-                f"events {state.number + 1} to {number} of cluster {self.cluster!r} are missing: restore a back-up"
+                f"cluster {self.cluster!r} has {number} events, but those after {state.number} are missing or beyond "
+                "them: restore a back-up"
             )
         return state
 
-    def _known(self) -> State:
-        state = self._state
-        if state is None:
-            state = self._publish(
+    def _known(self) -> Known:
+        known = self._latest
+        if known is None:
+            known = self._publish(
                 self.database.read("read the state", lambda c: history.whole(c, self.cluster), long=True)
             )
-        return state
+        return known
 
-    def _publish(self, state: State) -> State:
+    def _publish(self, known: Known) -> Known:
         with self._publishing:
-            if self._state is None or state.number > self._state.number:
-                self._state = state
-            return self._state
+            if self._latest is None or known.state.number > self._latest.state.number:
+                self._latest = known
+            return self._latest
 
 
 class Written(NamedTuple):

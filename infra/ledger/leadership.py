@@ -32,7 +32,7 @@ class Lead:
 
     def alive(self, now: float) -> bool:
         """Tell whether the lead holds at ``now``, s since the Unix epoch. See ``Ledger.lead``."""
-        return now < self.until <= now + 2 * self.seconds
+        return self.until != 0 and now < self.until <= now + 2 * self.seconds
 
 
 class Leadership:
@@ -71,7 +71,7 @@ class Leadership:
         """Lead for another ``seconds`` from now. Raises ``StaleLoopError``, ``LedgerUnavailableError``."""
         self._check_resigned()
         until = self._journal.database.clock.now() + self.seconds
-        mine = self._row() & (leads.c.until > 0)
+        mine = self._row() & (leads.c.until != 0)
 
         def work(connection: Connection) -> int:
             return connection.execute(update(leads).where(mine), {"until": until}).rowcount

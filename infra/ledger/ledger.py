@@ -1,6 +1,6 @@
 """The ledger of one cluster: what is written, by whom, and what it adds up to."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -129,11 +129,13 @@ class Ledger:
         state = self._journal.state()
         return history.copied(state) if copy else state
 
-    def reports(self) -> dict[str, AppReport]:
-        """Return the newest report of each app, also of apps that are over."""
+    def reports(self, apps: Collection[str] | None = None) -> dict[str, AppReport]:
+        """Return the newest report of each app, also of apps that are over; with ``apps``, of these alone."""
         wanted = select(reports.c.app, reports.c.format, reports.c.body).where(
             reports.c.cluster == self.cluster
         )
+        if apps is not None:
+            wanted = wanted.where(reports.c.app.in_([values.plain(app) for app in apps]))
         rows = self._database.read("read the reports", lambda c: c.execute(wanted).all())
         known, found = self._reports, {}
         for row in rows:

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from functools import cache
 from typing import Any
 
-from sqlalchemy import Connection, Executable, Table, bindparam, case, delete, select, update
+from sqlalchemy import Connection, Executable, Table, bindparam, case, delete, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from ebbflow.infra.ledger import codec
@@ -24,7 +24,6 @@ from ebbflow.infra.ledger.schema import (
 )
 from ebbflow.planners.model.capacity import Node
 from ebbflow.planners.model.ledger import (
-    OVER,
     AppEntered,
     AppMoved,
     AppRecord,
@@ -117,8 +116,8 @@ def mention(connection: Connection, cluster: str, about: Sequence[tuple[int, fro
         connection.execute(mentions.insert(), rows)
 
 
-def project(connection: Connection, cluster: str, event: Event, state: State) -> None:
-    """Make the tables follow ``event``; ``state`` is what it led to."""
+def project(connection: Connection, cluster: str, event: Event, state: State, about: frozenset[str]) -> None:
+    """Make the tables follow ``event``, which is ``about`` these apps; ``state`` is what it led to."""
     change = event.change
     key = {"cluster": cluster}
     match change:
@@ -130,25 +129,23 @@ def project(connection: Connection, cluster: str, event: Event, state: State) ->
                 delete(reports).where(reports.c.cluster == cluster, reports.c.app == change.spec.id)
             )
         case AppMoved():
-            over = event.at if change.phase in OVER else None
-            _set_app(connection, cluster, change.app, phase=change.phase, reason=change.reason, ended=over)
+            _set_apps(connection, cluster, state, [change.app], "phase", "reason", "ended")
         case Granted():
             if change.leases:
                 rows = [lease_row(cluster, lease) for lease in change.leases]
                 connection.execute(leases.insert(), rows)
-            for app in sorted({lease.app for lease in change.leases}):
-                _set_app(connection, cluster, app, first_lease=state.apps[app].first_lease)
+            begun = {lease.since for lease in change.leases}
+            new = [app for app in sorted(about) if state.apps[app].first_lease in begun]
+            _set_apps(connection, cluster, state, new, "first_lease")
         case Extended():
             _set_leases(connection, cluster, change.leases, until=change.until)
         case Recalled():
             _set_leases(connection, cluster, change.leases, recalled=change.deadline)
         case Ended():
             _set_leases(connection, cluster, change.leases, ended=event.at, ended_reason=change.reason)
-            for app in _apps_of(connection, cluster, change.leases):
-                found = state.apps[app]
-                _set_app(connection, cluster, app, service=found.service, dollars=found.dollars)
+            _set_apps(connection, cluster, state, sorted(about), "service", "dollars")
         case Saved():
-            _set_app(connection, cluster, change.app, checkpoint=change.uri)
+            _set_apps(connection, cluster, state, [change.app], "checkpoint")
             row = {**key, "number": event.number, "app": change.app, "uri": change.uri}
             connection.execute(checkpoints.insert(), {**row, "step": change.step, "at": event.at})
         case Decided():
@@ -219,9 +216,14 @@ def _project_capacity(connection: Connection, cluster: str, at: float, change: C
         )
 
 
-def _set_app(connection: Connection, cluster: str, app: str, **values: Any) -> None:
-    where = {"of_cluster": cluster, "of_key": app}
-    connection.execute(_updating(apps, "app", tuple(values)), {**where, **values})
+def _set_apps(connection: Connection, cluster: str, state: State, ids: Sequence[str], *names: str) -> None:
+    """Make these columns of these apps follow ``state``."""
+    rows = [
+        {"of_cluster": cluster, "of_key": app, **{name: getattr(state.apps[app], name) for name in names}}
+        for app in ids
+    ]
+    if rows:
+        connection.execute(_updating(apps, "app", names), rows)
 
 
 @cache
@@ -244,11 +246,3 @@ def _updating_leases(names: tuple[str, ...]) -> Executable:
 _THESE_LEASES = (leases.c.cluster == bindparam("of_cluster")) & leases.c.lease.in_(
     bindparam("of_numbers", expanding=True)
 )
-_APPS_OF = select(leases.c.app).where(_THESE_LEASES).distinct()
-
-
-def _apps_of(connection: Connection, cluster: str, numbers: Sequence[int]) -> list[str]:
-    found: set[str] = set()
-    for part in chunks(numbers):
-        found.update(connection.execute(_APPS_OF, {"of_cluster": cluster, "of_numbers": part}).scalars())
-    return sorted(found)

@@ -66,8 +66,8 @@ def claim(
         lives = marks.alive(old.keeper) if old.owner is None else marks.alive(old.owner)
         if old.up and lives:
             raise ClusterError(
-                f"the fleet {name!r} runs already; take it down (ebbflow nodes down --name {name}), attach to it, or "
-                "choose another name"
+                f"the fleet {name!r} runs already; take it down (ebbflow nodes down"
+                f"{'' if name == 'local' else f' --name {name}'}), attach to it, or choose another name"
             )
         processes.destroy(keeper_mark(old.uid), [], clock)
         teardown(file, old.uid, rooms(file.folder, clock), clock)

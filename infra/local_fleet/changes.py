@@ -45,17 +45,12 @@ def give(book: FleetBook, name: str, most: int, now: float) -> FleetBook:
 
 
 def take(book: FleetBook, id_: str, host: str, process: Identity | None, now: float) -> FleetBook:
-    """Return the book after a node has come up; one that the plan has no place for any more is being ended."""
+    """Return the book after a node has come up; nothing changes for one that is being ended."""
     node = book.node(id_)
     if node is None or node.fate:
         return book
-    plan = book.plans[node.pool]
     later = book.noted(id_, phase="up", host=host, process=process)
-    later = later.planned(node.pool, failed="", again=0.0, tries=0)
-    lasting = sum(other.pool == node.pool and other.lasting for other in book.nodes)
-    if not book.up or lasting > plan.nodes:
-        later = book.noted(id_, host=host, process=process, fate="not needed any more")
-    return later.short(now)
+    return later.planned(node.pool, failed="", again=0.0, tries=0).short(now)
 
 
 def cancel(book: FleetBook, name: str) -> FleetBook:
@@ -122,14 +117,10 @@ def end(
             went = book.ended(id_)
             refused.append(Refusal(id_, f"it is gone: {went}" if went else "there is no such node"))
             continue
-        pool = book.pool(node.pool)
-        assert pool is not None
-        surplus = node.lasting and left[pool.name] > book.plans[pool.name].nodes
-        if surplus and left[pool.name] <= pool.least:
-            refused.append(Refusal(id_, f"pool {pool.name} would be below its {pool.least} nodes"))
-            continue
-        left[pool.name] -= node.lasting
+        # a plan is never below the pool's least, and what is within the plan is replaced
+        surplus = left[node.pool] > book.plans[node.pool].nodes
         asked.append(Ask("end", id_, int(node.lasting and not surplus)))
+        left[node.pool] -= node.lasting
         book = book.noted(id_, fate=how)
     return book, tuple(asked), tuple(refused)
 

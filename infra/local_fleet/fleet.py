@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Self
 from ebbflow.infra import files, processes
 from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.errors import ClusterError, InfraError, PriceError
-from ebbflow.infra.local_fleet import begin, changes, marks, pools
+from ebbflow.infra.local_fleet import begin, changes, marks
 from ebbflow.infra.local_fleet.book import FleetBook, LocalNode
 from ebbflow.infra.local_fleet.life import finish, look, teardown
 from ebbflow.infra.local_fleet.machine_clock import MachineClock, shift
 from ebbflow.infra.local_fleet.marks import Occupant
-from ebbflow.infra.local_fleet.pools import LocalPool, PoolKind
+from ebbflow.infra.local_fleet.pools import LocalPool, PoolKind, check, shared
 from ebbflow.infra.local_fleet.rooms import Room, rooms
 from ebbflow.infra.local_fleet.store import BookFile
 from ebbflow.infra.local_fleet.view import NodeView, known, offers, view
@@ -76,7 +76,7 @@ class LocalFleet:
     @classmethod
     def start(
         cls,
-        pools_: Sequence[LocalPool],
+        pools: Sequence[LocalPool],
         name: str = "local",
         *,
         stay: bool = False,
@@ -88,11 +88,11 @@ class LocalFleet:
         """Start a fleet, and wait until its first nodes are up.
 
         Args:
-            pools_: what it consists of.
+            pools: what it consists of.
             name: by which others attach; also of the Spark cluster, where there is one.
             stay: whether the fleet survives this process; it then runs until ``down``.
             gpus: that GPU nodes share out, as ``CUDA_VISIBLE_DEVICES`` names them; by default all that this process
-                may use. Without any, slots are processors.
+                may use, if they are enough for the first nodes. Without any, slots are processors.
             wait: for the first nodes, s; ``None``: not at all.
             hazard: estimates losses per node-hour from losses and node-seconds seen; by default their quotient, with
                 an hour at least.
@@ -101,13 +101,13 @@ class LocalFleet:
         Raises ``OptionError``, or ``ClusterError`` when the name is taken or the nodes do not come up.
         """
         options.check(name, 0, 1)
-        found = pools.check(pools_)
+        found = check(pools)
         clock = clock or SystemClock()
         file = BookFile.of(name, clock)
-        shared = tuple(devices.visible() if gpus is None else gpus)
+        gpus = shared(found, devices.visible(), gpus)
         file.folder.mkdir(parents=True, exist_ok=True)
         with files.locked(str(file.folder / ".starting"), clock):  # until others see that it runs
-            uid = begin.claim(file, name, found, shared, stay, clock)
+            uid = begin.claim(file, name, found, gpus, stay, clock)
             fleet = cls(file, uid, clock, hazard=hazard, mine=not stay)
             if not stay:
                 atexit.register(fleet._at_exit)

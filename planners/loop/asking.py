@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from ebbflow.planners.loop import guarding
-from ebbflow.planners.loop.guarding import Terms
+from ebbflow.planners.loop.guarding import unsaved
+from ebbflow.planners.loop.quotas import over_quota
 from ebbflow.planners.loop.scene import Scene
+from ebbflow.planners.loop.terms import Terms
 from ebbflow.planners.loop.values import Memory, Wanted
 from ebbflow.planners.loop.view import Seen
 from ebbflow.planners.model.scheduling import App, Decision, View, gpus_of, take
@@ -50,8 +51,8 @@ def ask(scene: Scene, seen: Seen, memory: Memory, seed: int) -> Answer:
         if problem:
             return Answer(problem=f"policy {name} broke a rule: {problem}")
         nodes = {node.id: node for node in scene.usable}
-        found = guarding.over_quota(scene, asked.apps, decision.grants, nodes, terms.spared)
-        found.merge(guarding.unsaved(scene, asked.apps, decision.grants, memory))
+        found = over_quota(scene, asked.apps, decision.grants, nodes, terms.spared)
+        found.merge(unsaved(scene, asked.apps, decision.grants, memory))
         if not terms.merge(found):
             break
     assert decision is not None  # asked at least once

@@ -37,19 +37,34 @@ class LinearSpeed:
         return 1.0 / max(min(gpus, self.most), 1)
 
 
+class Tabled:
+    """A goodput that is worked out once for up to ``most`` GPUs on one node and on several, and then looked up."""
+
+    __slots__ = ("_model", "near", "spread")
+
+    def __init__(self, model: Goodput, most: int) -> None:
+        counts = np.arange(most + 1)
+        self._model = model
+        self.near = model.best(np.ones(most + 1, int), counts)
+        self.spread = model.best(np.full(most + 1, 2), counts)
+
+    def best(self, nodes: Array, gpus: Array) -> Array:
+        """Return what the model says for each pair of node and GPU counts."""
+        nodes, gpus = np.asarray(nodes), np.asarray(gpus)
+        if gpus.size and gpus.max() >= len(self.near):
+            return np.asarray(self._model.best(nodes, gpus))
+        return np.asarray(np.where(nodes > 1, self.spread[gpus], self.near[gpus]))
+
+
 class ModelSpeed:
     """Work in examples at the initial batch, done at the best goodput of up to so many GPUs."""
 
     __slots__ = ("_near", "_spread")
 
-    def __init__(self, model: Goodput, most: int) -> None:
-        counts = np.arange(1, max(most, 1) + 1)
-        ones = np.ones(len(counts), int)
+    def __init__(self, known: Tabled) -> None:
         # more GPUs than the largest batch keeps busy are as good as those that it does
-        self._near = np.maximum.accumulate(model.best(ones, counts))
-        self._spread = np.maximum.accumulate(
-            np.concatenate((self._near[:1], model.best(ones * 2, counts)[1:]))
-        )
+        self._near = np.maximum.accumulate(known.near[1:])
+        self._spread = np.maximum.accumulate(np.concatenate((self._near[:1], known.spread[2:])))
 
     def rates(self, gpus: Array, spread: bool) -> Array:
         """Return examples per second for each number of GPUs (>= 1), on one node or several."""
@@ -118,7 +133,8 @@ def belief(report: AppReport | None, asked: int, most: int, service: float, sear
         left, sure = _gpu_seconds(report, asked, service)
         return Belief(LinearSpeed(most), left, _total(report, left, service), most, None, sure)
     dares = max(min(most, job.max_gpus), 1)
-    fast = ModelSpeed(model, max(most, asked))
+    known = Tabled(model, max(most, asked, 1))
+    fast = ModelSpeed(known)
     one = 1.0 / fast.iteration_time(1)
     if report is not None and _good(report.seconds_left) and job.gpus > 0:
         left, sure = float(report.seconds_left or 0.0) * model.at(job.nodes, job.gpus, job.split), True
@@ -128,7 +144,7 @@ def belief(report: AppReport | None, asked: int, most: int, service: float, sear
     whole = _share_left(report)
     done = service / max(asked * fast.iteration_time(asked), 1e-12)
     total = left / whole if whole else left + done
-    return Belief(fast, left, max(total, left, 1e-9), dares, model, sure)
+    return Belief(fast, left, max(total, left, 1e-9), dares, known, sure)
 
 
 def _model(report: AppReport | None) -> tuple[GoodputModel | None, JobReport | None]:

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from dataclasses import replace
 from math import inf, isfinite
-from typing import Any
 
 import numpy as np
 
@@ -11,11 +10,12 @@ from ebbflow.planners.loop import presence as present
 from ebbflow.planners.loop import triggers, view
 from ebbflow.planners.loop.asking import ask
 from ebbflow.planners.loop.guarding import over_budget
-from ebbflow.planners.loop.leases import Moves, carry_out
+from ebbflow.planners.loop.leases import Moves, carry_out, without
 from ebbflow.planners.loop.presence import Presence
 from ebbflow.planners.loop.recording import auction_event, guard_events
-from ebbflow.planners.loop.scaling import Sized, scale
+from ebbflow.planners.loop.scaling import scale
 from ebbflow.planners.loop.scene import Scene
+from ebbflow.planners.loop.triggers import Signs
 from ebbflow.planners.loop.values import Cycle, Memory, Plan, Settings, Situation, Wanted
 from ebbflow.planners.loop.view import Seen
 from ebbflow.planners.model.ledger import Change, Decided
@@ -51,14 +51,15 @@ class _Cycle:
         self.changes += presence.changes
         lives, crowd = view.lives(scene, memory)
         memory = replace(memory, heard=presence.heard, evicting=presence.evicting, ran=lives, crowd=crowd)
+        if presence.returned:
+            memory = replace(memory, plan=without(memory.plan, presence.returned, scene))
         refused, next_spent = over_budget(scene, view.active(scene))
         signs = triggers.signs(scene, presence, refused)
         due = triggers.due(scene, memory, signs)
         memory = replace(memory, dirty=due.dirty)
         said: list[Change] = []
-        seen: Seen | None = None
         if due.now:
-            memory, said, seen = self._auction(memory, presence, refused, signs, due.why)
+            memory, said = self._auction(memory, presence, refused, signs, due.why)
         moves = carry_out(
             scene,
             memory.plan,
@@ -69,8 +70,16 @@ class _Cycle:
         self.changes += moves.changes
         self.changes += said
         memory = self._settled(memory, moves)
-        sized = self._scaled(memory, presence, seen)
-        memory = replace(memory, at=scene.now, pools=sized.pools, told=self.told, draining=scene.draining)
+        sized = scale(self.situation, scene, memory, presence, self.told)
+        self.changes += sized.changes
+        memory = replace(
+            memory,
+            at=scene.now,
+            pools=sized.pools,
+            sizes=sized.sizes,
+            told=self.told,
+            draining=scene.draining,
+        )
         wake = triggers.wake(scene, memory, presence, min(moves.refresh, next_spent), bool(moves.waiting))
         return Cycle(
             tuple(self.changes),
@@ -83,8 +92,8 @@ class _Cycle:
         )
 
     def _auction(
-        self, memory: Memory, presence: Presence, refused: Mapping[str, str], signs: Any, why: str
-    ) -> tuple[Memory, list[Change], Seen]:
+        self, memory: Memory, presence: Presence, refused: Mapping[str, str], found: Signs, why: str
+    ) -> tuple[Memory, list[Change]]:
         """Ask the policy; where it fails the last plan stays."""
         scene, settings, now = self.scene, self.settings, self.scene.now
         stuck = {number for app in presence.silent for number in scene.mine.get(app, ())} | presence.late
@@ -92,7 +101,7 @@ class _Cycle:
         seen = view.look(scene, memory, memory.ran, memory.crowd, stuck, out, self._most_ever())
         seed = int(self.rng.integers(1 << 32))
         answer = ask(scene, seen, memory, seed)
-        decided = replace(memory, decided=now, seen=signs, dirty=None)
+        decided = replace(memory, decided=now, seen=found, dirty=None)
         if answer.problem:
             said = self._once(
                 "policy",
@@ -111,7 +120,7 @@ class _Cycle:
             }
             kept = self._held(kept, seen)
             plan = Plan(kept, scene.state.epoch, memory.plan.at, memory.plan.complete)
-            return replace(decided, plan=plan, asked=now + FAILED), said, seen
+            return replace(decided, plan=plan, asked=now + FAILED), said
         self.told.pop("policy", None)
         rest = {app: Wanted((), inf, why) for app, why in seen.left_out.items() if app not in presence.silent}
         plan = Plan({**answer.wanted, **rest}, scene.state.epoch, now, False)
@@ -124,11 +133,11 @@ class _Cycle:
             spared={app: memory.spared.get(app, now) for app in answer.terms.spared},
         )
         said = [*guard_events(scene, seen, answer, refused, self.told)]
-        event = auction_event(scene, seen, answer, memory, seed, why)
-        if event is not None:
-            said.append(event)
-            decided = replace(decided, recorded=now)
-        return decided, said, seen
+        record = auction_event(scene, seen, answer, memory, seed, why)
+        if record is not None:
+            said.append(record.event)
+            decided = replace(decided, recorded=now, whole=now if record.whole else memory.whole)
+        return decided, said
 
     def _held(self, kept: dict[str, Wanted], seen: Seen) -> dict[str, Wanted]:
         """Add to a plan what apps hold that it does not know: a loop that has just begun takes it over."""
@@ -155,11 +164,6 @@ class _Cycle:
         plan = replace(memory.plan, complete=not moves.waiting)
         return replace(memory, plan=plan, waits=waits)
 
-    def _scaled(self, memory: Memory, presence: Presence, seen: Seen | None) -> Sized:
-        sized = scale(self.situation, self.scene, memory, presence, self.told)
-        self.changes += sized.changes
-        return sized
-
     def _most_ever(self) -> float:
         """Return the number of GPUs that the cluster could have at once."""
         there = sum(node.gpus for node in self.scene.state.nodes.values())
@@ -167,10 +171,12 @@ class _Cycle:
             return there
         more = 0
         for pool in self.situation.fleet.pools:
+            offers = self.situation.offers.get(pool.name.partition("/")[0], ())
             each = max(
-                [n.gpus for n in pool.nodes]
-                + [o.gpus for o in self.situation.offers.get(pool.name.partition("/")[0], ())],
-                default=0,
+                [n.gpus for n in pool.nodes] + [o.gpus for o in offers],
+                default=self.memory.sizes.get((pool.name, "gpus"), 0),
             )
+            if not each and self.settings.scaling.pools.get(pool.name) == "gpus":
+                return inf  # nobody knows yet what its nodes have
             more += max(pool.most - len(pool.nodes), 0) * each
         return there + more

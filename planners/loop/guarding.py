@@ -4,44 +4,21 @@ A policy is asked again without what was refused, so that others get the GPUs; e
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
-from math import inf, isfinite
+from math import inf
 
-from ebbflow.planners.loop.leases import SLACK
+from ebbflow.planners.loop.quotas import SLACK, price_of
 from ebbflow.planners.loop.scene import HOUR, Scene, needs, placement_of
+from ebbflow.planners.loop.terms import Terms
 from ebbflow.planners.loop.values import Memory
-from ebbflow.planners.model.capacity import Node
 from ebbflow.planners.model.ledger import AppRecord
-from ebbflow.planners.model.scheduling import App, Grant, Placement, gpus_of
-
-
-@dataclass(slots=True)
-class Terms:
-    """What a policy must be asked again with."""
-
-    refused: dict[str, str] = field(default_factory=dict)  # apps that get nothing
-    capped: dict[str, tuple[int, str]] = field(default_factory=dict)  # apps that get so many GPUs at most
-    spared: dict[str, tuple[Placement, str]] = field(default_factory=dict)  # apps that keep what they have
-
-    def merge(self, other: "Terms") -> bool:
-        """Take over ``other``; tell whether anything is new."""
-        before = (dict(self.refused), dict(self.capped), dict(self.spared))
-        self.refused |= other.refused
-        for app, (most, why) in other.capped.items():
-            if app not in self.capped or most < self.capped[app][0]:
-                self.capped[app] = (most, why)
-        self.spared |= other.spared
-        for app in self.refused:
-            self.capped.pop(app, None)
-            self.spared.pop(app, None)
-        return before != (self.refused, self.capped, self.spared)
+from ebbflow.planners.model.scheduling import App, Grant
 
 
 def over_budget(scene: Scene, records: Collection[AppRecord]) -> tuple[dict[str, str], float]:
     """Return the apps whose budget is spent, with the reason, and when the next will be.
 
-    Budgets are an app's own, its pipeline's and its team's. What an app pays while it saves and lets go is counted
-    as spent already, and one that holds nothing is not started for less than a lease.
+    Budgets are an app's own, its pipeline's, its team's and ``Limits.dollars_per_run``. What an app pays while it
+    saves and lets go is counted as spent already, and one that holds nothing is not started for less than a lease.
     """
     budgets = _budgets(scene)
     if not budgets:
@@ -79,118 +56,22 @@ def over_budget(scene: Scene, records: Collection[AppRecord]) -> tuple[dict[str,
 
 
 def _budgets(scene: Scene) -> dict[tuple[str, str], float]:
+    """Return what apps, pipelines and teams may spend, dollars, of those that are active."""
     found: dict[tuple[str, str], float] = {}
-    for record in scene.state.apps.values():
+
+    def at_most(kind: str, name: str, dollars: float | None) -> None:
+        if name and dollars is not None and dollars < inf:
+            found[kind, name] = min(dollars, found.get((kind, name), inf))
+
+    run = scene.settings.limits.dollars_per_run
+    for record in scene.active:
         spec = record.spec
-        if spec.budget is not None:
-            found["app", spec.id] = spec.budget
-        if spec.pipeline and spec.pipeline_budget is not None:
-            key = ("pipeline", spec.pipeline)
-            found[key] = min(spec.pipeline_budget, found.get(key, inf))
-    for name, team in scene.settings.teams.items():
-        if name and isfinite(team.dollars):
-            found["team", name] = team.dollars
+        at_most("app", spec.id, spec.budget)
+        at_most("pipeline", spec.pipeline, spec.pipeline_budget)
+        at_most("pipeline" if spec.pipeline else "app", spec.pipeline or spec.id, run)
+        if spec.team in scene.settings.teams:
+            at_most("team", spec.team, scene.settings.teams[spec.team].dollars)
     return found
-
-
-def over_quota(
-    scene: Scene,
-    apps: Collection[App],
-    grants: Mapping[str, Grant],
-    nodes: Mapping[str, Node],
-    spared: Mapping[str, tuple[Placement, str]],
-) -> Terms:
-    """Return what of ``grants`` is beyond the quotas of teams.
-
-    What apps keep that are ``spared`` counts first, then who holds GPUs, then who came first.
-    """
-    found = Terms()
-    teams = {
-        name: team
-        for name, team in scene.settings.teams.items()
-        if team.gpus < inf or team.dollars_per_hour < inf
-    }
-    if not teams:
-        return found
-    shares: dict[str, _Share] = {
-        name: _Share(team.gpus, team.dollars_per_hour) for name, team in teams.items()
-    }
-    for id_, (placement, _) in spared.items():
-        share = shares.get(scene.state.apps[id_].spec.team)
-        if share is not None:
-            share.add(gpus_of(placement), sum(count * price_of(nodes[node]) for node, count in placement))
-    asking: dict[str, list[_Asks]] = {}
-    for app in sorted(apps, key=lambda a: (not a.held, a.number)):
-        grant = grants.get(app.id)
-        if app.team in teams:
-            placement = grant.placement if grant is not None else ()
-            number = gpus_of(placement)
-            cost = sum(count * price_of(nodes[node]) for node, count in placement)
-            elastic = scene.settings.elastic and app.min_gpus < app.max_gpus
-            asks = _Asks(app, number, cost / number if number else 0.0, app.min_gpus if elastic else number)
-            asking.setdefault(app.team, []).append(asks)
-    for name, some in asking.items():
-        share = shares[name]
-        if share.holds(sum(one.gpus for one in some), sum(one.gpus * one.price for one in some)):
-            continue
-        _divide(name, share, [one for one in some if one.gpus], found)
-    return found
-
-
-@dataclass(slots=True)
-class _Asks:
-    """One app of a team and what it was given, before the team's quota counts."""
-
-    app: App
-    gpus: int
-    price: float  # dollars per hour of one of its GPUs, on average
-    least: int  # of use to it
-    gets: int = 0
-
-
-@dataclass(slots=True)
-class _Share:
-    """What a team may have, and has."""
-
-    most: float  # GPUs
-    dollars: float  # per hour
-    gpus: float = 0.0
-    rate: float = 0.0  # dollars per hour
-
-    def add(self, gpus: float, rate: float) -> None:
-        self.gpus += gpus
-        self.rate += rate
-
-    def holds(self, gpus: float, rate: float) -> bool:
-        """Tell whether there is room for so much more."""
-        return self.gpus + gpus <= self.most and self.rate + rate <= self.dollars + SLACK
-
-    def why(self, name: str, gpus: float) -> str:
-        if self.gpus + gpus > self.most:
-            return f"team {name} may hold {self.most:g} GPUs, its other apps have {self.gpus:g}"
-        return f"team {name} may spend ${self.dollars:g}/h, its other apps spend ${self.rate:.4g}/h"
-
-
-def _divide(name: str, share: _Share, some: list[_Asks], found: Terms) -> None:
-    """Divide a team's quota: first what each needs to run, in order; then GPU by GPU to who has least by weight."""
-    for one in some:
-        if share.holds(one.least, one.least * one.price):
-            one.gets = one.least
-            share.add(one.least, one.least * one.price)
-        else:
-            found.refused[one.app.id] = share.why(name, one.least)
-    more = [one for one in some if 0 < one.gets < one.gpus]
-    while more:
-        one = min(more, key=lambda each: (each.gets / each.app.weight, each.app.number))
-        if one.gets < one.gpus and share.holds(1, one.price):
-            one.gets += 1
-            share.add(1, one.price)
-        else:
-            more.remove(one)
-    for one in some:
-        if 0 < one.gets < one.gpus:
-            limit = f"{share.most:g} GPUs" if share.most < inf else f"${share.dollars:g}/h"
-            found.capped[one.app.id] = (one.gets, f"{one.gets} GPUs at most: team {name} may hold {limit}")
 
 
 def unsaved(scene: Scene, apps: Collection[App], grants: Mapping[str, Grant], memory: Memory) -> Terms:
@@ -218,8 +99,3 @@ def unsaved(scene: Scene, apps: Collection[App], grants: Mapping[str, Grant], me
             why = f"{risk:.0f} s of its work are in no checkpoint; it is spared for {settings.spare_s:.0f} s at most"
             found.spared[app.id] = (has, why)
     return found
-
-
-def price_of(node: Node) -> float:
-    """Return the price of one GPU of a node, dollars per hour."""
-    return node.price / node.gpus if node.gpus else 0.0

@@ -6,15 +6,15 @@ loses one: so no two gangs can each hold a part of what both need.
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf, isfinite
 
+from ebbflow.planners.loop.quotas import Rooms
 from ebbflow.planners.loop.scene import Scene, bounds, is_gang, placement_of
 from ebbflow.planners.loop.values import Plan, Wanted
 from ebbflow.planners.model.capacity import Node
 from ebbflow.planners.model.ledger import AppRecord, Change, Extended, Granted, Lease, Recalled
 
-SLACK = 1e-9  # $/h; sums of prices are not exact
 HEAD = 10.0  # s before a lease's end at which apps begin to leave, if nobody has extended it
 
 Counts = dict[str, int]
@@ -79,12 +79,12 @@ def carry_out(
     nodes = {node.id: node for node in scene.usable}
     free = {id_: scene.free(nodes[id_]) for id_ in sorted(wanted)}
     short = _contested(scene, desks, free, late)
-    rooms = Rooms(scene, desks)
+    rooms = Rooms(scene)
     number = scene.state.last_lease
     patient = scene.now < plan.at + scene.settings.grace_s
     for desk in desks.values():
         taken = _taken(desk, free, patient)
-        if taken and not rooms.fits(desk, taken, nodes):
+        if taken and not _fits(rooms, desk, taken, nodes):
             taken = {}
         if taken:
             for node, count in sorted(taken.items()):
@@ -93,12 +93,25 @@ def carry_out(
                     moves.granted.append(_lease(scene, desk, nodes[node], slot, number))
                 del free[node][:count]
         _let_go(scene, desk, taken, short, moves)
-        rooms.now(desk, taken, nodes)
+        _count(rooms, desk, taken, nodes)
         if sum(desk.missing.values()) > sum(taken.values()):
             at = ", ".join(sorted(node for node in desk.missing if desk.missing[node] > taken.get(node, 0)))
             moves.waiting[desk.record.spec.id] = f"waits for GPUs of {at} that others still hold"
         _extend(scene, desk, moves)
     return moves
+
+
+def without(plan: Plan, returned: Mapping[str, Counts], scene: Scene) -> Plan:
+    """Return the plan without GPUs that apps gave back unasked: they get none for them before the next auction."""
+    wanted = dict(plan.wanted)
+    for app, counts in returned.items():
+        if app not in wanted:
+            continue
+        left = tuple((n, g - counts.get(n, 0)) for n, g in wanted[app].placement if g > counts.get(n, 0))
+        if is_gang(scene.state.apps[app], scene.settings.elastic):
+            left = ()
+        wanted[app] = replace(wanted[app], placement=left, reason="the app gave GPUs back")
+    return replace(plan, wanted=wanted)
 
 
 def end_of(scene: Scene, until: float) -> float:
@@ -166,47 +179,18 @@ def _contested(
     return short
 
 
-class Rooms:
-    """What teams may still be granted: what their apps hold and may use counts, what is called back does not."""
+def _fits(rooms: Rooms, desk: _Desk, taken: Counts, nodes: Mapping[str, Node]) -> bool:
+    """Tell whether an app's team may have ``taken`` too, with what a move gives back."""
+    gpus = sum(taken.values()) - len(desk.surplus)
+    rate = _rate(taken, nodes) - sum(lease.price for lease in desk.surplus)
+    return rooms.fits(desk.record.spec.team, gpus, rate)
 
-    def __init__(self, scene: Scene, desks: Mapping[str, _Desk]) -> None:
-        self._teams = {
-            name: team
-            for name, team in scene.settings.teams.items()
-            if team.gpus < inf or team.dollars_per_hour < inf
-        }
-        self._gpus: Counts = {}
-        self._rate: dict[str, float] = {}
-        for app in scene.mine if self._teams else ():
-            team = scene.state.apps[app].spec.team
-            for lease in scene.live(app) if team in self._teams else ():
-                self._add(team, 1, lease.price)
 
-    def _add(self, team: str, gpus: int, rate: float) -> None:
-        self._gpus[team] = self._gpus.get(team, 0) + gpus
-        self._rate[team] = self._rate.get(team, 0.0) + rate
-
-    def fits(self, desk: _Desk, taken: Counts, nodes: Mapping[str, Node]) -> bool:
-        """Tell whether the app's team may have ``taken`` too, with what a move gives back."""
-        name = desk.record.spec.team
-        team = self._teams.get(name)
-        if team is None:
-            return True
-        gpus = sum(taken.values()) - len(desk.surplus)
-        rate = _rate(taken, nodes) - sum(lease.price for lease in desk.surplus)
-        return (
-            self._gpus.get(name, 0) + gpus <= team.gpus
-            and self._rate.get(name, 0.0) + rate <= team.dollars_per_hour + SLACK
-        )
-
-    def now(self, desk: _Desk, taken: Counts, nodes: Mapping[str, Node]) -> None:
-        """Count what an app has after its turn."""
-        name = desk.record.spec.team
-        if name in self._teams:
-            gone = len(desk.live) - len(desk.keep)
-            kept = sum(lease.price for lease in desk.keep)
-            rate = _rate(taken, nodes) + kept - sum(lease.price for lease in desk.live)
-            self._add(name, sum(taken.values()) - gone, rate)
+def _count(rooms: Rooms, desk: _Desk, taken: Counts, nodes: Mapping[str, Node]) -> None:
+    """Count what an app has after its turn."""
+    gone = sum(lease.price for lease in desk.live) - sum(lease.price for lease in desk.keep)
+    gpus = sum(taken.values()) + len(desk.keep) - len(desk.live)
+    rooms.add(desk.record.spec.team, gpus, _rate(taken, nodes) - gone)
 
 
 def _rate(taken: Counts, nodes: Mapping[str, Node]) -> float:

@@ -21,6 +21,7 @@ from ebbflow.planners.model.ledger import (
 STEPS = 3  # cycles at least between an app's last word and its loss
 LATE = 2.0  # s after a deadline: the time that killing takes, and that clocks differ
 AGAIN = 5.0  # s between calls to end the same by force
+LET_GO = "let go"
 
 
 @dataclass(slots=True)
@@ -33,6 +34,9 @@ class Presence:
     evict: list[Evict] = field(default_factory=list)
     silent: dict[str, str] = field(default_factory=dict)  # apps that do not take part, with the reason
     late: set[int] = field(default_factory=set)  # leases that ought to have been let go of
+    returned: dict[str, dict[str, int]] = field(
+        default_factory=dict
+    )  # GPUs that apps gave back unasked, by node
 
 
 def look(scene: Scene, situation: Situation, memory: Memory) -> Presence:
@@ -44,6 +48,9 @@ def look(scene: Scene, situation: Situation, memory: Memory) -> Presence:
             why = _over(scene, situation, memory, lease, found)
             if why:
                 ended.setdefault(why, []).append(lease)
+                if why == LET_GO and lease.recalled is None:
+                    counts = found.returned.setdefault(lease.app, {})
+                    counts[lease.node] = counts.get(lease.node, 0) + 1
     for why, some in ended.items():
         found.changes.append(Ended(tuple(sorted(lease.number for lease in some)), why))
         scene.end(some)
@@ -85,7 +92,7 @@ def _over(scene: Scene, situation: Situation, memory: Memory, lease: Lease, foun
         return f"{lease.node} is gone"
     report = scene.report(app)
     if report is not None and lease.number in report.released:
-        return "let go"
+        return LET_GO
     if (app, lease.node) in situation.evicted and (app, lease.node) in memory.evicting:
         return "ended by force"
     record = scene.state.apps[app]

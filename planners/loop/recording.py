@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, MutableMapping
 from math import isfinite
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,42 +15,61 @@ from ebbflow.planners.model.ledger import Change, Decided
 from ebbflow.planners.model.scheduling import App, gpus_of
 
 NAMED = 3  # apps that a sentence names
+MANY = 50  # apps, of more than which not all are told of each time
+
+
+class Recorded(NamedTuple):
+    """An auction as it is written down, and whether it tells of all apps."""
+
+    event: Decided
+    whole: bool
 
 
 def auction_event(
     scene: Scene, seen: Seen, answer: Answer, memory: Memory, seed: int, why: str
-) -> Decided | None:
-    """Return what is written down of an auction; ``None`` where it changed nothing and the last is not long ago."""
+) -> Recorded | None:
+    """Return what is written down of an auction; ``None`` where it changed nothing and the last is not long ago.
+
+    Of more than ``MANY`` apps all are told of once a period, and in between those whose share is another: fifty
+    arrivals a second would else fill the ledger with what has not changed.
+    """
     changed = {
         app: wanted
         for app, wanted in answer.wanted.items()
-        if wanted.placement != _before(memory, app).placement
+        if app not in memory.plan.wanted or wanted.placement != memory.plan.wanted[app].placement
     }
+    moved = {app: w for app, w in changed.items() if w.placement != _before(memory, app).placement}
     gone = [app for app, w in memory.plan.wanted.items() if w.placement and app not in answer.wanted]
-    recently = scene.now < memory.recorded + scene.settings.interval_s
-    if not changed and not gone and (recently or not answer.wanted):
+    period = scene.settings.interval_s
+    if not moved and not gone and (scene.now < memory.recorded + period or not answer.wanted):
         return None
-    gpus = {app: gpus_of(wanted.placement) for app, wanted in answer.wanted.items()}
+    whole = len(answer.wanted) <= MANY or scene.now >= memory.whole + period
+    told = answer.wanted if whole else changed
     there = sum(node.gpus for node in seen.view.capacity.nodes)
     inputs: dict[str, Any] = {
         "policy": scene.settings.policy.name,
         "seed": seed,
         "why": why,
         "gpus": there,
-        "apps": {app.id: _bid(seen, app, answer.wanted[app.id], scene.now) for app in seen.view.apps},
+        "apps": {
+            app.id: _bid(seen, app, answer.wanted[app.id], scene.now)
+            for app in seen.view.apps
+            if app.id in told
+        },
     }
     if answer.notes:
         inputs["notes"] = {name: _figure(value) for name, value in sorted(answer.notes.items())}
     outcome: dict[str, Any] = {
-        "gpus": gpus,
-        "placements": {app: dict(wanted.placement) for app, wanted in changed.items()},
-        "waits": {app: w.reason for app, w in answer.wanted.items() if not w.placement},
+        "gpus": {app: gpus_of(wanted.placement) for app, wanted in told.items()},
+        "placements": {app: dict(wanted.placement) for app, wanted in moved.items()},
+        "waits": {app: wanted.reason for app, wanted in told.items() if not wanted.placement},
     }
-    if seen.left_out:
+    if not whole:
+        inputs["others"] = len(answer.wanted) - len(told)
+    if seen.left_out and whole:
         outcome["left_out"] = dict(sorted(seen.left_out.items()))
-    return Decided(
-        "auction", _sentence(answer, changed, there, why), "", scene.state.epoch, 0.0, inputs, outcome
-    )
+    reason = _sentence(answer, moved, there, why)
+    return Recorded(Decided("auction", reason, "", scene.state.epoch, 0.0, inputs, outcome), whole)
 
 
 def guard_events(

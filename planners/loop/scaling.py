@@ -16,11 +16,12 @@ from ebbflow.planners.guard import RunMoney
 from ebbflow.planners.loop.demand import Need, core_need, gpu_need
 from ebbflow.planners.loop.presence import Presence
 from ebbflow.planners.loop.scene import Scene
-from ebbflow.planners.loop.values import Memory, Plan, Scaling, Situation
+from ebbflow.planners.loop.uses import uses_of
+from ebbflow.planners.loop.values import Memory, Scaling, Situation
 from ebbflow.planners.market import Interruption
 from ebbflow.planners.model.fleet import Fleet, PoolState, Target
 from ebbflow.planners.model.ledger import Change, Decided
-from ebbflow.planners.scaling.scale_in import NodeUse, may_end, with_drains
+from ebbflow.planners.scaling.scale_in import may_end, with_drains
 from ebbflow.planners.scaling.steady import Held
 
 
@@ -33,6 +34,7 @@ class Sized:
     pools: Mapping[str, Held] = field(default_factory=dict)
     end: tuple[str, ...] = ()
     wake: float = inf
+    sizes: Mapping[tuple[str, str], int] = field(default_factory=dict)  # what a node of a pool has
 
 
 def scale(
@@ -46,7 +48,7 @@ def scale(
     date."""
     fleet, rules = situation.fleet, scene.settings.scaling
     if fleet is None or rules is None:
-        return Sized(pools=memory.pools)
+        return Sized(pools=memory.pools, sizes=memory.sizes)
     return _Scaling(situation, scene, memory, presence, told, fleet, rules).run()
 
 
@@ -85,7 +87,7 @@ class _Scaling:
         for pool in pools:
             if kinds[pool.name] == "cores":
                 need = self.cores(pool)
-                each = max(self.each(pool, "cores"), 1)
+                each = self.each(pool, "cores") or max(need.units, 1)
                 wishes[pool.name] = (ceil(need.units / each), need)
         targets = [
             target
@@ -98,7 +100,12 @@ class _Scaling:
             for id_ in may_end(pool.draining, pool.nodes, self.uses, self.situation.elsewhere)
         )
         return Sized(
-            tuple(targets), tuple(self.changes), self.held, end, min(gpus.soonest, self.next_shrink())
+            tuple(targets),
+            tuple(self.changes),
+            self.held,
+            end,
+            min(gpus.soonest, self.next_shrink()),
+            self.sizes(),
         )
 
     # --- pools ----------------------------------------------------------------------------------------------
@@ -112,7 +119,14 @@ class _Scaling:
         """Return the GPUs or cores of one node, the fewest that one can have; 0 where that is not known."""
         known = [getattr(node, what) for node in pool.nodes]
         known += [getattr(offer, what) for offer in self.situation.offers.get(pool.name, ())]
-        return min((int(one) for one in known if one > 0), default=0)
+        fewest = min((int(one) for one in known if one > 0), default=0)
+        # a pool that is empty now is made of nodes like those that it had
+        return fewest or (0 if known else self.memory.sizes.get((pool.name, what), 0))
+
+    def sizes(self) -> dict[tuple[str, str], int]:
+        """Return what a node of each pool has, as far as that was ever known."""
+        kinds = ("gpus", "cores")
+        return {(pool.name, one): self.each(pool, one) for pool in self.fleet.pools for one in kinds}
 
     def used(self, pool: PoolState) -> int:
         """Return the nodes of a pool on which apps hold GPUs, or are to hold some."""
@@ -126,15 +140,17 @@ class _Scaling:
 
         Pools keep what is used. More is asked of the pool with the cheapest useful GPU first, less of the dearest.
         """
-        order = sorted((pool for pool in pools if self.each(pool, "gpus")), key=self.cost)
+        order = sorted(pools, key=self.cost)
+        # of a pool of which nothing is known a single node is tried
+        each = {pool.name: self.each(pool, "gpus") or max(need.units, 1) for pool in order}
         base = {pool.name: max(self.used(pool), pool.least) for pool in order}
-        missing = need.units - sum(base[pool.name] * self.each(pool, "gpus") for pool in order)
+        missing = need.units - sum(base[pool.name] * each[pool.name] for pool in order)
         for planned_first in (True, False):  # what is planned already before anything new
             for pool in order:
                 most = min(pool.planned, pool.most) if planned_first else pool.most
-                more = min(ceil(max(missing, 0) / self.each(pool, "gpus")), max(most - base[pool.name], 0))
+                more = min(ceil(max(missing, 0) / each[pool.name]), max(most - base[pool.name], 0))
                 base[pool.name] += more
-                missing -= more * self.each(pool, "gpus")
+                missing -= more * each[pool.name]
         return base
 
     def cost(self, pool: PoolState) -> tuple[bool, float, str]:
@@ -278,23 +294,3 @@ def _changes(target: Target, pool: PoolState) -> bool:
         or target.on_demand != pool.on_demand
         or bool(set(target.drain) - set(pool.draining))
     )
-
-
-def uses_of(situation: Situation, scene: Scene, plan: Plan) -> dict[str, NodeUse]:
-    """Return what nodes do and hold, leases included: a node with a lease is busy until it was let go of, and one
-    that the plan wants is so already."""
-    found = dict(situation.uses)
-    counts: dict[str, int] = {}
-    for leases in scene.mine.values():
-        for lease in leases.values():
-            counts[lease.node] = counts.get(lease.node, 0) + 1
-    for wanted in plan.wanted.values():
-        for node, gpus in wanted.placement:
-            if node not in scene.closed:
-                counts[node] = max(counts.get(node, 0), gpus)
-    for node, gpus in counts.items():
-        use = found.get(node, NodeUse())
-        found[node] = replace(
-            use, busy=use.busy + gpus * scene.settings.grace_s, work=max(use.work, float(gpus))
-        )
-    return found

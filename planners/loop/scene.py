@@ -147,5 +147,6 @@ def closed_nodes(
             firm[notice.node_id] = min(notice.deadline, firm.get(notice.node_id, inf))
     for id_, deadline in firm.items():
         left = max(0.0, deadline - now)
-        found[id_] = (max(now, deadline - settings.leave_s), f"{id_} leaves in {left:.0f} s")
+        # of a short notice most is for saving
+        found[id_] = (now + left - min(settings.leave_s, left / 4), f"{id_} leaves in {left:.0f} s")
     return found

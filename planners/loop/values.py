@@ -97,7 +97,9 @@ class Settings:
     lease_s: float = 300.0  # that leases last unless the policy says how long
     interval_s: float = 60.0  # between auctions when nothing happens
     debounce_s: float = 0.2  # that changes are gathered for before they are decided on
-    leave_s: float = 30.0  # before a notice's deadline, by which GPUs must be free
+    leave_s: float = (
+        30.0  # before a notice's deadline, by which GPUs must be free; a quarter of the time at most
+    )
     grace_s: float = 60.0  # to save and let go of a GPU that is called back
     silent_s: float = 15.0  # without a word, after which an app counts as lost
     plan_s: float = 120.0  # that a plan stands while GPUs are waited for, beyond the grace
@@ -172,6 +174,7 @@ class Memory:
     plan: Plan = field(default_factory=Plan)
     decided: float = -inf  # when the last auction was held
     recorded: float = -inf  # when the last auction was written down
+    whole: float = -inf  # when one was that tells of all apps
     seen: Any = None  # what the last auction was decided on
     dirty: float | None = None  # since when there are changes that no auction has seen
     asked: float = inf  # when the policy wants to be asked again
@@ -182,6 +185,7 @@ class Memory:
     told: Mapping[str, str] = field(default_factory=dict)  # what was said of each thing, not to say it twice
     evicting: Mapping[tuple[str, str], float] = field(default_factory=dict)  # when it was last asked for
     pools: Mapping[str, Held] = field(default_factory=dict)
+    sizes: Mapping[tuple[str, str], int] = field(default_factory=dict)  # GPUs and cores of a node, by pool
     draining: frozenset[str] = frozenset()  # nodes, as last known
     waits: Mapping[str, float] = field(default_factory=dict)  # app -> since when it waits for GPUs
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from math import inf
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from ebbflow.planners.scheduling.goodput_objective import Array, Matrix, Problem
@@ -60,13 +61,16 @@ def knapsack(cost: Array, gpus: int) -> tuple[float, list[int]]:
     width = min(cost.shape[1], gpus + 1)
     table = np.full(gpus + width, inf)
     table[width - 1 :] = 0.0  # (width - 1) entries in front of "0 GPUs left" that no choice can use
-    used = np.arange(gpus + 1)[:, None] + (width - 1) - np.arange(width)
+    before = sliding_window_view(table, width)[:, ::-1]  # what is left to the others, by GPUs and choice
+    every = np.arange(gpus + 1)
     choices = []
     for row in cost[:, :width]:
-        tried = table[used] + row
+        possible = np.flatnonzero(row < inf)
+        most = int(possible[-1]) + 1 if possible.size else 1
+        tried = before[:, :most] + row[:most]
         choice = tried.argmin(axis=1)
         choices.append(choice)
-        table[width - 1 :] = tried[np.arange(gpus + 1), choice]
+        table[width - 1 :] = tried[every, choice]
     left, picked = gpus, []
     for choice in reversed(choices):
         picked.append(int(choice[left]))

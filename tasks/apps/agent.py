@@ -2,9 +2,7 @@
 
 import logging
 import threading
-from collections import deque
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
@@ -13,7 +11,7 @@ from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.errors import LedgerError, LedgerUnavailableError, RunLockedError
 from ebbflow.infra.ledger import Ledger
 from ebbflow.infra.training.locks import RunLock
-from ebbflow.planners.errors import EbbflowError, OptionError
+from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model.ledger import (
     OVER,
     AppEntered,
@@ -21,7 +19,6 @@ from ebbflow.planners.model.ledger import (
     AppPhase,
     AppReport,
     AppSpec,
-    Change,
     Decided,
     DecisionKind,
     Lease,
@@ -29,8 +26,9 @@ from ebbflow.planners.model.ledger import (
     State,
 )
 from ebbflow.tasks.apps.lease_book import LeaseBook, Rules
+from ebbflow.tasks.apps.outbox import Outbox
+from ebbflow.tasks.apps.skew import Skew, shifted
 
-_MOST_WAITING = 1000  # changes kept while the ledger is away, the newest
 _LOCK_LOOK = 0.2  # s between attempts on the app's lock
 
 log = logging.getLogger(__name__)
@@ -106,11 +104,12 @@ class AppAgent:
         self._lock_of_app, self._lock_wait, self._settle = lock, lock_wait, settle
         self.book = LeaseBook(spec.id, self._clock, rules)
         self._lock = threading.Lock()
-        self._waiting: deque[Change] = deque(maxlen=_MOST_WAITING)  # to be written, in order
+        self._outbox = Outbox(ledger, self._say)
         self._phase: AppPhase = "waiting"
         self._reason = ""
         self._fields: dict[str, Any] = {}  # of the report
         self._standing = Standing()
+        self._skew = Skew()
         self._state: State | None = None
         self._away: float | None = None  # since when the ledger does not answer
         self._reported = float("-inf")
@@ -165,15 +164,12 @@ class AppAgent:
             if (phase, reason) == (self._phase, self._reason):
                 return
             self._phase, self._reason = phase, reason
-            self._waiting.append(AppMoved(self.spec.id, phase, reason))
+            self._outbox.add(AppMoved(self.spec.id, phase, reason))
         self.poke()
 
     def saved(self, uri: str, step: int = 0) -> None:
         """Say that there is a new checkpoint at ``uri``."""
-        with self._lock:
-            for waiting in [c for c in self._waiting if isinstance(c, Saved)]:
-                self._waiting.remove(waiting)  # only the newest counts
-            self._waiting.append(Saved(self.spec.id, uri, step))
+        self._outbox.add(Saved(self.spec.id, uri, step))
         self._wake.set()
 
     def decided(
@@ -187,9 +183,7 @@ class AppAgent:
         seconds: float = 0.0,
     ) -> None:
         """Write down a decision of the app with what it was based on."""
-        made = Decided(kind, reason, self.spec.id, epoch, seconds, inputs or {}, outcome or {})
-        with self._lock:
-            self._waiting.append(made)
+        self._outbox.add(Decided(kind, reason, self.spec.id, epoch, seconds, inputs or {}, outcome or {}))
         self._wake.set()
 
     def figures(self, **fields: Any) -> None:
@@ -249,7 +243,7 @@ class AppAgent:
     def _round(self) -> None:
         try:
             self._look()
-            self._write()
+            self._outbox.send()
             self._report()
             if self._away is not None:
                 self._say(f"the ledger answers again, after {self._clock.now() - self._away:.0f} s")
@@ -265,50 +259,14 @@ class AppAgent:
         lead = self._ledger.leader()
         state = self._ledger.state()
         self._state = state
-        led = lead.until if lead is not None and lead.alive(at) else 0.0
-        self.book.learn(state.held(self.spec.id), led, at)
+        skew = self._skew.look(lead, at)
+        led = lead.until - skew if lead is not None and lead.alive(at + skew) else 0.0
+        leases = state.held(self.spec.id)
+        self.book.learn(leases if not skew else [shifted(lease, -skew) for lease in leases], led, at)
         record = state.apps.get(self.spec.id)
-        if record is not None and record.phase == "lost" and self._phase not in OVER:
-            self._enter_again()
-
-    def _enter_again(self) -> None:
-        with self._lock:
-            if any(isinstance(change, AppEntered) for change in self._waiting):
-                return
-            if self._phase != "waiting":
-                self._waiting.appendleft(AppMoved(self.spec.id, self._phase, self._reason))
-            self._waiting.appendleft(AppEntered(self.spec))
-        self._say("the app was taken for lost; it enters again")
-
-    def _write(self) -> None:
-        while True:
-            with self._lock:
-                if not self._waiting:
-                    return
-                batch = list(self._waiting)
-            try:
-                self._ledger.write(batch)
-            except LedgerUnavailableError:
-                raise
-            except EbbflowError as error:
-                self._write_singly(batch, error)
-            with self._lock:
-                for change in batch:
-                    with suppress(ValueError):
-                        self._waiting.remove(change)
-
-    def _write_singly(self, batch: list[Change], why: EbbflowError) -> None:
-        """Write what can be written of a batch that was refused."""
-        if len(batch) == 1:
-            self._say(f"{type(batch[0]).__name__} is not in the ledger: {why}")
-            return
-        for change in batch:
-            try:
-                self._ledger.write([change])
-            except LedgerUnavailableError:
-                raise
-            except EbbflowError as error:
-                self._say(f"{type(change).__name__} is not in the ledger: {error}")
+        lost = record is not None and record.phase == "lost" and self._phase not in OVER
+        if lost and self._outbox.enter_again(self.spec, self._phase, self._reason):
+            self._say("the app was taken for lost; it enters again")
 
     def _report(self) -> None:
         holds, released = self.book.account()
@@ -397,14 +355,14 @@ class AppAgent:
         self.book.release()
         with self._lock:
             if self._phase != phase or not self._told(phase):
-                self._waiting.append(AppMoved(self.spec.id, phase, reason))
+                self._outbox.add(AppMoved(self.spec.id, phase, reason))
             self._phase, self._reason = phase, reason
         end = self._clock.now() + self._pace.parting
         while True:
             try:
                 self._reported = float("-inf")
                 self._report()
-                self._write()
+                self._outbox.send()
                 break
             except LedgerError as error:
                 if self._clock.now() >= end:
@@ -419,7 +377,7 @@ class AppAgent:
 
     def _told(self, phase: AppPhase) -> bool:
         """Tell whether the phase is in the ledger or on its way there."""
-        if any(isinstance(c, AppMoved) and c.phase == phase for c in self._waiting):
+        if self._outbox.moves_to(phase):
             return True
         record = self._state.apps.get(self.spec.id) if self._state is not None else None
         return record is not None and record.phase == phase

@@ -1,11 +1,13 @@
 """What a training says of its progress, as its app's reports need it: the ingredients of ρ.
 
-Work is counted in GPU-seconds on one GPU: what is left of it takes ``work_left`` on one GPU, and on several as much
-less as they are faster together. By Pollux' model of the job (OSDI 2021, section 3) once there is one, until then by
-the rate of each GPU as measured.
+How fast a training gets on is measured over the last minute, with all that it does between steps: Pollux' model of
+the job (OSDI 2021, section 3) knows only its steps. Work is counted in GPU-seconds on one GPU: what is left of it
+takes ``work_left`` there, and on several GPUs as much less as they are faster together, by that model where there is
+one, in proportion to their number until then.
 """
 
 import threading
+from collections import deque
 from collections.abc import Mapping
 from math import isfinite
 from typing import Any
@@ -17,6 +19,9 @@ from ebbflow.planners.errors import OptionError
 from ebbflow.planners.training.goodput import GoodputModel
 from ebbflow.planners.training.job_report import JobReport
 
+_WINDOW = 60.0  # s over which progress is measured
+_LEAST = 2.0  # s of it before that says more than the training itself
+
 
 class Figures:
     """Keeps what one training says. Safe for several threads."""
@@ -27,7 +32,10 @@ class Figures:
         self._left: float | None = None  # examples, of what ``_pace`` names the rate of
         self._total: float | None = None
         self._pace = "goodput"
-        self._measured = 0.0  # examples/s
+        self._told = 0.0  # examples/s, as the training has it
+        self._done: deque[tuple[float, float]] = (
+            deque()
+        )  # when (Unix s), and examples so far, on the same GPUs
         self._nodes = self._gpus = 0
         self._job: Mapping[str, Any] = {}
         self._report: JobReport | None = None
@@ -41,7 +49,7 @@ class Figures:
         with self._lock:
             self._step = max(self._step, report.step)
             if report.kind == "step":
-                self._hear_step(said)
+                self._hear_step(said, report.time)
             elif report.kind == "checkpoint" and "error" not in said:
                 self._saved_at = report.time
             elif report.kind == "finished":
@@ -56,24 +64,32 @@ class Figures:
                 return found
             if self._total > 0:
                 found["progress"] = min(max(1.0 - self._left / self._total, 0.0), 1.0)
-            one = self._on_one()
+            rate = self._rate()
+            one = rate / self._speedup() if self._gpus else 0.0
             if one > 0:
                 found |= {"work_left": self._left / one, "work_total": self._total / one}
-            rate = self._rate()
             if holding and rate > 0:
                 found["seconds_left"] = self._left / rate
             return found
 
     # --- how ------------------------------------------------------------------------------------------------
 
-    def _hear_step(self, said: Mapping[str, Any]) -> None:
-        self._nodes, self._gpus = int(said.get("nodes", 0)), int(said.get("gpus", 0))
+    def _hear_step(self, said: Mapping[str, Any], at: float) -> None:
+        placed = int(said.get("nodes", 0)), int(said.get("gpus", 0))
+        if placed != (self._nodes, self._gpus):
+            self._nodes, self._gpus = placed
+            self._done.clear()
         if "examples_left" in said:
             self._left, self._total = float(said["examples_left"]), float(said["examples_total"])
             self._pace = str(said["pace"])
-        measured = said.get(self._pace, 0.0)
-        if isinstance(measured, int | float) and isfinite(measured) and measured > 0:
-            self._measured = float(measured)
+            if self._done and self._total - self._left < self._done[-1][1]:
+                self._done.clear()  # it goes on from a checkpoint
+            self._done.append((at, self._total - self._left))
+            while self._done[0][0] < at - _WINDOW:
+                self._done.popleft()
+        told = said.get(self._pace, 0.0)
+        if isinstance(told, int | float) and isfinite(told) and told > 0:
+            self._told = float(told)
         if "job" in said:
             self._hear_job(said["job"])
 
@@ -89,19 +105,21 @@ class Figures:
         self._job, self._report = dict(said), report
         self._model, self._one = (model, one) if one > 0 else (None, 0.0)
 
-    def _on_one(self) -> float:
-        if self._model is not None and self._pace == "goodput":
-            return self._one
-        return self._measured / self._gpus if self._gpus else 0.0
-
     def _rate(self) -> float:
-        """Return examples/s on what it holds: by the model where that is of the same GPUs, which is steadier."""
+        """Return examples/s on what it holds, or held last."""
+        if len(self._done) > 1:
+            (begun, before), (now, done) = self._done[0], self._done[-1]
+            if now - begun >= _LEAST and done > before:
+                return (done - before) / (now - begun)
+        return self._told
+
+    def _speedup(self) -> float:
+        """Return how many times faster than one GPU those are that it holds, or held last."""
         report, model = self._report, self._model
-        if report is None or model is None or self._pace != "goodput":
-            return self._measured
-        if (report.nodes, report.gpus) != (self._nodes, self._gpus):
-            return self._measured
-        return float(model.at(report.nodes, report.gpus, report.split))
+        known = report is not None and (report.nodes, report.gpus) == (self._nodes, self._gpus)
+        if report is None or model is None or not known or self._pace != "goodput":
+            return float(self._gpus)
+        return max(float(model.at(report.nodes, report.gpus, report.split)) / self._one, 1e-9)
 
 
 def _finite(value: Any) -> bool:

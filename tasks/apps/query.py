@@ -18,7 +18,7 @@ from ebbflow.planners.query.qep import Stage
 from ebbflow.planners.query.state import Estimate, ReplanDecision
 from ebbflow.tasks.apps.agent import AppAgent, Pace
 from ebbflow.tasks.apps.lease_book import Rules
-from ebbflow.tasks.apps.query_requests import forget_query, save_query
+from ebbflow.tasks.apps.query_requests import forget_query, lock_folder, save_query
 from ebbflow.tasks.apps.stage_times import StageTimes
 from ebbflow.tasks.feedback import Feedback
 from ebbflow.tasks.listening import Fan, Listener, Silent, StageOutcome
@@ -63,7 +63,6 @@ def run_query_app(
     """
     clock = clock or ledger.clock
     request = replace(request, weight=spec.weight, title=request.title or spec.title)
-    save_query(request, spec.id)
     orchestrator = orchestrator or PlainOrchestrator()
     agent = AppAgent(
         ledger,
@@ -72,8 +71,9 @@ def run_query_app(
         rules=rules,
         pace=pace,
         tell=orchestrator.listener.note,
-        lock=RunLock(f"{request.store.rstrip('/')}/apps/{spec.id}", spec.id, clock=clock),
+        lock=RunLock(lock_folder(request.store, spec.id), spec.id, clock=clock),
         lock_wait=TTL + 15.0 if "://" in request.store else 0.0,
+        settle=lambda: _keep(request, spec.id),
     )
     stop = stop or threading.Event()
     with agent:
@@ -98,6 +98,11 @@ def run_query_app(
     with suppress(StorageError):
         forget_query(request.store, spec.id)
     return outcome
+
+
+def _keep(request: QueryRequest, id: str) -> None:
+    """Keep the request for whoever finds the app lost."""
+    save_query(request, id)
 
 
 def follower(execution: Execution, agent: AppAgent, clock: Clock) -> Listener:

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, fields
 from typing import Any
 
+from pyarrow.fs import FileType
+
 from ebbflow.infra.files import write_atomic
 from ebbflow.infra.filesystems import filesystem, split, translated
 from ebbflow.planners.errors import OptionError
@@ -53,12 +55,20 @@ def load_query(store: str, id: str, conf: Mapping[str, str] | None = None) -> Qu
 
 
 def forget_query(store: str, id: str) -> None:
-    """Remove the request of an app that is over. Raises ``StorageError``; one that is not there is fine."""
+    """Remove the request of an app that is over, and its lock. Raises ``StorageError``; what is not there is fine."""
     scheme, path = split(_address(store, id))
+    lock = split(lock_folder(store, id))[1]
     with translated(f"remove {path}"):
         place = filesystem(scheme)
         if place.get_file_info(path).is_file:
             place.delete_file(path)
+        if place.get_file_info(lock).type is FileType.Directory:
+            place.delete_dir(lock)
+
+
+def lock_folder(store: str, id: str) -> str:
+    """Return where the lock of the app ``id`` is. Raises ``OptionError``."""
+    return _address(store, id).removesuffix(".json")
 
 
 def _address(store: str, id: str) -> str:

@@ -53,6 +53,12 @@ class _Pending:
     due: bool = True  # the first cycle decides in any case
 
 
+def concerned(state: State) -> list[str]:
+    """Return whose reports a cycle needs: apps that are not over or hold leases still, and what is for loops."""
+    holding = {lease.app for lease in state.leases.values()}
+    return [*RESERVED, *sorted(holding | {record.spec.id for record in state.active()})]
+
+
 @dataclass(frozen=True)
 class Parts:
     """What cycles work with."""
@@ -97,16 +103,16 @@ class Cycles:
         self._failures = 0
         self._dropped = False
 
-    def once(self, reports: Mapping[str, AppReport]) -> Cycle | None:
+    def once(self, state: State, reports: Mapping[str, AppReport]) -> Cycle | None:
         """Do one cycle; return what was decided, ``None`` when there was nothing to decide.
 
-        ``reports`` were read by the caller. Raises ``StaleLoopError`` and ``LedgerUnavailableError``.
+        ``state`` and ``reports`` were read by the caller. Raises ``StaleLoopError`` and ``LedgerUnavailableError``.
         """
         self.sight = sight = self._watch.take()
         self._pending.stamps += sight.changed
         if sight.changed:
             self._pending.due = True
-        state = self._seen(self._ledger.state(), sight)
+        state = self._seen(state, sight)
         self._point("observed")
         apps = {name: report for name, report in reports.items() if name not in RESERVED}
         now = self._clock.now()
@@ -175,8 +181,8 @@ class Cycles:
             elif isinstance(one, Scaled):
                 if one.error:
                     log.warning("%s: %s", one.what, one.error)
-                elif one.applied is not None and one.applied.asked:
-                    self._watch.refresh()
+                elif one.applied is not None and (one.applied.asked or one.applied.refused):
+                    self._watch.refresh()  # it is another fleet now, or was when it was asked
 
     # --- decide -------------------------------------------------------------------------------------------------
 
@@ -304,10 +310,11 @@ class Cycles:
         """Ask for what was planned and not asked for; end processes that no lease allows."""
         self._repair_at = now + self._pace.repair
         self._hands.repair()
-        if not isinstance(self.parts.evictor, Inspector):
+        inspector: object = self.parts.evictor
+        if not isinstance(inspector, Inspector):
             return
         try:
-            present = self.parts.evictor.present()
+            present = inspector.present()
         except InfraError as error:
             log.warning("what runs cannot be listed: %s", error)
             return

@@ -27,7 +27,7 @@ from ebbflow.infra.errors import LedgerUnavailableError, StaleLoopError
 from ebbflow.infra.ledger import Ledger
 from ebbflow.infra.protocols import CapacitySource, FleetControl
 from ebbflow.planners.loop import Cycle, Settings
-from ebbflow.tasks.loop.cycle import Cycles, Parts, Point
+from ebbflow.tasks.loop.cycle import Cycles, Parts, Point, concerned
 from ebbflow.tasks.loop.evicting import Evictor
 from ebbflow.tasks.loop.figures import Figures
 from ebbflow.tasks.loop.hands import Hands
@@ -169,9 +169,10 @@ class CapacityLoop:
         """
         self._still_leads()
         self._lead.renew_if_due()
-        reports = self._ledger.reports()
+        state = self._ledger.state()
+        reports = self._ledger.reports(concerned(state))
         self._asked = self._asked or asked_to_stop(reports, self._lead.leadership.token)
-        cycle = self._cycles.once(reports)
+        cycle = self._cycles.once(state, reports)
         now = self._clock.now()
         if now >= self._status_at:
             self._status_at = now + self._pace.status

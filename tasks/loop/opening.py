@@ -1,14 +1,19 @@
 """Everything that a loop works on, opened from what was asked for."""
 
+import logging
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 from ebbflow.infra.clock import Clock, SystemClock
+from ebbflow.infra.errors import InfraError
 from ebbflow.infra.ledger import Ledger
 from ebbflow.infra.protocols import CapacitySource, FleetControl
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.loop import Settings
+from ebbflow.planners.model.capacity import Capacity
+from ebbflow.planners.model.fleet import Fleet
 from ebbflow.planners.recovery import hazard
 from ebbflow.tasks.loop.evicting import Evictor, LocalEvictor, RemoteEvictor
 from ebbflow.tasks.loop.listening import LoopListener
@@ -16,7 +21,10 @@ from ebbflow.tasks.loop.loop import CapacityLoop
 from ebbflow.tasks.loop.observing import Rented
 from ebbflow.tasks.loop.request import CapacityRequest, LoopRules
 
+log = logging.getLogger(__name__)
+
 SOURCES = "local[:NAME], aws[:CONFIG], spark://HOST:PORT, cluster[:NAME]"
+_STAYS = 60.0  # s between notes of what nodes cost
 _REGISTER = 0.0  # s to wait for a node that Systems Manager does not know: an eviction is tried again anyway
 
 
@@ -126,26 +134,81 @@ def _aws(request: CapacityRequest, config: str | None, ledger: Ledger, clock: Cl
     from ebbflow.tasks.fleet import observe, opened
     from ebbflow.tasks.fleet_request import FleetRequest
 
-    with opened(FleetRequest(config=config, limits=request.limits), clock) as cluster, ExitStack() as stack:
+    asked = FleetRequest(config=config, limits=request.limits, prices=request.prices)
+    with opened(asked, clock) as cluster:
         feed = cluster.feed()
-        feed.start()
-        stack.callback(feed.close)
         source = AwsCapacity(cluster.control, feed, hazard=hazard, clock=clock)
-        stack.enter_context(source)
+
+        def begin() -> None:
+            feed.start()
+            source.start()
+
+        accounts = Seldom(cluster.stays.look, _STAYS, clock)
 
         def rented() -> Rented:
-            seen = observe(cluster.control, cluster.prices)
-            cluster.stays.look()
+            # what the source has seen last, so that EC2 is asked once for both
+            seen = observe(Seen(source.fleet, cluster.control), cluster.prices)
+            accounts()
             return Rented(seen.fleet, seen.offers)
 
         runner = cluster.runner(_REGISTER)
-        yield Nodes(
-            source,
-            cluster.control,
-            RemoteEvictor(runner, lambda app: services_of(ledger, app)),
-            rented,
-            lambda: source.status().seen,
-        )
+        try:
+            yield Nodes(
+                FirstLook(source, begin),
+                cluster.control,
+                RemoteEvictor(runner, lambda app: services_of(ledger, app)),
+                rented,
+                lambda: source.status().seen,
+            )
+        finally:
+            source.close()
+            feed.close()
+
+
+class FirstLook:
+    """A source that ``begin`` is called for before the first look, which only the loop that leads takes.
+
+    A queue of notices has one reader: one that reads while another leads would take the notices away from it.
+    """
+
+    def __init__(self, source: CapacitySource, begin: Callable[[], object]) -> None:
+        self._source, self._begin = source, begin
+        self._lock = threading.Lock()
+        self._begun = False
+
+    def capacity(self) -> Capacity:
+        """See ``CapacitySource``. Raises what ``begin`` raises, which is tried again at the next look."""
+        with self._lock:
+            if not self._begun:
+                self._begin()
+                self._begun = True
+        return self._source.capacity()
+
+
+class Seen:
+    """A fleet as somebody else has seen it; everything but ``observe`` is the fleet's own."""
+
+    def __init__(self, look: Callable[[], Fleet], fleet: FleetControl) -> None:
+        self.observe = look
+        self.take_notices, self.apply, self.terminate = fleet.take_notices, fleet.apply, fleet.terminate
+        self.repair, self.close = fleet.repair, fleet.close
+
+
+class Seldom:
+    """Does something that may fail, no more often than ``every`` seconds."""
+
+    def __init__(self, work: Callable[[], object], every: float, clock: Clock) -> None:
+        self._work, self._every, self._clock = work, every, clock
+        self._due = 0.0
+
+    def __call__(self) -> None:
+        if self._clock.now() < self._due:
+            return
+        self._due = self._clock.now() + self._every
+        try:
+            self._work()
+        except InfraError as error:
+            log.warning("what nodes cost could not be noted, it is tried again: %s", error)
 
 
 def services_of(ledger: Ledger, app: str) -> Sequence[str]:

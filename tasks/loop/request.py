@@ -18,7 +18,6 @@ from ebbflow.planners.sections import number, only, table
 from ebbflow.tasks.fleet_request import LIMITS, FleetRules
 from ebbflow.tasks.loop.pace import LoopPace
 
-_OWN = ("loop", "scaling", "teams", "pace", "policy")
 _TIMES = tuple(f.name for f in fields(Settings) if f.name.endswith("_s"))
 _SCALING = tuple(f.name for f in fields(Scaling) if f.name not in ("pools", "fallback"))
 
@@ -73,7 +72,7 @@ class LoopRules:
     @classmethod
     def parse(cls, content: Mapping[str, Any], source: str) -> "LoopRules":
         """Return the rules that ``content`` holds; ``source`` begins every message. Raises ``OptionError``."""
-        rules = FleetRules.parse({k: v for k, v in content.items() if k not in _OWN}, source)
+        rules = FleetRules.parse(content, source)
         policy = table(content.get("policy", {}), f"{source}: policy")
         only(policy, f"{source}: policy", ("name", "options"))
         name = policy.get("name", "")
@@ -113,6 +112,7 @@ class CapacityRequest:
     interval: float | None = None  # s, instead of the file's
     take_over: bool = False
     seed: int = 0
+    prices: str | None = None  # file of on-demand prices, for aws
 
     def rules(self) -> LoopRules:
         """Read the limits. Raises ``OptionError``."""

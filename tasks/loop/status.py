@@ -1,7 +1,7 @@
 """What a cluster's ledger says now: nodes, leases, apps, the loop itself and its last decisions. Reads only."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -9,8 +9,7 @@ from ebbflow.infra.ledger import Ledger
 from ebbflow.planners.model.ledger import OVER, AppReport, Decided, Event, State
 from ebbflow.tasks.loop.row import LOOP, LoopRow
 
-_WINDOW = 2000  # events that one look for decisions goes back
-_LOOKS = 5
+_BACK = 50  # decisions among which the newest auction is looked for
 _GONE = 10.0  # s without a status row after which it is told that the loop says nothing
 
 
@@ -94,7 +93,7 @@ def look(ledger: Ledger, *, decisions: int = 8, over: int = 5) -> ClusterView:
     state, reports, leader = ledger.state(), ledger.reports(), ledger.leader()
     now = ledger.clock.now()
     rho = _rho(reports)
-    last = _decisions(ledger, state, decisions)
+    last = list(reversed(ledger.events(limit=max(decisions, _BACK), kinds=[Decided], newest=True)))
     row = reports.get(LOOP)
     return ClusterView(
         ledger.cluster,
@@ -110,7 +109,7 @@ def look(ledger: Ledger, *, decisions: int = 8, over: int = 5) -> ClusterView:
         _apps(state, reports, rho | _decided_rho(last), now, over),
         tuple(
             DecisionView(event.number, event.at, change.kind, change.app, change.seconds, change.reason)
-            for event in last
+            for event in last[:decisions]
             if isinstance(change := event.change, Decided)
         ),
         _problems(state, leader is not None and leader.alive(now), row, now),
@@ -194,29 +193,18 @@ def _rho(reports: Mapping[str, AppReport]) -> dict[str, float]:
     }
 
 
-def _decided_rho(decisions: list[Event]) -> dict[str, float]:
-    """Return what the last auction made of every app's finish-time fairness."""
+def _decided_rho(decisions: Sequence[Event]) -> dict[str, float]:
+    """Return what the newest auction took every app's finish-time fairness to be."""
     for event in decisions:
         if isinstance(event.change, Decided) and event.change.kind == "auction":
-            for content in (event.change.outcome, event.change.inputs):
-                found = content.get("rho")
-                if isinstance(found, Mapping):
-                    return {app: float(rho) for app, rho in found.items() if isinstance(rho, int | float)}
+            apps = event.change.inputs.get("apps")
+            bids = apps if isinstance(apps, Mapping) else {}
+            return {
+                app: float(bid["rho"])
+                for app, bid in bids.items()
+                if isinstance(bid, Mapping) and isinstance(bid.get("rho"), int | float)
+            }
     return {}
-
-
-def _decisions(ledger: Ledger, state: State, wanted: int) -> list[Event]:
-    """Return the newest decisions, the newest first; looks back some thousand events at most."""
-    before = state.number
-    found: list[Event] = []
-    for _ in range(_LOOKS):
-        after = max(0, before - _WINDOW)
-        some = [e for e in ledger.events(after, _WINDOW, kinds=[Decided]) if e.number <= before]
-        found += reversed(some)
-        before = after
-        if len(found) >= wanted or before == 0:
-            break
-    return found[:wanted]
 
 
 def _problems(state: State, leads: bool, row: AppReport | None, now: float) -> tuple[str, ...]:

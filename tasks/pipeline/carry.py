@@ -159,6 +159,7 @@ class Carrier:
             "weight": step.weight * team_weight(step, self._pipeline),
             "deadline": attempt.deadline,
             "budget": step.budget,
+            "pipeline_budget": self._pipeline.budget,
             # a loop of this process dies with it: there is nobody who would mark the flow run
             "flow_run": self._flow_run if self._site.joined else "",
         }

@@ -10,6 +10,7 @@ from typing import Any, Literal, Protocol
 from ebbflow.infra.clock import Clock
 from ebbflow.infra.errors import StorageError
 from ebbflow.planners.errors import EbbflowError, OptionError
+from ebbflow.tasks.pipeline.interrupts import deferred
 from ebbflow.tasks.pipeline.order import hopeless, ready
 from ebbflow.tasks.pipeline.outcome import ENDED, StepOutcome, StepState
 from ebbflow.tasks.pipeline.record import RunFolder, RunRecord, app_id
@@ -132,7 +133,7 @@ class Coordinator:
         self._again: dict[str, float] = {}  # lost steps -> when they are gone on with
         self._lost: dict[str, int] = {}  # how often, in this process
         self._stopping = ""  # why
-        self._interrupts = 0
+        self._interrupted = False
         self.record = record
 
     # --- what others ask --------------------------------------------------------------------------------
@@ -158,18 +159,28 @@ class Coordinator:
         for name, one in self.record.steps.items():
             if one.state != "finished":
                 self._note(name, state="waiting", reason="", ended=None)
-        while True:
-            try:
-                if not self._turn():
-                    return
-            except KeyboardInterrupt:
-                self._interrupted()
-            except BaseException as error:
-                self._leave(f"{type(error).__name__}: {error}")
-                raise
+        try:
+            with deferred(self._interrupt):
+                while self._turn():
+                    pass
+        except KeyboardInterrupt:
+            self._listener.note("leaving at once")
+            self._rest_stopped()
+            raise
+        except BaseException as error:
+            self._leave(f"{type(error).__name__}: {error}")
+            raise
+
+    def _interrupt(self) -> None:
+        """Take note of an interrupt. Called between any two instructions of the loop, so it only leaves a mark."""
+        self._interrupted = True
 
     def _turn(self) -> bool:
         """Do what is due; tell whether there is more to come."""
+        if self._interrupted and not self._stopping:
+            self.stop("interrupted")
+            if self._stops:
+                self._listener.note("interrupted: all steps save and leave; again to leave at once")
         if self._asked.is_set() and not self._stopping:
             self.stop("cancelled")
         if not self._stopping:
@@ -262,17 +273,6 @@ class Coordinator:
                 self._listener.ended(self._outcome(self._pipeline.steps[name]))
 
     # --- leaving ----------------------------------------------------------------------------------------
-
-    def _interrupted(self) -> None:
-        self._interrupts += 1
-        if self._interrupts == 1:
-            self.stop("interrupted")
-            if self._stops:
-                self._listener.note("interrupted: all steps save and leave; again to leave at once")
-        else:
-            self._listener.note("leaving at once")
-            self._rest_stopped()
-            raise KeyboardInterrupt
 
     def _leave(self, reason: str) -> None:
         """Let all steps save and leave, for a bounded time."""

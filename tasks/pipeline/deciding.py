@@ -36,7 +36,9 @@ def team_of(spec: TeamSpec) -> Team:
 
 
 def _scaling(loop: LoopSpec, pipeline: Pipeline) -> Scaling:
-    given = {key if key == "reserve" else f"{key}_s": value for key, value in loop.scaling.items()}
+    given: dict[str, Any] = {
+        key if key == "reserve" else f"{key}_s": value for key, value in loop.scaling.items()
+    }
     cluster = pipeline.cluster
     if not isinstance(cluster, LocalSpec):
         return Scaling(**given)

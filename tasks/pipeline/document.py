@@ -120,9 +120,9 @@ class _Loader(yaml.SafeLoader):
         """See ``yaml.composer.Composer``."""
         self._depth += 1
         if self._depth > _MOST_DEPTH:
-            raise _TooDeepError(self.peek_event().start_mark.line + 1)  # type: ignore[no-untyped-call]
+            raise _TooDeepError(self.peek_event().start_mark.line + 1)
         try:
-            return super().compose_node(parent, index)  # type: ignore[no-untyped-call]
+            return super().compose_node(parent, index)
         finally:
             self._depth -= 1
 

@@ -336,6 +336,7 @@ PIPELINE = Section(
             {},
         ),
         Key("cluster", CLUSTER, "where everything runs", required=True),
+        Key("budget", Number(above=0), "dollars of all apps of the pipeline"),
         Key("teams", Named(TEAM), "who shares the cluster", {}),
         Key("queries", Named(QUERY), "SQL queries", {}),
         Key("trainings", Named(TRAINING), "trainings", {}),

@@ -57,7 +57,7 @@ def parse_pipeline(
     problems.check()
     values = PIPELINE.read(root, problems)
     problems.check()
-    assert values is not MISSING
+    assert isinstance(values, Values)
     pipeline = _Reader(values, problems).pipeline(source, folder, text)
     problems.check()
     return pipeline
@@ -93,6 +93,7 @@ class _Reader:
             teams={name: TeamSpec(**_named(one)) for name, one in values["teams"].items()},
             loop=self._loop(values.get("loop")),
             limits=self._limits(values.get("limits")),
+            budget=values.get("budget"),
             store=values.get("store", ""),
             source=source,
             folder=folder,
@@ -278,8 +279,6 @@ class _Reader:
         least = given["least"]
         nodes = given.pop("nodes", max(least, given["base"]))
         most = given.pop("most", max(nodes, given["base"]))
-        if most == 0:
-            self._say(one, "most", "must be a whole number >= 1; got 0")
         given.setdefault("instance_type", f"local-{name}")
         try:
             return LocalPool(name, initial=nodes, most=most, **given)

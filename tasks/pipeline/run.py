@@ -175,6 +175,10 @@ class _Run:
             clock,
             loop_listener,
         ) as site:
+            self._listener.note(
+                f"live page: ebbflow report --serve --ledger {site.ledger.address} --cluster {site.cluster} "
+                f"--pipeline {folder.id}"
+            )
             view = ClusterView(site.ledger, clock, site.cluster, folder.id, site.listed)
             coordinator = Coordinator(
                 pipeline,

@@ -41,9 +41,10 @@ class PipelineScreen(Silent):
         self._began = clock.now()
         self._said = 0  # number of the last decision that was printed
         self._lines_at = clock.now()
+        self._shown: ClusterReport | None = None
         self._live: Live | None = None
         if console.is_terminal and not console.is_dumb_terminal:
-            self._live = Live(Text(""), console=console, transient=True, refresh_per_second=4)
+            self._live = Live(Text(""), console=console, transient=True, auto_refresh=False)
 
     def __enter__(self) -> "PipelineScreen":
         if self._live:
@@ -94,7 +95,9 @@ class PipelineScreen(Silent):
                 return
             self._decisions(report)
             if self._live:
-                self._live.update(self._table(report))
+                if report is not self._shown:
+                    self._shown = report
+                    self._live.update(self._table(report), refresh=True)
             elif self._clock.now() - self._lines_at >= self._every:
                 self._lines_at = self._clock.now()
                 self._lines(report)
@@ -127,7 +130,7 @@ class PipelineScreen(Silent):
         for step in self._steps():
             if step.app not in there and step.state in ("waiting", "running"):
                 words = "begins" if step.state == "running" else "waits for others"
-                table.add_row(printable(step.team), printable(shorten(step.title, 28)), words, style="dim")
+                table.add_row(plain(step.team), plain(shorten(step.title, 28)), words, style="dim")
         parts: list[RenderableType] = [table, Text(capacity_text(report), style="bold")]
         for one in [one for one in report.decisions if not dull(one)][-_DECISIONS:]:
             line = Text(f"  {one.at - report.since:6.1f} s  ", style="dim")
@@ -140,6 +143,11 @@ class PipelineScreen(Silent):
         return Group(*parts)
 
 
+def plain(text: str, style: str = "") -> Text:
+    """Return what others have written, as it is: no markup, nothing that steers a terminal."""
+    return Text(printable(text), style=style)
+
+
 def of_team(team: str) -> str:
     """Return how a team is named after something of it."""
     return f" of {team}" if team else ""
@@ -147,7 +155,7 @@ def of_team(team: str) -> str:
 
 def app_text(app: AppRow) -> str:
     """Return where an app stands, in a line."""
-    parts = [app.phase]
+    parts: list[str] = [app.phase]
     if app.kind != "query":
         parts.append(plural(app.held, "GPU"))
     if app.progress is not None:
@@ -214,8 +222,8 @@ def _cells(app: AppRow) -> tuple[RenderableType, ...]:
     left = "" if app.seconds_left is None or app.phase in OVER else seconds_text(app.seconds_left)
     deadline = "" if app.deadline is None else app.deadline_state or "open"
     return (
-        printable(app.team),
-        printable(shorten(app.label, 28)),
+        plain(app.team),
+        plain(shorten(app.label, 28)),
         Text(app.phase, style=_PHASES.get(app.phase, "")),
         "" if app.kind == "query" else f"{app.held}/{app.gpus}",
         rho,

@@ -139,6 +139,7 @@ class Pipeline:
     teams: Mapping[str, TeamSpec] = field(default_factory=dict)
     loop: LoopSpec = field(default_factory=LoopSpec)
     limits: Limits = field(default_factory=Limits)
+    budget: float | None = None  # dollars of all its apps
     store: str = ""  # of queries' checkpoints; empty: the default
     source: str = ""  # the file, for errors
     folder: str = ""  # of the file: what relative paths are relative to

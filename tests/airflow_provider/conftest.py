@@ -23,22 +23,26 @@ class Airflow:
     ledger: Path
     environment: dict[str, str]
 
-    def start(self, *arguments: str, **more: str) -> subprocess.Popen[str]:
-        """Start a program of this Airflow's environment."""
-        return subprocess.Popen(
-            [sys.executable, "-m", *arguments],
-            env={**self.environment, **more},
-            cwd=self.out,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+    def start(self, *arguments: str, **more: str) -> subprocess.Popen[bytes]:
+        """Start a program of this Airflow's environment; what it says goes into ``log``."""
+        with self.log.open("wb") as log:
+            return subprocess.Popen(
+                [sys.executable, "-m", *arguments],
+                env={**self.environment, **more},
+                cwd=self.out,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+
+    @property
+    def log(self) -> Path:
+        """Return the file with what the program said that was started last."""
+        return self.out.parent / "said.log"
 
     def run(self, *arguments: str, **more: str) -> tuple[int, str]:
         """Run a program of this Airflow's environment to its end; return its status and what it said."""
-        process = self.start(*arguments, **more)
-        said, _ = process.communicate(timeout=300)
-        return process.returncode, said
+        status = self.start(*arguments, **more).wait(300)
+        return status, self.log.read_text()
 
     def dag(self, name: str, **more: str) -> dict[str, dict[str, object]]:
         """Run a DAG and return by task its state and its XCom."""

@@ -3,6 +3,7 @@
 import json
 import re
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ from typing import TypeVar
 
 import psutil
 import pyarrow.parquet as pq
+import pytest
 
 from ebbflow.infra.ledger import Ledger
 from ebbflow.infra.local_fleet import LocalFleet, LocalPool
@@ -21,14 +23,15 @@ from ebbflow.planners.model.ledger import CapacityChanged
 from ebbflow.tasks.loop.loop import CapacityLoop
 from tests.airflow_provider.conftest import Airflow
 
+ROOT = Path(__file__).parents[2]
 PATIENCE = 180.0  # seconds
 Found = TypeVar("Found")
 
 
-def eventually(look: Callable[[], Found], said: str) -> Found:
-    """Return the first true value of ``look``."""
+def eventually(look: Callable[[], Found], said: str, process: subprocess.Popen[bytes] | None = None) -> Found:
+    """Return the first true value of ``look``; once a ``process`` that is to bring it about has ended, none comes."""
     end = time.monotonic() + PATIENCE
-    while time.monotonic() < end:
+    while time.monotonic() < end and (process is None or process.poll() is None):
         if found := look():
             return found
         time.sleep(0.1)
@@ -102,7 +105,8 @@ def test_a_query_that_gets_a_signal_is_stopped(airflow: Airflow) -> None:
     process = airflow.start("tests.airflow_provider.run_dag", "stopped_query")
     eventually(lambda: list(airflow.out.glob("store/data/*/*")), "a stage has begun")
     process.send_signal(signal.SIGTERM)
-    said, _ = process.communicate(timeout=PATIENCE)
+    process.wait(PATIENCE)
+    said = airflow.log.read_text()
     result = json.loads(next(x for x in said.splitlines() if x.startswith("RESULT ")).removeprefix("RESULT "))
     assert result["query"]["state"] == "failed", said
     assert "stopped; finished stages are kept" in said
@@ -113,25 +117,29 @@ def test_a_query_beyond_its_time_limit_is_stopped(airflow: Airflow) -> None:
 
 
 def test_a_training_that_gets_a_signal_saves_and_another_try_goes_on(airflow: Airflow) -> None:
-    process = airflow.start("tests.airflow_provider.run_dag", "stopped_training", AIRFLOW_VAR_STEPS="400")
+    process = airflow.start("tests.airflow_provider.run_dag", "stopped_training", AIRFLOW_VAR_STEPS="200")
     events = airflow.out / "runs" / "stopped" / "events.jsonl"
     eventually(lambda: events.is_file() and '"started"' in events.read_text(), "the training has begun")
     assert len(left_over(airflow)) >= 2
     process.send_signal(signal.SIGTERM)
-    said, _ = process.communicate(timeout=PATIENCE)
+    process.wait(PATIENCE)
+    said = airflow.log.read_text()
     assert "was stopped and has saved; another try goes on with it" in said
     assert left_over(airflow) == []
-    found = airflow.dag("stopped_training", AIRFLOW_VAR_STEPS="400")
+    found = airflow.dag("stopped_training", AIRFLOW_VAR_STEPS="200")
     assert found["train"]["state"] == "success"
     trained = found["train"]["xcom"]
     assert isinstance(trained, dict)
-    assert trained["steps"] == 400
+    assert trained["steps"] == 200
     assert trained["lost_steps"] == 0
     report = json.loads((airflow.out / "runs" / "stopped" / "report.json").read_text())
     assert report["resumed_from"] is not None
 
 
-def test_apps_of_a_cluster_run_on_its_leases_and_give_them_back_when_they_are_ended(airflow: Airflow) -> None:
+def test_apps_of_a_cluster_run_on_its_leases_and_give_them_back_when_they_are_ended(
+    airflow: Airflow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EBBFLOW_HOME", airflow.environment["EBBFLOW_HOME"])  # where fleets are found
     pools = [LocalPool("gpu", "gpu", initial=1, most=1)]
     with (
         Ledger.open(str(airflow.ledger), cluster="test") as ledger,
@@ -139,11 +147,14 @@ def test_apps_of_a_cluster_run_on_its_leases_and_give_them_back_when_they_are_en
         led(CapacityLoop(ledger, fleet, fleet, Settings(interval_s=1.0, scaling=None), evictor=fleet)),
     ):
         process = airflow.start("tests.airflow_provider.run_dag", "leased", AIRFLOW_VAR_STEPS="4000")
-        eventually(lambda: [x for x in ledger.state().leases.values() if x.app == "leased"], "a lease")
+        eventually(
+            lambda: [x for x in ledger.state().leases.values() if x.app == "leased"], "a lease", process
+        )
         events = airflow.out / "runs" / "leased" / "events.jsonl"
         eventually(lambda: events.is_file() and '"started"' in events.read_text(), "the training has begun")
         process.send_signal(signal.SIGTERM)
-        said, _ = process.communicate(timeout=PATIENCE)
+        process.wait(PATIENCE)
+        said = airflow.log.read_text()
         assert "was stopped and has saved" in said
         eventually(lambda: not ledger.state().leases, "the lease has been given back")
         apps = {record.spec.team: record for record in ledger.state().apps.values()}
@@ -162,3 +173,12 @@ def led(loop: CapacityLoop) -> Iterator[None]:
     finally:
         stop.set()
         thread.join(60)
+
+
+def test_the_example_is_a_dag_of_three_tasks(airflow: Airflow) -> None:
+    example = str(ROOT / "examples" / "airflow_dag.py")
+    (airflow.out / "look.py").write_text(
+        f"import runpy\nprint('TASKS', sorted(runpy.run_path({example!r})['nightly'].task_ids))\n"
+    )
+    _, said = airflow.run("look", PYTHONPATH=f"{airflow.out}:{ROOT}")
+    assert "TASKS ['features', 'train', 'wait_for_gpus']" in said, said

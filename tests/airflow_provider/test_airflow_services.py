@@ -127,4 +127,4 @@ def test_a_wait_is_carried_by_the_triggerer_and_an_ended_training_goes_on(servic
     )
     eventually(lambda: services.state("stopped_training_long", run, "train") == "success", "it has gone on")
     report = json.loads((airflow.out / "runs" / "stopped-long" / "report.json").read_text())
-    assert (report["steps"], report["resumed_from"] is not None) == (400, True)
+    assert (report["steps"], report["resumed_from"] is not None) == (200, True)

@@ -67,7 +67,9 @@ class Front:
             environ["HTTP_X_MOTO_ACCOUNT_ID"] = key.group(1)
         if service not in FAULTY:
             if path == "/moto-api/reset":
-                with self._world.lock:  # moto's backends lose their attributes for a moment, which a step would miss
+                with (
+                    self._world.lock
+                ):  # moto's backends lose their attributes for a moment, which a step would miss
                     self._world.reset()
                     return list(self._inner(environ, start))
             return self._inner(environ, start)

@@ -29,6 +29,7 @@ def main() -> None:
         ["tests.benchmarks.training_checkpoints", "--out", OUT],
         ["tests.benchmarks.training_overhead", "--out", OUT],
         ["tests.benchmarks.elastic_executors", "--out", OUT],
+        ["tests.benchmarks.ledger", "--out", OUT],
         ["tests.benchmarks.fleet_chaos", "--seeds", "200", "--out", OUT],
         ["tests.benchmarks.capacity_load", "--out", OUT],
         ["tests.benchmarks.tpch", "--tables", tables, "--engine", "duckdb", "--rounds", "5", "--out", OUT],

@@ -12,6 +12,7 @@ from tests.benchmarks import (
     document_checkpoints,
     document_elastic,
     document_executors,
+    document_ledger,
     document_recovery,
     document_training,
 )
@@ -49,6 +50,7 @@ def main() -> None:
         ("elastic_training", document_elastic.training),
         ("elastic_executors", document_executors.executors),
         ("fleet_chaos", document_chaos.section),
+        ("ledger", document_ledger.section),
         ("capacity_load", document_capacity.section),
         ("training_overhead", document_training.overhead),
         ("training_overhead_cuda", document_training.overhead_cuda),

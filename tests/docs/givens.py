@@ -22,10 +22,10 @@ def _shop(folder: Path, home: Path, snippet: Snippet) -> None:
 
 
 def _tpch(folder: Path, home: Path, snippet: Snippet) -> None:
-    """Lay small TPC-H tables where ``ebbflow data`` would put those of scale factor 1."""
+    """Lay smaller TPC-H tables where ``ebbflow data`` would put those of scale factor 0.1."""
     import subprocess
 
-    tables = home / ".cache" / "ebbflow" / "tpch" / "sf1"
+    tables = home / ".cache" / "ebbflow" / "tpch" / "sf0.1"
     command = [str(Path(sys.executable).with_name("tpchgen-cli")), "parquet", "-s", "0.01"]
     subprocess.run([*command, "--output-dir", str(tables)], check=True, capture_output=True, timeout=120)
     (folder / "flows").symlink_to(ROOT / "flows")

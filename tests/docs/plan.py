@@ -40,6 +40,7 @@ def without(*words: str) -> Callable[[str], str]:
 
 PLANS: dict[str, tuple[Plan, ...]] = {
     "README.md": (
+        Plan("ebbflow data tpch", "run", given=("examples",), lines=without("--report", "--serve")),
         Plan(". .venv/bin/activate", "run", given=("tpch",), lines=without(". .venv", "cluster")),
         Plan("pip install 'ebbflow[train]'", "slow", given=("examples",), lines=without("pip")),
         Plan("pip install 'ebbflow[aws]'", "check", AWS),
@@ -66,6 +67,10 @@ PLANS: dict[str, tuple[Plan, ...]] = {
         Plan("import numpy as np", "run", after=("from ebbflow.planners.model.scheduling",)),
         Plan("ebbflow capacity run", "check", "runs until it is stopped; tests/tasks/loop start loops"),
         Plan("[policy]", "run", given=("loop rules",)),
+    ),
+    "docs/nodes.md": (
+        Plan("ebbflow nodes up", "slow"),
+        Plan("from ebbflow.infra.local_fleet", "run"),
     ),
     "docs/training.md": (
         Plan("import torch", "check", OURS),

@@ -2,6 +2,7 @@
 
 import json
 import threading
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -183,6 +184,49 @@ def test_a_password_in_a_ledgers_address_is_refused_without_repeating_it(
     with pytest.raises(OptionError) as caught:
         work.without_password(address)
     assert "secret" not in str(caught.value)
+
+
+@dataclass
+class Connection:
+    """An Airflow connection, as far as it is read."""
+
+    conn_id: str = "ebbflow_default"
+    host: str | None = None
+    login: str | None = None
+    password: str | None = None
+    port: int | None = None
+    schema: str | None = None
+    extra_dejson: dict[str, object] = field(default_factory=dict)
+
+
+@pytest.mark.parametrize(
+    ("connection", "address", "cluster"),
+    [
+        (Connection(), "", ""),
+        (Connection(extra_dejson={"ledger": "/shared/l.db", "cluster": "lab"}), "/shared/l.db", "lab"),
+        (Connection(host="db", schema="ebb"), "postgresql://db/ebb", ""),
+        (
+            Connection(host="db", login="a b", password="p@ss/w:rd", port=5433, schema="ebb"),
+            "postgresql://a%20b:p%40ss%2Fw%3Ard@db:5433/ebb",
+            "",
+        ),
+    ],
+)
+def test_a_connection_says_where_the_ledger_is(connection: Connection, address: str, cluster: str) -> None:
+    assert work.address_of(connection) == (address, cluster)
+
+
+def test_a_password_comes_out_of_a_connection_as_it_went_in() -> None:
+    from sqlalchemy.engine import make_url
+
+    secret = "p@ss/w:rd%?#é"
+    address, _ = work.address_of(Connection(host="db", login="ebb", password=secret, schema="ebb"))
+    assert make_url(address).password == secret
+
+
+def test_a_connection_without_a_database_is_refused() -> None:
+    with pytest.raises(OptionError, match="ebbflow_default"):
+        work.address_of(Connection(host="db", password="secret"))
 
 
 def test_numbers_may_come_from_templates() -> None:

@@ -58,7 +58,7 @@ def fill(ledger: Ledger) -> None:
                 "digits[x]",
                 1,
                 0.01,
-                outcome={"rho": {"digits[x]": 1.25}},
+                inputs={"apps": {"digits[x]": {"rho": 1.25}}},
             ),
         ]
     )

@@ -34,6 +34,7 @@ def test_a_fleet_comes_up_is_looked_at_changed_and_taken_down():
         assert "gpu-1" in said
         assert "$0.4/h" in said
         assert "alive" in said
+        assert "slots are processors" in said
         fleet = LocalFleet.attach("lab")
         assert "gpu-1 stands still" in call("freeze", "gpu-1", "--name", "lab")
         assert "frozen" in call("status", "--name", "lab")

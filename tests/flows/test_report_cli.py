@@ -106,6 +106,13 @@ def test_a_part_of_the_time_and_a_pipeline(filled):
     assert {a.pipeline for a in ClusterReport.from_json(found.stdout).apps} == {"nightly"}
 
 
+def test_the_page_is_opened_where_that_is_asked_for(filled, tmp_path, monkeypatch):
+    opened = []
+    monkeypatch.setattr("webbrowser.open", opened.append)
+    assert run("--ledger", str(filled[0]), "--out", str(tmp_path / "a page.html"), "--open").exit_code == 0
+    assert opened == [(tmp_path / "a page.html").as_uri()]
+
+
 def test_prices_of_one_s_own_are_compared_with(filled, tmp_path):
     file = tmp_path / "prices.toml"
     file.write_text('source = "me"\nregion = "eu-west-1"\n[on_demand]\n"m6i.4xlarge" = 0.856\n')

@@ -40,6 +40,13 @@ def test_our_lock_holds_exact_pins_only_and_everything_that_the_project_asks_for
     assert said(lock.unmet(lock.wanted(project), locked, "pyproject.toml")) == []
 
 
+def test_the_lock_of_airflows_environment_holds_exact_pins_and_what_it_is_made_from(lock: ModuleType) -> None:
+    assert said(lock.airflow()) == []
+    pinned, _ = lock.pins((ROOT / "requirements-airflow.lock").read_text().splitlines())
+    assert "apache-airflow" in pinned
+    assert "prefect" not in pinned  # they exclude each other
+
+
 def test_licences_of_what_is_installed_are_allowed(lock: ModuleType) -> None:
     locked, _ = lock.pins((ROOT / "requirements.lock").read_text().splitlines())
     assert said(lock.licences(locked)) == []

@@ -27,11 +27,11 @@ from ebbflow.planners.model.ledger import (
 from ebbflow.tasks import cluster_page
 from ebbflow.tasks.cluster_axis import natural, ticks
 from ebbflow.tasks.cluster_drawing import spark_svg
+from ebbflow.tasks.cluster_explained import decision_rows, quiet, side
 from ebbflow.tasks.cluster_lanes import lanes
 from ebbflow.tasks.cluster_page import PARTS, Room, cluster_html, cluster_parts, digest
 from ebbflow.tasks.cluster_picture import cluster_svg, data_url
 from ebbflow.tasks.cluster_report import cluster_report
-from ebbflow.tasks.cluster_tables import decision_rows, quiet, side
 from ebbflow.tasks.cluster_values import DecisionRow, Sample
 from ebbflow.tasks.cluster_words import verdict
 from ebbflow.tasks.svg import STYLE
@@ -258,6 +258,7 @@ def test_inputs_become_facts_and_tables():
         ("estimates", ("seconds",)),
     ]
     assert found.tables[0].rows[1] == {"name": "y", "cells": ["–", ""]}
+    assert side({"apps": {"x": {"rho": 1}}}, {"x": "1 first"}).tables[0].rows[0]["name"] == "1 first"
     many = side({f"k{i}": i for i in range(60)} | {"t": {f"r{i}": {"c": 1} for i in range(20)}})
     assert (len(many.facts), many.more) == (24, 36 + 8)
 

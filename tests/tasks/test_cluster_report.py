@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 from cluster_events import CORES, GPU, START, A, B, Book, books, simulated_day, training, two_apps
@@ -21,9 +22,10 @@ from ebbflow.planners.model.ledger import (
     State,
     fold,
 )
+from ebbflow.tasks.apps.stage_times import StageTimes
 from ebbflow.tasks.cluster_history import History
 from ebbflow.tasks.cluster_report import ClusterReport, cluster_report
-from ebbflow.tasks.report import ReportError
+from ebbflow.tasks.report import ReportError, StageReport
 
 
 def report_of(book: Book, reports=None, **options) -> ClusterReport:
@@ -148,9 +150,16 @@ def test_rho_is_time_here_over_time_alone_on_the_share():
     assert report.fairness.above == 1
 
 
-def test_work_that_an_app_tells_goes_before_what_it_held():
-    reports = {"y": AppReport(START + 3610, work_total=1800.0)}
-    assert report_of(two_apps(), reports).app("y").rho.value == pytest.approx(3610 / (1800 / 2))
+def test_what_an_app_says_of_all_its_work_tells_what_is_left_and_no_more():
+    reports = {"y": AppReport(START + 3610, work_total=1800.0, progress=1.0)}
+    assert report_of(two_apps(), reports).app("y").rho.value == pytest.approx(3610 / (3600 / 2))
+    book = Book()
+    book.capacity(0, A, B)
+    book.write(0, training("x"))
+    book.grant(0, "x", ("a", 0))
+    book.write(1000, AppMoved("x", "running"))
+    said = {"x": AppReport(START + 1000, work_total=4000.0, progress=0.25)}
+    assert report_of(book, said).app("x").rho.value == pytest.approx((1000 + 3000) / ((1000 + 3000) / 2))
 
 
 def test_weights_are_shares():
@@ -331,6 +340,8 @@ def test_scaling_targets_say_what_came_of_them():
     became = [row.became for row in report_of(book).decisions]
     assert became[0] == "2 nodes came after 90.0 s to 90.0 s"
     assert became[1] == "1 node left"
+    book.capacity(450, replace(A, id="cores-1"))
+    assert report_of(book).decisions[2].became == "1 node came after 150 s"  # not the one that left
 
 
 def test_figures_of_auctions_become_lines_over_time():
@@ -498,3 +509,30 @@ def test_extending_a_lease_changes_nothing_that_is_counted():
         if 0 < event.at - START < 1800 and other.state.leases:
             other.write(event.at - START, Extended(tuple(other.state.leases), START + 9000))
     assert [app.service for app in report_of(other).apps] == [app.service for app in before.apps]
+
+
+def test_a_query_s_stages_come_from_what_ran_and_when():
+    times = StageTimes()
+    first, second = (
+        SimpleNamespace(output_fp="f1", name="one"),
+        SimpleNamespace(output_fp="f2", name="two" * 200),
+    )
+    times.started(first, START + 1)
+    times.started(second, START + 2)
+    times.ended(first, StageReport("one", "f1", "completed", "p1", rows=7), START + 9)
+    times.ended(
+        SimpleNamespace(output_fp="f3", name="old"), StageReport("old", "f3", "reused", "p1"), START + 10
+    )
+    book = Book()
+    book.write(0, AppEntered(AppSpec("q", "query")))
+    book.write(20, AppMoved("q", "running"))
+    stages = report_of(book, {"q": AppReport(START + 20, job=times.figures())}).stages
+    assert [(s.name[:3], s.status, s.since - START, s.until - START, s.rows) for s in stages] == [
+        ("one", "completed", 1, 9, 7),
+        ("old", "reused", 10, 10, 0),
+        ("two", "running", 2, 20, 0),
+    ]
+    for number in range(500):
+        times.ended(first, StageReport("one", "f1", "completed", "p1", rows=number), START + 9)
+    assert len(times.figures()["stages"]) == 201
+    assert len(times.figures()["stages"][-1]["name"]) == 200

@@ -312,7 +312,10 @@ def test_limits_are_read_from_the_option_the_environment_or_here(tmp_path, monke
     ("text", "message"),
     [
         ("limits = 3", "limits must be a table; got 3"),
-        ("[limit]\nnodes = 3", "limit is not known; known are limits, fallback, market; did you mean limits"),
+        (
+            "[limit]\nnodes = 3",
+            "limit is not known; known are limits, fallback, market, .*; did you mean limits",
+        ),
         ("[limits]\nnode = 3", "node is not known.*did you mean nodes"),
         ("[fallback]\nafter = true", "fallback.after must be a number; got True"),
         ("[fallback]\nstep = 1.5", "fallback.step must be a whole number; got 1.5"),

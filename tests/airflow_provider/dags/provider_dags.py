@@ -84,7 +84,7 @@ with dag("stopped_training_long"):
     EbbflowTrainingOperator(
         task_id="train",
         script="{{ var.value.script }}",
-        arguments=["--steps", "400", "--seconds", "0.05"],
+        arguments=["--steps", "200", "--seconds", "0.05"],
         nodes="local:2x1",
         folder=f"{OUT}/runs",
         run="stopped-long",

@@ -178,8 +178,8 @@ def test_the_database_itself_refuses_a_second_lease_of_a_gpu(place: Place) -> No
     ledger.write([app("a")])
     loop = ledger.lead("loop")
     loop.write([nodes("n1"), grant(lease(1))])
-    forgetful = ledger._journal._state
-    assert forgetful is not None
+    assert ledger._journal._latest is not None
+    forgetful = ledger._journal._latest.state
     forgetful.leases.clear()
     forgetful.booked.clear()
     with pytest.raises(DoubleBookingError, match="booked already"):
@@ -345,20 +345,28 @@ def test_strings_that_no_database_stores_are_mended(place: Place) -> None:
     assert ledger.verify() == []
 
 
-def test_a_ledger_that_was_replaced_is_noticed(place: Place) -> None:
-    ledger = place.open()
-    ledger.write([app("a"), app("b")])
+@pytest.mark.parametrize("later", [0, 1, 2, 5])
+def test_a_ledger_that_was_replaced_is_noticed(place: Place, later: int) -> None:
+    """It holds an older state, from which others have gone on by none, some, as many or more events."""
     from sqlalchemy import text
 
+    ledger = place.open()
+    ledger.write([app("a")])
+    ledger.write([app("b")])
+    ledger.write([app("c")])
     with ledger._database._engine.begin() as connection:
-        for table in ("events", "apps", "mentions"):
-            mine = {"c": place.cluster}
-            connection.execute(text(f"DELETE FROM ledger_{table} WHERE cluster = :c"), mine)
-        connection.execute(
-            text("UPDATE ledger_clusters SET number = 0 WHERE cluster = :c"), {"c": place.cluster}
-        )
-    with pytest.raises(LedgerError, match="ends at event 0, but event 2 has been there"):
-        ledger.write([app("c")])
+        mine = {"c": place.cluster}
+        for table in ("events", "mentions"):
+            connection.execute(text(f"DELETE FROM ledger_{table} WHERE cluster = :c AND number > 1"), mine)
+        connection.execute(text("DELETE FROM ledger_apps WHERE cluster = :c AND app <> 'a'"), mine)
+        connection.execute(text("UPDATE ledger_clusters SET number = 1 WHERE cluster = :c"), mine)
+    other = place.open()
+    for n in range(later):
+        other.write([app(f"other-{n}")])
+    for attempt in (ledger.state, lambda: ledger.write([app("d")])):
+        with pytest.raises(LedgerError, match="was replaced by another or an older one"):
+            attempt()
+    assert set(place.open().state().apps) == {"a", *(f"other-{n}" for n in range(later))}
 
 
 @pytest.mark.parametrize("broken", [

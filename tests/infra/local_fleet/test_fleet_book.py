@@ -16,7 +16,7 @@ from ebbflow.infra.clock import SystemClock
 from ebbflow.infra.errors import ClusterError, StorageError
 from ebbflow.infra.local_fleet import changes
 from ebbflow.infra.local_fleet.book import FleetBook, GoneNode, Identity, LocalNode, PoolPlan, SparkPart
-from ebbflow.infra.local_fleet.pools import LocalPool, check
+from ebbflow.infra.local_fleet.pools import LocalPool, check, shared
 from ebbflow.infra.local_fleet.store import BookFile, decoded, encoded
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model.capacity import Notice
@@ -281,6 +281,16 @@ def test_gpus_of_the_machine_are_shared_out_and_what_is_short_of_them_says_so():
     assert [(node.id, node.gpus) for node in book.nodes] == [("gpu-2", ("4", "5")), ("gpu-3", ("0", "1"))]
 
 
+def test_gpus_are_used_where_they_are_enough_for_the_first_nodes():
+    pools = [replace(GPU, initial=2), SQL]
+    assert shared(pools, ("0", "1", "2", "3", "4"), None) == ("0", "1", "2", "3", "4")
+    assert shared(pools, ("0", "1", "2"), None) == ()
+    assert shared(pools, ("0",), ()) == ()
+    assert shared(pools, (), ("4", "5", "6", "7")) == ("4", "5", "6", "7")
+    with pytest.raises(OptionError, match="need 4 GPUs, and 1 are given"):
+        shared(pools, ("0", "1", "2", "3"), ("0",))
+
+
 def test_a_pool_starts_as_many_on_demand_nodes_as_are_planned_at_their_price():
     book = book_of(replace(GPU, initial=3))
     book = changes.plan(book, Target("gpu", 3, 3, "test", on_demand=2), 0.0)[0]
@@ -352,3 +362,14 @@ def test_a_reading_follows_changes_however_quickly_they_come(tmp_path):
     for number in range(50):
         other.change("u1", lambda book, n=number: book.planned("gpu", reason=f"{n:03d}"))
         assert file.read().plans["gpu"].reason == f"{number:03d}"
+
+
+def test_a_change_within_one_tick_of_the_file_systems_clock_is_read(tmp_path):
+    file = BookFile(tmp_path)
+    file.write(book_of(GPU, epoch=4))
+    was = file.path.stat()
+    assert file.read().epoch == 4
+    with file.path.open("r+b") as content:  # the same inode, size and time
+        content.write(encoded(book_of(GPU, epoch=5)))
+    os.utime(file.path, ns=(was.st_atime_ns, was.st_mtime_ns))
+    assert file.read().epoch == 5

@@ -16,6 +16,7 @@ from ebbflow.infra import processes
 from ebbflow.infra.errors import ClusterError
 from ebbflow.infra.local_fleet import LocalFleet, LocalPool, list_fleets, machine, marks
 from ebbflow.infra.local_fleet.begin import keeper_mark
+from ebbflow.infra.local_fleet.life import collect
 from ebbflow.infra.local_fleet.store import BookFile
 from ebbflow.infra.training import nodes as training_nodes
 from ebbflow.infra.training.launcher.wire import Entry
@@ -130,6 +131,8 @@ def test_two_runs_on_one_node_have_the_slots_that_are_named_and_no_others(fleet,
             run("three", node, (1,))
         with pytest.raises(ClusterError, match="it has 3, and 3 are in use"):
             fleet.nodes_for("three").start(node, 1, Entry("x:1", "run", node, "key", "", ""))
+        assert fleet.evict("two", node)
+        assert fleet.present() == [("one", node), ("two/b", node)]  # whose name only begins so
         assert fleet.evict("two/b", node)
         assert [o.app for o in fleet.occupants(node)] == ["one"]
         assert alive(said["pids"]) == said["pids"]
@@ -141,7 +144,7 @@ def test_two_runs_on_one_node_have_the_slots_that_are_named_and_no_others(fleet,
 
 
 def test_gpus_of_the_machine_are_those_of_the_slots():
-    pool = LocalPool("gpu", "gpu", slots=2, initial=2)
+    pool = LocalPool("gpu", "gpu", slots=2, initial=2, cpus=0.25)
     with LocalFleet.start([pool], "gpus", gpus=("0", "3", "GPU-a", "7")) as fleet:
         nodes = fleet.nodes_for("app", environment={"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "9"})
         nodes.start("gpu-2", 1, Entry("x:1", "run", "gpu-2", "key", "", "", devices=(1,)))
@@ -151,6 +154,7 @@ def test_gpus_of_the_machine_are_those_of_the_slots():
         taken = {node.id: node.gpus for node in fleet.book.nodes}
         assert sorted(taken.values()) == [("0", "3"), ("GPU-a", "7")]
         assert shown == taken["gpu-2"][1]
+        assert nodes._nodes["gpu-2"].quota == 0.25
         nodes.close()
         assert nodes.in_use() == {}
 
@@ -217,16 +221,27 @@ def test_a_frozen_node_stands_still_and_goes_on(fleet, run):
     eventually(lambda: "stopped" not in {psutil.Process(pid).status() for pid in said["pids"]})
 
 
-def test_what_a_launcher_that_was_killed_leaves_is_found_and_ended(fleet):
+def test_what_runs_on_a_node_that_is_gone_is_swept_away(fleet):
+    mark = marks.mark(fleet.uid, "gpu-999", "late", "p", "k")
+    processes.spawn(["sleep", "600"], dict(os.environ), mark, fleet.folder / "logs" / "late.log")
+    assert fleet.present() == [("late", "gpu-999")]
+    eventually(lambda: not fleet.present())
+
+
+def test_what_a_launcher_that_was_killed_leaves_is_found_and_ended(fleet, clock):
     node, _ = two(fleet)
     launcher = launch(fleet, "gone", node, (0, 1))
     (one,) = fleet.left_over("gone")
     assert (one.node, one.slots, len(one.pids)) == (node, (0, 1), 2)
     launcher.kill()
     launcher.wait()
+    silent = collect(fleet.book, {}, clock)
+    clock.sleep(one.grace + 1)
+    assert collect(fleet.book, silent, clock) == silent  # it may save in its grace, and has a little more
     (still,) = fleet.left_over("gone")
     assert still.pids == one.pids
-    assert fleet.evict("gone", node)
+    clock.sleep(60)
+    collect(fleet.book, silent, clock)
     assert fleet.left_over("gone") == ()
     assert fleet.evict("gone", node)
     eventually(lambda: not (fleet.folder / "runs" / one.pool).exists())  # the keeper tidies up

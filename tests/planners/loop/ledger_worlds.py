@@ -190,7 +190,8 @@ class World:
         holds = tuple(lease.number for lease in leases if lease.number not in released)
         phase = "running" if leases else "waiting"
         said = {} if living.mute else {"work_left": living.work - living.done, "work_total": living.work}
-        self.reports[id_] = AppReport(self.now, holds, tuple(released), phase, **(said | living.fields))
+        given = {"holds": holds, "released": tuple(released), "phase": phase, **said, **living.fields}
+        self.reports[id_] = AppReport(self.now, **given)
 
     # --- rules ----------------------------------------------------------------------------------------------
 

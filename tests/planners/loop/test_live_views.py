@@ -119,6 +119,14 @@ def test_a_job_that_reports_its_goodput_counts_in_examples():
     assert found.seconds(2) == pytest.approx(found.left / rate)
 
 
+def test_a_goodput_looked_up_is_the_models_own():
+    model = JOB.model
+    found = belief(AppReport(0.0, (1, 2), seconds_left=100.0, job=JOB.to_dict()), 2, 8, 50.0, False).goodput
+    for most in (8, 20):
+        nodes, gpus = np.meshgrid(np.array([1, 2, 3]), np.arange(most + 1))
+        assert found.best(nodes, gpus) == pytest.approx(model.best(nodes, gpus), rel=0, abs=0)
+
+
 def test_gpu_seconds_left_are_examples_at_one_gpus_goodput():
     report = AppReport(0.0, work_left=300.0, work_total=600.0, job=JOB.to_dict())
     found = belief(report, 2, 8, 50.0, False)

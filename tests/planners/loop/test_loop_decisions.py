@@ -180,7 +180,7 @@ def test_who_does_not_let_go_in_time_is_ended_by_force_on_that_node_only():
     world.steps(3)
     world.notice(lost, 60)
     evicted = set()
-    for _ in range(40):
+    for _ in range(52):
         evicted |= {(one.app, one.node) for one in world.tick(1).evict}
     assert evicted == {("a", lost)}
     assert world.live("a") == 4
@@ -282,3 +282,32 @@ def test_queries_hold_no_gpus_and_are_found_lost():
     assert not any(
         cycle.auction and cycle.changes and i > 3 for i, (_, _, _, cycle) in enumerate(world.cycles[:10])
     )
+
+
+def test_gpus_that_an_app_gives_back_unasked_are_not_given_again_before_the_next_auction():
+    world = World(RIGID, [node("n1", 4)])
+    world.enter(app("a", 2))
+    world.step()
+    granted = 0
+    for _ in range(65):
+        held = tuple(lease.number for lease in world.state.held("a"))
+        world.apps["a"].fields = {"holds": (), "released": held}
+        cycle = world.tick(1)
+        granted += any(isinstance(change, Granted) for change in cycle.changes)
+    assert granted == 2  # once each period
+
+
+def test_of_many_apps_only_those_whose_share_changed_are_told_of_between_two_periods():
+    world = World(RIGID, [node("n1", 60)])
+    for number in range(55):
+        world.enter(app(f"a{number}", 1))
+    world.step()
+    world.enter(app("late", 1))
+    world.step()
+    world.steps(30)
+    first, second, third = (e.change for e in world.events if isinstance(e.change, Decided))
+    assert len(first.inputs["apps"]) == len(first.outcome["gpus"]) == 55
+    assert list(second.inputs["apps"]) == ["late"]
+    assert second.inputs["others"] == 55
+    assert second.outcome["gpus"] == {"late": 1}
+    assert len(third.inputs["apps"]) == 56

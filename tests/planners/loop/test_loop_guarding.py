@@ -6,6 +6,7 @@ import pytest
 from ledger_worlds import World, app, node
 
 from ebbflow.planners.errors import OptionError
+from ebbflow.planners.limits import Limits
 from ebbflow.planners.loop import Settings, Team
 from ebbflow.planners.loop.policies import live_policy
 from ebbflow.planners.model.scheduling import Decision, Grant
@@ -57,22 +58,25 @@ def test_a_teams_dollars_per_hour_limit_its_gpus():
     assert "team red may spend $1/h, its other apps spend $1/h" in world.said("guard")[0]
 
 
-@pytest.mark.parametrize("whose", ["app", "pipeline", "team"])
+@pytest.mark.parametrize("whose", ["app", "pipeline", "team", "run"])
 def test_a_spent_budget_ends_the_lease_and_is_not_overspent(whose):
     more = {
         "app": {"budget": 1.0},
         "pipeline": {"pipeline": "p1", "pipeline_budget": 1.0},
         "team": {"team": "red"},
+        "run": {"pipeline": "p1"},
     }[whose]
     rules = replace(GANGS, teams={"red": Team(dollars=1.0)} if whose == "team" else {})
+    if whose == "run":
+        rules = replace(rules, limits=Limits(dollars_per_run=1.0))
     world = World(rules, [node("n1", 4, price=60.0)])  # $0.25 a minute for a GPU
     world.enter(app("a", 2, **more))
-    world.enter(app("b", 1))
+    world.enter(app("b", 1), work=50.0)
     world.steps(200)
     record = world.state.apps["a"]
     assert not world.state.held("a")
     assert 0.85 < record.dollars <= 1.0
-    assert world.live("b") == 1
+    assert world.state.apps["b"].phase == "finished"
     assert len([why for why in world.said("guard") if why.startswith("a ")]) == 1
     assert "budget of $1.00 is spent" in world.said("guard")[0]
 

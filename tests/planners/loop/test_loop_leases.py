@@ -155,23 +155,54 @@ def test_leases_of_silent_apps_are_neither_extended_nor_called_back():
 def test_a_nearer_deadline_calls_back_again_a_later_one_does_not():
     world = world_of(ELASTIC, app("a", 2, 1, 4), held={"a": [("n1", 0)]})
     world.write([Recalled((1,), world.now + 20)])
-    world.notice("n1", 45)  # to be empty in 15 s
-    assert settle(world, {}).recalled == {(world.now + 15, "n1 leaves in 45 s"): [1]}
+    world.notice("n1", 20)  # to be empty in 15 s: a quarter is left for the end
+    assert settle(world, {}).recalled == {(world.now + 15, "n1 leaves in 20 s"): [1]}
     world.write([Recalled((1,), world.now + 10)])
     assert not settle(world, {}).recalled
 
 
-def test_a_team_is_granted_no_more_than_its_quota_while_others_of_it_still_let_go():
+def test_a_team_is_granted_no_more_than_its_quota_while_an_app_of_it_waits_for_its_new_place():
     rules = replace(ELASTIC, teams={"red": Team(gpus=4)})
-    held = {"a": [("n1", s) for s in range(3)]}
-    world = world_of(rules, app("a", 3, 1, 4, team="red"), app("b", 3, 3, 3, team="red"), held=held)
-    moves = settle(world, {"b": {"n2": 3}, "a": {"n1": 1}})
-    assert not moves.granted or recalled(moves) == {2, 3}
-    kept = 3 - len(recalled(moves))
-    assert kept + len(moves.granted) <= 4
+    held = {"a": [("n1", s) for s in range(3)], "c": [("n3", 0)]}
+    nodes = [node("n1", 4), node("n2", 4), node("n3", 1)]
+    red = (app("a", 3, 1, 4, team="red"), app("b", 3, 3, 3, team="red"))
+    world = world_of(rules, *red, app("c", 1), nodes=nodes, held=held)
+    plan = {"b": {"n2": 3}, "a": {"n3": 1}, "c": {}}
+    assert not settle(world, plan).granted  # a still works on three
+    world = world_of(replace(rules, teams={"red": Team(gpus=6)}), *red, app("c", 1), nodes=nodes, held=held)
+    assert len(settle(world, plan).granted) == 3
 
 
 @pytest.mark.parametrize("price", [0.0, 3.0])
 def test_prices_are_those_of_a_gpu_of_the_node(price):
     world = world_of(GANGS, app("a", 1), nodes=[node("n1", 4, price=price)])
     assert settle(world, {"a": {"n1": 1}}).granted[0].price == price / 4
+
+
+def test_under_a_policy_of_gangs_an_app_that_could_use_fewer_still_starts_whole():
+    world = world_of(GANGS, app("a", 4, 1, 8), app("b", 2), held={"b": [("n1", 0), ("n1", 1)]})
+    moves = settle(world, {"a": {"n1": 4}, "b": {}})
+    assert not moves.granted
+    assert "a" in moves.waiting
+
+
+def test_an_app_that_moves_goes_at_once_and_not_in_parts():
+    held = {"a": [("n1", 0), ("n1", 1), ("n1", 2)], "b": [("n2", 0), ("n2", 1)]}
+    world = world_of(ELASTIC, app("a", 4, 1, 8), app("b", 2), held=held)
+    moves = settle(world, {"a": {"n2": 4}, "b": {}}, age=1000)
+    assert not moves.granted
+    assert recalled(moves) == {4, 5}
+
+
+def test_gpus_that_others_are_leaving_already_are_waited_for():
+    """Nobody else has to give way for what will be free in any case."""
+    held = {"a": [("n1", 0), ("n1", 1)], "b": [("n1", 2), ("n1", 3)]}
+    world = world_of(ELASTIC, app("a", 2, 1, 4), app("b", 2), app("c", 2), held=held)
+    world.write([Recalled((3, 4), world.now + 20)])
+    # a is to move to a place that is not free; its own is wanted by nobody that b's does not serve
+    world.capacity(came=(node("n3", 2),))
+    world.write([Granted((Lease(9, "b", "n3", 0, world.now, world.now + 100, 1),))])
+    moves = settle(world, {"a": {"n3": 2}, "b": {}, "c": {"n1": 2}})
+    assert recalled(moves) == {9}
+    late = settle(world, {"a": {"n3": 2}, "b": {}, "c": {"n1": 2}}, late={3, 4})
+    assert recalled(late) == {1, 2, 9}

@@ -153,7 +153,7 @@ def test_the_guard_keeps_targets_within_limits_and_says_so_once():
     assert "the pool's limit is 1" in said[0]
 
 
-def test_of_two_pools_the_cheaper_grows_first_and_the_dearer_shrinks_first():
+def test_of_two_pools_the_cheaper_grows_first():
     offers = {
         "dear": (Offer("p3", "a", "spot", 4.0, 8, 61.0, 2),),
         "cheap": (Offer("g4", "a", "spot", 1.0, 8, 61.0, 2),),
@@ -274,3 +274,34 @@ def test_a_fleet_that_does_not_answer_leaves_draining_nodes_closed():
     world.steps(3)
     assert world.placement("a") == {"n1": 2}
     assert fleet is not None
+
+
+def test_a_clock_that_is_set_back_stops_nothing():
+    world = Rented(GANGS, fleet_of(gpus(2)))
+    world.enter(app("a", 2))
+    world.steps(20)
+    world.now -= 100.0
+    world.steps(80)
+    assert world.live("a") == 2
+    assert world.sizes["gpu"] == 1
+
+
+def test_an_empty_pool_grows_again_by_nodes_like_those_that_it_had():
+    world = Rented(GANGS, fleet_of(gpus(1)))
+    world.steps(70)
+    assert world.sizes == {"gpu": 0}
+    assert not world.state.nodes
+    world.enter(app("a", 4))
+    world.steps(15)
+    assert world.sizes == {"gpu": 2}
+
+
+def test_of_a_pool_of_which_nothing_is_known_one_node_is_tried_first():
+    rules = replace(GANGS, scaling=replace(RULES, pools={"gpu": "gpus"}))
+    world = Rented(rules, fleet_of(pool("gpu", ())))
+    world.enter(app("a", 4))
+    world.steps(15)
+    assert world.sizes == {"gpu": 1}
+    world.steps(40)
+    assert world.live("a") == 4
+    assert world.sizes == {"gpu": 2}

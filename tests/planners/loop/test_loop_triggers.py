@@ -3,11 +3,14 @@
 from dataclasses import replace
 from math import inf
 
+import pytest
 from ledger_worlds import START, World, app, node
 
-from ebbflow.planners.loop import Settings
+from ebbflow.planners.loop import Plan, Settings, Situation, Wanted
 from ebbflow.planners.loop.leases import HEAD
 from ebbflow.planners.loop.policies import live_policy
+from ebbflow.planners.loop.scene import Scene
+from ebbflow.planners.loop.triggers import due
 from ebbflow.planners.model.scheduling import Decision, Grant
 
 GANGS = Settings(policy=live_policy("best-effort"), lease_s=60, interval_s=30, debounce_s=0.2)
@@ -105,3 +108,17 @@ def test_a_loop_that_wakes_when_it_asked_to_misses_nothing():
     assert world.state.apps["b"].phase == "lost"
     assert world.live("a") == 2
     assert not world.state.held("b")
+
+
+@pytest.mark.parametrize(
+    ("age", "complete", "expected"), [(24, False, False), (26, False, True), (26, True, False)]
+)
+def test_a_plan_that_cannot_be_carried_out_is_made_anew(age, complete, expected):
+    rules = replace(GANGS, interval_s=1000, grace_s=5, plan_s=20)
+    world = World(rules, [node("n1", 4)])
+    world.enter(app("a", 4))
+    world.tick(1)
+    plan = Plan({"a": Wanted((("n1", 4),))}, 1, world.now - age, complete)
+    memory = replace(world.memory, plan=plan)
+    scene = Scene.of(Situation(world.now, world.state, world.reports), rules)
+    assert due(scene, memory, memory.seen).now is expected

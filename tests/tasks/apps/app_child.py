@@ -7,6 +7,7 @@ from ebbflow.infra.ledger import Ledger
 from ebbflow.infra.training.nodes import LocalNodes
 from ebbflow.planners.model.ledger import AppSpec
 from ebbflow.tasks.apps.agent import Pace
+from ebbflow.tasks.apps.lease_book import Rules
 from ebbflow.tasks.apps.training import run_training_app
 from ebbflow.tasks.training_report import TrainingReport
 from ebbflow.tasks.training_request import TrainingRequest
@@ -27,6 +28,7 @@ def run(ledger: Ledger, script: str, folder: Path, *arguments: str, **options: o
         ledger,
         lambda: LocalNodes(folder / "nodes", grace=20.0),
         pace=PACE,
+        rules=Rules(fence=60.0),  # a busy machine stands still for a while
         options={"preload": PRELOAD},
         **options,  # type: ignore[arg-type]
     )

@@ -3,11 +3,13 @@
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from ebbflow.infra.clock import Clock
 from ebbflow.infra.errors import LedgerUnavailableError
 from ebbflow.infra.ledger import Ledger
 from ebbflow.planners.model.capacity import Node
@@ -36,11 +38,33 @@ def until(reached: Callable[[], Any], what: str, seconds: float = LONG) -> Any:
     return found
 
 
+def begin(work: Callable[..., Any], *arguments: Any, **options: Any) -> "Future[Any]":
+    """Work in a thread that does not keep a failed test's process alive."""
+    future: Future[Any] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work(*arguments, **options))
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return future
+
+
 class ScriptedLoop:
     """Leads, grants and recalls as it is told; in a thread it renews its lead and ends what apps have let go of."""
 
-    def __init__(self, path: Path, nodes: dict[str, int], *, lead: float = 15.0, price: float = 0.0) -> None:
-        self.ledger = Ledger.open(str(path))
+    def __init__(
+        self,
+        path: Path,
+        nodes: dict[str, int],
+        *,
+        lead: float = 15.0,
+        price: float = 0.0,
+        clock: Clock | None = None,
+    ) -> None:
+        self.ledger = Ledger.open(str(path), clock=clock)
         self._leadership = self.ledger.lead("scripted", lead)
         self._nodes = {name: Node(name, gpus, 4.0, gpus=gpus, price=price) for name, gpus in nodes.items()}
         self._lock = threading.Lock()
@@ -56,7 +80,7 @@ class ScriptedLoop:
     def grant(self, app: str, *slots: tuple[str, int], seconds: float = 600.0) -> tuple[int, ...]:
         """Grant GPUs to an app, and return the leases."""
         with self._lock:
-            state, now = self.state, time.time()
+            state, now = self.state, self.ledger.clock.now()
             leases = tuple(
                 Lease(
                     state.last_lease + place,
@@ -74,10 +98,10 @@ class ScriptedLoop:
         return tuple(lease.number for lease in leases)
 
     def recall(self, *leases: int, seconds: float = 30.0) -> None:
-        self.write(Recalled(leases, time.time() + seconds, "for a test"))
+        self.write(Recalled(leases, self.ledger.clock.now() + seconds, "for a test"))
 
     def extend(self, *leases: int, seconds: float) -> None:
-        self.write(Extended(leases, time.time() + seconds))
+        self.write(Extended(leases, self.ledger.clock.now() + seconds))
 
     def end(self, *leases: int) -> None:
         """End leases whether or not their app has let go."""
@@ -160,8 +184,8 @@ class ScriptedLoop:
                 for number in freed:
                     self.before(state.leases[number])
                 if freed:
+                    self.let_go |= dict.fromkeys(freed, time.time())  # before others can see that they ended
                     self._leadership.write([Ended(tuple(freed), "let go")])
-                    self.let_go |= dict.fromkeys(freed, time.time())
 
 
 class Outage:

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from app_loops import Outage, ScriptedLoop, until
 
-from ebbflow.infra.errors import LedgerError, RunLockedError
+from ebbflow.infra.clock import SystemClock
+from ebbflow.infra.errors import LeaseError, LedgerError, RunLockedError
 from ebbflow.infra.ledger import Ledger
 from ebbflow.infra.training.locks import RunLock
 from ebbflow.planners.model.ledger import AppMoved, AppSpec, Decided, Saved
@@ -38,7 +39,17 @@ def ledger(path: Path, loop: ScriptedLoop) -> Iterator[Ledger]:
 
 def agent_of(ledger: Any, **options: Any) -> AppAgent:
     spec = AppSpec("t", "training", gpus=2, min_gpus=1, max_gpus=4)
-    return AppAgent(ledger, spec, pace=options.pop("pace", PACE), **options)
+    options = {"pace": PACE, "rules": Rules(fence=60.0), **options}
+    return AppAgent(ledger, spec, **options)
+
+
+def entered(agent: AppAgent) -> bool:
+    """Tell whether the app could enter on a GPU."""
+    try:
+        agent.book.enter("u", "a", 1)
+    except LeaseError:
+        return False
+    return True
 
 
 def test_an_app_enters_hears_of_leases_and_lets_go(loop: ScriptedLoop, ledger: Ledger) -> None:
@@ -120,12 +131,12 @@ def test_a_ledger_that_is_away_is_survived_and_told_once(loop: ScriptedLoop, led
         agent.saved("file:///two")
         until(lambda: agent.book.silence > 0.2, "silence")
         assert agent.standing.placement == {"a": 1}, "what it has, it keeps"
-        with pytest.raises(Exception, match="has not answered"):
+        with pytest.raises(LeaseError, match="has not answered"):
             agent.book.enter("u", "a", 1)
         outage.away = False
         until(lambda: loop.phase("t") == "running", "what was said meanwhile")
         until(lambda: agent.away is None, "end of the outage")
-        agent.book.enter("u", "a", 1)
+        until(lambda: entered(agent), "a fresh look")
         agent.left("u")
         assert number in loop.state.leases
     assert loop.state.apps["t"].checkpoint == "file:///two"
@@ -182,6 +193,37 @@ def test_a_lease_that_a_live_loop_lets_end_is_let_go(loop: ScriptedLoop, ledger:
         (number,) = loop.grant("t", ("a", 0), seconds=0.8)
         until(lambda: agent.standing.leases, "lease")
         until(lambda: loop.ended(number), "end of the lease")
+
+
+class Off(SystemClock):
+    """A clock that is wrong."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self.seconds = seconds
+
+    def now(self) -> float:
+        return super().now() + self.seconds
+
+
+@pytest.mark.parametrize("seconds", [-3600.0, 3600.0])
+def test_a_loop_whose_clock_is_wrong_can_be_lived_with(path: Path, seconds: float) -> None:
+    with (
+        ScriptedLoop(path, {"a": 2}, clock=Off(seconds)) as loop,
+        Ledger.open(str(path)) as ledger,
+        agent_of(ledger) as agent,
+    ):
+        until(lambda: agent._skew.look(None, 0.0), "the difference")
+        assert agent._skew.look(None, 0.0) == pytest.approx(seconds, abs=30.0)
+        first, second = loop.grant("t", ("a", 0), ("a", 1))
+        until(lambda: len(agent.standing.leases) == 2, "leases")
+        agent.book.enter("u", "a", 2)
+        loop.recall(first, seconds=20.0)
+        by = until(lambda: agent.standing.deadline, "recall")
+        assert by - ledger.clock.now() == pytest.approx(20.0, abs=30.0), "by one's own clock"
+        agent.left("u")
+        until(lambda: loop.ended(first), "end of the lease")
+        assert second in loop.state.leases
 
 
 def test_one_process_at_a_time_speaks_for_an_app(loop: ScriptedLoop, ledger: Ledger, tmp_path: Path) -> None:

@@ -2,13 +2,12 @@
 
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
-from app_loops import until
+from app_loops import begin, until
 from toy_trainings import Machines, Script
 
 from ebbflow.infra.ledger import Ledger
@@ -47,22 +46,21 @@ class World:
         self.ledger = Ledger.open(str(folder / "ledger.db"))
         self.source = Source(a=2, b=2)
         self.stop, self.over = threading.Event(), threading.Event()
-        self.threads = ThreadPoolExecutor()
         settings = Settings(
             policy=equal_share(5.0), debounce_s=0.0, grace_s=10.0, leave_s=1.0, silent_s=60.0, scaling=None
         )
         pace = LoopPace(look=0.02, source=0.05, settle=0.01)
         loop = CapacityLoop(self.ledger, None, self.source, settings, pace=pace)
-        self.loop = self.threads.submit(loop.run, self.over)
+        self.loop = begin(loop.run, self.over)
 
     def train(self, id: str, script: Script, **options: Any) -> Any:
         request = TrainingRequest(
             str(self.folder / "train.py"), id=id, folder=str(self.folder / "runs"), canary="never", grace=5.0,
             nodes="local:4x1", **options,
         )  # fmt: skip
-        return self.threads.submit(
+        return begin(
             run_training_app, request, training_spec(request), self.ledger, self.machines.pool,
-            stop=self.stop, rules=Rules(grace=10.0, leave=1.0), pace=PACE, make=script.trainer,
+            stop=self.stop, rules=Rules(grace=10.0, leave=1.0, fence=60.0), pace=PACE, make=script.trainer,
         )  # fmt: skip
 
     def search(self, id: str, script: Script) -> Any:
@@ -70,9 +68,9 @@ class World:
             str(self.folder / "train.py"), (Parameter("lr", "log", 0.001, 1.0),), "accuracy", id=id,
             folder=str(self.folder / "searches"), nodes="local:2x1", trials=2, epochs=6, pruner="none", grace=5.0,
         )  # fmt: skip
-        return self.threads.submit(
+        return begin(
             run_tuning_app, request, tuning_spec(request), self.ledger, self.machines.pool,
-            stop=self.stop, rules=Rules(grace=10.0, leave=1.0), pace=PACE, make=script.trainer,
+            stop=self.stop, rules=Rules(grace=10.0, leave=1.0, fence=60.0), pace=PACE, make=script.trainer,
         )  # fmt: skip
 
     def holds(self, app: str) -> int:
@@ -82,7 +80,7 @@ class World:
         self.stop.set()
         until(lambda: not self.ledger.state().leases or self.loop.done(), "end of all leases")
         self.over.set()
-        self.threads.shutdown()
+        self.loop.result(60.0)
         self.ledger.close()
 
     def check(self) -> None:
@@ -118,7 +116,7 @@ def test_apps_share_what_there_is_as_it_comes_and_goes(world: World) -> None:
     assert [one.state for one in report.trials] == ["complete", "complete"]
     until(lambda: world.holds("x") == 4 and len(world.machines.busy) == 4, "all of it again")
 
-    world.source.notices = (Notice("b", world.ledger.clock.now() + 5.0),)
+    world.source.notices = (Notice("b", world.ledger.clock.now() + 40.0),)
     until(lambda: {node for node, _ in world.machines.busy} == {"a"}, "the node with the notice is left")
     del world.source.nodes["b"]
     world.source.nodes["c"] = Node("c", 4, 8.0, gpus=1)

@@ -6,37 +6,12 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from lease_cases import RULES, Hands, book_of, lease
 
-from ebbflow.infra.clock import SystemClock
 from ebbflow.infra.errors import LeaseError
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model.ledger import Lease
 from ebbflow.tasks.apps.lease_book import LeaseBook, Rules
-
-RULES = Rules(grace=20.0, leave=5.0, fence=5.0)
-
-
-class Hands(SystemClock):
-    """A clock that a test moves."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.time = 1000.0
-
-    def now(self) -> float:
-        return self.time
-
-
-def lease(number: int, node: str = "a", slot: int = 0, since: float = 1000.0, until: float = 1100.0) -> Lease:
-    return Lease(number, "app", node, slot, since, until, 1)
-
-
-def book_of(*leases: Lease, clock: Hands | None = None, lead: float = 1e9) -> tuple[LeaseBook, Hands]:
-    clock = clock or Hands()
-    book = LeaseBook("app", clock, RULES)
-    book.learn(leases, lead)
-    book.settle()
-    return book, clock
 
 
 def test_nothing_is_used_or_released_before_the_earlier_self_is_gone() -> None:
@@ -114,6 +89,18 @@ def test_an_ended_lease_is_to_be_left_at_once() -> None:
     assert book.users([1]) == {"u": "a"}
     book.leave("u")
     assert book.account() == ((), ())
+
+
+def test_of_several_trainings_each_has_its_own_leases() -> None:
+    book, _ = book_of(lease(1), lease(2, slot=1), lease(3, "b"))
+    assert [one.number for one in book.enter("u", "a", 1, {2, 3})] == [2]
+    assert book.placement({2, 3}) == {"a": 1, "b": 1}
+    with pytest.raises(LeaseError, match="leases on 0 that are free"):
+        book.enter("v", "a", 1, {2, 3})
+    book.learn([lease(1), replace(lease(2, slot=1), recalled=1010.0), lease(3, "b")], 1e9)
+    assert book.due({1}) == {}
+    assert book.due({2, 3}) == {2: 1010.0}
+    assert book.placement({1}) == {"a": 1}, "what others leave there is not its business"
 
 
 @pytest.mark.parametrize("field", ["grace", "leave", "fence"])
@@ -233,4 +220,4 @@ class Books(RuleBasedStateMachine):
 
 
 TestBooks = Books.TestCase
-TestBooks.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestBooks.settings = settings(stateful_step_count=25)

@@ -3,11 +3,10 @@
 import json
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from app_loops import ScriptedLoop, until
+from app_loops import ScriptedLoop, begin, until
 
 from ebbflow.infra.errors import StageCancelledError
 from ebbflow.infra.ledger import Ledger
@@ -58,7 +57,7 @@ def test_a_query_enters_runs_and_tells(tpch: str, tmp_path: Path, loop: Scripted
     report = loop.report("q")
     assert (report.progress, report.seconds_left, report.phase) == (1.0, 0.0, "finished")
     assert {one["status"] for one in report.job["stages"]} <= {"completed", "reused", "cancelled"}
-    assert not list((tmp_path / "store" / "apps").glob("*.json")), "nothing is left to be started again"
+    assert not list((tmp_path / "store" / "apps").iterdir()), "nothing is left to be started again"
 
 
 def test_a_query_can_be_stopped_and_goes_on_from_its_stages(
@@ -73,10 +72,8 @@ def test_a_query_can_be_stopped_and_goes_on_from_its_stages(
             stop.set()
             going.wait(0.5)  # the driver's thread: the stop comes before the next stage
 
-    with Ledger.open(str(tmp_path / "ledger.db")) as ledger, ThreadPoolExecutor() as threads:
-        run = threads.submit(
-            run_query_app, asked, spec, ledger, PlainOrchestrator(Stopping()), stop=stop, pace=PACE
-        )
+    with Ledger.open(str(tmp_path / "ledger.db")) as ledger:
+        run = begin(run_query_app, asked, spec, ledger, PlainOrchestrator(Stopping()), stop=stop, pace=PACE)
         error = run.exception(60.0)
         if error is not None:  # unless the last stage was faster
             assert isinstance(error, StageCancelledError)

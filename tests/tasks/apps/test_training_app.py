@@ -5,13 +5,13 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
-from app_loops import Outage, ScriptedLoop, until
+from app_loops import Outage, ScriptedLoop, begin, until
 from toy_trainings import Machines, Script
 
 from ebbflow.infra.errors import RunLockedError
@@ -30,7 +30,7 @@ from ebbflow.tasks.training_report import TrainingReport
 from ebbflow.tasks.training_request import TrainingRequest
 
 PACE = Pace(look=0.02, report=0.1, entry=10.0, parting=3.0)
-RULES = Rules(grace=30.0, leave=2.0, fence=5.0)
+RULES = Rules(grace=30.0, leave=2.0, fence=60.0)
 
 
 class World:
@@ -42,7 +42,6 @@ class World:
         self.loop = ScriptedLoop(folder / "ledger.db", nodes, **loop)
         self.ledger = Ledger.open(str(folder / "ledger.db"))
         self.machines = Machines(linger)
-        self.threads = ThreadPoolExecutor()
         self.runs: list[Future[TrainingReport]] = []
         self.stops: list[threading.Event] = []
         self.scripts: list[Script] = []
@@ -56,7 +55,7 @@ class World:
         self, id: str, script: Script, ledger: Any = None, spec: dict[str, Any] | None = None, **options: Any
     ) -> Future[TrainingReport]:
         request, stop = self.request(id, **options), threading.Event()
-        run = self.threads.submit(
+        run = begin(
             run_training_app,
             request,
             training_spec(request, **(spec or {})),
@@ -78,7 +77,6 @@ class World:
             stop.set()
         for run in self.runs:
             run.exception(60.0)
-        self.threads.shutdown()
         self.ledger.close()
         self.loop.close()
 
@@ -210,11 +208,14 @@ def test_without_leases_it_waits_saved_and_goes_on(world: World) -> None:
     world.check()
 
 
-def test_a_training_that_does_not_leave_is_ended_before_the_deadline(world: World) -> None:
+def test_a_training_that_does_not_leave_is_ended_before_the_deadline(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ebbflow.tasks.apps.warden.SPARE", 5.0)  # on a busy machine a moment is not enough
     world.begin("t", Script(stubborn=True))
     first, second = world.loop.grant("t", ("a", 0), ("b", 0))
     training_on(world, ("a", 0), ("b", 0))
-    world.loop.recall(first, seconds=1.5)
+    world.loop.recall(first, seconds=6.0)
     deadline = world.ledger.state().leases[first].recalled
     until(lambda: world.loop.ended(first), "end of the lease")
     assert deadline is not None
@@ -279,12 +280,28 @@ def test_the_last_node_killed_is_a_wait_for_another(world: World) -> None:
     world.check()
 
 
-def test_a_trial_comes_first_and_ends_with_its_lease(world: World) -> None:
+def test_a_trial_comes_first(world: World) -> None:
     run = world.begin("t", Script(steps=30), canary="always", canary_steps=5)
-    leases = world.loop.grant("t", ("a", 0), ("b", 0))
+    world.loop.grant("t", ("a", 0), ("a", 1), ("b", 0))
     report = run.result(60.0)
     assert report.state == "finished"
-    assert leases
+    assert [(g.trial, g.kind, g.gpus) for g in report.generations] == [
+        (True, "canary", 2),
+        (False, "finished", 3),
+    ]
+    world.check()
+
+
+def test_a_trial_whose_lease_is_called_back_is_cut_short(world: World) -> None:
+    run = world.begin("t", Script(), canary="always", canary_steps=10**6)
+    _, _, third = world.loop.grant("t", ("a", 0), ("a", 1), ("b", 0))
+    training_on(world, ("a", 0), ("b", 0))
+    world.loop.recall(third)
+    training_on(world, ("a", 0), ("a", 1))
+    until(lambda: world.loop.ended(third), "end of the lease")
+    world.stops[0].set()
+    report = run.result(60.0)
+    assert [(g.trial, g.gpus) for g in report.generations] == [(True, 2), (False, 2)]
     world.check()
 
 
@@ -295,12 +312,10 @@ def test_what_a_training_says_is_what_shares_gpus_out(world: World) -> None:
     world.begin("t", Script(content=content))
     world.loop.grant("t", ("a", 0))
     report = until(lambda: (r := world.loop.report("t")).work_left and r, "figures")
-    assert job.model is not None
-    rate = job.model.at(1, 1, job.split)
     assert report.progress == pytest.approx(0.5)
-    assert report.seconds_left == pytest.approx(6400 / rate)
-    assert report.work_left == pytest.approx(6400 / rate), "GPU-seconds on one GPU"
-    assert report.work_total == pytest.approx(12800 / rate)
+    assert report.seconds_left == pytest.approx(6400 / 80)
+    assert report.work_left == pytest.approx(6400 / 80), "GPU-seconds on one GPU"
+    assert report.work_total == pytest.approx(12800 / 80)
     assert JobReport.from_dict(report.job) == job
     assert report.pools == (world.machines.pools[-1].uid,)
 
@@ -360,7 +375,7 @@ def test_two_apps_never_meet_on_a_gpu(tmp_path: Path, seed: int) -> None:
     try:
         world.begin("x", Script(saving=0.02))
         world.begin("y", Script(), ledger=outage, min_gpus=2)
-        end = time.monotonic() + 3.0
+        end = time.monotonic() + 2.0
         while time.monotonic() < end:
             state = world.ledger.state()
             free = [s for s in slots if s not in set(state.booked)]

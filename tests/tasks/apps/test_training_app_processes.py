@@ -6,13 +6,12 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import app_child
 import psutil
 import pytest
-from app_loops import Outage, ScriptedLoop, until
+from app_loops import Outage, ScriptedLoop, begin, until
 
 from ebbflow.infra import processes
 from ebbflow.infra.ledger import Ledger
@@ -58,11 +57,9 @@ def test_a_lease_moves_to_another_node_and_the_first_is_free_when_its_processes_
         left[lease.number] = on_node(lease.node)
 
     loop.before = look
-    with Ledger.open(str(tmp_path / "ledger.db")) as ledger, ThreadPoolExecutor() as threads:
+    with Ledger.open(str(tmp_path / "ledger.db")) as ledger:
         outage = Outage(ledger)
-        run = threads.submit(
-            app_child.run, outage, SCRIPT, tmp_path, str(tmp_path), "1000000", "0.01", stop=stop
-        )
+        run = begin(app_child.run, outage, SCRIPT, tmp_path, str(tmp_path), "1000000", "0.01", stop=stop)
         until(lambda: run.done() or loop.phase("t") == "waiting", "entry")
         (first,) = loop.grant("t", ("a", 0))
         steps_beyond(loop, 0)
@@ -114,10 +111,8 @@ def test_a_killed_app_goes_on_under_its_id_once_nothing_of_it_is_left(
         assert earlier
         child.send_signal(signal.SIGKILL)
         child.wait()
-        with Ledger.open(str(tmp_path / "ledger.db")) as ledger, ThreadPoolExecutor() as threads:
-            run = threads.submit(
-                app_child.run, ledger, SCRIPT, tmp_path, str(tmp_path), "1000000", "0.01", stop=stop
-            )
+        with Ledger.open(str(tmp_path / "ledger.db")) as ledger:
+            run = begin(app_child.run, ledger, SCRIPT, tmp_path, str(tmp_path), "1000000", "0.01", stop=stop)
             try:
                 until(lambda: run.done() or set(on_node("a")) - earlier, "processes of the second")
                 assert not earlier & set(on_node("a")), "both at once"

@@ -2,13 +2,13 @@
 
 import threading
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
-from app_loops import ScriptedLoop, until
+from app_loops import ScriptedLoop, begin, until
 from toy_trainings import Machines, Script
 
 from ebbflow.infra.ledger import Ledger
@@ -20,7 +20,7 @@ from ebbflow.tasks.tuning_report import TuningReport
 from ebbflow.tasks.tuning_request import Parameter, TuningRequest
 
 PACE = Pace(look=0.02, report=0.1, entry=10.0, parting=3.0)
-RULES = Rules(grace=30.0, leave=2.0, fence=5.0)
+RULES = Rules(grace=30.0, leave=2.0, fence=60.0)
 SPACE = (Parameter("lr", "log", 0.001, 1.0),)
 
 
@@ -41,11 +41,10 @@ class Search:
         self.machines, self.script = Machines(), script
         self.stop = threading.Event()
         self.said: list[str] = []
-        self.threads = ThreadPoolExecutor()
         self.run: Future[TuningReport] = self.begin()
 
     def begin(self) -> "Future[TuningReport]":
-        return self.threads.submit(
+        return begin(
             run_tuning_app,
             self.request,
             tuning_spec(self.request),
@@ -61,7 +60,6 @@ class Search:
     def close(self) -> None:
         self.stop.set()
         self.run.exception(60.0)
-        self.threads.shutdown()
         self.ledger.close()
         self.loop.close()
         assert not self.machines.busy

@@ -299,7 +299,7 @@ class ToyTrainer:
         return end
 
     def _steps(self, number: int, placement: dict[str, int], lost: dict[str, str]) -> tuple[Any, str]:
-        gpus, script = sum(placement.values()), self._script
+        gpus, script, begun = sum(placement.values()), self._script, self._step
         while True:
             time.sleep(script.pause)
             for name in placement:
@@ -318,6 +318,9 @@ class ToyTrainer:
                 self._save()
                 self._say("finished", saved=True)
                 return "finished", "the script came to its end"
+            if 0 < self._settings.canary_steps <= self._step - begun:
+                self._say("canary")
+                return "canary", "the trial steps passed"
             why = self._asked(number, placement)
             if (why and not script.stubborn) or self._closed:
                 time.sleep(script.saving)

@@ -112,6 +112,7 @@ def test_a_ledger_that_is_away_is_waited_for(ledger, start, caplog):
         assert held(ledger, "a") == 2  # apps keep what they hold
         flaky.away = False
         until(lambda: "late" in ledger.state().nodes, "the node that came meanwhile", app.step)
+        until(lambda: "answers again" in caplog.text, "the word that it is back")
     assert sum("the ledger does not answer" in record.message for record in caplog.records) == 1
     assert sum("answers again" in record.message for record in caplog.records) == 1
     ScriptedApp(ledger, "b", 2).enter()
@@ -201,23 +202,27 @@ def test_a_loop_ends_when_the_ledger_asks_it_to(ledger, start):
 
 
 def test_changes_during_a_slow_decision_are_merged_and_none_is_lost(ledger, start, monkeypatch):
-    real = loop_module.decide
+    real, begun, release = loop_module.decide, threading.Event(), threading.Event()
 
     def slow(*given):
-        time.sleep(0.2)
+        begun.set()
+        release.wait(60)
         return real(*given)
 
-    monkeypatch.setattr(loop_module, "decide", slow)
     source = FakeSource(node("n0"))
     running = start(ledger, source)
     until(lambda: ledger.state().nodes, "the first look")
+    monkeypatch.setattr(loop_module, "decide", slow)
+    source.add(node("more"))
+    until(begun.is_set, "a decision")
+    looks = source.looks
     for number in range(200):
         source.add(node(f"more{number}"))
-        time.sleep(0.005)
-    until(lambda: len(ledger.state().nodes) == 201, "all nodes")
-    changes = ledger.events(kinds=[CapacityChanged])
-    assert len(changes) < 50  # one by one they would be 200
+    until(lambda: source.looks > looks + 1, "a look at them")  # which goes on meanwhile
+    release.set()
+    until(lambda: len(ledger.state().nodes) == 202, "all nodes")
     running.close()
+    assert len(ledger.events(kinds=[CapacityChanged])) <= 4  # one by one they would be 202
     assert running.loop.figures.rested > 0
 
 

@@ -186,6 +186,23 @@ def test_an_interrupt_lets_steps_save_and_the_same_run_goes_on(make: Callable[..
     assert second.outcomes()[0].began == first.outcomes()[0].began
 
 
+@pytest.mark.parametrize("moment", ["began", "ended"])
+def test_an_interrupt_between_two_lines_loses_nothing(make: Callable[..., Coordinator], moment: str) -> None:
+    class Striking(Listener):
+        """Interrupts while the coordinator takes note of something."""
+
+        def strike(self, outcome: StepOutcome) -> None:
+            if outcome.name == "orders":
+                signal.raise_signal(signal.SIGINT)
+
+    listener = Striking()
+    setattr(listener, moment, listener.strike)
+    coordinator = make(World(), listener)
+    coordinator.run()
+    assert states(coordinator) == {"orders": "finished", "fit": "stopped", "tune": "stopped"}
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
 def test_a_second_interrupt_leaves_at_once(make: Callable[..., Coordinator]) -> None:
     world, hold = World(), threading.Event()
     world.ends["orders"] = lambda _: (

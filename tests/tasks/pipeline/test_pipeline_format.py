@@ -203,7 +203,9 @@ def _paths(value: Any, above: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 
 @given(st.data())
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=settings().max_examples // 2, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 def test_any_broken_file_gets_our_error(tmp_path: Path, data: st.DataObject) -> None:
     plain = content(tmp_path)
     path = data.draw(st.sampled_from(_paths(plain)))

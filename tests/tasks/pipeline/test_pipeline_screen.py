@@ -70,7 +70,9 @@ STEPS = (
 
 def shown(ledger: Ledger, *, terminal: bool, ticks: int = 1) -> str:
     out = io.StringIO()
-    console = Console(file=out, force_terminal=terminal, width=120, color_system=None)
+    console = Console(
+        file=out, force_terminal=terminal, width=120, color_system=None, _environ={"TERM": "xterm"}
+    )
     clock = SystemClock()
     with PipelineScreen(console, clock, every=0.0) as screen:
         screen.watch(ClusterView(ledger, clock, "one", "one"), lambda: STEPS)
