@@ -6,7 +6,7 @@ for ever. The ledger knows better: the run's apps have fallen silent, and the lo
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,14 +18,15 @@ from ebbflow.flows.flow_runs import FlowRuns, PrefectRuns, RunView
 from ebbflow.infra.errors import InfraError, LedgerError
 from ebbflow.infra.ledger import Ledger
 from ebbflow.planners.errors import EbbflowError
-from ebbflow.planners.model.ledger import OVER, AppEntered, AppMoved, AppRecord, LoopBegan
-from ebbflow.tasks.apps.recovery import LostApp, Patience, request_of, resume_lost
+from ebbflow.planners.model.ledger import OVER, AppEntered, AppMoved, AppPhase, AppRecord, LoopBegan
+from ebbflow.tasks.apps.recovery import LostApp, Patience, lost_apps, request_of, resume_lost
 from ebbflow.tasks.loop.leading import holder_name
 from ebbflow.tasks.request import QueryRequest
 
 LOOK = 5.0  # s between looks
 RECENT = 3600.0  # s after its end for which a run that was terminated is still gone on with
 _READ = 1000  # events at a time
+_BY_HAND = "aborted by an interrupt signal"  # what Prefect says of Ctrl-C
 _ENDING = 60.0  # s after its last app's end for which a run is looked at
 
 Told = Callable[[LostApp, RunView], None]
@@ -91,7 +92,7 @@ class Mender:
             return
         self._read_events()
         self._views = {}
-        records = self._ledger.state().apps.values()
+        records = list(self._ledger.state().apps.values())
         for record in records:  # those whose entry was pruned from the ledger, too
             if record.phase not in OVER and record.spec.flow_run:
                 self._open.setdefault(record.spec.flow_run)
@@ -143,7 +144,7 @@ class Mender:
             self._move(lost, "stopped", "its flow run was cancelled")
         elif view.state == "COMPLETED":
             self._move(lost, "stopped", "its flow run has completed")
-        elif run not in self._marked:
+        elif run not in self._marked and not self._begun_again(view, lost):
             self._marked.add(run)
             why = (
                 f"{lost[0].spec.id} is lost: {lost[0].reason}"
@@ -153,6 +154,14 @@ class Mender:
             self._crash(view, f"the process of this run is gone: {why}")
         if not standing.apps:
             del self._open[run]
+
+    def _begun_again(self, view: RunView, lost: Sequence[AppRecord]) -> bool:
+        """Tell whether somebody has begun this very run again since its apps were lost; it has yet to enter them."""
+        if view.over or view.since is None or not lost:
+            return False
+        ids = {app.spec.id for app in lost}
+        known = lost_apps(self._ledger, self._ledger.clock.now(), self._patience)
+        return all(app.since < view.since for app in known if app.spec.id in ids)
 
     def _crash(self, view: RunView, why: str) -> None:
         """Mark a run and those in whose process it ran."""
@@ -175,16 +184,18 @@ class Mender:
             del self._open[run]
             return
         view = self._view(run)
-        if view is not None and view.state == "CRASHED":
+        if view is not None and view.state == "CRASHED" and view.deployment and _BY_HAND not in view.message:
             stopped = [app for app in standing.apps if app.phase == "stopped"]
             self._move(stopped, "lost", f"its flow run was terminated: {view.message}"[:500])
             self._marked.add(run)
             if stopped:
                 return
+        if view is not None and view.state == "CANCELLING" and now - last > _ENDING:
+            self._runs.crashed(run, "its process was gone before it could say so")
         if view is None or view.over or now - last > _ENDING:
             del self._open[run]
 
-    def _move(self, apps: Iterator[AppRecord] | Any, phase: Any, why: str) -> None:
+    def _move(self, apps: Sequence[AppRecord], phase: AppPhase, why: str) -> None:
         changes = [AppMoved(app.spec.id, phase, why) for app in apps]
         if changes:
             self._ledger.write(changes)

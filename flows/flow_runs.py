@@ -34,6 +34,7 @@ class RunView:
     state: str  # COMPLETED, RUNNING, ...
     message: str = ""
     ended: float | None = None  # s since the Unix epoch
+    since: float | None = None  # that it is in this state
     deployment: str = ""  # id
     parameters: Mapping[str, Any] = field(default_factory=dict)
     tags: tuple[str, ...] = ()
@@ -149,6 +150,7 @@ def _view(client: SyncPrefectClient, run: FlowRun) -> RunView:
         state.type.value if state is not None else "",
         (state.message or "") if state is not None else "",
         run.end_time.timestamp() if run.end_time is not None else None,
+        state.timestamp.timestamp() if state is not None else None,
         str(run.deployment_id or ""),
         dict(run.parameters),
         tuple(run.tags),

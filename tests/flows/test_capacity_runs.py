@@ -171,6 +171,32 @@ def test_a_run_that_was_terminated_goes_on_though_its_app_said_that_it_stopped(l
     assert len(runs.begun) == 1
 
 
+@pytest.mark.parametrize(
+    "fields", [{"deployment": ""}, {"message": "Execution was aborted by an interrupt signal."}]
+)
+def test_a_run_that_was_ended_by_hand_or_has_no_deployment_stays_stopped(
+    ledger: Ledger, fields: dict[str, str]
+) -> None:
+    runs = Runs(view("run-1", "CRASHED", **{"message": "terminated", **fields}))
+    enter(ledger, spec("fit"), phase="stopped")
+    Mender(ledger, runs, patience=NOW).look()
+    assert ledger.state().apps["fit"].phase == "stopped"
+    assert not runs.begun
+
+
+def test_a_run_that_somebody_has_begun_again_is_left_alone(ledger: Ledger) -> None:
+    """As with the button *Retry*: the run is the same, and has yet to enter its app."""
+    enter(ledger, spec("fit"), phase="lost")
+    before, after = ledger.clock.now() - 60.0, ledger.clock.now() + 1.0
+    runs = Runs(view("run-1", since=after))
+    Mender(ledger, runs, patience=NOW).look()
+    assert runs.state("run-1") == "RUNNING"
+    assert not runs.begun
+    runs.known["run-1"] = view("run-1", since=before)
+    Mender(ledger, runs, patience=NOW).look()
+    assert runs.state("run-1") == "CRASHED"
+
+
 @pytest.mark.parametrize("phase", ["finished", "stopped", "failed"])
 def test_runs_whose_apps_are_over_end_by_themselves(ledger: Ledger, phase: str) -> None:
     runs = Runs(view("run-1"))
