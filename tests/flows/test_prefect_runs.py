@@ -1,15 +1,14 @@
 """Flow runs in processes of their own, cancelled by the API or killed: nothing is left, and what was lost goes on."""
 
 import json
-import os
 import shutil
-import signal
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from uuid import uuid4
 
 import pytest
+import yaml
 from flowcases import eventually
 from prefect_home import LONG, POOL, Home, prefect_home, processes, seconds_until
 
@@ -20,17 +19,9 @@ from ebbflow.tasks.loop.row import STOP, stop_request
 
 pytestmark = [pytest.mark.prefect, pytest.mark.slow]
 
+_ROOT = Path(__file__).parents[2]
 SOON = 20.0  # s in which nothing of a cancelled run is left, on a busy machine
 HEAVY = "SELECT count(*) AS n FROM big a JOIN big b ON a.id * b.id % 1000003 < b.k + 3 AND a.k <> b.k"
-DEPLOYMENTS = """
-name: test
-deployments:
-- {name: query, entrypoint: ebbflow.flows.query.run_query, work_pool: {name: ebbflow}}
-- {name: train, entrypoint: ebbflow.flows.training.train, work_pool: {name: ebbflow}}
-- {name: search, entrypoint: ebbflow.flows.search.search, work_pool: {name: ebbflow}}
-- {name: pipeline, entrypoint: ebbflow.flows.pipeline.run_pipeline, work_pool: {name: ebbflow}}
-- {name: capacity, entrypoint: ebbflow.flows.capacity.capacity_loop, work_pool: {name: ebbflow}}
-"""
 PIPELINE = """
 name: digits
 cluster:
@@ -54,7 +45,11 @@ enabled = false
 @pytest.fixture(scope="module")
 def prefect(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
     folder = tmp_path_factory.mktemp("home")
-    (folder / "prefect.yaml").write_text(DEPLOYMENTS)
+    ours = yaml.safe_load((_ROOT / "prefect.yaml").read_text())
+    loop = next(one for one in ours["deployments"] if one["name"] == "capacity")
+    # what a trigger begins has the deployment's parameters
+    loop["parameters"] = {"source": "local:spare", "ledger": str(folder / "spare.db"), "cluster": "spare"}
+    (folder / "prefect.yaml").write_text(yaml.safe_dump(ours))
     shutil.copy(Path(__file__).with_name("digits.py"), folder / "digits.py")
     (folder / "pipeline.yaml").write_text(PIPELINE.replace("SCRIPT", str(folder / "digits.py")))
     (folder / "fleet.toml").write_text(LIMITS)
@@ -220,22 +215,38 @@ def test_a_training_on_leases_is_cancelled_killed_and_gone_on_with(prefect: Home
 
 @pytest.mark.timeout(900)
 @pytest.mark.usefixtures("home")
-def test_a_loop_is_cancelled_and_another_leads_at_once(prefect: Home, tmp_path: Path) -> None:
-    file = str(tmp_path / "ledger.db")
+def test_a_loop_that_is_cancelled_stays_away_and_one_that_crashes_is_begun_again(prefect: Home) -> None:
     fleet = LocalFleet.start([LocalPool("gpu", "gpu", least=1, most=1)], "spare")
     try:
-        with Ledger.open(file, cluster="spare") as ledger:
-            given = {"source": "local:spare", "ledger": file, "cluster": "spare"}
-            first = prefect.run("capacity-loop/capacity", **given)
+        with Ledger.open(str(prefect.folder / "spare.db"), cluster="spare") as ledger:
+
+            def led() -> bool:
+                leader = ledger.leader()
+                return leader is not None and leader.alive(ledger.clock.now())
+
+            first = prefect.run("capacity-loop/capacity")
             eventually(lambda: ledger.state().nodes, LONG)
+            other = prefect.run("capacity-loop/capacity")
+            assert prefect.ended(other) == "CANCELLED"  # there is one
+            assert prefect.state(first) == "RUNNING"
             assert cancelled(prefect, first) < SOON
-            assert ledger.leader() is None or not ledger.leader().alive(ledger.clock.now())  # type: ignore[union-attr]
-            second = prefect.run("capacity-loop/capacity", **given)
+            assert not led()
+
+            second = prefect.run("capacity-loop/capacity")
             eventually(lambda: ledger.state().token == 2, LONG)
-            # its process is killed, the runner sees that
             for process in processes(second):
-                os.kill(process.pid, signal.SIGKILL)
+                process.kill()
             assert prefect.ended(second) == "CRASHED"
+            eventually(lambda: ledger.state().token == 3, LONG)  # begun by the deployment's trigger
+            body = {
+                "flow_runs": {
+                    "state": {"type": {"any_": ["RUNNING"]}},
+                    "name": {"any_": ["capacity of spare"]},
+                }
+            }
+            (third,) = prefect.get("post", "/flow_runs/filter", json=body)
+            assert third["id"] not in (first, second)
+            assert cancelled(prefect, third["id"]) < SOON
     finally:
         fleet.down()
 
@@ -280,9 +291,6 @@ def test_an_automation_acts_once_for_many_events(prefect: Home) -> None:
     fail()
     eventually(paused, LONG)
     prefect.get("post", f"/deployments/{deployment}/resume_deployment")
-
-
-_ROOT = Path(__file__).parents[2]
 
 
 def _phase(ledger: Ledger, app: str) -> str:
