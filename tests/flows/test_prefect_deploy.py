@@ -231,9 +231,7 @@ class TestUnderAServer:
         pool = f"p-{uuid4().hex[:6]}"
         assert run_cli("prefect", "init", "--folder", tmp_path, "--pool", pool).returncode == 0
         with get_client(sync_client=True) as client:
-            client._client.post(
-                "/work_pools/", json=WorkPoolCreate(name=pool, type="process").model_dump(mode="json")
-            )
+            client.create_work_pool(WorkPoolCreate(name=pool, type="process"))
         done = subprocess.run(
             [str(Path(sys.executable).with_name("prefect")), "--no-prompt", "deploy", "--all"],
             cwd=tmp_path,
