@@ -13,6 +13,7 @@ from typing import Any
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
+from prefect.logging import get_run_logger
 
 from ebbflow.flows.flow_runs import FlowRuns, PrefectRuns, RunView
 from ebbflow.infra.errors import InfraError, LedgerError
@@ -79,6 +80,7 @@ class Mender:
     ) -> None:
         self._ledger, self._runs, self._leads = ledger, runs, leads
         self._told, self._patience = told, patience
+        self.say: Callable[[str], None] = log.warning  # what people should know
         self._read = 0  # number of the last event
         self._open: dict[str, None] = {}  # flow runs that have not been seen to end, in order
         self._loop = ""  # the flow run of the loop that leads
@@ -168,7 +170,7 @@ class Mender:
         seen = {view.id}
         while True:
             if not view.over:
-                log.warning("flow run %s: %s", view.name, why)
+                self.say(f"flow run {view.name}: {why}")
                 self._runs.crashed(view.id, why)
                 self._views[view.id] = replace(view, state="CRASHED")
             above = self._view(view.parent) if view.parent and view.parent not in seen else None
@@ -226,8 +228,9 @@ class Mender:
         """Create a flow run that goes on with the app, and say which. Raises ``EbbflowError``."""
         view = self._views.get(app.spec.flow_run)
         given = resumed(app, view)
-        assert app.resume is not None
-        deployment = view.deployment if view is not None and view.deployment else app.resume.deployment
+        deployment = view.deployment if view is not None else ""
+        if not deployment and app.resume is not None:
+            deployment = app.resume.deployment
         tag = tag_of(app, self._ledger.cluster)
         tags = [tag, *(one for one in (view.tags if view else ()) if not one.startswith(_TAG))]
         made = self._runs.begin(
@@ -293,6 +296,8 @@ def resumed(app: LostApp, view: RunView | None) -> dict[str, Any]:
 )
 def mend_runs(mender: Mender, stop: threading.Event, every: float = LOOK) -> int:
     """Look after flow runs every so often until ``stop`` is set; return how often it was done."""
+    said = get_run_logger()  # in the user interface, too
+    mender.say = said.warning
     told, times = "", 0
     while not stop.wait(every):
         try:
@@ -302,10 +307,10 @@ def mend_runs(mender: Mender, stop: threading.Event, every: float = LOOK) -> int
             continue  # the loop itself says that the ledger is away
         except EbbflowError as error:
             if str(error) != told:  # an outage is told once
-                log.warning("flow runs cannot be looked after: %s", error)
+                said.warning("flow runs cannot be looked after: %s", error)
             told = str(error)
         except Exception:
-            log.exception("flow runs could not be looked after")
+            said.exception("flow runs could not be looked after")
     return times
 
 
