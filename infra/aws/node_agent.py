@@ -253,7 +253,8 @@ class SystemdNode:
             "Detail": json.dumps(detail),
         }
         try:
-            bus = boto3.client(
+            # a session of its own: the one that boto3 shares keeps the first credentials that it ever found
+            bus = boto3.session.Session().client(
                 "events", region_name=self._region, endpoint_url=self._endpoint_url, config=limits
             )
             refused = bus.put_events(Entries=[event])["FailedEntryCount"]
@@ -282,7 +283,8 @@ class SystemdNode:
 
         limits = Config(connect_timeout=5, read_timeout=10, retries={"mode": "standard", "max_attempts": 4})
         try:
-            boto3.client("autoscaling", region_name=self._region, config=limits).complete_lifecycle_action(
+            group = boto3.session.Session().client("autoscaling", region_name=self._region, config=limits)
+            group.complete_lifecycle_action(
                 LifecycleHookName=DRAIN_HOOK,
                 AutoScalingGroupName=self._group,
                 LifecycleActionResult="CONTINUE",

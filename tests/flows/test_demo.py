@@ -94,7 +94,7 @@ def started(home: Path, *arguments: str | Path) -> Iterator[Demo]:
 
 SMALL = (
     "--scale", "0.01", "--set", "engine=duckdb", "--set", "workers=0", "--set", "rows=2000", "--set", "epochs=4",
-    "--set", "trials=1", "--runner", "plain",
+    "--set", "trials=1", "--set", "notice=1s", "--runner", "plain",
 )  # fmt: skip
 ONE = ("--query", "9", "--scale", "0.1")
 

@@ -40,6 +40,7 @@ class PastClock(SystemClock):
 def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """Return the address of a ledger with old events and new ones, of a loop that leads now."""
     monkeypatch.setenv("COLUMNS", "150")
+    monkeypatch.setattr(ledger_cli.console, "width", 150)  # a console keeps the width that it was made with
     path = str(tmp_path / "ledger.db")
     with Ledger.open(path, clock=PastClock()) as ledger:
         ledger.write(

@@ -119,8 +119,9 @@ def test_ctrl_c_and_a_killed_process_lose_no_finished_step(shop: Path, tmp_path:
         record = json.loads((folder / "run.json").read_text()) if (folder / "run.json").exists() else None
         return bool(record) and record["steps"]["fit"]["state"] == "running"
 
-    first = start(shop, "--id", "one")
+    begun = [start(shop, "--id", "one")]
     try:
+        (first,) = begun
         eventually(running)
         os.killpg(first.pid, signal.SIGKILL)
         first.wait(PATIENCE)
@@ -129,7 +130,7 @@ def test_ctrl_c_and_a_killed_process_lose_no_finished_step(shop: Path, tmp_path:
 
         killed = (folder / "run.json").read_text()
         (folder / "run.json").write_text(killed.replace('"running"', '"stopped"'))  # to see it run again
-        second = start("--resume", "one")
+        begun.append(second := start("--resume", "one"))
         eventually(running)
         os.killpg(second.pid, signal.SIGINT)
         text, _ = second.communicate(timeout=PATIENCE)
@@ -141,7 +142,7 @@ def test_ctrl_c_and_a_killed_process_lose_no_finished_step(shop: Path, tmp_path:
         assert record["fit"]["state"] == "stopped"
         assert record["fit"]["attempts"] == 2
     finally:
-        for process in (first,):
+        for process in begun:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
 
