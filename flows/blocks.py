@@ -27,6 +27,8 @@ Kind = TypeVar("Kind", bound=Block)
 class EbbflowStorage(Block):
     """Where checkpoints, results and runs live: one place that every node of the cluster reaches."""
 
+    model_config = ConfigDict(hide_input_in_errors=True)
+
     _block_type_name: ClassVar[str] = "Ebbflow Storage"
     _block_type_slug: ClassVar[str] = "ebbflow-storage"
     _description: ClassVar[str] = "Where Ebbflow keeps checkpoints, results and runs."
@@ -56,6 +58,8 @@ class EbbflowStorage(Block):
 
 class EbbflowAws(Block):
     """The AWS account that Terraform has set up. Credentials stay where boto3 finds them, or in a block of theirs."""
+
+    model_config = ConfigDict(hide_input_in_errors=True)
 
     _block_type_name: ClassVar[str] = "Ebbflow AWS"
     _block_type_slug: ClassVar[str] = "ebbflow-aws"

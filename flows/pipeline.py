@@ -216,7 +216,7 @@ class _PrefectListener:
     def publish(self, *, last: bool = False) -> None:
         """Publish where all apps stand; at the end also every decision and the picture."""
         self._published = self._clock.now()
-        report = self._view.look() if self._view is not None else None
+        report = self._view.look(now=last) if self._view is not None else None
         if report is None:
             return
         self._tell_plans()

@@ -146,7 +146,7 @@ def test_an_account_s_block_is_a_settings_file_and_an_environment(
     with pytest.raises(ValidationError, match="either settings or settings_file"):
         EbbflowAws()
     with pytest.raises(ValidationError, match="lacks the output"):
-        EbbflowAws(settings={"cluster": {"value": "x"}})
+        EbbflowAws(settings={"cluster": {"value": "lab"}})
 
 
 def test_a_password_in_a_parameter_is_refused() -> None:
