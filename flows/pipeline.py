@@ -27,6 +27,7 @@ from ebbflow.tasks.cluster_picture import cluster_svg, data_url
 from ebbflow.tasks.cluster_values import ClusterReport
 from ebbflow.tasks.pipeline.coordinator import Carried
 from ebbflow.tasks.pipeline.outcome import PipelineOutcome, StepOutcome
+from ebbflow.tasks.pipeline.record import app_id
 from ebbflow.tasks.pipeline.run import PipelineRequest, Quiet, Steps, Watcher, run_steps
 from ebbflow.tasks.pipeline.spec import StepSpec
 from ebbflow.tasks.pipeline.view import ClusterView
@@ -284,7 +285,7 @@ def _app_rows(report: ClusterReport, steps: Sequence[StepOutcome]) -> list[dict[
         row: dict[str, Any] = {"team": step.team, "step": step.title, "kind": step.kind, "state": step.state}
         if app is not None:
             row |= {
-                "phase": app.phase,
+                "state": app.phase if step.state == "running" else step.state,
                 "GPUs": app.held,
                 "progress": None if app.progress is None else round(app.progress, 3),
                 "rho": None if app.rho.value is None else round(app.rho.value, 3),
@@ -292,7 +293,15 @@ def _app_rows(report: ClusterReport, steps: Sequence[StepOutcome]) -> list[dict[
                 "$": round(app.dollars, 5),
             }
         rows.append(row | {"reason": step.reason})
-    return rows
+    return _told(rows)
+
+
+def _told(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Leave out the columns that say nothing: Prefect's tables are narrow."""
+    empty = {key for row in rows for key in row} - {
+        key for row in rows for key, value in row.items() if value not in (None, "")
+    }
+    return [{key: value for key, value in row.items() if key not in empty} for row in rows]
 
 
 def _decision_rows(report: ClusterReport) -> list[dict[str, Any]]:
@@ -300,7 +309,7 @@ def _decision_rows(report: ClusterReport) -> list[dict[str, Any]]:
         {
             "at (s)": round(one.at - report.since, 1),
             "decision": one.kind,
-            "app": one.app,
+            "app": one.app.removeprefix(app_id(report.pipeline, "")),
             "epoch": one.epoch,
             "reason": one.reason,
         }
