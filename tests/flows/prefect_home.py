@@ -85,7 +85,7 @@ class Home:
         """Ask the API."""
         answer = httpx.request(method, f"{self.url}{path}", timeout=60.0, **options)
         answer.raise_for_status()
-        return answer.json()
+        return answer.json() if answer.content else None
 
     def log(self, since: int = 0) -> str:
         """Return what the worker and its flow runs have said, without the first ``since`` characters."""

@@ -116,7 +116,7 @@ class TestCancelling:
             folder=str(tmp_path),
         )
         eventually(lambda: len(processes(run)) >= 3, LONG)  # its own, and two of the training
-        eventually(lambda: "step" in prefect.log(since), LONG)  # the metrics of an epoch
+        eventually(lambda: "epoch 1, step" in prefect.log(since), LONG)  # the metrics of an epoch
         assert cancelled(prefect, run) < SOON
         report = json.loads((tmp_path / "cancelled" / "report.json").read_text())
         assert report["state"] == "stopped"
