@@ -356,7 +356,7 @@ _DEMO_HELP = """Run the main job for real: two queries and two trainings of two 
 
 It generates TPC-H data (kept for the next time), brings up Spark workers and GPU nodes of this machine, gives nodes \
 notice and kills some, plans again, holds auctions, rents and gives back nodes, compares the results with DuckDB's, \
-writes a report, and leaves no process behind. Wants about 8 GiB of memory and four minutes.
+writes a report, and leaves no process behind. Wants about 8 GiB of memory and two minutes.
 """
 
 
