@@ -1,13 +1,10 @@
 """The capacity loop as a long-running Prefect flow: ``from ebbflow.flows.capacity import capacity_loop``."""
 
 import logging
-import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar, copy_context
 from dataclasses import dataclass, field
-from types import FrameType
 from typing import Any
 
 from prefect import flow
@@ -16,9 +13,11 @@ from prefect.events import emit_event
 from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
 
-from ebbflow.flows.capacity_resume import resuming
-from ebbflow.infra.ledger.address import parse
-from ebbflow.planners.errors import OptionError
+from ebbflow.flows.cancelling import attended
+from ebbflow.flows.capacity_runs import holder_in, mending
+from ebbflow.flows.flow_runs import RunView
+from ebbflow.flows.places import found
+from ebbflow.tasks.apps.recovery import LostApp
 from ebbflow.tasks.loop.listening import LoopEvent, LoopListener
 from ebbflow.tasks.loop.loop import LoopEnd
 from ebbflow.tasks.loop.opening import opened_loop
@@ -34,6 +33,7 @@ EVENTS = {
     "lost": "ebbflow.app.lost",
 }
 """Prefect events by what the loop tells."""
+RESUMED = "ebbflow.app.resumed"
 
 log = logging.getLogger(__name__)
 
@@ -66,13 +66,14 @@ def run_attached(
 
 
 def _run_name() -> str:
-    return f"capacity of {flow_run.parameters.get('cluster', 'local')}"
+    given = flow_run.parameters
+    return f"capacity of {given.get('cluster') or given.get('ledger') or 'local'}"
 
 
 @flow(name="capacity-loop", flow_run_name=_run_name, validate_parameters=True)
 def capacity_loop(
-    cluster: str = "local",
-    source: str = "local",
+    cluster: str | None = None,
+    source: str | None = None,
     *,
     ledger: str | None = None,
     ledger_secret: str | None = None,
@@ -89,16 +90,20 @@ def capacity_loop(
 
     It runs until it is cancelled or ``ebbflow capacity stop`` asks for its end; leases stay as they are, apps hold
     what they have until another loop leads. One that is killed leaves nothing hanging: the next takes over once its
-    lead, 15 s, has run out. A lost app that named a deployment is started again by it, and its run is marked as
-    crashed. Serve the loop with a limit of one: ``capacity_loop.serve("capacity", limit=1)``. What happens
-    is told as events ``ebbflow.capacity.changed``, ``ebbflow.auction.settled``, ``ebbflow.lease.recalled``,
-    ``ebbflow.fleet.scaled``, ``ebbflow.guard.refused``, ``ebbflow.loop.recovered`` and ``ebbflow.app.lost``, which
-    never delay it; the ledger has them all.
+    lead, 15 s, has run out. Deploy it with a concurrency limit of one, as ``prefect.yaml`` does.
+
+    Flow runs whose apps are lost are marked as crashed, and gone on with by a new run of the same deployment
+    (``ebbflow.flows.capacity_runs``). What happens is told as events ``ebbflow.capacity.changed``,
+    ``ebbflow.auction.settled``, ``ebbflow.lease.recalled``, ``ebbflow.fleet.scaled``, ``ebbflow.guard.refused``,
+    ``ebbflow.loop.recovered``, ``ebbflow.app.lost`` and ``ebbflow.app.resumed``, which never delay it; the ledger has
+    them all.
 
     Args:
-        cluster: whose ledger; one database may hold several.
-        source: where nodes come from: ``local[:NAME]``, ``aws[:CONFIG]``, ``spark://HOST:PORT``, ``cluster[:NAME]``.
-        ledger: a file, or an address without a password; by default ``$EBBFLOW_LEDGER``, else Ebbflow's own file.
+        cluster: whose ledger, ``local`` by default; one database may hold several.
+        source: where nodes come from: ``local[:NAME]`` (the default), ``aws[:CONFIG]``, ``aws:ebbflow-aws/NAME``,
+            ``spark://HOST:PORT``, ``cluster[:NAME]``.
+        ledger: a file, an address without a password, or the block ``ebbflow-cluster/NAME``, which says all of this;
+            by default ``$EBBFLOW_LEDGER``, else Ebbflow's own file.
         ledger_secret: the Prefect secret block, or variable, that holds the ledger's address.
         policy: a policy by name, or ``module:Class``; by default the file's, else ``rho-bounded``.
         options: of the policy.
@@ -119,82 +124,43 @@ def capacity_loop(
     """
     attached = _ATTACHED.get()
     if attached is not None:
-        request, stop = attached.request, attached.stop
-    else:
-        if ledger and parse(ledger).url.password:
-            raise OptionError(
-                "the parameter ledger must have no password, since Prefect keeps and shows parameters; put the "
-                "address into a secret and name it: ledger_secret"
-            )
+        return _lead(attached.request, attached)
+    with found(ledger, cluster, source, ledger_secret) as place:
         request = CapacityRequest(
-            ledger if ledger_secret is None else ledger_address(ledger_secret),
-            cluster,
-            source,
-            policy,
+            place.ledger,
+            place.cluster,
+            place.source,
+            policy or place.policy,
             options or {},
-            limits,
+            limits or place.limits,
             lease,
             interval,
             take_over,
             seed,
             prices,
         )
-        stop = threading.Event()
+        return _lead(request, None)
+
+
+def _lead(request: CapacityRequest, attached: _Attachment | None) -> dict[str, Any]:
+    """Lead until the end; ``attached`` has handlers of its own."""
+    stop = attached.stop if attached is not None else threading.Event()
     own = PrefectTeller(str(flow_run.id), request.cluster)
     listener = own if attached is None or attached.listener is None else _Both(own, attached.listener)
-    with (
-        opened_loop(request, listener) as opened,
-        stopped_by_signal(stop, attached is None),
-        resuming(opened.ledger),
-    ):
-        get_run_logger().info("cluster %s, %s, policy %s", cluster, source, opened.settings.policy.name)
-        end = opened.loop.run(stop, take_over=request.take_over)
+    with opened_loop(request, listener, holder=holder_in(str(flow_run.id))) as opened:
+        get_run_logger().info(
+            "cluster %s, %s, policy %s", request.cluster, request.source, opened.settings.policy.name
+        )
+
+        def work() -> LoopEnd:
+            return opened.loop.run(stop, take_over=request.take_over)
+
+        with mending(opened.ledger, lambda: opened.loop.leads, own.resumed):
+            end = work() if attached is not None else attended(work, stop.set)
         _publish(end)
     if attached is not None:
         attached.end = end
     return dict(end.figures)
-
-
-def ledger_address(name: str) -> str:
-    """Return the address that the secret block or variable ``name`` holds. Raises ``OptionError``."""
-    from prefect.blocks.system import Secret
-    from prefect.variables import Variable
-
-    try:
-        return str(Secret.load(name).get())  # type: ignore[union-attr]
-    except ValueError:
-        found = Variable.get(name)
-    if not isinstance(found, str) or not found:
-        raise OptionError(
-            f"there is no Prefect secret or variable {name!r} that holds the ledger's address; make one: "
-            "prefect block create secret"
-        )
-    return found
-
-
-@contextmanager
-def stopped_by_signal(stop: threading.Event, then: bool = True) -> Iterator[None]:
-    """Let SIGTERM, by which Prefect cancels a run, end the block in order; Prefect's own handler follows if ``then``.
-
-    Only in a main thread; elsewhere ``stop`` must be set by others.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before: Any = signal.getsignal(signal.SIGTERM)
-    came: list[int] = []
-
-    def handler(number: int, frame: FrameType | None) -> None:
-        came.append(number)
-        stop.set()
-
-    signal.signal(signal.SIGTERM, handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-    if came and then and callable(before):
-        before(signal.SIGTERM, None)  # Prefect's raises, and the run becomes what it was asked to be
 
 
 class PrefectTeller:
@@ -203,8 +169,14 @@ class PrefectTeller:
     def __init__(
         self, run: str, cluster: str, emit: Callable[..., object] = emit_event, logger: Any = None
     ) -> None:
-        self._run, self._cluster, self._emit = run, cluster, emit
+        self._run, self._cluster, self._send = run, cluster, emit
         self._logger = logger or get_run_logger()
+        self._context = (
+            copy_context()
+        )  # of the flow run: Prefect adds its deployment and tags to what it emits
+
+    def _emit(self, **event: Any) -> None:
+        self._context.copy().run(self._send, **event)
 
     def heard(self, event: LoopEvent) -> None:
         """Emit ``event``; called in the announcer's thread, which the loop never waits for."""
@@ -223,8 +195,30 @@ class PrefectTeller:
             related=related,
             payload={"at": event.at, "text": event.text, **event.payload},
         )
-        if event.kind == "lost" and app_run:
-            mark_crashed(app_run, event.text, self._logger)
+
+    def resumed(self, app: LostApp, run: RunView) -> None:
+        """Emit that a lost app goes on in another flow run."""
+        text = f"{app.spec.id} goes on in {run.name}: {app.reason}"
+        self._logger.info(text)
+        roles = {"flow-run": self._run, "app": run.id, "lost": app.spec.flow_run}
+        self._emit(
+            event=RESUMED,
+            resource={"prefect.resource.id": f"ebbflow.cluster.{self._cluster}"},
+            related=[
+                {"prefect.resource.id": f"prefect.flow-run.{id_}", "prefect.resource.role": role}
+                for role, id_ in roles.items()
+                if id_
+            ],
+            payload={
+                "text": text,
+                "app": app.spec.id,
+                "losses": app.losses,
+                "try": app.tries + 1,
+                "flow_run": run.id,
+                "lost_flow_run": app.spec.flow_run,
+                "reason": app.reason,
+            },
+        )
 
 
 class _Both:
@@ -236,25 +230,6 @@ class _Both:
     def heard(self, event: LoopEvent) -> None:
         for one in self._two:
             one.heard(event)
-
-
-def mark_crashed(run: str, why: str, logger: Any) -> None:
-    """Mark a flow run that Prefect still believes running as crashed: its process is gone.
-
-    Where the runner has died with it, Prefect alone leaves it running for ever.
-    """
-    from uuid import UUID
-
-    from prefect.client.orchestration import get_client
-    from prefect.states import Crashed
-
-    try:
-        with get_client(sync_client=True) as client:
-            found = client.read_flow_run(UUID(run))
-            if found.state is not None and found.state.is_running():
-                client.set_flow_run_state(found.id, Crashed(message=why), force=True)
-    except Exception as error:  # the server is away, or knows no such run: nobody waits for it here
-        logger.warning("the flow run %s could not be marked as crashed: %r", run, error)
 
 
 def _publish(end: LoopEnd) -> None:

@@ -20,6 +20,7 @@ from ebbflow.flows import (
     ledger_cli,
     nodes_cli,
     pipeline_cli,
+    prefect_cli,
     report_cli,
     simulate_cli,
     train_cli,
@@ -44,6 +45,7 @@ app.add_typer(simulate_cli.app, name="simulate")
 app.add_typer(fleet_cli.app, name="fleet")
 app.add_typer(ledger_cli.app, name="ledger")
 app.add_typer(capacity_cli.app, name="capacity")
+app.add_typer(prefect_cli.app, name="prefect")
 train_cli.register(app)
 tune_cli.register(app)
 elastic_cli.register(app)

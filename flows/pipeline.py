@@ -1,8 +1,7 @@
 """The Prefect flow that runs a pipeline: ``from ebbflow.flows.pipeline import run_pipeline``."""
 
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,13 +16,18 @@ from prefect.runtime import flow_run
 from prefect.states import Cancelled, Completed, Failed, State
 from prefect.task_runners import ThreadPoolTaskRunner
 
-from ebbflow.flows.capacity import PrefectTeller, stopped_by_signal
+from ebbflow.flows.blocks import environment
+from ebbflow.flows.cancelling import attended
+from ebbflow.flows.capacity import PrefectTeller
+from ebbflow.flows.places import found
 from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.errors import PipelineRunError
+from ebbflow.infra.ledger.address import VARIABLE
 from ebbflow.tasks.cluster_picture import cluster_svg, data_url
 from ebbflow.tasks.cluster_values import ClusterReport
 from ebbflow.tasks.pipeline.coordinator import Carried
 from ebbflow.tasks.pipeline.outcome import PipelineOutcome, StepOutcome
+from ebbflow.tasks.pipeline.record import app_id
 from ebbflow.tasks.pipeline.run import PipelineRequest, Quiet, Steps, Watcher, run_steps
 from ebbflow.tasks.pipeline.spec import StepSpec
 from ebbflow.tasks.pipeline.view import ClusterView
@@ -82,23 +86,26 @@ def run_pipeline(
     folder: str | None = None,
     html_report: str | None = None,
     json_report: str | None = None,
+    ledger: str | None = None,
 ) -> PipelineOutcome:
     """Run a pipeline: queries, trainings and searches of several teams on one elastic cluster.
 
     Each step is a task run that carries the step's name. The artifact ``ebbflow-pipeline`` lists the apps and has a
     new version every fifteen seconds; ``ebbflow-pipeline-decisions`` holds every decision with its reason,
-    ``ebbflow-pipeline-timeline`` a picture. Events ``ebbflow.pipeline.step-began`` and ``.step-ended``, and those of
-    the capacity loop (``ebbflow.flows.capacity``) where the flow runs it, can start automations. Cancelling the run
-    lets all steps save and leave.
+    ``ebbflow-pipeline-timeline`` a picture. Events ``ebbflow.pipeline.step-began`` and ``.step-ended``,
+    ``ebbflow.plan.replaced``, and those of the capacity loop (``ebbflow.flows.capacity``) where the flow runs it, can
+    start automations. Cancelling the run lets all steps save and leave.
 
     Args:
         file: the pipeline's file; ``examples/pipeline.yaml`` explains the format.
         resume: id of a run to go on with, in place of a file; finished steps are not repeated.
         id: of a new run; made of the pipeline's name and the time unless given.
         parameters: of the file, in place of its own.
-        folder: of all runs of pipelines.
+        folder: of all runs of pipelines, a local one.
         html_report: write the report to this HTML file, too.
         json_report: write the outcome to this JSON file.
+        ledger: what ``${env:EBBFLOW_LEDGER}`` stands for in the file: an address without a password, or the block
+            ``ebbflow-cluster/NAME``.
 
     Returns:
         What became of the pipeline and of each of its steps.
@@ -118,8 +125,12 @@ def run_pipeline(
     own = _PrefectListener(clock, attachment.listener if attachment else Quiet())
     background = PrefectBackground()
     run, stop = str(flow_run.id or ""), threading.Event()
-    # the command line has handlers of its own
-    with stopped_by_signal(stop) if attachment is None else nullcontext():
+
+    def work() -> PipelineOutcome:
+        with found(ledger) as place, environment({VARIABLE: place.ledger} if place.ledger else {}):
+            return steps()
+
+    def steps() -> PipelineOutcome:
         outcome = run_steps(
             replace(request, flow_run=run),
             own,
@@ -129,6 +140,10 @@ def run_pipeline(
             stop=stop,
         )
         own.publish(last=True)
+        return outcome
+
+    # the command line has handlers of its own
+    outcome = work() if attachment is not None else attended(work, stop.set)
     if attachment is not None:
         attachment.outcome = outcome
     if outcome.state == "failed":
@@ -173,6 +188,7 @@ class _PrefectListener:
         self._view: ClusterView | None = None
         self._steps: Steps = tuple
         self._published = clock.now()
+        self._told = 0  # number of the last decision that was told
 
     def watch(self, view: ClusterView, steps: Steps) -> None:
         self._view, self._steps = view, steps
@@ -194,15 +210,17 @@ class _PrefectListener:
 
     def tick(self) -> None:
         self._also.tick()
+        self._tell_plans()
         if self._clock.now() - self._published >= PUBLISH_EVERY:
             self.publish()
 
     def publish(self, *, last: bool = False) -> None:
         """Publish where all apps stand; at the end also every decision and the picture."""
         self._published = self._clock.now()
-        report = self._view.look() if self._view is not None else None
+        report = self._view.look(now=last) if self._view is not None else None
         if report is None:
             return
+        self._tell_plans()
         create_table_artifact(
             key="ebbflow-pipeline", table=_app_rows(report, self._steps()), description="Apps of the pipeline"
         )
@@ -219,24 +237,43 @@ class _PrefectListener:
             description="Capacity, stages and leases over time",
         )
 
+    def _tell_plans(self) -> None:
+        """Emit the plans that queries have gone over to: they say so in the ledger."""
+        report = self._view.look() if self._view is not None else None
+        for one in report.decisions if report is not None else ():
+            if one.number <= self._told:
+                continue
+            self._told = one.number
+            if one.kind == "replan" and one.outcome.get("kind") == "switch":
+                self._send(
+                    "ebbflow.plan.replaced",
+                    one.app,
+                    {
+                        "epoch": one.epoch,
+                        "from": one.inputs.get("current"),
+                        "to": one.outcome.get("chosen"),
+                        "reason": one.reason,
+                    },
+                )
+
     def _emit(self, what: str, outcome: StepOutcome) -> None:
+        payload = {
+            "step": outcome.name,
+            "kind": outcome.kind,
+            "team": outcome.team,
+            "state": outcome.state,
+            "reason": outcome.reason,
+            "attempts": outcome.attempts,
+        }
+        self._send(f"ebbflow.pipeline.step-{what}", outcome.app or outcome.name, payload)
+
+    def _send(self, event: str, app: str, payload: Mapping[str, Any]) -> None:
+        run = f"prefect.flow-run.{self._run_id}"
         emit_event(
-            event=f"ebbflow.pipeline.step-{what}",
-            resource={"prefect.resource.id": f"ebbflow.app.{outcome.app or outcome.name}"},
-            related=[
-                {
-                    "prefect.resource.id": f"prefect.flow-run.{self._run_id}",
-                    "prefect.resource.role": "flow-run",
-                }
-            ],
-            payload={
-                "step": outcome.name,
-                "kind": outcome.kind,
-                "team": outcome.team,
-                "state": outcome.state,
-                "reason": outcome.reason,
-                "attempts": outcome.attempts,
-            },
+            event=event,
+            resource={"prefect.resource.id": f"ebbflow.app.{app}"},
+            related=[{"prefect.resource.id": run, "prefect.resource.role": "flow-run"}],
+            payload=dict(payload),
         )
 
 
@@ -248,7 +285,7 @@ def _app_rows(report: ClusterReport, steps: Sequence[StepOutcome]) -> list[dict[
         row: dict[str, Any] = {"team": step.team, "step": step.title, "kind": step.kind, "state": step.state}
         if app is not None:
             row |= {
-                "phase": app.phase,
+                "state": app.phase if step.state == "running" else step.state,
                 "GPUs": app.held,
                 "progress": None if app.progress is None else round(app.progress, 3),
                 "rho": None if app.rho.value is None else round(app.rho.value, 3),
@@ -256,7 +293,15 @@ def _app_rows(report: ClusterReport, steps: Sequence[StepOutcome]) -> list[dict[
                 "$": round(app.dollars, 5),
             }
         rows.append(row | {"reason": step.reason})
-    return rows
+    return _told(rows)
+
+
+def _told(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Leave out the columns that say nothing: Prefect's tables are narrow."""
+    empty = {key for row in rows for key in row} - {
+        key for row in rows for key, value in row.items() if value not in (None, "")
+    }
+    return [{key: value for key, value in row.items() if key not in empty} for row in rows]
 
 
 def _decision_rows(report: ClusterReport) -> list[dict[str, Any]]:
@@ -264,7 +309,7 @@ def _decision_rows(report: ClusterReport) -> list[dict[str, Any]]:
         {
             "at (s)": round(one.at - report.since, 1),
             "decision": one.kind,
-            "app": one.app,
+            "app": one.app.removeprefix(app_id(report.pipeline, "")),
             "epoch": one.epoch,
             "reason": one.reason,
         }

@@ -2,6 +2,7 @@
 
 import inspect
 import threading
+import uuid
 from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, fields
@@ -11,6 +12,10 @@ from prefect import flow
 from prefect.futures import PrefectFuture
 from prefect.runtime import flow_run
 
+from ebbflow.flows.cancelling import attended
+from ebbflow.flows.deployed import app_fields
+from ebbflow.flows.places import found, store_of
+from ebbflow.infra.errors import StageCancelledError
 from ebbflow.planners.query.qep import Stage
 from ebbflow.tasks.feedback import Feedback
 from ebbflow.tasks.listening import Fan, Listener, StageOutcome
@@ -36,19 +41,33 @@ class PrefectOrchestrator:
     def __init__(self, listener: Listener | None = None) -> None:
         own = PrefectListener()
         self.listener: Listener = Fan(own, listener) if listener is not None else own
+        self.asked = threading.Event()
         self._background = PrefectBackground()
         self._watching: list[PrefectFuture[Any]] = []
+        self._feedback: Feedback | None = None
 
     def submit(self, stage: Stage, work: Callable[[], StageOutcome]) -> None:
         self._background.submit(stage, work)
 
     def watch(self, feedback: Feedback, stop: threading.Event) -> None:
         self._watching.append(watch_capacity.submit(feedback, stop))
+        self._feedback = feedback
+        if self.asked.is_set():
+            self._end(feedback)
+
+    def stop(self) -> None:
+        """Ask the query to end; finished stages are kept."""
+        self.asked.set()
+        if self._feedback is not None:
+            self._end(self._feedback)
 
     def settle(self) -> None:
         self._background.wait(_SETTLE)
         for future in self._watching:
             future.wait(_SETTLE)
+
+    def _end(self, feedback: Feedback) -> None:
+        feedback.fail(StageCancelledError("the run was cancelled; finished stages are kept"))
 
 
 @dataclass
@@ -79,7 +98,7 @@ def run_attached(request: QueryRequest, listener: Listener) -> QueryOutcome:
 
 def _run_name() -> str:
     given = flow_run.parameters
-    return f"query {shorten(given.get('title') or given['sql'], 60)}"
+    return f"query {shorten(given.get('title') or given.get('app') or given['sql'], 60)}"
 
 
 @flow(name="run-query", flow_run_name=_run_name, task_runner=task_runner(), validate_parameters=True)
@@ -90,7 +109,7 @@ def run_query(
     title: str = "",
     catalog: bool = False,
     engine: str = "spark",
-    master: str = "local[2]",
+    master: str | None = None,
     policy: str = "qoop",
     cuts: str = "cost",
     dialect: str = "spark",
@@ -107,6 +126,10 @@ def run_query(
     json_report: str | None = None,
     html_report: str | None = None,
     verify: bool = False,
+    ledger: str | None = None,
+    cluster: str | None = None,
+    app: str = "",
+    team: str = "",
 ) -> QueryReport:
     """Run a SQL query that re-plans itself while capacity changes.
 
@@ -119,12 +142,12 @@ def run_query(
         title: what people call the query.
         catalog: use the tables that the Spark session's catalogue knows, in place of ``tables``.
         engine: ``spark`` or ``duckdb`` (embedded, no JVM).
-        master: Spark master: ``local[2]``, ``spark://host:7077``, ...
+        master: Spark master: ``local[2]`` (the default), ``spark://host:7077``, ...
         policy: ``qoop`` re-plans at each change; ``clarinet`` and ``volcano`` choose once; ``single`` runs the query
             as one statement.
         cuts: where a plan is cut into stages: ``cost``, ``every-join`` or ``none``.
         dialect: SQL dialect of the query, as sqlglot names it.
-        store: where checkpoints live, local or ``s3://``; it must outlive every node.
+        store: where checkpoints live, local or ``s3://``, or the block ``ebbflow-storage/NAME``; it outlives nodes.
         reuse: take finished stages of earlier runs.
         hysteresis: fraction of the remaining time by which another plan must be sooner.
         hazard: expected node losses per node-hour; learnt from what happens when not given.
@@ -137,6 +160,11 @@ def run_query(
         json_report: write the report to this JSON file.
         html_report: write the report to this HTML file.
         verify: compare the result with DuckDB's on the same files.
+        ledger: makes it an app of a cluster, which its capacity loop knows of and starts again when it is lost: a
+            file, an address without a password, or the block ``ebbflow-cluster/NAME``.
+        cluster: the cluster's name in that ledger.
+        app: id in that ledger; made up unless given. The same again goes on with it.
+        team: that it counts for there.
 
     Returns:
         What happened and why; the rows are in ``result_path``.
@@ -144,33 +172,49 @@ def run_query(
     Raises:
         EbbflowError: bad input or a fault that cannot be mended; finished stages are kept.
     """
-    chosen: dict[str, Any] = {} if store is None else {"store": store}
-    request = QueryRequest.of(
-        sql,
-        tables=tables,
-        title=title,
-        catalog=catalog,
-        engine=engine,
-        master=master,
-        policy=policy,
-        cuts=cuts,
-        dialect=dialect,
-        reuse=reuse,
-        hysteresis=hysteresis,
-        hazard=hazard,
-        fraction=fraction,
-        weight=weight,
-        calibrate=calibrate,
-        executor_memory=executor_memory,
-        conf=conf or {},
-        out=out,
-        json=json_report,
-        report=html_report,
-        verify=verify,
-        **chosen,
-    )
     attachment = _ATTACHED.get()
-    outcome = execute(request, PrefectOrchestrator(attachment.listener if attachment else None))
+    with found(ledger, cluster) as place:
+        where = store_of(store, place.storage)
+        chosen: dict[str, Any] = {} if where is None else {"store": where}
+        request = QueryRequest.of(
+            sql,
+            tables=tables,
+            title=title,
+            catalog=catalog,
+            engine=engine,
+            master=master or place.master or "local[2]",
+            policy=policy,
+            cuts=cuts,
+            dialect=dialect,
+            reuse=reuse,
+            hysteresis=hysteresis,
+            hazard=hazard,
+            fraction=fraction,
+            weight=weight,
+            calibrate=calibrate,
+            executor_memory=executor_memory,
+            conf=conf or {},
+            out=out,
+            json=json_report,
+            report=html_report,
+            verify=verify,
+            **chosen,
+        )
+        orchestrator = PrefectOrchestrator(attachment.listener if attachment else None)
+
+        def work() -> QueryOutcome:
+            if ledger is None:
+                return execute(request, orchestrator)
+            from ebbflow.tasks.apps.query import run_query_app
+            from ebbflow.tasks.apps.specs import query_spec
+
+            id_ = app or f"query-{uuid.uuid4().hex[:8]}"
+            spec = query_spec(request, id_, **app_fields(team=team))
+            with place.place.opened() as opened:
+                return run_query_app(request, spec, opened, orchestrator, stop=orchestrator.asked)
+
+        # the command line has handlers of its own
+        outcome = work() if attachment else attended(work, orchestrator.stop)
     publish_artifacts(outcome.report, timeline_svg(outcome.report))
     if attachment is not None:
         attachment.outcome = outcome

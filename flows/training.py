@@ -2,7 +2,7 @@
 
 import base64
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -14,9 +14,15 @@ from prefect.events import emit_event
 from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
 
+from ebbflow.flows.cancelling import PATIENCE, attended
+from ebbflow.flows.deployed import app_fields
+from ebbflow.flows.places import found, runs_of
+from ebbflow.infra.clock import SystemClock
 from ebbflow.infra.errors import TrainingError
+from ebbflow.tasks.apps.place import ClusterPlace
 from ebbflow.tasks.pictures import lines_svg
 from ebbflow.tasks.training import new_id, run_training
+from ebbflow.tasks.training_driver import Handle
 from ebbflow.tasks.training_listening import Fan, Silent, TrainingListener
 from ebbflow.tasks.training_page import placement_text
 from ebbflow.tasks.training_report import EventReport, PointReport, TrainingReport
@@ -24,6 +30,7 @@ from ebbflow.tasks.training_request import TrainingRequest, default_folder
 from ebbflow.tasks.wording import shorten
 
 PUBLISH_EVERY = 10.0  # s between two versions of the live artifact
+_SAVE = PATIENCE - 10.0  # s to save in when the run is cancelled
 
 _EVENTS = {
     "generation": "resized",
@@ -96,6 +103,13 @@ def train(
     resume: bool = False,
     json_report: str | None = None,
     html_report: str | None = None,
+    ledger: str | None = None,
+    cluster: str | None = None,
+    fleet: str | None = None,
+    team: str = "",
+    weight: float = 1.0,
+    deadline: float | None = None,
+    budget: float | None = None,
 ) -> TrainingReport:
     """Run a PyTorch script elastically, on nodes that come and go.
 
@@ -110,7 +124,7 @@ def train(
         nodes: ``local:NODESxGPUS``: processes of this machine; ``aws:POOL:NODESxGPUS``: of the cluster's fleet.
         min_gpus: fewer than these, and the run waits for more.
         max_gpus: GPUs that the run uses at most; all there are unless given.
-        folder: of all runs, local or ``s3://``.
+        folder: of all runs, local or ``s3://``, or the block ``ebbflow-storage/NAME``.
         adaptive: whether the batch follows the goodput.
         checkpoint_every: seconds; from the measured costs and the hazard unless given.
         keep: full checkpoints.
@@ -130,6 +144,15 @@ def train(
         resume: go on with the run ``id`` as it was recorded; other options but ``folder`` are not read.
         json_report: write the report to this JSON file.
         html_report: write the report to this HTML file.
+        ledger: makes it an app of a cluster: it asks for as many GPUs as ``nodes`` has and trains on those that the
+            capacity loop leases it; lost, it is started again. A file, an address without a password, or the block
+            ``ebbflow-cluster/NAME``.
+        cluster: the cluster's name in that ledger.
+        fleet: the cluster's nodes: ``local[:NAME]``, ``aws[:CONFIG]``, or ``aws:ebbflow-aws/NAME``.
+        team: that it counts for there.
+        weight: among the apps there.
+        deadline: seconds since the Unix epoch.
+        budget: dollars.
 
     Returns:
         What happened and why; its ``state`` is ``finished`` or ``stopped``.
@@ -139,46 +162,54 @@ def train(
         EbbflowError: bad input.
     """
     attachment = _ATTACHED.get()
-    place = folder or default_folder()
-    if attachment is not None:
-        request, resume = attachment.request, attachment.resume
-    elif resume:
-        changes = {"json": json_report, "report": html_report, "at": tuple(at or ())}
-        request = TrainingRequest.load(place, id, changes)
-    else:
-        request = TrainingRequest(
-            script,
-            tuple(arguments or ()),
-            id=id,
-            title=title,
-            folder=place,
-            nodes=nodes,
-            min_gpus=min_gpus,
-            max_gpus=max_gpus,
-            adaptive=adaptive,
-            checkpoint_every=checkpoint_every,
-            keep=keep,
-            running_every=running_every,
-            running_fraction=running_fraction,
-            hazard=hazard,
-            collective_timeout=collective_timeout,
-            grace=grace,
-            canary=canary,
-            price=price,
-            failures=failures,
-            retries=retries,
-            back_off=back_off,
-            wait_limit=wait_limit,
-            at=tuple(at or ()),
-            cpus=cpus,
-            json=json_report,
-            report=html_report,
-        )
-    if not request.id:
-        request = TrainingRequest(**{**vars(request), "id": new_id(request)})
-    own = _PrefectListener(request)
-    listener = own if attachment is None else Fan(own, attachment.listener)
-    report = _run(request.id, request, listener, resume)
+    with found(ledger, cluster, fleet) as told:
+        place = runs_of(folder, told.storage) or default_folder()
+        if attachment is not None:
+            request, resume = attachment.request, attachment.resume
+        elif resume:
+            changes = {"json": json_report, "report": html_report, "at": tuple(at or ())}
+            request = TrainingRequest.load(place, id, changes)
+        else:
+            request = TrainingRequest(
+                script,
+                tuple(arguments or ()),
+                id=id,
+                title=title,
+                folder=place,
+                nodes=nodes,
+                min_gpus=min_gpus,
+                max_gpus=max_gpus,
+                adaptive=adaptive,
+                checkpoint_every=checkpoint_every,
+                keep=keep,
+                running_every=running_every,
+                running_fraction=running_fraction,
+                hazard=hazard,
+                collective_timeout=collective_timeout,
+                grace=grace,
+                canary=canary,
+                price=price,
+                failures=failures,
+                retries=retries,
+                back_off=back_off,
+                wait_limit=wait_limit,
+                at=tuple(at or ()),
+                cpus=cpus,
+                json=json_report,
+                report=html_report,
+            )
+        if not request.id:
+            request = TrainingRequest(**{**vars(request), "id": new_id(request)})
+        own = _PrefectListener(request)
+        listener = own if attachment is None else Fan(own, attachment.listener)
+        fields = app_fields(team=team, weight=weight, deadline=deadline, budget=budget)
+        where = None if ledger is None else (told.place, fields)
+        work = _Work(request, listener, resume, where)
+        # the command line has handlers of its own
+        if attachment is not None:
+            report = _run(request.id, work)
+        else:
+            report = attended(lambda: _run(request.id, work), work.leave)
     _publish(report)
     if attachment is not None:
         attachment.report = report
@@ -188,9 +219,59 @@ def train(
 
 
 @task(name="run-training", task_run_name="{name}", cache_policy=NO_CACHE, persist_result=False)
-def _run(name: str, request: TrainingRequest, listener: TrainingListener, resume: bool) -> TrainingReport:
+def _run(name: str, work: Callable[[], TrainingReport]) -> TrainingReport:
     """Own the run's launcher from its start to its end."""
-    return run_training(request, listener, resume=resume)
+    return work()
+
+
+class _Work:
+    """The training itself; ``where`` is the cluster that it is an app of, if it is."""
+
+    def __init__(
+        self,
+        request: TrainingRequest,
+        listener: TrainingListener,
+        resume: bool,
+        where: tuple[ClusterPlace, Mapping[str, Any]] | None,
+    ) -> None:
+        self._request, self._listener, self._resume, self._where = request, listener, resume, where
+        self._stop = threading.Event()
+        self._handle = Handle(request.placement, request.most_gpus, request.min_gpus)
+
+    def __call__(self) -> TrainingReport:
+        request, listener = self._request, self._listener
+        if self._where is not None:
+            return self._on_leases(*self._where)
+        if request.pool:  # its nodes have a handle of their own
+            return run_training(request, Fan(listener, _Leaving(self._stop)), resume=self._resume)
+        return run_training(request, listener, resume=self._resume, handle=self._handle)
+
+    def _on_leases(self, place: ClusterPlace, fields: Mapping[str, Any]) -> TrainingReport:
+        from ebbflow.tasks.apps.specs import training_spec
+        from ebbflow.tasks.apps.training import run_training_app
+
+        request = self._request
+        request.save()
+        spec = training_spec(request, **fields)
+        with place.opened() as ledger, place.nodes(request.id, request.grace) as (pool, make):
+            return run_training_app(request, spec, ledger, pool, self._listener, stop=self._stop, make=make)
+
+    def leave(self) -> None:
+        """Let the run save and leave, within what a cancelled run has."""
+        self._stop.set()
+        self._handle.stop(SystemClock().now() + min(self._request.grace, _SAVE))
+
+
+class _Leaving(Silent):
+    """Ends a training as Ctrl-C would once ``stop`` is set."""
+
+    def __init__(self, stop: threading.Event) -> None:
+        self._stop, self._told = stop, False
+
+    def tick(self) -> None:
+        if self._stop.is_set() and not self._told:
+            self._told = True
+            raise KeyboardInterrupt
 
 
 class _PrefectListener(Silent):

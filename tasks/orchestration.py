@@ -41,7 +41,7 @@ def run_stage(name: str, fingerprint: str, work: Callable[[], StageOutcome]) -> 
     """
     outcome = work()
     if isinstance(outcome.error, StageCancelledError):
-        return Cancelled(message="not needed by the plan that the query switched to")
+        return Cancelled(message="not needed any more: the query has gone over to another plan, or is over")
     if outcome.error is not None:
         return Failed(message=str(outcome.error))
     checkpoint = outcome.checkpoint

@@ -33,13 +33,15 @@ class Patience:
     start: float = 120.0  # s that a start may take until it has entered
     losses: int = 5  # within ``window``, after which it has failed
     window: float = 3600.0  # s
+    tries: int = 5  # starts after one loss that it does not enter by, after which it has failed
 
     def __post_init__(self) -> None:
         for name in ("first", "most", "start", "window"):
             if not 0 <= getattr(self, name) < float("inf"):
                 raise OptionError(f"{name} must be >= 0 s and finite; got {getattr(self, name)}")
-        if self.losses < 1:
-            raise OptionError(f"losses must be >= 1; got {self.losses}")
+        for name in ("losses", "tries"):
+            if getattr(self, name) < 1:
+                raise OptionError(f"{name} must be >= 1; got {getattr(self, name)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,7 @@ class LostApp:
     due: float  # s since the Unix epoch, before which it is left alone
     reason: str
     hopeless: str = ""  # why it is not to be started again; empty: it may be
+    tries: int = 0  # to start it since it was lost
 
     def is_due(self, now: float) -> bool:
         """Tell whether it is to be started now."""
@@ -148,7 +151,9 @@ def _lost(ledger: Ledger, record: AppRecord, now: float, patience: Patience) -> 
         hopeless = f"it cannot be started again: {error}"
     if late >= patience.losses:
         hopeless = f"lost {late} times within {patience.window:.0f} s, the last time because {record.reason}"
-    return LostApp(record.spec, resume, since, late, due, record.reason, hopeless)
+    if len(tries) >= patience.tries and now >= due:
+        hopeless = hopeless or f"started {len(tries)} times in vain since it was lost: {record.reason}"
+    return LostApp(record.spec, resume, since, late, due, record.reason, hopeless, len(tries))
 
 
 def _starts(event: Event) -> bool:

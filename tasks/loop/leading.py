@@ -55,6 +55,11 @@ class Lead:
         self._jitter = random.Random(holder)  # noqa: S311 - spreads attempts, no secret
 
     @property
+    def taken(self) -> bool:
+        """Tell whether the lead was ever taken."""
+        return self._leadership is not None
+
+    @property
     def leadership(self) -> Leadership:
         """Return the lead that was taken."""
         assert self._leadership is not None

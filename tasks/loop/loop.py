@@ -117,6 +117,11 @@ class CapacityLoop:
         self._began = self._clock.now()
 
     @property
+    def leads(self) -> bool:
+        """Tell whether this loop leads the cluster, as far as it knows."""
+        return self._lead.taken and not self._lead.lost.is_set()
+
+    @property
     def figures(self) -> Figures:
         """Return counts and times so far."""
         return self._cycles.figures

@@ -51,9 +51,13 @@ class OpenedLoop:
 
 @contextmanager
 def opened_loop(
-    request: CapacityRequest, listener: LoopListener | None = None, clock: Clock | None = None
+    request: CapacityRequest,
+    listener: LoopListener | None = None,
+    clock: Clock | None = None,
+    *,
+    holder: str = "",
 ) -> Iterator[OpenedLoop]:
-    """Open ledger and nodes; the loop is not started.
+    """Open ledger and nodes; the loop is not started. ``holder`` is what others are told of who leads.
 
     Raises ``OptionError``, ``SettingsError``, ``LedgerError``, ``EngineUnavailableError``, ``ClusterError``.
     """
@@ -75,6 +79,7 @@ def opened_loop(
             rented=nodes.rented,
             answered=nodes.answered,
             seed=request.seed,
+            holder=holder,
         )
         yield OpenedLoop(loop, ledger, settings, rules)
 

@@ -1,20 +1,18 @@
 """``capacity_loop`` under a Prefect server: states, events, artifacts, cancellation."""
 
-import os
-import signal
 import threading
 from contextlib import contextmanager
-from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
 from ebbflow.infra.ledger import Ledger
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model.capacity import Capacity, Node
-from ebbflow.planners.model.ledger import AppEntered, AppMoved
+from ebbflow.planners.model.ledger import AppSpec
+from ebbflow.tasks.apps.recovery import LostApp
 from ebbflow.tasks.loop import LoopEvent
 from ebbflow.tasks.loop.opening import Nodes
 from ebbflow.tasks.loop.row import STOP, stop_request
@@ -40,14 +38,12 @@ def test_every_kind_of_event_has_a_name_of_its_own() -> None:
     assert len(set(EVENTS.values())) == len(EVENTS)
 
 
-def test_events_are_related_to_the_runs_they_are_about(monkeypatch: pytest.MonkeyPatch) -> None:
-    from ebbflow.flows import capacity
+def test_events_are_related_to_the_runs_they_are_about() -> None:
+    from ebbflow.flows.capacity import PrefectTeller
 
     emitted: list[dict[str, Any]] = []
-    crashed: list[str] = []
-    monkeypatch.setattr(capacity, "mark_crashed", lambda run, why, logger: crashed.append(run))
     logger = SimpleNamespace(info=lambda *_: None)
-    teller = capacity.PrefectTeller("run-1", "lab", lambda **given: emitted.append(given), logger)
+    teller = PrefectTeller("run-1", "lab", lambda **given: emitted.append(given), logger)
     teller.heard(LoopEvent("lost", "a is lost", 5.0, {"app": "a", "flow_run": "run-2"}))
     (event,) = emitted
     assert event["event"] == "ebbflow.app.lost"
@@ -57,48 +53,29 @@ def test_events_are_related_to_the_runs_they_are_about(monkeypatch: pytest.Monke
         "prefect.flow-run.run-2",
     }
     assert event["payload"]["app"] == "a"
-    assert crashed == ["run-2"]
 
 
-def test_a_termination_ends_the_loop_in_order_and_then_prefects_handler_has_its_say() -> None:
-    from ebbflow.flows.capacity import stopped_by_signal
+def test_a_resumed_app_is_an_event_related_to_the_runs_before_and_after() -> None:
+    from ebbflow.flows.capacity import PrefectTeller
+    from ebbflow.flows.flow_runs import RunView
 
-    came: list[int] = []
-    before = signal.signal(signal.SIGTERM, lambda number, _: came.append(number))
-    try:
-        for then in (True, False):
-            stop = threading.Event()
-            with stopped_by_signal(stop, then):
-                os.kill(os.getpid(), signal.SIGTERM)
-                assert stop.wait(30)
-                assert len(came) == (not then)
-        assert came == [signal.SIGTERM]
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def test_a_lost_app_is_started_again_by_its_deployment(tmp_path: Path) -> None:
-    from ebbflow.flows.capacity_resume import resuming
-    from ebbflow.tasks.apps.specs import training_spec
-    from ebbflow.tasks.training_request import TrainingRequest
-
-    (tmp_path / "fit.py").write_text("")
-    request = TrainingRequest(str(tmp_path / "fit.py"), id="digits", folder=str(tmp_path / "runs"))
-    request.save()
-    runs: list[tuple[str, dict[str, Any]]] = []
-    with Ledger.open() as ledger:
-        mine = training_spec(request, deployment="train/spot")
-        other = replace(training_spec(request), id="started-by-hand")
-        ledger.write([AppEntered(mine), AppEntered(other)])
-        ledger.write([AppMoved(one.id, "lost", "silent") for one in (mine, other)])
-        with resuming(ledger, lambda name, **given: runs.append((name, given["parameters"])), 0.05):
-            for _ in range(600):
-                if runs:
-                    break
-                ledger.clock.sleep(0.1)
-    assert runs == [
-        ("train/spot", {"script": request.script, "id": "digits", "folder": request.folder, "resume": True})
-    ]
+    emitted: list[dict[str, Any]] = []
+    logger = SimpleNamespace(info=lambda *_: None)
+    teller = PrefectTeller("loop", "lab", lambda **given: emitted.append(given), logger)
+    spec = AppSpec("a", "training", flow_run="before")
+    teller.resumed(
+        LostApp(spec, None, 0.0, 2, 0.0, "silent", "", 1), RunView("after", "new", "train", "SCHEDULED")
+    )
+    (event,) = emitted
+    assert event["event"] == "ebbflow.app.resumed"
+    roles = {one["prefect.resource.role"]: one["prefect.resource.id"] for one in event["related"]}
+    assert roles == {
+        "flow-run": "prefect.flow-run.loop",
+        "app": "prefect.flow-run.after",
+        "lost": "prefect.flow-run.before",
+    }
+    assert event["payload"]["losses"] == 2
+    assert event["payload"]["try"] == 2
 
 
 @pytest.mark.prefect
@@ -139,33 +116,56 @@ class TestUnderAServer:
         from prefect.blocks.system import Secret
         from prefect.variables import Variable
 
-        from ebbflow.flows.capacity import ledger_address
+        from ebbflow.flows.places import secret_address
 
         Secret(value="postgresql://ebbflow@db/one").save("ledger-block", overwrite=True)
         Variable.set("ledger_variable", "postgresql://ebbflow@db/two", overwrite=True)
-        assert ledger_address("ledger-block") == "postgresql://ebbflow@db/one"
-        assert ledger_address("ledger_variable") == "postgresql://ebbflow@db/two"
+        assert secret_address("ledger-block") == "postgresql://ebbflow@db/one"
+        assert secret_address("ledger_variable") == "postgresql://ebbflow@db/two"
         with pytest.raises(OptionError, match="prefect block create secret"):
-            ledger_address("neither")
+            secret_address("neither")
 
     def test_a_run_whose_process_is_gone_is_marked_and_one_that_ended_is_not(self) -> None:
-        import logging
-
         from prefect import flow
         from prefect.client.orchestration import get_client
-        from prefect.states import Completed, Running
+        from prefect.states import Cancelling, Completed, Running
 
-        from ebbflow.flows.capacity import mark_crashed
+        from ebbflow.flows.flow_runs import PrefectRuns
 
         @flow(name="some-app")
         def some() -> None: ...
 
-        log = logging.getLogger(__name__)
+        given = PrefectRuns()
         with get_client(sync_client=True) as client:
-            runs = [client.create_flow_run(some, state=Running()) for _ in range(2)]
+            runs = [client.create_flow_run(some, state=Running(), tags=["of-one"]) for _ in range(3)]
             client.set_flow_run_state(runs[1].id, Completed(), force=True)
-            for run in runs:
-                mark_crashed(str(run.id), "its process is gone", log)
-            states = [client.read_flow_run(run.id).state for run in runs]
-        assert [state.type.value for state in states if state] == ["CRASHED", "COMPLETED"]
-        mark_crashed("no-run", "nobody waits for it", log)
+            client.set_flow_run_state(runs[2].id, Cancelling(), force=True)
+        assert len(given.waiting("of-one")) == 2
+        for run in runs:
+            given.crashed(str(run.id), "its process is gone")
+        views = [given.view(str(run.id)) for run in runs]
+        assert [view.state for view in views if view] == ["CRASHED", "COMPLETED", "CANCELLED"]
+        assert views[0] is not None
+        assert (views[0].message, views[0].flow, views[0].over) == ("its process is gone", "some-app", True)
+        assert not given.waiting("of-one")
+        assert given.view("no-run") is None
+        assert given.view(str(uuid4())) is None
+        given.crashed(str(uuid4()), "nobody waits for it")
+
+    def test_a_run_of_a_deployment_begins_once_for_a_key(self) -> None:
+        from ebbflow.flows.flow_runs import PrefectRuns
+        from ebbflow.flows.query import run_query
+        from ebbflow.infra.errors import InfraError
+
+        name = f"once-{uuid4().hex[:6]}"
+        run_query.to_deployment(name=name, parameters={"engine": "duckdb"}).apply()
+        runs = PrefectRuns()
+        made = [runs.begin(f"run-query/{name}", {"sql": "x"}, "key-1", ["t"], {}) for _ in range(2)]
+        assert made[0].id == made[1].id
+        assert made[0].parameters["engine"] == "duckdb"
+        assert made[0].parameters["sql"] == "x"
+        other = runs.begin(made[0].deployment, {"sql": "x"}, "key-2", ["t"], {})
+        assert other.id != made[0].id
+        assert runs.waiting("t")
+        with pytest.raises(InfraError, match="no deployment 'train/none'"):
+            runs.begin("train/none", {}, "key-3", [], {})

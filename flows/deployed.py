@@ -1,0 +1,22 @@
+"""What the present flow run is to Prefect, as an app of a cluster says it."""
+
+from typing import Any
+
+from prefect.runtime import deployment, flow_run
+
+
+def run_id() -> str:
+    """Return the id of the present flow run; empty outside of one."""
+    return str(flow_run.id or "")
+
+
+def deployment_name() -> str:
+    """Return the deployment of the present flow run as ``flow/name``; empty where it has none."""
+    name, of = deployment.name, flow_run.flow_name
+    return f"{of}/{name}" if name and of else ""
+
+
+def app_fields(**given: Any) -> dict[str, Any]:
+    """Return what says which flow run an app belongs to, and ``given`` where it says something."""
+    said = {name: value for name, value in given.items() if value not in (None, "")}
+    return {"flow_run": run_id(), "deployment": deployment_name(), **said}

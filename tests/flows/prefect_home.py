@@ -1,0 +1,154 @@
+"""A Prefect as users have it: a server, a process worker, flow runs in processes of their own."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+from flowcases import eventually
+
+LONG = 180.0  # s: a bound for a busy machine, not an expectation
+POOL = "ebbflow"
+_PREFECT = str(Path(sys.executable).with_name("prefect"))
+
+
+class Home:
+    """A server that runs, and whatever else a test starts."""
+
+    def __init__(self, folder: Path, url: str, environment: Mapping[str, str]) -> None:
+        self.folder, self.url = folder, url
+        self.environment = {**os.environ, **environment}
+        self._worker: subprocess.Popen[bytes] | None = None
+
+    def prefect(self, *arguments: str | Path) -> str:
+        """Run a command of Prefect's and return what it said."""
+        done = subprocess.run(
+            [_PREFECT, "--no-prompt", *map(str, arguments)],
+            cwd=self.folder,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=LONG,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def start_worker(self) -> None:
+        """Start a process worker."""
+        with (self.folder / "worker.log").open("ab") as log:
+            self._worker = subprocess.Popen(
+                [_PREFECT, "worker", "start", "--pool", POOL, "--type", "process"],
+                cwd=self.folder,
+                env={**self.environment, "PREFECT_WORKER_QUERY_SECONDS": "1"},
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def kill_worker(self) -> None:
+        """Kill the worker; the flow runs that it has started go on."""
+        if self._worker is not None:
+            self._worker.kill()
+            self._worker.wait(LONG)
+            self._worker = None
+
+    def run(self, deployment: str, **parameters: Any) -> str:
+        """Begin a run of a deployment and return its id."""
+        found = self.get("get", f"/deployments/name/{deployment}")
+        body = {"parameters": parameters, "state": {"type": "SCHEDULED"}}
+        return str(self.get("post", f"/deployments/{found['id']}/create_flow_run", json=body)["id"])
+
+    def state(self, run: str) -> str:
+        """Return the type of a run's state."""
+        return str(self.get("get", f"/flow_runs/{run}")["state_type"])
+
+    def ended(self, run: str) -> str:
+        """Wait until a run has ended and return the type of its state."""
+        over = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
+        return eventually(lambda: state if (state := self.state(run)) in over else "", LONG)
+
+    def cancel(self, run: str) -> None:
+        """Do what the button in the user interface does."""
+        state = {"type": "CANCELLING", "name": "Cancelling"}
+        self.get("post", f"/flow_runs/{run}/set_state", json={"state": state})
+
+    def get(self, method: str, path: str, **options: Any) -> Any:
+        """Ask the API."""
+        answer = httpx.request(method, f"{self.url}{path}", timeout=60.0, **options)
+        answer.raise_for_status()
+        return answer.json() if answer.content else None
+
+    def log(self, since: int = 0) -> str:
+        """Return what the worker and its flow runs have said, without the first ``since`` characters."""
+        path = self.folder / "worker.log"
+        return path.read_text(errors="replace")[since:] if path.exists() else ""
+
+
+def processes(run: str) -> list[psutil.Process]:
+    """Return the processes of a flow run: they hand its id down to what they start, nodes and trainings included."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error, OSError):
+            mine = process.environ().get("PREFECT__FLOW_RUN_ID") == run
+            if mine and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
+
+
+def seconds_until(reached: Callable[[], Any], patience: float = LONG) -> float:
+    """Wait until something is so, and return how long that took."""
+    began = time.monotonic()
+    eventually(reached, patience)
+    return time.monotonic() - began
+
+
+@contextmanager
+def prefect_home(folder: Path, **environment: str) -> Iterator[Home]:
+    """Start a server with a database of its own; at the end nothing of it is left."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    url = f"http://127.0.0.1:{port}/api"
+    given = {
+        "PREFECT_HOME": str(folder / "prefect"),
+        "PREFECT_API_URL": url,
+        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        "DO_NOT_TRACK": "1",
+        "EBBFLOW_HOME": str(folder / "home"),
+        **environment,
+    }
+    home = Home(folder, url, given)
+    with (folder / "server.log").open("ab") as log:
+        server = subprocess.Popen(
+            [_PREFECT, "server", "start", "--host", "127.0.0.1", "--port", str(port)],
+            env=home.environment,
+            cwd=folder,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+    def answers() -> bool:
+        with suppress(httpx.HTTPError):
+            return httpx.get(f"{url}/health", timeout=5.0).status_code == 200
+        return False
+
+    try:
+        eventually(answers, LONG)
+        yield home
+    finally:
+        home.kill_worker()
+        for process in psutil.process_iter():
+            with suppress(psutil.Error, OSError):
+                if process.environ().get("PREFECT_API_URL") == url and process.pid != os.getpid():
+                    process.send_signal(signal.SIGKILL)
+        server.wait(LONG)

@@ -1,0 +1,255 @@
+"""``prefect.yaml``, blocks and automations: what users deploy, as it is and under a server."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+import yaml
+from flowcases import PATIENCE, run_cli
+from pydantic import ValidationError
+
+from ebbflow.planners.errors import OptionError
+
+ROOT = Path(__file__).parents[2]
+FLOWS = {"query", "train", "search", "pipeline", "capacity"}
+
+
+def deployments(path: Path) -> dict[str, dict[str, Any]]:
+    return {one["name"]: one for one in yaml.safe_load(path.read_text())["deployments"]}
+
+
+def test_the_repository_and_the_package_deploy_the_same_flows() -> None:
+    ours, packaged = ROOT / "prefect.yaml", ROOT / "flows" / "prefect_files" / "prefect.yaml"
+    found = [
+        {name: {**one, "parameters": None} for name, one in deployments(path).items()}
+        for path in (ours, packaged)
+    ]
+    assert found[0] == found[1]
+    assert found[0].keys() == FLOWS
+    for one in deployments(ours).values():
+        for key in ("script", "file"):
+            if key in one["parameters"]:
+                assert (ROOT / one["parameters"][key]).is_file()
+    for name in ("automations.yaml",):
+        assert (ROOT / "examples" / name).read_text() == (packaged.parent / name).read_text()
+
+
+@pytest.mark.parametrize("name", sorted(FLOWS))
+def test_each_deployment_names_a_flow_and_parameters_that_it_has(name: str) -> None:
+    from prefect.flows import load_flow_from_entrypoint
+
+    one = deployments(ROOT / "flows" / "prefect_files" / "prefect.yaml")[name]
+    assert ":" not in one["entrypoint"]  # a module's flow: no code is copied
+    flow = load_flow_from_entrypoint(one["entrypoint"], use_placeholder_flow=False)
+    flow.validate_parameters(one["parameters"])
+    for schedule in one.get("schedules", ()):
+        assert schedule["active"] is False
+
+
+def test_there_is_one_loop_and_it_is_begun_again() -> None:
+    loop = deployments(ROOT / "prefect.yaml")["capacity"]
+    assert loop["concurrency_limit"]["limit"] == 1
+    assert loop["concurrency_limit"]["collision_strategy"] == "CANCEL_NEW"
+    (trigger,) = loop["triggers"]
+    assert set(trigger["expect"]) == {"prefect.flow-run.Crashed", "prefect.flow-run.Failed"}
+    assert trigger["match_related"]["prefect.resource.name"] == loop["name"]
+    assert trigger["schedule_after"] > 0
+
+
+def test_init_writes_deployments_for_a_pool_and_nothing_over(tmp_path: Path) -> None:
+    done = run_cli("prefect", "init", "--folder", tmp_path, "--pool", "gpus", "--automations")
+    assert done.returncode == 0, done.stderr
+    written = deployments(tmp_path / "prefect.yaml")
+    assert written.keys() == FLOWS
+    assert {one["work_pool"]["name"] for one in written.values()} == {"gpus"}
+    assert (tmp_path / "automations.yaml").is_file()
+    again = run_cli("prefect", "init", "--folder", tmp_path)
+    assert again.returncode == 2
+    assert "--force" in again.stderr
+
+
+def test_automations_are_what_prefect_takes() -> None:
+    from prefect.events.schemas.automations import AutomationCore
+
+    given = yaml.safe_load((ROOT / "examples" / "automations.yaml").read_text())["automations"]
+    made = {one["name"]: AutomationCore.model_validate(one) for one in given}
+    assert made["ebbflow-failing-training"].trigger.threshold == 3  # type: ignore[union-attr]
+    assert all(one.enabled for one in made.values())
+
+
+def test_events_that_automations_expect_are_emitted_somewhere() -> None:
+    given = yaml.safe_load((ROOT / "examples" / "automations.yaml").read_text())["automations"]
+    expected = {event for one in given for event in one["trigger"]["expect"] if event.startswith("ebbflow.")}
+    from ebbflow.flows.capacity import EVENTS, RESUMED
+    from ebbflow.flows.training import _EVENTS
+
+    known = {*EVENTS.values(), RESUMED, *(f"ebbflow.training.{name}" for name in _EVENTS.values())}
+    assert expected <= known
+    page = (ROOT / "docs" / "prefect.md").read_text()
+    told = set(re.findall(r"`(ebbflow\.[a-z]+\.[a-z-]+)`", page))
+    assert known - {event for event in known if event.startswith("ebbflow.training.")} <= told
+
+
+# --- blocks --------------------------------------------------------------------------------------------------
+
+
+def test_what_a_block_refuses_is_not_shown() -> None:
+    from ebbflow.flows.blocks import EbbflowCluster, EbbflowStorage
+
+    with pytest.raises(ValidationError) as caught:
+        EbbflowCluster(ledger="mysql://ebbflow:hidden@db/ebbflow")
+    assert "hidden" not in str(caught.value)
+    assert "SQLite or PostgreSQL" in str(caught.value)
+    with pytest.raises(ValidationError, match="without credentials") as caught:
+        EbbflowStorage(uri="s3://key:hidden@bucket/x")
+    assert "hidden" not in str(caught.value)
+
+
+def test_a_cluster_s_block_shows_no_password() -> None:
+    from ebbflow.flows.blocks import EbbflowCluster
+
+    block = EbbflowCluster(ledger="postgresql://ebbflow:hidden@db/ebbflow", cluster="lab")
+    assert block.address == "postgresql://ebbflow:hidden@db/ebbflow"
+    assert "hidden" not in repr(block)
+    assert "hidden" not in str(block.model_dump())
+
+
+def test_an_account_s_block_is_a_settings_file_and_an_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ebbflow.flows.blocks import EbbflowAws
+    from ebbflow.infra.aws.settings import Settings
+
+    names = (
+        "cluster", "region", "account_id", "bucket", "store", "kms_key_arn", "notice_queue_url",
+        "dead_letter_queue_url", "capacity_role_arn", "settings_parameter",
+    )  # fmt: skip
+    values: dict[str, Any] = {name: name.replace("_", "-") for name in names} | {"pools": {}, "documents": {}}
+    outputs = tmp_path / "ebbflow.json"
+    outputs.write_text(json.dumps({name: {"value": value} for name, value in values.items()}))
+    monkeypatch.setenv("AWS_REGION", "eu-west-1")
+    block = EbbflowAws(settings_file=str(outputs), region="eu-central-1", role="arn:aws:iam::1:role/mine")
+    with block.opened() as path:
+        assert Settings.from_terraform(path).capacity_role_arn == "arn:aws:iam::1:role/mine"
+        assert os.environ["AWS_REGION"] == "eu-central-1"
+    assert not Path(path).exists()
+    assert os.environ["AWS_REGION"] == "eu-west-1"
+    plain = EbbflowAws(settings_file=str(outputs))
+    with plain.opened() as path:
+        assert path == str(outputs)
+    with pytest.raises(ValidationError, match="either settings or settings_file"):
+        EbbflowAws()
+    with pytest.raises(ValidationError, match="lacks the output"):
+        EbbflowAws(settings={"cluster": {"value": "lab"}})
+
+
+def test_a_password_in_a_parameter_is_refused() -> None:
+    from ebbflow.flows.places import found
+
+    with (
+        pytest.raises(OptionError, match="ledger=ebbflow-cluster/NAME") as caught,
+        found("postgresql://ebbflow:hidden@db/ebbflow"),
+    ):
+        pass
+    assert "hidden" not in str(caught.value)
+
+
+def test_what_is_given_goes_before_what_a_block_says() -> None:
+    from ebbflow.flows.places import found
+
+    with found("/a/ledger.db", "lab", "local:mine") as place:
+        assert (place.ledger, place.cluster, place.source) == ("/a/ledger.db", "lab", "local:mine")
+        assert place.place.fleet == "local:mine"
+    with found() as place:
+        assert (place.ledger, place.cluster, place.source) == (None, "local", "local")
+
+
+@pytest.mark.prefect
+class TestUnderAServer:
+    def test_blocks_are_loaded_by_their_names(self, prefect_server: str, tmp_path: Path) -> None:
+        from ebbflow.flows.blocks import EbbflowCluster, EbbflowStorage
+        from ebbflow.flows.places import found, runs_of, store_of
+
+        name = f"b-{uuid4().hex[:6]}"
+        storage = EbbflowStorage(uri="s3://lake/ebbflow/")
+        storage.save(name)
+        EbbflowCluster(
+            ledger=str(tmp_path / "ledger.db"), cluster="lab", source="local:lab", storage=storage
+        ).save(name)
+        with found(f"ebbflow-cluster/{name}") as place:
+            assert (place.ledger, place.cluster) == (str(tmp_path / "ledger.db"), "lab")
+            assert place.source == "local:lab"
+            assert store_of(None, place.storage) == "s3://lake/ebbflow/store"
+        with found(f"ebbflow-cluster/{name}", "other", "local:else") as place:
+            assert (place.cluster, place.source) == ("other", "local:else")
+        assert runs_of(f"ebbflow-storage/{name}") == "s3://lake/ebbflow/runs"
+        assert store_of("/plain") == "/plain"
+        with (
+            pytest.raises(OptionError, match="no Prefect block ebbflow-cluster/none"),
+            found("ebbflow-cluster/none"),
+        ):
+            pass
+
+    def test_a_query_in_a_block_s_cluster_is_an_app_of_it(
+        self, prefect_server: str, tables: str, tmp_path: Path
+    ) -> None:
+        from ebbflow.flows.blocks import EbbflowCluster, EbbflowStorage
+        from ebbflow.flows.query import run_query
+        from ebbflow.infra.ledger import Ledger
+
+        name = f"q-{uuid4().hex[:6]}"
+        file = str(tmp_path / "ledger.db")
+        storage = EbbflowStorage(uri=str(tmp_path / "kept"))
+        EbbflowCluster(ledger=file, cluster="lab", storage=storage).save(name)
+        with Ledger.open(file, cluster="lab") as ledger:
+            report = run_query(
+                "SELECT count(*) AS n FROM orders",
+                tables,
+                engine="duckdb",
+                ledger=f"ebbflow-cluster/{name}",
+                app="counted",
+                team="shop",
+            )
+            record = ledger.state().apps["counted"]
+        assert report.rows == 1
+        assert (record.phase, record.spec.team, record.spec.kind) == ("finished", "shop", "query")
+        assert record.spec.flow_run
+        assert (tmp_path / "kept" / "store").is_dir()
+
+    def test_the_package_is_deployed_by_prefects_own_command(
+        self, prefect_server: str, tmp_path: Path
+    ) -> None:
+        from prefect.client.orchestration import get_client
+        from prefect.client.schemas.actions import WorkPoolCreate
+
+        pool = f"p-{uuid4().hex[:6]}"
+        assert run_cli("prefect", "init", "--folder", tmp_path, "--pool", pool).returncode == 0
+        with get_client(sync_client=True) as client:
+            client.create_work_pool(WorkPoolCreate(name=pool, type="process"))
+        done = subprocess.run(
+            [str(Path(sys.executable).with_name("prefect")), "--no-prompt", "deploy", "--all"],
+            cwd=tmp_path,
+            env={**os.environ, "PREFECT_API_URL": prefect_server},
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        with get_client(sync_client=True) as client:
+            loop = client.read_deployment_by_name("capacity-loop/capacity")
+            query = client.read_deployment_by_name("run-query/query")
+            names = [one["name"] for one in client._client.post("/automations/filter", json={}).json()]
+        assert loop.entrypoint == "ebbflow.flows.capacity.capacity_loop"
+        assert loop.work_pool_name == pool
+        assert loop.concurrency_options is not None
+        assert loop.concurrency_options.collision_strategy.value == "CANCEL_NEW"
+        assert [schedule.active for schedule in (*loop.schedules, *query.schedules)] == [False, False]
+        assert query.parameter_openapi_schema["properties"]["ledger"]["description"]
+        assert "ebbflow-capacity-again" in names

@@ -1,0 +1,310 @@
+"""Flow runs in processes of their own, cancelled by the API or killed: nothing is left, and what was lost goes on."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+import yaml
+from flowcases import eventually
+from prefect_home import LONG, POOL, Home, prefect_home, processes, seconds_until
+
+from ebbflow.infra.ledger import Ledger
+from ebbflow.infra.local_fleet import LocalFleet
+from ebbflow.infra.local_fleet.pools import LocalPool
+from ebbflow.tasks.loop.row import STOP, stop_request
+
+pytestmark = [pytest.mark.prefect, pytest.mark.slow]
+
+_ROOT = Path(__file__).parents[2]
+SOON = 20.0  # s in which nothing of a cancelled run is left, on a busy machine
+HEAVY = "SELECT count(*) AS n FROM big a JOIN big b ON a.id * b.id % 1000003 < b.k + 3 AND a.k <> b.k"
+PIPELINE = """
+name: digits
+cluster:
+  local:
+    pools:
+      gpu: {kind: gpu, nodes: 1, least: 0, most: 1}
+trainings:
+  fit: {script: SCRIPT, arguments: [--epochs, "2000"]}
+loop: {lease: 20s, interval: 5s}
+"""
+LIMITS = """
+[loop]
+silent_s = 6
+lease_s = 30
+interval_s = 5
+[scaling]
+enabled = false
+"""
+
+
+@pytest.fixture(scope="module")
+def prefect(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
+    folder = tmp_path_factory.mktemp("home")
+    ours = yaml.safe_load((_ROOT / "prefect.yaml").read_text())
+    loop = next(one for one in ours["deployments"] if one["name"] == "capacity")
+    # what a trigger begins has the deployment's parameters
+    loop["parameters"] = {"source": "local:spare", "ledger": str(folder / "spare.db"), "cluster": "spare"}
+    (folder / "prefect.yaml").write_text(yaml.safe_dump(ours))
+    shutil.copy(Path(__file__).with_name("digits.py"), folder / "digits.py")
+    (folder / "pipeline.yaml").write_text(PIPELINE.replace("SCRIPT", str(folder / "digits.py")))
+    (folder / "fleet.toml").write_text(LIMITS)
+    _big(folder / "tables")
+    with prefect_home(folder) as home:
+        home.prefect("work-pool", "create", POOL, "--type", "process")
+        home.prefect("deploy", "--all")
+        home.start_worker()
+        yield home
+
+
+def _big(folder: Path) -> None:
+    import duckdb
+
+    folder.mkdir()
+    duckdb.sql(
+        f"COPY (SELECT range AS id, range % 7 AS k FROM range(400000)) TO '{folder}/big.parquet' (FORMAT parquet)"
+    )
+
+
+@pytest.fixture
+def home(prefect: Home, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The tests' own processes and the flow runs share one folder, as on one machine."""
+    monkeypatch.setenv("EBBFLOW_HOME", prefect.environment["EBBFLOW_HOME"])
+    return Path(prefect.environment["EBBFLOW_HOME"])
+
+
+def cancelled(prefect: Home, run: str) -> float:
+    """Cancel a run; return after how many seconds no process of it was left."""
+    prefect.cancel(run)
+    took = seconds_until(lambda: not processes(run))
+    assert prefect.ended(run) == "CANCELLED", prefect.log()
+    return took
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.usefixtures("home")
+class TestCancelling:
+    def test_a_query_that_is_an_app(self, prefect: Home, tmp_path: Path) -> None:
+        file = str(tmp_path / "ledger.db")
+        with Ledger.open(file, cluster="lab") as ledger:
+            run = prefect.run(
+                "run-query/query",
+                sql=HEAVY,
+                tables=str(prefect.folder / "tables"),
+                engine="duckdb",
+                store=str(tmp_path / "store"),
+                ledger=file,
+                cluster="lab",
+                app="heavy",
+            )
+            eventually(lambda: _phase(ledger, "heavy") == "running", LONG)
+            assert cancelled(prefect, run) < SOON
+            assert _phase(ledger, "heavy") == "stopped"
+
+    def test_a_training_is_saved(self, prefect: Home, tmp_path: Path) -> None:
+        since = len(prefect.log())
+        run = prefect.run(
+            "train/train",
+            script=str(prefect.folder / "digits.py"),
+            arguments=["--epochs", "5000"],
+            nodes="local:2x1",
+            id="cancelled",
+            folder=str(tmp_path),
+        )
+        eventually(lambda: len(processes(run)) >= 3, LONG)  # its own, and two of the training
+        eventually(lambda: "epoch 1, step" in prefect.log(since), LONG)  # the metrics of an epoch
+        assert cancelled(prefect, run) < SOON
+        report = json.loads((tmp_path / "cancelled" / "report.json").read_text())
+        assert report["state"] == "stopped"
+        assert report["steps"] > 0
+        assert {task["state_type"] for task in _task_runs(prefect, run)} == {"COMPLETED"}
+
+    def test_a_search(self, prefect: Home, tmp_path: Path) -> None:
+        run = prefect.run(
+            "search/search",
+            script=str(prefect.folder / "digits.py"),
+            space={"pause": {"float": [0.01, 0.02]}},
+            arguments=["--epochs", "5000"],
+            nodes="local:1x1",
+            trials=3,
+            id="searched",
+            folder=str(tmp_path),
+        )
+        eventually(lambda: len(processes(run)) >= 2, LONG)
+        assert cancelled(prefect, run) < 2 * SOON
+        assert json.loads((tmp_path / "searched" / "report.json").read_text())["state"] == "stopped"
+
+    def test_a_pipeline_with_its_nodes(self, prefect: Home, tmp_path: Path) -> None:
+        run = prefect.run(
+            "run-pipeline/pipeline",
+            file=str(prefect.folder / "pipeline.yaml"),
+            id="cut",
+            folder=str(tmp_path),
+        )
+        record = tmp_path / "cut" / "run.json"
+        eventually(
+            lambda: record.exists() and json.loads(record.read_text())["steps"]["fit"]["state"] == "running",
+            LONG,
+        )
+        assert cancelled(prefect, run) < 2 * SOON
+        with Ledger.open(str(tmp_path / "cut" / "ledger.db"), cluster="cut") as ledger:
+            assert not ledger.state().leases
+        assert json.loads(record.read_text())["steps"]["fit"]["state"] == "stopped"
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.usefixtures("home")
+def test_a_training_on_leases_is_cancelled_killed_and_gone_on_with(prefect: Home, tmp_path: Path) -> None:
+    file = str(tmp_path / "ledger.db")
+    where = {"ledger": file, "cluster": "lab"}
+    fleet = LocalFleet.start([LocalPool("gpu", "gpu", least=2, most=2)], "lab")
+    try:
+        with Ledger.open(file, cluster="lab") as ledger:
+            loop = prefect.run(
+                "capacity-loop/capacity",
+                source="local:lab",
+                limits=str(prefect.folder / "fleet.toml"),
+                **where,
+            )
+            eventually(lambda: len(ledger.state().nodes) == 2, LONG)
+            given = {
+                "script": str(prefect.folder / "digits.py"),
+                "nodes": "local:2x1",
+                "folder": str(tmp_path / "runs"),
+                "fleet": "local:lab",
+                **where,
+            }
+            # cancelled: its leases are free again
+            first = prefect.run("train/train", id="first", arguments=["--epochs", "5000"], **given)
+            eventually(lambda: _phase(ledger, "first") == "running", LONG)
+            assert cancelled(prefect, first) < SOON
+            assert seconds_until(lambda: not ledger.state().held("first")) < SOON
+            assert _phase(ledger, "first") == "stopped"
+
+            # killed with its worker: only the ledger can tell
+            second = prefect.run("train/train", id="second", arguments=["--epochs", "60"], **given)
+            eventually(lambda: _phase(ledger, "second") == "running", LONG)
+            prefect.kill_worker()
+            for process in processes(second):
+                if "prefect" in " ".join(process.cmdline()):
+                    process.kill()
+            assert prefect.state(second) == "RUNNING"
+            assert prefect.ended(second) == "CRASHED"
+            tag = "ebbflow-resumes:lab:second"
+            eventually(lambda: _tagged(prefect, tag), LONG)
+            prefect.start_worker()
+            eventually(lambda: _phase(ledger, "second") == "finished", 2 * LONG)
+            (resumed,) = _tagged(prefect, tag)
+            assert prefect.ended(resumed["id"]) == "COMPLETED"
+            assert resumed["parameters"]["resume"] is True
+            eventually(lambda: not ledger.state().leases, LONG)
+            assert not ledger.verify()
+
+            # the loop was started by the worker that is gone: it is asked to end
+            leader = ledger.leader()
+            assert leader is not None
+            ledger.report(STOP, stop_request(leader.token, ledger.clock.now()))
+            assert prefect.ended(loop) == "COMPLETED"
+    finally:
+        fleet.down()
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.usefixtures("home")
+def test_a_loop_that_is_cancelled_stays_away_and_one_that_crashes_is_begun_again(prefect: Home) -> None:
+    fleet = LocalFleet.start([LocalPool("gpu", "gpu", least=1, most=1)], "spare")
+    try:
+        with Ledger.open(str(prefect.folder / "spare.db"), cluster="spare") as ledger:
+
+            def led() -> bool:
+                leader = ledger.leader()
+                return leader is not None and leader.alive(ledger.clock.now())
+
+            first = prefect.run("capacity-loop/capacity")
+            eventually(lambda: ledger.state().nodes, LONG)
+            other = prefect.run("capacity-loop/capacity")
+            assert prefect.ended(other) == "CANCELLED"  # there is one
+            assert prefect.state(first) == "RUNNING"
+            assert cancelled(prefect, first) < SOON
+            assert not led()
+
+            second = prefect.run("capacity-loop/capacity")
+            eventually(lambda: ledger.state().token == 2, LONG)
+            for process in processes(second):
+                process.kill()
+            assert prefect.ended(second) == "CRASHED"
+            eventually(lambda: ledger.state().token == 3, LONG)  # begun by the deployment's trigger
+            body = {
+                "flow_runs": {
+                    "state": {"type": {"any_": ["RUNNING"]}},
+                    "name": {"any_": ["capacity of spare"]},
+                }
+            }
+            (third,) = prefect.get("post", "/flow_runs/filter", json=body)
+            assert third["id"] not in (first, second)
+            assert cancelled(prefect, third["id"]) < SOON
+    finally:
+        fleet.down()
+
+
+@pytest.mark.timeout(600)
+def test_an_automation_acts_once_for_many_events(prefect: Home) -> None:
+    """Three failures of a training's deployment within the hour pause it; two do not."""
+    prefect.prefect("automation", "create", "--from-file", _ROOT / "examples" / "automations.yaml")
+    assert {one["name"] for one in prefect.get("post", "/automations/filter", json={})} >= {
+        "ebbflow-failing-training",
+        "ebbflow-silent-loop",
+        "ebbflow-silent-runs",
+    }
+    deployment = prefect.get("get", "/deployments/name/train/train")["id"]
+
+    def paused() -> bool:
+        return bool(prefect.get("get", f"/deployments/{deployment}")["paused"])
+
+    def fail() -> None:
+        event = {
+            "id": str(uuid4()),
+            "occurred": datetime.now(UTC).isoformat(),
+            "event": "ebbflow.training.failed",
+            "resource": {"prefect.resource.id": "ebbflow.training.fit"},
+            "related": [
+                {
+                    "prefect.resource.id": f"prefect.deployment.{deployment}",
+                    "prefect.resource.role": "deployment",
+                }
+            ],
+        }
+        prefect.get("post", "/events", json=[event])
+
+    def recorded() -> int:
+        wanted = {"filter": {"event": {"name": ["ebbflow.training.failed"]}}}
+        return int(prefect.get("post", "/events/filter", json=wanted)["total"])
+
+    fail()
+    fail()
+    eventually(lambda: recorded() == 2, LONG)
+    assert not paused()
+    fail()
+    eventually(paused, LONG)
+    prefect.get("post", f"/deployments/{deployment}/resume_deployment")
+
+
+def _phase(ledger: Ledger, app: str) -> str:
+    record = ledger.state().apps.get(app)
+    return record.phase if record is not None else ""
+
+
+def _tagged(prefect: Home, tag: str) -> list[dict[str, object]]:
+    body = {"flow_runs": {"tags": {"all_": [tag]}}}
+    found: list[dict[str, object]] = prefect.get("post", "/flow_runs/filter", json=body)
+    return found
+
+
+def _task_runs(prefect: Home, run: str) -> list[dict[str, str]]:
+    body = {"flow_runs": {"id": {"any_": [run]}}}
+    found: list[dict[str, str]] = prefect.get("post", "/task_runs/filter", json=body)
+    return found
