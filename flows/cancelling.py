@@ -1,8 +1,9 @@
-"""Flow runs that end in order when they are cancelled.
+"""Work that ends in order when the thread that waits for it is interrupted: cancelled flow runs, tasks out of time.
 
 Prefect's runner cancels a run by a signal, and ends the process by force 30 s later. It takes the signal for a
 cancellation, not for a crash, only where Prefect's own handler is in place; and that raises in the main thread,
-wherever it stands. So the main thread waits, and the work is done in a thread of its own that is asked to end.
+wherever it stands. Airflow ends tasks likewise. So the main thread waits, and the work is done in a thread of its own
+that is asked to end. A signal's handler must not wait for a lock that the main thread may hold.
 """
 
 import contextvars
@@ -22,33 +23,42 @@ def attended(work: Callable[[], Result], stop: Callable[[], object], patience: f
     An interrupt, a cancellation or a termination of this thread calls ``stop``, waits ``patience`` seconds for the
     work to end, and is then passed on.
     """
-    return _Attended(work).wait(stop, patience)
+    return Attended(work, stop, patience).wait()
 
 
-class _Attended(Generic[Result]):
-    def __init__(self, work: Callable[[], Result]) -> None:
-        self._work = work
+class Attended(Generic[Result]):
+    """``attended`` for work that other threads and signals' handlers may end, too, by ``stop``; for one use."""
+
+    def __init__(
+        self, work: Callable[[], Result], stop: Callable[[], object], patience: float = PATIENCE
+    ) -> None:
+        self._work, self._stop, self._patience = work, stop, patience
         # a join that is interrupted takes the thread for ended (CPython 3.11), so an event is waited for
         self._ended = threading.Event()
         self._result: Result | None = None
         self._error: BaseException | None = None
-        context = contextvars.copy_context()  # Prefect's own: which run this is
+        context = contextvars.copy_context()  # Prefect's or Airflow's own: which run this is
         self._thread = threading.Thread(
             target=context.run, args=(self._run,), name="ebbflow-work", daemon=True
         )
 
-    def wait(self, stop: Callable[[], object], patience: float) -> Result:
+    def wait(self) -> Result:
+        """Do the work and return its result. Raises what it raises, or the interrupt of this thread."""
         self._thread.start()
         try:
             while not self._ended.wait(_LOOK):
                 pass
         except BaseException:
-            stop()
-            self._ended.wait(patience)
+            self._stop()
+            self._ended.wait(self._patience)
             raise
         if self._error is not None:
             raise self._error
         return self._result  # type: ignore[return-value]
+
+    def stop(self) -> None:
+        """Ask the work to end; returns at once."""
+        self._stop()
 
     def _run(self) -> None:
         try:

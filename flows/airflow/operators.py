@@ -16,7 +16,7 @@ from ebbflow.planners.errors import EbbflowError, OptionError, PlanningError
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-    from ebbflow.flows.airflow.attended import Attended
+    from ebbflow.flows.cancelling import Attended
 
 _FOR_GOOD = (OptionError, PlanningError, TableError)  # another try would end as this one
 
@@ -119,8 +119,9 @@ class EbbflowQueryOperator(_AttendedOperator):
 
     def execute(self, context: "Context") -> dict[str, Any]:
         """Run the query and return plain values. Raises ``AirflowFailException`` for what no retry can mend."""
-        from ebbflow.flows.airflow.attended import Attended, StoppableOrchestrator
+        from ebbflow.flows.airflow.stopping import StoppableOrchestrator
         from ebbflow.flows.airflow.work import MOST_ROWS, query, query_request, query_values, run_id
+        from ebbflow.flows.cancelling import Attended
 
         if not 0 <= self.fetch <= MOST_ROWS:
             raise AirflowFailException(f"fetch must be from 0 to {MOST_ROWS} rows; got {self.fetch}")
@@ -222,7 +223,7 @@ class EbbflowTrainingOperator(_AttendedOperator):
 
     def execute(self, context: "Context") -> dict[str, Any]:
         """Run the training and return plain values. Raises ``AirflowFailException`` for what no retry can mend."""
-        from ebbflow.flows.airflow.attended import Attended, StopTraining
+        from ebbflow.flows.airflow.stopping import StopTraining
         from ebbflow.flows.airflow.work import (
             run_id,
             train,
@@ -230,6 +231,7 @@ class EbbflowTrainingOperator(_AttendedOperator):
             training_request,
             training_values,
         )
+        from ebbflow.flows.cancelling import Attended
 
         ti = context["ti"]
         run = self.run or run_id(ti.dag_id, ti.task_id, ti.run_id, ti.map_index)

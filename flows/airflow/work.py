@@ -11,7 +11,7 @@ from dataclasses import fields
 from typing import Any
 from urllib.parse import quote
 
-from ebbflow.flows.airflow.attended import StoppableOrchestrator, StopTraining
+from ebbflow.flows.airflow.stopping import StoppableOrchestrator, StopTraining
 from ebbflow.infra.protocols import Checkpoint
 from ebbflow.planners.errors import OptionError
 from ebbflow.tasks.query import QueryOutcome

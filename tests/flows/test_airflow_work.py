@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ebbflow.flows.airflow import work
-from ebbflow.flows.airflow.attended import Attended, StoppableOrchestrator, StopTraining
 from ebbflow.flows.airflow.provider import get_provider_info
+from ebbflow.flows.airflow.stopping import StoppableOrchestrator, StopTraining
+from ebbflow.flows.cancelling import Attended
 from ebbflow.infra.errors import StageCancelledError
 from ebbflow.planners.errors import OptionError
 from ebbflow.tasks.query import execute
@@ -73,42 +74,6 @@ def test_a_query_that_is_stopped_before_it_began_does_not_begin(tables: str, tmp
     request = QueryRequest(HEAVY, **_options(tables, tmp_path))  # type: ignore[arg-type]
     with pytest.raises(StageCancelledError):
         execute(request, orchestrator)
-
-
-def test_an_interrupt_of_the_waiting_thread_stops_the_work_and_goes_on_when_that_has_ended() -> None:
-    asked = threading.Event()
-    ended = []
-
-    def work_on() -> None:
-        assert asked.wait(60)
-        ended.append("work")
-
-    class Interrupt(BaseException):
-        """What a time limit raises."""
-
-    class Interrupted(Attended[None]):
-        def wait(self) -> None:
-            self._thread.join = self._join  # type: ignore[method-assign]
-            super().wait()
-
-        def _join(self, timeout: float | None = None) -> None:
-            if not asked.is_set():
-                raise Interrupt
-            threading.Thread.join(self._thread, timeout)
-
-    with pytest.raises(Interrupt):
-        Interrupted(work_on, asked.set, patience=60).wait()
-    assert ended == ["work"]
-
-
-def test_what_the_work_raises_or_returns_its_waiter_gets() -> None:
-    assert Attended(lambda: 7, lambda: None).wait() == 7
-
-    def wrong() -> None:
-        raise OptionError("no")
-
-    with pytest.raises(OptionError, match="no"):
-        Attended(wrong, lambda: None).wait()
 
 
 def test_a_training_is_interrupted_once_as_by_ctrl_c() -> None:
