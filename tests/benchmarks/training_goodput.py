@@ -2,6 +2,9 @@
 
 The prediction takes the noise scale that runs at the initial batch measured, step by step, and a throughput model
 fitted to three of the batch sizes. The measurement trains at that batch until the loss is reached.
+
+A running average tells what was the case its own age ago. In hindsight that is known, so the noise of an iteration is
+read off the average of ``AGE`` iterations later; what follows without that is given beside it.
 """
 
 import statistics
@@ -30,7 +33,8 @@ ITERATIONS = 3000  # at M0, whose loss is the target
 LOOKS = 80  # evaluations in as many iterations' progress
 BEYOND = 1.4  # times the target's progress: how long runs go on
 RATE = 0.01
-SMOOTHING = 0.995  # runs are so short that averages over 1000 iterations would lag behind
+SMOOTHING = 0.995  # runs are so short that averages over 1000 iterations would lag far behind
+AGE = round(1 / (1 - SMOOTHING))  # iterations: what the averages are made of is as old in the mean
 
 
 @dataclass(slots=True)
@@ -74,7 +78,9 @@ def goodput(world: int, device: str, width: int, seeds: int) -> dict[str, Any]:
     rows = []
     for scale in SCALES:
         chosen = splits[scale]
-        expected = statistics.mean(_steps(r, steps[1], scale) for r in runs[1])
+        expected, lagging = (
+            statistics.mean(_steps(r, steps[1], scale, age) for r in runs[1]) for age in (AGE, 0)
+        )
         per_second = float(throughput(speed, 1, world, chosen.batch, chosen.accumulation))
         worth = INITIAL * steps[1]  # examples at M0 that get as far
         rows.append(
@@ -87,6 +93,7 @@ def goodput(world: int, device: str, width: int, seeds: int) -> dict[str, Any]:
                 "predicted_throughput": per_second,
                 "goodput": worth / (steps[scale] * taken[scale]),
                 "predicted_goodput": worth / (expected * chosen.total(world) / per_second),
+                "lagging_goodput": worth / (lagging * chosen.total(world) / per_second),
             }
         )
     return {
@@ -99,9 +106,9 @@ def goodput(world: int, device: str, width: int, seeds: int) -> dict[str, Any]:
     }
 
 
-def _steps(run: Trained, iterations: float, scale: int) -> float:
+def _steps(run: Trained, iterations: float, scale: int, age: int) -> float:
     """Return the steps at ``scale`` times M0 that get as far as ``iterations`` steps of ``run``, which is at M0."""
-    return sum(1.0 / float(gain(noise, scale)) for noise in run.noise[: round(iterations)])
+    return sum(1.0 / float(gain(noise, scale)) for noise in run.noise[age : age + round(iterations)])
 
 
 def _observation(world: int, chosen: Split, runs: list[Trained]) -> Observation:

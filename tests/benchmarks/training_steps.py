@@ -4,7 +4,7 @@ import statistics
 import time
 from collections.abc import Callable
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ebbflow.infra.training import ElasticRun
 from ebbflow.infra.training.gradients import DENSE, EVERY
+from tests.benchmarks.ranks import together
 
 # Steps of one side before the other has its turn: noise is measured in two of each.
 BLOCK = 2 * EVERY
@@ -21,6 +22,7 @@ BLOCK = 2 * EVERY
 WARM_UP = {"transformer": 1 + DENSE // BLOCK, "perceptron": 1024 // BLOCK}
 TOKENS = 64
 
+SIDES = ("plain", "elastic")
 CASES = ("transformer, AdamW", "transformer, SGD", "perceptron, AdamW", "perceptron, SGD")
 
 
@@ -48,16 +50,56 @@ def perceptron() -> nn.Module:
     return nn.Sequential(*layers, nn.Linear(2048, 10))
 
 
-def overhead(world: int, device: str, case: str, rounds: int, local: int) -> dict[str, Any]:
+class Turns(NamedTuple):
+    """Seconds of a step in each block, by the clock and of the processor; both sides in turns, in the same processes."""
+
+    plain: list[tuple[float, float]]
+    elastic: list[tuple[float, float]]
+    parameters: int
+    noise_scale: float
+
+
+def overhead(device: str, case: str, rounds: int, world: int, local: int) -> dict[str, Any]:
     """Return milliseconds of a step of both, and the median of their ratios over ``rounds`` pairs of blocks.
 
-    ``local`` examples a process; those of the transformer are of 64 tokens.
+    ``local`` examples a process; those of the transformer are of 64 tokens. Where a model lies in memory decides over
+    as much as what is measured here, so half of the pairs are of processes that made the other side first.
     """
-    kind, optimizer = case.split(", ")
+    halves = [Turns(*together(in_turns, world, device, case, rounds // 2, local, first)) for first in SIDES]
+    plain, elastic = ([pair for half in halves for pair in getattr(half, side)] for side in SIDES)
+    ratios = [after[0] / alone[0] for alone, after in zip(plain, elastic, strict=True)]
+    quartiles = statistics.quantiles(ratios, n=4)
+    milliseconds = [
+        [1e3 * statistics.median(part) for part in zip(*side, strict=True)] for side in (plain, elastic)
+    ]
+    return {
+        "case": case,
+        "parameters": halves[0].parameters,
+        "local_batch": local,
+        "processes": world,
+        "rounds": len(ratios),
+        "block": BLOCK,
+        "plain_ms": milliseconds[0][0],
+        "elastic_ms": milliseconds[1][0],
+        "ratio": statistics.median(ratios),
+        "ratio_quartiles": [quartiles[0], quartiles[2]],
+        "ratio_by_first": {
+            first: statistics.median(e[0] / p[0] for p, e in zip(half.plain, half.elastic, strict=True))
+            for first, half in zip(SIDES, halves, strict=True)
+        },
+        "plain_cpu_ms": milliseconds[0][1],
+        "elastic_cpu_ms": milliseconds[1][1],
+        "noise_scale": halves[0].noise_scale,
+    }
+
+
+def in_turns(world: int, device: str, case: str, rounds: int, local: int, first: str) -> Turns:
+    """Train both sides in this process and its peers; ``first`` of the two is made first."""
+    kind, rule = case.split(", ")
     warm_up = WARM_UP[kind]
 
     def make(parameters: Any) -> torch.optim.Optimizer:
-        if optimizer == "SGD":
+        if rule == "SGD":
             return torch.optim.SGD(parameters, 1e-3, momentum=0.9)
         return torch.optim.AdamW(parameters, 1e-4)
 
@@ -65,12 +107,20 @@ def overhead(world: int, device: str, case: str, rounds: int, local: int) -> dic
     model_of: Callable[[], nn.Module] = Transformer if kind == "transformer" else perceptron
     batch, steps = local * world, (warm_up + rounds) * BLOCK
     data, loss = _task(kind, batch * (steps + 2), device)
-    plain = model_of().to(device)
-    size = sum(p.numel() for p in plain.parameters())
-    called = DistributedDataParallel(plain, gradient_as_bucket_view=True) if world > 1 else plain
-    plain_optimizer = make(called.parameters())
-    # the batch may grow by less than a process' share: everything adaptive is at work, and yet nothing changes
-    model, _ = run.prepare(model_of(), make, batch_size=batch, max_batch_size=batch + 1)
+
+    def make_plain() -> tuple[nn.Module, torch.optim.Optimizer]:
+        inner = model_of().to(device)
+        called = DistributedDataParallel(inner, gradient_as_bucket_view=True) if world > 1 else inner
+        return called, make(called.parameters())
+
+    def make_elastic() -> tuple[nn.Module, torch.optim.Optimizer]:
+        # the batch may grow by less than a process' share: everything adaptive is at work, and yet nothing changes
+        return run.prepare(model_of(), make, batch_size=batch, max_batch_size=batch + 1)
+
+    if first == "plain":
+        (called, plain_optimizer), (model, optimizer) = make_plain(), make_elastic()
+    else:
+        (model, optimizer), (called, plain_optimizer) = make_elastic(), make_plain()
     order = iter(torch.randperm(len(data[0])).split(local))
     epochs = run.epochs(1)
     next(epochs)
@@ -100,27 +150,14 @@ def overhead(world: int, device: str, case: str, rounds: int, local: int) -> dic
             plain_step()
             for _ in range(BLOCK):
                 elastic_step()
+        called.load_state_dict(model.state_dict())  # what is in the numbers decides over their speed, too
+        plain_optimizer.load_state_dict(optimizer.state_dict())
         pairs = [(timed(plain_step), timed(elastic_step)) for _ in range(rounds)]
-        ratios = sorted(elastic[0] / alone[0] for alone, elastic in pairs)
-        used = [statistics.median(side[1] for side in sides) for sides in zip(*pairs, strict=True)]
-        found = {
-            "case": case,
-            "parameters": size,
-            "local_batch": local,
-            "processes": world,
-            "rounds": rounds,
-            "block": BLOCK,
-            "plain_ms": 1e3 * statistics.median(alone[0] for alone, _ in pairs),
-            "elastic_ms": 1e3 * statistics.median(elastic[0] for _, elastic in pairs),
-            "ratio": statistics.median(ratios),
-            "ratio_quartiles": [ratios[len(ratios) // 4], ratios[3 * len(ratios) // 4]],
-            "plain_cpu_ms": 1e3 * used[0],
-            "elastic_cpu_ms": 1e3 * used[1],
-            "noise_scale": run.statistics.noise_scale,
-        }
         assert run.statistics.batch == batch
+        noise_scale = run.statistics.noise_scale
         batches.close()
-    return found
+    size = sum(p.numel() for p in called.parameters())
+    return Turns([plain for plain, _ in pairs], [elastic for _, elastic in pairs], size, noise_scale)
 
 
 def _task(kind: str, examples: int, device: str) -> tuple[tuple[Tensor, ...], Callable[..., Tensor]]:
