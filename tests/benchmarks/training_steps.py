@@ -51,7 +51,7 @@ def perceptron() -> nn.Module:
 
 
 class Turns(NamedTuple):
-    """Seconds of a step in each block, by the clock and of the processor; both sides in turns, in the same processes."""
+    """Seconds of a step in each block, by the clock and of the processor, of both sides in turns in one process."""
 
     plain: list[tuple[float, float]]
     elastic: list[tuple[float, float]]
