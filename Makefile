@@ -5,6 +5,7 @@
 # make docs   build the documentation site into .cache/site
 # make audit  ask a database for vulnerabilities of the locked packages
 # make airflow  test the provider in a real Airflow, in an environment of its own
+# make chaos  20 chaotic runs of the whole system, half an hour and more; writes docs/benchmarks
 # make bench  the slow checks, planning and coverage; writes docs/benchmarks
 # make lock   pin the newest versions that work together
 
@@ -13,7 +14,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 SETUP  := $(VENV)/.ready
 
-.PHONY: demo test fuzz check docs audit airflow format bench lock lock-airflow java postgres clean
+.PHONY: demo test fuzz check docs audit airflow format chaos bench lock lock-airflow java postgres clean
 
 demo: $(SETUP) java
 	$(BIN)/ebbflow demo $(ARGS)
@@ -47,6 +48,9 @@ format: $(SETUP)
 bench: $(SETUP) java postgres
 	$(BIN)/python -m pytest -m slow
 	$(BIN)/python -m tests.benchmarks $(ARGS)
+
+chaos: $(SETUP) java postgres
+	$(BIN)/python -m tests.benchmarks.system_chaos --out docs/benchmarks $(ARGS)
 
 $(SETUP): requirements.lock pyproject.toml scripts/setup.sh
 	@scripts/setup.sh "$(PYTHON)" "$(VENV)"

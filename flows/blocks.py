@@ -11,8 +11,9 @@ import os
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 from prefect.blocks.core import Block
 from pydantic import ConfigDict, Field, SecretStr, field_validator, model_validator
@@ -20,6 +21,9 @@ from pydantic import ConfigDict, Field, SecretStr, field_validator, model_valida
 from ebbflow.infra.aws.settings import Settings
 from ebbflow.infra.ledger.address import parse
 from ebbflow.planners.errors import EbbflowError, OptionError
+
+if TYPE_CHECKING:
+    from ebbflow.tasks.fleet import Opened
 
 Kind = TypeVar("Kind", bound=Block)
 
@@ -71,7 +75,6 @@ class EbbflowAws(Block):
     settings_file: str = Field(
         default="", description="The file of that output, where the flow runs can read it."
     )
-    region: str = Field(default="", description="In place of the environment's.")
     profile: str = Field(default="", description="Of the AWS configuration where the flow runs.")
     role: str = Field(
         default="", description="ARN of the role to take on, in place of the one that Terraform made."
@@ -80,62 +83,79 @@ class EbbflowAws(Block):
         default="", description="Name of a block of prefect-aws (aws-credentials) to take credentials from."
     )
 
+    @field_validator("settings")
+    @classmethod
+    def _ours(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
+        # terraform prints outputs that are sensitive, too, and blocks show what is no secret
+        known = {field.name for field in fields(Settings)}
+        return value and {name: output for name, output in value.items() if name in known}
+
     @model_validator(mode="after")
     def _one_place(self) -> "EbbflowAws":
         if bool(self.settings) == bool(self.settings_file):
             raise ValueError("give either settings or settings_file")
+        if self.profile and self.credentials:
+            raise ValueError("give either profile or credentials")
         if self.settings:
             try:
-                Settings.from_json(self._text(), "settings")
+                Settings.from_json(json.dumps(self.settings), "settings")
             except EbbflowError as error:
-                raise ValueError(str(error)) from error
+                raise ValueError(str(error)) from None
         return self
-
-    def _text(self, outputs: Mapping[str, Any] | None = None) -> str:
-        outputs = dict(outputs if outputs is not None else self.settings or {})
-        if self.role:
-            outputs["capacity_role_arn"] = {"value": self.role}
-        return json.dumps(outputs)
 
     @contextmanager
     def opened(self) -> Iterator[str]:
         """Return the path of a settings file; meanwhile the environment says region, profile and credentials.
 
-        For a process that runs one flow run. Raises ``OptionError``.
+        For a process that runs one flow run. Raises ``SettingsError`` or ``OptionError``.
         """
-        with environment(self._variables()):
-            if not self.role and self.settings_file:
-                yield self.settings_file
-                return
-            outputs = None
-            if self.settings_file:
-                try:
-                    outputs = json.loads(Path(self.settings_file).expanduser().read_text(encoding="utf-8"))
-                except (OSError, ValueError) as error:
-                    raise OptionError(
-                        f"settings_file {self.settings_file} cannot be read: {error}"
-                    ) from error
-            with tempfile.TemporaryDirectory(prefix="ebbflow-aws-") as folder:
+        with tempfile.TemporaryDirectory(prefix="ebbflow-aws-") as folder:
+            path = Path(self.settings_file).expanduser()
+            if self.settings or self.role:
+                outputs = dict(self.settings or _outputs(path))
+                if self.role:
+                    outputs["capacity_role_arn"] = {"value": self.role}
                 path = Path(folder) / "ebbflow.json"
                 path.touch(mode=0o600)
-                path.write_text(self._text(outputs), encoding="utf-8")
+                path.write_text(json.dumps(outputs), encoding="utf-8")
+            region = Settings.from_terraform(path).region
+            with environment({"AWS_REGION": region, "AWS_DEFAULT_REGION": region, **self._access()}):
                 yield str(path)
 
-    def _variables(self) -> dict[str, str]:
-        found = {"AWS_PROFILE": self.profile, "AWS_REGION": self.region, "AWS_DEFAULT_REGION": self.region}
-        if self.credentials:
-            block = load_block(self.credentials, Block, "aws-credentials")
-            for variable, name in (
-                ("AWS_ACCESS_KEY_ID", "aws_access_key_id"),
-                ("AWS_SECRET_ACCESS_KEY", "aws_secret_access_key"),
-                ("AWS_SESSION_TOKEN", "aws_session_token"),
-                ("AWS_PROFILE", "profile_name"),
-            ):
-                value = getattr(block, name, None)
-                found[variable] = (
-                    value.get_secret_value() if isinstance(value, SecretStr) else str(value or "")
-                )
-        return {name: value for name, value in found.items() if value}
+    @contextmanager
+    def fleet(self, limits: str | None = None, prices: str | None = None) -> "Iterator[Opened]":
+        """Open the account's fleet for a flow of one's own; nothing is asked of AWS yet. See ``opened``.
+
+        Args:
+            limits: a TOML file of limits; by default ``$EBBFLOW_LIMITS``, else ``fleet.toml`` in the present folder.
+            prices: a file of on-demand prices of one's own; by default the AWS Price List.
+        """
+        from ebbflow.tasks.fleet import opened  # Prefect imports this module at each of its commands
+        from ebbflow.tasks.fleet_request import FleetRequest
+
+        with (
+            self.opened() as path,
+            opened(FleetRequest(config=path, limits=limits, prices=prices)) as fleet,
+        ):
+            yield fleet
+
+    def _access(self) -> dict[str, str | None]:
+        """Return the variables by which boto3 finds credentials; ``None``: there is to be no such variable."""
+        if self.profile:
+            return {"AWS_PROFILE": self.profile}
+        if not self.credentials:
+            return {}
+        block = load_block(self.credentials, Block, "aws-credentials")
+        found = {
+            "AWS_ACCESS_KEY_ID": _plain(block, "aws_access_key_id"),
+            "AWS_SECRET_ACCESS_KEY": _plain(block, "aws_secret_access_key"),
+            "AWS_SESSION_TOKEN": _plain(block, "aws_session_token"),
+            "AWS_PROFILE": _plain(block, "profile_name"),
+        }
+        if not (found["AWS_ACCESS_KEY_ID"] or found["AWS_PROFILE"]):
+            return {}  # it says that they are to be found where boto3 looks
+        endpoint = _plain(getattr(block, "aws_client_parameters", None), "endpoint_url")
+        return {**found, **({"AWS_ENDPOINT_URL": endpoint} if endpoint else {})}
 
 
 class EbbflowCluster(Block):
@@ -162,6 +182,21 @@ class EbbflowCluster(Block):
     aws: EbbflowAws | None = Field(default=None, description="The account, where nodes come from AWS.")
     storage: EbbflowStorage | None = Field(default=None, description="Where checkpoints and runs live.")
 
+    @field_validator("source")
+    @classmethod
+    def _known(cls, value: str) -> str:
+        if value.partition(":")[0] not in ("local", "aws", "spark", "cluster"):
+            from ebbflow.tasks.loop.opening import SOURCES
+
+            raise ValueError(f"source must be one of {SOURCES}; got {value!r}")
+        return value
+
+    @model_validator(mode="after")
+    def _of_the_account(self) -> "EbbflowCluster":
+        if self.aws is not None and self.source != "aws":
+            raise ValueError(f"a cluster with an account has the source aws; got {self.source!r}")
+        return self
+
     @field_validator("ledger")
     @classmethod
     def _address(cls, value: SecretStr | None) -> SecretStr | None:
@@ -182,9 +217,16 @@ Slug = Literal["ebbflow-cluster", "ebbflow-aws", "ebbflow-storage", "aws-credent
 
 
 def block_name(text: str | None, slug: Slug) -> str | None:
-    """Return the name in ``SLUG/NAME``; ``None`` where ``text`` is something else, such as an address."""
+    """Return the name in ``SLUG/NAME``; ``None`` where ``text`` is something else, such as an address.
+
+    Raises ``OptionError`` for the name of a block that there cannot be.
+    """
     kind, slash, name = (text or "").partition("/")
-    return name if slash and kind == slug and name and "/" not in name else None
+    if kind != slug or not slash:
+        return None
+    if not name or "/" in name:
+        raise OptionError(f"a block is named {slug}/NAME; got {text!r}")
+    return name
 
 
 def load_block(name: str, kind: type[Kind], slug: Slug) -> Kind:
@@ -192,23 +234,45 @@ def load_block(name: str, kind: type[Kind], slug: Slug) -> Kind:
     name = block_name(name, slug) or name
     try:
         found = Block.load(f"{slug}/{name}")
-    except (ValueError, KeyError) as error:
+    except KeyError:
+        raise OptionError(f"blocks {slug} are not known here; is their package installed?") from None
+    except ValueError as error:
         raise OptionError(f"there is no Prefect block {slug}/{name}: {error}") from error
+    except RuntimeError:  # its cause would show what is in it
+        raise OptionError(
+            f"the Prefect block {slug}/{name} was saved by another version; save it anew"
+        ) from None
     if not isinstance(found, kind):
         raise OptionError(f"the Prefect block {slug}/{name} is a {type(found).__name__}")
     return found
 
 
 @contextmanager
-def environment(given: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables of this process while the block runs."""
+def environment(given: Mapping[str, str | None]) -> Iterator[None]:
+    """Set environment variables of this process while the block runs, and take those away that are ``None``."""
     before = {name: os.environ.get(name) for name in given}
-    os.environ.update(given)
     try:
+        _put(given)
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+        _put(before)
+
+
+def _put(given: Mapping[str, str | None]) -> None:
+    for name, value in given.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
+def _outputs(path: Path) -> dict[str, Any]:
+    Settings.from_terraform(path)  # which says what is wrong with it
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return found
+
+
+def _plain(block: object, name: str) -> str | None:
+    """Return a field of a block as text, secret or not; ``None`` where it has none."""
+    value = getattr(block, name, None)
+    return (value.get_secret_value() if isinstance(value, SecretStr) else str(value or "")) or None

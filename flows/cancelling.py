@@ -14,6 +14,7 @@ from typing import Generic, TypeVar
 Result = TypeVar("Result")
 
 PATIENCE = 25.0  # s to save and leave in
+_BEGIN = 2.0  # s for a thread to begin in
 _LOOK = 0.2  # s: a signal's handler runs between two looks
 
 
@@ -34,7 +35,7 @@ class Attended(Generic[Result]):
     ) -> None:
         self._work, self._stop, self._patience = work, stop, patience
         # a join that is interrupted takes the thread for ended (CPython 3.11), so an event is waited for
-        self._ended = threading.Event()
+        self._begun, self._ended = threading.Event(), threading.Event()
         self._result: Result | None = None
         self._error: BaseException | None = None
         context = contextvars.copy_context()  # Prefect's or Airflow's own: which run this is
@@ -44,13 +45,14 @@ class Attended(Generic[Result]):
 
     def wait(self) -> Result:
         """Do the work and return its result. Raises what it raises, or the interrupt of this thread."""
-        self._thread.start()
         try:
+            self._thread.start()
             while not self._ended.wait(_LOOK):
                 pass
         except BaseException:
             self._stop()
-            self._ended.wait(self._patience)
+            if self._begun.wait(_BEGIN):
+                self._ended.wait(self._patience)
             raise
         if self._error is not None:
             raise self._error
@@ -61,6 +63,7 @@ class Attended(Generic[Result]):
         self._stop()
 
     def _run(self) -> None:
+        self._begun.set()
         try:
             self._result = self._work()
         except BaseException as error:

@@ -8,15 +8,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from prefect import flow
-from prefect.artifacts import create_table_artifact
 from prefect.events import emit_event
 from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
 
+from ebbflow.flows.blocks import block_name
 from ebbflow.flows.cancelling import attended
 from ebbflow.flows.capacity_runs import holder_in, mending
 from ebbflow.flows.flow_runs import RunView
 from ebbflow.flows.places import found
+from ebbflow.tasks import artifacts
 from ebbflow.tasks.apps.recovery import LostApp
 from ebbflow.tasks.loop.listening import LoopEvent, LoopListener
 from ebbflow.tasks.loop.loop import LoopEnd
@@ -67,7 +68,8 @@ def run_attached(
 
 def _run_name() -> str:
     given = flow_run.parameters
-    return f"capacity of {given.get('cluster') or given.get('ledger') or 'local'}"
+    named = block_name(given.get("ledger"), "ebbflow-cluster")  # of an address nothing is to be shown
+    return f"capacity of {given.get('cluster') or named or 'local'}"
 
 
 @flow(name="capacity-loop", flow_run_name=_run_name, validate_parameters=True)
@@ -247,4 +249,4 @@ def _publish(end: LoopEnd) -> None:
         "p99 (s)": latency.get("p99"),
         "outages of the ledger": figures.get("outages"),
     }
-    create_table_artifact(key="ebbflow-capacity", table=[row], description="What the loop did")
+    artifacts.table("ebbflow-capacity", [row], "What the loop did")

@@ -1,16 +1,15 @@
 """``ebbflow capacity``: the loop of a cluster, for people."""
 
 import json as json_module
-import os
 import threading
 from collections.abc import Callable, Mapping
-from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 
+from ebbflow.flows.runner import Runner, wants_prefect
 from ebbflow.planners.errors import OptionError
 
 if TYPE_CHECKING:
@@ -40,12 +39,6 @@ app = typer.Typer(
 )
 console = Console()
 errors = Console(stderr=True)
-
-
-class Runner(StrEnum):
-    auto = "auto"
-    prefect = "prefect"
-    plain = "plain"
 
 
 LedgerAt = Annotated[
@@ -162,7 +155,7 @@ def run(
         seed,
         prices,
     )
-    prefect = runner is Runner.prefect or (runner is Runner.auto and bool(os.environ.get("PREFECT_API_URL")))
+    prefect = wants_prefect(runner)
     stop = threading.Event()
     try:
         end = _until(stop, lambda: _lead(request, stop, quiet, prefect))
@@ -345,6 +338,7 @@ def stop(
     timeout: Annotated[float, typer.Option(help="Seconds to wait for the end.", min=0.0)] = _STOP,
 ) -> None:
     from ebbflow.infra.errors import LedgerError
+    from ebbflow.tasks.loop.leader import leads
     from ebbflow.tasks.loop.row import STOP, stop_request
     from ebbflow.tasks.loop.status import wait_for_end
 
@@ -352,7 +346,7 @@ def stop(
         with _opened(ledger, cluster) as found:
             leader = found.leader()
             now = found.clock.now()
-            if leader is None or not leader.alive(now):
+            if leader is None or not leads(found, found.clock):
                 console.print(f"no loop leads cluster {escape(cluster)}", highlight=False)
                 return
             found.report(STOP, stop_request(leader.token, now))

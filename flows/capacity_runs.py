@@ -82,7 +82,8 @@ class Mender:
         self._told, self._patience = told, patience
         self.say: Callable[[str], None] = log.warning  # what people should know
         self._read = 0  # number of the last event
-        self._open: dict[str, None] = {}  # flow runs that have not been seen to end, in order
+        self._open: dict[str, set[str]] = {}  # flow runs not seen to end, in order -> apps they entered last
+        self._runs_of: dict[str, str] = {}  # by app, of open runs
         self._loop = ""  # the flow run of the loop that leads
         self._former: dict[str, float] = {}  # those of loops before it -> when it took over
         self._marked: set[str] = set()
@@ -97,7 +98,7 @@ class Mender:
         records = list(self._ledger.state().apps.values())
         for record in records:  # those whose entry was pruned from the ledger, too
             if record.phase not in OVER and record.spec.flow_run:
-                self._open.setdefault(record.spec.flow_run)
+                self._opened(record.spec.flow_run, record.spec.id)
         now = self._ledger.clock.now()
         for run, since in list(self._former.items()):
             if _ENDING < now - since <= RECENT:
@@ -123,22 +124,37 @@ class Mender:
                     self._loop = _run_of(event.change.holder)
                     self._former.pop(self._loop, None)
                 elif isinstance(event.change, AppEntered) and (run := event.change.spec.flow_run):
-                    self._open[run] = None
+                    self._opened(run, event.change.spec.id)
                     self._marked.discard(run)
             self._read = events[-1].number
+
+    def _opened(self, run: str, app: str) -> None:
+        """Note that ``run`` was the last to enter ``app``."""
+        before = self._runs_of.get(app)
+        if before is not None and before != run:
+            self._open[before].discard(app)
+        self._runs_of[app] = run
+        self._open.setdefault(run, set()).add(app)
+
+    def _close(self, run: str) -> None:
+        for app in self._open.pop(run):
+            del self._runs_of[app]
+        self._marked.discard(run)
 
     def _mend(self, run: str, standing: _Standing, now: float) -> None:
         if standing.live:
             return
-        if standing.lost or not standing.apps:  # without any, all its apps have gone on in other runs
+        if standing.lost or not self._open[run]:  # without any, all its apps have gone on in other runs
             self._mark(run, standing)
+        elif not standing.apps:  # they were over for so long that the state has forgotten them
+            self._close(run)
         else:
             self._ended(run, standing, now)
 
     def _mark(self, run: str, standing: _Standing) -> None:
         view = self._view(run)
         if view is None:
-            del self._open[run]
+            self._close(run)
             return
         lost = standing.lost
         if view.state in ("CANCELLED", "CANCELLING"):
@@ -155,7 +171,7 @@ class Mender:
             )
             self._crash(view, f"the process of this run is gone: {why}")
         if not standing.apps:
-            del self._open[run]
+            self._close(run)
 
     def _begun_again(self, view: RunView, lost: Sequence[AppRecord]) -> bool:
         """Tell whether somebody has begun this very run again since its apps were lost; it has yet to enter them."""
@@ -183,7 +199,7 @@ class Mender:
         """Take note of a run whose apps are all over; it may have been terminated."""
         last = max(app.ended or 0.0 for app in standing.apps)
         if now - last > RECENT:
-            del self._open[run]
+            self._close(run)
             return
         view = self._view(run)
         if view is not None and view.state == "CRASHED" and view.deployment and _BY_HAND not in view.message:
@@ -195,7 +211,7 @@ class Mender:
         if view is not None and view.state == "CANCELLING" and now - last > _ENDING:
             self._runs.crashed(run, "its process was gone before it could say so")
         if view is None or view.over or now - last > _ENDING:
-            del self._open[run]
+            self._close(run)
 
     def _move(self, apps: Sequence[AppRecord], phase: AppPhase, why: str) -> None:
         changes = [AppMoved(app.spec.id, phase, why) for app in apps]
@@ -309,8 +325,10 @@ def mend_runs(mender: Mender, stop: threading.Event, every: float = LOOK) -> int
             if str(error) != told:  # an outage is told once
                 said.warning("flow runs cannot be looked after: %s", error)
             told = str(error)
-        except Exception:
-            said.exception("flow runs could not be looked after")
+        except Exception as error:
+            if str(error) != told:
+                said.exception("flow runs could not be looked after")
+            told = str(error)
     return times
 
 

@@ -26,6 +26,7 @@ from ebbflow.flows import (
     train_cli,
     tune_cli,
 )
+from ebbflow.flows.runner import Runner, wants_prefect
 from ebbflow.planners.errors import EbbflowError
 
 app = typer.Typer(
@@ -86,12 +87,6 @@ class Cuts(StrEnum):
     cost = "cost"
     every_join = "every-join"
     none = "none"
-
-
-class Runner(StrEnum):
-    auto = "auto"
-    prefect = "prefect"
-    plain = "plain"
 
 
 Sql = Annotated[
@@ -226,7 +221,7 @@ def query(
         verify=verify,
     )
     with interruptible(errors, "finished stages are kept, the same command resumes from them"):
-        outcome = run_on_terminal(request, console, prefect=_wants_prefect(runner))
+        outcome = run_on_terminal(request, console, prefect=wants_prefect(runner))
     print_summary(outcome.report, console)
     show_result(outcome.result, console)
     if outcome.report.verified is False:
@@ -397,7 +392,7 @@ def demo(
         if cuts is not None:
             raise OptionError("--cuts is for one query: name it by --query N")
         right = run_demo_pipeline(
-            0.1 if scale is None else scale, report, json, data, set_ or [], console, _wants_prefect(runner)
+            0.1 if scale is None else scale, report, json, data, set_ or [], console, wants_prefect(runner)
         )
     if not right:
         raise typer.Exit(3)
@@ -406,12 +401,6 @@ def demo(
 def _title(sql: str) -> str:
     path = sql.strip()
     return Path(path).stem if path.endswith(".sql") and "\n" not in path else ""
-
-
-def _wants_prefect(runner: Runner) -> bool:
-    import os
-
-    return runner is Runner.prefect or (runner is Runner.auto and bool(os.environ.get("PREFECT_API_URL")))
 
 
 def _release(error: BaseException | None) -> None:

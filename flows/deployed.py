@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from prefect.context import FlowRunContext
 from prefect.runtime import deployment, flow_run
 
 
@@ -11,9 +12,15 @@ def run_id() -> str:
 
 
 def deployment_name() -> str:
-    """Return the deployment of the present flow run as ``flow/name``; empty where it has none."""
-    name, of = deployment.name, flow_run.flow_name
-    return f"{of}/{name}" if name and of else ""
+    """Return the deployment of the present flow run as ``flow/name``; empty where it has none of its own.
+
+    A flow that another calls runs in the other's deployment, which begins the other, and not it.
+    """
+    present = FlowRunContext.get()
+    run = present.flow_run if present is not None else None
+    if run is None or run.deployment_id is None:
+        return ""
+    return f"{flow_run.flow_name}/{deployment.name}"
 
 
 def app_fields(**given: Any) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from ebbflow.planners.errors import OptionError
 
 if TYPE_CHECKING:
     from ebbflow.infra.ledger import Ledger
+    from ebbflow.infra.ledger.retention import Pruned
     from ebbflow.planners.model.ledger import Event
 
 app = typer.Typer(
@@ -67,7 +68,7 @@ def status(url: Url = None, cluster: Cluster = "local", json: AsJson = False) ->
             "nodes": len(state.nodes),
             "gpus": sum(node.gpus for node in state.nodes.values()),
             "leases": len(state.leases),
-            "apps": len(state.apps),
+            "apps": found.apps,
             "apps_active": len(state.active()),
             "epoch": state.epoch,
         }
@@ -304,24 +305,28 @@ def prune(
     """
     from dataclasses import asdict
 
-    from ebbflow.tasks.wording import plural
-
     with _opened(url, cluster) as ledger:
         moment = _moment(before, ledger.clock.now())
         would = ledger.prune(moment, keep_events=keep_events, dry_run=True)
-        what = f"{plural(would.events, 'event')} and what {plural(would.payloads, 'decision')} were based on"
-        if not dry_run and (would.events or would.payloads):
-            confirm(f"drop {what}?", yes)
+        if not dry_run and _what(would):
+            confirm(f"drop {_what(would)}?", yes)
             would = ledger.prune(moment, keep_events=keep_events)
-            what = (
-                f"{plural(would.events, 'event')} and what {plural(would.payloads, 'decision')} were based on"
-            )
     if json:
         print_json({**asdict(would), "dry_run": dry_run})
-    elif not (would.events or would.payloads):
+    elif not _what(would):
         console.print("nothing is that old")
     else:
-        console.print(f"{'would drop' if dry_run else 'dropped'} {what}")
+        console.print(f"{'would drop' if dry_run else 'dropped'} {_what(would)}")
+
+
+def _what(pruned: "Pruned") -> str:
+    """Return what pruning lets go, for people; empty: nothing."""
+    from ebbflow.tasks.wording import plural
+
+    if not (pruned.events or pruned.payloads or pruned.reports):
+        return ""
+    said = f"{plural(pruned.events, 'event')} and what {plural(pruned.payloads, 'decision')} were based on"
+    return f"{said}, and the last reports of {plural(pruned.reports, 'app')}" if pruned.reports else said
 
 
 def _moment(text: str, now: float) -> float:

@@ -1,13 +1,13 @@
 """The Prefect flow that runs a pipeline: ``from ebbflow.flows.pipeline import run_pipeline``."""
 
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any
 
 from prefect import flow, task
-from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.events import emit_event
 from prefect.futures import PrefectFuture
@@ -23,7 +23,9 @@ from ebbflow.flows.places import found
 from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.errors import PipelineRunError
 from ebbflow.infra.ledger.address import VARIABLE
-from ebbflow.tasks.cluster_picture import cluster_svg, data_url
+from ebbflow.tasks import artifacts
+from ebbflow.tasks.artifacts import Publisher
+from ebbflow.tasks.cluster_picture import cluster_svg
 from ebbflow.tasks.cluster_values import ClusterReport
 from ebbflow.tasks.pipeline.coordinator import Carried
 from ebbflow.tasks.pipeline.outcome import PipelineOutcome, StepOutcome
@@ -36,6 +38,7 @@ from ebbflow.tasks.wording import shorten
 PUBLISH_EVERY = 15.0  # s between two versions of the live artifact
 MOST_STEPS = 64  # that run at once
 _SETTLE = 30.0  # s
+_SETTLE_ARTIFACTS = 5.0  # s
 
 
 @dataclass
@@ -173,9 +176,10 @@ class PrefectBackground:
         self._futures.append(run_step.submit(step.label, step.kind, work))
 
     def settle(self, timeout: float) -> None:
-        """Wait for the task runs to be recorded."""
+        """Wait for the task runs to be recorded, all within ``timeout`` seconds, half a minute at least."""
+        end = time.monotonic() + max(timeout, _SETTLE)
         for future in self._futures:
-            future.wait(max(timeout, _SETTLE))
+            future.wait(max(0.1, end - time.monotonic()))
 
 
 class _PrefectListener:
@@ -187,6 +191,7 @@ class _PrefectListener:
         self._clock, self._also = clock, also
         self._view: ClusterView | None = None
         self._steps: Steps = tuple
+        self._artifacts = Publisher()
         self._published = clock.now()
         self._told = 0  # number of the last decision that was told
 
@@ -221,20 +226,20 @@ class _PrefectListener:
         if report is None:
             return
         self._tell_plans()
-        create_table_artifact(
-            key="ebbflow-pipeline", table=_app_rows(report, self._steps()), description="Apps of the pipeline"
-        )
+        rows, description = _app_rows(report, self._steps()), "Apps of the pipeline"
         if not last:
+            self._artifacts.table("ebbflow-pipeline", rows, description)
             return
-        create_table_artifact(
-            key="ebbflow-pipeline-decisions",
-            table=_decision_rows(report),
-            description="Every decision with its reason",
+        self._artifacts.settle(_SETTLE_ARTIFACTS)
+        artifacts.table("ebbflow-pipeline", rows, description)
+        artifacts.table(
+            "ebbflow-pipeline-decisions", _decision_rows(report), "Every decision with its reason"
         )
-        create_markdown_artifact(
-            key="ebbflow-pipeline-timeline",
-            markdown=f"![timeline]({data_url(cluster_svg(report))})",
-            description="Capacity, stages and leases over time",
+        artifacts.picture(
+            "ebbflow-pipeline-timeline",
+            cluster_svg(report),
+            "timeline",
+            "Capacity, stages and leases over time",
         )
 
     def _tell_plans(self) -> None:

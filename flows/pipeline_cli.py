@@ -7,7 +7,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from ebbflow.flows.train_cli import Runner, wants_prefect
+from ebbflow.flows.runner import Runner, wants_prefect
 from ebbflow.planners.errors import OptionError
 
 if TYPE_CHECKING:

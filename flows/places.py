@@ -25,7 +25,7 @@ class Found:
 
     @property
     def place(self) -> ClusterPlace:
-        """Return the cluster for an app. Raises ``OptionError`` where trainings cannot run on its nodes."""
+        """Return the cluster for an app; trainings run on nodes of this machine, or of AWS."""
         kind = self.source.partition(":")[0]
         fleet = self.source if kind in ("local", "aws") else "local"
         return ClusterPlace(self.ledger, self.cluster, fleet, self.pools)
@@ -49,6 +49,8 @@ def found(
     Raises ``OptionError``.
     """
     block = None
+    if ledger and secret:
+        raise OptionError("give either ledger or ledger_secret, which says the same")
     if name := block_name(ledger, "ebbflow-cluster"):
         block = load_block(name, EbbflowCluster, "ebbflow-cluster")
         address = block.address
@@ -62,16 +64,16 @@ def found(
     with ExitStack() as stack:
         where = source or (block.source if block else "local")
         kind, _, rest = where.partition(":")
-        aws = block.aws if block is not None and not source else None
+        aws = block.aws if block is not None and where == "aws" else None
         if kind == "aws" and (account := block_name(rest, "ebbflow-aws")):
             aws = load_block(account, EbbflowAws, "ebbflow-aws")
-        if kind == "aws" and aws is not None:
+        if aws is not None:
             where = f"aws:{stack.enter_context(aws.opened())}"
         yield Found(
             address,
             cluster or (block.cluster if block else "local"),
             where,
-            block.master if block else "",
+            (block.master if block else "") or (where if kind == "spark" else ""),
             tuple(block.pools) if block else (),
             block.policy if block else "",
             (block.limits or None) if block else None,
@@ -89,6 +91,13 @@ def runs_of(text: str | None, storage: EbbflowStorage | None = None) -> str | No
     """Return where trainings and searches keep their runs; see ``store_of``."""
     block = _storage(text) if text else storage
     return block.runs if block is not None else text
+
+
+def of_a_cluster(ledger: str | None, **given: object) -> None:
+    """Raise ``OptionError`` for what only an app of a cluster has, where no ledger was named."""
+    named = [name for name, value in given.items() if value not in (None, "")]
+    if ledger is None and named:
+        raise OptionError(f"{', '.join(named)} need ledger: they are an app's, and without it there is none")
 
 
 def secret_address(name: str) -> str:

@@ -1,12 +1,14 @@
 """``ebbflow prefect``: deployments and automations for people who have installed the package."""
 
+import json
+import shlex
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated
 
 import typer
+import yaml
 from rich.console import Console
-from rich.markup import escape
 
 from ebbflow.planners.errors import OptionError
 from ebbflow.tasks.report import write_text
@@ -34,7 +36,8 @@ _INIT_HELP = """Write prefect.yaml: deployments of all flows, for prefect deploy
     ebbflow prefect init --pool gpu-workers --automations
 
 Its entrypoints are modules of the installed package, so that nothing is copied. --automations writes
-automations.yaml, too: prefect automation create --from-file automations.yaml
+automations.yaml, too: prefect automation create --from-file automations.yaml. Files that are there stay as they
+are, unless --force is given.
 """
 
 
@@ -50,22 +53,44 @@ def init(
     automations: Annotated[bool, typer.Option("--automations", help="Write automations.yaml, too.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Write over files that are there.")] = False,
 ) -> None:
-    names = [DEPLOYMENTS, *([AUTOMATIONS] if automations else [])]
-    if (there := [name for name in names if (folder / name).exists()]) and not force:
-        raise OptionError(f"{folder / there[0]} is there already; --force writes over it")
-    if not pool.strip() or any(c in pool for c in "\n\"'#:"):
+    if not pool.strip() or not pool.isprintable():
         raise OptionError(f"pool must be the name of a work pool; got {pool!r}")
+    names = [DEPLOYMENTS, *([AUTOMATIONS] if automations else [])]
+    there = [name for name in names if (folder / name).exists() and not force]
+    if there == names:
+        raise OptionError(f"{folder / there[0]} is there already; --force writes over it")
     for name in names:
-        text = template(name)
-        if name == DEPLOYMENTS:
-            text = text.replace("\n    name: ebbflow\n", f"\n    name: {pool}\n")
-            text = text.replace("work-pool create ebbflow ", f"work-pool create {pool} ")
-            text = text.replace("--pool ebbflow ", f"--pool {pool} ")
-        write_text(folder / name, text)
-        console.print(f"wrote {escape(str(folder / name))}", highlight=False, soft_wrap=True)
-    console.print(
-        f"next:\n  prefect work-pool create {pool} --type process\n  prefect deploy --all\n"
-        f"  prefect worker start --pool {pool}",
-        highlight=False,
-        soft_wrap=True,
-    )
+        if name in there:
+            _say(f"{folder / name} is there already, and stays as it is")
+            continue
+        write_text(folder / name, deployments(pool) if name == DEPLOYMENTS else template(name))
+        _say(f"wrote {folder / name}")
+    named = shlex.quote(pool)
+    steps = []
+    if DEPLOYMENTS not in there:
+        steps += [f"prefect work-pool create {named} --type process", "prefect deploy --all"]
+        steps += [f"prefect worker start --pool {named}"]
+    if automations:
+        steps += [f"prefect automation create --from-file {AUTOMATIONS}"]
+    _say("\n  ".join(["next:", *steps]))
+
+
+def deployments(pool: str) -> str:
+    """Return the package's ``prefect.yaml`` for a work pool."""
+    text, shown = template(DEPLOYMENTS), shlex.quote(pool)
+    text = text.replace("\n    name: ebbflow\n", f"\n    name: {_yaml(pool)}\n")
+    text = text.replace("work-pool create ebbflow ", f"work-pool create {shown} ")
+    return text.replace("--pool ebbflow ", f"--pool {shown} ")
+
+
+def _yaml(text: str) -> str:
+    """Return ``text`` as a YAML value, in quotes where it needs some."""
+    try:
+        plain = yaml.safe_load(f"name: {text}") == {"name": text}
+    except yaml.YAMLError:
+        plain = False
+    return text if plain else json.dumps(text)
+
+
+def _say(text: str) -> None:
+    console.print(text, highlight=False, markup=False, soft_wrap=True)

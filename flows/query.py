@@ -14,7 +14,7 @@ from prefect.runtime import flow_run
 
 from ebbflow.flows.cancelling import attended
 from ebbflow.flows.deployed import app_fields
-from ebbflow.flows.places import found, store_of
+from ebbflow.flows.places import found, of_a_cluster, store_of
 from ebbflow.infra.errors import StageCancelledError
 from ebbflow.planners.query.qep import Stage
 from ebbflow.tasks.feedback import Feedback
@@ -173,6 +173,7 @@ def run_query(
         EbbflowError: bad input or a fault that cannot be mended; finished stages are kept.
     """
     attachment = _ATTACHED.get()
+    of_a_cluster(ledger, cluster=cluster, app=app, team=team)
     with found(ledger, cluster) as place:
         where = store_of(store, place.storage)
         chosen: dict[str, Any] = {} if where is None else {"store": where}

@@ -7,16 +7,16 @@ from pathlib import Path
 from typing import Any, Literal
 
 from prefect import flow, task
-from prefect.artifacts import create_table_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
 
 from ebbflow.flows.cancelling import attended
 from ebbflow.flows.deployed import app_fields
-from ebbflow.flows.places import found, runs_of
+from ebbflow.flows.places import found, of_a_cluster, runs_of
 from ebbflow.infra.errors import TrainingError
 from ebbflow.planners.errors import OptionError
+from ebbflow.tasks import artifacts
 from ebbflow.tasks.apps.place import ClusterPlace
 from ebbflow.tasks.training_request import default_folder
 from ebbflow.tasks.tuning import new_search, run_tuning
@@ -101,8 +101,13 @@ def search(
         TrainingError: no trial came to its end.
         EbbflowError: bad input.
     """
+    of_a_cluster(ledger, cluster=cluster, fleet=fleet, team=team, deadline=deadline, budget=budget)
     with found(ledger, cluster, fleet) as told:
         place = runs_of(folder, told.storage) or default_folder()
+        if "://" in place:  # its journal is locked, which S3 cannot do
+            if folder is not None:
+                raise OptionError(f"a search needs a local folder; folder {folder} is {place}")
+            place = default_folder()
         # one that was lost before it began is begun
         if resume and (begun(place, id) or not space):
             request = TuningRequest.load(place, id, {"json": json_report})
@@ -196,6 +201,4 @@ def _publish(report: TuningReport) -> None:
     best = report.best
     if best is not None:
         rows.sort(key=lambda row: row["trial"] != best.run)
-    create_table_artifact(
-        key="ebbflow-search", table=rows, description=f"Search {report.id}: {report.reason}"
-    )
+    artifacts.table("ebbflow-search", rows, f"Search {report.id}: {report.reason}")

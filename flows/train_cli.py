@@ -7,16 +7,11 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from ebbflow.flows.runner import Runner, wants_prefect
 from ebbflow.planners.errors import OptionError
 
 console = Console()
 errors = Console(stderr=True)
-
-
-class Runner(StrEnum):
-    auto = "auto"
-    prefect = "prefect"
-    plain = "plain"
 
 
 class RetryKind(StrEnum):
@@ -247,16 +242,6 @@ def _run(request: Any, *, prefect: bool, resume: bool) -> Any:
         return train_attached(request, screen, resume=resume)
 
 
-def wants_prefect(runner: Runner) -> bool:
-    """Tell whether a run is to be recorded on a Prefect server."""
-    import os
-
-    return runner is Runner.prefect or (runner is Runner.auto and bool(os.environ.get("PREFECT_API_URL")))
-
-
 def register(app: typer.Typer) -> None:
     """Add the commands to the command line."""
     app.command("train", help=TRAIN_HELP)(train)
-
-
-__all__ = ["register", "train", "wants_prefect"]

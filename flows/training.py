@@ -1,6 +1,5 @@
 """The Prefect flow that runs one elastic training: ``from ebbflow.flows.training import train``."""
 
-import base64
 import threading
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
@@ -8,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from prefect import flow, task
-from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.events import emit_event
 from prefect.logging import get_run_logger
@@ -16,10 +14,12 @@ from prefect.runtime import flow_run
 
 from ebbflow.flows.cancelling import PATIENCE, attended
 from ebbflow.flows.deployed import app_fields
-from ebbflow.flows.places import found, runs_of
+from ebbflow.flows.places import found, of_a_cluster, runs_of
 from ebbflow.infra.clock import SystemClock
 from ebbflow.infra.errors import TrainingError
+from ebbflow.tasks import artifacts
 from ebbflow.tasks.apps.place import ClusterPlace
+from ebbflow.tasks.artifacts import Publisher
 from ebbflow.tasks.pictures import lines_svg
 from ebbflow.tasks.training import new_id, run_training
 from ebbflow.tasks.training_driver import Handle
@@ -30,6 +30,7 @@ from ebbflow.tasks.training_request import TrainingRequest, default_folder
 from ebbflow.tasks.wording import shorten
 
 PUBLISH_EVERY = 10.0  # s between two versions of the live artifact
+_SETTLE = 5.0  # s for the last of them to be published
 _SAVE = PATIENCE - 10.0  # s to save in when the run is cancelled
 
 _EVENTS = {
@@ -162,6 +163,7 @@ def train(
         EbbflowError: bad input.
     """
     attachment = _ATTACHED.get()
+    of_a_cluster(ledger, cluster=cluster, fleet=fleet, team=team, deadline=deadline, budget=budget)
     with found(ledger, cluster, fleet) as told:
         place = runs_of(folder, told.storage) or default_folder()
         if attachment is not None:
@@ -210,6 +212,7 @@ def train(
             report = _run(request.id, work)
         else:
             report = attended(lambda: _run(request.id, work), work.leave)
+    own.artifacts.settle(_SETTLE)
     _publish(report)
     if attachment is not None:
         attachment.report = report
@@ -281,6 +284,7 @@ class _PrefectListener(Silent):
         self._logger = get_run_logger()
         self._request = request
         self._run_id = str(flow_run.id)
+        self.artifacts = Publisher()
         self._lock = threading.Lock()
         self._published = -PUBLISH_EVERY
         self._latest: PointReport | None = None
@@ -296,10 +300,10 @@ class _PrefectListener(Silent):
             if point is None or point.at - self._published < PUBLISH_EVERY:
                 return
             self._published = point.at
-        create_table_artifact(
-            key="ebbflow-training",
-            table=[_row(point, self._request.price)],
-            description=f"Run {self._request.id} after {point.at:.0f} s",
+        self.artifacts.table(
+            "ebbflow-training",
+            [_row(point, self._request.price)],
+            f"Run {self._request.id} after {point.at:.0f} s",
         )
 
     def metrics(self, step: int, epoch: int, values: Mapping[str, float]) -> None:
@@ -358,9 +362,7 @@ def _publish(report: TrainingReport) -> None:
         "dollars": round(report.dollars, 4),
         **report.final_metrics,
     }
-    create_table_artifact(
-        key="ebbflow-training", table=[totals], description=f"Run {report.id}: {report.reason}"
-    )
+    artifacts.table("ebbflow-training", [totals], f"Run {report.id}: {report.reason}")
     rows = [
         {
             "generation": g.number,
@@ -374,15 +376,10 @@ def _publish(report: TrainingReport) -> None:
         }
         for g in report.generations
     ] or [{"generation": 0, "end": report.reason}]
-    create_table_artifact(key="ebbflow-generations", table=rows, description="Worlds of processes")
+    artifacts.table("ebbflow-generations", rows, "Worlds of processes")
     series = {
         name: [(p.at, float(getattr(p, name))) for p in report.series] for name in ("throughput", "goodput")
     }
     if len(report.series) > 1:
-        picture = lines_svg("Examples a second", series, label="seconds", unit="examples/s")
-        encoded = base64.b64encode(picture.encode()).decode()
-        create_markdown_artifact(
-            key="ebbflow-training-speed",
-            markdown=f"![speed](data:image/svg+xml;base64,{encoded})",
-            description="Throughput and goodput over time",
-        )
+        speed = lines_svg("Examples a second", series, label="seconds", unit="examples/s")
+        artifacts.picture("ebbflow-training-speed", speed, "speed", "Throughput and goodput over time")

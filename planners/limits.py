@@ -63,6 +63,26 @@ class Limits:
     pools: Mapping[str, PoolLimits] = field(default_factory=dict)
     teams: Mapping[str, Quota] = field(default_factory=dict)
 
+    def also(self, other: "Limits") -> "Limits":
+        """Return limits that both keep: of each the stricter one.
+
+        Where a pool's least is above what the other allows, the most wins. Of a team that both name, this one's quota
+        counts.
+        """
+        pools = {
+            name: _stricter(self.pools.get(name, PoolLimits()), other.pools.get(name, PoolLimits()))
+            for name in {**self.pools, **other.pools}
+        }
+        return Limits(
+            min(self.dollars_per_hour, other.dollars_per_hour),
+            min(self.dollars_per_run, other.dollars_per_run),
+            min(self.nodes, other.nodes),
+            min(self.grow, other.grow),
+            min(self.shrink, other.shrink),
+            pools,
+            {**other.teams, **self.teams},
+        )
+
     @classmethod
     def parse(cls, content: Mapping[str, Any], source: str = "limits") -> "Limits":
         """Read a section; ``source`` begins every message.
@@ -99,6 +119,16 @@ class Limits:
             pools=pools,
             teams=teams,
         )
+
+
+def _stricter(one: PoolLimits, other: PoolLimits) -> PoolLimits:
+    most, on_demand = min(one.most, other.most), min(one.on_demand_most, other.on_demand_most)
+    return PoolLimits(
+        int(min(max(one.least, other.least), most)),
+        most,
+        int(min(max(one.on_demand_least, other.on_demand_least), on_demand, most)),
+        on_demand,
+    )
 
 
 def _pool(content: Mapping[str, Any], where: str) -> PoolLimits:

@@ -1,7 +1,5 @@
 """A cluster's time as one picture, for places that take no page."""
 
-import base64
-
 from ebbflow.tasks.cluster_axis import ticks
 from ebbflow.tasks.cluster_drawing import BAR, PATTERNS, TALL
 from ebbflow.tasks.cluster_lanes import Bar, Lane, Mark, lanes
@@ -77,8 +75,3 @@ def _signed(mark: Mark, y: float, tall: float, room: float) -> str:
     words = mark.sign + (str(mark.count) if mark.count > 1 else "")
     anchor = "start" if mark.x < 1.5 else "end" if mark.x > 98.5 else "middle"
     return text(x, y + tall / 2 + 4, words, text_anchor=anchor, class_="small")
-
-
-def data_url(svg: str) -> str:
-    """Return a picture as an address that holds it."""
-    return "data:image/svg+xml;base64," + base64.b64encode(svg.encode()).decode()

@@ -4,14 +4,12 @@ All moments are seconds since the Unix epoch, as in the ledger; money is in doll
 covers ``since`` to ``until``: what lasted longer is counted for the part inside.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ebbflow.planners.model.ledger import AppKind, AppPhase, DecisionKind
-from ebbflow.tasks.codec import decode, encode
-from ebbflow.tasks.report import ReportError
+from ebbflow.tasks.codec import from_text, to_text
 
 FORMAT = 1  # of the JSON form; grows when a key changes its meaning
 
@@ -315,8 +313,7 @@ class ClusterReport:
 
     def to_json(self) -> str:
         """Return the report as JSON text; infinite and undefined numbers are ``null``."""
-        data: dict[str, Any] = {"format": FORMAT, **encode(self)}
-        return json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+        return to_text(self, FORMAT)
 
     @classmethod
     def from_json(cls, text: str) -> "ClusterReport":
@@ -324,14 +321,4 @@ class ClusterReport:
 
         Raises ``ReportError`` when ``text`` is no report or of a newer format.
         """
-        try:
-            data = json.loads(text)
-        except ValueError as error:
-            raise ReportError(f"not a report: {error}") from error
-        if not isinstance(data, dict) or data.get("format") != FORMAT:
-            found = data.get("format") if isinstance(data, dict) else type(data).__name__
-            raise ReportError(f"a report of format {FORMAT} is needed; got {found}")
-        try:
-            return decode(cls, data)
-        except (KeyError, TypeError, ValueError) as error:
-            raise ReportError(f"the report is damaged: {error}") from error
+        return from_text(cls, text, FORMAT)

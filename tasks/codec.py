@@ -1,17 +1,48 @@
-"""Frozen dataclasses to plain JSON values and back, led by their type hints.
+"""Frozen dataclasses to plain JSON values and back, led by their type hints; reports as JSON texts.
 
 A field's JSON key is its name, or ``metadata["json"]``. Tuples become lists; named tuples, and mappings of plain
 values, objects. Numbers that JSON lacks become ``null``; where the field is a plain ``float`` they come back as
 infinity.
 """
 
+import json
 import math
 import types
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from ebbflow.planners.errors import EbbflowError
+
 T = TypeVar("T")
+
+
+class ReportError(EbbflowError):
+    """A text that is not a report, one of a format that this version cannot read, or a place to write none."""
+
+
+def to_text(report: Any, form: int, **more: Any) -> str:
+    """Return a report as JSON text of format ``form``, with ``more`` keys; what JSON lacks is ``null``."""
+    data: dict[str, Any] = {"format": form, **encode(report), **more}
+    return json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def from_text(kind: type[T], text: str, form: int) -> T:
+    """Read what ``to_text`` wrote. Keys unknown to this version are ignored.
+
+    Raises ``ReportError`` when ``text`` is no report, or of another format than ``form``.
+    """
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ReportError(f"not a report: {error}") from error
+    if not isinstance(data, dict) or data.get("format") != form:
+        found = data.get("format") if isinstance(data, dict) else type(data).__name__
+        raise ReportError(f"a report of format {form} is needed; got {found!r:.80}")
+    try:
+        return decode(kind, data)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ReportError(f"the report is damaged: {error}") from error
 
 
 def encode(value: Any) -> Any:

@@ -6,7 +6,6 @@ from contextlib import suppress
 from typing import Any
 
 from prefect import task
-from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.events import emit_event
 from prefect.futures import PrefectFuture
@@ -20,6 +19,7 @@ from ebbflow.infra.protocols import StageProgress
 from ebbflow.planners.model import Capacity
 from ebbflow.planners.query.qep import Stage
 from ebbflow.planners.query.state import ReplanDecision
+from ebbflow.tasks import artifacts
 from ebbflow.tasks.feedback import Feedback
 from ebbflow.tasks.listening import Silent, StageOutcome
 from ebbflow.tasks.report import QueryReport, StageReport, spoken
@@ -132,18 +132,9 @@ class PrefectListener(Silent):
 
 def publish_artifacts(report: QueryReport, timeline_svg: str) -> None:
     """Publish the decisions and stages as table artifacts and the timeline as a picture."""
-    create_table_artifact(
-        key="ebbflow-decisions", table=_decision_rows(report), description="Every re-planning decision"
-    )
-    create_table_artifact(key="ebbflow-stages", table=_stage_rows(report), description="Stages of the query")
-    import base64
-
-    picture = base64.b64encode(timeline_svg.encode()).decode()
-    create_markdown_artifact(
-        key="ebbflow-timeline",
-        markdown=f"![timeline](data:image/svg+xml;base64,{picture})",
-        description="Stages and capacity over time",
-    )
+    artifacts.table("ebbflow-decisions", _decision_rows(report), "Every re-planning decision")
+    artifacts.table("ebbflow-stages", _stage_rows(report), "Stages of the query")
+    artifacts.picture("ebbflow-timeline", timeline_svg, "timeline", "Stages and capacity over time")
 
 
 def _decision_rows(report: QueryReport) -> Sequence[dict[str, Any]]:

@@ -3,29 +3,23 @@
 All times called ``at``, ``started`` and ``ended`` inside a report are seconds after ``QueryReport.started``.
 """
 
-import json
 import math
 import os
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from ebbflow.planners.errors import EbbflowError
 from ebbflow.planners.model import Capacity, CapacityDiff, Share
 from ebbflow.planners.query.coverage import BlockCoverage
 from ebbflow.planners.query.qep import QueryExecutionPlan, Stage
 from ebbflow.planners.query.state import DecisionKind, Estimate, ReplanDecision
-from ebbflow.tasks.codec import decode, encode
+from ebbflow.tasks.codec import ReportError, encode, from_text, to_text
 
 FORMAT = 1  # of the JSON form; grows when a key changes its meaning
 
 StageStatus = Literal["completed", "reused", "cancelled", "failed"]
-
-
-class ReportError(EbbflowError):
-    """A text that is not a report, one of a format that this version cannot read, or a place to write none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,8 +290,7 @@ class QueryReport:
 
     def to_json(self) -> str:
         """Return the report as JSON text; infinite and undefined numbers are ``null``."""
-        data: dict[str, Any] = {"format": FORMAT, **encode(self), "switches": encode(self.switches)}
-        return json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+        return to_text(self, FORMAT, switches=encode(self.switches))
 
     @classmethod
     def from_json(cls, text: str) -> "QueryReport":
@@ -305,17 +298,7 @@ class QueryReport:
 
         Raises ``ReportError`` when ``text`` is no report or of a newer format.
         """
-        try:
-            data = json.loads(text)
-        except ValueError as error:
-            raise ReportError(f"not a report: {error}") from error
-        if not isinstance(data, dict) or data.get("format") != FORMAT:
-            found = data.get("format") if isinstance(data, dict) else type(data).__name__
-            raise ReportError(f"a report of format {FORMAT} is needed; got {found}")
-        try:
-            return decode(cls, data)
-        except (KeyError, TypeError, ValueError) as error:
-            raise ReportError(f"the report is damaged: {error}") from error
+        return from_text(cls, text, FORMAT)
 
     def write_json(self, path: Path | str) -> Path:
         """Write the report to ``path`` atomically and return the path."""

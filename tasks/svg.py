@@ -4,6 +4,7 @@ Colours follow Okabe and Ito's set, which stays distinct under the common colour
 meaning that a colour carries is carried by a pattern, a mark or a word as well.
 """
 
+import base64
 import hashlib
 import math
 import re
@@ -177,6 +178,11 @@ def lanes(intervals: Sequence[tuple[float, float]], gap: float = 0.0) -> list[in
 
 def _touches(span: tuple[float, float], taken: Iterable[tuple[float, float]], gap: float) -> bool:
     return any(span[0] < end + gap and start < span[1] + gap for start, end in taken)
+
+
+def data_url(svg: str) -> str:
+    """Return a picture as an address that holds it."""
+    return "data:image/svg+xml;base64," + base64.b64encode(svg.encode()).decode()
 
 
 def _elide(line: str, keep: int) -> str:

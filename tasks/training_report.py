@@ -3,14 +3,12 @@
 All times called ``at``, ``started`` and ``ended`` inside a report are seconds after ``TrainingReport.started``.
 """
 
-import json
-import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from ebbflow.tasks.codec import decode, encode
-from ebbflow.tasks.report import ReportError, write_text
+from ebbflow.tasks.codec import encode, from_text, to_text
+from ebbflow.tasks.report import write_text
 from ebbflow.tasks.training_outlook import Outlook
 
 FORMAT = 1  # of the JSON form; grows when a key changes its meaning
@@ -173,13 +171,13 @@ class TrainingReport:
 
     def to_json(self) -> str:
         """Return the report as JSON text; infinite and undefined numbers are ``null``."""
-        totals = {
-            "mean_throughput": _finite(self.mean("throughput")),
-            "mean_goodput": _finite(self.mean("goodput")),
-            "final_metrics": encode_values(self.final_metrics),
-        }
-        data: dict[str, Any] = {"format": FORMAT, **encode(self), **totals}
-        return json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+        return to_text(
+            self,
+            FORMAT,
+            mean_throughput=encode(self.mean("throughput")),
+            mean_goodput=encode(self.mean("goodput")),
+            final_metrics=encode(self.final_metrics),
+        )
 
     @classmethod
     def from_json(cls, text: str) -> "TrainingReport":
@@ -187,27 +185,8 @@ class TrainingReport:
 
         Raises ``ReportError`` when ``text`` is no report or of a newer format.
         """
-        try:
-            data = json.loads(text)
-        except ValueError as error:
-            raise ReportError(f"not a report: {error}") from error
-        if not isinstance(data, dict) or data.get("format") != FORMAT:
-            found = data.get("format") if isinstance(data, dict) else type(data).__name__
-            raise ReportError(f"a report of format {FORMAT} is needed; got {found}")
-        try:
-            return decode(cls, data)
-        except (KeyError, TypeError, ValueError) as error:
-            raise ReportError(f"the report is damaged: {error}") from error
+        return from_text(cls, text, FORMAT)
 
     def write_json(self, path: Path | str) -> Path:
         """Write the report to ``path`` atomically and return the path."""
         return write_text(path, self.to_json())
-
-
-def encode_values(values: dict[str, float | None]) -> dict[str, float | None]:
-    """Return ``values`` with what JSON lacks as ``None``."""
-    return {name: _finite(value) for name, value in values.items()}
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None

@@ -1,9 +1,10 @@
 """What a search found, and its JSON form."""
 
-import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Literal
+
+from ebbflow.tasks.codec import to_text
 
 FORMAT = 1
 
@@ -44,5 +45,5 @@ class TuningReport:
     outlooks: tuple[Mapping[str, float], ...] = field(default=())  # work left over time
 
     def to_json(self) -> str:
-        """Return the report as JSON text."""
-        return json.dumps({"format": FORMAT, **asdict(self)}, indent=1, ensure_ascii=False) + "\n"
+        """Return the report as JSON text; infinite and undefined numbers are ``null``."""
+        return to_text(self, FORMAT)

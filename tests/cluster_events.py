@@ -305,7 +305,9 @@ def _queries(
     book: Book, at: float, queries: Mapping[str, Sequence[Mapping[str, Any]]], begun: Mapping[str, float]
 ) -> None:
     for id_, stages in queries.items():
-        record = book.state.apps[id_]
+        record = book.state.apps.get(id_)
+        if record is None:  # over for long
+            continue
         if record.phase == "waiting":
             book.write(at + 20, AppMoved(id_, "running"))
         elif record.phase == "running" and stages[-1]["ended"] < book.start + at:

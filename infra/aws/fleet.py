@@ -114,15 +114,7 @@ class SpotFleet:
     def terminate(self, ids: Sequence[str], *, dry_run: bool = False) -> Applied:
         """See ``FleetControl``. Raises also ``StorageError``."""
         with self._acting:
-            found = self._instances.named(list(dict.fromkeys(ids)))
-            if foreign := [one.id for one in found.values() if not self._names.owns(one.tags)]:
-                raise NotOursError(
-                    f"{', '.join(sorted(foreign))} do not carry the tags of the cluster {self._names.cluster!r}; "
-                    "nothing was done"
-                )
-            groups = self._groups(sorted({i.pool for i in found.values() if self._in_group(i)}))
-            for group in groups.values():
-                asg.check_ours(self._names, group)
+            found, groups = self._found(ids)
             state = self._store.read()
             asked: list[Ask] = []
             refused: list[Refusal] = []
@@ -138,6 +130,35 @@ class SpotFleet:
                     refused.append(ask)
                 else:
                     asked += self._perform([ask], dry_run)
+            return Applied(state.epoch, tuple(asked), tuple(refused), dry_run)
+
+    def replace_leaving(self, ids: Sequence[str], *, dry_run: bool = False) -> Applied:
+        """See ``Replacing``: the group ends such a node, which its hook holds until it is drained, and starts one.
+
+        Where the hook holds a node for less than its notice leaves, that waits until it does not. Raises
+        ``NotOursError``, ``AwsError``, ``StorageError``.
+        """
+        with self._acting:
+            found, groups = self._found(ids)
+            state, now = self._store.read(), self._clock.now()
+            left = {n.node_id: n.deadline - now for n in state.told() if n.kind == "interruption"}
+            asked: list[Ask] = []
+            refused: list[Refusal] = []
+            for name in dict.fromkeys(ids):
+                instance = found.get(name)
+                if instance is None or not self._in_group(instance):
+                    continue
+                group = groups[instance.pool]
+                member = group.member(name)
+                if member is None or not member.counts or name not in left:
+                    continue  # it is gone, its group is ending it already, or it stays after all
+                if group.desired > (state.plans.get(group.pool) or adopted(group)).nodes:
+                    refused.append(Refusal(name, f"the pool {group.pool} shrinks"))
+                elif (hold := self._hold(group.pool, group)) < left[name]:
+                    why = f"its group would end it in {hold:.0f} s, {left[name] - hold:.0f} s before its notice does"
+                    refused.append(Refusal(name, why))
+                else:
+                    asked += self._perform([asg.end(group, name, replaced=True)], dry_run)
             return Applied(state.epoch, tuple(asked), tuple(refused), dry_run)
 
     def repair(self, *, dry_run: bool = False) -> Applied:
@@ -173,6 +194,19 @@ class SpotFleet:
 
     def _groups(self, pools: Iterable[str]) -> dict[str, Group]:
         return asg.describe(self._clients, self._names, pools)
+
+    def _found(self, ids: Iterable[str]) -> tuple[dict[str, Instance], dict[str, Group]]:
+        """Return the instances with these ids and the groups of those that have one. Raises ``NotOursError``."""
+        found = self._instances.named(list(dict.fromkeys(ids)))
+        if foreign := [one.id for one in found.values() if not self._names.owns(one.tags)]:
+            raise NotOursError(
+                f"{', '.join(sorted(foreign))} do not carry the tags of the cluster {self._names.cluster!r}; "
+                "nothing was done"
+            )
+        groups = self._groups(sorted({i.pool for i in found.values() if self._in_group(i)}))
+        for group in groups.values():
+            asg.check_ours(self._names, group)
+        return found, groups
 
     def _planned(self, state: FleetState, target: Target, group: Group, refused: list[Refusal]) -> FleetState:
         """Return ``state`` with the plan of ``target``; why less was planned goes to ``refused``."""

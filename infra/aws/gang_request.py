@@ -1,8 +1,7 @@
-"""What a gang is, the call that asks EC2 for one, and what too few nodes mean. Nothing is asked here."""
+"""The call that asks EC2 for a gang, and what too few nodes mean. Nothing is asked here."""
 
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from decimal import ROUND_DOWN, Decimal
 from typing import Any
 
 from ebbflow.infra.aws.clients import PRICE_CODES, of_code, scrubbed
@@ -10,54 +9,15 @@ from ebbflow.infra.aws.naming import MANAGED_BY_LOOP, TAG_GANG, TAG_GANG_SIZE, N
 from ebbflow.infra.aws.settings import Pool
 from ebbflow.infra.errors import AwsError, InsufficientCapacityError, SpotPriceTooHighError
 from ebbflow.infra.protocols import Ask
-from ebbflow.planners.errors import OptionError
-from ebbflow.planners.model.capacity import Market
+from ebbflow.planners.model.gangs import GangRequest
 
-MOST = 1000  # nodes; EC2's bound of a minimum target capacity
-_CHEAPEST = 0.001  # dollars per hour; EC2 takes no lower limit
-
-_NAME = re.compile(r"[a-z0-9](-?[a-z0-9]){0,39}")
 _ROLES: Mapping[str, Role] = {"spark": "spark-worker", "gpu": "gpu-trainer"}
 _TAGGED = ("fleet", "instance", "volume", "network-interface")
 
 
-@dataclass(frozen=True, slots=True)
-class GangRequest:
-    """``size`` equal places, at once or not at all, in one zone (``one_zone``) or of one type (``one_type``) or both.
-
-    ``max_price`` is in dollars per hour for one node; None stands for the on-demand price, which AWS never exceeds.
-    """
-
-    name: str
-    pool: str  # whose launch template, instance types and subnets are used
-    size: int
-    market: Market = "spot"
-    one_zone: bool = True
-    one_type: bool = True
-    max_price: float | None = None
-
-    def __post_init__(self) -> None:
-        if not _NAME.fullmatch(self.name):
-            raise OptionError(
-                "a gang's name must be 1 to 40 lower-case letters, digits and single dashes, with no dash first or "
-                f"last; got {self.name!r}"
-            )
-        if not 1 <= self.size <= MOST:
-            raise OptionError(f"a gang's size must be 1 to {MOST} nodes; got {self.size}")
-        if not (self.one_zone or self.one_type):
-            raise OptionError(
-                "a gang must be in one zone or of one type: AWS promises all or nothing only then"
-            )
-        if self.max_price is not None and (self.market != "spot" or not self.max_price >= _CHEAPEST):
-            raise OptionError(
-                "max_price is for spot nodes and must be at least 0.001 dollars; got "
-                f"{self.max_price!r} for {self.market}"
-            )
-
-
 def call(request: GangRequest, pool: Pool, names: Names, token: str) -> Ask:
     """Return the request for a fleet of type instant; ``token`` makes a repetition the same request."""
-    price = {} if request.max_price is None else {"MaxPrice": f"{request.max_price:.4f}"}
+    price = {} if request.max_price is None else {"MaxPrice": _price(request.max_price)}
     options: dict[str, Any] = {
         "SingleInstanceType": request.one_type,
         "SingleAvailabilityZone": request.one_zone,
@@ -106,6 +66,11 @@ def shortage(what: str, size: int, came: int, errors: Sequence[Mapping[str, Any]
     if codes and all(code in PRICE_CODES for code in codes):
         return SpotPriceTooHighError(f"{text}; raise max_price, or leave it out", codes[0])
     return InsufficientCapacityError(text, codes[0] if codes else "")
+
+
+def _price(dollars: float) -> str:
+    """Return a limit as EC2 takes it, rounded down: what is asked for is never above what was allowed."""
+    return str(Decimal(repr(dollars)).quantize(Decimal("0.0001"), ROUND_DOWN))
 
 
 def _tags(request: GangRequest, pool: Pool, names: Names) -> list[dict[str, Any]]:

@@ -132,12 +132,13 @@ class RemoteRunner:
         *,
         token: str = "",
         timeout: float = TIMEOUT,
+        register: float | None = None,
     ) -> dict[str, Outcome]:
         """Run one document on nodes and return what became of it, by node.
 
-        Takes ``timeout`` seconds at most, and before that up to ``register`` for nodes that are starting. With a
-        ``token`` of the caller's a call that is made again, also by another process within the hour, waits for what
-        the first one has sent and sends nothing itself, unless that has failed.
+        Takes ``timeout`` seconds at most, and before that up to ``register``, by default the runner's, for nodes that
+        are starting. With a ``token`` of the caller's a call that is made again, also by another process within the
+        hour, waits for what the first one has sent and sends nothing itself, unless that has failed.
 
         Raises ``NotOursError`` before anything is sent if one of the nodes lacks the cluster's tags, ``OptionError``
         for a token too long, and ``AwsError`` when AWS refuses or does not answer.
@@ -153,7 +154,8 @@ class RemoteRunner:
         )
         found: dict[str, Outcome] = {}
         waiting = sorted(set(nodes))
-        end = self._clock.now() + self._register
+        patience = self._register if register is None else register
+        end = self._clock.now() + patience
         while waiting:
             found |= {node: Outcome(node, "gone", why) for node, why in self._checked(waiting).items()}
             waiting = [node for node in waiting if node not in found]
@@ -161,7 +163,7 @@ class RemoteRunner:
             found |= self._dispatch(call, self._registered(waiting))
             waiting = [node for node in waiting if node not in found]
             if waiting and self._clock.now() >= end:
-                why = f"not known to Systems Manager within {self._register:g} s"
+                why = f"not known to Systems Manager within {patience:g} s"
                 found |= {node: Outcome(node, "absent", why) for node in waiting}
                 break
             if waiting:

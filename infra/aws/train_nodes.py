@@ -60,6 +60,7 @@ class AwsNodes:
         host: address of this machine inside the cluster's network; by default the one it reaches others from.
         folder: where nodes may write.
         named: whether nodes run only on instances of their name, as those do that somebody else has chosen.
+        look: has the instances looked at anew, where one is named that is not known: whoever chose it saw it first.
     """
 
     def __init__(
@@ -70,10 +71,12 @@ class AwsNodes:
         host: str = "",
         folder: str = FOLDER,
         named: bool = False,
+        look: Callable[[], object] | None = None,
         clock: Clock | None = None,
     ) -> None:
         self.host = host or own_address()
         self.uid = secrets.token_hex(6)
+        self._look_anew = look
         self._runner, self._capacity, self._folder, self._named = runner, capacity, folder, named
         self._clock = clock or SystemClock()
         self._lock = threading.RLock()
@@ -154,7 +157,8 @@ class AwsNodes:
         """
         instances = [node.id for node in self._look().nodes]
         try:
-            found = self._runner.run("torch-node", instances, {"action": "status", "name": uid})
+            # one that is starting was not there when the earlier nodes were
+            found = self._runner.run("torch-node", instances, {"action": "status", "name": uid}, register=0.0)
         except EbbflowError as error:
             log.warning("nodes cannot be asked for an earlier training: %s", error)
             return False
@@ -184,6 +188,12 @@ class AwsNodes:
     # --- how ----------------------------------------------------------------------------------------------
 
     def _choose(self, name: str, slots: int) -> Node:
+        if self._look_anew is not None and all(node.id != name for node in self._look().nodes):
+            try:
+                self._look_anew()
+            except EbbflowError as error:
+                log.warning("the instances could not be looked at anew for %s: %s", name, error)
+            self._seen = None
         free = self._free()
         for node in free:
             if node.id == name:

@@ -25,6 +25,8 @@ def copied(state: State) -> State:
         apps=dict(state.apps),
         leases=dict(state.leases),
         booked=dict(state.booked),
+        teams=dict(state.teams),
+        pipelines=dict(state.pipelines),
     )
 
 

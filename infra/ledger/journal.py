@@ -2,17 +2,18 @@
 
 import secrets
 import threading
+from collections import ChainMap
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from sqlalchemy import Connection, bindparam, select
 
 from ebbflow.infra.errors import DoubleBookingError, LedgerError
-from ebbflow.infra.ledger import codec, history, projections, snapshots
+from ebbflow.infra.ledger import codec, history, projections, remembering, snapshots
 from ebbflow.infra.ledger.database import Database
 from ebbflow.infra.ledger.history import Known
 from ebbflow.infra.ledger.schema import clusters, events
-from ebbflow.planners.model.ledger import Change, Event, Granted, Slot, State, fold
+from ebbflow.planners.model.ledger import AppRecord, Change, Event, Granted, Slot, State, fold
 
 _LAST = (
     select(events.c.batch)
@@ -101,19 +102,24 @@ class Journal:
     ) -> "Written":
         now = self.database.clock.now()
         trial = history.copied(state)
-        written, about = [], []
-        for change, event in (
-            (p.change, Event(state.number + n, now, p.change)) for n, p in enumerate(packed, 1)
-        ):
-            if isinstance(change, Granted):
-                _refuse_double_booking(trial, change)
-            apps = projections.mentioned(change, trial)
-            fold(trial, event)
-            projections.project(connection, self.cluster, event, trial, apps)
-            about.append((event.number, apps))
-            written.append(event)
+        stored: list[codec.Packed] = []
+        written: list[Event] = []
+        about: list[tuple[int, frozenset[str]]] = []
+        for given in packed:
+            for change in remembering.completed(connection, self.cluster, trial, given.change):
+                if isinstance(change, Granted):
+                    _refuse_double_booking(trial, change)
+                apps = projections.mentioned(change, trial)
+                event = Event(trial.number + 1, now, change)
+                forgotten: dict[str, AppRecord] = {}
+                fold(trial, event, forgotten)
+                known = ChainMap(trial.apps, forgotten) if forgotten else trial.apps
+                projections.project(connection, self.cluster, event, known, apps)
+                about.append((event.number, apps))
+                stored.append(given if change is given.change else codec.pack(change))
+                written.append(event)
         if written:
-            projections.record(connection, self.cluster, batch, packed, written)
+            projections.record(connection, self.cluster, batch, stored, written)
             projections.mention(connection, self.cluster, about)
             projections.head(connection, self.cluster, trial)
         return Written(trial, tuple(written))

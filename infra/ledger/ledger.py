@@ -7,7 +7,7 @@ from typing import Self
 from sqlalchemy import Connection, select
 
 from ebbflow.infra.clock import Clock, SystemClock
-from ebbflow.infra.ledger import clusters, codec, history, projections, retention, values
+from ebbflow.infra.ledger import clusters, codec, history, projections, remembering, retention, values
 from ebbflow.infra.ledger.address import Address, parse
 from ebbflow.infra.ledger.database import Database
 from ebbflow.infra.ledger.journal import Journal
@@ -17,7 +17,7 @@ from ebbflow.infra.ledger.overview import Overview, overview
 from ebbflow.infra.ledger.schema import events, mentions, reports
 from ebbflow.infra.ledger.verify import verify
 from ebbflow.planners.errors import OptionError
-from ebbflow.planners.model.ledger import FENCED, AppReport, Change, Event, State
+from ebbflow.planners.model.ledger import FENCED, AppRecord, AppReport, Change, Event, State
 
 
 class Ledger:
@@ -129,6 +129,19 @@ class Ledger:
         state = self._journal.state()
         return history.copied(state) if copy else state
 
+    def app(self, id_: str) -> AppRecord | None:
+        """Return an app, also one that the state has forgotten; ``None``: none such has ever entered."""
+        known = self.state().apps.get(id_)
+        if known is not None:
+            return known
+        return self._database.read(
+            "read an app", lambda c: remembering.recorded(c, self.cluster, values.plain(id_))
+        )
+
+    def ended(self, most: int) -> list[AppRecord]:
+        """Return the ``most`` apps that were over last, the newest first, also those that the state has forgotten."""
+        return self._database.read("read the apps", lambda c: remembering.ended(c, self.cluster, most))
+
     def reports(self, apps: Collection[str] | None = None) -> dict[str, AppReport]:
         """Return the newest report of each app, also of apps that are over; with ``apps``, of these alone."""
         wanted = select(reports.c.app, reports.c.format, reports.c.body).where(
@@ -189,9 +202,10 @@ class Ledger:
         """Let go of what is older than ``before``, s since the Unix epoch; return how much.
 
         Old events are dropped up to the first that is newer, but never the last, after a snapshot of what they add up
-        to; decisions older than that lose what they were based on and keep their reason (only that with
-        ``keep_events``). Leases, checkpoints and the list of decisions stay. Done in small transactions, so it may
-        run beside a loop, and again after it was cut short. With ``dry_run`` nothing is changed.
+        to (not with ``keep_events``); decisions older than that lose what they were based on and keep their reason,
+        and the last reports of apps that were over by then go. Apps, leases, checkpoints and the list of decisions
+        stay. Done in small transactions, so it may run beside a loop, and again after it was cut short. With
+        ``dry_run`` nothing is changed.
         """
         return retention.prune(self._database, self.cluster, before, keep_events=keep_events, dry_run=dry_run)
 

@@ -8,7 +8,7 @@ from ebbflow.infra.ledger import clusters as known_clusters
 from ebbflow.infra.ledger.database import Database
 from ebbflow.infra.ledger.leadership import Lead, lead_of
 from ebbflow.infra.ledger.migrate import version
-from ebbflow.infra.ledger.schema import clusters, events, metadata, snapshots
+from ebbflow.infra.ledger.schema import apps, clusters, events, metadata, snapshots
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +26,7 @@ class Overview:
     pruned: int  # events up to this number may be gone
     snapshots: tuple[int, ...]  # numbers of their events
     lead: Lead | None
+    apps: int = 0  # that ever entered
 
 
 def overview(database: Database, cluster: str) -> Overview:
@@ -49,6 +50,9 @@ def _overview(connection: Connection, database: Database, cluster: str) -> Overv
         pruned=row.pruned,
         snapshots=tuple(connection.execute(kept).scalars()),
         lead=lead_of(connection, cluster),
+        apps=connection.execute(
+            select(func.count()).select_from(apps).where(apps.c.cluster == cluster)
+        ).scalar_one(),
     )
 
 

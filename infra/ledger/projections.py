@@ -1,7 +1,7 @@
 """What each change does to the tables, in the transaction that writes it."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import cache
 from typing import Any
@@ -116,36 +116,42 @@ def mention(connection: Connection, cluster: str, about: Sequence[tuple[int, fro
         connection.execute(mentions.insert(), rows)
 
 
-def project(connection: Connection, cluster: str, event: Event, state: State, about: frozenset[str]) -> None:
-    """Make the tables follow ``event``, which is ``about`` these apps; ``state`` is what it led to."""
+def project(
+    connection: Connection,
+    cluster: str,
+    event: Event,
+    known: Mapping[str, AppRecord],
+    about: frozenset[str],
+) -> None:
+    """Make the tables follow ``event``, which is ``about`` these apps; ``known`` are all apps as it has made them."""
     change = event.change
     key = {"cluster": cluster}
     match change:
         case CapacityChanged():
             _project_capacity(connection, cluster, event.at, change)
         case AppEntered():
-            upsert(connection, apps, [app_row(cluster, state.apps[change.spec.id])])
+            upsert(connection, apps, [app_row(cluster, known[change.spec.id])])
             connection.execute(
                 delete(reports).where(reports.c.cluster == cluster, reports.c.app == change.spec.id)
             )
         case AppMoved():
-            _set_apps(connection, cluster, state, [change.app], "phase", "reason", "ended")
+            _set_apps(connection, cluster, known, [change.app], "phase", "reason", "ended")
         case Granted():
             if change.leases:
                 rows = [lease_row(cluster, lease) for lease in change.leases]
                 connection.execute(leases.insert(), rows)
             begun = {lease.since for lease in change.leases}
-            new = [app for app in sorted(about) if state.apps[app].first_lease in begun]
-            _set_apps(connection, cluster, state, new, "first_lease")
+            new = [app for app in sorted(about) if known[app].first_lease in begun]
+            _set_apps(connection, cluster, known, new, "first_lease")
         case Extended():
             _set_leases(connection, cluster, change.leases, until=change.until)
         case Recalled():
             _set_leases(connection, cluster, change.leases, recalled=change.deadline)
         case Ended():
             _set_leases(connection, cluster, change.leases, ended=event.at, ended_reason=change.reason)
-            _set_apps(connection, cluster, state, sorted(about), "service", "dollars")
+            _set_apps(connection, cluster, known, sorted(about), "service", "dollars")
         case Saved():
-            _set_apps(connection, cluster, state, [change.app], "checkpoint")
+            _set_apps(connection, cluster, known, [change.app], "checkpoint")
             row = {**key, "number": event.number, "app": change.app, "uri": change.uri}
             connection.execute(checkpoints.insert(), {**row, "step": change.step, "at": event.at})
         case Decided():
@@ -216,10 +222,12 @@ def _project_capacity(connection: Connection, cluster: str, at: float, change: C
         )
 
 
-def _set_apps(connection: Connection, cluster: str, state: State, ids: Sequence[str], *names: str) -> None:
-    """Make these columns of these apps follow ``state``."""
+def _set_apps(
+    connection: Connection, cluster: str, known: Mapping[str, AppRecord], ids: Sequence[str], *names: str
+) -> None:
+    """Make these columns of these apps follow ``known``."""
     rows = [
-        {"of_cluster": cluster, "of_key": app, **{name: getattr(state.apps[app], name) for name in names}}
+        {"of_cluster": cluster, "of_key": app, **{name: getattr(known[app], name) for name in names}}
         for app in ids
     ]
     if rows:

@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from sqlalchemy import Connection, bindparam, delete, func, select, update
+from sqlalchemy import ColumnElement, Connection, and_, bindparam, delete, func, select, update
 
 from ebbflow.infra.errors import LedgerError
 from ebbflow.infra.ledger import codec, history, snapshots
 from ebbflow.infra.ledger.database import Database
-from ebbflow.infra.ledger.schema import clusters, events, mentions
+from ebbflow.infra.ledger.schema import apps, clusters, events, mentions, reports
 from ebbflow.infra.ledger.schema import snapshots as snapshot_table
-from ebbflow.planners.model.ledger import Decided, State
+from ebbflow.planners.model.ledger import GONE, Decided, State
 
 _BATCH = 2000  # rows in one transaction: writers wait for no more than that
 
@@ -22,6 +22,7 @@ class Pruned:
     events: int  # dropped; a snapshot holds what they added up to
     payloads: int  # decisions that lost what they were based on, and kept their reason
     up_to: int  # the number of the last event that is gone; 0: none ever was
+    reports: int = 0  # the last words of apps that were over by then
 
 
 def prune(database: Database, cluster: str, before: float, *, keep_events: bool, dry_run: bool) -> Pruned:
@@ -42,7 +43,9 @@ def prune(database: Database, cluster: str, before: float, *, keep_events: bool,
         database.transact("keep a snapshot", lambda c: _begin(c, cluster, up_to, row))
     payloads = _strip(database, cluster, before)
     dropped = _drop(database, cluster, max(done, up_to))
-    return Pruned(dropped, payloads, max(done, up_to))
+    said = delete(reports).where(_last_words(cluster, before))
+    words = database.transact("drop old reports", lambda c: c.execute(said).rowcount)
+    return Pruned(dropped, payloads, max(done, up_to), words)
 
 
 def _pruned(connection: Connection, cluster: str) -> int:
@@ -151,4 +154,13 @@ def _foretold(connection: Connection, cluster: str, before: float, done: int, up
     while page := _old(connection, cluster, before, after):
         payloads += sum(1 for _, change in page if change.inputs or change.outcome)
         after = page[-1][0]
-    return Pruned(dropped, payloads, up_to)
+    words = select(func.count()).select_from(reports).where(_last_words(cluster, before))
+    return Pruned(dropped, payloads, up_to, connection.execute(words).scalar_one())
+
+
+def _last_words(cluster: str, before: float) -> ColumnElement[bool]:
+    """Return which reports are of apps that were over or lost ``before``."""
+    over = select(apps.c.app).where(
+        apps.c.cluster == cluster, apps.c.phase.in_(sorted(GONE)), apps.c.ended < before
+    )
+    return and_(reports.c.cluster == cluster, reports.c.app.in_(over))

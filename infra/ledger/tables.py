@@ -1,5 +1,6 @@
 """The state as the tables have it, to compare with what the events add up to."""
 
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -34,15 +35,19 @@ def from_tables(connection: Connection, cluster: str) -> State:
     for row in _rows(connection, notices, cluster):
         state.notices[row.node] = Notice(row.node, row.deadline, row.kind)
     for row in _rows(connection, apps, cluster):
-        names_ = [f.name for f in fields(AppRecord) if f.name != "spec"]
-        spec = codec.load(AppSpec, codec.FORMAT, row.spec)
-        state.apps[row.app] = AppRecord(spec, **{name: getattr(row, name) for name in names_})
+        state.apps[row.app] = app_of(row)
     for row in _rows(connection, leases, cluster):
         if row.ended is None:
             values = {f.name: getattr(row, f.name) for f in fields(Lease) if f.name != "number"}
             state.leases[row.lease] = Lease(number=row.lease, **values)
             state.booked[Slot(row.node, row.slot)] = row.lease
     return state
+
+
+def app_of(row: Any) -> AppRecord:
+    """Return the app of a row of ``apps``. Raises ``LedgerError`` for a specification that cannot be read."""
+    spec = codec.load(AppSpec, codec.FORMAT, row.spec)
+    return AppRecord(spec, **{f.name: getattr(row, f.name) for f in fields(AppRecord) if f.name != "spec"})
 
 
 def differences(expected: State, found: State) -> list[str]:
@@ -57,8 +62,8 @@ def differences(expected: State, found: State) -> list[str]:
     return said
 
 
-def accounts(connection: Connection, cluster: str, state: State) -> list[str]:
-    """Return where ended leases, decisions, checkpoints and the lead do not agree with ``state``."""
+def accounts(connection: Connection, cluster: str, state: State, every: Mapping[str, AppRecord]) -> list[str]:
+    """Return where leases that ended, decisions, checkpoints and the lead differ from ``state`` and ``every`` app."""
     said = []
     sums = (
         select(
@@ -70,15 +75,16 @@ def accounts(connection: Connection, cluster: str, state: State) -> list[str]:
         .group_by(leases.c.app)
     )
     served = {app: (seconds, dollars) for app, seconds, dollars in connection.execute(sums)}
-    for app, record in state.apps.items():
+    for app, record in every.items():
         seconds, dollars = served.get(app, (0.0, 0.0))
         if not (_near(record.service, seconds) and _near(record.dollars, dollars)):
             said.append(
                 f"app {app!r} has {record.service:g} GPU-seconds and ${record.dollars:g} by the events, "
                 f"its ended leases add up to {seconds:g} and ${dollars:g}"
             )
-    for app in sorted(set(served) - set(state.apps)):
+    for app in sorted(set(served) - set(every)):
         said.append(f"leases of app {app!r} have ended, but there is no such app")
+    said += _forgotten(state, every)
     for table in (decisions, checkpoints):
         above = table.c.number > state.number
         count = connection.execute(select(func.count()).where(table.c.cluster == cluster, above)).scalar_one()
@@ -87,6 +93,28 @@ def accounts(connection: Connection, cluster: str, state: State) -> list[str]:
     token = connection.execute(select(leads.c.token).where(leads.c.cluster == cluster)).scalar() or 0
     if token != state.token:
         said.append(f"the lead has token {token}, by the events it is {state.token}")
+    return said
+
+
+def _forgotten(state: State, every: Mapping[str, AppRecord]) -> list[str]:
+    """Return where the sums that ``state`` keeps are not what the apps have cost that it has forgotten."""
+    teams, pipelines = dict.fromkeys(state.teams, 0.0), dict.fromkeys(state.pipelines, 0.0)
+    there = {record.spec.pipeline for record in state.apps.values()}
+    for app, record in every.items():
+        spec = record.spec
+        if app in state.apps:
+            continue
+        if spec.team:
+            teams[spec.team] = teams.get(spec.team, 0.0) + record.dollars
+        if spec.pipeline and spec.pipeline in there:
+            pipelines[spec.pipeline] = pipelines.get(spec.pipeline, 0.0) + record.dollars
+    said = []
+    for kind, sums, kept in (("team", teams, state.teams), ("pipeline", pipelines, state.pipelines)):
+        said += [
+            f"{kind} {name!r}: apps that are over have cost ${dollars:g}, by the events ${kept.get(name, 0.0):g}"
+            for name, dollars in sorted(sums.items())
+            if not _near(dollars, kept.get(name, 0.0))
+        ]
     return said
 
 

@@ -1,5 +1,7 @@
 """Is the ledger what its events say?"""
 
+from dataclasses import replace
+
 from sqlalchemy import Connection, func, select
 
 from ebbflow.infra.errors import LedgerError
@@ -7,7 +9,7 @@ from ebbflow.infra.ledger import history
 from ebbflow.infra.ledger.schema import clusters, decisions, events, snapshots
 from ebbflow.infra.ledger.tables import accounts, differences, from_tables
 from ebbflow.planners.errors import OptionError
-from ebbflow.planners.model.ledger import State, fold
+from ebbflow.planners.model.ledger import GONE, AppEntered, AppRecord, State, fold
 
 
 def verify(connection: Connection, cluster: str) -> list[str]:
@@ -17,27 +19,37 @@ def verify(connection: Connection, cluster: str) -> list[str]:
     """
     row = connection.execute(select(clusters).where(clusters.c.cluster == cluster)).one()
     numbers = _snapshot_numbers(connection, cluster)
+    forgotten: dict[str, AppRecord] = {}
     try:
         state = history.origin(connection, cluster)
-        said = _replay(connection, cluster, state, numbers)
+        said = _replay(connection, cluster, state, numbers, forgotten)
     except (LedgerError, OptionError) as error:
         return [str(error)]
     if state.number != row.number:
         said.append(f"the last event is {state.number}, the cluster's row says {row.number}")
     try:
-        said += differences(state, from_tables(connection, cluster))
+        found = from_tables(connection, cluster)
     except LedgerError as error:
-        said.append(str(error))
-    said += accounts(connection, cluster, state)
+        return [*said, str(error)]
+    said += accounts(connection, cluster, state, found.apps)
+    known = {**forgotten, **state.apps}
+    for app, record in list(found.apps.items()):
+        if app not in known and record.number <= row.pruned and record.phase in GONE:
+            del found.apps[app]  # it was forgotten before the first event that is still there
+    said += differences(replace(state, apps=known, teams={}, pipelines={}), found)
     return said + _decisions(connection, cluster, row.pruned)
 
 
-def _replay(connection: Connection, cluster: str, state: State, numbers: list[int]) -> list[str]:
-    """Fold all events into ``state``; return which snapshots differ from it."""
+def _replay(
+    connection: Connection, cluster: str, state: State, numbers: list[int], forgotten: dict[str, AppRecord]
+) -> list[str]:
+    """Fold all events into ``state``, and apps that it forgets into ``forgotten``; return which snapshots differ."""
     said, begun = [], state.number
     waiting = [number for number in numbers if number > begun]
     for event in history.stream(connection, cluster, state.number):
-        fold(state, event)
+        fold(state, event, forgotten)
+        if isinstance(event.change, AppEntered):
+            forgotten.pop(event.change.spec.id, None)
         if waiting and waiting[0] == event.number:
             waiting.pop(0)
             found = history.snapshot(connection, cluster, event.number)

@@ -80,7 +80,7 @@ def claim(
     }
     with file.locked():
         current = file.read()
-        if current is not None and old is not None and current.uid != old.uid:
+        if current is not None and (old is None or current.uid != old.uid):
             raise ClusterError(f"the fleet {name!r} is being started by another process")
         shutil.rmtree(file.folder / RUNS, ignore_errors=True)
         last = current or FleetBook(name, uid)

@@ -28,7 +28,8 @@ from ebbflow.planners.model.capacity import Notice
 
 T = TypeVar("T")
 FORMAT = 1
-BOOK = "fleet.json"
+BOOK, LOCK, STARTING = "fleet.json", ".lock", ".starting"
+_AGAIN = 5  # attempts at a lock whose folder is being removed
 _TICK = 100_000_000  # ns, longer than any file system takes the same time for
 
 
@@ -93,14 +94,27 @@ class BookFile:
         except OSError as error:
             raise StorageError(f"the fleet's book {self.path} cannot be written: {error.strerror}") from error
 
-    @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
+    def locked(self) -> contextlib.AbstractContextManager[None]:
         """Hold the book's lock."""
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise StorageError(f"{self.folder} cannot be made: {error.strerror}") from error
-        with files.locked(str(self.folder / ".lock"), self._clock):
+        return self._held(LOCK)
+
+    def starting(self) -> contextlib.AbstractContextManager[None]:
+        """Keep others from starting the fleet, and from removing its folder."""
+        return self._held(STARTING)
+
+    @contextlib.contextmanager
+    def _held(self, name: str) -> Iterator[None]:
+        with contextlib.ExitStack() as stack:
+            for attempt in range(_AGAIN):
+                try:
+                    self.folder.mkdir(parents=True, exist_ok=True)
+                    stack.enter_context(files.locked(str(self.folder / name), self._clock))
+                    break
+                except FileNotFoundError as error:  # the folder was removed a moment ago
+                    if attempt == _AGAIN - 1:
+                        raise StorageError(f"{self.folder} cannot be locked: {error.strerror}") from error
+                except OSError as error:
+                    raise StorageError(f"{self.folder} cannot be made: {error.strerror}") from error
             yield
 
 

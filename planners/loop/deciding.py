@@ -77,6 +77,7 @@ class _Cycle:
             at=scene.now,
             pools=sized.pools,
             sizes=sized.sizes,
+            replacing=sized.replacing,
             told=self.told,
             draining=scene.draining,
         )
@@ -89,6 +90,7 @@ class _Cycle:
             min(wake, max(sized.wake, scene.now + 0.01)),
             sized.end,
             due.now,
+            sized.replace,
         )
 
     def _auction(

@@ -23,14 +23,20 @@ def over_budget(scene: Scene, records: Collection[AppRecord]) -> tuple[dict[str,
     budgets = _budgets(scene)
     if not budgets:
         return {}, inf
-    spent: dict[tuple[str, str], float] = {}
-    rate: dict[tuple[str, str], float] = {}
+    # what was forgotten of apps that are over counts on
+    past: dict[str, Mapping[str, float]] = {
+        "app": {},
+        "pipeline": scene.state.pipelines,
+        "team": scene.state.teams,
+    }
+    spent = {(kind, name): past[kind].get(name, 0.0) for kind, name in budgets}
+    rate = dict.fromkeys(budgets, 0.0)
     for record in scene.state.apps.values():
         spec = record.spec
         for key in (("app", spec.id), ("pipeline", spec.pipeline), ("team", spec.team)):
             if key in budgets:
-                spent[key] = spent.get(key, 0.0) + scene.dollars(record)
-                rate[key] = rate.get(key, 0.0) + scene.rate(spec.id)
+                spent[key] += scene.dollars(record)
+                rate[key] += scene.rate(spec.id)
     settings = scene.settings
     cheapest = min((price_of(node) for node in scene.usable), default=0.0)
     found: dict[str, str] = {}

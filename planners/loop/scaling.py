@@ -15,6 +15,7 @@ from ebbflow.planners.fallback import amended
 from ebbflow.planners.guard import RunMoney
 from ebbflow.planners.loop.demand import Need, core_need, gpu_need
 from ebbflow.planners.loop.presence import Presence
+from ebbflow.planners.loop.replacing import Successors, successors
 from ebbflow.planners.loop.scene import Scene
 from ebbflow.planners.loop.uses import uses_of
 from ebbflow.planners.loop.values import Memory, Scaling, Situation
@@ -35,6 +36,10 @@ class Sized:
     end: tuple[str, ...] = ()
     wake: float = inf
     sizes: Mapping[tuple[str, str], int] = field(default_factory=dict)  # what a node of a pool has
+    replacing: Mapping[str, float] = field(
+        default_factory=dict
+    )  # leaving node -> when another was last asked for
+    replace: tuple[str, ...] = ()  # nodes that others are to be started for now
 
 
 def scale(
@@ -48,7 +53,7 @@ def scale(
     date."""
     fleet, rules = situation.fleet, scene.settings.scaling
     if fleet is None or rules is None:
-        return Sized(pools=memory.pools, sizes=memory.sizes)
+        return Sized(pools=memory.pools, sizes=memory.sizes, replacing=memory.replacing)
     return _Scaling(situation, scene, memory, presence, told, fleet, rules).run()
 
 
@@ -99,13 +104,43 @@ class _Scaling:
             for pool in self.fleet.pools
             for id_ in may_end(pool.draining, pool.nodes, self.uses, self.situation.elsewhere)
         )
+        found = self.successors(pools, targets, {name: need for name, (_, need) in wishes.items()})
+        self.changes += found.changes
         return Sized(
             tuple(targets),
             tuple(self.changes),
             self.held,
             end,
-            min(gpus.soonest, self.next_shrink()),
+            min(gpus.soonest, self.next_shrink(), found.wake),
             self.sizes(),
+            found.asked,
+            found.now,
+        )
+
+    def successors(
+        self, pools: Sequence[PoolState], targets: Sequence[Target], needs: Mapping[str, Need]
+    ) -> Successors:
+        """Return the nodes that others are asked for in place of, within the guard's limits."""
+        if not self.situation.asks:
+            return Successors()
+        sizes = {pool.name: pool.planned for pool in pools} | {one.pool: one.nodes for one in targets}
+        drains = {id_ for one in targets for id_ in one.drain}
+
+        def passed(pool: PoolState, nodes: int) -> tuple[int, Sequence[str]]:
+            wanted = Target(pool.name, nodes, self.fleet.epoch, "", min(pool.on_demand, nodes))
+            verdict = self.checked(wanted, self.money(needs[pool.name]))
+            return (verdict.target.nodes if verdict.target else 0), verdict.reasons
+
+        return successors(
+            [pool for pool in pools if pool.name in needs],
+            self.fleet.notices,
+            sizes,
+            drains,
+            self.memory.replacing,
+            self.scene.now,
+            self.scene.state.epoch,
+            self.told,
+            passed,
         )
 
     # --- pools ----------------------------------------------------------------------------------------------
@@ -205,18 +240,21 @@ class _Scaling:
         if not _changes(target, pool):
             self.told.pop(key, None)
             return None
-        verdict = guard.check(
+        verdict = self.checked(target, self.money(need))
+        passed = verdict.target if verdict.target is not None and _changes(verdict.target, pool) else None
+        self.record(key, pool, target, passed, verdict.reasons, need)
+        return passed
+
+    def checked(self, target: Target, run: RunMoney | None) -> guard.Verdict:
+        return guard.check(
             target,
             self.fleet,
             self.scene.settings.limits,
             new=self.new,
             uses=self.uses,
             elsewhere=self.situation.elsewhere,
-            run=self.money(need),
+            run=run,
         )
-        passed = verdict.target if verdict.target is not None and _changes(verdict.target, pool) else None
-        self.record(key, pool, target, passed, verdict.reasons, need)
-        return passed
 
     def record(
         self,
@@ -244,7 +282,7 @@ class _Scaling:
             self.changes.append(
                 Decided(
                     "guard",
-                    f"{pool.name} stays at {pool.planned} nodes: {'; '.join(reasons) or 'nothing may change'}",
+                    f"{pool.name} stays at {_nodes(pool.planned)}: {'; '.join(reasons) or 'nothing may change'}",
                     need.app,
                     self.scene.state.epoch,
                     inputs=inputs,
@@ -253,13 +291,10 @@ class _Scaling:
             )
             return
         outcome = {"nodes": passed.nodes, "on_demand": passed.on_demand, "drain": list(passed.drain)}
-        verb = (
-            "grows" if passed.nodes > pool.planned else "shrinks" if passed.nodes < pool.planned else "stays"
-        )
         self.changes.append(
             Decided(
                 "scaling",
-                f"{pool.name} {verb} from {pool.planned} to {passed.nodes} nodes: {passed.reason}",
+                f"{pool.name} {_becomes(pool, passed)}: {passed.reason}",
                 need.app,
                 self.scene.state.epoch,
                 inputs=inputs,
@@ -272,9 +307,10 @@ class _Scaling:
         record = self.scene.state.apps.get(need.app)
         if record is None:
             return None
-        run = record.spec.pipeline
-        mine = [one for one in self.scene.state.apps.values() if run and one.spec.pipeline == run] or [record]
-        return RunMoney(sum(self.scene.dollars(one) for one in mine), need.seconds)
+        run, state = record.spec.pipeline, self.scene.state
+        mine = [one for one in state.apps.values() if run and one.spec.pipeline == run] or [record]
+        past = state.pipelines.get(run, 0.0)
+        return RunMoney(past + sum(self.scene.dollars(one) for one in mine), need.seconds)
 
     def next_shrink(self) -> float:
         """Return when a wish for fewer nodes may have lasted for long enough."""
@@ -285,6 +321,24 @@ class _Scaling:
             if held.since < inf
         ]
         return min((time for time in times if time > self.scene.now), default=inf)
+
+
+def _becomes(pool: PoolState, target: Target) -> str:
+    """Return what a target changes of a pool, for people."""
+    if target.nodes > pool.planned:
+        return f"grows from {pool.planned} to {_nodes(target.nodes)}"
+    if target.nodes < pool.planned:
+        return f"shrinks from {pool.planned} to {_nodes(target.nodes)}"
+    news = []
+    if drained := sorted(set(target.drain) - set(pool.draining)):
+        news.append(f"drains {', '.join(drained)}")
+    if target.on_demand != pool.on_demand:
+        news.append(f"{target.on_demand} of them on-demand instead of {pool.on_demand}")
+    return f"stays at {_nodes(target.nodes)}, {' and '.join(news)}"
+
+
+def _nodes(count: int) -> str:
+    return f"{count} node" if count == 1 else f"{count} nodes"
 
 
 def _changes(target: Target, pool: PoolState) -> bool:

@@ -6,11 +6,10 @@ from math import inf
 
 from ebbflow.planners.loop.values import Settings, Situation
 from ebbflow.planners.model.capacity import Node
-from ebbflow.planners.model.ledger import OVER, AppRecord, AppReport, Lease, State
+from ebbflow.planners.model.ledger import GONE, AppRecord, AppReport, Lease, State
 from ebbflow.planners.model.scheduling import Placement
 
 HOUR = 3600.0
-GONE = OVER | {"lost"}
 
 
 @dataclass(slots=True)

@@ -36,6 +36,7 @@ class Situation:
     uses: Mapping[str, NodeUse] = field(default_factory=dict)  # what nodes do and hold besides leases
     elsewhere: frozenset[str] = frozenset()  # what storage has a copy of
     evicted: frozenset[tuple[str, str]] = frozenset()  # (app, node) of which no process is left for certain
+    asks: bool = False  # nodes that leave are replaced before they are gone only where that is asked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +189,9 @@ class Memory:
     sizes: Mapping[tuple[str, str], int] = field(default_factory=dict)  # GPUs and cores of a node, by pool
     draining: frozenset[str] = frozenset()  # nodes, as last known
     waits: Mapping[str, float] = field(default_factory=dict)  # app -> since when it waits for GPUs
+    replacing: Mapping[str, float] = field(
+        default_factory=dict
+    )  # leaving node -> when another was last asked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,3 +205,4 @@ class Cycle:
     wake: float = inf  # when something is due even if nothing happens
     end: tuple[str, ...] = ()  # drained nodes on which nothing is left, to be ended
     auction: bool = False  # the policy was asked
+    replace: tuple[str, ...] = ()  # nodes with a firm notice that others are to be started for now

@@ -36,6 +36,20 @@ class PoolState:
     on_demand_since: float = 0.0  # Unix time, s, of the last change of ``on_demand``
     draining: tuple[str, ...] = ()  # nodes that targets have named to leave, not ended yet
 
+    @property
+    def family(self) -> str:
+        """Return the pool that it is, or that it is a gang of."""
+        return family(self.name)
+
+
+def family(pool: str) -> str:
+    """Return the pool whose machines, offers and limits count for ``pool``: a gang is called ``pool/gang``.
+
+    >>> family("gpu/run-1"), family("gpu")
+    ('gpu', 'gpu')
+    """
+    return pool.partition("/")[0]
+
 
 @dataclass(frozen=True, slots=True)
 class Fleet:

@@ -4,7 +4,7 @@ A ledger is a list of changes that only grows. ``State`` is what they add up to;
 state again. Whoever writes one (``infra.ledger``) numbers and dates it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
@@ -21,6 +21,12 @@ AppPhase = Literal[
     "lost",  # its process is gone; can be resumed
 ]
 OVER: frozenset[str] = frozenset({"finished", "stopped", "failed"})
+GONE = OVER | {"lost"}
+REMEMBERED = 900.0
+"""Seconds for which the state keeps an app that is over or lost; the ledger's tables keep it for ever."""
+RESUMABLE = 7 * 86_400.0
+"""The same of one that was stopped or lost, and that others can start again by what it has said."""
+SWEEP = 64  # events from one look for apps that may be forgotten to the next
 DecisionKind = Literal["auction", "scaling", "replan", "guard", "recovery"]
 
 
@@ -60,7 +66,7 @@ class AppRecord:
     number: int  # of the change that entered it: the order of arrival
     phase: AppPhase = "waiting"
     reason: str = ""
-    ended: float | None = None
+    ended: float | None = None  # s since the Unix epoch: when it ended, or was lost
     service: float = 0.0  # GPU-seconds of leases that have ended
     dollars: float = 0.0  # that those have cost, at their nodes' prices
     first_lease: float | None = None  # s since the Unix epoch
@@ -134,10 +140,29 @@ class CapacityChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class Past:
+    """What the state has forgotten of an app that comes back, so that its account goes on."""
+
+    entered: float  # s since the Unix epoch
+    number: int
+    service: float = 0.0  # GPU-seconds
+    dollars: float = 0.0
+    first_lease: float | None = None  # s since the Unix epoch
+    checkpoint: str = ""
+    team: str = ""  # for which its dollars were counted
+    pipeline: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class AppEntered:
-    """An app has arrived, or one that was over or lost has come back."""
+    """An app has arrived, or one that was over or lost has come back.
+
+    The ledger itself adds what the state has forgotten; whoever writes this gives the ``spec`` alone.
+    """
 
     spec: AppSpec
+    past: Past | None = None  # None: the state knows the app, or nobody ever did
+    pipeline_dollars: float = 0.0  # cost of its pipeline's other apps, where the state has forgotten them all
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +259,11 @@ class Event:
 
 @dataclass(slots=True)
 class State:
-    """What all changes up to ``number`` add up to. ``fold`` changes it in place."""
+    """What all changes up to ``number`` add up to. ``fold`` changes it in place.
+
+    Its size is bounded: apps that are over or lost are forgotten some while later (``REMEMBERED``, ``RESUMABLE``);
+    only what they have cost stays, by team and by pipeline.
+    """
 
     number: int = 0
     at: float = 0.0  # of the last change
@@ -248,6 +277,10 @@ class State:
     apps: dict[str, AppRecord] = field(default_factory=dict)
     leases: dict[int, Lease] = field(default_factory=dict)  # that have not ended
     booked: dict[Slot, int] = field(default_factory=dict)  # the lease of each GPU that is taken
+    teams: dict[str, float] = field(default_factory=dict)  # dollars of forgotten apps
+    pipelines: dict[str, float] = field(
+        default_factory=dict
+    )  # the same, of pipelines with apps that are known
 
     def held(self, app: str) -> tuple[Lease, ...]:
         """Return the leases of ``app`` that have not ended, by number."""
@@ -258,8 +291,8 @@ class State:
         return tuple(sorted((a for a in self.apps.values() if a.phase not in OVER), key=lambda a: a.number))
 
 
-def fold(state: State, event: Event) -> State:
-    """Apply ``event`` to ``state``, in place, and return it.
+def fold(state: State, event: Event, forgotten: MutableMapping[str, AppRecord] | None = None) -> State:
+    """Apply ``event`` to ``state``, in place, and return it; apps that it forgets then are added to ``forgotten``.
 
     Raises ``OptionError`` for a change that cannot follow: a number that leaves a gap, a GPU that is booked already,
     an app, node or lease that is not there, a token that is not the highest. ``state`` is then as before.
@@ -279,10 +312,10 @@ def fold(state: State, event: Event) -> State:
                 state.nodes.pop(id_, None)  # may be named twice
             state.notices = {notice.node_id: notice for notice in change.notices}
         case AppEntered():
-            _enter(state, change.spec, event)
+            _enter(state, change, event)
         case AppMoved():
             record = state.apps[change.app]
-            over = event.at if change.phase in OVER else None
+            over = event.at if change.phase in GONE else None
             state.apps[change.app] = replace(record, phase=change.phase, reason=change.reason, ended=over)
         case Granted():
             for lease in change.leases:
@@ -306,15 +339,66 @@ def fold(state: State, event: Event) -> State:
         case Decided():
             pass
     state.number, state.at = event.number, event.at
+    if event.number % SWEEP == 0:
+        for record in _forget(state):
+            if forgotten is not None:
+                forgotten[record.spec.id] = record
     return state
 
 
-def _enter(state: State, spec: AppSpec, event: Event) -> None:
+def _enter(state: State, change: AppEntered, event: Event) -> None:
+    spec, past = change.spec, change.past
+    if change.pipeline_dollars:
+        state.pipelines[spec.pipeline] = change.pipeline_dollars
     known = state.apps.get(spec.id)
-    if known is None:
+    if known is not None:
+        state.apps[spec.id] = replace(known, spec=spec, phase="waiting", reason="", ended=None)
+    elif past is None:
         state.apps[spec.id] = AppRecord(spec, event.at, event.number)
     else:
-        state.apps[spec.id] = replace(known, spec=spec, phase="waiting", reason="", ended=None)
+        state.apps[spec.id] = AppRecord(
+            spec,
+            past.entered,
+            past.number,
+            service=past.service,
+            dollars=past.dollars,
+            first_lease=past.first_lease,
+            checkpoint=past.checkpoint,
+        )
+        for sums, name in ((state.teams, past.team), (state.pipelines, past.pipeline)):
+            if name in sums:  # its dollars are its own again
+                sums[name] = max(0.0, sums[name] - past.dollars)
+
+
+def _forget(state: State) -> list[AppRecord]:
+    """Let go of apps that are over or lost for long enough, and of what no pipeline needs; return the apps.
+
+    By the time of events, so that a replay forgets the same. A clock that was put back by more than that forgets
+    early, which does no harm: whoever comes back is remembered by the tables.
+    """
+    old = [
+        record
+        for record in state.apps.values()
+        if record.ended is not None and abs(state.at - record.ended) > _remembered(record)
+    ]
+    if not old:
+        return []
+    holding = {lease.app for lease in state.leases.values()}
+    gone = [record for record in old if record.spec.id not in holding]
+    for record in gone:
+        del state.apps[record.spec.id]
+        for sums, name in ((state.teams, record.spec.team), (state.pipelines, record.spec.pipeline)):
+            if name and record.dollars:
+                sums[name] = sums.get(name, 0.0) + record.dollars
+    there = {record.spec.pipeline for record in state.apps.values()}
+    state.pipelines = {name: dollars for name, dollars in state.pipelines.items() if name in there}
+    return gone
+
+
+def _remembered(record: AppRecord) -> float:
+    """Return for how long the state keeps an app after its end or loss, s."""
+    again = record.phase in ("stopped", "lost") and (record.spec.resume or record.spec.flow_run)
+    return RESUMABLE if again else REMEMBERED
 
 
 def _end(state: State, number: int, at: float) -> None:

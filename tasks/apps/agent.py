@@ -3,6 +3,7 @@
 import logging
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
@@ -28,6 +29,7 @@ from ebbflow.planners.model.ledger import (
 from ebbflow.tasks.apps.lease_book import LeaseBook, Rules
 from ebbflow.tasks.apps.outbox import Outbox
 from ebbflow.tasks.apps.skew import Skew, shifted
+from ebbflow.tasks.loop.row import LOOP, LoopRow
 
 _LOCK_LOOK = 0.2  # s between attempts on the app's lock
 
@@ -63,6 +65,15 @@ class Standing:
         return min(self.leaving.values(), default=None)
 
 
+def rules_of(ledger: Ledger) -> Rules:
+    """Return when leases count as over for the loop that led the cluster last; the defaults where it does not say."""
+    with suppress(LedgerError):
+        if (said := ledger.reports([LOOP]).get(LOOP)) is not None:
+            grace = LoopRow.of(said).grace
+            return Rules() if grace is None else Rules(grace=grace)
+    return Rules()
+
+
 class AppAgent:
     """Speaks for one app; a context manager. Its thread never waits for the app, nor the app for it.
 
@@ -73,7 +84,7 @@ class AppAgent:
         ledger: the cluster's; it stays open.
         spec: what the app asks for.
         clock: the ledger's unless given.
-        rules: when leases count as over; ``grace`` must be the loop's.
+        rules: when leases count as over; ``grace`` must be the loop's. As the loop says itself unless given.
         pace: how often it looks and speaks.
         changed: called in the agent's thread with each new standing; it must be quick.
         tell: called with sentences for people.
@@ -102,7 +113,7 @@ class AppAgent:
         self._pace = pace or Pace()
         self._changed, self._tell = changed, tell
         self._lock_of_app, self._lock_wait, self._settle = lock, lock_wait, settle
-        self.book = LeaseBook(spec.id, self._clock, rules)
+        self.book = LeaseBook(spec.id, self._clock, rules or rules_of(ledger))
         self._lock = threading.Lock()
         self._outbox = Outbox(ledger, self._say)
         self._phase: AppPhase = "waiting"
@@ -114,6 +125,7 @@ class AppAgent:
         self._away: float | None = None  # since when the ledger does not answer
         self._reported = float("-inf")
         self._said: tuple[Any, ...] = ()
+        self._pools: tuple[str, ...] = ()  # of the last report that the ledger has taken
         self._stop = threading.Event()
         self._wake = threading.Event()
         self._news = threading.Condition()
@@ -191,6 +203,10 @@ class AppAgent:
         with self._lock:
             self._fields |= fields
 
+    def told(self, pool: str) -> bool:
+        """Tell whether the ledger has it from the app that this pool is its own: what is left there can be ended."""
+        return pool in self._pools
+
     def release(self, numbers: "tuple[int, ...] | None" = None) -> None:
         """Give leases back that nothing uses, by default all, although nobody has called them back."""
         if self.book.release(numbers):
@@ -264,7 +280,8 @@ class AppAgent:
         leases = state.held(self.spec.id)
         self.book.learn(leases if not skew else [shifted(lease, -skew) for lease in leases], led, at)
         record = state.apps.get(self.spec.id)
-        lost = record is not None and record.phase == "lost" and self._phase not in OVER
+        # one that was lost for long the ledger's state does not name any more
+        lost = (record is None or record.phase == "lost") and self._phase not in OVER
         if lost and self._outbox.enter_again(self.spec, self._phase, self._reason):
             self._say("the app was taken for lost; it enters again")
 
@@ -281,9 +298,10 @@ class AppAgent:
             self._ledger.report(self.spec.id, report)
         except OptionError as error:  # a figure that cannot be kept must not silence the app
             log.warning("%s: a report without its figures: %s", self.spec.id, error)
-            report = AppReport(at=now, holds=holds, released=released, phase=phase)
+            pools = tuple(fields.get("pools", ()))
+            report = AppReport(at=now, holds=holds, released=released, phase=phase, pools=pools)
             self._ledger.report(self.spec.id, report)
-        self._said, self._reported = news, now
+        self._said, self._reported, self._pools = news, now, report.pools
 
     def _notice(self) -> None:
         """Tell the app of a standing that differs from the last."""

@@ -1,14 +1,19 @@
 """What a training says of its progress, as its app's reports need it: the ingredients of ρ.
 
-How fast a training gets on is measured over the last minute, with all that it does between steps: Pollux' model of
-the job (OSDI 2021, section 3) knows only its steps. Work is counted in GPU-seconds on one GPU: what is left of it
-takes ``work_left`` there, and on several GPUs as much less as they are faster together, by that model where there is
-one, in proportion to their number until then.
+How fast a training gets on is measured, with all that it does between steps: Pollux' model of the job (OSDI 2021,
+section 3) knows only its steps. What a script waits for outside of them, such as an evaluation after each pass, is so
+a part of its work: it would take its time on a share of its own, too. The measure is over the last minute, or over
+several of the longest waits. On GPUs that it has only just got, a training is taken to wait for the same share of its
+time as before.
+
+Work is counted in GPU-seconds on one GPU: what is left of it takes ``work_left`` there, and on several GPUs as much
+less as they are faster together, by that model where there is one, in proportion to their number until then.
 """
 
 import threading
 from collections import deque
 from collections.abc import Mapping
+from itertools import pairwise
 from math import isfinite
 from typing import Any
 
@@ -20,6 +25,9 @@ from ebbflow.planners.training.goodput import GoodputModel
 from ebbflow.planners.training.job_report import JobReport
 
 _WINDOW = 60.0  # s over which progress is measured
+_WAITS = 4.0  # times the longest wait between two steps, over which it is measured instead
+_MOST = 1800.0  # s over which it is measured at most: a hitch must be forgotten
+_POINTS = 256  # that are kept of them
 _LEAST = 2.0  # s of it before that says more than the training itself
 
 
@@ -36,6 +44,9 @@ class Figures:
         self._done: deque[tuple[float, float]] = (
             deque()
         )  # when (Unix s), and examples so far, on the same GPUs
+        self._heard = 0.0  # Unix time, s, of the last step on the same GPUs
+        self._longest = 0.0  # s between two steps on them
+        self._busy = 1.0  # measured rate over the told one, as last known: the share of time in steps
         self._nodes = self._gpus = 0
         self._job: Mapping[str, Any] = {}
         self._report: JobReport | None = None
@@ -77,21 +88,41 @@ class Figures:
     def _hear_step(self, said: Mapping[str, Any], at: float) -> None:
         placed = int(said.get("nodes", 0)), int(said.get("gpus", 0))
         if placed != (self._nodes, self._gpus):
+            self._forget()
             self._nodes, self._gpus = placed
-            self._done.clear()
         if "examples_left" in said:
             self._left, self._total = float(said["examples_left"]), float(said["examples_total"])
             self._pace = str(said["pace"])
             if self._done and self._total - self._left < self._done[-1][1]:
-                self._done.clear()  # it goes on from a checkpoint
-            self._done.append((at, self._total - self._left))
-            while self._done[0][0] < at - _WINDOW:
-                self._done.popleft()
+                self._forget()  # it goes on from a checkpoint
+            self._keep(at, self._total - self._left)
         told = said.get(self._pace, 0.0)
         if isinstance(told, int | float) and isfinite(told) and told > 0:
             self._told = float(told)
         if "job" in said:
             self._hear_job(said["job"])
+
+    def _forget(self) -> None:
+        """Begin to measure anew."""
+        if (measured := self._measured()) is not None and self._told > 0:
+            self._busy = min(measured / self._told, 1.0)
+        self._done.clear()
+        self._longest = 0.0
+
+    def _keep(self, at: float, done: float) -> None:
+        if self._done:
+            self._longest = max(self._longest, at - self._heard)
+        self._heard = at
+        window = min(max(_WINDOW, _WAITS * self._longest), _MOST)
+        if len(self._done) > 1 and self._done[-1][0] - self._done[-2][0] < window / _POINTS:
+            self._done[-1] = (at, done)
+        else:
+            self._done.append((at, done))
+        if self._done[0][0] < at - window:
+            while self._done[0][0] < at - window:
+                self._done.popleft()
+            times = [time for time, _ in self._done]
+            self._longest = max((after - before for before, after in pairwise(times)), default=0.0)
 
     def _hear_job(self, said: Mapping[str, Any]) -> None:
         if not _finite(said):
@@ -107,11 +138,16 @@ class Figures:
 
     def _rate(self) -> float:
         """Return examples/s on what it holds, or held last."""
+        measured = self._measured()
+        return self._told * self._busy if measured is None else measured
+
+    def _measured(self) -> float | None:
+        """Return examples/s as they were done; ``None`` while too few were."""
         if len(self._done) > 1:
             (begun, before), (now, done) = self._done[0], self._done[-1]
             if now - begun >= _LEAST and done > before:
                 return (done - before) / (now - begun)
-        return self._told
+        return None
 
     def _speedup(self) -> float:
         """Return how many times faster than one GPU those are that it holds, or held last."""

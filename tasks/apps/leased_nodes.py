@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from math import floor
 
 from ebbflow.infra.clock import Clock
+from ebbflow.infra.errors import LeaseError
 from ebbflow.infra.training.launcher.pool import NodePool
 from ebbflow.infra.training.launcher.wire import Entry
 from ebbflow.planners.model.ledger import Lease
@@ -15,6 +16,7 @@ from ebbflow.tasks.training_capacity import Nodes, Placement
 _AVOID = 15.0  # s for which a node that was lost is left alone; longer each time
 _MOST_AVOID = 300.0
 _ENDING = 20.0  # s that processes of a node get to be gone once it was ended, before others wait no longer
+_TELLING = 10.0  # s for the ledger to hear of a pool before a node of it is started
 _LOOK = 0.1  # s between looks for them
 
 Numbers = Callable[[], Collection[int] | None]
@@ -175,6 +177,8 @@ class FencedPool:
         book: the app's leases.
         left: called with the user of a node when the last of its processes is gone.
         among: see ``LeasedNodes``.
+        told: tells whether the ledger knows the pool by its uid. Nothing starts before: whoever ends by force what is
+            left of an app finds it by that.
     """
 
     def __init__(
@@ -184,9 +188,10 @@ class FencedPool:
         left: Callable[[str], None],
         clock: Clock,
         among: Numbers = _all,
+        told: Callable[[str], bool] = lambda _: True,
     ) -> None:
         self._pool, self._book, self._left, self._clock = pool, book, left, clock
-        self._among = among
+        self._among, self._told = among, told
         self._users: dict[str, str] = {}  # by node
         self._ending: dict[str, float] = {}  # nodes that were told to end -> when
         self._lock = threading.RLock()
@@ -203,6 +208,7 @@ class FencedPool:
     def start(self, name: str, slots: int, entry: Entry) -> None:
         """Start a node; see ``NodePool``. Raises ``LeaseError`` where there are no leases for it."""
         self._await_quiet([name])
+        self._await_told(name)
         with self._lock:
             user = f"{self.uid}/{entry.key}"
             leases = self._book.enter(user, name, slots, self._among())
@@ -271,6 +277,16 @@ class FencedPool:
             if self._pool.quiet(name):
                 del self._ending[name]
                 self._left(self._users.pop(name))
+
+    def _await_told(self, name: str) -> None:
+        end = self._clock.now() + _TELLING
+        while not self._told(self.uid):
+            if self._clock.now() >= end:
+                raise LeaseError(
+                    f"nothing is started on {name}: the ledger has not heard of its processes for {_TELLING:.0f} s, "
+                    "so that nobody could end them"
+                )
+            self._clock.sleep(_LOOK)
 
     def _await_quiet(self, names: Collection[str]) -> None:
         end = self._clock.now() + _ENDING

@@ -76,8 +76,10 @@ class LeasedSite:
             hear(report)
 
         self._request = request
-        fenced = FencedPool(self._pool(), self._agent.book, self._agent.left, self._clock, self._among)
+        agent = self._agent
+        fenced = FencedPool(self._pool(), agent.book, agent.left, self._clock, self._among, agent.told)
         self._warden.watch(fenced)
+        agent.poke()  # nothing starts before the ledger has heard of it
         options: dict[str, Any] = {
             "logs": request_logs(request),
             "decide": decide,

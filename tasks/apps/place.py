@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.ledger import Ledger
@@ -63,9 +63,7 @@ class ClusterPlace:
         from ebbflow.tasks.pipeline.aws import opened_pools
         from ebbflow.tasks.pipeline.spec import AwsSpec
 
-        given: Any = config or None
-        settings = FleetRequest(config=given).settings()
+        settings = FleetRequest(config=config or None).settings()
         pools = self.pools or tuple(name for name, pool in settings.pools.items() if pool.kind == "gpu")
-        spec = AwsSpec(given, pools, settings.store, "", self.name)
-        with opened_pools(spec, clock) as (make_pools, make):
-            yield make_pools(app, grace, {}), make
+        with opened_pools(AwsSpec(pools, settings.store, "", config, name=self.name), clock) as room:
+            yield room.pools(app, grace, {}), room.make

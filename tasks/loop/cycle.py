@@ -199,6 +199,7 @@ class Cycles:
             rented.uses if rented else {},
             rented.elsewhere if rented else frozenset(),
             frozenset(self._evicted),
+            self._hands.replaces,
         )
         before = time.perf_counter()
         try:
@@ -276,6 +277,7 @@ class Cycles:
         self._refused = 0
         self._point("written")
         self._hands.scale(cycle.targets)
+        self._hands.replace(cycle.replace)
         self._point("scaled")
         for app, node, why in cycle.evict:
             self._hands.evict(app, node, why)
@@ -321,7 +323,7 @@ class Cycles:
         # read after the list: a lease is written before anybody starts, so what has none by now has none
         state = self._ledger.state()
         held = {(lease.app, lease.node) for lease in state.leases.values()}
-        # what the ledger does not know is not ours to judge
-        strays = {(app, node) for app, node in present if app in state.apps} - held
-        for app, node in sorted(strays):
-            self._hands.evict(app, node, "it runs there without a lease")
+        for app, node in sorted(set(present) - held):
+            # what the ledger does not know is not ours to judge
+            if app in state.apps or self._ledger.app(app) is not None:
+                self._hands.evict(app, node, "it runs there without a lease")

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from ebbflow.infra.clock import Clock
 from ebbflow.infra.errors import InfraError
-from ebbflow.infra.protocols import Applied, FleetControl
+from ebbflow.infra.protocols import Applied, FleetControl, Replacing
 from ebbflow.planners.errors import EbbflowError
 from ebbflow.planners.model.fleet import Target
 from ebbflow.tasks.loop.evicting import Evictor
@@ -93,6 +93,16 @@ class Hands:
         """End nodes that are drained."""
         if nodes:
             self._ask("fleet", f"end {','.join(nodes)}", lambda: self._terminate(tuple(nodes)))
+
+    @property
+    def replaces(self) -> bool:
+        """Tell whether the fleet wants to be asked for nodes in place of those that leave."""
+        return isinstance(self._fleet, Replacing)
+
+    def replace(self, nodes: Sequence[str]) -> None:
+        """Ask for nodes in place of those that leave."""
+        if nodes:
+            self._ask("fleet", f"replace {','.join(nodes)}", lambda: self._replace(tuple(nodes)))
 
     def repair(self) -> None:
         """Let the fleet ask again for what is planned and was not asked for."""
@@ -178,6 +188,14 @@ class Hands:
         what = f"end {', '.join(nodes)}, drained"
         try:
             return Scaled(what, self._fleet.terminate(nodes))
+        except EbbflowError as error:
+            return Scaled(what, error=str(error))
+
+    def _replace(self, nodes: tuple[str, ...]) -> Done:
+        assert isinstance(self._fleet, Replacing)
+        what = f"nodes in place of {', '.join(nodes)}"
+        try:
+            return Scaled(what, self._fleet.replace_leaving(nodes))
         except EbbflowError as error:
             return Scaled(what, error=str(error))
 

@@ -241,6 +241,7 @@ class CapacityLoop:
             round(self._off, 1),
             sight.problems,
             self.figures.to_dict(),
+            self._cycles.parts.settings.grace_s,
         )
 
     def _end(self) -> None:

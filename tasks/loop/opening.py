@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.errors import InfraError
@@ -19,6 +20,7 @@ from ebbflow.tasks.loop.evicting import Evictor, LocalEvictor, RemoteEvictor
 from ebbflow.tasks.loop.listening import LoopListener
 from ebbflow.tasks.loop.loop import CapacityLoop
 from ebbflow.tasks.loop.observing import Rented
+from ebbflow.tasks.loop.pricing import Priced
 from ebbflow.tasks.loop.request import CapacityRequest, LoopRules
 
 log = logging.getLogger(__name__)
@@ -37,6 +39,19 @@ class Nodes:
     evictor: Evictor | None = None
     rented: Callable[[], Rented] | None = None
     answered: Callable[[], float | None] | None = None
+
+    def loop(self, ledger: Ledger, settings: Settings, **options: Any) -> CapacityLoop:
+        """Return a loop on these nodes, which is not started; ``options`` are further ones of ``CapacityLoop``."""
+        return CapacityLoop(
+            ledger,
+            self.fleet,
+            self.source,
+            settings,
+            evictor=self.evictor,
+            rented=self.rented,
+            answered=self.answered,
+            **options,
+        )
 
 
 @dataclass(frozen=True)
@@ -67,17 +82,12 @@ def opened_loop(
     with ExitStack() as stack:
         ledger = stack.enter_context(Ledger.open(request.ledger, cluster=request.cluster, clock=clock))
         nodes = stack.enter_context(opened_nodes(request, ledger, clock))
-        loop = CapacityLoop(
+        loop = nodes.loop(
             ledger,
-            nodes.fleet,
-            nodes.source,
             settings,
-            evictor=nodes.evictor,
             clock=clock,
             listener=listener,
             pace=rules.pace,
-            rented=nodes.rented,
-            answered=nodes.answered,
             seed=request.seed,
             holder=holder,
         )
@@ -138,6 +148,10 @@ def _aws(request: CapacityRequest, config: str | None, ledger: Ledger, clock: Cl
     with opened(asked, clock) as cluster:
         feed = cluster.feed()
         source = AwsCapacity(cluster.control, feed, hazard=hazard, clock=clock)
+        # EC2 does not say what a node costs, and a lease without a price counts in no budget
+        priced = Priced(
+            source, lambda: {name: cluster.prices.offers(name) for name in cluster.settings.pools}
+        )
 
         def begin() -> None:
             feed.start()
@@ -148,13 +162,14 @@ def _aws(request: CapacityRequest, config: str | None, ledger: Ledger, clock: Cl
         def rented() -> Rented:
             # what the source has seen last, so that EC2 is asked once for both
             seen = observe(Seen(source.fleet, cluster.control), cluster.prices)
+            priced.learn(seen.offers)
             accounts()
             return Rented(seen.fleet, seen.offers)
 
         runner = cluster.runner(_REGISTER)
         try:
             yield Nodes(
-                FirstLook(source, begin),
+                FirstLook(priced, begin),
                 cluster.control,
                 RemoteEvictor(runner, lambda app: services_of(ledger, app)),
                 rented,
@@ -212,7 +227,6 @@ class Seldom:
 
 
 def services_of(ledger: Ledger, app: str) -> Sequence[str]:
-    """Return the services that ``app`` says it has on AWS nodes: ``services`` in what it last reported of its job."""
-    report = ledger.reports().get(app)
-    named = report.job.get("services", ()) if report is not None else ()
-    return tuple(str(name) for name in named) if isinstance(named, list | tuple) else ()
+    """Return the services that ``app`` may have on AWS nodes: each pool that it last reported runs one on a node."""
+    report = ledger.reports([app]).get(app)
+    return report.pools if report is not None else ()

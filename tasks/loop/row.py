@@ -31,6 +31,9 @@ class LoopRow:
     clock_off: float = 0.0  # s by which the machine's clock has jumped since the start
     problems: tuple[str, ...] = ()
     figures: Mapping[str, Any] = field(default_factory=dict)  # ``Figures.to_dict``
+    grace: float | None = (
+        None  # s beyond a lease's end that a silent app may keep its GPU; None: it did not say
+    )
 
     def report(self, at: float) -> AppReport:
         """Return it as the ledger keeps it."""

@@ -6,7 +6,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ebbflow.infra.ledger import Ledger
-from ebbflow.planners.model.ledger import OVER, AppReport, Decided, Event, State
+from ebbflow.planners.model.ledger import OVER, AppRecord, AppReport, Decided, Event, State
+from ebbflow.tasks.loop.leader import Watched
 from ebbflow.tasks.loop.row import LOOP, LoopRow
 
 _BACK = 50  # decisions among which the newest auction is looked for
@@ -90,7 +91,10 @@ def look(ledger: Ledger, *, decisions: int = 8, over: int = 5) -> ClusterView:
 
     Raises ``LedgerError``.
     """
-    state, reports, leader = ledger.state(), ledger.reports(), ledger.leader()
+    state, leader, ended = ledger.state(), ledger.leader(), ledger.ended(over)
+    active = {record.spec.id for record in state.active()}
+    ended = [record for record in ended if record.spec.id not in active]  # it may just have come back
+    reports = ledger.reports([LOOP, *active, *(record.spec.id for record in ended)])
     now = ledger.clock.now()
     rho = _rho(reports)
     last = list(reversed(ledger.events(limit=max(decisions, _BACK), kinds=[Decided], newest=True)))
@@ -106,7 +110,7 @@ def look(ledger: Ledger, *, decisions: int = 8, over: int = 5) -> ClusterView:
         max(0.0, now - row.at) if row is not None else None,
         _nodes(state, now),
         _leases(state, now),
-        _apps(state, reports, rho | _decided_rho(last), now, over),
+        _apps(state, ended, reports, rho | _decided_rho(last), now),
         tuple(
             DecisionView(event.number, event.at, change.kind, change.app, change.seconds, change.reason)
             for event in last[:decisions]
@@ -154,15 +158,18 @@ def _leases(state: State, now: float) -> tuple[LeaseView, ...]:
 
 
 def _apps(
-    state: State, reports: Mapping[str, AppReport], rho: Mapping[str, float], now: float, over: int
+    state: State,
+    ended: Sequence[AppRecord],
+    reports: Mapping[str, AppReport],
+    rho: Mapping[str, float],
+    now: float,
 ) -> tuple[AppView, ...]:
     held: dict[str, int] = {}
     for lease in state.leases.values():
         held[lease.app] = held.get(lease.app, 0) + 1
     active = list(state.active())
-    ended = sorted((a for a in state.apps.values() if a.phase in OVER), key=lambda a: -(a.ended or 0.0))
     found = []
-    for record in [*active, *ended[:over]]:
+    for record in [*active, *ended]:
         id_ = record.spec.id
         report = reports.get(id_)
         found.append(
@@ -223,10 +230,9 @@ def _problems(state: State, leads: bool, row: AppReport | None, now: float) -> t
 
 def wait_for_end(ledger: Ledger, token: int, timeout: float) -> bool:
     """Wait until the loop with ``token`` leads no more; false: it still does after ``timeout`` seconds."""
-    end = time.monotonic() + timeout
+    end, watched = time.monotonic() + timeout, Watched(token, ledger.clock)
     while time.monotonic() < end:
-        leader = ledger.leader()
-        if leader is None or leader.token != token or not leader.alive(ledger.clock.now()):
+        if watched.over(ledger.leader()):
             return True
         ledger.clock.sleep(0.2)
     return False

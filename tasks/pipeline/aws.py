@@ -1,26 +1,45 @@
-"""A pipeline on the fleet that Terraform has made: its nodes for trainings, and its loop where none leads yet."""
+"""A pipeline on the fleet that Terraform has made: its nodes for trainings, and how they are given back."""
 
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ebbflow.infra.clock import Clock
-from ebbflow.infra.protocols import Trainer
+from ebbflow.infra.errors import InfraError
+from ebbflow.infra.ledger import Ledger
+from ebbflow.infra.protocols import FleetControl, Trainer
 from ebbflow.infra.training.launcher.pool import NodePool
 from ebbflow.planners.errors import OptionError
+from ebbflow.planners.loop import Settings
 from ebbflow.planners.recovery import hazard
+from ebbflow.tasks.loop import CapacityLoop
+from ebbflow.tasks.loop.leader import leads
 from ebbflow.tasks.pipeline.spec import AwsSpec
 
 _REFRESH = 3.0  # s between looks at the pools
+_RETURN = 180.0  # s for nodes to be given back: draining takes two minutes at most
+_LOOK = 1.0  # s between looks whether they are
+_END = 30.0  # s for the loop to end
 
 MakePools = Callable[[str, float, Mapping[str, str]], Callable[[], NodePool]]
 """From an app's id, its grace (s) and its environment to what makes pools of nodes for it."""
 
 
+@dataclass(frozen=True)
+class AwsRoom:
+    """What trainings need of a fleet."""
+
+    pools: MakePools  # of instances, under their own ids
+    make: Callable[..., Trainer]  # the launcher on them
+    listed: Mapping[str, float]  # on-demand prices by instance type, $/h, of the types whose price is known
+
+
 @contextmanager
-def opened_pools(cluster: AwsSpec, clock: Clock) -> Iterator[tuple[MakePools, Callable[..., Trainer]]]:
-    """Open what trainings need: pools of instances under their own ids, and the launcher for them.
+def opened_pools(cluster: AwsSpec, clock: Clock) -> Iterator[AwsRoom]:
+    """Open what trainings need.
 
     Raises ``SettingsError``, ``OptionError`` for a pool that the cluster does not have, ``AwsError``.
     """
@@ -30,8 +49,9 @@ def opened_pools(cluster: AwsSpec, clock: Clock) -> Iterator[tuple[MakePools, Ca
     from ebbflow.tasks.fleet_request import FleetRequest
     from ebbflow.tasks.training_aws import ShippingTrainer
 
+    asked = FleetRequest(config=cluster.config or None, prices=cluster.prices or None)
     with ExitStack() as stack:
-        fleet = stack.enter_context(opened(FleetRequest(config=cluster.config), clock))
+        fleet = stack.enter_context(opened(asked, clock))
         for pool in cluster.pools:
             if pool not in fleet.settings.pools:
                 known = ", ".join(fleet.settings.pools) or "none"
@@ -48,10 +68,80 @@ def opened_pools(cluster: AwsSpec, clock: Clock) -> Iterator[tuple[MakePools, Ca
                     f"environment is for nodes of this machine; got {', '.join(environment)}: on AWS a node reads "
                     "its secrets by its own role"
                 )
-            return lambda: AwsNodes(fleet.runner(FORM), capacity, named=True, clock=clock)
+            return lambda: AwsNodes(fleet.runner(FORM), capacity, named=True, look=capacity.look, clock=clock)
 
         def make(pool: NodePool, **options: Any) -> Trainer:
             given = {"form": FORM, **options, "logs": Path(LOGS) / str(pool.uid)}
             return ShippingTrainer(pool, fleet.settings.region, **given)  # type: ignore[arg-type]
 
-        yield pools, make
+        types = {kind for pool in cluster.pools for kind in fleet.settings.pools[pool].instance_types}
+        listed = {
+            kind: price for kind in sorted(types) if (price := fleet.prices.on_demand(kind)) is not None
+        }
+        yield AwsRoom(pools, make, listed)
+
+
+def give_back(
+    ledger: Ledger,
+    fleet: FleetControl,
+    settings: Settings,
+    make: Callable[[Settings], CapacityLoop],
+    say: Callable[[str], None],
+    clock: Clock,
+) -> None:
+    """Give nodes back that nobody uses, once the loop of this process has ended: nobody else would.
+
+    ``make`` makes another loop, which decides by the same rules but waits for nothing. Nodes stay where other apps
+    are active or another loop leads. Bounded: what is still there after three minutes is told.
+    """
+    if settings.scaling is None:
+        return
+    try:
+        if leads(ledger, clock):
+            return
+        if active := [one.spec.id for one in ledger.state().active() if one.phase != "lost"]:
+            say(
+                f"nodes stay, since {', '.join(active[:3])} may need them; a loop must lead the cluster from now on"
+            )
+            return
+        if not (more := _surplus(fleet)):
+            return
+        say(f"giving nodes back: {more}")
+        scaling = replace(settings.scaling, idle_s=0.0, hold_s=0.0)
+        left = _run_until_returned(make(replace(settings, scaling=scaling)), fleet, clock)
+    except InfraError as error:
+        left = str(error)
+    if left:
+        say(f"nodes are left: {left}; look: ebbflow fleet status")
+    else:
+        say("all nodes that were rented are given back")
+
+
+def _run_until_returned(loop: CapacityLoop, fleet: FleetControl, clock: Clock) -> str:
+    """Run a loop until no pool has more nodes than its least; return what is left after a while."""
+    stop, problem = threading.Event(), ""
+
+    def work() -> None:
+        nonlocal problem
+        try:
+            loop.run(stop)
+        except Exception as error:  # whatever it is: the caller says that nodes are left
+            problem = str(error)
+
+    thread = threading.Thread(target=work, name="ebbflow-giving-back", daemon=True)
+    thread.start()
+    end, left = clock.now() + _RETURN, "their number is not known"
+    try:
+        while (left := _surplus(fleet)) and thread.is_alive() and clock.now() < end:
+            clock.sleep(_LOOK)
+    finally:
+        stop.set()
+        thread.join(_END)
+    return f"{left} ({problem})" if left and problem else left
+
+
+def _surplus(fleet: FleetControl) -> str:
+    """Return which pools have more nodes than they must have; empty: none. Raises ``InfraError``."""
+    seen = fleet.observe()
+    more = {pool.name: max(pool.planned, pool.requested, len(pool.nodes)) - pool.least for pool in seen.pools}
+    return ", ".join(f"{count} of {name}" for name, count in more.items() if count > 0 and "/" not in name)

@@ -6,7 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from ebbflow.infra.clock import Clock
-from ebbflow.infra.errors import LedgerUnavailableError, PipelineRunError, RunLockedError, StageCancelledError
+from ebbflow.infra.errors import (
+    AwsUnavailableError,
+    LedgerUnavailableError,
+    PipelineRunError,
+    RunLockedError,
+    StageCancelledError,
+)
 from ebbflow.tasks.apps.lease_book import Rules
 from ebbflow.tasks.apps.specs import query_spec, training_spec, tuning_spec
 from ebbflow.tasks.pipeline.coordinator import Attempt, Carried
@@ -57,7 +63,7 @@ class Carrier:
         carry = {"query": self._query, "training": self._training, "search": self._search}
         try:
             return carry[attempt.step.kind](attempt)
-        except LedgerUnavailableError as error:
+        except (LedgerUnavailableError, AwsUnavailableError) as error:
             return Carried("lost", str(error))
         except RunLockedError as error:
             # an earlier self that the loop has taken for lost may still be on its way out
@@ -110,7 +116,7 @@ class Carrier:
             self._pool(attempt, request.grace),
             clock=self._clock,
             stop=attempt.stop,
-            rules=Rules(grace=self._site.grace),
+            rules=self._rules(),
             make=self._site.make,
         )
         metrics = {name: value for name, value in report.final_metrics.items() if value is not None}
@@ -132,7 +138,7 @@ class Carrier:
             lambda text: self._say(f"{attempt.step.label}: {text}"),
             clock=self._clock,
             stop=attempt.stop,
-            rules=Rules(grace=self._site.grace),
+            rules=self._rules(),
             make=self._site.make,
         )
         results = {"folder": request.search_folder}
@@ -163,6 +169,10 @@ class Carrier:
             # a loop of this process dies with it: there is nobody who would mark the flow run
             "flow_run": self._flow_run if self._site.joined else "",
         }
+
+    def _rules(self) -> Rules | None:
+        """Return when leases count as over; ``None``: as the loop says itself."""
+        return None if self._site.grace is None else Rules(grace=self._site.grace)
 
     def _pool(self, attempt: Attempt, grace: float) -> Callable[[], Any]:
         """Return what makes pools of the cluster's nodes for one app. Raises ``EbbflowError``."""

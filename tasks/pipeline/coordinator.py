@@ -3,6 +3,7 @@
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
@@ -15,7 +16,7 @@ from ebbflow.tasks.pipeline.order import hopeless, ready
 from ebbflow.tasks.pipeline.outcome import ENDED, StepOutcome, StepState
 from ebbflow.tasks.pipeline.record import RunFolder, RunRecord, app_id
 from ebbflow.tasks.pipeline.references import Reference, fill_in
-from ebbflow.tasks.pipeline.requests import Fill
+from ebbflow.tasks.pipeline.requests import Fill, places_of
 from ebbflow.tasks.pipeline.spec import TABLES, Pipeline, StepSpec
 
 LOOK_EVERY = 0.2  # s
@@ -93,8 +94,9 @@ class Threads:
         thread.start()
 
     def settle(self, timeout: float) -> None:
+        end = time.monotonic() + timeout  # of all together
         for thread in self._threads:
-            thread.join(timeout)
+            thread.join(max(0.0, end - time.monotonic()))
 
 
 class Coordinator:
@@ -309,7 +311,8 @@ class Coordinator:
 
     def _value(self, reference: Reference) -> str:
         if reference.of == "run":
-            own = {"id": self.record.id, "name": self._pipeline.name, "folder": str(self._folder.path)}
+            place = places_of(self._pipeline, str(self._folder.path)).folder  # that all nodes reach
+            own = {"id": self.record.id, "name": self._pipeline.name, "folder": place}
             return own[reference.field]
         step = self._pipeline.steps[reference.name]
         results = self.record.steps[reference.name].results

@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable, Sequence
 
 from ebbflow.infra.clock import Clock
-from ebbflow.infra.errors import LedgerError
+from ebbflow.infra.errors import ClusterError, LedgerError
 from ebbflow.infra.ledger import Ledger
 from ebbflow.infra.local_fleet import LocalFleet
 from ebbflow.planners.errors import EbbflowError
@@ -55,7 +55,7 @@ class Faults:
         while self._left and not self._clock.wait(self._stop, _LOOK):
             try:
                 self._look(self._ledger.state())
-            except LedgerError:
+            except (LedgerError, ClusterError):
                 continue  # it is looked at again; the loop says what is wrong with it
 
     def _look(self, state: State) -> None:
@@ -67,8 +67,8 @@ class Faults:
         for fault in list(self._left):
             since = self._began.get(self._apps(fault.step) if fault.step else "")
             if since is not None and now >= since + fault.after:
-                self._left.remove(fault)
                 self._do(fault, state)
+                self._left.remove(fault)
 
     def _do(self, fault: FaultSpec, state: State) -> None:
         node = self.choose(fault.node, state)

@@ -241,7 +241,12 @@ LOCAL = Section(
 
 AWS = Section(
     (
-        Key("config", Text("a path"), "what terraform output -json has written", "ebbflow.json"),
+        Key(
+            "config",
+            Text("a path"),
+            "what terraform output -json has written; else $EBBFLOW_CONFIG, or ebbflow.json here",
+        ),
+        Key("prices", Text("a path"), "a file of on-demand prices; else AWS's own list"),
         Key("pools", Items(Text("the name of a pool"), least=1), "that trainings run on", required=True),
         Key("folder", Text("an s3:// address", r"s3a?://\S+"), "where results and runs live", required=True),
         Key("master", Text("a Spark master"), "that queries run on; without one they run on DuckDB here"),

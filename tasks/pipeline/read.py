@@ -1,6 +1,7 @@
 """Reads a pipeline's file, and refuses what cannot work before anything starts."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from ebbflow.tasks.pipeline.requests import (
     resolved,
     search_request,
     training_request,
+    within,
 )
 from ebbflow.tasks.pipeline.spec import (
     TABLES,
@@ -88,7 +90,7 @@ class _Reader:
         found = Pipeline(
             name=values["name"],
             title=values.get("title", ""),
-            cluster=self._cluster(values["cluster"]),
+            cluster=self._cluster(values["cluster"], folder),
             steps=self._linked(steps),
             teams={name: TeamSpec(**_named(one)) for name, one in values["teams"].items()},
             loop=self._loop(values.get("loop")),
@@ -233,6 +235,15 @@ class _Reader:
 
     def _check_gpus(self, pipeline: Pipeline, step: StepSpec, one: Values) -> None:
         cluster = pipeline.cluster
+        if step.kind == "search" and "://" in places_of(pipeline, "/nowhere/run").folder:
+            rule = (
+                "the study of a search is kept on this machine, beside its trials: it runs on local nodes; got the "
+                f"cluster's folder {cluster.folder}"  # type: ignore[union-attr]
+            )
+            self._say(one, "", rule)
+        if isinstance(cluster, AwsSpec) and step.environment:
+            rule = "environment is for nodes of this machine: on AWS a node reads its secrets by its own role"
+            self._say(one, "environment", rule)
         if not isinstance(cluster, LocalSpec):
             return
         least = gpu_bounds(step)[0]
@@ -242,10 +253,16 @@ class _Reader:
 
     # --- the rest ---------------------------------------------------------------------------------------
 
-    def _cluster(self, values: Values) -> ClusterSpec:
+    def _cluster(self, values: Values, folder: str) -> ClusterSpec:
         if "aws" in values:
-            self._secret(values["aws"], "ledger")
-            return AwsSpec(**_named(values["aws"]))
+            aws: Values = values["aws"]
+            self._secret(aws, "ledger")
+            found = AwsSpec(**_named(aws))
+            files = {key: within(folder, aws[key]) for key in ("config", "prices") if aws.get(key)}
+            for key, path in files.items():
+                if not Path(path).is_file():
+                    self._say(aws, key, f"there is no file {path}")
+            return replace(found, **files)
         if "existing" in values:
             self._secret(values["existing"], "ledger")
             return ExistingSpec(**_named(values["existing"]))

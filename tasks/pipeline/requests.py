@@ -150,9 +150,14 @@ def team_weight(step: StepSpec, pipeline: Pipeline) -> float:
 
 def resolved(path: str, pipeline: Pipeline) -> str:
     """Return a path of the file, relative ones taken from the file's folder; addresses stay."""
+    return within(pipeline.folder, path)
+
+
+def within(folder: str, path: str) -> str:
+    """Return ``path``, if it is relative within ``folder``; addresses stay."""
     if "://" in path:
         return path
-    return str((Path(pipeline.folder or ".") / Path(path).expanduser()).absolute())
+    return str((Path(folder or ".") / Path(path).expanduser()).absolute())
 
 
 def places_of(pipeline: Pipeline, folder: str, master: str = "") -> Places:

@@ -5,7 +5,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ebbflow.infra.clock import Clock
@@ -14,17 +14,20 @@ from ebbflow.infra.ledger import Ledger
 from ebbflow.infra.local_fleet import LocalFleet
 from ebbflow.infra.protocols import Trainer
 from ebbflow.planners.errors import EbbflowError, OptionError
+from ebbflow.planners.loop import Settings
 from ebbflow.planners.recovery import hazard
 from ebbflow.tasks.loop import CapacityLoop, LoopListener, Rented
 from ebbflow.tasks.loop.evicting import LocalEvictor
+from ebbflow.tasks.loop.leader import leads
 from ebbflow.tasks.loop.pace import LoopPace
-from ebbflow.tasks.pipeline.aws import MakePools, opened_pools
+from ebbflow.tasks.pipeline.aws import MakePools, give_back, opened_pools
 from ebbflow.tasks.pipeline.deciding import settings_of
 from ebbflow.tasks.pipeline.faulting import Faults
 from ebbflow.tasks.pipeline.references import Reference, fill_in
 from ebbflow.tasks.pipeline.spec import AwsSpec, ExistingSpec, LocalSpec, Pipeline
 
 LEDGER = "ledger.db"  # in the run's folder, of a cluster that comes and goes with the run
+_UP = 120.0  # s for the first nodes of this machine, beside their boot time
 _END = 30.0  # s for the loop to end
 _PRIOR_HOURS = 1.0  # how much evidence a stated hazard counts for
 PACE = LoopPace(source=0.3, fleet=1.0, lead=6.0)  # one process, one file: quicker than across machines
@@ -44,10 +47,13 @@ class Site:
     pools: MakePools | None = None  # of nodes for trainings; None: there are none
     make: Callable[..., Trainer] | None = None  # the launcher on them; None: the usual one
     listed: Mapping[str, float] = field(default_factory=dict)  # on-demand prices by instance type, $/h
-    grace: float = 60.0  # s that the loop waits beyond a lease's end
+    grace: float | None = None  # s that the loop waits beyond a lease's end; None: as the loop says itself
     joined: bool = False  # its loop runs elsewhere
     ended: threading.Event = field(default_factory=threading.Event)  # the loop of this process is over
     problem: str = ""  # why
+    wind_up: Callable[[], None] = lambda: (
+        None
+    )  # once all steps are over: ends the loop, gives rented nodes back
 
     @property
     def master(self) -> str:
@@ -107,7 +113,10 @@ def _local(
         ledger = stack.enter_context(Ledger.open(str(folder / LEDGER), cluster=run, clock=clock))
         words = ", ".join(f"{pool.start} {pool.name}" for pool in cluster.pools)
         say(f"starting nodes of this machine: {words}")
-        fleet = stack.enter_context(LocalFleet.start(cluster.pools, run, hazard=learn, clock=clock))
+        boot = max((pool.boot for pool in cluster.pools), default=0.0)
+        fleet = stack.enter_context(
+            LocalFleet.start(cluster.pools, run, hazard=learn, wait=_UP + boot, clock=clock)
+        )
         listed = {pool.instance_type: pool.price_in("on-demand") for pool in cluster.pools}
         site = Site(ledger, run, fleet, _local_pools(fleet), listed=listed, grace=settings.grace_s)
 
@@ -139,39 +148,65 @@ def _local(
 def _aws(
     cluster: AwsSpec, pipeline: Pipeline, say: Say, clock: Clock, listener: LoopListener | None
 ) -> Iterator[Site]:
-    from ebbflow.tasks.loop.opening import opened_nodes
-    from ebbflow.tasks.loop.request import CapacityRequest
-
-    settings = settings_of(pipeline)
     with ExitStack() as stack:
         ledger = stack.enter_context(_ledger(cluster.ledger, cluster.name, clock))
-        pools, make = stack.enter_context(opened_pools(cluster, clock))
-        site = Site(
-            ledger,
-            cluster.name,
-            pools=pools,
-            make=make,
-            grace=settings.grace_s,
-            joined=not cluster.loop,
-        )
-        if cluster.loop and not _led(ledger, clock):
-            request = CapacityRequest(cluster=cluster.name, source=f"aws:{cluster.config}")
-            nodes = stack.enter_context(opened_nodes(request, ledger, clock))
-            loop = CapacityLoop(
-                ledger,
-                nodes.fleet,
-                nodes.source,
-                settings,
-                evictor=nodes.evictor,
-                clock=clock,
-                listener=listener,
-                rented=nodes.rented,
-                answered=nodes.answered,
-            )
-            stack.enter_context(_running(loop, site, say))
+        room = stack.enter_context(opened_pools(cluster, clock))
+        site = Site(ledger, cluster.name, pools=room.pools, make=room.make, listed=room.listed, joined=True)
+        if cluster.loop and not leads(ledger, clock):
+            stack.enter_context(_leading(cluster, pipeline, site, say, clock, listener))
         else:
             _check_led(ledger, clock)
         yield site
+
+
+@contextmanager
+def _leading(
+    cluster: AwsSpec, pipeline: Pipeline, site: Site, say: Say, clock: Clock, listener: LoopListener | None
+) -> Iterator[None]:
+    """Lead a cluster on AWS while the block runs, and give back at its end what nobody uses.
+
+    An interrupt out of turn ends this at once: nodes then stay until another loop leads.
+    """
+    from ebbflow.tasks.loop.opening import opened_nodes
+    from ebbflow.tasks.loop.request import CapacityRequest
+
+    request = CapacityRequest(
+        cluster=cluster.name, source=f"aws:{cluster.config}", prices=cluster.prices or None
+    )
+    rules = request.rules()
+    settings = settings_of(pipeline)
+    assert settings.scaling is not None
+    # what fleet.toml allows holds for every loop
+    settings = replace(
+        settings,
+        limits=settings.limits.also(rules.fleet.limits),
+        scaling=replace(settings.scaling, fallback=rules.fleet.fallback),
+    )
+    site.joined, site.grace = False, settings.grace_s
+    with opened_nodes(request, site.ledger, clock) as nodes:
+
+        def loop(settings: Settings, listener: LoopListener | None = None) -> CapacityLoop:
+            return nodes.loop(site.ledger, settings, clock=clock, listener=listener, pace=rules.pace)
+
+        running = ExitStack()
+
+        def wind_up() -> None:
+            site.wind_up = lambda: None
+            running.close()
+            if nodes.fleet is not None:
+                give_back(site.ledger, nodes.fleet, settings, loop, say, clock)
+
+        site.wind_up = wind_up
+        try:
+            running.enter_context(_running(loop(settings, listener), site, say))
+            yield
+        except KeyboardInterrupt:
+            site.wind_up = lambda: None
+            running.close()
+            say("nodes that were rented may be left; look: ebbflow fleet status")
+            raise
+        finally:
+            site.wind_up()
 
 
 def _local_pools(fleet: LocalFleet | None) -> MakePools | None:
@@ -226,14 +261,9 @@ def from_environment(reference: Reference) -> str:
     return os.environ[reference.name]
 
 
-def _led(ledger: Ledger, clock: Clock) -> bool:
-    lead = ledger.leader()
-    return lead is not None and lead.alive(clock.now())
-
-
 def _check_led(ledger: Ledger, clock: Clock) -> None:
     """Raise ``PipelineRunError`` unless a loop leads the cluster: apps would wait for ever."""
-    if not _led(ledger, clock):
+    if not leads(ledger, clock):
         raise PipelineRunError(
             f"no capacity loop leads the cluster {ledger.cluster!r} of {ledger.address}; start one: ebbflow "
             "capacity run"

@@ -62,10 +62,11 @@ class LocalSpec:
 class AwsSpec:
     """The cluster that Terraform has made."""
 
-    config: str
     pools: tuple[str, ...]
     folder: str
     ledger: str  # as written: may hold ${env:NAME}
+    config: str = ""  # empty: as ``FleetRequest`` finds it
+    prices: str = ""  # file of on-demand prices; empty: AWS's own list
     name: str = "local"  # of the cluster in that ledger
     master: str = ""
     loop: bool = False

@@ -14,6 +14,7 @@ from tests.benchmarks import (
     document_executors,
     document_ledger,
     document_recovery,
+    document_system_chaos,
     document_training,
 )
 
@@ -50,6 +51,7 @@ def main() -> None:
         ("elastic_training", document_elastic.training),
         ("elastic_executors", document_executors.executors),
         ("fleet_chaos", document_chaos.section),
+        ("system_chaos", document_system_chaos.section),
         ("ledger", document_ledger.section),
         ("capacity_load", document_capacity.section),
         ("training_overhead", document_training.overhead),

@@ -40,8 +40,13 @@ def without(*words: str) -> Callable[[str], str]:
 
 PLANS: dict[str, tuple[Plan, ...]] = {
     "README.md": (
-        Plan("ebbflow data tpch", "run", given=("examples",), lines=without("--report", "--serve")),
-        Plan(". .venv/bin/activate", "run", given=("tpch",), lines=without(". .venv", "cluster")),
+        Plan(
+            ". .venv/bin/activate",
+            "run",
+            given=("examples",),
+            lines=without(". .venv", "--report", "--serve"),
+        ),
+        Plan("# in seconds", "run", given=("tpch",), lines=without("cluster")),
         Plan("pip install 'ebbflow[train]'", "slow", given=("examples",), lines=without("pip")),
         Plan("pip install 'ebbflow[aws]'", "check", AWS),
         Plan("ebbflow simulate training", "slow"),
@@ -84,6 +89,8 @@ PLANS: dict[str, tuple[Plan, ...]] = {
     "docs/pipelines.md": (
         Plan("name: churn", "run", given=("pipeline",)),
         Plan("ebbflow run pipeline.yaml", "check", "takes minutes; tests/flows run pipelines"),
+        Plan("cluster:\n  aws", "check", AWS),
+        Plan("cluster:\n  existing", "check", DATABASE),
         Plan("ebbflow run --resume", "check", OURS),
         Plan("from ebbflow.flows.pipeline", "check", PREFECT),
     ),
@@ -108,6 +115,7 @@ PLANS: dict[str, tuple[Plan, ...]] = {
         Plan("sqlite3", "run", given=("ledger",)),
         Plan("ebbflow ledger verify", "run", given=("ledger",), after=("sqlite3",)),
         Plan("from ebbflow.infra.ledger", "run", given=("ledger",), after=("sqlite3",)),
+        Plan("make chaos", "check", EDITOR),
         Plan("", "check", DATABASE),
     ),
 }

@@ -1,10 +1,14 @@
-"""A Prefect server for the session, and small Parquet tables."""
+"""Prefect servers for the session, and small Parquet tables."""
 
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from prefect_home import Home
 
 
 @pytest.fixture(scope="session")
@@ -53,6 +57,15 @@ def prefect_server(prefect_home: Path) -> Iterator[str]:
         prefect_test_harness(server_startup_timeout=120),
     ):
         yield PREFECT_API_URL.value()
+
+
+@pytest.fixture(scope="session")
+def prefect(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[Home]":
+    """Start a server of its own with our deployments and a worker, whose flow runs are processes of their own."""
+    from prefect_home import deployed_home
+
+    with deployed_home(tmp_path_factory.mktemp("home")) as running:
+        yield running
 
 
 @pytest.fixture(autouse=True)

@@ -1,6 +1,7 @@
 """A Prefect as users have it: a server, a process worker, flow runs in processes of their own."""
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -13,10 +14,33 @@ from typing import Any
 
 import httpx
 import psutil
+import yaml
 from flowcases import eventually
 
 LONG = 180.0  # s: a bound for a busy machine, not an expectation
 POOL = "ebbflow"
+HEAVY = "SELECT count(*) AS n FROM big a JOIN big b ON a.id * b.id % 1000003 < b.k + 3 AND a.k <> b.k"
+"""A query on the table ``big`` of ``deployed_home`` that takes longer than any test."""
+
+_ROOT = Path(__file__).parents[2]
+_PIPELINE = """
+name: digits
+cluster:
+  local:
+    pools:
+      gpu: {kind: gpu, nodes: 1, least: 0, most: 1}
+trainings:
+  fit: {script: SCRIPT, arguments: [--epochs, "2000"]}
+loop: {lease: 20s, interval: 5s}
+"""
+_LIMITS = """
+[loop]
+silent_s = 6
+lease_s = 30
+interval_s = 5
+[scaling]
+enabled = false
+"""
 _PREFECT = str(Path(sys.executable).with_name("prefect"))
 
 
@@ -27,6 +51,34 @@ class Home:
         self.folder, self.url = folder, url
         self.environment = {**os.environ, **environment}
         self._worker: subprocess.Popen[bytes] | None = None
+        self._server: subprocess.Popen[bytes] | None = None
+
+    def start_server(self) -> None:
+        """Start the server, and wait until it answers; it has the database that it had before."""
+        port = str(httpx.URL(self.url).port)
+        with (self.folder / "server.log").open("ab") as log:
+            self._server = subprocess.Popen(
+                [_PREFECT, "server", "start", "--host", "127.0.0.1", "--port", port],
+                env=self.environment,
+                cwd=self.folder,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+        def answers() -> bool:
+            with suppress(httpx.HTTPError):
+                return httpx.get(f"{self.url}/health", timeout=5.0).status_code == 200
+            return False
+
+        eventually(answers, LONG)
+
+    def kill_server(self) -> None:
+        """Kill the server; flow runs and workers go on without."""
+        if self._server is not None:
+            os.killpg(self._server.pid, signal.SIGKILL)  # it has a process of its own to answer
+            self._server.wait(LONG)
+            self._server = None
 
     def prefect(self, *arguments: str | Path) -> str:
         """Run a command of Prefect's and return what it said."""
@@ -75,6 +127,12 @@ class Home:
         """Wait until a run has ended and return the type of its state."""
         over = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
         return eventually(lambda: state if (state := self.state(run)) in over else "", LONG)
+
+    def task_runs(self, run: str) -> list[dict[str, Any]]:
+        """Return the task runs of a flow run."""
+        body = {"flow_runs": {"id": {"any_": [run]}}}
+        found: list[dict[str, Any]] = self.get("post", "/task_runs/filter", json=body)
+        return found
 
     def cancel(self, run: str) -> None:
         """Do what the button in the user interface does."""
@@ -127,23 +185,8 @@ def prefect_home(folder: Path, **environment: str) -> Iterator[Home]:
         **environment,
     }
     home = Home(folder, url, given)
-    with (folder / "server.log").open("ab") as log:
-        server = subprocess.Popen(
-            [_PREFECT, "server", "start", "--host", "127.0.0.1", "--port", str(port)],
-            env=home.environment,
-            cwd=folder,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-
-    def answers() -> bool:
-        with suppress(httpx.HTTPError):
-            return httpx.get(f"{url}/health", timeout=5.0).status_code == 200
-        return False
-
     try:
-        eventually(answers, LONG)
+        home.start_server()
         yield home
     finally:
         home.kill_worker()
@@ -151,4 +194,36 @@ def prefect_home(folder: Path, **environment: str) -> Iterator[Home]:
             with suppress(psutil.Error, OSError):
                 if process.environ().get("PREFECT_API_URL") == url and process.pid != os.getpid():
                     process.send_signal(signal.SIGKILL)
-        server.wait(LONG)
+        home.kill_server()
+
+
+@contextmanager
+def deployed_home(folder: Path) -> Iterator[Home]:
+    """Start a server with the repository's deployments and a worker.
+
+    In the folder is what runs are told of: ``digits.py``, ``pipeline.yaml``, ``fleet.toml`` and ``tables``.
+    The deployment of the capacity loop leads the cluster ``spare`` of ``spare.db``.
+    """
+    ours = yaml.safe_load((_ROOT / "prefect.yaml").read_text())
+    loop = next(one for one in ours["deployments"] if one["name"] == "capacity")
+    # what a trigger begins has the deployment's parameters
+    loop["parameters"] = {"source": "local:spare", "ledger": str(folder / "spare.db"), "cluster": "spare"}
+    (folder / "prefect.yaml").write_text(yaml.safe_dump(ours))
+    shutil.copy(Path(__file__).with_name("digits.py"), folder / "digits.py")
+    (folder / "pipeline.yaml").write_text(_PIPELINE.replace("SCRIPT", str(folder / "digits.py")))
+    (folder / "fleet.toml").write_text(_LIMITS)
+    _big(folder / "tables")
+    with prefect_home(folder) as home:
+        home.prefect("work-pool", "create", POOL, "--type", "process")
+        home.prefect("deploy", "--all")
+        home.start_worker()
+        yield home
+
+
+def _big(folder: Path) -> None:
+    import duckdb
+
+    folder.mkdir()
+    duckdb.sql(
+        f"COPY (SELECT range AS id, range % 7 AS k FROM range(400000)) TO '{folder}/big.parquet' (FORMAT parquet)"
+    )

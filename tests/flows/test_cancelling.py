@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from ebbflow.flows.cancelling import attended
+from ebbflow.flows.cancelling import Attended, attended
 
 PATIENCE = 60.0  # s
 
@@ -49,6 +49,26 @@ def test_a_termination_lets_the_work_end_and_is_then_passed_on() -> None:
             attended(work, stop.set)
     finally:
         signal.signal(signal.SIGTERM, before)
+    assert ended.is_set()
+
+
+def test_a_termination_while_the_work_begins_lets_it_end_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    stop, ended = threading.Event(), threading.Event()
+
+    def work() -> None:
+        assert stop.wait(PATIENCE)
+        ended.set()
+
+    attending = Attended(work, stop.set)
+    start = attending._thread.start
+
+    def interrupted() -> None:
+        start()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(attending._thread, "start", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        attending.wait()
     assert ended.is_set()
 
 

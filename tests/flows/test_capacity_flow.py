@@ -106,11 +106,15 @@ class TestUnderAServer:
             assert leader.until == 0  # it has resigned
 
     def test_a_parameter_with_a_password_is_refused(self) -> None:
+        from prefect.client.orchestration import get_client
+
         from ebbflow.flows.capacity import capacity_loop
 
         with pytest.raises(OptionError, match="ledger_secret") as caught:
             capacity_loop(ledger="postgresql://ebbflow:hidden@db/ebbflow")
         assert "hidden" not in str(caught.value)
+        with get_client(sync_client=True) as client:
+            assert not [run.name for run in client.read_flow_runs() if "hidden" in run.name]
 
     def test_an_address_comes_from_a_secret_or_a_variable(self) -> None:
         from prefect.blocks.system import Secret

@@ -12,7 +12,7 @@ from ebbflow.flows.flow_runs import RunView
 from ebbflow.infra.clock import SystemClock
 from ebbflow.infra.errors import InfraError
 from ebbflow.infra.ledger import Ledger
-from ebbflow.planners.model.ledger import AppEntered, AppMoved, AppSpec
+from ebbflow.planners.model.ledger import REMEMBERED, SWEEP, AppEntered, AppMoved, AppSpec, Decided
 from ebbflow.tasks.apps.recovery import LostApp, Patience
 from ebbflow.tasks.apps.specs import Resume
 
@@ -66,6 +66,13 @@ class Runs:
         self.asked += 1
         if self.away:
             raise InfraError("no answer")
+
+
+class Clock(SystemClock):
+    ahead = 0.0
+
+    def now(self) -> float:
+        return super().now() + self.ahead
 
 
 def view(run: str, state: str = "RUNNING", **fields: Any) -> RunView:
@@ -236,6 +243,21 @@ def test_a_run_whose_apps_have_gone_on_elsewhere_has_crashed(ledger: Ledger) -> 
     assert not runs.begun
 
 
+def test_a_run_whose_apps_the_ledger_has_forgotten_is_left_alone(tmp_path: Path) -> None:
+    clock = Clock()
+    runs = Runs(view("run-1"))
+    with Ledger.open(str(tmp_path / "long.db"), cluster="lab", clock=clock) as ledger:
+        enter(ledger, spec("fit"), phase="finished")
+        clock.ahead = REMEMBERED + 60.0
+        ledger.write([Decided("guard", "no") for _ in range(2 * SWEEP)])
+        assert "fit" not in ledger.state().apps
+        mender = Mender(ledger, runs, patience=NOW)  # of a loop that began just now
+        for _ in range(2):
+            mender.look()
+    assert runs.state("run-1") == "RUNNING"
+    assert not runs.begun
+
+
 def test_the_flow_that_a_run_was_part_of_has_crashed_with_it(ledger: Ledger) -> None:
     runs = Runs(view("run-1", deployment="", parent="outer"), view("outer"))
     enter(ledger, spec("fit"), phase="lost")
@@ -245,12 +267,6 @@ def test_the_flow_that_a_run_was_part_of_has_crashed_with_it(ledger: Ledger) -> 
 
 
 def test_the_runs_of_loops_that_were_followed_by_another_have_crashed(tmp_path: Path) -> None:
-    class Clock(SystemClock):
-        ahead = 0.0
-
-        def now(self) -> float:
-            return super().now() + self.ahead
-
     clock = Clock()
     runs = Runs(view("loop-1"), view("loop-2"), view("loop-3"))
     with Ledger.open(str(tmp_path / "loops.db"), cluster="lab", clock=clock) as ledger:

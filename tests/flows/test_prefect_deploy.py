@@ -1,8 +1,10 @@
 """``prefect.yaml``, blocks and automations: what users deploy, as it is and under a server."""
 
+import difflib
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -11,9 +13,11 @@ from uuid import uuid4
 
 import pytest
 import yaml
-from flowcases import PATIENCE, run_cli
+from flowcases import PATIENCE
 from pydantic import ValidationError
+from typer.testing import CliRunner, Result
 
+from ebbflow.flows import cli
 from ebbflow.planners.errors import OptionError
 
 ROOT = Path(__file__).parents[2]
@@ -26,18 +30,18 @@ def deployments(path: Path) -> dict[str, dict[str, Any]]:
 
 def test_the_repository_and_the_package_deploy_the_same_flows() -> None:
     ours, packaged = ROOT / "prefect.yaml", ROOT / "flows" / "prefect_files" / "prefect.yaml"
-    found = [
-        {name: {**one, "parameters": None} for name, one in deployments(path).items()}
-        for path in (ours, packaged)
-    ]
-    assert found[0] == found[1]
-    assert found[0].keys() == FLOWS
+    changed = difflib.unified_diff(
+        ours.read_text().splitlines(), packaged.read_text().splitlines(), n=0, lineterm=""
+    )
+    keys = {line[1:].split(":")[0].strip() for line in list(changed)[2:] if line[0] in "+-"}
+    assert keys == {"script", "arguments", "file", "lr", "metric"}  # the repository's name its examples
+    assert deployments(ours).keys() == FLOWS
     for one in deployments(ours).values():
         for key in ("script", "file"):
             if key in one["parameters"]:
                 assert (ROOT / one["parameters"][key]).is_file()
-    for name in ("automations.yaml",):
-        assert (ROOT / "examples" / name).read_text() == (packaged.parent / name).read_text()
+    automations = packaged.with_name("automations.yaml").read_text()
+    assert (ROOT / "examples" / "automations.yaml").read_text() == automations
 
 
 @pytest.mark.parametrize("name", sorted(FLOWS))
@@ -62,16 +66,32 @@ def test_there_is_one_loop_and_it_is_begun_again() -> None:
     assert trigger["schedule_after"] > 0
 
 
-def test_init_writes_deployments_for_a_pool_and_nothing_over(tmp_path: Path) -> None:
-    done = run_cli("prefect", "init", "--folder", tmp_path, "--pool", "gpus", "--automations")
-    assert done.returncode == 0, done.stderr
+def init(folder: Path, *options: str) -> Result:
+    return CliRunner().invoke(cli.app, ["prefect", "init", "--folder", str(folder), *options])
+
+
+@pytest.mark.parametrize("pool", ["gpus", "gpu workers", "123", "yes", "a: b", "it's #1", "- x", "[bold]x"])
+def test_init_writes_deployments_for_any_pool(tmp_path: Path, pool: str) -> None:
+    done = init(tmp_path, "--pool", pool)
+    assert done.exit_code == 0, done.output
+    assert f"work-pool create {shlex.quote(pool)} --type process" in done.output
     written = deployments(tmp_path / "prefect.yaml")
     assert written.keys() == FLOWS
-    assert {one["work_pool"]["name"] for one in written.values()} == {"gpus"}
+    assert {one["work_pool"]["name"] for one in written.values()} == {pool}
+
+
+def test_init_writes_nothing_over(tmp_path: Path) -> None:
+    assert init(tmp_path).exit_code == 0
+    mine = tmp_path / "prefect.yaml"
+    mine.write_text("mine")
+    again = init(tmp_path)
+    assert isinstance(again.exception, OptionError)
+    assert "--force" in str(again.exception)
+    assert init(tmp_path, "--automations").exit_code == 0
     assert (tmp_path / "automations.yaml").is_file()
-    again = run_cli("prefect", "init", "--folder", tmp_path)
-    assert again.returncode == 2
-    assert "--force" in again.stderr
+    assert mine.read_text() == "mine"
+    assert init(tmp_path, "--force").exit_code == 0
+    assert deployments(mine).keys() == FLOWS
 
 
 def test_automations_are_what_prefect_takes() -> None:
@@ -120,33 +140,103 @@ def test_a_cluster_s_block_shows_no_password() -> None:
     assert "hidden" not in str(block.model_dump())
 
 
+OUTPUTS: dict[str, Any] = {
+    name: {"value": value}
+    for name, value in {
+        "cluster": "lab", "region": "eu-central-1", "account_id": "1", "bucket": "b", "store": "s3://b/store",
+        "kms_key_arn": "k", "notice_queue_url": "q", "dead_letter_queue_url": "d", "capacity_role_arn": "theirs",
+        "settings_parameter": "p", "pools": {}, "documents": {},
+    }.items()
+}  # fmt: skip
+
+
 def test_an_account_s_block_is_a_settings_file_and_an_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from ebbflow.flows.blocks import EbbflowAws
     from ebbflow.infra.aws.settings import Settings
 
-    names = (
-        "cluster", "region", "account_id", "bucket", "store", "kms_key_arn", "notice_queue_url",
-        "dead_letter_queue_url", "capacity_role_arn", "settings_parameter",
-    )  # fmt: skip
-    values: dict[str, Any] = {name: name.replace("_", "-") for name in names} | {"pools": {}, "documents": {}}
     outputs = tmp_path / "ebbflow.json"
-    outputs.write_text(json.dumps({name: {"value": value} for name, value in values.items()}))
+    outputs.write_text(json.dumps(OUTPUTS))
     monkeypatch.setenv("AWS_REGION", "eu-west-1")
-    block = EbbflowAws(settings_file=str(outputs), region="eu-central-1", role="arn:aws:iam::1:role/mine")
+    monkeypatch.delenv("AWS_PROFILE", raising=False)
+    block = EbbflowAws(settings_file=str(outputs), profile="prod", role="arn:aws:iam::1:role/mine")
     with block.opened() as path:
         assert Settings.from_terraform(path).capacity_role_arn == "arn:aws:iam::1:role/mine"
         assert os.environ["AWS_REGION"] == "eu-central-1"
+        assert os.environ["AWS_PROFILE"] == "prod"
     assert not Path(path).exists()
     assert os.environ["AWS_REGION"] == "eu-west-1"
-    plain = EbbflowAws(settings_file=str(outputs))
-    with plain.opened() as path:
+    assert "AWS_PROFILE" not in os.environ
+    with EbbflowAws(settings_file=str(outputs)).opened() as path:
         assert path == str(outputs)
-    with pytest.raises(ValidationError, match="either settings or settings_file"):
-        EbbflowAws()
-    with pytest.raises(ValidationError, match="lacks the output"):
-        EbbflowAws(settings={"cluster": {"value": "lab"}})
+    with EbbflowAws(settings=OUTPUTS).opened() as path:
+        assert Settings.from_terraform(path).capacity_role_arn == "theirs"
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({}, "either settings or settings_file"),
+        ({"settings": OUTPUTS, "settings_file": "f"}, "either settings or settings_file"),
+        ({"settings": OUTPUTS, "profile": "a", "credentials": "b"}, "either profile or credentials"),
+        ({"settings": {"cluster": {"value": "lab"}}}, "lacks the output"),
+    ],
+)
+def test_what_is_no_account_is_refused(given: dict[str, Any], said: str) -> None:
+    from ebbflow.flows.blocks import EbbflowAws
+
+    with pytest.raises(ValidationError, match=said):
+        EbbflowAws(**given)
+
+
+def test_an_account_s_block_keeps_nothing_that_ebbflow_does_not_read() -> None:
+    from ebbflow.flows.blocks import EbbflowAws
+
+    more = {"database_password": {"sensitive": True, "value": "hidden"}}
+    block = EbbflowAws(settings=OUTPUTS | more)
+    assert "hidden" not in str(block.model_dump())
+    assert block.settings == OUTPUTS
+
+
+@pytest.mark.parametrize("content", ["[1]", "{}", "not JSON", '{"cluster": 1}'])
+def test_a_settings_file_that_is_none_is_told(content: str, tmp_path: Path) -> None:
+    from ebbflow.flows.blocks import EbbflowAws
+    from ebbflow.infra.errors import SettingsError
+
+    (tmp_path / "wrong.json").write_text(content)
+    for name in ("wrong.json", "missing.json"):
+        block = EbbflowAws(settings_file=str(tmp_path / name), role="arn:aws:iam::1:role/mine")
+        with pytest.raises(SettingsError, match=name), block.opened():
+            pass
+
+
+def test_a_cluster_s_block_says_where_its_nodes_come_from() -> None:
+    from ebbflow.flows.blocks import EbbflowAws, EbbflowCluster
+
+    account = EbbflowAws(settings=OUTPUTS)
+    assert EbbflowCluster(source="aws", aws=account).aws == account
+    with pytest.raises(ValidationError, match="has the source aws; got 'local'"):
+        EbbflowCluster(aws=account)
+    with pytest.raises(ValidationError, match="got 'azure'"):
+        EbbflowCluster(source="azure")
+
+
+@pytest.mark.parametrize("text", ["ebbflow-cluster/", "ebbflow-cluster/a/b"])
+def test_a_block_s_name_that_there_cannot_be_is_no_file_of_a_ledger(text: str) -> None:
+    from ebbflow.flows.places import found
+
+    with pytest.raises(OptionError, match="ebbflow-cluster/NAME"), found(text):
+        pass
+
+
+def test_what_only_an_app_has_needs_a_ledger() -> None:
+    from ebbflow.flows.places import of_a_cluster
+
+    of_a_cluster(None, team="", budget=None)
+    of_a_cluster("ebbflow-cluster/lab", team="shop", budget=1.0)
+    with pytest.raises(OptionError, match="team, budget need ledger"):
+        of_a_cluster(None, team="shop", cluster=None, budget=0.0)
 
 
 def test_a_password_in_a_parameter_is_refused() -> None:
@@ -167,7 +257,11 @@ def test_what_is_given_goes_before_what_a_block_says() -> None:
         assert (place.ledger, place.cluster, place.source) == ("/a/ledger.db", "lab", "local:mine")
         assert place.place.fleet == "local:mine"
     with found() as place:
-        assert (place.ledger, place.cluster, place.source) == (None, "local", "local")
+        assert (place.ledger, place.cluster, place.source, place.master) == (None, "local", "local", "")
+    with found(source="spark://here:7077") as place:
+        assert place.master == "spark://here:7077"
+    with pytest.raises(OptionError, match="either ledger or ledger_secret"), found("/a/b.db", secret="kept"):
+        pass
 
 
 @pytest.mark.prefect
@@ -195,6 +289,37 @@ class TestUnderAServer:
             found("ebbflow-cluster/none"),
         ):
             pass
+
+    def test_a_flow_in_a_deployed_flow_has_no_deployment_of_its_own(self, prefect_server: str) -> None:
+        from prefect import flow
+        from prefect.client.orchestration import get_client
+        from prefect.flow_engine import run_flow
+
+        from ebbflow.flows.deployed import deployment_name
+
+        @flow(name="inner")
+        def inner() -> str:
+            return deployment_name()
+
+        @flow(name="outer")
+        def outer() -> tuple[str, str]:
+            return deployment_name(), inner()
+
+        name = f"d-{uuid4().hex[:6]}"
+        assert outer() == ("", "")
+        made = outer.to_deployment(name=name).apply()
+        with get_client(sync_client=True) as client:
+            run = client.create_flow_run_from_deployment(made)  # type: ignore[arg-type]
+        assert run_flow(outer, flow_run=run) == (f"outer/{name}", "")
+
+    def test_a_search_keeps_its_journal_on_a_disk(self, prefect_server: str) -> None:
+        from ebbflow.flows.blocks import EbbflowStorage
+        from ebbflow.flows.search import search
+
+        name = f"s-{uuid4().hex[:6]}"
+        EbbflowStorage(uri="s3://lake/ebbflow").save(name)
+        with pytest.raises(OptionError, match="needs a local folder"):
+            search("fit.py", {"lr": {"log": [0.1, 1]}}, folder=f"ebbflow-storage/{name}")
 
     def test_a_query_in_a_block_s_cluster_is_an_app_of_it(
         self, prefect_server: str, tables: str, tmp_path: Path
@@ -229,7 +354,7 @@ class TestUnderAServer:
         from prefect.client.schemas.actions import WorkPoolCreate
 
         pool = f"p-{uuid4().hex[:6]}"
-        assert run_cli("prefect", "init", "--folder", tmp_path, "--pool", pool).returncode == 0
+        assert init(tmp_path, "--pool", pool).exit_code == 0
         with get_client(sync_client=True) as client:
             client.create_work_pool(WorkPoolCreate(name=pool, type="process"))
         done = subprocess.run(

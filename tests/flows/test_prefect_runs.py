@@ -1,16 +1,13 @@
 """Flow runs in processes of their own, cancelled by the API or killed: nothing is left, and what was lost goes on."""
 
 import json
-import shutil
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from uuid import uuid4
 
 import pytest
-import yaml
 from flowcases import eventually
-from prefect_home import LONG, POOL, Home, prefect_home, processes, seconds_until
+from prefect_home import HEAVY, LONG, Home, processes, seconds_until
 
 from ebbflow.infra.ledger import Ledger
 from ebbflow.infra.local_fleet import LocalFleet
@@ -20,54 +17,8 @@ from ebbflow.tasks.loop.row import STOP, stop_request
 pytestmark = [pytest.mark.prefect, pytest.mark.slow]
 
 _ROOT = Path(__file__).parents[2]
+FEEDBACK = "resource-feedback"
 SOON = 20.0  # s in which nothing of a cancelled run is left, on a busy machine
-HEAVY = "SELECT count(*) AS n FROM big a JOIN big b ON a.id * b.id % 1000003 < b.k + 3 AND a.k <> b.k"
-PIPELINE = """
-name: digits
-cluster:
-  local:
-    pools:
-      gpu: {kind: gpu, nodes: 1, least: 0, most: 1}
-trainings:
-  fit: {script: SCRIPT, arguments: [--epochs, "2000"]}
-loop: {lease: 20s, interval: 5s}
-"""
-LIMITS = """
-[loop]
-silent_s = 6
-lease_s = 30
-interval_s = 5
-[scaling]
-enabled = false
-"""
-
-
-@pytest.fixture(scope="module")
-def prefect(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
-    folder = tmp_path_factory.mktemp("home")
-    ours = yaml.safe_load((_ROOT / "prefect.yaml").read_text())
-    loop = next(one for one in ours["deployments"] if one["name"] == "capacity")
-    # what a trigger begins has the deployment's parameters
-    loop["parameters"] = {"source": "local:spare", "ledger": str(folder / "spare.db"), "cluster": "spare"}
-    (folder / "prefect.yaml").write_text(yaml.safe_dump(ours))
-    shutil.copy(Path(__file__).with_name("digits.py"), folder / "digits.py")
-    (folder / "pipeline.yaml").write_text(PIPELINE.replace("SCRIPT", str(folder / "digits.py")))
-    (folder / "fleet.toml").write_text(LIMITS)
-    _big(folder / "tables")
-    with prefect_home(folder) as home:
-        home.prefect("work-pool", "create", POOL, "--type", "process")
-        home.prefect("deploy", "--all")
-        home.start_worker()
-        yield home
-
-
-def _big(folder: Path) -> None:
-    import duckdb
-
-    folder.mkdir()
-    duckdb.sql(
-        f"COPY (SELECT range AS id, range % 7 AS k FROM range(400000)) TO '{folder}/big.parquet' (FORMAT parquet)"
-    )
 
 
 @pytest.fixture
@@ -88,20 +39,22 @@ def cancelled(prefect: Home, run: str) -> float:
 @pytest.mark.timeout(900)
 @pytest.mark.usefixtures("home")
 class TestCancelling:
-    def test_a_query_that_is_an_app(self, prefect: Home, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("engine", ["duckdb", pytest.param("spark", marks=pytest.mark.spark)])
+    def test_a_query_that_is_an_app(self, prefect: Home, tmp_path: Path, engine: str) -> None:
         file = str(tmp_path / "ledger.db")
         with Ledger.open(file, cluster="lab") as ledger:
             run = prefect.run(
                 "run-query/query",
                 sql=HEAVY,
                 tables=str(prefect.folder / "tables"),
-                engine="duckdb",
+                engine=engine,
                 store=str(tmp_path / "store"),
                 ledger=file,
                 cluster="lab",
                 app="heavy",
             )
             eventually(lambda: _phase(ledger, "heavy") == "running", LONG)
+            eventually(lambda: [one for one in prefect.task_runs(run) if one["name"] != FEEDBACK], LONG)
             assert cancelled(prefect, run) < SOON
             assert _phase(ledger, "heavy") == "stopped"
 
@@ -121,7 +74,7 @@ class TestCancelling:
         report = json.loads((tmp_path / "cancelled" / "report.json").read_text())
         assert report["state"] == "stopped"
         assert report["steps"] > 0
-        assert {task["state_type"] for task in _task_runs(prefect, run)} == {"COMPLETED"}
+        assert {task["state_type"] for task in prefect.task_runs(run)} == {"COMPLETED"}
 
     def test_a_search(self, prefect: Home, tmp_path: Path) -> None:
         run = prefect.run(
@@ -215,6 +168,28 @@ def test_a_training_on_leases_is_cancelled_killed_and_gone_on_with(prefect: Home
 
 @pytest.mark.timeout(900)
 @pytest.mark.usefixtures("home")
+def test_a_training_goes_on_while_the_server_is_away(prefect: Home, tmp_path: Path) -> None:
+    since = len(prefect.log())
+    run = prefect.run(
+        "train/train",
+        script=str(prefect.folder / "digits.py"),
+        arguments=["--epochs", "200"],
+        nodes="local:1x1",
+        id="alone",
+        folder=str(tmp_path),
+    )
+    eventually(lambda: "epoch 1, step" in prefect.log(since), LONG)
+    prefect.kill_server()
+    eventually(lambda: "the artifact ebbflow-training was not published" in prefect.log(since), LONG)
+    prefect.start_server()
+    assert prefect.ended(run) == "COMPLETED", prefect.log(since)
+    assert json.loads((tmp_path / "alone" / "report.json").read_text())["state"] == "finished"
+    keys = prefect.get("post", "/artifacts/filter", json={"flow_runs": {"id": {"any_": [run]}}})
+    assert "ebbflow-generations" in {one["key"] for one in keys}
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.usefixtures("home")
 def test_a_loop_that_is_cancelled_stays_away_and_one_that_crashes_is_begun_again(prefect: Home) -> None:
     fleet = LocalFleet.start([LocalPool("gpu", "gpu", least=1, most=1)], "spare")
     try:
@@ -251,10 +226,45 @@ def test_a_loop_that_is_cancelled_stays_away_and_one_that_crashes_is_begun_again
         fleet.down()
 
 
+@pytest.fixture(scope="module")
+def _automations(prefect: Home) -> None:
+    prefect.prefect("automation", "create", "--from-file", _ROOT / "examples" / "automations.yaml")
+
+
+@pytest.mark.timeout(1200)
+@pytest.mark.usefixtures("home", "_automations")
+def test_a_loop_whose_machine_is_gone_is_marked_and_begun_again(prefect: Home) -> None:
+    """Nobody is left to say that the run has crashed: its heartbeats stop, the automation marks it."""
+    fleet = LocalFleet.start([LocalPool("gpu", "gpu", least=1, most=1)], "spare")
+    try:
+        with Ledger.open(str(prefect.folder / "spare.db"), cluster="spare") as ledger:
+            before = ledger.state().token
+            gone = prefect.run("capacity-loop/capacity")
+            eventually(lambda: ledger.state().token > before, LONG)
+            beats = {
+                "event": {"name": ["prefect.flow-run.heartbeat"]},
+                "resource": {"id": [f"prefect.flow-run.{gone}"]},
+            }
+            eventually(lambda: prefect.get("post", "/events/filter", json={"filter": beats})["total"], LONG)
+            prefect.kill_worker()
+            for process in processes(gone):
+                process.kill()
+            assert prefect.state(gone) == "RUNNING"
+            prefect.start_worker()
+            token = ledger.state().token
+            eventually(lambda: prefect.state(gone) == "CRASHED", 2 * LONG)
+            eventually(lambda: ledger.state().token > token, 2 * LONG)
+            leader = ledger.leader()
+            assert leader is not None
+            assert cancelled(prefect, leader.holder.rpartition(" ")[2]) < SOON
+    finally:
+        fleet.down()
+
+
 @pytest.mark.timeout(600)
+@pytest.mark.usefixtures("_automations")
 def test_an_automation_acts_once_for_many_events(prefect: Home) -> None:
     """Three failures of a training's deployment within the hour pause it; two do not."""
-    prefect.prefect("automation", "create", "--from-file", _ROOT / "examples" / "automations.yaml")
     assert {one["name"] for one in prefect.get("post", "/automations/filter", json={})} >= {
         "ebbflow-failing-training",
         "ebbflow-silent-loop",
@@ -301,10 +311,4 @@ def _phase(ledger: Ledger, app: str) -> str:
 def _tagged(prefect: Home, tag: str) -> list[dict[str, object]]:
     body = {"flow_runs": {"tags": {"all_": [tag]}}}
     found: list[dict[str, object]] = prefect.get("post", "/flow_runs/filter", json=body)
-    return found
-
-
-def _task_runs(prefect: Home, run: str) -> list[dict[str, str]]:
-    body = {"flow_runs": {"id": {"any_": [run]}}}
-    found: list[dict[str, str]] = prefect.get("post", "/task_runs/filter", json=body)
     return found

@@ -6,18 +6,22 @@ from pathlib import Path
 import pytest
 from browser import Tab, browser, chromium
 from cluster_events import Book, simulated_day
+from test_cluster_page import HOSTILE, crowded, hostile_report
 
 from ebbflow.infra.clock import SystemClock
 from ebbflow.infra.page_server import PageServer
 from ebbflow.planners.model.ledger import AppReport, Decided, Event, State
 from ebbflow.tasks.cluster_live import ClusterFollower
-from ebbflow.tasks.cluster_page import cluster_html
+from ebbflow.tasks.cluster_page import MOST, cluster_html
 from ebbflow.tasks.cluster_report import cluster_report
 
 pytestmark = [
     pytest.mark.processes,
     pytest.mark.skipif(chromium() is None, reason="no Chromium here: install one, or name it in $CHROMIUM"),
 ]
+
+TOO_WIDE = """[...document.querySelectorAll('main *')].filter(e => !e.closest('.tl, .scroll, .defs, .sr, pre')
+    && e.getBoundingClientRect().right > %d + 0.5).map(e => e.outerHTML.slice(0, 200)).slice(0, 3)"""
 
 
 @pytest.fixture(scope="module")
@@ -39,13 +43,43 @@ def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
 def test_nothing_is_wider_than_the_screen_and_nothing_goes_wrong(tab, page, width, dark):
     tab.open(page, width, dark=dark)
     assert tab.ask("document.documentElement.scrollWidth") <= width
-    wide = tab.ask(
-        f"""[...document.querySelectorAll('main *')].filter(e => !e.closest('.tl, .scroll, .defs, .sr, pre')
-        && e.getBoundingClientRect().right > {width} + 0.5).map(e => e.outerHTML.slice(0, 200)).slice(0, 3)"""
-    )
-    assert wide == []
+    assert tab.ask(TOO_WIDE % width) == []
     assert tab.problems == []
     assert [url for url in tab.requests if not url.startswith("file:")] == []
+
+
+@pytest.mark.parametrize("name", [HOSTILE, "x" * 5000, "\u202e" + "אבג דהו " * 30, "mixed אבג 12 (א) end"])
+def test_names_that_others_choose_break_nothing(tab, tmp_path, name):
+    file = tmp_path / "page.html"
+    file.write_text(cluster_html(hostile_report(name)), encoding="utf-8", errors="surrogatepass")
+    for width in (320, 390):
+        tab.open(file.as_uri(), width)
+        tab.ask("document.querySelectorAll('details').forEach(one => { one.open = true; })")
+        assert tab.ask("document.documentElement.scrollWidth") <= width
+        assert tab.ask(TOO_WIDE % width) == []
+        assert tab.ask("document.scripts.length") == 1
+        assert tab.ask("document.images.length") == 0
+        # the page's own words stay in their order around names that are written from right to left
+        assert tab.ask("getComputedStyle(document.querySelector('h1')).direction") == "ltr"
+        assert tab.problems == []
+        assert [url for url in tab.requests if not url.startswith("file:")] == []
+
+
+def test_a_large_cluster_is_a_page_that_a_phone_can_show(tab, tmp_path):
+    report = cluster_report(crowded(10_000, apps=200).events)
+    assert len(report.apps) == 200
+    html = cluster_html(report)
+    assert len(html.encode()) < MOST
+    file = tmp_path / "large.html"
+    file.write_text(html)
+    tab.open(file.as_uri(), 390)
+    assert tab.ask("document.documentElement.scrollWidth") <= 390
+    assert tab.ask("document.querySelectorAll('[data-part=apps] tbody > tr').length") == 200
+    assert (
+        tab.ask("[...document.querySelectorAll('#decision-rows > tr')].filter(r => r.offsetHeight).length")
+        == 50
+    )
+    assert tab.problems == []
 
 
 def test_decisions_are_found_by_words_kind_and_effect(tab, page):

@@ -30,11 +30,11 @@ from ebbflow.tasks.cluster_drawing import spark_svg
 from ebbflow.tasks.cluster_explained import decision_rows, quiet, side
 from ebbflow.tasks.cluster_lanes import lanes
 from ebbflow.tasks.cluster_page import PARTS, Room, cluster_html, cluster_parts, digest
-from ebbflow.tasks.cluster_picture import cluster_svg, data_url
+from ebbflow.tasks.cluster_picture import cluster_svg
 from ebbflow.tasks.cluster_report import cluster_report
 from ebbflow.tasks.cluster_values import DecisionRow, Sample
 from ebbflow.tasks.cluster_words import verdict
-from ebbflow.tasks.svg import STYLE
+from ebbflow.tasks.svg import STYLE, data_url
 from ebbflow.tasks.wording import clock_text, label_text
 
 HOSTILE = "</style></script><script>alert(1)</script>\"'><img src=x onerror=alert(1)>\u202eevil\u2066 &amp; {{ 7*7 }}"
@@ -322,11 +322,11 @@ def test_a_gpu_that_passes_from_one_lease_to_the_next_is_drawn_once():
 # --- size ------------------------------------------------------------------------------------------
 
 
-def crowded(events: int) -> Book:
+def crowded(events: int, apps: int = 120) -> Book:
     """Return a book of about ``events`` events: short leases of many apps on many nodes, and an auction each time."""
     book = Book()
     book.capacity(0, *(replace(GPU, id=f"node-{i:03d}") for i in range(60)))
-    for i in range(120):
+    for i in range(apps):
         book.write(
             1,
             AppEntered(
@@ -341,7 +341,7 @@ def crowded(events: int) -> Book:
             book.end(at, held[:1])
             held = held[1:]
         if free := book.free():
-            app = f"app-{len(book.events) % 120:03d}"
+            app = f"app-{len(book.events) % apps:03d}"
             held += book.grant(at, app, *free[:2], reason=f"round {len(book.events)}")
         bids = {f"app-{i:03d}": {"rho": i / 7, "held": 1, "goodput": 12.5} for i in range(12)}
         book.write(at, Decided("auction", f"round {len(book.events)}", seconds=0.01, inputs={"apps": bids},

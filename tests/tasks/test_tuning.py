@@ -1,5 +1,6 @@
 """Searches over trials that train nothing: who runs where, who is stopped, what a search goes on with."""
 
+import json
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,6 +22,7 @@ from ebbflow.tasks.training_report import (
 )
 from ebbflow.tasks.training_request import TrainingRequest
 from ebbflow.tasks.tuning import run_tuning
+from ebbflow.tasks.tuning_report import TrialReport, TuningReport
 from ebbflow.tasks.tuning_request import Parameter, TuningRequest, read_space
 
 EPOCHS = 9
@@ -159,6 +161,16 @@ def test_a_metric_that_is_not_a_number_ends_its_trial(request_of: Any) -> None:
     report = run_tuning(request_of(trials=2), train=Trainings(lambda lr, epoch: float("nan")))
     assert [trial.state for trial in report.trials] == ["pruned", "pruned"]
     assert report.best is None
+
+
+def test_a_report_is_json_whatever_the_metric_was() -> None:
+    trial = TrialReport(0, "trial-000", {"lr": 0.1}, "failed", float("nan"))
+    report = TuningReport("s", "/runs", "loss", False, "failed", "nan", 0.0, 1.0, (trial,))
+
+    def refuse(text: str) -> None:
+        raise AssertionError(f"{text} is no JSON")
+
+    assert json.loads(report.to_json(), parse_constant=refuse)["trials"][0]["value"] is None
 
 
 def test_an_interrupted_search_goes_on(request_of: Any) -> None:

@@ -21,7 +21,7 @@ from ebbflow.infra.errors import (
     NotOursError,
     StorageError,
 )
-from ebbflow.infra.protocols import Ask
+from ebbflow.infra.protocols import Applied, Ask, Replacing
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model.capacity import Notice
 from ebbflow.planners.model.fleet import Fleet, PoolState, Target
@@ -446,3 +446,60 @@ def test_expired_credentials_stop_repair_and_say_what_to_do(open_fleet):
         stub.add_client_error("describe_auto_scaling_groups", "ExpiredToken", "The security token is expired")
         with pytest.raises(CredentialsError, match="renew"):
             control.repair()
+
+
+# --- nodes in place of those that leave ---------------------------------------------------------------------
+
+
+def noticed(control: SpotFleet, *ids: str, seconds: float = 120.0) -> None:
+    control.take_notices([Notice(name, time.time() + seconds) for name in ids])
+
+
+def test_a_node_with_a_notice_is_replaced_while_it_is_there(open_fleet, lab):
+    lab.account.configure(drain_seconds=60)
+    control = open_fleet()
+    assert isinstance(control, Replacing)
+    first, *_ = grown(control, 2)
+    noticed(control, first)
+    dry = control.replace_leaving([first], dry_run=True)
+    assert len(lab.nodes("etl")) == 2
+    done = control.replace_leaving([first, first])
+    assert [(ask.kind, ask.of, ask.value) for ask in done.asked] == [("end", first, 1)]
+    assert dry.asked == done.asked
+    ids = until(control, lambda state: len(state.nodes) == 3)
+    assert first in ids, "it has the time that its notice leaves"
+    state = pool(control.observe())
+    assert (state.planned, state.requested) == (2, 2)
+    (notice,) = control.observe().notices
+    assert notice.deadline < time.time() + 121.0
+    again = control.replace_leaving([first])
+    assert (again.asked, again.refused) == ((), ())
+    assert len(lab.nodes("etl")) == 3
+
+
+def test_a_hook_that_holds_too_shortly_takes_no_time_from_a_node(open_fleet, lab):
+    control = open_fleet()
+    first, *_ = grown(control, 2)
+    noticed(control, first, seconds=1000.0)
+    done = control.replace_leaving([first])
+    assert done.asked == ()
+    assert [refusal.of for refusal in done.refused] == [first]
+    assert "its group would end it in 150 s" in done.refused[0].why
+    assert len(lab.nodes("etl")) == 2
+
+
+def test_only_nodes_that_leave_and_are_needed_are_replaced(open_fleet, lab):
+    control = open_fleet()
+    first, second = grown(control, 2)
+    stranger = lab.account.strangers(1)[0]
+    assert control.replace_leaving([first, "i-00000000000000000"]) == Applied(control.observe().epoch)
+    noticed(control, second)
+    # a process that ended here has planned less and has not asked for it
+    group = lab.names.group("etl")
+    control.apply(target(control, 1, drain=(second,)))
+    lab.account.client("autoscaling").set_desired_capacity(AutoScalingGroupName=group, DesiredCapacity=2)
+    refused = control.replace_leaving([second]).refused
+    assert [(one.of, one.why) for one in refused] == [(second, "the pool etl shrinks")]
+    with pytest.raises(NotOursError, match=stranger):
+        control.replace_leaving([second, stranger])
+    assert sorted(node["id"] for node in lab.nodes("etl")) == sorted([first, second])

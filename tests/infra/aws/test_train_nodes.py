@@ -1,26 +1,22 @@
 """A training's nodes on instances: each started once, ended for good, and lost with its instance."""
 
-import base64
 import json
-import os
-import subprocess
-import sys
 import threading
 import time
 from dataclasses import replace
 from pathlib import Path
 
-import psutil
 import pytest
 
 from ebbflow.infra.aws.remote import Outcome, RemoteRunner
 from ebbflow.infra.aws.train_nodes import AwsNodes, own_address
 from ebbflow.infra.errors import AwsUnavailableError, ClusterError, EngineUnavailableError
 from ebbflow.infra.protocols import TrainingJob
-from ebbflow.infra.training.launcher.wire import ENTRY, Entry, entry_from
+from ebbflow.infra.training.launcher.wire import Entry, entry_from
 from ebbflow.planners.model import Capacity, Node, Notice
 from tests.aws.emulator import PoolShape
 from tests.infra.aws.systems_manager import Split, SystemsManager
+from tests.infra.aws.torch_hosts import Hosts
 
 SCRIPT = Path(__file__).parents[1] / "training" / "launched_script.py"
 
@@ -62,8 +58,8 @@ class FakeRunner:
         self.running.pop((node, name), None)
         return Outcome(node, "done", code=0)
 
-    def run(self, document, nodes, parameters):
-        assert (document, parameters["action"]) == ("torch-node", "status")
+    def run(self, document, nodes, parameters, *, register=None):
+        assert (document, parameters["action"], register) == ("torch-node", "status", 0.0)
         if isinstance(self.fails.get("status"), Exception):
             raise self.fails["status"]
         told = {n: ("active" if (n, parameters["name"]) in self.running else "inactive") for n in nodes}
@@ -121,6 +117,22 @@ def test_nodes_that_others_have_chosen_run_nowhere_else(runner, there):
         time.sleep(0.25)
         with pytest.raises(ClusterError, match="there is no instance i-1, or it is in use or about to leave"):
             nodes.start("i-1", 1, entry("i-1"))
+
+
+def test_an_instance_that_is_not_known_yet_is_looked_for(runner, there):
+    looks = []
+
+    def look():
+        looks.append(1)
+        there.nodes = (*there.nodes, instance("i-4"))
+
+    with AwsNodes(runner, there, host="10.0.0.9", named=True, look=look) as nodes:
+        nodes.start("i-2", 1, entry("i-2"))
+        assert looks == []
+        nodes.start("i-4", 1, entry("i-4"))
+        assert looks == [1]
+        with pytest.raises(ClusterError, match="there is no instance i-9"):
+            nodes.start("i-9", 1, entry("i-9"))
 
 
 def test_a_node_is_quiet_once_its_instance_has_said_so_or_is_gone(nodes, runner, there):
@@ -268,42 +280,6 @@ def test_nodes_without_gpus_have_processors_for_slots(runner):
 
 def test_this_machine_has_an_address():
     assert own_address().count(".") == 3
-
-
-class Hosts:
-    """What ``ebbflow-torch`` does on an instance, for instances of this machine."""
-
-    def __init__(self):
-        self.processes = {}
-
-    def __call__(self, node, parameters):
-        (action,), (name,) = parameters["action"], parameters["name"]
-        process = self.processes.get((node, name))
-        alive = process is not None and process.poll() is None
-        if action == "start" and not alive:
-            text = base64.b64decode(parameters["entry"][0]).decode()
-            self.processes[node, name] = subprocess.Popen(
-                [sys.executable, "-P", "-m", "ebbflow.infra.training.launcher.node"],
-                env=os.environ | {ENTRY: text, "OMP_NUM_THREADS": "1"},
-            )
-        elif action == "stop" and alive:
-            self.take(node)
-        elif action == "status":
-            return 0, "active\n" if alive else "inactive\n"
-        return 0, ""
-
-    def take(self, node):
-        """End all processes of an instance at once."""
-        for (where, _), process in self.processes.items():
-            if where == node and process.poll() is None:
-                below = psutil.Process(process.pid).children(recursive=True)
-                for one in [psutil.Process(process.pid), *below]:
-                    one.kill()
-                process.wait(10)
-
-    def close(self):
-        for node, _ in list(self.processes):
-            self.take(node)
 
 
 @pytest.fixture

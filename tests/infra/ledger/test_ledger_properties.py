@@ -3,7 +3,7 @@
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -16,11 +16,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from ebbflow.infra.errors import DoubleBookingError, LedgerBusyError, StaleLoopError
 from ebbflow.infra.ledger import Leadership, Ledger, audit, history, snapshots
 from ebbflow.planners.errors import OptionError
+from ebbflow.planners.model import ledger as ledger_model
 from ebbflow.planners.model.capacity import Node, Notice
 from ebbflow.planners.model.ledger import (
     FENCED,
     AppEntered,
     AppMoved,
+    AppRecord,
     AppReport,
     AppSpec,
     CapacityChanged,
@@ -32,6 +34,7 @@ from ebbflow.planners.model.ledger import (
     Granted,
     Lease,
     LoopBegan,
+    Past,
     Recalled,
     Saved,
     Slot,
@@ -56,7 +59,16 @@ some_notices = st.builds(
 )
 free = st.one_of(
     st.builds(
-        AppEntered, st.builds(AppSpec, st.sampled_from(APPS), st.just("training"), gpus=st.integers(0, 4))
+        AppEntered,
+        st.builds(
+            AppSpec,
+            st.sampled_from(APPS),
+            st.just("training"),
+            st.sampled_from(["", "t"]),
+            gpus=st.integers(0, 4),
+            pipeline=st.sampled_from(["", "p"]),
+            flow_run=st.sampled_from(["", "", "f"]),
+        ),
     ),
     st.builds(
         AppMoved, st.sampled_from(APPS), st.sampled_from(["running", "finished", "lost"]), st.text(max_size=3)
@@ -81,6 +93,37 @@ masks = st.integers(0, 2**9 - 1)
 batches = st.lists(free | fenced, min_size=1, max_size=4)
 
 
+Expected = tuple[State, list[Event], dict[str, AppRecord]]
+
+
+def _completed(state: State, gone: Mapping[str, AppRecord], change: Change) -> Iterator[Change]:
+    """Return ``change`` with what ``state`` has forgotten, by what is known to be ``gone``."""
+    if isinstance(change, AppMoved | Saved) and change.app in gone:
+        known = gone[change.app]
+        yield from _completed(state, gone, AppEntered(known.spec))
+        if isinstance(change, Saved):
+            yield AppMoved(change.app, known.phase, known.reason)
+    if isinstance(change, AppEntered):
+        id_, pipeline = change.spec.id, change.spec.pipeline
+        if id_ in gone:
+            was = gone[id_]
+            past = Past(
+                was.entered,
+                was.number,
+                was.service,
+                was.dollars,
+                was.first_lease,
+                was.checkpoint,
+                was.spec.team,
+                was.spec.pipeline,
+            )
+            change = replace(change, past=past)
+        if pipeline and all(one.spec.pipeline != pipeline for one in state.apps.values()):
+            cost = sum(r.dollars for r in gone.values() if r.spec.pipeline == pipeline and r.spec.id != id_)
+            change = replace(change, pipeline_dollars=cost)
+    yield change
+
+
 class Machine(RuleBasedStateMachine):
     """Two processes' ledgers, of which either may lead, against a plain list of events."""
 
@@ -93,6 +136,7 @@ class Machine(RuleBasedStateMachine):
         self.cluster = f"{self.folder}"
         self.clock = SetClock()
         self.model = State()
+        self.gone: dict[str, AppRecord] = {}  # what the model has forgotten
         self.events: list[Event] = []
         self.pruned = 0
         self.ledgers = [self._open(), self._open()]
@@ -129,19 +173,22 @@ class Machine(RuleBasedStateMachine):
             found.append(change)
         return found
 
-    def _expect(self, changes: Sequence[Change]) -> tuple[State, list[Event]] | None:
-        trial, written = history.copied(self.model), []
+    def _expect(self, changes: Sequence[Change]) -> Expected | None:
+        trial, gone, written = history.copied(self.model), dict(self.gone), []
         try:
-            for change in changes:
-                event = Event(trial.number + 1, self.clock.time, change)
-                fold(trial, event)
-                written.append(event)
+            for given in changes:
+                for change in _completed(trial, gone, given):
+                    event = Event(trial.number + 1, self.clock.time, change)
+                    fold(trial, event, gone)
+                    if isinstance(change, AppEntered):
+                        gone.pop(change.spec.id, None)
+                    written.append(event)
         except OptionError:
             return None
-        return trial, written
+        return trial, written, gone
 
-    def _accept(self, found: tuple[State, list[Event]], written: Sequence[Event]) -> None:
-        self.model = found[0]
+    def _accept(self, found: Expected, written: Sequence[Event]) -> None:
+        self.model, self.gone = found[0], found[2]
         assert [e.change for e in written] == [e.change for e in found[1]]
         assert list(written) == found[1]
         self.events += written
@@ -249,6 +296,10 @@ class Machine(RuleBasedStateMachine):
         self.ledgers[who].report(app, AppReport(self.clock.time, step=step))
         assert self.ledgers[1 - who].reports()[app].step == step
 
+    @rule(who=st.integers(0, 1), name=st.sampled_from(APPS))
+    def look_up(self, who: int, name: str) -> None:
+        assert self.ledgers[who].app(name) == self.model.apps.get(name, self.gone.get(name))
+
     @rule(who=st.integers(0, 1))
     def reopen(self, who: int) -> None:
         self.ledgers[who].close()
@@ -295,19 +346,23 @@ def examples(usual: int, wide: int) -> settings:
     return settings(max_examples=usual if settings().derandomize else wide, stateful_step_count=30)
 
 
-def test_whatever_is_tried_sqlite_is_what_its_events_add_up_to(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make snapshots, and forget, often."""
     monkeypatch.setattr(snapshots, "EVERY", 5)
+    monkeypatch.setattr(ledger_model, "SWEEP", 3)
+    monkeypatch.setattr(ledger_model, "REMEMBERED", 10.0)
+
+
+def test_whatever_is_tried_sqlite_is_what_its_events_add_up_to() -> None:
     run_state_machine_as_test(Machine, settings=examples(12, 300))
     assert {"LoopBegan", "AppEntered"} <= set(Machine.written)
 
 
-def test_whatever_is_tried_postgresql_is_what_its_events_add_up_to(
-    postgres: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_whatever_is_tried_postgresql_is_what_its_events_add_up_to(postgres: Any) -> None:
     class OnServer(Machine):
         url = postgres.url
         written: ClassVar[Counter[str]] = Counter()
 
-    monkeypatch.setattr(snapshots, "EVERY", 5)
     run_state_machine_as_test(OnServer, settings=examples(8, 60))
     assert {"LoopBegan", "AppEntered"} <= set(OnServer.written)

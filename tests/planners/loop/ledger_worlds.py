@@ -61,6 +61,8 @@ class Living:
 class World:
     """Time passes by ``step``; after each the loop decides and everything is carried out and checked."""
 
+    asks = False  # whether nodes that leave are replaced early only where that is asked for
+
     def __init__(
         self, settings: Settings, nodes: list[Node], *, seed: int = 0, fleet: Fleet | None = None
     ) -> None:
@@ -147,7 +149,13 @@ class World:
     def cycle(self) -> Cycle:
         fleet = replace(self.fleet, at=self.now) if self.fleet is not None else None
         situation = Situation(
-            self.now, self.state, dict(self.reports), fleet, self.offers, evicted=frozenset(self.evicted)
+            self.now,
+            self.state,
+            dict(self.reports),
+            fleet,
+            self.offers,
+            evicted=frozenset(self.evicted),
+            asks=self.asks,
         )
         dice = self.rng.bit_generator.state
         cycle = decide(situation, self.settings, self.memory, self.rng)

@@ -64,14 +64,46 @@ def test_other_gpus_and_a_step_back_are_measured_anew() -> None:
     for second in range(5):
         figures.hear(step(float(second), 900.0 - 10.0 * second))
     figures.hear(step(5.0, 850.0, gpus=2))
-    assert figures.fields()["seconds_left"] == pytest.approx(8.5), (
-        "as told, until there is something to go by"
+    assert figures.fields()["seconds_left"] == pytest.approx(85.0), (
+        "as told, with the share of time that its steps had before"
     )
     for second in range(6, 10):
         figures.hear(step(float(second), 850.0 - 20.0 * (second - 5), gpus=2))
     assert figures.fields()["seconds_left"] == pytest.approx((850.0 - 80.0) / 20.0)
     figures.hear(step(10.0, 900.0, gpus=2))  # lost what was not saved
-    assert figures.fields()["seconds_left"] == pytest.approx(9.0)
+    assert figures.fields()["seconds_left"] == pytest.approx(45.0)
+
+
+def test_waits_outside_of_steps_are_part_of_the_work_however_long_they_are() -> None:
+    """A pass takes 30 s and an evaluation after it 120 s, in which nothing is heard of the training."""
+    figures = Figures()
+    left, at = 100_000.0, 0.0
+    for _ in range(6):
+        for _ in range(60):
+            at, left = at + 0.5, left - 50.0
+            figures.hear(step(at, left))  # 100 examples/s while it steps, 20 with all
+        at += 120.0
+    for _ in range(10):
+        at, left = at + 0.5, left - 50.0
+        figures.hear(step(at, left))
+    said = figures.fields()
+    assert said["seconds_left"] == pytest.approx(left / 20.0, rel=0.25)
+    assert len(figures._done) <= 300
+    figures.hear(step(at + 1.0, left - 50.0, gpus=2))
+    assert figures.fields()["seconds_left"] == pytest.approx((left - 50.0) / 20.0, rel=0.25)
+
+
+def test_a_single_hitch_is_forgotten() -> None:
+    figures = Figures()
+    left, at = 100_000.0, 0.0
+    for _ in range(10):
+        at, left = at + 0.5, left - 50.0
+        figures.hear(step(at, left))
+    at += 400.0
+    for _ in range(3600):
+        at, left = at + 0.5, left - 5.0
+        figures.hear(step(at, left))
+    assert figures.fields()["seconds_left"] == pytest.approx(left / 10.0, rel=0.05)
 
 
 def test_passes_over_the_data_go_by_examples_seen() -> None:

@@ -129,6 +129,29 @@ def fenced(book: LeaseBook, clock: Hands, machines: Machines) -> FencedPool:
     return FencedPool(machines.pool(), book, book.leave, clock)
 
 
+def test_nothing_starts_before_the_ledger_knows_whose_it_is() -> None:
+    """Whoever ends by force what an app left on a machine elsewhere finds it by what the app had said of it."""
+    book, clock = book_of(lease(1), lease(2, "b"))
+    machines, known = Machines(), set[str]()
+
+    def sleep(seconds: float) -> None:
+        clock.time += seconds
+
+    clock.sleep = sleep  # type: ignore[method-assign]
+    pool = FencedPool(machines.pool(), book, book.leave, clock, told=known.__contains__)
+    begun = clock.time
+    with pytest.raises(
+        LeaseError, match="nothing is started on a: the ledger has not heard of its processes"
+    ):
+        pool.start("a", 1, entry("a"))
+    assert 9.0 < clock.time - begun < 12.0
+    assert book.used() == frozenset()
+    known.add(pool.uid)
+    book.learn(book.leases, 1e9)
+    pool.start("b", 1, entry("b"))
+    assert book.used() == {2}
+
+
 def entry(name: str) -> Entry:
     return Entry("", "t", name, f"{name}-1", "", "")
 

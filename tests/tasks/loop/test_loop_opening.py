@@ -51,14 +51,13 @@ def test_what_is_done_seldom_may_fail() -> None:
     assert done == [100.0, 160.0, 220.0]
 
 
-def test_services_are_what_an_app_says_of_itself(tmp_path: Path) -> None:
+def test_services_are_the_pools_that_an_app_says_it_has(tmp_path: Path) -> None:
     with Ledger.open(str(tmp_path / "ledger.db")) as ledger:
         ledger.write([AppEntered(AppSpec("a", "training"))])
         assert services_of(ledger, "a") == ()
-        ledger.report("a", AppReport(1.0, job={"services": ["b7c1"]}))
-        assert services_of(ledger, "a") == ("b7c1",)
-        ledger.report("a", AppReport(2.0, job={"services": "b7c1"}))
-        assert services_of(ledger, "a") == ()
+        ledger.report("a", AppReport(1.0, pools=("b7c1", "d2")))
+        ledger.report("b", AppReport(1.0, pools=("e3",)))
+        assert services_of(ledger, "a") == ("b7c1", "d2")
 
 
 @pytest.mark.parametrize("source", ["moon", "", "s3://bucket"])

@@ -2,6 +2,7 @@
 
 import signal
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -266,3 +267,44 @@ def test_a_run_that_is_not_there_or_damaged(tmp_path: Path) -> None:
         folder.load()
     with pytest.raises(OptionError, match="a run's id begins with a letter"):
         RunFolder(tmp_path, "../x")
+
+
+@pytest.mark.parametrize(
+    ("cluster", "folder"),
+    [
+        ({}, "{runs}/one"),
+        ({"existing": {"ledger": "x", "folder": "/srv/shared/"}}, "/srv/shared/pipelines/one"),
+        ({"existing": {"ledger": "x", "folder": "s3://bucket/store"}}, "s3://bucket/store/pipelines/one"),
+    ],
+)
+def test_the_runs_folder_that_steps_are_told_is_one_that_their_nodes_reach(
+    cluster: dict[str, Any], folder: str, make: Callable[..., Coordinator], tmp_path: Path
+) -> None:
+    plain = content(tmp_path)
+    del plain["searches"]
+    plain["cluster"] = cluster or plain["cluster"]
+    plain["trainings"]["fit"]["arguments"] = ["--out", "${run.folder}/out"]
+    world = World()
+    make(world, plain=plain).run()
+    told = {attempt.step.name: attempt.fill("${run.folder}") for attempt in world.asked}
+    assert told["fit"] == folder.format(runs=tmp_path / "runs")
+
+
+def test_threads_that_do_not_end_are_waited_for_together() -> None:
+    background, held = Threads(), threading.Event()
+
+    def work() -> Carried:
+        held.wait(60.0)
+        return Carried("finished")
+
+    class Step:
+        name = "stuck"
+
+    for _ in range(8):
+        background.submit(Step(), work)  # type: ignore[arg-type]
+    begun = time.monotonic()
+    background.settle(0.2)
+    took = time.monotonic() - begun
+    held.set()
+    background.settle(30.0)
+    assert 0.2 <= took < 1.5, "a fifth of a second for all, not for each"

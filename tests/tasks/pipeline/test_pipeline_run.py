@@ -5,10 +5,10 @@ import threading
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
+from pipelines import pairs_script, write_pairs
 
 from ebbflow.infra.errors import PipelineRunError
 from ebbflow.infra.ledger import Ledger
@@ -19,38 +19,12 @@ from ebbflow.tasks.pipeline.coordinator import Attempt
 from ebbflow.tasks.pipeline.run import PipelineRequest, Quiet, run_steps
 from ebbflow.tasks.pipeline.view import ClusterView
 
-SCRIPT = """
-import argparse, os, time
-import pyarrow.parquet, torch
-from ebbflow.infra.training import ElasticRun
-
-parser = argparse.ArgumentParser()
-parser.add_argument("--data")
-table = pyarrow.parquet.read_table(parser.parse_args().data)
-x = torch.tensor(table["x"].to_pylist(), dtype=torch.float32).unsqueeze(1)
-y = torch.tensor(table["y"].to_pylist(), dtype=torch.float32).unsqueeze(1)
-with ElasticRun.start(seed=1) as run:
-    model, _ = run.prepare(
-        torch.nn.Linear(1, 1), lambda p: torch.optim.SGD(p, lr=0.3), batch_size=32
-    )
-    for _ in run.epochs(4):
-        for inputs, wanted in run.batches((x, y)):
-            run.backward(torch.nn.functional.mse_loss(model(inputs), wanted))
-            run.step()
-            time.sleep(0.02)
-        run.report(slope=float(next(model.parameters()).detach()), told=float(os.environ["TOLD"]))
-"""
-
 
 @pytest.fixture
 def shop(tmp_path: Path) -> dict[str, Any]:
     """Return a pipeline whose data are there: y = 2 x."""
-    (tmp_path / "tables").mkdir()
-    values = [n / 512 for n in range(1024)]
-    pq.write_table(
-        pa.table({"x": values, "twice": [2 * v for v in values]}), tmp_path / "tables" / "pairs.parquet"
-    )
-    (tmp_path / "fit.py").write_text(SCRIPT)
+    write_pairs(tmp_path / "tables")
+    (tmp_path / "fit.py").write_text(pairs_script(4, 0.02))
     return {
         "name": "shop",
         "cluster": {

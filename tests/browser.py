@@ -89,6 +89,35 @@ class Tab:
             assert time.monotonic() < deadline, f"never became true: {expression}"
             time.sleep(0.05)
 
+    def press(self, expression: str) -> None:
+        """Press the mouse on an element that an expression in the page gives, once it is there."""
+        self.until(
+            f"(() => {{ const e = {expression}; return !!e && e.getBoundingClientRect().width > 0; }})()"
+        )
+        x, y = self.ask(
+            f"""(() => {{ const e = {expression}; e.scrollIntoView({{block: 'center'}});
+            const b = e.getBoundingClientRect(); return [b.left + b.width / 2, b.top + b.height / 2]; }})()"""
+        )
+        for kind in ("mouseMoved", "mousePressed", "mouseReleased"):
+            button = {} if kind == "mouseMoved" else {"button": "left", "clickCount": 1}
+            self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, **button)
+
+    def colours(self, expression: str) -> int:
+        """Return how many colours are seen on the element that an expression in the page gives."""
+        box = self.ask(f"(b => [b.x, b.y, b.width, b.height])(({expression}).getBoundingClientRect())")
+        clip = {**dict(zip(("x", "y", "width", "height"), box, strict=True)), "scale": 1}
+        shot = self.call("Page.captureScreenshot", format="png", clip=clip)["data"]
+        return int(
+            self.ask(
+                f"""(async () => {{ const image = new Image(); image.src = 'data:image/png;base64,{shot}';
+                await image.decode(); const canvas = document.createElement('canvas');
+                canvas.width = image.width; canvas.height = image.height;
+                const drawing = canvas.getContext('2d'); drawing.drawImage(image, 0, 0);
+                const data = new Uint32Array(drawing.getImageData(0, 0, image.width, image.height).data.buffer);
+                return new Set(data).size; }})()"""
+            )
+        )
+
     def picture(self, path: Path, *, whole: bool = False) -> None:
         """Write what is seen to ``path`` as PNG."""
         import base64

@@ -1,0 +1,186 @@
+"""``Handle``: what every use of a local fleet rests on: its file, its keeper, and how it is taken down."""
+
+import atexit
+import contextlib
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from ebbflow.infra import processes
+from ebbflow.infra.clock import Clock
+from ebbflow.infra.errors import ClusterError, InfraError
+from ebbflow.infra.local_fleet import begin, marks
+from ebbflow.infra.local_fleet.book import FleetBook, LocalNode
+from ebbflow.infra.local_fleet.life import look, teardown
+from ebbflow.infra.local_fleet.machine_clock import MachineClock, shift
+from ebbflow.infra.local_fleet.pools import PoolKind
+from ebbflow.infra.local_fleet.rooms import Room, rooms
+from ebbflow.infra.local_fleet.store import BookFile
+from ebbflow.infra.local_fleet.view import NodeView, view
+
+POLL = 0.05  # s between looks while something is waited for
+_DOWN = 30.0  # s for the keeper to take everything down; beyond, the caller does it
+
+
+class Handle:
+    """One process' hold on one fleet. Safe for several threads."""
+
+    def __init__(
+        self,
+        file: BookFile,
+        uid: str,
+        clock: Clock,
+        *,
+        hazard: Callable[[int, float], float] | None = None,
+        own: Mapping[PoolKind, Room] | None = None,
+        keeper: Callable[[], None] | None = None,
+        mine: bool = False,
+    ) -> None:
+        self._file, self.uid, self._theirs = file, uid, clock
+        book = file.read()
+        self._clock = MachineClock(book.offset if book is not None else 0.0)
+        self._hazard = hazard or (lambda losses, seconds: losses / max(seconds, 3600.0) * 3600.0)
+        self._rooms = own or rooms(file.folder, self._clock)
+        self._start_keeper = keeper or self._spawn_keeper
+        self._mine, self._pid = mine, os.getpid()
+        self._acting = threading.RLock()  # one change at a time of this handle
+        self._child: subprocess.Popen[bytes] | None = None  # the keeper, where this process has started it
+
+    # --- what it is -----------------------------------------------------------------------------------------
+
+    @property
+    def book(self) -> FleetBook:
+        """Return all that is known of the fleet. Raises ``ClusterError`` once it is down."""
+        book = self._file.read()
+        if book is None or book.uid != self.uid or not book.up:
+            raise ClusterError(f"the fleet {self._file.folder.name!r} has been taken down")
+        return book
+
+    @property
+    def name(self) -> str:
+        return self._file.folder.name
+
+    @property
+    def folder(self) -> Path:
+        """Return where its file, logs and scratch are."""
+        return self._file.folder
+
+    @property
+    def spark_master(self) -> str:
+        """Return the URL of the Spark master; empty before the first Spark node has begun to start."""
+        spark = self.book.spark
+        return spark.master_url if spark is not None else ""
+
+    @property
+    def kept(self) -> bool:
+        """Tell whether the keeper is there; ``repair`` and ``apply`` start another if it is not."""
+        return marks.alive(self.book.keeper)
+
+    def lost(self, id_: str) -> str:
+        """Return how a node went that is gone or going; empty while it is there."""
+        try:
+            book = self.book
+        except ClusterError as error:
+            return str(error)
+        node = book.node(id_)
+        if node is not None and node.visible:
+            return ""
+        return book.ended(id_) or "there is no such node"
+
+    def frozen(self, id_: str) -> bool:
+        """Tell whether a node stands still."""
+        node = self.book.node(id_)
+        return node is not None and self._room(node).frozen(node)
+
+    def view(self) -> tuple[NodeView, ...]:
+        """Return all nodes, those that start too, with what runs on them."""
+        book = look(self._file, self.book, self._rooms, self._clock)
+        return view(book, self._rooms, self._shift())
+
+    def wait(self, reached: Callable[[FleetBook], bool], seconds: float) -> FleetBook:
+        """Return the book once ``reached`` holds of it. Raises ``ClusterError`` when that takes longer."""
+        end = self._clock.now() + seconds
+        while not reached(book := self.book):
+            if self._clock.now() > end:
+                short = [pool for pool in book.pools if len(book.seen(pool)) < book.plans[pool.name].nodes]
+                why = "; ".join(f"{p.name}: {book.state(p, self._clock.now()).short_why}" for p in short)
+                raise ClusterError(
+                    f"the nodes of the fleet {self.name!r} are not there after {seconds:g} s"
+                    + (f" ({why})" if why else "")
+                    + f"; logs are in {self.folder / 'logs'}"
+                )
+            self._clock.sleep(POLL)
+        return book
+
+    # --- its end --------------------------------------------------------------------------------------------
+
+    def down(self) -> None:
+        """End all nodes and everything that runs on them. May be called twice; logs stay."""
+        atexit.unregister(self._at_exit)
+        book = self._file.read()
+        if book is None or book.uid != self.uid:
+            return
+        if book.up:
+            self._change(lambda current: replace(current, up=False))
+        end = self._clock.now() + _DOWN
+        while marks.alive(book.keeper) and book.uid == self.uid and self._clock.now() < end:
+            self._clock.sleep(POLL)
+            book = self._file.read() or book
+        if book.uid != self.uid:
+            return
+        if marks.alive(book.keeper):
+            processes.destroy(begin.keeper_mark(self.uid), [], self._clock)
+        teardown(self._file, self.uid, self._rooms, self._clock)
+        while processes.members(begin.keeper_mark(self.uid)) and self._clock.now() < end:
+            self._clock.sleep(POLL)
+        if self._child is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._child.wait(timeout=5)
+            self._child = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._mine:
+            self.down()
+
+    # --- how ------------------------------------------------------------------------------------------------
+
+    def _shift(self) -> float:
+        """Return what to add to a time of the book to have it by the clock of whoever uses this handle, s."""
+        return shift(self._theirs.now(), self._clock)
+
+    def _change(self, how: Callable[[FleetBook], FleetBook]) -> FleetBook:
+        return self._file.change(self.uid, how)
+
+    def _room(self, node: LocalNode) -> Room:
+        pool = self.book.pool(node.pool)
+        assert pool is not None
+        return self._rooms[pool.kind]
+
+    def _ensure_keeper(self) -> None:
+        if not marks.alive(self.book.keeper):
+            self._start_keeper()
+
+    def _spawn_keeper(self) -> None:
+        child = begin.spawn_keeper(self._file, self.uid, self._clock)
+        if self._mine:
+            self._child = child
+        else:
+            child.returncode = 0  # Popen warns of children not waited for; this one may outlive us
+
+    def _at_exit(self) -> None:
+        if os.getpid() == self._pid:  # not in a forked child, which runs the same handlers
+            try:
+                self.down()
+            except InfraError as error:  # the keeper sees that we are gone
+                sys.stderr.write(f"{error}\n")

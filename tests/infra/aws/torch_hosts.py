@@ -1,0 +1,58 @@
+"""Instances of this machine, as far as nodes of trainings go: what Systems Manager is told is really done."""
+
+import base64
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+
+import psutil
+
+from ebbflow.infra.training.launcher.wire import ENTRY
+
+NODE = ("-P", "-m", "ebbflow.infra.training.launcher.node")
+
+
+class Hosts:
+    """What ``ebbflow-torch`` does on instances, here of this machine; ``runs`` is how Python is called for a node."""
+
+    def __init__(self, runs: Sequence[str] = NODE) -> None:
+        self.processes: dict[tuple[str, str], subprocess.Popen[bytes]] = {}  # by instance and service
+        self._runs = runs
+
+    def __call__(self, node: str, parameters: dict[str, list[str]]) -> tuple[int, str]:
+        (action,), (name,) = parameters["action"], parameters["name"]
+        process = self.processes.get((node, name))
+        alive = process is not None and process.poll() is None
+        if action == "start" and not alive:
+            text = base64.b64decode(parameters["entry"][0]).decode()
+            self.processes[node, name] = subprocess.Popen(
+                [sys.executable, *self._runs], env=os.environ | {ENTRY: text, "OMP_NUM_THREADS": "1"}
+            )
+        elif action == "stop" and process is not None:
+            _end(process)
+        elif action == "status":
+            return 0, "active\n" if alive else "inactive\n"
+        return 0, ""
+
+    def take(self, node: str) -> None:
+        """End all processes of an instance at once."""
+        for (where, _), process in list(self.processes.items()):
+            if where == node:
+                _end(process)
+
+    def close(self) -> None:
+        for process in list(self.processes.values()):
+            _end(process)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Kill a process and all below it, as systemd does with a unit."""
+    if process.poll() is None:
+        below = psutil.Process(process.pid).children(recursive=True)
+        for one in [psutil.Process(process.pid), *below]:
+            try:
+                one.kill()
+            except psutil.NoSuchProcess:
+                continue
+        process.wait(10)

@@ -1,0 +1,304 @@
+"""A pipeline on a fleet of AWS, emulated over HTTP; Systems Manager really runs nodes, on this machine."""
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+from pipelines import pairs_script, write_pairs
+
+from ebbflow.infra.errors import PipelineFileError
+from ebbflow.infra.ledger import Ledger
+from ebbflow.infra.training.launcher.wire import Entry
+from ebbflow.planners.loop import Scaling, Settings
+from ebbflow.planners.model.ledger import AppEntered, AppMoved, AppSpec, Decided, Ended, Recalled
+from ebbflow.tasks.apps.agent import AppAgent, Pace
+from ebbflow.tasks.apps.leased_site import LeasedSite
+from ebbflow.tasks.apps.warden import Warden
+from ebbflow.tasks.loop import CapacityLoop, LoopPace
+from ebbflow.tasks.loop.opening import opened_nodes
+from ebbflow.tasks.loop.request import CapacityRequest
+from ebbflow.tasks.pipeline.aws import give_back, opened_pools
+from ebbflow.tasks.pipeline.read import read_pipeline
+from ebbflow.tasks.pipeline.run import PipelineRequest, Quiet, run_steps
+from ebbflow.tasks.pipeline.spec import AwsSpec
+from ebbflow.tasks.pipeline.view import ClusterView
+from ebbflow.tasks.training_request import TrainingRequest
+
+if TYPE_CHECKING:
+    from tests.aws.cluster import Cluster
+    from tests.aws.emulator import AccountAt
+    from tests.infra.aws.systems_manager import SystemsManager
+
+LONG = 120.0  # s: a bound for a busy machine
+PRICES = 'source = "made up"\nregion = "us-east-1"\n[on_demand]\n"g5.xlarge" = 1.006\n'
+
+
+class Everybody(set[str]):
+    """The nodes that Systems Manager knows: all there are."""
+
+    def __contains__(self, node: object) -> bool:
+        return True
+
+    def __ge__(self, others: object) -> bool:
+        return True
+
+
+@pytest.fixture
+def ssm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> "Iterator[SystemsManager]":
+    """Run a Systems Manager to which all calls of this process go, and keep nodes within the test's folder."""
+    from ebbflow.infra.aws import train_nodes
+    from tests.infra.aws.systems_manager import SystemsManager
+
+    service = SystemsManager()
+    service.online = Everybody()
+    monkeypatch.setenv("AWS_ENDPOINT_URL_SSM", service.url)
+    monkeypatch.setattr(train_nodes, "LOGS", str(tmp_path / "node-logs"))
+    defaults = train_nodes.AwsNodes.__init__.__kwdefaults__
+    assert defaults is not None
+    monkeypatch.setitem(defaults, "folder", str(tmp_path / "node-work"))
+    yield service
+    service.close()
+    assert service.problems == []
+
+
+@pytest.fixture
+def lab(aws_account: "AccountAt", tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> "Cluster":
+    """Return a cluster whose instances have addresses of this machine."""
+    from tests.aws.emulator import PoolShape
+
+    monkeypatch.setenv("EBBFLOW_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)  # fleet.toml is looked for here
+    ec2 = aws_account.client("ec2")
+    vpc = ec2.create_vpc(CidrBlock="127.64.0.0/16")["Vpc"]["VpcId"]
+    subnet = ec2.create_subnet(VpcId=vpc, CidrBlock="127.64.16.0/20", AvailabilityZone="us-east-1a")
+    aws_account.subnets = [subnet["Subnet"]["SubnetId"]]
+    aws_account.configure(drain_seconds=60)
+    made = aws_account.cluster("lab", PoolShape("gpu", "gpu", types=("g5.xlarge",), most=3))
+    made.write(tmp_path / "ebbflow.json")
+    (tmp_path / "prices.toml").write_text(PRICES)
+    return made
+
+
+def until(reached: Callable[[], Any], what: str) -> Any:
+    end = time.monotonic() + LONG
+    while not (found := reached()):
+        assert time.monotonic() < end, f"no {what} within {LONG:g} s"
+        time.sleep(0.05)
+    return found
+
+
+def shop(folder: Path, lab: "Cluster") -> dict[str, Any]:
+    write_pairs(folder / "tables")
+    (folder / "fit.py").write_text(pairs_script(3, 0.05))
+    aws = {
+        "config": "ebbflow.json",
+        "prices": "prices.toml",
+        "pools": ["gpu"],
+        "folder": lab.settings.store,
+        "ledger": str(folder / "ledger.db"),
+        "name": "lab",
+        "loop": True,
+    }
+    scaling = {"boot": "5s", "wait": "500ms", "idle": "60s", "hold": "500ms"}
+    return {
+        "name": "shop",
+        "cluster": {"aws": aws},
+        "budget": 50,
+        "queries": {"pairs": {"sql": "SELECT x, twice AS y FROM pairs WHERE x < 1", "tables": "tables"}},
+        "trainings": {
+            "fit": {
+                "script": "fit.py",
+                "arguments": ["--data", "${queries.pairs.file}"],
+                "checkpoint_every": "1s",
+                "grace": "5s",
+                "canary": "never",
+            }
+        },
+        "loop": {"lease": "20s", "interval": "2s", "grace": "5s", "leave": "4s", "scaling": scaling},
+        "limits": {"dollars_per_hour": 10},
+    }
+
+
+class Interrupting(Quiet):
+    """Has the node on which the training has begun taken away, and watches what comes of it."""
+
+    def __init__(self, lab: "Cluster") -> None:
+        self._lab = lab
+        self._view: ClusterView | None = None
+        self.taken = ""
+        self.beside: set[str] = set()  # nodes that were there while that one was
+        self.lines: list[str] = []
+
+    def watch(self, view: ClusterView, steps: Any) -> None:
+        self._view = view
+
+    def note(self, text: str) -> None:
+        self.lines.append(text)
+
+    def tick(self) -> None:
+        assert self._view is not None
+        if self.taken:
+            there = {node["id"] for node in self._lab.nodes("gpu")}
+            self.beside |= there - {self.taken} if self.taken in there else set()
+            return
+        report = self._view.ledger.reports(["one.fit"]).get("one.fit")
+        if report is not None and report.step > 3 and report.saved_at is not None:
+            (lease,) = self._view.ledger.state().held("one.fit")
+            self.taken = lease.node
+            self._lab.account.interrupt([self.taken], 15.0)
+
+
+@pytest.mark.processes
+def test_a_pipeline_runs_on_rented_nodes_one_of_which_is_taken_and_gives_them_back(
+    lab: "Cluster", ssm: "SystemsManager", tmp_path: Path
+) -> None:
+    from tests.infra.aws.torch_hosts import Hosts
+
+    ssm.script = hosts = Hosts()
+    file = tmp_path / "shop.yaml"
+    file.write_text(yaml.safe_dump(shop(tmp_path, lab), sort_keys=False))
+    heard = Interrupting(lab)
+    try:
+        outcome = run_steps(PipelineRequest(str(file), id="one", folder=str(tmp_path / "runs")), heard)
+    finally:
+        hosts.close()
+    assert outcome.state == "finished", (outcome, heard.lines)
+    pairs, fit = outcome.steps
+    assert pairs.results["path"] == f"{lab.settings.store}/pipelines/one/results/pairs"
+    assert abs(float(fit.results["metrics.slope"]) - 2) < 0.2
+    assert fit.results["folder"].startswith(lab.settings.store)
+
+    # the notice moved the lease, and another node was there before the noticed one was gone
+    with Ledger.open(str(tmp_path / "ledger.db"), cluster="lab", create=False) as ledger:
+        assert ledger.verify() == []
+        state, events = ledger.state(), [event.change for event in ledger.events()]
+    assert {app.phase for app in state.apps.values()} == {"finished"}
+    assert not state.leases
+    assert not state.nodes
+    specs = {app.spec.pipeline_budget for app in state.apps.values()}
+    assert specs == {50.0}
+    assert any(isinstance(change, Recalled) for change in events)
+    decided = [change for change in events if isinstance(change, Decided)]
+    assert any(f"gets a node in place of {heard.taken}" in one.reason for one in decided), decided
+    assert heard.beside, "a node beside the one that was taken"
+    ends = lab.account.calls("TerminateInstanceInAutoScalingGroup")
+    assert ends
+
+    # what was rented was given back, although the pool may idle for a minute
+    assert any("are given back" in line for line in heard.lines), heard.lines
+    assert lab.group("gpu")["DesiredCapacity"] == 0
+    until(lambda: not lab.nodes("gpu"), "end of all nodes")
+    assert lab.account.state()["errors"] == []
+
+    # money is in the report: prices of spot, and what the same would have cost on-demand
+    page = json.loads((tmp_path / "runs" / "one" / "cluster.json").read_text())
+    money = page["money"]
+    assert money["unpriced"] == 0
+    assert 0 < money["total"]["dollars"] < money["total"]["list_dollars"]
+    assert money["leased_dollars"] > 0
+    assert len({lease["node"] for lease in page["leases"]}) >= 2
+    assert {node["until"] is not None for node in page["nodes"]} == {True}
+
+
+@pytest.mark.processes
+def test_what_an_app_that_falls_silent_left_on_a_node_is_really_ended(
+    lab: "Cluster", ssm: "SystemsManager", tmp_path: Path
+) -> None:
+    from tests.infra.aws.torch_hosts import Hosts
+
+    ssm.script = hosts = Hosts(["-c", "import time; time.sleep(600)"])
+    place = {"config": str(tmp_path / "ebbflow.json"), "prices": str(tmp_path / "prices.toml")}
+    request = CapacityRequest(source=f"aws:{place['config']}", prices=place["prices"])
+    settings = Settings(
+        silent_s=3.0, grace_s=60.0, lease_s=600.0, debounce_s=0.0, scaling=Scaling(wait_s=0.2, idle_s=600.0)
+    )
+    pace = LoopPace(look=0.05, source=0.2, fleet=0.5, settle=0.02, lead=5.0)
+    stop = threading.Event()
+    with (
+        Ledger.open(str(tmp_path / "ledger.db")) as ledger,
+        opened_nodes(request, ledger, ledger.clock) as nodes,
+        opened_pools(AwsSpec(("gpu",), lab.settings.store, "", **place), ledger.clock) as room,
+    ):
+        assert room.listed == {"g5.xlarge": 1.006}
+        loop = nodes.loop(ledger, settings, pace=pace)
+        thread = threading.Thread(target=loop.run, args=(stop,), daemon=True)
+        thread.start()
+        spec = AppSpec("a", "training", gpus=1, min_gpus=1, max_gpus=1)
+        agent = AppAgent(ledger, spec, pace=Pace(look=0.05, report=0.2))
+        with agent, Warden(agent, ledger.clock) as warden:
+            site = LeasedSite(
+                room.pools("a", 30.0, {}),
+                agent,
+                warden,
+                lambda _: None,
+                ledger.clock,
+                make=lambda pool, **_: pool,
+            )
+            (lease,) = until(lambda: agent.standing.leases, "lease")
+            script = tmp_path / "fit.py"
+            script.write_text("")
+            asked = TrainingRequest(str(script), id="a", folder=str(tmp_path))
+            pool: Any = site.trainer(asked, lambda _: None, lambda _: None)  # type: ignore[arg-type,return-value]
+            pool.start(lease.node, 1, Entry("127.0.0.1:1", "a", lease.node, "key", "", ""))
+            (left,) = until(lambda: list(hosts.processes.values()), "process on the node")
+            assert left.poll() is None
+            assert ledger.reports()["a"].pools == (pool.uid,)
+            agent._stop.set()  # its process is gone, and says nothing any more
+            until(lambda: left.poll() is not None, "end of what it left behind")
+            until(lambda: not ledger.state().held("a"), "end of its lease")
+            until(lambda: ledger.state().apps["a"].phase == "lost", "loss of the app")
+            ended = [e.change for e in ledger.events(kinds=[Ended])]
+            assert [one.reason for one in ended if isinstance(one, Ended)] == ["ended by force"]
+            stops = [one for one in ssm.sent if one["Parameters"]["action"] == ["stop"]]
+            assert {one["Parameters"]["name"][0] for one in stops} == {pool.uid}
+        stop.set()
+        thread.join(60)
+    hosts.close()
+    assert not thread.is_alive()
+
+
+def test_what_cannot_work_on_aws_is_refused_before_anything_is_rented(
+    lab: "Cluster", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "shop.yaml"
+    plain = shop(tmp_path, lab)
+    file.write_text(yaml.safe_dump(plain))
+    monkeypatch.chdir("/")
+    cluster = read_pipeline(file).cluster
+    assert isinstance(cluster, AwsSpec)
+    assert (cluster.config, cluster.prices) == (str(tmp_path / "ebbflow.json"), str(tmp_path / "prices.toml"))
+    plain["trainings"]["fit"]["environment"] = {"KEY": "${env:KEY}"}
+    plain["searches"] = {"tune": {"script": "fit.py", "space": {"lr": {"log": [0.1, 1]}}}}
+    plain["cluster"]["aws"]["config"] = "gone.json"
+    file.write_text(yaml.safe_dump(plain))
+    with pytest.raises(PipelineFileError) as error:
+        read_pipeline(file)
+    said = str(error.value)
+    assert f"cluster.aws.config: there is no file {tmp_path / 'gone.json'}" in said
+    assert "trainings.fit.environment: environment is for nodes of this machine" in said
+    assert "searches.tune: the study of a search is kept on this machine" in said
+
+
+def test_nodes_that_others_may_need_are_not_given_back(tmp_path: Path) -> None:
+    said: list[str] = []
+    fleet: Any = SimpleNamespace()  # nothing is asked of it
+
+    def made(_: Settings) -> CapacityLoop:
+        raise AssertionError("no loop is to be made")
+
+    with Ledger.open(str(tmp_path / "ledger.db")) as ledger:
+        ledger.write([AppEntered(AppSpec("other", "training"))])
+        give_back(ledger, fleet, Settings(), made, said.append, ledger.clock)
+        assert said == ["nodes stay, since other may need them; a loop must lead the cluster from now on"]
+        ledger.write([AppMoved("other", "finished")])
+        lead = ledger.lead("a loop elsewhere", 600.0)
+        give_back(ledger, fleet, Settings(), made, said.append, ledger.clock)
+        lead.resign()
+        give_back(ledger, fleet, Settings(scaling=None), made, said.append, ledger.clock)
+    assert len(said) == 1

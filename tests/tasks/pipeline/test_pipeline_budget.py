@@ -1,0 +1,47 @@
+"""A pipeline's budget: each of its apps says it, and the loop's guard holds all of them together to it."""
+
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+from pipelines import content, read
+
+from ebbflow.planners.model.ledger import Decided
+from ebbflow.tasks.pipeline.carry import Carrier
+from ebbflow.tasks.pipeline.coordinator import Attempt
+from ebbflow.tasks.pipeline.record import RunFolder
+from ebbflow.tasks.pipeline.site import Site
+from tests.tasks.loop.loopcases import World, node, settings
+
+BUDGET = 2.0
+
+
+def test_all_apps_of_a_pipeline_together_spend_no_more_than_its_budget(tmp_path: Path) -> None:
+    plain = content(tmp_path) | {"budget": BUDGET}
+    plain["trainings"]["other"] = {"team": "sales", "script": "fit.py"}
+    pipeline = read(plain, tmp_path)
+    there = [replace(node(f"n{number}", 1), price=60.0) for number in range(2)]
+    with World(tmp_path, there) as world:  # $1 a minute for a GPU
+        carrier = Carrier(
+            Site(world.ledger, "local"), pipeline, RunFolder(tmp_path / "runs", "one"), world.clock
+        )
+        world.begin(settings=settings(lease_s=20.0, grace_s=5.0))
+        for name in ("fit", "other"):
+            attempt = Attempt(pipeline.steps[name], f"one.{name}", 1, False, str, None, threading.Event())
+            fields = carrier._fields(attempt)
+            assert (fields["pipeline"], fields["pipeline_budget"]) == ("one", BUDGET)
+            world.app(attempt.app, 1, more=fields)
+        world.app("stranger", 1)
+        world.steps(150)
+        state = world.ledger.state()
+        spent = sum(state.apps[f"one.{name}"].dollars for name in ("fit", "other"))
+        assert 0.7 * BUDGET < spent <= BUDGET
+        assert {lease.app for lease in state.leases.values()} == {"stranger"}, "who has money goes on"
+        refused = [
+            event.change
+            for event in world.ledger.events(kinds=[Decided])
+            if isinstance(event.change, Decided) and event.change.kind == "guard"
+        ]
+        assert {one.app for one in refused} == {"one.fit", "one.other"}
+        assert all("the pipeline one's budget of $2.00 is spent" in one.reason for one in refused)
+        assert world.double_bookings() == []

@@ -1,0 +1,99 @@
+"""A pipeline on a cluster that is there already: its trainings run on a local fleet that a loop elsewhere leads."""
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from pipelines import pairs_script, write_pairs
+
+from ebbflow.infra.errors import ClusterError
+from ebbflow.infra.ledger import Ledger
+from ebbflow.infra.local_fleet import LocalFleet, LocalPool
+from ebbflow.planners.loop import Settings
+from ebbflow.planners.model.ledger import Granted
+from ebbflow.tasks.apps.agent import rules_of
+from ebbflow.tasks.loop import LoopPace
+from ebbflow.tasks.loop.opening import opened_nodes
+from ebbflow.tasks.loop.request import CapacityRequest
+from ebbflow.tasks.pipeline.run import PipelineRequest, run_steps
+
+PACE = LoopPace(look=0.05, source=0.2, fleet=0.5, settle=0.02, lead=5.0, status=0.1)
+
+
+def pipeline(folder: Path, **existing: Any) -> Path:
+    write_pairs(folder / "tables")
+    (folder / "fit.py").write_text(pairs_script(1, 0.0))
+    plain = {
+        "name": "shop",
+        "cluster": {"existing": {"ledger": str(folder / "led.db"), "name": "lab", **existing}},
+        "queries": {"pairs": {"sql": "SELECT x, twice AS y FROM pairs", "tables": "tables"}},
+        "trainings": {
+            "fit": {
+                "script": "fit.py",
+                "arguments": ["--data", "${queries.pairs.path}"],
+                "environment": {"TOLD": "7"},
+                "grace": "5s",
+                "canary": "never",
+            }
+        },
+    }
+    file = folder / "shop.yaml"
+    file.write_text(yaml.safe_dump(plain, sort_keys=False))
+    return file
+
+
+@pytest.mark.processes
+def test_trainings_run_on_the_named_fleet_of_a_loop_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EBBFLOW_HOME", str(tmp_path / "home"))
+    shared = tmp_path / "shared"
+    file = pipeline(tmp_path, fleet="shared", folder=str(shared))
+    pool = LocalPool("gpu", "gpu", initial=1, most=1, price=0.9)
+    stop = threading.Event()
+    with (
+        LocalFleet.start([pool], "shared", gpus=()),
+        Ledger.open(str(tmp_path / "led.db"), cluster="lab") as ledger,
+        opened_nodes(CapacityRequest(source="local:shared"), ledger, ledger.clock) as nodes,
+    ):
+        settings = Settings(lease_s=20.0, interval_s=2.0, grace_s=7.0, scaling=None)
+        loop = nodes.loop(ledger, settings, pace=PACE)
+        thread = threading.Thread(target=loop.run, args=(stop,), daemon=True)
+        thread.start()
+        try:
+            request = PipelineRequest(
+                str(file), id="one", folder=str(tmp_path / "runs"), flow_run="a-flow-run"
+            )
+            outcome = run_steps(request)
+        finally:
+            stop.set()
+            thread.join(60)
+        assert outcome.state == "finished", outcome
+        _, fit = outcome.steps
+        assert float(fit.results["metrics.told"]) == 7.0
+        assert fit.results["folder"] == f"{shared}/pipelines/one/runs/one.fit"
+        grants = [e.change for e in ledger.events(kinds=[Granted])]
+        assert {lease.node for one in grants if isinstance(one, Granted) for lease in one.leases} == {"gpu-1"}
+        assert {app.spec.flow_run for app in ledger.state().apps.values()} == {"a-flow-run"}
+        assert rules_of(ledger).grace == 7.0, "leases are over for the apps when they are for that loop"
+        assert not ledger.state().leases
+
+
+def test_a_fleet_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EBBFLOW_HOME", str(tmp_path / "home"))
+    file = pipeline(tmp_path, fleet="gone")
+    with Ledger.open(str(tmp_path / "led.db"), cluster="lab") as ledger:
+        ledger.lead("a loop elsewhere", 600.0)
+        with pytest.raises(ClusterError, match="there is no local fleet 'gone'"):
+            run_steps(PipelineRequest(str(file), folder=str(tmp_path / "runs")))
+
+
+def test_a_training_without_nodes_says_what_is_missing(tmp_path: Path) -> None:
+    file = pipeline(tmp_path)
+    with Ledger.open(str(tmp_path / "led.db"), cluster="lab") as ledger:
+        ledger.lead("a loop elsewhere", 600.0)
+        outcome = run_steps(PipelineRequest(str(file), id="one", folder=str(tmp_path / "runs")))
+        assert outcome.state == "failed"
+        assert "name the local fleet that they run on (cluster.existing.fleet)" in outcome.reason
