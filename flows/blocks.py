@@ -179,8 +179,12 @@ class EbbflowCluster(Block):
     pools: list[str] = Field(default=[], description="Pools of an AWS fleet that trainings run on.")
     policy: str = Field(default="", description="That shares out GPUs; by default rho-bounded.")
     limits: str = Field(default="", description="A TOML file of limits.")
-    aws: EbbflowAws | None = Field(default=None, description="The account, where nodes come from AWS.")
-    storage: EbbflowStorage | None = Field(default=None, description="Where checkpoints and runs live.")
+    aws: EbbflowAws | None = Field(
+        default=None, title="AWS", description="The account, where nodes come from AWS."
+    )
+    storage: EbbflowStorage | None = Field(
+        default=None, title="Storage", description="Where checkpoints and runs live."
+    )
 
     @field_validator("source")
     @classmethod

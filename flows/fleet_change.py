@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from ebbflow.flows.fleet_options import DryRun, Yes, confirm, fail, with_cluster
+from ebbflow.flows.fleet_options import DryRun, Wait, Yes, confirm, fail, with_cluster
 from ebbflow.planners.errors import OptionError
 from ebbflow.tasks.wording import plural
 
@@ -19,12 +19,6 @@ if TYPE_CHECKING:
 console = Console()
 
 Pool = Annotated[str, typer.Argument(help="A pool, as Terraform names it.", metavar="POOL")]
-Wait = Annotated[
-    float,
-    typer.Option(
-        help="How long nodes may finish what runs on them before they are ended.", metavar="SECONDS", min=0.0
-    ),
-]
 
 
 def register(app: typer.Typer) -> None:
@@ -273,5 +267,9 @@ def _ids(given: Sequence[str] | None) -> tuple[str, ...]:
 def _of_group(fleet: "Opened", pool: str) -> None:
     if pool not in fleet.settings.pools:
         known = ", ".join(sorted(fleet.settings.pools)) or "none"
-        hint = "; a gang has the size it was asked for with" if "/" in pool else ""
+        hint = (
+            "; a gang has the size it was asked for with, and is returned by ebbflow fleet end"
+            if "/" in pool
+            else ""
+        )
         raise OptionError(f"POOL must be one of the cluster's ({known}); got {pool!r}{hint}")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from ebbflow.flows import fleet_change, fleet_notices
+from ebbflow.flows import fleet_change, fleet_gangs, fleet_notices
 from ebbflow.flows.fleet_options import AsJson, print_json, with_cluster
 from ebbflow.planners.errors import OptionError
 from ebbflow.tasks.wording import plural
@@ -31,6 +31,7 @@ app = typer.Typer(
     "[b]Change[/b]: each asks first, and --dry-run only says what it would do\n\n"
     "    ebbflow fleet grow workers 2 --dry-run\n\n"
     "    ebbflow fleet shrink workers 1\n\n"
+    "    ebbflow fleet gang run-1 --pool trainers --size 8     (all at once or none; ebbflow fleet end run-1)\n\n"
     "Status: 0 done, 1 refused or failed, 2 wrong input.",
     no_args_is_help=True,
     rich_markup_mode="rich",
@@ -268,3 +269,4 @@ def plan(
 
 
 fleet_change.register(app)
+fleet_gangs.register(app)

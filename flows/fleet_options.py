@@ -73,6 +73,12 @@ _OPTIONS: dict[str, Any] = {
 }
 
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")]
+Wait = Annotated[
+    float,
+    typer.Option(
+        help="How long nodes may finish what runs on them before they are ended.", metavar="SECONDS", min=0.0
+    ),
+]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 

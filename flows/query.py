@@ -15,7 +15,7 @@ from prefect.runtime import flow_run
 from ebbflow.flows.cancelling import attended
 from ebbflow.flows.deployed import app_fields
 from ebbflow.flows.places import found, of_a_cluster, store_of
-from ebbflow.infra.errors import StageCancelledError
+from ebbflow.flows.stopping import StopQuery
 from ebbflow.planners.query.qep import Stage
 from ebbflow.tasks.feedback import Feedback
 from ebbflow.tasks.listening import Fan, Listener, StageOutcome
@@ -35,39 +35,27 @@ from ebbflow.tasks.wording import shorten
 _SETTLE = 30.0  # seconds
 
 
-class PrefectOrchestrator:
+class PrefectOrchestrator(StopQuery):
     """Runs stages and the feedback task as task runs of the present flow run."""
 
     def __init__(self, listener: Listener | None = None) -> None:
+        super().__init__()
         own = PrefectListener()
         self.listener: Listener = Fan(own, listener) if listener is not None else own
-        self.asked = threading.Event()
         self._background = PrefectBackground()
         self._watching: list[PrefectFuture[Any]] = []
-        self._feedback: Feedback | None = None
 
     def submit(self, stage: Stage, work: Callable[[], StageOutcome]) -> None:
         self._background.submit(stage, work)
 
     def watch(self, feedback: Feedback, stop: threading.Event) -> None:
         self._watching.append(watch_capacity.submit(feedback, stop))
-        self._feedback = feedback
-        if self.asked.is_set():
-            self._end(feedback)
-
-    def stop(self) -> None:
-        """Ask the query to end; finished stages are kept."""
-        self.asked.set()
-        if self._feedback is not None:
-            self._end(self._feedback)
+        self.follow(feedback)
 
     def settle(self) -> None:
         self._background.wait(_SETTLE)
         for future in self._watching:
             future.wait(_SETTLE)
-
-    def _end(self, feedback: Feedback) -> None:
-        feedback.fail(StageCancelledError("the run was cancelled; finished stages are kept"))
 
 
 @dataclass

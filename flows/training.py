@@ -15,6 +15,7 @@ from prefect.runtime import flow_run
 from ebbflow.flows.cancelling import PATIENCE, attended
 from ebbflow.flows.deployed import app_fields
 from ebbflow.flows.places import found, of_a_cluster, runs_of
+from ebbflow.flows.stopping import StopTraining
 from ebbflow.infra.clock import SystemClock
 from ebbflow.infra.errors import TrainingError
 from ebbflow.tasks import artifacts
@@ -246,7 +247,7 @@ class _Work:
         if self._where is not None:
             return self._on_leases(*self._where)
         if request.pool:  # its nodes have a handle of their own
-            return run_training(request, Fan(listener, _Leaving(self._stop)), resume=self._resume)
+            return run_training(request, Fan(listener, StopTraining(self._stop)), resume=self._resume)
         return run_training(request, listener, resume=self._resume, handle=self._handle)
 
     def _on_leases(self, place: ClusterPlace, fields: Mapping[str, Any]) -> TrainingReport:
@@ -263,18 +264,6 @@ class _Work:
         """Let the run save and leave, within what a cancelled run has."""
         self._stop.set()
         self._handle.stop(SystemClock().now() + min(self._request.grace, _SAVE))
-
-
-class _Leaving(Silent):
-    """Ends a training as Ctrl-C would once ``stop`` is set."""
-
-    def __init__(self, stop: threading.Event) -> None:
-        self._stop, self._told = stop, False
-
-    def tick(self) -> None:
-        if self._stop.is_set() and not self._told:
-            self._told = True
-            raise KeyboardInterrupt
 
 
 class _PrefectListener(Silent):

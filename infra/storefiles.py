@@ -13,7 +13,7 @@ from ebbflow.infra.manifest import FINGERPRINT, Manifest, UnusableError, decode
 from ebbflow.infra.protocols import Checkpoint, FileEntry, Relation
 
 _USED_EVERY = 3_600.0  # seconds between two notes of use on S3, where each is a request
-_KNOWN = frozenset({"data", "manifests", "cache"})
+_KNOWN = frozenset({"data", "manifests", "cache", "apps"})
 
 
 class StoreFiles:

@@ -13,7 +13,7 @@ from math import floor, inf
 
 from ebbflow.planners.guard_draft import Draft, NewNode, Prices
 from ebbflow.planners.limits import Limits, PoolLimits, Quota
-from ebbflow.planners.model.fleet import Fleet, Offer, Target
+from ebbflow.planners.model.fleet import Fleet, Offer, PoolState, Target
 from ebbflow.planners.scaling.scale_in import NodeUse
 
 __all__ = ["Limits", "NewNode", "RunMoney", "Verdict", "check", "closed", "new_nodes", "open_nodes"]
@@ -91,7 +91,7 @@ def _once(
             f"0 <= on_demand <= nodes must hold; got {target.on_demand} on-demand of {target.nodes} nodes"
         )
     draft = Draft(target, fleet, Prices(fleet, new), uses, elsewhere, limits.shrink)
-    own = limits.pools.get(target.pool, PoolLimits())
+    own = _own(draft, limits)
     draft.take_drain()
     draft.lower(draft.pool.planned + limits.grow, f"one decision adds {limits.grow:g} at most")
     ceilings = _ceilings(draft, own, limits)
@@ -169,15 +169,16 @@ def _on_demand(draft: Draft, own: PoolLimits) -> None:
 
 def _ceilings(draft: Draft, own: PoolLimits, limits: Limits) -> list[tuple[float, str]]:
     """Return how many nodes the pool may have by each limit of nodes, and how to say it."""
-    others = sum(max(pool.planned, len(pool.nodes)) for pool in draft.others)
+    others, kin = _size(draft.others), _size(draft.kin)
+    rest = f", of which {draft.rest} {kin}" if kin else ""
     found = [
         (draft.pool.most, f"the pool may have {draft.pool.most}"),
-        (own.most, f"the pool's limit is {own.most:g}"),
+        (own.most, f"the pool's limit is {own.most + kin:g}{rest}"),
         (limits.nodes - others, f"all pools may have {limits.nodes:g}, the others have {others}"),
     ]
     for team, quota in _quotas(draft, limits):
-        mates = [pool for pool in draft.others if pool.name in quota.pools]
-        size = sum(max(pool.planned, len(pool.nodes)) for pool in mates)
+        mates = [pool for pool in draft.others if pool.family in quota.pools]
+        size = _size(mates)
         found.append(
             (quota.nodes - size, f"team {team} may have {quota.nodes:g}, its other pools have {size}")
         )
@@ -198,7 +199,7 @@ def _rooms(draft: Draft, limits: Limits, run: RunMoney | None) -> list[tuple[flo
         found.append((limits.dollars_per_hour - rate, said))
     for team, quota in _quotas(draft, limits):
         if quota.dollars_per_hour < inf:
-            rate = draft.prices.of_pools(pool for pool in draft.others if pool.name in quota.pools)
+            rate = draft.prices.of_pools(pool for pool in draft.others if pool.family in quota.pools)
             said = f"team {team} may spend ${quota.dollars_per_hour:g}/h, its other pools cost ${rate:.4g}/h"
             found.append((quota.dollars_per_hour - rate, said))
     if run is not None and limits.dollars_per_run < inf:
@@ -213,4 +214,23 @@ def _rooms(draft: Draft, limits: Limits, run: RunMoney | None) -> list[tuple[flo
 
 
 def _quotas(draft: Draft, limits: Limits) -> list[tuple[str, Quota]]:
-    return [(team, quota) for team, quota in limits.teams.items() if draft.pool.name in quota.pools]
+    return [(team, quota) for team, quota in limits.teams.items() if draft.pool.family in quota.pools]
+
+
+def _size(pools: Iterable[PoolState]) -> int:
+    """Return how many nodes there are, are planned, or were asked for and may come yet."""
+    return sum(max(pool.planned, pool.requested, len(pool.nodes)) for pool in pools)
+
+
+def _own(draft: Draft, limits: Limits) -> PoolLimits:
+    """Return what of its pool's limits is left to the pool beside its gangs, or to a gang beside the rest.
+
+    What a pool must have at least is not the gangs' business.
+    """
+    own = limits.pools.get(draft.pool.family, PoolLimits())
+    if draft.is_gang:
+        own = replace(own, least=0, on_demand_least=0)
+    firm = sum(
+        max(pool.on_demand, sum(node.market == "on-demand" for node in pool.nodes)) for pool in draft.kin
+    )
+    return replace(own, most=own.most - _size(draft.kin), on_demand_most=max(own.on_demand_most - firm, 0))

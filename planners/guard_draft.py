@@ -34,44 +34,54 @@ _UNKNOWN = NewNode()
 
 
 class Prices:
-    """What pools of one fleet cost, $/h."""
+    """What pools of one fleet cost, $/h. A new node of a gang is one of the pool that it is a gang of."""
 
     def __init__(self, fleet: Fleet, new: Mapping[str, NewNode]) -> None:
-        self._new = new
+        self._new = {pool.name: _new_of(pool, new) for pool in fleet.pools}
         self._pool_of = {node.id: pool.name for pool in fleet.pools for node in pool.nodes}
+        self._gpus: dict[str, set[int]] = {}
+        for pool in fleet.pools:
+            self._gpus.setdefault(pool.family, set()).update(node.gpus for node in pool.nodes)
 
     def of(self, nodes: Iterable[Node]) -> float:
         """Return what nodes cost; one without a price of its own costs what a new one does, or 0."""
         return sum(
-            node.price or self._new.get(self._pool_of[node.id], _UNKNOWN).price(node.market) or 0.0
-            for node in nodes
+            node.price or self._new[self._pool_of[node.id]].price(node.market) or 0.0 for node in nodes
         )
 
     def of_new(self, pool: PoolState, on_demand: int, spot: int) -> float | None:
         """Return what so many more nodes cost; None where a price is not known."""
-        one = self._new.get(pool.name, _UNKNOWN)
+        one = self._new[pool.name]
         if (on_demand and one.on_demand is None) or (spot and one.spot is None):
             return None
         return on_demand * (one.on_demand or 0.0) + spot * (one.spot or 0.0)
 
     def of_pools(self, pools: Iterable[PoolState]) -> float:
-        """Return what pools cost, with the nodes that are planned and not there yet."""
+        """Return what pools cost, with the nodes that are planned or were asked for and are not there yet."""
         total = 0.0
         for pool in pools:
-            missing = max(pool.planned - len(pool.nodes), 0)
+            missing = _missing(pool)
             have = sum(node.market == "on-demand" for node in pool.nodes)
             on_demand = min(max(pool.on_demand - have, 0), missing)
             total += self.of(pool.nodes) + (self.of_new(pool, on_demand, missing - on_demand) or 0.0)
         return total
 
     def gpus_each(self, pool: PoolState) -> int:
-        """Return the GPUs of a node of ``pool``, of the largest where they differ."""
-        return max([self._new.get(pool.name, _UNKNOWN).gpus, *(node.gpus for node in pool.nodes)])
+        """Return the GPUs of a node of ``pool`` and its gangs, of the largest where they differ."""
+        return max([self._new[pool.name].gpus, *self._gpus.get(pool.family, ())])
 
     def gpus(self, pool: PoolState) -> int:
-        """Return the GPUs of ``pool`` with those that are planned."""
-        missing = max(pool.planned - len(pool.nodes), 0)
-        return sum(node.gpus for node in pool.nodes) + missing * self.gpus_each(pool)
+        """Return the GPUs of ``pool`` with those that are planned or were asked for."""
+        return sum(node.gpus for node in pool.nodes) + _missing(pool) * self.gpus_each(pool)
+
+
+def _missing(pool: PoolState) -> int:
+    """Return how many nodes may come: a pool that shrinks gives some up only once they are there."""
+    return max(pool.planned - len(pool.nodes), pool.requested - len(pool.nodes), 0)
+
+
+def _new_of(pool: PoolState, new: Mapping[str, NewNode]) -> NewNode:
+    return new.get(pool.name) or new.get(pool.family) or _UNKNOWN
 
 
 class Draft:
@@ -89,6 +99,9 @@ class Draft:
         self.target = target
         self.pool = next(pool for pool in fleet.pools if pool.name == target.pool)
         self.others = [pool for pool in fleet.pools if pool.name != target.pool]
+        self.kin = [pool for pool in self.others if pool.family == self.pool.family]
+        self.is_gang = self.pool.name != self.pool.family
+        self.rest = "the pool and its other gangs have" if self.is_gang else "its gangs have"
         self.prices = prices
         self.nodes, self.on_demand = target.nodes, target.on_demand
         self.least, self.on_demand_least = 0, 0

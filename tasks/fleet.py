@@ -24,7 +24,7 @@ from ebbflow.infra.aws.stays import Stays
 from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.errors import InfraError, StorageError
 from ebbflow.infra.jsonstore import JsonStore
-from ebbflow.infra.protocols import Applied, FleetControl, PriceSource, Refusal
+from ebbflow.infra.protocols import Applied, FleetControl, GangControl, PriceSource, Refusal
 from ebbflow.planners import guard as guarding
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.fallback import amended
@@ -45,6 +45,7 @@ class Opened:
     rules: FleetRules
     clients: Clients
     control: FleetControl
+    gangs: GangControl
     prices: PriceSource
     stays: Stays
     notices: NoticeFile
@@ -101,6 +102,7 @@ def opened(request: FleetRequest, clock: Clock | None = None) -> Iterator[Opened
             rules,
             clients,
             control,
+            control.gangs,
             PriceBook(clients, settings, JsonStore(str(home() / "prices")), listed=listed, clock=clock),
             # a cluster's name has no dots, so these are nobody's plans
             Stays(clients, settings.names, folder / f"{cluster}.stays.json", clock),
@@ -149,7 +151,7 @@ def observe(control: FleetControl, prices: PriceSource) -> Observation:
     fleet = control.observe()
     offers: dict[str, tuple[Offer, ...]] = {}
     problems: list[str] = []
-    for name in dict.fromkeys(_base(pool.name) for pool in fleet.pools):
+    for name in dict.fromkeys(pool.family for pool in fleet.pools):
         try:
             offers[name] = prices.offers(name)
         except OptionError:
@@ -157,15 +159,10 @@ def observe(control: FleetControl, prices: PriceSource) -> Observation:
         except InfraError as error:
             problems.append(f"prices of {name} are not known: {error}")
     pools = tuple(
-        replace(pool, nodes=tuple(_priced(node, offers.get(_base(pool.name), ())) for node in pool.nodes))
+        replace(pool, nodes=tuple(_priced(node, offers.get(pool.family, ())) for node in pool.nodes))
         for pool in fleet.pools
     )
     return Observation(replace(fleet, pools=pools), offers, (*problems, *prices.problems()))
-
-
-def _base(pool: str) -> str:
-    """Return the pool whose offers a pool or a gang of it (``pool/gang``) is made of."""
-    return pool.partition("/")[0]
 
 
 def _priced(node: Node, offers: Sequence[Offer]) -> Node:

@@ -11,7 +11,10 @@ from rich.text import Text
 
 from ebbflow.infra.aws.dead_letters import DeadLetter
 from ebbflow.infra.protocols import Applied
-from ebbflow.planners.guard import Verdict
+from ebbflow.planners.guard import Verdict, new_nodes
+from ebbflow.planners.guard_gang import GangVerdict, gang_node
+from ebbflow.planners.model.gangs import GangRequest
+from ebbflow.tasks.fleet import Observation
 from ebbflow.tasks.fleet_money import CostReport, CostRow, OfferRow
 from ebbflow.tasks.fleet_plan import PoolPlan
 from ebbflow.tasks.fleet_report import NodeRow, PoolRow, Status
@@ -189,6 +192,26 @@ def plan_view(plans: Sequence[PoolPlan], problems: Iterable[str]) -> RenderableT
         )
         parts += [Padding(table, (0, 0, 0, 2)), Text()]
     return Group(*parts, *_bullets(problems))
+
+
+def gang_view(
+    request: GangRequest, seen: Observation, verdict: GangVerdict, would: Applied
+) -> RenderableType:
+    """Return what starting a gang comes to."""
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(style=_DIM, no_wrap=True)
+    table.add_column(overflow="fold")
+    together = [name for name, yes in (("one zone", request.one_zone), ("one type", request.one_type)) if yes]
+    nodes = plural(request.size, f"{request.market} node")
+    table.add_row("gang", f"{nodes} of {request.pool}, all at once or none, {' and '.join(together)}")
+    table.add_row("guard", printable("; ".join(verdict.reasons) or "passes"))
+    for line in applied_lines(would) if verdict.target is not None else ():
+        table.add_row("would", printable(line))
+    each = gang_node(request, new_nodes(seen.offers)).price(request.market)
+    cost = "not known" if each is None else f"{dollars(each * request.size)}/h at the dearest"
+    table.add_row("cost", cost)
+    head = Text(request.shown, style="bold")
+    return Group(head, Padding(table, (0, 0, 0, 2)), Text(), *_bullets(seen.problems))
 
 
 def _would(plan: PoolPlan) -> list[str]:

@@ -1,4 +1,4 @@
-"""Observing a fleet and applying a target as Prefect task runs, with artifacts and events."""
+"""Observing a fleet, applying a target, starting and returning a gang: Prefect task runs, artifacts and events."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,10 +11,13 @@ from prefect.events import emit_event
 from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
 
-from ebbflow.infra.protocols import Applied, FleetControl, PriceSource
-from ebbflow.planners.guard import Verdict
+from ebbflow.infra.protocols import Applied, FleetControl, GangControl, PriceSource
+from ebbflow.planners.guard import RunMoney, Verdict
 from ebbflow.planners.model.fleet import Target
+from ebbflow.planners.model.gangs import GangRequest
+from ebbflow.tasks import fleet_gangs
 from ebbflow.tasks.fleet import Observation, act, decide, guard, observe
+from ebbflow.tasks.fleet_gangs import Started
 from ebbflow.tasks.fleet_report import Status, status
 from ebbflow.tasks.fleet_request import FleetRules
 from ebbflow.tasks.fleet_tables import applied_lines, target_text, verdict_lines
@@ -85,14 +88,58 @@ def apply_target(
     log = get_run_logger()
     for reason in verdict.reasons:
         log.info("guard, pool %s: %s", wanted.pool, reason)
-    for line in applied_lines(applied):
-        log.info(line)
-    create_table_artifact(
-        key=f"{DECISIONS}-{cluster}", table=[_row(settled)], description=f"The last decision about {cluster}"
-    )
-    if settled.changed:
-        _emit(cluster, settled)
+    _settle(cluster, _row(settled), applied)
     return settled
+
+
+@task(
+    name="start-gang",
+    task_run_name="start-gang {cluster} {request.name}",
+    cache_policy=NO_CACHE,
+    persist_result=False,
+)
+def start_gang(
+    cluster: str,
+    gangs: GangControl,
+    seen: Observation,
+    request: GangRequest,
+    rules: FleetRules,
+    *,
+    run: RunMoney | None = None,
+    why: str = "a flow",
+    dry_run: bool = False,
+) -> Started:
+    """Start a gang if the guard lets it through whole; ``nodes`` is empty where it was refused.
+
+    ``run`` says what the gang's run has cost and how long it is expected to go on. Artifact and event are those of
+    ``apply_target``. A task run that is tried again starts nothing twice. Raises what ``GangControl.start`` raises.
+    """
+    verdict = fleet_gangs.guard_gang(seen, gangs, request, rules, run=run, why=why)
+    started = fleet_gangs.start_gang(gangs, verdict, dry_run=dry_run)
+    target = f"{request.size} {request.market} nodes at once" if verdict.target is not None else "none"
+    said = "; ".join(verdict.reasons) or "passes"
+    _settle(
+        cluster,
+        _decision(request.shown, seen.fleet.epoch, why, target, said, started.applied),
+        started.applied,
+    )
+    return started
+
+
+@task(name="end-gang", task_run_name="end-gang {cluster} {name}", cache_policy=NO_CACHE, persist_result=False)
+def end_gang(
+    cluster: str, gangs: GangControl, seen: Observation, name: str, *, dry_run: bool = False
+) -> Applied:
+    """Return a gang; what runs on its nodes is not waited for. One that there is not asks for nothing.
+
+    Raises ``AwsError``.
+    """
+    applied = fleet_gangs.end_gang(gangs, name, seen.fleet.epoch, dry_run=dry_run)
+    row = _decision(
+        name, seen.fleet.epoch, "the gang is returned", "none", "not asked: it costs nothing", applied
+    )
+    _settle(cluster, row, applied)
+    return applied
 
 
 def _said(found: Status) -> list[str]:
@@ -118,20 +165,40 @@ def _pools(found: Status) -> Sequence[dict[str, Any]]:
 
 
 def _row(settled: Settled) -> dict[str, Any]:
-    target, applied = settled.verdict.target, settled.applied
+    wanted, target = settled.wanted, settled.verdict.target
+    said = "none" if target is None else target_text(target.nodes, target.on_demand, target.drain)
+    guarded = "; ".join(verdict_lines(settled.verdict))
+    return _decision(wanted.pool, wanted.epoch, wanted.reason, said, guarded, settled.applied)
+
+
+def _decision(
+    pool: str, epoch: int, wanted: str, target: str, guard: str, applied: Applied
+) -> dict[str, Any]:
     return {
-        "pool": settled.wanted.pool,
-        "epoch": settled.wanted.epoch,
-        "wanted": settled.wanted.reason,
-        "target": "none" if target is None else target_text(target.nodes, target.on_demand, target.drain),
-        "guard": "; ".join(verdict_lines(settled.verdict)),
+        "pool": pool,
+        "epoch": epoch,
+        "wanted": wanted,
+        "target": target,
+        "guard": guard,
         "asked": "; ".join(applied_lines(applied)),
         "dry run": applied.dry_run,
     }
 
 
-def _emit(cluster: str, settled: Settled) -> None:
-    payload: Mapping[str, Any] = _row(settled)
+def _settle(cluster: str, row: dict[str, Any], applied: Applied) -> None:
+    """Log what was asked, keep the decision as an artifact, and tell of it where anything was asked."""
+    log = get_run_logger()
+    for line in applied_lines(applied):
+        log.info(line)
+    create_table_artifact(
+        key=f"{DECISIONS}-{cluster}", table=[row], description=f"The last decision about {cluster}"
+    )
+    if applied.asked and not applied.dry_run:
+        _emit(cluster, row)
+
+
+def _emit(cluster: str, row: dict[str, Any]) -> None:
+    payload: Mapping[str, Any] = row
     related = []
     if flow_run.id:
         related = [

@@ -223,7 +223,6 @@ class EbbflowTrainingOperator(_AttendedOperator):
 
     def execute(self, context: "Context") -> dict[str, Any]:
         """Run the training and return plain values. Raises ``AirflowFailException`` for what no retry can mend."""
-        from ebbflow.flows.airflow.stopping import StopTraining
         from ebbflow.flows.airflow.work import (
             run_id,
             train,
@@ -232,6 +231,7 @@ class EbbflowTrainingOperator(_AttendedOperator):
             training_values,
         )
         from ebbflow.flows.cancelling import Attended
+        from ebbflow.flows.stopping import StopTraining
 
         ti = context["ti"]
         run = self.run or run_id(ti.dag_id, ti.task_id, ti.run_id, ti.map_index)

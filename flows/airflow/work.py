@@ -11,12 +11,14 @@ from dataclasses import fields
 from typing import Any
 from urllib.parse import quote
 
-from ebbflow.flows.airflow.stopping import StoppableOrchestrator, StopTraining
+from ebbflow.flows.airflow.stopping import StoppableOrchestrator
+from ebbflow.flows.stopping import StopTraining
 from ebbflow.infra.protocols import Checkpoint
 from ebbflow.planners.errors import OptionError
+from ebbflow.tasks.codec import encode
 from ebbflow.tasks.query import QueryOutcome
 from ebbflow.tasks.request import QueryRequest
-from ebbflow.tasks.training_report import TrainingReport, encode_values
+from ebbflow.tasks.training_report import TrainingReport
 from ebbflow.tasks.training_request import TrainingRequest
 
 MOST_ROWS = 1000  # in an XCom, which is a row of Airflow's database
@@ -155,7 +157,7 @@ def training_values(report: TrainingReport) -> dict[str, Any]:
         "lost_steps": report.lost_steps,
         "seconds": round(report.seconds, 3),
         "dollars": round(report.dollars, 6),
-        "metrics": encode_values(report.final_metrics),
+        "metrics": encode(report.final_metrics),
     }
 
 

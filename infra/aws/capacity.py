@@ -188,12 +188,15 @@ class AwsCapacity:
             self._try_tell()
             fleet = self._control.observe()
             with self._lock:
-                if _forgotten(self._told, fleet):
-                    self._told = ()  # it was told while a look left the node out: tell it again
+                forgotten = _forgotten(self._told, fleet)
+                if forgotten:
+                    self._told = ()
                 self._fleet = fleet
                 self._released.update(name for pool in fleet.pools for name in pool.draining)
                 recovered = self._status.stale_since
                 self._status = CapacityStatus(self._clock.now())
+            if forgotten:  # it was told while a look left the node out
+                self._try_tell()
         if recovered is not None:
             log.warning("the fleet answers again, after %.0f s", self._clock.now() - recovered)
         return self._merge()

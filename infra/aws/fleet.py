@@ -74,7 +74,8 @@ class SpotFleet:
 
         state = self._store.change(look)
         why = {pool: self._reason(groups[pool], since, now) for pool, since in state.short.items()}
-        return Fleet(state.epoch, now, pools_of(state, groups, instances, nodes, bases, why), state.told())
+        pools = pools_of(state, groups, instances, nodes, bases, why, now)
+        return Fleet(state.epoch, now, pools, state.told())
 
     def take_notices(self, notices: Sequence[Notice]) -> int:
         """See ``FleetControl``. Asks nothing of AWS. Raises ``StorageError``."""
@@ -132,30 +133,31 @@ class SpotFleet:
                     asked += self._perform([ask], dry_run)
             return Applied(state.epoch, tuple(asked), tuple(refused), dry_run)
 
-    def replace_leaving(self, ids: Sequence[str], *, dry_run: bool = False) -> Applied:
+    def replace_leaving(self, notices: Sequence[Notice], *, dry_run: bool = False) -> Applied:
         """See ``Replacing``: the group ends such a node, which its hook holds until it is drained, and starts one.
 
         Where the hook holds a node for less than its notice leaves, that waits until it does not. Raises
         ``NotOursError``, ``AwsError``, ``StorageError``.
         """
+        now = self._clock.now()
+        left = {n.node_id: n.deadline - now for n in notices if n.kind == "interruption"}
         with self._acting:
-            found, groups = self._found(ids)
-            state, now = self._store.read(), self._clock.now()
-            left = {n.node_id: n.deadline - now for n in state.told() if n.kind == "interruption"}
+            found, groups = self._found(left)
+            state = self._store.read()
             asked: list[Ask] = []
             refused: list[Refusal] = []
-            for name in dict.fromkeys(ids):
+            for name, seconds in left.items():
                 instance = found.get(name)
                 if instance is None or not self._in_group(instance):
                     continue
                 group = groups[instance.pool]
                 member = group.member(name)
-                if member is None or not member.counts or name not in left:
-                    continue  # it is gone, its group is ending it already, or it stays after all
+                if member is None or not member.counts:
+                    continue  # it is gone, or its group is ending it already
                 if group.desired > (state.plans.get(group.pool) or adopted(group)).nodes:
                     refused.append(Refusal(name, f"the pool {group.pool} shrinks"))
-                elif (hold := self._hold(group.pool, group)) < left[name]:
-                    why = f"its group would end it in {hold:.0f} s, {left[name] - hold:.0f} s before its notice does"
+                elif (hold := self._hold(group.pool, group)) < seconds:
+                    why = f"its group would end it in {hold:.0f} s, {seconds - hold:.0f} s before its notice does"
                     refused.append(Refusal(name, why))
                 else:
                     asked += self._perform([asg.end(group, name, replaced=True)], dry_run)

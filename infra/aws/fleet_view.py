@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from ebbflow.infra.aws.groups import Group
 from ebbflow.infra.aws.instances import Instance
-from ebbflow.infra.aws.state import FleetState, Plan, Seen
+from ebbflow.infra.aws.state import SETTLING, FleetState, Plan, Seen
 from ebbflow.planners.model.capacity import Node, Notice
 from ebbflow.planners.model.fleet import PoolState
 
@@ -74,6 +74,7 @@ def pools_of(
     nodes: Sequence[Node],
     bases: Mapping[str, int],
     why: Mapping[str, str],
+    now: float,
 ) -> tuple[PoolState, ...]:
     """Return all pools, sorted by name; a gang is one of fixed size, named ``pool/gang``.
 
@@ -102,14 +103,40 @@ def pools_of(
                 draining=plan.drain,
             )
         )
-    sizes = {f"{plan.pool}/{name}": plan.size for name, plan in state.gangs.items() if plan.phase == "asked"}
-    for pool in {*by_pool, *sizes}:
-        held = tuple(by_pool.get(pool, ()))
-        # a gang is never filled up again: what is left of it is what is planned
-        size = sizes.get(pool, len(held))
-        on_demand = sum(node.market == "on-demand" for node in held)
-        found.append(PoolState(pool, size, size, held, on_demand, size, size))
-    return tuple(sorted(found, key=lambda pool: pool.name))
+    return tuple(
+        sorted([*found, *_gangs(state, groups, instances, by_pool, now)], key=lambda pool: pool.name)
+    )
+
+
+def _gangs(
+    state: FleetState,
+    groups: Mapping[str, Group],
+    instances: Sequence[Instance],
+    nodes: Mapping[str, Sequence[Node]],
+    now: float,
+) -> list[PoolState]:
+    """Return gangs, and nodes without a pool, as pools of fixed size; ``nodes`` are those that run, by pool.
+
+    Planned is what is billed or may turn up yet: a gang is never filled up again. So nodes that are starting count
+    against limits, and so do those that a request may have started whose answer was lost.
+    """
+    billed: dict[str, list[Instance]] = {}
+    for instance in instances:
+        if not instance.gone and (name := pool_name(instance)) not in groups:
+            billed.setdefault(name, []).append(instance)
+    plans = {f"{plan.pool}/{name}": plan for name, plan in state.gangs.items()}
+    found = []
+    for name in {*billed, *nodes, *plans}:
+        there, held, plan = billed.get(name, []), tuple(nodes.get(name, ())), plans.get(name)
+        size = max(len(there), len(held))
+        on_demand = sum(not instance.spot for instance in there)
+        if plan is not None and (plan.phase == "asked" or now - plan.since < SETTLING):
+            missing = max(plan.size - size, 0)
+            size += missing
+            on_demand += missing * (plan.market == "on-demand")
+        if size:
+            found.append(PoolState(name, size, size, held, on_demand, size, size))
+    return found
 
 
 def adopted(group: Group) -> Plan:

@@ -7,22 +7,21 @@ the same request, and every node carries the gang's name and size: whatever a cr
 import logging
 import uuid
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ebbflow.infra.aws.clients import Clients, calling
-from ebbflow.infra.aws.gang_request import GangRequest, call, shortage
+from ebbflow.infra.aws.gang_request import call, shortage
 from ebbflow.infra.aws.instances import Instance, Instances
 from ebbflow.infra.aws.naming import TAG_GANG_SIZE
 from ebbflow.infra.aws.settings import Settings
-from ebbflow.infra.aws.state import FleetState, FleetStore, GangPlan
+from ebbflow.infra.aws.state import SETTLING, FleetState, FleetStore, GangPlan
 from ebbflow.infra.clock import Clock
 from ebbflow.infra.errors import AwsError, AwsUnavailableError, CredentialsError, NotOursError
-from ebbflow.infra.protocols import Ask, Refusal
+from ebbflow.infra.protocols import Ask, Gang, Refusal
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model.capacity import Market
+from ebbflow.planners.model.gangs import GangRequest, GangTarget
 
-SETTLING = 60.0
-"""Seconds after a request in which its nodes may not be listed yet."""
 _ENDED_A_CALL = 100
 _DELETED = ("fleetIdDoesNotExist", "fleetNotInDeletableState")
 _MISMATCH = "IdempotentParameterMismatch"  # an earlier request with this token was taken
@@ -30,18 +29,8 @@ _MISMATCH = "IdempotentParameterMismatch"  # an earlier request with this token 
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Gang:
-    """A whole gang; ``nodes`` is empty after a dry run."""
-
-    name: str
-    pool: str
-    nodes: tuple[str, ...]
-    ask: Ask | None = None  # what was asked, or would be; None for a gang that was held already
-
-
 class Gangs:
-    """Starts and returns gangs of one cluster. Safe for several threads."""
+    """A ``GangControl`` on AWS: starts and returns gangs of one cluster. Safe for several threads."""
 
     def __init__(
         self, settings: Settings, clients: Clients, store: FleetStore, instances: Instances, clock: Clock
@@ -53,32 +42,49 @@ class Gangs:
         self._instances = instances
         self._now = clock.now
 
-    def start(self, request: GangRequest, *, dry_run: bool = False) -> Gang:
-        """Return the gang, whole. A gang of this name that is held already is returned as it is.
-
-        Raises ``OptionError`` (unknown pool; a gang of the same name with another shape), ``SpotPriceTooHighError``
-        and ``InsufficientCapacityError`` when whatever had come was returned, and ``AwsUnavailableError`` when it is
-        not known what became of the request: call again with the same request, or let ``repair`` settle it.
-        """
-        pool = self._settings.pools.get(request.pool)
-        if pool is None:
-            raise OptionError(f"pool must be one of {', '.join(self._settings.pools)}; got {request.pool!r}")
+    def held(self, request: GangRequest) -> bool:
+        """See ``GangControl``. Asks nothing of AWS."""
         known = self._store.read().gangs.get(request.name)
         if known is not None:
             _same(request, known)
-            if known.phase == "held":
-                return Gang(request.name, request.pool, known.nodes)
-        plan = known or GangPlan(
-            request.pool, request.size, request.market, uuid.uuid4().hex, "asked", self._now()
-        )
-        ask = call(request, pool, self._names, plan.token)
-        if dry_run:
-            return Gang(request.name, request.pool, (), ask)
-        plan = self._record(request.name, plan)
-        _same(request, plan)
+        return known is not None and known.phase == "held"
+
+    def start(self, target: GangTarget, *, dry_run: bool = False) -> Gang:
+        """See ``GangControl``. Raises also ``SpotPriceTooHighError``.
+
+        Where it is not known what became of the request, call again with the same one, or let ``repair`` settle it.
+        """
+        request = target.request
+        pool = self._settings.pools.get(request.pool)
+        if pool is None:
+            raise OptionError(f"pool must be one of {', '.join(self._settings.pools)}; got {request.pool!r}")
+        new = GangPlan(request.pool, request.size, request.market, uuid.uuid4().hex, "asked", self._now())
+        stale = ""
+
+        def record(state: FleetState) -> FleetState:
+            nonlocal stale
+            stale = ""
+            known = state.gangs.get(request.name)
+            if known is not None:
+                _same(request, known)
+                if known.phase == "held":
+                    return state
+            if stale := _stale(target, state):
+                return state
+            if known is not None:
+                again = replace(known, since=new.since)
+                return replace(state, gangs={**state.gangs, request.name: again})
+            # whatever else was decided without this gang must not pass any more
+            return replace(state, epoch=state.epoch + 1, gangs={**state.gangs, request.name: new})
+
+        state = record(self._store.read()) if dry_run else self._store.change(record)
+        if stale:
+            return Gang(request.name, request.pool, (), refused=stale)
+        plan = state.gangs[request.name]
         if plan.phase == "held":
             return Gang(request.name, request.pool, plan.nodes)
-        return self._asked(request, plan, call(request, pool, self._names, plan.token))
+        ask = call(request, pool, self._names, plan.token)
+        return Gang(request.name, request.pool, (), ask) if dry_run else self._asked(request, plan, ask)
 
     def end(self, name: str, *, dry_run: bool = False) -> tuple[Ask, ...]:
         """Return a gang's nodes to AWS; return what was asked. Unknown and ended gangs ask for nothing.
@@ -201,16 +207,17 @@ class Gangs:
             with calling(f"end {len(left)} nodes of a gang"):
                 self._clients.client("ec2").terminate_instances(**ask.parameters)
 
-    def _record(self, name: str, plan: GangPlan) -> GangPlan:
-        """Record ``plan`` unless there is one; return what is recorded."""
-
-        def how(state: FleetState) -> FleetState:
-            return state if name in state.gangs else replace(state, gangs={**state.gangs, name: plan})
-
-        return self._store.change(how).gangs[name]
-
     def _keep(self, name: str, plan: GangPlan) -> None:
         self._store.change(lambda state: replace(state, gangs={**state.gangs, name: plan}))
+
+
+def _stale(target: GangTarget, state: FleetState) -> str:
+    """Return why a target was decided for another fleet than there is; empty where it was not."""
+    if target.epoch != state.epoch:
+        return f"it was decided for epoch {target.epoch}, and the fleet is at {state.epoch}"
+    beside = dict(target.beside)
+    grown = sorted(pool for pool, plan in state.plans.items() if plan.nodes > beside.get(pool, 0))
+    return f"{', '.join(grown)} may have more nodes than when it was decided" if grown else ""
 
 
 def _without(name: str) -> Callable[[FleetState], FleetState]:

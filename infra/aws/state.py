@@ -17,6 +17,8 @@ from ebbflow.infra.errors import StorageError
 from ebbflow.planners.model.capacity import Market, Notice
 
 T = TypeVar("T")
+SETTLING = 60.0
+"""Seconds after a request for a gang in which its nodes may not be listed yet."""
 _VERSION = 1
 
 GangPhase = Literal["asked", "held", "ending"]

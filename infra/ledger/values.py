@@ -93,6 +93,10 @@ def _new_encoder(kind: Any) -> Callable[[Any], Any]:
             return found
 
         return whole
+    if origin in (Union, types.UnionType):
+        (rest,) = (a for a in arguments if a is not types.NoneType)
+        some = encoder(rest)
+        return lambda value: None if value is None else some(value)
     if origin is tuple and arguments[-1] is Ellipsis and is_dataclass(arguments[0]):
         item = encoder(arguments[0])
         return lambda value: [item(one) for one in value]

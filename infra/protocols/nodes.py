@@ -194,10 +194,10 @@ class GangControl(Protocol):
 class Replacing(Protocol):
     """A ``FleetControl`` whose provider starts a node only when another is gone, unless it is asked before."""
 
-    def replace_leaving(self, ids: Sequence[str], *, dry_run: bool = False) -> Applied:
-        """Have nodes started at once in place of these, which have a firm notice, and which keep the time it leaves.
+    def replace_leaving(self, notices: Sequence[Notice], *, dry_run: bool = False) -> Applied:
+        """Have nodes started at once in place of those with these firm notices, which keep the time that is left.
 
-        Those that are gone, were replaced already or stay after all are passed over; those that cannot be replaced
-        yet are refused, with the reason. Raises ``NotOursError`` before anything is done, and the provider's errors.
+        Those that are gone or were replaced already are passed over; those that cannot be replaced yet are refused,
+        with the reason. Raises ``NotOursError`` before anything is done, and the provider's errors.
         """
         ...

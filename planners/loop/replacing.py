@@ -23,7 +23,7 @@ Passed = Callable[[PoolState, int], tuple[int, Sequence[str]]]
 class Successors:
     """What is asked for."""
 
-    now: tuple[str, ...] = ()  # nodes that others are to be started for, the first to leave first
+    now: tuple[Notice, ...] = ()  # of nodes that others are to be started for, the first to leave first
     asked: Mapping[str, float] = field(
         default_factory=dict
     )  # those that it was asked for already -> when last
@@ -46,7 +46,7 @@ def successors(
 
     Args:
         pools: of one fleet.
-        notices: of its nodes.
+        notices: of its nodes; of several for one node the earliest firm one counts.
         sizes: nodes that each pool is to have.
         drains: nodes that leave because they are not needed.
         before: what the last call has asked for.
@@ -55,7 +55,11 @@ def successors(
         told: what has been said, not to say it twice; kept up to date.
         passed: the guard. What leaves by itself is billed until it is gone, and is none of those that stay.
     """
-    leaving = {n.node_id: n.deadline for n in notices if n.kind == "interruption"}
+    leaving: dict[str, float] = {}
+    for notice in notices:
+        if notice.kind == "interruption":
+            known = leaving.get(notice.node_id, inf)
+            leaving[notice.node_id] = min(notice.deadline, known)
     asked: dict[str, float] = {}
     due: list[str] = []
     changes: list[Change] = []
@@ -79,7 +83,10 @@ def successors(
         due += [*again, *granted]
         asked |= dict.fromkeys([*again, *granted], now)
     return Successors(
-        tuple(due), asked, tuple(changes), min((at + AGAIN for at in asked.values()), default=inf)
+        tuple(Notice(id_, leaving[id_]) for id_ in due),
+        asked,
+        tuple(changes),
+        min((at + AGAIN for at in asked.values()), default=inf),
     )
 
 

@@ -20,6 +20,7 @@ from ebbflow.planners.loop.scene import Scene
 from ebbflow.planners.loop.uses import uses_of
 from ebbflow.planners.loop.values import Memory, Scaling, Situation
 from ebbflow.planners.market import Interruption
+from ebbflow.planners.model.capacity import Notice
 from ebbflow.planners.model.fleet import Fleet, PoolState, Target
 from ebbflow.planners.model.ledger import Change, Decided
 from ebbflow.planners.scaling.scale_in import may_end, with_drains
@@ -39,7 +40,7 @@ class Sized:
     replacing: Mapping[str, float] = field(
         default_factory=dict
     )  # leaving node -> when another was last asked for
-    replace: tuple[str, ...] = ()  # nodes that others are to be started for now
+    replace: tuple[Notice, ...] = ()  # of nodes that others are to be started for now
 
 
 def scale(
@@ -125,15 +126,17 @@ class _Scaling:
             return Successors()
         sizes = {pool.name: pool.planned for pool in pools} | {one.pool: one.nodes for one in targets}
         drains = {id_ for one in targets for id_ in one.drain}
+        # the ledger hears of notices before the fleet is looked at again
+        fleet = replace(self.fleet, notices=(*self.fleet.notices, *self.scene.state.notices.values()))
 
         def passed(pool: PoolState, nodes: int) -> tuple[int, Sequence[str]]:
             wanted = Target(pool.name, nodes, self.fleet.epoch, "", min(pool.on_demand, nodes))
-            verdict = self.checked(wanted, self.money(needs[pool.name]))
+            verdict = self.checked(wanted, self.money(needs[pool.name]), fleet)
             return (verdict.target.nodes if verdict.target else 0), verdict.reasons
 
         return successors(
             [pool for pool in pools if pool.name in needs],
-            self.fleet.notices,
+            fleet.notices,
             sizes,
             drains,
             self.memory.replacing,
@@ -245,10 +248,10 @@ class _Scaling:
         self.record(key, pool, target, passed, verdict.reasons, need)
         return passed
 
-    def checked(self, target: Target, run: RunMoney | None) -> guard.Verdict:
+    def checked(self, target: Target, run: RunMoney | None, fleet: Fleet | None = None) -> guard.Verdict:
         return guard.check(
             target,
-            self.fleet,
+            fleet or self.fleet,
             self.scene.settings.limits,
             new=self.new,
             uses=self.uses,
@@ -294,7 +297,7 @@ class _Scaling:
         self.changes.append(
             Decided(
                 "scaling",
-                f"{pool.name} {_becomes(pool, passed)}: {passed.reason}",
+                f"{pool.name} {becomes(pool, passed)}: {passed.reason}",
                 need.app,
                 self.scene.state.epoch,
                 inputs=inputs,
@@ -323,7 +326,7 @@ class _Scaling:
         return min((time for time in times if time > self.scene.now), default=inf)
 
 
-def _becomes(pool: PoolState, target: Target) -> str:
+def becomes(pool: PoolState, target: Target) -> str:
     """Return what a target changes of a pool, for people."""
     if target.nodes > pool.planned:
         return f"grows from {pool.planned} to {_nodes(target.nodes)}"

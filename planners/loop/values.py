@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.fallback import Fallback
 from ebbflow.planners.limits import Limits
+from ebbflow.planners.model.capacity import Notice
 from ebbflow.planners.model.fleet import Fleet, Offer, Target
 from ebbflow.planners.model.ledger import AppReport, Change, State
 from ebbflow.planners.model.scheduling import Placement, Policy
@@ -205,4 +206,4 @@ class Cycle:
     wake: float = inf  # when something is due even if nothing happens
     end: tuple[str, ...] = ()  # drained nodes on which nothing is left, to be ended
     auction: bool = False  # the policy was asked
-    replace: tuple[str, ...] = ()  # nodes with a firm notice that others are to be started for now
+    replace: tuple[Notice, ...] = ()  # of nodes that others are to be started for now

@@ -42,9 +42,7 @@ class GangRequest:
             raise OptionError(
                 "a gang must be in one zone or of one type: AWS promises all or nothing only then"
             )
-        if self.max_price is not None and (
-            self.market != "spot" or not _CHEAPEST <= self.max_price < inf
-        ):
+        if self.max_price is not None and (self.market != "spot" or not _CHEAPEST <= self.max_price < inf):
             raise OptionError(
                 "max_price is for spot nodes and must be at least 0.001 dollars; got "
                 f"{self.max_price!r} for {self.market}"
@@ -58,8 +56,9 @@ class GangRequest:
 
 @dataclass(frozen=True, slots=True)
 class GangTarget:
-    """A gang that may be started, decided for a fleet's ``epoch``; one for an old epoch is not started.
+    """A gang that may be started, decided for a fleet's ``epoch`` and beside pools of so many planned nodes.
 
+    One for an old epoch, or beside a pool that has been let grow since, is not started.
     ``planners.guard_gang.check_gang`` alone makes them, and nothing else can be started: so no gang gets past the
     limits.
     """
@@ -67,3 +66,4 @@ class GangTarget:
     request: GangRequest
     epoch: int
     reason: str
+    beside: tuple[tuple[str, int], ...] = ()  # pool, nodes that it is planned to have

@@ -55,9 +55,10 @@ class Coster:
     def demand(self, bill: Bill) -> Resources:
         """Return what one task demands: one core, its own memory and its part of what is resident."""
         slots = max(self.share.largest.cores, 1.0)
-        # What any task takes is not worth waiting for: on small nodes the engine spills instead.
-        floor = min(self.model.task_memory, self.share.largest.memory / slots)
-        return Resources(1.0, floor + bill.task + bill.resident / slots)
+        own = bill.task + bill.resident / slots
+        # What any task takes is not worth waiting for: on small nodes it has what is left, and the engine spills.
+        floor = min(self.model.task_memory, max(self.share.largest.memory / slots - own, 0.0))
+        return Resources(1.0, floor + own)
 
     def unit(self, unit: Unit, choice: Choice) -> tuple[Bill, Size]:
         """Return the bill of one statement and the size of its output (bytes as stored)."""

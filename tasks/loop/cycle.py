@@ -25,6 +25,7 @@ from ebbflow.tasks.loop.listening import Announcer, LoopEvent
 from ebbflow.tasks.loop.observing import Sight, Watch
 from ebbflow.tasks.loop.pace import LoopPace
 from ebbflow.tasks.loop.row import RESERVED
+from ebbflow.tasks.wording import plural
 
 _REFUSED = 5  # decisions in a row that the ledger refuses before the loop gives up on its memory
 _FAILURES = 10  # decisions in a row that raise before the loop ends
@@ -134,8 +135,9 @@ class Cycles:
         """Say that a loop has begun and what it found; ``once`` repairs, since it always compares all with all."""
         state = self._ledger.state()
         reason = (
-            f"{self._lead.holder} leads with token {self._lead.leadership.token}: {len(state.nodes)} nodes, "
-            f"{len(state.leases)} leases and {len(state.active())} apps are on record"
+            f"{self._lead.holder} leads with token {self._lead.leadership.token}: "
+            f"{plural(len(state.nodes), 'node')}, "
+            f"{plural(len(state.leases), 'lease')} and {plural(len(state.active()), 'app')} are on record"
         )
         self._write(state, [Decided("recovery", reason, epoch=state.epoch)])
         self._repair_at = 0.0

@@ -16,8 +16,10 @@ from ebbflow.infra.clock import Clock
 from ebbflow.infra.errors import InfraError
 from ebbflow.infra.protocols import Applied, FleetControl, Replacing
 from ebbflow.planners.errors import EbbflowError
+from ebbflow.planners.model.capacity import Notice
 from ebbflow.planners.model.fleet import Target
 from ebbflow.tasks.loop.evicting import Evictor
+from ebbflow.tasks.wording import plural
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +66,7 @@ class Hands:
         wake: threading.Event | None = None,
     ) -> None:
         self._fleet, self._evictor, self._clock = fleet, evictor, clock
+        self._replaces = isinstance(fleet, Replacing)
         self._wake = wake
         self._queues: dict[str, queue.Queue[_Job | None]] = {}
         self._threads: list[threading.Thread] = []
@@ -97,12 +100,13 @@ class Hands:
     @property
     def replaces(self) -> bool:
         """Tell whether the fleet wants to be asked for nodes in place of those that leave."""
-        return isinstance(self._fleet, Replacing)
+        return self._replaces
 
-    def replace(self, nodes: Sequence[str]) -> None:
+    def replace(self, notices: Sequence[Notice]) -> None:
         """Ask for nodes in place of those that leave."""
-        if nodes:
-            self._ask("fleet", f"replace {','.join(nodes)}", lambda: self._replace(tuple(nodes)))
+        if notices:
+            key = f"replace {','.join(notice.node_id for notice in notices)}"
+            self._ask("fleet", key, lambda: self._replace(tuple(notices)))
 
     def repair(self) -> None:
         """Let the fleet ask again for what is planned and was not asked for."""
@@ -175,7 +179,7 @@ class Hands:
             self._done.append(found)
 
     def _apply(self, target: Target) -> Done:
-        what = f"{target.pool}: {target.nodes} nodes, {target.reason}"
+        what = f"{target.pool}: {plural(target.nodes, 'node')}, {target.reason}"
         if self._fleet is None:
             return Scaled(what, target=target, error="there is no fleet to be scaled")
         try:
@@ -191,11 +195,11 @@ class Hands:
         except EbbflowError as error:
             return Scaled(what, error=str(error))
 
-    def _replace(self, nodes: tuple[str, ...]) -> Done:
+    def _replace(self, notices: tuple[Notice, ...]) -> Done:
         assert isinstance(self._fleet, Replacing)
-        what = f"nodes in place of {', '.join(nodes)}"
+        what = f"nodes in place of {', '.join(notice.node_id for notice in notices)}"
         try:
-            return Scaled(what, self._fleet.replace_leaving(nodes))
+            return Scaled(what, self._fleet.replace_leaving(notices))
         except EbbflowError as error:
             return Scaled(what, error=str(error))
 

@@ -140,14 +140,16 @@ def _spark(source: str, clock: Clock) -> Iterator[Nodes]:
 
 @contextmanager
 def _aws(request: CapacityRequest, config: str | None, ledger: Ledger, clock: Clock) -> Iterator[Nodes]:
-    from ebbflow.infra.aws.capacity import AwsCapacity
+    from ebbflow.infra.aws.capacity import REFRESH, AwsCapacity
     from ebbflow.tasks.fleet import observe, opened
     from ebbflow.tasks.fleet_request import FleetRequest
 
     asked = FleetRequest(config=config, limits=request.limits, prices=request.prices)
+    # EC2 is asked for instances as often as the loop wants to know of them, but for its throttling
+    refresh = min(REFRESH, max(1.0, 2.0 * request.rules().pace.fleet))
     with opened(asked, clock) as cluster:
         feed = cluster.feed()
-        source = AwsCapacity(cluster.control, feed, hazard=hazard, clock=clock)
+        source = AwsCapacity(cluster.control, feed, hazard=hazard, refresh=refresh, clock=clock)
         # EC2 does not say what a node costs, and a lease without a price counts in no budget
         priced = Priced(
             source, lambda: {name: cluster.prices.offers(name) for name in cluster.settings.pools}

@@ -10,7 +10,7 @@ class LoopPace:
     """Times of a loop; what is decided, and how often without a cause, stands in ``planners.loop.Settings``."""
 
     look: float = 0.2  # between looks at the ledger for apps that entered, moved or let go
-    source: float = 0.5  # between looks at the capacity
+    source: float = 0.3  # between looks at the capacity
     fleet: float = 5.0  # between looks at the fleet
     settle: float = 0.05  # after a change is seen, for others of the same burst
     lead: float = 15.0  # that a lead holds unless it is renewed, which happens at a third of it

@@ -45,7 +45,7 @@ class LoopRules:
         gpus = 48
 
         [pace]                         # seconds; ``LoopPace`` has them all
-        source = 0.5
+        source = 0.3
     """
 
     fleet: FleetRules = field(default_factory=FleetRules)

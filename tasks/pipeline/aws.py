@@ -108,7 +108,7 @@ def give_back(
             return
         say(f"giving nodes back: {more}")
         scaling = replace(settings.scaling, idle_s=0.0, hold_s=0.0)
-        left = _run_until_returned(make(replace(settings, scaling=scaling)), fleet, clock)
+        left = _run_until_returned(make(replace(settings, scaling=scaling)), ledger, fleet, clock)
     except InfraError as error:
         left = str(error)
     if left:
@@ -117,8 +117,8 @@ def give_back(
         say("all nodes that were rented are given back")
 
 
-def _run_until_returned(loop: CapacityLoop, fleet: FleetControl, clock: Clock) -> str:
-    """Run a loop until no pool has more nodes than its least; return what is left after a while."""
+def _run_until_returned(loop: CapacityLoop, ledger: Ledger, fleet: FleetControl, clock: Clock) -> str:
+    """Run a loop until no pool has more nodes than its least, and the ledger knows; return what is left."""
     stop, problem = threading.Event(), ""
 
     def work() -> None:
@@ -132,12 +132,19 @@ def _run_until_returned(loop: CapacityLoop, fleet: FleetControl, clock: Clock) -
     thread.start()
     end, left = clock.now() + _RETURN, "their number is not known"
     try:
-        while (left := _surplus(fleet)) and thread.is_alive() and clock.now() < end:
+        while thread.is_alive() and clock.now() < end:
+            if not (left := _surplus(fleet)) and not _ended(ledger, fleet):
+                break
             clock.sleep(_LOOK)
     finally:
         stop.set()
         thread.join(_END)
     return f"{left} ({problem})" if left and problem else left
+
+
+def _ended(ledger: Ledger, fleet: FleetControl) -> set[str]:
+    """Return the nodes that the ledger has and that are gone. Raises ``InfraError``."""
+    return ledger.state().nodes.keys() - {node.id for pool in fleet.observe().pools for node in pool.nodes}
 
 
 def _surplus(fleet: FleetControl) -> str:

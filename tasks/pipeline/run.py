@@ -199,7 +199,6 @@ class _Run:
                     self._conclude(coordinator, view, site, clock.now() - began)
                 raise
             _settle(view, set(apps.values()), clock)
-            site.wind_up()
             return self._conclude(coordinator, view, site, clock.now() - began)
 
     def _conclude(

@@ -188,25 +188,17 @@ def _leading(
         def loop(settings: Settings, listener: LoopListener | None = None) -> CapacityLoop:
             return nodes.loop(site.ledger, settings, clock=clock, listener=listener, pace=rules.pace)
 
-        running = ExitStack()
-
-        def wind_up() -> None:
-            site.wind_up = lambda: None
-            running.close()
-            if nodes.fleet is not None:
-                give_back(site.ledger, nodes.fleet, settings, loop, say, clock)
-
-        site.wind_up = wind_up
+        interrupted = False
         try:
-            running.enter_context(_running(loop(settings, listener), site, say))
-            yield
+            with _running(loop(settings, listener), site, say):
+                yield
         except KeyboardInterrupt:
-            site.wind_up = lambda: None
-            running.close()
+            interrupted = True
             say("nodes that were rented may be left; look: ebbflow fleet status")
             raise
         finally:
-            site.wind_up()
+            if nodes.fleet is not None and not interrupted:
+                give_back(site.ledger, nodes.fleet, settings, loop, say, clock)
 
 
 def _local_pools(fleet: LocalFleet | None) -> MakePools | None:

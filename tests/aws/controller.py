@@ -15,7 +15,6 @@ from typing import Any
 from ebbflow.infra.aws.capacity import AwsCapacity
 from ebbflow.infra.aws.clients import Clients
 from ebbflow.infra.aws.fleet import SpotFleet
-from ebbflow.infra.aws.gangs import GangRequest
 from ebbflow.infra.aws.notice_book import NoticeFile
 from ebbflow.infra.aws.notices import NoticeFeed
 from ebbflow.infra.aws.settings import Settings
@@ -25,9 +24,12 @@ from ebbflow.infra.errors import AwsError, EngineUnavailableError, InsufficientC
 from ebbflow.infra.files import write_atomic
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.fallback import Fallback
+from ebbflow.planners.limits import Limits
 from ebbflow.planners.model.fleet import Fleet, PoolState
+from ebbflow.planners.model.gangs import GangRequest
 from ebbflow.planners.recovery import hazard
 from ebbflow.tasks.fleet import Observation, act, decide, guard, wish
+from ebbflow.tasks.fleet_gangs import end_gang, guard_gang, start_gang
 from ebbflow.tasks.fleet_request import FleetRules
 from tests.aws.clock import ScaledClock
 
@@ -37,7 +39,8 @@ LOOK = 5.0  # seconds between looks at the fleet, and at the orders
 WATCH = 1.0  # seconds between looks at what is known
 REPAIR = 60.0  # seconds between repairs
 DRAINS = 10.0  # seconds that a node takes to drain
-RULES = FleetRules(fallback=Fallback(after=60.0, hold=150.0))
+MOST = 23  # nodes; beside the largest pool there is no room for the larger gangs
+RULES = FleetRules(Limits(nodes=MOST), fallback=Fallback(after=60.0, hold=150.0))
 
 
 def spot_fleet(settings: Settings, url: str, folder: Path, clock: Clock | None = None) -> SpotFleet:
@@ -174,13 +177,17 @@ class Controller:
     def _gang(self, fleet: Fleet, orders: Orders) -> None:
         held = any(pool.name == f"{POOL}/{GANG}" for pool in fleet.pools)
         if orders.gang and not held:
+            gangs = self._fleet.gangs
             try:
-                gang = self._fleet.gangs.start(GangRequest(GANG, POOL, orders.gang))
-                self._act("gang", list(gang.nodes))
+                verdict = guard_gang(Observation(fleet), gangs, GangRequest(GANG, POOL, orders.gang), RULES)
+                started = start_gang(gangs, verdict)
             except (InsufficientCapacityError, OptionError) as error:
                 self._act("no gang", [str(error)])
+                return
+            self._act("gang", list(started.nodes))
+            self._act("no gang", [refusal.why for refusal in started.applied.refused])
         elif held and not orders.gang:
-            self._act("gang ended", [str(ask) for ask in self._fleet.gangs.end(GANG)])
+            self._act("gang ended", [str(ask) for ask in end_gang(self._fleet.gangs, GANG).asked])
 
     def _watch(self) -> None:
         """Write every epoch to the journal, and now and then that the queue has answered."""

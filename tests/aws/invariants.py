@@ -3,8 +3,9 @@
 from itertools import pairwise
 from typing import Any
 
+from ebbflow.infra.aws.naming import TAG_GANG
 from ebbflow.infra.aws.notice_book import NoticeBook
-from tests.aws.controller import POOL
+from tests.aws.controller import MOST, POOL
 from tests.aws.emulator import Cluster
 
 TAKEN = 75.0
@@ -25,6 +26,7 @@ def violations(
     return [
         *(f"the emulator failed: {error}" for error in state["errors"]),
         *_leaks(state, seen, cluster, wanted),
+        *_limits(state, seen, cluster),
         *_ended(state, journal, cluster),
         *_notices(state, journal, book, cluster),
         *_memory(seen),
@@ -49,6 +51,27 @@ def _leaks(state: dict[str, Any], seen: list[dict[str, Any]], cluster: Cluster, 
     return found
 
 
+def _limits(state: dict[str, Any], seen: list[dict[str, Any]], cluster: Cluster) -> list[str]:
+    """No gang is started beyond the limit of nodes: by AWS's own record, and by what the controller planned.
+
+    Nodes that their group ends are not counted: it starts others for them, whatever is decided.
+    """
+    found = []
+    for line in seen:
+        planned = sum(pool[0] for pool in line["pools"].values())
+        if planned > MOST:
+            found.append(f"{planned} nodes planned at epoch {line['epoch']}, and {MOST} are allowed")
+    there: set[str] = set()
+    for entry in state["log"]:
+        if entry["kind"] == "launched" and cluster.names.owns(entry["tags"]):
+            there.add(entry["instance"])
+            if TAG_GANG in entry["tags"] and len(there) > MOST:
+                found.append(f"{entry['instance']} of a gang is node {len(there)}, and {MOST} are allowed")
+        elif entry["kind"] in ("ended", "waits"):
+            there.discard(entry["instance"])
+    return found
+
+
 def _ended(state: dict[str, Any], journal: list[dict[str, Any]], cluster: Cluster) -> list[str]:
     """Only our own nodes are ended, by name, and those of the pool only when they were drained."""
     tags = {i["id"]: i["tags"] for i in state["instances"]}
@@ -62,7 +85,7 @@ def _ended(state: dict[str, Any], journal: list[dict[str, Any]], cluster: Cluste
             found.append(f"{id_} is not ours and was ended by {cause}")
         elif cause.startswith("scale-in"):
             found.append(f"{id_} was chosen by its group")
-        elif "ebbflow:gang" not in tags[id_] and id_ not in drained:
+        elif TAG_GANG not in tags[id_] and id_ not in drained:
             found.append(f"{id_} was ended without being drained, by {cause}")
     return found
 

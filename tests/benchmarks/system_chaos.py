@@ -23,13 +23,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from ebbflow.tasks.charts import bars_svg
 from ebbflow.tasks.report import write_text
 from tests.chaos.faults import Kind
+from tests.chaos.invariants import marked
 from tests.chaos.run import OUTCOME
+from tests.chaos.scene import uid_of
 
 ROOT = Path(__file__).parents[2]
 LIMIT = 900.0  # s for one run
+ENDS = 90.0  # s for one that is cut short to take down what it has started
 WORDS: dict[Kind, str] = {
     "kill-spark": "Spark worker killed",
     "kill-gpu": "training node killed",
@@ -91,8 +96,15 @@ def _run(seed: int, runs: Path) -> dict[str, Any]:
     folder.mkdir(parents=True)
     log = folder / "run.log"
     command = [sys.executable, "-m", "tests.chaos.run", str(seed), str(folder), "--data", str(runs / "data")]
-    with log.open("wb") as out, contextlib.suppress(subprocess.TimeoutExpired):
-        subprocess.run(command, cwd=ROOT, stdout=out, stderr=subprocess.STDOUT, timeout=LIMIT, check=False)
+    with (
+        log.open("wb") as out,
+        subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=subprocess.STDOUT) as process,
+    ):
+        try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(LIMIT)
+        finally:
+            _end(process)
     try:
         outcome: dict[str, Any] = json.loads((folder / OUTCOME).read_text())
     except (OSError, ValueError):
@@ -103,6 +115,19 @@ def _run(seed: int, runs: Path) -> dict[str, Any]:
     if not outcome["violations"]:
         shutil.rmtree(folder, ignore_errors=True)
     return outcome
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    """End a run that is cut short, with all that it has started."""
+    if process.poll() is not None:
+        return
+    process.terminate()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(ENDS)
+    process.kill()
+    for left in marked(uid_of(process.pid)):
+        with contextlib.suppress(psutil.Error):
+            left.kill()
 
 
 def _tell(outcome: dict[str, Any], more: str) -> None:

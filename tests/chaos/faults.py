@@ -65,7 +65,7 @@ class Script:
     ledger_on_disk: bool  # that gets full
     spare: bool  # a second loop waits for the lead
     spark: bool = True
-    window: float = 75.0  # s within which faults begin
+    window: float = 50.0  # s within which faults begin
 
     @classmethod
     def of(cls, seed: int, *, brief: bool = False) -> "Script":
@@ -74,13 +74,13 @@ class Script:
         if brief:
             kinds = [kind for kind in NAMED if kind != "kill-spark"]
             rng.shuffle(kinds)
-            faults = _spread(kinds, 0.5, 7.0, rng, shorter=0.25)
-            return cls(seed, faults, False, False, False, spark=False, window=7.0)
+            faults = _spread(kinds, 0.0, 3.0, rng, shorter=0.15)
+            return cls(seed, faults, False, False, False, spark=False, window=3.0)
         kinds = [*NAMED, *rng.choices(FURTHER, k=rng.randint(5, 9))]
         rng.shuffle(kinds)
         return cls(
             seed,
-            _spread(kinds, 6.0, 75.0, rng),
+            _spread(kinds, 4.0, 50.0, rng),
             postgres=seed % 4 == 3,
             ledger_on_disk=seed % 4 == 1,
             spare=rng.random() < 0.5,

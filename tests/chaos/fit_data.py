@@ -9,7 +9,7 @@ from typing import Any
 from tests.chaos.samples import account, read
 
 SAMPLES, BATCH, SEED = 256, 32, 5  # as in ``fit``
-_LONG = 300.0  # s
+LONG = 300.0  # s
 
 
 def answer(sql: str, tables: Path) -> Any:
@@ -37,7 +37,7 @@ def undisturbed(script: Path, sql: str, tables: Path, x: str, y: str, epochs: in
                 sys.executable, str(script), "--data", str(here / "table"), "--x", x, "--y", y,
                 "--log", str(here / "log"), "--epochs", str(epochs),
             ],
-            env={**os.environ, "OMP_NUM_THREADS": "1"}, check=True, timeout=_LONG, cwd=here,
+            env={**os.environ, "OMP_NUM_THREADS": "1"}, check=True, timeout=LONG, cwd=here,
         )  # fmt: skip
         ((_, weights),) = account(read(here / "log" / "alone")).ends
         kept.write_text(weights)

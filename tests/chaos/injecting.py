@@ -18,6 +18,7 @@ from tests.chaos.faults import Fault
 from tests.chaos.keeping import Kept
 from tests.chaos.scene import POOLS, Scene
 
+SETTLED = 15.0  # s after which a process holds its run
 _VICTIM = 6.0  # s that a victim is waited for
 _LOOK = 0.05  # s
 
@@ -33,6 +34,7 @@ class Done:
     why_not: str = ""
     number: int = 0  # of the ledger's last event before it
     until: float = 0.0  # s after the beginning, when it was over
+    led: bool = False  # the loop that was killed was the one that led
 
     def to_json(self) -> dict[str, Any]:
         return dict(vars(self))
@@ -214,6 +216,7 @@ class Injector:
 
     def _kill_process(self, fault: Fault, one: Done) -> None:
         kept = self._process(fault)
+        one.led = kept is not None and self._leads(kept.pid)
         pid = kept.kill(group=bool(fault.way % 2), back=fault.back) if kept is not None else 0
         if kept is None or not pid:
             one.why_not = "no such process was there"
@@ -222,6 +225,15 @@ class Injector:
         one.proof = (
             f"SIGKILL to process {pid}{' and its session' if fault.way % 2 else ''}, {fault.back:g} s away"
         )
+
+    def _leads(self, pid: int) -> bool:
+        """Tell whether a process leads the cluster, by the holder's name in the ledger."""
+        try:
+            with self.scene.open() as ledger:
+                lead = ledger.leader()
+        except LedgerError:
+            return False
+        return lead is not None and f":{pid}:" in lead.holder
 
     def _freeze_process(self, fault: Fault, one: Done) -> None:
         kept = self._process(fault)
@@ -243,13 +255,19 @@ class Injector:
             one.why_not = "no such process was there"
             return
         one.victim = kept.name
-        before = kept.pid
-        ended = self.twin(kept)
-        said = ended.stdout.decode(errors="replace").strip().splitlines()
-        one.proof = f"it ended with {ended.returncode}: {said[-1][:200] if said else ''}"
-        if ended.returncode == 0 and before == kept.pid:
-            one.proof = ""
-            one.why_not = "WRONG: two processes held one run"
+        # one that has only begun may not hold the run yet, and then the second is the first
+        before, old = kept.pid, time.monotonic() - kept.starts[-1] > SETTLED
+        try:
+            ended = self.twin(kept)
+        except subprocess.TimeoutExpired:
+            one.proof = "it goes on with the run, which the first had let go of; ended"
+            refused = False
+        else:
+            said = ended.stdout.decode(errors="replace").strip().splitlines()
+            one.proof = f"it ended with {ended.returncode}: {said[-1][:200] if said else ''}"
+            refused = ended.returncode != 0
+        if not refused and old and before == kept.pid:
+            one.proof, one.why_not = "", "WRONG: two processes held one run"
 
     # --- what they stand on ---------------------------------------------------------------------------------
 

@@ -155,7 +155,7 @@ def check_faults(done: Sequence[Done], events: Sequence[Event], found: Findings)
                     [f"{one.victim} was taken away at {one.at:.1f} s, and the ledger does not know it"],
                 )
             found.count(losses_on_record=int(came and left))
-        elif one.kind == "kill-loop":
+        elif one.kind == "kill-loop" and one.led:
             again = any(isinstance(e.change, LoopBegan) for e in after)
             if not again:
                 found.wrong(one.kind, [f"no loop has begun after {one.victim} was killed at {one.at:.1f} s"])

@@ -45,6 +45,7 @@ class Kept:
     starts: list[float] = field(default_factory=list)  # s, monotonic
     deaths: list[Death] = field(default_factory=list)
     over: bool = False
+    aborted: bool = False  # by us, to see where it hung
     lock: threading.RLock = field(default_factory=threading.RLock)
     _due: float = 0.0
     _tries: int = 0
@@ -77,7 +78,7 @@ class Kept:
     def tend(self, back: float = 0.5) -> None:
         """Look whether it runs; start it again ``back`` seconds after an end before its time, later each time."""
         with self.lock:
-            if self.over:
+            if self.over or self.aborted:
                 return
             now = time.monotonic()
             if self.process is None:
@@ -131,6 +132,7 @@ class Kept:
 
     def stacks(self) -> None:
         """Have it write the stacks of its threads into its log, and end."""
+        self.aborted = True
         self.signal(signal.SIGCONT)
         self.signal(signal.SIGABRT)
         if self.process is not None:
@@ -147,7 +149,7 @@ class Kept:
         found = [
             f"{self.name} ended with {death.status}: {death.said}"
             for death in self.deaths
-            if death.status != -signal.SIGKILL and not EXCUSES.search(death.said)
+            if death.status != -signal.SIGKILL and not (self.aborted or EXCUSES.search(death.said))
         ]
         unkilled = sum(death.status == -signal.SIGKILL for death in self.deaths) - len(self.killed)
         if unkilled > 0:

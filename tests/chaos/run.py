@@ -8,11 +8,13 @@ anything did not hold.
 
 import argparse
 import json
+import signal
 import subprocess
 import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -47,7 +49,7 @@ BRIEF_BOUND = 120.0
 LEFT = 40.0  # s for leases to end once all apps have
 GONE = 20.0  # s for processes to be gone once their parents have ended
 STOP = 60.0  # s for a loop to stop
-TWIN = 60.0  # s for a second process of a run to be refused
+TWIN = 30.0  # s for a second process of a run to be refused
 _LOOK = 0.1  # s
 OUTCOME = "outcome.json"
 
@@ -63,6 +65,8 @@ class Play:
     apps: list[Kept] = field(default_factory=list)
     loops: list[Kept] = field(default_factory=list)
     injector: Injector | None = None
+    beside: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1))
+    weights: dict[str, Future[str]] = field(default_factory=dict)  # of undisturbed trainings, by app
     began: float = field(default_factory=time.monotonic)
 
     # --- processes ------------------------------------------------------------------------------------------
@@ -119,7 +123,10 @@ class Play:
             for work in works(script, self.scene):
                 self.add(work)
             self.injector = Injector(self.scene, self.loops, self.apps, self.twin, self.say)
-            self.await_(lambda: bool(ledger.state().apps), 120.0, "an app has entered")
+            if script.spark:
+                self.await_(lambda: bool(ledger.state().apps), 120.0, "an app has entered")
+            else:  # few seconds, which are to meet a training
+                self.await_(self.trains, 120.0, "a step is done")
             self.injector.begin()
             self.until_over()
             self.injector.end()
@@ -129,10 +136,20 @@ class Play:
         if not uses.seen:
             self.findings.wrong("use", ["no GPU was ever seen in use"])
 
+    def trains(self) -> bool:
+        """Tell whether any step of a training is done."""
+        return any('"done"' in path.read_text() for path in self.scene.logs.rglob("*.jsonl"))
+
     def add(self, work: Work) -> None:
         self.works.append(work)
         self.apps.append(self.app(work))
         self.apps[-1].start()
+        for one in work.trainings:
+            if one.gpus == 1:  # on several processes sums are rounded otherwise
+                self.weights[f"{work.name}.{one.step}"] = self.beside.submit(
+                    fit_data.undisturbed, HERE / "fit.py", work.queries[one.query], self.scene.data, one.x, one.y,
+                    one.epochs, self.scene.data.parent / "undisturbed",
+                )  # fmt: skip
 
     def until_over(self) -> None:
         """Look after everybody until all pipelines have ended. While there are faults to come, there is work."""
@@ -164,7 +181,7 @@ class Play:
             if kind == "shop":
                 self.add(shop(self.scene, number, trains=False))
             else:
-                self.add(labs(self.scene, number, epochs=8, pause=0.25, trials=0))
+                self.add(labs(self.scene, number, epochs=6, pause=0.2, trials=0))
 
     def tend(self) -> None:
         for kept in [*self.loops, *self.apps]:
@@ -211,12 +228,8 @@ class Play:
                 continue
             invariants.check_queries(work, folder, self.scene.data, self.findings)
             for one in work.trainings:
-                weights = ""
-                if one.gpus == 1:  # on several processes sums are rounded otherwise
-                    weights = fit_data.undisturbed(
-                        HERE / "fit.py", work.queries[one.query], self.scene.data, one.x, one.y, one.epochs,
-                        self.scene.data.parent / "undisturbed",
-                    )  # fmt: skip
+                known = self.weights.get(f"{work.name}.{one.step}")
+                weights = known.result(fit_data.LONG) if known is not None else ""
                 metrics = steps[one.step]["results"]
                 invariants.check_training(work, one, folder, self.scene.logs, weights, metrics, self.findings)
             for step, trials in work.searches.items():
@@ -274,6 +287,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--brief", action="store_true", help="the short form: no Spark, some seconds")
     parser.add_argument("--data", type=Path, help="where tables and undisturbed results are kept")
     given = parser.parse_args(arguments)
+    for number in (signal.SIGINT, signal.SIGTERM):  # so that all is taken down, also behind a shell's &
+        signal.signal(number, signal.default_int_handler)
     folder = given.folder.absolute()
     outcome = run(
         Script.of(given.seed, brief=given.brief), folder, (given.data or folder / "data").absolute()

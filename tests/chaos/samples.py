@@ -127,6 +127,7 @@ def wrong(
             said.append(
                 f"pass {turn} used {len(twice)} samples twice ({twice[:3]}) and {len(never)} never ({never[:3]})"
             )
+            break
     for step, ((_, used_here), due) in enumerate(zip(found.steps, order, strict=False)):
         if sorted(used_here) != sorted(due):
             said.append(f"step {step} used other samples than it should have")

@@ -60,6 +60,29 @@ dollars_per_hour = 20
 """
 
 
+BRIEF_LIMITS = """
+[loop]
+lease_s = 8
+interval_s = 2
+leave_s = 1
+grace_s = 3
+silent_s = 3
+plan_s = 10
+
+[scaling]
+boot_s = 2
+wait_s = 1
+idle_s = 15
+hold_s = 5
+pools = { gpu = "gpus" }
+
+[pace]
+lead = 2
+source = 0.3
+fleet = 1
+"""
+
+
 @dataclass(frozen=True, slots=True)
 class Training:
     """A training step whose result can be known beforehand."""
@@ -111,11 +134,16 @@ class Scene:
         return Ledger.open(self.direct, cluster=CLUSTER)
 
 
+def uid_of(pid: int) -> str:
+    """Return the mark of all that the run in process ``pid`` starts."""
+    return f"chaos-{pid}"
+
+
 @contextmanager
 def opened_scene(script: Script, folder: Path, data: Path) -> Iterator[Scene]:
     """Set the stage in ``folder``; at the end nodes, database and disk are gone, files and logs stay."""
     folder.mkdir(parents=True, exist_ok=True)
-    uid = f"chaos-{script.seed}-{os.getpid()}"
+    uid = uid_of(os.getpid())
     wall = folder / "wall"
     wall.write_text("0")
     with ExitStack() as stack:
@@ -135,7 +163,7 @@ def opened_scene(script: Script, folder: Path, data: Path) -> Iterator[Scene]:
             }
         )
         os.environ.pop("PREFECT_API_URL", None)
-        (folder / "limits.toml").write_text(LIMITS)
+        (folder / "limits.toml").write_text(LIMITS if script.spark else BRIEF_LIMITS)
         Ledger.open(direct, cluster=CLUSTER).close()
         fleet = LocalFleet.start(pools(script), f"chaos-{script.seed}", gpus=(), wait=240.0)
         stack.callback(fleet.down)
@@ -158,7 +186,7 @@ def pools(script: Script) -> list[LocalPool]:
                 POOLS["spark"],
                 "spark",
                 cores=1,
-                memory=1.0,
+                memory=2.0,
                 initial=2,
                 least=1,
                 most=3,
@@ -221,7 +249,7 @@ def works(script: Script, scene: Scene) -> list[Work]:
     """Return the pipelines that a run begins with."""
     if not script.spark:
         return [labs(scene, 1, epochs=4, pause=0.1, trials=0)]
-    return [shop(scene, 1, trains=True), labs(scene, 1, epochs=16, pause=0.25, trials=3)]
+    return [shop(scene, 1, trains=True), labs(scene, 1, epochs=8, pause=0.25, trials=3)]
 
 
 def shop(scene: Scene, number: int, *, trains: bool) -> Work:
@@ -232,7 +260,7 @@ def shop(scene: Scene, number: int, *, trains: bool) -> Work:
         "baskets": (own / "demo" / "baskets.sql").read_text(),
         drawn: (own / "tpch" / f"{drawn}.sql").read_text(),
     }
-    wide = Training("wide", "baskets", "pieces", "total", epochs=12, pause=0.25, gpus=2)
+    wide = Training("wide", "baskets", "pieces", "total", epochs=6, pause=0.25, gpus=2, least=0.4)
     queries = {
         name: {"team": "sales", "sql": text, "tables": str(scene.data), "engine": "spark", "attempts": 50}
         for name, text in sql.items()

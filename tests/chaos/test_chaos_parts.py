@@ -96,7 +96,7 @@ def test_leases_without_an_end_and_apps_that_have_not_finished_are_found(tmp_pat
 def test_what_was_done_to_the_system_must_show() -> None:
     came = CapacityChanged(1, (Node("gpu-1", 1, 1.0, gpus=1),))
     killed = Done("kill-gpu", 3.0, "gpu-1", "SIGKILL", number=1)
-    dead = Done("kill-loop", 4.0, "loop", "SIGKILL", number=2)
+    dead = Done("kill-loop", 4.0, "loop", "SIGKILL", number=2, led=True)
     left = numbered(LoopBegan(1, "loop"), came, CapacityChanged(2, left=("gpu-1",)), LoopBegan(2, "loop"))
     found = Findings()
     invariants.check_faults([killed, dead], left, found)
@@ -200,7 +200,7 @@ def test_lost_repeated_and_reordered_samples_are_found(break_it: Callable[[Lines
 
 def test_other_weights_two_selves_and_a_gap_are_found() -> None:
     assert any("not those of a training" in one for one in judged(stretch(0, 4, end="abc"), weights="abd"))
-    both = judged(stretch(0, 4), stretch(2, 2, 3.5, 2, "abc"))
+    both = judged(stretch(0, 4), stretch(2, 2, 0.5, 2, "abc"))
     assert any("trained at the same time" in one for one in both)
     assert any(
         "begins at step 3, after 2" in one for one in judged(stretch(0, 2), stretch(3, 1, 9.0, 2, "abc"))

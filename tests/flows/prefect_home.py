@@ -134,16 +134,36 @@ class Home:
         found: list[dict[str, Any]] = self.get("post", "/task_runs/filter", json=body)
         return found
 
+    def artifacts(self, run: str) -> list[dict[str, Any]]:
+        """Return the artifacts of a flow run, every version of each."""
+        body = {"flow_runs": {"id": {"any_": [run]}}}
+        found: list[dict[str, Any]] = self.get("post", "/artifacts/filter", json=body)
+        return found
+
     def cancel(self, run: str) -> None:
         """Do what the button in the user interface does."""
         state = {"type": "CANCELLING", "name": "Cancelling"}
         self.get("post", f"/flow_runs/{run}/set_state", json={"state": state})
 
     def get(self, method: str, path: str, **options: Any) -> Any:
-        """Ask the API."""
-        answer = httpx.request(method, f"{self.url}{path}", timeout=60.0, **options)
-        answer.raise_for_status()
-        return answer.json() if answer.content else None
+        """Ask the API; as Prefect's own client does, again where its database is busy."""
+        deadline = time.monotonic() + LONG
+        while True:
+            answer = httpx.request(method, f"{self.url}{path}", timeout=60.0, **options)
+            if answer.status_code != 503 or time.monotonic() > deadline:
+                answer.raise_for_status()
+                return answer.json() if answer.content else None
+            time.sleep(1.0)
+
+    def end_all(self) -> None:
+        """End all runs that have not ended, by force."""
+        going = {"type": {"any_": ["PENDING", "RUNNING", "CANCELLING", "SCHEDULED"]}}
+        for run in self.get("post", "/flow_runs/filter", json={"flow_runs": {"state": going}}):
+            body = {"state": {"type": "CANCELLED", "name": "Cancelled"}, "force": True}
+            self.get("post", f"/flow_runs/{run['id']}/set_state", json=body)
+            for process in processes(run["id"]):
+                with suppress(psutil.Error):
+                    process.kill()
 
     def log(self, since: int = 0) -> str:
         """Return what the worker and its flow runs have said, without the first ``since`` characters."""

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from ebbflow.flows.airflow import work
 from ebbflow.flows.airflow.provider import get_provider_info
-from ebbflow.flows.airflow.stopping import StoppableOrchestrator, StopTraining
+from ebbflow.flows.airflow.stopping import StoppableOrchestrator
 from ebbflow.flows.cancelling import Attended
+from ebbflow.flows.stopping import StopTraining
 from ebbflow.infra.errors import StageCancelledError
 from ebbflow.planners.errors import OptionError
 from ebbflow.tasks.query import execute

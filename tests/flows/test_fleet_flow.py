@@ -6,10 +6,11 @@ from typing import Any
 import pytest
 from flowcases import eventually
 
-from ebbflow.infra.protocols import Applied, Ask
+from ebbflow.infra.protocols import Applied, Ask, Gang
 from ebbflow.planners.limits import Limits
 from ebbflow.planners.model.capacity import Node
 from ebbflow.planners.model.fleet import Fleet, Offer, PoolState, Target
+from ebbflow.planners.model.gangs import GangRequest, GangTarget
 from ebbflow.tasks.fleet import wish
 from ebbflow.tasks.fleet_request import FleetRules
 
@@ -30,6 +31,27 @@ class Control:
         if not dry_run:
             self.planned = target.nodes
         return Applied(4, (Ask("size", target.pool, target.nodes, "test:SetSize"),), (), dry_run)
+
+
+class Gangs:
+    """A ``GangControl`` that starts what it is told."""
+
+    def __init__(self) -> None:
+        self.nodes: tuple[str, ...] = ()
+
+    def held(self, request: GangRequest) -> bool:
+        return bool(self.nodes)
+
+    def start(self, target: GangTarget, *, dry_run: bool = False) -> Gang:
+        request = target.request
+        if not dry_run:
+            self.nodes = tuple(f"i-{at}" for at in range(2, 2 + request.size))
+        ask = Ask("gang", request.name, request.size, "test:Start")
+        return Gang(request.name, request.pool, self.nodes, ask)
+
+    def end(self, name: str, *, dry_run: bool = False) -> tuple[Ask, ...]:
+        ended, self.nodes = self.nodes, ()
+        return (Ask("end", ", ".join(ended)),)
 
 
 class Market:
@@ -81,3 +103,29 @@ def test_a_loop_of_one_step_is_recorded() -> None:
     assert decision["target"] == "3 nodes"
     assert "3 nodes instead of 5" in decision["guard"]
     assert decision["asked"] == "etl: 3 nodes (test:SetSize)".replace(" (", "  (")
+
+
+def test_a_gang_is_started_within_the_limits_and_recorded() -> None:
+    from prefect import flow
+    from prefect.runtime import flow_run
+
+    from ebbflow.tasks.fleet_tasks import end_gang, observe_fleet, start_gang
+
+    gangs = Gangs()
+
+    @flow
+    def step() -> Any:
+        seen = observe_fleet("lab", "us-east-1", Control(), Market())
+        rules = FleetRules(Limits(nodes=3))
+        large = start_gang("lab", gangs, seen, GangRequest("run-1", "etl", 3), rules)
+        assert (large.nodes, gangs.nodes) == ((), ())
+        assert "all pools may have 3" in large.applied.refused[0].why
+        small = start_gang("lab", gangs, seen, GangRequest("run-1", "etl", 2), rules, why="a run")
+        return small.nodes, flow_run.id, end_gang("lab", gangs, seen, "run-1")
+
+    nodes, run_id, ended = step()
+    assert nodes == ("i-2", "i-3")
+    assert [str(ask) for ask in ended.asked] == ["end i-2, i-3"]
+    found = eventually(lambda: len(a := artifacts(run_id)) == 2 and a)
+    (decision,) = found["ebbflow-fleet-decisions-lab"]
+    assert (decision["pool"], decision["asked"]) == ("run-1", "end i-2, i-3")

@@ -164,9 +164,9 @@ def test_prune_drops_only_what_it_was_asked_for(url: str) -> None:
     code, said = run("prune", "--url", url, "--before", "2015-01-01")
     assert (code, "add --yes" in said) == (1, True)
     found = json.loads(run("prune", "--url", url, "--before", "1d", "--keep-events", "--yes", "--json")[1])
-    assert found == {"events": 0, "payloads": 1, "up_to": 0, "dry_run": False}
+    assert found == {"events": 0, "payloads": 1, "up_to": 0, "reports": 0, "dry_run": False}
     found = json.loads(run("prune", "--url", url, "--before", "1d", "--yes", "--json")[1])
-    assert found == {"events": 9, "payloads": 0, "up_to": 9, "dry_run": False}
+    assert found == {"events": 9, "payloads": 0, "up_to": 9, "reports": 0, "dry_run": False}
     assert "nothing is that old" in run("prune", "--url", url, "--before", "1d", "--yes")[1]
     assert run("verify", "--url", url)[0] == 0
     assert "pruned up to number 9" in " ".join(run("status", "--url", url)[1].split())

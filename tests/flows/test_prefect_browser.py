@@ -1,5 +1,6 @@
 """Prefect's user interface in a real browser, as somebody who runs Ebbflow sees it."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from uuid import uuid4
@@ -73,16 +74,19 @@ def test_a_run_s_page_shows_its_stages_as_a_graph_and_by_name(
         tab.until(said(name))
 
 
-def test_decisions_and_the_picture_are_artifacts_of_the_run(tab: Tab, pages: str, finished: str) -> None:
+def test_decisions_and_the_picture_are_artifacts_of_the_run(
+    tab: Tab, prefect: Home, pages: str, finished: str
+) -> None:
     tab.open(f"{pages}/runs/flow-run/{finished}", 1400, 1100)
     tab.until(said(f"query {TITLE}"))
     tab.press(labelled("Artifacts"))
     for key in ("ebbflow-decisions", "ebbflow-stages", "ebbflow-timeline"):
         tab.until(said(key))
-    tab.open(f"{pages}/artifacts/key/ebbflow-decisions", 1400, 1100)
-    tab.until(said("reason"))
-    tab.until(said("start"))
-    tab.open(f"{pages}/artifacts/key/ebbflow-timeline", 1400, 1100)
+    found = {one["key"]: one for one in prefect.artifacts(finished)}
+    tab.open(f"{pages}/artifacts/artifact/{found['ebbflow-decisions']['id']}", 1400, 1100)
+    for row in json.loads(found["ebbflow-decisions"]["data"]):
+        tab.until(said(row["reason"]))
+    tab.open(f"{pages}/artifacts/artifact/{found['ebbflow-timeline']['id']}", 1400, 1100)
     tab.until("[...document.images].some(one => one.src.startsWith('data:') && one.naturalWidth > 100)")
 
 
@@ -117,7 +121,7 @@ def test_a_cluster_s_block_shows_no_password(tab: Tab, prefect: Home, pages: str
 
     name = f"b-{uuid4().hex[:6]}"
     with temporary_settings({PREFECT_API_URL: prefect.url}):
-        id_ = EbbflowCluster(ledger="postgresql://ebbflow:hidden@db/ebbflow", cluster="lab-7").save(name)
+        id_ = EbbflowCluster(ledger="postgresql://ebbflow:pw-q7x2@db/ebbflow", cluster="lab-7").save(name)
     tab.open(f"{pages}/blocks/block/{id_}", 1400, 1100)
     tab.until(said("lab-7"))
-    assert "hidden" not in tab.ask("document.documentElement.outerHTML")
+    assert "pw-q7x2" not in tab.ask("document.documentElement.outerHTML")

@@ -294,6 +294,9 @@ def test_unknown_files_are_ignored_and_told_once(place: str) -> None:
     done = save(store)
     put(f"{place}/notes.txt", b"hello")
     put(f"{place}/manifests/README", b"hello")
+    fs, path = resolve(f"{place}/apps")
+    fs.create_dir(path)
+    put(f"{place}/apps/shop.json", b"{}")  # requests of queries lie beside their checkpoints
     store.cache("statistics").put("k", 1)
 
     assert store.checkpoints() == [done]

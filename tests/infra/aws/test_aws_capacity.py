@@ -165,6 +165,7 @@ def test_a_fleet_that_has_forgotten_a_notice_is_told_again(feed, clock):
     fleet.known.clear()
     fleet.pools["etl"] = nodes("i-a", "i-b")
     source.look()
+    assert fleet.known.keys() == {"i-a"}  # told at once, not at the next look
     assert source.fleet().notices == (Notice("i-a", START + 120),)
     source.look()
     told = fleet.epoch
@@ -373,3 +374,20 @@ def test_an_interruption_takes_the_node_and_its_notice_away_and_brings_another(l
         found = source.wait(found.epoch, 1)
     assert found.notices == ()
     assert source.losses == 1
+
+
+def test_a_notice_is_kept_although_a_look_of_ec2_leaves_its_node_out(lab, tmp_path, monkeypatch, feed):
+    clients = Clients(lab.settings.region, lab.account.emulator.url)
+    fleet = SpotFleet(lab.settings, clients, FolderStore(tmp_path, "lab"))
+    source = make(fleet, feed, refresh=600)
+    name = source.capacity().nodes[0].id
+    feed.tell(warning(name, time.time()))
+    assert [n.node_id for n in source.fleet().notices] == [name]
+    ours = fleet._instances.ours
+    with monkeypatch.context() as patch:
+        patch.setattr(fleet._instances, "ours", lambda: [i for i in ours() if i.id != name])
+        assert name not in {n.id for n in source.look().nodes}
+    assert [n.node_id for n in source.look().notices] == [name]
+    # the fleet's own record has it again, so that whoever else looks at it knows
+    assert [n.node_id for n in fleet.observe().notices] == [name]
+    assert source.fleet().epoch == fleet.observe().epoch

@@ -12,7 +12,7 @@ from botocore.stub import ANY, Stubber
 from ebbflow.infra.aws import gangs as module
 from ebbflow.infra.aws.clients import Clients
 from ebbflow.infra.aws.fleet import SpotFleet
-from ebbflow.infra.aws.gang_request import GangRequest, call, shortage
+from ebbflow.infra.aws.gang_request import call, shortage
 from ebbflow.infra.aws.naming import MANAGED_BY_LOOP, TAG_GANG, TAG_GANG_SIZE, Names
 from ebbflow.infra.aws.settings import Pool
 from ebbflow.infra.aws.state import FleetState, FolderStore
@@ -24,7 +24,12 @@ from ebbflow.infra.errors import (
     SpotPriceTooHighError,
     StorageError,
 )
+from ebbflow.infra.protocols import Gang
 from ebbflow.planners.errors import OptionError
+from ebbflow.planners.guard_gang import check_gang
+from ebbflow.planners.limits import Limits
+from ebbflow.planners.model.fleet import Target
+from ebbflow.planners.model.gangs import GangRequest, GangTarget
 from tests.aws.emulator import Cluster, PoolShape
 from tests.aws.faults import Faults
 
@@ -45,13 +50,25 @@ def open_fleet(lab, tmp_path) -> Callable[..., SpotFleet]:
     return start
 
 
+def let(control: SpotFleet, request: GangRequest = RUN, **limits: object) -> GangTarget:
+    """Return the request as the guard lets it through."""
+    fleet = control.observe()
+    target = check_gang(request, fleet, Limits(**limits), held=control.gangs.held(request)).target  # type: ignore[arg-type]
+    assert target is not None
+    return target
+
+
+def start(control: SpotFleet, request: GangRequest = RUN, **options: bool) -> Gang:
+    return control.gangs.start(let(control, request), **options)
+
+
 def of_gang(lab: Cluster, name: str = "run-1") -> list[str]:
     return sorted(n["id"] for n in lab.account.alive(lab.names) if n["tags"].get(TAG_GANG) == name)
 
 
 def test_a_gang_is_whole_tagged_and_shown_as_a_pool_of_its_own(open_fleet, lab):
     control = open_fleet()
-    gang = control.gangs.start(RUN)
+    gang = start(control)
     assert list(gang.nodes) == of_gang(lab)
     assert len(gang.nodes) == 4
     for node in lab.account.alive(lab.names):
@@ -67,26 +84,26 @@ def test_a_gang_is_whole_tagged_and_shown_as_a_pool_of_its_own(open_fleet, lab):
 
 
 def test_the_same_request_again_is_the_same_gang_also_after_a_restart(open_fleet, lab):
-    first = open_fleet().gangs.start(RUN)
-    again = open_fleet().gangs.start(RUN)
+    first = start(open_fleet())
+    again = start(open_fleet())
     assert (again.nodes, again.ask) == (first.nodes, None)
     assert len(of_gang(lab)) == 4
     with pytest.raises(OptionError, match="end it first"):
-        open_fleet().gangs.start(replace(RUN, size=5))
+        start(open_fleet(), replace(RUN, size=5))
 
 
 def test_a_gang_is_on_demand_where_that_is_wanted(open_fleet, lab):
-    gang = open_fleet().gangs.start(replace(RUN, market="on-demand"))
+    gang = start(open_fleet(), replace(RUN, market="on-demand"))
     assert {n["market"] for n in lab.account.alive(lab.names) if n["id"] in gang.nodes} == {"on-demand"}
 
 
 def test_a_dry_run_says_exactly_what_would_be_asked(open_fleet, lab):
     control = open_fleet()
-    dry = control.gangs.start(RUN, dry_run=True)
+    dry = start(control, dry_run=True)
     assert dry.nodes == ()
     assert of_gang(lab) == []
     assert lab.account.calls("CreateFleet") == []
-    real = control.gangs.start(RUN)
+    real = start(control)
     without = [{k: v for k, v in ask.parameters.items() if k != "ClientToken"} for ask in (dry.ask, real.ask)]
     assert without[0] == without[1]
     ends = control.gangs.end("run-1", dry_run=True)
@@ -104,6 +121,7 @@ def test_a_part_of_a_gang_is_returned(open_fleet, lab):
             {"ErrorCode": "InsufficientInstanceCapacity", "ErrorMessage": "no more", "Lifecycle": "spot"}
         ],
     }
+    passed = let(control)
     with Stubber(control._clients.client("ec2")) as stub:
         stub.add_response("create_fleet", answer)
         stub.add_response("delete_fleets", {}, {"FleetIds": [answer["FleetId"]], "TerminateInstances": True})
@@ -112,7 +130,7 @@ def test_a_part_of_a_gang_is_returned(open_fleet, lab):
         )
         stub.add_response("terminate_instances", {}, {"InstanceIds": ["i-0", "i-1"]})
         with pytest.raises(InsufficientCapacityError, match=r"2 of 4 nodes .* no more"):
-            control.gangs.start(RUN)
+            control.gangs.start(passed)
         stub.assert_no_pending_responses()
     assert control._store.read().gangs == {}
 
@@ -135,11 +153,11 @@ def test_a_part_that_cannot_be_returned_at_once_is_returned_by_repair(open_fleet
         patch.setattr(module, "call", _without_minimum)
         patch.setattr(module.Gangs, "_terminate", _fails)
         with pytest.raises(InsufficientCapacityError, match="2 of 4"):
-            control.gangs.start(RUN)
+            start(control)
     anew = open_fleet()
     assert anew._store.read().gangs["run-1"].phase == "ending"
     with pytest.raises(OptionError, match="being returned"):
-        anew.gangs.start(RUN)
+        start(anew)
     anew.repair()
     assert of_gang(lab) == []
     assert anew._store.read().gangs == {}
@@ -160,11 +178,11 @@ def test_no_capacity_starts_nothing_and_leaves_no_record(open_fleet, lab):
     lab.account.configure(most={"spot": 3})
     control = open_fleet()
     with pytest.raises(InsufficientCapacityError, match="0 of 4"):
-        control.gangs.start(RUN)
+        start(control)
     assert of_gang(lab) == []
     assert control._store.read().gangs == {}
     lab.account.configure(most={"spot": None})
-    assert len(control.gangs.start(RUN).nodes) == 4
+    assert len(start(control).nodes) == 4
 
 
 class Crash(BaseException):
@@ -176,13 +194,13 @@ def test_a_crash_between_the_request_and_its_record_is_repaired_by_tags(open_fle
     with monkeypatch.context() as patch:
         patch.setattr(module.Gangs, "_keep", _crash)
         with pytest.raises(Crash):
-            control.gangs.start(RUN)
+            start(control)
     assert len(of_gang(lab)) == 4
     anew = open_fleet()
     assert anew._store.read().gangs["run-1"].phase == "asked"
     repaired = anew.repair()
     assert [ask for ask in repaired.asked if ask.kind == "end"] == []
-    assert list(anew.gangs.start(RUN).nodes) == of_gang(lab)
+    assert list(start(anew).nodes) == of_gang(lab)
     assert len(of_gang(lab)) == 4
 
 
@@ -194,28 +212,30 @@ def test_a_crash_is_also_repaired_by_the_same_request(open_fleet, lab, monkeypat
     with monkeypatch.context() as patch:
         patch.setattr(module.Gangs, "_keep", _crash)
         with pytest.raises(Crash):
-            open_fleet().gangs.start(RUN)
-    assert list(open_fleet().gangs.start(RUN).nodes) == of_gang(lab)
+            start(open_fleet())
+    assert list(start(open_fleet()).nodes) == of_gang(lab)
     assert len(of_gang(lab)) == 4
 
 
 def test_nothing_is_asked_before_it_is_recorded(open_fleet, lab, monkeypatch):
     control = open_fleet()
+    passed = let(control)
 
     def full(_: object) -> FleetState:
         raise StorageError("the disk is full")
 
     monkeypatch.setattr(control._store, "change", full)
     with pytest.raises(StorageError):
-        control.gangs.start(RUN)
+        control.gangs.start(passed)
     assert lab.account.calls("CreateFleet") == []
 
 
 def test_an_answer_that_is_lost_leaves_a_record_that_repair_settles(open_fleet, lab):
     control = open_fleet(attempts=1)
+    passed = let(control)
     lab.account.faults(Faults(dropped_after=1.0))
     with pytest.raises(AwsUnavailableError):
-        control.gangs.start(RUN)
+        control.gangs.start(passed)
     lab.account.faults(Faults())
     assert len(of_gang(lab)) == 4
     anew = open_fleet()
@@ -225,9 +245,10 @@ def test_an_answer_that_is_lost_leaves_a_record_that_repair_settles(open_fleet, 
 
 def test_a_request_that_may_still_turn_up_is_not_forgotten_too_soon(open_fleet, lab, monkeypatch):
     control = open_fleet(attempts=1)
+    passed = let(control)
     lab.account.faults(Faults(dropped_before=1.0))
     with pytest.raises(AwsUnavailableError):
-        control.gangs.start(RUN)
+        control.gangs.start(passed)
     lab.account.faults(Faults())
     assert [refusal.of for refusal in control.repair().refused] == ["run-1"]
     control.gangs.end("run-1")
@@ -241,8 +262,8 @@ def test_orphans_whose_record_is_lost_are_adopted_when_whole_and_ended_when_not(
     open_fleet, lab, tmp_path, monkeypatch
 ):
     control = open_fleet()
-    whole = control.gangs.start(RUN).nodes
-    part = control.gangs.start(replace(RUN, name="run-2")).nodes
+    whole = start(control).nodes
+    part = start(control, replace(RUN, name="run-2")).nodes
     lab.account.take(part[:1])
     (tmp_path / "fleet" / "lab.json").unlink()
     others = lab.account.groups("prod", PoolShape("gpu", kind="gpu", size=2))
@@ -263,7 +284,7 @@ def test_orphans_whose_record_is_lost_are_adopted_when_whole_and_ended_when_not(
 
 def test_nodes_that_a_repeated_request_started_twice_are_ended(open_fleet, lab):
     control = open_fleet()
-    gang = control.gangs.start(RUN)
+    gang = start(control)
     tags = dict(lab.names.tags(MANAGED_BY_LOOP, pool="gpu")) | {TAG_GANG: "run-1", TAG_GANG_SIZE: "4"}
     extra = lab.account.strangers(2, tags)
     repaired = control.repair()
@@ -273,7 +294,7 @@ def test_nodes_that_a_repeated_request_started_twice_are_ended(open_fleet, lab):
 
 def test_a_gang_whose_nodes_were_all_taken_is_forgotten(open_fleet, lab, monkeypatch):
     control = open_fleet()
-    gang = control.gangs.start(RUN)
+    gang = start(control)
     lab.account.take(gang.nodes[:3])
     control.repair()
     assert list(control._store.read().gangs) == ["run-1"]
@@ -285,7 +306,7 @@ def test_a_gang_whose_nodes_were_all_taken_is_forgotten(open_fleet, lab, monkeyp
 
 def test_a_single_node_of_a_gang_can_be_ended(open_fleet, lab):
     control = open_fleet()
-    gang = control.gangs.start(RUN)
+    gang = start(control)
     applied = control.terminate(gang.nodes[:1])
     assert [ask.call for ask in applied.asked] == ["ec2:TerminateInstances"]
     assert of_gang(lab) == list(gang.nodes[1:])
@@ -316,10 +337,11 @@ def test_what_too_few_nodes_mean(codes, kind):
 
 def test_aws_refuses_the_price(open_fleet):
     control = open_fleet()
+    passed = let(control, replace(RUN, max_price=0.01))
     with Stubber(control._clients.client("ec2")) as stub:
         stub.add_client_error("create_fleet", "SpotMaxPriceTooLow", "too low", expected_params=None)
         with pytest.raises(SpotPriceTooHighError):
-            control.gangs.start(replace(RUN, max_price=0.01))
+            control.gangs.start(passed)
     assert control._store.read().gangs == {}
 
 
@@ -347,24 +369,60 @@ def test_the_request_is_all_or_nothing_in_one_zone_of_one_type_and_tags_everythi
         stub.client.create_fleet(**asked)
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"size": 0},
-        {"size": 1001},
-        {"name": "Run_1"},
-        {"name": ""},
-        {"one_zone": False, "one_type": False},
-        {"max_price": 0.0},
-        {"max_price": float("nan")},
-        {"max_price": 1.0, "market": "on-demand"},
-    ],
-)
-def test_impossible_gangs_are_refused(wrong):
-    with pytest.raises(OptionError):
-        replace(RUN, **wrong)
-
-
 def test_a_gang_of_an_unknown_pool(open_fleet):
     with pytest.raises(OptionError, match="pool must be one of gpu"):
-        open_fleet().gangs.start(replace(RUN, pool="nowhere"))
+        open_fleet().gangs.start(GangTarget(replace(RUN, pool="nowhere"), 1, ""))
+
+
+# --- the guard --------------------------------------------------------------------------------------------------
+
+
+def test_a_gang_that_was_decided_for_an_old_epoch_is_not_started(open_fleet, lab):
+    control = open_fleet()
+    passed, other = let(control), let(control, replace(RUN, name="run-2"))
+    first = control.gangs.start(passed)
+    assert len(first.nodes) == 4
+    # it was decided without knowing of the first, although no node had come yet
+    refused = control.gangs.start(other)
+    assert (refused.nodes, refused.ask) == ((), None)
+    assert "it was decided for epoch" in refused.refused
+    assert control.gangs.start(other, dry_run=True).refused == refused.refused
+    assert control.gangs.start(passed).nodes == first.nodes  # held: nothing is asked
+    stale = control.apply(Target("gpu", 2, other.epoch, "decided beside it"))
+    assert stale.asked == ()
+    assert "epoch" in stale.refused[0].why
+    assert len(lab.account.calls("CreateFleet")) == 1
+
+
+def test_a_gang_is_not_started_beside_a_pool_that_was_let_grow_since(open_fleet, lab):
+    control = open_fleet()
+    passed = let(control)
+    control.apply(Target("gpu", 3, control.observe().epoch, "more"))
+    assert "gpu may have more nodes than when it was decided" in control.gangs.start(passed).refused
+    assert lab.account.calls("CreateFleet") == []
+    assert len(start(control).nodes) == 4
+
+
+def test_a_gang_is_counted_from_its_request_on_and_while_it_starts(open_fleet, lab):
+    lab.account.configure(launch_seconds=3600.0)
+    control = open_fleet()
+    start(control)
+    (gang,) = (pool for pool in control.observe().pools if pool.name == "gpu/run-1")
+    assert (gang.planned, len(gang.nodes)) == (4, 0)
+    lost = open_fleet(attempts=1)
+    passed = let(lost, replace(RUN, name="run-2", size=3, market="on-demand"))
+    lab.account.faults(Faults(dropped_before=1.0))
+    with pytest.raises(AwsUnavailableError):
+        lost.gangs.start(passed)
+    lab.account.faults(Faults())
+    pools = {pool.name: pool for pool in control.observe().pools}
+    assert (pools["gpu/run-2"].planned, pools["gpu/run-2"].on_demand) == (3, 3)
+    refused = check_gang(replace(RUN, name="run-3", size=1), control.observe(), Limits(nodes=8))
+    assert "all pools may have 8, the others have 8" in refused.reasons[0]
+
+
+def test_a_price_limit_is_never_rounded_up():
+    pool = Pool("gpu", "gpu", "ebbflow-lab-gpu", "lt-1", ("g5.xlarge",), ("s-a",), 0, 0, 9)
+    request = GangRequest("run-1", "gpu", 8, max_price=0.12349)
+    (config,) = call(request, pool, Names("lab"), "t").parameters["LaunchTemplateConfigs"]  # type: ignore[misc]
+    assert [one["MaxPrice"] for one in config["Overrides"]] == ["0.1234"]

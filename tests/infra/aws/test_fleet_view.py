@@ -137,22 +137,43 @@ def test_named_nodes_are_forgotten_when_they_are_gone():
     assert look(state, "i-1").plans["etl"].drain == ("i-1",)
 
 
-def test_gangs_and_what_has_no_pool_are_pools_of_fixed_size():
-    instances = [instance("i-1"), instance("i-2", gang="run"), instance("i-3", pool=None)]
-    nodes = [node(i.id) for i in instances]
+def shown(state: FleetState, instances: list[Instance], now: float) -> dict[str, tuple[int, int, int]]:
+    """Return what is planned, there and on-demand of what is no group."""
     groups = {"etl": group("i-1", desired=2)}
+    nodes = [node(i.id) for i in instances if i.state == "running"]
+    state = observed(state, groups, instances, nodes, (), now)
+    pools = pools_of(state, groups, instances, nodes, {"etl": 1}, {"etl": "no capacity"}, now)
+    assert [pool.name for pool in pools] == sorted(pool.name for pool in pools)
+    assert (pools[0].planned, pools[0].short_since, pools[0].base) == (2, now, 1)
+    rest = {pool.name: (pool.planned, len(pool.nodes), pool.on_demand) for pool in pools[1:]}
+    assert all(pool.planned == pool.requested == pool.most == pool.least for pool in pools[1:])
+    return rest
+
+
+def test_gangs_and_what_has_no_pool_are_pools_of_fixed_size():
+    there = [instance("i-1"), instance("i-2", gang="run"), instance("i-3", pool=None)]
     asked = GangPlan("etl", 3, "spot", "t", "asked", 0.0)
     state = replace(FleetState("lab"), gangs={"next": asked})
-    state = observed(state, groups, instances, nodes, (), 5.0)
-    pools = pools_of(state, groups, instances, nodes, {"etl": 1}, {"etl": "no capacity"})
-    found = {
-        pool.name: (pool.planned, pool.requested, [n.id for n in pool.nodes], pool.most) for pool in pools
-    }
-    assert found == {
-        "etl": (2, 2, ["i-1"], 20),
-        "etl/next": (3, 3, [], 3),
-        "etl/run": (1, 1, ["i-2"], 1),
-        "unassigned": (1, 1, ["i-3"], 1),
-    }
-    assert [pool.name for pool in pools] == sorted(found)
-    assert (pools[0].short_since, pools[0].short_why, pools[0].base) == (5.0, "no capacity", 1)
+    assert shown(state, there, 5.0) == {"etl/next": (3, 0, 0), "etl/run": (1, 1, 0), "unassigned": (1, 1, 0)}
+
+
+def test_nodes_of_a_gang_count_from_the_request_on_until_they_end():
+    plan = GangPlan("etl", 3, "on-demand", "t", "held", 100.0, nodes=("i-2", "i-3", "i-4"))
+    state = replace(FleetState("lab"), gangs={"run": plan})
+
+    def of(now: float, *states: str, phase: str = "held") -> tuple[int, int, int] | None:
+        there = [
+            replace(instance(f"i-{at}", word, gang="run"), spot=False) for at, word in enumerate(states, 2)
+        ]
+        gangs = {"run": replace(plan, phase=phase)}
+        return shown(replace(state, gangs=gangs), [instance("i-1"), *there], now).get("etl/run")
+
+    assert of(101.0) == (3, 0, 3)  # not listed yet
+    assert of(120.0, "pending", "pending") == (3, 0, 3)
+    assert of(400.0, "pending", "running", "running") == (3, 2, 3)
+    assert of(400.0, "running", "running", "shutting-down") == (2, 2, 2)  # never filled up again
+    assert of(400.0, "shutting-down") is None
+    assert of(400.0, phase="asked") == (3, 0, 3)  # until repair has settled it
+    assert of(101.0, phase="ending") == (3, 0, 3)  # its request may have been carried out
+    assert of(400.0, "running", phase="ending") == (1, 1, 1)
+    assert of(400.0, phase="ending") is None

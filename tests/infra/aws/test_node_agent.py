@@ -234,6 +234,55 @@ def test_a_bus_that_is_away_is_tried_again(monkeypatch, tmp_path):
     assert not node.report(Leaving(DEADLINE, "spot interruption"))
 
 
+class Signed:
+    """A service that takes every call, and remembers with which key it was signed."""
+
+    def __init__(self):
+        self.keys = []
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self):
+                self.rfile.read(int(self.headers["Content-Length"]))
+                outer.keys.append(self.headers["Authorization"].partition("Credential=")[2].partition("/")[0])
+                json_answer = b'{"FailedEntryCount": 0, "Entries": []}'
+                xml_answer = b"<CompleteLifecycleActionResponse/>"
+                text = json_answer if "X-Amz-Target" in self.headers else xml_answer
+                self.send_response(200)
+                self.send_header("Content-Length", str(len(text)))
+                self.end_headers()
+                self.wfile.write(text)
+
+            def log_message(self, *_):
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+        Thread(target=self.server.serve_forever, args=(0.01,), daemon=True).start()
+
+
+def test_the_agent_uses_the_credentials_of_the_moment_whatever_boto3_found_first(monkeypatch, tmp_path):
+    """The session that boto3 shares keeps the first credentials it found, and other code may have used it before."""
+    boto3 = pytest.importorskip("boto3")
+    service = Signed()
+    try:
+        monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)
+        monkeypatch.delenv("AWS_SESSION_TOKEN", raising=False)
+        monkeypatch.setenv("AWS_ENDPOINT_URL", service.url)
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIAFIRST")
+        boto3.client("events", region_name="us-east-1")  # finds the first ones, and keeps them
+        node = SystemdNode("ebbflow-lab-etl", "us-east-1", "i-1", tmp_path / "draining", cluster="lab")
+        for key in ("AKIASECOND", "AKIATHIRD"):
+            monkeypatch.setenv("AWS_ACCESS_KEY_ID", key)
+            assert node.report(Leaving(DEADLINE, "spot interruption"))
+            node.tell_group()
+        assert service.keys == ["AKIASECOND", "AKIASECOND", "AKIATHIRD", "AKIATHIRD"]
+    finally:
+        service.server.shutdown()
+        service.server.server_close()
+
+
 LISTENER = """
 import os, pathlib, signal, sys, time
 out = pathlib.Path(sys.argv[1])

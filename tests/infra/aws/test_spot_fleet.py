@@ -451,8 +451,8 @@ def test_expired_credentials_stop_repair_and_say_what_to_do(open_fleet):
 # --- nodes in place of those that leave ---------------------------------------------------------------------
 
 
-def noticed(control: SpotFleet, *ids: str, seconds: float = 120.0) -> None:
-    control.take_notices([Notice(name, time.time() + seconds) for name in ids])
+def leaving(*ids: str, seconds: float = 120.0) -> list[Notice]:
+    return [Notice(name, time.time() + seconds) for name in ids]
 
 
 def test_a_node_with_a_notice_is_replaced_while_it_is_there(open_fleet, lab):
@@ -460,10 +460,11 @@ def test_a_node_with_a_notice_is_replaced_while_it_is_there(open_fleet, lab):
     control = open_fleet()
     assert isinstance(control, Replacing)
     first, *_ = grown(control, 2)
-    noticed(control, first)
-    dry = control.replace_leaving([first], dry_run=True)
+    notices = leaving(first)
+    control.take_notices(notices)
+    dry = control.replace_leaving(notices, dry_run=True)
     assert len(lab.nodes("etl")) == 2
-    done = control.replace_leaving([first, first])
+    done = control.replace_leaving([*notices, *notices])
     assert [(ask.kind, ask.of, ask.value) for ask in done.asked] == [("end", first, 1)]
     assert dry.asked == done.asked
     ids = until(control, lambda state: len(state.nodes) == 3)
@@ -472,7 +473,7 @@ def test_a_node_with_a_notice_is_replaced_while_it_is_there(open_fleet, lab):
     assert (state.planned, state.requested) == (2, 2)
     (notice,) = control.observe().notices
     assert notice.deadline < time.time() + 121.0
-    again = control.replace_leaving([first])
+    again = control.replace_leaving(notices)
     assert (again.asked, again.refused) == ((), ())
     assert len(lab.nodes("etl")) == 3
 
@@ -480,8 +481,7 @@ def test_a_node_with_a_notice_is_replaced_while_it_is_there(open_fleet, lab):
 def test_a_hook_that_holds_too_shortly_takes_no_time_from_a_node(open_fleet, lab):
     control = open_fleet()
     first, *_ = grown(control, 2)
-    noticed(control, first, seconds=1000.0)
-    done = control.replace_leaving([first])
+    done = control.replace_leaving(leaving(first, seconds=1000.0))
     assert done.asked == ()
     assert [refusal.of for refusal in done.refused] == [first]
     assert "its group would end it in 150 s" in done.refused[0].why
@@ -492,14 +492,14 @@ def test_only_nodes_that_leave_and_are_needed_are_replaced(open_fleet, lab):
     control = open_fleet()
     first, second = grown(control, 2)
     stranger = lab.account.strangers(1)[0]
-    assert control.replace_leaving([first, "i-00000000000000000"]) == Applied(control.observe().epoch)
-    noticed(control, second)
+    advice = [Notice(first, time.time() + 60, "rebalance"), *leaving("i-00000000000000000")]
+    assert control.replace_leaving(advice) == Applied(control.observe().epoch)
     # a process that ended here has planned less and has not asked for it
     group = lab.names.group("etl")
     control.apply(target(control, 1, drain=(second,)))
     lab.account.client("autoscaling").set_desired_capacity(AutoScalingGroupName=group, DesiredCapacity=2)
-    refused = control.replace_leaving([second]).refused
+    refused = control.replace_leaving(leaving(second)).refused
     assert [(one.of, one.why) for one in refused] == [(second, "the pool etl shrinks")]
     with pytest.raises(NotOursError, match=stranger):
-        control.replace_leaving([second, stranger])
+        control.replace_leaving(leaving(second, stranger))
     assert sorted(node["id"] for node in lab.nodes("etl")) == sorted([first, second])

@@ -218,6 +218,7 @@ def test_a_whole_state_comes_back_with_every_field() -> None:
         1,
     ):
         fold(state, Event(number, 7.0, change))
+    state.teams, state.pipelines = {"red": 1.5}, {"p": 0.1}
     for field in fields(State):
         assert getattr(state, field.name), f"{field.name} is empty, so this test would not see it lost"
     found = codec.load(State, codec.FORMAT, codec.dump_known(state))

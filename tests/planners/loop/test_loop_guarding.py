@@ -147,3 +147,21 @@ def test_quotas_that_make_no_sense_are_refused(values, said):
 def test_settings_outside_their_rules_are_refused(values, said):
     with pytest.raises(OptionError, match=said):
         Settings(**values)
+
+
+@pytest.mark.parametrize(
+    ("more", "teams", "kept"),
+    [
+        ({"team": "red"}, {"red": Team(dollars=1.0)}, {"teams": {"red": 1.0}}),
+        ({"pipeline": "p1", "pipeline_budget": 1.0}, {}, {"pipelines": {"p1": 1.0}}),
+    ],
+)
+def test_what_apps_have_cost_counts_when_the_ledger_has_forgotten_them(more, teams, kept):
+    world = World(replace(GANGS, teams=teams), [node("n1", 4, price=60.0)])
+    for name, sums in kept.items():
+        getattr(world.state, name).update(sums)
+    world.enter(app("a", 2, **more))
+    world.enter(app("b", 1))
+    world.steps(5)
+    assert (world.live("a"), world.live("b")) == (0, 1)
+    assert "budget of $1.00 is spent: $1.00 by now" in world.said("guard")[0]

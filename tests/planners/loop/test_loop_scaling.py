@@ -9,8 +9,9 @@ from ebbflow.planners.errors import OptionError
 from ebbflow.planners.limits import Limits, PoolLimits
 from ebbflow.planners.loop import Scaling, Settings
 from ebbflow.planners.loop.policies import live_policy
+from ebbflow.planners.loop.scaling import becomes
 from ebbflow.planners.model.capacity import Notice
-from ebbflow.planners.model.fleet import Fleet, Offer
+from ebbflow.planners.model.fleet import Fleet, Offer, Target
 from ebbflow.planners.model.ledger import AppReport, CapacityChanged
 
 RULES = Scaling(boot_s=20.0, wait_s=10.0, idle_s=60.0, hold_s=30.0, fallback=None)
@@ -305,3 +306,20 @@ def test_of_a_pool_of_which_nothing_is_known_one_node_is_tried_first():
     world.steps(40)
     assert world.live("a") == 4
     assert world.sizes == {"gpu": 2}
+
+
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [
+        ({"nodes": 4}, "grows from 3 to 4 nodes"),
+        ({"nodes": 1}, "shrinks from 3 to 1 node"),
+        ({"nodes": 3, "drain": ("n1",)}, "stays at 3 nodes, drains n1"),
+        ({"nodes": 3, "on_demand": 2}, "stays at 3 nodes, 2 of them on-demand instead of 0"),
+    ],
+)
+def test_what_becomes_of_a_pool_is_said_as_people_say_it(target, said):
+    there = gpus(3, draining=("n0",))
+    values = {"drain": ("n0",), **target}
+    if "n1" in values["drain"]:
+        values["drain"] = ("n0", "n1")
+    assert becomes(there, Target("gpu", epoch=1, reason="", **values)) == said

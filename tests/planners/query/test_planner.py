@@ -190,6 +190,14 @@ def test_a_query_without_joins_has_one_plan_that_says_so():
     assert plan.shape == "no inner joins"
 
 
+@pytest.mark.parametrize("number", [3, 5, 7, 9])
+@pytest.mark.parametrize("memory", [0.105, 0.162, 0.25])  # GiB; the second has a worker of 1 GiB
+def test_on_small_nodes_there_is_a_plan_that_fits(number, memory):
+    share = Share.uniform(2, 2 * memory, nodes=2)
+    plans = planner(number).candidates(share)
+    assert any(plan.peak_memory <= share.largest.memory + 1e-9 for plan in plans)
+
+
 def test_tables_without_statistics_can_be_planned():
     known = catalogue({"p": "k int, x int", "q": "k int, y int"})
     query = QueryPlanner("SELECT p.x FROM p JOIN q ON p.k = q.k", known, SPARK, now=NOW, salt="run")

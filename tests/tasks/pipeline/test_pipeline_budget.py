@@ -20,8 +20,8 @@ def test_all_apps_of_a_pipeline_together_spend_no_more_than_its_budget(tmp_path:
     plain = content(tmp_path) | {"budget": BUDGET}
     plain["trainings"]["other"] = {"team": "sales", "script": "fit.py"}
     pipeline = read(plain, tmp_path)
-    there = [replace(node(f"n{number}", 1), price=60.0) for number in range(2)]
-    with World(tmp_path, there) as world:  # $1 a minute for a GPU
+    there = [replace(node(f"n{number}", 1), price=120.0) for number in range(2)]
+    with World(tmp_path, there) as world:  # $2 a minute for a GPU
         carrier = Carrier(
             Site(world.ledger, "local"), pipeline, RunFolder(tmp_path / "runs", "one"), world.clock
         )
@@ -32,7 +32,7 @@ def test_all_apps_of_a_pipeline_together_spend_no_more_than_its_budget(tmp_path:
             assert (fields["pipeline"], fields["pipeline_budget"]) == ("one", BUDGET)
             world.app(attempt.app, 1, more=fields)
         world.app("stranger", 1)
-        world.steps(150)
+        world.steps(80)
         state = world.ledger.state()
         spent = sum(state.apps[f"one.{name}"].dollars for name in ("fit", "other"))
         assert 0.7 * BUDGET < spent <= BUDGET

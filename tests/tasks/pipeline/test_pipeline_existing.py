@@ -17,17 +17,19 @@ from ebbflow.tasks.apps.agent import rules_of
 from ebbflow.tasks.loop import LoopPace
 from ebbflow.tasks.loop.opening import opened_nodes
 from ebbflow.tasks.loop.request import CapacityRequest
+from ebbflow.tasks.pipeline.outcome import PipelineOutcome
 from ebbflow.tasks.pipeline.run import PipelineRequest, run_steps
+from tests.tasks.apps.toy_trainings import Script
 
 PACE = LoopPace(look=0.05, source=0.2, fleet=0.5, settle=0.02, lead=5.0, status=0.1)
 
 
-def pipeline(folder: Path, **existing: Any) -> Path:
-    write_pairs(folder / "tables")
-    (folder / "fit.py").write_text(pairs_script(1, 0.0))
+def pipeline(base: Path, **existing: Any) -> Path:
+    write_pairs(base / "tables")
+    (base / "fit.py").write_text(pairs_script(1, 0.0))
     plain = {
         "name": "shop",
-        "cluster": {"existing": {"ledger": str(folder / "led.db"), "name": "lab", **existing}},
+        "cluster": {"existing": {"ledger": str(base / "led.db"), "name": "lab", **existing}},
         "queries": {"pairs": {"sql": "SELECT x, twice AS y FROM pairs", "tables": "tables"}},
         "trainings": {
             "fit": {
@@ -39,23 +41,41 @@ def pipeline(folder: Path, **existing: Any) -> Path:
             }
         },
     }
-    file = folder / "shop.yaml"
+    file = base / "shop.yaml"
     file.write_text(yaml.safe_dump(plain, sort_keys=False))
     return file
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_trainings_run_on_the_named_fleet_of_a_loop_elsewhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("EBBFLOW_HOME", str(tmp_path / "home"))
-    shared = tmp_path / "shared"
-    file = pipeline(tmp_path, fleet="shared", folder=str(shared))
+    outcome = joined(tmp_path, monkeypatch)
+    assert float(outcome.step("fit").results["metrics.told"]) == 7.0
+
+
+@pytest.mark.processes
+def test_apps_enter_a_cluster_that_is_there_and_hold_its_nodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same without torch, which takes most of its time: what is started on the node trains nothing."""
+    monkeypatch.setattr(
+        "ebbflow.infra.training.launcher.trainer.TorchTrainer", Script(steps=100, pause=0.01).trainer
+    )
+    assert joined(tmp_path, monkeypatch).step("fit").details["steps"] == 100
+
+
+def joined(folder: Path, monkeypatch: pytest.MonkeyPatch) -> PipelineOutcome:
+    """Run a pipeline on a fleet and a ledger of others, and check what they know of it."""
+    monkeypatch.setenv("EBBFLOW_HOME", str(folder / "home"))
+    shared = folder / "shared"
+    file = pipeline(folder, fleet="shared", folder=str(shared))
     pool = LocalPool("gpu", "gpu", initial=1, most=1, price=0.9)
     stop = threading.Event()
     with (
         LocalFleet.start([pool], "shared", gpus=()),
-        Ledger.open(str(tmp_path / "led.db"), cluster="lab") as ledger,
+        Ledger.open(str(folder / "led.db"), cluster="lab") as ledger,
         opened_nodes(CapacityRequest(source="local:shared"), ledger, ledger.clock) as nodes,
     ):
         settings = Settings(lease_s=20.0, interval_s=2.0, grace_s=7.0, scaling=None)
@@ -63,22 +83,19 @@ def test_trainings_run_on_the_named_fleet_of_a_loop_elsewhere(
         thread = threading.Thread(target=loop.run, args=(stop,), daemon=True)
         thread.start()
         try:
-            request = PipelineRequest(
-                str(file), id="one", folder=str(tmp_path / "runs"), flow_run="a-flow-run"
-            )
+            request = PipelineRequest(str(file), id="one", folder=str(folder / "runs"), flow_run="a-run")
             outcome = run_steps(request)
         finally:
             stop.set()
             thread.join(60)
         assert outcome.state == "finished", outcome
-        _, fit = outcome.steps
-        assert float(fit.results["metrics.told"]) == 7.0
-        assert fit.results["folder"] == f"{shared}/pipelines/one/runs/one.fit"
+        assert outcome.step("fit").results["folder"] == f"{shared}/pipelines/one/runs/one.fit"
         grants = [e.change for e in ledger.events(kinds=[Granted])]
         assert {lease.node for one in grants if isinstance(one, Granted) for lease in one.leases} == {"gpu-1"}
-        assert {app.spec.flow_run for app in ledger.state().apps.values()} == {"a-flow-run"}
+        assert {app.spec.flow_run for app in ledger.state().apps.values()} == {"a-run"}
         assert rules_of(ledger).grace == 7.0, "leases are over for the apps when they are for that loop"
         assert not ledger.state().leases
+    return outcome
 
 
 def test_a_fleet_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
