@@ -68,7 +68,7 @@ class Prices:
 
     def gpus_each(self, pool: PoolState) -> int:
         """Return the GPUs of a node of ``pool`` and its gangs, of the largest where they differ."""
-        return max([self._new[pool.name].gpus, *self._gpus.get(pool.family, ())])
+        return max(self._new[pool.name].gpus, *self._gpus[pool.family], 0)
 
     def gpus(self, pool: PoolState) -> int:
         """Return the GPUs of ``pool`` with those that are planned or were asked for."""

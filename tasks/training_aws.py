@@ -20,6 +20,7 @@ from ebbflow.infra.training.channel import Report, RunSettings
 from ebbflow.infra.training.launcher.trainer import TorchTrainer
 from ebbflow.infra.training.places import Place
 from ebbflow.planners.errors import OptionError
+from ebbflow.planners.model.fleet import family
 from ebbflow.planners.recovery import hazard
 from ebbflow.tasks.fleet import Opened, opened
 from ebbflow.tasks.fleet_request import FleetRequest
@@ -66,7 +67,7 @@ class AwsSite:
         self._count, self._slots = len(request.placement), max(request.placement.values())
         self._pool, self._cluster = request.pool, cluster
         self._least, self._most = request.min_gpus, request.most_gpus
-        if self._pool not in cluster.settings.pools:
+        if family(self._pool) not in cluster.settings.pools:
             known = ", ".join(cluster.settings.pools) or "none"
             raise OptionError(f"there is no pool {self._pool!r} in this cluster; there are {known}")
         # the queue has one reader, the fleet's loop: what it hears is in the fleet's state, and the training is told
@@ -114,9 +115,14 @@ class AwsSite:
         end = self._clock.now() + patience
         while (free := min(self._count, self._free())) * self._slots < self._least or not free:
             if self._clock.now() >= end:
+                more = f"let it grow: ebbflow fleet grow {self._pool} {self._count}"
+                if "/" in self._pool:
+                    more = (
+                        "a gang does not grow: ebbflow fleet status shows it, ebbflow fleet gang starts one"
+                    )
                 raise ClusterError(
                     f"the pool {self._pool} has {free} free instances with {self._slots} slots, and the run needs "
-                    f"{self._least} slots to begin with; let it grow: ebbflow fleet grow {self._pool} {self._count}"
+                    f"{self._least} slots to begin with; {more}"
                 )
             self._clock.wait(self._stop, min(_LOOK, max(0.0, end - self._clock.now())))
         names = [f"node-{number}" for number in range(1, free + 1)]

@@ -22,7 +22,8 @@ _FILE = "request.json"
 _LAUNCHED = "run.json"  # what the launcher keeps
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 _NODES = re.compile(
-    r"(?:local|aws:(?P<pool>[a-z](?:-?[a-z0-9])+)):(?P<nodes>[1-9]\d{0,3})(?:x(?P<slots>[1-9]\d{0,2}))?"
+    r"(?:local|aws:(?P<pool>[a-z](?:-?[a-z0-9])+(?:/[a-z0-9](?:-?[a-z0-9])*)?))"  # a gang is pool/gang
+    r":(?P<nodes>[1-9]\d{0,3})(?:x(?P<slots>[1-9]\d{0,2}))?"
 )
 
 
@@ -52,7 +53,7 @@ class TrainingRequest:
     id: str = ""  # of the run; empty: made of the script's name and the time
     title: str = ""  # what people call it
     folder: str = field(default_factory=default_folder)  # of all runs, local or s3://; all nodes reach it
-    nodes: str = "local:1x1"  # local:NODESxSLOTS or aws:POOL:NODESxSLOTS
+    nodes: str = "local:1x1"  # local:NODESxSLOTS, aws:POOL:NODESxSLOTS or aws:POOL/GANG:NODESxSLOTS
     min_gpus: int = 1
     max_gpus: int | None = None  # None: all there are
     adaptive: bool = True  # whether the batch may change

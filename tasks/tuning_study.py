@@ -2,11 +2,13 @@
 
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from math import inf
 from pathlib import Path
 from typing import Any
 
 from ebbflow.infra.errors import EngineUnavailableError
+from ebbflow.infra.filesystems import translated
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.training.early_stopping import Curves
 from ebbflow.tasks.tuning_request import Parameter, TuningRequest
@@ -23,24 +25,26 @@ class Study:
     def __init__(self, request: TuningRequest) -> None:
         """Open the journal, or begin one.
 
-        Raises ``EngineUnavailableError`` without Optuna, ``OptionError`` for a folder on S3.
+        Raises ``EngineUnavailableError`` without Optuna, ``OptionError`` for a folder on S3. Whatever writes to the
+        journal raises ``StorageError`` where that cannot be (``StorageFullError`` without space); what is in it
+        stays.
         """
         try:
             import optuna
         except ImportError as error:
             raise EngineUnavailableError("a search needs Optuna: pip install 'ebbflow[tune]'") from error
         from optuna.storages import JournalStorage
-        from optuna.storages.journal import JournalFileBackend
 
         if "://" in request.folder:
             raise OptionError(f"a search needs a local folder for its journal; got {request.folder!r}")
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._optuna, self._request = optuna, request
         folder = Path(request.search_folder)
-        folder.mkdir(parents=True, exist_ok=True)
+        with translated(f"make {folder}"):
+            folder.mkdir(parents=True, exist_ok=True)
         self._study = optuna.create_study(
             study_name=request.id,
-            storage=JournalStorage(JournalFileBackend(str(folder / _JOURNAL))),
+            storage=JournalStorage(_journal(folder / _JOURNAL)),
             sampler=self._sampler(),
             pruner=optuna.pruners.NopPruner() if request.pruner != "halving" else self._halving(),
             direction="maximize" if request.maximise else "minimize",
@@ -117,6 +121,36 @@ class Study:
 
     def _frozen(self, trial: Any) -> Any:
         return self._study.get_trials(deepcopy=False)[trial.number]
+
+
+def _journal(path: Path) -> Any:
+    """Return Optuna's journal at ``path``, of which a write that was cut short leaves nothing.
+
+    Optuna takes what a full disk or SIGKILL left of a line for the beginning of the next one, and could never read
+    such a journal again. One process writes to it: the search's folder is locked.
+    """
+    from optuna.storages.journal import JournalFileBackend
+
+    class Journal(JournalFileBackend):
+        def append_logs(self, logs: list[dict[str, Any]]) -> None:
+            with translated(f"write {path}"):
+                try:
+                    super().append_logs(logs)
+                except OSError:
+                    _cut(path)
+                    raise
+
+    with translated(f"open {path}"):
+        _cut(path)
+        return Journal(str(path))
+
+
+def _cut(path: Path) -> None:
+    """Take away what follows a file's last whole line."""
+    with suppress(FileNotFoundError), path.open("r+b") as file:
+        content = file.read()
+        if (whole := content.rfind(b"\n") + 1) < len(content):
+            file.truncate(whole)
 
 
 def _suggested(trial: Any, parameter: Parameter) -> Any:

@@ -9,7 +9,7 @@ class EbbflowHook(BaseHook):
     """Reads an Airflow connection of type ``ebbflow``.
 
     Host, login, password, port and schema name a database of PostgreSQL. A ledger in a file has its path in the field
-    ``extra``, as ``{"ledger": "/shared/ledger.db"}``, which may hold ``{"cluster": "..."}`` too.
+    ``extra``, as ``{"ledger": "/var/lib/ebbflow/ledger.db"}``, which may hold ``{"cluster": "..."}`` too.
     """
 
     conn_name_attr = "ledger_conn_id"

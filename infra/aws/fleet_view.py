@@ -134,7 +134,7 @@ def _gangs(
             missing = max(plan.size - size, 0)
             size += missing
             on_demand += missing * (plan.market == "on-demand")
-        if size:
+        if size or plan is not None:  # what has not come to its end can be returned by its name
             found.append(PoolState(name, size, size, held, on_demand, size, size))
     return found
 

@@ -233,7 +233,8 @@ def _same(request: GangRequest, plan: GangPlan) -> None:
         )
     if plan.phase == "ending":
         raise OptionError(
-            f"the gang {request.name!r} is being returned; take another name, or wait for repair"
+            f"the gang {request.name!r} is being returned; take another name, or see in a minute that it is: "
+            f"ebbflow fleet end {request.name}"
         )
 
 

@@ -215,8 +215,11 @@ class SystemdNode:
 
     def drain(self, leaving: Leaving) -> None:
         """See ``Node``. What cannot be told is logged, so that it keeps nothing else from being told."""
-        self._draining.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(None, "file", str(self._draining), repr(leaving.deadline).encode())
+        try:
+            self._draining.parent.mkdir(parents=True, exist_ok=True)
+            write_atomic(None, "file", str(self._draining), repr(leaving.deadline).encode())
+        except OSError as error:
+            log.error("%s cannot be written: %s", self._draining, error)
         if not self._told_spark and (pid := self._main_pid(_SPARK)):
             # once is enough: a second SIGPWR would only be logged
             self._told_spark = self._signal(pid, signal.SIGPWR)
@@ -361,7 +364,10 @@ def main(arguments: Sequence[str] | None = None, clock: Clock | None = None) -> 
     )
     agent = Agent(metadata, node, options.rebalance, options.seconds, clock)
     while True:
-        agent.step()
+        try:
+            agent.step()
+        except Exception:  # the next look may do better, and nobody else looks
+            log.exception("a look has failed")
         clock.sleep(_LOOK)
 
 

@@ -75,8 +75,9 @@ class StayBook:
         told = {stay.id: stay for stay in found}
         for stay in told.values():
             old = known.get(stay.id)
-            # the first word about an end is the nearest to it
-            known[stay.id] = stay if old is None or old.end is None else old
+            # the first word about an end is the nearest to it, but a look that left a node out was no word at all
+            if old is None or old.end is None or stay.end is None or (stay.exact and not old.exact):
+                known[stay.id] = stay
         for stay in self.stays:
             if stay.end is None and stay.id not in told:
                 known[stay.id] = replace(stay, end=max(now, stay.start), exact=False)

@@ -39,6 +39,7 @@ Mode = Literal[
 ]
 
 PATIENCE = 10.0  # s for a lock: the file's write lock, or the cluster's row
+MAKING = 60.0  # s for it while tables are made, which takes others long on a busy machine
 STATEMENT = 20.0  # s for a statement of PostgreSQL
 SILENCE: Mapping[
     Mode, float
@@ -52,7 +53,6 @@ SILENCE: Mapping[
 }
 CONNECT = 5.0  # s for a new connection
 ATTEMPTS = 5  # of one transaction that met a deadlock or a lost connection
-_SWITCHES = 100  # attempts
 _PAUSE = 0.02  # s before the second attempt, doubled for each further one
 _OPTION = "ebbflow_mode"
 _ISOLATION: Mapping[
@@ -138,7 +138,8 @@ class Database:
 
     def keep_log(self) -> str:
         """Switch a SQLite file to a write-ahead log, once for all; return the mode that it is in then."""
-        for attempt in range(_SWITCHES):
+        end = time.monotonic() + PATIENCE
+        while True:
             try:
                 with self._guarded("write"), forks.in_use(), self._engine.connect() as connection:
                     raw = connection.connection.driver_connection
@@ -146,11 +147,11 @@ class Database:
                     return str(raw.execute("PRAGMA journal_mode=WAL").fetchone()[0])
             except (SQLAlchemyError, sqlite3.Error) as error:
                 wrapped = error if isinstance(error, SQLAlchemyError) else DBAPIError(None, None, error)
-                failure = understand(wrapped, "open the ledger", self.address).error
-                if attempt == _SWITCHES - 1 or not isinstance(failure, LedgerUnavailableError):
-                    raise failure from error
-            self.clock.sleep(_PAUSE)  # SQLite does not wait by itself while another process switches
-        raise AssertionError("unreachable")
+                name = getattr(getattr(error, "orig", error), "sqlite_errorname", None) or ""
+                if not name.startswith("SQLITE_BUSY") or time.monotonic() >= end:
+                    raise understand(wrapped, "open the ledger", self.address).error from error
+            # SQLite does not wait by itself while another process switches or writes
+            self.clock.sleep(_PAUSE)
 
     def close(self) -> None:
         """Let go of all connections. May be called twice."""
@@ -161,9 +162,9 @@ class Database:
         if mode in _READING or self._gate is None:
             yield
             return
-        if not self._gate.acquire(timeout=PATIENCE):
+        if not self._gate.acquire(timeout=_patience(mode)):
             raise LedgerUnavailableError(
-                f"another thread has been writing to {self.address} for over {PATIENCE:g} s"
+                f"another thread has been writing to {self.address} for over {_patience(mode):g} s"
             )
         try:
             yield
@@ -232,17 +233,21 @@ def _sqlite(address: Address) -> Engine:
         mode = connection.get_execution_options().get(_OPTION, "read")
         if mode in _SYNCHRONOUS:
             connection.exec_driver_sql(f"PRAGMA synchronous={_SYNCHRONOUS[mode]}")
-            _lock_file(connection)
+            _lock_file(connection, _patience(mode))
         elif mode != "glance":
             connection.exec_driver_sql("BEGIN")
 
     return engine
 
 
-def _lock_file(connection: Connection) -> None:
+def _patience(mode: Mode) -> float:
+    return MAKING if mode == "migrate" else PATIENCE
+
+
+def _lock_file(connection: Connection, patience: float) -> None:
     """Begin a transaction with the write lock, looking for it often: other processes hold it for milliseconds."""
     raw: Any = connection.connection.driver_connection
-    end = time.monotonic() + PATIENCE
+    end = time.monotonic() + patience
     raw.execute("PRAGMA busy_timeout=0")
     try:
         while time.monotonic() < end:

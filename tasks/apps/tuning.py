@@ -98,6 +98,10 @@ def run_tuning_app(
 
 
 def _held_to(request: TuningRequest, spec: AppSpec) -> TuningRequest:
+    if "://" in request.folder:
+        raise OptionError(
+            f"folder of a search must be a local one, where its study is kept beside its trials; got {request.folder}"
+        )
     most = max(spec.gpus, spec.max_gpus, request.gpus)
     return replace(request, id=request.id or spec.id, nodes=f"local:{most}x1")
 

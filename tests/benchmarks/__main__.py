@@ -32,6 +32,7 @@ def main() -> None:
         ["tests.benchmarks.ledger", "--out", OUT],
         ["tests.benchmarks.fleet_chaos", "--seeds", "200", "--out", OUT],
         ["tests.benchmarks.capacity_load", "--out", OUT],
+        ["tests.benchmarks.capacity_latency", "--out", OUT],
         ["tests.benchmarks.tpch", "--tables", tables, "--engine", "duckdb", "--rounds", "5", "--out", OUT],
         ["tests.benchmarks.tpch", "--tables", tables, "--engine", "spark", "--out", OUT],
         ["tests.benchmarks.elastic_training", "--out", OUT],

@@ -465,6 +465,8 @@ def virtual_hour(
             if clock.now() - began >= 60 * len(memory):
                 gc.collect()
                 memory.append((round((clock.now() - began) / 60, 1), _rss()))
+                if len(memory) % 5 == 1:
+                    print(f"minute {len(memory) - 1} of {minutes:g}: {memory[-1][1]:g} MiB", flush=True)
         loop.end()
         half = [value for at, value in memory if at >= minutes / 4]
         quarter = max(1, len(half) // 3)

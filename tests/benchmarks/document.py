@@ -54,6 +54,7 @@ def main() -> None:
         ("system_chaos", document_system_chaos.section),
         ("ledger", document_ledger.section),
         ("capacity_load", document_capacity.section),
+        ("capacity_latency", document_capacity.latency),
         ("training_overhead", document_training.overhead),
         ("training_overhead_cuda", document_training.overhead_cuda),
     ):

@@ -1,4 +1,4 @@
-"""The section of ``docs/benchmarks.md`` on the capacity loop under load."""
+"""The sections of ``docs/benchmarks.md`` on the capacity loop: under load, and how soon it answers on real nodes."""
 
 from typing import Any
 
@@ -68,3 +68,34 @@ def _virtual(virtual: dict[str, Any]) -> str:
 {virtual["changes_s"]:g} changes a second and {virtual["cycles"]:,} decisions: {virtual["first_mib"]:g} MiB in the
 second quarter, {virtual["last_mib"]:g} MiB in the last.
 """
+
+
+def latency(found: dict[str, Any]) -> str:
+    """Return the section on real nodes."""
+    rows = "\n".join(
+        f"| {one['what'].replace(' -> ', ' | ')} | {one['count']} | {one['p50']:.2f} | {one['p95']:.2f} "
+        f"| {one['worst']:.2f} | {_bar(one)} |"
+        for one in found["figures"].values()
+    )
+    return f"""## How soon a cluster answers
+
+`python -m tests.benchmarks.capacity_latency --out docs/benchmarks`
+
+A local fleet of two GPU nodes and two Spark workers, all of them processes of this machine, the capacity loop in a
+process of its own with its usual pace, apps that speak through their agents, and a query of {found["rows"]:,} rows a
+side that runs over and over on the workers. Killed is the process that stands for a machine, with SIGKILL, and nobody
+is told. {found["machine"]}; load average {found["load"]:g} before it began. Times are seconds.
+
+| from | to | times | median | 95 % | worst | must be |
+|---|---|---|---|---|---|---|
+{rows}
+
+![seconds from what happens to the answer](benchmarks/capacity_latency.svg)
+"""
+
+
+def _bar(one: dict[str, Any]) -> str:
+    if one["bar_s"] is None:
+        return "–"
+    held = "holds" if one["p95"] < one["bar_s"] else "**does not hold**"
+    return f"under {one['bar_s']:g}: {held}"

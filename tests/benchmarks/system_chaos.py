@@ -33,7 +33,7 @@ from tests.chaos.run import OUTCOME
 from tests.chaos.scene import uid_of
 
 ROOT = Path(__file__).parents[2]
-LIMIT = 900.0  # s for one run
+LIMIT = 1200.0  # s for one run
 ENDS = 90.0  # s for one that is cut short to take down what it has started
 WORDS: dict[Kind, str] = {
     "kill-spark": "Spark worker killed",

@@ -44,8 +44,8 @@ from tests.chaos.scene import (
 )
 from tests.chaos.watching import Uses
 
-BOUND = 240.0  # s after the last fault, or after the last work began, within which all has come to its end
-BRIEF_BOUND = 120.0
+BOUND = 480.0  # s after the last fault, or after the last work began, within which all has come to its end
+BRIEF_BOUND = 180.0
 LEFT = 40.0  # s for leases to end once all apps have
 GONE = 20.0  # s for processes to be gone once their parents have ended
 STOP = 60.0  # s for a loop to stop

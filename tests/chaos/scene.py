@@ -29,7 +29,7 @@ POOLS = {"spark": "sql", "gpu": "gpu"}
 
 LIMITS = """
 [loop]
-lease_s = 12
+lease_s = 24
 interval_s = 3
 leave_s = 2
 grace_s = 6
@@ -62,7 +62,7 @@ dollars_per_hour = 20
 
 BRIEF_LIMITS = """
 [loop]
-lease_s = 8
+lease_s = 16
 interval_s = 2
 leave_s = 1
 grace_s = 3

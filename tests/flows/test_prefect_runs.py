@@ -1,6 +1,7 @@
 """Flow runs in processes of their own, cancelled by the API or killed: nothing is left, and what was lost goes on."""
 
 import json
+import os
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,7 +20,11 @@ pytestmark = [pytest.mark.prefect, pytest.mark.slow]
 
 _ROOT = Path(__file__).parents[2]
 FEEDBACK = "resource-feedback"
-SOON = 20.0  # s in which nothing of a cancelled run is left, on a busy machine
+
+
+def soon() -> float:
+    """Return the seconds in which nothing of a cancelled run is left: a few, and more where others wait for cores."""
+    return 20.0 * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
 @pytest.fixture
@@ -57,7 +62,7 @@ class TestCancelling:
             )
             eventually(lambda: _phase(ledger, "heavy") == "running", LONG)
             eventually(lambda: [one for one in prefect.task_runs(run) if one["name"] != FEEDBACK], LONG)
-            assert cancelled(prefect, run) < SOON
+            assert cancelled(prefect, run) < soon()
             assert _phase(ledger, "heavy") == "stopped"
 
     def test_a_training_is_saved(self, prefect: Home, tmp_path: Path) -> None:
@@ -72,7 +77,7 @@ class TestCancelling:
         )
         eventually(lambda: len(processes(run)) >= 3, LONG)  # its own, and two of the training
         eventually(lambda: "epoch 1, step" in prefect.log(since), LONG)  # the metrics of an epoch
-        assert cancelled(prefect, run) < SOON
+        assert cancelled(prefect, run) < soon()
         report = json.loads((tmp_path / "cancelled" / "report.json").read_text())
         assert report["state"] == "stopped"
         assert report["steps"] > 0
@@ -90,7 +95,7 @@ class TestCancelling:
             folder=str(tmp_path),
         )
         eventually(lambda: len(processes(run)) >= 2, LONG)
-        assert cancelled(prefect, run) < 2 * SOON
+        assert cancelled(prefect, run) < 2 * soon()
         assert json.loads((tmp_path / "searched" / "report.json").read_text())["state"] == "stopped"
 
     def test_a_pipeline_with_its_nodes(self, prefect: Home, tmp_path: Path) -> None:
@@ -105,7 +110,7 @@ class TestCancelling:
             lambda: record.exists() and json.loads(record.read_text())["steps"]["fit"]["state"] == "running",
             LONG,
         )
-        assert cancelled(prefect, run) < 2 * SOON
+        assert cancelled(prefect, run) < 2 * soon()
         with Ledger.open(str(tmp_path / "cut" / "ledger.db"), cluster="cut") as ledger:
             assert not ledger.state().leases
         assert json.loads(record.read_text())["steps"]["fit"]["state"] == "stopped"
@@ -136,8 +141,8 @@ def test_a_training_on_leases_is_cancelled_killed_and_gone_on_with(prefect: Home
             # cancelled: its leases are free again
             first = prefect.run("train/train", id="first", arguments=["--epochs", "5000"], **given)
             eventually(lambda: _phase(ledger, "first") == "running", LONG)
-            assert cancelled(prefect, first) < SOON
-            assert seconds_until(lambda: not ledger.state().held("first")) < SOON
+            assert cancelled(prefect, first) < soon()
+            assert seconds_until(lambda: not ledger.state().held("first")) < soon()
             assert _phase(ledger, "first") == "stopped"
 
             # killed with its worker: only the ledger can tell
@@ -205,7 +210,7 @@ def test_a_loop_that_is_cancelled_stays_away_and_one_that_crashes_is_begun_again
             other = prefect.run("capacity-loop/capacity")
             assert prefect.ended(other) == "CANCELLED"  # there is one
             assert prefect.state(first) == "RUNNING"
-            assert cancelled(prefect, first) < SOON
+            assert cancelled(prefect, first) < soon()
             assert not led()
 
             second = prefect.run("capacity-loop/capacity")
@@ -222,7 +227,7 @@ def test_a_loop_that_is_cancelled_stays_away_and_one_that_crashes_is_begun_again
             }
             (third,) = prefect.get("post", "/flow_runs/filter", json=body)
             assert third["id"] not in (first, second)
-            assert cancelled(prefect, third["id"]) < SOON
+            assert cancelled(prefect, third["id"]) < soon()
     finally:
         fleet.down()
 
@@ -257,7 +262,7 @@ def test_a_loop_whose_machine_is_gone_is_marked_and_begun_again(prefect: Home) -
             eventually(lambda: ledger.state().token > token, 2 * LONG)
             leader = ledger.leader()
             assert leader is not None
-            assert cancelled(prefect, leader.holder.rpartition(" ")[2]) < SOON
+            assert cancelled(prefect, leader.holder.rpartition(" ")[2]) < soon()
     finally:
         fleet.down()
 

@@ -22,7 +22,8 @@ class Control:
 
     def observe(self):
         nodes = tuple(Node(name, 8, 60.0, host="127.0.0.1", gpus=2) for name in sorted(self.names))
-        return Fleet(1, 0.0, (PoolState("gpu", 3, 3, nodes),))
+        gang = PoolState("gpu/run-1", 1, 1, (Node("i-gang", 8, 60.0, host="127.0.0.1", gpus=2),))
+        return Fleet(1, 0.0, (PoolState("gpu", 3, 3, nodes), gang))
 
     def take_notices(self, notices):
         return 1
@@ -129,3 +130,16 @@ def test_a_script_is_shipped_into_the_runs_folder(aws_account, script):
     assert shipped(job, "eu-west-1").script == job.script
     with pytest.raises(StorageError, match="put the script into s3://missing"):
         shipped(TrainingJob("run", script, folder="s3://missing/runs/run"), "us-east-1")
+
+
+def test_a_gang_is_trained_on_by_its_name(request_of):
+    request = request_of(nodes="aws:gpu/run-1:1x2")
+    assert request.pool == "gpu/run-1"
+    with site(request, Control("a", "b", "c")) as found:
+        assert found.handle(0.0).nodes.there() == {"node-1": 2}
+        assert list(found._nodes.placement()) == ["i-gang"]
+    with (
+        site(request_of(nodes="aws:gpu/run-1:2x2", min_gpus=4), Control("a", "b", "c")) as small,
+        pytest.raises(ClusterError, match="a gang does not grow"),
+    ):
+        small.handle(0.0)

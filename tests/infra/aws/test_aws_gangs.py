@@ -258,6 +258,36 @@ def test_a_request_that_may_still_turn_up_is_not_forgotten_too_soon(open_fleet, 
     assert control._store.read().gangs == {}
 
 
+def test_without_a_loop_that_repairs_a_gang_is_returned_by_its_name(open_fleet, lab, monkeypatch):
+    control = open_fleet(attempts=1)
+    passed = let(control)
+    lab.account.faults(Faults(dropped_before=1.0))
+    with pytest.raises(AwsUnavailableError):
+        control.gangs.start(passed)
+    lab.account.faults(Faults())
+    control.gangs.end("run-1")
+    with pytest.raises(OptionError, match=r"being returned.* ebbflow fleet end run-1"):
+        control.gangs.held(RUN)
+    assert "gpu/run-1" in {pool.name for pool in control.observe().pools}
+    monkeypatch.setattr(module, "SETTLING", 0.0)
+    control.gangs.end("run-1")
+    assert "gpu/run-1" not in {pool.name for pool in control.observe().pools}
+    assert not control.gangs.held(RUN)
+
+
+def test_a_request_that_is_repeated_late_may_again_turn_up_late(open_fleet, lab, monkeypatch):
+    control = open_fleet(attempts=1)
+    for moment in (1000.0, 5000.0):
+        monkeypatch.setattr(control.gangs, "_now", lambda moment=moment: moment)
+        passed = let(control)
+        lab.account.faults(Faults(dropped_before=1.0))
+        with pytest.raises(AwsUnavailableError):
+            control.gangs.start(passed)
+        lab.account.faults(Faults())
+        assert control._store.read().gangs["run-1"].since == moment
+    assert [refusal.of for refusal in control.repair().refused] == ["run-1"]
+
+
 def test_orphans_whose_record_is_lost_are_adopted_when_whole_and_ended_when_not(
     open_fleet, lab, tmp_path, monkeypatch
 ):

@@ -161,19 +161,19 @@ def test_nodes_of_a_gang_count_from_the_request_on_until_they_end():
     plan = GangPlan("etl", 3, "on-demand", "t", "held", 100.0, nodes=("i-2", "i-3", "i-4"))
     state = replace(FleetState("lab"), gangs={"run": plan})
 
-    def of(now: float, *states: str, phase: str = "held") -> tuple[int, int, int] | None:
+    def of(now: float, *states: str, phase: str = "held") -> tuple[int, int, int]:
         there = [
             replace(instance(f"i-{at}", word, gang="run"), spot=False) for at, word in enumerate(states, 2)
         ]
         gangs = {"run": replace(plan, phase=phase)}
-        return shown(replace(state, gangs=gangs), [instance("i-1"), *there], now).get("etl/run")
+        return shown(replace(state, gangs=gangs), [instance("i-1"), *there], now)["etl/run"]
 
     assert of(101.0) == (3, 0, 3)  # not listed yet
     assert of(120.0, "pending", "pending") == (3, 0, 3)
     assert of(400.0, "pending", "running", "running") == (3, 2, 3)
     assert of(400.0, "running", "running", "shutting-down") == (2, 2, 2)  # never filled up again
-    assert of(400.0, "shutting-down") is None
+    assert of(400.0, "shutting-down") == (0, 0, 0)  # shown until it is forgotten, so that it can be returned
     assert of(400.0, phase="asked") == (3, 0, 3)  # until repair has settled it
     assert of(101.0, phase="ending") == (3, 0, 3)  # its request may have been carried out
     assert of(400.0, "running", phase="ending") == (1, 1, 1)
-    assert of(400.0, phase="ending") is None
+    assert of(400.0, phase="ending") == (0, 0, 0)

@@ -246,7 +246,7 @@ class Signed:
                 self.rfile.read(int(self.headers["Content-Length"]))
                 outer.keys.append(self.headers["Authorization"].partition("Credential=")[2].partition("/")[0])
                 json_answer = b'{"FailedEntryCount": 0, "Entries": []}'
-                xml_answer = b"<CompleteLifecycleActionResponse/>"
+                xml_answer = b"<R><CompleteLifecycleActionResult/></R>"
                 text = json_answer if "X-Amz-Target" in self.headers else xml_answer
                 self.send_response(200)
                 self.send_header("Content-Length", str(len(text)))
@@ -357,6 +357,37 @@ def test_spark_is_decommissioned_once(running, tmp_path):
     _wait(tmp_path / "torch")
     assert (tmp_path / "torch").read_text() == f"SIGTERM {DEADLINE - 60!r}"
     assert not (tmp_path / "spark").exists()
+
+
+def test_work_is_told_although_the_deadline_cannot_be_written_down(running, tmp_path, caplog):
+    (tmp_path / "full").touch()
+    SystemdNode(draining=tmp_path / "full" / "draining").drain(Leaving(DEADLINE, "spot interruption"))
+    for name in ("spark", "torch"):
+        _wait(tmp_path / name)
+    assert "cannot be written" in caplog.text
+
+
+def test_the_agent_goes_on_looking_after_a_look_that_failed(monkeypatch, caplog):
+    looks = []
+
+    class Ends(BaseException):
+        pass
+
+    class Clock(FakeClock):
+        def sleep(self, seconds):
+            if len(looks) >= 3:
+                raise Ends
+
+    def step(_agent):
+        looks.append(1)
+        raise KeyError("an answer of another form")
+
+    monkeypatch.setattr(node_agent.Agent, "step", step)
+    monkeypatch.setattr(node_agent.Metadata, "get", lambda *_: "i-1")
+    with pytest.raises(Ends):
+        node_agent.main([], Clock())
+    assert len(looks) == 3
+    assert "an answer of another form" in caplog.text
 
 
 def test_a_node_without_work_is_idle(tmp_path, monkeypatch):

@@ -31,6 +31,14 @@ def test_a_node_that_is_told_of_no_more_has_ended_before_the_look():
     assert book.merged([], NOW + 9000) == book
 
 
+def test_a_node_that_one_look_left_out_goes_on_and_its_true_end_counts():
+    book = StayBook(NOW).merged([stay("a"), stay("b")], NOW).merged([], NOW + 10)
+    assert {s.end for s in book.stays} == {NOW + 10}
+    book = book.merged([stay("a"), stay("b", end=NOW + 4, interrupted=True)], NOW + 20)
+    assert [(s.id, s.end, s.exact) for s in book.stays] == [("a", None, True), ("b", NOW + 4, True)]
+    assert book.stays[1].interrupted
+
+
 def test_what_ended_long_ago_is_forgotten_and_the_book_says_since_when_it_is_whole():
     book = StayBook(NOW).merged([stay("a", end=NOW)], NOW)
     assert book.begin == NOW - 100

@@ -27,7 +27,7 @@ from ebbflow.planners.model.ledger import (
 )
 from tests.infra.ledger import ledger_child
 from tests.infra.ledger.conftest import Place
-from tests.infra.ledger.ledger_values import app, until
+from tests.infra.ledger.ledger_values import SetClock, app, until
 from tests.infra.ledger.postgres import PASSWORD, Server
 
 CHILD = str(Path(ledger_child.__file__))
@@ -425,3 +425,27 @@ def test_a_role_with_a_password_may_use_the_ledger_but_not_show_it(
     for text in shown:
         assert PASSWORD not in text
         assert quote(PASSWORD, safe="") not in text
+
+
+def test_a_file_that_others_write_to_is_switched_to_its_log_once_they_are_done(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.db"
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("CREATE TABLE theirs (x)")
+    other.execute("BEGIN IMMEDIATE")
+    other.execute("INSERT INTO theirs VALUES (1)")
+
+    class Busy(SetClock):
+        """While it lets no time pass, the other goes on for many attempts."""
+
+        attempts = 0
+
+        def sleep(self, seconds: float) -> None:
+            self.attempts += 1
+            if self.attempts == 300:
+                other.execute("COMMIT")
+
+    clock = Busy()
+    with Ledger.open(str(path), clock=clock) as ledger:
+        assert clock.attempts == 300
+        ledger.write([app("a")])
+    other.close()

@@ -14,6 +14,7 @@ from ebbflow.planners.model.ledger import (
     AppReport,
     AppSpec,
     Ended,
+    Event,
     Saved,
     State,
     fold,
@@ -201,3 +202,18 @@ def test_verify_finds_what_was_made_up_of_the_forgotten(place: Place) -> None:
     with ledger._database._engine.begin() as connection:
         connection.execute(text(f"DELETE FROM ledger_apps {mine}"))
     assert "apps: 'a' is missing in the tables" in ledger.verify()
+
+
+def test_the_state_stays_small_however_many_apps_come_and_go() -> None:
+    state, at, largest = State(), 0.0, 0
+    for number in range(5000):
+        at += 1.0
+        for change in (
+            AppEntered(AppSpec(f"a{number}", "training", team=f"t{number % 3}", pipeline=f"p{number}")),
+            AppMoved(f"a{number}", ("finished", "failed", "stopped", "lost")[number % 4]),
+        ):
+            fold(state, Event(state.number + 1, at, change))
+        largest = max(largest, len(state.apps))
+    assert largest <= REMEMBERED + SWEEP + 1
+    assert len(state.pipelines) <= len(state.apps)
+    assert len(state.teams) <= 3

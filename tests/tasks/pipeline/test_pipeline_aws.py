@@ -212,7 +212,6 @@ def moved(lab: "Cluster", ssm: "SystemsManager", folder: Path, runs: Sequence[st
     heard = Interrupting(lab)
     try:
         outcome = run_steps(PipelineRequest(str(file), id="one", folder=str(folder / "runs")), heard)
-        assert all(process.poll() is not None for process in hosts.processes.values())
     finally:
         hosts.close()
     assert outcome.state == "finished", (outcome, heard.lines)
