@@ -38,8 +38,10 @@ _FOLLOW = 0.5  # s between looks
 Url = Annotated[
     str | None,
     typer.Option(
-        help="postgresql://user:password@host/database, or the path of a SQLite file. Default: $EBBFLOW_LEDGER, or "
-        "ledger.db in ~/.cache/ebbflow.",
+        "--ledger",
+        "--url",
+        help="The ledger: a file, or postgresql://user@host/database; a password goes into $EBBFLOW_LEDGER or "
+        "~/.pgpass, not on a command line. Default: $EBBFLOW_LEDGER, else ledger.db in ~/.cache/ebbflow.",
         metavar="URL",
     ),
 ]

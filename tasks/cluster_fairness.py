@@ -9,7 +9,8 @@ with a weight is entitled to its weight over the sum of all weights:
     ρ     = (time there so far + time left) / alone
 
 Work is measured where it can be: the GPU-seconds that the app held, and what it says is left. Time that moves cost it
-is among them, so ρ is rather too small for an app that was moved often.
+is among them, so ρ is rather too small for an app that was moved often. So is what its script waits for outside of
+its steps, such as evaluations: that would take its time on a share of its own, too.
 """
 
 from collections.abc import Iterable, Sequence

@@ -185,8 +185,8 @@ class History:
                 self.loops.append(LoopReport(at, token, holder))
             case CapacityChanged() as change:
                 self._capacity(at, change, told)
-            case AppEntered(spec):
-                self._enter(at, spec)
+            case AppEntered() as entered:
+                self._enter(at, entered)
             case AppMoved(app, phase, reason):
                 self.apps[app].phases.append(PhaseSpan(at, phase, reason))
             case Granted(leases):
@@ -225,9 +225,18 @@ class History:
             if (app := self.apps.get(id_)) is not None and (value := goodput_of(report)) is not None:
                 _append(app.goodput, report.at, value)
 
-    def _enter(self, at: float, spec: AppSpec) -> None:
+    def _enter(self, at: float, change: AppEntered) -> None:
+        spec, past = change.spec, change.past
         known = self.apps.get(spec.id)
-        if known is None:
+        if known is None and past is not None:  # it was there before the first known event
+            known = self.apps[spec.id] = AppHistory(spec, len(self.apps) + 1, past.entered)
+            known.first_lease, known.before, known.checkpoint = (
+                past.first_lease,
+                past.service,
+                past.checkpoint,
+            )
+            known.returns.append(at)
+        elif known is None:
             known = self.apps[spec.id] = AppHistory(spec, len(self.apps) + 1, at)
         else:
             known.spec = spec

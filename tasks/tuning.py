@@ -4,6 +4,7 @@ import queue
 import threading
 import uuid
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from math import inf, isfinite
@@ -13,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ebbflow.infra.clock import Clock, SystemClock
-from ebbflow.infra.errors import TrainingError
+from ebbflow.infra.errors import StorageError, StorageFullError, TrainingError
 from ebbflow.infra.packages import require
 from ebbflow.planners.model.capacity import Capacity
 from ebbflow.planners.model.scheduling import App, Placement, View, gpus_of
@@ -77,7 +78,8 @@ def run_tuning(
         stop: set by others, it does what an interrupt does.
         watch: called several times a second with where the search stands.
 
-    Raises ``EbbflowError`` when it cannot begin, ``TrainingError`` for an id that is taken.
+    Raises ``EbbflowError`` when it cannot begin, ``TrainingError`` for an id that is taken, ``StorageFullError`` where
+    the disk is full: the search can be gone on with.
     """
     request = request if request.id else replace(request, id=new_search())
     if not resume and (Path(request.search_folder) / "search.json").exists():
@@ -282,6 +284,8 @@ class _Search:
             self._metric(one, said[2], said[3])
         else:
             self._end(one, said[2], said[3])
+            if isinstance(said[3], StorageFullError):  # the next trial would meet the same disk
+                raise said[3]
 
     def _metric(self, one: Trial, epoch: int, value: float) -> None:
         if one.pruned or epoch <= one.epochs:
@@ -330,6 +334,8 @@ class _Search:
     def _outcome(
         self, one: Trial, report: TrainingReport | None, error: Exception | None
     ) -> tuple[TrialEnd, str]:
+        if isinstance(error, StorageFullError):
+            return "stopped", str(error)  # no fault of the trial's: it goes on when the search does
         if report is None or report.state == "failed":
             reason = str(error) if report is None else report.reason
             failure = report.failure if report else None
@@ -364,7 +370,8 @@ class _Search:
             except queue.Empty:
                 continue
             if said[0] == "ended" and (one := self._running.get(said[1])) is not None:
-                self._end(one, said[2], said[3])
+                with suppress(StorageError):  # not written down: a search that goes on sees it for itself
+                    self._end(one, said[2], said[3])
 
     # --- what is left -------------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from ebbflow.infra.ledger import Lead
 from ebbflow.planners.model.ledger import Lease
 
-LEAST = 10.0  # s below which clocks are taken to agree
+LEAST = 3.0  # s below which clocks are taken to agree: less than what short leases can spare
 _SEEN = 9  # renewals that are remembered
 _NEEDED = 3  # of them before anything is said
 
@@ -15,8 +15,8 @@ class Skew:
     """Learns the difference from renewals of the lead: each says what the loop's clock showed a moment ago.
 
     A renewal that is noticed late makes the loop's clock look slower than it is, never faster, so the largest
-    difference is the truest. Where clocks agree to within ten seconds, as they do on machines that ask for the time,
-    nothing is changed.
+    difference is the truest. Where clocks agree to within three seconds, as they do on machines that ask for the
+    time, nothing is changed: what is learnt is that uncertain itself where the ledger is slow.
     """
 
     def __init__(self) -> None:

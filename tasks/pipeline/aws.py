@@ -34,7 +34,7 @@ class AwsRoom:
 
     pools: MakePools  # of instances, under their own ids
     make: Callable[..., Trainer]  # the launcher on them
-    listed: Mapping[str, float]  # on-demand prices by instance type, $/h, of the types whose price is known
+    listed: Callable[[], Mapping[str, float]]  # asks for on-demand prices, $/h, by instance type
 
 
 @contextmanager
@@ -74,10 +74,11 @@ def opened_pools(cluster: AwsSpec, clock: Clock) -> Iterator[AwsRoom]:
             given = {"form": FORM, **options, "logs": Path(LOGS) / str(pool.uid)}
             return ShippingTrainer(pool, fleet.settings.region, **given)  # type: ignore[arg-type]
 
-        types = {kind for pool in cluster.pools for kind in fleet.settings.pools[pool].instance_types}
-        listed = {
-            kind: price for kind in sorted(types) if (price := fleet.prices.on_demand(kind)) is not None
-        }
+        def listed() -> Mapping[str, float]:
+            types = {kind for pool in cluster.pools for kind in fleet.settings.pools[pool].instance_types}
+            found = {kind: fleet.prices.on_demand(kind) for kind in sorted(types)}
+            return {kind: price for kind, price in found.items() if price is not None}
+
         yield AwsRoom(pools, make, listed)
 
 

@@ -151,7 +151,7 @@ def _aws(
     with ExitStack() as stack:
         ledger = stack.enter_context(_ledger(cluster.ledger, cluster.name, clock))
         room = stack.enter_context(opened_pools(cluster, clock))
-        site = Site(ledger, cluster.name, pools=room.pools, make=room.make, listed=room.listed, joined=True)
+        site = Site(ledger, cluster.name, pools=room.pools, make=room.make, listed=room.listed(), joined=True)
         if cluster.loop and not leads(ledger, clock):
             stack.enter_context(_leading(cluster, pipeline, site, say, clock, listener))
         else:

@@ -54,7 +54,7 @@ from ebbflow.tasks.report import write_text
 from ebbflow.tasks.request import QueryRequest
 
 LIMIT = 180.0  # s for anything that is waited for; far beyond every bar
-NOTICE = 8.0  # s from a notice to the end of the node
+NOTICE = 6.0  # s from a notice to the end of the node
 SETTLED = 1.5  # s without a change before the next repetition
 BARS = {  # figure -> (from what to what, s that its 95th percentile must be below; infinite: it is only told)
     "arrival": ("an app enters while a GPU is free -> its first lease", 2.0),
@@ -75,7 +75,14 @@ def lead(ledger: str, fleet: str, limits: str, stop: Flag) -> None:
     """Be the capacity loop, in a process of its own, until ``stop``."""
     request = CapacityRequest(ledger, fleet, f"local:{fleet}", limits=limits)
     over = threading.Event()
-    threading.Thread(target=lambda: (stop.wait(), over.set()), daemon=True).start()
+    parent = os.getppid()
+
+    def watch() -> None:
+        while not stop.wait(0.5) and os.getppid() == parent:
+            pass
+        over.set()
+
+    threading.Thread(target=watch, daemon=True).start()
     with opened_loop(request) as opened:
         opened.loop.run(over)
 

@@ -167,8 +167,8 @@ def test_planned_nodes_are_requested_at_once_and_observed_when_they_have_arrived
     assert (pool.planned, pool.requested, len(pool.nodes)) == (4, 4, 0)
     assert pool.short_since is not None
     assert pool.short_since <= world.now()
-    world.wet()
     before = world.fleet.observe()
+    world.wet()
     after = world.settle(4)
     assert after.epoch > before.epoch
     (pool,) = after.pools

@@ -17,7 +17,9 @@ from ebbflow.planners.model.ledger import (
     AppReport,
     AppSpec,
     Decided,
+    Event,
     Extended,
+    Past,
     Saved,
     State,
     fold,
@@ -447,6 +449,16 @@ def test_a_ledger_whose_beginning_is_gone_begins_with_what_was_there():
         assert report.app(name).service == pytest.approx(whole.app(name).service)
         assert report.app(name).rho.value == pytest.approx(whole.app(name).rho.value, rel=0.01)
     assert [step.gpus for step in report.capacity] == [4]
+
+
+def test_an_app_that_was_forgotten_before_the_first_event_comes_back_with_its_account():
+    past = Past(START - 500.0, 3, service=120.0, first_lease=START - 400.0, checkpoint="s3://b/1")
+    history = History(State(number=10, at=START))
+    history.add(Event(11, START + 1, AppEntered(AppSpec("z", "training", gpus=1), past)))
+    app = history.apps["z"]
+    assert (app.entered, app.before, app.first_lease) == (START - 500.0, 120.0, START - 400.0)
+    assert (app.checkpoint, app.returns) == ("s3://b/1", [START + 1])
+    assert cluster_report(history).app("z").phase == "waiting"
 
 
 # --- JSON -----------------------------------------------------------------------------------------------------------

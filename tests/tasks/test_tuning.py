@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ebbflow.infra.errors import TrainingError
+from ebbflow.infra.errors import StorageFullError, TrainingError
 from ebbflow.planners.errors import OptionError
 from ebbflow.tasks.training import Handle
 from ebbflow.tasks.training_listening import TrainingListener
@@ -192,6 +192,35 @@ def test_an_interrupted_search_goes_on(request_of: Any) -> None:
     assert [trial.state for trial in report.trials] == ["complete"] * 4
     assert not ended & {run for run, _ in second.runs}
     assert any(resumed for _, resumed in second.runs)
+
+
+class FullFor(Trainings):
+    """Trainings on a disk that is full for the first few of them."""
+
+    def __init__(self, times: int) -> None:
+        super().__init__()
+        self.times = times
+
+    def __call__(
+        self, request: TrainingRequest, listener: TrainingListener, handle: Handle, resume: bool
+    ) -> TrainingReport:
+        with self.lock:
+            self.times -= 1
+            full = self.times >= 0
+        if full:
+            raise StorageFullError("cannot write the run: no space left")
+        return super().__call__(request, listener, handle, resume)
+
+
+@pytest.mark.parametrize("nodes", ["local:1x1", "local:2x1"])
+def test_a_full_disk_is_no_trials_failure(request_of: Any, nodes: str) -> None:
+    request, trainings = request_of(trials=3, pruner="none", nodes=nodes), FullFor(1)
+    with pytest.raises(StorageFullError, match="no space left"):
+        run_tuning(request, train=trainings)
+    trainings.times = 0  # there is room again
+    report = run_tuning(request, train=trainings, resume=True)
+    assert report.state == "finished"
+    assert [trial.state for trial in report.trials] == ["complete"] * 3
 
 
 def test_an_id_is_used_once(request_of: Any) -> None:

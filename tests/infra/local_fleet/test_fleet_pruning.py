@@ -11,6 +11,7 @@ from ebbflow.infra import files
 from ebbflow.infra.clock import SystemClock
 from ebbflow.infra.errors import ClusterError
 from ebbflow.infra.local_fleet import begin, marks
+from ebbflow.infra.local_fleet.fleet import LocalFleet
 from ebbflow.infra.local_fleet.pools import LocalPool
 from ebbflow.infra.local_fleet.pruning import prune
 from ebbflow.infra.local_fleet.store import BookFile
@@ -133,3 +134,12 @@ def test_many_that_start_fleets_and_remove_folders_at_once_get_in_nobodys_way(tm
     for thread in removers:
         thread.join(60)
     assert problems == []
+
+
+def test_whoever_starts_a_fleet_removes_old_folders(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setenv("EBBFLOW_HOME", str(tmp_path))
+    monkeypatch.setattr("ebbflow.infra.local_fleet.fleet.prune", lambda parent, _: asked.append(parent))
+    monkeypatch.setattr(LocalFleet, "_ensure_keeper", lambda _: None)
+    with LocalFleet.start([POOL], "one", gpus=(), wait=None):
+        assert asked == [tmp_path / "fleets"]

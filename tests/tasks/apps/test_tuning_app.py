@@ -12,6 +12,7 @@ from app_loops import ScriptedLoop, begin, until
 from toy_trainings import Machines, Script
 
 from ebbflow.infra.ledger import Ledger
+from ebbflow.planners.errors import OptionError
 from ebbflow.tasks.apps.agent import Pace
 from ebbflow.tasks.apps.lease_book import Rules
 from ebbflow.tasks.apps.specs import tuning_spec
@@ -171,3 +172,16 @@ def test_a_trial_grows_into_what_is_left(searches: Any) -> None:
     until(lambda: search.machines.busy == {("a", 0), ("b", 0), ("b", 1)}, "three GPUs")
     (trainer,) = search.script.made
     assert trainer.resizes, "in place, by a move"
+
+
+def test_a_search_whose_study_could_not_be_kept_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("")
+    request = TuningRequest(
+        str(tmp_path / "train.py"), SPACE, "accuracy", id="s", folder="s3://bucket/runs", nodes="local:1x1"
+    )
+    with (
+        Ledger.open(str(tmp_path / "ledger.db")) as ledger,
+        pytest.raises(OptionError, match="folder of a search must be a local one"),
+    ):
+        run_tuning_app(request, tuning_spec(request), ledger, Machines().pool)
+    assert not Path("s3:").exists()
