@@ -78,8 +78,8 @@ def run_tuning(
         stop: set by others, it does what an interrupt does.
         watch: called several times a second with where the search stands.
 
-    Raises ``EbbflowError`` when it cannot begin, ``TrainingError`` for an id that is taken, ``StorageFullError`` where
-    the disk is full: the search can be gone on with.
+    Raises ``EbbflowError`` when it cannot begin, ``TrainingError`` for an id that is taken, ``StorageFullError`` on a
+    full disk: the search can be gone on with.
     """
     request = request if request.id else replace(request, id=new_search())
     if not resume and (Path(request.search_folder) / "search.json").exists():

@@ -246,6 +246,8 @@ class _Scaling:
         verdict = self.checked(target, self.money(need))
         passed = verdict.target if verdict.target is not None and _changes(verdict.target, pool) else None
         self.record(key, pool, target, passed, verdict.reasons, need)
+        if passed is not None:  # the next pool shares the limits with what this one is to be
+            self.fleet = _planned(self.fleet, passed)
         return passed
 
     def checked(self, target: Target, run: RunMoney | None, fleet: Fleet | None = None) -> guard.Verdict:
@@ -338,6 +340,19 @@ def becomes(pool: PoolState, target: Target) -> str:
     if target.on_demand != pool.on_demand:
         news.append(f"{target.on_demand} of them on-demand instead of {pool.on_demand}")
     return f"stays at {_nodes(target.nodes)}, {' and '.join(news)}"
+
+
+def _planned(fleet: Fleet, target: Target) -> Fleet:
+    """Return the fleet as it is planned with ``target``."""
+    return replace(
+        fleet,
+        pools=tuple(
+            replace(pool, planned=target.nodes, on_demand=target.on_demand)
+            if pool.name == target.pool
+            else pool
+            for pool in fleet.pools
+        ),
+    )
 
 
 def _nodes(count: int) -> str:

@@ -167,6 +167,17 @@ def test_of_two_pools_the_cheaper_grows_first():
     assert world.sizes == {"cheap": 2, "dear": 1}
 
 
+def test_pools_that_grow_in_one_cycle_share_the_limits():
+    rules = replace(GANGS, limits=Limits(nodes=2))
+    world = Rented(rules, fleet_of(pool("one", (), most=2), pool("two", (), most=2)))
+    both = (Offer("g4", "a", "spot", 1.0, 8, 61.0, 2),)
+    world.offers = {"one": both, "two": both}
+    world.enter(app("a", 8))
+    world.steps(15)
+    assert world.sizes == {"one": 2, "two": 0}
+    assert any("all pools may have 2, the others have 2" in why for why in world.said("guard"))
+
+
 def test_a_dry_spot_pool_falls_back_to_on_demand():
     from ebbflow.planners.fallback import Fallback
 
