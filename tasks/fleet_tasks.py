@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from prefect import task
-from prefect.artifacts import create_table_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.events import emit_event
 from prefect.logging import get_run_logger
@@ -15,7 +14,7 @@ from ebbflow.infra.protocols import Applied, FleetControl, GangControl, PriceSou
 from ebbflow.planners.guard import RunMoney, Verdict
 from ebbflow.planners.model.fleet import Target
 from ebbflow.planners.model.gangs import GangRequest
-from ebbflow.tasks import fleet_gangs
+from ebbflow.tasks import artifacts, fleet_gangs
 from ebbflow.tasks.fleet import Observation, act, decide, guard, observe
 from ebbflow.tasks.fleet_gangs import Started
 from ebbflow.tasks.fleet_report import Status, status
@@ -56,7 +55,7 @@ def observe_fleet(cluster: str, region: str, control: FleetControl, prices: Pric
     log.info("epoch %s: %s", found.epoch, "; ".join(_said(found)) or "no pools")
     for problem in found.problems:
         log.warning(problem)
-    create_table_artifact(key=f"{FLEET}-{cluster}", table=_pools(found), description=f"Pools of {cluster}")
+    artifacts.table(f"{FLEET}-{cluster}", _pools(found), f"Pools of {cluster}")
     return seen
 
 
@@ -190,9 +189,7 @@ def _settle(cluster: str, row: dict[str, Any], applied: Applied) -> None:
     log = get_run_logger()
     for line in applied_lines(applied):
         log.info(line)
-    create_table_artifact(
-        key=f"{DECISIONS}-{cluster}", table=[row], description=f"The last decision about {cluster}"
-    )
+    artifacts.table(f"{DECISIONS}-{cluster}", [row], f"The last decision about {cluster}")
     if applied.asked and not applied.dry_run:
         _emit(cluster, row)
 
