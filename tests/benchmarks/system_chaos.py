@@ -1,9 +1,9 @@
 """Chaotic runs of the whole system: what is lost, booked twice or left over? ``make chaos`` runs it.
 
 Run from the repository root: ``python -m tests.benchmarks.system_chaos --seeds 20 --out DIR``. Each run is decided
-by its seed (``tests/chaos`` says what happens in it and what must hold) and takes one and a half
-to three minutes. Runs in which all held are kept in ``--runs`` and are not repeated: the same command goes on where it
-was interrupted. The folder of a run in which anything did not hold stays there. Writes ``system_chaos.json`` and
+by its seed (``tests/chaos`` says what happens in it and what must hold) and takes one and a half to three minutes.
+Runs in which all held are kept in ``--runs`` and are not repeated: the same command goes on where it was
+interrupted. The folder of a run in which anything did not hold stays there. Writes ``system_chaos.json`` and
 ``system_chaos.svg``; exits with 1 if anything did not hold, or not all runs are done.
 """
 
