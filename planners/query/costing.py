@@ -57,8 +57,7 @@ class Coster:
         slots = max(self.share.largest.cores, 1.0)
         own = bill.task + bill.resident / slots
         # What any task takes is not worth waiting for: on small nodes it has what is left, and the engine spills.
-        floor = min(self.model.task_memory, max(self.share.largest.memory / slots - own, 0.0))
-        return Resources(1.0, floor + own)
+        return Resources(1.0, max(own, min(self.model.task_memory + own, self.share.largest.memory / slots)))
 
     def unit(self, unit: Unit, choice: Choice) -> tuple[Bill, Size]:
         """Return the bill of one statement and the size of its output (bytes as stored)."""

@@ -174,9 +174,10 @@ def test_with_all_workers_gone_the_query_says_so_waits_and_goes_on(
 
 
 def test_a_broadcast_that_does_not_fit_is_replaced_by_a_shuffle(tpch_medium: str, tmp_path: Path) -> None:
-    """Parts, beyond the limit set here, are so few beside the line items that the planner broadcasts them."""
+    """Parts, beyond the limit set here, are so few beside the wide line items that the planner broadcasts them."""
     request = QueryRequest(
-        "SELECT p_brand, count(*) AS n FROM lineitem, part WHERE l_partkey = p_partkey GROUP BY p_brand",
+        "SELECT p_brand, sum(l_extendedprice) AS price, sum(l_quantity) AS quantity, max(l_comment) AS comment, "
+        "max(l_shipinstruct) AS how FROM lineitem, part WHERE l_partkey = p_partkey GROUP BY p_brand",
         tables=tpch_medium,
         master="local[2]",
         executor_memory="1g",
