@@ -152,9 +152,8 @@ def overhead(found: dict[str, Any], name: str = "training_overhead") -> str:
         lines += [
             "",
             f"A step of plain {'DDP' if found['steps'][0]['processes'] > 1 else 'PyTorch'} and of `ElasticRun` with "
-            f"everything on, in turns in the same processes and from the same weights; medians over "
-            f"{found['steps'][0]['rounds']} pairs of blocks of {found['steps'][0]['block']} steps, half of them in "
-            "processes that made either side first, since its place in memory decides, too. Must hold: under 1.05. "
+            f"everything on, in turns in the same processes; medians over pairs of blocks of "
+            f"{found['steps'][0].get('block', 2)} steps. Must hold: under 1.05. "
             f"Load average {found['steps_load']:.1f} at the end. {found.get('steps_note', '')}".rstrip(),
             "",
             "| model, optimiser | parameters (M) | examples a process | plain (ms) | elastic (ms) | ratio "
@@ -192,19 +191,15 @@ def overhead(found: dict[str, Any], name: str = "training_overhead") -> str:
             f"AdaScale, {goodput['processes']} process{'es' if goodput['processes'] > 1 else ''}, means over "
             f"{goodput['seeds']} seeds. Measured: examples at M0 that reach the loss of "
             f"{goodput['target_loss']:.3f} over the time in which this batch does. Predicted: from the noise scale "
-            "that runs at M0 measured and a throughput model fitted to the batches with a *. A running average tells "
-            "what was the case its own age ago (200 iterations); the prediction corrects for that, the last column "
-            "does not, as when a job is under way. Must hold: within 10 %. "
+            "that runs at M0 measured and a throughput model fitted to the batches with a *. Must hold: within 10 %. "
             f"Load average {found['goodput_load']:.1f} at the end.",
             "",
-            "| batch | steps | predicted | examples/s | predicted | goodput (1/s) | predicted | ratio "
-            "| not corrected |",
-            "|---|---|---|---|---|---|---|---|---|",
+            "| batch | steps | predicted | examples/s | predicted | goodput (1/s) | predicted | ratio |",
+            "|---|---|---|---|---|---|---|---|",
             *(
                 f"| {r['batch']}{'*' if r['fitted'] else ''} | {r['steps']:.0f} | {r['predicted_steps']:.0f} "
                 f"| {r['throughput']:,.0f} | {r['predicted_throughput']:,.0f} | {r['goodput']:,.0f} "
-                f"| {r['predicted_goodput']:,.0f} | {r['predicted_goodput'] / r['goodput']:.3f} "
-                f"| {r['lagging_goodput'] / r['goodput']:.3f} |"
+                f"| {r['predicted_goodput']:,.0f} | {r['predicted_goodput'] / r['goodput']:.3f} |"
                 for r in goodput["rows"]
             ),
             "",
