@@ -16,8 +16,8 @@ Publish = Callable[[Capacity, str], None]
 class FeedbackPace:
     """How often to look, and how long to wait for a burst to end. Seconds."""
 
-    interval: float = 0.4
-    quiet: float = 0.15  # publish once nothing has changed for this long...
+    interval: float = 0.25
+    quiet: float = 0.1  # publish once nothing has changed for this long...
     patience: float = 1.0  # ...or this long after the first change (QOOP: bursts within 1 s are one event)
 
 

@@ -1,5 +1,6 @@
 """What several folders of tests share: benchmark data as ``ebbflow data`` makes it, and an emulated AWS."""
 
+import os
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
 settings.register_profile("ebbflow", deadline=None, derandomize=True)
 settings.register_profile("search", deadline=None, max_examples=1000, print_blob=True)
 settings.load_profile("ebbflow")
+
+# Spark's drivers, also those of processes that tests start, read their defaults there
+os.environ["SPARK_CONF_DIR"] = str(Path(__file__).parent / "spark_conf")
 
 PROCESSES = ("infra/training", "infra/elastic")  # folders whose tests nearly all start some
 

@@ -21,6 +21,10 @@ from ebbflow.planners.training.batch_size import BatchLimits
 Precision = Literal["fp32", "bf16", "fp16"]
 OptimizerFactory = Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optimizer]
 
+# MiB of gradients that are reduced at a time on processors. gloo's reduction is their own work, so more of it than
+# with DDP's 25 had better be done while gradients are still computed. GPUs keep DDP's.
+CPU_BUCKET = 8
+
 
 @dataclass(frozen=True, slots=True)
 class Options:
@@ -150,8 +154,11 @@ def prepare(
     _autocast(model, options.precision, world.device)
     called: torch.nn.Module = model
     if world.size > 1:
-        ddp: dict[str, Any] = {"gradient_as_bucket_view": True, **options.ddp}
         devices = [world.device] if world.device.type == "cuda" else None
+        ddp: dict[str, Any] = {"gradient_as_bucket_view": True}
+        if devices is None:
+            ddp["bucket_cap_mb"] = CPU_BUCKET
+        ddp.update(options.ddp)
         called = DistributedDataParallel(model, device_ids=devices, **ddp)
     schedule = None
     if options.scheduler is not None:

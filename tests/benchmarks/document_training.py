@@ -152,17 +152,20 @@ def overhead(found: dict[str, Any], name: str = "training_overhead") -> str:
         lines += [
             "",
             f"A step of plain {'DDP' if found['steps'][0]['processes'] > 1 else 'PyTorch'} and of `ElasticRun` with "
-            f"everything on, in turns in the same processes; medians over pairs of blocks of "
-            f"{found['steps'][0].get('block', 2)} steps. Must hold: under 1.05. "
+            f"everything on, in turns of a few steps in the same processes and from the same weights; medians over "
+            f"pairs of blocks of {found['steps'][0]['block']} steps. Where a model lies in memory decides, too, so "
+            "each case is launched several times, with either side made first in turn. On processors `prepare` has "
+            "gradients reduced in buckets of 8 MiB; plain DDP has its 25. Must hold: under 1.05. "
             f"Load average {found['steps_load']:.1f} at the end. {found.get('steps_note', '')}".rstrip(),
             "",
-            "| model, optimiser | parameters (M) | examples a process | plain (ms) | elastic (ms) | ratio "
-            "| quartiles | CPU ms of a process: plain, elastic |",
-            "|---|---|---|---|---|---|---|---|",
+            "| model, optimiser | parameters (M) | examples a process | plain (ms) | elastic (ms) | pairs | ratio "
+            "| quartiles | medians of the launches | CPU ms of a process: plain, elastic |",
+            "|---|---|---|---|---|---|---|---|---|---|",
             *(
                 f"| {s['case']} | {s['parameters'] / 1e6:.1f} | {s['local_batch']} | {s['plain_ms']:.1f} "
-                f"| {s['elastic_ms']:.1f} | {s['ratio']:.3f} "
+                f"| {s['elastic_ms']:.1f} | {s['rounds']} | {s['ratio']:.3f} "
                 f"| {s['ratio_quartiles'][0]:.3f} to {s['ratio_quartiles'][1]:.3f} "
+                f"| {', '.join(f'{r:.3f}' for r in sorted(s['ratio_by_launch']))} "
                 f"| {s['plain_cpu_ms']:.1f}, {s['elastic_cpu_ms']:.1f} |"
                 for s in found["steps"]
             ),
@@ -191,15 +194,20 @@ def overhead(found: dict[str, Any], name: str = "training_overhead") -> str:
             f"AdaScale, {goodput['processes']} process{'es' if goodput['processes'] > 1 else ''}, means over "
             f"{goodput['seeds']} seeds. Measured: examples at M0 that reach the loss of "
             f"{goodput['target_loss']:.3f} over the time in which this batch does. Predicted: from the noise scale "
-            "that runs at M0 measured and a throughput model fitted to the batches with a *. Must hold: within 10 %. "
+            "that runs at M0 measured and a throughput model fitted to the batches with a *; how "
+            "long steps take is measured for all batches in turns. A running average tells "
+            "what was the case its own age ago (200 iterations); the prediction corrects for that, the last column "
+            "does not, as when a job is under way. Must hold: within 10 %. "
             f"Load average {found['goodput_load']:.1f} at the end.",
             "",
-            "| batch | steps | predicted | examples/s | predicted | goodput (1/s) | predicted | ratio |",
-            "|---|---|---|---|---|---|---|---|",
+            "| batch | steps | predicted | examples/s | predicted | goodput (1/s) | predicted | ratio "
+            "| not corrected |",
+            "|---|---|---|---|---|---|---|---|---|",
             *(
                 f"| {r['batch']}{'*' if r['fitted'] else ''} | {r['steps']:.0f} | {r['predicted_steps']:.0f} "
                 f"| {r['throughput']:,.0f} | {r['predicted_throughput']:,.0f} | {r['goodput']:,.0f} "
-                f"| {r['predicted_goodput']:,.0f} | {r['predicted_goodput'] / r['goodput']:.3f} |"
+                f"| {r['predicted_goodput']:,.0f} | {r['predicted_goodput'] / r['goodput']:.3f} "
+                f"| {r['lagging_goodput'] / r['goodput']:.3f} |"
                 for r in goodput["rows"]
             ),
             "",

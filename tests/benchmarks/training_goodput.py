@@ -1,7 +1,8 @@
 """Goodput over batch sizes: predicted from speed and noise, and measured as the time to reach a given loss.
 
 The prediction takes the noise scale that runs at the initial batch measured, step by step, and a throughput model
-fitted to three of the batch sizes. The measurement trains at that batch until the loss is reached.
+fitted to three of the batch sizes. The measurement trains at that batch until the loss is reached. How long steps
+take is measured apart, for all batch sizes in turns: a machine's speed changes in the minutes that runs last.
 
 A running average tells what was the case its own age ago. In hindsight that is known, so the noise of an iteration is
 read off the average of ``AGE`` iterations later; what follows without that is given beside it.
@@ -35,16 +36,16 @@ BEYOND = 1.4  # times the target's progress: how long runs go on
 RATE = 0.01
 SMOOTHING = 0.995  # runs are so short that averages over 1000 iterations would lag far behind
 AGE = round(1 / (1 - SMOOTHING))  # iterations: what the averages are made of is as old in the mean
+TURNS, TURN = 60, 20  # how often each batch size has its turn, and for how many steps
+WARM_UP = 144  # steps before: all of the first 128 are measured
 
 
 @dataclass(slots=True)
 class Trained:
-    """One run: its loss by steps, what its steps took and how noisy they were."""
+    """One run: its loss by steps, and how noisy they were."""
 
     steps: list[int] = field(default_factory=list)  # at each look
     losses: list[float] = field(default_factory=list)
-    seconds: list[float] = field(default_factory=list)
-    sync: list[float] = field(default_factory=list)
     noise: list[GradientStatistics] = field(default_factory=list)
 
     def reached(self, target: float) -> float:
@@ -68,12 +69,13 @@ def goodput(world: int, device: str, width: int, seeds: int) -> dict[str, Any]:
     runs: dict[int, list[Trained]] = {scale: [] for scale in SCALES}
     for seed in range(seeds):
         for scale in SCALES:  # in turns, so that a busy minute hits all
-            runs[scale].append(_train(place, device, data, width, splits[scale], seed))
-    place.leave()
+            runs[scale].append(_train(_Trainer(place, device, data, width, splits[scale], seed)))
     target = float(np.exp(np.mean([np.interp(ITERATIONS, r.steps, np.log(r.losses)) for r in runs[1]])))
     steps = {scale: statistics.mean(r.reached(target) for r in runs[scale]) for scale in SCALES}
-    taken = {scale: statistics.median(t for r in runs[scale] for t in r.seconds) for scale in SCALES}
-    seen = {scale: _observation(world, splits[scale], runs[scale]) for scale in SCALES}
+    times = _times(place, device, data, width, splits)
+    place.leave()
+    taken = {scale: statistics.median(whole for whole, _ in times[scale]) for scale in SCALES}
+    seen = {scale: _observation(world, splits[scale], times[scale]) for scale in SCALES}
     speed = fit([seen[scale] for scale in FITTED])
     rows = []
     for scale in SCALES:
@@ -111,55 +113,91 @@ def _steps(run: Trained, iterations: float, scale: int, age: int) -> float:
     return sum(1.0 / float(gain(noise, scale)) for noise in run.noise[age : age + round(iterations)])
 
 
-def _observation(world: int, chosen: Split, runs: list[Trained]) -> Observation:
+def _observation(world: int, chosen: Split, times: list[tuple[float, float]]) -> Observation:
     """Return what the tuner would have measured: the medians of a last pass and of its synchronisation."""
-    sync = statistics.median(t for r in runs for t in r.sync)
-    whole = statistics.median(t for r in runs for t in r.seconds)
+    whole, sync = (statistics.median(part) for part in zip(*times, strict=True))
     alone = (whole - sync) / (chosen.accumulation + 1)
     return Observation(1, world, chosen.batch, alone + sync, sync)
 
 
-def _train(
-    place: World, device: str, data: tuple[Tensor, Tensor], width: int, chosen: Split, seed: int
-) -> Trained:
-    torch.manual_seed(seed)
-    inner = nn.Sequential(
-        nn.Linear(64, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh(), nn.Linear(width, 10)
-    ).to(device)
-    model = DistributedDataParallel(inner, gradient_as_bucket_view=True) if place.size > 1 else inner
-    optimizer = torch.optim.SGD(model.parameters(), RATE)
-    meter = GradientMeter(model, optimizer, INITIAL, smoothing=SMOOTHING)
-    x, y = data
-    total, passes = chosen.total(place.size), chosen.accumulation + 1
-    scale = total / INITIAL
-    drawn = torch.Generator().manual_seed(1000 * seed + place.rank)
+class _Trainer:
+    """A model, and steps on it at one batch."""
+
+    def __init__(
+        self,
+        place: World,
+        device: str,
+        data: tuple[Tensor, Tensor],
+        width: int,
+        chosen: Split,
+        seed: int,
+    ) -> None:
+        torch.manual_seed(seed)
+        self.inner = nn.Sequential(
+            nn.Linear(64, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh(), nn.Linear(width, 10)
+        ).to(device)
+        several = place.size > 1
+        self._model = (
+            DistributedDataParallel(self.inner, gradient_as_bucket_view=True) if several else self.inner
+        )
+        self._optimizer = torch.optim.SGD(self._model.parameters(), RATE)
+        self._meter = GradientMeter(self._model, self._optimizer, INITIAL, smoothing=SMOOTHING)
+        self._place, self.data, self._chosen = place, data, chosen
+        self._total = chosen.total(place.size)
+        self.scale = self._total / INITIAL
+        self._drawn = torch.Generator().manual_seed(1000 * seed + place.rank)
+
+    def step(self) -> tuple[float, float, GradientStatistics]:
+        """Return what a step took, how much of it for synchronisation, s, and how noisy gradients are."""
+        passes, (x, y) = self._chosen.accumulation + 1, self.data
+        begun = time.perf_counter()
+        for number in range(passes):
+            rows = torch.randint(len(x), (self._chosen.batch,), generator=self._drawn)
+            last = number == passes - 1
+            with nullcontext() if last or self._place.size == 1 else self._model.no_sync():
+                loss = nn.functional.cross_entropy(self._model(x[rows]), y[rows])
+                with self._meter.micro_pass(last=last, weight=1 / passes):
+                    (loss * self._meter.loss_factor / passes).backward()
+        norms = self._meter.local(self._total)
+        asked = time.perf_counter()
+        summed = self._place.sum(norms)
+        waited = time.perf_counter() - asked
+        noise = self._meter.finish(summed, self._place.size, self._total)
+        with scaled(self._optimizer, adascale(self.scale, noise)):
+            self._optimizer.step()
+        self._optimizer.zero_grad()
+        whole = time.perf_counter() - begun
+        return whole, min(self._meter.sync_seconds + waited, 0.95 * whole), noise
+
+
+def _train(trainer: _Trainer) -> Trained:
     found, progress, look = Trained(), 0.0, 0.0
+    x, y = trainer.data
     while progress < BEYOND * ITERATIONS:
         if progress >= look:
             with torch.no_grad():
-                found.losses.append(float(nn.functional.cross_entropy(inner(x), y)))
-            found.steps.append(len(found.seconds))
+                found.losses.append(float(nn.functional.cross_entropy(trainer.inner(x), y)))
+            found.steps.append(len(found.noise))
             look += ITERATIONS / LOOKS
-        begun = time.perf_counter()
-        for number in range(passes):
-            rows = torch.randint(len(x), (chosen.batch,), generator=drawn)
-            last = number == passes - 1
-            with nullcontext() if last or place.size == 1 else model.no_sync():
-                loss = nn.functional.cross_entropy(model(x[rows]), y[rows]) * meter.loss_factor / passes
-                with meter.micro_pass(last=last, weight=1 / passes):
-                    loss.backward()
-        norms = meter.local(total)
-        asked = time.perf_counter()
-        summed = place.sum(norms)
-        waited = time.perf_counter() - asked
-        noise = meter.finish(summed, place.size, total)
-        with scaled(optimizer, adascale(scale, noise)):
-            optimizer.step()
-        optimizer.zero_grad()
-        found.seconds.append(time.perf_counter() - begun)
-        found.sync.append(min(meter.sync_seconds + waited, 0.95 * found.seconds[-1]))
+        noise = trainer.step()[2]
         found.noise.append(noise)
-        progress += float(gain(noise, scale))
+        progress += float(gain(noise, trainer.scale))
+    return found
+
+
+def _times(
+    place: World, device: str, data: tuple[Tensor, Tensor], width: int, splits: dict[int, Split]
+) -> dict[int, list[tuple[float, float]]]:
+    """Return what steps took by scale, and how much of it for synchronisation, s."""
+    trainers = {scale: _Trainer(place, device, data, width, chosen, 0) for scale, chosen in splits.items()}
+    found: dict[int, list[tuple[float, float]]] = {scale: [] for scale in splits}
+    for trainer in trainers.values():
+        for _ in range(WARM_UP):
+            trainer.step()
+    for _ in range(TURNS):
+        for scale, trainer in trainers.items():
+            trainer.step()  # what it works on is in the caches then
+            found[scale] += [trainer.step()[:2] for _ in range(TURN)]
     return found
 
 

@@ -32,7 +32,7 @@ def main() -> None:
         "--rounds",
         type=int,
         default=40,
-        help="pairs of blocks of steps, half of them with each side made first",
+        help="pairs of blocks of steps, over several launches",
     )
     parser.add_argument("--seeds", type=int, default=3, help="of the trainings for goodput")
     parser.add_argument("--parts", default=",".join(PARTS), help="which to measure; the others are kept")

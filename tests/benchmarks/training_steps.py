@@ -15,11 +15,11 @@ from ebbflow.infra.training import ElasticRun
 from ebbflow.infra.training.gradients import DENSE, EVERY
 from tests.benchmarks.ranks import together
 
-# Steps of one side before the other has its turn: noise is measured in two of each.
-BLOCK = 2 * EVERY
-# Blocks before: all of the first 128 steps are measured, and Adam's factors are renewed often in the first thousand,
-# which only the smaller steps feel.
-WARM_UP = {"transformer": 1 + DENSE // BLOCK, "perceptron": 1024 // BLOCK}
+BLOCK = 2 * EVERY  # steps that are compared: noise is measured in two of them
+TURN = 4  # steps of one side before the other has its turn: machines change their speed within seconds
+WARM_UP = 1 + DENSE // BLOCK  # blocks before: all of the first 128 steps are measured
+AGED = 1024  # steps that Adam believes to have made then: in the first thousand its factors are renewed often
+LAUNCHES = {"transformer": 4, "perceptron": 8}
 TOKENS = 64
 
 SIDES = ("plain", "elastic")
@@ -63,10 +63,14 @@ def overhead(device: str, case: str, rounds: int, world: int, local: int) -> dic
     """Return milliseconds of a step of both, and the median of their ratios over ``rounds`` pairs of blocks.
 
     ``local`` examples a process; those of the transformer are of 64 tokens. Where a model lies in memory decides over
-    as much as what is measured here, so half of the pairs are of processes that made the other side first.
+    as much as what is measured here, so the pairs are of several launches, half of which make the other side first.
     """
-    halves = [Turns(*together(in_turns, world, device, case, rounds // 2, local, first)) for first in SIDES]
-    plain, elastic = ([pair for half in halves for pair in getattr(half, side)] for side in SIDES)
+    launches = LAUNCHES[case.split(", ", maxsplit=1)[0]]
+    each = -(-rounds // launches)
+    found = [
+        Turns(*together(in_turns, world, device, case, each, local, SIDES[n % 2])) for n in range(launches)
+    ]
+    plain, elastic = ([pair for launch in found for pair in getattr(launch, side)] for side in SIDES)
     ratios = [after[0] / alone[0] for alone, after in zip(plain, elastic, strict=True)]
     quartiles = statistics.quantiles(ratios, n=4)
     milliseconds = [
@@ -74,7 +78,7 @@ def overhead(device: str, case: str, rounds: int, world: int, local: int) -> dic
     ]
     return {
         "case": case,
-        "parameters": halves[0].parameters,
+        "parameters": found[0].parameters,
         "local_batch": local,
         "processes": world,
         "rounds": len(ratios),
@@ -83,20 +87,19 @@ def overhead(device: str, case: str, rounds: int, world: int, local: int) -> dic
         "elastic_ms": milliseconds[1][0],
         "ratio": statistics.median(ratios),
         "ratio_quartiles": [quartiles[0], quartiles[2]],
-        "ratio_by_first": {
-            first: statistics.median(e[0] / p[0] for p, e in zip(half.plain, half.elastic, strict=True))
-            for first, half in zip(SIDES, halves, strict=True)
-        },
+        "ratio_by_launch": [
+            statistics.median(e[0] / p[0] for p, e in zip(launch.plain, launch.elastic, strict=True))
+            for launch in found
+        ],
         "plain_cpu_ms": milliseconds[0][1],
         "elastic_cpu_ms": milliseconds[1][1],
-        "noise_scale": halves[0].noise_scale,
+        "noise_scale": found[0].noise_scale,
     }
 
 
 def in_turns(world: int, device: str, case: str, rounds: int, local: int, first: str) -> Turns:
     """Train both sides in this process and its peers; ``first`` of the two is made first."""
     kind, rule = case.split(", ")
-    warm_up = WARM_UP[kind]
 
     def make(parameters: Any) -> torch.optim.Optimizer:
         if rule == "SGD":
@@ -105,7 +108,7 @@ def in_turns(world: int, device: str, case: str, rounds: int, local: int, first:
 
     run = ElasticRun.start()
     model_of: Callable[[], nn.Module] = Transformer if kind == "transformer" else perceptron
-    batch, steps = local * world, (warm_up + rounds) * BLOCK
+    batch, steps = local * world, (WARM_UP + 1 + rounds) * BLOCK
     data, loss = _task(kind, batch * (steps + 2), device)
 
     def make_plain() -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -139,25 +142,40 @@ def in_turns(world: int, device: str, case: str, rounds: int, local: int, first:
     def timed(step: Callable[[], None]) -> tuple[float, float]:
         _meet(world, device)
         begun, used = time.perf_counter(), time.process_time()
-        for _ in range(BLOCK):
+        for _ in range(TURN):
             step()
         used = time.process_time() - used
         _meet(world, device)
-        return (time.perf_counter() - begun) / BLOCK, used / BLOCK
+        return time.perf_counter() - begun, used
+
+    def pair() -> dict[str, tuple[float, float]]:
+        """Return seconds of a step of each side, by the clock and of the processor, over a block of both."""
+        spent: dict[str, list[tuple[float, float]]] = {side: [] for side in SIDES}
+        for turn in range(BLOCK // TURN):
+            for side in SIDES if turn % 2 == 0 else SIDES[::-1]:
+                spent[side].append(timed(plain_step if side == "plain" else elastic_step))
+        return {
+            side: (sum(wall for wall, _ in of) / BLOCK, sum(used for _, used in of) / BLOCK)
+            for side, of in spent.items()
+        }
 
     with run:
-        for _ in range(warm_up):
+        for _ in range(WARM_UP):
             plain_step()
             for _ in range(BLOCK):
                 elastic_step()
+        for state in optimizer.state.values():
+            if "step" in state:
+                state["step"] += AGED
         called.load_state_dict(model.state_dict())  # what is in the numbers decides over their speed, too
         plain_optimizer.load_state_dict(optimizer.state_dict())
-        pairs = [(timed(plain_step), timed(elastic_step)) for _ in range(rounds)]
+        pair()
+        pairs = [pair() for _ in range(rounds)]
         assert run.statistics.batch == batch
         noise_scale = run.statistics.noise_scale
         batches.close()
     size = sum(p.numel() for p in called.parameters())
-    return Turns([plain for plain, _ in pairs], [elastic for _, elastic in pairs], size, noise_scale)
+    return Turns([one["plain"] for one in pairs], [one["elastic"] for one in pairs], size, noise_scale)
 
 
 def _task(kind: str, examples: int, device: str) -> tuple[tuple[Tensor, ...], Callable[..., Tensor]]:

@@ -144,8 +144,8 @@ def experiments(quick: bool) -> list[Experiment]:
     testbed_seeds, trace_seeds = (
         (TESTBED_SEEDS[:1], TRACE_SEEDS[:1]) if quick else (TESTBED_SEEDS, TRACE_SEEDS)
     )
-    few = {"jobs": 80} if quick else {}
-    some = {"jobs": 120} if quick else {}
+    few = {"jobs": 60} if quick else {}
+    some = {"jobs": 60} if quick else {}
     made: list[Experiment] = []
 
     def add(name: str, run: Callable[..., Run], weight: float, **parameters: Any) -> None:

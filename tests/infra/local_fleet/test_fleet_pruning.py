@@ -115,7 +115,7 @@ def test_many_that_start_fleets_and_remove_folders_at_once_get_in_nobodys_way(tm
             file.change(uid, lambda book: replace(book, up=False))
 
     def removes():
-        while not stop.is_set():
+        while not stop.wait(0.002):
             prune(tmp_path, CLOCK, keep=0)
 
     def guarded(work, *given):
