@@ -174,7 +174,7 @@ class ElasticRun:
             precision: ``"bf16"`` and ``"fp16"`` run the model's forward in it; parameters stay as they are.
             clip_norm: largest norm of the gradient.
             state: more that checkpoints keep, by name: things with ``state_dict`` and ``load_state_dict``.
-            ddp: options of ``DistributedDataParallel``; on processors its buckets have 8 MiB unless they say otherwise.
+            ddp: options of ``DistributedDataParallel``, whose buckets have 8 MiB on processors.
 
         Raises:
             OptionError: options that contradict each other, or a batch that so many processes cannot share.
