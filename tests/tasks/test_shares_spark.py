@@ -146,12 +146,12 @@ def lake(tmp_path_factory: pytest.TempPathFactory, tpch_medium: str) -> str:
     connection = duckdb.connect()
     connection.execute(
         "CREATE TABLE items AS SELECT l_orderkey AS id, l_partkey % 1000 AS part, l_shipmode AS mode, "
-        f"l_comment AS words FROM '{tpch_medium}/lineitem.parquet' WHERE l_orderkey < 200000"
+        f"l_comment AS words FROM '{tpch_medium}/lineitem.parquet' WHERE l_orderkey < 60000"
     )
     for i in range(48):
         path = folder / "items" / f"{i}.parquet"
         connection.execute(f"COPY (SELECT * FROM items WHERE (id // 8) % 48 = {i}) TO '{path}'")
-    probes = "SELECT part AS part2, words AS words2, id % 3 AS third FROM items WHERE id < 60000"
+    probes = "SELECT part AS part2, words AS words2, id % 3 AS third FROM items WHERE id < 40000"
     connection.execute(f"COPY ({probes}) TO '{folder}/probes.parquet'")
     connection.close()
     return str(folder)
