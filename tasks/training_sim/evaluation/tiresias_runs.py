@@ -145,7 +145,6 @@ def experiments(quick: bool) -> list[Experiment]:
         (TESTBED_SEEDS[:1], TRACE_SEEDS[:1]) if quick else (TESTBED_SEEDS, TRACE_SEEDS)
     )
     few = {"jobs": 60} if quick else {}
-    some = {"jobs": 60} if quick else {}
     made: list[Experiment] = []
 
     def add(name: str, run: Callable[..., Run], weight: float, **parameters: Any) -> None:
@@ -161,16 +160,16 @@ def experiments(quick: bool) -> list[Experiment]:
             add(f"placed-{by}-{seed}", placed, 0.2, by=by, seed=seed, **few)
     for seed in trace_seeds:
         for policy in POLICIES:
-            add(f"trace-{policy}-{seed}", on_trace, 1.0, policy=policy, seed=seed, **some)
+            add(f"trace-{policy}-{seed}", on_trace, 1.0, policy=policy, seed=seed, **few)
         for policy in ("tiresias-l", "tiresias-g"):
             for threshold in THRESHOLDS:
                 name = f"trace-{policy}-threshold-{threshold:g}-{seed}"
-                add(name, on_trace, 1.0, policy=policy, seed=seed, thresholds=[threshold], **some)
+                add(name, on_trace, 1.0, policy=policy, seed=seed, thresholds=[threshold], **few)
             for knob in KNOBS:
                 name = f"trace-{policy}-knob-{knob:g}-{seed}"
-                add(name, on_trace, 1.0, policy=policy, seed=seed, knob=knob, **some)
+                add(name, on_trace, 1.0, policy=policy, seed=seed, knob=knob, **few)
         for ends in QUEUES[1:]:
             name = f"trace-tiresias-l-queues-{len(ends) + 1}-{seed}"
-            add(name, on_trace, 1.0, policy="tiresias-l", seed=seed, thresholds=list(ends), **some)
-        made.append(Experiment(f"load-{seed}", offered_load, {"seed": seed, **some}, 0.0))
+            add(name, on_trace, 1.0, policy="tiresias-l", seed=seed, thresholds=list(ends), **few)
+        made.append(Experiment(f"load-{seed}", offered_load, {"seed": seed, **few}, 0.0))
     return made

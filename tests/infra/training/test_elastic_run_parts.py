@@ -1,15 +1,19 @@
 """Parts of an elastic run on their own: when it saves, what it hears, how its schedule moves."""
 
 import threading
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from ebbflow.infra.training.channel import RunSettings, StopRequest
 from ebbflow.infra.training.checkpoints import Saved
 from ebbflow.infra.training.link import Link
 from ebbflow.infra.training.metrics import Rates
+from ebbflow.infra.training.prepared import CPU_BUCKET, Options, prepare
 from ebbflow.infra.training.progress import Progress
 from ebbflow.infra.training.saver import LEAST_EVERY, UNKNOWN_HAZARD_EVERY, Costs, Saver
 from ebbflow.infra.training.schedule import ProgressSchedule, rule_for, scaled
@@ -206,3 +210,27 @@ def test_rates_are_of_the_time_between_reports() -> None:
     clock.time += 0.125
     assert rates.add(10, 1.0, 0.125)
     assert (rates.throughput, rates.progress_rate) == (80.0, 8.0)
+
+
+# --- DDP --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def _group(tmp_path: Path) -> Iterator[None]:
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/group", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("_group")
+@pytest.mark.parametrize(("asked", "size"), [({}, CPU_BUCKET), ({"bucket_cap_mb": 3}, 3)])
+def test_gradients_are_reduced_in_small_buckets_on_processors_unless_asked_otherwise(
+    asked: dict[str, Any], size: int
+) -> None:
+    options = Options(batch_size=8, ddp=asked)
+    model = torch.nn.Linear(4, 1)
+    made = prepare(
+        World(size=2), model, lambda found: torch.optim.SGD(found, 0.1), options, RunSettings(), None
+    )
+    assert made.model.bucket_bytes_cap == size * 2**20
+    assert made.model.gradient_as_bucket_view
