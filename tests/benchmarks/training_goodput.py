@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ebbflow.infra.training.gradients import GradientMeter
+from ebbflow.infra.training.gradients import DENSE, EVERY, GradientMeter
 from ebbflow.infra.training.schedule import scaled
 from ebbflow.infra.training.world import World
 from ebbflow.planners.training.batch_size import BatchLimits, Split, split
@@ -37,7 +37,7 @@ RATE = 0.01
 SMOOTHING = 0.995  # runs are so short that averages over 1000 iterations would lag far behind
 AGE = round(1 / (1 - SMOOTHING))  # iterations: what the averages are made of is as old in the mean
 TURNS, TURN = 60, 20  # how often each batch size has its turn, and for how many steps
-WARM_UP = 144  # steps before: all of the first 128 are measured
+WARM_UP = DENSE + 2 * EVERY  # steps before: all of the first are measured
 
 
 @dataclass(slots=True)

@@ -120,7 +120,7 @@ def _callers(name: str) -> set[str]:
     for folder in ("planners", "infra", "tasks", "flows"):
         for path in (ROOT / folder).rglob("*.py"):
             text = path.read_text()
-            if name in text and any(
+            if all(part in text for part in name.split(".")) and any(
                 isinstance(each, ast.Call) and ast.unparse(each.func).endswith(name)
                 for each in ast.walk(ast.parse(text))
             ):
