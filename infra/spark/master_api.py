@@ -85,7 +85,10 @@ def get_executors(
 def _get(client: httpx.Client, url: str, timeout: float | None = None) -> object:
     answer = client.get(url, timeout=httpx.USE_CLIENT_DEFAULT if timeout is None else timeout)
     answer.raise_for_status()
-    return cast(object, answer.json())
+    try:
+        return cast(object, answer.json())
+    except ValueError as error:
+        raise ValueError(f"no JSON, but {answer.text[:80]!r}") from error
 
 
 def parse_master(payload: object) -> MasterView:

@@ -28,6 +28,7 @@ from ebbflow.planners.model import Capacity, Node, Notice, Resources
 
 _WARNING = 120.0  # seconds between notice and loss, where only the master tells of a notice (EC2's time)
 _FIRST = 60.0  # seconds for the first answer: the driver loads its REST service only when it is asked
+_AGAIN = 0.5  # seconds after which a driver that cannot answer yet is asked again
 _ARRIVING = 60.0  # seconds between an application's registration and its query's claim, at most
 _OURS = "ebbflow"  # the name of our applications
 
@@ -224,8 +225,7 @@ class ExecutorWatch:
         """
         with self._lock:
             try:
-                first = _FIRST if self._last is None else None
-                executors = get_executors(self._client, self._ui, self._application, first)
+                executors = self._ask_first() if self._last is None else self._ask()
             except (httpx.HTTPError, ValueError) as error:
                 if self._last is None:
                     raise EngineUnavailableError(
@@ -239,6 +239,20 @@ class ExecutorWatch:
     def close(self) -> None:
         """Close the connections."""
         self._client.close()
+
+    def _ask(self, timeout: float | None = None) -> list[Executor]:
+        return get_executors(self._client, self._ui, self._application, timeout)
+
+    def _ask_first(self) -> list[Executor]:
+        """Ask until there is an answer of the REST service: before it is up, something else may answer there."""
+        end = self._clock.now() + _FIRST
+        while True:
+            try:
+                return self._ask(max(1.0, end - self._clock.now()))
+            except (httpx.HTTPStatusError, ValueError):
+                if self._clock.now() + _AGAIN >= end:
+                    raise
+            self._clock.sleep(_AGAIN)
 
     def _next(self, executors: list[Executor]) -> Capacity:
         now = self._clock.now()

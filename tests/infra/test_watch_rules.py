@@ -44,9 +44,13 @@ class World:
         self.state: ClusterState | None = None
         self.clock = FakeClock()
         self.asked: list[str] = []
+        self.starting = 0  # answers that are a page saying so
 
     def answer(self, request: httpx.Request) -> httpx.Response:
         self.asked.append(str(request.url))
+        if self.starting:
+            self.starting -= 1
+            return httpx.Response(200, text="Spark is starting up.")
         content = self.master if request.url.path == "/json/" else self.executors
         if content is None:
             raise httpx.ReadTimeout("timed out", request=request)
@@ -189,6 +193,18 @@ def test_a_driver_that_never_answered_is_an_error_that_says_where(world: World) 
     world.executors = None
     with pytest.raises(EngineUnavailableError, match="app-1 does not answer at http://driver:4040/"):
         world.watch().capacity()
+
+
+def test_a_driver_whose_rest_service_is_not_up_yet_is_asked_again(world: World) -> None:
+    world.starting = 3
+    began = world.clock.now()
+    assert ids(world.watch(master_url="local[2]").capacity()) == ["local"]
+    assert len(world.asked) == 4
+    assert world.clock.now() - began < 5
+    world.starting = 10**6
+    with pytest.raises(EngineUnavailableError, match="no JSON, but 'Spark is starting up"):
+        world.watch().capacity()
+    assert 55 < world.clock.now() - began < 70
 
 
 @pytest.mark.parametrize("master_url", ["local[2]", "local", "local[*]"])
