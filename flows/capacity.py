@@ -12,11 +12,13 @@ from prefect.events import emit_event
 from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
 
+from ebbflow.flows import restarts
 from ebbflow.flows.blocks import block_name
 from ebbflow.flows.cancelling import attended
 from ebbflow.flows.capacity_runs import holder_in, mending
 from ebbflow.flows.flow_runs import RunView
 from ebbflow.flows.places import found
+from ebbflow.infra.errors import InfraError
 from ebbflow.tasks import artifacts
 from ebbflow.tasks.apps.recovery import LostApp
 from ebbflow.tasks.loop.listening import LoopEvent, LoopListener
@@ -127,6 +129,7 @@ def capacity_loop(
     attached = _ATTACHED.get()
     if attached is not None:
         return _lead(attached.request, attached)
+    _wait_out(str(flow_run.deployment_id or ""))
     with found(ledger, cluster, source, ledger_secret) as place:
         request = CapacityRequest(
             place.ledger,
@@ -142,6 +145,22 @@ def capacity_loop(
             prices,
         )
         return _lead(request, None)
+
+
+def _wait_out(deployment: str) -> None:
+    """Let failures of the deployment's runs before this one be followed by a pause."""
+    if not deployment:
+        return
+    logger = get_run_logger()
+    try:
+        seconds = restarts.pause(restarts.ends_of(deployment))
+    except InfraError as error:
+        logger.warning("how the runs before this one ended is not known: %s", error)
+        return
+    if seconds:
+        logger.warning("the last runs of this deployment failed; this one waits %.0f s", seconds)
+        stop = threading.Event()
+        attended(lambda: stop.wait(seconds), stop.set)
 
 
 def _lead(request: CapacityRequest, attached: _Attachment | None) -> dict[str, Any]:

@@ -81,14 +81,14 @@ class PrefectRuns:
             id_ = UUID(run)
         except ValueError:
             return None
-        with _answering() as client:
+        with answering() as client:
             try:
                 return _view(client, client.read_flow_run(id_))
             except ObjectNotFound:
                 return None
 
     def crashed(self, run: str, why: str) -> None:
-        with _answering() as client:
+        with answering() as client:
             try:
                 found = client.read_flow_run(UUID(run))
             except ObjectNotFound:
@@ -103,7 +103,7 @@ class PrefectRuns:
             tags=FlowRunFilterTags(all_=[tag]),
             state=FlowRunFilterState(type=FlowRunFilterStateType(not_any_=list(_ENDED))),
         )
-        with _answering() as client:
+        with answering() as client:
             return [run.name for run in client.read_flow_runs(flow_run_filter=wanted, limit=20)]
 
     def begin(
@@ -114,7 +114,7 @@ class PrefectRuns:
         tags: Sequence[str],
         job_variables: Mapping[str, Any],
     ) -> RunView:
-        with _answering() as client:
+        with answering() as client:
             try:
                 id_ = UUID(deployment)
             except ValueError:
@@ -133,7 +133,8 @@ class PrefectRuns:
 
 
 @contextmanager
-def _answering() -> Iterator[SyncPrefectClient]:
+def answering() -> Iterator[SyncPrefectClient]:
+    """Open a client of the present settings. Raises ``InfraError`` when the API does not answer as it should."""
     try:
         with get_client(sync_client=True) as client:
             yield client
