@@ -443,7 +443,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     series = {name: [float(one[key]) for one in figures.values()] for name, key in shares.items()}
     picture = bars_svg("From what happens to the answer, seconds", list(figures), series)
     write_text(given.out / "capacity_latency.svg", picture)
-    print(json.dumps(found | {"seconds": ...}, indent=1, default=str), flush=True)
+    print(json.dumps({k: v for k, v in found.items() if k != "seconds"}, indent=1), flush=True)
     return 0 if all(holds.values()) else 1
 
 
