@@ -28,7 +28,7 @@ app = typer.Typer(
     "back nodes, and writes all of it with the reasons into the ledger. Queries and trainings read their leases "
     "there. Kill it whenever you like: apps hold what they have, and the next loop goes on.\n\n"
     "[b]On this machine[/b]\n\n"
-    "    ebbflow nodes up\n\n"
+    "    ebbflow nodes up --gpu 2\n\n"
     "    ebbflow capacity run                      (in a terminal of its own)\n\n"
     "    ebbflow capacity status --watch 1\n\n"
     "    ebbflow capacity stop\n\n"
@@ -61,17 +61,17 @@ _RUN_HELP = """Lead a cluster until Ctrl-C, SIGTERM or ebbflow capacity stop.
 
     ebbflow capacity run --policy themis --option knob=0.5 --lease 600 --interval 60
 
-    ebbflow capacity run --policy mymodule:MyPolicy          (in the present folder or installed)
+    ebbflow capacity run --policy mymodule:MyPolicy          (in the present folder or installed; docs/own-policy.md)
 
 [b]A file of limits[/b] (--limits, $EBBFLOW_LIMITS or fleet.toml here) says what no decision may exceed
 
-    [limits]            dollars_per_hour = 40, nodes = 60
+    \\[limits]            dollars_per_hour = 40, nodes = 60
 
-    [teams.vision]      weight = 2, gpus = 48
+    \\[teams.vision]      weight = 2, gpus = 48
 
-    [scaling]           idle_s = 300, pools = { etl = "cores", gpu = "gpus" }; enabled = false leaves nodes alone
+    \\[scaling]           idle_s = 300, pools = { etl = "cores", gpu = "gpus" }; enabled = false leaves nodes alone
 
-    [policy]            name = "rho-bounded", options = { rho = 1.5 }
+    \\[policy]            name = "rho-bounded", options = { rho = 1.5 }
 
 While another loop leads, this one waits and takes over when that is gone: two of them are a spare.
 --take-over does not wait; the other can write nothing from then on.
@@ -95,7 +95,7 @@ def run(
     policy: Annotated[
         str,
         typer.Option(
-            help="By name (ebbflow simulate training --help lists them), or your own as MODULE:CLASS. "
+            help="By name (ebbflow simulate training --help lists them), or your own as MODULE:NAME. "
             "Default: the limits' file's, else rho-bounded.",
             metavar="POLICY",
         ),

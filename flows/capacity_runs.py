@@ -7,7 +7,7 @@ for ever. The ledger knows better: the run's apps have fallen silent, and the lo
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -87,7 +87,7 @@ class Mender:
         self._loop = ""  # the flow run of the loop that leads
         self._former: dict[str, float] = {}  # those of loops before it -> when it took over
         self._marked: set[str] = set()
-        self._views: dict[str, RunView] = {}  # of this look
+        self._views: dict[str, RunView | None] = {}  # of this look
 
     def look(self) -> None:
         """Look once. Raises ``LedgerError``, and ``InfraError`` when the orchestrator does not answer."""
@@ -220,10 +220,7 @@ class Mender:
 
     def _view(self, run: str) -> RunView | None:
         if run not in self._views:
-            found = self._runs.view(run) if run else None
-            if found is None:
-                return None
-            self._views[run] = found
+            self._views[run] = self._runs.view(run) if run else None
         return self._views[run]
 
     # --- going on --------------------------------------------------------------------------------------------
@@ -243,7 +240,7 @@ class Mender:
     def _start(self, app: LostApp) -> str:
         """Create a flow run that goes on with the app, and say which. Raises ``EbbflowError``."""
         view = self._views.get(app.spec.flow_run)
-        given = resumed(app, view)
+        given = resumed(app, view, self._ledger.cluster)
         deployment = view.deployment if view is not None else ""
         if not deployment and app.resume is not None:
             deployment = app.resume.deployment
@@ -278,14 +275,15 @@ def tag_of(app: LostApp, cluster: str) -> str:
     return f"{_TAG}{cluster}:{app.spec.pipeline or app.spec.id}"
 
 
-def resumed(app: LostApp, view: RunView | None) -> dict[str, Any]:
+def resumed(app: LostApp, view: RunView | None, cluster: str = "local") -> dict[str, Any]:
     """Return the parameters of a run that goes on with ``app``: those of the lost run, and which app it is.
 
-    Where the lost run is not known any more, they come from the app's recorded request. Raises ``EbbflowError``.
+    Where the lost run is not known any more, they come from the app's recorded request; which ledger the ``cluster``
+    is in, the deployment then has to say itself. Raises ``EbbflowError``.
     """
     id_ = app.spec.id
     if view is not None:
-        if app.spec.pipeline and "resume" in view.parameters:
+        if app.spec.pipeline:  # parameters that were left to their defaults are not among a run's own
             return {
                 **view.parameters,
                 "file": None,
@@ -299,9 +297,13 @@ def resumed(app: LostApp, view: RunView | None) -> dict[str, Any]:
     if app.resume is None:
         raise InfraError(f"{id_} did not say what starts it again")
     request = request_of(app.resume)
+    where = {"cluster": cluster}  # which is refused without a ledger: it must not run beside the cluster
     if isinstance(request, QueryRequest):
-        return {"sql": request.sql, "tables": request.tables, "store": request.store, "app": id_}
-    return {"script": request.script, "id": app.resume.id, "folder": app.resume.folder, "resume": True}
+        from ebbflow.flows.query import parameters_of
+
+        return {**parameters_of(request), "app": id_, **where}
+    given = {"script": request.script, "id": app.resume.id, "folder": app.resume.folder, "resume": True}
+    return given | where
 
 
 # --- in the loop's flow --------------------------------------------------------------------------------------
@@ -348,4 +350,5 @@ def mending(
         yield
     finally:
         stop.set()
-        future.wait(every + 5.0)
+        with suppress(Exception):  # the loop has led all the same
+            future.wait(every + 5.0)

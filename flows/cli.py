@@ -127,6 +127,8 @@ _QUERY_HELP = """Run a query that re-plans itself while capacity changes.
     ebbflow cluster kill worker-2     (in another terminal)
 
 The same command again resumes from finished stages, also after a crash.
+
+Status: 0 done, 2 wrong input or a query that failed, 3 the result is not DuckDB's (--verify), 130 interrupted.
 """
 
 
@@ -249,7 +251,9 @@ def explain(
     capacity: Annotated[
         str,
         typer.Option(
-            metavar="LIST", help="What to plan for: any of cores, memory, nodes and hazard, by commas."
+            metavar="LIST",
+            help="What to plan for, by commas: any of cores, memory, nodes (else one for each core) and hazard "
+            "(else 0.05).",
         ),
     ] = "cores=3,memory=6GiB",
     engine: Annotated[Engine, typer.Option(help="Whose costs: spark or duckdb.")] = Engine.spark,
@@ -352,6 +356,8 @@ _DEMO_HELP = """Run the main job for real: two queries and two trainings of two 
 It generates TPC-H data (kept for the next time), brings up Spark workers and GPU nodes of this machine, gives nodes \
 notice and kills some, plans again, holds auctions, rents and gives back nodes, compares the results with DuckDB's, \
 writes a report, and leaves no process behind. Wants about 8 GiB of memory and two minutes.
+
+Status: 0 all right, 2 wrong input, 3 a step failed or a result was wrong, 130 interrupted.
 """
 
 
@@ -376,7 +382,11 @@ def demo(
     ] = None,
     runner: Annotated[
         Runner,
-        typer.Option(metavar="HOW", help="prefect records the run on a Prefect server, plain does not."),
+        typer.Option(
+            metavar="HOW",
+            help="prefect records the run on a Prefect server, plain does not; auto if one is configured. With "
+            "--query always prefect.",
+        ),
     ] = Runner.auto,
 ) -> None:
     from ebbflow.flows.demo import run_demo, run_demo_pipeline

@@ -84,7 +84,7 @@ def grow(
 def shrink(
     request: "FleetRequest",
     pool: Pool,
-    count: Annotated[int | None, typer.Argument(help="How many nodes fewer.", metavar="[N]", min=1)] = None,
+    count: Annotated[int | None, typer.Argument(help="How many nodes fewer.", metavar="N", min=1)] = None,
     nodes: Annotated[
         list[str] | None,
         typer.Option(help="These nodes, by commas or repeated, instead of a number.", metavar="ID"),
@@ -147,7 +147,7 @@ def shrink(
 @with_cluster
 def drain(
     request: "FleetRequest",
-    nodes: Annotated[list[str], typer.Argument(help="Nodes, as status names them.", metavar="ID...")],
+    nodes: Annotated[list[str], typer.Argument(help="Nodes, as status names them.", metavar="ID")],
     wait: Wait = 300.0,
     end: Annotated[bool, typer.Option("--end", help="Then end them; their pool replaces them.")] = False,
     dry_run: DryRun = False,

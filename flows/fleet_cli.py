@@ -39,7 +39,7 @@ app = typer.Typer(
 app.add_typer(fleet_notices.app, name="notices")
 console = Console()
 
-AnyPool = Annotated[str | None, typer.Argument(help="One pool only. Default: all.", metavar="[POOL]")]
+AnyPool = Annotated[str | None, typer.Argument(help="One pool only. Default: all.", metavar="POOL")]
 
 
 @app.command()

@@ -26,7 +26,8 @@ app = typer.Typer(
     "    ebbflow ledger verify\n\n"
     "    ebbflow ledger prune --before 30d --dry-run\n\n"
     "[b]Where it is[/b]: --url, else $EBBFLOW_LEDGER, else the file ledger.db in ~/.cache/ebbflow. SQLite serves one "
-    "machine; for more take PostgreSQL: postgresql://user:password@host/database\n\n"
+    "machine; for more take PostgreSQL: postgresql://user@host/database, with the password in ~/.pgpass "
+    "(docs/operations.md)\n\n"
     "Status: 0 done, 1 something is wrong with the ledger, 2 wrong input, or a ledger that cannot be used.",
     no_args_is_help=True,
     rich_markup_mode="rich",

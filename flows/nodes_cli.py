@@ -252,8 +252,9 @@ def play(
         list[str],
         typer.Argument(
             help="Such as 20s:notice:gpu-2:5s, 30s:kill:spark-1, 40s:freeze:gpu, 50s:thaw:gpu, 60s:add:gpu:2 or "
-            "70s:shut:gpu:30s; a pool in place of a node means its oldest node.",
-            metavar="FAULT...",
+            "70s:shut:gpu:30s (the market gives no node for so long); a pool in place of a node means its oldest "
+            "node.",
+            metavar="FAULT",
         ),
     ],
     name: Name = "local",

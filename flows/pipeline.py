@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any
@@ -179,7 +180,8 @@ class PrefectBackground:
         """Wait for the task runs to be recorded, all within ``timeout`` seconds, half a minute at least."""
         end = time.monotonic() + max(timeout, _SETTLE)
         for future in self._futures:
-            future.wait(max(0.1, end - time.monotonic()))
+            with suppress(Exception):  # how a step ended the coordinator has heard
+                future.wait(max(0.1, end - time.monotonic()))
 
 
 class _PrefectListener:

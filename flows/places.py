@@ -55,7 +55,7 @@ def found(
         block = load_block(name, EbbflowCluster, "ebbflow-cluster")
         address = block.address
     else:
-        if ledger and parse(ledger).url.password:
+        if ledger and parse(ledger).secret:
             raise OptionError(
                 "the parameter ledger must have no password, since Prefect keeps and shows parameters; put the "
                 "address into a secret and name it: ledger_secret, or into a block: ledger=ebbflow-cluster/NAME"

@@ -69,15 +69,19 @@ class _Attachment:
 _ATTACHED: ContextVar[_Attachment | None] = ContextVar("ebbflow_attached", default=None)
 
 
+def parameters_of(request: QueryRequest) -> dict[str, Any]:
+    """Return the parameters by which ``run_query`` asks for the same."""
+    renamed = {"json": "json_report", "report": "html_report"}  # pydantic reserves the name json
+    given = {renamed.get(f.name, f.name): getattr(request, f.name) for f in fields(request)}
+    return {name: value for name, value in given.items() if name in _PARAMETERS}
+
+
 def run_attached(request: QueryRequest, listener: Listener) -> QueryOutcome:
     """Run ``request`` as a flow run of ``run_query`` with a listener in this process (the command line)."""
     attachment = _Attachment(listener)
     token = _ATTACHED.set(attachment)
     try:
-        renamed = {"json": "json_report", "report": "html_report"}  # pydantic reserves the name json
-        given = {renamed.get(f.name, f.name): getattr(request, f.name) for f in fields(request)}
-        options = {name: value for name, value in given.items() if name in _PARAMETERS}
-        run_query(**options)
+        run_query(**parameters_of(request))
     finally:
         _ATTACHED.reset(token)
     assert attachment.outcome is not None

@@ -46,7 +46,8 @@ def register(app: typer.Typer) -> None:
 
 def report(
     port: Annotated[
-        int | None, typer.Argument(help=f"Where --serve answers. Default: {PORT}, or one that is free.")
+        int | None,
+        typer.Argument(help=f"Where --serve answers. Default: {PORT}, or one that is free.", metavar="PORT"),
     ] = None,
     ledger: LedgerAt = None,
     cluster: Cluster = "local",

@@ -45,7 +45,7 @@ Ctrl-C saves and leaves; a second one leaves at once. Status: 0 finished, 1 fail
 Script = Annotated[str | None, typer.Argument(help="A Python file.", metavar="SCRIPT")]
 Arguments = Annotated[
     list[str] | None,
-    typer.Argument(help="Of the script; its options go last, after a double dash.", metavar="[ARGS]..."),
+    typer.Argument(help="Of the script; its options go last, after a double dash.", metavar="ARGS"),
 ]
 
 
@@ -55,7 +55,8 @@ def train(
     nodes: Annotated[
         str | None,
         typer.Option(
-            help="local:NODESxGPUS: nodes of this machine; aws:POOL:NODESxGPUS: of the cluster's fleet. "
+            help="local:NODESxGPUS: nodes of this machine; aws:POOL:NODESxGPUS, aws:POOL/GANG:NODESxGPUS: of the "
+            "cluster's fleet. "
             "Default: local:1x1.",
             metavar="NODES",
         ),
@@ -105,7 +106,9 @@ def train(
     running_fraction: Annotated[
         float | None, typer.Option(help="Of the parameters in each of those writes. Default: 0.125.")
     ] = None,
-    hazard: Annotated[float | None, typer.Option(help="Losses expected per node-hour.")] = None,
+    hazard: Annotated[
+        float | None, typer.Option(help="Losses expected per node-hour. Default: learnt from what happens.")
+    ] = None,
     price: Annotated[float | None, typer.Option(help="Dollars per GPU-hour, for the account.")] = None,
     failures: Annotated[
         str | None,

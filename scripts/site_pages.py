@@ -127,7 +127,11 @@ def _row(parameter: Any, context: Any) -> str:
         if not parameter.is_flag and not parameter.count:
             names += f" {_cell(parameter.metavar or parameter.display_type(context))}"
     default = parameter.get_default(context, call=False)
-    shown = "" if default in (None, "", [], (), False) or callable(default) else f"`{_plain(default)}`"
+    shown = (
+        ""
+        if default is False or default in (None, "", [], ()) or callable(default)
+        else f"`{_plain(default)}`"
+    )
     said = "*required*" if parameter.required and not shown else shown
     return f"| {names} | {_cell(parameter.help or '')} | {said} |"
 

@@ -120,7 +120,14 @@ class EbbflowQueryOperator(_AttendedOperator):
     def execute(self, context: "Context") -> dict[str, Any]:
         """Run the query and return plain values. Raises ``AirflowFailException`` for what no retry can mend."""
         from ebbflow.flows.airflow.stopping import StoppableOrchestrator
-        from ebbflow.flows.airflow.work import MOST_ROWS, query, query_request, query_values, run_id
+        from ebbflow.flows.airflow.work import (
+            MOST_ROWS,
+            only_with,
+            query,
+            query_request,
+            query_values,
+            run_id,
+        )
         from ebbflow.flows.cancelling import Attended
 
         if not 0 <= self.fetch <= MOST_ROWS:
@@ -140,6 +147,8 @@ class EbbflowQueryOperator(_AttendedOperator):
                 ti = context["ti"]
                 app = run_id(ti.dag_id, ti.task_id, ti.run_id, ti.map_index)
                 work = partial(work, app=app, team=self.team, **self._place())
+            else:
+                only_with("ledger_conn_id or ledger", cluster=self.cluster, team=self.team)
             self._attended = Attended(work, orchestrator.stop, self.stop_patience)
             outcome = self._attended.wait()
         except _FOR_GOOD as error:
@@ -224,6 +233,7 @@ class EbbflowTrainingOperator(_AttendedOperator):
     def execute(self, context: "Context") -> dict[str, Any]:
         """Run the training and return plain values. Raises ``AirflowFailException`` for what no retry can mend."""
         from ebbflow.flows.airflow.work import (
+            only_with,
             run_id,
             train,
             train_on_leases,
@@ -247,6 +257,10 @@ class EbbflowTrainingOperator(_AttendedOperator):
             if self.fleet:
                 asked = {"team": self.team, **self._place()}
                 work = partial(train_on_leases, request, stopper, fleet=self.fleet, **asked)
+            else:
+                only_with(
+                    "fleet", ledger=self.ledger_conn_id or self.ledger, cluster=self.cluster, team=self.team
+                )
             self._attended = Attended(work, stopper.stop, self.stop_patience)
             report = self._attended.wait()
         except _FOR_GOOD as error:

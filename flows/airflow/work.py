@@ -189,9 +189,17 @@ def numbers(**given: Any) -> dict[str, Any]:
     return found
 
 
+def only_with(option: str, **given: object) -> None:
+    """Refuse what only an app of a cluster has, where nothing makes it one. Raises ``OptionError``."""
+    if named := [name for name, value in given.items() if value]:
+        raise OptionError(f"{', '.join(named)} need {option}: without it there is no app of a cluster")
+
+
 def without_password(address: str | None) -> None:
     """Refuse a ledger's address with a password, without repeating it: Airflow stores what a task is given."""
-    if address and re.search(r"://[^/@]*:[^/@]+@|[?&](ssl)?password=", address):
+    from ebbflow.infra.ledger.address import parse
+
+    if address and parse(address).secret:
         raise OptionError(
             "ledger must hold no password, since Airflow stores it: make a connection of type ebbflow and name it by "
             "ledger_conn_id"

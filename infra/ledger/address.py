@@ -15,7 +15,8 @@ from ebbflow.planners.errors import OptionError
 VARIABLE = "EBBFLOW_LEDGER"
 FORMS = "postgresql://user:password@host/database, sqlite:////absolute/path or the path of a file"
 _HIDDEN = "***"
-_SECRET_OPTIONS = ("password", "sslpassword", "passfile", "sslkey", "options")
+_PASSWORDS = ("password", "sslpassword")
+_SECRET_OPTIONS = (*_PASSWORDS, "passfile", "sslkey", "options")
 
 
 @dataclass(frozen=True, repr=False)
@@ -29,6 +30,11 @@ class Address:
     def path(self) -> Path:
         """Return the file of a SQLite database."""
         return Path(self.url.database or "")
+
+    @property
+    def secret(self) -> bool:
+        """Tell whether a password stands in it, in whichever way."""
+        return bool(self.url.password) or any(self.url.query.get(name) for name in _PASSWORDS)
 
     def hide(self, text: str) -> str:
         """Return ``text`` without this address's password, in whichever way it is written."""

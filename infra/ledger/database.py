@@ -19,7 +19,7 @@ from typing import Any, Literal, TypeVar
 
 from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.engine.interfaces import IsolationLevel
-from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, DisconnectionError, SQLAlchemyError
 from sqlalchemy.pool import QueuePool
 
 from ebbflow.infra.clock import Clock
@@ -55,6 +55,7 @@ CONNECT = 5.0  # s for a new connection
 ATTEMPTS = 5  # of one transaction that met a deadlock or a lost connection
 _PAUSE = 0.02  # s before the second attempt, doubled for each further one
 _OPTION = "ebbflow_mode"
+_FILE = "ebbflow_file"  # of a connection: which file it has open
 _ISOLATION: Mapping[
     Mode, IsolationLevel
 ] = {  # of PostgreSQL; one statement alone needs no round trips about it
@@ -184,7 +185,10 @@ class Database:
             connection.execution_options(isolation_level=_ISOLATION[mode])
             with watchdog.limit(_descriptor(connection), SILENCE[mode]):
                 connection.begin()
-                yield connection
+                try:
+                    yield connection
+                finally:
+                    connection.rollback()  # of what was not committed, within the limit, too
 
     def before_fork(self) -> None:
         """See ``forks``."""
@@ -223,10 +227,17 @@ def _sqlite(address: Address) -> Engine:
     )
 
     @event.listens_for(engine, "connect")
-    def set_up(connection: Any, _: Any) -> None:
+    def set_up(connection: Any, record: Any) -> None:
         connection.isolation_level = None  # we begin transactions ourselves
         connection.execute("PRAGMA foreign_keys=OFF")
         connection.execute("PRAGMA temp_store=MEMORY")
+        record.info[_FILE] = _file(address)
+
+    @event.listens_for(engine, "checkout")
+    def look(_: Any, record: Any, __: Any) -> None:
+        # a file that was moved or removed is still open here: two loops could lead, each in a file of its own
+        if record.info[_FILE] != _file(address):
+            raise DisconnectionError("the file was replaced")
 
     @event.listens_for(engine, "begin")
     def begin(connection: Connection) -> None:
@@ -238,6 +249,15 @@ def _sqlite(address: Address) -> Engine:
             connection.exec_driver_sql("BEGIN")
 
     return engine
+
+
+def _file(address: Address) -> tuple[int, int] | None:
+    """Return which file an address leads to now."""
+    try:
+        found = address.path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _patience(mode: Mode) -> float:
@@ -289,9 +309,12 @@ def _postgresql(address: Address) -> Engine:
             "statement_timeout": STATEMENT,
             "idle_in_transaction_session_timeout": STATEMENT,
         }
-        with connection.cursor() as cursor:
-            cursor.execute("; ".join(f"SET {name} = {int(value * 1000)}" for name, value in limits.items()))
-        connection.commit()
+        with watchdog.limit(connection.fileno(), STATEMENT):
+            with connection.cursor() as cursor:
+                cursor.execute(
+                    "; ".join(f"SET {name} = {int(value * 1000)}" for name, value in limits.items())
+                )
+            connection.commit()
 
     return engine
 

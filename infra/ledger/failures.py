@@ -76,6 +76,8 @@ def _sqlite(error: DBAPIError, message: str) -> Failure:
     for prefix, meaning in _SQLITE_BROKEN.items():
         if name.startswith(prefix):
             return Failure(LedgerError(f"{message} ({meaning})"))
+    if "no such table: ledger_" in message:
+        message = f"{message} (the file was removed or replaced: restore it, or open it again to begin anew)"
     return Failure(LedgerError(message))
 
 

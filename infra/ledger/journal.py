@@ -70,6 +70,8 @@ class Journal:
             return self._write(connection, state, [*more, *packed], batch)
 
         def landed(connection: Connection, done: Written) -> bool:
+            # the server may still be making it final: then it holds the row, and is waited for
+            connection.execute(_LOCKING, {"of_cluster": self.cluster, "known": known.state.number}).all()
             mine = (events.c.cluster == self.cluster) & (events.c.batch == batch)
             numbers = [event.number for event in done.events]
             wanted = select(events.c.number).where(mine, events.c.number.in_(numbers[:1]))

@@ -67,14 +67,17 @@ def carry_out(
 
     Leases of ``silent`` apps are left alone: they may not hear that they are called back, so these last to their end.
     ``late`` ones ought to be free and are not. While it is ``undecided`` what follows from the newest changes, a gang
-    that they have broken keeps the rest.
+    that they have broken keeps the rest, and an app that the plan does not know what it has.
     """
     moves = Moves()
     _close(scene, moves)
     desks = _desks(scene, plan, silent, undecided)
     for app in scene.mine:
-        if app not in desks and app not in silent:
-            _recall_all(scene, app, moves)
+        if app in desks or app in silent:
+            continue
+        if undecided and scene.trains(scene.state.apps[app]):
+            continue  # it takes part again, after a silence or a loss
+        _recall_all(scene, app, moves)
     wanted = {node for desk in desks.values() for node in desk.missing}
     nodes = {node.id: node for node in scene.usable}
     free = {id_: scene.free(nodes[id_]) for id_ in sorted(wanted)}

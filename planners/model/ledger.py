@@ -348,8 +348,6 @@ def fold(state: State, event: Event, forgotten: MutableMapping[str, AppRecord] |
 
 def _enter(state: State, change: AppEntered, event: Event) -> None:
     spec, past = change.spec, change.past
-    if change.pipeline_dollars:
-        state.pipelines[spec.pipeline] = change.pipeline_dollars
     known = state.apps.get(spec.id)
     if known is not None:
         state.apps[spec.id] = replace(known, spec=spec, phase="waiting", reason="", ended=None)
@@ -368,6 +366,8 @@ def _enter(state: State, change: AppEntered, event: Event) -> None:
         for sums, name in ((state.teams, past.team), (state.pipelines, past.pipeline)):
             if name in sums:  # its dollars are its own again
                 sums[name] = max(0.0, sums[name] - past.dollars)
+    if change.pipeline_dollars:  # of the others, so what it has cost itself is no part of it
+        state.pipelines[spec.pipeline] = change.pipeline_dollars
 
 
 def _forget(state: State) -> list[AppRecord]:

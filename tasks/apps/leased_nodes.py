@@ -55,7 +55,7 @@ class Avoided:
                 if before is not None and now < before.until and before.leases == mine:
                     continue  # told twice
                 times = before.times + 1 if before is not None and before.leases & mine else 0
-                until = now + min(_AVOID * 2.0**times, _MOST_AVOID)
+                until = now + min(_AVOID * 2.0 ** min(times, 30), _MOST_AVOID)
                 self._losses[name] = _Loss(mine, until, times)
 
     def without(self, leases: Iterable[Lease]) -> tuple[Lease, ...]:
@@ -210,6 +210,10 @@ class FencedPool:
         self._await_quiet([name])
         self._await_told(name)
         with self._lock:
+            if name in self._ending:  # its user would be forgotten, and with it the lease
+                raise LeaseError(
+                    f"nothing is started on {name}: what ran there has not ended for {_ENDING:.0f} s"
+                )
             user = f"{self.uid}/{entry.key}"
             leases = self._book.enter(user, name, slots, self._among())
             self._users[name] = user

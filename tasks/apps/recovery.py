@@ -1,6 +1,6 @@
 """Apps whose process is gone: which they are, what would start each again, and when that is worth a try.
 
-Whoever can start apps calls ``resume_lost`` now and then: the process of a pipeline, a deployment of an orchestrator.
+Whoever can start apps calls ``resume_lost`` now and then, as the flow of a capacity loop does.
 Several may: an app's own lock lets only one of two that were started for it begin.
 """
 
@@ -9,7 +9,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ebbflow.infra.clock import Clock
-from ebbflow.infra.errors import InfraError
 from ebbflow.infra.ledger import Ledger
 from ebbflow.planners.errors import EbbflowError, OptionError
 from ebbflow.planners.model.ledger import AppEntered, AppMoved, AppRecord, AppSpec, Decided, Event
@@ -163,20 +162,4 @@ def _starts(event: Event) -> bool:
 
 def _events(ledger: Ledger, app: str) -> list[Event]:
     """Return the newest events that say how an app's process has fared."""
-    found: list[Event] = []
-    after = 0
-    while True:
-        some = ledger.events(after, 1000, (AppEntered, AppMoved, Decided), app)
-        found = [*found, *some][-_READ:]
-        if len(some) < 1000:
-            return found
-        after = some[-1].number
-
-
-def exists(resume: Resume) -> bool:
-    """Tell whether what starts an app again is there."""
-    try:
-        request_of(resume)
-    except (InfraError, OptionError):
-        return False
-    return True
+    return ledger.events(0, _READ, (AppEntered, AppMoved, Decided), app, newest=True)

@@ -68,7 +68,6 @@ def run_tuning_app(
     request = _held_to(request, spec)
     clock = clock or ledger.clock
     folder = Path(request.search_folder)
-    begun = (folder / "search.json").exists()
     agent = AppAgent(
         ledger,
         spec,
@@ -85,7 +84,7 @@ def run_tuning_app(
         report = run_tuning(
             request,
             say,
-            resume=begun,
+            resume=(folder / "search.json").exists(),  # as whoever held the lock before has left it
             train=train or trials.train,
             clock=clock,
             room=room,

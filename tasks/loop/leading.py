@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ebbflow.infra.clock import Clock
-from ebbflow.infra.errors import LedgerBusyError, LedgerUnavailableError, StaleLoopError
+from ebbflow.infra.errors import LedgerBusyError, LedgerError, LedgerUnavailableError, StaleLoopError
 from ebbflow.infra.ledger import Lead as Row
 from ebbflow.infra.ledger import Leadership, Ledger
 from ebbflow.tasks.loop.pace import LoopPace
@@ -140,7 +140,7 @@ class Lead:
         if resign and self._leadership is not None and not self.lost.is_set():
             try:
                 self._leadership.resign()
-            except (StaleLoopError, LedgerUnavailableError) as error:
+            except LedgerError as error:
                 log.warning("the lead was not given back, it runs out by itself: %s", error)
 
     def _leader(self) -> Row | None:

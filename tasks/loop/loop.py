@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from ebbflow.infra.clock import Clock
-from ebbflow.infra.errors import LedgerUnavailableError, StaleLoopError
+from ebbflow.infra.errors import LedgerError, LedgerUnavailableError, StaleLoopError
 from ebbflow.infra.ledger import Ledger
 from ebbflow.infra.protocols import CapacitySource, FleetControl
 from ebbflow.planners.loop import Cycle, Settings
@@ -251,7 +251,7 @@ class CapacityLoop:
         if not self._lead.lost.is_set():
             try:
                 self._ledger.report(LOOP, self._row("stopped").report(self._clock.now()))
-            except LedgerUnavailableError:
-                log.warning("the ledger is away: the last status could not be written")
+            except LedgerError as error:
+                log.warning("the last status could not be written: %s", error)
         self._lead.close(resign=True)
         self._announcer.close()

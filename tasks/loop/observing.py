@@ -152,11 +152,12 @@ class Watch:
         """Look once at everything, so that there is something to decide on, then go on in threads."""
         for look in self._looks():
             look.look()
-            self._threads.append(
-                threading.Thread(target=self._run, args=(look, wake), name=f"loop-{look.what}", daemon=True)
+        for look in self._looks():
+            thread = threading.Thread(
+                target=self._run, args=(look, wake), name=f"loop-{look.what}", daemon=True
             )
-        for thread in self._threads:
             thread.start()
+            self._threads.append(thread)
 
     def refresh(self) -> None:
         """Look at the fleet soon: something was asked of it."""

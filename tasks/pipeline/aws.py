@@ -99,6 +99,7 @@ def give_back(
         return
     try:
         if leads(ledger, clock):
+            say("nodes stay as they are: a capacity loop leads the cluster, and sees to them")
             return
         if active := [one.spec.id for one in ledger.state().active() if one.phase != "lost"]:
             say(

@@ -14,11 +14,12 @@ from ebbflow.tasks.pipeline.record import app_id
 
 _PAGE = 1000  # events a read
 EVERY = 1.0  # s between two looks
+_SHARE = 4.0  # times its own cost between two looks: a large ledger is looked at less often
 
 
 @dataclass
 class ClusterView:
-    """Reads a ledger on from where it was, at most once a second. For one thread."""
+    """Reads a ledger on from where it was: once a second, or less often where that takes long. For one thread."""
 
     ledger: Ledger
     clock: Clock
@@ -26,8 +27,8 @@ class ClusterView:
     pipeline: str  # the run whose apps are looked at
     listed: Mapping[str, float] = field(default_factory=dict)  # on-demand prices by instance type, $/h
     problem: str = ""  # why the last look failed
-    _history: History = field(default_factory=History)
-    _at: float = float("-inf")
+    _history: History | None = None
+    _due: float = float("-inf")
     _last: ClusterReport | None = None
 
     def look(self, *, now: bool = False) -> ClusterReport | None:
@@ -36,20 +37,22 @@ class ClusterView:
         ``now``: look even if the last look was a moment ago.
         """
         at = self.clock.now()
-        if not now and at - self._at < EVERY:
+        if not now and at < self._due:
             return self._last
-        self._at = at
         try:
-            while found := self.ledger.events(self._history.state.number, _PAGE):
+            if self._history is None:
+                self._history = History(self.ledger.origin())  # older events may have been pruned
+            history = self._history
+            while found := self.ledger.events(history.state.number, _PAGE):
                 for event in found:
-                    self._history.add(event)
+                    history.add(event)
                 if len(found) < _PAGE:
                     break
             reports = self.ledger.reports()
-            self._history.note(reports)
+            history.note(reports)
             self._last = self._shortened(
                 cluster_report(
-                    self._history,
+                    history,
                     reports,
                     cluster=self.cluster,
                     now=at,
@@ -60,6 +63,7 @@ class ClusterView:
             self.problem = ""
         except (LedgerError, OptionError) as error:
             self.problem = str(error)
+        self._due = at + max(EVERY, _SHARE * (self.clock.now() - at))
         return self._last
 
     def _shortened(self, report: ClusterReport) -> ClusterReport:
@@ -74,4 +78,4 @@ class ClusterView:
     @property
     def history(self) -> History:
         """Return all that is known so far; its ``state`` is the cluster's."""
-        return self._history
+        return self._history or History()

@@ -115,6 +115,7 @@ PLANS: dict[str, tuple[Plan, ...]] = {
         Plan("sqlite3", "run", given=("ledger",)),
         Plan("ebbflow ledger verify", "run", given=("ledger",), after=("sqlite3",)),
         Plan("from ebbflow.infra.ledger", "run", given=("ledger",), after=("sqlite3",)),
+        Plan("[teams.vision]", "run", given=("loop rules",)),
         Plan("make chaos", "check", EDITOR),
         Plan("", "check", DATABASE),
     ),

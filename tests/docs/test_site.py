@@ -64,6 +64,22 @@ def test_every_command_and_option_is_in_the_reference(made: dict[str, str]) -> N
     assert "[b]" not in page
 
 
+def test_no_help_loses_a_word_in_brackets_on_the_terminal() -> None:
+    from rich.text import Text
+    from typer.main import get_command
+
+    from ebbflow.flows.cli import app
+
+    def look(path: str, command: Any) -> None:
+        for text in (command.help, *(getattr(parameter, "help", None) for parameter in command.params)):
+            meant = re.sub(r"\[/?b\]", "", text or "").replace("\\[", "[")
+            assert Text.from_markup(text or "").plain == meant, path
+        for name, inner in getattr(command, "commands", {}).items():
+            look(f"{path} {name}", inner)
+
+    look("ebbflow", get_command(app))
+
+
 def test_tables_that_are_made_have_as_many_cells_in_every_row(made: dict[str, str]) -> None:
     for address, text in made.items():
         inside = False

@@ -136,6 +136,7 @@ def test_run_ids_are_ids_of_runs_and_differ_where_their_tasks_do(
     [
         ("postgresql://ebb:secret@db/ledger", True),
         ("postgresql://ebb@db/ledger?password=secret", True),
+        ("postgresql://ebb:se/secret@db/ledger", True),
         ("postgresql://ebb@db/ledger", False),
         ("/shared/ledger.db", False),
         (None, False),
@@ -233,3 +234,9 @@ def test_nothing_that_the_provider_needs_imports_prefect() -> None:
     assert "ebbflow.tasks.query" in needed
     assert "ebbflow.tasks.training" in needed
     assert {m: n for m in needed for n in imports(ROOT, m) if n.partition(".")[0] == "prefect"} == {}
+
+
+def test_what_only_an_app_has_is_refused_where_there_is_none() -> None:
+    work.only_with("fleet", ledger=None, cluster="", team="")
+    with pytest.raises(OptionError, match="ledger, team need fleet"):
+        work.only_with("fleet", ledger="/shared/ledger.db", cluster="", team="vision")

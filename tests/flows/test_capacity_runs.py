@@ -281,7 +281,7 @@ def test_the_runs_of_loops_that_were_followed_by_another_have_crashed(tmp_path: 
 
 
 def test_all_apps_of_a_pipeline_go_on_in_one_run(ledger: Ledger) -> None:
-    given = {"file": "p.yaml", "id": "p-1", "parameters": {"a": "1"}, "resume": None, "folder": "/runs"}
+    given = {"file": "p.yaml", "parameters": {"a": "1"}, "folder": "/runs"}  # of a run: no defaults
     runs = Runs(view("run-1", parameters=given))
     enter(ledger, spec("p-1.a", pipeline="p-1"), spec("p-1.b", pipeline="p-1"), phase="lost")
     mender = Mender(ledger, runs, patience=NOW)
@@ -342,6 +342,7 @@ def test_a_run_that_prefect_has_forgotten_goes_on_by_the_deployment_that_the_app
         "id": "digits",
         "folder": request.folder,
         "resume": True,
+        "cluster": "lab",  # refused where no ledger is named
     }
     assert ledger.state().apps["started-by-hand"].phase == "lost"
 
@@ -352,3 +353,17 @@ def test_a_query_goes_on_under_its_own_id() -> None:
     assert tag_of(lost, "lab") == "ebbflow-resumes:lab:q-1"
     with pytest.raises(InfraError, match="did not say"):
         resumed(lost, None)
+
+
+def test_a_query_whose_run_prefect_has_forgotten_goes_on_as_it_was_asked(tmp_path: Path) -> None:
+    from ebbflow.tasks.apps.query_requests import save_query
+    from ebbflow.tasks.apps.specs import query_spec
+    from ebbflow.tasks.request import QueryRequest
+
+    store, out = str(tmp_path / "store"), str(tmp_path / "rows.parquet")
+    request = QueryRequest("SELECT 1", tables="shop", engine="duckdb", store=store, out=out, policy="volcano")
+    save_query(request, "q-1")
+    spec = query_spec(request, "q-1")
+    given = resumed(LostApp(spec, Resume.of(spec), 0.0, 1, 0.0, ""), None, "lab")
+    asked = {"sql": "SELECT 1", "tables": "shop", "engine": "duckdb", "store": store, "out": out}
+    assert given.items() >= (asked | {"policy": "volcano", "app": "q-1", "cluster": "lab"}).items()

@@ -21,7 +21,7 @@ from ebbflow.tasks.request import QueryRequest
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(280)]
 
 WORKERS = 2
-AWAY = 10.0  # seconds for which no worker is there
+AWAY = 6.0  # seconds for which no worker is there
 
 TWO_STAGES = """
     SELECT o_orderpriority, count(*) AS items, sum(l_quantity) AS quantity

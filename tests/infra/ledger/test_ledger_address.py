@@ -50,6 +50,21 @@ def test_what_is_no_cluster_is_refused(name: str, tmp_path: Path) -> None:
         Ledger.open(str(tmp_path / "x.db"), cluster=name)
 
 
+@pytest.mark.parametrize(
+    ("given", "secret"),
+    [
+        ("postgresql://user:word@host/db", True),
+        ("postgresql://user@host/db?password=word", True),
+        ("postgresql://user@host/db?sslpassword=word", True),
+        ("postgresql://user@host/db?sslmode=require", False),
+        ("/some/where.db", False),
+    ],
+)
+def test_it_is_known_whether_a_password_stands_in_it(given: str, secret: bool) -> None:
+    pytest.importorskip("psycopg")
+    assert parse(given).secret is secret
+
+
 @pytest.mark.parametrize("form", ["postgresql", "postgres", "postgresql+psycopg", "postgresql+asyncpg"])
 def test_a_password_is_never_shown(form: str) -> None:
     pytest.importorskip("psycopg")

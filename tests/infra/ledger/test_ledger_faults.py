@@ -163,6 +163,26 @@ def test_a_folder_is_no_ledger(tmp_path: Path) -> None:
         Ledger.open(str(tmp_path / "file" / "ledger.db"))
 
 
+@pytest.mark.parametrize("after", ["moved", "moved and begun anew", "removed"])
+def test_a_file_that_goes_while_it_is_open_is_noticed(after: str, tmp_path: Path) -> None:
+    path = tmp_path / "ledger.db"
+    with Ledger.open(str(path)) as ledger:
+        lead = ledger.lead("loop")
+        for name in os.listdir(tmp_path):
+            if after == "removed":
+                (tmp_path / name).unlink()
+            else:
+                (tmp_path / name).rename(tmp_path / f"old-{name}")
+        other = Ledger.open(str(path)) if after == "moved and begun anew" else None
+        said = "was replaced" if other is not None else "removed or replaced"
+        for attempt in (ledger.state, lambda: lead.write([app("a")])):
+            with pytest.raises(LedgerError, match=said):
+                attempt()
+        if other is not None:
+            assert other.state().number == 0
+            other.close()
+
+
 @pytest.mark.processes
 def test_a_process_that_forked_may_go_on_with_its_ledger(place: Place) -> None:
     ledger = place.open()
@@ -305,6 +325,38 @@ def test_a_connection_lost_while_committing_neither_loses_nor_repeats(
     assert (second.token, ledger.state().token) == (2, 2)
     assert [e.number for e in ledger.events()] == [1, 2, 3, 4, 5]
     assert ledger.verify() == []
+
+
+def test_a_commit_that_the_server_is_still_busy_with_is_waited_for(
+    postgres: Server, on_server: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The connection is lost while the server makes a change final, which takes it a second."""
+    cluster = on_server.cluster
+    body = "BEGIN PERFORM pg_sleep(1); RETURN NULL; END"
+    postgres.sql(
+        f"CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS $${body}$$; "
+        "CREATE CONSTRAINT TRIGGER slow AFTER INSERT ON ledger_events DEFERRABLE INITIALLY DEFERRED "
+        f"FOR EACH ROW WHEN (NEW.cluster = '{cluster}' AND NEW.number = 1) EXECUTE FUNCTION slow()",
+        "ledger",
+    )
+    assert on_server.state().number == 0
+    real, cuts = Connection.commit, list[threading.Timer]()
+
+    def commit(connection: Connection) -> None:
+        if not cuts:
+            cuts.append(threading.Timer(0.3, _cut, (connection,)))
+            cuts[0].start()
+        real(connection)
+
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(Connection, "commit", commit)
+            on_server.write([app("a")])
+    finally:
+        cuts[0].join()
+        postgres.sql("DROP FUNCTION slow CASCADE", "ledger")
+    assert [e.number for e in on_server.events()] == [1]
+    assert on_server.verify() == []
 
 
 def test_a_commit_whose_fate_is_unknown_says_so(

@@ -104,6 +104,22 @@ def test_a_pipeline_that_comes_back_knows_what_it_has_cost(place: Place) -> None
     assert ledger.verify() == []
 
 
+def test_a_pipeline_that_comes_back_knows_what_each_of_its_apps_has_cost(place: Place) -> None:
+    ledger = begun(place)
+    loop = ledger.lead("loop", take_over=True)
+    loop.write([grant(lease(2, "b", since=ledger.clock.now()))])
+    ledger.clock.time += 10  # type: ignore[attr-defined]
+    loop.write([Ended((2,))])
+    ledger.write([AppMoved("b", "finished")])
+    costs = {id_: record.dollars for id_, record in ledger.state().apps.items()}
+    later(ledger)
+    assert ledger.state().apps == {}
+    ledger.write([app("a", team="red", pipeline="p")])  # it has cost more than the other
+    assert ledger.state().apps["a"].dollars == pytest.approx(costs["a"])
+    assert ledger.state().pipelines == {"p": pytest.approx(costs["b"])}
+    assert ledger.verify() == []
+
+
 def test_one_that_was_forgotten_and_has_more_to_say_comes_back_first(place: Place) -> None:
     ledger = begun(place)
     ledger.write([AppMoved("b", "lost", "silent")])

@@ -31,6 +31,20 @@ class Twice:
         return Decision({one.id: Grant(((first.id, first.gpus),)) for one in view.apps})
 
 
+class Vague:
+    """Says when it wants to be asked again, why, or what it noted, in a form that is none."""
+
+    name, elastic = "vague", True
+
+    def __init__(self, **said):
+        self.said = said
+
+    def decide(self, view, memory, rng):
+        reason = self.said.get("reason", "")
+        rest = {name: value for name, value in self.said.items() if name != "reason"}
+        return Decision({one.id: Grant((), reason=reason) for one in view.apps}, **rest)
+
+
 def test_an_app_that_arrives_gets_leases_at_once_with_price_epoch_and_reason():
     world = World(RIGID, [node("n1", 4, price=2.0)])
     world.enter(app("a", 3))
@@ -236,6 +250,35 @@ def test_a_broken_policy_stops_nothing_and_says_what_it_did(policy):
     world.settings = RIGID
     world.steps(40)
     assert world.live("b") == 2
+
+
+@pytest.mark.parametrize("said", [{"wake": None}, {"notes": {"gap": "wide"}}, {"notes": 3}, {"reason": None}])
+def test_a_policy_that_says_what_makes_no_sense_stops_nothing(said):
+    world = World(replace(RIGID, policy=Vague(**said)), [node("n1", 4)])
+    world.enter(app("a", 2))
+    world.steps(3)
+    assert any("policy vague" in why for why in world.said("auction"))
+    world.settings = RIGID
+    world.steps(20)
+    assert world.live("a") == 2
+
+
+def test_an_app_that_could_not_be_ended_and_speaks_again_keeps_what_it_has():
+    world = World(Settings(lease_s=100, grace_s=20), [node("n1", 4)])
+    world.unreachable.add("n1")
+    living = world.enter(app("a", 2, 1, 4))
+    world.steps(5)
+    held = set(world.state.leases)
+    living.dies = world.now - START
+    world.steps(20)
+    assert any("takes no part" in why for why in world.said("guard"))
+    assert set(world.state.leases) == held
+    living.dies = float("inf")
+    world.report(living)
+    world.tick(0.05)  # before the next auction
+    world.steps(5)
+    assert held <= set(world.state.leases)
+    assert not any(isinstance(event.change, Recalled) for event in world.events)
 
 
 def test_equal_inputs_give_equal_cycles_and_change_nothing_that_they_are_given():

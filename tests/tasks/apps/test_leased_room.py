@@ -192,3 +192,23 @@ def test_a_killed_node_keeps_its_lease_until_its_processes_are_gone() -> None:
     machines.kill("a")
     assert pool.lost("a") == "killed"
     assert not book.used()
+
+
+def test_a_node_is_not_started_again_while_what_ran_there_lives() -> None:
+    book, clock = book_of(lease(1), lease(2, slot=1))
+    machines = Machines(linger=1e9)
+
+    def sleep(seconds: float) -> None:
+        clock.time += seconds
+        book.learn(book.leases, 1e9)
+
+    clock.sleep = sleep  # type: ignore[method-assign]
+    pool = fenced(book, clock, machines)
+    pool.start("a", 1, entry("a"))
+    pool.end("a")
+    with pytest.raises(LeaseError, match="what ran there has not ended for 20 s"):
+        pool.start("a", 1, entry("b"))
+    assert book.used() == {1}
+    machines.linger = 0.0
+    pool.settle()
+    assert not book.used()

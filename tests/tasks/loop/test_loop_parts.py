@@ -267,6 +267,15 @@ def test_a_fleet_that_knows_its_offers_is_asked_for_them():
     assert look_at(FakeFleet()).offers == {}
 
 
+def test_a_watch_whose_first_look_shows_a_defect_can_be_ended():
+    fleet = FakeFleet()
+    fleet.broken = ZeroDivisionError("a defect")
+    watch = Watch(FakeSource(node("n0")), fleet, PACE, SystemClock())
+    with pytest.raises(ZeroDivisionError):
+        watch.start(threading.Event())
+    watch.stop()
+
+
 def test_each_change_is_stamped_once():
     clock = VirtualClock(1000.0)
     source = FakeSource(node("n0"), clock=clock)

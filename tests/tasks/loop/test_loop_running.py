@@ -18,7 +18,7 @@ from loopcases import (
     until,
 )
 
-from ebbflow.infra.errors import LedgerUnavailableError, StaleLoopError
+from ebbflow.infra.errors import LedgerError, LedgerUnavailableError, StaleLoopError
 from ebbflow.infra.ledger import Ledger
 from ebbflow.planners.model.ledger import CapacityChanged
 from ebbflow.planners.scheduling.floors import equal_share
@@ -239,6 +239,19 @@ def test_a_slow_listener_delays_nobody(ledger, start):
         until(lambda name=name: held(ledger, name), "a lease", app.step)
     release.set()
     running.close()
+
+
+def test_a_loop_gives_its_lead_back_although_its_last_words_are_refused(ledger, start, monkeypatch):
+    running = start(ledger, FakeSource(*nodes(1)))
+    until(lambda: ledger.state().nodes, "the first look")
+
+    def refuse(*_):
+        raise LedgerError("the table of reports is damaged, for a test")
+
+    monkeypatch.setattr(ledger, "report", refuse)
+    running.thread.join(60)
+    assert "damaged" in str(running.error)
+    assert ledger.leader().until == 0
 
 
 def test_a_renewed_lead_outlives_its_seconds(ledger, start):

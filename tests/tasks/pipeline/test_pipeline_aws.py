@@ -338,6 +338,7 @@ def test_nodes_that_others_may_need_are_not_given_back(tmp_path: Path) -> None:
         ledger.write([AppMoved("other", "finished")])
         lead = ledger.lead("a loop elsewhere", 600.0)
         give_back(ledger, fleet, Settings(), made, said.append, ledger.clock)
+        assert said[1:] == ["nodes stay as they are: a capacity loop leads the cluster, and sees to them"]
         lead.resign()
         give_back(ledger, fleet, Settings(scaling=None), made, said.append, ledger.clock)
-    assert len(said) == 1
+    assert len(said) == 2

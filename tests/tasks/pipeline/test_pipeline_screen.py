@@ -132,3 +132,15 @@ def test_a_ledger_that_is_away_is_told_and_what_was_seen_stays(
     monkeypatch.setattr(ledger, "events", away)
     assert view.look(now=True) is seen
     assert view.problem == "it is down"
+
+
+def test_a_ledger_whose_old_events_are_gone_is_read_from_there(ledger: Ledger) -> None:
+    before = ClusterView(ledger, SystemClock(), "one", "one").look(now=True)
+    assert before is not None
+    assert ledger.prune(ledger.clock.now() + 1.0).events
+    view = ClusterView(ledger, SystemClock(), "one", "one")
+    after = view.look(now=True)
+    assert view.problem == ""
+    assert after is not None
+    assert [(app.id, app.held) for app in after.apps] == [(app.id, app.held) for app in before.apps]
+    assert view.history.state.leases
