@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from prefect import task
@@ -19,7 +20,7 @@ from ebbflow.flows.flow_runs import FlowRuns, PrefectRuns, RunView
 from ebbflow.infra.errors import InfraError, LedgerError
 from ebbflow.infra.ledger import Ledger
 from ebbflow.planners.errors import EbbflowError
-from ebbflow.planners.model.ledger import OVER, AppEntered, AppMoved, AppPhase, AppRecord, LoopBegan
+from ebbflow.planners.model.ledger import OVER, AppEntered, AppMoved, AppPhase, AppRecord, LoopBegan, State
 from ebbflow.tasks.apps.recovery import LostApp, Patience, lost_apps, request_of, resume_lost
 from ebbflow.tasks.loop.leading import holder_name
 from ebbflow.tasks.request import QueryRequest
@@ -214,9 +215,8 @@ class Mender:
             self._close(run)
 
     def _move(self, apps: Sequence[AppRecord], phase: AppPhase, why: str) -> None:
-        changes = [AppMoved(app.spec.id, phase, why) for app in apps]
-        if changes:
-            self._ledger.write(changes)
+        for app in apps:
+            self._ledger.write([AppMoved(app.spec.id, phase, why)], when=partial(_unchanged, app))
 
     def _view(self, run: str) -> RunView | None:
         if run not in self._views:
@@ -255,6 +255,12 @@ class Mender:
         )
         self._told(app, made)
         return f"flow run {made.name}"
+
+
+def _unchanged(app: AppRecord, state: State) -> bool:
+    """Tell whether an app is as it was looked at: it may have entered again, in another run."""
+    now = state.apps.get(app.spec.id)
+    return now is not None and (now.phase, now.spec.flow_run) == (app.phase, app.spec.flow_run)
 
 
 _TAG = "ebbflow-resumes:"

@@ -173,8 +173,24 @@ class PrefectBackground:
     def __init__(self) -> None:
         self._futures: list[PrefectFuture[Any]] = []
 
-    def submit(self, step: StepSpec, work: Callable[[], Carried]) -> None:
-        self._futures.append(run_step.submit(step.label, step.kind, work))
+    def submit(self, step: StepSpec, work: Callable[[], Carried], lost: Callable[[str], None]) -> None:
+        begun = threading.Event()
+
+        def begin() -> Carried:
+            begun.set()
+            return work()
+
+        def ended(future: PrefectFuture[Any]) -> None:
+            if not begun.is_set():  # without its API, Prefect gives a task up before it calls it
+                lost(f"its task run did not begin{_why(future)}")
+
+        try:
+            future = run_step.submit(step.label, step.kind, begin)
+        except Exception as error:
+            lost(f"its task run could not be submitted: {error}")
+        else:
+            self._futures.append(future)
+            future.add_done_callback(ended)
 
     def settle(self, timeout: float) -> None:
         """Wait for the task runs to be recorded, all within ``timeout`` seconds, half a minute at least."""
@@ -182,6 +198,15 @@ class PrefectBackground:
         for future in self._futures:
             with suppress(Exception):  # how a step ended the coordinator has heard
                 future.wait(max(0.1, end - time.monotonic()))
+
+
+def _why(future: PrefectFuture[Any]) -> str:
+    """Return what a future that is done says of its end, without asking the API."""
+    try:
+        future.result(timeout=0)
+    except BaseException as error:  # the task's, whatever it is
+        return f": {error}" if str(error) else f": {type(error).__name__}"
+    return ""
 
 
 class _PrefectListener:

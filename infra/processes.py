@@ -19,8 +19,14 @@ from ebbflow.infra.clock import Clock
 from ebbflow.infra.errors import ClusterError
 
 MARK = "EBBFLOW_NODE"
+SECRET = ("EBBFLOW_LEDGER",)  # of this process alone: an address that may hold a password
 _READABLE = 10.0  # seconds that a new process has to show its mark; on a busy machine it takes a millisecond
 _PAUSE = 0.05  # seconds between looks at processes that are being killed
+
+
+def inherited() -> dict[str, str]:
+    """Return this process' environment as others may have it: scripts and statements of users could tell it."""
+    return {name: value for name, value in os.environ.items() if name not in SECRET}
 
 
 def spawn(

@@ -161,6 +161,7 @@ module "prefect" {
   server_instance_type    = var.prefect.server_instance_type
   worker_instance_type    = var.prefect.worker_instance_type
   worker_count            = var.prefect.worker_count
+  torch_index_url         = var.prefect.torch_index_url
   database_class          = var.prefect.database_class
   database_multi_az       = var.prefect.database_multi_az
   deletion_protection     = var.prefect.deletion_protection

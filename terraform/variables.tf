@@ -155,6 +155,7 @@ variable "prefect" {
     server_instance_type = optional(string, "t3.small")
     worker_instance_type = optional(string, "m6i.large")
     worker_count         = optional(number, 1)
+    torch_index_url      = optional(string)
     database_class       = optional(string, "db.t4g.micro")
     database_multi_az    = optional(bool, true)
     deletion_protection  = optional(bool, true)
@@ -189,6 +190,9 @@ variable "versions" {
     prefect = optional(string)
     fastapi = optional(string)
     boto3   = optional(string)
+    psycopg = optional(string)
+    optuna  = optional(string)
+    pyzmq   = optional(string)
   })
   default = {}
 }

@@ -276,7 +276,7 @@ class ElasticJob:
             str(self._silence),
         ]
         environment = {
-            **os.environ,
+            **processes.inherited(),
             **dict.fromkeys(_ONE_THREAD, "1"),
             "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
         }

@@ -1,6 +1,6 @@
 """The ledger of one cluster: what is written, by whom, and what it adds up to."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -74,8 +74,12 @@ class Ledger:
 
     # --- writing --------------------------------------------------------------------------------------------
 
-    def write(self, changes: Sequence[Change]) -> tuple[Event, ...]:
+    def write(
+        self, changes: Sequence[Change], *, when: Callable[[State], bool] | None = None
+    ) -> tuple[Event, ...]:
         """Write changes that are not ``FENCED``, all or none, and return them as they stand in the ledger.
+
+        With ``when`` nothing is written, and nothing returned, unless that holds of the state that they meet.
 
         Raises ``OptionError`` for a change that is fenced, holds what cannot be stored or cannot follow,
         ``LedgerUnavailableError`` when the database does not answer.
@@ -85,7 +89,9 @@ class Ledger:
                 raise OptionError(
                     f"{type(change).__name__} is for the loop that leads: ledger.lead(...).write([...])"
                 )
-        return self._journal.append(changes)
+        if when is None:
+            return self._journal.append(changes)
+        return self._journal.append((), lambda _, state: changes if when(state) else ())
 
     def lead(self, holder: str, seconds: float = 15.0, *, take_over: bool = False) -> Leadership:
         """Become the one writer of nodes and leases, for ``seconds`` unless renewed.

@@ -35,7 +35,9 @@ def prune(database: Database, cluster: str, before: float, *, keep_events: bool,
     )
     if dry_run:
         return database.read(
-            "look for old events", lambda c: _foretold(c, cluster, before, done, max(done, up_to))
+            "look for old events",
+            lambda c: _foretold(c, cluster, before, done, max(done, up_to)),
+            long=True,
         )
     if up_to > done:
         state = database.read("replay old events", lambda c: _state_at(c, cluster, up_to), long=True)

@@ -1,6 +1,5 @@
 """How a local fleet begins: its name is taken, its book is written, its keeper is started."""
 
-import os
 import secrets
 import shutil
 import subprocess
@@ -33,7 +32,7 @@ def spawn_keeper(file: BookFile, uid: str, clock: Clock) -> subprocess.Popen[byt
     """Start a keeper and wait until one is there. Raises ``ClusterError``."""
     log = file.folder / "logs" / "keeper.log"
     command = [sys.executable, "-P", "-m", _KEEPER, str(file.folder), uid]
-    child = processes.spawn(command, dict(os.environ), keeper_mark(uid), log)
+    child = processes.spawn(command, processes.inherited(), keeper_mark(uid), log)
     end = clock.now() + _UP
     while not _kept(file, uid):
         if child.poll() is not None and not _kept(file, uid):

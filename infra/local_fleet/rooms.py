@@ -1,7 +1,6 @@
 """Machine rooms: how nodes of one kind are started, looked at and ended. The keeper and every handle use them."""
 
 import contextlib
-import os
 import signal
 import sys
 import time
@@ -83,7 +82,7 @@ class GpuRoom:
         command = [sys.executable, "-P", "-m", _MACHINE, str(self._folder), book.uid, node.id]
         log = self._folder / "logs" / f"{node.id}.log"
         mark = marks.machine_mark(book.uid, node.id)
-        child = processes.spawn(command, dict(os.environ), mark, log)
+        child = processes.spawn(command, processes.inherited(), mark, log)
         end = self._clock.now() + _START
         while not (folder / READY).exists():
             if child.poll() is not None:

@@ -1,11 +1,11 @@
 """Commands and environments of Spark's standalone daemons."""
 
 import functools
-import os
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from ebbflow.infra import processes
 from ebbflow.infra.errors import EngineUnavailableError
 from ebbflow.infra.spark.java import JavaInstall
 
@@ -20,7 +20,7 @@ _LIGHT = ("-Xmx512m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-XX:-UsePe
 
 def environment(java: JavaInstall, home: Path, host: str) -> dict[str, str]:
     """Return a daemon's environment: this process' own, without the user's Spark settings."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("SPARK_", "PYSPARK_"))}
+    kept = {k: v for k, v in processes.inherited().items() if not k.startswith(("SPARK_", "PYSPARK_"))}
     return kept | {
         "JAVA_HOME": str(java.home),
         "SPARK_HOME": str(home),

@@ -35,6 +35,7 @@ from ebbflow.planners.errors import OptionError
 
 TTL = 60.0  # seconds
 _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
+_DISCARDED = 20  # times in a row that a lock's file may be discarded under our hands
 _FILE = "lock"
 _LEASE = "lease.json"
 
@@ -130,6 +131,17 @@ class RunLock:
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)
         self._close()
 
+    def discard(self) -> None:
+        """Give the run free, which nobody needs any more: a lock's file goes with it.
+
+        A lease stays behind as free: between freeing and removing it, another could have taken it.
+        """
+        if self._descriptor is not None:
+            with contextlib.suppress(OSError):
+                os.unlink(self._place.path(_FILE))
+                os.rmdir(self._place.root)
+        self.release()
+
     def __enter__(self) -> Self:
         return self if self.held else self.acquire()
 
@@ -138,8 +150,22 @@ class RunLock:
 
     def _lock_file(self) -> bool:
         """Lock the file; return whether this file system can. Raises ``RunLockedError``."""
+        path = self._place.path(_FILE)
+        for _ in range(_DISCARDED):
+            locked = self._lock_path(path)
+            if locked is not None:
+                return locked
+        raise RunLockedError(
+            f"run {self._run_id!r} is begun and ended by others all the time; try again later"
+        )
+
+    def _lock_path(self, path: str) -> bool | None:
+        """Do so once; ``None``: the file that was locked has been discarded meanwhile."""
         os.makedirs(self._place.root, exist_ok=True)
-        descriptor = os.open(self._place.path(_FILE), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        except FileNotFoundError:
+            return None  # its folder has gone
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as exc:
@@ -154,6 +180,9 @@ class RunLock:
                 f"{self._held_by(holder)}. To take over, stop that process; its lock is free when it has ended. "
                 f"Or choose another run id"
             ) from exc
+        if not _is_at(descriptor, path):
+            os.close(descriptor)
+            return None
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, json.dumps(self._owner()).encode(), 0)
         self._descriptor = descriptor
@@ -238,6 +267,15 @@ class _Lease:
 
     def _free(self, content: dict[str, Any]) -> bool:
         return bool(content.get("free")) or self._clock.now() - content["beat"] > content["ttl"]
+
+
+def _is_at(descriptor: int, path: str) -> bool:
+    """Tell whether the open file is the one at ``path``."""
+    try:
+        there = os.stat(path)
+    except FileNotFoundError:
+        return False
+    return os.path.samestat(os.fstat(descriptor), there)
 
 
 def _read(descriptor: int) -> dict[str, Any]:

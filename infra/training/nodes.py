@@ -251,7 +251,7 @@ class LocalNodes:
         return tuple(free[:slots])
 
     def _variables(self, entry: Entry, gpus: tuple[str, ...]) -> dict[str, str]:
-        inherited = {k: v for k, v in os.environ.items() if k not in _NOT_HANDED_DOWN}
+        inherited = {k: v for k, v in processes.inherited().items() if k not in _NOT_HANDED_DOWN}
         inherited.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does: processes share the machine
         shown = {devices.VISIBLE: ",".join(gpus)} if gpus else {}
         return {**inherited, **self._environment, **shown, ENTRY: to_json(entry)}

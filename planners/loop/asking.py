@@ -69,10 +69,8 @@ def ask(scene: Scene, seen: Seen, memory: Memory, seed: int) -> Answer:
 def broken(view: View, decision: Decision, elastic: bool) -> str:
     """Return which rule a decision breaks: GPUs that are not there, given twice, or of no use to an app; or what it
     says that makes no sense."""
-    if not isinstance(decision.wake, Real):
-        return f"it wants to be asked again at {decision.wake!r}, which is no time"
-    if not all(isinstance(value, Real) for value in decision.notes.values()):
-        return f"its notes are no numbers: {decision.notes!r:.100}"
+    if what := _senseless(decision):
+        return what
     free = {node.id: node.gpus for node in view.capacity.usable}
     apps = {app.id: app for app in view.apps}
     unknown = sorted(set(decision.grants) - set(apps))
@@ -80,16 +78,25 @@ def broken(view: View, decision: Decision, elastic: bool) -> str:
         return f"it gives GPUs to apps that it was not asked about: {unknown[:3]}"
     for app in view.apps:
         grant = decision.grants.get(app.id)
-        if grant is None:
-            continue
-        if not isinstance(grant.reason, str):
-            return f"app {app.id} gets a reason that is no text: {grant.reason!r:.80}"
-        if not grant.placement:
+        if grant is None or not grant.placement:
             continue
         if not grant.until > view.now:
             return f"app {app.id} gets a lease that is over"
         if what := take(free, app, grant.placement, elastic=elastic):
             return f"app {app.id} gets {what}"
+    return ""
+
+
+def _senseless(decision: Any) -> str:
+    """Return what a decision says that is not of its kind: no type checker looks at a user's policy."""
+    if not isinstance(decision.wake, Real):
+        return f"it wants to be asked again at {decision.wake!r}, which is no time"
+    for name, value in decision.notes.items():
+        if not isinstance(value, Real):
+            return f"its note {name!r:.80} is no number: {value!r:.80}"
+    for app, grant in decision.grants.items():
+        if not isinstance(grant.reason, str):
+            return f"app {app} gets a reason that is no text: {grant.reason!r:.80}"
     return ""
 
 

@@ -10,6 +10,8 @@ from ebbflow.planners.model.ledger import GONE, AppRecord, AppReport, Lease, Sta
 from ebbflow.planners.model.scheduling import Placement
 
 HOUR = 3600.0
+MOST_GPUS = 10_000
+"""GPUs of one app, of which each number may be looked at in each cycle; to ask for more is a way of saying all."""
 
 
 @dataclass(slots=True)
@@ -104,10 +106,13 @@ def is_trainer(record: AppRecord) -> bool:
 
 
 def bounds(record: AppRecord) -> tuple[int, int, int]:
-    """Return the fewest GPUs that an app can use, those that it asked for, and the most; 0 means as asked for."""
+    """Return the fewest GPUs that an app can use, those that it asked for, and the most; 0 means as asked for.
+
+    The most is ``MOST_GPUS`` at most, unless more were asked for.
+    """
     spec = record.spec
     asked = max(spec.gpus, spec.min_gpus, 1)
-    return spec.min_gpus or asked, asked, max(spec.max_gpus, asked)
+    return spec.min_gpus or asked, asked, max(min(spec.max_gpus, MOST_GPUS), asked)
 
 
 def needs(record: AppRecord, elastic: bool) -> int:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from math import isfinite
 
 from ebbflow.infra.clock import Clock
-from ebbflow.infra.errors import StageCancelledError, StorageError
+from ebbflow.infra.errors import LedgerError, StageCancelledError, StorageError
 from ebbflow.infra.ledger import Ledger
 from ebbflow.infra.protocols import StageProgress
 from ebbflow.infra.training.locks import TTL, RunLock
@@ -64,6 +64,7 @@ def run_query_app(
     clock = clock or ledger.clock
     request = replace(request, weight=spec.weight, title=request.title or spec.title)
     orchestrator = orchestrator or PlainOrchestrator()
+    lock = RunLock(lock_folder(request.store, spec.id), spec.id, clock=clock)
     agent = AppAgent(
         ledger,
         spec,
@@ -71,7 +72,7 @@ def run_query_app(
         rules=rules,
         pace=pace,
         tell=orchestrator.listener.note,
-        lock=RunLock(lock_folder(request.store, spec.id), spec.id, clock=clock),
+        lock=lock,
         lock_wait=TTL + 15.0 if "://" in request.store else 0.0,
         settle=lambda: _keep(request, spec.id),
     )
@@ -95,9 +96,24 @@ def run_query_app(
         agent.figures(progress=1.0, seconds_left=0.0, cores=0.0)
         agent.saved(outcome.result.uri)
         agent.moved("finished", f"{outcome.report.rows:,} rows")
-    with suppress(StorageError):
-        forget_query(request.store, spec.id)
+    _forget(request, spec.id, ledger, lock)
     return outcome
+
+
+def _forget(request: QueryRequest, id: str, ledger: Ledger, lock: RunLock) -> None:
+    """Remove the request and the lock of an app that has finished.
+
+    They stay where the ledger could not be told of the end, or another process has begun the app again by now.
+    """
+    with suppress(StorageError, LedgerError):
+        record = ledger.app(id)
+        if record is None or record.phase != "finished":
+            return
+        lock.acquire()
+        try:
+            forget_query(request.store, id)
+        finally:
+            lock.discard()
 
 
 def _keep(request: QueryRequest, id: str) -> None:

@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, fields
 from typing import Any
 
-from pyarrow.fs import FileType
-
 from ebbflow.infra.files import write_atomic
 from ebbflow.infra.filesystems import filesystem, split, translated
 from ebbflow.planners.errors import OptionError
@@ -38,7 +36,8 @@ def save_query(request: QueryRequest, id: str) -> str:
 def load_query(store: str, id: str, conf: Mapping[str, str] | None = None) -> QueryRequest:
     """Return the request of the app ``id``, with ``conf`` for what was left out.
 
-    Raises ``StorageError`` where there is none, ``OptionError`` for one that is damaged or of another version.
+    Raises ``StorageError`` where there is none, ``OptionError`` for one that is damaged or of another version, and
+    where settings that were left out are not given.
     """
     scheme, path = split(_address(store, id))
     with translated(f"read {path}"), filesystem(scheme).open_input_file(path) as file:
@@ -47,6 +46,11 @@ def load_query(store: str, id: str, conf: Mapping[str, str] | None = None) -> Qu
         said: dict[str, Any] = json.loads(data)
         if said.pop("format") != _FORMAT:
             raise OptionError(f"query {id} was begun by another version of Ebbflow; go on with that one")
+        if missing := sorted(set(said.get("left_out", ())) - set(conf or ())):
+            raise OptionError(
+                f"query {id} was begun with conf that is never written down, as it holds secrets: "
+                f"{', '.join(missing)}; run the query anew under this id and give them again"
+            )
         known = {f.name for f in fields(QueryRequest)}
         values = {name: value for name, value in said.items() if name in known}
         return QueryRequest(**{**values, "store": store, "conf": {**values["conf"], **(conf or {})}})
@@ -55,15 +59,12 @@ def load_query(store: str, id: str, conf: Mapping[str, str] | None = None) -> Qu
 
 
 def forget_query(store: str, id: str) -> None:
-    """Remove the request of an app that is over, and its lock. Raises ``StorageError``; what is not there is fine."""
+    """Remove the request of an app that is over. Raises ``StorageError``; what is not there is fine."""
     scheme, path = split(_address(store, id))
-    lock = split(lock_folder(store, id))[1]
     with translated(f"remove {path}"):
         place = filesystem(scheme)
         if place.get_file_info(path).is_file:
             place.delete_file(path)
-        if place.get_file_info(lock).type is FileType.Directory:
-            place.delete_dir(lock)
 
 
 def lock_folder(store: str, id: str) -> str:

@@ -7,11 +7,12 @@ Several may: an app's own lock lets only one of two that were started for it beg
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from ebbflow.infra.clock import Clock
 from ebbflow.infra.ledger import Ledger
 from ebbflow.planners.errors import EbbflowError, OptionError
-from ebbflow.planners.model.ledger import AppEntered, AppMoved, AppRecord, AppSpec, Decided, Event
+from ebbflow.planners.model.ledger import AppEntered, AppMoved, AppRecord, AppSpec, Decided, Event, State
 from ebbflow.tasks.apps.query_requests import load_query
 from ebbflow.tasks.apps.specs import Resume
 from ebbflow.tasks.request import QueryRequest
@@ -94,11 +95,18 @@ def resume_lost(
         if not mine(app):
             continue
         if app.hopeless:
-            ledger.write([AppMoved(app.spec.id, "failed", app.hopeless)])
-        elif app.is_due(now):
-            _start(ledger, app, start)
+            ledger.write(
+                [AppMoved(app.spec.id, "failed", app.hopeless)], when=partial(_still_lost, app.spec.id)
+            )
+        elif app.is_due(now) and _start(ledger, app, start):
             started.append(app)
     return tuple(started)
+
+
+def _still_lost(id_: str, state: State) -> bool:
+    """Tell whether an app is lost in the state that a change meets: it may have entered since it was looked at."""
+    record = state.apps.get(id_)
+    return record is not None and record.phase == "lost"
 
 
 def request_of(resume: Resume) -> TrainingRequest | TuningRequest | QueryRequest:
@@ -110,20 +118,19 @@ def request_of(resume: Resume) -> TrainingRequest | TuningRequest | QueryRequest
     return load_query(resume.folder, resume.id)
 
 
-def _start(ledger: Ledger, app: LostApp, start: Callable[[LostApp], str]) -> None:
+def _start(ledger: Ledger, app: LostApp, start: Callable[[LostApp], str]) -> bool:
+    """Start an app unless it has entered by now; tell whether that was tried."""
     id_ = app.spec.id
     times = "" if app.losses == 1 else f", for the {app.losses}th time"
-    ledger.write(
-        [
-            Decided(
-                "recovery",
-                f"{id_} is started again{times}: {app.reason}",
-                id_,
-                inputs={"losses": app.losses, "since": app.since},
-                outcome={"resumed": True},
-            )
-        ]
+    decided = Decided(
+        "recovery",
+        f"{id_} is started again{times}: {app.reason}",
+        id_,
+        inputs={"losses": app.losses, "since": app.since},
+        outcome={"resumed": True},
     )
+    if not ledger.write([decided], when=partial(_still_lost, id_)):
+        return False
     try:
         how = start(app)
     except EbbflowError as error:
@@ -132,6 +139,7 @@ def _start(ledger: Ledger, app: LostApp, start: Callable[[LostApp], str]) -> Non
         ledger.write([Decided("recovery", failed, id_, outcome={"resumed": False})])
     else:
         log.info("%s is started again: %s", id_, how)
+    return True
 
 
 def _lost(ledger: Ledger, record: AppRecord, now: float, patience: Patience) -> LostApp:

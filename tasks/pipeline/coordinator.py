@@ -33,7 +33,6 @@ class Attempt:
     step: StepSpec
     app: str  # its id in the ledger
     number: int  # from 1, across processes
-    resumes: bool  # something of it may be there already
     fill: Fill  # replaces references by the results that they stand for
     deadline: float | None  # s since the Unix epoch
     stop: threading.Event  # set: save and leave
@@ -55,8 +54,11 @@ Carry = Callable[[Attempt], Carried]
 class Background(Protocol):
     """Puts steps into the background: plain threads, or an orchestrator's tasks."""
 
-    def submit(self, step: StepSpec, work: Callable[[], Carried]) -> None:
-        """Start ``work`` soon, in a thread of its own. It never raises."""
+    def submit(self, step: StepSpec, work: Callable[[], Carried], lost: Callable[[str], None]) -> None:
+        """Start ``work`` soon, in a thread of its own; if it cannot begin, call ``lost`` with the reason, once.
+
+        It never raises.
+        """
         ...
 
     def settle(self, timeout: float) -> None:
@@ -88,10 +90,14 @@ class Threads:
     def __init__(self) -> None:
         self._threads: list[threading.Thread] = []
 
-    def submit(self, step: StepSpec, work: Callable[[], Carried]) -> None:
+    def submit(self, step: StepSpec, work: Callable[[], Carried], lost: Callable[[str], None]) -> None:
         thread = threading.Thread(target=work, name=f"ebbflow-step-{step.name}", daemon=True)
-        self._threads.append(thread)
-        thread.start()
+        try:
+            thread.start()
+        except RuntimeError as error:  # the machine has no room for one more
+            lost(str(error))
+        else:
+            self._threads.append(thread)
 
     def settle(self, timeout: float) -> None:
         end = time.monotonic() + timeout  # of all together
@@ -219,10 +225,12 @@ class Coordinator:
         step, known = self._pipeline.steps[name], self.record.steps[name]
         number = known.attempts + 1
         stop = self._stops[name] = threading.Event()
-        attempt = Attempt(step, self.app(name), number, number > 1, self._fill, self._deadline(step), stop)
+        attempt = Attempt(step, self.app(name), number, self._fill, self._deadline(step), stop)
         self._note(name, state="running", reason="", attempts=number, began=known.began or self._clock.now())
         self._listener.began(self._outcome(step))
-        self._background.submit(step, lambda: self._work(attempt))
+        self._background.submit(
+            step, lambda: self._work(attempt), lambda why: self._inbox.put((name, Carried("lost", why)))
+        )
 
     def _work(self, attempt: Attempt) -> Carried:
         """Carry an attempt out, in its own thread; whatever happens, the coordinator hears how it ended."""

@@ -8,6 +8,8 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import pytest
 import yaml
@@ -15,6 +17,7 @@ import yaml
 from ebbflow.infra.aws.train_nodes import FOLDER
 from ebbflow.tasks.fleet_request import CONFIG
 
+ROOT = Path(__file__).parents[2]
 ROLES = {
     "ebbflow-prod-etl": "spark-worker",
     "ebbflow-prod-trainers": "gpu-trainer",
@@ -124,7 +127,25 @@ def test_versions_are_exact_and_prefects_server_gets_a_fastapi_that_it_starts_wi
         assert all("==" in package for package in wanted)
         assert "fastapi==0.150.0" in wanted
         assert ("pyspark==4.3.0" in wanted) == (role in ("spark-master", "spark-worker", "prefect-worker"))
-        assert ("torch==2.13.0" in wanted) == (role == "gpu-trainer")
+        assert ("torch==2.13.0" in wanted) == (role in ("gpu-trainer", "prefect-worker"))
+        locked = _files(rendered[role])["/etc/ebbflow/constraints.txt"].splitlines()
+        assert {re.sub(r"\[.*\]", "", package) for package in wanted[1:]} <= set(locked)
+
+
+def test_prefects_workers_have_what_every_flow_may_want(rendered):
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    named = [r for extra in ("spark", "train", "tune", "aws", "postgres") for r in extras[extra]]
+    wanted = {re.split(r"[=<>]", requirement)[0] for requirement in named} - {"ebbflow[train]"}
+    installed = _environment(rendered, "prefect-worker")["EBBFLOW_PACKAGES"].split()
+    assert wanted <= {package.split("==")[0] for package in installed}
+    # the node process of a training is for nodes that somebody else tells what to do
+    assert "/usr/local/sbin/ebbflow-torch" not in _files(rendered["prefect-worker"])
+
+
+def test_torch_comes_from_an_index_of_its_own(rendered):
+    indices = {role: _environment(rendered, role)["EBBFLOW_EXTRA_INDEX"] for role in rendered}
+    assert indices.pop("prefect-worker") == "https://packages.example.com/cpu"
+    assert set(indices.values()) == {"none"}
 
 
 def test_workers_know_their_master_their_group_and_what_a_broken_node_does(rendered):
@@ -188,7 +209,7 @@ def machine(host, tmp_path):
     host.program("python3.11", "exit 1")  # only asked where there is no environment yet
     for name, text in (
         ("python", f"echo {tmp_path}/spark"),
-        ("pip", f'echo "pip $@" >> {tmp_path}/calls; [ ! -e {tmp_path}/no-mirror ]'),
+        ("pip", f'echo "pip $TMPDIR $@" >> {tmp_path}/calls; [ ! -e {tmp_path}/no-mirror ]'),
     ):
         (tmp_path / "home/bin" / name).write_text(f"#!/bin/sh\n{text}\n")
         (tmp_path / "home/bin" / name).chmod(0o755)
@@ -220,6 +241,7 @@ def test_a_worker_is_installed_from_pinned_versions_and_started_last(rendered, m
         f"aws s3 cp --only-show-errors s3://b/w/ebbflow-0.1.0.whl {tmp_path}/cache/ebbflow-0.1.0.whl" in calls
     )
     (pip,) = (call for call in calls if call.startswith("pip"))
+    assert pip.startswith("pip /var/tmp install")
     assert pip.endswith(
         f"--constraint {tmp_path}/constraints.txt {tmp_path}/cache/ebbflow-0.1.0.whl pyspark==4.3.0"
     )

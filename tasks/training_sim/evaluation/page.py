@@ -45,11 +45,18 @@ def _row(row: Figure) -> tuple[str, ...]:
 
 def orders(rows: Iterable[tuple[str, Sequence[bool]]]) -> str:
     """Return the table of orders: what should hold, whether it does, and in how many runs."""
-    shown = []
-    for claim, holds in rows:
-        word = "yes" if all(holds) else "mostly" if any(holds) else "**no**"
-        shown.append((claim, word, f"{sum(holds)} of {len(holds)}"))
+    shown = [
+        (claim, _extent(sum(holds), len(holds)), f"{sum(holds)} of {len(holds)}") for claim, holds in rows
+    ]
     return table(("order", "holds", "in runs"), shown)
+
+
+def _extent(held: int, runs: int) -> str:
+    if not runs:
+        return "not run"
+    if held == runs:
+        return "yes"
+    return "mostly" if 2 * held > runs else "in some" if held else "in none"
 
 
 def pictures_of(folder: str, drawn: Iterable[str]) -> str:

@@ -53,6 +53,7 @@ module "ebbflow" {
     certificate_arn = var.certificate_arn
     allowed_cidrs   = var.allowed_cidrs
     worker_count    = 2
+    torch_index_url = var.worker_torch_index_url
     ami_id          = var.ami_id
   }
 

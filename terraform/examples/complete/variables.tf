@@ -78,3 +78,9 @@ variable "allowed_cidrs" {
   type        = list(string)
   default     = []
 }
+
+variable "worker_torch_index_url" {
+  description = "A package index with torch's small builds for CPUs, for Prefect's workers; null for pip's own"
+  type        = string
+  default     = null
+}

@@ -9,12 +9,13 @@ module "ebbflow" {
 
   cluster             = var.cluster
   capacity_principals = var.capacity_principals
+  table_bucket_arns   = var.table_bucket_arns
 
   zone_count          = 2
   nat_gateways        = "one"
   flow_logs           = false
   detailed_monitoring = false
-  force_destroy       = true
+  force_destroy       = true # terraform destroy deletes the checkpoints, too
 
   spark_master = { instance_type = "t3.medium" }
 

@@ -21,6 +21,12 @@ variable "capacity_principals" {
   default     = []
 }
 
+variable "table_bucket_arns" {
+  description = "ARNs of buckets whose objects nodes may read: the tables of your queries"
+  type        = list(string)
+  default     = []
+}
+
 variable "ebbflow_package" {
   description = "What pip installs for Ebbflow: an exact requirement, or the s3:// URI of a wheel in the cluster's bucket"
   type        = string

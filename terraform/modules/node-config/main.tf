@@ -1,6 +1,8 @@
 locals {
   spark  = contains(["spark-master", "spark-worker", "prefect-worker"], var.role)
-  torch  = var.role == "gpu-trainer"
+  trains = var.role == "gpu-trainer"
+  worker = var.role == "prefect-worker"
+  torch  = local.trains || local.worker # launchers of trainings keep their store in it
   comes  = contains(["spark-worker", "gpu-trainer"], var.role)
   server = var.role == "prefect-server"
 
@@ -9,6 +11,12 @@ locals {
     ["boto3==${var.versions.boto3}", "prefect==${var.versions.prefect}", "fastapi==${var.versions.fastapi}"],
     local.spark ? ["pyspark==${var.versions.spark}"] : [],
     local.torch ? ["torch==${var.versions.torch}"] : [],
+    # a ledger in PostgreSQL, searches, elastic jobs: with the above all that a flow may want
+    local.worker ? [
+      "psycopg[binary]==${var.versions.psycopg}",
+      "optuna==${var.versions.optuna}",
+      "pyzmq==${var.versions.pyzmq}",
+    ] : [],
   )
 
   # values that a shell script reads; every one is quoted there
@@ -40,8 +48,8 @@ locals {
       "ebbflow-drain"   = "drain.sh"
     },
     local.spark ? { "ebbflow-spark" = "spark.sh" } : {},
-    local.torch ? { "ebbflow-torch" = "torch.sh" } : {},
-    local.server || var.role == "prefect-worker" ? { "ebbflow-prefect" = "prefect.sh" } : {},
+    local.trains ? { "ebbflow-torch" = "torch.sh" } : {},
+    local.server || local.worker ? { "ebbflow-prefect" = "prefect.sh" } : {},
   )
 
   units = {

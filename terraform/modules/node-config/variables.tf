@@ -37,6 +37,9 @@ variable "versions" {
     prefect = optional(string, "3.8.8")
     fastapi = optional(string, "0.150.0")
     boto3   = optional(string, "1.44.5")
+    psycopg = optional(string, "3.3.9")
+    optuna  = optional(string, "5.0.0")
+    pyzmq   = optional(string, "27.3.0")
   })
   default = {}
 
@@ -75,7 +78,7 @@ variable "constraints" {
 }
 
 variable "torch_index_url" {
-  description = "A further package index for torch's CUDA builds; null for pip's own"
+  description = "A further package index for torch's builds, CUDA's or those for CPUs; null for pip's own"
   type        = string
   default     = null
 

@@ -86,6 +86,7 @@ module "node" {
   versions            = var.versions
   ebbflow_package     = var.ebbflow_package
   constraints         = var.constraints
+  torch_index_url     = var.torch_index_url
   settings_parameter  = local.names.settings_parameter
   prefect_api_url     = local.api_url
   prefect_work_pool   = var.work_pool

@@ -187,6 +187,12 @@ variable "deletion_protection" {
   default     = true
 }
 
+variable "torch_index_url" {
+  description = "A further package index for the workers' torch; without GPUs its small builds for CPUs will do; null for pip's own"
+  type        = string
+  default     = null
+}
+
 variable "ebbflow_package" {
   description = "What pip installs for Ebbflow: an exact requirement, or the s3:// URI of a wheel in the cluster's bucket"
   type        = string
@@ -207,6 +213,9 @@ variable "versions" {
     prefect = optional(string)
     fastapi = optional(string)
     boto3   = optional(string)
+    psycopg = optional(string)
+    optuna  = optional(string)
+    pyzmq   = optional(string)
   })
   default = {}
 }

@@ -256,6 +256,9 @@ variable "versions" {
     prefect = optional(string)
     fastapi = optional(string)
     boto3   = optional(string)
+    psycopg = optional(string)
+    optuna  = optional(string)
+    pyzmq   = optional(string)
   })
   default = {}
 }

@@ -76,6 +76,33 @@ def test_a_forked_child_does_not_keep_the_lock_of_a_dead_parent(tmp_path: Path) 
         os.waitpid(child, 0)
 
 
+@pytest.mark.parametrize("taken", [False, True])
+def test_whoever_waited_for_a_discarded_lock_makes_a_new_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, taken: bool
+) -> None:
+    folder, flock = tmp_path / "a", fcntl.flock
+    first = RunLock(folder, "a").acquire()
+    second, third = RunLock(folder, "a"), RunLock(folder, "a")
+
+    def late(descriptor: int, operation: int) -> None:  # the second has opened the file, and is about to lock it
+        monkeypatch.setattr(fcntl, "flock", flock)
+        first.discard()
+        assert not folder.exists()
+        if taken:
+            third.acquire()
+        flock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    if taken:
+        with pytest.raises(RunLockedError, match=f"process {os.getpid()} "):
+            second.acquire()
+        third.check()
+        return
+    second.acquire()
+    with pytest.raises(RunLockedError, match=f"process {os.getpid()} "):
+        third.acquire()
+
+
 @pytest.fixture(params=["local", "s3 conditional", "s3 read back"])
 def leased(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A place where only a lease can be had."""

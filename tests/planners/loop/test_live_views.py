@@ -9,7 +9,7 @@ from ledger_worlds import START, World, app, node
 from ebbflow.planners.loop import Memory, Plan, Settings, Team, Wanted, view
 from ebbflow.planners.loop.beliefs import UNKNOWN, LiveBidder, belief
 from ebbflow.planners.loop.policies import live_policy
-from ebbflow.planners.loop.scene import Scene
+from ebbflow.planners.loop.scene import MOST_GPUS, Scene, bounds
 from ebbflow.planners.loop.values import Ran, Situation
 from ebbflow.planners.model.ledger import AppReport, Ended
 from ebbflow.planners.scheduling.finish_time import CurveStopping, Job
@@ -31,6 +31,17 @@ def seen(world: World, memory: Memory | None = None, **more) -> view.Seen:
     scene = Scene.of(Situation(world.now, world.state, world.reports), world.settings)
     lives, crowd = view.lives(scene, memory)
     return view.look(scene, memory, lives, crowd, more.get("stuck", ()), more.get("out", {}), 1e9)
+
+
+def test_an_app_that_could_use_any_number_of_gpus_is_not_tried_with_each():
+    world = World(RIGID, [node("n1", 4)])
+    for id_, gpus, most in (("a", 2, 10**12), ("b", 2, 8), ("c", 10**5, 10**5)):
+        world.enter(app(id_, gpus, 1, most))
+    assert [bounds(record) for record in world.state.active()] == [
+        (1, 2, MOST_GPUS),
+        (1, 2, 8),
+        (1, 10**5, 10**5),
+    ]
 
 
 def test_attained_service_counts_ended_leases_and_running_ones():

@@ -93,6 +93,24 @@ def test_an_app_that_is_lost_again_and_again_has_failed(ledger: Ledger, clock: H
     assert not lost_apps(ledger, clock.now(), PATIENCE)
 
 
+@pytest.mark.parametrize("losses", [1, 3])
+def test_an_app_that_enters_while_it_is_looked_at_is_left_alone(
+    ledger: Ledger, clock: Hands, tmp_path: Path, losses: int
+) -> None:
+    spec = spec_of(tmp_path)
+    for _ in range(losses):
+        lose(ledger, spec)
+    clock.ahead += 50.0
+
+    def mine(app: LostApp) -> bool:
+        ledger.write([AppEntered(spec)])
+        return True
+
+    assert not resume_lost(ledger, lambda app: "never", clock, PATIENCE, mine)
+    assert ledger.state().apps["t"].phase == "waiting"
+    assert not ledger.events(app="t", kinds=[Decided])
+
+
 def test_losses_of_long_ago_do_not_count(ledger: Ledger, clock: Hands, tmp_path: Path) -> None:
     spec = spec_of(tmp_path)
     for _ in range(2):

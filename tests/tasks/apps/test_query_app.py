@@ -100,8 +100,12 @@ def test_requests_of_queries_are_kept_without_secrets(tpch: str, tmp_path: Path)
     path = Path(save_query(asked, "q"))
     assert "hush" not in path.read_text()
     assert json.loads(path.read_text())["left_out"] == ["spark.hadoop.fs.s3a.secret.key", "spark.x.token"]
-    assert load_query(asked.store, "q").conf == {"spark.executor.cores": "2"}
-    assert load_query(asked.store, "q", {"spark.x.token": "t"}).conf["spark.x.token"] == "t"
+    given = {"spark.x.token": "t", "spark.hadoop.fs.s3a.secret.key": "k"}
+    assert load_query(asked.store, "q", given).conf == {"spark.executor.cores": "2"} | given
+    with pytest.raises(OptionError, match=r"holds secrets: spark\.hadoop\.fs\.s3a\.secret\.key; run the query"):
+        load_query(asked.store, "q", {"spark.x.token": "t"})
+    with pytest.raises(OptionError, match=r"secret\.key, spark\.x\.token; run the query anew under this id"):
+        load_query(asked.store, "q")
     with pytest.raises(OptionError, match="id holds letters"):
         save_query(asked, "../q")
     path.write_text("{")

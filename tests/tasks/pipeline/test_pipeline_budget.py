@@ -27,7 +27,7 @@ def test_all_apps_of_a_pipeline_together_spend_no_more_than_its_budget(tmp_path:
         )
         world.begin(settings=settings(lease_s=20.0, grace_s=5.0))
         for name in ("fit", "other"):
-            attempt = Attempt(pipeline.steps[name], f"one.{name}", 1, False, str, None, threading.Event())
+            attempt = Attempt(pipeline.steps[name], f"one.{name}", 1, str, None, threading.Event())
             fields = carrier._fields(attempt)
             assert (fields["pipeline"], fields["pipeline_budget"]) == ("one", BUDGET)
             world.app(attempt.app, 1, more=fields)

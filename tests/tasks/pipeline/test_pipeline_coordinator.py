@@ -155,11 +155,32 @@ def test_a_lost_step_is_gone_on_with_within_bounds(
     world = World(orders=end, fit=end)
     coordinator = make(world, plain=plain)
     coordinator.run()
-    assert [(one.step.name, one.number, one.resumes) for one in world.asked] == [
-        ("orders", 1, False), ("orders", 2, True), ("orders", 3, True), ("fit", 1, False), ("fit", 2, True)
+    assert [(one.step.name, one.number) for one in world.asked] == [
+        ("orders", 1), ("orders", 2), ("orders", 3), ("fit", 1), ("fit", 2)
     ]  # fmt: skip
     assert states(coordinator) == {"orders": "finished", "fit": "failed", "tune": "skipped"}
     assert coordinator.outcomes()[1].reason == "lost 2 times, the last time: its node went"
+
+
+def test_a_step_whose_thread_never_began_is_lost(
+    make: Callable[..., Coordinator], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ebbflow.tasks.pipeline.coordinator.AGAIN_AFTER", 0.0)
+    refused = ["can't start new thread", "can't start new thread"]
+    start = threading.Thread.start
+
+    def begin(thread: threading.Thread) -> None:
+        if refused and thread.name == "ebbflow-step-orders":
+            raise RuntimeError(refused.pop())
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", begin)
+    world, listener = World(), Listener()
+    coordinator = make(world, listener)
+    coordinator.run()
+    assert [attempt.number for attempt in world.asked] == [3, 1, 1]
+    assert set(states(coordinator).values()) == {"finished"}
+    assert "orders was lost (can't start new thread); it goes on in 0 s" in listener.said
 
 
 def test_an_interrupt_lets_steps_save_and_the_same_run_goes_on(make: Callable[..., Coordinator]) -> None:
@@ -181,7 +202,7 @@ def test_an_interrupt_lets_steps_save_and_the_same_run_goes_on(make: Callable[..
     second = make(again)
     second.run()
     assert again.order == ["fit", "tune"]
-    assert again.asked[0].resumes
+    assert again.asked[0].number == 2
     assert again.asked[0].fill("${queries.orders.path}") == "/results/orders"
     assert overall(second.outcomes())[0] == "finished"
     assert second.outcomes()[0].began == first.outcomes()[0].began
@@ -301,7 +322,7 @@ def test_threads_that_do_not_end_are_waited_for_together() -> None:
         name = "stuck"
 
     for _ in range(8):
-        background.submit(Step(), work)  # type: ignore[arg-type]
+        background.submit(Step(), work, pytest.fail)  # type: ignore[arg-type]
     begun = time.monotonic()
     background.settle(0.2)
     took = time.monotonic() - begun

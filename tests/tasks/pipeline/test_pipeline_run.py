@@ -128,7 +128,7 @@ def test_a_secret_that_is_not_set_is_told_and_nothing_else_runs(
     with Ledger.open(str(tmp_path / "ledger.db")) as ledger:
         site = Site(ledger, "one", pools=lambda *_: None)  # type: ignore[arg-type,return-value]
         carrier = Carrier(site, pipeline, RunFolder(tmp_path, "one"), ledger.clock)
-        attempt = Attempt(pipeline.steps["fit"], "one.fit", 1, False, str, None, threading.Event())
+        attempt = Attempt(pipeline.steps["fit"], "one.fit", 1, str, None, threading.Event())
         with pytest.raises(
             OptionError, match=r"\$\{env:A_SECRET_NUMBER\} is asked for, but the environment has no"
         ):

@@ -6,6 +6,8 @@ variables {
   cluster         = "prod"
   host_name       = "prefect.example.com"
   certificate_arn = "arn:aws:acm:us-east-1:123456789012:certificate/11111111-2222-3333-4444-555555555555"
+
+  worker_torch_index_url = "https://packages.example.com/cpu"
 }
 
 run "everything" {

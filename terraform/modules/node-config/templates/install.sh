@@ -51,7 +51,8 @@ for i in "${!wanted[@]}"; do
       ;;
   esac
 done
-again "$home/bin/pip" install "${options[@]}" "${wanted[@]}"
+# /tmp is in memory, half of it at most, and CUDA's wheels are gigabytes
+TMPDIR=/var/tmp again "$home/bin/pip" install "${options[@]}" "${wanted[@]}"
 
 if [ "$EBBFLOW_JAVA_PACKAGE" != none ]; then
   spark=$("$home/bin/python" -c 'import os, pyspark; print(os.path.dirname(pyspark.__file__))')

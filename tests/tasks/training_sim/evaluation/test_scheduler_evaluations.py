@@ -121,10 +121,14 @@ def test_a_figure_without_a_published_number_has_no_ratio() -> None:
 
 
 def test_orders_say_in_how_many_runs_they_hold() -> None:
-    text = orders([("a", [True, True]), ("b", [True, False]), ("c", [False])])
+    text = orders(
+        [("a", [True, True]), ("b", [True, True, False]), ("c", [True, False]), ("d", [False]), ("e", [])]
+    )
     assert "| a | yes | 2 of 2 |" in text
-    assert "| b | mostly | 1 of 2 |" in text
-    assert "| c | **no** | 0 of 1 |" in text
+    assert "| b | mostly | 2 of 3 |" in text
+    assert "| c | in some | 1 of 2 |" in text  # a half is not most of them
+    assert "| d | in none | 0 of 1 |" in text
+    assert "| e | not run | 0 of 0 |" in text
     with pytest.raises(KeyError, match="x"):
         grouped({}, "x")
 
