@@ -17,9 +17,6 @@ settings.register_profile("ebbflow", deadline=None, derandomize=True)
 settings.register_profile("search", deadline=None, max_examples=1000, print_blob=True)
 settings.load_profile("ebbflow")
 
-# Spark's drivers, also those of processes that tests start, read their defaults there
-os.environ["SPARK_CONF_DIR"] = str(Path(__file__).parent / "spark_conf")
-
 PROCESSES = ("infra/training", "infra/elastic")  # folders whose tests nearly all start some
 
 
@@ -30,6 +27,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         marked = any(item.get_closest_marker(name) for name in ("spark", "prefect", "processes"))
         if marked or any(f"tests/{folder}/" in item.path.as_posix() for folder in PROCESSES):
             item.add_marker("alone")
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Before tests start JVMs, have these start faster."""
+    if not session.config.option.collectonly and any(
+        item.get_closest_marker("spark") for item in session.items
+    ):
+        from tests.spark_archive import java_options
+
+        os.environ["JDK_JAVA_OPTIONS"] = java_options()
 
 
 @pytest.fixture(scope="session")

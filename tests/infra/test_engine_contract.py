@@ -264,7 +264,7 @@ def test_a_missing_file_fails_the_stage_and_is_named(engine: SqlEngine, tmp_path
 
 def test_progress_never_falls_and_ends_complete(engine: SqlEngine, numbers: Relation, tmp_path: Path) -> None:
     seen: list[StageProgress] = []
-    some = "(SELECT word FROM numbers WHERE v % 8 = 0)"
+    some = "(SELECT word FROM numbers WHERE v % 64 = 0)"
     sql = f"SELECT a.word, count(*) AS n FROM {some} a JOIN numbers b ON a.word = b.word GROUP BY a.word"
     engine.run(make_job(sql, numbers, out=tmp_path, partitions=4), seen.append)
     done = [p.tasks_done for p in seen]
