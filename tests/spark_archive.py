@@ -1,4 +1,4 @@
-"""JVMs of tests live for seconds: a class-data-sharing archive of Spark halves the processor time that each starts in.
+"""JVMs of tests live for seconds: an archive of Spark's classes halves the processor time that each starts in.
 
 A JVM that finds the archive unfit (another Java, other jars) goes on without it and says nothing.
 """
