@@ -14,6 +14,7 @@ from typing import Generic, TypeVar
 Result = TypeVar("Result")
 
 PATIENCE = 25.0  # s to save and leave in
+SAVE = 15.0  # s of them that trainings get to save in; others have to end after them
 _BEGIN = 2.0  # s for a thread to begin in
 _LOOK = 0.2  # s: a signal's handler runs between two looks
 

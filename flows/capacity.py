@@ -16,6 +16,7 @@ from ebbflow.flows import restarts
 from ebbflow.flows.blocks import block_name
 from ebbflow.flows.cancelling import attended
 from ebbflow.flows.capacity_runs import holder_in, mending
+from ebbflow.flows.deployed import deployment_id
 from ebbflow.flows.flow_runs import RunView
 from ebbflow.flows.places import found
 from ebbflow.infra.errors import InfraError
@@ -109,7 +110,7 @@ def capacity_loop(
         ledger: a file, an address without a password, or the block ``ebbflow-cluster/NAME``, which says all of this;
             by default ``$EBBFLOW_LEDGER``, else Ebbflow's own file.
         ledger_secret: the Prefect secret block, or variable, that holds the ledger's address.
-        policy: a policy by name, or ``module:Class``; by default the file's, else ``rho-bounded``.
+        policy: a policy by name, or ``MODULE:NAME``; by default the file's, else ``rho-bounded``.
         options: of the policy.
         limits: a TOML file of limits; by default ``$EBBFLOW_LIMITS``, else ``fleet.toml`` in the present folder.
         lease: seconds that leases last.
@@ -129,7 +130,7 @@ def capacity_loop(
     attached = _ATTACHED.get()
     if attached is not None:
         return _lead(attached.request, attached)
-    _wait_out(str(flow_run.deployment_id or ""))
+    _wait_out(deployment_id())
     with found(ledger, cluster, source, ledger_secret) as place:
         request = CapacityRequest(
             place.ledger,

@@ -20,18 +20,29 @@ from ebbflow.flows.flow_runs import FlowRuns, PrefectRuns, RunView
 from ebbflow.infra.errors import InfraError, LedgerError
 from ebbflow.infra.ledger import Ledger
 from ebbflow.planners.errors import EbbflowError
-from ebbflow.planners.model.ledger import OVER, AppEntered, AppMoved, AppPhase, AppRecord, LoopBegan, State
+from ebbflow.planners.model.ledger import (
+    OVER,
+    AppEntered,
+    AppMoved,
+    AppPhase,
+    AppRecord,
+    AppSpec,
+    LoopBegan,
+    State,
+)
 from ebbflow.tasks.apps.recovery import LostApp, Patience, lost_apps, request_of, resume_lost
 from ebbflow.tasks.loop.leading import holder_name
 from ebbflow.tasks.request import QueryRequest
 
 LOOK = 5.0  # s between looks
 RECENT = 3600.0  # s after its end for which a run that was terminated is still gone on with
+_REST = 300.0  # s at most between two questions about an app that nobody can begin
 _READ = 1000  # events at a time
 _BY_HAND = "aborted by an interrupt signal"  # what Prefect says of Ctrl-C
 _ENDING = 60.0  # s after its last app's end for which a run is looked at
 
 Told = Callable[[LostApp, RunView], None]
+_AppOfRun = tuple[str, str]  # ids
 
 log = logging.getLogger(__name__)
 
@@ -89,6 +100,7 @@ class Mender:
         self._former: dict[str, float] = {}  # those of loops before it -> when it took over
         self._marked: set[str] = set()
         self._views: dict[str, RunView | None] = {}  # of this look
+        self._resting: dict[_AppOfRun, tuple[float, float]] = {}  # lost ones -> until when, for how many s
 
     def look(self) -> None:
         """Look once. Raises ``LedgerError``, and ``InfraError`` when the orchestrator does not answer."""
@@ -106,11 +118,16 @@ class Mender:
                 self._runs.crashed(run, "the process of this run is gone: another loop leads")
             if now - since > _ENDING:
                 del self._former[run]
+        gone = {_of(record.spec) for record in records if record.phase == "lost"}
+        self._resting = {app: rest for app, rest in self._resting.items() if app in gone}
         for run in list(self._open):
-            self._mend(run, _Standing(tuple(a for a in records if a.spec.flow_run == run)), now)
+            standing = _Standing(tuple(a for a in records if a.spec.flow_run == run))
+            if not standing.lost or any(not self._rests(app.spec, now) for app in standing.lost):
+                self._mend(run, standing, now)
         lost = [a for a in self._ledger.state().apps.values() if a.phase == "lost"]
         for record in lost:
-            self._view(record.spec.flow_run)
+            if not self._rests(record.spec, now):
+                self._view(record.spec.flow_run)
         if lost:
             resume_lost(self._ledger, self._start, patience=self._patience, mine=self._mine)
 
@@ -227,15 +244,24 @@ class Mender:
 
     def _mine(self, app: LostApp) -> bool:
         """Tell whether a lost app can be begun again by a deployment, and no run of it waits to do so already."""
+        now = self._ledger.clock.now()
+        if self._rests(app.spec, now):
+            return False
         view = self._views.get(app.spec.flow_run)
         named = app.resume is not None and app.resume.deployment
         if view is not None and (not view.over or view.state == "CANCELLED"):
             return False  # while it runs, with other apps that live, it sees to this one itself
-        if view is not None and not (view.deployment or named):
-            return False
-        if view is None and not named:
+        if not named and (view is None or not view.deployment):
+            _, before = self._resting.get(_of(app.spec), (now, LOOK / 2.0))
+            wait = min(2.0 * before, _REST)
+            self._resting[_of(app.spec)] = (now + wait, wait)
             return False
         return not self._runs.waiting(tag_of(app, self._ledger.cluster))
+
+    def _rests(self, app: AppSpec, now: float) -> bool:
+        """Tell whether nobody could begin a lost app when that was looked at, not long ago."""
+        until, _ = self._resting.get(_of(app), (now, 0.0))
+        return 0.0 < until - now <= _REST
 
     def _start(self, app: LostApp) -> str:
         """Create a flow run that goes on with the app, and say which. Raises ``EbbflowError``."""
@@ -261,6 +287,10 @@ def _unchanged(app: AppRecord, state: State) -> bool:
     """Tell whether an app is as it was looked at: it may have entered again, in another run."""
     now = state.apps.get(app.spec.id)
     return now is not None and (now.phase, now.spec.flow_run) == (app.phase, app.spec.flow_run)
+
+
+def _of(app: AppSpec) -> _AppOfRun:
+    return app.id, app.flow_run
 
 
 _TAG = "ebbflow-resumes:"

@@ -16,11 +16,14 @@ def deployment_name() -> str:
 
     A flow that another calls runs in the other's deployment, which begins the other, and not it.
     """
+    return f"{flow_run.flow_name}/{deployment.name}" if deployment_id() else ""
+
+
+def deployment_id() -> str:
+    """Return the id of the deployment of the present flow run; empty where it has none of its own."""
     present = FlowRunContext.get()
     run = present.flow_run if present is not None else None
-    if run is None or run.deployment_id is None:
-        return ""
-    return f"{flow_run.flow_name}/{deployment.name}"
+    return "" if run is None or run.deployment_id is None else str(run.deployment_id)
 
 
 def app_fields(**given: Any) -> dict[str, Any]:

@@ -23,6 +23,7 @@ _EXTRAS = {
     "pyzmq": "train",
     "optuna": "tune",
     "boto3": "aws",
+    "psycopg": "postgres",
 }
 
 

@@ -18,7 +18,7 @@ from prefect.states import Cancelled, Completed, Failed, State
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from ebbflow.flows.blocks import environment
-from ebbflow.flows.cancelling import attended
+from ebbflow.flows.cancelling import SAVE, attended
 from ebbflow.flows.capacity import PrefectTeller
 from ebbflow.flows.places import found
 from ebbflow.infra.clock import Clock, SystemClock
@@ -136,7 +136,7 @@ def run_pipeline(
 
     def steps() -> PipelineOutcome:
         outcome = run_steps(
-            replace(request, flow_run=run),
+            replace(request, flow_run=run, save=None if attachment is not None else SAVE),
             own,
             background=background,
             loop_listener=PrefectTeller(run, request.name()),

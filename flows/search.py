@@ -11,7 +11,7 @@ from prefect.cache_policies import NO_CACHE
 from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
 
-from ebbflow.flows.cancelling import attended
+from ebbflow.flows.cancelling import SAVE, attended
 from ebbflow.flows.deployed import app_fields
 from ebbflow.flows.places import found, of_a_cluster, runs_of
 from ebbflow.infra.errors import TrainingError
@@ -23,8 +23,6 @@ from ebbflow.tasks.tuning import new_search, run_tuning
 from ebbflow.tasks.tuning_report import TuningReport
 from ebbflow.tasks.tuning_request import Parameter, TuningRequest
 from ebbflow.tasks.wording import shorten
-
-_SAVE = 15.0  # s that trials get to save in when the run is cancelled
 
 
 def _run_name() -> str:
@@ -154,7 +152,7 @@ class _Work:
     def __init__(
         self, request: TuningRequest, resume: bool, where: tuple[ClusterPlace, Mapping[str, Any]] | None
     ) -> None:
-        self._request = replace(request, grace=min(request.grace, _SAVE))
+        self._request = replace(request, grace=min(request.grace, SAVE))
         self._resume, self._where = resume, where
         self._stop = threading.Event()
 

@@ -12,7 +12,7 @@ from prefect.events import emit_event
 from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
 
-from ebbflow.flows.cancelling import PATIENCE, attended
+from ebbflow.flows.cancelling import SAVE, attended
 from ebbflow.flows.deployed import app_fields
 from ebbflow.flows.places import found, of_a_cluster, runs_of
 from ebbflow.flows.stopping import StopTraining
@@ -32,7 +32,6 @@ from ebbflow.tasks.wording import shorten
 
 PUBLISH_EVERY = 10.0  # s between two versions of the live artifact
 _SETTLE = 5.0  # s for the last of them to be published
-_SAVE = PATIENCE - 10.0  # s to save in when the run is cancelled
 
 _EVENTS = {
     "generation": "resized",
@@ -258,12 +257,14 @@ class _Work:
         request.save()
         spec = training_spec(request, **fields)
         with place.opened() as ledger, place.nodes(request.id, request.grace) as (pool, make):
-            return run_training_app(request, spec, ledger, pool, self._listener, stop=self._stop, make=make)
+            return run_training_app(
+                request, spec, ledger, pool, self._listener, stop=self._stop, save=SAVE, make=make
+            )
 
     def leave(self) -> None:
         """Let the run save and leave, within what a cancelled run has."""
         self._stop.set()
-        self._handle.stop(SystemClock().now() + min(self._request.grace, _SAVE))
+        self._handle.stop(SystemClock().now() + min(self._request.grace, SAVE))
 
 
 class _PrefectListener(Silent):

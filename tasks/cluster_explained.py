@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ebbflow.planners.model.ledger import Decided
 from ebbflow.tasks.cluster_values import DecisionRow
 from ebbflow.tasks.cluster_words import NAME, When, short
 from ebbflow.tasks.wording import clock_text, label_text, number_text, plural
@@ -70,7 +71,7 @@ def decision_rows(
     return [_decision(group, when, names or {}) for group in reversed(groups)], notes
 
 
-def quiet(row: DecisionRow) -> bool:
+def quiet(row: DecisionRow | Decided) -> bool:
     """Tell whether a decision left everything as it was, as far as its outcome tells."""
     if row.kind in ("guard", "recovery"):
         return False

@@ -2,9 +2,11 @@
 
 Themis (Mahajan et al., NSDI 2020), section 3: ρ is the time to the end in the shared cluster over the time alone on a
 1/N share. Here both the GPUs and the apps come and go, so the share is the mean over the app's own time, and an app
-with a weight is entitled to its weight over the sum of all weights:
+with a weight is entitled to its weight over the sum of all weights. The weights are those of the loop: a team that
+has one has it for all its apps together (``planners.loop.view.team_weights``). What the loop adds as a deadline nears
+does not count: it is urgency, not a right.
 
-    share = mean GPUs · weight / mean sum of weights
+    share = mean GPUs · mean weight / mean sum of weights
     alone = work / min(share, the most GPUs that it can use)
     ρ     = (time there so far + time left) / alone
 
@@ -14,12 +16,13 @@ its steps, such as evaluations: that would take its time on a share of its own, 
 """
 
 from collections.abc import Iterable, Sequence
-from itertools import accumulate
+from itertools import accumulate, groupby
+from operator import itemgetter
 
 import numpy as np
 
 from ebbflow.infra.sim.metrics import UNFAIR
-from ebbflow.planners.model.ledger import OVER, AppReport
+from ebbflow.planners.model.ledger import OVER, AppReport, AppSpec
 from ebbflow.planners.query.scheduling.metrics import jain
 from ebbflow.tasks.cluster_history import AppHistory, History
 from ebbflow.tasks.cluster_values import AppRow, FairnessReport, RhoReport
@@ -31,21 +34,66 @@ class Crowd:
 
     def __init__(self, history: History, until: float) -> None:
         self._gpus = _integral([(step.at, float(step.gpus)) for step in history.steps], until)
-        moves: list[tuple[float, float]] = []
-        for app in history.apps.values():
+        moves: list[tuple[float, int, str]] = []
+        for id_, app in history.apps.items():
             if app.spec.kind != "query":
-                for begin, end in app.active(until):
-                    moves += [(begin, app.spec.weight), (end, -app.spec.weight)]
-        moves.sort()
-        levels = accumulate(weight for _, weight in moves)
-        self._weights = _integral([(at, level) for (at, _), level in zip(moves, levels, strict=True)], until)
+                moves += [
+                    move
+                    for begin, end in app.active(until)
+                    if begin < end
+                    for move in ((begin, 1, id_), (end, -1, id_))
+                ]
+        shared = any(weights for _, weights in history.teams)
+        own, total = _shared(history, sorted(moves), until) if shared else _plain(history, sorted(moves))
+        self._own = {id_: _integral(steps, until) for id_, steps in own.items()}
+        self._weights = _integral(total, until)
 
     def share(self, app: AppHistory, spans: Sequence[tuple[float, float]]) -> float | None:
         """Return the mean number of GPUs that ``app`` was entitled to in ``spans``; ``None`` without any."""
         gpus, weights = _mean(self._gpus, spans), _mean(self._weights, spans)
         if gpus is None or weights is None or gpus <= 0 or weights <= 0:
             return None
-        return gpus * min(1.0, app.spec.weight / weights)
+        own = _mean(self._own[app.spec.id], spans) if app.spec.id in self._own else app.spec.weight
+        return gpus * min(1.0, (own or 0.0) / weights)
+
+
+Moves = Sequence[tuple[float, int, str]]  # (when, 1: it came, -1: it went, which), in order
+Steps = list[tuple[float, float]]  # (from, value)
+
+
+def _plain(history: History, moves: Moves) -> tuple[dict[str, Steps], Steps]:
+    """Return the sum of the weights of the apps that are there, where each counts by its own all the time."""
+    levels = accumulate(sign * history.apps[id_].spec.weight for _, sign, id_ in moves)
+    return {}, [(at, level) for (at, _, _), level in zip(moves, levels, strict=True)]
+
+
+def _shared(history: History, moves: Moves, until: float) -> tuple[dict[str, Steps], Steps]:
+    """Return each app's weight as apps of its team come and go, and their sum."""
+    from ebbflow.planners.loop.values import Team
+    from ebbflow.planners.loop.view import team_weights  # with all that a loop needs
+
+    own: dict[str, Steps] = {}
+    total: Steps = []
+    there: dict[str, AppSpec] = {}
+    news = [(at, 0, "") for at, _ in history.teams[1:] if at <= until]
+    known = [(at, {name: Team(weight=w) for name, w in weights.items()}) for at, weights in history.teams]
+    later = known[::-1]
+    _, teams = later.pop()  # what held before is not known
+    for at, group in groupby(sorted([*moves, *news]), key=itemgetter(0)):
+        for _, sign, id_ in group:
+            if sign > 0:
+                there[id_] = history.apps[id_].spec
+            elif sign < 0:
+                del there[id_]
+        while later and later[-1][0] <= at:
+            _, teams = later.pop()
+        weights = team_weights(there.values(), teams)
+        for id_, weight in weights.items():
+            steps = own.setdefault(id_, [])
+            if not steps or steps[-1][1] != weight:
+                steps.append((at, weight))
+        total.append((at, sum(weights.values())))
+    return own, total
 
 
 def rho(

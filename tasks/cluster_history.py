@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from math import inf
 from typing import Any
 
 from ebbflow.planners.model.capacity import Node
@@ -23,7 +24,9 @@ from ebbflow.planners.model.ledger import (
     State,
     fold,
 )
+from ebbflow.tasks.cluster_inputs import KeptInputs, without_inputs
 from ebbflow.tasks.cluster_values import (
+    DECISIONS,
     CapacityChange,
     CapacityStep,
     KindCount,
@@ -100,13 +103,36 @@ class AppHistory:
         return found
 
 
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """Which part of a history a page shows."""
+
+    since: float = -inf
+    until: float = inf
+    pipeline: str = ""  # whose apps; empty: all
+
+    def has(self, at: float, decided: Decided, apps: Mapping[str, AppHistory]) -> bool:
+        """Tell whether it shows a decision that is made now, with the apps that there are now."""
+        if not self.since <= at <= self.until:
+            return False
+        if not self.pipeline:
+            return True
+        if decided.app:
+            return decided.app in apps and apps[decided.app].spec.pipeline == self.pipeline
+        return any(
+            app.phases[-1].phase not in OVER for app in apps.values() if app.spec.pipeline == self.pipeline
+        )
+
+
 class History:
     """Events in, what they mean out. ``add`` them all, from the first, in order.
 
-    ``origin`` is the state before the first event, where older ones are not kept any more; it is changed.
+    ``origin`` is the state before the first event, where older ones are not kept any more; it is changed. ``shown``
+    is the part that a page shows which follows it: of other decisions, and of those that are too old for the page, it
+    does not keep what went into them.
     """
 
-    def __init__(self, origin: State | None = None) -> None:
+    def __init__(self, origin: State | None = None, shown: "Shown | None" = None) -> None:
         self.state = State() if origin is None else origin
         self.events = 0
         self.times: list[float] = []  # of all events
@@ -116,7 +142,9 @@ class History:
         self.leases: dict[int, LeaseSpan] = {}
         self.apps: dict[str, AppHistory] = {}
         self.decisions: list[tuple[Event, Decided]] = []
+        self._shown, self._inputs = shown, KeptInputs(DECISIONS, self._strip)
         self.loops: list[LoopReport] = []
+        self.teams: list[tuple[float, dict[str, float]]] = []  # (from, weights of teams that have one)
         self._present: dict[str, NodeSpan] = {}
         self._kinds: Counter[tuple[str, str]] = Counter()
         self._gpus: Counter[tuple[str, str]] = Counter()
@@ -216,14 +244,29 @@ class History:
                 self.apps[app_id].saves.append(at)
                 self.apps[app_id].checkpoint = uri
             case Decided() as decided:
-                self.decisions.append((replace(event, at=at), decided))
                 self._figures(at, decided)
+                self._decide(replace(event, at=at), decided)
 
     def note(self, reports: Mapping[str, AppReport]) -> None:
         """Take what apps say of themselves now: the ledger keeps only the newest, a live report all it saw."""
         for id_, report in reports.items():
             if (app := self.apps.get(id_)) is not None and (value := goodput_of(report)) is not None:
                 _append(app.goodput, report.at, value)
+
+    def _decide(self, event: Event, decided: Decided) -> None:
+        place = len(self.decisions)
+        self.decisions.append((event, decided))
+        if self._shown is None:
+            return
+        if self._shown.has(event.at, decided, self.apps):
+            self._inputs.add(place, decided)
+        else:
+            self._strip(place)
+
+    def _strip(self, place: int) -> None:
+        event, decided = self.decisions[place]
+        small = without_inputs(decided)
+        self.decisions[place] = replace(event, change=small), small
 
     def _enter(self, at: float, change: AppEntered) -> None:
         spec, past = change.spec, change.past
@@ -320,9 +363,15 @@ class History:
         return sum(slot.node in nodes for slot in self.state.booked)
 
     def _figures(self, at: float, decided: Decided) -> None:
-        """Take ρ and goodput of apps from an auction's inputs."""
+        """Take ρ and goodput of apps, and the weights of teams, from an auction's inputs."""
         if decided.kind != "auction":
             return
+        said = decided.inputs.get("teams")
+        weights = (
+            {str(k): w for k, v in said.items() if (w := number(v))} if isinstance(said, Mapping) else {}
+        )
+        if not self.teams or self.teams[-1][1] != weights:
+            self.teams.append((at, weights))
         for id_, said in figures_of(decided).items():
             if (app := self.apps.get(id_)) is None:
                 continue

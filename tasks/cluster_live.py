@@ -3,13 +3,15 @@
 import json
 import threading
 from collections.abc import Mapping, Sequence
+from math import inf
 from typing import Protocol
 
 from ebbflow.infra.clock import Clock
+from ebbflow.infra.ledger import Unread
 from ebbflow.infra.page_server import Answer
 from ebbflow.planners.errors import EbbflowError
 from ebbflow.planners.model.ledger import AppReport, Event, State
-from ebbflow.tasks.cluster_history import History
+from ebbflow.tasks.cluster_history import History, Shown
 from ebbflow.tasks.cluster_page import cluster_html, cluster_parts, digest, page_policy
 from ebbflow.tasks.cluster_report import ClusterReport, cluster_report
 from ebbflow.tasks.wording import clock_text, printable
@@ -27,7 +29,7 @@ class Source(Protocol):
     """What is read of a ledger."""
 
     def events(self, after: int = 0, limit: int = 1000) -> Sequence[Event]: ...
-    def reports(self) -> Mapping[str, AppReport]: ...
+    def reports(self, *, unread: dict[str, Unread] | None = None) -> Mapping[str, AppReport]: ...
     def origin(self) -> State: ...
     def leader(self) -> Lead | None: ...
 
@@ -60,11 +62,13 @@ class ClusterFollower:
     def look(self) -> ClusterReport:
         """Read what is new and return the report. Raises ``InfraError`` when the ledger does not answer."""
         if self._history is None:
-            self._history = History(self._source.origin())
+            since = -inf if self._since is None else self._since
+            until = inf if self._until is None else self._until
+            self._history = History(self._source.origin(), Shown(since, until, self._pipeline))
         while batch := self._source.events(self._history.state.number, _BATCH):
             for event in batch:
                 self._history.add(event)
-        reports = self._source.reports()
+        reports = self._source.reports(unread={})
         self._history.note(reports)
         now = self._clock.now()
         lead = self._source.leader()

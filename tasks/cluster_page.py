@@ -28,6 +28,7 @@ from ebbflow.tasks.cluster_tables import (
     money_rows,
     team_rows,
 )
+from ebbflow.tasks.cluster_values import DECISIONS
 from ebbflow.tasks.cluster_words import NAME, alerts, cards, short, verdict
 from ebbflow.tasks.page import environment, trusted
 from ebbflow.tasks.svg import STYLE
@@ -50,7 +51,7 @@ class Room:
     lanes: int = 60  # apps in the timeline
     figures: int = 60
     nodes: int = 32
-    decisions: int = 600
+    decisions: int = DECISIONS
     changes: int = 300
 
     def smaller(self) -> "Room":

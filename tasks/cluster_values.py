@@ -196,6 +196,9 @@ class AppRow:
         return self.title or self.id
 
 
+DECISIONS = 600  # rows of decisions that a page shows at most
+
+
 @dataclass(frozen=True, slots=True)
 class DecisionRow:
     """A decision with what it was based on."""

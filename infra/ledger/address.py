@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 from urllib.parse import quote, quote_plus
@@ -102,7 +103,8 @@ def _require_driver() -> None:
     try:
         import psycopg  # noqa: F401
     except ImportError as error:
+        # without Prefect, beside Airflow, Ebbflow was installed without what it needs: its extras would bring Prefect
+        what = "ebbflow[postgres]" if find_spec("prefect") else "psycopg[binary]"
         raise LedgerError(
-            f"a ledger in PostgreSQL needs psycopg 3, which cannot be loaded ({error}): "
-            "pip install 'ebbflow[postgres]'"
+            f"a ledger in PostgreSQL needs psycopg 3, which cannot be loaded ({error}): pip install '{what}'"
         ) from None

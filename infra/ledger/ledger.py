@@ -1,12 +1,13 @@
 """The ledger of one cluster: what is written, by whom, and what it adds up to."""
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, MutableMapping, Sequence
 from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Self
 
 from sqlalchemy import Connection, select
 
 from ebbflow.infra.clock import Clock, SystemClock
+from ebbflow.infra.errors import LedgerError
 from ebbflow.infra.ledger import clusters, codec, history, projections, remembering, retention, values
 from ebbflow.infra.ledger.address import Address, parse
 from ebbflow.infra.ledger.database import Database
@@ -18,6 +19,13 @@ from ebbflow.infra.ledger.schema import events, mentions, reports
 from ebbflow.infra.ledger.verify import verify
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model.ledger import FENCED, AppRecord, AppReport, Change, Event, State
+
+
+class Unread(NamedTuple):
+    """A report that this Ebbflow cannot read."""
+
+    at: float  # s since the Unix epoch, as its app said
+    why: str
 
 
 class Ledger:
@@ -148,9 +156,15 @@ class Ledger:
         """Return the ``most`` apps that were over last, the newest first, also those that the state has forgotten."""
         return self._database.read("read the apps", lambda c: remembering.ended(c, self.cluster, most))
 
-    def reports(self, apps: Collection[str] | None = None) -> dict[str, AppReport]:
-        """Return the newest report of each app, also of apps that are over; with ``apps``, of these alone."""
-        wanted = select(reports.c.app, reports.c.format, reports.c.body).where(
+    def reports(
+        self, apps: Collection[str] | None = None, *, unread: MutableMapping[str, Unread] | None = None
+    ) -> dict[str, AppReport]:
+        """Return the newest report of each app, also of apps that are over; with ``apps``, of these alone.
+
+        Those that a newer Ebbflow has written in a form of its own go into ``unread``; without it the first of them
+        raises ``LedgerError``.
+        """
+        wanted = select(reports.c.app, reports.c.at, reports.c.format, reports.c.body).where(
             reports.c.cluster == self.cluster
         )
         if apps is not None:
@@ -160,7 +174,13 @@ class Ledger:
         for row in rows:
             same = known.get(row.app)
             if same is None or same[0] != row.body:
-                same = (row.body, codec.load(AppReport, row.format, row.body))
+                try:
+                    same = (row.body, codec.load(AppReport, row.format, row.body))
+                except LedgerError as error:
+                    if unread is None:
+                        raise
+                    unread[row.app] = Unread(row.at, str(error))
+                    continue
             found[row.app] = same
         self._reports = found
         return {app: report for app, (_, report) in found.items()}

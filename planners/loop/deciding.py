@@ -50,7 +50,14 @@ class _Cycle:
         presence = present.look(scene, self.situation, memory)
         self.changes += presence.changes
         lives, crowd = view.lives(scene, memory)
-        memory = replace(memory, heard=presence.heard, evicting=presence.evicting, ran=lives, crowd=crowd)
+        memory = replace(
+            memory,
+            heard=presence.heard,
+            evicting=presence.evicting,
+            left=presence.left,
+            ran=lives,
+            crowd=crowd,
+        )
         if presence.returned:
             memory = replace(memory, plan=without(memory.plan, presence.returned, scene))
         refused, next_spent = over_budget(scene, view.active(scene))

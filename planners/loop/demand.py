@@ -113,7 +113,7 @@ def gpus_in_time(
 
 
 def core_need(scene: Scene, rules: Scaling, cores: int, each: int, planned: int) -> Need:
-    """Return the cores that queries need; ``cores`` are there, ``each`` on one node, ``planned`` nodes.
+    """Return the cores that queries need; ``cores`` are there, ``planned`` are to be, a node has ``each`` at least.
 
     A query with a deadline needs as many as do the work that it has left in time. Another works with what there is:
     for it nodes stay as far as it could use them, and it is given one if there is none.
@@ -145,7 +145,7 @@ def core_need(scene: Scene, rules: Scaling, cores: int, each: int, planned: int)
             need, driver, seconds = apps[id_], id_, time
             why = f"{id_} needs {apps[id_]} cores to end within {time:.0f} s; its share is {share:.0f}"
     total = sum(apps.values())
-    stays = min(planned * each, ceil(usable))
+    stays = min(planned, ceil(usable))
     units = max(total, stays) if queries else 0
     said = why or (f"{len(queries)} queries could use {usable:.0f} cores" if queries else "no query is there")
     return Need(units, said, apps, driver, seconds)

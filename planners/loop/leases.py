@@ -206,16 +206,15 @@ def _taken(desk: _Desk, free: Mapping[str, list[int]], patient: bool) -> Counts:
         return {}
     there = {node: min(gpus, len(free.get(node, ()))) for node, gpus in desk.missing.items()}
     there = {node: gpus for node, gpus in there.items() if gpus > 0}
+    # what it lacks is no more than what is left of its share: a node of it may have gone since it was decided
+    if len(desk.keep) + sum(there.values()) < bounds(desk.record)[0]:
+        return {}
     if there == desk.missing:
         return there
     if desk.gang or desk.surplus:
         return {}  # a gang, or an app that moves, goes at once
-    total = len(desk.keep) + sum(there.values())
-    least = bounds(desk.record)[0]
     # an app that runs waits a while for all of its share: each change of it costs a restart
-    if total < least or (desk.keep and patient):
-        return {}
-    return there
+    return {} if desk.keep and patient else there
 
 
 def _let_go(scene: Scene, desk: _Desk, taken: Counts, short: Counts, moves: Moves) -> None:

@@ -1,14 +1,20 @@
 """Who is still there: leases that end because their app let go, its node left or it was ended by force; apps that
 fell silent.
 
+The leases of a node that is not seen any more end at once. Its machine may be there all the same, with its processes:
+then it is seen again, often by the next look. So a node that comes back is closed until the apps that had it have let
+go, or what they left is ended by force. No time is set for that: who is silent lets go when its lease and the grace
+are over, and who is not says whether it has.
+
 Silence is measured in the loop's own time, a short step at most for each cycle: an outage of the ledger, a loop that
 was away or a clock that jumps makes nobody silent.
 """
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 
 from ebbflow.planners.loop.scene import Scene
-from ebbflow.planners.loop.values import Evict, Heard, Memory, Situation
+from ebbflow.planners.loop.values import Evict, Heard, Left, Memory, Situation
 from ebbflow.planners.model.ledger import (
     OVER,
     AppMoved,
@@ -34,6 +40,10 @@ class Presence:
     evict: list[Evict] = field(default_factory=list)
     silent: dict[str, str] = field(default_factory=dict)  # apps that do not take part, with the reason
     late: set[int] = field(default_factory=set)  # leases that ought to have been let go of
+    left: dict[int, Left] = field(
+        default_factory=dict
+    )  # leases of nodes that left, not let go of for certain
+    awaited: set[str] = field(default_factory=set)  # nodes that are back and closed because of them
     returned: dict[str, dict[str, int]] = field(
         default_factory=dict
     )  # GPUs that apps gave back unasked, by node
@@ -54,6 +64,7 @@ def look(scene: Scene, situation: Situation, memory: Memory) -> Presence:
     for why, some in ended.items():
         found.changes.append(Ended(tuple(sorted(lease.number for lease in some)), why))
         scene.end(some)
+    _left(scene, situation, memory, [lease for some in ended.values() for lease in some], found)
     _tell_of_nodes(scene, ended, found)
     _by_force(scene, memory, found)
     _lost(scene, found)
@@ -93,14 +104,51 @@ def _over(scene: Scene, situation: Situation, memory: Memory, lease: Lease, foun
     report = scene.report(app)
     if report is not None and lease.number in report.released:
         return LET_GO
+    return _unused(scene, situation, memory, lease, is_silent(scene, found, app))
+
+
+def _unused(scene: Scene, situation: Situation, memory: Memory, lease: Lease, silent: bool) -> str:
+    """Return why an app uses the GPU of a lease no more without a word of its own about it; empty: it may."""
+    app = lease.app
     if (app, lease.node) in situation.evicted and (app, lease.node) in memory.evicting:
         return "ended by force"
-    record = scene.state.apps[app]
-    if record.phase in OVER and report is not None and report.phase in OVER and not report.holds:
-        return f"the app has {record.phase}"
+    report, record = scene.report(app), scene.state.apps.get(app)
+    over = record is not None and record.phase in OVER
+    if over and report is not None and report.phase in OVER and not report.holds:
+        return f"the app has {report.phase}"
     # it may not have heard that it was called back, and keeps what it has for the grace while it hears nothing
     end = lease.until + scene.settings.grace_s + LATE
-    return "silent until its lease had ended" if is_silent(scene, found, app) and scene.now >= end else ""
+    return "silent until its lease had ended" if silent and scene.now >= end else ""
+
+
+def _left(
+    scene: Scene, situation: Situation, memory: Memory, ended: Iterable[Lease], found: Presence
+) -> None:
+    """Note which leases ended with their node and may still be used, and close the nodes among them that are back."""
+    left = {number: one for number, one in memory.left.items() if number not in scene.state.leases}
+    for lease in ended:
+        if lease.node not in scene.state.nodes:
+            report = scene.report(lease.app)
+            left[lease.number] = Left(lease, scene.now, report.at if report is not None else None)
+    for number, one in left.items():
+        mute = one.mute or is_silent(scene, found, one.lease.app)
+        if _unused(scene, situation, memory, one.lease, mute) or (not mute and _has_let_go(scene, one)):
+            continue
+        found.left[number] = replace(one, mute=mute)
+        node = one.lease.node
+        if node in scene.state.nodes:
+            found.awaited.add(node)
+            if node not in scene.closed:
+                scene.close(node, f"{node} is back, and {one.lease.app} may still use it")
+
+
+def _has_let_go(scene: Scene, left: Left) -> bool:
+    """Tell whether an app has said that it does not use a GPU whose lease ended with the node."""
+    report, number = scene.report(left.lease.app), left.lease.number
+    if report is None:
+        return False
+    # only another report than the last before the end can know of it
+    return number in report.released or (report.at != left.said and number not in report.holds)
 
 
 def _tell_of_nodes(scene: Scene, ended: dict[str, list[Lease]], found: Presence) -> None:
@@ -138,6 +186,13 @@ def _by_force(scene: Scene, memory: Memory, found: Presence) -> None:
             elif lease.recalled is not None and scene.now >= lease.recalled + LATE:
                 late.setdefault((app, lease.node), f"{lease.node} was to be free by now")
                 found.late.add(lease.number)
+    for one in found.left.values():
+        app, node = one.lease.app, one.lease.node
+        if node in found.awaited:
+            if one.mute:
+                late.setdefault((app, node), f"{node} is back, and the app had fallen silent")
+            elif scene.now >= one.at + scene.settings.grace_s + LATE:
+                late.setdefault((app, node), f"{node} is back, and was to be free by now")
     for (app, node), why in sorted(late.items()):
         asked = memory.evicting.get((app, node))
         if asked is None or scene.now - asked >= AGAIN or scene.now < asked:

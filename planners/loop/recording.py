@@ -57,6 +57,8 @@ def auction_event(
             if app.id in told
         },
     }
+    if scene.settings.teams:
+        inputs["teams"] = {name: _figure(team.weight) for name, team in sorted(scene.settings.teams.items())}
     if answer.notes:
         inputs["notes"] = {name: _figure(value) for name, value in sorted(answer.notes.items())}
     outcome: dict[str, Any] = {

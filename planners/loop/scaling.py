@@ -1,9 +1,9 @@
 """How many nodes each pool is to have, and which leave: for the GPUs and cores that work needs, no more, no flapping.
 
 Nodes are added when an app's deadline cannot be met on what there is, and when apps have waited for too long; pools
-with the cheapest useful GPU (``planners.market``) grow first. Nodes leave when they have been of no use for a while,
-drained first; of those with leases none is taken. Every wish goes through hysteresis (``scaling.steady``), on-demand
-nodes where spot is dry (``fallback``) and the guard.
+with the cheapest useful GPU or core (``planners.market``) grow first. Nodes leave when they have been of no use for
+a while, drained first; of those with leases none is taken. Every wish goes through hysteresis (``scaling.steady``),
+on-demand nodes where spot is dry (``fallback``) and the guard.
 """
 
 from collections.abc import Mapping, MutableMapping, Sequence
@@ -87,14 +87,14 @@ class _Scaling:
         scene, rules = self.scene, self.rules
         pools = [pool for pool in self.fleet.pools if "/" not in pool.name]  # gangs have their own requests
         kinds = {pool.name: self.kind(pool) for pool in pools}
-        trainers = [pool for pool in pools if kinds[pool.name] == "gpus"]
+        sorts = {what: [pool for pool in pools if kinds[pool.name] == what] for what in ("gpus", "cores")}
         gpus = gpu_need(scene, self.memory, rules, self.out)
-        wishes = {name: (nodes, gpus) for name, nodes in self.spread(trainers, gpus).items()}
-        for pool in pools:
-            if kinds[pool.name] == "cores":
-                need = self.cores(pool)
-                each = self.each(pool, "cores") or max(need.units, 1)
-                wishes[pool.name] = (ceil(need.units / each), need)
+        needs = {"gpus": gpus, "cores": self.cores(sorts["cores"])}
+        wishes = {
+            name: (nodes, needs[what])
+            for what, some in sorts.items()
+            for name, nodes in self.spread(some, needs[what], what).items()
+        }
         targets = [
             target
             for pool in pools
@@ -173,14 +173,15 @@ class _Scaling:
         gone = {*pool.draining, *self.scene.closed}
         return sum(node.id in wanted | held and node.id not in gone for node in pool.nodes)
 
-    def spread(self, pools: Sequence[PoolState], need: Need) -> dict[str, int]:
-        """Return how many nodes each pool of GPUs should have for ``need``.
+    def spread(self, pools: Sequence[PoolState], need: Need, what: str) -> dict[str, int]:
+        """Return how many nodes each pool of GPUs or cores should have, so that all together have what is needed.
 
-        Pools keep what is used. More is asked of the pool with the cheapest useful GPU first, less of the dearest.
+        Pools keep what is used. More is asked of the pool with the cheapest useful GPU or core first, less of the
+        dearest.
         """
-        order = sorted(pools, key=self.cost)
+        order = sorted(pools, key=lambda pool: self.cost(pool, what))
         # of a pool of which nothing is known a single node is tried
-        each = {pool.name: self.each(pool, "gpus") or max(need.units, 1) for pool in order}
+        each = {pool.name: self.each(pool, what) or max(need.units, 1) for pool in order}
         base = {pool.name: max(self.used(pool), pool.least) for pool in order}
         missing = need.units - sum(base[pool.name] * each[pool.name] for pool in order)
         for planned_first in (True, False):  # what is planned already before anything new
@@ -191,23 +192,32 @@ class _Scaling:
                 missing -= more * each[pool.name]
         return base
 
-    def cost(self, pool: PoolState) -> tuple[bool, float, str]:
-        """Return what pools are sorted by: dry ones come last, then dollars per useful GPU-hour."""
+    def cost(self, pool: PoolState, what: str) -> tuple[bool, float, str]:
+        """Return what pools are sorted by: dry ones come last, then dollars per useful hour of a GPU or core."""
         after = self.rules.fallback.after if self.rules.fallback is not None else self.rules.boot_s
         dry = pool.short_since is not None and self.scene.now - pool.short_since >= after
         interruption = Interruption(self.rules.boot_s)
         offers = self.situation.offers.get(pool.name, ())
         cheapest = min(
-            (o.price / o.gpus / interruption.useful(o.interruptions) for o in offers if o.gpus > 0),
+            (
+                o.price / units / interruption.useful(o.interruptions)
+                for o in offers
+                if (units := getattr(o, what)) > 0
+            ),
             default=inf,
         )
         if not offers:
-            cheapest = min((n.price / n.gpus for n in pool.nodes if n.gpus > 0), default=inf)
+            cheapest = min(
+                (n.price / units for n in pool.nodes if (units := getattr(n, what)) > 0), default=inf
+            )
         return dry, cheapest, pool.name
 
-    def cores(self, pool: PoolState) -> Need:
-        there = sum(node.cores for node in pool.nodes if node.id not in self.scene.closed)
-        return core_need(self.scene, self.rules, there, max(self.each(pool, "cores"), 1), pool.planned)
+    def cores(self, pools: Sequence[PoolState]) -> Need:
+        """Return the cores that queries need of all pools together: a query works on the nodes of each."""
+        there = sum(node.cores for pool in pools for node in pool.nodes if node.id not in self.scene.closed)
+        each = {pool.name: max(self.each(pool, "cores"), 1) for pool in pools}
+        planned = sum(pool.planned * each[pool.name] for pool in pools)
+        return core_need(self.scene, self.rules, there, min(each.values(), default=1), planned)
 
     # --- one pool -------------------------------------------------------------------------------------------
 

@@ -68,6 +68,11 @@ class Scene:
             self.taken[lease.node].discard(lease.slot)
             self.ended.append(lease.number)
 
+    def close(self, node: str, why: str) -> None:
+        """Let nothing new start on ``node``."""
+        self.closed = {**self.closed, node: (inf, why)}
+        self.usable = tuple(one for one in self.usable if one.id != node)
+
     def held(self, app: str) -> Collection[Lease]:
         """Return the leases of ``app`` that have not ended, by number."""
         return self.mine.get(app, {}).values()

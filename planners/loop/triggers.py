@@ -112,7 +112,7 @@ def wake(scene: Scene, memory: Memory, presence: Presence, refresh: float, waiti
         times += [lease.recalled + LATE for lease in leases.values() if lease.recalled is not None]
     times += [asked + AGAIN for asked in presence.evicting.values()]
     soonest = min((time for time in times if time > now), default=inf)
-    return min(soonest, now + SOON) if waiting or presence.evicting else soonest
+    return min(soonest, now + SOON) if waiting or presence.evicting or presence.awaited else soonest
 
 
 def _some(names: list[str]) -> str:

@@ -10,7 +10,7 @@ from ebbflow.planners.fallback import Fallback
 from ebbflow.planners.limits import Limits
 from ebbflow.planners.model.capacity import Notice
 from ebbflow.planners.model.fleet import Fleet, Offer, Target
-from ebbflow.planners.model.ledger import AppReport, Change, State
+from ebbflow.planners.model.ledger import AppReport, Change, Lease, State
 from ebbflow.planners.model.scheduling import Placement, Policy
 from ebbflow.planners.scaling.scale_in import NodeUse
 from ebbflow.planners.scaling.steady import Held, Steady
@@ -156,6 +156,18 @@ class Heard:
 
 
 @dataclass(frozen=True, slots=True)
+class Left:
+    """A lease that ended because its node was gone, while its app may not know: its processes may live on there."""
+
+    lease: Lease
+    at: float  # when it ended
+    said: float | None  # the time in its app's report that was the newest then
+    mute: bool = (
+        False  # its app fell silent since: what it says when it is back is no word about its former self
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class Ran:
     """What the loop has seen of one app's life."""
 
@@ -186,6 +198,7 @@ class Memory:
     spared: Mapping[str, float] = field(default_factory=dict)  # app -> since when
     told: Mapping[str, str] = field(default_factory=dict)  # what was said of each thing, not to say it twice
     evicting: Mapping[tuple[str, str], float] = field(default_factory=dict)  # when it was last asked for
+    left: Mapping[int, Left] = field(default_factory=dict)  # leases of nodes that are gone, by number
     pools: Mapping[str, Held] = field(default_factory=dict)
     sizes: Mapping[tuple[str, str], int] = field(default_factory=dict)  # GPUs and cores of a node, by pool
     draining: frozenset[str] = frozenset()  # nodes, as last known

@@ -8,7 +8,7 @@ from ebbflow.planners.loop.beliefs import Belief, LiveBidder, belief
 from ebbflow.planners.loop.scene import Scene, bounds, is_gang, is_trainer, needs, placement_of
 from ebbflow.planners.loop.values import Memory, Ran, Team
 from ebbflow.planners.model.capacity import Capacity, Node
-from ebbflow.planners.model.ledger import AppRecord
+from ebbflow.planners.model.ledger import AppRecord, AppSpec
 from ebbflow.planners.model.scheduling import App, Placement, View, gpus_of
 
 
@@ -86,7 +86,7 @@ def look(
         taking.append(record)
     held = standing(scene, memory, taking, nodes)
     types = {node.instance_type for node in nodes}
-    weights = team_weights(taking, settings.teams)
+    weights = team_weights([record.spec for record in taking], settings.teams)
     apps, beliefs = [], {}
     for record in taking:
         id_ = record.spec.id
@@ -144,7 +144,7 @@ def standing(
     return held
 
 
-def team_weights(records: list[AppRecord], teams: Mapping[str, Team]) -> dict[str, float]:
+def team_weights(specs: Collection[AppSpec], teams: Mapping[str, Team]) -> dict[str, float]:
     """Return the weight of each app.
 
     A team with settings of its own has its weight for all its apps together, times the mean number of apps a team;
@@ -152,15 +152,14 @@ def team_weights(records: list[AppRecord], teams: Mapping[str, Team]) -> dict[st
     """
     sums: dict[str, float] = {}
     counts: dict[str, int] = {}
-    for record in records:
-        name = record.spec.team
+    for spec in specs:
+        name = spec.team
         if name in teams:
-            sums[name] = sums.get(name, 0.0) + record.spec.weight
+            sums[name] = sums.get(name, 0.0) + spec.weight
             counts[name] = counts.get(name, 0) + 1
     mean = sum(counts.values()) / len(counts) if counts else 1.0
     found = {}
-    for record in records:
-        spec = record.spec
+    for spec in specs:
         team = teams.get(spec.team)
         own = spec.weight if spec.weight > 0 and isfinite(spec.weight) else 1.0
         if team is None or not sums[spec.team] > 0:

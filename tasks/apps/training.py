@@ -48,6 +48,7 @@ def run_training_app(
     clock: Clock | None = None,
     seed: int = 0,
     stop: threading.Event | None = None,
+    save: float | None = None,
     rules: Rules | None = None,
     pace: Pace | None = None,
     make: MakeTrainer | None = None,
@@ -68,6 +69,7 @@ def run_training_app(
         clock: the ledger's unless given.
         seed: of the jitter of delays.
         stop: set by others to let it save and leave; its state is then ``stopped``, and it can be resumed.
+        save: seconds that it then gets at most, where that is less than the request's ``grace``.
         rules: when leases count as over.
         pace: of the agent.
         make, options: of the launcher; see ``LeasedSite``.
@@ -98,7 +100,7 @@ def run_training_app(
         figures = Figures()
         heard = Heard(agent, figures)
         site = LeasedSite(pool, agent, warden, heard, clock, make=make, options=options)
-        app = _App(request, agent, figures, site, told, clock, stop or threading.Event(), seed)
+        app = _App(request, agent, figures, site, told, clock, stop or threading.Event(), save, seed)
         report = app.run()
         agent.moved(_PHASES[report.state], report.reason)
         agent.figures(**figures.fields(holding=False))
@@ -144,10 +146,11 @@ class _App(Silent):
         told: _Told,
         clock: Clock,
         stop: threading.Event,
+        save: float | None,
         seed: int,
     ) -> None:
         self._request, self._agent, self._figures, self._site = request, agent, figures, site
-        self._told, self._clock, self._stop, self._seed = told, clock, stop, seed
+        self._told, self._clock, self._stop, self._save, self._seed = told, clock, stop, save, seed
         self._nodes = LeasedNodes(agent.book, request.most_gpus, request.min_gpus, clock)
         self._handle = Handle(self._nodes)
         self._yielded = ""  # why the present stretch was ended
@@ -242,7 +245,11 @@ class _App(Silent):
         if self._handle.stopped:
             return
         if self._stop.is_set():
-            self._handle.stop()
+            save = self._save
+            if save is None or save >= self._request.grace:
+                self._handle.stop()
+            else:
+                self._handle.stop(self._clock.now() + save)
         elif self._nodes.placement() is None:
             left = self._nodes.slots
             self._yielded = f"{plural(left, 'GPU')} left of the {self._nodes.least} that it needs"

@@ -1,6 +1,6 @@
 """What a look at the capacity changes in the ledger: pure."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from ebbflow.planners.model.capacity import Capacity, CapacityDiff, Node, Notice
@@ -21,7 +21,7 @@ def change(state: State, seen: Capacity) -> CapacityChanged | None:
     came = tuple(node for id_, node in sorted(here.items()) if _differs(state.nodes.get(id_), node))
     left = tuple(sorted(id_ for id_ in state.nodes if id_ not in here))
     # a notice of a node that is not there says nothing yet: it counts from the look that has the node
-    notices = tuple(sorted((n for n in seen.notices if n.node_id in here), key=lambda n: n.node_id))
+    notices = _firmest(notice for notice in seen.notices if notice.node_id in here)
     if not (came or left or _news(state, notices) or _hazard(state, seen)):
         return None
     return CapacityChanged(
@@ -34,6 +34,14 @@ def known(state: State) -> Capacity:
     nodes = tuple(node for _, node in sorted(state.nodes.items()))
     notices = tuple(notice for _, notice in sorted(state.notices.items()))
     return Capacity(state.epoch, nodes, notices, state.at, state.hazard)
+
+
+def _firmest(notices: Iterable[Notice]) -> tuple[Notice, ...]:
+    """Return one notice of each node, by node: a firm one before advice, then that with the earliest deadline."""
+    found: dict[str, Notice] = {}
+    for notice in sorted(notices, key=lambda one: (one.kind != "interruption", one.deadline)):
+        found.setdefault(notice.node_id, notice)
+    return tuple(notice for _, notice in sorted(found.items()))
 
 
 def _differs(before: Node | None, after: Node) -> bool:

@@ -9,7 +9,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from ebbflow.infra.clock import Clock
-from ebbflow.infra.errors import DoubleBookingError, InfraError
+from ebbflow.infra.errors import DoubleBookingError, InfraError, LedgerUnavailableError
 from ebbflow.infra.ledger import Ledger
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.loop import Cycle, Memory, Settings, Situation, decide
@@ -54,9 +54,9 @@ class _Pending:
     due: bool = True  # the first cycle decides in any case
 
 
-def concerned(state: State) -> list[str]:
-    """Return whose reports a cycle needs: apps that are not over or hold leases still, and what is for loops."""
-    holding = {lease.app for lease in state.leases.values()}
+def concerned(state: State, memory: Memory) -> list[str]:
+    """Return whose reports a cycle needs: apps that are not over or may use GPUs still, and what is for loops."""
+    holding = {lease.app for lease in state.leases.values()} | {one.lease.app for one in memory.left.values()}
     return [*RESERVED, *sorted(holding | {record.spec.id for record in state.active()})]
 
 
@@ -272,6 +272,9 @@ class Cycles:
             except (DoubleBookingError, OptionError) as error:
                 self._refuse(error)
                 return False
+            except LedgerUnavailableError:
+                self._unsure(cycle)
+                raise
             self.figures.written += 1
             # else others wrote in between, and that is to be decided on
             if written[0].number == state.number + 1:
@@ -287,6 +290,14 @@ class Cycles:
         self._hands.terminate(cycle.end)
         self._point("ended")
         return True
+
+    def _unsure(self, cycle: Cycle) -> None:
+        """Forget what was ended by force, for the write may have landed, with new leases for the same apps there.
+
+        What is in the way still is ended once more.
+        """
+        self._evicted.clear()
+        self.memory = replace(self.memory, evicting={}, left={**self.memory.left, **cycle.memory.left})
 
     def _refuse(self, error: Exception) -> None:
         """The state has moved under the decision: decide again, at first with what is remembered, then without."""

@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 
 _ROOM = 4096  # things that are asked for and not begun; more are asked for again by a later decision
 _KEPT = 4096  # things done and not fetched
+_UNSURE = "not done: the lead was not renewed for so long that another loop may have it"
 _EVICTING = 4  # evictions at a time: one of a node that does not answer must not delay the others
 
 
@@ -56,6 +57,8 @@ class Hands:
     """Carries out what a cycle decided; ``done`` tells what became of it. For one caller.
 
     With ``start`` in threads; without, at once. A thing that is under way or waits is not taken a second time.
+    ``may`` is asked just before each thing: a loop that was suspended must not go on with what it had decided before,
+    when another may lead.
     """
 
     def __init__(
@@ -64,8 +67,10 @@ class Hands:
         evictor: Evictor | None,
         clock: Clock,
         wake: threading.Event | None = None,
+        may: Callable[[], bool] = lambda: True,
     ) -> None:
         self._fleet, self._evictor, self._clock = fleet, evictor, clock
+        self._may = may
         self._replaces = isinstance(fleet, Replacing)
         self._wake = wake
         self._queues: dict[str, queue.Queue[_Job | None]] = {}
@@ -169,7 +174,7 @@ class Hands:
 
     def _finish(self, key: str, work: Callable[[], Done]) -> None:
         try:
-            found: Done = work()
+            found: Done = work() if self._may() else Scaled(key, error=_UNSURE)
         except Exception as error:
             # a defect in an adapter ends neither the thread nor the loop; the error is on record with the outcome
             log.exception("%s failed", key)

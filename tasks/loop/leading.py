@@ -115,10 +115,19 @@ class Lead:
             self._clock.wait(stop, pause * self._jitter.uniform(0.5, 1.0))
         return None
 
+    @property
+    def sure(self) -> bool:
+        """Tell whether the lead was taken or renewed so lately that no other loop can think it over.
+
+        A loop that was suspended is not sure of it until it has asked the ledger.
+        """
+        return not self.lost.is_set() and self._clock.now() - self._renewed < self._pace.lead
+
     def take_now(self, *, take_over: bool = False) -> None:
         """Take the lead without waiting. Raises ``LedgerBusyError`` while another holds it."""
+        asked = self._clock.now()
         self._leadership = self._ledger.lead(self.holder, self._pace.lead, take_over=take_over)
-        self._renewed = self._clock.now()
+        self._renewed = asked
 
     def start(self, wake: threading.Event) -> None:
         """Renew in a thread of its own from now on, however long a decision takes."""
@@ -129,8 +138,7 @@ class Lead:
     def renew_if_due(self) -> None:
         """Renew when a third of the lead's time is over, for loops without threads. Raises ``StaleLoopError``."""
         if self._thread is None and self._clock.now() - self._renewed >= self._pace.lead / 3:
-            self.leadership.renew()
-            self._renewed = self._clock.now()
+            self._renew()
 
     def close(self, *, resign: bool) -> None:
         """Stop renewing, and free the lead for the next loop where that can be done at once."""
@@ -149,11 +157,16 @@ class Lead:
         except LedgerUnavailableError:
             return None
 
+    def _renew(self) -> None:
+        asked = self._clock.now()
+        self.leadership.renew()
+        self._renewed = asked
+
     def _run(self) -> None:
         delay = self._pace.lead / 3
         while not self._clock.wait(self._stop, delay):
             try:
-                self.leadership.renew()
+                self._renew()
             except StaleLoopError:
                 self.lost.set()
                 if self._wake is not None:

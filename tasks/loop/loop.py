@@ -24,9 +24,10 @@ from dataclasses import dataclass, field
 
 from ebbflow.infra.clock import Clock
 from ebbflow.infra.errors import LedgerError, LedgerUnavailableError, StaleLoopError
-from ebbflow.infra.ledger import Ledger
+from ebbflow.infra.ledger import Ledger, Unread
 from ebbflow.infra.protocols import CapacitySource, FleetControl
 from ebbflow.planners.loop import Cycle, Settings
+from ebbflow.planners.model.ledger import AppReport, State
 from ebbflow.tasks.loop.cycle import Cycles, Parts, Point, concerned
 from ebbflow.tasks.loop.evicting import Evictor
 from ebbflow.tasks.loop.figures import Figures
@@ -36,7 +37,8 @@ from ebbflow.tasks.loop.listening import Announcer, LoopEvent, LoopListener
 from ebbflow.tasks.loop.observing import Rented, Watch
 from ebbflow.tasks.loop.outage import Outage
 from ebbflow.tasks.loop.pace import LoopPace
-from ebbflow.tasks.loop.row import LOOP, LoopRow, asked_to_stop
+from ebbflow.tasks.loop.row import LOOP, RESERVED, LoopRow, asked_to_stop
+from ebbflow.tasks.loop.unread import problems as unread_problems
 
 _MOST_REST = 5.0  # s between cycles, however long one took: notices do not wait
 _JUMP = 1.0  # s by which the machine's clock must jump to be told
@@ -91,8 +93,8 @@ class CapacityLoop:
         self._pace = pace or LoopPace()
         self._wake = threading.Event()
         self._watch = Watch(source, fleet, self._pace, self._clock, rented, answered)
-        self._hands = Hands(fleet, evictor, self._clock, self._wake)
         self._lead = Lead(ledger, holder or holder_name(), self._pace, self._clock)
+        self._hands = Hands(fleet, evictor, self._clock, self._wake, lambda: self._lead.sure)
         self._announcer = Announcer(listener)
         self._outage = Outage(self._pace.patience, self._clock, self._lead.holder)
         self._cycles = Cycles(
@@ -111,6 +113,7 @@ class CapacityLoop:
             seed,
         )
         self._asked = False
+        self._unread: Mapping[str, Unread] = {}
         self._status_at = 0.0
         self._off = 0.0  # s by which the machine's clock has jumped
         self._zero = time.time() - time.monotonic()
@@ -170,7 +173,7 @@ class CapacityLoop:
         self._still_leads()
         self._lead.renew_if_due()
         state = self._ledger.state()
-        reports = self._ledger.reports(concerned(state))
+        reports = self._reports(state)
         self._asked = self._asked or asked_to_stop(reports, self._lead.leadership.token)
         cycle = self._cycles.once(state, reports)
         now = self._clock.now()
@@ -178,6 +181,21 @@ class CapacityLoop:
             self._status_at = now + self._pace.status
             self._ledger.report(LOOP, self._row().report(now))
         return cycle
+
+    def _reports(self, state: State) -> Mapping[str, AppReport]:
+        """Return what apps said last; of one whose report cannot be read, that it lives and holds what it has."""
+        memory = self._cycles.memory
+        unread: dict[str, Unread] = {}
+        reports = self._ledger.reports(concerned(state, memory), unread=unread)
+        for app, one in unread.items():
+            if app not in self._unread:
+                log.warning("the report of %s is left out: %s", app, one.why)
+            if app not in RESERVED:
+                held = [lease.number for lease in state.held(app)]
+                held += [number for number, left in memory.left.items() if left.lease.app == app]
+                reports[app] = AppReport(one.at, tuple(held))
+        self._unread = unread
+        return reports
 
     def _patiently(self, step: Callable[[], object], stop: threading.Event) -> None:
         """Take a step; without the ledger, wait within bounds instead. What was seen is decided on afterwards."""
@@ -239,7 +257,7 @@ class CapacityLoop:
             self._announcer.waiting,
             self._announcer.dropped,
             round(self._off, 1),
-            sight.problems,
+            (*sight.problems, *unread_problems(self._unread)),
             self.figures.to_dict(),
             self._cycles.parts.settings.grace_s,
         )

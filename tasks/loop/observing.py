@@ -88,10 +88,13 @@ class _Look(Generic[T]):
         self._failed_at = 0.0
         self._failures = 0
         self.due = 0.0
+        self._again = False  # another look was asked for since this one began
         self.lock = threading.Lock()
 
     def look(self) -> bool:
         """Look once; tell whether something else is seen than before."""
+        with self.lock:
+            self._again = False
         try:
             found = self._ask()
         except (InfraError, OSError) as error:
@@ -106,8 +109,14 @@ class _Look(Generic[T]):
         if self._failures:
             log.warning("%s answers again, after %.0f s", self.what, now - self._failed_at)
         self._failures, self.problem = 0, ""
-        self.due = now + self.every
+        with self.lock:
+            self.due = now if self._again else now + self.every
         return news
+
+    def soon(self) -> None:
+        """Let a look be due at once: also after one under way, which may have seen what was before."""
+        with self.lock:
+            self.due, self._again = 0.0, True
 
     def _fail(self, error: Exception) -> None:
         now = self._clock.now()
@@ -162,7 +171,7 @@ class Watch:
     def refresh(self) -> None:
         """Look at the fleet soon: something was asked of it."""
         if self._fleet is not None:
-            self._fleet.due = 0.0
+            self._fleet.soon()
             self._hurry.set()
 
     def take(self) -> Sight:

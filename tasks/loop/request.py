@@ -105,7 +105,7 @@ class CapacityRequest:
     )  # default: $EBBFLOW_LEDGER, or ledger.db in our own folder
     cluster: str = "local"
     source: str = "local"  # local[:NAME], aws[:CONFIG], spark://HOST:PORT or cluster[:NAME]
-    policy: str = ""  # a name, or "module:Class"; default: the file's, else rho-bounded
+    policy: str = ""  # a name, or "MODULE:NAME"; default: the file's, else rho-bounded
     options: Mapping[str, Any] = field(default_factory=dict)  # of the policy
     limits: str | None = None  # default: $EBBFLOW_LIMITS, or fleet.toml here
     lease: float | None = None  # s, instead of the file's
@@ -133,11 +133,11 @@ class CapacityRequest:
 
 
 def policy_of(name: str, options: Mapping[str, Any] | None = None, *, lease_s: float | None = None) -> Policy:
-    """Return the policy called ``name``, or the one that ``module:Class`` makes, with ``options``.
+    """Return the policy called ``name``, or what ``MODULE:NAME`` is or makes, with ``options``.
 
     ``lease_s`` is for policies of ours that give leases and are not told otherwise.
 
-    Raises ``OptionError`` for a name, module, class or option that there is not, and for what is no policy.
+    Raises ``OptionError`` for a name, module or option that there is not, and for what is no policy.
     """
     options = options or {}
     if ":" not in name:
@@ -151,7 +151,7 @@ def policy_of(name: str, options: Mapping[str, Any] | None = None, *, lease_s: f
             found = getattr(found, part)
     except (ImportError, AttributeError, ValueError) as error:
         raise OptionError(
-            f"the policy {name} cannot be imported: {error}; write MODULE:CLASS of a module on the Python path or in "
+            f"the policy {name} cannot be imported: {error}; write MODULE:NAME of a module on the Python path or in "
             "the present folder"
         ) from error
     finally:

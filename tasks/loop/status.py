@@ -1,16 +1,19 @@
 """What a cluster's ledger says now: nodes, leases, apps, the loop itself and its last decisions. Reads only."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ebbflow.infra.ledger import Ledger
+from ebbflow.infra.ledger import Ledger, Unread
 from ebbflow.planners.model.ledger import OVER, AppRecord, AppReport, Decided, Event, State
 from ebbflow.tasks.loop.leader import Watched
 from ebbflow.tasks.loop.row import LOOP, LoopRow
+from ebbflow.tasks.loop.unread import problems as unread_problems
 
-_BACK = 50  # decisions among which the newest auction is looked for
+_BACK = 50  # decisions among which the newest auctions are looked for
+_FAR = 1000  # the same where none of those tells of all apps
+_OTHERS = "others"  # among an auction's inputs: how many apps it does not tell of
 _GONE = 10.0  # s without a status row after which it is told that the loop says nothing
 
 
@@ -94,10 +97,11 @@ def look(ledger: Ledger, *, decisions: int = 8, over: int = 5) -> ClusterView:
     state, leader, ended = ledger.state(), ledger.leader(), ledger.ended(over)
     active = {record.spec.id for record in state.active()}
     ended = [record for record in ended if record.spec.id not in active]  # it may just have come back
-    reports = ledger.reports([LOOP, *active, *(record.spec.id for record in ended)])
+    unread: dict[str, Unread] = {}
+    reports = ledger.reports([LOOP, *active, *(record.spec.id for record in ended)], unread=unread)
     now = ledger.clock.now()
     rho = _rho(reports)
-    last = list(reversed(ledger.events(limit=max(decisions, _BACK), kinds=[Decided], newest=True)))
+    last = _last(ledger, max(decisions, _BACK))
     row = reports.get(LOOP)
     return ClusterView(
         ledger.cluster,
@@ -116,7 +120,7 @@ def look(ledger: Ledger, *, decisions: int = 8, over: int = 5) -> ClusterView:
             for event in last[:decisions]
             if isinstance(change := event.change, Decided)
         ),
-        _problems(state, leader is not None and leader.alive(now), row, now),
+        _problems(state, leader is not None and leader.alive(now), row, now, unread),
     )
 
 
@@ -200,22 +204,43 @@ def _rho(reports: Mapping[str, AppReport]) -> dict[str, float]:
     }
 
 
-def _decided_rho(decisions: Sequence[Event]) -> dict[str, float]:
-    """Return what the newest auction took every app's finish-time fairness to be."""
+def _last(ledger: Ledger, count: int) -> list[Event]:
+    """Return the newest decisions, the newest first: ``count``, and more where none of these tells of all apps."""
+    for most in (count, max(count, _FAR)):
+        found = list(reversed(ledger.events(limit=most, kinds=[Decided], newest=True)))
+        if len(found) < most or any(one.inputs.get(_OTHERS) is None for one in _auctions(found)):
+            break
+    return found
+
+
+def _auctions(decisions: Iterable[Event]) -> Iterator[Decided]:
     for event in decisions:
-        if isinstance(event.change, Decided) and event.change.kind == "auction":
-            apps = event.change.inputs.get("apps")
-            bids = apps if isinstance(apps, Mapping) else {}
-            return {
-                app: float(bid["rho"])
-                for app, bid in bids.items()
-                if isinstance(bid, Mapping) and isinstance(bid.get("rho"), int | float)
-            }
-    return {}
+        change = event.change
+        if isinstance(change, Decided) and change.kind == "auction" and "apps" in change.inputs:
+            yield change
 
 
-def _problems(state: State, leads: bool, row: AppReport | None, now: float) -> tuple[str, ...]:
+def _decided_rho(decisions: Sequence[Event]) -> dict[str, float]:
+    """Return what each app's finish-time fairness was taken to be by the newest auction that tells of the app.
+
+    Of many apps an auction tells only of those whose share has changed, and now and then of all.
+    """
+    found: dict[str, float | None] = {}
+    for change in _auctions(decisions):
+        apps = change.inputs["apps"]
+        for app, bid in apps.items() if isinstance(apps, Mapping) else ():
+            rho = bid.get("rho") if isinstance(bid, Mapping) else None
+            found.setdefault(app, float(rho) if isinstance(rho, int | float) else None)
+        if change.inputs.get(_OTHERS) is None:
+            break  # whom it does not name took no part in it
+    return {app: rho for app, rho in found.items() if rho is not None}
+
+
+def _problems(
+    state: State, leads: bool, row: AppReport | None, now: float, unread: Mapping[str, Unread]
+) -> tuple[str, ...]:
     found = list(LoopRow.of(row).problems) if row is not None and leads else []
+    found += [problem for problem in unread_problems(unread) if problem not in found]
     if not leads:
         waiting = sum(record.phase == "waiting" for record in state.active())
         found.append(

@@ -1,6 +1,7 @@
 """Carries out a pipeline's steps as apps of its cluster."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,7 @@ class Carrier:
         clock: the time.
         flow_run: of the orchestrator; empty: none.
         say: hears sentences for people.
+        save: seconds that trainings get to save in when the run is stopped, where their grace is longer.
     """
 
     def __init__(
@@ -54,9 +56,10 @@ class Carrier:
         clock: Clock,
         flow_run: str = "",
         say: Say = lambda _: None,
+        save: float | None = None,
     ) -> None:
         self._site, self._pipeline, self._folder = site, pipeline, folder
-        self._clock, self._flow_run, self._say = clock, flow_run, say
+        self._clock, self._flow_run, self._say, self._save = clock, flow_run, say, save
 
     def __call__(self, attempt: Attempt) -> Carried:
         """Carry one attempt out and return how it ended. Raises ``EbbflowError`` for what no other attempt mends."""
@@ -116,6 +119,7 @@ class Carrier:
             self._pool(attempt, request.grace),
             clock=self._clock,
             stop=attempt.stop,
+            save=self._save,
             rules=self._rules(),
             make=self._site.make,
         )
@@ -130,6 +134,8 @@ class Carrier:
 
         places = places_of(self._pipeline, str(self._folder.path))
         request = search_request(attempt.step, self._pipeline, places, attempt.fill, attempt.app)
+        if self._save is not None:
+            request = replace(request, grace=min(request.grace, self._save))
         report = run_tuning_app(
             request,
             tuning_spec(request, **self._fields(attempt)),

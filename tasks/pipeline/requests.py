@@ -127,9 +127,8 @@ def gpu_bounds(step: StepSpec) -> tuple[int, int]:
 
 
 def wanted_gpus(step: StepSpec) -> int:
-    """Return the GPUs that a training or a search asks for."""
-    given = int(step.options.get("gpus", 1))
-    return given * int(step.options.get("parallel", 4)) if step.kind == "search" else given
+    """Return the GPUs that a training asks for; a search's request says so itself."""
+    return int(step.options.get("gpus", 1))
 
 
 def engine_of(step: StepSpec, pipeline: Pipeline) -> str:

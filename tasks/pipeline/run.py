@@ -59,6 +59,9 @@ class PipelineRequest:
     report: str | None = None  # write the page here, beside the run's folder
     json: str | None = None  # write the outcome here
     flow_run: str = ""  # of the orchestrator, where there is one
+    save: float | None = (
+        None  # s that trainings get to save in when the run is stopped, if not all their grace
+    )
 
     def __post_init__(self) -> None:
         if bool(self.file) == bool(self.resume):
@@ -139,7 +142,7 @@ MakeCarry = Callable[[Site, Pipeline, RunFolder], Carry]
 
 def _carrier(request: PipelineRequest, listener: Watcher, clock: Clock) -> MakeCarry:
     def make(site: Site, pipeline: Pipeline, folder: RunFolder) -> Carry:
-        return Carrier(site, pipeline, folder, clock, request.flow_run, listener.note)
+        return Carrier(site, pipeline, folder, clock, request.flow_run, listener.note, request.save)
 
     return make
 

@@ -56,11 +56,3 @@ def parse_gib(text: str) -> float:
     if not (gib > 0 and isfinite(gib)):
         raise OptionError(f"must be a positive size such as 6GiB or 512m; got {text!r:.60}")
     return gib
-
-
-def duration_text(seconds: float) -> str:
-    """Return a duration as ``parse_duration`` reads it, in its largest even unit: ``90s``, ``2h``."""
-    for unit in ("d", "h", "m"):
-        if seconds >= _SECONDS[unit] and seconds % _SECONDS[unit] == 0:
-            return f"{seconds / _SECONDS[unit]:g}{unit}"
-    return f"{seconds:g}s" if seconds >= 1 or seconds == 0 else f"{seconds * 1000:g}ms"

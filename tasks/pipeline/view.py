@@ -7,7 +7,7 @@ from ebbflow.infra.clock import Clock
 from ebbflow.infra.errors import LedgerError
 from ebbflow.infra.ledger import Ledger
 from ebbflow.planners.errors import OptionError
-from ebbflow.tasks.cluster_history import History
+from ebbflow.tasks.cluster_history import History, Shown
 from ebbflow.tasks.cluster_report import cluster_report
 from ebbflow.tasks.cluster_values import ClusterReport
 from ebbflow.tasks.pipeline.record import app_id
@@ -41,14 +41,15 @@ class ClusterView:
             return self._last
         try:
             if self._history is None:
-                self._history = History(self.ledger.origin())  # older events may have been pruned
+                # older events may have been pruned
+                self._history = History(self.ledger.origin(), Shown(pipeline=self.pipeline))
             history = self._history
             while found := self.ledger.events(history.state.number, _PAGE):
                 for event in found:
                     history.add(event)
                 if len(found) < _PAGE:
                     break
-            reports = self.ledger.reports()
+            reports = self.ledger.reports(unread={})
             history.note(reports)
             self._last = self._shortened(
                 cluster_report(

@@ -250,7 +250,7 @@ def _why(models: Sequence[Trials], found: Found) -> str:
 Here it is {words}.
 What priority can save depends on how unevenly the blocks change. The table gives, for the eighth of the blocks that
 changed most over C iterations, its share of the size and of the squared change. Where that is far from all of it,
-most of the change is still unsaved after each save, and is lost with half of the blocks. The published data are
+much of the change is still unsaved after each save, and is lost with half of the blocks. The published data are
 larger and have, we suppose, more that hardly moves: the border of MNIST's images, films that few have rated. Besides,
 whole checkpoints cost only {min(whole):.1f} to {max(whole):.1f} iterations here: one that remains is
 {100 / max(whole):.0f} to {100 / min(whole):.0f} % of them.

@@ -64,7 +64,8 @@ def _motivation(part: Mapping[str, Any]) -> str:
         f"{_PROFILES[name]}: " + ", ".join(f"{n} {kind}" for kind, n in kinds.items())
         for name, kinds in part["regions"].items()
     )
-    recent = part["spot_2020"]
+    recent, busy = part["spot_2020"], part["regions"]["cluster"]
+    high = busy.get("high", 0) / sum(busy.values())
     return (
         "## How capacity changes\n\n"
         + table(("figure", "theirs", "ours"), rows)
@@ -76,8 +77,8 @@ Real prices have since become calm: in {recent["windows"]} stretches of five hou
 hour. The profile of a shared cluster is what one of {600 / cluster["mean_share"]:.0f} jobs gets of 600 containers,
 with Poisson arrivals every 20 s and TPC-DS's job times scaled to a mean of 500 s.
 
-Regions of ten minutes by class: {regions}. Within ten minutes the share in a busy cluster nearly always changes by
-more than 20%, so that its low class rests on few regions.
+Regions of ten minutes by class: {regions}. In {high:.0%} of those of a busy cluster the share changes by more than
+20%, so that its low class rests on few regions.
 
 How much the choice of a plan matters when the capacity is another than it was made for, TPC-DS: the best plan on 60
 containers, run on 600, over the best one there; and the other way round.

@@ -71,10 +71,11 @@ SWEEPS = {
 DIFFERENCES = """## Where our figures differ, and why
 
 - **Medians are smaller than theirs.** A switch pays only if another plan finishes what is left more than the
-  threshold sooner, redone work included. For most of TPC-DS our planner's best plan is close to the best at every
-  capacity (the table of regrets above): the scan of a fact table dominates, all plans share it, and it divides into
-  more tasks than there are containers. The regrets arise between capacities far apart, which a job of 500 s rarely
-  sees. Their plans came from Hive's optimiser and are not described.
+  threshold sooner, redone work included. As planned, the best plan for one capacity is close to the best at another
+  for half of TPC-DS (the medians of the table of regrets above): the scan of a fact table dominates, all plans share
+  it, and it divides into more tasks than there are containers. In three degrees the regrets are larger, but between
+  capacities ten times apart, which a job of 500 s rarely sees. Their plans came from Hive's optimiser and are not
+  described.
 - **Shared cluster.** Gains are small but frequent, and hardly depend on the class. Part of them probably comes from
   choosing again at all, since a plan made at launch has one degree of parallelism and a later choice mixes them; this
   was not measured by itself.
@@ -85,7 +86,8 @@ DIFFERENCES = """## Where our figures differ, and why
   start of containers are simulated.
 - **Errors** are drawn per stage; the source does not say whether per stage, task or query.
 - **Hysteresis.** Theirs rises to a plateau. Where a switch costs nothing but the tasks that it aborts, as here, a
-  threshold mostly forgoes gains: ours fall steadily from h = 0 on; what it buys is fewer queries that end slower.
+  threshold mostly forgoes gains: ours are about the same up to 10%, less beyond, and all but gone at 50%. What it
+  buys is fewer queries that end slower.
 - **Backtracking** on and off differ only when a switch goes back to an output that was already consumed, or resumes
   a stage that was left half done. Rows that are equal suggest that no run did either; single runs were not checked.
 - **Number of runs.** The source has 10 regions a query and class and 50 queries throughout; the numbers used here are

@@ -23,9 +23,9 @@ FOLDER = DOCS / "benchmarks"
 
 HEAD = """# Benchmarks
 
-Medians of runs in which the things compared take turns; ratios say more than seconds. Each section names its command;
-the figures are read from the JSON files in `docs/benchmarks` by `python -m tests.benchmarks.document`. `make bench`
-does everything.
+Where a section says nothing else, times are medians of runs in which the things compared take turns; ratios say more
+than seconds. Each section names its command; the figures are read from the JSON files in `docs/benchmarks` by
+`python -m tests.benchmarks.document`. `make bench` runs all of them but `make chaos` and `ebbflow bench sql`.
 """
 
 
@@ -253,9 +253,10 @@ One partial allocation auction (Themis) on free GPUs of 8-GPU machines, processo
 {found["seeds"]} seeds. The auction includes the relaxation, the search, the proof of the gap and every winner's
 hidden payment, estimated from market prices (an exact one would need another optimum for each winner); bid tables are
 made before. The gap is proven: by how much the geometric mean of rho may exceed the best possible, worst seed in
-brackets. "Few" means one or two free GPUs on most machines; 16 machines a rack where nothing else is said; gangs are
-half the apps; "mixed" gives every app its own slowdowns. Kept is the mean fraction of a win before rounding,
-forfeited the share of the offer that is paid after it (a gang keeps at least what it can run on).
+brackets; "must be" is for the medians. "Few" means one or two free GPUs on most machines; 16 machines a rack where
+nothing else is said; gangs are half the apps; "mixed" gives every app its own slowdowns. Kept is the mean fraction of
+a win before rounding, forfeited the share of the offer that is paid after it (a gang keeps at least what it can run
+on).
 
 | GPUs / bidders | bid rows | tables (s) | auction (s) | its payments (s) | gap | must be | kept | forfeited |
 |---|---|---|---|---|---|---|---|---|

@@ -86,7 +86,7 @@ process of its own with its usual pace, apps that speak through their agents, an
 side that runs over and over on the workers. Killed is the process that stands for a machine, with SIGKILL, and nobody
 is told. {found["machine"]}; load average {found["load"]:g} before it began. Times are seconds.
 
-| from | to | times | median | 95 % | worst | must be |
+| from | to | times | median | 95 % | worst | 95 % must be |
 |---|---|---|---|---|---|---|
 {rows}
 

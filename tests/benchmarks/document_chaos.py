@@ -10,7 +10,7 @@ def section(found: dict[str, Any]) -> str:
     )
     wrong = found["violations"]
     verdict = (
-        "**In none of them anything was lost.**"
+        "**Nothing was lost in any of them.**"
         if not wrong and found["whole"] == found["wanted"]
         else f"**{found['whole']} of {found['wanted']} runs hold; wrong: {', '.join(wrong) or 'some did not end'}.**"
     )

@@ -33,7 +33,8 @@ def _faults(runs: list[dict[str, Any]]) -> list[str]:
     return [
         f"Each task and seed is trained without disturbance, and under {runs[0]['resizes']} resizes and "
         f"{len(runs[0]['kills'])} kills (SIGKILL to a node's processes or to one of them), with the batch fixed. "
-        "Recovery is from the kill to the next complete step; medians, worst in brackets.",
+        "Metrics are means over seeds with their standard deviation. Recovery is from the kill to the next complete "
+        "step; medians, worst in brackets.",
         "",
         "| task | seeds | undisturbed metric | disturbed | recovery (s) | steps done again |",
         "|---|---|---|---|---|---|",

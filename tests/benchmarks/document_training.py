@@ -127,15 +127,20 @@ def policies(found: dict[str, Any]) -> str:
 ![worst ρ by average completion time](benchmarks/policies-{workload}.svg)
 """)
     above = ", ".join(f"{policy} on {workload}" for workload, policy in found["better"]) or "none"
+    gangs = {f["policy"]: f for f in found["figures"] if f["workload"] == "shockwave"}
+    average, makespan = (
+        " and ".join(f"{gangs[policy][key] / gangs['rho-bounded'][key]:.2f}" for policy in ("srtf", "srsf"))
+        for key in ("avg_jct_s", "makespan_s")
+    )
     return f"""## Average completion time and fairness at once
 
 `python -m tests.benchmarks.policies --out docs/benchmarks`
 
 Shockwave's 120 jobs on 32 GPUs, Gavel's 96 on three GPU types, Pollux' four workloads on 16 x 4 GPUs. ρ is the
 completion time over that on a fair share (time alone times jobs per GPU), unfair the jobs above 1.05. `rho-bounded`
-is ours; it knows what apps report: what they have left at their present batch size. On gangs `srtf` and `srsf`, which
-know the same, come near it on average, but not in makespan.
-Better than it in both measures: {above}.
+is ours; it knows what apps report: what they have left at their present batch size. On gangs (shockwave) `srtf` and
+`srsf`, which know the same, need {average} times its average and {makespan} times its makespan.
+Better than it both on average and in worst ρ: {above}.
 
 {"".join(part + chr(10) for part in parts)}"""
 

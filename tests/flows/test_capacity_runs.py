@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ebbflow.flows.capacity_runs import Mender, holder_in, resumed, tag_of
+from ebbflow.flows.capacity_runs import LOOK, Mender, holder_in, resumed, tag_of
 from ebbflow.flows.flow_runs import RunView
 from ebbflow.infra.clock import SystemClock
 from ebbflow.infra.errors import InfraError
@@ -304,6 +304,29 @@ def test_starts_that_lead_nowhere_come_to_an_end(ledger: Ledger) -> None:
     record = ledger.state().apps["fit"]
     assert record.phase == "failed"
     assert "3 times in vain" in record.reason
+
+
+def test_an_app_that_nobody_can_begin_is_asked_about_less_and_less(tmp_path: Path) -> None:
+    clock = Clock()
+    with Ledger.open(str(tmp_path / "ledger.db"), cluster="lab", clock=clock) as ledger:
+        runs = Runs(view("run-1", deployment=""))
+        mender = Mender(ledger, runs, patience=NOW)
+        enter(ledger, spec("fit"), spec("by-hand", ""), phase="lost")
+        mender.look()
+        assert runs.state("run-1") == "CRASHED"
+        before = runs.asked
+        for _ in range(720):  # an hour
+            clock.ahead += LOOK
+            mender.look()
+        assert runs.asked - before <= 2 * (7 + 3600 / 300)
+        assert not runs.begun
+        # it comes back by a deployment and is lost again
+        runs.known["run-2"] = view("run-2", deployment="d-2")
+        enter(ledger, spec("fit", "run-2"), phase="lost")
+        mender.look()
+        mender.look()
+        assert [deployment for deployment, _, _ in runs.begun.values()] == ["d-2"]
+        assert runs.state("run-2") == "CRASHED"
 
 
 def test_while_prefect_is_away_nothing_is_written_and_nothing_forgotten(ledger: Ledger) -> None:

@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from contextlib import suppress
 from importlib.metadata import version
@@ -223,6 +224,12 @@ def test_doctor_names_what_is_there() -> None:
     assert shown.exit_code == int(any(c.required and not c.ok for c in checks))
     for name in ("python", "prefect", "duckdb", "pyspark", "java", "machine", "checkpoints"):
         assert name in shown.output
+
+
+def test_doctor_knows_the_packages_of_every_extra() -> None:
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    ours = set(project["optional-dependencies"]) - {"dev", "docs"}
+    assert set(doctor._EXTRAS.values()) == ours
 
 
 def test_doctor_says_how_to_get_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
+import yaml
 from flowcases import eventually
 from prefect_home import HEAVY, LONG, Home, processes, seconds_until
 
@@ -165,6 +166,65 @@ def test_a_training_on_leases_is_cancelled_killed_and_gone_on_with(prefect: Home
             assert not ledger.verify()
 
             # the loop was started by the worker that is gone: it is asked to end
+            leader = ledger.leader()
+            assert leader is not None
+            ledger.report(STOP, stop_request(leader.token, ledger.clock.now()))
+            assert prefect.ended(loop) == "COMPLETED"
+    finally:
+        fleet.down()
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.usefixtures("home")
+def test_a_pipeline_on_a_cluster_that_is_there_is_killed_and_gone_on_with(
+    prefect: Home, tmp_path: Path
+) -> None:
+    ledger_file, script = str(tmp_path / "ledger.db"), str(prefect.folder / "digits.py")
+    file = tmp_path / "pair.yaml"
+    content = {
+        "name": "pair",
+        "cluster": {"existing": {"ledger": ledger_file, "name": "lab", "fleet": "lab"}},
+        "trainings": {
+            "first": {"script": script, "arguments": ["--epochs", "1"]},
+            "second": {"script": script, "arguments": ["--epochs", "60"], "after": "first"},
+        },
+    }
+    file.write_text(yaml.safe_dump(content))
+    where = {"ledger": ledger_file, "cluster": "lab"}
+    fleet = LocalFleet.start([LocalPool("gpu", "gpu", least=1, most=1)], "lab")
+    try:
+        with Ledger.open(ledger_file, cluster="lab") as ledger:
+            loop = prefect.run(
+                "capacity-loop/capacity",
+                source="local:lab",
+                limits=str(prefect.folder / "fleet.toml"),
+                **where,
+            )
+            eventually(lambda: ledger.state().nodes, LONG)
+            run = prefect.run("run-pipeline/pipeline", file=str(file), id="two", folder=str(tmp_path))
+            eventually(lambda: _phase(ledger, "two.second") == "running", LONG)
+            prefect.kill_worker()
+            for process in processes(run):
+                if "prefect" in " ".join(process.cmdline()):
+                    process.kill()
+            assert prefect.state(run) == "RUNNING"
+            assert prefect.ended(run) == "CRASHED"
+            tag = "ebbflow-resumes:lab:two"
+            eventually(lambda: _tagged(prefect, tag), LONG)
+            prefect.start_worker()
+            eventually(lambda: _phase(ledger, "two.second") == "finished", 2 * LONG)
+            (resumed,) = _tagged(prefect, tag)
+            assert prefect.ended(resumed["id"]) == "COMPLETED", prefect.log()
+            given = resumed["parameters"]
+            assert (given["resume"], given["folder"], given["file"]) == ("two", str(tmp_path), None)
+            steps = json.loads((tmp_path / "two" / "run.json").read_text())["steps"]
+            assert {name: (one["state"], one["attempts"]) for name, one in steps.items()} == {
+                "first": ("finished", 1),
+                "second": ("finished", 2),
+            }
+            eventually(lambda: not ledger.state().leases, LONG)
+            assert not ledger.verify()
+
             leader = ledger.leader()
             assert leader is not None
             ledger.report(STOP, stop_request(leader.token, ledger.clock.now()))

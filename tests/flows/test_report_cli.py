@@ -256,7 +256,7 @@ def test_a_large_report_is_made_less_often(served):
     _, ledger, clock = served
 
     class Slow(Away):
-        def reports(self):
+        def reports(self, **_):
             clock.at += 3.0
             return self.ledger.reports()
 

@@ -146,7 +146,7 @@ class Growing:
     def events(self, after: int = 0, limit: int = 1000) -> list[Event]:
         return self.book.events[after : after + limit]
 
-    def reports(self) -> dict[str, AppReport]:
+    def reports(self, **_: object) -> dict[str, AppReport]:
         return {}
 
     def origin(self) -> State:

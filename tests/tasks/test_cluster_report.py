@@ -2,7 +2,9 @@
 
 from dataclasses import replace
 from itertools import pairwise
+from math import inf
 from types import SimpleNamespace
+from unittest.mock import patch
 
 import pytest
 from cluster_events import CORES, GPU, START, A, B, Book, books, simulated_day, training, two_apps
@@ -24,8 +26,11 @@ from ebbflow.planners.model.ledger import (
     State,
     fold,
 )
+from ebbflow.tasks import cluster_history
 from ebbflow.tasks.apps.stage_times import StageTimes
-from ebbflow.tasks.cluster_history import History
+from ebbflow.tasks.cluster_explained import decision_rows
+from ebbflow.tasks.cluster_history import History, Shown
+from ebbflow.tasks.cluster_inputs import KeptInputs
 from ebbflow.tasks.cluster_report import ClusterReport, cluster_report
 from ebbflow.tasks.report import ReportError, StageReport
 
@@ -219,6 +224,27 @@ def test_a_query_has_no_rho_and_a_cluster_without_gpus_gives_none():
     assert q.waited == 100
 
 
+def test_apps_of_a_team_share_its_weight_as_the_loop_has_it():
+    book = Book()
+    book.capacity(0, A, B)
+    for name, team, weight in (("a", "red", 3.0), ("b", "red", 6.0), ("c", "blue", 1.0), ("d", "", 3.0)):
+        book.write(0, training(name, team=team, weight=weight))
+    book.write(0, Decided("auction", "bids", inputs={"teams": {"red": 3.0, "blue": 1.0}}))
+    book.write(1000, AppMoved("c", "finished"))
+    book.write(2000, AppMoved("d", "finished"))
+
+    def shares(until: float) -> list[float]:
+        return [app.rho.share for app in report_of(book, until=START + until).apps]
+
+    # red has 3 of 4 for two of three apps: 3 * 3/9 * 1.5 for a, twice that for b; d counts by its own
+    assert shares(1000.0) == pytest.approx([4 * 1.5 / 9, 4 * 3 / 9, 4 * 1.5 / 9, 4 * 3 / 9])
+    # then 3 * 3/9 * 2 for a
+    assert shares(2000.0)[0] == pytest.approx(4 * (1.5 + 2) / (9 + 9))
+    book.write(2000, Decided("auction", "bids", inputs={}))  # a loop without teams
+    book.write(4000, AppMoved("a", "running"))
+    assert shares(4000.0)[0] == pytest.approx(4 * (1.5 + 2 + 2 * 3) / (9 + 9 + 2 * 9))
+
+
 # --- apps ---------------------------------------------------------------------------------------------------------
 
 
@@ -344,6 +370,51 @@ def test_scaling_targets_say_what_came_of_them():
     assert became[1] == "1 node left"
     book.capacity(450, replace(A, id="cores-1"))
     assert report_of(book).decisions[2].became == "1 node came after 150 s"  # not the one that left
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["auction", "scaling", "guard", "replan"]),
+            st.sampled_from(["", "x", "y"]),
+            st.sampled_from(["why", "because"]),
+            st.sampled_from([{}, {"placements": {}}, {"pool": "gpu", "nodes": 2}, {"kind": "switch"}]),
+            st.booleans(),
+        ),
+        max_size=60,
+    ),
+    st.sampled_from(["", "mine"]),
+    st.sampled_from([None, 30.0]),
+)
+def test_a_page_that_follows_a_ledger_shows_the_same_and_forgets_what_it_does_not_show(made, pipeline, until):
+    most, book = 4, Book()
+    book.capacity(0, A)
+    book.write(0, training("x", pipeline="mine"), training("y"))
+    for number, (kind, app, reason, outcome, grown) in enumerate(made):
+        book.write(number, Decided(kind, reason, app, inputs={"n": number, "pool": "gpu"}, outcome=outcome))
+        if grown:
+            book.capacity(number + 0.5, replace(A, id=f"gpu-{number}"))
+    end = inf if until is None else START + until
+    with patch.object(cluster_history, "DECISIONS", most):
+        kept = History(shown=Shown(until=end, pipeline=pipeline))
+    for event in book.events:
+        kept.add(event)
+    asked = {"pipeline": pipeline, "until": None if until is None else end}
+    shown, whole = cluster_report(kept, **asked), report_of(book, **asked)
+    assert decision_rows(shown.decisions, most) == decision_rows(whole.decisions, most)
+    assert [row.number for row in shown.decisions] == [row.number for row in whole.decisions]
+    scaled = sum(decided.kind == "scaling" for _, decided in kept.decisions)
+    held = sum("n" in decided.inputs for _, decided in kept.decisions)
+    assert held <= 2 * most + scaled
+    assert held == sum("n" in event.change.inputs for event, _ in kept.decisions)
+
+
+def test_equal_scalings_do_not_pile_up():
+    rows, gone = [Decided("scaling", "more", inputs={"n": n}) for n in range(40)], list[int]()
+    kept = KeptInputs(4, gone.append)
+    for place, decided in enumerate(rows):
+        kept.add(place, decided)
+    assert gone == list(range(36))
 
 
 def test_figures_of_auctions_become_lines_over_time():

@@ -95,6 +95,27 @@ def test_policies_are_within_what_a_role_takes(complete, minimal):
         assert max(sizes.values()) <= 10240  # all inline policies of a role together
 
 
+def test_nodes_read_the_tables_that_the_minimal_example_is_given(minimal):
+    lab = Names("lab")
+    policies = {
+        v["role"]: json.loads(v["policy"])
+        for v in minimal.of("aws_iam_role_policy").values()
+        if v["name"] == "ebbflow"
+    }
+    readers = {
+        role
+        for role, policy in policies.items()
+        for statement in policy["Statement"]
+        if "arn:aws:s3:::my-tables/*" in statement["Resource"]
+    }
+    assert lab.role("node") in readers
+    assert not any(
+        "arn:aws:s3:::my-tables/*" in statement["Resource"] and "s3:PutObject" in statement["Action"]
+        for policy in policies.values()
+        for statement in policy["Statement"]
+    )
+
+
 def test_the_rules_watch_the_groups_of_all_pools(complete):
     patterns = {
         v["name"]: json.loads(v["event_pattern"]) for v in complete.of("aws_cloudwatch_event_rule").values()

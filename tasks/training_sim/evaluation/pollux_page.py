@@ -308,10 +308,19 @@ def _seeded(found: Found) -> str:
         stated = "0.95 to 0.98" if models[0] == "cifar10" else "1.00"
         if mine[1] > 0:
             why = "unknown speeds are taken to scale perfectly, which gives new jobs GPUs early; known ones are not"
-            why = why if models[0] == "cifar10" else "within what another seed of the search changes"
+            why = why if models[0] == "cifar10" else _by_seed(found, models)
             words, ours = f"{label}: average with known speeds over without", float(mine[0] / mine[1])
             ratios.append(Figure(words, theirs, ours, why=why, form="{:.3f}", stated=stated))
     return "## Models of speed known from earlier jobs\n\n" + figures(ratios)
+
+
+def _by_seed(found: Found, models: Sequence[str]) -> str:
+    """Say what the seed of the search alone changes in the completion times of these models."""
+    runs = [runs for runs in _base(found, "pollux") if len(runs) > 1]
+    first, second = (
+        sum(jct(pair[i])[np.isin(column(pair[i], "model"), models)].sum() for pair in runs) for i in (0, 1)
+    )
+    return f"another seed of the search alone gives {second / first:.3f}" if first else ""
 
 
 def _claims(found: Found) -> str:
@@ -328,10 +337,10 @@ def _claims(found: Found) -> str:
          [a < b for a, b in zip(averages["pollux"], averages["optimus"], strict=True)]),
         ("every 8 min is worse than every minute", [a < b for a, b in zip(averages["pollux"], slow, strict=True)]),
         ("not avoided: 0% < 25% < 50%", [a < b < c for a, b, c in zip(*beside.values(), strict=True)]),
-        ("largest ρ: p = -1 below p = 1", [a <= b for a, b in zip(mine, worst["1"], strict=True)]),
-        ("largest ρ: p = -1 below p = -10", [a <= b for a, b in zip(mine, worst["-10"], strict=True)]),
+        ("largest ρ: p = -1 below p = 1", [a < b for a, b in zip(mine, worst["1"], strict=True)]),
+        ("largest ρ: p = -1 below p = -10", [a < b for a, b in zip(mine, worst["-10"], strict=True)]),
         ("largest ρ: Pollux below Tiresias",
-         [a <= _rho(run).max() for a, run in zip(mine, _first(found, "tiresias"), strict=True)]),
+         [a < _rho(run).max() for a, run in zip(mine, _first(found, "tiresias"), strict=True)]),
         ("renting by goodput is cheaper and slower",
          [found[f"scaling-goodput-{e}"]["gpu_hours"] < found[f"scaling-throughput-{e}"]["gpu_hours"]
           and jct(found[f"scaling-goodput-{e}"])[0] > jct(found[f"scaling-throughput-{e}"])[0] for e in (2, 16)]),

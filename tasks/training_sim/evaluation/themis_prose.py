@@ -95,9 +95,9 @@ leftovers.
 """
 
 WHY = {
-    "gandiva": "greedy by locality: who is spread waits for ever",
+    "gandiva": "greedy by locality: who is spread may wait very long",
     "las": "here elastic, one GPU at a time and well placed, close to an equal share of GPU time",
-    "srtf": "exact knowledge of the time left; short apps never wait, and long ones are few",
+    "srtf": "exact knowledge of the time left; short apps go first, and long ones are few",
     "throughput": "the first GPU of an app comes before anything else",
     "slaq": "apps whose loss is flat already starve",
     "srsf": "as SRTF",
@@ -117,13 +117,13 @@ LIMITS = """## What is different, and why
 - With f = 0.8 two or three apps bid. What they forfeit as hidden payments goes at random to apps that did not
   bid, GPU by GPU, which spreads gangs and costs GPU time; the greedy policies also hand out GPU by GPU, but near
   what an app has. So Gandiva needs less GPU time than Themis on W2 here, against what was published. Gandiva
-  pays for it with ρ: it serves who is well placed, and an app that is not waits without end.
+  pays for it with ρ: it serves who is well placed, and an app that is not may wait very long.
 - LAS, SRTF and throughput-first hand out single GPUs to elastic apps, which the sources' own versions may not
   have done. Few apps starve under them, so that their largest ρ is near Themis' rather than twice it; on W2 the
   worst app is in some runs the same under all of them, a small one that arrives when all leases are long.
-- The largest ρ hardly depends on f here: one small app decides it, and any app without GPUs is first in line for
-  every f. The published optimum at 0.8 is within the intervals, not shown by them.
-- A liar that inflates staggered S gains a few per cent up to a lie of 40%, where the sources say nothing; the
+- Four seeds do not tell how the largest ρ depends on f: one small app decides it, any app without GPUs is first in
+  line for every f, and intervals are wide. The published optimum at 0.8 is within them, not shown by them.
+- A liar that inflates staggered S gains here as long as the lie is 40% or less, where the sources see no gain; the
   loss beyond is there, between 40% and 60% instead of at 34%.
 - Testbed measurements (container changes, checkpoints, agents over a network) are parameters here, not results.
 """

@@ -1,11 +1,12 @@
 """Where a ledger is, and that nobody sees its password."""
 
+import sys
 from pathlib import Path
 
 import pytest
 
 from ebbflow.infra.errors import LedgerError
-from ebbflow.infra.ledger import Ledger
+from ebbflow.infra.ledger import Ledger, address
 from ebbflow.infra.ledger.address import parse
 from ebbflow.planners.errors import OptionError
 
@@ -65,14 +66,26 @@ def test_it_is_known_whether_a_password_stands_in_it(given: str, secret: bool) -
     assert parse(given).secret is secret
 
 
+@pytest.mark.parametrize(
+    ("prefect", "advice"), [(True, r"'ebbflow\[postgres\]'"), (False, r"'psycopg\[binary\]'")]
+)
+def test_without_a_driver_it_is_said_how_to_get_it(
+    monkeypatch: pytest.MonkeyPatch, prefect: bool, advice: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    monkeypatch.setattr(address, "find_spec", lambda name: prefect or None)
+    with pytest.raises(LedgerError, match=rf"needs psycopg 3.*: pip install {advice}$"):
+        parse("postgresql://u@h/d")
+
+
 @pytest.mark.parametrize("form", ["postgresql", "postgres", "postgresql+psycopg", "postgresql+asyncpg"])
 def test_a_password_is_never_shown(form: str) -> None:
     pytest.importorskip("psycopg")
-    address = parse(f"{form}://user:{QUOTED}@host:5433/db?sslpassword=other+{QUOTED}&application_name=x")
-    assert address.url.password == SECRET
-    assert str(address) == "postgresql://user:***@host:5433/db"
-    shown = address.hide(f"dsn user:{SECRET}@host, {QUOTED}, {address!r} {address}")
-    for text in (shown, str(address), repr(address)):
+    found = parse(f"{form}://user:{QUOTED}@host:5433/db?sslpassword=other+{QUOTED}&application_name=x")
+    assert found.url.password == SECRET
+    assert str(found) == "postgresql://user:***@host:5433/db"
+    shown = found.hide(f"dsn user:{SECRET}@host, {QUOTED}, {found!r} {found}")
+    for text in (shown, str(found), repr(found)):
         assert SECRET not in text
         assert QUOTED not in text
 

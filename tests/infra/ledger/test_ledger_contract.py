@@ -12,7 +12,7 @@ from ebbflow.infra.errors import (
     LedgerError,
     StaleLoopError,
 )
-from ebbflow.infra.ledger import Ledger, audit
+from ebbflow.infra.ledger import Ledger, Unread, audit
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model.capacity import Notice
 from ebbflow.planners.model.ledger import (
@@ -57,6 +57,28 @@ def filled(place: Place) -> Ledger:
     ledger.write([Saved("a", "s3://b/ckpt-7", 7), AppMoved("b", "finished", "target reached")])
     loop.write([CapacityChanged(3, left=("n2",)), grant(lease(4, "a", "n3", 3))])
     return ledger
+
+
+def test_a_write_may_depend_on_the_state_that_it_meets(place: Place) -> None:
+    ledger, other = place.open(clock=SetClock()), place.open(clock=SetClock())
+    ledger.write([AppEntered(SPEC), AppMoved("a", "lost")])
+    seen: list[str] = []
+
+    def lost(state: State) -> bool:
+        seen.append(state.apps["a"].phase)
+        return seen[-1] == "lost"
+
+    ledger.state()
+    other.write([AppEntered(SPEC)])  # after the state was read here
+    assert ledger.write([AppMoved("a", "failed")], when=lost) == ()
+    assert ledger.state().apps["a"].phase == seen[-1] == "waiting"
+    other.write([AppMoved("a", "lost")])
+    (event,) = ledger.write([AppMoved("a", "failed")], when=lost)
+    assert (event.number, event.change) == (5, AppMoved("a", "failed"))
+    assert other.state().apps["a"].phase == "failed"
+    with pytest.raises(OptionError, match="for the loop that leads"):
+        ledger.write([grant(lease(1))], when=lost)
+    assert not ledger.verify()
 
 
 def test_what_was_written_is_what_a_new_process_reads(place: Place) -> None:
@@ -283,6 +305,29 @@ def test_reports_keep_the_newest_only(place: Place) -> None:
     assert ledger.state().number == 0
     ledger.write([app("b")])
     assert set(ledger.reports()) == {"a"}  # who enters again has said nothing yet
+
+
+def test_a_report_of_a_newer_version_hides_no_other(place: Place) -> None:
+    from sqlalchemy import text
+
+    ledger = place.open()
+    ledger.report("a", AppReport(1.0))
+    ledger.report("b", AppReport(2.0))
+    assert set(ledger.reports()) == {"a", "b"}
+    ledger.report("a", AppReport(3.0))
+    with ledger._database._engine.begin() as connection:
+        newer = "UPDATE ledger_reports SET format = 99 WHERE cluster = :c AND app = 'a'"
+        connection.execute(text(newer), {"c": place.cluster})
+    with pytest.raises(LedgerError, match="format 99, which a newer Ebbflow wrote"):
+        ledger.reports()
+    unread: dict[str, Unread] = {}
+    assert ledger.reports(unread=unread) == {"b": AppReport(2.0)}
+    assert unread["a"].at == 3.0
+    assert "upgrade this one" in unread["a"].why
+    ledger.report("a", AppReport(4.0))
+    unread.clear()
+    assert ledger.reports(unread=unread)["a"] == AppReport(4.0)
+    assert not unread
 
 
 def test_clusters_share_a_database_and_nothing_else(place: Place) -> None:

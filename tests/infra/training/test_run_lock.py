@@ -84,7 +84,9 @@ def test_whoever_waited_for_a_discarded_lock_makes_a_new_one(
     first = RunLock(folder, "a").acquire()
     second, third = RunLock(folder, "a"), RunLock(folder, "a")
 
-    def late(descriptor: int, operation: int) -> None:  # the second has opened the file, and is about to lock it
+    def late(
+        descriptor: int, operation: int
+    ) -> None:  # the second has opened the file, and is about to lock it
         monkeypatch.setattr(fcntl, "flock", flock)
         first.discard()
         assert not folder.exists()

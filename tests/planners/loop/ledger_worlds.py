@@ -80,6 +80,9 @@ class World:
         self.cycles: list[tuple[Situation, Memory, dict[str, object], Cycle]] = []
         self.events: list[Event] = []
         self.recalls: dict[int, tuple[float, float]] = {}  # when, and by when
+        self.ghosts: dict[
+            int, Lease
+        ] = {}  # that ended with their node, and whose processes may live on there
         self.quotas: dict[str, float] = {name: team.gpus for name, team in settings.teams.items()}
         self.write([CapacityChanged(1, tuple(nodes))])
 
@@ -126,6 +129,7 @@ class World:
         living.over = True
         held = tuple(lease.number for lease in self.state.held(id_))
         self.reports[id_] = AppReport(self.now, (), held, "finished")
+        self.ghosts = {number: lease for number, lease in self.ghosts.items() if lease.app != id_}
         self.write([AppMoved(id_, "finished")])
 
     # --- time -----------------------------------------------------------------------------------------------
@@ -172,6 +176,7 @@ class World:
                 for lease in self.state.held(name):
                     if lease.node == node_:
                         living.began.pop(lease.number, None)
+        self.ghosts = {n: x for n, x in self.ghosts.items() if (x.app, x.node) not in self.evicted}
         return cycle
 
     def _live(self, seconds: float) -> None:
@@ -195,7 +200,12 @@ class World:
                 heard = living.began.setdefault(lease.number, self.now)
                 if self.now - heard >= living.save:
                     released.append(lease.number)
-        holds = tuple(lease.number for lease in leases if lease.number not in released)
+        ghosts = [n for n, lease in self.ghosts.items() if lease.app == id_]
+        if since < living.deaf:  # it hears that the leases are over
+            for number in ghosts:
+                del self.ghosts[number]
+            ghosts.clear()
+        holds = (*ghosts, *(lease.number for lease in leases if lease.number not in released))
         phase = "running" if leases else "waiting"
         said = {} if living.mute else {"work_left": living.work - living.done, "work_total": living.work}
         given = {"holds": holds, "released": tuple(released), "phase": phase, **said, **living.fields}
@@ -212,6 +222,9 @@ class World:
                 for lease in change.leases:
                     assert lease.node not in closed, f"{lease} is on a node that leaves"
                     assert lease.until > self.now
+                    for ghost in self.ghosts.values():
+                        over = self.now >= ghost.until + self.settings.grace_s
+                        assert over or ghost.node != lease.node, f"{lease} is where {ghost} may still be used"
                     assert state.apps[lease.app].phase not in {*OVER, "lost"}
             if isinstance(change, Extended):
                 for number in change.leases:
@@ -221,7 +234,10 @@ class World:
                     assert state.apps[held.app].phase not in {*OVER, "lost"}, f"{held.app} is over or lost"
             if isinstance(change, Ended):
                 for number in change.leases:
-                    self._may_end(state.leases[number])
+                    lease = state.leases[number]
+                    self._may_end(lease)
+                    if lease.node not in state.nodes and not self._has_let_go(lease):
+                        self.ghosts[number] = lease
             if isinstance(change, Recalled):
                 assert change.deadline >= self.now
                 for number in change.leases:
@@ -230,10 +246,13 @@ class World:
                     self.recalls.setdefault(number, (self.now, change.deadline))
         assert cycle.wake > self.now
 
-    def _may_end(self, lease: Lease) -> None:
+    def _has_let_go(self, lease: Lease) -> bool:
         report = self.reports.get(lease.app)
+        return report is not None and (lease.number in report.released or not report.holds)
+
+    def _may_end(self, lease: Lease) -> None:
         gone = lease.node not in self.state.nodes
-        let_go = report is not None and (lease.number in report.released or not report.holds)
+        let_go = self._has_let_go(lease)
         forced = (lease.app, lease.node) in self.evicted
         late = self.now >= lease.until + self.settings.grace_s
         assert gone or let_go or forced or late, f"{lease} ends although it may be in use"

@@ -11,7 +11,7 @@ from ebbflow.planners.loop.beliefs import UNKNOWN, LiveBidder, belief
 from ebbflow.planners.loop.policies import live_policy
 from ebbflow.planners.loop.scene import MOST_GPUS, Scene, bounds
 from ebbflow.planners.loop.values import Ran, Situation
-from ebbflow.planners.model.ledger import AppReport, Ended
+from ebbflow.planners.model.ledger import AppReport, Decided, Ended
 from ebbflow.planners.scheduling.finish_time import CurveStopping, Job
 from ebbflow.planners.scheduling.locality import Level
 from ebbflow.planners.training.batch_size import BatchLimits, Split
@@ -221,6 +221,8 @@ def test_a_teams_weight_is_its_apps_together():
     assert weights["a"] + weights["b"] == pytest.approx(3 * weights["c"])
     assert weights["b"] == pytest.approx(2 * weights["a"])
     assert weights["d"] == 0.5
+    (auction,) = [one for one in world.step().changes if isinstance(one, Decided) and one.kind == "auction"]
+    assert auction.inputs["teams"] == {"blue": 1.0, "red": 3.0}, "the report's fairness goes by them"
 
 
 def test_an_app_counts_more_as_its_deadline_nears_whatever_it_holds():

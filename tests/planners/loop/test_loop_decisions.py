@@ -145,6 +145,72 @@ def test_a_node_that_left_ends_its_leases_and_says_who_lost_them():
     assert world.live("a") == 4
 
 
+def missed(settings, **living):
+    """Return a world in which one look did not see the only node, on which an app's processes live on."""
+    world = World(settings, [node("n1", 4)])
+    world.enter(app("a", 4), **living)
+    world.step()
+    world.enter(app("b", 4))
+    world.step()
+    world.apps["a"].fields["holds"] = tuple(world.state.leases)
+    world.capacity(left=("n1",))
+    assert any(isinstance(change, Ended) for change in world.tick(0.3).changes)
+    assert not world.state.leases
+    world.capacity(came=(node("n1", 4),))
+    return world
+
+
+def test_a_node_that_comes_back_is_closed_until_its_former_app_has_let_go():
+    world = missed(RIGID)
+    for _ in range(20):
+        cycle = world.tick(0.3)
+        assert not world.state.leases
+        assert not cycle.evict
+        assert cycle.wake <= world.now + 0.5  # a report alone wakes nobody
+    del world.apps["a"].fields["holds"]
+    world.step(0.3)
+    assert world.live("a") == 4
+    assert not world.memory.left
+
+
+def test_a_node_that_comes_back_is_closed_until_its_app_has_spoken_after_the_leases_ended():
+    world = missed(RIGID, dies=1.5)  # its last word is from before: it may have been about to start there
+    world.apps["a"].fields.clear()
+    world.reports["a"] = replace(world.reports["a"], holds=())
+    world.memory = replace(
+        world.memory,
+        left={n: replace(one, said=world.reports["a"].at) for n, one in world.memory.left.items()},
+    )
+    world.step(0.3)
+    assert not world.state.leases
+    world.reports["a"] = replace(world.reports["a"], at=world.now)
+    world.step(0.3)
+    assert world.state.leases
+
+
+def test_who_does_not_let_go_of_a_node_that_is_back_is_ended_there_by_force():
+    world = missed(replace(RIGID, grace_s=6))
+    began, evicted = world.now, []
+    while not world.state.leases:
+        evicted += [(one.app, one.node, world.now - began) for one in world.step(0.5).evict]
+        assert world.now < began + 20
+    [(name, at, after)] = evicted
+    assert (name, at) == ("a", "n1")
+    assert after >= 6
+
+
+def test_a_node_that_is_back_and_out_of_reach_stays_closed_until_a_silent_apps_lease_and_the_grace_are_over():
+    world = missed(replace(RIGID, grace_s=6, silent_s=5), dies=2)
+    world.unreachable.add("n1")
+    end = START + 1 + 60 + 6
+    while not world.state.leases:
+        assert world.now < end + 5
+        world.step(0.5)
+        if world.state.apps["a"].phase == "lost":
+            world.enter(app("a", 4))  # it knows nothing of what its former self left there
+    assert world.now >= end
+
+
 def test_a_silent_app_is_ended_by_force_then_its_leases_end_then_it_is_lost():
     world = World(RIGID, [node("n1", 4)])
     world.enter(app("a", 2), dies=5)

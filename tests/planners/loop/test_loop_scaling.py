@@ -217,6 +217,27 @@ def test_a_query_near_its_deadline_brings_cores():
     assert "q needs" in world.targets[0][1].reason
 
 
+def test_cores_that_queries_need_are_rented_once_of_the_cheapest_pool_first():
+    dear = pool("dear", (node("d1", 0, cores=4, price=4.0),))
+    cheap = pool("cheap", (node("c1", 0, cores=4, price=1.0),), most=3)
+    world = Rented(GANGS, fleet_of(dear, cheap))
+    living = world.enter(app("q", 0, kind="query", deadline=START + 200.0))
+    living.fields |= {"cores": 64.0, "seconds_left": 600.0}  # on the 8 cores of both
+    world.steps(2)
+    # 600 s on 8 cores with a reserve of 1.1, less 20 s until nodes come: 5120 core-seconds in 179 s, so 29 cores
+    assert world.sizes == {"cheap": 3, "dear": 5}
+    assert "q needs 29 cores" in world.targets[0][1].reason
+
+
+def test_queries_keep_no_more_of_several_pools_than_they_can_use():
+    pools = [pool(name, tuple(node(f"{name}{i}", 0, cores=4) for i in range(3))) for name in ("a", "b")]
+    world = Rented(GANGS, fleet_of(*pools))
+    living = world.enter(app("q", 0, kind="query"))
+    living.fields |= {"cores": 14.0}
+    world.steps(70)
+    assert world.sizes == {"a": 3, "b": 1}
+
+
 def test_without_queries_the_pool_of_cores_shrinks_to_its_least():
     nodes = tuple(node(f"c{i}", 0, cores=4) for i in range(3))
     world = Rented(GANGS, fleet_of(pool("etl", nodes, least=1)))

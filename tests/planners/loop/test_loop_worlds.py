@@ -35,6 +35,7 @@ happenings = st.lists(
         st.tuples(st.just("finish"), st.integers(0, 5)),
         st.tuples(st.just("notice"), st.integers(0, 3), st.integers(1, 20)),
         st.tuples(st.just("leave"), st.integers(0, 3)),
+        st.tuples(st.just("missed"), st.integers(0, 3)),
         st.tuples(st.just("come"), st.integers(1, 4)),
         st.tuples(st.just("wait"), st.integers(1, 25)),
         st.tuples(st.just("forget")),
@@ -63,6 +64,7 @@ def play(world: World, story: list[tuple[object, ...]]) -> None:
             world.steps(how[0])
         elif what == "forget":
             world.memory = type(world.memory)()
+            world.ghosts.clear()  # a loop that begins ends what runs without a lease
         elif what == "back":
             for record in list(world.state.apps.values()):
                 if record.phase == "lost":
@@ -77,6 +79,12 @@ def play(world: World, story: list[tuple[object, ...]]) -> None:
             world.notice(nodes[how[0] % len(nodes)], how[1])
         elif nodes and what == "leave":
             world.capacity(left=(nodes[how[0] % len(nodes)],))
+        elif nodes and what == "missed":
+            there = world.state.nodes[nodes[how[0] % len(nodes)]]
+            world.capacity(left=(there.id,))
+            world.tick(0.3)
+            world.capacity(came=(there,))
+            world.tick(0.3)
         elif nodes and what == "out of reach":
             world.unreachable.add(nodes[how[0] % len(nodes)])
         world.step()

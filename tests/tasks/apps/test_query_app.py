@@ -102,7 +102,9 @@ def test_requests_of_queries_are_kept_without_secrets(tpch: str, tmp_path: Path)
     assert json.loads(path.read_text())["left_out"] == ["spark.hadoop.fs.s3a.secret.key", "spark.x.token"]
     given = {"spark.x.token": "t", "spark.hadoop.fs.s3a.secret.key": "k"}
     assert load_query(asked.store, "q", given).conf == {"spark.executor.cores": "2"} | given
-    with pytest.raises(OptionError, match=r"holds secrets: spark\.hadoop\.fs\.s3a\.secret\.key; run the query"):
+    with pytest.raises(
+        OptionError, match=r"holds secrets: spark\.hadoop\.fs\.s3a\.secret\.key; run the query"
+    ):
         load_query(asked.store, "q", {"spark.x.token": "t"})
     with pytest.raises(OptionError, match=r"secret\.key, spark\.x\.token; run the query anew under this id"):
         load_query(asked.store, "q")

@@ -38,6 +38,7 @@ class World:
 
     def __init__(self, folder: Path, nodes: dict[str, int], linger: float = 0.0, **loop: Any) -> None:
         self.folder = folder
+        self.save: float | None = None
         (folder / "train.py").write_text("")
         self.loop = ScriptedLoop(folder / "ledger.db", nodes, **loop)
         self.ledger = Ledger.open(str(folder / "ledger.db"))
@@ -62,6 +63,7 @@ class World:
             ledger or self.ledger,
             self.machines.pool,
             stop=stop,
+            save=self.save,
             rules=RULES,
             pace=PACE,
             make=script.trainer,
@@ -135,6 +137,23 @@ def test_an_app_waits_trains_and_finishes(world: World) -> None:
     assert record.spec.resume == {
         "kind": "training", "folder": str(world.folder / "runs"), "id": "t", "deployment": "",
     }  # fmt: skip
+    world.check()
+
+
+@pytest.mark.parametrize("save", [2.0, 600.0])
+def test_it_saves_within_what_whoever_stops_it_has(world: World, save: float) -> None:
+    world.save = save
+    run = world.begin("t", Script())
+    world.loop.grant("t", ("a", 0))
+    training_on(world, ("a", 0))
+    world.stops[0].set()
+    assert run.result(60.0).state == "stopped"
+    (by,) = world.scripts[0].made[0].stops
+    if save < 5.0:  # the request's grace
+        assert by is not None
+        assert by < time.time() + save
+    else:
+        assert by is None
     world.check()
 
 

@@ -1,11 +1,14 @@
 """The loop cycle by cycle, on a virtual clock and a real ledger."""
 
+import json
+import sqlite3
+from contextlib import closing
 from dataclasses import replace
 
 import pytest
 from loopcases import START, FakeEvictor, FakeSource, Recorder, ScriptedApp, World, node, nodes, settings
 
-from ebbflow.infra.errors import ClusterError, LedgerBusyError, StaleLoopError
+from ebbflow.infra.errors import ClusterError, LedgerBusyError, LedgerUnavailableError, StaleLoopError
 from ebbflow.infra.sim.fleet import SimulatedFleet, SimulatedPool
 from ebbflow.infra.sim.spot_supply import Supply
 from ebbflow.infra.sim.virtual_clock import VirtualClock
@@ -15,6 +18,7 @@ from ebbflow.planners.model.ledger import Decided, Ended, Granted, LoopBegan, Re
 from ebbflow.planners.model.prices import Machine, Series
 from ebbflow.tasks.loop import LOOP, CapacityLoop, LoopRow, Rented
 from ebbflow.tasks.loop import cycle as loop_module
+from ebbflow.tasks.loop.status import look
 
 
 @pytest.fixture
@@ -67,6 +71,94 @@ def test_a_node_that_dies_takes_its_leases_with_it(world):
     assert "n1" not in state.nodes
     assert {lease.node for lease in state.leases.values()} == {"n0"}
     assert world.ledger.events(kinds=[Ended])
+
+
+def test_a_node_that_one_look_missed_gets_no_lease_before_its_app_has_let_go(world):
+    world.begin()
+    app = world.app("a", 4)
+    world.step()
+    before = {lease.number for lease in world.ledger.state().held("a")}
+    for happens in (lambda: world.source.take("n1"), lambda: world.source.add(node("n1"))):
+        happens()
+        for _ in range(3):
+            world.clock.sleep(0.2)
+            world.loop.once()
+    assert "n1" in world.ledger.state().nodes
+    assert {lease.number for lease in world.ledger.state().held("a")} < before
+    app.step()  # it has seen that its leases there are over, and nothing of it is left
+    world.clock.sleep(1.0)
+    world.loop.once()
+    world.steps(2)
+    assert world.gpus("a") == 4
+
+
+def test_a_loop_that_was_suspended_ends_nothing_before_it_knows_that_it_leads(world):
+    evictor = FakeEvictor()
+    world.begin(evictor=evictor)
+    world.clock.sleep(world.pace.lead + 1)
+    world.loop._hands.evict("a", "n0", "it was late before the loop was suspended")
+    assert not evictor.asked
+    world.loop.once()  # it renews its lead, and decides anew
+    world.loop._hands.evict("a", "n0", "it is late")
+    assert evictor.asked == [("a", "n0")]
+    world.loop._lead.lost.set()
+    world.loop._hands.evict("a", "n0", "it is late")
+    assert len(evictor.asked) == 1
+
+
+def test_an_end_by_force_whose_answer_was_lost_ends_no_lease_that_came_after(tmp_path):
+    evictor = FakeEvictor(there=[("a", "n0")])
+    with World(tmp_path, nodes(1)) as world:
+        world.begin(evictor=evictor)
+        world.app("a", 2, obeys=False)
+        world.step()
+        other = world.app("b", 2)
+        while not evictor.asked:
+            world.clock.sleep(0.5)
+            for app in world.apps:
+                app.step()
+            world.loop.once()
+        other.finish()  # so what the end by force frees is for the same app again
+        world.apps.remove(other)
+        real = world.loop._lead.leadership.write
+
+        def torn(changes):
+            real(changes)
+            assert any(isinstance(one, Ended) and one.reason == "ended by force" for one in changes)
+            assert any(isinstance(one, Granted) for one in changes)
+            raise LedgerUnavailableError("the answer is lost, for a test", unsure=True)
+
+        world.loop._lead.leadership.write = torn
+        with pytest.raises(LedgerUnavailableError):
+            world.loop.once()
+        world.loop._lead.leadership.write = real
+        granted = set(world.ledger.state().leases)
+        assert len(granted) == 2
+        world.loop.once()
+        world.loop.once()
+        assert set(world.ledger.state().leases) == granted
+
+
+def test_a_report_of_a_newer_version_is_left_out_and_ends_neither_loop_nor_app(world, tmp_path):
+    world.begin()
+    newer = world.app("a", 2)
+    world.app("b", 2)
+    world.step()
+    world.apps.remove(newer)
+    with closing(sqlite3.connect(tmp_path / "ledger.db")) as other:
+        for _ in range(60):
+            body = json.dumps({"at": world.clock.now(), "mood": "fine"})
+            other.execute(
+                "UPDATE ledger_reports SET body = ?, at = ? WHERE app = 'a'", (body, world.clock.now())
+            )
+            other.commit()
+            world.step()
+    state = world.ledger.state()
+    assert state.apps["a"].phase != "lost"
+    assert world.gpus("a") == world.gpus("b") == 2
+    view = look(world.ledger)
+    assert [one for one in view.problems if "a is left out" in one and "mood" in one] == list(view.problems)
+    assert LoopRow.of(world.ledger.reports([LOOP])[LOOP]).problems == view.problems
 
 
 def test_a_notice_calls_leases_back_before_the_node_is_gone(world):

@@ -68,6 +68,22 @@ def test_a_notice_is_news_and_its_estimated_deadline_is_not():
     assert change(state, seen({"n0": (2, 1.0)})) is not None  # it was withdrawn
 
 
+def test_of_several_notices_for_one_node_the_firmest_and_earliest_is_written_once():
+    state, capacity = State(), seen({"n0": (2, 1.0), "n1": (2, 1.0)})
+    told = (
+        Notice("n0", 300.0),
+        Notice("n0", 50.0, "rebalance"),
+        Notice("n0", 120.0),
+        Notice("n1", 90.0, "rebalance"),
+        Notice("n1", 80.0, "rebalance"),
+    )
+    found = written(state, replace(capacity, notices=told))
+    assert found is not None
+    assert found.notices == (Notice("n0", 120.0), Notice("n1", 80.0, "rebalance"))
+    assert change(state, replace(capacity, notices=told)) is None
+    assert change(state, replace(capacity, notices=told[::-1])) is None
+
+
 def test_a_notice_of_a_node_that_is_not_there_waits_for_it():
     state = State()
     assert written(state, seen({}, {"n0": (120.0, "interruption")})) is None

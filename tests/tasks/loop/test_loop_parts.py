@@ -107,6 +107,31 @@ def test_a_slow_eviction_does_not_delay_the_fleet():
     hands.close(10)
 
 
+def test_what_waits_is_not_begun_when_another_may_lead():
+    class Begun(FakeFleet):
+        def apply(self, target, *, dry_run=False):
+            begun.set()
+            return super().apply(target)
+
+    begun, sure = threading.Event(), [True]
+    fleet, evictor = Begun(), FakeEvictor()
+    fleet.go.clear()
+    hands = Hands(fleet, evictor, SystemClock(), None, lambda: sure[0])
+    hands.start()
+    hands.scale([Target("gpu", 1, 1, "more"), Target("etl", 2, 1, "more")])
+    hands.terminate(["n1"])
+    assert begun.wait(60)
+    sure[0] = False  # it was suspended for longer than its lead
+    hands.evict("a", "n0", "late")
+    fleet.go.set()
+    until(lambda: not hands.waiting, "the rest")
+    assert fleet.calls == [1]
+    assert not evictor.asked
+    left = {one.what for one in hands.done() if isinstance(one, Scaled) and "another loop" in one.error}
+    assert left == {"evict a n0", "target etl", "end n1"}
+    hands.close(10)
+
+
 @pytest.mark.parametrize("error", [AwsError("no"), OptionError("no"), ZeroDivisionError("a defect")])
 def test_what_fails_is_told_and_ends_no_thread(error):
     fleet = FakeFleet()
@@ -273,6 +298,30 @@ def test_a_watch_whose_first_look_shows_a_defect_can_be_ended():
     watch = Watch(FakeSource(node("n0")), fleet, PACE, SystemClock())
     with pytest.raises(ZeroDivisionError):
         watch.start(threading.Event())
+    watch.stop()
+
+
+def test_a_look_that_was_under_way_when_another_was_asked_for_is_followed_by_it():
+    clock, began, go = SystemClock(), threading.Event(), threading.Event()
+    go.set()
+
+    class Slow(FakeFleet):
+        def observe(self):
+            self.calls.append("look")
+            began.set()
+            go.wait(60)
+            return Fleet(1, 0.0, ())
+
+    fleet = Slow()
+    watch = Watch(FakeSource(node("n0")), fleet, LoopPace(fleet=1000.0), clock)
+    watch.start(threading.Event())
+    began.clear()
+    go.clear()
+    watch.refresh()
+    assert began.wait(60)  # the second look
+    watch.refresh()
+    go.set()
+    until(lambda: len(fleet.calls) == 3, "the third look")
     watch.stop()
 
 

@@ -3,9 +3,13 @@
 import threading
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import pytest
 from pipelines import content, read
 
+from ebbflow.infra.clock import SystemClock
+from ebbflow.infra.errors import RunLockedError
 from ebbflow.planners.model.ledger import Decided
 from ebbflow.tasks.pipeline.carry import Carrier
 from ebbflow.tasks.pipeline.coordinator import Attempt
@@ -14,6 +18,29 @@ from ebbflow.tasks.pipeline.site import Site
 from tests.tasks.loop.loopcases import World, node, settings
 
 BUDGET = 2.0
+
+
+@pytest.mark.parametrize(
+    ("save", "graces"), [(15.0, [(30.0, 15.0), (15.0, None)]), (None, [(30.0, None)] * 2)]
+)
+def test_what_a_cancelled_run_has_to_save_in_holds_for_its_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, save: float | None, graces: list[Any]
+) -> None:
+    pipeline = read(content(tmp_path), tmp_path)
+    begun: list[Any] = []
+
+    def begin(request: Any, *_: Any, **given: Any) -> None:
+        begun.append((request.grace, given.get("save")))
+        raise RunLockedError("another runs it")
+
+    monkeypatch.setattr("ebbflow.tasks.apps.training.run_training_app", begin)
+    monkeypatch.setattr("ebbflow.tasks.apps.tuning.run_tuning_app", begin)
+    site = Site(None, "local", pools=lambda *_: None)  # type: ignore[arg-type,return-value]
+    carrier = Carrier(site, pipeline, RunFolder(tmp_path, "one"), SystemClock(), save=save)
+    for name in ("fit", "tune"):
+        attempt = Attempt(pipeline.steps[name], f"one.{name}", 1, lambda text: text, None, threading.Event())
+        assert carrier(attempt).state == "lost"
+    assert begun == graces
 
 
 def test_all_apps_of_a_pipeline_together_spend_no_more_than_its_budget(tmp_path: Path) -> None:
