@@ -8,7 +8,7 @@ import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -101,15 +101,18 @@ class Server:
         """Stop all of the server's processes without ending them."""
         import psutil
 
-        parent = psutil.Process(self.pid)
-        processes = [parent, *parent.children(recursive=True)]
-        for process in processes:
-            process.send_signal(signal.SIGSTOP)
+        stopped = [psutil.Process(self.pid)]
         try:
+            stopped[0].suspend()  # from now on it has no new children
+            for process in stopped[0].children(recursive=True):
+                with suppress(psutil.NoSuchProcess):  # a connection may just have ended
+                    process.suspend()
+                    stopped.append(process)
             yield
         finally:
-            for process in reversed(processes):
-                process.send_signal(signal.SIGCONT)
+            for process in reversed(stopped):
+                with suppress(psutil.NoSuchProcess):
+                    process.resume()
 
 
 @contextmanager
