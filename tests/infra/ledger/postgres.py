@@ -4,7 +4,6 @@ import glob
 import os
 import pwd
 import shutil
-import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator
