@@ -94,10 +94,14 @@ class Tab:
         self.until(
             f"(() => {{ const e = {expression}; return !!e && e.getBoundingClientRect().width > 0; }})()"
         )
-        x, y = self.ask(
-            f"""(() => {{ const e = {expression}; e.scrollIntoView({{block: 'center'}});
+        where = f"""(() => {{ const e = {expression}; e.scrollIntoView({{block: 'center'}});
             const b = e.getBoundingClientRect(); return [b.left + b.width / 2, b.top + b.height / 2]; }})()"""
-        )
+        deadline = time.monotonic() + _ANSWER
+        x, y = self.ask(where)
+        time.sleep(0.2)
+        while (now := self.ask(where)) != [x, y] and time.monotonic() < deadline:  # the page moves it still
+            x, y = now
+            time.sleep(0.2)
         for kind in ("mouseMoved", "mousePressed", "mouseReleased"):
             button = {} if kind == "mouseMoved" else {"button": "left", "clickCount": 1}
             self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, **button)

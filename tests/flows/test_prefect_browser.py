@@ -79,6 +79,7 @@ def test_decisions_and_the_picture_are_artifacts_of_the_run(
 ) -> None:
     tab.open(f"{pages}/runs/flow-run/{finished}", 1400, 1100)
     tab.until(said(f"query {TITLE}"))
+    tab.until("!!document.querySelector('canvas')")
     tab.press(labelled("Artifacts"))
     for key in ("ebbflow-decisions", "ebbflow-stages", "ebbflow-timeline"):
         tab.until(said(key))
