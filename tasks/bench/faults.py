@@ -13,6 +13,8 @@ from ebbflow.tasks.bench.records import Happening
 from ebbflow.tasks.bench.schedules import Change
 
 _END = 180.0  # seconds to wait for what is going on when a run ends
+_ARRIVAL = 60.0  # seconds for the executor of a worker that has come
+_LOOK = 0.2
 
 
 class Faults:
@@ -21,7 +23,8 @@ class Faults:
     Who leaves is drawn from ``seed`` among the workers that are up, so it is the same for every system as long
     as they have the same workers. ``notices``: whether Spark and Ebbflow are told of a notice; without, who has
     one just vanishes at its end. A worker that is wanted back is started at the change and takes its time; a
-    change's time runs from when the one before had been carried out.
+    change's time runs from when the one before had been carried out, which ``serving`` tells for the workers that
+    have come: a level of the schedule is one of executors that can work.
     """
 
     def __init__(
@@ -30,6 +33,7 @@ class Faults:
         changes: Iterator[Change],
         clock: Clock,
         *,
+        serving: Callable[[Collection[str]], bool],
         seed: str,
         notices: bool,
     ) -> None:
@@ -38,6 +42,7 @@ class Faults:
         self._clock = clock
         self._dice = random.Random(f"victims/{seed}")  # noqa: S311
         self._notices = notices
+        self._serving = serving
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ebbflow-bench-faults", daemon=True)
         self._began = 0.0
@@ -81,6 +86,16 @@ class Faults:
         if len(self._up) < change.workers:
             self._each(range(change.workers - len(self._up)), lambda _: self._add())
             self._up.sort(key=node_number)
+            return self._await_executors()
+        return True
+
+    def _await_executors(self) -> bool:
+        """Return whether the schedule goes on; it does so too when executors do not come."""
+        end = self._now() + _ARRIVAL
+        while not self._serving(self._up) and self._now() < end:
+            if self._wait_until(self._now() + _LOOK):
+                return False
+        self._note("serving", "", len(self._up))
         return True
 
     def _each(self, items: Collection[Any], act: Callable[[Any], None]) -> None:

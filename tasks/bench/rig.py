@@ -2,7 +2,7 @@
 
 import threading
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -145,14 +145,22 @@ class Rig:
                 return
         raise ClusterError("an executor takes no tasks although it is registered")
 
+    def serving(self, nodes: Collection[str]) -> bool:
+        """Tell whether the application has executors on all these workers."""
+        return {self.cluster.state.node(node).host for node in nodes} <= set(self._registered())
+
+    def _registered(self) -> list[str]:
+        """Return the hosts of the registered executors, once for each, in order; none if Spark does not answer."""
+        try:
+            found = get_executors(self._client, self.ui, self.application)
+        except (httpx.HTTPError, ValueError):
+            return []
+        return sorted(e.host for e in found if e.active and not e.driver and e.max_memory > 0)
+
     def _await_executors(self) -> None:
         end = self.clock.now() + _ARRIVAL
         while True:
-            try:
-                found = get_executors(self._client, self.ui, self.application)
-            except (httpx.HTTPError, ValueError):
-                found = []
-            ready = sorted(e.host for e in found if e.active and not e.driver and e.max_memory > 0)
+            ready = self._registered()
             if ready == sorted(self._hosts()):
                 return
             if self.clock.now() >= end:

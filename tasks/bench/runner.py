@@ -30,7 +30,7 @@ from ebbflow.tasks.planning import Prepared, prepare
 from ebbflow.tasks.request import QueryRequest
 from ebbflow.tasks.verify import oracle
 
-_LEAST_TIMEOUT, _TIMEOUT_SPANS = 180.0, 20.0  # a run is given up after so many seconds and spans
+_LEAST_TIMEOUT, _TIMEOUT_SPANS = 180.0, 10.0  # a run is given up after so many seconds and spans
 _FIRST_TIMEOUT = 3600.0  # while nothing is known of a query
 _RESTARTS = 3  # of a cluster that has broken
 
@@ -222,7 +222,14 @@ class Bench:
         if run.schedule != "none":
             seed = self.plan.seed_of(run)
             planned = schedules.changes(run.schedule, span, workers, seed)
-            faults = Faults(rig.cluster, planned, self.clock, seed=seed, notices=run.system != "spark")
+            faults = Faults(
+                rig.cluster,
+                planned,
+                self.clock,
+                serving=rig.serving,
+                seed=seed,
+                notices=run.system != "spark",
+            )
         hazard = schedules.hazard(run.schedule, span, workers) if faults else None
         task = Task(
             run.query.suite,

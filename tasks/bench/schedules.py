@@ -27,7 +27,8 @@ class Change:
     """``after`` seconds ``workers`` are wanted; who must leave is warned ``notice`` seconds before.
 
     Time runs from the moment at which the change before had been carried out, the query's hand-over for the first:
-    a worker that comes back takes seconds to start, and each level is to be held for as long as the schedule says.
+    a worker that comes back and its executor take seconds to start, and each level is to be held for as long as the
+    schedule says.
     """
 
     after: float
