@@ -18,8 +18,8 @@ SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)
 _NOTICE_SHARE = 0.1  # of the span
 _LEAST_NOTICE = 2.0  # seconds
 _GAP = (1 / 12, 1 / 4)  # of the span, between two changes; the mean lets a cycle of five end within it
-# Seconds: a JVM on half a CPU needs about as many before it is of use, and one that never works is no capacity.
-_LEAST_GAP = 8.0
+# Seconds: an executor on half a CPU needs about eight for its first task, and one that never works is no capacity.
+_LEAST_GAP = 15.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ def changes(name: Schedule, span: float, workers: int, seed: str = "") -> Iterat
     * kill: one worker vanishes at half of ``span``. notice: the same, announced a tenth of ``span`` before,
       at least two seconds.
     * volatile: with three workers 3 → 1 → 3 → 2 → 1 → 3, again and again. The times between changes are
-      uniform from a twelfth to a quarter of ``span``, drawn from ``seed``, but at least eight seconds: a cycle
+      uniform from a twelfth to a quarter of ``span``, drawn from ``seed``, but at least fifteen seconds: a cycle
       takes five sixths of ``span`` on average, and what workers take to start. volatile-notice: the same, with
       the notice period above for all that leave.
 

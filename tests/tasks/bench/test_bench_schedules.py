@@ -36,7 +36,7 @@ def test_a_notice_is_never_given_before_the_query(span: float) -> None:
 def test_volatile_levels_repeat_and_gaps_keep_their_bounds(span: float, seed: str) -> None:
     found = list(islice(changes("volatile", span, 3, seed), 12))
     assert [c.workers for c in found] == [1, 3, 2, 1, 3, 1, 3, 2, 1, 3, 1, 3]
-    assert all(max(8.0, span / 12) <= c.after <= max(8.0, span / 4) for c in found)
+    assert all(max(15.0, span / 12) <= c.after <= max(15.0, span / 4) for c in found)
     assert all(c.notice == 0 for c in found)
 
 
