@@ -19,7 +19,7 @@ _NOTICE_SHARE = 0.1  # of the span
 _LEAST_NOTICE = 2.0  # seconds
 _GAP = (1 / 12, 1 / 4)  # of the span, between two changes; the mean lets a cycle of five end within it
 # Seconds: an executor on half a CPU needs about eight for its first task, and one that never works is no capacity.
-_LEAST_GAP = 15.0
+_LEAST_GAP = (10.0, 20.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +43,8 @@ def changes(name: Schedule, span: float, workers: int, seed: str = "") -> Iterat
     * kill: one worker vanishes at half of ``span``. notice: the same, announced a tenth of ``span`` before,
       at least two seconds.
     * volatile: with three workers 3 → 1 → 3 → 2 → 1 → 3, again and again. The times between changes are
-      uniform from a twelfth to a quarter of ``span``, drawn from ``seed``, but at least fifteen seconds: a cycle
-      takes five sixths of ``span`` on average, and what workers take to start. volatile-notice: the same, with
+      uniform from a twelfth to a quarter of ``span``, drawn from ``seed``, but not from less than ten to twenty
+      seconds: a cycle takes five sixths of ``span`` on average, or 75 s, and what workers take to start. volatile-notice: the same, with
       the notice period above for all that leave.
 
     Raises ``OptionError`` for an unknown name, a span that is not positive, or too few workers to lose one.
@@ -72,7 +72,7 @@ def hazard(name: Schedule, span: float, workers: int) -> float | None:
         return 3600.0 / (workers * span)
     levels = [workers, *_levels(workers)]
     losses = sum(max(0, a - b) for a, b in pairwise(levels))
-    gap = max(_LEAST_GAP, span * sum(_GAP) / 2)
+    gap = sum(_gaps(span)) / 2
     return 3600.0 * losses / (gap * sum(levels[:-1]))
 
 
@@ -91,5 +91,11 @@ def _levels(workers: int) -> tuple[int, ...]:
 
 def _volatile(span: float, workers: int, notice: float, dice: random.Random) -> Iterator[Change]:
     for level in cycle(_levels(workers)):
-        gap = max(_LEAST_GAP, span * dice.uniform(*_GAP))
+        gap = dice.uniform(*_gaps(span))
         yield Change(gap, level, min(notice, gap))
+
+
+def _gaps(span: float) -> tuple[float, float]:
+    """Return the bounds of the time between two changes, in seconds."""
+    (least, most), (low, high) = _LEAST_GAP, _GAP
+    return max(least, low * span), max(most, high * span)
