@@ -51,7 +51,8 @@ decommissioning where a notice is given
 
     notice           the same, announced a tenth of that time before
 
-    volatile         3 → 1 → 3 → 2 → 1 → 3 workers, again and again, at random times drawn from --seed, at least 10 to 20 s apart
+    volatile         3 → 1 → 3 → 2 → 1 → 3 workers, again and again, at random times drawn from --seed, \
+at least 10 to 20 s apart
 
     volatile-notice  the same, with a notice before every loss
 

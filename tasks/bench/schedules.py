@@ -44,8 +44,8 @@ def changes(name: Schedule, span: float, workers: int, seed: str = "") -> Iterat
       at least two seconds.
     * volatile: with three workers 3 → 1 → 3 → 2 → 1 → 3, again and again. The times between changes are
       uniform from a twelfth to a quarter of ``span``, drawn from ``seed``, but not from less than ten to twenty
-      seconds: a cycle takes five sixths of ``span`` on average, or 75 s, and what workers take to start. volatile-notice: the same, with
-      the notice period above for all that leave.
+      seconds: a cycle takes five sixths of ``span`` on average, or 75 s, and what workers take to start.
+      volatile-notice: the same, with the notice period above for all that leave.
 
     Raises ``OptionError`` for an unknown name, a span that is not positive, or too few workers to lose one.
     """
