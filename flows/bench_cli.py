@@ -56,7 +56,8 @@ at least 10 to 20 s apart
 
     volatile-notice  the same, with a notice before every loss
 
-The time of a run is from the SQL text to the complete Parquet result, which is compared with DuckDB's. Each run is \
+The time of a run is from the SQL text to the complete Parquet result, which is compared with DuckDB's. All \
+executors load Spark's classes from one archive, so that those that come are of use sooner. Each run is \
 added to DIR/runs.jsonl at once; DIR/sql.json and DIR/sql-cdf.svg sum them up. Queries should take 10 to 60 s: \
 choose --scale so. Memory: workers times --memory, and 3 GiB.
 """
@@ -112,9 +113,11 @@ def sql_command(
     from ebbflow.flows.options import parse_settings
     from ebbflow.flows.running import interruptible
     from ebbflow.infra.clock import SystemClock
+    from ebbflow.infra.spark.class_archive import java_options
     from ebbflow.tasks.bench.cases import Plan, chosen_queries
     from ebbflow.tasks.bench.rig import RigOptions
     from ebbflow.tasks.bench.runner import Bench
+    from ebbflow.tasks.request import home
 
     if summary_only:
         _sum_up(out)
@@ -125,8 +128,9 @@ def sql_command(
     suites = _words(suite)
     chosen = chosen_queries(suites, _words(queries or ""))
     plan = Plan(chosen, _words(schedules), _words(systems), pairs, workers, seed)  # type: ignore[arg-type]
-    rig = RigOptions(workers, cores_per_worker, memory, parse_settings(conf or []))
+    settings = parse_settings(conf or [])
     folders = _folders(suites, tables, scale)
+    rig = RigOptions(workers, cores_per_worker, memory, settings, java_options(home()))
     with (
         interruptible(errors, f"runs that ended are kept; the same command goes on (in {out})"),
         _Shown() as shown,

@@ -34,9 +34,11 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     if not session.config.option.collectonly and any(
         item.get_closest_marker("spark") for item in session.items
     ):
-        from tests.spark_archive import java_options
+        from ebbflow.infra.spark.class_archive import java_options
 
-        os.environ["JDK_JAVA_OPTIONS"] = java_options()
+        # JVMs of tests live for seconds: the first compiler and the serial collector do
+        quick = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+        os.environ["JDK_JAVA_OPTIONS"] = java_options(Path(__file__).parents[1] / ".cache", quick)
 
 
 @pytest.fixture(scope="session")

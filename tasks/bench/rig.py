@@ -54,6 +54,7 @@ class RigOptions:
     cpus: float = 0.5  # of this machine, for each worker; Spark is told one core
     memory: str = "2g"  # of each worker
     conf: Mapping[str, str] | None = None  # further Spark settings, for all systems
+    java_options: str = ""  # of executors, unless ``conf`` has some
 
 
 class Rig:
@@ -220,7 +221,7 @@ def started_rig(options: RigOptions, clock: Clock) -> Iterator[Rig]:
         name, workers=options.workers, cores=1, memory=options.memory, cpus=options.cpus, clock=clock
     )
     with cluster:
-        conf = _SHARED | dict(options.conf or {})
+        conf = _SHARED | {"spark.executor.extraJavaOptions": options.java_options} | dict(options.conf or {})
         heap = executor_memory(parse_memory(options.memory) / 1024)
         chosen = settings(cluster.master_url, app_name="ebbflow-bench", memory=heap, conf=conf)
         session, process = start_session(chosen)

@@ -142,6 +142,7 @@ class Bench:
             "cap": state.cap,
             "memory": self.rig.memory,
             "conf": dict(self.rig.conf or {}),
+            "class_archive": "SharedArchiveFile" in self.rig.java_options,
             "seed": self.plan.seed,
             "pairs": self.plan.pairs,
             "machine": f"{os.cpu_count()} cores, {platform.machine()}",

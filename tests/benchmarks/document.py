@@ -107,9 +107,9 @@ def _sql(found: dict[str, Any]) -> str:
 Three systems take turns on the same warm application, cluster and files: Spark SQL with its own SQL settings and
 adaptive execution (`spark`), the same with cost-based optimiser, column statistics, join reordering and graceful
 decommissioning on a notice (`spark-cbo`), and Ebbflow. {setup["workers"]} one-core workers on loopback,
-{setup["cap"]}; {setup["machine"]}; Spark {setup["spark"]}. `ebbflow bench sql --help` says what the schedules do. A
-time is from the SQL text to the whole Parquet result, each answer compared with DuckDB's; a ratio is Ebbflow's time
-over that of the better plain system.
+{setup["cap"]}; {setup["machine"]}; Spark {setup["spark"]}{_archive(setup)}. `ebbflow bench sql --help` says what
+the schedules do. A time is from the SQL text to the whole Parquet result, each answer compared with DuckDB's; a
+ratio is Ebbflow's time over that of the better plain system.
 
 {_sql_bars(found)}
 
@@ -124,6 +124,10 @@ of the better plain system in brackets:
 
 {_sql_losses(found)}
 """
+
+
+def _archive(setup: dict[str, Any]) -> str:
+    return ", executors with a shared archive of its classes" if setup.get("class_archive") else ""
 
 
 def _sql_command(found: dict[str, Any]) -> str:

@@ -5,6 +5,7 @@ import os
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -149,27 +150,9 @@ def test_a_training_on_leases_is_cancelled_killed_and_gone_on_with(prefect: Home
             # killed with its worker: only the ledger can tell
             second = prefect.run("train/train", id="second", arguments=["--epochs", "60"], **given)
             eventually(lambda: _phase(ledger, "second") == "running", LONG)
-            prefect.kill_worker()
-            for process in processes(second):
-                if "prefect" in " ".join(process.cmdline()):
-                    process.kill()
-            assert prefect.state(second) == "RUNNING"
-            assert prefect.ended(second) == "CRASHED"
-            tag = "ebbflow-resumes:lab:second"
-            eventually(lambda: _tagged(prefect, tag), LONG)
-            prefect.start_worker()
-            eventually(lambda: _phase(ledger, "second") == "finished", 2 * LONG)
-            (resumed,) = _tagged(prefect, tag)
-            assert prefect.ended(resumed["id"]) == "COMPLETED"
+            resumed = _killed_and_gone_on_with(prefect, ledger, second, "second", "second")
             assert resumed["parameters"]["resume"] is True
-            eventually(lambda: not ledger.state().leases, LONG)
-            assert not ledger.verify()
-
-            # the loop was started by the worker that is gone: it is asked to end
-            leader = ledger.leader()
-            assert leader is not None
-            ledger.report(STOP, stop_request(leader.token, ledger.clock.now()))
-            assert prefect.ended(loop) == "COMPLETED"
+            _end_loop(prefect, ledger, loop)
     finally:
         fleet.down()
 
@@ -203,18 +186,7 @@ def test_a_pipeline_on_a_cluster_that_is_there_is_killed_and_gone_on_with(
             eventually(lambda: ledger.state().nodes, LONG)
             run = prefect.run("run-pipeline/pipeline", file=str(file), id="two", folder=str(tmp_path))
             eventually(lambda: _phase(ledger, "two.second") == "running", LONG)
-            prefect.kill_worker()
-            for process in processes(run):
-                if "prefect" in " ".join(process.cmdline()):
-                    process.kill()
-            assert prefect.state(run) == "RUNNING"
-            assert prefect.ended(run) == "CRASHED"
-            tag = "ebbflow-resumes:lab:two"
-            eventually(lambda: _tagged(prefect, tag), LONG)
-            prefect.start_worker()
-            eventually(lambda: _phase(ledger, "two.second") == "finished", 2 * LONG)
-            (resumed,) = _tagged(prefect, tag)
-            assert prefect.ended(resumed["id"]) == "COMPLETED", prefect.log()
+            resumed = _killed_and_gone_on_with(prefect, ledger, run, "two", "two.second")
             given = resumed["parameters"]
             assert (given["resume"], given["folder"], given["file"]) == ("two", str(tmp_path), None)
             steps = json.loads((tmp_path / "two" / "run.json").read_text())["steps"]
@@ -222,13 +194,7 @@ def test_a_pipeline_on_a_cluster_that_is_there_is_killed_and_gone_on_with(
                 "first": ("finished", 1),
                 "second": ("finished", 2),
             }
-            eventually(lambda: not ledger.state().leases, LONG)
-            assert not ledger.verify()
-
-            leader = ledger.leader()
-            assert leader is not None
-            ledger.report(STOP, stop_request(leader.token, ledger.clock.now()))
-            assert prefect.ended(loop) == "COMPLETED"
+            _end_loop(prefect, ledger, loop)
     finally:
         fleet.down()
 
@@ -374,7 +340,34 @@ def _phase(ledger: Ledger, app: str) -> str:
     return record.phase if record is not None else ""
 
 
-def _tagged(prefect: Home, tag: str) -> list[dict[str, object]]:
+def _tagged(prefect: Home, tag: str) -> list[dict[str, Any]]:
     body = {"flow_runs": {"tags": {"all_": [tag]}}}
-    found: list[dict[str, object]] = prefect.get("post", "/flow_runs/filter", json=body)
+    found: list[dict[str, Any]] = prefect.get("post", "/flow_runs/filter", json=body)
     return found
+
+
+def _killed_and_gone_on_with(prefect: Home, ledger: Ledger, run: str, name: str, app: str) -> dict[str, Any]:
+    """Kill a run with its worker, so that only the ledger can tell, and return the run that has gone on with it."""
+    prefect.kill_worker()
+    for process in processes(run):
+        if "prefect" in " ".join(process.cmdline()):
+            process.kill()
+    assert prefect.state(run) == "RUNNING"
+    assert prefect.ended(run) == "CRASHED"
+    tag = f"ebbflow-resumes:lab:{name}"
+    eventually(lambda: _tagged(prefect, tag), LONG)
+    prefect.start_worker()
+    eventually(lambda: _phase(ledger, app) == "finished", 2 * LONG)
+    (resumed,) = _tagged(prefect, tag)
+    assert prefect.ended(resumed["id"]) == "COMPLETED", prefect.log()
+    eventually(lambda: not ledger.state().leases, LONG)
+    assert not ledger.verify()
+    return resumed
+
+
+def _end_loop(prefect: Home, ledger: Ledger, loop: str) -> None:
+    """End a loop that was started by a worker that is gone: it is asked to."""
+    leader = ledger.leader()
+    assert leader is not None
+    ledger.report(STOP, stop_request(leader.token, ledger.clock.now()))
+    assert prefect.ended(loop) == "COMPLETED"
