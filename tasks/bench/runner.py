@@ -25,6 +25,7 @@ from ebbflow.tasks.bench.faults import Faults
 from ebbflow.tasks.bench.metrics import Metrics, Window, measure
 from ebbflow.tasks.bench.records import Journal, Record
 from ebbflow.tasks.bench.rig import Rig, RigOptions, started_rig
+from ebbflow.tasks.bench.schedules import Schedule
 from ebbflow.tasks.bench.systems import Outcome, Task, run_system
 from ebbflow.tasks.planning import Prepared, prepare
 from ebbflow.tasks.request import QueryRequest
@@ -64,6 +65,7 @@ class Bench:
     _texts: dict[Query, str] = field(default_factory=dict)
     _answers: dict[Query, Any] = field(default_factory=dict)
     _relations: dict[Suite, list[Relation]] = field(default_factory=dict)
+    _known: set[tuple[Query, System, Schedule]] = field(default_factory=set)  # run on this application
 
     def run(self) -> bool:
         """Do what is missing; return whether nothing is left. Raises ``EbbflowError``."""
@@ -154,6 +156,7 @@ class Bench:
     def _on_a_cluster(self, first: bool) -> bool:
         self._say(f"starting a master, {self.rig.workers} workers and Spark")
         with started_rig(self.rig, self.clock) as rig:
+            self._known.clear()
             if first:
                 self._journal.add_setup(self._setup(rig))
             for suite, relations in self._relations.items():
@@ -202,7 +205,11 @@ class Bench:
         self._journal.add_span(query, statistics.median(walls))
 
     def _timed(self, rig: Rig, run: Run, order: int) -> None:
-        record = self._counted(rig, run, order, self._journal.spans[run.query.name])
+        span = self._journal.spans[run.query.name]
+        if self.rehearsals and _plan_of(run) not in self._known:
+            self._say(f"rehearsal of {run.query.name}, {run.schedule}: {run.system}")
+            self._one(rig, run, order, span, disturbed=False)
+        record = self._counted(rig, run, order, span)
         self._journal.add(record)
         self._report(record)
 
@@ -213,14 +220,15 @@ class Bench:
         self._spent += self.clock.now() - started
         return record
 
-    def _one(self, rig: Rig, run: Run, order: int, span: float) -> Record:
-        """Run once on a restored cluster, with the schedule's changes, and return what came of it."""
+    def _one(self, rig: Rig, run: Run, order: int, span: float, *, disturbed: bool = True) -> Record:
+        """Run once on a restored cluster, with the schedule's changes if ``disturbed``, and return what came of it.
+        Ebbflow is told of the losses in either case."""
         rig.warm_with(run.query.suite, self._relations[run.query.suite])
         rig.restore()
         folder = Path(tempfile.mkdtemp(prefix="run-", dir=self._scratch))
         workers = self.rig.workers
         faults = None
-        if run.schedule != "none":
+        if run.schedule != "none" and disturbed:
             seed = self.plan.seed_of(run)
             planned = schedules.changes(run.schedule, span, workers, seed)
             faults = Faults(
@@ -231,7 +239,8 @@ class Bench:
                 seed=seed,
                 notices=run.system != "spark",
             )
-        hazard = schedules.hazard(run.schedule, span, workers) if faults else None
+        hazard = schedules.hazard(run.schedule, span, workers) if run.schedule != "none" else None
+        self._known.add(_plan_of(run))
         task = Task(
             run.query.suite,
             run.query.name,
@@ -316,3 +325,11 @@ class Bench:
     def _report(self, record: Record) -> None:
         self._done += 1
         self._say("", record)
+
+
+def _plan_of(run: Run) -> tuple[Query, System, Schedule]:
+    """Return what decides over the statements of a run, whose code Spark compiles at the first.
+
+    Ebbflow plans for the losses that a schedule means; plain Spark's plans know nothing of them.
+    """
+    return run.query, run.system, run.schedule if run.system == "ebbflow" else "none"
