@@ -6,10 +6,11 @@ import psutil
 import pytest
 
 from ebbflow.infra.clock import SystemClock
+from ebbflow.infra.spark.class_archive import java_options
 from ebbflow.infra.spark.state import list_clusters
 from ebbflow.tasks.bench.cases import Plan, Query
 from ebbflow.tasks.bench.records import Journal
-from ebbflow.tasks.bench.rig import RigOptions
+from ebbflow.tasks.bench.rig import RigOptions, started_rig
 from ebbflow.tasks.bench.runner import Bench, Step
 from ebbflow.tasks.bench.summary import summarise
 
@@ -64,3 +65,15 @@ def test_one_query_with_one_kill(tpch: str, tmp_path: Path) -> None:
     before = journal.path.read_text()
     assert Bench(plan, {"tpch": Path(tpch)}, RigOptions(2), tmp_path, SystemClock(), steps.append).run()
     assert journal.path.read_text() == before  # all was there: nothing was started
+
+
+def test_executors_load_their_classes_from_the_archive(tmp_path: Path) -> None:
+    log = tmp_path / "classes.log"
+    options = f"{java_options(tmp_path)} -Xlog:class+load:file={log}"
+    with started_rig(RigOptions(1, 0.5, "1400m", java_options=options), SystemClock()) as rig:
+        rig.session.range(10).selectExpr("sum(id)").collect()
+    loaded = [
+        line for line in log.read_text().splitlines() if " org.apache.spark.executor.Executor source:" in line
+    ]
+    assert len(loaded) == 1
+    assert "shared objects file (top)" in loaded[0]
