@@ -22,14 +22,7 @@ class JsonStore:
 
     def get(self, key: str) -> Any | None:
         """Return the value of ``key``, or ``None``."""
-        try:
-            with (
-                translated(f"read {self.uri}"),
-                filesystem(self.scheme).open_input_file(self.file(key)) as file,
-            ):
-                content = json.loads(file.read())
-        except (StorageError, ValueError, RecursionError):
-            return None
+        content = self._content(self.file(key))
         if not isinstance(content, dict) or content.get("key") != key:
             return None
         return content.get("value")
@@ -39,6 +32,33 @@ class JsonStore:
         data = json.dumps({"key": key, "value": value}, allow_nan=True).encode()
         with translated(f"write to the cache {self.uri}"):
             files.write_atomic(filesystem(self.scheme), self.scheme, self.file(key), data)
+
+    def under(self, name: str) -> "JsonStore":
+        """Return the store of JSON values in the folder ``name`` below this one."""
+        return JsonStore(to_uri(f"{self.path}/{name}", self.scheme))
+
+    def values(self) -> list[Any]:
+        """Return the values of all keys, in no particular order, without those of folders below. What ``get``
+        would call missing is left out."""
+        try:
+            with translated(f"read {self.uri}"):
+                found = files.listing(filesystem(self.scheme), self.path)
+                there = [i.path for i in found if i.is_file and i.path.endswith(".json")]
+                contents = files.in_parallel(self._content, there)
+        except StorageError:
+            return []
+        return [
+            content.get("value")
+            for path, content in zip(there, contents, strict=True)
+            if isinstance(content, dict) and path == self.file(str(content.get("key")))
+        ]
+
+    def _content(self, path: str) -> Any | None:
+        try:
+            with translated(f"read {self.uri}"), filesystem(self.scheme).open_input_file(path) as file:
+                return json.loads(file.read())
+        except (StorageError, ValueError, RecursionError):
+            return None
 
     def file(self, key: str, suffix: str = ".json") -> str:
         """Return the path, in pyarrow's terms, of the file that belongs to ``key``."""

@@ -11,9 +11,17 @@ from ebbflow.infra.datatypes import arrow_schema
 from ebbflow.infra.filesystems import filesystem, split, translated
 from ebbflow.infra.protocols import Checkpoint
 
-__all__ = ["Difference", "preview", "read_checkpoint", "same_rows", "write_result"]
+__all__ = ["Difference", "is_whole", "preview", "read_checkpoint", "same_rows", "write_result"]
 
 _BATCH = 65_536  # rows
+
+
+def is_whole(checkpoint: Checkpoint) -> bool:
+    """Tell whether all files of the checkpoint are still there, with their sizes. Raises ``StorageError``."""
+    wanted = checkpoint.relation.files
+    with translated(f"read the checkpoint {checkpoint.uri}"):
+        found = filesystem(checkpoint.relation.scheme).get_file_info([f.path for f in wanted])
+    return all(info.is_file and info.size == file.size for info, file in zip(found, wanted, strict=True))
 
 
 def read_checkpoint(checkpoint: Checkpoint) -> Any:

@@ -1,11 +1,10 @@
 """Slices of stages: parts of a stage's output that are checkpoints of their own.
 
-Every slice is an ordinary checkpoint under its own fingerprint; an index beside the store says which slices of a
-stage exist. The index is a hint: what it names is looked up in the store, what it forgets is computed again. A stage
-whose slices cover all cells has its checkpoint in them, without a copy.
+Every slice is an ordinary checkpoint under its own fingerprint; an index beside the store, a folder for each
+stage, says which slices of it exist. The index is a hint: what it names is looked up in the store, what it
+forgets is computed again. A stage whose slices cover all cells has its checkpoint in them, without a copy.
 """
 
-import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -15,6 +14,7 @@ from ebbflow.infra import files
 from ebbflow.infra.clustering import outside
 from ebbflow.infra.errors import StorageError, TableError
 from ebbflow.infra.jsonstore import JsonStore
+from ebbflow.infra.manifest import FINGERPRINT
 from ebbflow.infra.protocols import Checkpoint, CheckpointStore, FileEntry, Relation
 from ebbflow.infra.tables import footer
 
@@ -22,24 +22,23 @@ Cells = tuple[int, int]  # first cell and the first one beyond
 
 
 class SliceIndex:
-    """Which slices of which stages exist. Safe for the threads that share it and for several processes; two
-    processes that add at the same moment may forget one slice, which is then computed again."""
+    """Which slices of which stages exist. Every slice has an entry of its own, so threads and processes that
+    add slices of one stage at the same moment do not overwrite each other's."""
 
     def __init__(self, store: CheckpointStore, index: JsonStore) -> None:
         self._store = store
         self._index = index
-        self._lock = threading.Lock()  # adding is reading and writing
 
     def divisions(self, output_fp: str) -> tuple[str, ...]:
         """Return the names of the divisions of which slices of the stage may exist."""
-        return tuple(sorted({key.partition("|")[0] for key in self._read(output_fp)}))
+        return tuple(sorted({key.partition("|")[0] for key, *_ in self._read(output_fp)}))
 
     def find(self, output_fp: str, key: str, sources: Mapping[str, str]) -> dict[Cells, Checkpoint]:
         """Return the whole slices of the stage ``output_fp`` under the division ``key`` (its name, a bar
         and its borders); none overlap."""
         found: dict[Cells, Checkpoint] = {}
         covered: set[int] = set()
-        for first, last, fingerprint in sorted(self._read(output_fp).get(key, [])):
+        for _, first, last, fingerprint in sorted(e for e in self._read(output_fp) if e[0] == key):
             cells = set(range(first, last))
             if cells & covered:
                 continue
@@ -51,31 +50,26 @@ class SliceIndex:
 
     def add(self, output_fp: str, key: str, cells: Cells, fingerprint: str) -> None:
         """Note a slice that is in the store."""
-        entry = [*cells, fingerprint]
-        with self._lock, suppress(StorageError):  # a hint only
-            known = self._read(output_fp)
-            if entry not in known.setdefault(key, []):
-                known[key].append(entry)
-                self._index.put(f"slices/{output_fp}", known)
+        first, last = cells
+        with suppress(StorageError):  # a hint only
+            self._index.under(output_fp).put(f"{key}|{first}-{last}", [key, first, last, fingerprint])
 
-    def _read(self, output_fp: str) -> dict[str, list[list[Any]]]:
-        raw = self._index.get(f"slices/{output_fp}")
-        if not isinstance(raw, dict):
-            return {}
-        return {
-            str(key): [e for e in items if _sound(e)] for key, items in raw.items() if isinstance(items, list)
-        }
+    def _read(self, output_fp: str) -> list[tuple[str, int, int, str]]:
+        entries = self._index.under(output_fp).values()
+        return [(e[0], e[1], e[2], e[3]) for e in entries if _sound(e)]
 
 
 def _sound(entry: Any) -> bool:
-    """Tell whether an entry is [first, last, fingerprint]."""
+    """Tell whether an entry is [key, first, last, fingerprint]."""
     return (
         isinstance(entry, list)
-        and len(entry) == 3
-        and type(entry[0]) is int
+        and len(entry) == 4
+        and isinstance(entry[0], str)
         and type(entry[1]) is int
-        and 0 <= entry[0] < entry[1] <= 4096
-        and isinstance(entry[2], str)
+        and type(entry[2]) is int
+        and 0 <= entry[1] < entry[2] <= 4096
+        and isinstance(entry[3], str)
+        and FINGERPRINT.fullmatch(entry[3]) is not None
     )
 
 

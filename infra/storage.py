@@ -109,8 +109,12 @@ class ParquetCheckpointStore:
         return self._files.checkpoint(manifest)
 
     def discard(self, attempt: Attempt) -> None:
-        """Drop an attempt's files; missing ones are no error."""
-        self._files.delete(self._folder(attempt))
+        """Drop an attempt's files. Missing ones are no error, nor are those that cannot be deleted now, as
+        while a task of a cancelled statement still writes: ``collect`` takes them later.
+        """
+        folder = self._folder(attempt)
+        with suppress(StorageError):  # often called for another error, which is the one to tell
+            self._files.delete(folder)
 
     # --- reading ------------------------------------------------------------------------------------------
 

@@ -13,7 +13,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from ebbflow.infra.clock import Clock
-from ebbflow.infra.errors import BroadcastTooLargeError, StageCancelledError, StageFailedError
+from ebbflow.infra.errors import (
+    BroadcastTooLargeError,
+    StageCancelledError,
+    StageFailedError,
+    StorageError,
+)
 from ebbflow.infra.protocols import (
     Checkpoint,
     CheckpointStore,
@@ -21,6 +26,7 @@ from ebbflow.infra.protocols import (
     SqlEngine,
     StageResult,
 )
+from ebbflow.infra.results import is_whole
 from ebbflow.infra.slices import SliceIndex, covers, together
 from ebbflow.planners.model import Capacity, Measured, Share
 from ebbflow.planners.query.execution import Action, Cancel, Execution, Finish, Reuse, Start
@@ -33,6 +39,7 @@ from ebbflow.tasks.stagework import Run, StageWork
 
 _POLL = 1.0  # seconds; the loop looks up at least this often
 _MAX_FAILURES = 3  # of one stage; only those that another run may mend are repeated at all
+_NEWS = 3.0  # seconds for which a failure waits for word of a change of capacity that explains it
 _DEVIATION = 2.0  # actual / estimated rows beyond which plans are made anew (q-error)
 
 
@@ -98,11 +105,18 @@ class Driver:
         self._current: dict[str, str] = {}  # output_fp -> job id that the execution counts as running
         self._jobs = itertools.count(1)
         self._failures: Counter[str] = Counter()  # by output_fp
+        self._fractions: dict[str, float] = {}  # by output_fp: the most of a stage that has existed in slices
+        self._doubts: dict[
+            str, tuple[float, StageOutcome]
+        ] = {}  # by job id: failures to judge, and until when
+        self._waited: set[str] = set()  # job ids of failures that have waited
         self._unfit: set[str] = set()  # physical keys of stages whose broadcasts do not fit
         self._sources: dict[str, dict[str, str]] = {}  # output_fp -> versions of all tables below it
+        self._volatile: set[str] = set()  # by output_fp
         self._checkpoints: dict[str, Checkpoint] = {}
         self._unrendered: deque[Statement] = deque()
         self._told = 0  # decisions already passed on
+        self._insisted = 0.0  # when cancelled runs were last cancelled again, seconds since the Unix epoch
         self._capacity: Capacity | None = None
         self._share: Share | None = None
         self.record = Record(started if started is not None else clock.now())
@@ -137,6 +151,8 @@ class Driver:
                 for fp in stage.inputs:
                     sources |= self._sources[fp]
                 self._sources[stage.output_fp] = sources
+                if stage.volatile:
+                    self._volatile.add(stage.output_fp)
 
     # --- events -------------------------------------------------------------------------------------------
 
@@ -147,14 +163,26 @@ class Driver:
             with suppress(queue.Empty):
                 return self._inbox.get_nowait()
             self._unrendered.popleft().spark  # noqa: B018
+        self._insist()
+        now = self._clock.now()
+        for job_id, (due, outcome) in self._doubts.items():
+            if due <= now:
+                del self._doubts[job_id]
+                return outcome
         try:
-            return self._inbox.get(timeout=_POLL)
+            return self._inbox.get(timeout=min([_POLL, *(due - now for due, _ in self._doubts.values())]))
         except queue.Empty:
-            # an engine ignores the cancellation of a job that has not reached it yet
+            return None
+
+    def _insist(self) -> None:
+        """Cancel again, now and then, what has been cancelled and still runs: an engine ignores the
+        cancellation of a job that has not reached it yet."""
+        now = self._clock.now()
+        if now - self._insisted >= _POLL:
+            self._insisted = now
             for run in self._runs.values():
                 if run.cancelled.is_set():
                     self._work.stop(run)
-            return None
 
     def _handle(self, event: object) -> None:
         now = self._clock.now()
@@ -162,12 +190,15 @@ class Driver:
             share = self._note_capacity(event.capacity, event.change)
             candidates = self._anew(share)
             self._act(self._execution.on_share(share, now, event.change, candidates or None))
+            self._doubts = {job_id: (now, outcome) for job_id, (_, outcome) in self._doubts.items()}
         elif isinstance(event, StageOutcome):
             self._ended(event, now)
         elif isinstance(event, SlicesDone):
             if event.job_id in self._runs:
                 fp = self._runs[event.job_id].stage.output_fp
-                self._failures[fp] = 0  # a run that gets on is not one that cannot be mended
+                if event.fraction > self._fractions.get(fp, 0.0):
+                    self._fractions[fp] = event.fraction
+                    self._failures[fp] = 0  # a run that gets on is not one that cannot be mended
                 self._execution.on_slices(fp, event.fraction)
         elif isinstance(event, Exception):
             raise event
@@ -251,22 +282,51 @@ class Driver:
         if self._current.get(fp) != run.job_id:  # we have cancelled it: whatever it says is no failure
             self._file(stage, run, now, "cancelled", None, None)
             return
+        lost = self._lost(run) if isinstance(error, StageFailedError) else []
+        why = self._mendable(run, error, lost)
+        if why is None and self._doubtful(outcome, now):
+            self._runs[run.job_id] = run
+            return
         del self._current[fp]
         cancelled = isinstance(error, StageCancelledError)  # by somebody else, such as in Spark's own page
         status, said = ("cancelled", "") if cancelled else ("failed", str(error))
         self._file(stage, run, now, status, None, None, said)
         self._failures[fp] += 1
-        why = self._mendable(run, error)
         if why is None or self._failures[fp] >= _MAX_FAILURES:
             raise error
         self._note(f"{stage.name} {why}")
-        self._act(self._execution.on_failed(fp, now))
+        gone = [c.fingerprint for c in lost if self._checkpoints.get(c.fingerprint) is c]
+        for output_fp in gone:
+            del self._checkpoints[output_fp]
+        self._act(self._execution.on_failed(fp, now, gone))
 
-    def _mendable(self, run: Run, error: Exception) -> str | None:
+    def _lost(self, run: Run) -> list[Checkpoint]:
+        """Return what the run has read that is not whole any more: others may tidy the store or damage it."""
+        lost = []
+        for checkpoint in run.inputs:
+            with suppress(StorageError):  # not known
+                if not is_whole(checkpoint):
+                    lost.append(checkpoint)
+        return lost
+
+    def _doubtful(self, outcome: StageOutcome, now: float) -> bool:
+        """Put a failure off, once, that a change of capacity may explain: an engine feels a node's loss before
+        the feedback task tells of it. DuckDB's statements do not fail with nodes."""
+        explicable = isinstance(outcome.error, StageFailedError) and self._engine.name != "duckdb"
+        if not explicable or outcome.job_id in self._waited:
+            return False
+        self._waited.add(outcome.job_id)
+        self._doubts[outcome.job_id] = (now + _NEWS, outcome)
+        return True
+
+    def _mendable(self, run: Run, error: Exception, lost: Sequence[Checkpoint]) -> str | None:
         """Tell what is done about a failed run, as a sentence's end; ``None``: another would fail too."""
         stage = run.stage
         if isinstance(error, StageCancelledError):
             return "was cancelled from outside; running it again"
+        if lost:  # what is volatile would be another when computed again, and others may have read it
+            volatile = self._volatile & {c.fingerprint for c in lost}
+            return None if volatile else "has lost what it reads, which is computed again"
         hinted = stage.physical_key not in self._unfit and stage.statement.spark != stage.statement.fallback
         if isinstance(error, BroadcastTooLargeError) and hinted:
             self._unfit.add(stage.physical_key)
@@ -306,11 +366,11 @@ class Driver:
         epoch = self._capacity.epoch if self._capacity else 0
         cores, hazard = (self._share.total.cores, self._share.hazard) if self._share else (0.0, 0.0)
         self._current[stage.output_fp] = job_id
-        run = self._runs[job_id] = Run(stage, job_id, now, epoch, cores, hazard)
+        inputs = [self._checkpoints[fp] for fp in stage.inputs]
+        run = self._runs[job_id] = Run(stage, job_id, now, epoch, cores, hazard, inputs)
         if stage.slicing is not None and self._work.divides(stage):
             self.divided[stage.output_fp] = (stage.slicing.grid.name, stage.slicing.slices)
         self._listener.stage_started(stage)
-        inputs = [self._checkpoints[fp] for fp in stage.inputs]
         sources = self._sources[stage.output_fp]
         fallback = stage.physical_key in self._unfit
 

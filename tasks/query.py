@@ -20,11 +20,11 @@ from ebbflow.infra.slices import SliceIndex
 from ebbflow.infra.storage import ParquetCheckpointStore
 from ebbflow.planners import recovery
 from ebbflow.planners.model import Capacity, Share
-from ebbflow.planners.query.cost import calibrate
+from ebbflow.planners.query.cost import CostModel, calibrate
 from ebbflow.planners.query.coverage import coverage, sentences
 from ebbflow.planners.query.execution import Execution
 from ebbflow.planners.query.packing import simulate
-from ebbflow.planners.query.progress import drift
+from ebbflow.planners.query.progress import drift, repriced
 from ebbflow.planners.query.qep import QueryExecutionPlan, Stage
 from ebbflow.planners.query.replanner import Replanner
 from ebbflow.planners.query.state import StageOutput
@@ -43,6 +43,8 @@ _ARRIVAL = 45.0  # seconds to wait at the start for the first executors
 _SETTLED = 1.5  # seconds without a new one after which all are taken to be there
 _LOOK = 0.25
 _SLICES_LEFT = 8  # into which a stage is divided of which an earlier run has left slices
+_TIDY_EVERY = 3_600.0  # seconds after which a store is tidied again...
+_TIDY_PART = 0.05  # ...or as soon as queries have written this part of its budget
 _PRIOR_HOURS = 1.0  # how much evidence a stated hazard counts for
 
 
@@ -272,8 +274,24 @@ def execute(
     if request.report:
         write_text(request.report, report_html(report))
     with suppress(StorageError):  # housekeeping: the result is there
-        store.collect(int(request.store_budget * GIB), frozenset(s.fingerprint for s in record.stages))
+        _tidy(store, request, record, clock.now())
     return QueryOutcome(report, result)
+
+
+def _tidy(store: ParquetCheckpointStore, request: QueryRequest, record: Record, now: float) -> None:
+    """Make room in the store, if that is due: it means to look at every checkpoint that there is."""
+    budget = int(request.store_budget * GIB)
+    notes, key = store.cache("housekeeping"), str(budget)
+    match notes.get(key):
+        case [float(at), int(written)] if at <= now:
+            pass
+        case _:
+            at, written = 0.0, 0
+    written += sum(s.bytes for s in record.stages if s.status == "completed")
+    if now - at >= _TIDY_EVERY or written >= _TIDY_PART * budget:
+        store.collect(budget, frozenset(s.fingerprint for s in record.stages))
+        at, written = now, 0
+    notes.put(key, [at, written])
 
 
 @contextmanager
@@ -397,13 +415,21 @@ class _Run:
         if self.driver is not None:
             self._planner.keep_divided(self.driver.divided)
             measured = [*self._prepared.history, *self.driver.record.measured]
-            running = self.execution.state(self._clock.now()).running.values()
+            model = calibrate(self._prepared.prior, measured)
             cores = (self._cores + share.total.cores) / 2  # about what the running stages have had
-            slow = drift(running, cores, self._clock.now())
-            self._planner.model = calibrate(self._prepared.prior, measured).slower(slow)
+            self._planner.model = model.slower(self._drift(model, cores))
         if share.total.cores <= 0:
             return ()
         return self._planner.candidates(share, outputs, also=(self.execution.plan.id,))
+
+    def _drift(self, model: CostModel, cores: float) -> float:
+        """Return how many times slower than by ``model`` the stages run that run now.
+
+        Their estimates are as old as the last planning, and count how slow things were then already.
+        """
+        now = self._clock.now()
+        running = self.execution.state(now).running.values()
+        return drift([repriced(r, model.core_seconds(r.stage.work)) for r in running], cores, now)
 
     def report(
         self,

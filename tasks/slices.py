@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from ebbflow.infra.errors import StageCancelledError
 from ebbflow.infra.protocols import (
@@ -53,7 +53,10 @@ class StageRun:
     cores: float
     hazard: float
     dialect: Callable[[Statement], str]
-    since: float = 0.0  # seconds since the Unix epoch; older slices are not used
+    since: float = 0.0  # seconds since the Unix epoch; older slices are not used...
+    made: set[str] = field(
+        default_factory=set
+    )  # ...but those that this query has computed itself, by fingerprint
 
 
 class SliceRunner:
@@ -96,12 +99,12 @@ class SliceRunner:
     def run(self) -> Sliced:
         """Run what is missing and return the whole. Raises what the engine and the store raise; slices that are
         done stay."""
-        stage, grid = self._run.stage, self._slicing.grid
-        found = self._index.find(stage.output_fp, self._slicing.key, self._run.sources)
-        self._done = {cells: c for cells, c in found.items() if c.created >= self._run.since}
+        run, stage, grid = self._run, self._run.stage, self._slicing.grid
+        found = self._index.find(stage.output_fp, self._slicing.key, run.sources)
+        self._done = {c: s for c, s in found.items() if s.created >= run.since or s.fingerprint in run.made}
         reused = len(self._done)
         if reused:
-            self._tell(SlicesDone(self._run.job_id, self._fraction()))
+            self._tell(SlicesDone(run.job_id, self._fraction()))
         todo = list(runs(list(self._done), grid.cells, self._slicing.slices))
         if todo:
             self._run_all(todo, reused)
@@ -115,16 +118,16 @@ class SliceRunner:
                 pool.submit(self._one, cells, len(todo) + reused, stop) for cells in todo
             ]
             done, _ = wait(futures, return_when=FIRST_EXCEPTION)
-            failed = [f for f in done if f.exception() is not None]
-            if failed:
+            if any(f.exception() is not None for f in done):
                 stop.set()
                 for future in futures:
                     future.cancel()
                 self.cancel()
-        for future in failed:
-            error = future.exception()
-            assert error is not None
-            raise error
+        errors = [e for f in futures if not f.cancelled() and (e := f.exception()) is not None]
+        # the others were cancelled because of the one that failed
+        errors.sort(key=lambda e: isinstance(e, StageCancelledError))
+        if errors:
+            raise errors[0]
 
     def _one(self, cells: Cells, total: int, stop: threading.Event) -> None:
         run, stage = self._run, self._run.stage
@@ -137,19 +140,22 @@ class SliceRunner:
             with self._lock:
                 self._jobs.add(job_id)
             job = self._job(job_id, cells, attempt.uri)
-            if run.cancelled.is_set():
+            # once more: the engine ignores the cancellation of a job that has not reached it yet
+            if run.cancelled.is_set() or stop.is_set():
                 raise StageCancelledError(f"{stage.name} was cancelled before all its slices began")
             result = self._engine.run(job, lambda p: self._heard(cells, p, total))
             checkpoint = self._store.commit(
                 attempt, rows=result.rows, columns=result.columns, seconds=result.seconds, sources=run.sources
             )
         except BaseException:
+            stop.set()  # here, or this thread would begin another before anybody hears of it
             self._store.discard(attempt)
             raise
         finally:
             with self._lock:
                 self._jobs.discard(job_id)
         self._index.add(stage.output_fp, self._slicing.key, cells, fingerprint)
+        run.made.add(fingerprint)
         with self._lock:
             self._done[cells] = checkpoint
             self._results.append(result)

@@ -24,6 +24,7 @@ class Run:
     epoch: int  # of the capacity that it began with
     cores: float
     hazard: float  # expected losses per node-hour
+    inputs: Sequence[Checkpoint] = ()
     progress: StageProgress = field(default_factory=lambda: StageProgress(0, 0))
     cancelled: threading.Event = field(default_factory=threading.Event)
     slices: SliceRunner | None = None  # of a stage that runs in slices
@@ -54,6 +55,7 @@ class StageWork:
         self._slices = slices
         self._reuse = reuse
         self._since = since
+        self._made: set[str] = set()  # fingerprints of slices that this query has computed
         self._narrowing = Narrowing()
 
     def divides(self, stage: Stage) -> bool:
@@ -93,6 +95,7 @@ class StageWork:
                 run.hazard,
                 dialect,
                 self._since,
+                self._made,
             )
             return self._in_slices(run, described)
         attempt = self._store.begin(stage.output_fp)

@@ -80,7 +80,7 @@ class CheckpointStore(Protocol):
         ...
 
     def discard(self, attempt: Attempt) -> None:
-        """Drop an attempt's files; never raises for missing ones."""
+        """Drop an attempt's files; never raises for missing ones, or for those that cannot be deleted now."""
         ...
 
     def find(self, fingerprint: str, sources: Mapping[str, str] | None = None) -> Checkpoint | None:

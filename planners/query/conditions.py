@@ -150,7 +150,9 @@ def _any_row_will_do(select: exp.Select) -> bool:
     whole = any(
         select.args.get(k) for k in ("group", "having", "distinct", "limit", "offset", "qualify", "order")
     )
-    return not whole and not any(item.find(exp.AggFunc, exp.Window, exp.UDTF) for item in select.expressions)
+    return not whole and not any(
+        item.find(exp.AggFunc, exp.Anonymous, exp.Window, exp.UDTF) for item in select.expressions
+    )
 
 
 def _derived(query: exp.Query, alias: str) -> exp.Subquery:

@@ -17,6 +17,8 @@ from ebbflow.planners.query.staging import Analysis, Choice, Unit
 from ebbflow.planners.query.trees import Leaf, Tree, joins
 from ebbflow.planners.query.views import View
 
+_LIMITS = (exp.Limit, exp.Offset, exp.Fetch)
+
 
 @dataclass(frozen=True)
 class Divided:
@@ -73,11 +75,11 @@ class Divider:
         """Return the grids by which a unit can be divided: over base tables that its own statement scans.
 
         Only a join and a partial result may be divided: the union of their slices is the whole. A volatile one may
-        not, since every slice would draw numbers of its own. ``known`` gives the statistics of a table that a view
-        reads.
+        not, since every slice would draw numbers of its own, nor may one over a LIMIT, which could keep other rows
+        for each. ``known`` gives the statistics of a table that a view reads.
         """
         view = self._analysis.chain.by_name[unit.view]
-        if view.volatile or (unit.block is None and not unit.partial):
+        if view.volatile or (unit.block is None and not unit.partial) or self._limited(view, choice):
             return []
         key = unit.block or (unit.view, 0)
         block = self._analysis.blocks.get(key)
@@ -96,6 +98,16 @@ class Divider:
             classes = [tuple(c for c in cls.columns if c[0] in inside) for cls in block.graph.classes]
         inputs = {alias: known(view, source) for alias, source in aliases.items()}
         return slicing.grids(inputs, partial(self._type, aliases), classes)
+
+    def _limited(self, view: View, choice: Choice) -> bool:
+        """Tell whether a statement of ``view`` evaluates a LIMIT below the view's own."""
+        below = [
+            self._analysis.chain.by_name[name] for name in view.reads_views if name not in choice.cut_views
+        ]
+        own = (n for n in view.query.find_all(*_LIMITS) if n.parent is not view.query)
+        return any(True for _ in own) or any(
+            v.query.find(*_LIMITS) or self._limited(v, choice) for v in below
+        )
 
     def read_once(self, unit: Unit, grid: Grid) -> dict[str, str]:
         """Return alias and table of the divided columns whose table the unit reads nowhere else."""

@@ -5,7 +5,7 @@ takes ``now`` (seconds since the Unix epoch) returns the actions to take at once
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ebbflow.planners.errors import OptionError
@@ -79,9 +79,9 @@ class Execution:
 
     Guarantees, whatever order reports come in: a stage starts only when all its inputs are checkpointed and
     only if the current plan needs it; at most ``max_parallel_stages`` (0: any number) run at once, the
-    longest remaining path first; a finished output is never computed again; a late result of a cancelled
-    stage is kept; only policy "qoop" changes plans; shares of an older epoch than the newest seen are
-    dropped; without usable capacity nothing new starts, and what runs is left to the engine.
+    longest remaining path first; a finished output is never computed again unless it is lost; a late
+    result of a cancelled stage is kept; only policy "qoop" changes plans; shares of an older epoch than the
+    newest seen are dropped; without usable capacity nothing new starts, and what runs is left to the engine.
 
     ``chosen`` is the plan to begin with; ``None`` lets the policy choose when ``begin`` is called.
     ``candidates`` become the replanner's. Raises ``OptionError`` for an unknown policy or plan.
@@ -240,8 +240,15 @@ class Execution:
             actions.append(Reuse(self._plan.by_fp[fp], output))
         return actions + self._advance(now)
 
-    def on_failed(self, fp: str, now: float) -> list[Action]:
-        """Start a failed stage again if it is still needed. Cancelled stages that end are no failures."""
+    def on_failed(self, fp: str, now: float, lost: Collection[str] = ()) -> list[Action]:
+        """Start a failed stage again if it is still needed. Cancelled stages that end are no failures.
+
+        ``lost`` are finished outputs that no longer exist: what is needed of them is computed again.
+        """
+        for gone in lost:
+            self._checkpoints.pop(gone, None)
+            self._sliced.pop(gone, None)
+            self._announced.discard(gone)
         if self._running.pop(fp, None) is None:
             return []
         self._draining.discard(fp)
@@ -259,8 +266,10 @@ class Execution:
         """Take newly estimated plans in place of the old ones, the current and the running stages included."""
         self._candidates = tuple(candidates)
         self._replanner.replace_candidates(candidates)
-        self._plan = next(p for p in candidates if p.id == self._plan.id)
-        renewed = {s.physical_key: s for p in reversed(candidates) for s in p.stages}
+        before, self._plan = self._plan, next(p for p in candidates if p.id == self._plan.id)
+        # in a plan of the same id a stage may have another number of partitions, and nothing else
+        renewed = {s.physical_key: self._plan.by_fp.get(s.output_fp, s) for s in before.stages}
+        renewed |= {s.physical_key: s for p in reversed(candidates) for s in p.stages}
         for run in self._running.values():
             run.stage = renewed.get(run.stage.physical_key, run.stage)
 

@@ -18,7 +18,8 @@ Families: TypeAlias = Mapping[str, Mapping[str, str]]
 _MEMBERS = {
     "exact": (*exp.DataType.INTEGER_TYPES, exp.DType.DECIMAL),
     "real": (exp.DType.FLOAT, exp.DType.DOUBLE),
-    "text": tuple(exp.DataType.TEXT_TYPES),
+    # not CHAR: it equals literals that its padded value does not equal in another column
+    "text": (exp.DType.TEXT, exp.DType.VARCHAR, exp.DType.NVARCHAR),
 }
 _FAMILY = {member: family for family, members in _MEMBERS.items() for member in members}
 _UNKNOWN = (exp.DType.UNKNOWN, exp.DType.NULL)
@@ -31,7 +32,8 @@ def families(chain: ViewChain, catalogue: Catalogue) -> Mapping[str, Families]:
         for table, columns in catalogue.schema().items()
     }
     found = {
-        table: {c: _named_family(kind) for c, kind in columns.items()} for table, columns in schema.items()
+        table: {c: family for c, kind in columns.items() if (family := _named_family(kind)) is not None}
+        for table, columns in schema.items()
     }
     out: dict[str, Families] = {}
     for view in chain.views:
@@ -62,8 +64,11 @@ def _output(view: View, schema: Mapping[str, Mapping[str, str]]) -> dict[str, ex
 
 
 @lru_cache(maxsize=1024)
-def _named_family(kind: str) -> str:
-    return _family(exp.DataType.build(kind, dialect="spark"))
+def _named_family(kind: str) -> str | None:
+    try:
+        return _family(exp.DataType.build(kind, dialect="spark"))
+    except SqlglotError:  # a view's ``void`` column, a type of the user's own
+        return None
 
 
 def _family(kind: exp.DataType) -> str:

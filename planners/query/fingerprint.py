@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from ebbflow.planners.query.blocks import Block
 from ebbflow.planners.query.parse import table_names
+from ebbflow.planners.query.predicates import written
 from ebbflow.planners.query.views import ROOT, View
 
 _LENGTH = 32  # hex digits: 128 bits
@@ -35,7 +36,7 @@ class Fingerprints:
         self._reads = {view.name: frozenset(view.reads_views) for view in views}
         self._subsets: dict[int, tuple[Block, dict[int, str]]] = {}  # by the block's identity
         for view in views:
-            text = view.query.sql("spark", comments=False, normalize_functions="upper")
+            text = written(view.query)
             inputs = [self.source(t, False) for t in view.reads_tables if t.lower() in versions]
             inputs += [self.source(v, True) for v in view.reads_views]
             name = ROOT if view.name == ROOT else "view"

@@ -100,5 +100,12 @@ def _is_null(node: exp.Expr, absent: frozenset[str]) -> bool:
         return _is_null(node.this, absent)
     if isinstance(node, (*_COMPARISONS, *_STRICT)):
         operands = [v for v in (node.this, node.args.get("expression")) if isinstance(v, exp.Expr)]
-        return any(_is_null(v, absent) for v in operands)
+        return any(_is_null(v, absent) for v in operands) and not any(_quantified(v) for v in operands)
     return False
+
+
+def _quantified(node: exp.Expr) -> bool:
+    """Tell whether ``node`` is what ``= ANY`` or ``= ALL`` compare with: with an empty list NULL has an answer."""
+    return isinstance(node, exp.Any | exp.All) or (
+        isinstance(node, exp.Anonymous) and node.name.upper() in ("ANY", "ALL", "SOME")
+    )

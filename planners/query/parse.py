@@ -1,10 +1,11 @@
 """From SQL text to one qualified query: parsing, checks, and freezing of what changes from run to run."""
 
 import difflib
+import itertools
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
 import sqlglot
@@ -19,16 +20,32 @@ from ebbflow.planners.errors import (
     UnsupportedQueryError,
 )
 from ebbflow.planners.model import Catalogue
+from ebbflow.planners.query.dialect import Spark4, kept
 
 # Functions whose value is fixed for a query: replaced by a literal once per run.
-_CLOCKS = (exp.CurrentDate, exp.CurrentTimestamp, exp.CurrentDatetime, exp.CurrentTime, exp.Localtimestamp)
-_CLOCK_NAMES = {"now", "localtimestamp", "current_timestamp", "curdate", "current_date"}
-# What differs from row to row and run to run: stages with it are never reused.
-_VOLATILE = (exp.Rand, exp.Randn, exp.Uuid, exp.TableSample)
+_CLOCKS = (
+    exp.CurrentDate, exp.CurrentTimestamp, exp.CurrentDatetime, exp.CurrentTime, exp.Localtime,
+    exp.Localtimestamp,
+)  # fmt: skip
+_CLOCK_NAMES = {
+    "now", "localtimestamp", "current_timestamp", "curdate", "current_date", "get_current_timestamp",
+    "transaction_timestamp",
+}  # fmt: skip
+# What differs from row to row, run to run or user to user: stages with it are never reused.
+_VOLATILE = (
+    exp.Rand, exp.Randn, exp.Randstr, exp.Uniform, exp.Shuffle, exp.Uuid, exp.TableSample, exp.CurrentUser,
+    exp.SessionUser, exp.CurrentDatabase, exp.CurrentSchema, exp.CurrentCatalog,
+)  # fmt: skip
 _VOLATILE_NAMES = {
     "rand", "randn", "random", "uuid", "shuffle", "monotonically_increasing_id", "spark_partition_id",
-    "input_file_name", "gen_random_uuid", "randstr", "uniform",
+    "input_file_name", "input_file_block_start", "input_file_block_length", "gen_random_uuid", "randstr",
+    "uniform", "reflect", "try_reflect", "java_method", "aes_encrypt", "user", "uuidv4", "uuidv7", "nextval",
+    "currval", "current_setting", "getvariable",
 }  # fmt: skip
+_AFTER = ("with_", "distribute", "sort", "cluster", "order", "limit", "offset")  # what may follow a query
+# Days from today, of the words that Spark reads as a date or a time.
+_DAYS = {"now": 0, "today": 0, "tomorrow": 1, "yesterday": -1}
+_TIMES = (exp.DType.TIMESTAMP, exp.DType.TIMESTAMPTZ, exp.DType.TIMESTAMPLTZ, exp.DType.TIMESTAMPNTZ)
 
 
 @dataclass(frozen=True)
@@ -49,7 +66,8 @@ def parse(text: str, dialect: str = "spark") -> exp.Query:
     text is empty, holds several statements, or is not a query.
     """
     try:
-        statements = [s for s in sqlglot.parse(text, dialect=dialect) if s is not None]
+        read = Spark4 if dialect.lower() == "spark" else dialect
+        statements = [kept(s, dialect) for s in sqlglot.parse(text, dialect=read) if s is not None]
     except ParseError as error:
         raise SqlSyntaxError(_describe(error)) from error
     except TokenError as error:
@@ -57,7 +75,7 @@ def parse(text: str, dialect: str = "spark") -> exp.Query:
     if len(statements) != 1:
         found = "none" if not statements else str(len(statements))
         raise UnsupportedQueryError(f"exactly one query is needed; found {found} in {_short(text)!r}")
-    statement = statements[0]
+    statement = _outside_parentheses(statements[0])
     if isinstance(statement, exp.Subquery):
         statement = statement.unnest()
     if isinstance(statement, exp.Values):
@@ -71,6 +89,27 @@ def parse(text: str, dialect: str = "spark") -> exp.Query:
             f"got {statement.key.upper()}: {_short(text)!r}"
         )
     return statement
+
+
+def _outside_parentheses(tree: exp.Expr) -> exp.Expr:
+    """Give what follows a query in parentheses a SELECT of its own: whoever takes them off would lose it.
+
+    Before: ``(SELECT x FROM a) LIMIT 2``; after: ``SELECT * FROM (SELECT x FROM a) AS _s1 LIMIT 2``.
+    """
+    taken = {i.name.lower() for i in tree.find_all(exp.Identifier)}
+    names = (name for n in itertools.count(1) if (name := f"_s{n}") not in taken)
+    for node in reversed(list(tree.find_all(exp.Subquery))):  # inner ones first
+        after = {key: node.args[key] for key in _AFTER if node.args.get(key)}
+        if not after or node.alias:
+            continue
+        for key in after:
+            node.set(key, None)
+        select = exp.select("*").from_(exp.Subquery(this=node.this.copy(), alias=exp.TableAlias()))
+        select.args["from_"].this.args["alias"].set("this", exp.to_identifier(next(names)))
+        for key, value in after.items():
+            select.set(key, value)
+        node.set("this", select)
+    return tree
 
 
 def _describe(error: ParseError) -> str:
@@ -113,6 +152,11 @@ def freeze(query: exp.Query, now: datetime) -> tuple[exp.Query, tuple[str, ...]]
     notes: dict[str, None] = {}
 
     def literal(node: exp.Expr) -> exp.Expr:
+        word = _moment(node, stamp)
+        if word is not None:
+            notes[f"{node.sql('spark')} frozen to {word.name} for this run"] = None
+            node.set("this", word)
+            return node
         name = node.name.lower() if isinstance(node, exp.Anonymous) else node.key
         clock = isinstance(node, _CLOCKS) or (isinstance(node, exp.Anonymous) and name in _CLOCK_NAMES)
         if not clock:
@@ -123,7 +167,7 @@ def freeze(query: exp.Query, now: datetime) -> tuple[exp.Query, tuple[str, ...]]
             return node
         if isinstance(node, exp.CurrentDate) or name in {"curdate", "current_date"}:
             kind, value = "DATE", stamp.date().isoformat()
-        elif isinstance(node, exp.CurrentTime):
+        elif isinstance(node, exp.CurrentTime | exp.Localtime):
             kind, value = "TIME", stamp.strftime("%H:%M:%S.%f")
         elif isinstance(node, exp.Localtimestamp | exp.CurrentDatetime) or name == "localtimestamp":
             kind, value = "TIMESTAMPNTZ", stamp.strftime("%Y-%m-%d %H:%M:%S.%f")
@@ -133,6 +177,26 @@ def freeze(query: exp.Query, now: datetime) -> tuple[exp.Query, tuple[str, ...]]
         return exp.cast(exp.Literal.string(value), kind)
 
     return cast("exp.Query", query.transform(literal)), tuple(notes)
+
+
+def _moment(node: exp.Expr, stamp: datetime) -> exp.Literal | None:
+    """Return the literal for a word such as ``today`` that ``node`` reads as a date or a time."""
+    if isinstance(node, exp.Cast):
+        kind = node.to.this
+    elif isinstance(node, exp.TsOrDsToDate) and node.args.get("format") is None:
+        kind = exp.DType.DATE
+    else:
+        return None
+    word = node.this.name.strip().lower() if isinstance(node.this, exp.Literal) else ""
+    if word not in _DAYS or kind not in (exp.DType.DATE, *_TIMES):
+        return None
+    day = stamp + timedelta(days=_DAYS[word])
+    if kind == exp.DType.DATE:
+        return exp.Literal.string(day.date().isoformat())
+    if word != "now":
+        day = day.replace(hour=0, minute=0, second=0, microsecond=0)
+    zone = "" if kind == exp.DType.TIMESTAMPNTZ else "+00:00"
+    return exp.Literal.string(day.strftime("%Y-%m-%d %H:%M:%S.%f") + zone)
 
 
 def is_volatile_function(node: exp.Expr) -> bool:
@@ -192,6 +256,10 @@ def parse_query(text: str, catalogue: Catalogue, *, now: datetime, dialect: str 
     """
     query = _divided(parse(text, dialect), dialect)
     check_tables(query, catalogue)
+    if _draws_again(query):
+        frozen, notes = freeze(query, now)
+        reason = "the query runs whole: an alias of what is not deterministic is used again in its SELECT"
+        return ParsedQuery(frozen, text, (*notes, reason), qualified=False)
     try:
         qualified = qualified_copy(query, catalogue)
     except OptimizeError as error:
@@ -202,6 +270,18 @@ def parse_query(text: str, catalogue: Catalogue, *, now: datetime, dialect: str 
     named, renamed = _named(_ordered_by_outputs(qualified), query, catalogue)
     frozen, notes = freeze(named, now)  # after qualify, which names the projections
     return ParsedQuery(frozen, text, (*notes, *renamed))
+
+
+def _draws_again(query: exp.Query) -> bool:
+    """Tell whether a SELECT uses an alias for a random value: qualifying would put the call in the alias' place."""
+    for select in query.find_all(exp.Select):
+        drawn = {i.alias.lower() for i in select.selects if isinstance(i, exp.Alias) and is_volatile(i)}
+        for column in select.find_all(exp.Column) if drawn else ():
+            order = column.find_ancestor(exp.Order)  # that of a SELECT names its outputs
+            own = order is None or isinstance(order.parent, exp.Window)
+            if own and not column.table and column.name.lower() in drawn:
+                return True
+    return False
 
 
 def _divided(query: exp.Query, dialect: str) -> exp.Query:
@@ -261,13 +341,14 @@ def _named(
     stars = any(item.is_star for item in original.selects)
     cased = _stored_names(first, catalogue) if stars else [item.output_name for item in original.selects]
     seen: set[str] = set()
+    taken = {name.lower() for name in first.named_selects}  # ORDER BY may mean them
     notes: list[str] = []
     for item, wanted in zip(first.selects, cased, strict=False):
         if not isinstance(item, exp.Alias):
             continue
         name = wanted if wanted.lower() == item.alias.lower() else item.alias
         fresh, number = name, 0
-        while fresh.lower() in seen:
+        while fresh.lower() in seen or (number and fresh.lower() in taken):
             number += 1
             fresh = f"{name}_{number}"
         seen.add(fresh.lower())

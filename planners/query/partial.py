@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from sqlglot import exp
 
-from ebbflow.planners.query.predicates import free_columns
+from ebbflow.planners.query.predicates import free_columns, written
 
 _ALIAS = "p"
 _MERGES: Mapping[type[exp.Expr], type[exp.AggFunc]] = {
@@ -78,7 +78,7 @@ class _Builder:
         self._type_of = type_of
         self._items: dict[str, exp.Expr] = {}  # output name -> expression of the partial SELECT
         self._names: dict[str, str] = {}  # expression text -> output name
-        self._keys = {_text(key): key for key in keys}
+        self._keys = {written(key): key for key in keys}
 
     def partial(self, select: exp.Select, *, grouped: bool) -> exp.Select:
         """Return the partial statement, once ``merge`` has said what it reads."""
@@ -128,7 +128,7 @@ class _Builder:
                 if not isinstance(child, exp.Expr) or isinstance(child, exp.Query):
                     continue
                 # what a column is ordered by reads like the column, and says more
-                if _text(child) in self._keys and not isinstance(child, exp.Identifier | exp.Ordered):
+                if written(child) in self._keys and not isinstance(child, exp.Identifier | exp.Ordered):
                     child.replace(self._column(child))
                 elif _is_aggregate(child) and not (key == "this" and isinstance(parent, exp.Window)):
                     child.replace(self._merged(child))
@@ -162,7 +162,7 @@ class _Builder:
         return copy
 
     def _column(self, expression: exp.Expr) -> exp.Column:
-        text = _text(expression)
+        text = written(expression)
         if text not in self._names:
             name = f"__{len(self._names)}"
             self._names[text] = name
@@ -223,7 +223,3 @@ def _replaced(root: exp.Expr, node: exp.Expr, new: exp.Expr) -> exp.Expr:
         return new
     node.replace(new)
     return root
-
-
-def _text(node: exp.Expr) -> str:
-    return node.sql("spark", comments=False)

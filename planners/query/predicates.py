@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from sqlglot import exp
+from sqlglot import ErrorLevel, exp
 
 from ebbflow.planners.query.joingraph import Column
 from ebbflow.planners.query.parse import is_volatile
@@ -80,7 +80,21 @@ def canonical(node: exp.Expr) -> str:
     if isinstance(node, exp.In) and not node.args.get("query") and not node.args.get("unnest"):
         values = ", ".join(sorted(canonical(v) for v in node.expressions))
         return f"{_operand(node.this)} IN ({values})"
-    return node.sql("spark", comments=False, normalize_functions="upper")
+    return written(node)
+
+
+def written(node: exp.Expr) -> str:
+    """Return text that is equal for what every engine would be told in the same words.
+
+    Spark's words alone do not do: DuckDB's ``regexp_replace`` with and without ``'g'`` are one of Spark's.
+    """
+    spark = node.sql("spark", comments=False, normalize_functions="upper")
+    if not any(True for _ in node.find_all(exp.Func)):
+        return spark
+    other = node.sql(
+        "duckdb", comments=False, normalize_functions="upper", unsupported_level=ErrorLevel.IGNORE
+    )
+    return f"{spark} | {other}"
 
 
 def _operand(node: exp.Expr) -> str:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from ebbflow.planners.query.qep import QueryExecutionPlan, Stage
@@ -162,6 +162,16 @@ def _adopted(
         running.task_seconds_left if in_flight else 0.0,
         running=True,
     )
+
+
+def repriced(running: RunningStage, seconds: float) -> RunningStage:
+    """Return ``running`` as if its stage's work had been estimated to take ``seconds`` (core-seconds)."""
+    stage = running.stage
+    if stage.core_seconds <= 0.0 or seconds <= 0.0:
+        return running
+    factor = seconds / stage.core_seconds
+    renewed = replace(stage, duration=stage.duration * factor, latency=stage.latency * factor)
+    return replace(running, stage=renewed)
 
 
 def drift(running: Iterable[RunningStage], cores: float, now: float) -> float:

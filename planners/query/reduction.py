@@ -109,7 +109,7 @@ class Reduction:
         if where is None or not tables:
             return
         parts = conjuncts(where.this.copy())
-        classes = _Classes(parts, tables)
+        classes = _Classes(parts, tables, self.families)
         for inner in subqueries_of(where):
             if is_volatile(inner):
                 continue
@@ -257,16 +257,17 @@ class _Known:
 
 
 class _Classes:
-    """Columns of one SELECT that its WHERE makes equal."""
+    """Columns of one SELECT that its WHERE makes equal; those of different families are only compared."""
 
-    def __init__(self, parts: Sequence[exp.Expr], tables: Mapping[str, str]) -> None:
+    def __init__(self, parts: Sequence[exp.Expr], tables: Mapping[str, str], kinds: Families) -> None:
         self._sets: dict[Column, set[Column]] = {}
         for part in parts:
             if isinstance(part, exp.EQ) and all(
                 isinstance(s, exp.Column) for s in (part.this, part.expression)
             ):
                 one, other = ((s.table, s.name) for s in (part.this, part.expression))
-                if one[0] in tables and other[0] in tables:
+                first, second = (kinds.get(tables.get(c[0], ""), {}).get(c[1]) for c in (one, other))
+                if first is not None and first == second:
                     merged = self._sets.get(one, {one}) | self._sets.get(other, {other})
                     for column in merged:
                         self._sets[column] = merged

@@ -5,19 +5,24 @@ disjunction of the readers' filters is added to the view: computed once it then 
 parts together.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, cast
 
 from sqlglot import exp
+from sqlglot.errors import SqlglotError
+from sqlglot.optimizer.annotate_types import annotate_types
 
+from ebbflow.planners.model import Catalogue
 from ebbflow.planners.query.parse import is_volatile, outside_tables
 from ebbflow.planners.query.predicates import all_of, any_of, conjuncts, free_columns, has_subquery
 
+_UNKNOWN = (exp.DType.UNKNOWN, exp.DType.NULL)
 _LOGIC = (exp.And, exp.Or, exp.Not, exp.Paren)
 _TESTS = (exp.EQ, exp.NEQ, exp.LT, exp.LTE, exp.GT, exp.GTE, exp.In, exp.Between, exp.Is)
 _SAFE_IN_UNIONS = (exp.EQ, exp.In)  # an arm's own type may order values otherwise than the union's
 
 
-def restrict_views(query: exp.Query) -> exp.Query:
+def restrict_views(query: exp.Query, catalogue: Catalogue) -> exp.Query:
     """Add the readers' filters to every view of ``query``'s WITH that is read at least twice.
 
     Before: ``WITH v AS (SELECT y, sum(x) AS s FROM t GROUP BY y) SELECT ... FROM v AS p, v AS q WHERE p.y = 1 AND
@@ -37,8 +42,29 @@ def restrict_views(query: exp.Query) -> exp.Query:
         query.set("with_", with_)
         filters = [_filter(table) for table in found]
         if len(filters) >= 2 and all(filters):
-            _restrict(ctes[position].this, filters)
+            body = ctes[position].this
+            union = isinstance(body.unnest(), exp.SetOperation)
+            _restrict(body, filters, _of_one_type(query, position, catalogue) if union else None)
     return query
+
+
+def _of_one_type(query: exp.Query, position: int, catalogue: Catalogue) -> Collection[str]:
+    """Return the columns of a view that have one type in all arms of its unions. Of others an arm may think
+    otherwise: the union of 1 and '01' holds texts, of which '01' alone is '01'."""
+    try:
+        schema = cast("dict[str, Any]", catalogue.schema())
+        typed = annotate_types(query.copy(), schema=schema, dialect="spark")
+    except SqlglotError:
+        return ()
+    body = typed.args["with_"].expressions[position].this
+    arms = [[item.type for item in arm.selects] for arm in _arms(body)]
+    names = body.named_selects
+    return {
+        name
+        for name, *kinds in zip(names, *arms, strict=False)
+        if all(isinstance(k, exp.DataType) and not k.is_type(*_UNKNOWN) for k in kinds)
+        and len({k.sql("spark") for k in kinds}) == 1
+    }
 
 
 def _filter(table: exp.Table) -> list[exp.Expr]:
@@ -83,24 +109,33 @@ def _only_tests(node: exp.Expr) -> bool:
     return all(_only_tests(child) for child in node.iter_expressions())
 
 
-def _restrict(body: exp.Expr, filters: Sequence[Sequence[exp.Expr]]) -> None:
+def _arms(body: exp.Expr) -> list[exp.Select]:
+    """Return the SELECTs that make up a view, nothing when something judges their rows together."""
     arms: list[exp.Select] = []
     stack = [body]
     while stack:
         node = stack.pop().unnest()
         if any(node.args.get(key) for key in ("limit", "offset", "with_")):
-            return
+            return []
         if isinstance(node, exp.SetOperation):
             stack += [node.expression, node.this]
         elif isinstance(node, exp.Select):
             arms.append(node)
         else:
-            return
-    names = arms[0].named_selects
+            return []
+    return arms
+
+
+def _restrict(body: exp.Expr, filters: Sequence[Sequence[exp.Expr]], only: Collection[str] | None) -> None:
+    """Restrict the arms of ``body``, by the columns ``only`` where these are given."""
+    arms = _arms(body)
+    names = arms[0].named_selects if arms else []
     if any(len(arm.selects) != len(names) for arm in arms):
         return
     for arm in arms:
         columns = _pushable(arm, names)
+        if only is not None:
+            columns = {name: item for name, item in columns.items() if name in only}
         wanted = [_translated(f, columns, only=_SAFE_IN_UNIONS if len(arms) > 1 else _TESTS) for f in filters]
         possible = [w for w in wanted if w is not None]
         if not all(possible):  # one reader wants every row of this arm

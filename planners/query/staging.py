@@ -12,6 +12,7 @@ from functools import cached_property
 from sqlglot import exp
 
 from ebbflow.planners.model import Catalogue
+from ebbflow.planners.query.averages import averages_add_up
 from ebbflow.planners.query.blocks import Block, extract
 from ebbflow.planners.query.families import families
 from ebbflow.planners.query.fingerprint import Fingerprints, digest
@@ -42,6 +43,7 @@ class Analysis:
     blocks: Mapping[BlockId, Block]
     fingerprints: Fingerprints
     notes: tuple[str, ...]
+    whole: frozenset[str] = frozenset()  # views with averages that parts do not add up to
 
     @classmethod
     def of(cls, chain: ViewChain, catalogue: Catalogue, salt: str) -> "Analysis":
@@ -57,7 +59,8 @@ class Analysis:
                 elif found.reason:
                     notes.append(found.reason)
         versions = {name: table.version for name, table in catalogue.tables.items()}
-        return cls(chain, blocks, Fingerprints(chain.views, versions, salt), tuple(notes))
+        whole = frozenset(v.name for v in chain.views if not averages_add_up(v, catalogue, known[v.name]))
+        return cls(chain, blocks, Fingerprints(chain.views, versions, salt), tuple(notes), whole)
 
     def blocks_of(self, view: str) -> Iterable[BlockId]:
         """Return the ids of a view's blocks, in order."""
@@ -90,7 +93,8 @@ class Analysis:
         """Return, of the views that can be computed from parts, the two statements as written."""
         out = {}
         for view in self.chain.views:
-            if isinstance(view.query, exp.Select) and not view.opaque and not view.volatile:
+            possible = not view.opaque and not view.volatile and view.name not in self.whole
+            if isinstance(view.query, exp.Select) and possible:
                 found = split(view.query, _UNNAMED, type_of(""))
                 if found is not None:
                     out[view.name] = found

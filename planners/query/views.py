@@ -90,7 +90,7 @@ def view_chain(parsed: ParsedQuery, catalogue: Catalogue) -> ViewChain:
     reason = _unseparable(parsed)
     for rewrite in (_flattened, _hoisted) if parsed.qualified and not reason else ():
         try:
-            query = rewrite(parsed.expression.copy())
+            query = rewrite(parsed.expression.copy(), catalogue)
             qualified_copy(query, catalogue)  # a rewrite that lost a column or a view is told here
             check_tables(query, catalogue)
             return ViewChain(_views(_bodies(query)), parsed.text, parsed.notes)
@@ -111,19 +111,19 @@ def _unseparable(parsed: ParsedQuery) -> str:
     return ""
 
 
-def _hoisted(query: exp.Query) -> exp.Query:
+def _hoisted(query: exp.Query, _: Catalogue) -> exp.Query:
     return _unmarked(simplify_outer_joins(_separated(query)))
 
 
-def _flattened(query: exp.Query) -> exp.Query:
+def _flattened(query: exp.Query, catalogue: Catalogue) -> exp.Query:
     # Merging copies a view's expressions into its reader: a volatile one would be evaluated anew.
     if is_volatile(query):
-        return _hoisted(query)
+        return _hoisted(query, catalogue)
     separated = simplify_outer_joins(_separated(query))
     for select in _unmergeable(separated):
         select.set("kind", KEPT)
     # once more: conditions have come together with the joins that they simplify
-    return restrict_views(simplify_outer_joins(_unmarked(merge_subqueries(separated))))
+    return restrict_views(simplify_outer_joins(_unmarked(merge_subqueries(separated))), catalogue)
 
 
 def _separated(query: exp.Query) -> exp.Query:

@@ -1,7 +1,11 @@
+import threading
+from pathlib import Path
+
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from ebbflow.infra.jsonstore import JsonStore
 from ebbflow.infra.slices import SliceIndex, covers, together
 from ebbflow.infra.storage import ParquetCheckpointStore
 
@@ -74,18 +78,60 @@ def test_divisions_are_named(store):
     assert index(store).divisions("cd" * 16) == ()
 
 
+def test_slices_that_are_added_at_the_same_moment_are_all_kept(store, monkeypatch):
+    """Two processes: each has looked before the other has written."""
+    both = threading.Barrier(2)
+    put = JsonStore.put
+
+    def late(cache, key, value):
+        both.wait(20)
+        put(cache, key, value)
+
+    monkeypatch.setattr(JsonStore, "put", late)
+    for first in (0, 2):
+        slice_of(store, f"{first:02x}{first + 2:02x}" * 8, [first])
+    adding = [
+        threading.Thread(target=index(store).add, args=(FP, KEY, (n, n + 2), f"{n:02x}{n + 2:02x}" * 8))
+        for n in (0, 2)
+    ]
+    for thread in adding:
+        thread.start()
+    for thread in adding:
+        thread.join(20)
+    assert sorted(index(store).find(FP, KEY, SOURCES)) == [(0, 2), (2, 4)]
+
+
+def test_the_index_of_a_store_on_s3_is_found(s3):
+    store = ParquetCheckpointStore(f"{s3()}/store")
+    index(store).add(FP, KEY, (0, 2), "ab" * 16)
+    index(store).add(FP, "t.k|5", (0, 1), "cd" * 16)
+    index(store).add("cd" * 16, "t.j|5", (0, 1), "cd" * 16)
+    assert index(store).divisions(FP) == ("t.k",)
+    assert index(store).divisions("cd" * 16) == ("t.j",)
+    assert index(store).divisions("ef" * 16) == ()
+
+
 @pytest.mark.parametrize(
     "damaged",
     [
         None,
         7,
-        {"t.k|": 3},
-        {KEY: [[0, 2]]},
-        {KEY: [[2, 0, "ab"]]},
-        {KEY: [["0", 2, "ab"]]},
-        {KEY: [[0, 2, 5]]},
+        {KEY: [[0, 2, "ab"]]},
+        [KEY, 0, 2],
+        [KEY, 2, 0, "ab"],
+        [KEY, "0", 2, "ab"],
+        [KEY, 0, 2, 5],
+        [KEY, 0, 2, "no hexadecimal"],
+        [7, 0, 2, "ab"],
     ],
 )
 def test_a_damaged_index_reads_as_empty(store, damaged):
-    store.cache("slices").put(f"slices/{FP}", damaged)
+    store.cache("slices").under(FP).put(f"{KEY}|0-2", damaged)
     assert index(store).find(FP, KEY, SOURCES) == {}
+
+
+def test_a_torn_entry_hides_no_other(store):
+    fill(store, (0, 2), (2, 4))
+    entries = store.cache("slices").under(FP)
+    Path(entries.file(f"{KEY}|0-2")).write_bytes(b"{")
+    assert sorted(index(store).find(FP, KEY, SOURCES)) == [(2, 4)]

@@ -277,6 +277,24 @@ def test_a_table_of_sparks_own_catalogue_is_listed_and_read(
 
 
 @pytest.mark.spark
+@pytest.mark.parametrize(
+    "sql",
+    [
+        """SELECT 'O''Brien' AS a, "x""y" AS b, 'a\\'b' AS c""",
+        "SELECT percentile_cont(0.5) WITHIN GROUP (ORDER BY id DESC) AS a, percentile(id, 0.25, id) AS b, "
+        "percentile_disc(0.3) WITHIN GROUP (ORDER BY id) AS c, max_by(id, -id, 2) AS d, "
+        "listagg(CAST(id AS STRING)) AS e FROM range(10)",
+        "SELECT log10(1000) AS a, to_char(12.5, '99.9') AS b, CAST(parse_json('{\"a\": 1}') AS STRING) AS c",
+    ],
+)
+def test_what_the_planner_reads_and_writes_means_the_same_to_spark(engine: Any, sql: str) -> None:
+    from ebbflow.planners.query.parse import parse as read
+
+    written = read(sql).sql(dialect="spark")
+    assert engine._session.sql(written).collect() == engine._session.sql(sql).collect()
+
+
+@pytest.mark.spark
 def test_a_process_has_one_spark_and_a_second_start_says_so(engine: Any) -> None:
     from ebbflow.infra.spark.engine import SparkEngine
 

@@ -1,8 +1,10 @@
 """The checkpoint store's contract, on a folder and on S3, and what the world does to a store."""
 
+import errno
 import json
 import multiprocessing
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -95,6 +98,20 @@ def test_a_discarded_attempt_leaves_no_files_and_may_be_discarded_again(place: s
     from pyarrow.fs import FileSelector
 
     assert fs.get_file_info(FileSelector(folder, allow_not_found=True)) == []
+
+
+def test_an_attempt_that_is_still_written_to_is_left_for_the_collector(
+    tmp_path: Path, clock: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = ParquetCheckpointStore(str(tmp_path), clock)
+    attempt = store.begin(FP)
+    write(attempt, table(3))
+    with monkeypatch.context() as patched:
+        busy = OSError(errno.ENOTEMPTY, "Directory not empty")
+        patched.setattr(shutil, "rmtree", Mock(side_effect=busy))
+        store.discard(attempt)  # would hide the error for which it is discarded
+    clock.sleep(DAY + 60)
+    assert store.collect(1 << 30) > 0
 
 
 def test_the_first_commit_of_a_fingerprint_wins_and_the_second_gets_it(place: str) -> None:

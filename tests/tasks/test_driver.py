@@ -1,8 +1,9 @@
 """The driver in the middle of a run: switches, cancellations, late results, failures, and what it records."""
 
+import shutil
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -265,6 +266,60 @@ def test_a_stage_that_fails_at_every_change_is_given_up(ride: Ride, engine: Scri
     assert statuses(ride.driver, ORDERS) == ["failed"] * 3
 
 
+def test_a_failure_that_is_known_before_the_change_that_explains_it_is_tried_again(
+    ride: Ride, engine: Scripted
+) -> None:
+    bushy, _ = bushy_and_deep(ride.plans)
+    engine.name = "spark"
+    later = threading.Timer(0.3, lambda: ride.tell(capacity(2, nodes=1), "left: n1"))
+
+    def before(job: StageJob, runs: int, cancelled: threading.Event) -> None:
+        if job.name == ORDERS and not runs:
+            later.start()
+            raise StageFailedError("lost a node")
+
+    engine.before = before
+    driver = ride.drive(engine, Obedient(ride.plans, []), bushy)
+    assert statuses(driver, ORDERS) == ["failed", "completed"]
+    assert right(ride, driver)
+
+
+def test_a_failure_that_nothing_explains_is_raised_after_a_moment(
+    ride: Ride, engine: Scripted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ebbflow.tasks.driver._NEWS", 0.2)
+    engine.name = "spark"
+    engine.before = fail(JOINED, [StageFailedError("broken")])
+    with pytest.raises(StageFailedError, match="broken"):
+        ride.drive(engine)
+    assert statuses(ride.driver, JOINED) == ["failed"]
+    assert engine.runs[_job(engine, JOINED)] == 1
+
+
+def test_a_checkpoint_that_is_lost_before_it_is_read_is_computed_again(ride: Ride, engine: Scripted) -> None:
+    """As when another process that shares the store makes room in it."""
+    bushy, _ = bushy_and_deep(ride.plans)
+    _lose_before(ride, engine, bushy.by_fp[_fp(bushy, JOINED)].inputs)
+    driver = ride.drive(engine, Obedient(ride.plans, []), bushy)
+    assert Counter(statuses(driver, ORDERS)) == {"completed": 2}
+    assert Counter(statuses(driver, SHARED)) == {"completed": 2}
+    assert statuses(driver, JOINED) == ["failed", "completed"]
+    assert driver.record.notes == [f"{JOINED} has lost what it reads, which is computed again"]
+    assert right(ride, driver)
+
+
+def test_a_lost_checkpoint_of_what_is_drawn_at_random_is_not_drawn_again(
+    ride: Ride, engine: Scripted
+) -> None:
+    bushy, _ = bushy_and_deep(ride.plans)
+    volatile = replace(bushy, stages=tuple(replace(s, volatile=True) for s in bushy.stages))
+    ride.plans = tuple(volatile if p is bushy else p for p in ride.plans)
+    _lose_before(ride, engine, bushy.by_fp[_fp(bushy, JOINED)].inputs)
+    with pytest.raises(StageFailedError):
+        ride.drive(engine, Obedient(ride.plans, []), volatile)
+    assert engine.runs[_fp(bushy, SHARED)[:12]] == 1
+
+
 def test_a_broadcast_that_does_not_fit_is_run_again_without_it(ride: Ride, engine: Scripted) -> None:
     bushy, _ = bushy_and_deep(ride.plans)
     engine.name = "spark"  # whose statements have hints; DuckDB takes them for comments
@@ -392,6 +447,18 @@ def _hold_until_ended(ride: Ride, engine: Scripted, held: str, name: str) -> Non
             assert done.wait(WAIT)
 
     engine.before = wait
+
+
+def _lose_before(ride: Ride, engine: Scripted, fingerprints: Iterable[str]) -> None:
+    """Delete these checkpoints when ``JOINED`` is about to read them for the first time."""
+
+    def before(job: StageJob, runs: int, cancelled: threading.Event) -> None:
+        if job.name == JOINED and not runs:
+            for fingerprint in fingerprints:
+                (Path(ride.request.store) / "manifests" / f"{fingerprint}.json").unlink()
+                shutil.rmtree(Path(ride.request.store) / "data" / fingerprint)
+
+    engine.before = before
 
 
 def _change_before_failing(ride: Ride, engine: Scripted, failures: int) -> None:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from ebbflow.infra.storage import ParquetCheckpointStore
 from ebbflow.tasks.query import PlainOrchestrator, execute
 from ebbflow.tasks.request import QueryRequest
 
@@ -37,6 +38,19 @@ def test_every_tpch_query_is_answered_rightly(policy: str, tpch: str, tmp_path: 
         if policy != "qoop":
             assert len({s.plan for s in report.stages}) == 1
     assert not wrong
+
+
+@pytest.mark.parametrize(("budget", "times"), [(20.0, 1), (0.0, 3)])
+def test_a_store_is_not_looked_through_after_every_query(
+    budget: float, times: int, tpch: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[int] = []
+    monkeypatch.setattr(ParquetCheckpointStore, "collect", lambda _, size, keep: looked.append(size))
+    for name in ("nation", "region", "supplier"):
+        sql = f"SELECT count(*) AS n FROM {name}"
+        request = QueryRequest(sql, tables=tpch, engine="duckdb", store=str(tmp_path), store_budget=budget)
+        execute(request, PlainOrchestrator())
+    assert looked == [int(budget * 2**30)] * times
 
 
 def test_every_output_that_was_asked_for_is_written(tpch: str, tmp_path: Path) -> None:

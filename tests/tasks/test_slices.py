@@ -1,6 +1,8 @@
 """Stages in slices: what a slice has computed stays, whatever becomes of the others."""
 
 import re
+import threading
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,8 +10,9 @@ import duckdb
 import pytest
 from driving import Obedient, Ride, Scripted, capacity, until_cancelled
 
-from ebbflow.infra.errors import StageFailedError
+from ebbflow.infra.errors import StageCancelledError, StageFailedError
 from ebbflow.infra.protocols import StageJob
+from ebbflow.infra.slices import SliceIndex
 from ebbflow.planners.query.qep import QueryExecutionPlan, Stage
 from ebbflow.tasks.driver import Driver
 from ebbflow.tasks.request import QueryRequest
@@ -119,6 +122,59 @@ def test_a_run_that_must_not_reuse_anything_computes_all_cells(
     driver = fresh.drive(engine, chosen=next(p for p in fresh.plans if p.id == plan.id))
     assert right(fresh, driver)
     assert len(engine.jobs) == 2 * first
+
+
+def test_a_run_that_must_not_reuse_anything_uses_what_it_has_computed_itself(
+    request_: QueryRequest, engine: Scripted
+) -> None:
+    """Where an older slice of equal content is in the store, that one stays there."""
+    ride = Ride(request_, hazard=OFTEN)
+    plan, _ = sliced(ride.plans)[0]
+    ride.drive(engine, chosen=plan)
+    fresh = Ride(QueryRequest(**{**_options(request_), "reuse": False}), hazard=OFTEN)
+    again = Scripted()
+
+    def breaks(job: StageJob, before: int, _event: object) -> None:
+        if before == 5:
+            fresh.tell(capacity(2, nodes=1))
+            raise StageFailedError("lost a node")
+
+    again.before = breaks
+    try:
+        driver = fresh.drive(
+            again, Obedient(fresh.plans, []), next(p for p in fresh.plans if p.id == plan.id)
+        )
+    finally:
+        again.close()
+    assert right(fresh, driver)
+    computed = Counter(c for job in again.jobs if (c := cells(job)))
+    assert sum(count > 1 for count in computed.values()) <= 2  # what failed, and what ran beside it
+
+
+def test_a_slice_that_always_fails_is_given_up_although_others_are_there(
+    request_: QueryRequest, engine: Scripted
+) -> None:
+    ride = Ride(request_, hazard=OFTEN)
+    plan, stage = sliced(ride.plans)[0]
+    index = SliceIndex(ride.store, ride.store.cache("slices"))
+    failed: list[str] = []
+
+    def breaks(job: StageJob, _before: int, cancelled: threading.Event) -> None:
+        if (found := cells(job)) is not None and found[0] > 0:
+            while not index.divisions(stage.output_fp):  # the first slice is not done yet
+                if cancelled.wait(0.01):
+                    raise StageCancelledError("another has failed")
+            failed.append(job.name)
+            ride.tell(capacity(1 + len(failed)))
+            if len(failed) > 30:
+                raise KeyError("it is tried for ever")
+            raise StageFailedError("lost a node")
+
+    engine.before = breaks
+    with pytest.raises(StageFailedError, match="lost a node"):
+        ride.drive(engine, Obedient(ride.plans, []), plan)
+    reports = [s.status for s in ride.driver.record.stages if s.fingerprint == stage.output_fp]
+    assert reports == ["failed"] * 3
 
 
 def test_slices_serve_the_plan_that_is_switched_to(request_: QueryRequest, engine: Scripted) -> None:

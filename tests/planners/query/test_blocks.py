@@ -36,6 +36,20 @@ def test_equality_classes_are_closed_under_transitivity():
     assert classes(text) == [["a.k", "b.k", "c.j", "d.k"]]
 
 
+@pytest.mark.parametrize("kind", ["void", "mood"])
+def test_a_column_of_a_type_that_is_not_known_is_in_no_class_and_fails_nobody(kind):
+    known = catalogue({"p": f"k int, n {kind}", "q": "k int", "other": f"n {kind}"})
+    (cls,) = block("SELECT p.k FROM p JOIN q ON p.k = q.k AND p.n = q.k", known).graph.classes
+    assert cls.columns == (("p", "k"), ("q", "k"))
+
+
+def test_padded_texts_share_a_class_with_their_like_only():
+    known = catalogue({"p": "c char(5), d char(5)", "q": "c char(5), v varchar(5)", "r": "s string"})
+    text = "SELECT 1 FROM p JOIN q ON p.c = q.c JOIN r ON r.s = q.v AND p.d = r.s"
+    found = [cls.columns for cls in block(text, known).graph.classes]
+    assert found == [(("p", "c"), ("q", "c")), (("q", "v"), ("r", "s"))]
+
+
 def test_equalities_between_types_that_are_converted_are_not_closed():
     text = f"{FROM} a, b, c WHERE a.s = b.j AND b.j = c.s"
     assert classes(text) == []

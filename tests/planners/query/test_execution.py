@@ -248,6 +248,15 @@ def test_better_cardinalities_of_the_current_plan_apply_to_its_running_stages() 
         query.on_candidates((BUSHY, WIDE), 2, "sizes")
 
 
+def test_new_estimates_apply_to_a_running_stage_that_would_now_have_other_partitions() -> None:
+    query = execution("single")
+    query.begin(share(2), {}, 0)
+    slower = tuple(replace(s, duration=10.0, physical_key=f"{s.physical_key}, 8") for s in LEFT_DEEP.stages)
+    query.on_share(share(8, epoch=1), 1, "arrived", (replace(LEFT_DEEP, stages=slower), BUSHY, WIDE))
+    assert query.expected(1).estimate.seconds == 29
+    assert query.expected(1).remaining.foreign == ()
+
+
 def test_progress_shortens_the_expected_time() -> None:
     plans = (plan("q", stage("A", tasks=8, duration=4)),)
     query = execution(plans=plans)

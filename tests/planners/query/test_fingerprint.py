@@ -7,14 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_queries import fill
-from statements import analyse, catalogue, catalogue_of, multiset, random_choice
+from statements import NOW, analyse, catalogue, catalogue_of, multiset, random_choice
 
 from ebbflow.planners.model import Catalogue
 from ebbflow.planners.query.fingerprint import digest
+from ebbflow.planners.query.parse import parse_query
 from ebbflow.planners.query.render import BlockRenderer
-from ebbflow.planners.query.staging import Choice, Rendered, Staging
+from ebbflow.planners.query.staging import Analysis, Choice, Rendered, Staging
 from ebbflow.planners.query.trees import joins
-from ebbflow.planners.query.views import ROOT
+from ebbflow.planners.query.views import ROOT, view_chain
 
 TABLES = catalogue(
     {"s": "k int, d int, q int", "t": "k int, n string", "i": "d int, p double", "u": "k int, w int"}
@@ -120,6 +121,26 @@ def test_only_volatile_stages_take_the_runs_salt():
 
 def test_a_frozen_clock_is_a_constant():
     assert whole("SELECT current_date() AS d FROM s") == whole("SELECT DATE '2026-03-04' AS d FROM s")
+
+
+def test_what_spark_has_one_word_for_is_still_two_things_to_duckdb():
+    known = catalogue({"t": "s string, u string"})
+
+    def of(item, where="TRUE"):
+        query = parse_query(
+            f"SELECT {item} AS v FROM t JOIN t AS o ON t.s = o.u WHERE {where}",
+            known,
+            now=NOW,
+            dialect="duckdb",
+        )
+        analysis = Analysis.of(view_chain(query, known), known, "run")
+        (block,) = analysis.blocks.values()
+        return analysis.fingerprints.view(ROOT), analysis.fingerprints.subset(block, 3)
+
+    once, always = "regexp_replace(t.s, 'x', 'y')", "regexp_replace(t.s, 'x', 'y', 'g')"
+    assert of(once)[0] != of(always)[0]
+    assert of("list(t.s ORDER BY t.s)")[0] != of("list(t.s ORDER BY t.s DESC)")[0]
+    assert of("t.s", f"{once} = 'z'")[1] != of("t.s", f"{always} = 'z'")[1]
 
 
 def test_a_digest_depends_on_structure_and_not_on_concatenation():

@@ -81,6 +81,17 @@ def test_each_join_is_weakened_as_far_as_later_conditions_allow(joins, where, ex
     assert sides(joins, where) == expected
 
 
+@pytest.mark.parametrize("test", ["= ALL(t.l)", "<> ALL(t.l)", "= ANY(t.l)"])
+def test_null_against_an_empty_list_has_an_answer(test):
+    connection = duckdb.connect()
+    connection.execute("CREATE TABLE t AS SELECT 1 AS k, [] :: INT[] AS l")
+    connection.execute("CREATE TABLE u AS SELECT 2 AS k, 3 AS x")
+    for no in ("", "NOT "):
+        query = f"SELECT t.k, u.x FROM t LEFT JOIN u ON t.k = u.k WHERE {no}(u.x {test})"
+        rewritten = simplify_outer_joins(sqlglot.parse_one(query, read="duckdb")).sql("duckdb")
+        assert connection.execute(rewritten).fetchall() == connection.execute(query).fetchall()
+
+
 @pytest.fixture(scope="module")
 def filled():
     connection = duckdb.connect()

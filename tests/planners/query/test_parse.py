@@ -1,3 +1,4 @@
+import duckdb
 import pytest
 from sqlglot import exp
 from statements import NOW, catalogue
@@ -110,11 +111,112 @@ def test_a_local_timestamp_is_frozen_without_a_time_zone():
     assert "CAST('2026-03-04 05:06:07.890123' AS TIMESTAMP_NTZ)" in found.expression.sql("spark")
 
 
-@pytest.mark.parametrize("call", ["rand()", "rand(7)", "uuid()", "monotonically_increasing_id()"])
+@pytest.mark.parametrize(
+    ("moment", "value"),
+    [
+        ("DATE'today'", "2026-03-04"),
+        ("CAST('Tomorrow' AS DATE)", "2026-03-05"),
+        ("to_date(' yesterday ')", "2026-03-03"),
+        ("TIMESTAMP'now'", "2026-03-04 05:06:07.890123+00:00"),
+        ("TIMESTAMP_NTZ'today'", "2026-03-04 00:00:00.000000"),
+    ],
+)
+def test_words_for_today_are_frozen_too(moment, value):
+    found = parsed(f"SELECT {moment} AS m, 'today' AS word FROM orders")
+    text = found.expression.sql("spark")
+    assert f"('{value}'" in text
+    assert "'today' AS word" in text
+    assert any(f"frozen to {value}" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        ("(SELECT o_key FROM orders) LIMIT 2", "SELECT * FROM (SELECT o_key FROM orders) AS _s1 LIMIT 2"),
+        (
+            "((SELECT o_key FROM orders LIMIT 5)) ORDER BY o_key OFFSET 1",
+            "SELECT * FROM ((SELECT o_key FROM orders LIMIT 5)) AS _s1 ORDER BY o_key OFFSET 1",
+        ),
+        (
+            "WITH v AS ((SELECT 1 AS _s1) LIMIT 1) SELECT _s1 FROM v",
+            "WITH v AS ((SELECT * FROM (SELECT 1 AS _s1) AS _s2 LIMIT 1)) SELECT _s1 FROM v",
+        ),
+        ("(SELECT 1) UNION ALL (SELECT 2) LIMIT 1",) * 2,
+        ("(SELECT 1 AS a ORDER BY a LIMIT 1)", "SELECT 1 AS a ORDER BY a LIMIT 1"),
+    ],
+)
+def test_what_follows_a_query_in_parentheses_stays(written, expected):
+    assert parse(written).sql("spark") == expected
+
+
+@pytest.mark.parametrize("call", ["get_current_timestamp()", "transaction_timestamp()", "localtime"])
+def test_duckdbs_clocks_are_frozen_too(call):
+    assert any("frozen" in n for n in parsed(f"SELECT {call} AS t FROM orders", dialect="duckdb").notes)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "rand()", "rand(7)", "uuid()", "monotonically_increasing_id()", "shuffle(array(1, 2))", "uniform(1, 9)",
+        "randstr(3)", "input_file_block_start()", "reflect('java.util.UUID', 'randomUUID')", "current_user()",
+    ],
+)  # fmt: skip
 def test_volatile_functions_are_left_and_noted(call):
     found = parsed(f"SELECT {call} AS v FROM orders")
     assert is_volatile(found.expression)
     assert any("not deterministic" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        ("'O''Brien'", r"'O\'Brien'"),
+        ('"a""b"', "'a\"b'"),
+        ("'a' 'b'", "CONCAT('a', 'b')"),
+        ("percentile_cont(0.25) WITHIN GROUP (ORDER BY x DESC)",) * 2,
+        ("percentile_disc(0.25) WITHIN GROUP (ORDER BY x)",) * 2,
+        ("percentile(x, 0.5)",) * 2,
+        ("percentile(x, 0.5, y)",) * 2,
+        ("max_by(x, y, 2)",) * 2,
+        ("log10(x)",) * 2,
+        ("to_char(x, '999')",) * 2,
+        ("parse_json(x)",) * 2,
+        ("listagg(x)", "listagg(x, '')"),
+        ("listagg(x, '-')",) * 2,
+    ],
+)
+def test_spark_is_written_as_it_was_read(written, expected):
+    assert parse(f"SELECT {written}").sql("spark").lower() == f"select {expected}".lower()
+
+
+@pytest.mark.parametrize(
+    ("call", "value"),
+    [
+        ("percentile(x, 0.25)", 1.75),
+        ("percentile_cont(0.25) WITHIN GROUP (ORDER BY x DESC)", 5.25),
+        ("percentile_disc(0.25) WITHIN GROUP (ORDER BY x DESC)", 9),
+    ],
+)
+def test_duckdb_computes_the_percentiles_that_spark_would(call, value):
+    text = parse(f"SELECT {call} FROM (VALUES (1), (2), (4), (9), (NULL)) AS t(x)").sql("duckdb")
+    assert duckdb.sql(text).fetchall() == [(value,)]
+
+
+@pytest.mark.parametrize(
+    ("items", "whole"),
+    [
+        ("rand() AS r, r + 1 AS s FROM orders", True),
+        ("floor(rand() * 3) AS g, count(*) AS n FROM orders GROUP BY g", True),
+        ("rand() AS r, rank() OVER (ORDER BY r) AS n FROM orders", True),
+        ("rand() AS r, o_key AS s FROM orders ORDER BY r", False),
+        ("o_key + 1 AS r, r + 1 AS s FROM orders", False),
+    ],
+)
+def test_a_random_value_under_an_alias_is_not_drawn_again(items, whole):
+    found = parsed(f"SELECT {items}")
+    assert found.qualified is not whole
+    assert found.expression.sql("spark").count("RAND()") == ("rand()" in items)
+    assert any("used again" in note for note in found.notes) is whole
 
 
 def test_a_table_sample_is_volatile():
@@ -141,6 +243,14 @@ def test_two_output_columns_of_one_name_get_distinct_names_and_a_note():
     )
     assert found.expression.named_selects == ["o_key", "o_key_1", "O_KEY_2"]
     assert len(found.notes) == 2
+
+
+def test_a_fresh_output_name_is_none_that_the_query_has():
+    found = parsed(
+        "SELECT a.o_key, b.o_key, a.o_total AS o_key_1 FROM orders a JOIN orders b ON a.o_key = b.o_key "
+        "ORDER BY o_key_1"
+    )
+    assert found.expression.named_selects == ["o_key", "o_key_2", "o_key_1"]
 
 
 def test_columns_that_only_the_engine_knows_leave_the_query_whole_instead_of_failing():

@@ -39,6 +39,13 @@ def parsed(text):
     return sqlglot.parse_one(text, dialect="spark")
 
 
+def test_keys_that_duckdb_alone_tells_apart_stay_two():
+    once, always = "REGEXP_REPLACE(t.s, 'x', 'y')", "REGEXP_REPLACE(t.s, 'x', 'y', 'g')"
+    select = sqlglot.parse_one(f"SELECT {once} AS a FROM t GROUP BY {once}, {always}", dialect="duckdb")
+    found = split(select, "source", type_of(FP))
+    assert [item.this.sql("duckdb") for item in found.partial.selects] == [once, always]
+
+
 def filled(rng):
     connection = duckdb.connect()
     connection.execute("CREATE TABLE t (g INT, k INT, v INT, d DECIMAL(9, 2))")

@@ -95,6 +95,19 @@ def test_predicates_that_mean_different_things_have_different_texts(one, other):
     assert canonical(read(one)) != canonical(read(other))
 
 
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("regexp_replace(a.s, 'x', 'y') = 'z'", "regexp_replace(a.s, 'x', 'y', 'g') = 'z'"),
+        ("CAST(a.s AS UUID) IS NULL", "CAST(a.s AS TEXT) IS NULL"),
+        ("ascii(a.s) > 1", "unicode(a.s) > 1"),
+    ],
+)
+def test_what_duckdb_alone_tells_apart_has_different_texts(one, other):
+    texts = [canonical(parse_one(text, dialect="duckdb")) for text in (one, other)]
+    assert texts[0] != texts[1]
+
+
 @given(conditions, conditions)
 def test_equal_texts_mean_equal_rows(rows, one, other):
     left, right = read(one), read(other)

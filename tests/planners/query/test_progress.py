@@ -1,10 +1,12 @@
 """Progress propagation."""
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 from replanning_cases import fig_2_4, output, plan, queries, stage
 
-from ebbflow.planners.query.progress import propagate, task_seconds, whole
+from ebbflow.planners.query.progress import drift, propagate, repriced, task_seconds, whole
 from ebbflow.planners.query.qep import QueryExecutionPlan
 from ebbflow.planners.query.state import ExecutionState, RunningStage
 
@@ -113,3 +115,21 @@ def test_what_remains_is_exactly_what_the_sink_still_needs(
         for position, r in enumerate(remaining.stages):
             assert set(r.waits_for) == set(r.stage.inputs) - done
             assert set(r.waits_for) <= set(needed[:position])
+
+
+def test_a_stage_that_is_slower_than_estimated_tells_by_how_much() -> None:
+    running = RunningStage(stage("A", tasks=8, duration=4), 0, tasks_total=8, tasks_done=4)
+    assert drift([running], 2, 32) == (64 + 5) / (16 + 5)
+    assert drift([running], 2, 1) == 1  # too young to tell
+    assert drift([], 2, 32) == 1
+
+
+def test_what_an_earlier_estimate_counted_as_slow_already_is_not_forgotten() -> None:
+    first = RunningStage(stage("A", tasks=8, duration=4, latency=1), 0, tasks_total=8, tasks_done=4)
+    slowed = replace(first, stage=stage("A", tasks=8, duration=12, latency=3))
+    seconds = first.stage.core_seconds
+    assert drift([repriced(slowed, seconds)], 2, 32) == drift([repriced(first, seconds)], 2, 32) > 2
+    assert drift([slowed], 2, 32) < 2
+    assert repriced(first, 0.0) is first
+    nothing = RunningStage(stage("A", duration=0), 0, 1)
+    assert repriced(nothing, 1.0) is nothing

@@ -83,6 +83,19 @@ def test_a_benchmark_query_keeps_its_rows(tpch, path):  # noqa: F811
     assert agrees(connection, known, text, reference(connection, text))
 
 
+def test_a_comparison_that_converts_makes_no_values_equal():
+    connection = duckdb.connect()
+    for name, columns, rows in (
+        ("o", "k INT, z INT", "(1, 100), (2, 200)"),
+        ("t", "s VARCHAR, z INT", "('1', 5), ('2', 6)"),
+        ("i", "s VARCHAR, y INT", "('1', 1), ('01', 2), ('2', 3)"),
+    ):
+        connection.execute(f"CREATE TABLE {name}({columns}); INSERT INTO {name} VALUES {rows}")
+    text = "SELECT o.z FROM o, t WHERE o.k = t.s AND t.z = 5 AND 2 = (SELECT count(*) FROM i WHERE i.s = o.k)"
+    assert reference(connection, text) == {(100,): 1}
+    agrees(connection, catalogue_of(connection), text, reference(connection, text))
+
+
 # --- where conditions pay ---------------------------------------------------------------------------------
 
 COLUMNS = {

@@ -20,7 +20,7 @@ def restricted(view, first, second, start="FROM v p JOIN v q ON p.k = q.k"):
     """Return what is added to ``view`` when its readers p and q filter so."""
     text = f"WITH v AS ({view}) SELECT p.k {start} WHERE {first} AND {second}"
     before = qualified_copy(sqlglot.parse_one(text, read="spark"), KNOWN)
-    after = restrict_views(before.copy())
+    after = restrict_views(before.copy(), KNOWN)
     if after == before:
         return ""
     assert after.args["where"] == before.args["where"]  # readers keep their filters
@@ -78,17 +78,27 @@ def test_an_arm_that_a_constant_excludes_computes_nothing():
     )
 
 
+@pytest.mark.parametrize("filters", [("p.k = 1", "q.k = 2"), ("NOT p.k = '01'", "NOT q.k = '01'")])
+def test_arms_of_different_types_are_not_restricted(filters):
+    assert restricted("SELECT a.k FROM a UNION ALL SELECT CAST(b.k AS STRING) AS k FROM b", *filters) == ""
+    mixed = "SELECT a.k, a.x FROM a UNION ALL SELECT CAST(b.k AS STRING) AS k, b.j AS x FROM b"
+    assert (
+        restricted(mixed, f"{filters[0]} AND p.x = 1", "q.x = 2")
+        == "(a.x = 1 OR a.x = 2); (b.j = 1 OR b.j = 2)"
+    )
+
+
 def test_a_view_read_once_is_left_to_the_engine():
     text = f"WITH v AS ({GROUPED}) SELECT v.k FROM v WHERE v.x = 1"
     before = qualified_copy(sqlglot.parse_one(text, read="spark"), KNOWN)
-    assert restrict_views(before.copy()) == before
+    assert restrict_views(before.copy(), KNOWN) == before
 
 
 def test_a_view_of_a_view_is_restricted_through_both():
     text = f"""WITH u AS ({GROUPED}), v AS (SELECT u.k, u.x FROM u),
     w AS (SELECT u.k, u.x FROM u) SELECT p.k FROM v p, v q, w, w w2
     WHERE p.x = 1 AND q.x = 2 AND w.x = 3 AND w2.x = 4 AND p.k = q.k AND w.k = p.k AND w2.k = p.k"""
-    query = restrict_views(qualified_copy(sqlglot.parse_one(text, read="spark"), KNOWN))
+    query = restrict_views(qualified_copy(sqlglot.parse_one(text, read="spark"), KNOWN), KNOWN)
     first = query.args["with_"].expressions[0].this
     assert first.args["where"].this.sql() == "((a.x = 1 OR a.x = 2) OR (a.x = 3 OR a.x = 4))"
 
@@ -135,7 +145,6 @@ def test_random_readers_of_random_views_see_what_they_saw(filled, seed):
     where = [test("p")] + ([test("q")] if "SEMI" not in join and "ANTI" not in join else [])
     text = f"""WITH v AS ({rng.choice(VIEWS)}) SELECT p.k, p.x, p.z FROM v p {join} v q ON {on}
     WHERE {" AND ".join(where)}"""
-    query = restrict_views(qualified_copy(sqlglot.parse_one(text, read="spark"), catalogue(
-        {"a": "k int, x int, z int", "b": "k int, j int, y int"})))  # fmt: skip
+    query = restrict_views(qualified_copy(sqlglot.parse_one(text, read="spark"), KNOWN), KNOWN)
     got = multiset(filled.execute(query.sql("duckdb")).fetchall())
     assert got == reference(filled, text), query.sql("duckdb")

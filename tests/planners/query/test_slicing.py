@@ -209,6 +209,26 @@ def test_what_draws_random_numbers_is_not_divided():
     assert [divider.grids(u, choice, lambda view, name: table(k=EDGES)) for u in units] == [[], []]
 
 
+@pytest.mark.parametrize(
+    ("text", "cut", "divided"),
+    [
+        ("SELECT t.v, COUNT(*) AS n FROM t JOIN u ON t.k = u.k GROUP BY t.v LIMIT 3", (), True),
+        ("SELECT COUNT(*) AS n FROM t JOIN (SELECT k FROM u LIMIT 3) q ON t.k = q.k", (), False),
+        ("SELECT COUNT(*) AS n FROM t JOIN (SELECT k FROM u LIMIT 3) q ON t.k = q.k", ("q",), True),
+        ("SELECT COUNT(*) AS n FROM t JOIN (SELECT k FROM (SELECT k FROM u LIMIT 3) r GROUP BY k) q ON t.k = q.k",
+         (), False),
+        ("SELECT COUNT(*) AS n FROM t WHERE t.k IN (SELECT k FROM u LIMIT 3)", (), False),
+    ],
+)  # fmt: skip
+def test_what_reads_some_rows_of_many_is_not_divided(text, cut, divided):
+    analysis = analyse(text, KNOWN)
+    trees = {key: Join(Leaf(0), Leaf(1), "broadcast") for key in analysis.blocks}
+    choice = Choice(trees, {}, frozenset(cut), frozenset({"Result"}))
+    divider = Divider(analysis, KNOWN)
+    units = [u for u in Staging(analysis, choice).units if u.partial]
+    assert [bool(divider.grids(u, choice, lambda view, name: table(k=EDGES))) for u in units] == [divided]
+
+
 def test_tables_that_are_read_twice_are_not_narrowed():
     text = (
         "SELECT COUNT(*) AS n FROM t JOIN u ON t.k = u.k WHERE EXISTS (SELECT 1 FROM t AS x WHERE x.k = t.k)"

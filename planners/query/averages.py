@@ -1,0 +1,68 @@
+"""Which averages can be put together from the sums and counts of parts."""
+
+from collections.abc import Callable
+
+from sqlglot import exp
+from sqlglot.errors import SqlglotError
+
+from ebbflow.planners.model import Catalogue
+from ebbflow.planners.query.families import Families
+from ebbflow.planners.query.views import View
+
+# Spark keeps ten digits more for a sum. Divided by a count, whose type has 20, one of more than 34 digits leaves
+# fewer digits after the point than Spark's own average has, which divides without a type between.
+_DIGITS = 24
+_REAL = (exp.DType.FLOAT, exp.DType.DOUBLE)
+_ARITHMETIC = (exp.Add, exp.Sub, exp.Mul, exp.Div, exp.Neg, exp.Abs)
+
+_Kind = Callable[[exp.Column], exp.DataType | None]
+
+
+def averages_add_up(view: View, catalogue: Catalogue, families: Families) -> bool:
+    """Tell whether every average of ``view`` itself has all its digits when it is a sum divided by a count."""
+    for select in view.selects():
+        sources = {t.alias_or_name: t.name for t in select.find_all(exp.Table) if t.parent_select is select}
+
+        def kind(column: exp.Column, sources: dict[str, str] = sources) -> exp.DataType | None:
+            return _kind(view, catalogue, families, sources.get(column.table, ""), column.name)
+
+        calls = [call for call in select.find_all(exp.Avg) if call.parent_select is select]
+        if not all(_narrow(call.this, kind) for call in calls):
+            return False
+    return True
+
+
+def _kind(
+    view: View, catalogue: Catalogue, families: Families, source: str, column: str
+) -> exp.DataType | None:
+    if source in view.reads_views:  # of its types only the families are sure
+        return exp.DataType.build("double") if families.get(source, {}).get(column) == "real" else None
+    table = catalogue.get(source)
+    written = next((t for n, t in table.columns if n.lower() == column), None) if table is not None else None
+    try:
+        return exp.DataType.build(written, dialect="spark") if written is not None else None
+    except SqlglotError:
+        return None
+
+
+def _narrow(node: exp.Expr | None, kind: _Kind, digits: int = _DIGITS) -> bool:
+    """Tell whether a value of ``node`` is a number that is no decimal of more than ``digits`` digits."""
+    node = node.unnest() if node is not None else exp.Null()
+    if isinstance(node, exp.Literal | exp.Null):
+        return True
+    if isinstance(node, exp.Column | exp.Cast):
+        found = kind(node) if isinstance(node, exp.Column) else node.to
+        if found is None or found.this != exp.DType.DECIMAL:
+            return found is not None and found.this in (*exp.DataType.INTEGER_TYPES, *_REAL)
+        return bool(found.expressions) and int(found.expressions[0].name) <= digits
+    if isinstance(node, exp.Case):
+        values = [node.args.get("default"), *(branch.args["true"] for branch in node.args["ifs"])]
+    elif isinstance(node, exp.If):
+        values = [node.args["true"], node.args.get("false")]
+    elif isinstance(node, exp.Coalesce):
+        values = [node.this, *node.expressions]
+    elif isinstance(node, _ARITHMETIC):  # with decimals, more digits than either operand has
+        values, digits = [node.this, node.args.get("expression")], 0
+    else:
+        return False
+    return all(_narrow(value, kind, digits) for value in values)

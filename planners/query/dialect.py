@@ -1,0 +1,88 @@
+"""Spark 4's SQL for sqlglot: what its own Spark dialect reads otherwise, or does not write as it was read."""
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from sqlglot import exp, generator
+from sqlglot.dialects.duckdb import DuckDB
+from sqlglot.dialects.spark import Spark
+from sqlglot.parsers.spark import SparkParser
+
+# their trees lose an argument, the type of the result, or its last digits: log10(1000) is 3, log(10, 1000) is not
+_VERBATIM = ("LOG10", "PARSE_JSON", "TO_CHAR")
+
+
+class Percentile(exp.Expression, exp.AggFunc):
+    """Spark's ``percentile(this, expression)``, which interpolates; sqlglot takes DuckDB's ``quantile`` for it,
+    which does not."""
+
+    arg_types: ClassVar = {"this": True, "expression": True}
+
+
+class OrderedPercentile(exp.Expression, exp.AggFunc):
+    """``percentile_cont(p) WITHIN GROUP (ORDER BY x)``: ``this`` and ``expression`` are those of the
+    ``WithinGroup`` whose place it takes. sqlglot would write Spark's approximate percentile instead."""
+
+    arg_types: ClassVar = {"this": True, "expression": True}
+
+
+def _ordered(writer: generator.Generator, call: OrderedPercentile) -> str:
+    name, fraction = call.this.sql_name(), writer.sql(call.this, "this")
+    return f"{name}({fraction}) WITHIN GROUP ({writer.sql(call, 'expression').strip()})"
+
+
+def _quantile(writer: generator.Generator, call: OrderedPercentile) -> str:
+    name = "QUANTILE_CONT" if isinstance(call.this, exp.PercentileCont) else "QUANTILE_DISC"
+    key = writer.sql(call.expression.expressions[0], "this")
+    return f"{name}({key}, {writer.sql(call.this, 'this')}{writer.sql(call, 'expression')})"
+
+
+Spark.Generator.TRANSFORMS[OrderedPercentile] = _ordered
+DuckDB.Generator.TRANSFORMS[OrderedPercentile] = _quantile
+DuckDB.Generator.TRANSFORMS[Percentile] = lambda writer, call: writer.func(
+    "QUANTILE_CONT", call.this, call.expression
+)
+for _writer in (Spark.Generator, DuckDB.Generator):  # copied from the above when they first write
+    getattr(generator, "_DISPATCH_CACHE", {}).pop(_writer, None)
+
+
+def _of_two(name: str, known: type[exp.Func]) -> Callable[[list[Any]], exp.Expr]:
+    """Return a builder of calls that keeps a third argument, for which ``known`` has no place or Spark no words."""
+
+    def build(args: list[Any]) -> exp.Expr:
+        if len(args) == 2:
+            return known.from_arg_list(args)
+        return exp.AnonymousAggFunc(this=name, expressions=args)
+
+    return build
+
+
+_COUNTED = {"MAX_BY": exp.ArgMax, "MIN_BY": exp.ArgMin, "PERCENTILE": Percentile}
+
+
+class Spark4(Spark):
+    """Spark 4's SQL, where ``'O''Brien'`` has a quote in it and is not two strings in a row."""
+
+    class Tokenizer(Spark.Tokenizer):
+        STRING_ESCAPES: ClassVar = ["\\", "'", '"']
+
+    class Parser(SparkParser):
+        FUNCTIONS: ClassVar = {
+            **{name: build for name, build in SparkParser.FUNCTIONS.items() if name not in _VERBATIM},
+            **{name: _of_two(name, known) for name, known in _COUNTED.items()},
+        }
+        FUNCTION_PARSERS: ClassVar = {
+            name: parse for name, parse in SparkParser.FUNCTION_PARSERS.items() if name not in _COUNTED
+        }
+
+
+def kept(tree: exp.Expr, dialect: str) -> exp.Expr:
+    """Return ``tree``, as parsed from ``dialect``, such that it can be written without a change of meaning."""
+    for group in list(tree.find_all(exp.WithinGroup)):
+        if isinstance(group.this, exp.PercentileCont | exp.PercentileDisc):
+            group.replace(OrderedPercentile(this=group.this, expression=group.expression))
+    if dialect.lower() == "spark":
+        for call in tree.find_all(exp.GroupConcat):
+            if call.args.get("separator") is None:  # else sqlglot writes a comma
+                call.set("separator", exp.Literal.string(""))
+    return tree
