@@ -14,6 +14,7 @@ from tests.benchmarks import (
     document_executors,
     document_ledger,
     document_recovery,
+    document_sql,
     document_system_chaos,
     document_training,
 )
@@ -34,8 +35,9 @@ def main() -> None:
     parts = [HEAD]
     if (FOLDER / "planning.json").exists():
         parts.append(_planning(_read("planning")))
-    if (FOLDER / "sql.json").exists():
-        parts.append(_sql(_read("sql")))
+    for suite in ("tpch", "tpcds"):
+        if (FOLDER / f"sql-{suite}.json").exists():
+            parts.append(document_sql.section(_read(f"sql-{suite}"), suite))
     for engine in ("spark", "duckdb"):
         if (FOLDER / f"tpch-{engine}.json").exists():
             parts.append(_tpch(_read(f"tpch-{engine}")))
@@ -96,115 +98,6 @@ under 1 s for 12, a decision under 50 ms, memory under 300 MiB.
 
 ![planning time by relations and shape](benchmarks/planning.svg)
 """
-
-
-def _sql(found: dict[str, Any]) -> str:
-    setup = found["setup"]
-    return f"""## SQL against plain Spark while workers come and go
-
-`{_sql_command(found)}`
-
-Three systems take turns on the same warm application, cluster and files: Spark SQL with its own SQL settings and
-adaptive execution (`spark`), the same with cost-based optimiser, column statistics, join reordering and graceful
-decommissioning on a notice (`spark-cbo`), and Ebbflow. {setup["workers"]} one-core workers on loopback,
-{setup["cap"]}; {setup["machine"]}; Spark {setup["spark"]}{_archive(setup)}. `ebbflow bench sql --help` says what
-the schedules do. A time is from the SQL text to the whole Parquet result, each answer compared with DuckDB's; a
-ratio is Ebbflow's time over that of the better plain system.
-
-{_sql_bars(found)}
-
-{_sql_schedules(found)}
-
-Wasted is task time thrown away or repeated over useful task time. Median ratio of each query, with the median seconds
-of the better plain system in brackets:
-
-{_sql_cases(found)}
-
-![distribution of the ratio](benchmarks/sql-cdf.svg)
-
-{_sql_losses(found)}
-"""
-
-
-def _archive(setup: dict[str, Any]) -> str:
-    return ", executors with a shared archive of its classes" if setup.get("class_archive") else ""
-
-
-def _sql_command(found: dict[str, Any]) -> str:
-    setup, cases = found["setup"], found["cases"]
-    suites = list(dict.fromkeys(c["suite"] for c in cases))
-    queries = ",".join(dict.fromkeys(f"{c['suite']}:{c['query']}" for c in cases))
-    schedules = ",".join(dict.fromkeys(c["schedule"] for c in cases))
-    scale = next((t.removeprefix("sf") for t in setup["tables"].values() if t.startswith("sf")), "1")
-    options = {
-        "suite": ",".join(suites), "scale": scale, "queries": queries, "schedules": schedules,
-        "pairs": setup["pairs"], "workers": setup["workers"], "cores-per-worker": setup["cpus"],
-        "memory": setup["memory"], "seed": setup["seed"],
-    }  # fmt: skip
-    words = [f"--{k} {v}" for k, v in options.items()] + [f"--conf {k}={v}" for k, v in setup["conf"].items()]
-    return " ".join(["ebbflow bench sql", *words])
-
-
-def _sql_bars(found: dict[str, Any]) -> str:
-    verdicts = {True: "yes", False: "no", None: "not measured"}
-    rows = [
-        f"| {b['name']} | {_figure(b['value'])} | {'≥' if b['at_least'] else '≤'} {b['bar']:.2f} "
-        f"| {verdicts[b['holds']]} |"
-        for b in found["bars"]
-    ]
-    return "\n".join(
-        ["| over TPC-H's multi-join queries | measured | must be | holds |", "|---|---|---|---|", *rows]
-    )
-
-
-def _sql_schedules(found: dict[str, Any]) -> str:
-    systems = list(dict.fromkeys(s for row in found["schedules"] for s in row["wasted_share"]))
-    head = "| suite | schedule | rounds | geometric mean | median | worst | 90th percentile of gain | "
-    lines = [
-        head + " | ".join(f"wasted: {s}" for s in systems) + " | failed |",
-        "|---|---|---|---|---|---|---|" + "---|" * (len(systems) + 1),
-    ]
-    for row in found["schedules"]:
-        wasted = " | ".join(_figure(row["wasted_share"].get(s)) for s in systems)
-        failed = ", ".join(f"{s} {n}" for s, n in row["failed"].items() if n) or "none"
-        lines.append(
-            f"| {row['suite']} | {row['schedule']} | {row['pairs']} | {_figure(row['geometric_mean'])} "
-            f"| {_figure(row['median'])} | {_figure(row['worst'])} ({row['worst_case']}) "
-            f"| {_figure(row['gain_90'])} | {wasted} | {failed} |"
-        )
-    return "\n".join(lines)
-
-
-def _sql_cases(found: dict[str, Any]) -> str:
-    schedules = list(dict.fromkeys(c["schedule"] for c in found["cases"]))
-    cells = {(c["suite"], c["query"], c["schedule"]): c for c in found["cases"]}
-    lines = ["| query | " + " | ".join(schedules) + " |", "|---|" + "---|" * len(schedules)]
-    for suite, query in dict.fromkeys((c["suite"], c["query"]) for c in found["cases"]):
-        row = [cells.get((suite, query, s)) for s in schedules]
-        shown = " | ".join(
-            "–" if c is None else f"{_figure(c['ratio'])} ({_figure(c['systems'][c['better']]['seconds'])})"
-            for c in row
-        )
-        lines.append(f"| {suite} Q{query} | {shown} |")
-    return "\n".join(lines)
-
-
-def _sql_losses(found: dict[str, Any]) -> str:
-    losses = [c for c in found["cases"] if c["loss"]]
-    if not losses:
-        return "No case is a loss."
-    rows = [
-        f"- {c['suite']} Q{c['query']}, {c['schedule']} ({_figure(c['ratio'])}, better: {c['better']}): {c['loss']}"
-        for c in losses
-    ]
-    head = "Where the time of the losses goes, by differences of medians from Spark's own metrics:\n"
-    return "\n".join([head, *rows])
-
-
-def _figure(value: float | str | None) -> str:
-    if value is None:
-        return "–"
-    return "∞" if value == "inf" else f"{float(value):.2f}"
 
 
 def _tpch(found: dict[str, Any]) -> str:
