@@ -78,7 +78,8 @@ class Pair:
 
     @property
     def gain(self) -> float:
-        return math.inf if self.ratio == 0 else 1 / self.ratio
+        """Return how many times sooner Ebbflow was done; of a plain run that failed, at least."""
+        return 1 / self.bounded
 
 
 @dataclass(frozen=True)
@@ -163,7 +164,7 @@ def bars(found: Sequence[Case]) -> list[Bar]:
 
     none, kill, volatile = under("none"), under("kill"), under("volatile", "volatile-notice")
     lossy = [*kill, *under("notice"), *volatile]
-    ours, theirs = wasted_share(lossy, "ebbflow"), wasted_share(lossy, "spark")
+    ours, theirs = wasted_share(lossy, "ebbflow"), wasted_share(lossy, "better")
     share = None if ours is None or theirs is None else ours / theirs if theirs > 0 else math.inf
     gains = [p.gain for c in volatile for p in c.pairs]
     return [
@@ -192,8 +193,12 @@ def quantile(values: Sequence[float], share: float) -> float | None:
 
 
 def wasted_share(found: Iterable[Case], system: str) -> float | None:
-    """Return wasted over useful task-seconds of a system, summed over all runs; see ``metrics``."""
-    figures = [r.metrics for c in found for r in c.runs.get(system, ()) if r.metrics]
+    """Return wasted over useful task-seconds of a system, summed over all runs; see ``metrics``.
+
+    ``better`` is each case's better plain Spark.
+    """
+    chosen = [c.runs.get(c.better if system == "better" else system, ()) for c in found]
+    figures = [r.metrics for runs in chosen for r in runs if r.metrics]
     wasted = sum(m["wasted"] for m in figures)
     useful = sum(m["task_seconds"] for m in figures) - wasted
     if not figures:

@@ -60,7 +60,17 @@ def test_the_latest_of_two_equal_runs_counts(tmp_path: Path) -> None:
     assert Journal(tmp_path).records[RECORD.key].wall == 3.0
 
 
-@pytest.mark.parametrize("change", [{"workers": 4}, {"seed": 2}, {"cpus": 0.6}, {"tables": {"tpch": "sf5"}}])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"workers": 4},
+        {"seed": 2},
+        {"cpus": 0.6},
+        {"tables": {"tpch": "sf5"}},
+        {"memory": "3g"},
+        {"class_archive": True},
+    ],
+)
 def test_runs_under_other_conditions_need_another_folder(tmp_path: Path, change: dict[str, object]) -> None:
     Journal(tmp_path).add_setup(SETUP)
     with pytest.raises(OptionError, match="name another folder"):

@@ -50,7 +50,7 @@ def test_a_round_without_ebbflow_or_plain_spark_is_no_case() -> None:
 
 @pytest.mark.parametrize(
     ("ours", "theirs", "ratio", "bounded", "gain"),
-    [(True, True, 0.5, 0.5, 2.0), (True, False, 0.0, 0.5, math.inf), (False, True, math.inf, math.inf, 0.0),
+    [(True, True, 0.5, 0.5, 2.0), (True, False, 0.0, 0.5, 2.0), (False, True, math.inf, math.inf, 0.0),
      (False, False, 1.0, 1.0, 1.0)],
 )  # fmt: skip
 def test_failed_runs_never_complete_and_are_never_dropped(
@@ -83,6 +83,16 @@ def test_bars_over_multi_join_queries() -> None:
     assert volatile.value == 0.25
     assert (gain.value, gain.holds) == (4.0, True)
     assert wasted.value == 0.0
+
+
+def test_waste_is_compared_with_the_better_plain_spark() -> None:
+    runs = [
+        run("spark", 20.0, schedule="kill", metrics={"wasted": 9.0, "task_seconds": 10.0}),
+        run("spark-cbo", 10.0, schedule="kill", metrics={"wasted": 4.0, "task_seconds": 12.0}),
+        run("ebbflow", 5.0, schedule="kill", metrics={"wasted": 1.0, "task_seconds": 9.0}),
+    ]
+    *_, wasted = bars(cases(runs))
+    assert wasted.value == pytest.approx((1 / 8) / (4 / 8))
 
 
 def test_what_was_not_measured_holds_nothing() -> None:
