@@ -20,6 +20,11 @@ from ebbflow.planners.query.sampling import questions
 from ebbflow.tasks.request import QueryRequest
 
 _HISTORY = 300  # finished stages remembered per engine and place
+# SQL settings of Spark that change how a result is computed, not what it is
+_HOW = (
+    "adaptive", "autoBroadcastJoinThreshold", "broadcastTimeout", "cbo", "codegen", "execution", "files",
+    "inMemoryColumnarStorage", "join", "maxBroadcastTableSize", "optimizer", "shuffle", "sources", "ui",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -50,7 +55,7 @@ def prepare(
     cache = store.cache("statistics")
     named = {n.lower() for n in table_names(parse(request.sql, request.dialect))}
     known = {
-        name: _table(relation, run_id, cache if name in named else None, clock)
+        name: _table(relation, run_id, meaning(request), cache if name in named else None, clock)
         for name, relation in relations.items()
     }
     catalogue = Catalogue(known)
@@ -82,10 +87,24 @@ def _relations(request: QueryRequest, engine: SqlEngine | None) -> dict[str, Rel
     return relations
 
 
-def _table(relation: Relation, run_id: str, cache: JsonStore | None, clock: Clock) -> Table:
+def meaning(request: QueryRequest) -> str:
+    """Return what decides, besides SQL and tables, over results: the engine, and those settings that may change
+    what a statement means. Checkpoints made under others are not reused."""
+    prefix = "spark.sql."
+    told = sorted(
+        (key, value)
+        for key, value in request.conf.items()
+        if key.startswith(prefix) and not key.removeprefix(prefix).startswith(_HOW)
+    )
+    return (
+        f"{request.engine}-{hashlib.sha256(repr(told).encode()).hexdigest()[:12]}" if told else request.engine
+    )
+
+
+def _table(relation: Relation, run_id: str, meaning: str, cache: JsonStore | None, clock: Clock) -> Table:
     if relation.external:  # nothing tells whether its content changed: its stages live for this run only
         return Table(relation.name, relation.columns, f"external-{run_id}")
-    version = tables.version(relation)
+    version = f"{tables.version(relation)}-{meaning}"
     known = statistics.collect(relation, cache, clock=clock) if cache is not None else None
     return Table(relation.name, relation.columns, version, known)
 

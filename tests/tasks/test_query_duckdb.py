@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from ebbflow.infra.storage import ParquetCheckpointStore
+from ebbflow.tasks.planning import meaning
 from ebbflow.tasks.query import PlainOrchestrator, execute
 from ebbflow.tasks.request import QueryRequest
 
@@ -73,3 +74,14 @@ def test_every_output_that_was_asked_for_is_written(tpch: str, tmp_path: Path) -
     assert QueryReport.from_json(json.read_text()) == outcome.report
     assert "<html" in html.read_text()
     assert outcome.report.verified is None
+
+
+def test_checkpoints_of_another_engine_or_meaning_are_not_reused(tpch: str) -> None:
+    def of(engine: str = "spark", **settings: str) -> str:
+        conf = {f"spark.sql.{key.replace('_', '.')}": value for key, value in settings.items()}
+        return meaning(QueryRequest("SELECT 1", tables=tpch, engine=engine, conf=conf))  # type: ignore[arg-type]
+
+    assert of() != of("duckdb")
+    assert of() != of(session_timeZone="Asia/Tokyo") != of(session_timeZone="UTC")
+    assert of(ansi_enabled="false") != of(ansi_enabled="true")
+    assert of(shuffle_partitions="8", adaptive_enabled="false") == of()
