@@ -252,7 +252,7 @@ def test_new_estimates_apply_to_a_running_stage_that_would_now_have_other_partit
     query = execution("single")
     query.begin(share(2), {}, 0)
     slower = tuple(replace(s, duration=10.0, physical_key=f"{s.physical_key}, 8") for s in LEFT_DEEP.stages)
-    query.on_share(share(8, epoch=1), 1, "arrived", (replace(LEFT_DEEP, stages=slower), BUSHY, WIDE))
+    query.on_share(share(8, epoch=1), 1, "arrived", (replace(LEFT_DEEP, stages=slower),))
     assert query.expected(1).estimate.seconds == 29
     assert query.expected(1).remaining.foreign == ()
 
