@@ -106,9 +106,8 @@ class Driver:
         self._jobs = itertools.count(1)
         self._failures: Counter[str] = Counter()  # by output_fp
         self._fractions: dict[str, float] = {}  # by output_fp: the most of a stage that has existed in slices
-        self._doubts: dict[
-            str, tuple[float, StageOutcome]
-        ] = {}  # by job id: failures to judge, and until when
+        # by job id: failures to judge, and until when they wait for news
+        self._doubts: dict[str, tuple[float, StageOutcome]] = {}
         self._waited: set[str] = set()  # job ids of failures that have waited
         self._unfit: set[str] = set()  # physical keys of stages whose broadcasts do not fit
         self._sources: dict[str, dict[str, str]] = {}  # output_fp -> versions of all tables below it

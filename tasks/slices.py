@@ -53,10 +53,8 @@ class StageRun:
     cores: float
     hazard: float
     dialect: Callable[[Statement], str]
-    since: float = 0.0  # seconds since the Unix epoch; older slices are not used...
-    made: set[str] = field(
-        default_factory=set
-    )  # ...but those that this query has computed itself, by fingerprint
+    since: float = 0.0  # seconds since the Unix epoch; older slices are not used, but those in ``made``
+    made: set[str] = field(default_factory=set)  # fingerprints of what this query has computed itself
 
 
 class SliceRunner:

@@ -10,11 +10,13 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 from ebbflow.infra.spark.java import find_java, spark_home
 
 _LIMIT = 240.0  # seconds to make an archive in
+_KEPT = 7 * 86_400.0  # seconds after which an archive makes room for others
 _SILENT = "-Xlog:disable -Xlog:all=error:stderr"
 
 # What most queries have Spark do, so that its classes are in the archive.
@@ -43,8 +45,8 @@ session.stop()
 
 
 def java_options(folder: Path, options: str = "") -> str:
-    """Return ``options`` of a JVM with those that let it use the archive in ``folder``, which is made now (some 20
-    seconds) unless it is there. When it cannot be made the JVM is slower and nothing else.
+    """Return ``options`` of a JVM with those that let it use the archive in ``folder``, which is made now unless it
+    is there. When it cannot be made the JVM is slower and nothing else.
 
     Raises ``EngineUnavailableError`` without Java or Spark.
     """
@@ -75,6 +77,12 @@ def _make(archive: Path, options: str) -> None:
             check=True,
         )
         made = Path(folder) / "spark.jsa"
-        for other in archive.parent.glob("spark-*.jsa"):
-            other.unlink()
         made.replace(archive)
+    _tidy(archive.parent)
+
+
+def _tidy(folder: Path) -> None:
+    """Delete old archives: another environment may share the folder and be starting JVMs with its own."""
+    for other in folder.glob("spark-*.jsa"):
+        if time.time() - other.stat().st_mtime > _KEPT:
+            other.unlink(missing_ok=True)

@@ -43,6 +43,15 @@ def test_without_an_archive_the_options_are_those_given(
     assert java_options(tmp_path) == ""
 
 
+def test_only_old_archives_make_room(tmp_path: Path) -> None:
+    old, young = tmp_path / "spark-0.jsa", tmp_path / "spark-1.jsa"
+    for file in (old, young):
+        file.write_bytes(b"classes")
+    os.utime(old, (0, 0))
+    class_archive._tidy(tmp_path)
+    assert [old.exists(), young.exists()] == [False, True]
+
+
 @pytest.mark.spark
 def test_spark_loads_its_classes_from_the_archive(tmp_path: Path) -> None:
     log = tmp_path / "classes.log"

@@ -111,15 +111,21 @@ def test_what_a_failed_run_has_left_is_used_by_the_next(request_: QueryRequest, 
     assert len(driver.record.measured) == 1
 
 
-def test_a_run_that_must_not_reuse_anything_computes_all_cells(
-    request_: QueryRequest, engine: Scripted
-) -> None:
+def _without_reuse(request_: QueryRequest, engine: Scripted) -> tuple[Ride, QueryExecutionPlan]:
+    """Leave a run's slices in the store, and return a run that must not use them, and its plan of the same id."""
     ride = Ride(request_, hazard=OFTEN)
     plan, _ = sliced(ride.plans)[0]
     ride.drive(engine, chosen=plan)
-    first = len(engine.jobs)
     fresh = Ride(QueryRequest(**{**_options(request_), "reuse": False}), hazard=OFTEN)
-    driver = fresh.drive(engine, chosen=next(p for p in fresh.plans if p.id == plan.id))
+    return fresh, next(p for p in fresh.plans if p.id == plan.id)
+
+
+def test_a_run_that_must_not_reuse_anything_computes_all_cells(
+    request_: QueryRequest, engine: Scripted
+) -> None:
+    fresh, plan = _without_reuse(request_, engine)
+    first = len(engine.jobs)
+    driver = fresh.drive(engine, chosen=plan)
     assert right(fresh, driver)
     assert len(engine.jobs) == 2 * first
 
@@ -128,10 +134,7 @@ def test_a_run_that_must_not_reuse_anything_uses_what_it_has_computed_itself(
     request_: QueryRequest, engine: Scripted
 ) -> None:
     """Where an older slice of equal content is in the store, that one stays there."""
-    ride = Ride(request_, hazard=OFTEN)
-    plan, _ = sliced(ride.plans)[0]
-    ride.drive(engine, chosen=plan)
-    fresh = Ride(QueryRequest(**{**_options(request_), "reuse": False}), hazard=OFTEN)
+    fresh, plan = _without_reuse(request_, engine)
     again = Scripted()
 
     def breaks(job: StageJob, before: int, _event: object) -> None:
@@ -141,9 +144,7 @@ def test_a_run_that_must_not_reuse_anything_uses_what_it_has_computed_itself(
 
     again.before = breaks
     try:
-        driver = fresh.drive(
-            again, Obedient(fresh.plans, []), next(p for p in fresh.plans if p.id == plan.id)
-        )
+        driver = fresh.drive(again, Obedient(fresh.plans, []), plan)
     finally:
         again.close()
     assert right(fresh, driver)
