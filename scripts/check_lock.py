@@ -68,6 +68,10 @@ EXCEPTIONS = {
 """Packages whose metadata do not say it in a way that can be read, and why they may be there."""
 
 
+PYTHONS = ("3.11.0", "3.11.99", "3.12.99", "3.13.99", "3.14.99")
+"""Pythons that one lock is for: a package may be needed by only some of them, as what 3.11.3 brought itself."""
+
+
 @dataclass(frozen=True)
 class Finding:
     """Something that is wrong with the lock."""
@@ -145,14 +149,24 @@ def asked_extras(locked: Mapping[str, Version], first: Iterable[Requirement]) ->
 
 
 def requirements_of(installed: Distribution, extras: Iterable[str]) -> list[Requirement]:
-    """Return what an installed package asks for here, with these of its extras."""
+    """Return what an installed package asks for with these of its extras, on this system and any of ``PYTHONS``."""
     found = []
     for text in installed.requires or ():
         try:
             one = Requirement(text)
         except InvalidRequirement:
             continue  # pip would ignore it, too
-        if one.marker is None or any(one.marker.evaluate({"extra": extra}) for extra in ("", *extras)):
+        if one.marker is None or any(
+            one.marker.evaluate(
+                {
+                    "extra": extra,
+                    "python_version": ".".join(python.split(".")[:2]),
+                    "python_full_version": python,
+                }
+            )
+            for extra in ("", *extras)
+            for python in PYTHONS
+        ):
             found.append(one)
     return found
 

@@ -147,3 +147,16 @@ def test_licences_are_read_from_whatever_a_package_says(lock: ModuleType, lines:
 
 def test_an_exception_that_nobody_needs_is_found(lock: ModuleType) -> None:
     assert said(lock.licences(["numpy"], {"numpy": "no reason"})) == ["numpy: needs no exception any more"]
+
+
+def test_what_only_one_of_the_pythons_needs_is_asked_for_on_all_of_them(lock: ModuleType) -> None:
+    package = _Package(
+        "Metadata-Version: 2.4\nName: one\nVersion: 1\n"
+        'Requires-Dist: early; python_full_version < "3.11.3"\n'
+        'Requires-Dist: late; python_version >= "3.14"\n'
+        'Requires-Dist: gone; python_version < "3.11"\n'
+        'Requires-Dist: more; extra == "more" and python_version == "3.12"\n'
+        'Requires-Dist: elsewhere; sys_platform == "win32"\n'
+    )
+    assert [one.name for one in lock.requirements_of(package, ())] == ["early", "late"]
+    assert [one.name for one in lock.requirements_of(package, ("more",))] == ["early", "late", "more"]
