@@ -20,8 +20,9 @@ from ebbflow.planners.query.cost import DEFAULTS
 from ebbflow.planners.query.cost import calibrate as fit
 from ebbflow.planners.query.qep import Stage
 from ebbflow.tasks.live import StageBars
+from ebbflow.tasks.opening import arrived_capacity, opened_engine
 from ebbflow.tasks.planning import remember
-from ebbflow.tasks.query import PlainOrchestrator, QueryOutcome, arrived_capacity, execute, opened_engine
+from ebbflow.tasks.query import PlainOrchestrator, QueryOutcome, execute
 from ebbflow.tasks.request import QueryRequest
 
 

@@ -37,6 +37,8 @@ __all__ = ["JsonStore", "ParquetCheckpointStore"]
 
 SMALLEST_FREE = 1 << 20  # bytes; with less a local store counts as full
 ABANDONED_AFTER = 86_400.0  # seconds
+TIDY_EVERY = 3_600.0  # seconds after which a store is tidied again...
+TIDY_PART = 0.05  # ...or as soon as this part of its budget has been written
 _NATURAL = re.compile(r"(\d+)")
 
 
@@ -150,6 +152,19 @@ class ParquetCheckpointStore:
             if checkpoint:
                 found.append(checkpoint)
         return found
+
+    def tidy(self, budget: int, written: int, keep: frozenset[str] = frozenset()) -> None:
+        """``collect`` if that is due, now that ``written`` bytes more are there: it looks at every checkpoint."""
+        notes, key, now = self.cache("housekeeping"), str(budget), self._clock.now()
+        match notes.get(key):
+            case [float(at), int(before)] if at <= now:
+                written += before
+            case _:
+                at = 0.0
+        if now - at >= TIDY_EVERY or written >= TIDY_PART * budget:
+            self.collect(budget, keep)
+            at, written = now, 0
+        notes.put(key, [at, written])
 
     def collect(self, budget: int, keep: frozenset[str] = frozenset()) -> int:
         """Delete least recently used checkpoints beyond ``budget`` bytes, never ``keep``; return bytes freed.

@@ -1,24 +1,20 @@
 """One query from request to report, under any orchestrator."""
 
-import socket
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from ebbflow.infra.calibration import calibrate as measure_engine
 from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.errors import EngineUnavailableError, StorageError
-from ebbflow.infra.local import LocalCapacity
 from ebbflow.infra.protocols import CapacitySource, Checkpoint, SqlEngine
 from ebbflow.infra.results import write_result
-from ebbflow.infra.shares import FileShareRegistry
 from ebbflow.infra.slices import SliceIndex
 from ebbflow.infra.storage import ParquetCheckpointStore
-from ebbflow.planners import recovery
 from ebbflow.planners.model import Capacity, Share
 from ebbflow.planners.query.cost import CostModel, calibrate
 from ebbflow.planners.query.coverage import coverage, sentences
@@ -31,6 +27,7 @@ from ebbflow.planners.query.state import StageOutput
 from ebbflow.tasks.driver import Driver, Record
 from ebbflow.tasks.feedback import Feedback
 from ebbflow.tasks.listening import CapacityChanged, Fan, Inbox, Listener, Silent, StageOutcome, Threads
+from ebbflow.tasks.opening import Opened, arrived_capacity, opened_engine, shared_source
 from ebbflow.tasks.page import report_html
 from ebbflow.tasks.planning import Prepared, prepare, remember
 from ebbflow.tasks.report import DecisionReport, PlanReport, QueryReport, spoken, write_text
@@ -39,13 +36,7 @@ from ebbflow.tasks.sharing import Demand, SharedCapacity
 from ebbflow.tasks.verify import verify
 
 MAX_PARALLEL_STAGES = 4
-_ARRIVAL = 45.0  # seconds to wait at the start for the first executors
-_SETTLED = 1.5  # seconds without a new one after which all are taken to be there
-_LOOK = 0.25
 _SLICES_LEFT = 8  # into which a stage is divided of which an earlier run has left slices
-_TIDY_EVERY = 3_600.0  # seconds after which a store is tidied again...
-_TIDY_PART = 0.05  # ...or as soon as queries have written this part of its budget
-_PRIOR_HOURS = 1.0  # how much evidence a stated hazard counts for
 
 
 class Orchestrator(Protocol):
@@ -89,91 +80,6 @@ class QueryOutcome:
 
     report: QueryReport
     result: Checkpoint
-
-
-@dataclass
-class Opened:
-    """A started engine, where its capacity is seen, and with whom that is shared."""
-
-    engine: SqlEngine
-    source: CapacitySource
-    closers: list[Callable[[], None]] = field(default_factory=list)
-    settled: bool = False  # the first executors have come: a later query need not wait for them
-    cluster: str = ""  # what its queries share with others who name it so; empty: nothing
-    application: str = ""  # Spark's id of it
-    unit: int = 1  # cores in which it can be held to a share...
-    whole: bool = True  # ...or, if not, the engine divides among its queries itself
-    hold: Callable[[float | None], None] = lambda cores: None
-    allied: Callable[[frozenset[str]], None] = lambda applications: None
-
-
-@contextmanager
-def opened_engine(request: QueryRequest, clock: Clock | None = None) -> Iterator[Opened]:
-    """Start the engine and its capacity source; both are closed at the end."""
-    clock = clock or SystemClock()
-    opened = _open_duckdb(clock) if request.engine == "duckdb" else _open_spark(request, clock)
-    try:
-        yield opened
-    finally:
-        for close in opened.closers:
-            close()
-        opened.engine.close()
-
-
-def _open_duckdb(clock: Clock) -> Opened:
-    from ebbflow.infra.duckdb import DuckDbEngine
-
-    source = LocalCapacity(clock=clock)
-    node = source.capacity().nodes[0]
-    engine = DuckDbEngine.start(node.cores, node.memory, clock=clock)
-    return Opened(engine, source, cluster=f"duckdb {socket.gethostname()}")
-
-
-def _open_spark(request: QueryRequest, clock: Clock) -> Opened:
-    from ebbflow.infra.spark.engine import SparkEngine
-    from ebbflow.infra.spark.masters import executors_for, find_master
-    from ebbflow.infra.spark.settings import is_local
-    from ebbflow.infra.spark.watch import ExecutorWatch
-
-    master = find_master(request.master, request.conf)
-    shape = executors_for(master, request.conf, request.executor_memory)
-    engine = SparkEngine.start(
-        request.master,
-        memory=shape.heap if shape else request.executor_memory,
-        cores=shape.cores if shape else None,
-        conf=request.conf,
-        catalog=request.catalog,
-        clock=clock,
-        weight=request.weight,
-    )
-
-    def hazard(losses: int, node_seconds: float) -> float:
-        if request.hazard is None:
-            return recovery.hazard(losses, node_seconds)
-        return recovery.hazard(losses, node_seconds, request.hazard * _PRIOR_HOURS, _PRIOR_HOURS)
-
-    held = engine.shape if master else None
-    watch = ExecutorWatch(
-        engine.ui_url,
-        engine.application_id,
-        hazard=hazard,
-        master_url=engine.master,
-        master_ui=master.ui if master else "",
-        shape=held,
-        clock=clock,
-    )
-    return Opened(
-        engine,
-        watch,
-        [watch.close],
-        settled=is_local(engine.master),
-        cluster=master.url if master and held else f"application {engine.application_id}",
-        application=engine.application_id,
-        unit=held.cores if held else 1,
-        whole=held is not None,
-        hold=engine.hold,
-        allied=watch.ally,
-    )
 
 
 def calibrated(
@@ -274,24 +180,10 @@ def execute(
     if request.report:
         write_text(request.report, report_html(report))
     with suppress(StorageError):  # housekeeping: the result is there
-        _tidy(store, request, record, clock.now())
+        written = sum(stage.bytes for stage in report.stages if stage.status == "completed")
+        used = frozenset(stage.fingerprint for stage in report.stages)
+        store.tidy(int(request.store_budget * GIB), written, used)
     return QueryOutcome(report, result)
-
-
-def _tidy(store: ParquetCheckpointStore, request: QueryRequest, record: Record, now: float) -> None:
-    """Make room in the store, if that is due: it means to look at every checkpoint that there is."""
-    budget = int(request.store_budget * GIB)
-    notes, key = store.cache("housekeeping"), str(budget)
-    match notes.get(key):
-        case [float(at), int(written)] if at <= now:
-            pass
-        case _:
-            at, written = 0.0, 0
-    written += sum(s.bytes for s in record.stages if s.status == "completed")
-    if now - at >= _TIDY_EVERY or written >= _TIDY_PART * budget:
-        store.collect(budget, frozenset(s.fingerprint for s in record.stages))
-        at, written = now, 0
-    notes.put(key, [at, written])
 
 
 @contextmanager
@@ -316,29 +208,6 @@ def _prepared_and_opened(
             raise
 
 
-def shared_source(
-    opened: Opened, request: QueryRequest, store: ParquetCheckpointStore, clock: Clock
-) -> CapacitySource:
-    """Enter the query among those that share its cluster, and return its capacity with its share.
-
-    The registry is in the store, which all flows on a cluster can reach.
-    """
-    if not opened.cluster:
-        return opened.source
-    return SharedCapacity(
-        opened.source,
-        FileShareRegistry(f"{store.uri}/cache/shares", opened.cluster, clock),
-        clock,
-        weight=request.weight,
-        fraction=request.fraction,
-        unit=opened.unit,
-        whole=opened.whole,
-        application=opened.application,
-        hold=opened.hold,
-        allied=opened.allied,
-    )
-
-
 def _listeners(
     listener: Listener, execution: Execution, source: CapacitySource, engine: SqlEngine
 ) -> Listener:
@@ -346,30 +215,6 @@ def _listeners(
     if not isinstance(source, SharedCapacity) or engine.name != "spark":
         return listener
     return Fan(listener, Demand(execution, source.want))
-
-
-def arrived_capacity(source: CapacitySource, clock: Clock | None = None, settled: bool = False) -> Capacity:
-    """Wait, bounded, until the first executors have registered and no more come; ``settled`` tells that those
-    that are there are all."""
-    clock = clock or SystemClock()
-    deadline = clock.now() + _ARRIVAL
-    seen, held, since = source.capacity(), _held(source), clock.now()
-    while clock.now() < deadline:
-        settled = settled or held is None
-        wanted = Share.of(seen).total.cores
-        if seen.nodes and (settled or wanted <= 0 or (held and clock.now() - since >= _SETTLED)):
-            break
-        clock.sleep(_LOOK)
-        newer, now_held = source.capacity(), _held(source)
-        if not newer.same_nodes(seen) or now_held != held:
-            seen, held, since = newer, now_held, clock.now()
-    return seen
-
-
-def _held(source: CapacitySource) -> int | None:
-    """Return the cores that the engine has already; ``None`` where they need not come."""
-    inner = source.source if isinstance(source, SharedCapacity) else source
-    return None if isinstance(inner, LocalCapacity) else getattr(inner, "held", 1)
 
 
 class _Run:

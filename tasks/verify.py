@@ -7,6 +7,7 @@ from ebbflow.infra.duckdb import DuckDbEngine
 from ebbflow.infra.errors import EngineError
 from ebbflow.infra.protocols import Checkpoint, Relation, StageJob
 from ebbflow.infra.results import read_checkpoint, same_rows
+from ebbflow.planners.query.dialect import duckdb_sql
 from ebbflow.planners.query.parse import table_names
 from ebbflow.tasks.planning import Prepared
 
@@ -21,9 +22,7 @@ def oracle(prepared: Prepared) -> object:
     engine = DuckDbEngine.start()
     try:
         with tempfile.TemporaryDirectory(prefix="ebbflow-oracle-") as folder:
-            job = StageJob(
-                "oracle", "oracle", query.sql("duckdb", comments=False), relations, f"file://{folder}"
-            )
+            job = StageJob("oracle", "oracle", duckdb_sql(query), relations, f"file://{folder}")
             engine.run(job)
             files = sorted(str(p) for p in Path(folder).glob("*.parquet"))
             return pq.ParquetDataset(files).read()

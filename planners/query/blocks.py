@@ -11,6 +11,7 @@ from typing import cast
 
 from sqlglot import exp
 
+from ebbflow.planners.query.dialect import spark_sql
 from ebbflow.planners.query.families import Families
 from ebbflow.planners.query.joingraph import Column, EqualityClass, JoinGraph, Predicate, RelationRef
 from ebbflow.planners.query.parse import is_volatile
@@ -92,7 +93,7 @@ def extract(view: View, select: exp.Select, families: Families) -> Extraction:
     adding = any(j.side in ("RIGHT", "FULL") for j in barriers)
     fixed = kept if adding else [part for part in kept if is_volatile(part)]
     if fixed and barriers:  # above an outer join they would judge rows that it adds, or other random numbers
-        condition = fixed[0].sql("spark")
+        condition = spark_sql(fixed[0])
         return Extraction(None, f"{view.name}: {condition} must stay below the {barrier_words(barriers)}")
     for part in where:
         # A correlated subquery costs a join of its own: after the block's joins it meets fewer rows.

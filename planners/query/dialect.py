@@ -3,9 +3,12 @@
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from sqlglot import exp, generator
+from sqlglot import exp
 from sqlglot.dialects.duckdb import DuckDB
 from sqlglot.dialects.spark import Spark
+from sqlglot.generator import Generator
+from sqlglot.generators.duckdb import DuckDBGenerator
+from sqlglot.generators.spark import SparkGenerator
 from sqlglot.parsers.spark import SparkParser
 
 # their trees lose an argument, the type of the result, or its last digits: log10(1000) is 3, log(10, 1000) is not
@@ -26,24 +29,15 @@ class OrderedPercentile(exp.Expression, exp.AggFunc):
     arg_types: ClassVar = {"this": True, "expression": True}
 
 
-def _ordered(writer: generator.Generator, call: OrderedPercentile) -> str:
+def _ordered(writer: Generator, call: OrderedPercentile) -> str:
     name, fraction = call.this.sql_name(), writer.sql(call.this, "this")
     return f"{name}({fraction}) WITHIN GROUP ({writer.sql(call, 'expression').strip()})"
 
 
-def _quantile(writer: generator.Generator, call: OrderedPercentile) -> str:
+def _quantile(writer: Generator, call: OrderedPercentile) -> str:
     name = "QUANTILE_CONT" if isinstance(call.this, exp.PercentileCont) else "QUANTILE_DISC"
     key = writer.sql(call.expression.expressions[0], "this")
     return f"{name}({key}, {writer.sql(call.this, 'this')}{writer.sql(call, 'expression')})"
-
-
-Spark.Generator.TRANSFORMS[OrderedPercentile] = _ordered
-DuckDB.Generator.TRANSFORMS[OrderedPercentile] = _quantile
-DuckDB.Generator.TRANSFORMS[Percentile] = lambda writer, call: writer.func(
-    "QUANTILE_CONT", call.this, call.expression
-)
-for _writer in (Spark.Generator, DuckDB.Generator):  # copied from the above when they first write
-    getattr(generator, "_DISPATCH_CACHE", {}).pop(_writer, None)
 
 
 def _of_two(name: str, known: type[exp.Func]) -> Callable[[list[Any]], exp.Expr]:
@@ -74,6 +68,30 @@ class Spark4(Spark):
         FUNCTION_PARSERS: ClassVar = {
             name: parse for name, parse in SparkParser.FUNCTION_PARSERS.items() if name not in _COUNTED
         }
+
+    class Generator(SparkGenerator):
+        TRANSFORMS: ClassVar = {**SparkGenerator.TRANSFORMS, OrderedPercentile: _ordered}
+
+
+class QuantileDuckDB(DuckDB):
+    """DuckDB's SQL with its names for Spark's percentiles."""
+
+    class Generator(DuckDBGenerator):
+        TRANSFORMS: ClassVar = {
+            **DuckDBGenerator.TRANSFORMS,
+            OrderedPercentile: _quantile,
+            Percentile: lambda writer, call: writer.func("QUANTILE_CONT", call.this, call.expression),
+        }
+
+
+def spark_sql(tree: exp.Expr, **options: Any) -> str:
+    """Return ``tree`` as Spark 4's SQL, without comments; ``options`` are those of sqlglot's generator."""
+    return tree.sql(Spark4, comments=False, **options)
+
+
+def duckdb_sql(tree: exp.Expr, **options: Any) -> str:
+    """Return ``tree`` as DuckDB's SQL, without comments; ``options`` are those of sqlglot's generator."""
+    return tree.sql(QuantileDuckDB, comments=False, **options)
 
 
 def kept(tree: exp.Expr, dialect: str) -> exp.Expr:

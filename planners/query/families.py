@@ -9,6 +9,7 @@ from sqlglot.errors import SqlglotError
 from sqlglot.optimizer.annotate_types import annotate_types
 
 from ebbflow.planners.model import Catalogue
+from ebbflow.planners.query.dialect import spark_sql
 from ebbflow.planners.query.views import View, ViewChain
 
 # Per table or view, per column, the family of the column's type. Within a family equality is transitive,
@@ -42,7 +43,7 @@ def families(chain: ViewChain, catalogue: Catalogue) -> Mapping[str, Families]:
         # from here on its name means the view, even if there is a table of that name
         kinds = _output(view, schema) if view is not chain.root else {}
         found[view.name] = {name: _family(kind) for name, kind in kinds.items()}
-        schema[view.name] = {name: kind.sql("spark") for name, kind in kinds.items()}
+        schema[view.name] = {name: spark_sql(kind) for name, kind in kinds.items()}
         if not kinds:
             del schema[view.name]
     return out
@@ -72,4 +73,4 @@ def _named_family(kind: str) -> str | None:
 
 
 def _family(kind: exp.DataType) -> str:
-    return _FAMILY.get(cast("exp.DType", kind.this), kind.sql("spark"))
+    return _FAMILY.get(cast("exp.DType", kind.this), spark_sql(kind))

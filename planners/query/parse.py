@@ -20,7 +20,7 @@ from ebbflow.planners.errors import (
     UnsupportedQueryError,
 )
 from ebbflow.planners.model import Catalogue
-from ebbflow.planners.query.dialect import Spark4, kept
+from ebbflow.planners.query.dialect import Spark4, kept, spark_sql
 
 # Functions whose value is fixed for a query: replaced by a literal once per run.
 _CLOCKS = (
@@ -154,16 +154,16 @@ def freeze(query: exp.Query, now: datetime) -> tuple[exp.Query, tuple[str, ...]]
     def literal(node: exp.Expr) -> exp.Expr:
         word = _moment(node, stamp)
         if word is not None:
-            notes[f"{node.sql('spark')} frozen to {word.name} for this run"] = None
+            notes[f"{spark_sql(node)} frozen to {word.name} for this run"] = None
             node.set("this", word)
             return node
         name = node.name.lower() if isinstance(node, exp.Anonymous) else node.key
         clock = isinstance(node, _CLOCKS) or (isinstance(node, exp.Anonymous) and name in _CLOCK_NAMES)
         if not clock:
             if is_volatile_function(node):
-                notes[
-                    f"{node.sql('spark')} is not deterministic: stages that contain it are never reused"
-                ] = None
+                notes[f"{spark_sql(node)} is not deterministic: stages that contain it are never reused"] = (
+                    None
+                )
             return node
         if isinstance(node, exp.CurrentDate) or name in {"curdate", "current_date"}:
             kind, value = "DATE", stamp.date().isoformat()
@@ -173,7 +173,7 @@ def freeze(query: exp.Query, now: datetime) -> tuple[exp.Query, tuple[str, ...]]
             kind, value = "TIMESTAMPNTZ", stamp.strftime("%Y-%m-%d %H:%M:%S.%f")
         else:  # an instant, whatever the session's time zone is
             kind, value = "TIMESTAMPTZ", stamp.strftime("%Y-%m-%d %H:%M:%S.%f+00:00")
-        notes[f"{node.sql('spark')} frozen to {value} for this run"] = None
+        notes[f"{spark_sql(node)} frozen to {value} for this run"] = None
         return exp.cast(exp.Literal.string(value), kind)
 
     return cast("exp.Query", query.transform(literal)), tuple(notes)
@@ -391,5 +391,5 @@ def _column_error(message: str, query: exp.Query, catalogue: Catalogue) -> str:
         several = owners.get(found.name.lower(), [])
         if not found.table and len(several) > 1:
             return f"column {found.name!r} is ambiguous: qualify it with one of {', '.join(several)}"
-        return f"unknown column {found.sql('spark')!r}; {_nearest(found.name, owners)} ({message})"
+        return f"unknown column {spark_sql(found)!r}; {_nearest(found.name, owners)} ({message})"
     return f"a column cannot be resolved: {message}"

@@ -12,6 +12,7 @@ from ebbflow.planners.model import Catalogue, Share
 from ebbflow.planners.query import cuts as cutting
 from ebbflow.planners.query.cost import DEFAULTS, CostModel
 from ebbflow.planners.query.costing import Coster
+from ebbflow.planners.query.dialect import duckdb_sql, spark_sql
 from ebbflow.planners.query.dividing import Divider
 from ebbflow.planners.query.enumerate import enumerate_trees
 from ebbflow.planners.query.fingerprint import digest
@@ -128,9 +129,9 @@ class QueryPlanner:
         trees = {key: self._trees(key, sizes, share)[0] for key in self.analysis.blocks}
         quote(query)
         text = Text(
-            query.sql("spark", comments=False),
-            without_broadcast(query).sql("spark", comments=False),
-            without_hints(query).sql("duckdb", comments=False),
+            spark_sql(query),
+            spark_sql(without_broadcast(query)),
+            duckdb_sql(without_hints(query)),
         )
         stage = self._stage(unit, Choice(trees), Coster(sizes, self.model, share), text, named="whole query")
         return QueryExecutionPlan(f"single-{stage.physical_key[:4]}", (stage,), "as written", self.notes)

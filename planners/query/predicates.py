@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from sqlglot import ErrorLevel, exp
 
+from ebbflow.planners.query.dialect import duckdb_sql, spark_sql
 from ebbflow.planners.query.joingraph import Column
 from ebbflow.planners.query.parse import is_volatile
 
@@ -88,12 +89,10 @@ def written(node: exp.Expr) -> str:
 
     Spark's words alone do not do: DuckDB's ``regexp_replace`` with and without ``'g'`` are one of Spark's.
     """
-    spark = node.sql("spark", comments=False, normalize_functions="upper")
+    spark = spark_sql(node, normalize_functions="upper")
     if not any(True for _ in node.find_all(exp.Func)):
         return spark
-    other = node.sql(
-        "duckdb", comments=False, normalize_functions="upper", unsupported_level=ErrorLevel.IGNORE
-    )
+    other = duckdb_sql(node, normalize_functions="upper", unsupported_level=ErrorLevel.IGNORE)
     return f"{spark} | {other}"
 
 

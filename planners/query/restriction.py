@@ -13,6 +13,7 @@ from sqlglot.errors import SqlglotError
 from sqlglot.optimizer.annotate_types import annotate_types
 
 from ebbflow.planners.model import Catalogue
+from ebbflow.planners.query.dialect import spark_sql
 from ebbflow.planners.query.parse import is_volatile, outside_tables
 from ebbflow.planners.query.predicates import all_of, any_of, conjuncts, free_columns, has_subquery
 
@@ -63,7 +64,7 @@ def _of_one_type(query: exp.Query, position: int, catalogue: Catalogue) -> Colle
         name
         for name, *kinds in zip(names, *arms, strict=False)
         if all(isinstance(k, exp.DataType) and not k.is_type(*_UNKNOWN) for k in kinds)
-        and len({k.sql("spark") for k in kinds}) == 1
+        and len({spark_sql(k) for k in kinds}) == 1
     }
 
 
@@ -140,7 +141,7 @@ def _restrict(body: exp.Expr, filters: Sequence[Sequence[exp.Expr]], only: Colle
         possible = [w for w in wanted if w is not None]
         if not all(possible):  # one reader wants every row of this arm
             continue
-        distinct = {all_of(w).sql("spark"): all_of(w) for w in possible}
+        distinct = {spark_sql(all_of(w)): all_of(w) for w in possible}
         arm.where(any_of(distinct.values()) if distinct else exp.false(), copy=False)
 
 
@@ -162,11 +163,11 @@ def _pushable(arm: exp.Select, names: Sequence[str]) -> Mapping[str, exp.Expr]:
     plain = {n: e for n, e in items.items() if isinstance(e, exp.Column | exp.Literal)}
     if group is None:
         return plain
-    keys = {e.sql("spark") for e in group.expressions if isinstance(e, exp.Column)}
+    keys = {spark_sql(e) for e in group.expressions if isinstance(e, exp.Column)}
     # without a key there is a row even of nothing; a rollup has rows that no input row of that key has
     if not keys or any(value for key, value in group.args.items() if key != "expressions"):
         return {}
-    return {n: e for n, e in plain.items() if isinstance(e, exp.Literal) or e.sql("spark") in keys}
+    return {n: e for n, e in plain.items() if isinstance(e, exp.Literal) or spark_sql(e) in keys}
 
 
 def _translated(

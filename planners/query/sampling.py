@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from sqlglot import exp
 
 from ebbflow.planners.query.cardinality import conjunction_text
+from ebbflow.planners.query.dialect import duckdb_sql
 from ebbflow.planners.query.joingraph import JoinGraph, Predicate
 from ebbflow.planners.query.sizes import conjuncts_key, own_conjuncts
 from ebbflow.planners.query.staging import Analysis
@@ -66,4 +67,4 @@ def _question(table: str, alias: str, key: str, parts: Sequence[exp.Expr]) -> Qu
     condition = exp.and_(*(p.copy() for p in parts))
     for column in list(condition.find_all(exp.Column)):
         column.set("table", None)
-    return Question(table, f"{table.lower()} {alias}", key, condition.sql("duckdb", comments=False))
+    return Question(table, f"{table.lower()} {alias}", key, duckdb_sql(condition))

@@ -14,6 +14,7 @@ from sqlglot import exp
 from ebbflow.planners.model import Catalogue
 from ebbflow.planners.query.averages import averages_add_up
 from ebbflow.planners.query.blocks import Block, extract
+from ebbflow.planners.query.dialect import duckdb_sql, spark_sql
 from ebbflow.planners.query.families import families
 from ebbflow.planners.query.fingerprint import Fingerprints, digest
 from ebbflow.planners.query.joingraph import Column
@@ -385,15 +386,15 @@ class Rendered:
 
     @cached_property
     def spark(self) -> str:
-        return self.tree.sql("spark", comments=False)
+        return spark_sql(self.tree)
 
     @cached_property
     def fallback(self) -> str:
-        return without_broadcast(self.tree).sql("spark", comments=False)
+        return spark_sql(without_broadcast(self.tree))
 
     @cached_property
     def duckdb(self) -> str:
-        return without_hints(self.tree).sql("duckdb", comments=False)
+        return duckdb_sql(without_hints(self.tree))
 
 
 def _named(node: exp.Expr) -> list[str]:

@@ -22,7 +22,8 @@ from ebbflow.tasks.apps.query_requests import forget_query, lock_folder, save_qu
 from ebbflow.tasks.apps.stage_times import StageTimes
 from ebbflow.tasks.feedback import Feedback
 from ebbflow.tasks.listening import Fan, Listener, Silent, StageOutcome
-from ebbflow.tasks.query import Opened, Orchestrator, PlainOrchestrator, QueryOutcome, execute
+from ebbflow.tasks.opening import Opened
+from ebbflow.tasks.query import Orchestrator, PlainOrchestrator, QueryOutcome, execute
 from ebbflow.tasks.report import StageReport, spoken
 from ebbflow.tasks.request import QueryRequest
 from ebbflow.tasks.sharing import Demand

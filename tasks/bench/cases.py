@@ -78,15 +78,20 @@ class Plan:
     def rounds(self) -> Iterator[tuple[Run, ...]]:
         """Return the rounds in order; the runs of one round follow each other, so that the same weather holds.
 
-        All cases have had a round before any has the next one: a benchmark that is cut short is still balanced.
-        Which system begins rotates from round to round and from case to case.
+        Undisturbed ones come first: after a loss an executor is new, none of its code is compiled, and whoever
+        runs next would pay for it. Of the disturbed ones, all cases have had a round before any has the next: a
+        benchmark that is cut short is still balanced. Which system begins rotates from round to round and from case
+        to case.
         """
-        cases = list(product(self.queries, self.schedules))
-        for pair in range(self.pairs):
-            for number, (query, schedule) in enumerate(cases):
-                yield tuple(
-                    Run(query, schedule, pair, system) for system in rotated(self.systems, pair + number)
-                )
+        cases = list(enumerate(product(self.queries, self.schedules)))
+        undisturbed = [case for case in cases if case[1][1] == "none"]
+        disturbed = [case for case in cases if case[1][1] != "none"]
+        for some in (undisturbed, disturbed):
+            for pair in range(self.pairs):
+                for number, (query, schedule) in some:
+                    yield tuple(
+                        Run(query, schedule, pair, system) for system in rotated(self.systems, pair + number)
+                    )
 
     def seed_of(self, run: Run) -> str:
         """Return what a run's schedule is drawn from: equal for the systems of a round."""

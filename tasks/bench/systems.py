@@ -26,7 +26,8 @@ from ebbflow.planners.errors import EbbflowError
 from ebbflow.tasks.bench.cases import Suite, System
 from ebbflow.tasks.bench.metrics import contributing
 from ebbflow.tasks.bench.rig import Rig, Watchdog
-from ebbflow.tasks.query import Opened, PlainOrchestrator, execute
+from ebbflow.tasks.opening import Opened
+from ebbflow.tasks.query import PlainOrchestrator, execute
 from ebbflow.tasks.request import QueryRequest
 
 _PRIOR_HOURS = 1.0  # of one node: how much evidence the stated hazard counts for

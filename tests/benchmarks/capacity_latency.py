@@ -49,7 +49,8 @@ from ebbflow.tasks.listening import Silent
 from ebbflow.tasks.loop.figures import percentile
 from ebbflow.tasks.loop.opening import opened_loop
 from ebbflow.tasks.loop.request import CapacityRequest
-from ebbflow.tasks.query import PlainOrchestrator, opened_engine
+from ebbflow.tasks.opening import opened_engine
+from ebbflow.tasks.query import PlainOrchestrator
 from ebbflow.tasks.report import write_text
 from ebbflow.tasks.request import QueryRequest
 

@@ -27,7 +27,8 @@ from ebbflow.infra.clock import SystemClock
 from ebbflow.planners.errors import EbbflowError
 from ebbflow.planners.model import Share
 from ebbflow.planners.query.planner import CutPolicy
-from ebbflow.tasks.query import Opened, PlainOrchestrator, execute, explain, opened_engine
+from ebbflow.tasks.opening import Opened, opened_engine
+from ebbflow.tasks.query import PlainOrchestrator, execute, explain
 from ebbflow.tasks.report import QueryReport, write_text
 from ebbflow.tasks.request import QueryRequest, home
 

@@ -19,7 +19,8 @@ from typing import Any
 
 from ebbflow.infra.clock import SystemClock
 from ebbflow.tasks.charts import bars_svg
-from ebbflow.tasks.query import PlainOrchestrator, execute, opened_engine
+from ebbflow.tasks.opening import opened_engine
+from ebbflow.tasks.query import PlainOrchestrator, execute
 from ebbflow.tasks.report import write_text
 from ebbflow.tasks.request import QueryRequest
 

@@ -595,6 +595,31 @@ def test_damaged_checkpoints_go_after_a_day_but_those_of_another_version_stay(
     assert not (tmp_path / "manifests" / f"{OTHER}.json").exists()
 
 
+def test_tidying_is_due_once_an_hour_after_much_was_written_and_for_another_budget(
+    tmp_path: Path, clock: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = ParquetCheckpointStore(str(tmp_path), clock)
+    looked: list[int] = []
+    monkeypatch.setattr(store, "collect", lambda budget, keep: looked.append(budget))
+
+    def due(budget: int, written: int) -> bool:
+        before = len(looked)
+        store.tidy(budget, written)
+        return len(looked) > before
+
+    assert due(1_000, 0)
+    assert not due(1_000, 49)
+    assert due(1_000, 1)  # 50 bytes since then: the twentieth part
+    assert not due(1_000, 49)
+    clock.sleep(3_599)
+    assert not due(1_000, 0)
+    clock.sleep(1)
+    assert due(1_000, 0)
+    assert due(500, 0)
+    clock.time -= 7_200  # it was set back
+    assert due(1_000, 0)
+
+
 # --- the JSON cache ---------------------------------------------------------------------------------------
 
 

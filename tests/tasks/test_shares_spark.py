@@ -26,7 +26,8 @@ TOLERANCE = 0.15
 FLOW = """
 import json, sys, time
 from ebbflow.tasks.listening import Silent
-from ebbflow.tasks.query import PlainOrchestrator, execute, opened_engine
+from ebbflow.tasks.opening import opened_engine
+from ebbflow.tasks.query import PlainOrchestrator, execute
 from ebbflow.tasks.request import QueryRequest
 
 def say(event, **what):

@@ -20,7 +20,8 @@ from ebbflow.planners.model import Capacity, CapacityDiff, Node, Resources, Shar
 from ebbflow.planners.query.qep import Stage
 from ebbflow.tasks.feedback import Feedback, FeedbackPace
 from ebbflow.tasks.listening import StageOutcome
-from ebbflow.tasks.query import Opened, PlainOrchestrator, execute, opened_engine
+from ebbflow.tasks.opening import Opened, opened_engine
+from ebbflow.tasks.query import PlainOrchestrator, execute
 from ebbflow.tasks.report import QueryReport
 from ebbflow.tasks.request import QueryRequest
 from ebbflow.tasks.sharing import TURN, SharedCapacity, divide

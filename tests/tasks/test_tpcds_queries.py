@@ -6,7 +6,8 @@ import pytest
 
 from ebbflow.infra.clock import SystemClock
 from ebbflow.planners.query.planner import CutPolicy
-from ebbflow.tasks.query import Opened, PlainOrchestrator, execute, opened_engine
+from ebbflow.tasks.opening import Opened, opened_engine
+from ebbflow.tasks.query import PlainOrchestrator, execute
 from ebbflow.tasks.report import QueryReport
 from ebbflow.tasks.request import QueryRequest
 

@@ -9,6 +9,7 @@ from ebbflow.planners.errors import (
     UnknownTableError,
     UnsupportedQueryError,
 )
+from ebbflow.planners.query.dialect import duckdb_sql, spark_sql
 from ebbflow.planners.query.parse import is_volatile, parse, parse_query, table_names
 
 TABLES = catalogue(
@@ -95,7 +96,7 @@ def test_an_ambiguous_column_is_told_with_the_tables_that_have_it():
 
 def test_clock_functions_are_frozen_once_for_the_run_and_noted():
     found = parsed("SELECT current_date() AS d, now() AS a, current_timestamp() AS b FROM orders")
-    text = found.expression.sql("spark")
+    text = spark_sql(found.expression)
     assert "CAST('2026-03-04' AS DATE) AS d" in text
     assert text.count("CAST('2026-03-04 05:06:07.890123+00:00' AS TIMESTAMP)") == 2
     assert sum("frozen" in note for note in found.notes) == 3
@@ -108,7 +109,7 @@ def test_unix_timestamp_of_now_is_frozen_too():
 
 def test_a_local_timestamp_is_frozen_without_a_time_zone():
     found = parsed("SELECT localtimestamp() AS t FROM orders")
-    assert "CAST('2026-03-04 05:06:07.890123' AS TIMESTAMP_NTZ)" in found.expression.sql("spark")
+    assert "CAST('2026-03-04 05:06:07.890123' AS TIMESTAMP_NTZ)" in spark_sql(found.expression)
 
 
 @pytest.mark.parametrize(
@@ -123,7 +124,7 @@ def test_a_local_timestamp_is_frozen_without_a_time_zone():
 )
 def test_words_for_today_are_frozen_too(moment, value):
     found = parsed(f"SELECT {moment} AS m, 'today' AS word FROM orders")
-    text = found.expression.sql("spark")
+    text = spark_sql(found.expression)
     assert f"('{value}'" in text
     assert "'today' AS word" in text
     assert any(f"frozen to {value}" in note for note in found.notes)
@@ -146,7 +147,7 @@ def test_words_for_today_are_frozen_too(moment, value):
     ],
 )
 def test_what_follows_a_query_in_parentheses_stays(written, expected):
-    assert parse(written).sql("spark") == expected
+    assert spark_sql(parse(written)) == expected
 
 
 @pytest.mark.parametrize("call", ["get_current_timestamp()", "transaction_timestamp()", "localtime"])
@@ -186,7 +187,7 @@ def test_volatile_functions_are_left_and_noted(call):
     ],
 )
 def test_spark_is_written_as_it_was_read(written, expected):
-    assert parse(f"SELECT {written}").sql("spark").lower() == f"select {expected}".lower()
+    assert spark_sql(parse(f"SELECT {written}")).lower() == f"select {expected}".lower()
 
 
 @pytest.mark.parametrize(
@@ -198,7 +199,7 @@ def test_spark_is_written_as_it_was_read(written, expected):
     ],
 )
 def test_duckdb_computes_the_percentiles_that_spark_would(call, value):
-    text = parse(f"SELECT {call} FROM (VALUES (1), (2), (4), (9), (NULL)) AS t(x)").sql("duckdb")
+    text = duckdb_sql(parse(f"SELECT {call} FROM (VALUES (1), (2), (4), (9), (NULL)) AS t(x)"))
     assert duckdb.sql(text).fetchall() == [(value,)]
 
 
@@ -215,7 +216,7 @@ def test_duckdb_computes_the_percentiles_that_spark_would(call, value):
 def test_a_random_value_under_an_alias_is_not_drawn_again(items, whole):
     found = parsed(f"SELECT {items}")
     assert found.qualified is not whole
-    assert found.expression.sql("spark").count("RAND()") == ("rand()" in items)
+    assert spark_sql(found.expression).count("RAND()") == ("rand()" in items)
     assert any("used again" in note for note in found.notes) is whole
 
 
@@ -273,20 +274,20 @@ def test_table_names_are_those_that_no_with_in_scope_defines():
 
 def test_another_dialect_is_read_as_such():
     found = parsed('SELECT "o_key" FROM orders', dialect="duckdb")
-    assert found.expression.sql("spark") == "SELECT orders.`o_key` AS `o_key` FROM orders AS orders"
+    assert spark_sql(found.expression) == "SELECT orders.`o_key` AS `o_key` FROM orders AS orders"
 
 
 def test_what_orders_a_select_distinct_is_named_as_its_output():
     text = "SELECT DISTINCT (o.o_key) AS k, o.o_total FROM orders o ORDER BY o.o_key DESC, o_total"
-    assert parsed(text).expression.sql("spark").endswith("ORDER BY k DESC, o_total")
+    assert spark_sql(parsed(text).expression).endswith("ORDER BY k DESC, o_total")
     plain = "SELECT o.o_key AS k FROM orders o ORDER BY o.o_key"
-    assert parsed(plain).expression.sql("spark").endswith("ORDER BY o.o_key")
+    assert spark_sql(parsed(plain).expression).endswith("ORDER BY o.o_key")
 
 
 def test_duckdbs_division_is_one_of_doubles_on_every_engine():
     text = "SELECT o_total / 3 + CAST(o_key AS DOUBLE) / (o_total / 2 / 1) AS x FROM orders"
-    assert parsed(text, dialect="duckdb").expression.selects[0].this.sql("spark") == (
+    assert spark_sql(parsed(text, dialect="duckdb").expression.selects[0].this) == (
         "CAST(orders.o_total AS DOUBLE) / 3 + CAST(orders.o_key AS DOUBLE) / "
         "(CAST(CAST(orders.o_total AS DOUBLE) / 2 AS DOUBLE) / 1)"
     )
-    assert "CAST" not in parsed("SELECT o_total / 3 AS x FROM orders").expression.sql("spark")
+    assert "CAST" not in spark_sql(parsed("SELECT o_total / 3 AS x FROM orders").expression)

@@ -26,9 +26,15 @@ def test_each_system_begins_equally_often_in_every_case() -> None:
     assert set(first.values()) == {2}
 
 
-def test_every_case_has_its_first_round_before_any_has_a_second() -> None:
-    pairs = [runs[0].pair for runs in Plan(TWO, ("none", "kill"), pairs=2).rounds()]
-    assert pairs == sorted(pairs)
+def test_every_disturbed_case_has_its_first_round_before_any_has_a_second() -> None:
+    plan = Plan(TWO, ("kill", "none", "notice"), pairs=2)
+    pairs = [runs[0].pair for runs in plan.rounds() if runs[0].schedule != "none"]
+    assert pairs == [0, 0, 0, 0, 1, 1, 1, 1]
+
+
+def test_undisturbed_rounds_come_before_any_executor_is_lost() -> None:
+    plan = Plan(TWO, ("kill", "none"), pairs=2)
+    assert [runs[0].schedule for runs in plan.rounds()] == ["none"] * 4 + ["kill"] * 4
 
 
 def test_systems_of_a_round_share_their_seed_and_rounds_do_not() -> None:
