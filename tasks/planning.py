@@ -50,10 +50,10 @@ def prepare(
 
     ``engine`` is needed for its catalogue only. Raises ``TableError``, ``PlanningError``, ``StorageError``.
     """
-    parse(request.sql, request.dialect)  # a syntax error is told before any file is opened
+    # a syntax error is told before any file is opened
+    named = {name.lower() for name in table_names(parse(request.sql, request.dialect))}
     relations = _relations(request, engine)
     cache = store.cache("statistics")
-    named = {n.lower() for n in table_names(parse(request.sql, request.dialect))}
     known = {
         name: _table(relation, run_id, meaning(request), cache if name in named else None, clock)
         for name, relation in relations.items()

@@ -36,13 +36,8 @@ class GroupWatch:
         self.verdict: str | None = None  # why the group must be stopped
 
     def stages(self) -> set[int]:
-        """Return the ids of all stages of the group's jobs so far."""
-        found: set[int] = set()
-        for job in self._tracker.getJobIdsForGroup(self._group):
-            info = self._tracker.getJobInfo(job)
-            if info is not None:
-                found.update(info.stageIds)
-        return found
+        """Return the ids of the stages that have run, as of the last look."""
+        return set(self._totals)
 
     def look(self) -> None:
         """Report progress and set ``verdict`` when a task has failed too often by itself."""

@@ -1,6 +1,7 @@
 """The work of a stage in units that an engine can be calibrated in."""
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
+from operator import add, attrgetter
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,11 +22,14 @@ class Work:
 
     def plus(self, other: "Work") -> "Work":
         """Return the sum, kind by kind."""
-        return Work(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+        return Work(*map(add, _amounts(self), _amounts(other)))
 
     def vector(self) -> tuple[float, ...]:
         """Return the amounts in the order of the fields."""
-        return tuple(asdict(self).values())
+        return _amounts(self)
+
+
+_amounts = attrgetter(*(f.name for f in fields(Work)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,7 +96,7 @@ class Coster:
             inside = Counter(r.source for r in self.sizes.analysis.blocks[key].graph.relations)
         else:
             inside = Counter(t.name for t in select.find_all(exp.Table) if t.alias_or_name in divided)
-        self._others(bill, view, select, inside + Counter(aligned_tables(select, grid)), choice)
+        self._others(bill, view, 0, inside + Counter(aligned_tables(select, grid)), choice)
         return bill
 
     def reread(self, unit: Unit, grid: Grid, slices: int) -> Work:
@@ -246,7 +246,7 @@ class Coster:
         return out
 
     def _view(self, bill: Bill, view: View, choice: Choice) -> Size:
-        for position, select in enumerate(view.selects()):
+        for position in range(len(view.tables_by_select)):
             key = (view.name, position)
             if key in self.sizes.analysis.blocks:
                 joined = self._tree(bill, key, choice.trees[key], choice)
@@ -254,16 +254,14 @@ class Coster:
             else:
                 joined = Size(0.0, 0.0)
                 inside = Counter()
-            self._others(bill, view, select, inside, choice)
+            self._others(bill, view, position, inside, choice)
             self._above(bill, key, joined)
         known = self.sizes.view(view.name)
         return Size(known.rows, known.bytes_stored)
 
-    def _others(
-        self, bill: Bill, view: View, select: exp.Select, inside: Counter[str], choice: Choice
-    ) -> None:
+    def _others(self, bill: Bill, view: View, position: int, inside: Counter[str], choice: Choice) -> None:
         """Add tables that no block holds: outer joins, subqueries, single tables. ``inside`` is used up."""
-        names = [t.name for t in select.find_all(exp.Table) if isinstance(t.this, exp.Identifier)]
+        names = view.tables_by_select[position]
         for name in names:
             if inside[name] > 0:
                 inside[name] -= 1

@@ -75,9 +75,18 @@ class Analysis:
         """
         return {view.name: self._strangers(view.name, view.query) for view in self.chain.views}
 
-    def strangers_below(self, view: str) -> frozenset[str]:
-        """Return those of a view's strangers that its partial result reads."""
-        return self._strangers(view, self.splits[view].partial)
+    @cached_property
+    def strangers_below(self) -> Mapping[str, frozenset[str]]:
+        """Return per divisible view those of its strangers that its partial result reads."""
+        return {view: self._strangers(view, found.partial) for view, found in self.splits.items()}
+
+    @cached_property
+    def merged(self) -> Mapping[str, tuple[str, ...]]:
+        """Return per divisible view what the merging of its partial result reads besides that."""
+        return {
+            view: tuple(name for name in _named(found.merge) if name != _UNNAMED)
+            for view, found in self.splits.items()
+        }
 
     def _strangers(self, view: str, query: exp.Expr) -> frozenset[str]:
         names = Counter(_named(query))
@@ -197,16 +206,15 @@ class Staging:
         if view.name in self.choice.partials:
             reads.inputs.add(self.analysis.partial_fp(view.name))
             reads.shapes.append("merge")
-            for name in _named(self.analysis.splits[view.name].merge):
-                if name != _UNNAMED:
-                    self._read_source(view, name, reads)
+            for name in self.analysis.merged[view.name]:
+                self._read_source(view, name, reads)
         else:
             self._read_view(view, reads)
         return self._unit(view.name, self.analysis.fingerprints.view(view.name), reads, known)
 
     def _partial_unit(self, view: View, known: Mapping[str, Unit]) -> Unit:
         reads = _Reads()
-        self._read_view(view, reads, self.analysis.strangers_below(view.name))
+        self._read_view(view, reads, self.analysis.strangers_below[view.name])
         return self._unit(view.name, self.analysis.partial_fp(view.name), reads, known, partial=True)
 
     def _unit(

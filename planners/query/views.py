@@ -47,6 +47,14 @@ class View:
         """Return its output column names, in order."""
         return tuple(self.query.named_selects)
 
+    @cached_property
+    def tables_by_select(self) -> tuple[tuple[str, ...], ...]:
+        """Return, for each of ``selects``, the names of all tables and views under it, with repetitions."""
+        return tuple(
+            tuple(t.name for t in select.find_all(exp.Table) if isinstance(t.this, exp.Identifier))
+            for select in self.selects()
+        )
+
     def selects(self) -> Iterator[exp.Select]:
         """Yield the SELECTs that make up the view: itself, or the arms of its set operations."""
         stack: list[exp.Expr] = [self.query]
