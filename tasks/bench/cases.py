@@ -11,6 +11,7 @@ import sqlglot
 from sqlglot.errors import SqlglotError
 
 from ebbflow.planners.errors import OptionError
+from ebbflow.planners.query.dialect import spark_sql
 from ebbflow.tasks.bench.schedules import SCHEDULES, Schedule, check
 
 Suite = Literal["tpch", "tpcds"]
@@ -154,4 +155,4 @@ def _for_spark(query: Query, text: str) -> str:
         (found,) = (e for e in sqlglot.parse(text, read="duckdb") if e is not None)
     except (SqlglotError, ValueError) as error:
         raise OptionError(f"{query.name} is not one statement in DuckDB's dialect: {error}") from error
-    return found.sql("spark", pretty=True)
+    return spark_sql(found, pretty=True)

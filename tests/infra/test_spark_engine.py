@@ -288,9 +288,10 @@ def test_a_table_of_sparks_own_catalogue_is_listed_and_read(
     ],
 )
 def test_what_the_planner_reads_and_writes_means_the_same_to_spark(engine: Any, sql: str) -> None:
+    from ebbflow.planners.query.dialect import spark_sql
     from ebbflow.planners.query.parse import parse as read
 
-    written = read(sql).sql(dialect="spark")
+    written = spark_sql(read(sql))
     assert engine._session.sql(written).collect() == engine._session.sql(sql).collect()
 
 

@@ -1,5 +1,6 @@
 """One of two gloo processes that measure gradients; writes what it found as JSON. Run by ``test_gradient_ranks``."""
 
+import gc
 import json
 import sys
 import time
@@ -197,6 +198,7 @@ def main() -> None:
         "noise": noise(rank),
     }
     (folder / f"{rank}.json").write_text(json.dumps(found))
+    gc.collect()  # models left in cycles hold the group, and its threads must not outlive the interpreter
     dist.destroy_process_group()
 
 
