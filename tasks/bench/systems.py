@@ -63,7 +63,11 @@ class Outcome:
 
 
 def run_system(system: System, rig: Rig, task: Task, template: Path) -> Outcome:
-    """Run ``task`` under ``system``; a failure is an outcome too. ``template`` is Ebbflow's prepared store."""
+    """Run ``task`` under ``system``; a failure is an outcome too.
+
+    ``template`` is Ebbflow's prepared store: its statistics, and how long its stages took in the runs before. Results
+    are not kept.
+    """
     if system == "ebbflow":
         return _ebbflow(rig, task, template)
     return _plain(rig, task, analysed=system == "spark-cbo")
@@ -147,6 +151,7 @@ def _ebbflow(rig: Rig, task: Task, template: Path) -> Outcome:
     if outcome is None:
         error = f"{_TIMED_OUT} after {task.timeout:.0f} s" if watchdog.fired else error
         return Outcome(began, ended, error=error, useful=lambda _: False, statements=engine.statements)
+    shutil.copytree(store / "cache" / "history", template / "cache" / "history", dirs_exist_ok=True)
     result = outcome.result
     used = engine.contributing([_path(result.uri), *(f.path for f in result.relation.files)])
     report = outcome.report
