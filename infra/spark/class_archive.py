@@ -84,5 +84,6 @@ def _make(archive: Path, options: str) -> None:
 def _tidy(folder: Path) -> None:
     """Delete old archives: another environment may share the folder and be starting JVMs with its own."""
     for other in folder.glob("spark-*.jsa"):
-        if time.time() - other.stat().st_mtime > _KEPT:
-            other.unlink(missing_ok=True)
+        with contextlib.suppress(FileNotFoundError):  # somebody else tidies, too
+            if time.time() - other.stat().st_mtime > _KEPT:
+                other.unlink()
