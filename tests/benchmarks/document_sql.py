@@ -19,6 +19,12 @@ decommissioning on a notice (`spark-cbo`), and Ebbflow. {setup["workers"]} one-c
 the schedules do. A time is from the SQL text to the whole Parquet result, each answer compared with DuckDB's; a
 ratio is Ebbflow's time over that of the better plain system.
 
+What is prepared before any time is taken: column statistics for `spark-cbo` (ANALYZE) and for Ebbflow (footers and
+samples). What every run finds: its own code compiled, because each system has run each query before, and before
+every disturbed run once more, undisturbed, on the workers that replace the lost ones. Ebbflow is told how often
+workers are lost, and remembers what its stages took in earlier runs; it reuses no result. Undisturbed rounds come
+before disturbed ones.
+
 {_bars(found) if suite == "tpch" else ""}
 
 {_schedules(found)}
