@@ -82,11 +82,18 @@ def _schedules(found: dict[str, Any]) -> str:
         wasted = " | ".join(_figure(row["wasted_share"].get(s)) for s in systems)
         failed = ", ".join(f"{s} {n}" for s, n in row["failed"].items() if n) or "none"
         lines.append(
-            f"| {row['suite']} | {row['schedule']} | {row['pairs']} | {_figure(row['geometric_mean'])} "
+            f"| {row['suite']} | {row['schedule']} | {_rounds(found, row)} | {_figure(row['geometric_mean'])} "
             f"| {_figure(row['median'])} | {_figure(row['worst'])} ({row['worst_case']}) "
             f"| {_figure(row['gain_90'])} | {wasted} | {failed} |"
         )
     return "\n".join(lines)
+
+
+def _rounds(found: dict[str, Any], row: dict[str, Any]) -> str:
+    """Return how many rounds there are, of how many if some are still missing."""
+    cases = sum((c["suite"], c["schedule"]) == (row["suite"], row["schedule"]) for c in found["cases"])
+    wanted = cases * found["setup"]["pairs"]
+    return f"{row['pairs']}" if row["pairs"] == wanted else f"{row['pairs']} of {wanted} so far"
 
 
 def _cases(found: dict[str, Any]) -> str:
