@@ -27,7 +27,7 @@ def test_one_query_with_one_kill(tpch: str, tmp_path: Path, monkeypatch: pytest.
     def remembering(system: System, rig: Rig, task: Task, template: Path) -> Outcome:
         if system == "ebbflow":
             files = (template / "cache" / "history").glob("*.json")
-            known.append(sum(len(json.loads(file.read_text())) for file in files))
+            known.append(sum(len(json.loads(file.read_text())["value"]) for file in files))
         return run_system(system, rig, task, template)
 
     monkeypatch.setattr(runner, "run_system", remembering)
