@@ -23,7 +23,7 @@ What is prepared before any time is taken: column statistics for `spark-cbo` (AN
 samples). What every run finds: its own code compiled, because each system has run each query before, and before
 every disturbed run once more, undisturbed, on the workers that replace the lost ones. Ebbflow is told how often
 workers are lost, and remembers what its stages took in earlier runs; it reuses no result. Undisturbed rounds come
-before disturbed ones.
+before disturbed ones. {setup.get("note", "")}
 
 {_bars(found) if suite == "tpch" else ""}
 
