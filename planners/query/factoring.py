@@ -21,9 +21,10 @@ from ebbflow.planners.model import Catalogue
 from ebbflow.planners.query.blocks import Block
 from ebbflow.planners.query.cost import CostModel, write
 from ebbflow.planners.query.families import Families, families
+from ebbflow.planners.query.lifting import joins_view, lifted_name, reading, unused_names
 from ebbflow.planners.query.operators import Size, scan
-from ebbflow.planners.query.parse import is_volatile, outside_tables
-from ebbflow.planners.query.predicates import canonical, conjuncts, free_columns
+from ebbflow.planners.query.parse import is_volatile
+from ebbflow.planners.query.predicates import canonical
 from ebbflow.planners.query.reduction import (
     Fractions,
     Key,
@@ -50,9 +51,7 @@ def factored(
     if not any(correlated(view) for view in chain.views):
         return chain
     known = families(chain, catalogue)
-    taken = {i.name.lower() for v in chain.views for i in v.query.find_all(exp.Identifier)} | set(
-        catalogue.tables
-    )
+    names = unused_names(chain, catalogue)
     views: list[View] = []
     for view in chain.views:
         plain = Reduction(view, chain, catalogue, model, fractions, known[view.name])
@@ -61,9 +60,7 @@ def factored(
             block = analysis.blocks[key]
             keys = list(_keys(view, block, known[view.name]))
             if keys and _gain(plain, sizes, key, keys) > max(plain.gain(block.select), 0.0):
-                name = next(n for i in range(1, len(taken) + 2) if (n := f"_b{i}") not in taken)
-                taken.add(name)
-                below, rest = _split(rest, key, block, keys, name)
+                below, rest = _split(rest, key, block, keys, next(names))
                 views.append(below)
         views.append(rest)
     return chain if len(views) == len(chain.views) else replace(chain, views=tuple(views))
@@ -104,47 +101,16 @@ def _split(
     view: View, key: BlockId, block: Block, keys: list[tuple[exp.Select, Key]], name: str
 ) -> tuple[View, View]:
     """Return the view of the joins of ``block``, and ``view`` reading it."""
-    query = view.query.copy()
-    copy = replace(view, query=query)
-    select = list(copy.selects())[key[1]]
-    kept = {canonical(part) for part in block.top}
-    where = select.args["where"]
-    parts = conjuncts(where.this.copy())
-    columns = sorted(block.top_columns)
-    below = exp.select(*(exp.alias_(exp.column(c, table=a), f"{a}__{c}") for a, c in columns))
-    below.set("from_", select.args["from_"].copy())
-    below.set("joins", [j.copy() for j in select.args["joins"]])
-    moved = [p for p in parts if canonical(p) not in kept]
-    if moved:
-        below.set("where", exp.Where(this=exp.and_(*(p.copy() for p in moved))))
-    above = exp.Where(this=exp.and_(*(p.copy() for p in parts if canonical(p) in kept)))
-    select.set("where", above)
     asked = [(canonical(inner), k) for inner, k in keys]
-    for inner in list(subqueries_of(above)):
-        for text, k in asked:
-            if canonical(inner) == text:
-                reader = exp.select(exp.column(f"{k.outer[0]}__{k.outer[1]}", table=name)).from_(name)
-                broadcast(reader)
-                inner.where(exp.In(this=k.inner.copy(), query=exp.Subquery(this=reader)), copy=False)
-                asked.remove((text, k))
-                break
-    inside = {a for a, _ in columns}
-    select.set("from_", None)
-    select.set("joins", None)
-    for value in select.args.values():
-        for node in value if isinstance(value, list) else [value]:
-            if isinstance(node, exp.Expr):
-                for column in list(free_columns(node)):
-                    if column.table in inside:
-                        column.set("this", exp.to_identifier(f"{column.table}__{column.name}"))
-                        column.set("table", exp.to_identifier(name))
-    select.set("from_", exp.From(this=exp.alias_(exp.Table(this=exp.to_identifier(name)), name, table=True)))
-    return (
-        _view(name, below, frozenset(view.reads_views)),
-        _view(view.name, query, frozenset({*view.reads_views, name})),
-    )
 
+    def tell(above: exp.Where) -> None:
+        for inner in list(subqueries_of(above)):
+            for text, k in asked:
+                if canonical(inner) == text:
+                    reader = exp.select(exp.column(lifted_name(k.outer), table=name)).from_(name)
+                    broadcast(reader)
+                    inner.where(exp.In(this=k.inner.copy(), query=exp.Subquery(this=reader)), copy=False)
+                    asked.remove((text, k))
+                    break
 
-def _view(name: str, query: exp.Query, views: frozenset[str]) -> View:
-    named = {t.name for t in outside_tables(query)}
-    return View(name, query, tuple(sorted(named & views)), tuple(sorted(named - views)), volatile=False)
+    return joins_view(view, block, block.top_columns, name), reading(view, key, block, name, tell)

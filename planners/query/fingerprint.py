@@ -57,7 +57,17 @@ class Fingerprints:
             known[mask] = self._subset(block, mask)
         return known[mask]
 
+    def joins(self, block: Block) -> str:
+        """Return what identifies the rows of a block's whole join, whichever of their columns it hands upward."""
+        # Without implied conditions: what they follow from may stand above the joins of one block, not of another.
+        return digest("joins", *self._joined(block, block.graph.everything, implied=False))
+
     def _subset(self, block: Block, mask: int) -> str:
+        columns = [f"{a}.{c}" for a, c in block.output(mask)]
+        return digest("join", *self._joined(block, mask), columns)
+
+    def _joined(self, block: Block, mask: int, *, implied: bool = True) -> tuple[object, ...]:
+        """Return what makes the rows of a join: relations, conditions, and what subqueries in these read."""
         graph = block.graph
         relations = sorted(
             (r.alias, self._views[r.source] if r.is_view else self.source(r.source, False))
@@ -65,7 +75,7 @@ class Fingerprints:
             if mask >> i & 1
         )
         # Implied ones too: they filter, and what they follow from may stand outside the subset.
-        inside = [p for p in graph.predicates if not p.relations & ~mask]
+        inside = [p for p in graph.predicates if not p.relations & ~mask and (implied or not p.implied)]
         parts = [p.text for p in inside]
         for cls in graph.classes:
             equal = [f"{a}.{c}" for a, c in cls.columns if mask >> graph.index[a] & 1]
@@ -74,5 +84,4 @@ class Fingerprints:
         # Their text says of a subquery's tables and views the names only.
         named = {t for p in inside if p.subquery for t in table_names(p.expression)}
         sources = sorted(self.source(t, t in self._reads[block.view]) for t in named)
-        columns = [f"{a}.{c}" for a, c in block.output(mask)]
-        return digest("join", relations, sorted(parts), sources, columns)
+        return relations, sorted(parts), sources

@@ -20,6 +20,7 @@ from ebbflow.planners.query.members import prepared_subqueries
 from ebbflow.planners.query.parse import ParsedQuery, parse_query
 from ebbflow.planners.query.qep import QueryExecutionPlan, Slicing, Stage, Statement, Text
 from ebbflow.planners.query.render import quote, without_broadcast, without_hints
+from ebbflow.planners.query.repeats import shared_joins
 from ebbflow.planners.query.sizes import Sizes
 from ebbflow.planners.query.staging import Analysis, BlockId, Choice, Rendered, Staging, Unit, single_unit
 from ebbflow.planners.query.state import StageOutput
@@ -92,10 +93,11 @@ class QueryPlanner:
         self.selectivities = selectivities
         # with built-in rates: what a stage computes must not follow how fast the last ones ran
         model = DEFAULTS.get(self.model.engine, self.model)
-        chain = prepared_subqueries(self.analysis, self._catalogue, model, selectivities)
-        if chain is not self.analysis.chain:
-            self.analysis = Analysis.of(chain, self._catalogue, self._salt)
-            self._divider = Divider(self.analysis, self._catalogue)
+        for rewrite in (shared_joins, prepared_subqueries):
+            chain = rewrite(self.analysis, self._catalogue, model, selectivities)
+            if chain is not self.analysis.chain:
+                self.analysis = Analysis.of(chain, self._catalogue, self._salt)
+                self._divider = Divider(self.analysis, self._catalogue)
 
     def candidates(
         self, share: Share, actuals: Mapping[str, StageOutput] | None = None, also: Iterable[str] = ()

@@ -36,6 +36,28 @@ def random_query(rng: random.Random) -> str:
     return f"WITH {', '.join(parts)} {text}" if parts else text
 
 
+def random_repeats(rng: random.Random) -> str:
+    """Return a query in which several SELECTs have the same FROM and WHERE."""
+    source, columns = _from(rng, 1, dict(TABLES))
+    known = dict(TABLES)
+    body = (
+        f"{source} WHERE {' AND '.join(_predicate(rng, columns, known) for _ in range(rng.choice((1, 2))))}"
+    )
+    one, other, more = (_expression(rng, columns) for _ in range(3))
+    key = rng.choice(columns)
+    return rng.choice(
+        (
+            f"SELECT {key} AS g, sum({one}) AS m FROM {body} GROUP BY {key} "
+            f"HAVING sum({one}) >= (SELECT avg({other}) FROM {body})",
+            f"SELECT {one} AS o FROM {body} UNION ALL SELECT {other} AS o FROM {body}",
+            f"SELECT {one} AS o, (SELECT count({other}) FROM {body}) AS n FROM {body}",
+            f"WITH v AS (SELECT {key} AS k, max({one}) AS m FROM {body} GROUP BY {key}), "
+            f"w AS (SELECT {other} AS o FROM {body}) SELECT v.m, w.o, {more} AS x FROM v, w, {body} "
+            f"AND v.k = w.o",
+        )
+    )
+
+
 def _select(rng: random.Random, depth: int, known: dict[str, list[str]]) -> tuple[str, list[str]]:
     source, columns = _from(rng, depth, known)
     conditions = " AND ".join(_predicate(rng, columns, known) for _ in range(rng.choice((0, 0, 1, 1, 2))))
