@@ -3,13 +3,13 @@
 import random
 from dataclasses import replace
 
-import duckdb
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from random_queries import fill, random_repeats
-from statements import NOW, analyse, catalogue_of, random_choice, reference, run
+from random_queries import random_repeats
+from statements import NOW, analyse, random_choice, reference, run
 from test_planner import KNOWN
+from test_reduction import filled  # noqa: F401  (fixture)
 from test_staging import HARD, TPCH, small, tpch  # noqa: F401  (fixtures)
 
 from ebbflow.planners.model import Share, Work
@@ -35,21 +35,13 @@ def agrees(connection, known, text):
     return True
 
 
-@pytest.fixture(scope="module")
-def filled():
-    connection = duckdb.connect()
-    fill(connection, random.Random(7))
-    yield connection, catalogue_of(connection)
-    connection.close()
-
-
 @settings(max_examples=60)
 @given(st.integers(0, 10**9))
-def test_a_random_query_keeps_its_rows(filled, seed):
+def test_a_random_query_keeps_its_rows(filled, seed):  # noqa: F811
     agrees(*filled, random_repeats(random.Random(seed)))
 
 
-def test_random_queries_do_share_joins(filled):
+def test_random_queries_do_share_joins(filled):  # noqa: F811
     assert sum(agrees(*filled, random_repeats(random.Random(seed))) for seed in range(40)) >= 5
 
 
