@@ -27,13 +27,13 @@ def lifted_name(column: Column) -> str:
 
 
 def joins_view(view: View, block: Block, columns: Iterable[Column], name: str) -> View:
-    """Return the view ``name`` of the joins of ``block``, a block of ``view``, with ``columns``."""
+    """Return the view ``name`` of the joins of ``block``, a block of ``view`` without barriers, with ``columns``."""
     kept = {canonical(part) for part in block.top}
     below = exp.select(
         *(exp.alias_(exp.column(c[1], table=c[0]), lifted_name(c)) for c in sorted(set(columns)))
     )
     below.set("from_", block.select.args["from_"].copy())
-    below.set("joins", [j.copy() for j in block.select.args["joins"]])
+    below.set("joins", [exp.Join(this=j.this.copy(), kind="CROSS") for j in block.select.args["joins"]])
     moved = [p for p in _conjuncts(block.select) if canonical(p) not in kept]
     if moved:
         below.set("where", exp.Where(this=exp.and_(*moved)))
@@ -71,8 +71,10 @@ def reading(
 
 
 def _conjuncts(select: exp.Select) -> list[exp.Expr]:
+    """Return what WHERE and the inner joins ask for: some of either may have to stay above the joins."""
     where = select.args.get("where")
-    return list(conjuncts(where.this.copy())) if where is not None else []
+    asked = [where.this if where is not None else None, *(j.args.get("on") for j in select.args["joins"])]
+    return [part for clause in asked if clause is not None for part in conjuncts(clause.copy())]
 
 
 def _view(name: str, query: exp.Query, views: frozenset[str]) -> View:

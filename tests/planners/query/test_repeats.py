@@ -45,6 +45,14 @@ def test_random_queries_do_share_joins(filled):  # noqa: F811
     assert sum(agrees(*filled, random_repeats(random.Random(seed))) for seed in range(40)) >= 5
 
 
+@pytest.mark.parametrize("never", ["1 = 0", "FALSE"])
+@pytest.mark.parametrize("first", [True, False])
+def test_what_only_one_join_asks_stays_with_it(filled, never, first):  # noqa: F811
+    one, other = "SELECT a.x AS o FROM a JOIN b ON a.k = b.k", "SELECT b.y AS o FROM a JOIN b ON a.k = b.k"
+    arms = (f"{one} AND {never}", other) if first else (one, f"{other} AND {never}")
+    assert agrees(*filled, " UNION ALL ".join(arms))
+
+
 @pytest.mark.parametrize("text", HARD, ids=range(len(HARD)))
 def test_a_hard_query_keeps_its_rows(small, text):  # noqa: F811
     agrees(*small, text)
