@@ -10,10 +10,8 @@ from ebbflow.infra.errors import EngineUnavailableError
 from ebbflow.infra.spark.master_api import MasterView, get_master, new_client, states_by_host
 from ebbflow.infra.spark.masters import find_master
 from ebbflow.infra.spark.state import find_cluster
-from ebbflow.infra.spark.watch import HostRecord, host_records, merge_notices
+from ebbflow.infra.spark.watch import Deadlines, HostRecord, host_records, merge_notices
 from ebbflow.planners.model.capacity import Capacity, Node
-
-_WARNING = 120.0  # s between notice and loss, where only the master tells of a notice (EC2's time)
 
 
 class MasterCapacity:
@@ -41,7 +39,7 @@ class MasterCapacity:
         self._client = new_client(timeout)
         self._lock = threading.Lock()
         self._last: Capacity | None = None
-        self._deadlines: dict[str, float] = {}
+        self._deadlines = Deadlines()
         self._losses, self._node_seconds = 0, 0.0
 
     def capacity(self) -> Capacity:
@@ -67,14 +65,7 @@ class MasterCapacity:
         state = find_cluster(self._url)
         records = host_records(state)
         nodes = worker_hosts(view, records)
-        hosts = {node.host for node in nodes}
-        self._deadlines = {host: at for host, at in self._deadlines.items() if host in hosts}
-        notices = merge_notices(
-            nodes,
-            states_by_host(view.workers),
-            records,
-            lambda host: self._deadlines.setdefault(host, now + _WARNING),
-        )
+        notices = merge_notices(nodes, states_by_host(view.workers), records, self._deadlines, now)
         if last is None:
             return Capacity(1, nodes, notices, now, self._hazard(0, 0.0))
         found = Capacity(last.epoch, nodes, notices, now)

@@ -124,23 +124,34 @@ def strangers(applications: Iterable[Application], ours: Collection[str]) -> int
     )
 
 
+class Deadlines:
+    """When hosts will be gone that the master decommissions: it tells no deadlines, so EC2's time is assumed."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, float] = {}
+
+    def of(self, hosts: Iterable[str], now: float) -> Mapping[str, float]:
+        """Return the deadlines of ``hosts``, first seen now or before; a host that is not among them is forgotten."""
+        self._known = {host: self._known.get(host, now + _WARNING) for host in hosts}
+        return self._known
+
+
 def merge_notices(
     nodes: Sequence[Node],
     states: Mapping[str, WorkerState],
     records: Mapping[str, HostRecord],
-    default: Callable[[str], float],
+    deadlines: Deadlines,
+    now: float,
 ) -> tuple[Notice, ...]:
-    """Return the notices of ``nodes``: those in the state file, and hosts that the master decommissions.
-
-    The master knows no deadlines; ``default`` gives that of a host.
-    """
+    """Return the notices of ``nodes``: those in the state file, and hosts that the master decommissions."""
+    told = deadlines.of((host for host, state in states.items() if state == "DECOMMISSIONED"), now)
     notices = []
     for node in nodes:
         record = records.get(node.host)
         if record is not None and record.deadline is not None:
             notices.append(Notice(node.id, record.deadline))
-        elif states.get(node.host) == "DECOMMISSIONED":
-            notices.append(Notice(node.id, default(node.host)))
+        elif node.host in told:
+            notices.append(Notice(node.id, told[node.host]))
     return tuple(notices)
 
 
@@ -195,7 +206,7 @@ class ExecutorWatch:
         self._held = 0
         self._allied: frozenset[str] = frozenset()
         self._records: dict[str, HostRecord] = {}
-        self._deadlines: dict[str, float] = {}  # of hosts that only the master tells about
+        self._deadlines = Deadlines()
         self._losses = 0
         self._node_seconds = 0.0
 
@@ -269,9 +280,7 @@ class ExecutorWatch:
             slot = Resources(float(self._shape.cores), self._shape.usable_memory)
         else:
             nodes = own
-        notices = merge_notices(
-            nodes, states, self._records, lambda host: self._deadlines.setdefault(host, now + _WARNING)
-        )
+        notices = merge_notices(nodes, states, self._records, self._deadlines, now)
         last = self._last
         if last is None:
             return Capacity(1, nodes, notices, now, self._hazard(0, 0.0), slot)

@@ -12,14 +12,16 @@ from ebbflow.planners.query.views import View
 # Spark keeps ten digits more for a sum. Divided by a count, whose type has 20, one of more than 34 digits leaves
 # fewer digits after the point than Spark's own average has, which divides without a type between.
 _DIGITS = 24
-_REAL = (exp.DType.FLOAT, exp.DType.DOUBLE)
+# Spark averages integers in floating point: sums of these take 2^32 rows to overflow, of bigints perhaps two.
+_NARROW = (exp.DType.TINYINT, exp.DType.SMALLINT, exp.DType.INT, exp.DType.FLOAT, exp.DType.DOUBLE)
+_INTEGERS = 2**31  # literals from here on are bigints
 _ARITHMETIC = (exp.Add, exp.Sub, exp.Mul, exp.Div, exp.Neg, exp.Abs)
 
 _Kind = Callable[[exp.Column], exp.DataType | None]
 
 
 def averages_add_up(view: View, catalogue: Catalogue, families: Families) -> bool:
-    """Tell whether every average of ``view`` itself has all its digits when it is a sum divided by a count."""
+    """Tell whether each average of ``view`` itself may be a sum over a count: with all digits, without overflow."""
     for select in view.selects():
         sources = {t.alias_or_name: t.name for t in select.find_all(exp.Table) if t.parent_select is select}
 
@@ -46,14 +48,14 @@ def _kind(
 
 
 def _narrow(node: exp.Expr | None, kind: _Kind, digits: int = _DIGITS) -> bool:
-    """Tell whether a value of ``node`` is a number that is no decimal of more than ``digits`` digits."""
+    """Tell whether a value of ``node`` is a number, but no bigint and no decimal of more than ``digits`` digits."""
     node = node.unnest() if node is not None else exp.Null()
     if isinstance(node, exp.Literal | exp.Null):
-        return True
+        return not node.is_int or int(node.name) < _INTEGERS
     if isinstance(node, exp.Column | exp.Cast):
         found = kind(node) if isinstance(node, exp.Column) else node.to
         if found is None or found.this != exp.DType.DECIMAL:
-            return found is not None and found.this in (*exp.DataType.INTEGER_TYPES, *_REAL)
+            return found is not None and found.this in _NARROW
         return bool(found.expressions) and int(found.expressions[0].name) <= digits
     if isinstance(node, exp.Case):
         values = [node.args.get("default"), *(branch.args["true"] for branch in node.args["ifs"])]

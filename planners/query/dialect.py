@@ -54,6 +54,14 @@ def _of_two(name: str, known: type[exp.Func]) -> Callable[[list[Any]], exp.Expr]
 _COUNTED = {"MAX_BY": exp.ArgMax, "MIN_BY": exp.ArgMin, "PERCENTILE": Percentile}
 
 
+def _to_date(writer: Generator, call: exp.TsOrDsToDate) -> str:
+    """Keep the format ``yyyy-MM-dd``, which sqlglot leaves to a cast: one takes ``2020-1-1`` too."""
+    form = writer.format_time(call)
+    if form is None:
+        return SparkGenerator.TRANSFORMS[exp.TsOrDsToDate](writer, call)
+    return writer.func("TO_DATE", call.this, form)
+
+
 class Spark4(Spark):
     """Spark 4's SQL, where ``'O''Brien'`` has a quote in it and is not two strings in a row."""
 
@@ -70,7 +78,12 @@ class Spark4(Spark):
         }
 
     class Generator(SparkGenerator):
-        TRANSFORMS: ClassVar = {**SparkGenerator.TRANSFORMS, OrderedPercentile: _ordered}
+        TRANSFORMS: ClassVar = {
+            **SparkGenerator.TRANSFORMS,
+            OrderedPercentile: _ordered,
+            exp.TsOrDsToDate: _to_date,
+        }
+        TYPE_MAPPING: ClassVar = {**SparkGenerator.TYPE_MAPPING, exp.DType.TIME: "TIME"}
 
 
 class QuantileDuckDB(DuckDB):

@@ -25,7 +25,6 @@ from ebbflow.tasks.bench.faults import Faults
 from ebbflow.tasks.bench.metrics import Metrics, Window, measure
 from ebbflow.tasks.bench.records import Journal, Record
 from ebbflow.tasks.bench.rig import Rig, RigOptions, started_rig
-from ebbflow.tasks.bench.schedules import Schedule
 from ebbflow.tasks.bench.systems import Outcome, Task, run_system
 from ebbflow.tasks.planning import Prepared, prepare
 from ebbflow.tasks.request import QueryRequest
@@ -65,7 +64,7 @@ class Bench:
     _texts: dict[Query, str] = field(default_factory=dict)
     _answers: dict[Query, Any] = field(default_factory=dict)
     _relations: dict[Suite, list[Relation]] = field(default_factory=dict)
-    _known: set[tuple[Query, System, Schedule]] = field(default_factory=set)  # run on this application
+    _known: set[tuple[Query, System]] = field(default_factory=set)  # run by this application, without losses
 
     def run(self) -> bool:
         """Do what is missing; return whether nothing is left. Raises ``EbbflowError``."""
@@ -207,7 +206,7 @@ class Bench:
     def _timed(self, rig: Rig, run: Run, order: int) -> None:
         span = self._journal.spans[run.query.name]
         # a schedule's changes leave young executors, which the next run would find much slower than the old
-        if self.rehearsals and (run.schedule != "none" or _plan_of(run) not in self._known):
+        if self.rehearsals and (run.schedule != "none" or (run.query, run.system) not in self._known):
             self._say(f"rehearsal of {run.query.name}, {run.schedule}: {run.system}")
             self._one(rig, run, order, span, disturbed=False)
         record = self._counted(rig, run, order, span)
@@ -241,7 +240,8 @@ class Bench:
                 notices=run.system != "spark",
             )
         hazard = schedules.hazard(run.schedule, span, workers) if run.schedule != "none" else None
-        self._known.add(_plan_of(run))
+        if run.schedule == "none":
+            self._known.add((run.query, run.system))
         task = Task(
             run.query.suite,
             run.query.name,
@@ -326,11 +326,3 @@ class Bench:
     def _report(self, record: Record) -> None:
         self._done += 1
         self._say("", record)
-
-
-def _plan_of(run: Run) -> tuple[Query, System, Schedule]:
-    """Return what decides over the statements of a run, whose code Spark compiles at the first.
-
-    Ebbflow plans for the losses that a schedule means; plain Spark's plans know nothing of them.
-    """
-    return run.query, run.system, run.schedule if run.system == "ebbflow" else "none"

@@ -35,9 +35,9 @@ def main() -> None:
     parts = [HEAD]
     if (FOLDER / "planning.json").exists():
         parts.append(_planning(_read("planning")))
-    for suite in ("tpch", "tpcds"):
-        if (FOLDER / f"sql-{suite}.json").exists():
-            parts.append(document_sql.section(_read(f"sql-{suite}"), suite))
+    for name in document_sql.RESULTS:
+        if (FOLDER / f"sql-{name}.json").exists():
+            parts.append(document_sql.section(_read(f"sql-{name}"), name))
     for engine in ("spark", "duckdb"):
         if (FOLDER / f"tpch-{engine}.json").exists():
             parts.append(_tpch(_read(f"tpch-{engine}")))

@@ -1,17 +1,41 @@
 """The sections on ``ebbflow bench sql``."""
 
+import re
 from typing import Any
 
 _SUITES = {"tpch": "TPC-H", "tpcds": "TPC-DS"}
+# a suite, and what tells a result from another of its suite
+RESULTS = ("tpch", "tpch-sf20", "tpcds")
 
 
-def section(found: dict[str, Any], suite: str) -> str:
-    """Return the section of one suite."""
-    setup = found["setup"]
-    return f"""## {_SUITES[suite]}: SQL against plain Spark while workers come and go
+def section(found: dict[str, Any], name: str) -> str:
+    """Return the section of the result ``name``: of the first with the method, of others with what differs."""
+    suite = name.partition("-")[0]
+    first = name == RESULTS[0]
+    return f"""## {_SUITES[suite]}{_scale(found, suite)}: SQL against plain Spark while workers come and go
 
 `{_command(found)}`
 
+{_method(found) if first else _as_above(found)}
+
+{_bars(found) if first else ""}
+
+{_schedules(found)}
+
+Wasted is task time thrown away or repeated over useful task time. Median ratio of each query, with the median seconds
+of the better plain system in brackets:
+
+{_cases(found)}
+
+![distribution of the ratio](benchmarks/sql-{name}.svg)
+
+{_losses(found)}
+"""
+
+
+def _method(found: dict[str, Any]) -> str:
+    setup = found["setup"]
+    return f"""\
 Three systems take turns on the same warm application, cluster and files: Spark SQL with its own SQL settings and
 adaptive execution (`spark`), the same with cost-based optimiser, column statistics, join reordering and graceful
 decommissioning on a notice (`spark-cbo`), and Ebbflow. {setup["workers"]} one-core workers on loopback,
@@ -23,21 +47,20 @@ What is prepared before any time is taken: column statistics for `spark-cbo` (AN
 samples). What every run finds: its own code compiled, because each system has run each query before, and before
 every disturbed run once more, undisturbed, on the workers that replace the lost ones. Ebbflow is told how often
 workers are lost, and remembers what its stages took in earlier runs; it reuses no result. Undisturbed rounds come
-before disturbed ones. {setup.get("note", "")}
+before disturbed ones. {setup.get("note", "")}"""
 
-{_bars(found) if suite == "tpch" else ""}
 
-{_schedules(found)}
+def _as_above(found: dict[str, Any]) -> str:
+    setup = found["setup"]
+    return f"""\
+Measured as TPC-H at scale factor 5, above: {setup["workers"]} workers, {setup["cap"]}; {setup["machine"]}.
+{setup.get("note", "")}"""
 
-Wasted is task time thrown away or repeated over useful task time. Median ratio of each query, with the median seconds
-of the better plain system in brackets:
 
-{_cases(found)}
-
-![distribution of the ratio](benchmarks/sql-{suite}.svg)
-
-{_losses(found)}
-"""
+def _scale(found: dict[str, Any], suite: str) -> str:
+    """Return the scale factor that the folder of the tables names, or nothing."""
+    named = re.search(r"sf([\d.]+)", found["setup"]["tables"].get(suite, ""))
+    return f" at scale factor {named.group(1)}" if named else ""
 
 
 def _archive(setup: dict[str, Any]) -> str:

@@ -1,7 +1,6 @@
 """The checkpoint store's contract, on a folder and on S3, and what the world does to a store."""
 
 import errno
-import json
 import multiprocessing
 import os
 import shutil
@@ -25,37 +24,7 @@ from ebbflow.infra.filesystems import resolve, split
 from ebbflow.infra.protocols import Attempt, Checkpoint
 from ebbflow.infra.results import read_checkpoint
 from ebbflow.infra.storage import JsonStore, ParquetCheckpointStore
-
-COLUMNS = (("k", "bigint"), ("name", "string"))
-FP = "ab12" * 8
-OTHER = "cd34" * 8
-DAY = 86_400.0
-
-
-def table(rows: int, start: int = 0) -> pa.Table:
-    return pa.table(
-        {"k": pa.array(range(start, start + rows), pa.int64()), "name": [f"row {i}" for i in range(rows)]}
-    )
-
-
-def write(attempt: Attempt, *parts: pa.Table) -> None:
-    fs, folder = resolve(attempt.uri)
-    for i, part in enumerate(parts):
-        with fs.open_output_stream(f"{folder}/part-{i:05d}.parquet") as out:
-            pq.write_table(part, out)
-
-
-def put(uri: str, data: bytes) -> None:
-    fs, path = resolve(uri)
-    with fs.open_output_stream(path) as out:
-        out.write(data)
-
-
-def save(store: ParquetCheckpointStore, fp: str = FP, rows: int = 5, **sources: str) -> Checkpoint:
-    attempt = store.begin(fp)
-    write(attempt, table(rows))
-    return store.commit(attempt, rows=rows, columns=COLUMNS, seconds=1.5, sources=sources)
-
+from tests.infra.stored import COLUMNS, DAY, FP, OTHER, edit, put, save, table, write
 
 # --- the contract -----------------------------------------------------------------------------------------
 
@@ -218,14 +187,6 @@ def test_an_attempt_of_another_place_is_refused(place: str, tmp_path: Path) -> N
 
 
 # --- damage -----------------------------------------------------------------------------------------------
-
-
-def edit(store: ParquetCheckpointStore, **changes: Any) -> None:
-    uri = f"{store.uri}/manifests/{FP}.json"
-    fs, path = resolve(uri)
-    with fs.open_input_file(path) as file:
-        raw = json.loads(file.read())
-    put(uri, json.dumps(raw | changes).encode())
 
 
 OUTSIDE = "data/../../elsewhere"
@@ -526,142 +487,3 @@ def test_a_read_only_store_can_still_be_read(small_disk: Path) -> None:
     assert store.find(FP) == done
     with pytest.raises(StorageError, match="cannot write to the checkpoint store"):
         store.begin(OTHER)
-
-
-# --- collecting -------------------------------------------------------------------------------------------
-
-
-def test_collecting_deletes_the_least_recently_used_first_and_never_what_is_kept(
-    tmp_path: Path, clock: Any
-) -> None:
-    store = ParquetCheckpointStore(str(tmp_path), clock)
-    names = [f"{i:032x}" for i in range(4)]
-    made = {}
-    for name in names:
-        made[name] = save(store, fp=name)
-        store.find(name)
-        clock.sleep(10)
-    store.find(names[0])  # now the most recently used
-    size = made[names[0]].bytes
-
-    freed = store.collect(2 * size, keep=frozenset({names[1]}))
-
-    assert freed == 2 * size
-    assert [c.fingerprint for c in store.checkpoints()] == [names[0], names[1]]
-    assert not Path(split(made[names[2]].uri)[1]).exists()
-    assert store.collect(2 * size) == 0
-    assert store.problems() == []
-
-
-def test_collecting_works_on_s3(s3: Any) -> None:
-    store = ParquetCheckpointStore(f"{s3()}/store")
-    kept, other = save(store, fp=FP), save(store, fp=OTHER)
-    assert store.collect(0, keep=frozenset({FP})) == other.bytes
-    assert store.checkpoints() == [kept]
-    assert store.problems() == []
-
-
-def test_attempts_abandoned_for_over_a_day_are_deleted_and_younger_ones_are_not(
-    place: str, clock: Any
-) -> None:
-    store = ParquetCheckpointStore(place, clock)
-    done = save(store, fp=OTHER)
-    attempt = store.begin(FP)
-    write(attempt, table(100))
-
-    assert store.collect(1 << 30) == 0
-    clock.sleep(DAY + 60)
-    assert store.collect(1 << 30) > 0
-    assert store.collect(1 << 30) == 0
-    with pytest.raises(StorageError):
-        store.commit(attempt, rows=100, columns=COLUMNS, seconds=1, sources={})
-    assert store.find(OTHER) == done
-
-
-def test_damaged_checkpoints_go_after_a_day_but_those_of_another_version_stay(
-    tmp_path: Path, clock: Any
-) -> None:
-    store = ParquetCheckpointStore(str(tmp_path), clock)
-    newer = save(store)
-    edit(store, version=2)
-    damaged = save(store, fp=OTHER)
-    Path(damaged.relation.files[0].path).write_bytes(b"PAR1")
-
-    assert store.collect(0) == 0
-    clock.sleep(DAY + 60)
-    store.collect(0)
-    assert Path(newer.relation.files[0].path).exists()
-    assert not Path(split(damaged.uri)[1]).exists()
-    assert not (tmp_path / "manifests" / f"{OTHER}.json").exists()
-
-
-def test_tidying_is_due_once_an_hour_after_much_was_written_and_for_another_budget(
-    tmp_path: Path, clock: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = ParquetCheckpointStore(str(tmp_path), clock)
-    looked: list[int] = []
-    monkeypatch.setattr(store, "collect", lambda budget, keep: looked.append(budget))
-
-    def due(budget: int, written: int) -> bool:
-        before = len(looked)
-        store.tidy(budget, written)
-        return len(looked) > before
-
-    assert due(1_000, 0)
-    assert not due(1_000, 49)
-    assert due(1_000, 1)  # 50 bytes since then: the twentieth part
-    assert not due(1_000, 49)
-    clock.sleep(3_599)
-    assert not due(1_000, 0)
-    clock.sleep(1)
-    assert due(1_000, 0)
-    assert due(500, 0)
-    clock.time -= 7_200  # it was set back
-    assert due(1_000, 0)
-
-
-# --- the JSON cache ---------------------------------------------------------------------------------------
-
-
-def test_json_values_come_back_and_others_are_missing(place: str) -> None:
-    cache = JsonStore(place)
-    assert cache.get("a") is None
-    cache.put("a", {"x": [1, 2.5, None, "é"]})
-    cache.put("../b/c", 7)
-    assert JsonStore(place).get("a") == {"x": [1, 2.5, None, "é"]}
-    assert cache.get("../b/c") == 7
-    cache.put("a", 1)
-    assert cache.get("a") == 1
-
-
-@pytest.mark.parametrize(
-    "content", [b"", b"{", b"[]", b'{"key": "other", "value": 1}', b"\xff", b'{"value": 1}']
-)
-def test_corrupt_json_entries_read_as_missing(tmp_path: Path, content: bytes) -> None:
-    cache = JsonStore(str(tmp_path))
-    cache.put("a", 1)
-    Path(cache.file("a")).write_bytes(content)
-    assert cache.get("a") is None
-
-
-def test_readers_of_a_json_value_never_see_a_part_of_it(tmp_path: Path) -> None:
-    cache = JsonStore(str(tmp_path))
-    cache.put("a", ["x"] * 5_000)
-    stop = threading.Event()
-    seen: list[Any] = []
-
-    def read() -> None:
-        while not stop.is_set():
-            seen.append(cache.get("a"))
-
-    readers = [threading.Thread(target=read) for _ in range(2)]
-    for reader in readers:
-        reader.start()
-    for i in range(100):
-        cache.put("a", ["xy"[i % 2]] * 5_000)
-    stop.set()
-    for reader in readers:
-        reader.join(20)
-    assert seen
-    assert all(value in (["x"] * 5_000, ["y"] * 5_000) for value in seen)
-    assert [p.name for p in tmp_path.iterdir()] == [Path(cache.file("a")).name]

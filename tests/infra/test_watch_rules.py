@@ -171,6 +171,17 @@ def test_a_decommissioned_worker_is_noticed_with_a_deadline_that_stays(world: Wo
     assert second.epoch == 1
 
 
+def test_a_host_that_comes_back_is_noticed_with_a_deadline_of_its_own(world: World) -> None:
+    world.executors = [executor("0", ONE)]
+    watch = world.watch(master_ui="http://127.0.0.1:8080")
+    deadlines = []
+    for state in ("DECOMMISSIONED", "ALIVE", "DECOMMISSIONED"):
+        world.master = master(worker(ONE, state))
+        deadlines.append([n.deadline for n in watch.capacity().notices])
+        world.clock.sleep(600)
+    assert deadlines == [[1120.0], [], [2320.0]]
+
+
 def test_a_silent_driver_leaves_the_last_known_capacity(world: World) -> None:
     world.executors = [executor("0", ONE)]
     watch = world.watch()

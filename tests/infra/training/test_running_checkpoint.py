@@ -1,11 +1,9 @@
 """The running checkpoint: what it holds after any sequence of saves, losses, damage and failed writes."""
 
-import copy
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from math import log, log1p
 from pathlib import Path
 from typing import Any, Literal
@@ -17,218 +15,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ebbflow.infra.errors import OtherModelError, StorageError
-from ebbflow.infra.manifest import UnusableError
-from ebbflow.infra.training import segments
 from ebbflow.infra.training.block_store import BlockStore
 from ebbflow.infra.training.blocks import (
     BlockSpec,
     block_distances,
-    partition_by_layer,
-    partition_by_shard,
-    place_blocks,
 )
 from ebbflow.infra.training.checkpoints import CheckpointFolder
 from ebbflow.infra.training.running_checkpoint import RunningCheckpoint
 from ebbflow.infra.training.running_folder import RunningFolder, read_running
-from ebbflow.infra.training.segments import Record
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.training.partial_checkpoint import Strategy
+from tests.infra.training.running import Walk, durable, running, tensors
 from tests.infra.training.worlds import run_module
 
-
-@pytest.fixture(scope="module", autouse=True)
-def no_sync() -> Iterator[None]:
-    """Leave out waiting for the disk; processes that are killed wait in earnest."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fsync", lambda descriptor: None)
-        yield
-
-
-def tensors(seed: int = 0, rows: int = 16) -> dict[str, torch.Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    return {"a": torch.randn(rows, 3, generator=generator), "b": torch.randn(rows, generator=generator)}
-
-
-class Walk:
-    """Tensors that move, some rows far and some not at all, and what they were."""
-
-    def __init__(self, seed: int = 0, rows: int = 16) -> None:
-        self.now = tensors(seed, rows)
-        self._rng = np.random.default_rng(seed)
-        self.past: list[dict[str, torch.Tensor]] = [copy.deepcopy(self.now)]
-
-    def move(self) -> int:
-        for tensor in self.now.values():
-            scale = torch.tensor(self._rng.choice([0.0, 0.1, 1.0, 5.0], len(tensor)), dtype=torch.float32)
-            noise = torch.tensor(self._rng.normal(size=tuple(tensor.shape)), dtype=torch.float32)
-            tensor.add_(noise * scale.reshape(-1, *[1] * (tensor.dim() - 1)))
-        self.past.append(copy.deepcopy(self.now))
-        return len(self.past) - 1
-
-
-def running(
-    place: Any, model: Any, optimizer: Any = None, *, period: int = 8, fraction: float = 0.25, **options: Any
-) -> RunningCheckpoint:
-    made = RunningCheckpoint(
-        place, model, optimizer, period=period, fraction=fraction, **{"shard_rows": 2, **options}
-    )
-    made.initialize({"iteration": 0})
-    return made
-
-
-def durable(place: Any, blocks: int) -> dict[int, Record]:
-    folder = RunningFolder(place)
-    start = folder.latest()
-    assert start is not None
-    return folder.newest(start, range(blocks))
-
-
-# --- blocks -----------------------------------------------------------------------------------------------
-
-
-@given(
-    shapes=st.lists(st.lists(st.integers(0, 7), max_size=3), min_size=1, max_size=5),
-    rows=st.none() | st.integers(1, 4),
-)
-def test_shards_hold_every_row_once_in_order(shapes: list[list[int]], rows: int | None) -> None:
-    made = {f"t{i}": torch.randn(shape) for i, shape in enumerate(shapes)}
-    if not sum(t.numel() for t in made.values()):
-        with pytest.raises(OptionError, match="no parameter"):
-            partition_by_shard(made, rows)
-        return
-    blocks = partition_by_shard(made, rows)
-    for name, tensor in made.items():
-        own = [block for block in blocks if block.tensor == name]
-        covered = [row for block in own for row in range(block.start, block.stop)]
-        count = (tensor.shape[0] if tensor.dim() else 1) if tensor.numel() else 0
-        assert covered == list(range(count))
-        assert sum(block.nbytes for block in own) == tensor.numel() * 4
-        assert sum(block.of(tensor).numel() for block in own) == tensor.numel()
-    layers = partition_by_layer(made)
-    assert [block.tensor for block in layers] == [name for name, t in made.items() if t.numel()]
-
-
-def test_shards_are_of_about_16_kib_unless_told() -> None:
-    (size,) = {block.nbytes for block in partition_by_shard({"w": torch.empty(1024, 1024)})}
-    assert size == 16 << 10
-    with pytest.raises(OptionError, match="rows of a block must be >= 1; got 0"):
-        partition_by_shard({"w": torch.empty(4, 4)}, 0)
-
-
-def test_placement_is_random_by_seed_and_even() -> None:
-    placed = place_blocks(103, [3, 5, 9, 11], seed=1)
-    counts = [placed.count(owner) for owner in (3, 5, 9, 11)]
-    assert sorted(counts) == [25, 26, 26, 26]
-    assert placed == place_blocks(103, [3, 5, 9, 11], seed=1)
-    assert placed != place_blocks(103, [3, 5, 9, 11], seed=2)
-    with pytest.raises(OptionError, match="at least one owner"):
-        place_blocks(3, [], 0)
-
-
-@settings(deadline=None)
-@given(
-    seed=st.integers(0, 1000),
-    rows=st.integers(1, 5),
-    dtype=st.sampled_from(["float32", "bfloat16", "float64"]),
-)
-def test_distances_are_the_norms_of_the_blocks_changes(seed: int, rows: int, dtype: str) -> None:
-    kind = getattr(torch, dtype)
-    before = {**tensors(seed), "s": torch.tensor(1.5)}
-    after = {**tensors(seed + 1), "s": torch.tensor(-1.0)}
-    before, after = ({k: v.to(kind) for k, v in each.items()} for each in (before, after))
-    blocks = partition_by_shard(before, rows)
-    found = block_distances(after, before, blocks).double().numpy()
-    true = [
-        float((block.of(after[block.tensor]).double() - block.of(before[block.tensor]).double()).norm())
-        for block in blocks
-    ]
-    np.testing.assert_allclose(found, true, rtol=2e-2 if dtype == "bfloat16" else 1e-6)
-
-
-# --- records and their store ------------------------------------------------------------------------------
-
-
-def record(block: int, iteration: int, size: int = 5) -> Record:
-    return Record(block, iteration, (("param", torch.full((size,), float(iteration))),))
-
-
-@settings(deadline=None)
-@given(
-    dtype=st.sampled_from(["float32", "bfloat16", "int64", "bool", "float16", "complex64"]),
-    shape=st.lists(st.integers(0, 4), max_size=3),
-    where=st.floats(0, 1, exclude_max=True),
-    bit=st.integers(0, 7),
-)
-def test_a_record_comes_back_and_no_flipped_bit_goes_unseen(
-    dtype: str, shape: list[int], where: float, bit: int
-) -> None:
-    value = (torch.randn(shape) * 3).to(getattr(torch, dtype))
-    data = bytearray(b"".join(segments.encode(Record(4, 9, (("param", value), ("state.x", torch.ones(2)))))))
-    found = segments.decode(bytes(data))
-    assert (found.block, found.iteration) == (4, 9)
-    parts = dict(found.parts)
-    assert parts["param"].dtype == value.dtype
-    assert torch.equal(parts["param"], value)
-    data[int(where * len(data))] ^= 1 << bit
-    with pytest.raises(UnusableError):
-        segments.decode(bytes(data))
-
-
-def test_the_store_keeps_the_newest_of_each_block_and_its_size_is_bounded(place: str) -> None:
-    store = BlockStore(place)
-    rng = np.random.default_rng(0)
-    newest: dict[int, int] = {}
-    for iteration in range(1, 21):
-        chosen = rng.choice(20, 4, replace=False).tolist()
-        store.commit([record(block, iteration) for block in chosen])
-        newest |= dict.fromkeys(chosen, iteration)
-        assert store.contents.live >= store.contents.total / 2
-    again = BlockStore(place)
-    assert again.iterations() == store.iterations() == newest
-    for block, found in again.read(newest).items():
-        assert dict(found.parts)["param"][0] == newest[block]
-    from ebbflow.infra.training.places import Place
-
-    there = [i.size for i in Place(place).entries() if i.base_name.endswith(".seg")]
-    assert sum(there) == again.contents.total
-    with pytest.raises(StorageError, match="has no block 77"):
-        again.read([77])
-
-
-def test_a_commit_that_fails_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = BlockStore(tmp_path)
-    store.commit([record(0, 1), record(1, 1)])
-
-    def broken() -> Iterator[Record]:
-        yield record(0, 2)
-        raise PermissionError("gone")
-
-    with pytest.raises(StorageError, match="permission denied"):
-        store.commit(broken())
-    assert store.iterations() == BlockStore(tmp_path).iterations() == {0: 1, 1: 1}
-    assert len(list(tmp_path.glob("*.seg"))) == 1
-    store.commit([record(0, 3)])
-    assert BlockStore(tmp_path).iterations() == {0: 3, 1: 1}
-
-
-def test_damage_is_named(tmp_path: Path) -> None:
-    store = BlockStore(tmp_path)
-    store.commit([record(0, 1), record(1, 1)])
-    (segment,) = tmp_path.glob("*.seg")
-    data = bytearray(segment.read_bytes())
-    data[-3] ^= 4
-    segment.write_bytes(data)
-    store.read([0])
-    with pytest.raises(StorageError, match=r"segment-0000000001\.seg has a damaged record of block 1"):
-        store.read([1])
-    segment.write_bytes(data[:20])
-    with pytest.raises(StorageError, match=r"segment-0000000001\.seg has a"):
-        store.read([0])
-    manifest = tmp_path / "manifest.json"
-    manifest.write_bytes(manifest.read_bytes().replace(b"1", b"2", 1))
-    with pytest.raises(StorageError, match="damaged manifest"):
-        BlockStore(tmp_path)
-
+pytestmark = pytest.mark.usefixtures("no_sync")  # processes that are killed wait in earnest
 
 # --- what a running checkpoint holds ----------------------------------------------------------------------
 

@@ -161,14 +161,6 @@ def test_no_code_in_a_file_is_run(tmp_path: Path) -> None:
     assert not target.exists()
 
 
-@pytest.fixture(scope="module")
-def no_sync() -> Iterator[None]:
-    """Leave out waiting for the disk, which says nothing about what is written."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fsync", lambda descriptor: None)
-        yield
-
-
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),

@@ -184,6 +184,10 @@ def test_volatile_functions_are_left_and_noted(call):
         ("parse_json(x)",) * 2,
         ("listagg(x)", "listagg(x, '')"),
         ("listagg(x, '-')",) * 2,
+        ("to_date(x)",) * 2,
+        ("to_date(x, 'yyyy-MM-dd')",) * 2,  # of '2020-1-1' an error, but a date without the format
+        ("to_date(x, 'dd.MM.yyyy')",) * 2,
+        ("cast('10:20:30' as time)",) * 2,
     ],
 )
 def test_spark_is_written_as_it_was_read(written, expected):

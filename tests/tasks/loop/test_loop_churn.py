@@ -9,7 +9,8 @@ from ebbflow.infra.ledger.audit import audit
 from ebbflow.infra.sim.virtual_clock import VirtualClock
 from ebbflow.planners.model.ledger import AppMoved, Granted, LoopBegan, Recalled
 from ebbflow.tasks.loop import CapacityLoop
-from tests.benchmarks.capacity_load import Apps, Churn, SureEvictor, all_events, settings
+from tests.benchmarks.capacity_churn import Apps, Churn, SureEvictor
+from tests.benchmarks.capacity_load import all_events, settings
 
 
 @pytest.mark.parametrize("seed", [1, 2])
