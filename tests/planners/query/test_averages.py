@@ -2,7 +2,10 @@ import pytest
 from statements import analyse, catalogue
 
 KNOWN = catalogue(
-    {"t": "k int, f double, d decimal(15,2), w decimal(32,4), n void, b bigint", "u": "k int, d decimal(15,2)"}
+    {
+        "t": "k int, f double, d decimal(15,2), w decimal(32,4), n void, b bigint",
+        "u": "k int, d decimal(15,2)",
+    }
 )
 
 
