@@ -11,13 +11,7 @@ from ebbflow.infra.clock import Clock
 from ebbflow.infra.errors import LedgerUnavailableError
 from ebbflow.infra.ledger import Ledger
 from ebbflow.planners.model.capacity import Capacity, Node, Notice
-from ebbflow.planners.model.ledger import (
-    AppEntered,
-    AppMoved,
-    AppReport,
-    AppSpec,
-    State,
-)
+from ebbflow.planners.model.ledger import AppEntered, AppMoved, AppReport, AppSpec, State
 from ebbflow.planners.training.batch_size import BatchLimits, Split
 from ebbflow.planners.training.goodput import GradientStatistics
 from ebbflow.planners.training.job_report import JobReport

@@ -32,14 +32,7 @@ from ebbflow.infra.ledger.audit import audit
 from ebbflow.infra.sim.virtual_clock import VirtualClock
 from ebbflow.planners.loop import Settings
 from ebbflow.planners.loop.policies import live_policy
-from ebbflow.planners.model.ledger import (
-    AppEntered,
-    CapacityChanged,
-    Ended,
-    Event,
-    Granted,
-    Recalled,
-)
+from ebbflow.planners.model.ledger import AppEntered, CapacityChanged, Ended, Event, Granted, Recalled
 from ebbflow.tasks.charts import lines_svg
 from ebbflow.tasks.loop import CapacityLoop, LoopPace
 from ebbflow.tasks.loop.figures import percentile

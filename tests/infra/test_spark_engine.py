@@ -285,7 +285,6 @@ def test_a_table_of_sparks_own_catalogue_is_listed_and_read(
         "percentile_disc(0.3) WITHIN GROUP (ORDER BY id) AS c, max_by(id, -id, 2) AS d, "
         "listagg(CAST(id AS STRING)) AS e FROM range(10)",
         "SELECT log10(1000) AS a, to_char(12.5, '99.9') AS b, CAST(parse_json('{\"a\": 1}') AS STRING) AS c",
-        "SELECT to_date('2020-01-05', 'yyyy-MM-dd') AS a, to_date('2020-1-5') AS b",
     ],
 )
 def test_what_the_planner_reads_and_writes_means_the_same_to_spark(engine: Any, sql: str) -> None:

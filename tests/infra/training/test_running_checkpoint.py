@@ -16,10 +16,7 @@ from hypothesis import strategies as st
 
 from ebbflow.infra.errors import OtherModelError, StorageError
 from ebbflow.infra.training.block_store import BlockStore
-from ebbflow.infra.training.blocks import (
-    BlockSpec,
-    block_distances,
-)
+from ebbflow.infra.training.blocks import BlockSpec, block_distances
 from ebbflow.infra.training.checkpoints import CheckpointFolder
 from ebbflow.infra.training.running_checkpoint import RunningCheckpoint
 from ebbflow.infra.training.running_folder import RunningFolder, read_running
