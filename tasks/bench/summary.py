@@ -11,6 +11,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 from ebbflow.tasks.bench.cases import PLAIN, QUERIES
@@ -223,7 +224,14 @@ def _overall(chosen: Sequence[Case]) -> dict[str, Any]:
         "wrong": {s: sum(r.right is False for c in chosen for r in c.runs.get(s, ())) for s in systems},
         "unchecked": sum(r.ok and r.right is None for c in chosen for rs in c.runs.values() for r in rs),
         "ratios": sorted(p.ratio for p in pairs),
+        "days": _days(r.started for c in chosen for rs in c.runs.values() for r in rs),
     }
+
+
+def _days(times: Iterable[float]) -> list[str]:
+    """Return the first and the last day, UTC, of times in seconds since the Unix epoch."""
+    known = sorted(times)
+    return [datetime.fromtimestamp(known[place], UTC).date().isoformat() for place in (0, -1)]
 
 
 def _case(case: Case, journal: Journal, workers: int) -> dict[str, Any]:

@@ -47,7 +47,8 @@ What is prepared before any time is taken: column statistics for `spark-cbo` (AN
 samples). What every run finds: its own code compiled, because each system has run each query before, and before
 every disturbed run once more, undisturbed, on the workers that replace the lost ones. Ebbflow is told how often
 workers are lost, and remembers what its stages took in earlier runs; it reuses no result. Undisturbed rounds come
-before disturbed ones. {setup.get("note", "")}"""
+before disturbed ones. Ebbflow was worked on meanwhile: rounds of several days are not all of one state of its code.
+{setup.get("note", "")}"""
 
 
 def _as_above(found: dict[str, Any]) -> str:
@@ -96,18 +97,18 @@ def _bars(found: dict[str, Any]) -> str:
 
 def _schedules(found: dict[str, Any]) -> str:
     systems = list(dict.fromkeys(s for row in found["schedules"] for s in row["wasted_share"]))
-    head = "| suite | schedule | rounds | geometric mean | median | worst | 90th percentile of gain | "
+    head = "| suite | schedule | rounds | measured | geometric mean | median | worst | 90th percentile of gain | "
     lines = [
         head + " | ".join(f"wasted: {s}" for s in systems) + " | failed |",
-        "|---|---|---|---|---|---|---|" + "---|" * (len(systems) + 1),
+        "|---|---|---|---|---|---|---|---|" + "---|" * (len(systems) + 1),
     ]
     for row in found["schedules"]:
         wasted = " | ".join(_figure(row["wasted_share"].get(s)) for s in systems)
         failed = ", ".join(f"{s} {n}" for s, n in row["failed"].items() if n) or "none"
         lines.append(
-            f"| {row['suite']} | {row['schedule']} | {_rounds(found, row)} | {_figure(row['geometric_mean'])} "
-            f"| {_figure(row['median'])} | {_figure(row['worst'])} ({row['worst_case']}) "
-            f"| {_figure(row['gain_90'])} | {wasted} | {failed} |"
+            f"| {row['suite']} | {row['schedule']} | {_rounds(found, row)} | {_days(row)} "
+            f"| {_figure(row['geometric_mean'])} | {_figure(row['median'])} "
+            f"| {_figure(row['worst'])} ({row['worst_case']}) | {_figure(row['gain_90'])} | {wasted} | {failed} |"
         )
     return "\n".join(lines)
 
@@ -117,6 +118,11 @@ def _rounds(found: dict[str, Any], row: dict[str, Any]) -> str:
     cases = sum((c["suite"], c["schedule"]) == (row["suite"], row["schedule"]) for c in found["cases"])
     wanted = cases * found["setup"]["pairs"]
     return f"{row['pairs']}" if row["pairs"] == wanted else f"{row['pairs']} of {wanted} so far"
+
+
+def _days(row: dict[str, Any]) -> str:
+    first, last = row["days"]
+    return first if first == last else f"{first} to {last}"
 
 
 def _cases(found: dict[str, Any]) -> str:

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import httpx
 import pytest
-from cluster_events import START, simulated_day
+from cluster_day import simulated_day
+from cluster_events import START
 from typer.testing import CliRunner
 
 from ebbflow.flows.cli import app

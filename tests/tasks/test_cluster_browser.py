@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 from browser import Tab, browser, chromium
-from cluster_events import Book, simulated_day
+from cluster_day import simulated_day
+from cluster_events import Book
 from test_cluster_page import HOSTILE, crowded, hostile_report
 
 from ebbflow.infra.clock import SystemClock

@@ -8,7 +8,8 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from cluster_events import GPU, START, Book, books, simulated_day, two_apps
+from cluster_day import simulated_day
+from cluster_events import GPU, START, Book, books, two_apps
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_page import Page as SmallPage

@@ -123,13 +123,17 @@ def test_the_summary_is_json_and_shows_everywhere(tmp_path: Path) -> None:
         run("spark", 10.0, ok=False, error="[gave] up"),
         run("ebbflow", 5.0),
         run("spark", 10.0, schedule="kill"),
-        run("ebbflow", 5.0, schedule="kill", ok=False, error="lost"),
+        run("ebbflow", 5.0, schedule="kill", ok=False, error="lost", started=90_000.0),
     ):
         journal.add(record)
     summary = summarise(journal)
     written, drawn = write_summary(summary, tmp_path)
     assert json.loads(written.read_text()) == summary
     assert {c["schedule"]: c["ratio"] for c in summary["cases"]} == {"none": 0.0, "kill": "inf"}
+    assert [s["days"] for s in summary["schedules"]] == [
+        ["1970-01-01", "1970-01-01"],
+        ["1970-01-01", "1970-01-02"],
+    ]
     assert drawn.read_text().startswith("<svg")
     assert "kill" in picture(summary)
     out = io.StringIO()
