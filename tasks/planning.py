@@ -70,7 +70,7 @@ def prepare(
         dialect=request.dialect,
         options=PlannerOptions(cuts=request.cuts),
     )
-    planner.sample(_measure(planner, relations, cache))
+    planner.sample(_measure(planner, catalogue, relations, cache))
     versions = {name: table.version for name, table in known.items()}
     return Prepared(planner, relations, versions, prior, history)
 
@@ -110,11 +110,11 @@ def _table(relation: Relation, run_id: str, meaning: str, cache: JsonStore | Non
 
 
 def _measure(
-    planner: QueryPlanner, relations: Mapping[str, Relation], cache: JsonStore
+    planner: QueryPlanner, catalogue: Catalogue, relations: Mapping[str, Relation], cache: JsonStore
 ) -> dict[str, dict[str, float]]:
     out: dict[str, dict[str, float]] = {}
     by_table: dict[str, list[tuple[str, str, str]]] = {}
-    for q in questions(planner.analysis):
+    for q in questions(planner.analysis, catalogue):
         by_table.setdefault(q.table.lower(), []).append((q.scope, q.key, q.sql))
     for name, asked in by_table.items():
         relation = relations.get(name)

@@ -10,6 +10,14 @@ from sqlglot import exp
 
 from ebbflow.planners.model import ColumnStatistics
 from ebbflow.planners.query.joingraph import Column, JoinGraph, Predicate
+from ebbflow.planners.query.ranges import (
+    WHOLE,
+    KeyRange,
+    common_range,
+    key_ranges,
+    measurable,
+    within_text,
+)
 from ebbflow.planners.query.relations import (
     LocalEstimates,
     RelationInput,
@@ -22,6 +30,7 @@ __all__ = ["Cardinalities", "RelationInput", "conjunction_text", "distinct_after
 
 NOISE = 1.2  # distinct counts are approximate: a reference may seem to have this many times its key's values
 ROW_BYTES = 8.0  # per row in memory, besides its fields
+_LEAST = 1e-9  # fraction of rows inside a range: statistics may be a little off
 
 
 class Cardinalities:
@@ -31,8 +40,9 @@ class Cardinalities:
     classes). ndv counts values that a column's own predicates leave. Predicates on *other* columns do not
     reduce it: the expected size of a join of independently filtered inputs is the product of the fractions,
     and a smaller divisor would count the filter twice. So a reference to a key keeps ``|references| ·
-    |key'|/|key|`` rows. Two or more equalities between the same two relations are one composite key: together
-    they divide by no more than the rows of the smaller side.
+    |key'|/|key|`` rows. Of columns with different ranges, rows and ndv are those inside the common range. Two or
+    more equalities between the same two relations are one composite key: together they divide by no more than the
+    rows of the smaller side.
 
     Actual row counts are exact for their own set. A superset is scaled by actual/estimate of the largest
     known sets inside it.
@@ -57,7 +67,9 @@ class Cardinalities:
         self.inputs = tuple(inputs)
         self._measured = dict(selectivities or {})
         self.local = LocalEstimates(graph, self.inputs, self._measured)
+        self._ranges = key_ranges(graph, self.local.statistics)
         self._classes = tuple(self._class_values(i) for i in range(len(graph.classes)))
+        self._inside = tuple(self._inside_range(i) for i in range(len(graph.classes)))
         self._composites = self._composite_factors()
         self._joins = self._join_fractions()
         self._widths = self._width_groups(outputs)
@@ -160,6 +172,35 @@ class Cardinalities:
             values[i] = min(values.get(i, ndv), ndv)
         return tuple((1 << i, ndv) for i, ndv in sorted(values.items()))
 
+    def _inside_range(self, index: int) -> dict[int, tuple[float, float]]:
+        """Return the relations of a class, as bits, that reach beyond its common range: with the fractions inside of
+        their values, and of the rows that their predicates leave."""
+        found = self._ranges[index]
+        if found is None:
+            return {}
+        values = dict(self._classes[index])
+        names = {1 << self.graph.index[alias]: name for alias, name in self.graph.classes[index].columns}
+        shares = {b: found.share(self.local.statistics(self._column(b, name))) for b, name in names.items()}
+        inside = {b: values[b] * share for b, share in shares.items()}
+        out: dict[int, tuple[float, float]] = {}
+        for bit, name in names.items():
+            # A lone value far off must not empty the range: whoever has more values inside has those of the others.
+            least = max((min(n, values[bit]) for b, n in inside.items() if b != bit), default=0.0)
+            share = max(inside[bit], least) / values[bit]
+            if share < WHOLE:
+                out[bit] = (share, self._rows_inside(bit, name, found, share))
+        return out
+
+    def _rows_inside(self, bit: int, name: str, found: KeyRange, share: float) -> float:
+        """Return what fraction of a relation's rows, after its predicates, is inside a range of column ``name``."""
+        local = measurable(self.graph.local(bit.bit_length() - 1))
+        alone = self._measured.get(conjunction_text(local)) if local else None
+        both = self._measured.get(within_text(local, name, found)) if local else None
+        return share if both is None or not alone else min(both / alone, 1.0)
+
+    def _column(self, bit: int, name: str) -> Column:
+        return (self.graph.relations[bit.bit_length() - 1].alias, name)
+
     def _composite_factors(self) -> tuple[tuple[int, float, int], ...]:
         """Return (pair of relations, factor, group) for pairs joined by several classes, largest factor
         first.
@@ -256,15 +297,28 @@ class Cardinalities:
         return result
 
     def _divisor(self, index: int, inside: int) -> float:
-        """Return the product of all but the smallest ndv of a class over the relations ``inside``."""
+        """Return the product of all but the smallest ndv of a class over the relations ``inside``, over the fraction
+        of their rows inside the range that they have in common."""
         found = self._divisors.get((index, inside))
         if found is None:
-            values = sorted(v for b, v in self._classes[index] if b & inside)
+            reach = self._inside[index] if self._bounded(index, inside) else {}
+            own = [(v, *reach.get(b, (1.0, 1.0))) for b, v in self._classes[index] if b & inside]
+            values = sorted(max(v * part, 1.0) if part < 1.0 else v for v, part, _ in own)
             found = 1.0
             for value in values[1:]:
                 found *= value
+            for _, _, rows in own:
+                found /= max(rows, _LEAST)
             self._divisors[index, inside] = found
         return found
+
+    def _bounded(self, index: int, inside: int) -> bool:
+        """Tell whether the relations ``inside`` alone make the common range of a class."""
+        found = self._ranges[index]
+        if found is None:
+            return False
+        columns = [c for c in self.graph.classes[index].columns if inside >> self.graph.index[c[0]] & 1]
+        return common_range(map(self.local.statistics, columns)) == found
 
     def _composite(self, mask: int) -> float:
         pairs = [c for c in self._composites if not c[0] & ~mask]

@@ -5,11 +5,15 @@ from dataclasses import dataclass
 
 from sqlglot import exp
 
+from ebbflow.planners.model import Catalogue, ColumnStatistics
 from ebbflow.planners.query.cardinality import conjunction_text
 from ebbflow.planners.query.dialect import duckdb_sql
-from ebbflow.planners.query.joingraph import JoinGraph, Predicate
+from ebbflow.planners.query.joingraph import Column, JoinGraph, Predicate
+from ebbflow.planners.query.ranges import WHOLE, key_ranges, measurable, within, within_text
 from ebbflow.planners.query.sizes import conjuncts_key, own_conjuncts
 from ebbflow.planners.query.staging import Analysis
+
+_INTEGERS = frozenset({"tinyint", "smallint", "int", "bigint"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,23 +26,53 @@ class Question:
     sql: str
 
 
-def questions(analysis: Analysis) -> tuple[Question, ...]:
-    """Return the predicates on single base tables whose selectivity planning would otherwise guess."""
+def questions(analysis: Analysis, catalogue: Catalogue) -> tuple[Question, ...]:
+    """Return the predicates on single base tables whose selectivity planning would otherwise guess.
+
+    Those of a relation whose key reaches beyond what it is joined with are asked once more with the common range.
+    """
     out: dict[tuple[str, str], Question] = {}
     for view in analysis.chain.views:
         for position, select in enumerate(view.selects()):
             block = analysis.blocks.get((view.name, position))
-            found = _of_graph(block.graph) if block is not None else _of_select(select, view.reads_views)
+            found = (
+                _of_graph(block.graph, catalogue)
+                if block is not None
+                else _of_select(select, view.reads_views)
+            )
             for question in found:
                 out.setdefault((question.scope, question.key), question)
     return tuple(out.values())
 
 
-def _of_graph(graph: JoinGraph) -> Iterable[Question]:
+def _of_graph(graph: JoinGraph, catalogue: Catalogue) -> Iterable[Question]:
+    yield from _of_relations(graph)
+    kinds: dict[Column, str] = {}
+    known: dict[Column, ColumnStatistics] = {}
+    for ref in graph.relations:
+        table = None if ref.is_view else catalogue.get(ref.source)
+        if table is None or table.statistics is None:
+            continue
+        for name, kind in table.columns:
+            kinds[ref.alias, name.lower()] = kind
+            known[ref.alias, name.lower()] = table.statistics.columns.get(name, ColumnStatistics())
+    ranges = key_ranges(graph, lambda column: known.get(column, ColumnStatistics()))
+    for cls, found in zip(graph.classes, ranges, strict=True):
+        if found is None:
+            continue
+        for alias, name in cls.columns:
+            ref = graph.relations[graph.index[alias]]
+            local = measurable(graph.local(graph.index[alias]))
+            if local and kinds[alias, name] in _INTEGERS and found.share(known[alias, name]) < WHOLE:
+                parts = [*(p.expression for p in local), within(name, found)]
+                yield _question(ref.source, alias, within_text(local, name, found), parts)
+
+
+def _of_relations(graph: JoinGraph) -> Iterable[Question]:
     for i, relation in enumerate(graph.relations):
         if relation.is_view:
             continue
-        local = [p for p in graph.local(i) if not p.subquery]
+        local = measurable(graph.local(i))
         groups: dict[str, Sequence[Predicate]] = {p.text: (p,) for p in local}
         by_column: dict[object, list[Predicate]] = {}
         for predicate in local:

@@ -37,6 +37,8 @@ _SHARED = {
     "spark.ui.retainedStages": "3000",
     "spark.ui.retainedTasks": "200000",
     "spark.sql.ui.retainedExecutions": "300",
+    # with Spark's 100, compiled code of one query drives out that of another, and which it meets is chance
+    "spark.sql.codegen.cache.maxEntries": "10000",
     # ranges read ahead by other threads are missing from Spark's input metrics; they gain only on S3
     "spark.hadoop.parquet.hadoop.vectored.io.enabled": "false",
 }

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 from graphs import by_edges, graph_of, one_class, predicate, random_graph, random_inputs
 from hypothesis import given
@@ -10,6 +12,7 @@ from ebbflow.planners.query.cardinality import (
     conjunction_text,
     distinct_after,
 )
+from ebbflow.planners.query.ranges import KeyRange, within_text
 
 
 def relation(rows: float, **distinct: float) -> RelationInput:
@@ -107,6 +110,53 @@ def test_measured_fractions_win_and_that_of_all_predicates_together_wins_over_si
     )
     together = {**single, conjunction_text(graph.local(0)): 0.25}
     assert Cardinalities(graph, [ORDERS], selectivities=together).rows(1) == pytest.approx(1.5e6 * 0.25)
+
+
+# 200 years of dates, of which the sales have five
+DATES = RelationInput(
+    73_000,
+    1e6,
+    {"sk": ColumnStatistics(distinct=73_000, low=1, high=73_000), "year": ColumnStatistics(distinct=200)},
+)
+SALES = RelationInput(1e6, 1e8, {"date": ColumnStatistics(distinct=1_800, low=36_000, high=37_824)})
+YEAR = "d.year = 2000"
+
+
+def of_dates(predicates=(YEAR,), dates=DATES, **measured):
+    graph = graph_of("sd", [["s.date", "d.sk"]], predicates)
+    found = {}
+    if measured:
+        span = KeyRange(36_000.0, 37_824.0)
+        found = {YEAR: measured["alone"], within_text(graph.local(1), "sk", span): measured["both"]}
+    return Cardinalities(graph, [SALES, dates], selectivities=found)
+
+
+def test_a_filter_counts_by_what_it_keeps_of_the_keys_that_are_referred_to():
+    assert of_dates(()).rows(0b11) == pytest.approx(1e6)
+    assert of_dates().rows(0b11) == pytest.approx(1e6 / 200)
+    found = of_dates(alone=366 / 73_000, both=366 / 73_000)
+    assert found.rows(0b10) == pytest.approx(366)
+    assert found.rows(0b11) == pytest.approx(1e6 * 366 / 1_825, rel=0.001)
+    assert of_dates(alone=366 / 73_000, both=0.0).rows(0b11) == 1.0  # a year without sales
+
+
+def test_a_lone_key_far_off_does_not_empty_the_range():
+    far = replace(DATES.columns["sk"], high=2_000_000_000)
+    dates = replace(DATES, columns={**DATES.columns, "sk": far})
+    assert of_dates((), dates).rows(0b11) == pytest.approx(1e6)
+    assert of_dates(dates=dates, alone=0.005, both=0.005).rows(0b11) == pytest.approx(1e6 * 365 / 1_800)
+
+
+def test_a_range_counts_once_the_relations_that_make_it_are_joined():
+    graph = graph_of(["s", "d", "e"], [["s.date", "d.sk", "e.sk"]])
+    cardinalities = Cardinalities(graph, [SALES, DATES, DATES])
+    assert cardinalities.rows(0b110) == pytest.approx(73_000)
+    assert cardinalities.rows(0b111) == pytest.approx(1e6)
+
+
+def test_a_predicate_on_the_key_itself_says_which_values_are_left():
+    both = of_dates(("d.sk BETWEEN 36001 AND 36365", "s.date BETWEEN 36001 AND 36365"))
+    assert both.rows(0b11) == pytest.approx(1e6 * 365 / 1_825, rel=0.01)
 
 
 def test_two_columns_of_one_relation_in_a_class_are_equal_inside_it():

@@ -122,10 +122,34 @@ def test_actual_sizes_replace_estimates():
 def test_measured_fractions_replace_estimates():
     query = planner(3)
     before = query.candidates(SHARE)
-    asked = [q for q in questions(query.analysis) if q.table == "lineitem"]
+    asked = [q for q in questions(query.analysis, KNOWN) if q.table == "lineitem"]
     query.sample({q.scope: {q.key: 1e-6} for q in asked})
     after = query.candidates(SHARE)
     assert min(p.sink.rows for p in after) < min(p.sink.rows for p in before)
+
+
+def test_a_filter_is_measured_again_within_the_keys_that_are_referred_to():
+    def table(name, rows, **columns):
+        known = {c: ColumnStatistics(n, 0.0, low, low + n - 1) for c, (n, low) in columns.items()}
+        kinds = tuple((c, "date" if c.endswith("day") else "int") for c in columns)
+        return Table(name, kinds, "1", TableStatistics(rows, rows * 10.0, known))
+
+    tables = (
+        table("sales", 1e6, day_sk=(1_800, 36_000), item=(100, 1), day=(1_800, 36_000)),
+        table("dates", 73_000, sk=(73_000, 1), year=(200, 1900), day=(73_000, 1)),
+        table("items", 100, item=(100, 1), color=(5, 1)),
+    )
+    known = Catalogue({t.name: t for t in tables})
+    text = (
+        "SELECT count(*) AS n FROM sales s, dates d, items i WHERE {} AND s.item = i.item AND d.year = 2000"
+    )
+    query = QueryPlanner(
+        text.format("s.day_sk = d.sk") + " AND i.color = 3", known, SPARK, now=NOW, salt="run"
+    )
+    asked = {(q.table, q.sql.count(" BETWEEN 36000 AND 37799")) for q in questions(query.analysis, known)}
+    assert asked == {("dates", 0), ("dates", 1), ("items", 0)}  # all items are sold
+    by_date = QueryPlanner(text.format("s.day = d.day"), known, SPARK, now=NOW, salt="run")
+    assert not any("BETWEEN" in q.sql for q in questions(by_date.analysis, known))  # days are no integers
 
 
 def test_two_filters_of_one_table_in_two_places_are_measured_apart():
@@ -133,7 +157,7 @@ def test_two_filters_of_one_table_in_two_places_are_measured_apart():
         "SELECT l_orderkey FROM lineitem WHERE l_quantity > 49 "
         "UNION ALL SELECT l_orderkey FROM lineitem WHERE l_tax > 0"
     )
-    asked = questions(query.analysis)
+    asked = questions(query.analysis, KNOWN)
     assert len({(q.scope, q.key) for q in asked}) == 2
     query.sample({asked[0].scope: {asked[0].key: 0.5, asked[1].key: 0.25}})
     (plan,) = query.candidates(SHARE)
