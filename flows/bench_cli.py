@@ -57,11 +57,10 @@ at least 10 to 20 s apart
     volatile-notice  the same, with a notice before every loss
 
 The time of a run is from the SQL text to the complete Parquet result, which is compared with DuckDB's. Before \
-its first timed run every system runs each of its plans once, so that no code is still to be compiled, and Spark keeps all of it (its \
-default is 100 classes). All executors load Spark's classes from one archive, so that those that come are of use \
-sooner. Each run is \
-added to DIR/runs.jsonl at once; DIR/sql.json and DIR/sql-cdf.svg sum them up. Queries should take 10 to 60 s: \
-choose --scale so. Memory: workers times --memory, and 3 GiB.
+its first timed run every system runs each of its plans once, so that no code is still to be compiled, and Spark \
+keeps all of it (its default is 100 classes). All executors load Spark's classes from one archive, so that those \
+that come are of use sooner. Each run is added to DIR/runs.jsonl at once; DIR/sql.json and DIR/sql-cdf.svg sum \
+them up. Queries should take 10 to 60 s: choose --scale so. Memory: workers times --memory, and 3 GiB.
 """
 
 
