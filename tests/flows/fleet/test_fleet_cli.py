@@ -39,7 +39,7 @@ def test_every_help_text_teaches_and_all_examples_exist() -> None:
         found = re.findall(r"^ +ebbflow fleet (.*)", page.split("Usage:")[1].partition("\n")[2], re.M)
         assert found, page
         examples += found
-    guide = (Path(__file__).parents[2] / "docs/fleet.md").read_text()
+    guide = (Path(__file__).parents[3] / "docs/fleet.md").read_text()
     told = re.findall(r"`?ebbflow fleet ([^`|\n]+)", guide)
     assert len(told) > 10
     for example in examples + told:
