@@ -29,7 +29,7 @@ def agrees(connection, known, text):
     if chain is before.chain:
         return False
     after = Analysis.of(chain, known, "run")
-    # DuckDB 2.0.0 takes a join's two sides for each other when it shares subplans of a self join
+    # DuckDB 2.0.0 mixes up the columns of joins that it shares
     connection.execute("SET disabled_optimizers = 'common_subplan'")
     expected = reference(connection, text)
     for seed in range(3):
