@@ -69,8 +69,6 @@ class DuckDbEngine:
                 "autoinstall_known_extensions": "false",  # nothing is fetched from the network
                 "preserve_insertion_order": "true",
                 "TimeZone": "UTC",
-                # mixes up the columns of shared joins (2.0.0); what is worth sharing, the planner shares
-                "disabled_optimizers": "common_subplan",
             }
         )
         engine = cls(connection, folder, clock or SystemClock())
