@@ -122,7 +122,11 @@ def queries(
 @app.command()
 def families(
     tpcds: Annotated[
-        Path, typer.Option(help="Folder with sf1/*.parquet and queries/q1.sql, ...", metavar="DIR")
+        Path,
+        typer.Option(
+            help="Tables at scale factor 1 with their queries/q1.sql, ..., as ebbflow data tpcds makes them.",
+            metavar="DIR",
+        ),
     ],
     out: Annotated[Path, typer.Option(help="File to write.", metavar="FILE", dir_okay=False)] = Path(
         "tpcds-sf500.json.gz"
@@ -134,7 +138,7 @@ def families(
 
     [b]Example[/b]
 
-        ebbflow simulate families --tpcds ~/.cache/ebbflow/tpcds --out tpcds-sf500.json.gz
+        ebbflow simulate families --tpcds ~/.cache/ebbflow/tpcds/sf1 --out tpcds-sf500.json.gz
     """
     from ebbflow.tasks.simulation.families import plan, save
 

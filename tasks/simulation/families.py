@@ -52,16 +52,17 @@ def plan(
     scale: float = SCALE,
     progress: Callable[[str, int, int], None] = lambda name, done, total: None,
 ) -> tuple[Family, ...]:
-    """Plan every query of ``folder``/queries/q*.sql over ``folder``/sf1, taken to ``scale``.
+    """Plan every query of ``folder``/queries/q*.sql over the tables of ``folder``.
 
-    Queries that our planner refuses are left out. Raises ``TableError`` when there are none.
+    Their statistics, of scale factor 1, are taken to ``scale``. Queries that our planner refuses are left out.
+    Raises ``TableError`` when there are none.
     """
     queries = sorted((folder / "queries").glob("q*.sql"), key=lambda p: (len(p.stem), p.stem))
     if not queries:
-        raise TableError(f"{folder} must hold queries/q1.sql, ... and sf1/*.parquet; no query was found")
+        raise TableError(f"{folder} must hold queries/q1.sql, ... beside TPC-DS's tables; no query was found")
     known = {
         r.name.lower(): Table(r.name, r.columns, "sf1", statistics.collect(r))
-        for r in tables.discover(str(folder / "sf1"))
+        for r in tables.discover(str(folder))
     }
     catalogue = at_scale(Catalogue(known), scale)
     out: list[Family] = []

@@ -1,5 +1,6 @@
 """The evaluation: its stored workload, its parts, its document."""
 
+import gzip
 import json
 from pathlib import Path
 
@@ -8,10 +9,12 @@ import pytest
 from typer.testing import CliRunner
 
 from ebbflow.flows.simulate_cli import app
+from ebbflow.infra.errors import TableError
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.query.volatility import events
+from ebbflow.planners.query.workloads import decode
 from ebbflow.tasks.simulation.evaluation import run_part, write_document
-from ebbflow.tasks.simulation.families import chosen, stored
+from ebbflow.tasks.simulation.families import chosen, plan, stored
 from ebbflow.tasks.simulation.micro import Variant, compare, mistaken
 from ebbflow.tasks.simulation.motivation import example, figure_2_4
 from ebbflow.tasks.simulation.settings import Settings
@@ -34,6 +37,25 @@ def test_the_stored_families_are_tpcds_and_the_chosen_have_alternatives() -> Non
     assert len(left) == len(families) - 50
     with pytest.raises(OptionError, match="count"):
         chosen(families, 0)
+
+
+def test_families_are_planned_from_a_folder_of_tables_and_queries(tpcds: Path, tmp_path: Path) -> None:
+    (tmp_path / "queries").mkdir()
+    for path in (*tpcds.glob("*.parquet"), *(tpcds / "queries" / f"q{n}.sql" for n in (3, 25))):
+        (tmp_path / path.relative_to(tpcds)).symlink_to(path)
+    written = [tmp_path / "one.json.gz", tmp_path / "two.json.gz"]
+    for out in written:
+        result = CliRunner().invoke(app, ["families", "--tpcds", str(tmp_path), "--out", str(out)])
+        assert result.exit_code == 0, result.output
+    assert written[0].read_bytes() == written[1].read_bytes()
+    found = {f.name: f for f in decode(json.loads(gzip.decompress(written[0].read_bytes())))}
+    assert {name: f.joins for name, f in found.items()} == {"q3": 2, "q25": 7}
+    assert len(found["q25"].plans) > 1
+
+
+def test_families_need_queries(tpcds: Path) -> None:
+    with pytest.raises(TableError, match="must hold queries/q1"):
+        plan(tpcds / "queries")
 
 
 def test_the_stored_prices_have_the_sources_volatility() -> None:
@@ -77,8 +99,8 @@ def test_errors_are_the_planners_only() -> None:
     family = figure_2_4()
     believed, true = mistaken(family, 0.25, np.random.default_rng(1))
     assert true == {s.physical_key: s for p in family.plans for s in p.stages}
-    for plan in believed.plans:
-        for stage in plan.stages:
+    for alternative in believed.plans:
+        for stage in alternative.stages:
             assert 0.75 <= stage.duration / true[stage.physical_key].duration <= 1.25
     assert believed != family
 
