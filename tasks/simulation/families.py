@@ -59,7 +59,10 @@ def plan(
     """
     queries = sorted((folder / "queries").glob("q*.sql"), key=lambda p: (len(p.stem), p.stem))
     if not queries:
-        raise TableError(f"{folder} must hold queries/q1.sql, ... beside TPC-DS's tables; no query was found")
+        raise TableError(
+            f"{folder} must hold queries/q1.sql, ... beside TPC-DS's tables; no query was found: "
+            "make it with ebbflow data tpcds --scale 1"
+        )
     known = {
         r.name.lower(): Table(r.name, r.columns, "sf1", statistics.collect(r))
         for r in tables.discover(str(folder))
