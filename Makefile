@@ -52,7 +52,7 @@ bench: $(SETUP) java postgres
 chaos: $(SETUP) java postgres
 	$(BIN)/python -m tests.benchmarks.system_chaos --out docs/benchmarks $(ARGS)
 
-$(SETUP): requirements.lock pyproject.toml scripts/setup.sh
+$(SETUP): $(wildcard requirements*.lock) pyproject.toml scripts/setup.sh
 	@scripts/setup.sh "$(PYTHON)" "$(VENV)"
 	@touch $@
 
@@ -62,22 +62,10 @@ java:
 postgres:
 	@scripts/postgres.sh
 
-lock:
+lock lock-airflow:
 	$(PYTHON) -m venv $(VENV)-lock
-	$(VENV)-lock/bin/pip install --quiet pip-tools
-	$(VENV)-lock/bin/pip-compile --quiet --upgrade --extra dev --strip-extras --allow-unsafe \
-	  --no-emit-index-url --no-emit-find-links --no-emit-trusted-host --no-header --no-annotate \
-	  --output-file requirements.lock pyproject.toml
-	sed -i -e '/^ebbflow /d' -e '/^#/d' -e '/^$$/d' -e 's/+cpu$$//' requirements.lock
-	rm -rf $(VENV)-lock
-
-lock-airflow:
-	$(PYTHON) -m venv $(VENV)-lock
-	$(VENV)-lock/bin/pip install --quiet pip-tools
-	$(VENV)-lock/bin/pip-compile --quiet --upgrade --strip-extras --allow-unsafe \
-	  --no-emit-index-url --no-emit-find-links --no-emit-trusted-host --no-header --no-annotate \
-	  --output-file requirements-airflow.lock requirements-airflow.in
-	sed -i -e '/^#/d' -e '/^$$/d' -e 's/+cpu$$//' requirements-airflow.lock
+	$(VENV)-lock/bin/pip install --quiet uv
+	PATH=$(abspath $(VENV)-lock)/bin:$$PATH python scripts/lock.py $(subst lock,,$(subst lock-,,$@))
 	rm -rf $(VENV)-lock
 
 clean:

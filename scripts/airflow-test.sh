@@ -9,9 +9,10 @@ lock=requirements-airflow.lock
 if ! cmp -s "$lock" "$venv/installed.lock"; then
   echo "setting up $venv (once)"
   "${PYTHON:-python3}" -m venv --clear "$venv"
-  "$venv/bin/pip" install --quiet --disable-pip-version-check --requirement "$lock"
+  "$venv/bin/pip" install --quiet --disable-pip-version-check --require-hashes \
+    --requirement "$lock" --requirement "$(scripts/torch-lock.sh "$venv")"
   # Airflow and Prefect exclude each other (FastAPI), so Ebbflow comes without its dependencies
-  "$venv/bin/pip" install --quiet --disable-pip-version-check --no-deps --editable .
+  "$venv/bin/pip" install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
   cp "$lock" "$venv/installed.lock"
 fi
 

@@ -29,7 +29,7 @@ fi
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 status=0
-for lock in requirements.lock requirements-airflow.lock; do
+for lock in requirements.lock requirements-torch.lock requirements-airflow.lock; do
   [ -f "$lock" ] || continue
   echo "$lock: asking $service"
   if "$venv/bin/pip-audit" --requirement "$lock" --strict --no-deps --disable-pip --vulnerability-service "$service" \

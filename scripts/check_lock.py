@@ -1,6 +1,7 @@
-"""Checks the lock without a network: exact pins, no hosts, nothing missing or contradictory, licences that are known.
+"""Checks the locks without a network: exact pins with hashes, no hosts, nothing missing, licences that are known.
 
-python scripts/check_lock.py        in the environment that the lock was installed into; exit status 1 with findings
+python scripts/check_lock.py        in the environment that the locks were installed into; exit status 1 with findings
+python scripts/check_lock.py --why  which packages ask for each locked one
 
 Vulnerabilities are another question: ``make audit`` asks a database for them.
 """
@@ -18,7 +19,14 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 ROOT = Path(__file__).parent.parent
-PIN = re.compile(r"(?P<name>[a-z0-9]+(?:[-._][a-z0-9]+)*)==(?P<version>[0-9][A-Za-z0-9.]*)")
+PIN = re.compile(
+    r"(?P<name>[a-z0-9]+(?:[-._][a-z0-9]+)*)==(?P<version>[0-9][A-Za-z0-9.]*(?:\+[a-z0-9.]+)?)"
+    r"(?: ; (?P<marker>[^\\]+))?(?P<hashes>(?: +--hash=sha256:[0-9a-f]{64})+)"
+)
+LOCKS = ("requirements.lock", "requirements-torch.lock")
+"""What an installation has; where there is no GPU, ``CPU_LOCK`` stands in for the second."""
+
+CPU_LOCK = "requirements-torch-cpu.lock"
 
 ALLOWED = frozenset(
     {
@@ -84,20 +92,48 @@ class Finding:
 
 
 def pins(lines: Iterable[str]) -> tuple[dict[str, Version], list[Finding]]:
-    """Return the pinned versions by canonical name, and what is no exact pin, names a host or stands twice."""
+    """Return the pinned versions by canonical name, and what is no exact pin with hashes or stands twice."""
     found: dict[str, Version] = {}
     wrong: list[Finding] = []
-    for number, line in enumerate(lines, 1):
-        text = line.strip()
+    for number, text in _joined(lines):
         match = PIN.fullmatch(text)
         if match is None:
-            wrong.append(Finding(f"line {number}", f"must be name==version and nothing else; got {text!r}"))
+            rule = "must be name==version, a marker if any, and sha256 hashes; got"
+            wrong.append(Finding(f"line {number}", f"{rule} {text[:80]!r}"))
             continue
         name = canonicalize_name(match["name"])
         if name in found:
             wrong.append(Finding(name, "is pinned twice"))
         found[name] = Version(match["version"])
     return found, wrong
+
+
+def _joined(lines: Iterable[str]) -> Iterable[tuple[int, str]]:
+    """Return entries with the number of their first line; one goes on where a line ends with a backslash."""
+    first, parts = 0, list[str]()
+    for number, line in enumerate(lines, 1):
+        first = first or number
+        parts.append(line.strip().removesuffix("\\").strip())
+        if not line.rstrip().endswith("\\"):
+            yield first, " ".join(parts)
+            first, parts = 0, []
+    if parts:
+        yield first, " ".join(parts)
+
+
+def read(root: Path, *names: str) -> tuple[dict[str, Version], list[Finding]]:
+    """Return the pins of several locks together."""
+    return pins(line for name in names for line in (root / name).read_text(encoding="utf-8").splitlines())
+
+
+def builds(root: Path = ROOT) -> list[Finding]:
+    """Return what is wrong with the lock of PyTorch for processors alone: one ``+cpu`` build of the same version."""
+    locked, wrong = read(root, CPU_LOCK)
+    other, _ = read(root, "requirements-torch.lock")
+    version = locked.pop("torch", None)
+    if version is None or version.local != "cpu" or version.public != str(other.get("torch")):
+        wrong.append(Finding("torch", f"must be {other.get('torch')}+cpu in {CPU_LOCK}; it is {version}"))
+    return wrong + [Finding(name, f"is in {CPU_LOCK}, which is PyTorch's alone") for name in locked]
 
 
 def wanted(project: Mapping[str, object]) -> list[Requirement]:
@@ -257,11 +293,26 @@ def _installed(name: str) -> Distribution | None:
 def check(root: Path = ROOT) -> list[Finding]:
     """Return all findings about the lock in ``root``."""
     project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    locked, wrong = pins((root / "requirements.lock").read_text(encoding="utf-8").splitlines())
+    locked, wrong = read(root, *LOCKS)
     wrong += unmet(wanted(project), locked, "pyproject.toml")
     wrong += closure(project, locked)
     wrong += licences(locked)
-    return wrong + airflow(root)
+    return wrong + builds(root) + airflow(root)
+
+
+def why(root: Path = ROOT) -> dict[str, list[str]]:
+    """Return who asks for each installed package of the locks, by name: ``pyproject.toml``, or other packages."""
+    project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    locked, _ = read(root, *LOCKS)
+    asked = asked_extras(locked, wanted(project))
+    by: dict[str, list[str]] = {name: [] for name in locked if _installed(name)}
+    for one in wanted(project):
+        by.get(canonicalize_name(one.name), []).append("pyproject.toml")
+    for name in by:
+        for one in requirements_of(_installed(name), asked.get(name, ())):  # type: ignore[arg-type]
+            if (needed := canonicalize_name(one.name)) in by:
+                by[needed].append(name)
+    return {name: list(dict.fromkeys(who)) for name, who in sorted(by.items())}
 
 
 def airflow(root: Path = ROOT) -> list[Finding]:
@@ -271,13 +322,17 @@ def airflow(root: Path = ROOT) -> list[Finding]:
         for line in (root / "requirements-airflow.in").read_text(encoding="utf-8").splitlines()
         if line.strip() and not line.startswith("#")
     ]
-    locked, wrong = pins((root / "requirements-airflow.lock").read_text(encoding="utf-8").splitlines())
+    locked, wrong = read(root, "requirements-airflow.lock", "requirements-torch.lock")
     return wrong + unmet(asked, locked, "requirements-airflow.in")
 
 
 if __name__ == "__main__":
+    if sys.argv[1:] == ["--why"]:
+        for package, who in why().items():
+            print(f"{package}: {', '.join(who)}")
+        sys.exit()
     findings = check()
     for finding in findings:
         print(finding, file=sys.stderr)
-    print(f"requirements.lock: {len(findings) or 'no'} findings")
+    print(f"requirements: {len(findings) or 'no'} findings")
     sys.exit(bool(findings))

@@ -19,5 +19,6 @@ fi
 
 echo "setting up $venv (once)"
 "$python" -m venv "$venv"
-"$venv/bin/pip" install --quiet --disable-pip-version-check --requirement requirements.lock
-"$venv/bin/pip" install --quiet --disable-pip-version-check --no-deps --editable .
+pip() { "$venv/bin/pip" --quiet --disable-pip-version-check "$@"; }
+pip install --require-hashes --requirement requirements.lock --requirement "$(scripts/torch-lock.sh "$venv")"
+pip install --no-deps --no-build-isolation --editable .

@@ -11,6 +11,7 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 ROOT = Path(__file__).parents[2]
+HASH = f"--hash=sha256:{'0' * 64}"
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +35,7 @@ def test_our_lock_holds_exact_pins_only_and_everything_that_the_project_asks_for
     import tomllib
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    locked, wrong = lock.pins((ROOT / "requirements.lock").read_text().splitlines())
+    locked, wrong = lock.read(ROOT, *lock.LOCKS)
     assert said(wrong) == []
     assert len(locked) > 100
     assert said(lock.unmet(lock.wanted(project), locked, "pyproject.toml")) == []
@@ -42,13 +43,13 @@ def test_our_lock_holds_exact_pins_only_and_everything_that_the_project_asks_for
 
 def test_the_lock_of_airflows_environment_holds_exact_pins_and_what_it_is_made_from(lock: ModuleType) -> None:
     assert said(lock.airflow()) == []
-    pinned, _ = lock.pins((ROOT / "requirements-airflow.lock").read_text().splitlines())
+    pinned, _ = lock.read(ROOT, "requirements-airflow.lock")
     assert "apache-airflow" in pinned
     assert "prefect" not in pinned  # they exclude each other
 
 
 def test_licences_of_what_is_installed_are_allowed(lock: ModuleType) -> None:
-    locked, _ = lock.pins((ROOT / "requirements.lock").read_text().splitlines())
+    locked, _ = lock.read(ROOT, *lock.LOCKS)
     assert said(lock.licences(locked)) == []
 
 
@@ -61,18 +62,63 @@ def test_licences_of_what_is_installed_are_allowed(lock: ModuleType) -> None:
         "--index-url https://packages.example/simple",
         "-e .",
         "numpy @ https://packages.example/numpy.whl",
+        "numpy==2.4.6",
         "numpy==2.4.6 --hash=sha256:00",
+        f"numpy==2.4.6 --hash=md5:{'0' * 64}",
+        f"numpy>=2.4.6 {HASH}",
+        f"numpy==2.4.6 {HASH} --index-url https://packages.example/simple",
         "git+https://code.example/numpy",
         "",
     ],
 )
 def test_what_is_no_exact_pin_is_found(lock: ModuleType, line: str) -> None:
-    _, wrong = lock.pins(["attrs==26.1.0", line])
+    _, wrong = lock.pins([f"attrs==26.1.0 {HASH}", line])
     assert [f.package for f in wrong] == ["line 2"]
 
 
+def test_an_entry_goes_on_over_lines_and_may_hold_for_some_systems_only(lock: ModuleType) -> None:
+    marked = [
+        "triton==3.7.1 ; sys_platform == 'linux' \\",
+        f"    {HASH} \\",
+        f"    {HASH}",
+        "attrs==26.1.0 \\",
+    ]
+    locked, wrong = lock.pins(marked)
+    assert locked == {"triton": Version("3.7.1")}
+    assert [f.package for f in wrong] == ["line 4"]  # its hashes are missing
+
+
+def test_both_builds_of_pytorch_are_pinned_to_one_version(lock: ModuleType, tmp_path: Path) -> None:
+    assert said(lock.builds()) == []
+    (tmp_path / "requirements-torch.lock").write_text(f"torch==2.13.0 {HASH}\n")
+    for other in ("torch==2.12.0+cpu", "torch==2.13.0", "torch==2.13.0+cu130"):
+        (tmp_path / lock.CPU_LOCK).write_text(f"{other} {HASH}\n")
+        assert [f.package for f in lock.builds(tmp_path)] == ["torch"]
+
+
+def test_it_is_known_who_asks_for_each_package(lock: ModuleType) -> None:
+    found = lock.why()
+    assert found["prefect"] == ["pyproject.toml"]
+    assert "prefect" in found["httpx"]
+    assert [name for name, who in found.items() if not who] == []
+
+
+def test_what_each_direct_dependency_is_for_is_written_down(lock: ModuleType) -> None:
+    import tomllib
+
+    text = (ROOT / "docs" / "security.md").read_text().split("What each direct dependency is for")[1]
+    listed = [
+        name.strip().strip("`")
+        for row in text.splitlines()
+        if row.startswith("| `")
+        for name in row.split("|")[1].split(",")
+    ]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert sorted(listed) == sorted({one.name for one in lock.wanted(project)})
+
+
 def test_a_package_that_is_pinned_twice_is_found_however_it_is_written(lock: ModuleType) -> None:
-    _, wrong = lock.pins(["ruamel-yaml==0.19.1", "ruamel.yaml==0.19.0"])
+    _, wrong = lock.pins([f"ruamel-yaml==0.19.1 {HASH}", f"ruamel.yaml==0.19.0 {HASH}"])
     assert said(wrong) == ["ruamel-yaml: is pinned twice"]
 
 

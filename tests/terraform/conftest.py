@@ -64,7 +64,8 @@ def terraform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Terraform]:
     shutil.copytree(
         ROOT / "terraform", folder / "terraform", ignore=shutil.ignore_patterns(".terraform*", "*.tfstate*")
     )
-    shutil.copy(ROOT / "requirements.lock", folder)
+    for lock in ("requirements.lock", "requirements-torch.lock"):
+        shutil.copy(ROOT / lock, folder)
     (folder / "empty.tfrc").touch()
     provider = subprocess.Popen(
         [sys.executable, str(PROVIDER)],

@@ -59,5 +59,13 @@ module "ebbflow" {
 
   versions        = { spark = "4.3.0", torch = "2.13.0", prefect = "3.8.8", fastapi = "0.150.0" }
   ebbflow_package = var.ebbflow_package
-  constraints     = file("${path.module}/../../../requirements.lock")
+  constraints     = local.constraints
+}
+
+locals {
+  # the versions alone: with the hashes of their files they would exceed what a node's configuration may hold
+  constraints = join("\n", flatten([
+    for name in ["requirements.lock", "requirements-torch.lock"] :
+    regexall("(?m)^[a-z0-9][^ ]*==[^ ]+(?: ; [^\\\\\n]+)?", file("${path.module}/../../../${name}"))
+  ]))
 }
