@@ -193,6 +193,7 @@ variable "versions" {
     psycopg = optional(string)
     optuna  = optional(string)
     pyzmq   = optional(string)
+    msgpack = optional(string)
   })
   default = {}
 }

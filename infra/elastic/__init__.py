@@ -13,6 +13,7 @@ from ebbflow.infra.elastic.application import (
     TaskContext,
 )
 from ebbflow.infra.elastic.job import ElasticJob, Result
+from ebbflow.infra.elastic.registry import register
 from ebbflow.infra.elastic.settings import Event, Settings
 
 __all__ = [
@@ -27,4 +28,5 @@ __all__ = [
     "Result",
     "Settings",
     "TaskContext",
+    "register",
 ]

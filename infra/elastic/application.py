@@ -11,12 +11,14 @@ from collections.abc import Generator, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from ebbflow.infra.elastic.registry import register
 from ebbflow.infra.errors import ElasticError
 
 Key = Hashable  # of a parameter: its repr() must be the same in every process
-Value = Any  # of a parameter: usually an array; must be picklable
+Value = Any  # of a parameter: usually an array; of types that ``registry`` knows
 
 
+@register
 @dataclass(frozen=True, slots=True)
 class MicroTask:
     """A short computation on one executor; normally below a second, since a node waits for it before it leaves."""
@@ -27,6 +29,7 @@ class MicroTask:
     version: int  # completions that the driver knew of
 
 
+@register
 @dataclass(frozen=True, slots=True)
 class Completion:
     """A finished micro-task whose increments have all been applied."""
@@ -45,7 +48,8 @@ class Dispatcher(Protocol):
         ...
 
     def dispatch(self, executor: int, args: Any) -> None:
-        """Queue a micro-task (``DispatchTask``); an executor runs its tasks in order. ``args`` must be picklable."""
+        """Queue a micro-task (``DispatchTask``); an executor runs its tasks in order; for ``args`` see
+        ``registry``."""
         ...
 
 
@@ -62,7 +66,7 @@ class Driver(ABC):
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
-        """Return a picklable copy of the state, for snapshots."""
+        """Return a copy of the state, for snapshots; of types that ``registry`` knows."""
 
     @abstractmethod
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -120,7 +124,7 @@ class Executor(ABC):
         """
 
     def state_dict(self) -> Any:
-        """Return the mutable state without the input; ``None`` for a stateless executor."""
+        """Return the mutable state without the input; ``None`` for a stateless executor. Types: see ``registry``."""
         return None
 
     def load_state_dict(self, state: Any) -> None:
@@ -129,7 +133,10 @@ class Executor(ABC):
 
 
 class Application(ABC):
-    """A whole program; picklable, and importable in the workers (not defined in ``__main__``)."""
+    """A whole program, importable in the workers (not defined in ``__main__``).
+
+    Workers get its attributes, not the object: they must be of types that ``registry`` knows.
+    """
 
     executors: int  # about four for each worker that may ever be there
     shards: int = 16  # of the parameters

@@ -73,6 +73,7 @@ class ElasticJob:
         check(application, workers, settings)
         if resume and folder is None:
             raise OptionError("resume needs the folder of the earlier job")
+        self._class = f"{type(application).__module__}:{type(application).__qualname__}"
         self._replace = replace
         self._silence = silence
         self._clock = clock or SystemClock()
@@ -274,6 +275,7 @@ class ElasticJob:
             self._sockets,
             name,
             str(self._silence),
+            self._class,
         ]
         environment = {
             **processes.inherited(),

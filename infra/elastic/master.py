@@ -27,6 +27,7 @@ from ebbflow.infra.elastic.messages import (
 )
 from ebbflow.infra.elastic.moves import Moves
 from ebbflow.infra.elastic.recovery import Recovery
+from ebbflow.infra.elastic.registry import register
 from ebbflow.infra.elastic.settings import Settings
 from ebbflow.infra.elastic.transport import Envelope
 from ebbflow.infra.errors import ElasticError, MicroTaskError
@@ -48,6 +49,7 @@ class Master(Board):
         forget: Callable[[Address], None],
         resume: bool = False,
     ) -> None:
+        register(type(application))
         super().__init__(application, folder, settings, send, now)
         self._wanted = workers
         self._forget = forget

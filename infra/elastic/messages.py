@@ -5,11 +5,13 @@ from typing import Any, NamedTuple
 
 from ebbflow.infra.elastic.application import Completion, Key, MicroTask, Value
 from ebbflow.infra.elastic.cache import Increments
+from ebbflow.infra.elastic.registry import register
 
 Address = str  # of an actor: "master", "n3/worker", "n3/server"
 MASTER: Address = "master"
 
 
+@register
 class Place(NamedTuple):
     """Where a shard is, and how often it had moved by then: of two places the one with more moves is true."""
 
@@ -20,6 +22,7 @@ class Place(NamedTuple):
 Directory = dict[int, Place]  # by shard
 
 
+@register
 @dataclass(slots=True)
 class ExecutorRecord:
     """An executor on its way or in a snapshot: state, tasks that wait for it, and perhaps its input."""
@@ -29,6 +32,7 @@ class ExecutorRecord:
     input: Any = None
 
 
+@register
 @dataclass(slots=True)
 class ShardRecord:
     """A shard on its way or in a snapshot."""
@@ -43,17 +47,20 @@ class ShardRecord:
 # --- membership
 
 
+@register
 @dataclass(slots=True)
 class Join:
     node: str
 
 
+@register
 @dataclass(slots=True)
 class Lost:
     node: str
     reason: str
 
 
+@register
 @dataclass(slots=True)
 class Scale:
     """Leave (nodes named) in an orderly way."""
@@ -61,6 +68,7 @@ class Scale:
     leaving: tuple[str, ...]
 
 
+@register
 @dataclass(slots=True)
 class Welcome:
     application: Any
@@ -68,6 +76,7 @@ class Welcome:
     settings: dict[str, Any]
 
 
+@register
 @dataclass(slots=True)
 class Ready:
     """The actor has what it was last given: a welcome (``sizes`` is ``None``), or executors or shards with bytes."""
@@ -75,11 +84,13 @@ class Ready:
     sizes: dict[int, int] | None = None
 
 
+@register
 @dataclass(slots=True)
 class Exit:
     pass
 
 
+@register
 @dataclass(slots=True)
 class Failed:
     """An actor cannot go on; ``text`` is a traceback."""
@@ -91,11 +102,13 @@ class Failed:
 # --- tasks
 
 
+@register
 @dataclass(slots=True)
 class Run:
     tasks: list[MicroTask]
 
 
+@register
 @dataclass(slots=True)
 class Finished:
     completions: list[Completion]
@@ -104,6 +117,7 @@ class Finished:
 # --- parameters
 
 
+@register
 @dataclass(slots=True)
 class Read:
     shard: int
@@ -112,6 +126,7 @@ class Read:
     reply_to: Address
 
 
+@register
 @dataclass(slots=True)
 class Values:
     shard: int
@@ -120,6 +135,7 @@ class Values:
     place: Place
 
 
+@register
 @dataclass(slots=True)
 class Update:
     shard: int
@@ -128,6 +144,7 @@ class Update:
     reply_to: Address
 
 
+@register
 @dataclass(slots=True)
 class Applied:
     shard: int
@@ -138,6 +155,7 @@ class Applied:
 # --- moves
 
 
+@register
 @dataclass(slots=True)
 class MoveExecutor:
     executor: int
@@ -145,18 +163,21 @@ class MoveExecutor:
     with_input: bool
 
 
+@register
 @dataclass(slots=True)
 class ExecutorContents:
     executor: int
     record: ExecutorRecord
 
 
+@register
 @dataclass(slots=True)
 class MoveShard:
     shard: int
     place: Place
 
 
+@register
 @dataclass(slots=True)
 class ShardContents:
     shard: int
@@ -164,6 +185,7 @@ class ShardContents:
     record: ShardRecord
 
 
+@register
 @dataclass(slots=True)
 class Arrived:
     """An executor or shard is here now."""
@@ -173,6 +195,7 @@ class Arrived:
     size: int  # bytes transferred
 
 
+@register
 @dataclass(slots=True)
 class Depart:
     """``server`` will leave and owns nothing any more: learn the places, then send it a ``Farewell``."""
@@ -181,6 +204,7 @@ class Depart:
     directory: Directory
 
 
+@register
 @dataclass(slots=True)
 class AwaitFarewells:
     """To a departing server: forward until all of ``actors`` have said farewell."""
@@ -188,11 +212,13 @@ class AwaitFarewells:
     actors: frozenset[Address]
 
 
+@register
 @dataclass(slots=True)
 class Farewell:
     """The last message of its sender to a departing server."""
 
 
+@register
 @dataclass(slots=True)
 class Drained:
     """No more will come through a departing server; or a worker has nothing running, logged or unreported."""
@@ -201,11 +227,13 @@ class Drained:
 # --- snapshots and recovery
 
 
+@register
 @dataclass(slots=True)
 class Drain:
     """Start no task; when everything is reported, say ``Drained``."""
 
 
+@register
 @dataclass(slots=True)
 class Capture:
     """Write what you hold to ``path``, or send it along if there is none."""
@@ -213,6 +241,7 @@ class Capture:
     path: str | None
 
 
+@register
 @dataclass(slots=True)
 class Captured:
     items: list[int]
@@ -220,11 +249,13 @@ class Captured:
     error: str | None = None  # why nothing was written
 
 
+@register
 @dataclass(slots=True)
 class Resume:
     pass
 
 
+@register
 @dataclass(slots=True)
 class Install:
     """Take these; ``reset`` throws away all else first.
@@ -239,6 +270,7 @@ class Install:
     initial: dict[int, dict[Key, Value]] | None = None  # of shards
 
 
+@register
 @dataclass(slots=True)
 class Relocated:
     """Servers died and their shards are elsewhere: send again what they may not have answered."""
@@ -247,6 +279,7 @@ class Relocated:
     directory: Directory
 
 
+@register
 @dataclass(slots=True)
 class SaveRunning:
     """Refresh a fraction of the running checkpoint in ``folder``."""

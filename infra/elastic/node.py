@@ -1,10 +1,13 @@
 """A worker process: one worker, one server in a thread of its own, and a heartbeat.
 
-``python -m ebbflow.infra.elastic.node FOLDER NAME SILENCE``; started by ``ElasticJob``.
+``python -m ebbflow.infra.elastic.node FOLDER NAME SILENCE MODULE:CLASS``; started by ``ElasticJob``. The class
+is the application's; its attributes come with the master's greeting.
 """
 
+import operator
 import sys
 import threading
+from importlib import import_module
 
 from zmq.sugar.context import Context
 
@@ -12,6 +15,7 @@ from ebbflow.infra.clock import SystemClock
 from ebbflow.infra.elastic.actor import serve
 from ebbflow.infra.elastic.heartbeats import Pulse
 from ebbflow.infra.elastic.messages import MASTER, Join
+from ebbflow.infra.elastic.registry import register
 from ebbflow.infra.elastic.server import Server
 from ebbflow.infra.elastic.worker import Worker
 from ebbflow.infra.elastic.zeromq import ZmqTransport
@@ -19,8 +23,10 @@ from ebbflow.infra.elastic.zeromq import ZmqTransport
 _SWITCH = 5e-4  # seconds after which a computing micro-task lets the server answer
 
 
-def main(folder: str, name: str, silence: float) -> None:
+def main(folder: str, name: str, silence: float, application: str) -> None:
     """Serve until the master says to go."""
+    module, _, path = application.partition(":")
+    register(operator.attrgetter(path)(import_module(module)))
     sys.setswitchinterval(_SWITCH)
     clock, context = SystemClock(), Context()
     pulse = Pulse(folder, name, context, clock, silence)
@@ -38,4 +44,4 @@ def main(folder: str, name: str, silence: float) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], float(sys.argv[3]))
+    main(sys.argv[1], sys.argv[2], float(sys.argv[3]), sys.argv[4])

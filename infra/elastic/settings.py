@@ -3,7 +3,10 @@
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from ebbflow.infra.elastic import codec
 from ebbflow.infra.elastic.application import Application
+from ebbflow.infra.elastic.registry import register
+from ebbflow.infra.errors import ElasticError
 from ebbflow.planners.errors import OptionError
 
 
@@ -61,6 +64,14 @@ def check(application: Application, workers: int, settings: Settings) -> None:
         raise OptionError(
             f"{name} is defined in the script that runs; workers import it, so move it to a module"
         )
+    if "<locals>" in type(application).__qualname__:
+        raise OptionError(
+            f"{name} is defined in a function; workers import it, so move it to the module's level"
+        )
+    try:
+        codec.encode(register(type(application)) and application)
+    except ElasticError as error:
+        raise OptionError(f"{name} cannot be sent to workers: {error}") from error
     if settings.recovery == "partial" and not application.tolerant:
         raise OptionError(
             f"partial recovery mixes old and new parameters, which {name} does not allow (tolerant is False)"

@@ -5,6 +5,7 @@ import os
 import shutil
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,17 @@ def read(path: str) -> Any:
     return codec.unpack(data, path)
 
 
+def _claimed(path: str) -> str:
+    """Return the digest that a file's head names. Raises ``OSError``."""
+    with open(path, "rb") as file:
+        return codec.claimed(file.read(codec.HEAD_SIZE), path)
+
+
+def _checksum(manifest: dict[str, Any]) -> str:
+    """Return the digest of a manifest without its own."""
+    return blake2b(json.dumps(manifest, sort_keys=True).encode(), digest_size=16).hexdigest()
+
+
 def find(files: Sequence[str], items: Collection[int]) -> dict[int, Any]:
     """Return those of ``items`` that are in any of ``files``; a later file goes before an earlier one."""
     found: dict[int, Any] = {}
@@ -105,14 +117,18 @@ class SnapshotFolder:
     def commit(self, snapshot: Snapshot, master: dict[str, Any]) -> None:
         """Make a snapshot count, whose other files are there, and delete those that are not kept."""
         write(os.path.join(snapshot.folder, MASTER_FILE), master)
-        names = {
+        names: dict[str, Any] = {
             "number": snapshot.number,
             "executors": [os.path.basename(path) for path in snapshot.executors],
             "shards": [os.path.basename(path) for path in snapshot.shards],
         }
         manifest = os.path.join(snapshot.folder, MANIFEST)
         try:
-            write_atomic(None, "file", manifest, json.dumps(names).encode())
+            master_file = os.path.join(snapshot.folder, MASTER_FILE)
+            files = [master_file, *snapshot.executors, *snapshot.shards]
+            names["digests"] = {os.path.basename(path): _claimed(path) for path in files}
+            data = json.dumps({**names, "checksum": _checksum(names)}).encode()
+            write_atomic(None, "file", manifest, data)
         except OSError as error:
             raise ElasticError(f"the manifest {manifest} cannot be written: {error.strerror}") from error
         complete = [folder for folder in self._folders() if (folder / MANIFEST).exists()]
@@ -125,12 +141,15 @@ class SnapshotFolder:
         for folder in self._folders():
             try:
                 names = json.loads((folder / MANIFEST).read_text())
+                if names.pop("checksum") != _checksum(names):
+                    continue
                 executors, shards = (
                     tuple(str(folder / name) for name in names[kind]) for kind in ("executors", "shards")
                 )
-                for path in (str(folder / MASTER_FILE), *executors, *shards):
-                    codec.check(Path(path).read_bytes(), path)
-            except (OSError, ValueError, KeyError, ElasticError):
+                for path in (folder / MASTER_FILE, *map(Path, (*executors, *shards))):
+                    if codec.check(path.read_bytes(), str(path)) != names["digests"][path.name]:
+                        raise ElasticError(f"{path} is another snapshot's")
+            except (OSError, ValueError, KeyError, TypeError, AttributeError, ElasticError):
                 continue
             return Snapshot(names["number"], str(folder), executors, shards)
         return None

@@ -11,8 +11,10 @@ import numpy as np
 
 from ebbflow.infra.elastic import codec
 from ebbflow.infra.elastic.messages import Address
+from ebbflow.infra.elastic.registry import register
 
 
+@register
 class Envelope(NamedTuple):
     """A message on its way. Actors of a newer epoch, after a recovery, ignore what was sent in an older one."""
 

@@ -4,7 +4,11 @@ import copy
 from typing import Any
 
 from ebbflow.infra.elastic.application import Completion, Dispatcher, Driver
+from ebbflow.infra.elastic.registry import register
 from ebbflow.planners.elastic.schedules import AsyncSchedule, Release, SspSchedule
+
+register(SspSchedule)
+register(AsyncSchedule)
 
 
 class IterativeDriver(Driver):

@@ -21,12 +21,15 @@ from ebbflow.infra.elastic.application import (
     TaskContext,
     Value,
 )
+from ebbflow.infra.elastic.registry import register
 from ebbflow.planners.elastic.schedules import BlockRotation
 from ebbflow.planners.errors import OptionError
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 TOTALS = "totals"
+
+register(BlockRotation)
 
 
 class Lda(Application):

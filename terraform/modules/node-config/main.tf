@@ -16,6 +16,7 @@ locals {
       "psycopg[binary]==${var.versions.psycopg}",
       "optuna==${var.versions.optuna}",
       "pyzmq==${var.versions.pyzmq}",
+      "msgpack==${var.versions.msgpack}",
     ] : [],
   )
 

@@ -40,6 +40,7 @@ variable "versions" {
     psycopg = optional(string, "3.3.9")
     optuna  = optional(string, "5.0.0")
     pyzmq   = optional(string, "27.3.0")
+    msgpack = optional(string, "1.2.4")
   })
   default = {}
 

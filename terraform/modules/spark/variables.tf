@@ -134,6 +134,7 @@ variable "versions" {
     psycopg = optional(string)
     optuna  = optional(string)
     pyzmq   = optional(string)
+    msgpack = optional(string)
   })
   default = {}
 }

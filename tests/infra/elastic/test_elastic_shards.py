@@ -28,6 +28,7 @@ from ebbflow.infra.elastic.messages import (
     Values,
     Welcome,
 )
+from ebbflow.infra.elastic.registry import register
 from ebbflow.infra.elastic.server import Server, Shard, shard_of
 from ebbflow.infra.elastic.transport import InProcessNetwork
 
@@ -35,6 +36,7 @@ SHARDS = 3
 KEYS = [f"k{n}" for n in range(6)]
 
 
+@register
 class Sums(Application):
     executors = 1
     shards = SHARDS
