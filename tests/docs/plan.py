@@ -94,7 +94,10 @@ PLANS: dict[str, tuple[Plan, ...]] = {
         Plan("ebbflow run --resume", "check", OURS),
         Plan("from ebbflow.flows.pipeline", "check", PREFECT),
     ),
-    "docs/elastic-executors.md": (Plan("from ebbflow.infra.elastic", "check", OURS),),
+    "docs/elastic-executors.md": (
+        Plan("from ebbflow.infra.elastic", "check", OURS),
+        Plan("from dataclasses import dataclass", "run"),
+    ),
     "docs/fleet.md": (
         Plan("pip install 'ebbflow[aws]'", "check", AWS),
         Plan('source = "agreement', "run", given=("on-demand prices",)),
