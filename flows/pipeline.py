@@ -85,6 +85,7 @@ def run_pipeline(
     file: str | None = None,
     *,
     resume: str | None = None,
+    restart: bool = False,
     id: str | None = None,
     parameters: dict[str, str] | None = None,
     folder: str | None = None,
@@ -103,6 +104,7 @@ def run_pipeline(
     Args:
         file: the pipeline's file; ``examples/pipeline.yaml`` explains the format.
         resume: id of a run to go on with, in place of a file; finished steps are not repeated.
+        restart: with ``resume``, let trainings begin again none of whose checkpoints can be used.
         id: of a new run; made of the pipeline's name and the time unless given.
         parameters: of the file, in place of its own.
         folder: of all runs of pipelines, a local one.
@@ -123,7 +125,14 @@ def run_pipeline(
         request = attachment.request
     else:
         request = PipelineRequest(
-            file or "", resume or "", id or "", parameters or {}, folder or "", html_report, json_report
+            file or "",
+            resume or "",
+            id or "",
+            parameters or {},
+            folder or "",
+            html_report,
+            json_report,
+            restart=restart,
         )
     clock = attachment.clock if attachment else SystemClock()
     own = _PrefectListener(clock, attachment.listener if attachment else Quiet())

@@ -46,6 +46,13 @@ input, 130 interrupted.
 def run(
     file: Annotated[str | None, typer.Argument(help="The pipeline's file.", metavar="PIPELINE.yaml")] = None,
     resume: Annotated[str | None, typer.Option(help="Go on with this run.", metavar="ID")] = None,
+    restart: Annotated[
+        bool,
+        typer.Option(
+            "--restart",
+            help="With --resume: let trainings begin again at step 0 none of whose checkpoints can be used.",
+        ),
+    ] = False,
     check: Annotated[
         bool, typer.Option("--check", help="Say what is wrong with the file, or what it would do.")
     ] = False,
@@ -95,6 +102,7 @@ def run(
         str(Path(folder).expanduser().absolute()) if folder else "",
         report,
         json,
+        restart=restart,
     )
     if check:
         print_pipeline(check_pipeline(request), console)

@@ -50,6 +50,7 @@ def search(
     seed: int = 0,
     folder: str | None = None,
     resume: bool = False,
+    restart: bool = False,
     json_report: str | None = None,
     ledger: str | None = None,
     cluster: str | None = None,
@@ -82,6 +83,7 @@ def search(
         seed: of the sampler.
         folder: of all searches and runs, a local one, or the block ``ebbflow-storage/NAME``.
         resume: go on with the search ``id`` as it was recorded; what it searches is not read anew.
+        restart: with ``resume``, let trials begin again none of whose checkpoints can be used.
         json_report: write the report to this JSON file.
         ledger: makes it an app of a cluster whose trials share its leases; lost, it is started again. A file, an
             address without a password, or the block ``ebbflow-cluster/NAME``.
@@ -108,7 +110,7 @@ def search(
             place = default_folder()
         # one that was lost before it began is begun
         if resume and (begun(place, id) or not space):
-            request = TuningRequest.load(place, id, {"json": json_report})
+            request = TuningRequest.load(place, id, {"json": json_report, "restart": restart})
         else:
             if not space:
                 raise OptionError("a search needs a space, such as {'lr': {'log': [0.001, 1]}}; got none")

@@ -39,7 +39,8 @@ The script trains inside [b]with ElasticRun.start() as run:[/b] (docs/training.m
 
     ebbflow train --resume script-1121-101500-a1b2
 
-Ctrl-C saves and leaves; a second one leaves at once. Status: 0 finished, 1 failed, 2 wrong input, 130 interrupted.
+Ctrl-C saves and leaves; a second one leaves at once. Status: 0 finished, 1 failed or not saved, 2 wrong input, 130 \
+interrupted and saved. Finished means that the run's folder has the last checkpoint.
 """
 
 Script = Annotated[str | None, typer.Argument(help="A Python file.", metavar="SCRIPT")]
@@ -78,6 +79,14 @@ def train(
         str | None,
         typer.Option(
             help="Go on with this run, as it was asked for; what is given here goes first.", metavar="ID"
+        ),
+    ] = None,
+    restart: Annotated[
+        bool | None,
+        typer.Option(
+            "--restart",
+            help="With --resume: begin again at step 0 where none of the run's checkpoints can be used. Nothing is "
+            "deleted.",
         ),
     ] = None,
     adaptive: Annotated[
@@ -139,6 +148,21 @@ def train(
     grace: Annotated[
         float | None, typer.Option(help="Seconds to save and leave in. Default: 30.", metavar="SECONDS")
     ] = None,
+    save_within: Annotated[
+        float | None,
+        typer.Option(
+            help="Seconds in which the save of the run's end is tried again before it is spilled. Default: 120.",
+            metavar="SECONDS",
+        ),
+    ] = None,
+    spill: Annotated[
+        str | None,
+        typer.Option(
+            help="Folder for a checkpoint that the run's own cannot take, DIR or s3://bucket/prefix. Default: "
+            "/var/tmp, then the temporary folder, of the node that saves.",
+            metavar="DIR",
+        ),
+    ] = None,
     cpus: Annotated[
         float | None, typer.Option(help="Processors behind one local GPU slot; needs control groups.")
     ] = None,
@@ -184,6 +208,9 @@ def train(
         "wait_limit": wait_limit,
         "collective_timeout": collective_timeout,
         "grace": grace,
+        "save_within": save_within,
+        "spill": spill,
+        "restart": restart,
         "cpus": cpus,
         "at": tuple(at) if at else None,
         "json": json,
@@ -196,8 +223,12 @@ def train(
     if request.report:
         console.print(f"report: {request.report}", highlight=False, soft_wrap=True)
     if outcome.state == "stopped":
+        if outcome.unsaved_steps:
+            console.print(
+                f"not saved: {outcome.unsaved_steps} steps, as the reason above says", soft_wrap=True
+            )
         console.print(f"go on with: ebbflow train --resume {outcome.id}" + _where(folder), soft_wrap=True)
-        raise typer.Exit(130)
+        raise typer.Exit(1 if outcome.unsaved_steps else 130)
     if outcome.state == "failed":
         raise typer.Exit(1)
 
@@ -221,6 +252,8 @@ def _request(
         if script is not None or "id" in options:
             raise OptionError("--resume goes on with the script and the id that are recorded; leave them out")
         return TrainingRequest.load(place, resume, options)
+    if options.get("restart"):
+        raise OptionError("--restart goes with --resume ID; a new run begins at step 0 anyway")
     if script is None:
         raise OptionError("name the script to train, or a run to go on with (--resume ID)")
     if "://" not in place:

@@ -18,6 +18,7 @@ from ebbflow.flows.places import found, of_a_cluster, runs_of
 from ebbflow.flows.stopping import StopTraining
 from ebbflow.infra.clock import SystemClock
 from ebbflow.infra.errors import TrainingError
+from ebbflow.planners.errors import OptionError
 from ebbflow.tasks import artifacts
 from ebbflow.tasks.apps.place import ClusterPlace
 from ebbflow.tasks.artifacts import Publisher
@@ -101,7 +102,10 @@ def train(
     grace: float = 30.0,
     cpus: float | None = None,
     at: list[str] | None = None,
+    save_within: float = 120.0,
+    spill: str = "",
     resume: bool = False,
+    restart: bool = False,
     json_report: str | None = None,
     html_report: str | None = None,
     ledger: str | None = None,
@@ -142,7 +146,10 @@ def train(
         grace: seconds to save and leave in after a stop.
         cpus: processors behind one local slot.
         at: scripted faults, such as ``20s:kill:node-2``.
+        save_within: seconds in which the save of the run's end is tried again before it is spilled.
+        spill: folder for a checkpoint that the run's own cannot take; of the node's disk unless given.
         resume: go on with the run ``id`` as it was recorded; other options but ``folder`` are not read.
+        restart: with ``resume``, begin again at step 0 where none of the run's checkpoints can be used.
         json_report: write the report to this JSON file.
         html_report: write the report to this HTML file.
         ledger: makes it an app of a cluster: it asks for as many GPUs as ``nodes`` has and trains on those that the
@@ -169,9 +176,11 @@ def train(
         if attachment is not None:
             request, resume = attachment.request, attachment.resume
         elif resume:
-            changes = {"json": json_report, "report": html_report, "at": tuple(at or ())}
+            changes = {"json": json_report, "report": html_report, "at": tuple(at or ()), "restart": restart}
             request = TrainingRequest.load(place, id, changes)
         else:
+            if restart:
+                raise OptionError("restart goes with resume; a new run begins at step 0 anyway")
             request = TrainingRequest(
                 script,
                 tuple(arguments or ()),
@@ -196,6 +205,8 @@ def train(
                 back_off=back_off,
                 wait_limit=wait_limit,
                 at=tuple(at or ()),
+                save_within=save_within,
+                spill=spill,
                 cpus=cpus,
                 json=json_report,
                 report=html_report,
@@ -344,6 +355,7 @@ def _publish(report: TrainingReport) -> None:
         "seconds": round(report.seconds, 1),
         "steps": report.steps,
         "lost steps": report.lost_steps,
+        "saved step": report.saved_step,
         "mean goodput (examples/s)": round(report.mean("goodput") or 0.0, 1),
         "mean throughput (examples/s)": round(report.mean("throughput") or 0.0, 1),
         "batch": last.batch if last else None,

@@ -81,6 +81,13 @@ def tune(
         str | None, typer.Option(help="Where searches and runs live, a local folder.", metavar="DIR")
     ] = None,
     resume: Annotated[str | None, typer.Option(help="Go on with this search.", metavar="ID")] = None,
+    restart: Annotated[
+        bool | None,
+        typer.Option(
+            "--restart",
+            help="With --resume: let trials begin again none of whose checkpoints can be used.",
+        ),
+    ] = None,
     json: Annotated[str | None, typer.Option(help="Write the report as JSON.", metavar="FILE")] = None,
 ) -> None:
     from ebbflow.flows.running import interruptible
@@ -100,6 +107,7 @@ def tune(
         "factor": factor,
         "sampler": sampler.value if sampler else None,
         "seed": seed,
+        "restart": restart,
         "json": json,
     }
     options = {key: value for key, value in given.items() if value is not None}
@@ -109,6 +117,8 @@ def tune(
             raise OptionError("--resume goes on with the script, space, metric and id that are recorded")
         request = TuningRequest.load(place, resume, options)
     else:
+        if restart:
+            raise OptionError("--restart goes with --resume ID")
         if script is None or space is None:
             raise OptionError(
                 "name the script and the space (--space FILE), or a search to go on with (--resume ID)"

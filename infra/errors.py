@@ -10,6 +10,7 @@ InfraError
 ├── StorageError                 the checkpoint store cannot be read or written
 │   ├── StorageFullError         no space left; finished checkpoints are kept
 │   ├── OtherModelError          a checkpoint of another model; the parameters that differ are named
+│   ├── CheckpointsLostError     a run had checkpoints, and none of them can be used
 │   └── RunLockedError           another process runs under this id, or has taken it over
 ├── ClusterError                 the local cluster cannot do what was asked
 │   └── LeaseError               a GPU that an app may not use, or not any more
@@ -78,6 +79,10 @@ class StorageFullError(StorageError):
 
 class OtherModelError(StorageError):
     """A checkpoint of another model; the message names the parameters that differ."""
+
+
+class CheckpointsLostError(StorageError):
+    """A run had checkpoints, none of which can be used; the message names each, why, and what to do."""
 
 
 class RunLockedError(StorageError):

@@ -18,7 +18,7 @@ from ebbflow.planners.errors import OptionError
 from ebbflow.planners.recovery import hazard
 from ebbflow.planners.training.canary import CanaryPlan, GateQuestion, plan, should_gate
 from ebbflow.planners.training.retries import BlindRetry, Retries, RetryPolicy
-from ebbflow.tasks.report import write_text
+from ebbflow.tasks.report import ReportError, write_text
 from ebbflow.tasks.training_book import Book
 from ebbflow.tasks.training_driver import Driver, Handle, own_events
 from ebbflow.tasks.training_failures import failure_table
@@ -99,6 +99,9 @@ def settings_of(request: TrainingRequest) -> RunSettings:
         hazard=hazard(0, 0.0) if request.hazard is None else request.hazard,
         adaptive=request.adaptive,
         collective_timeout=request.collective_timeout,
+        save_within=request.save_within,
+        spill=request.spill,
+        restart=request.restart,
     )
 
 
@@ -161,6 +164,7 @@ def run_training(
     clock = clock or SystemClock()
     request = request if request.id else replace(request, id=new_id(request))
     table = failure_table(request.failures)
+    request = request if resume else replace(request, restart=False)
     if site is None:
         require("torch", "a training", "train")
     if not (resume or known):
@@ -214,7 +218,8 @@ def run_training(
     finally:
         trainer.close()
     report = book.report(status)
-    write_report(report, request)
+    if problem := write_report(report, request):
+        book.say("failure", problem)
     return report
 
 
@@ -228,11 +233,20 @@ def _fresh(request: TrainingRequest) -> None:
     )
 
 
-def write_report(report: TrainingReport, request: TrainingRequest) -> None:
-    """Write a run's report into its folder where that is local, and wherever else was asked for."""
+def write_report(report: TrainingReport, request: TrainingRequest) -> str:
+    """Write a run's report into its folder where that is local, and wherever else was asked for.
+
+    Returns why the run's folder could not take it, empty where it did: how the run ended must be heard of
+    nevertheless. Raises ``ReportError`` for a file that was asked for.
+    """
+    problem = ""
     if "://" not in request.folder:
-        report.write_json(Path(request.run_folder) / "report.json")
+        try:
+            report.write_json(Path(request.run_folder) / "report.json")
+        except ReportError as error:
+            problem = str(error)
     if request.json:
         report.write_json(request.json)
     if request.report:
         write_text(request.report, training_html(report))
+    return problem

@@ -19,6 +19,7 @@ from ebbflow.tasks.training_report import (
     MetricReport,
     NodeShare,
     PointReport,
+    Spilled,
     TrainingReport,
 )
 from ebbflow.tasks.training_request import TrainingRequest
@@ -46,6 +47,11 @@ class Book:
         self._stall = 0.0
         self._outlook: Outlook | None = None
         self._resumed: int | None = None
+        self._first = 0  # step that this launcher's first generation began with
+        self._reached = -1  # step that earlier launchers had reached
+        self._saved = -1
+        self._spilled: Spilled | None = None
+        self._unusable: list[str] = []
         self._read = 0  # number of the last event taken in
         self.local_batch: int | None = None  # examples of a GPU in a pass, as last reported
         self.accumulation = 0
@@ -74,13 +80,32 @@ class Book:
             elif report.kind == "checkpoint" and "error" not in content:
                 self._checkpoints += 1
                 self._stall += float(content.get("stalled", 0.0))
+                self._is_saved(int(content.get("saved_step", report.step)))
             elif report.kind == "started":
                 self._begun(report.step, content)
+            elif report.kind == "spilled":
+                self._spilled = Spilled(report.step, str(content["uri"]), str(content["host"]))
+            elif report.kind == "damaged":
+                self._unusable += [text for text in content["checkpoints"] if text not in self._unusable]
+                self._reached = max(self._reached, int(content["reached"]))
+                if content["restarted"]:
+                    self._saved = -1
             elif report.kind in ("stopped", "finished"):
                 self._moved(at)
+                if content.get("saved"):
+                    self._is_saved(report.step)
+
+    def _is_saved(self, step: int) -> None:
+        self._saved = max(self._saved, step)
+        if self._spilled is not None and self._spilled.step <= step:
+            self._spilled = None
 
     def _begun(self, step: int, content: Mapping[str, Any]) -> None:
         self._lose(step)
+        if all(g.trial for g in self._generations):
+            self._first = step
+        if content.get("restored") is not None:
+            self._is_saved(step)
         if self._resumed is None:
             self._resumed = step if content.get("restored") is not None else -1
         if "batch" in content:
@@ -123,6 +148,8 @@ class Book:
             if event.number <= self._read:
                 return
             self._read = event.number
+            if event.kind == "resumed":
+                self._reached = max(self._reached, int(event.content.get("reached", -1)))  # type: ignore[call-overload]
         if text := spoken(event):
             node = str(event.content.get("node", ""))
             self.say(event.kind, text, node=node, at=event.time - self.started)
@@ -190,9 +217,10 @@ class Book:
             return self._area(lambda point: point.rented) / 3600 * self._request.price
 
     def lost_steps(self) -> int:
-        """Return the steps done twice so far."""
+        """Return the steps done twice so far, those included that earlier launchers had done."""
         with self._lock:
-            return sum(g.lost_steps for g in self._generations)
+            before = max(self._reached - self._first, 0)
+            return before + sum(g.lost_steps for g in self._generations)
 
     def report(self, status: TrainingStatus) -> TrainingReport:
         """Return the account so far."""
@@ -209,13 +237,16 @@ class Book:
                 started=self.started,
                 seconds=self.now,
                 state=state,  # type: ignore[arg-type]
-                reason=status.reason,
+                reason=self._reason(status.reason, state, max(steps, 0)),
                 arguments=request.arguments,
                 title=request.title,
                 steps=max(steps, 0),
                 epoch=max([m.epoch for m in self._metrics] + [last.epoch if last else 0]),
                 resumed_from=self._resumed if self._resumed is not None and self._resumed >= 0 else None,
-                lost_steps=sum(g.lost_steps for g in self._generations),
+                lost_steps=self.lost_steps(),
+                saved_step=self._saved if self._saved >= 0 else None,
+                spilled=self._spilled,
+                unusable=tuple(self._unusable),
                 skipped_steps=last.skipped if last else 0,
                 checkpoints=self._checkpoints,
                 stall_seconds=self._stall,
@@ -230,6 +261,16 @@ class Book:
                 capacity=tuple(self._capacity),
                 events=tuple(sorted(self._events, key=lambda event: event.at)),
             )
+
+    def _reason(self, reason: str, state: str, steps: int) -> str:
+        """Return why a run ended, with what is not where it should be."""
+        if state == "finished":
+            return reason
+        if self._spilled is not None:
+            return f"{reason}; {self._spilled}, from where the run takes it over when it is resumed there"
+        if state == "stopped" and 0 <= self._saved < steps:
+            return f"{reason}; steps {self._saved + 1} to {steps} are not saved"
+        return reason
 
     def _area(self, of: Any) -> float:
         """Return GPU-seconds of the capacity so far."""

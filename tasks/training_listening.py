@@ -90,6 +90,24 @@ def spoken(event: TrainingEvent) -> str:
             return f"waits for nodes: {said.get('reason')}"
         case "cut-off":
             return "what was left at the deadline is ended"
+        case "saving":
+            return f"step {said.get('step')} is not saved yet, trying again: {said.get('error')}"
+        case "spilled":
+            where = f"{said.get('uri')} on {said.get('host')}"
+            return (
+                f"step {said.get('step')} is saved in {where}, not in the run's folder: {said.get('error')}"
+            )
+        case "damaged":
+            found = "; ".join(map(str, said.get("checkpoints", ())))  # type: ignore[call-overload]
+            again = "; the run begins again at step 0, as asked" if said.get("restarted") else ""
+            return f"checkpoints that cannot be used: {found}{again}"
+        case "resumed":
+            reached, saved = said.get("reached", -1), said.get("saved", -1)
+            return (
+                f"the run had come to step {reached}, of which step {saved} was saved"
+                if reached != saved
+                else ""
+            )
         case "checkpoint":
             return f"no checkpoint: {said['error']}" if "error" in said else ""
         case "canary":

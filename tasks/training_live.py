@@ -16,6 +16,9 @@ EVERY = 5.0  # s between lines of figures where there is no terminal
 
 _STYLES = {
     "failure": "bold red",
+    "damaged": "bold red",
+    "spilled": "bold red",
+    "saving": "yellow",
     "node-lost": "red",
     "hang": "red",
     "node-notice": "yellow",

@@ -109,11 +109,17 @@ def print_training(report: TrainingReport, console: Console) -> None:
     for name in ("throughput", "goodput"):
         if (mean := report.mean(name)) is not None:
             figures.append(f"{name}: {count_text(mean)} examples/s")
+    if report.state != "finished" and report.saved_step is not None:
+        figures.append(f"saved: step {report.saved_step}")
     if report.skipped_steps:
         figures.append(f"skipped steps: {report.skipped_steps}")
     if report.price:
         figures.append(f"cost: ${report.dollars:.4f}")
     console.print(" · ".join(figures), highlight=False, soft_wrap=True)
+    for text in report.unusable:
+        console.print(Text(printable(f"checkpoint that cannot be used: {text}")), soft_wrap=True)
+    if report.spilled is not None:
+        console.print(Text(printable(f"{report.spilled}"), style="bold red"), soft_wrap=True)
     if report.state == "failed" and report.generations:
         where = Path(report.folder) / "logs" / f"generation-{report.generations[-1].number}"
         if where.is_dir():

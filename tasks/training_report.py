@@ -99,6 +99,18 @@ class GenerationReport:
 
 
 @dataclass(frozen=True, slots=True)
+class Spilled:
+    """A checkpoint that the run's folder could not take, and that lies elsewhere."""
+
+    step: int
+    uri: str
+    host: str  # whose disk it is, where it is a folder
+
+    def __str__(self) -> str:
+        return f"step {self.step} is in {self.uri} on {self.host}"
+
+
+@dataclass(frozen=True, slots=True)
 class EventReport:
     """Something that happened."""
 
@@ -135,6 +147,11 @@ class TrainingReport:
     resumed_from: int | None = None  # step at which this launcher took over; None: the run began with it
     lost_steps: int = 0
     skipped_steps: int = 0
+    saved_step: int | None = (
+        None  # of the newest checkpoint in the run's folder, as far as is known; None: none
+    )
+    spilled: Spilled | None = None  # a newer one, elsewhere
+    unusable: tuple[str, ...] = ()  # checkpoints that were found damaged or of another version, and why
     checkpoints: int = 0
     stall_seconds: float = 0.0  # that checkpoints held training up
     gpu_seconds: float = 0.0  # held by generations
@@ -147,6 +164,11 @@ class TrainingReport:
     metrics: tuple[MetricReport, ...] = ()
     capacity: tuple[CapacityPoint, ...] = ()
     events: tuple[EventReport, ...] = ()
+
+    @property
+    def unsaved_steps(self) -> int:
+        """Return the steps at the end of the run that its folder has no checkpoint of."""
+        return max(self.steps - (self.saved_step or 0), 0)
 
     @property
     def last(self) -> PointReport | None:

@@ -1,6 +1,5 @@
 """What a user asks for: one elastic training, checked before anything starts."""
 
-import json
 import math
 import re
 from collections.abc import Mapping
@@ -8,6 +7,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
+from ebbflow.infra import checksums
 from ebbflow.infra.errors import StorageError, TrainingError
 from ebbflow.infra.files import write_atomic
 from ebbflow.infra.filesystems import filesystem, split, translated
@@ -71,6 +71,9 @@ class TrainingRequest:
     retries: Literal["by-class", "blind"] = "by-class"
     back_off: float = 120.0  # s, first delay after a failure of the infrastructure
     wait_limit: float = 3600.0  # s to wait for capacity when fewer than min_gpus are left
+    save_within: float = 120.0  # s in which the save of the run's end is tried again before it is spilled
+    spill: str = ""  # folder for a checkpoint that the run's folder cannot take; "": of the node's own disk
+    restart: bool = False  # begin again where none of the run's checkpoints can be used; holds for one launch
     at: tuple[str, ...] = ()  # scripted faults: 20s:kill:node-2
     cpus: float | None = None  # processors behind one local slot; None: no cap
     json: str | None = None  # write the report here
@@ -103,12 +106,14 @@ class TrainingRequest:
         for name in ("collective_timeout", "grace"):
             if not 0 < getattr(self, name) < math.inf:
                 raise OptionError(f"{name} must be > 0 s and finite; got {getattr(self, name)}")
-        for name in ("price", "back_off", "wait_limit", "hazard", "checkpoint_every"):
+        for name in ("price", "back_off", "wait_limit", "hazard", "checkpoint_every", "save_within"):
             value = getattr(self, name)
             if value is not None and not 0 <= value < math.inf:
                 raise OptionError(f"{name} must be >= 0 and finite; got {value}")
         if self.cpus is not None and not 0 < self.cpus < math.inf:
             raise OptionError(f"cpus must be > 0 and finite; got {self.cpus}")
+        if self.spill:
+            split(self.spill)
         self.faults  # noqa: B018  parsed here so that a wrong one is refused
         if self.pool and not self.folder.startswith(("s3://", "s3a://")):
             raise OptionError(
@@ -166,11 +171,11 @@ class TrainingRequest:
     def save(self) -> None:
         """Write the request into the run's folder, for ``--resume``. Raises ``StorageError``."""
         scheme, path = split(self.run_folder)
-        data = json.dumps({"format": _FORMAT, **asdict(self)}, indent=1) + "\n"
+        data = checksums.sealed({"format": _FORMAT, **asdict(self), "restart": False}, indent=1)
         with translated(f"write {self.run_folder}/{_FILE}"):
             store = filesystem(scheme)
             store.create_dir(path, recursive=True)
-            write_atomic(store, scheme, f"{path}/{_FILE}", data.encode())
+            write_atomic(store, scheme, f"{path}/{_FILE}", data)
 
     @classmethod
     def load(cls, folder: str, run: str, changes: Mapping[str, Any] | None = None) -> "TrainingRequest":
@@ -183,7 +188,7 @@ class TrainingRequest:
                 translated(f"read {path}/{_FILE}"),
                 filesystem(scheme).open_input_file(f"{path}/{_FILE}") as file,
             ):
-                data = json.loads(file.read())
+                data = checksums.unsealed(file.read())
             if data.pop("format") != _FORMAT:
                 raise TrainingError(f"run {run} was begun by another version of Ebbflow; go on with that one")
             known = {f.name for f in fields(cls)}
@@ -192,7 +197,10 @@ class TrainingRequest:
         except StorageError as error:
             raise TrainingError(f"there is no run {run!r} in {folder} to go on with: {error}") from error
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise TrainingError(f"{path}/{_FILE} is damaged ({error}); start the run anew") from error
+            raise TrainingError(
+                f"{path}/{_FILE} is not what was written ({error}); bring it back from a copy, or name the script "
+                f"with the options that it was begun with and another --id"
+            ) from error
         return cls(**(values | dict(changes or {})))
 
 

@@ -21,6 +21,7 @@ from ebbflow.planners.model.scheduling import App, Placement, View, gpus_of
 from ebbflow.planners.scheduling.las import leased_las
 from ebbflow.planners.scheduling.locality import Level
 from ebbflow.planners.training.early_stopping import TrialState, epochs_left, outlook, rungs
+from ebbflow.planners.training.failures import FailureReason
 from ebbflow.tasks.report import write_text
 from ebbflow.tasks.training import run_training
 from ebbflow.tasks.training_driver import Handle
@@ -284,8 +285,8 @@ class _Search:
             self._metric(one, said[2], said[3])
         else:
             self._end(one, said[2], said[3])
-            if isinstance(said[3], StorageFullError):  # the next trial would meet the same disk
-                raise said[3]
+            if (full := _full(said[2], said[3])) is not None:  # the next trial would meet the same disk
+                raise full
 
     def _metric(self, one: Trial, epoch: int, value: float) -> None:
         if one.pruned or epoch <= one.epochs:
@@ -334,8 +335,8 @@ class _Search:
     def _outcome(
         self, one: Trial, report: TrainingReport | None, error: Exception | None
     ) -> tuple[TrialEnd, str]:
-        if isinstance(error, StorageFullError):
-            return "stopped", str(error)  # no fault of the trial's: it goes on when the search does
+        if (full := _full(report, error)) is not None:
+            return "stopped", str(full)  # no fault of the trial's: it goes on when the search does
         if report is None or report.state == "failed":
             reason = str(error) if report is None else report.reason
             failure = report.failure if report else None
@@ -451,3 +452,13 @@ class _Search:
             sum(trial.gpu_seconds for trial in trials),
             tuple(self._outlooks),
         )
+
+
+def _full(report: TrainingReport | None, error: Exception | None) -> StorageFullError | None:
+    """Return the error of a trial that found no space, for its files or for its last checkpoint."""
+    if isinstance(error, StorageFullError):
+        return error
+    failure = report.failure if report is not None and report.state == "failed" else None
+    if report is not None and failure is not None and failure.reason == FailureReason.NO_SPACE:
+        return StorageFullError(report.reason)
+    return None

@@ -1,6 +1,5 @@
 """What a user asks of a search: parameters, trials, nodes; checked before anything starts."""
 
-import json
 import math
 import re
 from collections.abc import Mapping
@@ -10,6 +9,7 @@ from typing import Any, Literal
 
 import yaml
 
+from ebbflow.infra import checksums
 from ebbflow.infra.errors import StorageError, TrainingError
 from ebbflow.infra.files import write_atomic
 from ebbflow.infra.filesystems import filesystem, split, translated
@@ -102,6 +102,9 @@ class TuningRequest:
     checkpoint_every: float | None = None
     adaptive: bool = True
     grace: float = 30.0
+    save_within: float = 120.0
+    spill: str = ""
+    restart: bool = False  # of trials none of whose checkpoints can be used; holds for one launch
     json: str | None = None
 
     def __post_init__(self) -> None:
@@ -159,17 +162,20 @@ class TuningRequest:
             checkpoint_every=self.checkpoint_every,
             keep=1,
             grace=self.grace,
+            save_within=self.save_within,
+            spill=self.spill,
+            restart=self.restart,
             canary="never",
         )
 
     def save(self) -> None:
         """Write the request into the search's folder, for ``--resume``. Raises ``StorageError``."""
         scheme, path = split(self.search_folder)
-        data = json.dumps({"format": _FORMAT, **asdict(self)}, indent=1) + "\n"
+        data = checksums.sealed({"format": _FORMAT, **asdict(self), "restart": False}, indent=1)
         with translated(f"write {self.search_folder}/{_FILE}"):
             store = filesystem(scheme)
             store.create_dir(path, recursive=True)
-            write_atomic(store, scheme, f"{path}/{_FILE}", data.encode())
+            write_atomic(store, scheme, f"{path}/{_FILE}", data)
 
     @classmethod
     def load(cls, folder: str, id: str, changes: Mapping[str, Any] | None = None) -> "TuningRequest":
@@ -180,7 +186,7 @@ class TuningRequest:
                 translated(f"read {path}/{_FILE}"),
                 filesystem(scheme).open_input_file(f"{path}/{_FILE}") as file,
             ):
-                data = json.loads(file.read())
+                data = checksums.unsealed(file.read())
             if data.pop("format") != _FORMAT:
                 raise TrainingError(
                     f"search {id} was begun by another version of Ebbflow; go on with that one"
@@ -191,5 +197,8 @@ class TuningRequest:
         except StorageError as error:
             raise TrainingError(f"there is no search {id!r} in {folder} to go on with: {error}") from error
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise TrainingError(f"{path}/{_FILE} is damaged ({error}); start the search anew") from error
+            raise TrainingError(
+                f"{path}/{_FILE} is not what was written ({error}); bring it back from a copy, or start the search "
+                f"anew"
+            ) from error
         return cls(**(values | dict(changes or {})))

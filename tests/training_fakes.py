@@ -137,7 +137,7 @@ class FakeTrainer:
             self._say("metrics", {"metrics": {name: value}, "epoch": 0})
         if act.saves and not canary:
             self._saved = first + act.saves
-            self._say("checkpoint", {"reason": "periodic", "stalled": 0.01})
+            self._say("checkpoint", {"reason": "periodic", "stalled": 0.01, "saved_step": self._saved})
         for node in act.noticed:
             self._note("node-notice", node=node, deadline=0.0)
         for node in act.gone:

@@ -270,9 +270,8 @@ class EbbflowTrainingOperator(_AttendedOperator):
         if report.state == "failed":
             raise AirflowFailException(f"the training {run} failed: {report.reason}")
         if report.state == "stopped":
-            raise AirflowException(
-                f"the training {run} was stopped and has saved; another try goes on with it"
-            )
+            saved = "has saved" if not report.unsaved_steps else f"{report.unsaved_steps} steps are not saved"
+            raise AirflowException(f"the training {run} was stopped and {saved}; another try goes on with it")
         self.log.info("%s steps in %.1f s, %s of them twice", report.steps, report.seconds, report.lost_steps)
         return training_values(report)
 

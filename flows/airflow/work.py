@@ -7,7 +7,7 @@ import hashlib
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 from urllib.parse import quote
 
@@ -44,8 +44,8 @@ def training_request(
         given["at"] = tuple(given["at"])
     request = TrainingRequest(script, tuple(str(one) for one in arguments), id=run, **given)
     if not request.recorded:
-        return request, False
-    changes = {name: getattr(request, name) for name in ("json", "report")}
+        return replace(request, restart=False), False
+    changes = {name: getattr(request, name) for name in ("json", "report", "restart")}
     return TrainingRequest.load(request.folder, run, changes), True
 
 

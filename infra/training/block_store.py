@@ -59,6 +59,10 @@ class Contents:
         return sum(self.sizes.values())
 
 
+class DamagedError(StorageError):
+    """Something of a running checkpoint is not what was written, or is not there."""
+
+
 class BlockStore:
     """Commits and reads records. One process writes; any may read."""
 
@@ -102,13 +106,13 @@ class BlockStore:
     def read(self, blocks: Iterable[int]) -> dict[int, Record]:
         """Return the newest durable record of each block, with one read a segment.
 
-        Raises ``StorageError`` if there is none or it is damaged.
+        Raises ``DamagedError`` if there is none or it is not what was written, ``StorageError``.
         """
         wanted: dict[int, list[tuple[int, Entry]]] = {}
         for block in blocks:
             entry = self.contents.entries.get(block)
             if entry is None:
-                raise StorageError(f"the running checkpoint {self.uri} has no block {block}")
+                raise DamagedError(f"the running checkpoint {self.uri} has no block {block}")
             wanted.setdefault(entry.segment, []).append((block, entry))
         found = {}
         for segment, entries in wanted.items():
@@ -116,7 +120,10 @@ class BlockStore:
             start = min(entry.offset for _, entry in entries)
             stop = max(entry.offset + entry.length for _, entry in entries)
             with translated(f"read {self._place.uri_of(name)}"):
-                data = memoryview(self._place.read_range(name, start, stop - start))
+                try:
+                    data = memoryview(self._place.read_range(name, start, stop - start))
+                except FileNotFoundError as exc:
+                    raise DamagedError(f"the running checkpoint {self.uri} lacks {name}") from exc
             for block, entry in entries:
                 piece = data[entry.offset - start : entry.offset - start + entry.length]
                 found[block] = self._decoded(name, piece, block, entry)
@@ -126,9 +133,9 @@ class BlockStore:
         try:
             record = segments.decode(data)
         except UnusableError as exc:
-            raise StorageError(f"{self._place.uri_of(name)} {exc}") from exc
+            raise DamagedError(f"{self._place.uri_of(name)} {exc}") from exc
         if (record.block, record.iteration) != (block, entry.iteration):
-            raise StorageError(f"{self._place.uri_of(name)} has block {record.block} where {block} should be")
+            raise DamagedError(f"{self._place.uri_of(name)} has block {record.block} where {block} should be")
         return record
 
     def _append(self, name: str, records: Iterable[Record], number: int, entries: dict[int, Entry]) -> int:
@@ -211,7 +218,7 @@ class BlockStore:
             entries = {block: Entry(*row) for block, row in zip(said["blocks"], rows, strict=True)}
             return Contents(said["number"], said["written"], entries, dict(said["sizes"]))
         except (ValueError, KeyError, TypeError, AttributeError) as exc:
-            raise StorageError(f"the running checkpoint {self.uri} has a damaged manifest: {exc}") from exc
+            raise DamagedError(f"the running checkpoint {self.uri} has a damaged manifest: {exc}") from exc
 
 
 def _segment(number: int) -> str:

@@ -22,7 +22,19 @@ CHANNEL = "EBBFLOW_CHANNEL"  # host:port of the launcher's store
 SETTINGS = "EBBFLOW_RUN_SETTINGS"  # JSON of ``RunSettings``
 TIMEOUT = timedelta(seconds=20)  # of one exchange with the store
 
-ReportKind = Literal["started", "step", "checkpoint", "metrics", "stopped", "finished", "canary", "skipped"]
+ReportKind = Literal[
+    "started",
+    "step",
+    "checkpoint",
+    "metrics",
+    "stopped",
+    "finished",
+    "canary",
+    "skipped",
+    "saving",  # a save that must not fail is under way; with an error: it is tried again
+    "spilled",  # the run's folder could not take a checkpoint: it is elsewhere
+    "damaged",  # checkpoints that cannot serve
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +56,10 @@ class RunSettings:
     )
     running_fraction: float = 0.125  # r of it saved each r*C iterations
     retune_every: float = 30.0  # seconds between two looks at the batch, where it may change
+    save_within: float = 120.0  # seconds that the save of a run's end is tried again in before it is spilled
+    spill: str = ""  # folder for what the run's own cannot take; "": of the node's own disk
+    saved_step: int = -1  # newest step that the run's journal has as saved; -1: none
+    restart: bool = False  # whether a run all of whose checkpoints are damaged begins again
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Self:

@@ -22,6 +22,7 @@ from ebbflow.infra.training.places import Place
 ABANDONED_AFTER = 600.0  # seconds after which files without a manifest have no writer any more
 SET_ASIDE_KEPT = 2
 _CORRUPT = "corrupt-"
+_REASON = "reason.txt"
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +38,7 @@ class CheckpointFiles:
         self.place = Place(uri)
         self._clock = clock
         self._fetched: tuple[str, tempfile.TemporaryDirectory[str]] | None = None
+        self._verified: set[str] = set()  # names, by this object
         self._problems: list[str] = []
         self._lock = threading.Lock()
 
@@ -64,6 +66,18 @@ class CheckpointFiles:
             self.place.remove(f"{name}/{MANIFEST}")
             self.place.remove_folder(name)
 
+    def copy(self, source: "CheckpointFiles", name: str, manifest: Manifest) -> None:
+        """Copy a checkpoint of another folder, comparing what passes with its checksums.
+
+        Raises ``UnusableError``, and the system's errors.
+        """
+        for file in manifest.files:
+            with self.place.writing(f"{name}/{file.name}") as sink:
+                for piece in source.place.pieces(f"{name}/{file.name}"):
+                    sink.write(piece)
+            if (sink.size, sink.digest) != (file.size, file.sha256):
+                raise UnusableError(f"has {file.name} with bytes that are not those written")
+
     # --- reading ------------------------------------------------------------------------------------------
 
     def names(self) -> list[str]:
@@ -87,6 +101,7 @@ class CheckpointFiles:
             if self.place.local:
                 for file in manifest.files:
                     self._compare(name, file, None)
+                self._verified.add(name)
                 return
             self._forget_fetched()
             folder = tempfile.TemporaryDirectory(prefix="ebbflow-checkpoint-")
@@ -100,15 +115,20 @@ class CheckpointFiles:
 
     @contextmanager
     def local(self, name: str) -> Iterator[str]:
-        """Give a local folder with the files of a verified checkpoint; on S3 it is gone afterwards."""
-        if self.place.local:
-            yield self.place.path(name)
-            return
-        if self._fetched is None or self._fetched[0] != name:
+        """Give a local folder with the files of a checkpoint; on S3 it is gone afterwards.
+
+        They are compared with their checksums unless this object has done so: what another process has found whole
+        need not come whole to this one. Raises ``StorageError``.
+        """
+        known = name in self._verified if self.place.local else self._fetched and self._fetched[0] == name
+        if not known:
             try:
                 self.verify(name, self.manifest(name))
             except UnusableError as exc:
                 raise StorageError(f"{self.place.uri_of(name)} {exc}") from exc
+        if self.place.local:
+            yield self.place.path(name)
+            return
         assert self._fetched is not None
         try:
             yield self._fetched[1].name
@@ -142,24 +162,43 @@ class CheckpointFiles:
 
     # --- housekeeping -------------------------------------------------------------------------------------
 
-    def set_aside(self, name: str, reason: str) -> None:
-        """Rename a checkpoint that cannot serve, so that it never counts again."""
+    def set_aside(self, name: str, reason: str) -> bool:
+        """Rename a checkpoint that cannot serve, so that it never counts again; tell whether that was possible."""
         try:
             with translated(f"set {self.place.uri_of(name)} aside"):
                 self.place.move_folder(name, _CORRUPT + name, MANIFEST)
-                self.place.write(f"{_CORRUPT}{name}/reason.txt", f"{reason}\n".encode())
+                self.place.write(f"{_CORRUPT}{name}/{_REASON}", f"{reason}\n".encode())
         except StorageError as exc:  # a folder that may only be read, or another process was first
             self.note(str(exc))
+            return False
+        return True
+
+    def aside(self) -> list[str]:
+        """Return the addresses of all that was set aside, and why, oldest step first. Raises ``StorageError``."""
+        with translated(f"list the checkpoints in {self.place.uri}"):
+            names = [i.base_name for i in self.place.entries() if i.base_name.startswith(_CORRUPT)]
+        return [f"{self.place.uri_of(name)} {self._reason(name)}" for name in names]
+
+    def _reason(self, name: str) -> str:
+        try:
+            with translated(f"read {self.place.uri_of(name)}"):
+                return self.place.read(f"{name}/{_REASON}").decode(errors="replace").strip()
+        except StorageError:  # the rename was all that there was room or time for
+            return "was damaged"
 
     def retain(self, keep: int) -> None:
         """Delete complete checkpoints beyond ``keep``, what writers left behind, and old ones set aside."""
         try:
             with translated(f"tidy the checkpoints in {self.place.uri}"):
-                for name in self._whole()[keep:]:
+                whole = self._whole()
+                for name in whole[keep:]:
                     self.discard(name)
+                # those of later steps may be all that is left of a run that had to begin again
+                reached = f"{_CORRUPT}{whole[0]}" if whole else ""
                 aside = [i.base_name for i in self.place.entries() if i.base_name.startswith(_CORRUPT)]
                 for name in aside[:-SET_ASIDE_KEPT]:
-                    self.place.remove_folder(name)
+                    if name < reached:
+                        self.place.remove_folder(name)
         except StorageError as exc:
             self.note(str(exc))
 

@@ -4,7 +4,8 @@ Layout::
 
     <folder>/step-<steps>-<milliseconds>-<random>/model.pt ...    one file for each key of the state
     <folder>/step-.../manifest.json                               sizes and checksums, written last
-    <folder>/corrupt-step-...                                     set aside, with why in reason.txt
+    <folder>/corrupt-step-...                                     set aside, with why in reason.txt; not deleted
+                                                                  before a whole one has got as far
 
 Without a manifest a checkpoint does not exist. The files are those of ``torch.save``, so that ``torch.load`` alone
 reads them too. State that is sharded over processes is saved by all of them, see ``save_sharded``.
@@ -94,6 +95,7 @@ class CheckpointFolder:
         self._staging = Staging()
         self._writer: BackgroundWriter[Saved] = BackgroundWriter(f"the checkpoint in {self.uri}")
         self._writing = ""  # name of the one that is being written
+        self._left: list[str] = []  # unusable ones that ``latest`` left where they are
         self.failures = 0  # saves that did not become checkpoints
         self.last: Saved | None = None  # that became durable
 
@@ -244,6 +246,7 @@ class CheckpointFolder:
         ``passed_over`` and ``problems``. Raises ``StorageError`` when the folder cannot be read.
         """
         passed: list[str] = []
+        self._left = []
         for name in reversed(self._files.names()):
             if name == self._writing:
                 continue
@@ -251,16 +254,51 @@ class CheckpointFolder:
             try:
                 manifest = self._files.manifest(name)
                 self._files.verify(name, manifest)
-            except (OtherVersionError, UnfinishedError) as exc:
+            except UnfinishedError as exc:
                 passed.append(f"{uri} {exc}")
+            except OtherVersionError as exc:
+                passed.append(f"{uri} {exc}")
+                self._left.append(passed[-1])
             except UnusableError as exc:
-                passed.append(f"{uri} {exc}; it is set aside")
-                self._files.set_aside(name, str(exc))
+                aside = self._files.set_aside(name, str(exc))
+                passed.append(f"{uri} {exc}" + ("; it is set aside" if aside else ""))
+                if not aside:
+                    self._left.append(passed[-1])
             else:
                 self._files.note(*passed)
                 return _found(name, uri, manifest, tuple(passed))
         self._files.note(*passed)
         return None
+
+    def damaged(self) -> list[str]:
+        """Return the checkpoints that were finished and cannot serve, and why, where ``latest`` has found none.
+
+        They were set aside, now or earlier, or could not be, or are of another version of Ebbflow.
+        Raises ``StorageError``.
+        """
+        return self._files.aside() + self._left
+
+    def take_over(self, other: "CheckpointFolder", found: Found) -> Saved:
+        """Copy a checkpoint of another folder into this one, checked on its way. Raises ``StorageError``."""
+        begun = time.monotonic()
+        source, target = other._files, self._files
+        try:
+            manifest = source.manifest(found.name)
+
+            def write() -> Manifest:
+                target.copy(source, found.name, manifest)
+                return manifest
+
+            discarded_on_error(target, found.name, write)
+        except UnusableError as exc:
+            raise StorageError(f"{found.uri} {exc}") from exc
+        took = time.monotonic() - begun
+        self.last = Saved(found.step, target.place.uri_of(found.name), manifest.size, took, took)
+        return self.last
+
+    def discard(self, found: Found) -> None:
+        """Delete a checkpoint that is of no use any more; one that cannot be deleted stays."""
+        self._files.discard(found.name)
 
     def load(
         self, found: Found, *, map_location: Any = "cpu", only: Collection[str] | None = None

@@ -48,15 +48,13 @@ class Ending:
         stop = self._link.reason()
         step, begun = prepared.progress.step, self._clock.now()
         if self._world.rank == 0:
-            saved = False
             if save and not self._trial:
-                left = None if stop.deadline is None else max(RESERVE, stop.deadline - begun)
                 try:
-                    saved = self._saver.now(prepared.state, step, stop.reason, left)
+                    self._saver.last(prepared.state, step, stop.reason, stop.deadline)
                 except StorageError as exc:
                     self._say("stopped", step, begun, reason=stop.reason, saved=False, error=str(exc))
                     raise
-            self._say("stopped", step, begun, reason=stop.reason, saved=saved)
+            self._say("stopped", step, begun, reason=stop.reason, saved=self._saver.saved_step >= step)
         raise RunStopped(stop.reason)
 
     def bereaved(self, error: BaseException | None) -> NoReturn:
@@ -81,17 +79,17 @@ class Ending:
         raise RunStopped("canary")
 
     def finish(self, metrics: dict[str, Any], statistics: RunStatistics) -> None:
-        """Save the end of the run and say that it is finished."""
+        """Save the end of the run, and say that it is finished once it is saved.
+
+        Raises ``StorageError`` where the run's folder could not take it, see ``Saver.last``; it is not finished then.
+        """
         self._link.before_deadline(0.0, None)
         prepared = self._ready()
         if self._world.rank != 0:
             return
-        step, begun, saved = prepared.progress.step, self._clock.now(), False
-        if not self._trial:
-            try:
-                saved = self._saver.now(prepared.state, step, "finished")
-            except StorageError as exc:
-                log.warning("the end of the run is not saved: %s", exc)
+        step, begun = prepared.progress.step, self._clock.now()
+        self._saver.last(prepared.state, step, "finished")
+        saved = self._saver.saved_step >= step
         self._say("finished", step, begun, metrics=metrics, saved=saved, statistics=statistics.to_json())
 
     def _at_last_moment(self, stop: StopRequest) -> None:

@@ -7,9 +7,8 @@ from typing import Any, Literal
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from ebbflow.infra.errors import StorageError, TrainingError
+from ebbflow.infra.errors import TrainingError
 from ebbflow.infra.training.channel import RunSettings
-from ebbflow.infra.training.checkpoints import CheckpointFolder, Found
 from ebbflow.infra.training.gradients import GradientMeter
 from ebbflow.infra.training.progress import Progress
 from ebbflow.infra.training.schedule import ProgressSchedule, Rule, SchedulerFactory, ScheduleUnit, rule_for
@@ -181,27 +180,6 @@ def prepare(
     if state is not None:
         made.load(state)
     return made
-
-
-def find_state(
-    world: World, folder: CheckpointFolder | None, model: torch.nn.Module
-) -> tuple[Found, dict[str, Any]] | None:
-    """Return the newest checkpoint, the same on all processes. Raises ``OtherModelError`` and ``StorageError``."""
-    if folder is None:
-        return None
-    found: Any = None
-    if world.rank == 0:
-        try:
-            found = folder.latest()
-        except StorageError as exc:
-            found = exc
-    found = world.from_first(found)
-    if isinstance(found, StorageError):
-        raise found
-    if found is None:
-        return None
-    found.check_model(model)
-    return found, folder.load(found)
 
 
 def _autocast(model: torch.nn.Module, precision: Precision, device: torch.device) -> None:

@@ -44,14 +44,15 @@ from ebbflow.infra.training.prepared import (
     Options,
     Precision,
     Prepared,
-    find_state,
     prepare,
 )
 from ebbflow.infra.training.progress import EpochUnit, Progress
 from ebbflow.infra.training.random_state import seed_everything
+from ebbflow.infra.training.resuming import Choice, check_not_lost, choose, load
 from ebbflow.infra.training.running_saves import RunningSaves
 from ebbflow.infra.training.saver import Saver
 from ebbflow.infra.training.schedule import RuleName, SchedulerFactory, ScheduleUnit
+from ebbflow.infra.training.spill import Spill
 from ebbflow.infra.training.stepper import Stepper
 from ebbflow.infra.training.world import World, peer_lost
 from ebbflow.planners.training.data_order import DataOrder, Share
@@ -76,7 +77,8 @@ class ElasticRun:
         self._link, self._lock = link, lock
         self._clock = clock or SystemClock()
         checkpoints = CheckpointFolder(f"{folder}/checkpoints", settings.keep) if folder else None
-        self._saver = Saver(checkpoints, world, link, settings, clock=self._clock)
+        self._spill = Spill(folder, settings.spill) if folder else None
+        self._saver = Saver(checkpoints, world, link, settings, spill=self._spill, clock=self._clock)
         self._ending = Ending(world, link, self._saver, trial=settings.canary_steps > 0, clock=self._clock)
         self._running = RunningSaves(folder, world, settings)
         self._rates = Rates(self._clock)
@@ -97,6 +99,7 @@ class ElasticRun:
         run_id: str | None = None,
         seed: int = 0,
         settings: RunSettings | None = None,
+        restart: bool = False,
     ) -> Self:
         """Join the run, and seed all random generators.
 
@@ -106,13 +109,16 @@ class ElasticRun:
             run_id: name of this run's folder in it; the script's name unless given.
             seed: of the data's order and all random numbers.
             settings: a launcher's go first.
+            restart: begin again where none of the run's checkpoints can be used; without a launcher.
 
         Raises ``TrainingError`` when the other processes or the launcher cannot be reached, and ``RunLockedError``
         where another process runs in the same folder.
         """
         environment = os.environ
         settings = (
-            RunSettings.from_environment() if names.SETTINGS in environment else settings or RunSettings()
+            RunSettings.from_environment()
+            if names.SETTINGS in environment
+            else replace(settings or RunSettings(), restart=restart)
         )
         place = environment.get(names.RUN_FOLDER)
         if place is None and folder is not None:
@@ -180,6 +186,7 @@ class ElasticRun:
             OptionError: options that contradict each other, or a batch that so many processes cannot share.
             OtherModelError: the checkpoint is of another model; the message names the parameters that differ.
             TrainingError: the run began with another batch size, or processes ask for different things.
+            CheckpointsLostError: the run had checkpoints, and none of them can be used.
             StorageError: the checkpoint cannot be read.
         """
         if self._prepared is not None:
@@ -205,26 +212,35 @@ class ElasticRun:
             scheduler_unit, precision, clip_norm, state or {}, ddp or {},
         )  # fmt: skip
         options.limits(self.world.size)
-        found = find_state(self.world, self._saver.folder, model)
-        made = prepare(self.world, model, optimizer, options, self.settings, found[1] if found else None)
-        if found:
-            self._saver.saved_step = found[0].step
-            for problem in found[0].passed_over:
-                log.warning("%s", problem)
-        taken = self._running.begin(made, made.progress.step if found else -1)
+        known = self.settings.saved_step
+        chosen = choose(self.world, self._saver.folder, self._spill, self._running, known)
+        self._tell_of_damage(chosen)
+        check_not_lost(chosen, self.settings.restart or self.settings.canary_steps > 0)
+        state = load(chosen, self._saver.folder, model)
+        made = prepare(self.world, model, optimizer, options, self.settings, state)
+        if chosen.found is not None:
+            self._saver.took_over(chosen.found, chosen.taken_from)
+        self._running.begin(made, chosen.running)
         self._prepared = made
         self._stepper = Stepper(self.world, made, self._saver.lock)
         self._began_at = made.progress.step
         self._ending.attach(made)
         if self.is_main:
-            restored = taken if taken is not None else found[0].step if found else None
             content: dict[str, Any] = {"world": self.world.size, "nodes": self.world.nodes}
-            content["restored"] = restored
+            content["restored"] = chosen.step if chosen.step >= 0 else None
             content |= {"batch": self._stepper.total, "passes": self._stepper.passes}
             if (running := self._running.recovered) is not None:  # parameters of several steps
                 content |= {"oldest": running.oldest, "perturbation": running.perturbation}
             self._link.post("started", made.progress.step, content | {"device": str(self.world.device)})
         return made.model, made.optimizer
+
+    def _tell_of_damage(self, chosen: Choice) -> None:
+        """Say which checkpoints cannot serve, before anything else can go wrong."""
+        damaged = chosen.damaged if chosen.lost else chosen.passed_over
+        if self.is_main and damaged and not self.settings.canary_steps:
+            restarted = chosen.lost and self.settings.restart
+            content = {"checkpoints": list(damaged), "restarted": restarted, "reached": chosen.reached}
+            self._link.post("damaged", max(chosen.step, 0), content)
 
     # --- epochs and batches ---------------------------------------------------------------------------------
 
@@ -294,13 +310,18 @@ class ElasticRun:
         self._account(prepared, stepper)
         if agreed.stop:
             self._ending.stop(agreed.save)
-        canary, done = self.settings.canary_steps, prepared.progress.step - self._began_at
-        if canary and done >= canary:
-            self._ending.rehearse(self.statistics, self.folder, done)
+        canary = self.settings.canary_steps
+        if canary and self._done >= canary:
+            self._ending.rehearse(self.statistics, self.folder, self._done)
         if not canary:
             self._saver.maybe(prepared.state, prepared.progress.step)
             self._running.step(prepared)
         return True
+
+    @property
+    def _done(self) -> int:
+        """Return the steps that this process has taken part in."""
+        return self._ready()[0].progress.step - self._began_at
 
     def _account(self, prepared: Prepared, stepper: Stepper) -> None:
         last = stepper.last
@@ -380,6 +401,8 @@ class ElasticRun:
         ended = error is None or (type(error) is SystemExit and not error.code)
         try:
             if ended and self._prepared is not None:
+                if canary := self.settings.canary_steps:  # the script is shorter than the trial
+                    self._ending.rehearse(self.statistics, self.folder, min(canary, self._done))
                 self._ending.finish(self.metrics, self.statistics)
             elif self.world.size > 1 and not isinstance(error, SystemExit) and peer_lost(error):
                 self._ending.bereaved(error)

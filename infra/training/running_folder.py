@@ -4,12 +4,12 @@ Layout::
 
     <folder>/<start>/owner-<number>/    the blocks of one owner, see ``block_store``
     <folder>/<start>/blocks.json        the tensors, their blocks and owners; written when all of the start is durable
+    <folder>/corrupt-<start>/           set aside: something of it is not what was written
 
 Every ``initialize`` makes a new start, so that records of a run that began again never meet those of its past.
 """
 
 import io
-import json
 import os
 import re
 from collections.abc import Iterable, Mapping
@@ -18,9 +18,10 @@ from typing import Any
 
 import torch
 
+from ebbflow.infra import checksums
 from ebbflow.infra.errors import StorageError
 from ebbflow.infra.filesystems import translated
-from ebbflow.infra.training.block_store import BlockStore
+from ebbflow.infra.training.block_store import BlockStore, DamagedError
 from ebbflow.infra.training.blocks import BlockSpec
 from ebbflow.infra.training.live_state import whole_state
 from ebbflow.infra.training.places import Place
@@ -29,6 +30,7 @@ from ebbflow.infra.training.states import Signature, read_state
 
 _TABLE = "blocks.json"
 _START = re.compile(r"\d{6}")
+_CORRUPT = "corrupt-"
 _OWNER = re.compile(r"owner-(\d+)")
 
 
@@ -62,7 +64,32 @@ class RunningFolder:
         return None
 
     def next(self) -> str:
-        return f"{max([0, *(int(start) for start in self.starts())]) + 1:06d}"
+        taken = [*self.starts(), *(name.removeprefix(_CORRUPT) for name in self._aside())]
+        return f"{max([0, *map(int, taken)]) + 1:06d}"
+
+    def set_aside(self, start: str) -> str:
+        """Rename a start that is damaged, so that it never counts again; return its new address.
+
+        Raises ``StorageError``.
+        """
+        with translated(f"set {self.place.uri_of(start)} aside"):
+            if (
+                not self.place.local
+            ):  # which moves files one by one: the table first, without which it does not count
+                for owner in self.stores(start):
+                    name = f"{start}/owner-{owner}"
+                    self.place.move_folder(name, f"{_CORRUPT}{name}", "")
+            self.place.move_folder(start, f"{_CORRUPT}{start}", _TABLE)
+        return self.place.uri_of(f"{_CORRUPT}{start}")
+
+    def aside(self) -> list[str]:
+        """Return the addresses of all that was set aside. Raises ``StorageError``."""
+        return [self.place.uri_of(name) for name in self._aside()]
+
+    def _aside(self) -> list[str]:
+        with translated(f"list the running checkpoint {self.uri}"):
+            names = [info.base_name for info in self.place.entries()]
+        return [n for n in names if n.startswith(_CORRUPT) and _START.fullmatch(n.removeprefix(_CORRUPT))]
 
     def store(self, start: str, owner: int) -> BlockStore:
         return BlockStore(self.place.uri_of(f"{start}/owner-{owner}"))
@@ -82,7 +109,7 @@ class RunningFolder:
             "placement": list(table.placement),
         }
         with translated(f"write the running checkpoint {self.uri}"):
-            self.place.write(f"{start}/{_TABLE}", json.dumps(content).encode())
+            self.place.write(f"{start}/{_TABLE}", checksums.sealed(content))
             for old in self.starts():
                 if old < start:
                     self.place.remove_folder(old)
@@ -91,14 +118,14 @@ class RunningFolder:
         with translated(f"read the running checkpoint {self.uri}"):
             data = self.place.read(f"{start}/{_TABLE}")
         try:
-            raw = json.loads(data)
+            raw = checksums.unsealed(data)
             return Table(
                 tuple(BlockSpec(**block) for block in raw["blocks"]),
                 {name: (tuple(shape), kind) for name, (shape, kind) in raw["tensors"].items()},
                 tuple(raw["placement"]),
             )
         except (ValueError, KeyError, TypeError) as exc:
-            raise StorageError(f"{self.place.uri_of(start)}/{_TABLE} is damaged: {exc}") from exc
+            raise DamagedError(f"{self.place.uri_of(start)}/{_TABLE} is damaged: {exc}") from exc
 
     def newest(self, start: str, blocks: Iterable[int]) -> dict[int, Record]:
         """Return the newest durable record of each block, whoever wrote it. Raises ``StorageError``.
@@ -150,7 +177,7 @@ def _newest(stores: Mapping[int, BlockStore], wanted: list[int]) -> dict[int, Re
                 best[block] = rank
     missing = [block for block in wanted if block not in best]
     if missing:
-        raise StorageError(f"the running checkpoint lacks block {missing[0]} and {len(missing) - 1} more")
+        raise DamagedError(f"the running checkpoint lacks block {missing[0]} and {len(missing) - 1} more")
     found: dict[int, Record] = {}
     for store in stores.values():
         found |= store.read(block for block in wanted if best[block][2] is store)

@@ -5,10 +5,10 @@ are of several steps, which training makes good by itself. While one process sur
 """
 
 import logging
-from contextlib import suppress
 from typing import Any
 
 from ebbflow.infra.errors import StorageError
+from ebbflow.infra.training.block_store import DamagedError
 from ebbflow.infra.training.channel import RunSettings
 from ebbflow.infra.training.prepared import Prepared
 from ebbflow.infra.training.running_checkpoint import Recovery, RunningCheckpoint
@@ -31,14 +31,42 @@ class RunningSaves:
         self._world, self._settings = world, settings
         self._running: RunningCheckpoint | None = None
         self.recovered: Recovery | None = None
+        self.problems: list[str] = []  # running checkpoints that cannot serve, and why
 
-    def begin(self, prepared: Prepared, step: int) -> int | None:
-        """Take up what is newer than the full checkpoint of ``step``, and return its step; then begin to save.
+    def newest(self, step: int) -> int | None:
+        """Return the step of the running checkpoint where that is above ``step``; for the first process alone.
 
-        Raises ``StorageError`` where the running checkpoint can be neither read nor begun.
+        Every block is compared with its checksum. One that is damaged is set aside, and named in ``problems``. Raises
+        ``StorageError`` where it cannot be read.
         """
         if self._uri is None:
             return None
+        folder = RunningFolder(self._uri)
+        self.problems = [f"{uri} was damaged" for uri in folder.aside()]
+        start = folder.latest()
+        if start is None:
+            return None
+        try:
+            newest = folder.newest(start, [STATE])[STATE].iteration
+            if newest <= step:
+                return None
+            folder.newest(start, range(len(folder.table(start).blocks)))
+        except DamagedError as exc:
+            try:
+                self.problems.append(f"{exc}; it is set aside as {folder.set_aside(start)}")
+            except StorageError as failed:  # a folder that may only be read
+                self.problems.append(f"{exc}; {failed}")
+            log.warning("%s", self.problems[-1])
+            return None
+        return newest
+
+    def begin(self, prepared: Prepared, newest: int | None) -> None:
+        """Take up the running checkpoint of step ``newest``, if one is given; then begin to save.
+
+        Raises ``StorageError`` where it can be neither read nor begun.
+        """
+        if self._uri is None:
+            return
         running = RunningCheckpoint(
             self._uri,
             prepared.inner,
@@ -46,9 +74,7 @@ class RunningSaves:
             period=self._settings.running_every,
             fraction=self._settings.running_fraction,
         )
-        newest = self._world.from_first(self._newest() if self._world.rank == 0 else None)
-        recovered = isinstance(newest, int) and newest > step
-        if recovered:
+        if newest is not None:
             found = self.recovered = running.recover_all()
             prepared.load_run(found.state)
             prepared.load_extra(found.state.get("extra", {}))
@@ -56,18 +82,8 @@ class RunningSaves:
         self._world.from_first(None)  # all have read before the first writes
         if self._world.rank == 0:
             self._running = running
-            if not recovered:
+            if newest is None:
                 running.initialize(_small(prepared), prepared.progress.step)
-        return prepared.progress.step if recovered else None
-
-    def _newest(self) -> int | None:
-        assert self._uri is not None
-        folder = RunningFolder(self._uri)
-        with suppress(StorageError):
-            start = folder.latest()
-            if start is not None:
-                return folder.newest(start, [STATE])[STATE].iteration
-        return None
 
     def step(self, prepared: Prepared) -> None:
         """Save the blocks whose turn it is."""

@@ -1,8 +1,10 @@
 """When a run saves: at intervals, when asked to stop, when others are lost, at the last moment before a deadline."""
 
 import logging
+import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import inf
 from typing import Any
@@ -10,8 +12,9 @@ from typing import Any
 from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.errors import StorageError
 from ebbflow.infra.training.channel import RunSettings
-from ebbflow.infra.training.checkpoints import CheckpointFolder, Saved
+from ebbflow.infra.training.checkpoints import TIMEOUT, CheckpointFolder, Found, Saved
 from ebbflow.infra.training.link import Link
+from ebbflow.infra.training.spill import Spill
 from ebbflow.infra.training.world import World
 from ebbflow.planners.training.checkpointing import daly_interval
 
@@ -19,6 +22,10 @@ UNKNOWN_HAZARD_EVERY = 600.0  # seconds between checkpoints where no loss was ev
 LEAST_EVERY = 5.0  # seconds
 STALL_SHARE = 0.01  # of the time, at most, that training may wait for checkpoints
 WRITE_SHARE = 0.5  # of the time, at most, that a checkpoint is being written
+FIRST_PAUSE = 0.5  # seconds before a save that must not fail is tried again, doubled each time...
+LONGEST_PAUSE = 10.0  # ...up to this
+SPILL_SHARE = 0.4  # of the time until a deadline that is left for saving elsewhere
+SIGN_OF_LIFE = 5.0  # seconds between two reports of a process that saves and does nothing else
 
 log = logging.getLogger(__name__)
 
@@ -46,9 +53,11 @@ class Saver:
         link: Link,
         settings: RunSettings,
         *,
+        spill: Spill | None = None,
         clock: Clock | None = None,
     ) -> None:
         self.folder = folder
+        self._spill = spill
         self.lock = threading.RLock()
         self.saved_step = -1  # steps that the newest checkpoint holds, as far as is known here
         self.costs = Costs()
@@ -108,15 +117,102 @@ class Saver:
         self._told(saved, reason)
         return True
 
+    def last(self, state: Callable[[], State], step: int, reason: str, deadline: float | None = None) -> None:
+        """Save what would be lost otherwise: the end of a run, or where it is when it leaves.
+
+        A save that fails is tried again for ``save_within`` seconds, or as long as ``deadline`` (seconds since the
+        Unix epoch) allows. Then the state is *spilled*: saved elsewhere, from where a process that resumes takes it
+        over. Raises ``StorageError`` unless the run's own folder has it; the message says where it is instead.
+        """
+        if self.folder is None or self.saved_step >= step:
+            return
+        begun = self._clock.now()
+        given = self._settings.save_within if deadline is None else max(0.0, deadline - begun)
+        end = begun + (given if deadline is None else (1 - SPILL_SHARE) * given)
+        pause = FIRST_PAUSE
+        with self._shown_alive(step):
+            while True:
+                left = None if deadline is None else max(1.0, end - self._clock.now())
+                try:
+                    self.now(state, step, reason, left)
+                    return
+                except StorageError as exc:
+                    error = exc
+                if self._clock.now() + pause >= end:
+                    break
+                log.warning("step %s is not saved, trying again in %g s: %s", step, pause, error)
+                self._link.post("saving", step, {"reason": reason, "error": str(error), "again_in": pause})
+                self._clock.sleep(pause)
+                pause = min(2 * pause, LONGEST_PAUSE)
+            rest = TIMEOUT if deadline is None else max(1.0, deadline - self._clock.now())
+            where = self._spilled(state, step, reason, error, rest)
+        tried = f"tried for {self._clock.now() - begun:.0f} s"
+        raise type(error)(
+            f"step {step} of the run is not saved in its folder ({tried}): {error}; {where}"
+        ) from error
+
     def rescue(self, state: Callable[[], State], step: int, reason: str, timeout: float) -> bool:
-        """Save the last complete step, unless another survivor does; return whether this process did."""
+        """Save the last complete step, unless another survivor does; return whether the run's folder has it by now.
+
+        What it cannot take is spilled; see ``last``. For a process that is about to end, within ``timeout`` seconds.
+        """
         if self.folder is None or step <= self.saved_step or not self._link.claim(f"rescue-{step}"):
             return False
+        begun = self._clock.now()
         try:
-            return self.now(state, step, reason, timeout)
+            return self.now(state, step, reason, (1 - SPILL_SHARE) * timeout)
         except StorageError as exc:
-            log.warning("no rescue checkpoint of step %s: %s", step, exc)
-            return False
+            error = exc
+        left = max(1.0, timeout - (self._clock.now() - begun))
+        where = self._spilled(state, step, reason, error, left)
+        log.warning("no rescue checkpoint of step %s: %s; %s", step, error, where)
+        return False
+
+    def _spilled(
+        self, state: Callable[[], State], step: int, reason: str, error: StorageError, timeout: float
+    ) -> str:
+        """Save elsewhere, say so to the launcher, and return in words where the state is."""
+        host = socket.gethostname()
+        content = {"reason": reason, "error": str(error), "host": host}
+        kept = f"step {self.saved_step} is saved" if self.saved_step >= 0 else "nothing of it is saved"
+        if self._spill is None:
+            self._link.post("checkpoint", step, content)
+            return kept
+        try:
+            with self.lock:
+                saved = self._spill.save(state(), step, reason, timeout)
+        except StorageError as exc:
+            self._link.post("checkpoint", step, content | {"error": f"{error}; nor elsewhere: {exc}"})
+            return f"nor could it be saved elsewhere: {exc}; {kept}"
+        self._link.post("spilled", step, content | {"uri": saved.uri, "bytes": saved.bytes})
+        return (
+            f"it is in {saved.uri} on {host} instead, from where the run takes it over when it goes on there "
+            f"(ebbflow train --resume ID)"
+        )
+
+    @contextmanager
+    def _shown_alive(self, step: int) -> Iterator[None]:
+        """Report now and then: a process that waits for storage must not be taken to hang."""
+        over = threading.Event()
+
+        def report() -> None:
+            while not self._clock.wait(over, SIGN_OF_LIFE):
+                self._link.post("saving", step, {})
+
+        thread = threading.Thread(target=report, name="ebbflow-saving", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join(SIGN_OF_LIFE)
+
+    def took_over(self, found: Found, taken_from: str) -> None:
+        """Take note of the checkpoint that the run goes on from, and of one that was taken over for it."""
+        self.saved_step = found.step
+        if taken_from:
+            content = {"reason": f"taken over from {taken_from}", "uri": found.uri, "bytes": found.bytes}
+            self._link.post("checkpoint", found.step, content | {"saved_step": found.step})
 
     def _told(self, saved: Saved, reason: str) -> None:
         self.saved_step = max(self.saved_step, saved.step)

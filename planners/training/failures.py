@@ -41,6 +41,7 @@ class FailureReason(StrEnum):
     HOST_OUT_OF_MEMORY = "host-out-of-memory"
     GPU_OUT_OF_MEMORY = "gpu-out-of-memory"
     NO_SPACE = "no-space"
+    CHECKPOINTS_LOST = "checkpoints-lost"
     RUN_LOCKED = "run-locked"
     SYNTAX_ERROR = "syntax-error"
     CANNOT_LOAD_LIBRARIES = "cannot-load-libraries"

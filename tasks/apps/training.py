@@ -228,7 +228,9 @@ class _App(Silent):
         """Return the request with what a GPU of the leases costs on average."""
         leases = self._agent.book.allowed()
         price = sum(lease.price for lease in leases) / len(leases) if leases else 0.0
-        return replace(self._request, price=price)
+        # the word to begin again is spent once there is a checkpoint again
+        restart = self._request.restart and all(report.saved_step is None for report in self._reports)
+        return replace(self._request, price=price, restart=restart)
 
     def _check_fruitless(self, report: TrainingReport) -> None:
         won = any(g.last_step > g.first_step >= 0 for g in report.generations)

@@ -46,6 +46,7 @@ class Carrier:
         flow_run: of the orchestrator; empty: none.
         say: hears sentences for people.
         save: seconds that trainings get to save in when the run is stopped, where their grace is longer.
+        restart: whether trainings begin again whose checkpoints are all damaged.
     """
 
     def __init__(
@@ -57,7 +58,9 @@ class Carrier:
         flow_run: str = "",
         say: Say = lambda _: None,
         save: float | None = None,
+        restart: bool = False,
     ) -> None:
+        self._restart = restart
         self._site, self._pipeline, self._folder = site, pipeline, folder
         self._clock, self._flow_run, self._say, self._save = clock, flow_run, say, save
 
@@ -111,6 +114,7 @@ class Carrier:
 
         places = places_of(self._pipeline, str(self._folder.path))
         request = training_request(attempt.step, self._pipeline, places, attempt.fill, attempt.app)
+        request = replace(request, restart=self._restart and request.launched)
         given = self._fields(attempt) | {"gpus": wanted_gpus(attempt.step)}
         report = run_training_app(
             request,
@@ -134,6 +138,7 @@ class Carrier:
 
         places = places_of(self._pipeline, str(self._folder.path))
         request = search_request(attempt.step, self._pipeline, places, attempt.fill, attempt.app)
+        request = replace(request, restart=self._restart)
         if self._save is not None:
             request = replace(request, grace=min(request.grace, self._save))
         report = run_tuning_app(

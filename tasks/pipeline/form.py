@@ -53,6 +53,17 @@ _GPU_STEP = (
     Key("adaptive", Flag(), "whether the batch may follow the goodput", True),
     Key("checkpoint_every", Duration(), "between full checkpoints; from measured costs unless given"),
     Key("grace", Duration(), "to save and leave in", 30.0),
+    Key(
+        "save_within",
+        Duration(),
+        "in which the save of a run's end is tried again before it is spilled",
+        120.0,
+    ),
+    Key(
+        "spill",
+        Text("a folder"),
+        "for a checkpoint that the run's folder cannot take, local or s3://; of the node's own disk unless given",
+    ),
 )
 
 QUERY = Section(

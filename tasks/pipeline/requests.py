@@ -20,11 +20,11 @@ _QUERY = (
 )  # fmt: skip
 _TRAINING = (
     "min_gpus", "max_gpus", "adaptive", "checkpoint_every", "grace", "keep", "running_every", "running_fraction",
-    "hazard", "canary", "retries", "back_off", "wait_limit", "collective_timeout",
+    "hazard", "canary", "retries", "back_off", "wait_limit", "collective_timeout", "save_within", "spill",
 )  # fmt: skip
 _SEARCH = (
     "metric", "maximise", "trials", "gpus", "max_gpus", "epochs", "pruner", "factor", "least_epochs", "sampler",
-    "seed", "adaptive", "checkpoint_every", "grace",
+    "seed", "adaptive", "checkpoint_every", "grace", "save_within", "spill",
 )  # fmt: skip
 
 

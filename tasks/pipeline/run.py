@@ -62,10 +62,13 @@ class PipelineRequest:
     save: float | None = (
         None  # s that trainings get to save in when the run is stopped, if not all their grace
     )
+    restart: bool = False  # with resume: begin trainings again none of whose checkpoints can be used
 
     def __post_init__(self) -> None:
         if bool(self.file) == bool(self.resume):
             raise OptionError("name a pipeline's file, or a run to go on with (--resume ID), not both")
+        if self.restart and not self.resume:
+            raise OptionError("restart is for a run that is gone on with (--resume ID)")
         if self.resume and (self.id or self.parameters):
             raise OptionError(
                 "--resume goes on with the id and the parameters that are recorded; leave them out"
@@ -142,7 +145,8 @@ MakeCarry = Callable[[Site, Pipeline, RunFolder], Carry]
 
 def _carrier(request: PipelineRequest, listener: Watcher, clock: Clock) -> MakeCarry:
     def make(site: Site, pipeline: Pipeline, folder: RunFolder) -> Carry:
-        return Carrier(site, pipeline, folder, clock, request.flow_run, listener.note, request.save)
+        said = (request.flow_run, listener.note, request.save, request.restart)
+        return Carrier(site, pipeline, folder, clock, *said)
 
     return make
 

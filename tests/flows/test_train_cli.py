@@ -8,7 +8,7 @@ import pytest
 from flowcases import run_cli
 from typer.testing import CliRunner
 
-from ebbflow.flows import cli
+from ebbflow.flows import cli, train_cli
 from ebbflow.tasks.training_report import TrainingReport
 
 SCRIPT = str(Path(__file__).with_name("digits.py"))
@@ -56,6 +56,9 @@ def test_a_killed_node_costs_no_more_than_the_step_in_flight(
         (["--resume", "nothing"], "there is no run 'nothing'"),
         ([SCRIPT, "--resume", "nothing"], "leave them out"),
         ([SCRIPT, "--failures", "none.toml"], "none.toml"),
+        ([SCRIPT, "--restart"], "--restart goes with --resume"),
+        ([SCRIPT, "--save-within", "-1"], "save_within must be >= 0"),
+        ([SCRIPT, "--spill", "ftp://x/y"], "use a plain path, file:// or s3://"),
     ],
 )
 def test_wrong_input(
@@ -66,6 +69,19 @@ def test_wrong_input(
         cli.main()
     assert end.value.code == 2
     assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("saved", "status"), [(12, 130), (10, 1), (None, 1)])
+def test_an_interrupted_run_says_saved_only_where_it_is(
+    saved: int | None, status: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    stopped = TrainingReport(
+        "r", SCRIPT, str(tmp_path), 0.0, 1.0, "stopped", "why", steps=12, saved_step=saved
+    )
+    monkeypatch.setattr(train_cli, "_run", lambda *_, **__: stopped)
+    shown = CliRunner().invoke(cli.app, ["train", SCRIPT, "--folder", str(tmp_path)])
+    assert shown.exit_code == status
+    assert ("not saved: " in shown.output) == (status == 1)
 
 
 def test_options_of_the_script_go_after_two_dashes() -> None:

@@ -12,6 +12,8 @@ from rich.console import Console
 from training_fakes import Act, FakeSite, ScriptedClock, failed
 
 from ebbflow.infra.errors import EngineUnavailableError, TrainingError
+from ebbflow.infra.protocols import TrainingEvent, TrainingStatus
+from ebbflow.infra.training.channel import Report
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.training.batch_size import BatchLimits, Split
 from ebbflow.planners.training.goodput import GradientStatistics
@@ -19,6 +21,7 @@ from ebbflow.planners.training.job_report import JobReport
 from ebbflow.planners.training.throughput import ThroughputParameters
 from ebbflow.tasks.report import ReportError
 from ebbflow.tasks.training import Handle, run_training
+from ebbflow.tasks.training_book import Book
 from ebbflow.tasks.training_listening import Silent
 from ebbflow.tasks.training_outlook import BestBatch
 from ebbflow.tasks.training_page import print_training, training_html
@@ -345,9 +348,11 @@ def test_a_recorded_request_comes_back(script: str) -> None:
     assert (found.arguments, found.min_gpus, found.price, found.at) == (("--lr", "0.1"), 2, 2.0, ())
     with pytest.raises(TrainingError, match="no run 'other'"):
         TrainingRequest.load(folder, "other")
-    (Path(folder) / "r" / "request.json").write_text("{")
-    with pytest.raises(TrainingError, match="damaged"):
-        TrainingRequest.load(folder, "r")
+    file = Path(folder) / "r" / "request.json"
+    for bad in ("{", file.read_text().replace('"0.1"', '"0.9"')):
+        file.write_text(bad)
+        with pytest.raises(TrainingError, match="not what was written"):
+            TrainingRequest.load(folder, "r")
 
 
 def test_what_happened_to_an_earlier_launcher_is_no_news(script: str) -> None:
@@ -451,3 +456,60 @@ def test_a_failed_run_says_where_its_processes_wrote(script: str) -> None:
 def test_the_clock_of_these_tests_stands_still() -> None:
     clock = ScriptedClock()
     assert clock.now() == clock.now()
+
+
+# --- what is saved, and what is not -----------------------------------------------------------------------------
+
+
+def test_a_report_tells_what_is_saved_spilled_and_lost(script: str) -> None:
+    def told(*said: tuple[str, int, dict[str, Any]], state: Any = "failed", step: int = 12) -> TrainingReport:
+        request = TrainingRequest(script, folder=str(Path(script).parent / "runs"), id="r")
+        book = Book(request, ScriptedClock(), Silent())
+        for number, (kind, at, content) in enumerate(said, 1):
+            if kind == "resumed":
+                book.event(TrainingEvent(number, 0.0, kind, 1, content))
+            else:
+                book.hear(Report(kind, 0, 0.0, at, content))  # type: ignore[arg-type]
+        return book.report(TrainingStatus(state, 1, {}, step, "why"))
+
+    begun = ("started", 0, {"restored": None})
+    saved = ("checkpoint", 8, {"saved_step": 8})
+    spilled = ("spilled", 12, {"uri": "file:///scratch/x", "host": "h", "error": "full"})
+    report = told(begun, saved, spilled)
+    assert (report.saved_step, report.unsaved_steps) == (8, 4)
+    assert report.reason.startswith("why; step 12 is in file:///scratch/x on h")
+    assert told(begun, spilled, ("checkpoint", 12, {"saved_step": 12})).spilled is None
+    assert told(begun, saved, state="stopped").reason == "why; steps 9 to 12 are not saved"
+    whole = told(begun, ("finished", 12, {"saved": True}), state="finished")
+    assert (whole.saved_step, whole.unsaved_steps, whole.reason) == (12, 0, "why")
+
+    names = [f"file:///c/corrupt-step-{step:012d}-1-2 its checksum differs" for step in (5, 10)]
+    again = {"checkpoints": names, "restarted": True, "reached": 10}
+    report = told(("damaged", 0, again), begun)
+    assert (report.lost_steps, report.unusable) == (10, tuple(names)), "as far as checkpoints say"
+    report = told(("resumed", 0, {"reached": 14, "saved": 10}), ("damaged", 0, again), begun)
+    assert (report.lost_steps, report.saved_step) == (14, None)
+    older = ("started", 5, {"restored": 5})
+    assert told(("resumed", 0, {"reached": 14, "saved": 10}), older).lost_steps == 9
+    out = io.StringIO()
+    print_training(report, Console(file=out, width=200))
+    assert all(f"cannot be used: {name}" in out.getvalue() for name in names)
+    assert "lost steps: 14" in out.getvalue()
+    page = training_html(report)
+    assert all(name in page for name in names)
+
+
+def test_the_word_to_begin_again_holds_for_one_launch_of_a_run_that_is_resumed(script: str) -> None:
+    _, site = run(script, Act(), resume=True, restart=True)
+    assert site.made.launches[0][1].restart
+    assert not TrainingRequest.load(str(Path(script).parent / "runs"), "r").restart
+    _, site = run(script, Act(), restart=True, id="new")
+    assert not site.made.launches[0][1].restart
+
+
+def test_a_folder_that_cannot_take_the_report_does_not_hide_how_a_run_ended(script: str) -> None:
+    (Path(script).parent / "runs" / "r" / "report.json").mkdir(parents=True)
+    report, _ = run(script, Act())
+    assert report.state == "finished"
+    with pytest.raises(ReportError):
+        run(script, Act(), id="asked", json=str(Path(script).parent / "runs" / "r" / "report.json"))

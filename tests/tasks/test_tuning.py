@@ -197,9 +197,9 @@ def test_an_interrupted_search_goes_on(request_of: Any) -> None:
 class FullFor(Trainings):
     """Trainings on a disk that is full for the first few of them."""
 
-    def __init__(self, times: int) -> None:
+    def __init__(self, times: int, at_the_end: bool = False) -> None:
         super().__init__()
-        self.times = times
+        self.times, self.at_the_end = times, at_the_end
 
     def __call__(
         self, request: TrainingRequest, listener: TrainingListener, handle: Handle, resume: bool
@@ -207,14 +207,23 @@ class FullFor(Trainings):
         with self.lock:
             self.times -= 1
             full = self.times >= 0
+        if full and self.at_the_end:  # it trained, and its last checkpoint found no space
+            report = self._report(request, "failed", EPOCHS)
+            failure = FailureReport("no-space", "resource", "abc", "StorageFullError: no space left")
+            return replace(
+                report,
+                reason="no space left",
+                generations=(replace(report.generations[0], failure=failure),),
+            )
         if full:
             raise StorageFullError("cannot write the run: no space left")
         return super().__call__(request, listener, handle, resume)
 
 
+@pytest.mark.parametrize("at_the_end", [False, True])
 @pytest.mark.parametrize("nodes", ["local:1x1", "local:2x1"])
-def test_a_full_disk_is_no_trials_failure(request_of: Any, nodes: str) -> None:
-    request, trainings = request_of(trials=3, pruner="none", nodes=nodes), FullFor(1)
+def test_a_full_disk_is_no_trials_failure(request_of: Any, nodes: str, at_the_end: bool) -> None:
+    request, trainings = request_of(trials=3, pruner="none", nodes=nodes), FullFor(1, at_the_end)
     with pytest.raises(StorageFullError, match="no space left"):
         run_tuning(request, train=trainings)
     trainings.times = 0  # there is room again

@@ -44,6 +44,7 @@ class Generation:
     _first: int = -1
     _last: int = -1
     _saved: int = -1
+    _unsaved: int | None = None  # step of an end of the run that was not saved
 
     def __post_init__(self) -> None:
         self.begun = self.clock.now()
@@ -137,6 +138,8 @@ class Generation:
         for report in self.channel.reports():
             self._watch.report(now)
             self._said.add(report.kind)
+            if report.kind == "finished" and not report.content.get("saved"):
+                self._unsaved = report.step
             if report.kind in ("started", *_SAID_END):
                 self.note(
                     report.kind,
@@ -206,6 +209,8 @@ class Generation:
         return tuple(sorted(found, key=lambda f: (f.exit_code == PEER_LOST, f.time)))
 
     def _outcome(self, failures: tuple[RankFailure, ...]) -> tuple[GenerationKind, str]:
+        if self._unsaved is not None:
+            return "failed", f"the script came to its end, and step {self._unsaved} is not saved"
         if "finished" in self._said:
             return "finished", "the script came to its end"
         if "canary" in self._said and not failures:

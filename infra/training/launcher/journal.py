@@ -1,13 +1,12 @@
 """What a run writes down for people and for its own resumption: ``run.json`` and ``events.jsonl`` in its folder."""
 
-import json
+import logging
 import os
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
-from ebbflow.infra import files
+from ebbflow.infra import checksums, files
 from ebbflow.infra.errors import StorageError, TrainingError
 from ebbflow.infra.filesystems import filesystem, split, to_uri, translated
 from ebbflow.infra.protocols import TrainingEvent, TrainingJob
@@ -16,6 +15,8 @@ from ebbflow.infra.training.channel import RunSettings
 _FORMAT = 1
 _RUN = "run.json"
 _EVENTS = "events.jsonl"
+
+log = logging.getLogger(__name__)
 
 
 class Journal:
@@ -42,7 +43,7 @@ class Journal:
             "generation": generation,
             "pool": pool,
         }
-        data = (json.dumps(fields, indent=1) + "\n").encode()
+        data = checksums.sealed(fields, indent=1)
         with translated(f"write {self.uri}/{_RUN}"):
             store = filesystem(self._scheme)
             store.create_dir(self._path, recursive=True)
@@ -52,7 +53,7 @@ class Journal:
         """Return the job, its last placement, state, generation and pool. Raises ``TrainingError``."""
         try:
             with translated(f"read {self.uri}/{_RUN}"):
-                fields = json.loads(self._read(_RUN))
+                fields = checksums.unsealed(self._read(_RUN))
             if fields.pop("format") != _FORMAT:
                 raise TrainingError(
                     f"{self.uri}/{_RUN} is of another version of Ebbflow; go on with that one"
@@ -63,14 +64,17 @@ class Journal:
             fields["arguments"] = tuple(fields["arguments"])
             job = TrainingJob(**fields, settings=RunSettings(**settings) if settings else None)
         except (ValueError, KeyError, TypeError, AttributeError) as exc:
-            raise TrainingError(f"{self.uri}/{_RUN} cannot be read ({exc}); start the run anew") from exc
+            raise TrainingError(
+                f"{self.uri}/{_RUN} is not what was written ({exc}); bring a copy of it back, or start the run anew "
+                f"under another id: its checkpoints are in {self.uri}/checkpoints"
+            ) from exc
         except StorageError as exc:
             raise TrainingError(f"there is no run in {self.uri} to go on with: {exc}") from exc
         return job, placement, state, generation, pool
 
     def append(self, event: TrainingEvent) -> None:
         """Add an event. Raises ``StorageError``."""
-        line = json.dumps(asdict(event)) + "\n"
+        line = _line(event)
         with translated(f"write {self.uri}/{_EVENTS}"):
             if self.local is not None:
                 _append(self.local / _EVENTS, line)
@@ -80,7 +84,7 @@ class Journal:
             files.write_atomic(filesystem(self._scheme), self._scheme, f"{self._path}/{_EVENTS}", data)
 
     def events(self) -> list[TrainingEvent]:
-        """Return the events so far; a line that was torn by a crash is passed over. Raises ``StorageError``."""
+        """Return the events so far; a line that was torn or damaged is passed over. Raises ``StorageError``."""
         try:
             with translated(f"read {self.uri}/{_EVENTS}"):
                 lines = self._read(_EVENTS).decode(errors="replace").splitlines()
@@ -89,7 +93,11 @@ class Journal:
                 return []
             raise
         found = [event for line in lines if (event := _event(line)) is not None]
-        self._lines = [json.dumps(asdict(event)) + "\n" for event in found]
+        if (bad := len(lines) - len(found)) > 0:
+            log.warning(
+                "%s of %s lines of %s/%s are not what was written", bad, len(lines), self.uri, _EVENTS
+            )
+        self._lines = [_line(event) for event in found]
         return found
 
     def _read(self, name: str) -> bytes:
@@ -111,9 +119,12 @@ def _append(path: Path, line: str) -> None:
         os.fsync(file.fileno())
 
 
+def _line(event: TrainingEvent) -> str:
+    return checksums.sealed(asdict(event)).decode()
+
+
 def _event(line: str) -> TrainingEvent | None:
     try:
-        fields: dict[str, Any] = json.loads(line)
-        return TrainingEvent(**fields)
+        return TrainingEvent(**checksums.unsealed(f"{line}\n".encode()))
     except (ValueError, TypeError):
         return None

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _HOPELESS = 20  # generations in a row without a step won, whoever decides
 _LOOK = 0.05  # seconds between looks
-_NOTED = ("checkpoint", "metrics", "skipped")
+_NOTED = ("checkpoint", "metrics", "skipped", "spilled", "damaged")
 
 log = logging.getLogger(__name__)
 
@@ -134,7 +134,7 @@ class Loop:
             return _unformed(generation.end(), missing, before)
         self._moves.restart()
         self.generation = generation
-        self._record.note("generation", placement=placement)
+        self._record.note("generation", placement=placement, trial=self._settings.canary_steps > 0)
         generation.launch(self._order(), {name: self._logs_of(name, number) for name in placement})
         # Those that are not needed any more take their time to end, and training need not wait for that.
         self._members.end([name for name in self._members.names if name not in placement])
@@ -168,7 +168,13 @@ class Loop:
         return dict.fromkeys(placement, "the run was stopped before it began")
 
     def _order(self) -> Order:
-        status = self._record.status
+        status, record = self._record.status, self._record
+        # the user's word to begin again holds until there is something to lose again
+        settings = replace(
+            self._settings,
+            saved_step=record.best,
+            restart=self._settings.restart and not record.saved_here,
+        )
         environment = {
             **self._job.environment,
             **self._environment,
@@ -176,7 +182,7 @@ class Loop:
             names.RUN_FOLDER: self._job.folder,
             names.GENERATION: str(status.generation),
             names.CHANNEL: f"{self._store.host}:{self._store.port}",
-            names.SETTINGS: self._settings.to_json(),
+            names.SETTINGS: settings.to_json(),
         }
         return Order(
             "launch",
@@ -196,7 +202,9 @@ class Loop:
             self._record.stand(state="running")
         if report.kind == "step" and self.generation is not None:
             self._moves.look_for_straggler(report, self.generation)
-        if report.kind in _NOTED:
+        if report.kind == "damaged" and report.content.get("restarted"):
+            self._record.restart()
+        if report.kind in _NOTED or (report.kind == "saving" and report.content):
             self._record.note(report.kind, **{**report.content, "step": report.step, "rank": report.rank})
         if self._on_report is not None:
             self._on_report(report)
@@ -220,7 +228,7 @@ class Loop:
         """Write down how a generation ended, and return that with ``idle``."""
         record = self._record
         won = end.saved_step > record.best
-        record.best = max(record.best, end.saved_step)
+        record.saved(end.saved_step)
         record.idle = 0 if won or end.kind == "stopped" else record.idle + 1
         end = replace(end, idle=record.idle)
         record.stand(end=end, reason=end.reason, step=max(record.status.step, end.last_step))

@@ -24,15 +24,30 @@ class Record:
         self._status = TrainingStatus("starting", 0, {}, -1)
         self.journal: Journal | None = None
         self.best = -1  # newest step that is saved
+        self.saved_here = False  # whether this launcher has heard of a checkpoint
+        self.reached = -1  # newest step that earlier launchers had heard of, but for trials
         self.idle = 0  # generations in a row that have won no step
 
     def take_up(self, journal: Journal, generation: int) -> None:
         """Go on with the record of an earlier launcher, whose last generation was ``generation``."""
         self._events = journal.events()
         last = max([generation, *(event.generation for event in self._events)])
-        self.best = max([-1, *map(_saved, self._events)])
+        begun = max((at for at, event in enumerate(self._events) if _restarts(event)), default=-1) + 1
+        counted = self._events[begun:]
+        self.best = max([-1, *map(_saved, counted)])
+        trials = {e.generation for e in counted if e.kind == "generation" and e.content.get("trial")}
+        self.reached = max([-1, *(_step(event) for event in counted if event.generation not in trials)])
         self.journal = journal
         self.stand(generation=last, step=self.best)
+
+    def saved(self, step: int) -> None:
+        """Take note of a step that was saved; -1: none was."""
+        self.best = max(self.best, step)
+        self.saved_here |= step >= 0
+
+    def restart(self) -> None:
+        """Take note that the run has begun again: what was saved before cannot be used."""
+        self.best = -1
 
     @property
     def status(self) -> TrainingStatus:
@@ -71,3 +86,13 @@ class Record:
 def _saved(event: TrainingEvent) -> int:
     step = event.content.get("saved_step", -1)
     return step if isinstance(step, int) else -1
+
+
+def _step(event: TrainingEvent) -> int:
+    """Return the newest step that an event speaks of."""
+    said = (event.content.get(name, -1) for name in ("step", "last_step", "saved_step"))
+    return max(step if isinstance(step, int) else -1 for step in said)
+
+
+def _restarts(event: TrainingEvent) -> bool:
+    return event.kind == "damaged" and bool(event.content.get("restarted"))

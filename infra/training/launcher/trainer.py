@@ -121,6 +121,8 @@ class TorchTrainer:
             self._on_report, self._clock,
         )  # fmt: skip
         record.note("launched", placement=wanted, script=job.script)
+        if record.reached >= 0:
+            record.note("resumed", reached=record.reached, saved=record.best)
         self._thread = threading.Thread(
             target=loop.run, args=(wanted, lock.release), name="ebbflow-trainer", daemon=True
         )
@@ -143,8 +145,10 @@ class TorchTrainer:
         if state == "finished":
             raise TrainingError(f"run {job.id} is finished; there is nothing to go on with")
         self._await_end_of(pool, job.settings or RunSettings())
-        if settings is not None:
-            job = replace(job, settings=settings.keeping(job.settings or RunSettings()))
+        before = replace(
+            job.settings or RunSettings(), restart=False
+        )  # that was the user's word for that time
+        job = replace(job, settings=before if settings is None else settings.keeping(before))
         self._record.take_up(journal, generation)
         self.launch(replace(job, folder=folder), placement or last)
 

@@ -147,7 +147,7 @@ for step in range(1, 6):
         time.sleep(600)
     dist.all_reduce(torch.ones(1))
 if dist.get_rank() == 0:
-    channel.post(Report("finished", 0, time.time(), step))
+    channel.post(Report("finished", 0, time.time(), step, {"saved": True}))
 """
 
 

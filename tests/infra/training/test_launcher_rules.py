@@ -8,15 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ebbflow.infra.clock import SystemClock
 from ebbflow.infra.errors import TrainingError
 from ebbflow.infra.protocols import Continue, GenerationEnd, Halt, RankFailure, TrainingEvent, TrainingJob
-from ebbflow.infra.training.channel import RunSettings
+from ebbflow.infra.training.channel import Report, RunSettings
 from ebbflow.infra.training.launcher import placement
 from ebbflow.infra.training.launcher.decide import Persist
-from ebbflow.infra.training.launcher.generation import describe
+from ebbflow.infra.training.launcher.generation import Generation, describe
 from ebbflow.infra.training.launcher.hang import HangRule, HangWatch
 from ebbflow.infra.training.launcher.journal import Journal
 from ebbflow.infra.training.launcher.lateness import Lateness
+from ebbflow.infra.training.launcher.record import Record
 from ebbflow.infra.training.launcher.wire import RankState
 from ebbflow.infra.training.leaving import PEER_LOST
 from ebbflow.planners.errors import OptionError
@@ -201,3 +203,83 @@ def test_a_line_torn_by_a_crash_costs_only_itself(tmp_path: Path) -> None:
     journal.append(events[3])
     assert journal.events() == [*events[:2], events[3]]
     assert all(json.loads(line) for line in file.read_text().splitlines() if line.endswith("}"))
+
+
+def test_no_flipped_byte_of_a_runs_own_files_is_believed(tmp_path: Path) -> None:
+    journal = Journal(str(tmp_path))
+    job = TrainingJob("r", "/s.py", ("--lr", "0.1"), str(tmp_path), RunSettings(), {})
+    journal.write_run(job, {"node-1": 2}, "running", 7, "abc")
+    events = [TrainingEvent(n, float(n), "checkpoint", 1, {"saved_step": n}) for n in (1, 2)]
+    for event in events:
+        journal.append(event)
+    run, told = tmp_path / "run.json", tmp_path / "events.jsonl"
+    whole = run.read_bytes()
+    for at in range(len(whole)):
+        run.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        with pytest.raises(TrainingError, match="not what was written"):
+            journal.read_run()
+    whole = told.read_bytes()
+    for at in range(len(whole)):
+        told.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        assert set(map(str, journal.events())) <= set(map(str, events)), at
+
+
+# --- what a run had reached -------------------------------------------------------------------------------------
+
+
+def test_a_launcher_that_resumes_knows_what_was_reached_and_saved_but_for_trials(tmp_path: Path) -> None:
+    def taken_up(*said: tuple[str, int, dict[str, Any]]) -> tuple[int, int]:
+        folder = tmp_path / str(len(list(tmp_path.iterdir())))
+        journal = Journal(str(folder))
+        for number, (kind, generation, content) in enumerate(said, 1):
+            journal.append(TrainingEvent(number, float(number), kind, generation, content))
+        record = Record(SystemClock())
+        record.take_up(journal, 0)
+        return record.best, record.reached
+
+    assert taken_up() == (-1, -1)
+    trial = [
+        ("generation", 1, {"trial": True}),
+        ("metrics", 1, {"step": 20}),
+        ("generation-ended", 1, {"last_step": 20}),
+    ]
+    assert taken_up(*trial) == (-1, -1)
+    trained = [("generation", 2, {"trial": False}), ("checkpoint", 2, {"step": 60, "saved_step": 60})]
+    assert taken_up(*trial, *trained, ("metrics", 2, {"step": 75})) == (60, 75)
+    again = ("damaged", 3, {"step": 0, "restarted": True})
+    assert taken_up(*trained, again) == (-1, -1), "what was before is given up"
+    assert taken_up(*trained, again, ("checkpoint", 3, {"step": 10, "saved_step": 10})) == (10, 10)
+    named = ("damaged", 3, {"step": 0, "restarted": False})
+    assert taken_up(*trained, named) == (60, 60)
+
+
+def test_a_run_is_not_finished_before_its_end_is_saved() -> None:
+    class Told:
+        def __init__(self, *reports: Report) -> None:
+            self._reports = list(reports)
+
+        def reports(self) -> list[Report]:
+            said, self._reports = self._reports, []
+            return said
+
+    def ended(**content: Any) -> tuple[str, str]:
+        report = Report("finished", 0, 0.0, 12, content)
+        told: Any = Told(report)
+        generation = Generation(
+            1,
+            {},
+            {},
+            told,
+            SystemClock(),
+            lambda kind, **said: None,
+            RULE,
+            1.0,
+            1.0,  # type: ignore[arg-type]
+        )
+        assert generation.look({})
+        end = generation.end()
+        return end.kind, end.reason
+
+    assert ended(saved=True)[0] == "finished"
+    assert ended(saved=False) == ("failed", "the script came to its end, and step 12 is not saved")
+    assert ended()[0] == "failed"

@@ -100,6 +100,15 @@ PRINTED: dict[str, list[tuple[int, str]]] = {
         (1, "[98765.4] oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=job,task=python,pid=913"),
         (-6, "terminate called after throwing an instance of 'std::bad_alloc'\n  what():  std::bad_alloc"),
     ],
+    "checkpoints-lost": [
+        (1, HEAD + "ebbflow.infra.errors.CheckpointsLostError: none of the run's checkpoints can be used: "
+            "file:///runs/a/checkpoints/corrupt-step-000000000096-1700000000000-0123abcd has model.pt with bytes "
+            "that are not those written (its checksum differs). Nothing was deleted, and nothing is trained"),
+        (1, HEAD + "ebbflow.infra.errors.CheckpointsLostError: none of the run's checkpoints can be used: step 96 "
+            "was saved, and there is no finished checkpoint in s3://b/runs/a/checkpoints. Nothing was deleted"),
+        (1, "[rank0]: Traceback (most recent call last):\n[rank0]:   File \"/job/a.py\", line 1, in <module>\n"
+            "[rank0]: ebbflow.infra.errors.CheckpointsLostError: none of the run's checkpoints can be used: a; b"),
+    ],
     "run-locked": [
         (1, HEAD + "ebbflow.infra.errors.RunLockedError: run r1 is held by process 4711 on host a since 12:00"),
         (1, HEAD + "ebbflow.infra.errors.RunLockedError: run r1 has been taken over by process 4712 on host b"),
@@ -125,6 +134,7 @@ NEAR_MISSES: list[tuple[str, str, int, str]] = [
     ("host-out-of-memory", "traceback", 1, HEAD + "ValueError: memory bank is empty"),
     ("gpu-out-of-memory", "traceback", 1, HEAD + "RuntimeError: out of memory cells in the replay buffer"),
     ("no-space", "traceback", 1, HEAD + "OSError: [Errno 24] Too many open files: 'a.bin'"),
+    ("checkpoints-lost", "traceback", 1, HEAD + "RuntimeError: two checkpoints lost their optimizer"),
     ("run-locked", "traceback", 1, HEAD + "RuntimeError: the run is locked in at 8 GPUs"),
     ("cannot-load-libraries", "import-error", 1, HEAD + "ModuleNotFoundError: No module named 'libcudnn'"),
     ("syntax-error", "incorrect-inputs", 1, HEAD + "json.decoder.JSONDecodeError: invalid syntax in line 1"),

@@ -1,0 +1,153 @@
+"""Where the last checkpoint of a run goes when the run's folder cannot take it, and how it comes back.
+
+Layout::
+
+    <place>/ebbflow-spill-<user id>-<run>-<hash of its folder and mark>/step-.../    as ``CheckpointFolder`` has it
+    <run's folder>/mark                                                              random, of this run alone
+
+A place is a folder of the node's own disk, unless the user names one that all nodes reach: what lies on a node's disk
+is found by a process of that node alone. The mark keeps a run from taking over what another left that had its folder
+before.
+"""
+
+import hashlib
+import os
+import re
+import secrets
+import socket
+import stat
+import tempfile
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from ebbflow.infra.clock import Clock
+from ebbflow.infra.errors import StorageError
+from ebbflow.infra.filesystems import translated
+from ebbflow.infra.training.checkpoints import CheckpointFolder, Found, Saved
+from ebbflow.infra.training.places import Place
+from ebbflow.planners.errors import EbbflowError
+
+_MARK = "mark"
+_HEX = re.compile(r"[0-9a-f]{32}")
+
+
+def spill_places(chosen: str = "") -> list[str]:
+    """Return the folders to try, in order: the user's, or those of this machine that outlive the process."""
+    if chosen:
+        return [chosen]
+    own = [Path("/var/tmp"), Path(tempfile.gettempdir())]  # noqa: S108  below, nobody else may enter
+    return list(dict.fromkeys(str(path) for path in own if path.is_dir()))
+
+
+class Spill:
+    """The places of one run.
+
+    Args:
+        folder: of the run, local or on S3.
+        chosen: the user's place; those of this machine unless given.
+    """
+
+    def __init__(self, folder: str, chosen: str = "", *, clock: Clock | None = None) -> None:
+        self._run = Place(folder)
+        self._chosen = chosen
+        self._clock = clock
+        self.mark = ""  # before it is known nothing is spilled, and nothing found
+        self.problems: list[str] = []  # checkpoints in the places that cannot serve, and why
+
+    def take_mark(self) -> str:
+        """Return the run's mark, made when there is none yet. Raises ``StorageError``."""
+        with translated(f"read {self._run.uri_of(_MARK)}"):
+            try:
+                said = self._run.read(_MARK).decode(errors="replace").strip()
+            except FileNotFoundError:
+                said = ""
+        if not _HEX.fullmatch(said):
+            said = secrets.token_hex(16)
+            with translated(f"write {self._run.uri_of(_MARK)}"):
+                self._run.write(_MARK, f"{said}\n".encode())
+        self.mark = said
+        return said
+
+    def save(self, state: Mapping[str, Any], step: int, reason: str, timeout: float) -> Saved:
+        """Save in the first place that takes it. Raises ``StorageError`` with what each place says."""
+        said = []
+        for place in self._places():
+            try:
+                self._make_private(place)
+                note = {"reason": reason, "run": self._run.uri, "host": socket.gethostname()}
+                folder = CheckpointFolder(place.uri, 1, clock=self._clock)
+                return folder.save(state, step, note, timeout=timeout)
+            except StorageError as exc:
+                said.append(str(exc))
+        raise StorageError("; ".join(said) or "there is no place for it on this machine")
+
+    def newest(self, above: int) -> tuple[CheckpointFolder, Found] | None:
+        """Return the newest whole checkpoint of more than ``above`` steps; what cannot be read is passed over."""
+        best: tuple[CheckpointFolder, Found] | None = None
+        for folder in self._there():
+            try:
+                found = folder.latest()
+            except StorageError:  # as if it were on another node: the run's own folder decides
+                continue
+            self.problems += folder.problems()
+            if found is not None and found.step > (above if best is None else best[1].step):
+                best = folder, found
+        return best
+
+    def clear(self, upto: int) -> None:
+        """Delete what the run's folder now has as well: checkpoints of ``upto`` steps and fewer."""
+        for folder in self._there():
+            # what cannot be deleted takes up room, and is compared again when it is looked at
+            with suppress(StorageError, OSError):
+                found = folder.latest()
+                if found is not None and found.step <= upto:
+                    folder.discard(found)
+                place = Place(folder.uri)
+                if place.local:
+                    os.rmdir(place.root)  # unless there is more in it
+
+    def _there(self) -> list[CheckpointFolder]:
+        """Return the places that hold something of this run and of this user."""
+        found = []
+        for place in self._places():
+            try:
+                with translated(f"look at {place.uri}"):
+                    if place.local and not os.path.lexists(place.root):
+                        continue
+                    if place.local:
+                        _check_private(place)
+                    found.append(CheckpointFolder(place.uri, 1, clock=self._clock))
+            except StorageError:  # somebody else's
+                continue
+        return found
+
+    def _places(self) -> list[Place]:
+        run = self._run.root.rsplit("/", 1)[-1][:60]
+        mark = hashlib.sha256(f"{self._run.uri}\n{self.mark}".encode()).hexdigest()[:16]
+        name = f"ebbflow-spill-{os.geteuid()}-{run}-{mark}"
+        found: list[Place] = []
+        if not self.mark:
+            return found
+        for place in spill_places(self._chosen):
+            try:
+                found.append(Place(f"{place.rstrip('/')}/{name}"))
+            except EbbflowError:
+                continue
+        return found
+
+    def _make_private(self, place: Place) -> None:
+        if place.local:
+            with translated(f"make {place.uri}"):
+                os.makedirs(os.path.dirname(place.root), exist_ok=True)
+                if not os.path.lexists(place.root):
+                    os.mkdir(place.root, 0o700)
+                _check_private(place)
+
+
+def _check_private(place: Place) -> None:
+    """Raise ``StorageError`` for a folder that another user may have made or can write: its model is not ours."""
+    there = os.lstat(place.root)
+    if not stat.S_ISDIR(there.st_mode) or there.st_uid != os.geteuid() or there.st_mode & 0o077:
+        raise StorageError(f"{place.uri} is not a folder of this user alone (mode 0700); it is not used")

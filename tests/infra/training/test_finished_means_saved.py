@@ -1,0 +1,253 @@
+"""What becomes of a run's last step when its folder cannot take it: tried again, spilled, taken over; not dropped."""
+
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from ebbflow.infra.errors import StorageError, StorageFullError
+from ebbflow.infra.training import ElasticRun, RunStopped, saver, spill
+from ebbflow.infra.training.channel import RunSettings
+from ebbflow.infra.training.checkpoints import CheckpointFolder
+from tests.infra.training.checkpoint_cases import names
+
+X = torch.randn(50, 4, generator=torch.Generator().manual_seed(1))
+Y = X @ torch.tensor([[1.0], [-2.0], [0.5], [3.0]]) + 0.1
+FULL = StorageFullError("no space left on device")
+AT_ONCE = RunSettings(save_within=0.0)
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the one place on "this machine" for what a run's folder cannot take."""
+    for name in list(os.environ):
+        if name.startswith("EBBFLOW_") or name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+            monkeypatch.delenv(name)
+    monkeypatch.setattr(saver, "FIRST_PAUSE", 0.01)
+    there = tmp_path / "scratch"
+    there.mkdir()
+    monkeypatch.setattr(spill, "spill_places", lambda chosen="": [chosen or str(there)])
+    return there
+
+
+def train(run: ElasticRun, epochs: int = 1, before_end: Any = lambda: None) -> tuple[int, torch.Tensor]:
+    """Train a linear model; return the steps that were done and its weights."""
+    torch.manual_seed(0)
+    model, _ = run.prepare(nn.Linear(4, 1), lambda p: torch.optim.SGD(p, lr=0.05), batch_size=10)
+    steps = 0
+    for _ in run.epochs(epochs):
+        for x, y in run.batches((X, Y)):
+            run.backward(nn.functional.mse_loss(model(x), y))
+            steps += run.step()
+    before_end()
+    return steps, model.weight.detach().clone()  # type: ignore[union-attr]
+
+
+def trained(folder: Path, settings: RunSettings | None = None, **options: Any) -> tuple[int, torch.Tensor]:
+    with ElasticRun.start(folder=folder, run_id="one", settings=settings) as run:
+        return train(run, **options)
+
+
+def failing(
+    monkeypatch: pytest.MonkeyPatch, where: Path, times: int, error: StorageError = FULL
+) -> list[str]:
+    """Let saves into ``where`` fail; return the folders that were tried."""
+    tried: list[str] = []
+    save = CheckpointFolder.save
+
+    def some(self: CheckpointFolder, *args: Any, **options: Any) -> Any:
+        tried.append(self.uri)
+        if self.uri.startswith(where.as_uri()) and len(tried) <= times:
+            raise error
+        return save(self, *args, **options)
+
+    monkeypatch.setattr(CheckpointFolder, "save", some)
+    return tried
+
+
+def spilled(place: Path) -> list[Path]:
+    return sorted(place.glob("ebbflow-spill-*/step-*"))
+
+
+def test_a_save_that_fails_for_a_moment_is_tried_again(tmp_path: Path, monkeypatch: Any, place: Path) -> None:
+    tried = failing(monkeypatch, tmp_path / "one", 3)
+    assert trained(tmp_path)[0] == 5
+    assert len(tried) == 4
+    found = CheckpointFolder(tmp_path / "one" / "checkpoints").latest()
+    assert found is not None
+    assert found.step == 5
+    assert not spilled(place)
+
+
+def test_the_end_of_a_run_that_cannot_be_stored_is_an_error_and_is_taken_over_later(
+    tmp_path: Path, monkeypatch: Any, place: Path
+) -> None:
+    plain = trained(tmp_path / "plain")[1]
+    with monkeypatch.context() as patch:
+        failing(patch, tmp_path / "one", 100)
+        with pytest.raises(StorageFullError, match="step 5 of the run is not saved in its folder") as raised:
+            trained(tmp_path, AT_ONCE)
+    (there,) = spilled(place)
+    assert str(there) in str(raised.value), "the message says where it is instead"
+    assert (there.parent.stat().st_mode & 0o777) == 0o700
+    steps, weights = trained(tmp_path)
+    assert steps == 0, "nothing is trained again"
+    assert torch.equal(weights, plain)
+    found = CheckpointFolder(tmp_path / "one" / "checkpoints").latest()
+    assert found is not None
+    assert found.step == 5
+    assert not list(place.iterdir()), "what the run's folder has again is not kept twice"
+
+
+def test_where_no_place_takes_it_the_last_durable_checkpoint_is_named_and_gone_on_from(
+    tmp_path: Path, monkeypatch: Any, place: Path
+) -> None:
+    trained(tmp_path)
+    place.rmdir()
+    place.write_text("no folder")
+    with monkeypatch.context() as patch:
+        failing(patch, tmp_path / "one", 100)
+        with pytest.raises(StorageFullError, match=r"nor could it be saved elsewhere.*; step 5 is saved"):
+            trained(tmp_path, AT_ONCE, epochs=2)
+    assert trained(tmp_path, epochs=2)[0] == 5
+
+
+def test_a_spilled_checkpoint_that_was_damaged_is_not_used(
+    tmp_path: Path, monkeypatch: Any, place: Path, caplog: Any
+) -> None:
+    trained(tmp_path)
+    with monkeypatch.context() as patch:
+        failing(patch, tmp_path / "one", 100)
+        with pytest.raises(StorageFullError):
+            trained(tmp_path, AT_ONCE, epochs=2)
+    file = spilled(place)[0] / "model.pt"
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+    assert trained(tmp_path, epochs=2)[0] == 5, "the older one in the run's folder is used"
+    assert "its checksum differs" in caplog.text
+
+
+def test_a_new_run_takes_nothing_over_from_one_that_had_its_folder_before(
+    tmp_path: Path, monkeypatch: Any, place: Path
+) -> None:
+    with monkeypatch.context() as patch:
+        failing(patch, tmp_path / "one", 100)
+        with pytest.raises(StorageFullError):
+            trained(tmp_path, AT_ONCE)
+    shutil.rmtree(tmp_path / "one")
+    assert trained(tmp_path)[0] == 5
+    assert len(spilled(place)) == 1
+
+
+@pytest.mark.parametrize("whose", ["open to all", "somebody else's", "a link"])
+def test_a_place_that_another_user_could_have_made_is_neither_written_nor_read(
+    tmp_path: Path, monkeypatch: Any, place: Path, whose: str
+) -> None:
+    with monkeypatch.context() as patch:
+        failing(patch, tmp_path / "one", 100)
+        with pytest.raises(StorageFullError):
+            trained(tmp_path, AT_ONCE)
+    (own,) = place.iterdir()
+    if whose == "open to all":
+        own.chmod(0o777)
+    elif whose == "somebody else's":
+        if os.geteuid():
+            own.chmod(0o701)  # which only root could have done better
+        else:
+            os.chown(own, 65534, 65534)
+    else:
+        own.rename(tmp_path / "elsewhere")
+        own.symlink_to(tmp_path / "elsewhere")
+    with monkeypatch.context() as patch:
+        failing(patch, tmp_path / "one", 100)
+        with pytest.raises(StorageFullError, match="not a folder of this user alone"):
+            trained(tmp_path, AT_ONCE)
+    assert trained(tmp_path)[0] == 5, "the model in there is not taken over"
+
+
+def test_a_stop_with_a_deadline_leaves_time_for_the_other_place(
+    tmp_path: Path, monkeypatch: Any, place: Path
+) -> None:
+    with monkeypatch.context() as patch:
+        failing(patch, tmp_path / "one", 100)
+        with pytest.raises(StorageFullError, match="step 2 of the run"):
+            trained_until(tmp_path, 1, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    assert len(spilled(place)) == 1
+    assert trained(tmp_path)[0] == 3
+
+
+def trained_until(folder: Path, step: int, act: Any) -> None:
+    with ElasticRun.start(folder=folder, run_id="one", settings=RunSettings(grace=1.0)) as run:
+        model, _ = run.prepare(nn.Linear(4, 1), lambda p: torch.optim.SGD(p, lr=0.05), batch_size=10)
+        for _ in run.epochs(1):
+            for x, y in run.batches((X, Y)):
+                if run.progress.step == step:
+                    act()
+                run.backward(nn.functional.mse_loss(model(x), y))
+                run.step()
+
+
+def test_a_script_shorter_than_the_trial_is_rehearsed_and_not_taken_for_finished(tmp_path: Path) -> None:
+    with (
+        pytest.raises(RunStopped, match="canary"),
+        ElasticRun.start(folder=tmp_path, run_id="one", settings=RunSettings(canary_steps=20)) as run,
+    ):
+        train(run)
+    assert run.progress.step == 5
+    assert not (tmp_path / "one" / "checkpoints").exists()
+
+
+# --- a real disk --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 1 MiB, where this user may mount one."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    options = ["-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
+    if subprocess.run(["mount", *options], capture_output=True, check=False).returncode:
+        pytest.skip("may not mount a file system")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def fill(disk: Path) -> None:
+    with (disk / "filler").open("wb", buffering=0) as file:
+        try:
+            while True:
+                file.write(bytes(4096))
+        except OSError:
+            pass
+
+
+def test_neither_a_full_disk_nor_a_read_only_one_costs_the_model(disk: Path, place: Path) -> None:
+    checkpoints = str(disk / "one" / "checkpoints")
+
+    def read_only() -> None:
+        subprocess.run(["mount", "--bind", checkpoints, checkpoints], check=True)
+        subprocess.run(["mount", "-o", "remount,bind,ro", checkpoints], check=True)
+
+    plain = trained(place / "plain", epochs=3)[1]
+    with pytest.raises(StorageFullError, match="no space left"):
+        trained(disk, AT_ONCE, before_end=lambda: fill(disk))
+    assert not names(CheckpointFolder(disk / "one" / "checkpoints")), "no half checkpoint is left"
+    with pytest.raises(StorageFullError, match=r"step 5 of the run is in .* and cannot be taken over"):
+        trained(disk, AT_ONCE, epochs=2)
+    (disk / "filler").unlink()
+    with pytest.raises(StorageError, match="permission denied"):
+        trained(disk, AT_ONCE, epochs=2, before_end=read_only)
+    subprocess.run(["umount", "-l", checkpoints], check=True)
+    steps, weights = trained(disk, epochs=3)
+    assert steps == 5
+    assert torch.equal(weights, plain)
