@@ -43,6 +43,13 @@ def elastic(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on from the newest snapshot in --folder.")
     ] = False,
+    restart: Annotated[
+        bool,
+        typer.Option(
+            "--restart",
+            help="With --resume: begin again where snapshots are there and none is whole. Nothing is deleted.",
+        ),
+    ] = False,
     partial: Annotated[
         bool, typer.Option("--partial", help="After a loss, bring back only what was lost (mlr, kmeans).")
     ] = False,
@@ -56,7 +63,18 @@ def elastic(
 
     changes = tuple(parse_change(text) for text in at or ())
     request = ElasticRequest(
-        app, data, groups, executors, iterations, staleness, workers, changes, folder, resume, partial
+        app,
+        data,
+        groups,
+        executors,
+        iterations,
+        staleness,
+        workers,
+        changes,
+        folder,
+        resume,
+        restart,
+        partial,
     )
     with tempfile.TemporaryDirectory(prefix="ebbflow-") as place:
         report = run_elastic(

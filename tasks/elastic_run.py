@@ -58,6 +58,7 @@ class ElasticRequest:
     changes: Sequence[Change] = ()
     folder: str | None = None
     resume: bool = False
+    restart: bool = False  # with resume: from the beginning where no snapshot is whole
     partial: bool = False  # recovery of lost parameters alone
 
     def __post_init__(self) -> None:
@@ -116,7 +117,12 @@ def run_elastic(
     settings = Settings(snapshot_every=5.0, recovery="partial" if request.partial else "global")
     told = 0
     with ElasticJob(
-        application, request.workers, folder=request.folder, settings=settings, resume=request.resume
+        application,
+        request.workers,
+        folder=request.folder,
+        settings=settings,
+        resume=request.resume,
+        restart=request.restart,
     ) as job:
         start, changes = clock.now(), sorted(request.changes, key=lambda change: change.at)
         while not job.ended:

@@ -13,19 +13,38 @@ from ebbflow.infra.errors import ElasticError
 class Captures:
     """Takes one snapshot after another, and the result at the end. ``go_on`` is called after a snapshot."""
 
-    def __init__(self, board: Board, go_on: Callable[[], None], *, resume: bool) -> None:
+    def __init__(
+        self, board: Board, go_on: Callable[[], None], *, resume: bool, restart: bool = False
+    ) -> None:
         self._board, self._go_on = board, go_on
         self._folder = SnapshotFolder(board.folder, board.settings.keep)
-        self.newest: Snapshot | None = self._folder.latest() if resume else None
+        self.newest: Snapshot | None = self._whole(restart) if resume else None
         self.due = inf  # when the next snapshot is
         self._taking: tuple[int, str] = (0, "")  # number and folder of the snapshot that is being taken
         self._captured: dict[Address, Captured] = {}
         self._since = 0.0
 
     def reload(self) -> Snapshot | None:
-        """Look again which snapshot is the newest whole one, if there was any, and return it."""
-        self.newest = self._folder.latest() if self.newest else None
+        """Look again which snapshot is the newest whole one, if there was any, and return it.
+
+        Raises ``ElasticError`` where there was one and none is whole any more.
+        """
+        self.newest = self._whole() if self.newest else None
         return self.newest
+
+    def _whole(self, restart: bool = False) -> Snapshot | None:
+        """Return the newest whole snapshot, and say which are damaged; begin again without one only if told to."""
+        found, damaged = self._folder.latest(), self._folder.damaged
+        for what in damaged:
+            self._board.log("snapshot-damaged", what=what)
+        if found is None and damaged and not restart:
+            raise ElasticError(
+                f"none of the job's snapshots can be used: {'; '.join(damaged)}. Nothing was deleted: put a copy of "
+                f"one back in its place, or begin again (ebbflow elastic --resume --restart)"
+            )
+        if found is None and damaged:
+            self._folder.set_aside()
+        return found
 
     def begin(self) -> None:
         """Begin a snapshot: let workers run out of tasks."""

@@ -54,7 +54,8 @@ class ElasticJob:
     ...     result = job.result(timeout=600)
 
     ``folder`` keeps snapshots and logs; without one they go when the job ends. With ``resume`` a job goes on from the
-    newest snapshot in ``folder``. A worker that dies is replaced while ``replace``; otherwise the rest go on alone.
+    newest whole snapshot in ``folder``; where there are some and none is whole, only with ``restart`` from the
+    beginning. A worker that dies is replaced while ``replace``; otherwise the rest go on alone.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class ElasticJob:
         folder: str | os.PathLike[str] | None = None,
         settings: Settings | None = None,
         resume: bool = False,
+        restart: bool = False,
         replace: bool = True,
         silence: float = SILENCE,
         clock: Clock | None = None,
@@ -73,6 +75,8 @@ class ElasticJob:
         check(application, workers, settings)
         if resume and folder is None:
             raise OptionError("resume needs the folder of the earlier job")
+        if restart and not resume:
+            raise OptionError("restart goes with resume; a new job begins at the beginning anyway")
         self._class = f"{type(application).__module__}:{type(application).__qualname__}"
         self._replace = replace
         self._silence = silence
@@ -95,10 +99,15 @@ class ElasticJob:
         self._context = Context()
         self._monitor = Monitor(self._sockets, self._context, self._clock, silence)
         self._transport = ZmqTransport(self._sockets, MASTER, self._context)
-        self._master = Master(
-            application, workers, str(self._folder), settings,
-            self._transport.send, self._clock.now, self._transport.forget, resume,
-        )  # fmt: skip
+        try:
+            self._master = Master(
+                application, workers, str(self._folder), settings,
+                self._transport.send, self._clock.now, self._transport.forget, resume, restart,
+            )  # fmt: skip
+        except BaseException:
+            self._transport.close()
+            self._release()
+            raise
         self._thread = threading.Thread(target=self._run, name="ebbflow-elastic-master", daemon=True)
 
     def __enter__(self) -> Self:
@@ -170,6 +179,9 @@ class ElasticJob:
             self._thread.join(timeout=30.0)
         else:
             self._transport.close()
+        self._release()
+
+    def _release(self) -> None:
         self._monitor.close()
         self._context.term()
         shutil.rmtree(self._sockets, ignore_errors=True)

@@ -48,6 +48,7 @@ class Master(Board):
         now: Now,
         forget: Callable[[Address], None],
         resume: bool = False,
+        restart: bool = False,
     ) -> None:
         register(type(application))
         super().__init__(application, folder, settings, send, now)
@@ -57,7 +58,7 @@ class Master(Board):
         self._warned = False
         self._membership = Membership(self)
         self.moves = Moves(self, self._membership)
-        self._captures = Captures(self, self._run_on, resume=resume)
+        self._captures = Captures(self, self._run_on, resume=resume, restart=restart)
         self._recovery = Recovery(self, self._membership, self.moves, self._captures, self._run_on)
         self._handlers = {
             Join: self._join,

@@ -86,9 +86,16 @@ class Recovery:
             board.held.assign("executor", move)
         for move in board.held.plan("shard", names, only=shards):
             board.held.assign("shard", move)
-        running = [path for shard in shards if whole(path := path_of(board.running_folder, shard))]
-        files = self._captures.newest.executors if self._captures.newest else ()
-        self._install(executors, files, shards, running, reset=False)
+        copies = {shard: path_of(board.running_folder, shard) for shard in shards}
+        running = [path for path in copies.values() if whole(path)]
+        newest = self._captures.newest
+        older: tuple[str, ...] = ()
+        if damaged := [shard for shard, path in copies.items() if path not in running]:
+            older = newest.shards if newest else ()
+            since = "the last snapshot" if newest else "the beginning"
+            board.log("running-copy-lost", shards=damaged, taken_from=since)
+        files = newest.executors if newest else ()
+        self._install(executors, files, shards, [*older, *running], reset=False)
         board.ledger.again(set(executors))
         self._moves.wanted = True
 

@@ -104,8 +104,9 @@ class SnapshotFolder:
     def __init__(self, folder: str, keep: int = 2) -> None:
         self._folder = folder
         self._keep = keep
-        taken = [int(path.name.removeprefix("snapshot-")) for path in Path(folder).glob("snapshot-*")]
+        taken = [int(path.name.rpartition("-")[2]) for path in Path(folder).glob("*snapshot-*")]
         self._next = max(taken, default=-1) + 1
+        self.damaged: list[str] = []  # complete ones that the last ``latest`` passed over, and why
 
     def begin(self) -> tuple[int, str]:
         """Return the number and folder of a new snapshot."""
@@ -137,22 +138,36 @@ class SnapshotFolder:
                 shutil.rmtree(folder, ignore_errors=True)
 
     def latest(self) -> Snapshot | None:
-        """Return the newest snapshot all of whose files are whole; damaged ones are passed over."""
+        """Return the newest snapshot all of whose files are whole; those passed over are named in ``damaged``."""
+        self.damaged = []
         for folder in self._folders():
             try:
                 names = json.loads((folder / MANIFEST).read_text())
                 if names.pop("checksum") != _checksum(names):
-                    continue
+                    raise ElasticError(f"{folder / MANIFEST} is damaged")
                 executors, shards = (
                     tuple(str(folder / name) for name in names[kind]) for kind in ("executors", "shards")
                 )
                 for path in (folder / MASTER_FILE, *map(Path, (*executors, *shards))):
                     if codec.check(path.read_bytes(), str(path)) != names["digests"][path.name]:
                         raise ElasticError(f"{path} is another snapshot's")
-            except (OSError, ValueError, KeyError, TypeError, AttributeError, ElasticError):
+            except FileNotFoundError as error:
+                if (folder / MANIFEST).exists():  # else it was never finished
+                    self.damaged.append(f"{folder} lacks {os.path.basename(error.filename)}")
+                continue
+            except (OSError, ValueError, KeyError, TypeError, AttributeError, ElasticError) as error:
+                self.damaged.append(f"{folder}: {error}")
                 continue
             return Snapshot(names["number"], str(folder), executors, shards)
         return None
+
+    def set_aside(self) -> None:
+        """Rename all snapshots, so that none of them counts or is deleted. Raises ``ElasticError``."""
+        for folder in self._folders():
+            try:
+                folder.rename(folder.with_name(f"damaged-{folder.name}"))
+            except OSError as error:
+                raise ElasticError(f"{folder} cannot be set aside: {error.strerror}") from error
 
     def _folders(self) -> list[Path]:
         return sorted(Path(self._folder).glob("snapshot-*"), reverse=True)

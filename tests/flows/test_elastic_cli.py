@@ -37,6 +37,7 @@ def test_a_small_run(
         (("svm",), "applications are mlr, kmeans, lda; got 'svm'"),
         (("mlr", "--at", "soon"), "a change looks like 10s:4"),
         (("mlr", "--resume"), "resume needs the folder"),
+        (("mlr", "--restart"), "restart goes with resume"),
     ],
 )
 def test_wrong_input(

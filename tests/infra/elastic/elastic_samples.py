@@ -124,14 +124,14 @@ class InProcessJob:
 
     def __init__(
         self, app: Application, workers: int, folder: Path, seed: int = 0, settings: Settings | None = None,
-        resume: bool = False,
+        resume: bool = False, restart: bool = False,
     ) -> None:  # fmt: skip
         self.app = app
         self.network = InProcessNetwork(np.random.default_rng(seed))
         self.settings = settings or Settings(snapshot_every=None)
         self.master = Master(
             app, workers, str(folder), self.settings, self.network.sender(MASTER), self.network.now,
-            self.network.kill, resume,
+            self.network.kill, resume, restart,
         )  # fmt: skip
         self.network.add(self.master)
         self._started = 0

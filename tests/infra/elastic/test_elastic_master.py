@@ -20,7 +20,7 @@ from ebbflow.infra.elastic.application import (
     TaskContext,
     Value,
 )
-from ebbflow.infra.elastic.messages import Read
+from ebbflow.infra.elastic.messages import Install, Read
 from ebbflow.infra.elastic.settings import Settings, check
 from ebbflow.infra.errors import ElasticError, MicroTaskError
 from ebbflow.planners.errors import OptionError
@@ -183,6 +183,30 @@ def test_tasks_of_one_version_fetch_once(tmp_path: Path) -> None:
     assert len(asked) == app.keys * app.iterations
 
 
+def test_a_damaged_running_copy_is_said_and_the_last_snapshot_has_what_it_held(tmp_path: Path) -> None:
+    settings = Settings(recovery="partial", running_every=0.2, snapshot_every=0.5)
+    app = Mixing(executors=6, iterations=30, keys=20, tolerant=True)
+    job = InProcessJob(app, 3, tmp_path, 3, settings)
+    while job.master.ledger.clock.version < 60 or not list(tmp_path.glob("snapshot-*/manifest.json")):
+        job.network.step()
+    while job.master.phase != "running" or job.master.moves.under_way:
+        job.network.step()
+    for copy in tmp_path.rglob("shard-*.bin"):
+        if not copy.parent.name.startswith("snapshot-"):
+            copy.write_bytes(b"damaged")
+    sent: list[Install] = []
+    plain = job.master.send
+    job.master.send = lambda to, message: (  # type: ignore[method-assign]
+        sent.append(message) if isinstance(message, Install) else None,
+        plain(to, message),
+    )
+    job.kill("n2")
+    job.finish()
+    (said,) = [event for event in job.master.events if event.kind == "running-copy-lost"]
+    assert said.details["taken_from"] == "the last snapshot"
+    assert any("/snapshot-" in path for message in sent for path in message.files)
+
+
 def test_partial_recovery_leaves_survivors_alone(tmp_path: Path) -> None:
     settings = Settings(recovery="partial", running_every=0.2, snapshot_every=0.5)
     app = Mixing(executors=6, iterations=30, keys=20, tolerant=True)
@@ -219,6 +243,40 @@ def test_a_job_goes_on_from_its_folder(tmp_path: Path) -> None:
     other = InProcessJob(Mixing(executors=7), 1, tmp_path, 2, resume=True)
     with pytest.raises(ElasticError, match="the snapshot has 6 executors and 4 shards"):
         other.finish()
+
+
+def test_a_job_all_of_whose_snapshots_are_damaged_begins_again_at_the_users_word_alone(
+    tmp_path: Path,
+) -> None:
+    app = Mixing(iterations=8)
+    job = InProcessJob(app, 2, tmp_path, 1, Settings(snapshot_every=0.05))
+    while sum(event.kind == "snapshot" for event in job.master.events) < 3:
+        job.network.step()
+    files = sorted(tmp_path.glob("snapshot-*/n1-worker.bin"))
+    (files[0].parent / "master.bin").unlink()
+    files[1].write_bytes(b"damaged")
+    for _ in range(2):
+        with pytest.raises(ElasticError, match="none of the job's snapshots can be used") as lost:
+            InProcessJob(app, 3, tmp_path, 2, resume=True)
+        assert "lacks master.bin" in str(lost.value)
+        assert "n1-worker.bin" in str(lost.value)
+    again = InProcessJob(app, 3, tmp_path, 2, resume=True, restart=True)
+    assert same(again.finish(), expected(app))
+    assert sum(event.kind == "snapshot-damaged" for event in again.master.events) == 2
+    assert len(list(tmp_path.glob("damaged-snapshot-*/n1-worker.bin"))) == 2, "nothing is deleted"
+
+
+def test_a_job_whose_snapshots_are_damaged_while_it_runs_does_not_fall_back_to_its_beginning(
+    tmp_path: Path,
+) -> None:
+    app = Mixing(iterations=8)
+    job = InProcessJob(app, 2, tmp_path, 1, Settings(snapshot_every=0.05))
+    while sum(event.kind == "snapshot" for event in job.master.events) < 3:
+        job.network.step()
+    for manifest in tmp_path.glob("snapshot-*/manifest.json"):
+        manifest.write_bytes(b"{}")
+    with pytest.raises(ElasticError, match="none of the job's snapshots can be used"):
+        job.master._captures.reload()
 
 
 def test_a_snapshot_that_cannot_be_written_ends_nothing(
