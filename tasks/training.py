@@ -1,5 +1,6 @@
 """Runs one elastic training: launcher, supervisor, account, faults on request."""
 
+import json
 import time
 import uuid
 from collections.abc import Callable, Mapping
@@ -10,6 +11,7 @@ from typing import Protocol
 
 import numpy as np
 
+from ebbflow.infra import checksums
 from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.packages import require
 from ebbflow.infra.protocols import Decide, Trainer, TrainingJob
@@ -242,7 +244,8 @@ def write_report(report: TrainingReport, request: TrainingRequest) -> str:
     problem = ""
     if "://" not in request.folder:
         try:
-            report.write_json(Path(request.run_folder) / "report.json")
+            sealed = checksums.sealed(json.loads(report.to_json()), indent=1)
+            write_text(Path(request.run_folder) / "report.json", sealed.decode())
         except ReportError as error:
             problem = str(error)
     if request.json:

@@ -1,5 +1,6 @@
 """One trial of a search that runs: its training, and what it says."""
 
+import json
 import queue
 import threading
 from collections.abc import Mapping
@@ -7,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ebbflow.infra import checksums
 from ebbflow.planners.model.scheduling import App
 from ebbflow.tasks.report import ReportError
 from ebbflow.tasks.training_driver import Handle
@@ -61,12 +63,11 @@ class SearchStatus:
 
 
 def recorded(request: TrainingRequest) -> TrainingReport | None:
-    """Return what the last launcher of a run has reported, if it lived to."""
+    """Return what the last launcher of a run has reported, if it lived to; ``None`` too for a damaged report."""
     try:
-        return TrainingReport.from_json(
-            (Path(request.run_folder) / "report.json").read_text(encoding="utf-8")
-        )
-    except (OSError, ReportError):
+        content = checksums.unsealed((Path(request.run_folder) / "report.json").read_bytes())
+        return TrainingReport.from_json(json.dumps(content))
+    except (OSError, checksums.DamagedError, ReportError):
         return None
 
 

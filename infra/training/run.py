@@ -315,7 +315,9 @@ class ElasticRun:
             self._ending.rehearse(self.statistics, self.folder, self._done)
         if not canary:
             self._saver.maybe(prepared.state, prepared.progress.step)
-            self._running.step(prepared)
+            if problem := self._running.step(prepared):
+                step = prepared.progress.step
+                self._link.post("checkpoint", step, {"reason": "running checkpoint", "error": problem})
         return True
 
     @property

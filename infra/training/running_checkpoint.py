@@ -158,6 +158,7 @@ class RunningCheckpoint:
         self._pending: _Pending | None = None
         self.bandwidth = 0.0  # bytes/s that the last writes reached, until durable
         self.saves = self.skipped = self.failures = 0
+        self.last_error = ""  # of the last write that failed
         self.stalled = 0.0  # seconds that training spent in ``step``
 
     # --- saving -------------------------------------------------------------------------------------------
@@ -434,6 +435,7 @@ class RunningCheckpoint:
                 raise
             self._pending = None
             self.failures += 1
+            self.last_error = str(exc)
             log.warning("blocks of iteration %s were not saved: %s", pending.iteration, exc)
             self._cache.roll_back(pending.blocks, pending.before)
             if fail:

@@ -85,11 +85,14 @@ class RunningSaves:
             if newest is None:
                 running.initialize(_small(prepared), prepared.progress.step)
 
-    def step(self, prepared: Prepared) -> None:
-        """Save the blocks whose turn it is."""
-        if self._running is not None:
-            step = prepared.progress.step
-            self._running.step(step, _small(prepared) if self._running.due(step) else None)
+    def step(self, prepared: Prepared) -> str:
+        """Save the blocks whose turn it is; return why an earlier write has failed, once, else an empty text."""
+        if self._running is None:
+            return ""
+        running, step = self._running, prepared.progress.step
+        failed = running.failures
+        running.step(step, _small(prepared) if running.due(step) else None)
+        return running.last_error if running.failures > failed else ""
 
     def close(self, timeout: float = 5.0) -> None:
         """Wait for the last write; what it could not save is noted."""

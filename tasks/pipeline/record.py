@@ -4,7 +4,6 @@
 stay references.
 """
 
-import json
 import re
 import secrets
 import time
@@ -14,6 +13,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from ebbflow.infra import checksums
 from ebbflow.infra.clock import Clock
 from ebbflow.infra.errors import PipelineRunError, StorageError
 from ebbflow.infra.files import locked, write_atomic
@@ -68,6 +68,7 @@ class RunRecord:
     began: float  # s since the Unix epoch
     parameters: Mapping[str, str] = field(default_factory=dict)
     steps: Mapping[str, StepRecord] = field(default_factory=dict)
+    checksum_of_text: str = ""  # of the pipeline's file as it was, which lies beside this
 
     def with_step(self, name: str, **changes: Any) -> "RunRecord":
         """Return the record with other values of one step."""
@@ -123,14 +124,15 @@ class RunFolder:
             now,
             dict(parameters),
             {name: StepRecord() for name in pipeline.steps},
+            checksums.of_bytes(pipeline.text.encode()),
         )
-        self._write(_TEXT, pipeline.text)
+        self._write(_TEXT, pipeline.text.encode())
         self.save(record)
         return record
 
     def save(self, record: RunRecord) -> None:
         """Write the record, whole or not at all. Raises ``StorageError``."""
-        self._write(_FILE, json.dumps({"format": FORMAT, **asdict(record)}, indent=1) + "\n")
+        self._write(_FILE, checksums.sealed({"format": FORMAT, **asdict(record)}, indent=1))
 
     def load(self) -> tuple[RunRecord, Pipeline]:
         """Return a run and its pipeline. Raises ``PipelineRunError``, ``PipelineFileError``."""
@@ -139,8 +141,8 @@ class RunFolder:
             hint = nearest(self.id, known) or (f"; the newest is {known[0]}" if known else "")
             raise PipelineRunError(f"there is no run {self.id!r} in {self.path.parent} to go on with{hint}")
         try:
-            content = json.loads((self.path / _FILE).read_text(encoding="utf-8"))
-            text = (self.path / _TEXT).read_text(encoding="utf-8")
+            content = checksums.unsealed((self.path / _FILE).read_bytes())
+            text = (self.path / _TEXT).read_bytes().decode()
             if content.pop("format") != FORMAT:
                 raise PipelineRunError(
                     f"the run {self.id} was begun by another version of Ebbflow; go on with that one"
@@ -148,6 +150,10 @@ class RunFolder:
             steps = {name: StepRecord(**one) for name, one in content.pop("steps").items()}
             known_fields = {one.name for one in fields(RunRecord)}
             record = RunRecord(**{k: v for k, v in content.items() if k in known_fields}, steps=steps)
+            if checksums.of_bytes(text.encode()) != record.checksum_of_text:
+                raise PipelineRunError(
+                    f"{self.path / _TEXT} is not what was written; bring a copy of it back, or start anew"
+                )
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise PipelineRunError(
                 f"{self.path / _FILE} is damaged ({error}); start the pipeline anew"
@@ -155,9 +161,9 @@ class RunFolder:
         pipeline = parse_pipeline(text, str(self.path / _TEXT), record.base, record.parameters)
         return record, pipeline
 
-    def _write(self, name: str, text: str) -> None:
+    def _write(self, name: str, data: bytes) -> None:
         try:
-            write_atomic(None, "file", str(self.path / name), text.encode())
+            write_atomic(None, "file", str(self.path / name), data)
         except OSError as error:
             raise StorageError(f"cannot write {self.path / name}: {error.strerror or error}") from error
 

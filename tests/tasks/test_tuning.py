@@ -11,7 +11,7 @@ import pytest
 
 from ebbflow.infra.errors import StorageFullError, TrainingError
 from ebbflow.planners.errors import OptionError
-from ebbflow.tasks.training import Handle
+from ebbflow.tasks.training import Handle, write_report
 from ebbflow.tasks.training_listening import TrainingListener
 from ebbflow.tasks.training_report import (
     FailureReport,
@@ -24,6 +24,7 @@ from ebbflow.tasks.training_request import TrainingRequest
 from ebbflow.tasks.tuning import run_tuning
 from ebbflow.tasks.tuning_report import TrialReport, TuningReport
 from ebbflow.tasks.tuning_request import Parameter, TuningRequest, read_space
+from ebbflow.tasks.tuning_trial import recorded
 
 EPOCHS = 9
 SPACE = (Parameter("lr", "log", 0.001, 1.0),)
@@ -306,7 +307,12 @@ def test_a_trial_that_finished_unheard_is_not_trained_again(request_of: Any) -> 
     points = tuple(MetricReport(0.0, n * 10, n, "accuracy", 0.1 * n) for n in range(EPOCHS))
     run = request.trial("trial-000", ())
     run.save()
-    replace(whole, metrics=points).write_json(Path(run.run_folder) / "report.json")
+    assert not write_report(replace(whole, metrics=points), run)
+    file = Path(run.run_folder) / "report.json"
+    written = file.read_text()
+    file.write_text(written.replace('"finished"', '"finishes"'))
+    assert recorded(run) is None
+    file.write_text(written)
     report = run_tuning(request, train=trainings, resume=True)
     assert [(t.state, t.epochs, t.steps) for t in report.trials] == [("complete", EPOCHS, 90)]
     assert report.best is not None

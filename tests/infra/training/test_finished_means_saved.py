@@ -14,8 +14,10 @@ from torch import nn
 
 from ebbflow.infra.errors import StorageError, StorageFullError
 from ebbflow.infra.training import ElasticRun, RunStopped, saver, spill
+from ebbflow.infra.training.block_store import BlockStore
 from ebbflow.infra.training.channel import RunSettings
 from ebbflow.infra.training.checkpoints import CheckpointFolder
+from ebbflow.infra.training.link import Link
 from tests.infra.training.checkpoint_cases import names
 
 X = torch.randn(50, 4, generator=torch.Generator().manual_seed(1))
@@ -203,6 +205,29 @@ def test_a_script_shorter_than_the_trial_is_rehearsed_and_not_taken_for_finished
         train(run)
     assert run.progress.step == 5
     assert not (tmp_path / "one" / "checkpoints").exists()
+
+
+def test_a_running_checkpoint_that_cannot_be_written_is_said_and_ends_nothing(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
+    posted: list[tuple[str, dict[str, Any]]] = []
+    monkeypatch.setattr(Link, "post", lambda self, kind, step, content: posted.append((kind, content)))
+
+    def full(self: BlockStore, records: Any) -> int:
+        raise FULL
+
+    with ElasticRun.start(
+        folder=tmp_path, run_id="one", settings=RunSettings(running_every=1, running_fraction=1.0)
+    ) as run:
+        model, _ = run.prepare(nn.Linear(4, 1), lambda p: torch.optim.SGD(p, lr=0.05), batch_size=10)
+        monkeypatch.setattr(BlockStore, "commit", full)
+        for _ in run.epochs(10):
+            for x, y in run.batches((X, Y)):
+                run.backward(nn.functional.mse_loss(model(x), y))
+                run.step()
+    said = [content for kind, content in posted if kind == "checkpoint" and "error" in content]
+    assert said
+    assert said[0] == {"reason": "running checkpoint", "error": str(FULL)}
 
 
 # --- a real disk --------------------------------------------------------------------------------------------

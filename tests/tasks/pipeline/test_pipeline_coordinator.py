@@ -283,6 +283,14 @@ def test_a_run_that_is_not_there_or_damaged(tmp_path: Path) -> None:
     assert known_runs(tmp_path) == ["shop-1"]
     with pytest.raises(PipelineRunError, match=r"there is no run 'shop-2'.*did you mean shop-1"):
         RunFolder(tmp_path, "shop-2").load()
+    for name in ("run.json", "pipeline.yaml"):
+        whole = (folder.path / name).read_bytes()
+        for at in range(0, len(whole), 7):
+            (folder.path / name).write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+            with pytest.raises(PipelineRunError, match=r"is damaged|is not what was written"):
+                folder.load()
+        (folder.path / name).write_bytes(whole)
+    folder.load()
     (folder.path / "run.json").write_text('{"format": 1, "steps": []}')
     with pytest.raises(PipelineRunError, match="is damaged"):
         folder.load()
