@@ -4,7 +4,8 @@ InfraError
 ├── EngineError
 │   ├── EngineUnavailableError   no Java, master unreachable, package missing
 │   ├── StageFailedError         the engine ran the statement and it failed
-│   │   └── BroadcastTooLargeError   a broadcast did not fit; run the stage without it
+│   │   ├── BroadcastTooLargeError   a broadcast did not fit; run the stage without it
+│   │   └── DamagedInputError    what it reads is not what was written; compute that again first
 │   └── StageCancelledError      cancelled by us, not a failure
 ├── TableError                   missing folder, no Parquet in it, corrupt file
 ├── StorageError                 the checkpoint store cannot be read or written
@@ -38,6 +39,8 @@ InfraError
 └── DataError                    benchmark data cannot be made
 """
 
+from collections.abc import Collection
+
 from ebbflow.planners.errors import EbbflowError
 
 
@@ -59,6 +62,17 @@ class StageFailedError(EngineError):
 
 class BroadcastTooLargeError(StageFailedError):
     """A broadcast relation did not fit in memory."""
+
+
+class DamagedInputError(StageFailedError):
+    """A stage has not begun, since checkpoints that it reads are not what was written.
+
+    ``fingerprints`` are theirs; they have been set aside.
+    """
+
+    def __init__(self, message: str, fingerprints: Collection[str]) -> None:
+        super().__init__(message)
+        self.fingerprints = frozenset(fingerprints)
 
 
 class StageCancelledError(EngineError):

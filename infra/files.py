@@ -19,8 +19,6 @@ Out = TypeVar("Out")
 PARALLEL_READS = 8
 LOCK_TIMEOUT = 30.0  # seconds
 _LOCK_POLL = 0.01  # seconds
-_MAGIC = b"PAR1"
-_SMALLEST_PARQUET = 12  # bytes: magic, footer length, magic
 
 
 def hidden(name: str) -> bool:
@@ -48,15 +46,6 @@ def in_parallel(function: Callable[[In], Out], items: Sequence[In]) -> list[Out]
         return [function(item) for item in items]
     with ThreadPoolExecutor(min(PARALLEL_READS, len(items))) as pool:
         return list(pool.map(function, items))
-
-
-def looks_like_parquet(filesystem: Any, path: str, size: int) -> bool:
-    """Tell whether the file starts and ends with Parquet's magic bytes."""
-    if size < _SMALLEST_PARQUET:
-        return False
-    with filesystem.open_input_file(path) as file:
-        first = file.read_at(4, 0)
-        return bool(first == _MAGIC and file.read_at(4, size - 4) == _MAGIC)
 
 
 def write_atomic(filesystem: Any, scheme: str, path: str, data: bytes) -> None:

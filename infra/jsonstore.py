@@ -1,10 +1,9 @@
 """A small cache of JSON values with atomic writes, for statistics, calibration and stage history."""
 
 import hashlib
-import json
 from typing import Any
 
-from ebbflow.infra import files
+from ebbflow.infra import checksums, files
 from ebbflow.infra.errors import StorageError
 from ebbflow.infra.filesystems import filesystem, split, to_uri, translated
 
@@ -12,8 +11,8 @@ from ebbflow.infra.filesystems import filesystem, split, to_uri, translated
 class JsonStore:
     """JSON values by key in a folder, local or on S3. Safe for several threads and processes.
 
-    The last writer of a key wins. Entries that are missing, torn, unreadable or of another key read as
-    missing: whatever is here can be computed again.
+    The last writer of a key wins. Entries that are missing, torn, unreadable, of another key or with a byte that
+    has changed since they were written read as missing: whatever is here can be computed again.
     """
 
     def __init__(self, uri: str) -> None:
@@ -23,13 +22,11 @@ class JsonStore:
     def get(self, key: str) -> Any | None:
         """Return the value of ``key``, or ``None``."""
         content = self._content(self.file(key))
-        if not isinstance(content, dict) or content.get("key") != key:
-            return None
-        return content.get("value")
+        return content.get("value") if content is not None and content.get("key") == key else None
 
     def put(self, key: str, value: Any) -> None:
         """Keep ``value`` under ``key``. Raises ``StorageError`` when it cannot be written."""
-        data = json.dumps({"key": key, "value": value}, allow_nan=True).encode()
+        data = checksums.sealed({"key": key, "value": value})
         with translated(f"write to the cache {self.uri}"):
             files.write_atomic(filesystem(self.scheme), self.scheme, self.file(key), data)
 
@@ -50,14 +47,14 @@ class JsonStore:
         return [
             content.get("value")
             for path, content in zip(there, contents, strict=True)
-            if isinstance(content, dict) and path == self.file(str(content.get("key")))
+            if content is not None and path == self.file(str(content.get("key")))
         ]
 
-    def _content(self, path: str) -> Any | None:
+    def _content(self, path: str) -> dict[str, Any] | None:
         try:
             with translated(f"read {self.uri}"), filesystem(self.scheme).open_input_file(path) as file:
-                return json.loads(file.read())
-        except (StorageError, ValueError, RecursionError):
+                return checksums.unsealed(file.read())
+        except (StorageError, checksums.DamagedError):
             return None
 
     def file(self, key: str, suffix: str = ".json") -> str:

@@ -7,9 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-VERSION = 1
+from ebbflow.infra import checksums
+
+VERSION = 2
 FINGERPRINT = re.compile(r"[0-9a-f]{1,128}")
 ATTEMPT = re.compile(r"(\d{13,16})-\d+-[0-9a-f]{12}")  # milliseconds since 1970, process id, random
+_CHECKSUM = re.compile(rf"[0-9a-f]{{{checksums.DIGITS}}}")
 
 
 class UnusableError(Exception):
@@ -20,6 +23,18 @@ class OtherVersionError(UnusableError):
     """Written by another version of Ebbflow, which may still use it."""
 
 
+class DamagedError(UnusableError):
+    """The manifest or a file is not what was written. ``attempt`` is the manifest's, empty where it tells none."""
+
+    def __init__(self, why: str, attempt: str) -> None:
+        super().__init__(why)
+        self.attempt = attempt
+
+
+class StaleError(UnusableError):
+    """Whole, but computed from other versions of its tables than are there now."""
+
+
 @dataclass(frozen=True, slots=True)
 class Part:
     """One Parquet file of a checkpoint."""
@@ -27,6 +42,7 @@ class Part:
     name: str
     size: int  # bytes
     rows: int
+    xxh64: str  # of the whole file, see ``infra.checksums``
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +72,12 @@ class Manifest:
         return sum(part.size for part in self.parts)
 
     def encode(self) -> bytes:
-        """Return the manifest as JSON."""
+        """Return the manifest as JSON with a checksum of its own."""
         content = {
             "version": VERSION,
             "fingerprint": self.fingerprint,
             "data": self.data,
-            "files": [{"name": p.name, "size": p.size, "rows": p.rows} for p in self.parts],
+            "files": [{"name": p.name, "size": p.size, "rows": p.rows, "xxh64": p.xxh64} for p in self.parts],
             "rows": self.rows,
             "bytes": self.size,
             "columns": [list(column) for column in self.columns],
@@ -69,19 +85,17 @@ class Manifest:
             "created": self.created,
             "sources": dict(sorted(self.sources.items())),
         }
-        return (json.dumps(content, indent=1) + "\n").encode()
+        return checksums.sealed(content, indent=1)
 
 
 def decode(content: bytes, fingerprint: str) -> Manifest:
     """Read the manifest of ``fingerprint``. Raises ``UnusableError``, saying what is wrong."""
     try:
-        raw = json.loads(content)
-    except (ValueError, RecursionError) as exc:
-        raise UnusableError(f"has a torn manifest ({exc})") from exc
-    if not isinstance(raw, dict):
-        raise UnusableError("has a manifest that is not a JSON object")
-    if raw.get("version") != VERSION:
-        raise OtherVersionError(f"has a manifest of version {raw.get('version')!r}, not {VERSION}")
+        raw = checksums.unsealed(content)
+    except checksums.DamagedError as exc:
+        _check_version(_unsealed_version(content))
+        raise UnusableError(f"has a damaged manifest: {exc}") from exc
+    _check_version(raw.get("version"))
     if raw.get("fingerprint") != fingerprint:
         raise UnusableError(f"has the manifest of another fingerprint, {raw.get('fingerprint')!r}")
     manifest = Manifest(
@@ -97,6 +111,20 @@ def decode(content: bytes, fingerprint: str) -> Manifest:
         if raw.get(key) != value:
             raise UnusableError(f"says {raw.get(key)!r} {key}, its files sum to {value}")
     return manifest
+
+
+def _unsealed_version(content: bytes) -> Any:
+    """Return the version of a manifest without a checksum, as the first version wrote them; else ``VERSION``."""
+    try:
+        raw = json.loads(content)
+    except (ValueError, RecursionError):
+        return VERSION
+    return raw.get("version") if isinstance(raw, dict) and "checksum" not in raw else VERSION
+
+
+def _check_version(version: Any) -> None:
+    if version != VERSION:
+        raise OtherVersionError(f"has a manifest of version {version!r}, not {VERSION}")
 
 
 def _attempt(data: Any, fingerprint: str) -> str:
@@ -116,13 +144,15 @@ def _list(raw: Mapping[str, Any], key: str) -> list[Any]:
 def _part(item: Any) -> Part:
     if not isinstance(item, dict):
         raise UnusableError(f"lists {item!r} as a file")
-    name, size, rows = item.get("name"), item.get("size"), item.get("rows")
+    name, size, rows, xxh64 = (item.get(key) for key in ("name", "size", "rows", "xxh64"))
     if not isinstance(name, str) or not name or "/" in name or "\0" in name or name in (".", ".."):
         raise UnusableError(f"lists a file outside its own data folder, {name!r}")
     # type() is int: a bool is an int too
     if type(size) is not int or type(rows) is not int or min(size, rows) < 0:
         raise UnusableError(f"lists {name!r} with size {size!r} and rows {rows!r}, not whole numbers >= 0")
-    return Part(name, size, rows)
+    if not isinstance(xxh64, str) or not _CHECKSUM.fullmatch(xxh64):
+        raise UnusableError(f"lists {name!r} with the checksum {xxh64!r}")
+    return Part(name, size, rows, xxh64)
 
 
 def _column(item: Any) -> tuple[str, str]:

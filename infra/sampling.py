@@ -1,11 +1,11 @@
-"""A sample of a table's rows, spread over its row groups, kept as a Parquet file beside the cache."""
+"""A sample of a table's rows, spread over its row groups, kept as Parquet with a checksum beside the cache."""
 
 import threading
 from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any
 
-from ebbflow.infra import files
+from ebbflow.infra import checksums, files
 from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.errors import InfraError, StorageError, TableError
 from ebbflow.infra.filesystems import filesystem, to_uri, translated
@@ -117,6 +117,7 @@ def keep(relation: Relation, sample: Sample, cache: JsonStore | None, sample_row
         pq.write_table(table, buffer)
         with translated(f"write a sample to {cache.uri}"):
             content = buffer.getvalue().to_pybytes()
+            content += checksums.of_bytes(content).encode()
             files.write_atomic(filesystem(cache.scheme), cache.scheme, _path(cache, key), content)
     except (StorageError, pa.ArrowException):
         return  # a cache only: the sample is drawn again when it is needed
@@ -139,14 +140,17 @@ def kept(relation: Relation, cache: JsonStore | None, sample_rows: int) -> Sampl
 
 
 def _stored(cache: JsonStore, key: tuple[str, int]) -> Sample | None:
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
-        with (
-            translated(f"read a sample in {cache.uri}"),
-            filesystem(cache.scheme).open_input_file(_path(cache, key)) as file,
-        ):
-            table = pq.ParquetFile(file).read()
+        with translated(f"read a sample in {cache.uri}"):
+            with filesystem(cache.scheme).open_input_file(_path(cache, key)) as file:
+                found = file.read()
+            content, digits = found[: -checksums.DIGITS], found[-checksums.DIGITS :]
+            if checksums.of_bytes(content).encode() != digits:
+                return None  # damaged: it is drawn again
+            table = pq.ParquetFile(pa.BufferReader(content)).read()
         rows = int((table.schema.metadata or {})[b"ebbflow.rows"])
     except (InfraError, KeyError, ValueError):
         return None
@@ -166,7 +170,7 @@ def _key(relation: Relation, sample_rows: int) -> tuple[str, int]:
 
 
 def _path(cache: JsonStore, key: tuple[str, int]) -> str:
-    return cache.file(f"sample/{key[0]}/{key[1]}", ".parquet")
+    return cache.file(f"sample/{key[0]}/{key[1]}", ".sample")
 
 
 # --- reading ----------------------------------------------------------------------------------------------

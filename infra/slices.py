@@ -33,16 +33,18 @@ class SliceIndex:
         """Return the names of the divisions of which slices of the stage may exist."""
         return tuple(sorted({key.partition("|")[0] for key, *_ in self._read(output_fp)}))
 
-    def find(self, output_fp: str, key: str, sources: Mapping[str, str]) -> dict[Cells, Checkpoint]:
+    def find(
+        self, output_fp: str, key: str, sources: Mapping[str, str], *, verified: bool = True
+    ) -> dict[Cells, Checkpoint]:
         """Return the whole slices of the stage ``output_fp`` under the division ``key`` (its name, a bar
-        and its borders); none overlap."""
+        and its borders); none overlap. ``verified`` is as in ``CheckpointStore.find``."""
         found: dict[Cells, Checkpoint] = {}
         covered: set[int] = set()
         for _, first, last, fingerprint in sorted(e for e in self._read(output_fp) if e[0] == key):
             cells = set(range(first, last))
             if cells & covered:
                 continue
-            checkpoint = self._store.find(fingerprint, sources)
+            checkpoint = self._store.find(fingerprint, sources, verified=verified)
             if checkpoint is not None:
                 found[first, last] = checkpoint
                 covered |= cells

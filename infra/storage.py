@@ -4,6 +4,7 @@ Layout::
 
     <store>/data/<fingerprint>/<attempt>/*.parquet    written by an engine
     <store>/manifests/<fingerprint>.json              written last and atomically: from then on it exists
+    <store>/damaged/<fingerprint>-<time>.json         manifests of what was found damaged, kept for a day
     <store>/cache/...                                 what can be computed again, see ``JsonStore``
 """
 
@@ -14,9 +15,11 @@ import threading
 import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from itertools import groupby
 from typing import Any
 
 from ebbflow.infra import files
+from ebbflow.infra.checksums import ChecksumEngine
 from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.datatypes import arrow_schema
 from ebbflow.infra.errors import StorageError, StorageFullError
@@ -25,6 +28,7 @@ from ebbflow.infra.jsonstore import JsonStore
 from ebbflow.infra.manifest import (
     ATTEMPT,
     FINGERPRINT,
+    DamagedError,
     Manifest,
     OtherVersionError,
     Part,
@@ -56,6 +60,11 @@ class ParquetCheckpointStore:
         self._lock = threading.Lock()
         self._noted: set[str] = set()
         self._problems: list[str] = []
+
+    def hash_with(self, engine: object) -> None:
+        """Let ``engine`` hash files, if it can, where it reads and writes them."""
+        if isinstance(engine, ChecksumEngine):
+            self._files.hash = engine.checksums
 
     def cache(self, name: str) -> JsonStore:
         """Return a JSON cache that lies beside the checkpoints."""
@@ -120,17 +129,37 @@ class ParquetCheckpointStore:
 
     # --- reading ------------------------------------------------------------------------------------------
 
-    def find(self, fingerprint: str, sources: Mapping[str, str] | None = None) -> Checkpoint | None:
-        """Return the checkpoint if it is whole and of these source versions, else ``None``."""
+    def find(
+        self, fingerprint: str, sources: Mapping[str, str] | None = None, *, verified: bool = True
+    ) -> Checkpoint | None:
+        """Return the checkpoint if it is whole and of these source versions, else ``None``; see
+        ``CheckpointStore.find``."""
         _check_fingerprint(fingerprint)
         try:
-            found = self._files.load(fingerprint, sources)
+            found = self._files.load(fingerprint, sources, verified=verified)
+        except DamagedError as exc:
+            self._set_aside(fingerprint, exc.attempt, str(exc))
+            return None
         except UnusableError as exc:
-            self._note(f"checkpoint {fingerprint[:16]} in {self.uri} {exc}; it is ignored")
+            self._ignore(fingerprint, exc)
             return None
         if found:
             self._files.touch(fingerprint)
         return found
+
+    def verify(self, checkpoint: Checkpoint, *, anew: bool = False) -> bool:
+        """Tell whether the checkpoint's files are what was written; see ``CheckpointStore.verify``."""
+        whole = True
+        # one that is made of slices has files of several checkpoints: only the damaged ones go
+        for folder, entries in groupby(checkpoint.relation.files, lambda file: file.path.rpartition("/")[0]):
+            fingerprint, attempt = folder.split("/")[-2:]
+            try:
+                with translated(f"read the checkpoint {to_uri(folder, self._files.scheme)}"):
+                    self._files.verify(list(entries), anew=anew)
+            except UnusableError as exc:
+                self._set_aside(fingerprint, attempt, str(exc))
+                whole = False
+        return whole
 
     def problems(self) -> list[str]:
         """Return and forget what had to be ignored, each problem once in the store object's life."""
@@ -139,15 +168,18 @@ class ParquetCheckpointStore:
         return found
 
     def checkpoints(self) -> list[Checkpoint]:
-        """Return every valid checkpoint, by fingerprint; the rest is noted in ``problems``."""
+        """Return every checkpoint whose files are there, by fingerprint; the rest is noted in ``problems``.
+
+        Their contents are not read: ``verify`` does.
+        """
         for stranger in self._files.strangers():
             self._note(f"{stranger} is not part of a checkpoint store; it is ignored")
         found: list[Checkpoint] = []
         for fingerprint in self._files.manifests():
             try:
-                checkpoint = self._files.load(fingerprint, None)
+                checkpoint = self._files.load(fingerprint, None, verified=False)
             except UnusableError as exc:
-                self._note(f"checkpoint {fingerprint[:16]} in {self.uri} {exc}; it is ignored")
+                self._ignore(fingerprint, exc)
                 continue
             if checkpoint:
                 found.append(checkpoint)
@@ -225,9 +257,10 @@ class ParquetCheckpointStore:
             count, names = _footer(self._files.fs(), found.path)
             if names != wanted:
                 raise StorageError(f"{found.path} has the columns {names}, the stage should write {wanted}")
-            return Part(found.path.rsplit("/", 1)[1], found.size, count)
+            return Part(found.path.rsplit("/", 1)[1], found.size, count, found.xxh64)
 
-        parts = tuple(files.in_parallel(measure, entries))
+        # hashed before anything else is read of them: what is damaged from here on is found
+        parts = tuple(files.in_parallel(measure, self._files.hashed(entries)))
         if sum(part.rows for part in parts) != rows:
             raise StorageError(
                 f"checkpoint {attempt.uri} should have {rows} rows, its {len(parts)} files have "
@@ -262,17 +295,19 @@ class ParquetCheckpointStore:
                 in_use = self._attempt_in_use(info.base_name, now - manifests.get(info.base_name, now))
                 if in_use is not None:
                     freed += self._collect_attempts(info.path, in_use, now)
-            for info in files.listing(self._files.fs(), f"{self._files.root}/manifests"):
-                old = now - (info.mtime_ns or 0) / 1e9 > ABANDONED_AFTER
-                if old and info.base_name.startswith(".") and info.base_name.endswith(".tmp"):
-                    with suppress(FileNotFoundError):
-                        self._files.fs().delete_file(info.path)
+            for folder in ("manifests", "damaged"):
+                for info in files.listing(self._files.fs(), f"{self._files.root}/{folder}"):
+                    old = now - (info.mtime_ns or 0) / 1e9 > ABANDONED_AFTER
+                    torn = info.base_name.startswith(".") and info.base_name.endswith(".tmp")
+                    if old and info.is_file and (torn or folder == "damaged"):
+                        with suppress(FileNotFoundError):
+                            self._files.fs().delete_file(info.path)
         return freed
 
     def _attempt_in_use(self, fingerprint: str, unused: float) -> str | None:
         """Return the attempt that the manifest names, "" for none; ``None``: leave all attempts alone."""
         try:
-            found = self._files.load(fingerprint, None)
+            found = self._files.load(fingerprint, None, verified=False)
         except OtherVersionError:
             return None
         except UnusableError:
@@ -297,6 +332,16 @@ class ParquetCheckpointStore:
             with suppress(OSError):  # only an empty folder goes
                 os.rmdir(folder)
         return freed
+
+    def _set_aside(self, fingerprint: str, attempt: str, why: str) -> None:
+        moved = self._files.set_aside(fingerprint, attempt)
+        self._note(
+            f"checkpoint {fingerprint[:16]} in {self.uri} {why}; it is not used"
+            + (f", its manifest was set aside as {moved}" if moved else "")
+        )
+
+    def _ignore(self, fingerprint: str, why: UnusableError) -> None:
+        self._note(f"checkpoint {fingerprint[:16]} in {self.uri} {why}; it is ignored")
 
     def _note(self, problem: str) -> None:
         with self._lock:

@@ -1,19 +1,30 @@
 """The files of a checkpoint store: manifests, verified checkpoints, notes of use."""
 
+import errno
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
+from dataclasses import replace
 from typing import Any
 
-from ebbflow.infra import files
+from ebbflow.infra import checksums, files
 from ebbflow.infra.clock import Clock
+from ebbflow.infra.errors import StorageError
 from ebbflow.infra.filesystems import filesystem, split, to_uri, translated
-from ebbflow.infra.manifest import FINGERPRINT, Manifest, UnusableError, decode
+from ebbflow.infra.manifest import (
+    FINGERPRINT,
+    DamagedError,
+    Manifest,
+    OtherVersionError,
+    StaleError,
+    UnusableError,
+    decode,
+)
 from ebbflow.infra.protocols import Checkpoint, FileEntry, Relation
 
 _USED_EVERY = 3_600.0  # seconds between two notes of use on S3, where each is a request
-_KNOWN = frozenset({"data", "manifests", "cache", "apps"})
+_KNOWN = frozenset({"data", "manifests", "cache", "apps", "damaged"})
 
 
 class StoreFiles:
@@ -23,7 +34,8 @@ class StoreFiles:
         self.scheme, self.root = split(uri)
         self.uri = to_uri(self.root, self.scheme)
         self._clock = clock
-        self._verified: dict[str, tuple[int, float]] = {}
+        self.hash: Callable[[str, Sequence[FileEntry]], list[str]] = checksums.of_files
+        self._verified: dict[str, FileEntry] = {}  # by path: files as they were when their checksum was right
         self._used: dict[str, float] = {}
 
     def fs(self) -> Any:
@@ -57,20 +69,37 @@ class StoreFiles:
         except UnusableError:
             return None
 
-    def load(self, fingerprint: str, sources: Mapping[str, str] | None) -> Checkpoint | None:
-        """Return the verified checkpoint, ``None`` if there is no manifest. Raises ``UnusableError``."""
-        with translated(f"read the checkpoint store {self.uri}"):
-            try:
-                with self.fs().open_input_file(self._manifest_path(fingerprint)) as file:
-                    content = file.read()
-            except FileNotFoundError:
-                return None
-            manifest = decode(content, fingerprint)
-            if sources is not None and dict(sources) != manifest.sources:
-                raise UnusableError(_stale(manifest.sources, sources))
-            return self.checkpoint(manifest)
+    def load(
+        self, fingerprint: str, sources: Mapping[str, str] | None, *, verified: bool = True
+    ) -> Checkpoint | None:
+        """Return the checkpoint, ``None`` if there is no manifest; without ``verified`` its files are not hashed.
 
-    def checkpoint(self, manifest: Manifest) -> Checkpoint:
+        Raises ``StaleError``, ``OtherVersionError``, ``DamagedError`` (all of them ``UnusableError``).
+        """
+        attempt = ""
+        try:
+            with translated(f"read the checkpoint store {self.uri}"):
+                content = self._content(fingerprint)
+                if content is None:
+                    return None
+                manifest = decode(content, fingerprint)
+                attempt = manifest.attempt
+                if sources is not None and dict(sources) != manifest.sources:
+                    raise StaleError(_stale(manifest.sources, sources))
+                return self.checkpoint(manifest, verified=verified)
+        except (StaleError, OtherVersionError):
+            raise
+        except UnusableError as exc:
+            raise DamagedError(str(exc), attempt) from exc
+
+    def _content(self, fingerprint: str) -> bytes | None:
+        try:
+            with self.fs().open_input_file(self._manifest_path(fingerprint)) as file:
+                return bytes(file.read())
+        except FileNotFoundError:
+            return None
+
+    def checkpoint(self, manifest: Manifest, *, verified: bool = True) -> Checkpoint:
         """Return the checkpoint after comparing its files with the manifest. Raises ``UnusableError``."""
         folder = f"{self.root}/{manifest.data}"
         with translated(f"read the checkpoint {to_uri(folder, self.scheme)}"):
@@ -82,8 +111,9 @@ class StoreFiles:
                     raise UnusableError(f"lacks its file {part.name}")
                 if info.size != part.size:
                     raise UnusableError(f"has {part.name} with {info.size} bytes, not {part.size}")
-                entries.append(files.entry(info))
-            files.in_parallel(self._verify, entries)
+                entries.append(replace(files.entry(info), xxh64=part.xxh64))
+            if verified:
+                self.verify(entries)
         name = f"ckpt_{manifest.fingerprint}"
         return Checkpoint(
             manifest.fingerprint,
@@ -96,13 +126,58 @@ class StoreFiles:
             dict(manifest.sources),
         )
 
-    def _verify(self, found: FileEntry) -> None:
-        state = (found.size, found.modified)
-        if self._verified.get(found.path) == state:
-            return
-        if not files.looks_like_parquet(self.fs(), found.path, found.size):
-            raise UnusableError(f"has {found.path.rsplit('/', 1)[1]}, which is not a Parquet file")
-        self._verified[found.path] = state
+    def hashed(self, entries: Sequence[FileEntry]) -> list[FileEntry]:
+        """Return the files just written with their checksums, which count as verified."""
+        found = [
+            replace(entry, xxh64=xxh64)
+            for entry, xxh64 in zip(entries, self.hash(self.scheme, entries), strict=True)
+        ]
+        self._verified.update({entry.path: entry for entry in found})
+        return found
+
+    def verify(self, entries: Sequence[FileEntry], *, anew: bool = False) -> None:
+        """Compare files with their checksums. What was compared before, and has kept its size and time, is only
+        compared ``anew`` on request. Raises ``UnusableError``."""
+        todo = [entry for entry in entries if anew or self._verified.get(entry.path) != entry]
+        try:
+            found = self.hash(self.scheme, todo)
+        except OSError as exc:
+            # gone, or on a part of a disk that cannot be read any more: the same as damaged
+            if isinstance(exc, FileNotFoundError) or exc.errno == errno.EIO:
+                raise UnusableError(f"has a file that cannot be read ({exc})") from exc
+            raise
+        for entry, xxh64 in zip(todo, found, strict=True):
+            if xxh64 != entry.xxh64:
+                self._verified.pop(entry.path, None)
+                raise UnusableError(
+                    f"has {entry.path.rsplit('/', 1)[1]} with the checksum {xxh64}, not {entry.xxh64}"
+                )
+        self._verified.update({entry.path: entry for entry in todo})
+
+    def set_aside(self, fingerprint: str, attempt: str) -> str | None:
+        """Move the manifest that names ``attempt``, or that cannot be read, into the folder ``damaged``; return its
+        new path within the store. ``None``: another has taken its place, or the store cannot be written.
+
+        Its files stay where they are, since other processes may be reading them, until ``collect`` takes them.
+        """
+        name = f"damaged/{fingerprint}-{int(self._clock.now() * 1000):013d}.json"
+        try:
+            with translated(f"set aside the checkpoint {fingerprint} of {self.uri}"), self._exclusive():
+                content = self._content(fingerprint)
+                if content is None:
+                    return None
+                try:
+                    if decode(content, fingerprint).attempt != attempt:
+                        return None
+                except OtherVersionError:
+                    return None
+                except UnusableError:
+                    pass
+                files.write_atomic(self.fs(), self.scheme, f"{self.root}/{name}", content)
+                self._remove(fingerprint)
+        except StorageError:
+            return None
+        return name
 
     def last_used(self) -> dict[str, float]:
         """Return when each manifest was last used: its own time or its note's, whichever is later."""
@@ -127,11 +202,14 @@ class StoreFiles:
 
     def forget(self, fingerprint: str) -> None:
         """Delete a manifest: the checkpoint no longer exists."""
-        path = self._manifest_path(fingerprint)
         with translated(f"delete the checkpoint {fingerprint} of {self.uri}"), self._exclusive():
-            for name in (path, path.removesuffix("json") + "used"):
-                with suppress(FileNotFoundError):
-                    self.fs().delete_file(name)
+            self._remove(fingerprint)
+
+    def _remove(self, fingerprint: str) -> None:
+        path = self._manifest_path(fingerprint)
+        for name in (path, path.removesuffix("json") + "used"):
+            with suppress(FileNotFoundError):
+                self.fs().delete_file(name)
 
     def delete(self, folder: str) -> None:
         """Delete a folder and all in it; a missing one is no error."""

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from ebbflow.infra.clock import Clock
 from ebbflow.infra.errors import (
     BroadcastTooLargeError,
+    DamagedInputError,
     StageCancelledError,
     StageFailedError,
     StorageError,
@@ -228,6 +229,7 @@ class Driver:
         self._execution.on_progress(fp, total, progress.tasks_done, now, progress.tasks_running)
 
     def _ended(self, outcome: StageOutcome, now: float) -> None:
+        self._note_problems()
         stage = outcome.stage
         run = self._runs.pop(outcome.job_id)
         if outcome.error is not None:
@@ -281,11 +283,14 @@ class Driver:
         if self._current.get(fp) != run.job_id:  # we have cancelled it: whatever it says is no failure
             self._file(stage, run, now, "cancelled", None, None)
             return
-        lost = self._lost(run) if isinstance(error, StageFailedError) else []
+        lost = self._lost(run, error)
         why = self._mendable(run, error, lost)
         if why is None and self._doubtful(outcome, now):
             self._runs[run.job_id] = run
             return
+        if why is None:  # nothing else explains it: before giving up, what it has read is hashed again
+            lost = self._lost(run, error, anew=True)
+            why = self._mendable(run, error, lost)
         del self._current[fp]
         cancelled = isinstance(error, StageCancelledError)  # by somebody else, such as in Spark's own page
         status, said = ("cancelled", "") if cancelled else ("failed", str(error))
@@ -293,18 +298,26 @@ class Driver:
         self._failures[fp] += 1
         if why is None or self._failures[fp] >= _MAX_FAILURES:
             raise error
+        self._note_problems()
         self._note(f"{stage.name} {why}")
         gone = [c.fingerprint for c in lost if self._checkpoints.get(c.fingerprint) is c]
         for output_fp in gone:
             del self._checkpoints[output_fp]
         self._act(self._execution.on_failed(fp, now, gone))
 
-    def _lost(self, run: Run) -> list[Checkpoint]:
-        """Return what the run has read that is not whole any more: others may tidy the store or damage it."""
-        lost = []
+    def _lost(self, run: Run, error: Exception, *, anew: bool = False) -> list[Checkpoint]:
+        """Return what the run has read that is not whole any more: others may tidy the store or damage it.
+
+        ``anew`` reads the files; otherwise only their sizes are compared.
+        """
+        if not isinstance(error, StageFailedError):
+            return []
+        damaged = error.fingerprints if isinstance(error, DamagedInputError) else frozenset()
+        lost = [c for c in run.inputs if c.fingerprint in damaged]
         for checkpoint in run.inputs:
             with suppress(StorageError):  # not known
-                if not is_whole(checkpoint):
+                whole = self._store.verify(checkpoint, anew=True) if anew else is_whole(checkpoint)
+                if not whole and checkpoint not in lost:
                     lost.append(checkpoint)
         return lost
 
@@ -355,6 +368,10 @@ class Driver:
             elif isinstance(action, Finish):
                 self.record.result = self._checkpoints[action.output.fingerprint]
 
+    def _note_problems(self) -> None:
+        for problem in self._store.problems():
+            self._note(problem)
+
     def _note(self, text: str) -> None:
         self.record.notes.append(text)
         self._listener.note(text)
@@ -402,17 +419,24 @@ class Driver:
         self._listener.stage_ended(stage, report)
 
     def _known_outputs(self, plans: Sequence[QueryExecutionPlan]) -> dict[str, StageOutput]:
-        """Look in the store for what earlier runs have finished."""
+        """Look in the store for what earlier runs have finished.
+
+        Of what nothing may read only the presence is checked here: stages verify what they read as they begin.
+        The result is nobody's input, so it is verified now.
+        """
         out = {}
         if self._reuse:
             stages = {s.output_fp: s for p in plans for s in p.stages if not s.volatile}
             for fp, stage in stages.items():
-                found = self._store.find(fp, self._sources[fp]) or self._sliced(stage)
+                found = self._store.find(fp, self._sources[fp], verified=False) or self._sliced(stage)
                 if found is not None:
                     self._checkpoints[fp] = found
-                    out[fp] = StageOutput(fp, found.rows, found.bytes)
-        for problem in self._store.problems():
-            self._note(problem)
+            for fp in {p.sink.output_fp for p in plans} & self._checkpoints.keys():
+                if not self._store.verify(self._checkpoints[fp]):
+                    del self._checkpoints[fp]
+                    self._sliced(stages[fp])
+            out = {fp: StageOutput(fp, c.rows, c.bytes) for fp, c in self._checkpoints.items()}
+        self._note_problems()
         return out
 
     def _sliced(self, stage: Stage) -> Checkpoint | None:
@@ -420,7 +444,7 @@ class Driver:
         if stage.slicing is None or self._slices is None:
             return None
         fp, cells = stage.output_fp, stage.slicing.grid.cells
-        found = self._slices.find(fp, stage.slicing.key, self._sources[fp])
+        found = self._slices.find(fp, stage.slicing.key, self._sources[fp], verified=False)
         if covers(found, cells):
             return together(fp, found)
         if found:

@@ -117,6 +117,7 @@ def execute(
         ExitStack() as leaving,  # a share is given up last: its cores are free only once the engine has closed
         _prepared_and_opened(request, store, clock, run_id, opened) as (found, started_engine),
     ):
+        store.hash_with(started_engine.engine)
         source = shared_source(started_engine, request, store, clock)
         if isinstance(source, SharedCapacity):
             leaving.callback(source.leave)

@@ -4,7 +4,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ebbflow.infra.errors import StageCancelledError
+from ebbflow.infra.errors import DamagedInputError, StageCancelledError
 from ebbflow.infra.protocols import Checkpoint, CheckpointStore, Relation, SqlEngine, StageJob, StageProgress
 from ebbflow.infra.slices import Narrowing, SliceIndex
 from ebbflow.planners.query.operators import split_bytes
@@ -75,6 +75,7 @@ class StageWork:
             found = self._store.find(stage.output_fp, sources)
             if found is not None:  # another run over the same store was faster
                 return StageOutcome(stage, job_id, found)
+        self._verify(stage, inputs)
         relations = [self._relations[t.lower()] for t in stage.tables if t.lower() in self._relations]
         relations += [c.relation for c in inputs]
 
@@ -114,6 +115,13 @@ class StageWork:
             self._store.discard(attempt)
             raise
         return StageOutcome(stage, job_id, checkpoint, result)
+
+    def _verify(self, stage: Stage, inputs: Sequence[Checkpoint]) -> None:
+        """Look at what the stage reads before its first use. Raises ``DamagedInputError``."""
+        damaged = [c.fingerprint for c in inputs if not self._store.verify(c)]
+        if damaged:
+            names = ", ".join(fp[:16] for fp in damaged)
+            raise DamagedInputError(f"{stage.name} reads checkpoints that are damaged: {names}", damaged)
 
     def stop(self, run: Run) -> None:
         """Ask a run to end. The engine ignores the cancellation of a job that has not reached it yet."""

@@ -15,6 +15,7 @@ class FileEntry:
     path: str  # as pyarrow.fs wants it, without scheme
     size: int  # bytes
     modified: float  # seconds since the Unix epoch; 0 when the storage does not tell
+    xxh64: str = ""  # of the whole file as it was written; empty for a user's tables, which carry none
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +84,22 @@ class CheckpointStore(Protocol):
         """Drop an attempt's files; never raises for missing ones, or for those that cannot be deleted now."""
         ...
 
-    def find(self, fingerprint: str, sources: Mapping[str, str] | None = None) -> Checkpoint | None:
+    def find(
+        self, fingerprint: str, sources: Mapping[str, str] | None = None, *, verified: bool = True
+    ) -> Checkpoint | None:
         """Return the checkpoint if it is whole and of these source versions, else ``None``.
 
-        Whatever is torn, foreign or stale is noted in ``problems`` and left alone.
+        ``verified=False`` compares only names and sizes of its files with the manifest, which is quick: ``verify``
+        must then be called before the first use. What cannot be used is noted in ``problems``; what is damaged is
+        set aside as well, so that nobody meets it again.
+        """
+        ...
+
+    def verify(self, checkpoint: Checkpoint, *, anew: bool = False) -> bool:
+        """Tell whether the checkpoint's files are what was written, to the byte; set aside what is not.
+
+        A file is hashed once, until its size or time changes; ``anew`` hashes it again. Raises ``StorageError``
+        for files that cannot be read.
         """
         ...
 

@@ -1,11 +1,11 @@
 """Checkpoints for the tests of stores, as an engine would write them."""
 
-import json
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from ebbflow.infra import checksums
 from ebbflow.infra.filesystems import resolve
 from ebbflow.infra.protocols import Attempt, Checkpoint
 from ebbflow.infra.storage import ParquetCheckpointStore
@@ -42,8 +42,9 @@ def save(store: ParquetCheckpointStore, fp: str = FP, rows: int = 5, **sources: 
 
 
 def edit(store: ParquetCheckpointStore, **changes: Any) -> None:
+    """Change a manifest as somebody would who knows its checksum."""
     uri = f"{store.uri}/manifests/{FP}.json"
     fs, path = resolve(uri)
     with fs.open_input_file(path) as file:
-        raw = json.loads(file.read())
-    put(uri, json.dumps(raw | changes).encode())
+        raw = checksums.unsealed(file.read())
+    put(uri, checksums.sealed(raw | changes))

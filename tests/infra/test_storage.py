@@ -195,7 +195,7 @@ OUTSIDE = "data/../../elsewhere"
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"version": 2}, "version 2"),
+        ({"version": 3}, "version 3"),
         ({"version": None}, "version None"),
         ({"fingerprint": OTHER}, "another fingerprint"),
         ({"data": OUTSIDE}, "outside"),
@@ -204,6 +204,7 @@ OUTSIDE = "data/../../elsewhere"
         ({"data": 7}, "outside"),
         ({"files": [{"name": "../../x.parquet", "size": 1, "rows": 1}]}, "outside"),
         ({"files": [{"name": "x.parquet", "size": -1, "rows": 1}]}, "whole numbers"),
+        ({"files": [{"name": "x.parquet", "size": 1, "rows": 1}]}, "checksum None"),
         ({"files": "x"}, "list of files"),
         ({"files": [], "rows": 0, "bytes": 1}, "files sum to"),
         ({"columns": [["a"]]}, "column"),
@@ -250,20 +251,24 @@ def test_a_truncated_missing_or_overwritten_data_file_makes_the_checkpoint_inval
     fs = resolve(done.uri)[0]
     with fs.open_input_file(file.path) as source:
         whole = source.read()
+    path = resolve(f"{place}/manifests/{FP}.json")[1]
+    with fs.open_input_file(path) as source:
+        manifest = source.read()
 
     def damaged(data: bytes | None) -> str:
         fs.delete_file(file.path)
         if data is not None:
             with fs.open_output_stream(file.path) as out:
                 out.write(data)
+        put(f"{place}/manifests/{FP}.json", manifest)  # what is damaged is set aside
         # as another process sees it
         fresh = ParquetCheckpointStore(place)
         assert fresh.find(FP) is None
         return fresh.problems()[0]
 
     assert f"with {len(whole) - 1} bytes" in damaged(whole[:-1])
-    assert "not a Parquet file" in damaged(whole[:-4] + b"XXXX")
-    assert "not a Parquet file" in damaged(b"\0" * len(whole))
+    assert "with the checksum" in damaged(b"\0" * len(whole))
+    assert "with the checksum" in damaged(whole[:-9] + bytes([whole[-9] ^ 1]) + whole[-8:])
     assert "lacks its file" in damaged(None)
 
 

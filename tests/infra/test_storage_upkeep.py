@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from ebbflow.infra.checksums import sealed
 from ebbflow.infra.errors import StorageError
 from ebbflow.infra.filesystems import split
 from ebbflow.infra.storage import JsonStore, ParquetCheckpointStore
@@ -66,7 +67,7 @@ def test_damaged_checkpoints_go_after_a_day_but_those_of_another_version_stay(
 ) -> None:
     store = ParquetCheckpointStore(str(tmp_path), clock)
     newer = save(store)
-    edit(store, version=2)
+    edit(store, version=3)
     damaged = save(store, fp=OTHER)
     Path(damaged.relation.files[0].path).write_bytes(b"PAR1")
 
@@ -118,7 +119,16 @@ def test_json_values_come_back_and_others_are_missing(place: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"{", b"[]", b'{"key": "other", "value": 1}', b"\xff", b'{"value": 1}']
+    "content",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"\xff",
+        b'{"key": "a", "value": 1}',
+        sealed({"key": "b", "value": 1}),
+        sealed({"value": 1}),
+    ],
 )
 def test_corrupt_json_entries_read_as_missing(tmp_path: Path, content: bytes) -> None:
     cache = JsonStore(str(tmp_path))

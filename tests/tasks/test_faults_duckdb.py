@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 from driving import FOUR_TABLES, Recorder
 
+from ebbflow.infra.checksums import sealed, unsealed
 from ebbflow.infra.errors import InfraError, StageFailedError, StorageFullError, TableError
 from ebbflow.infra.results import read_checkpoint
 from ebbflow.planners.errors import (
@@ -175,7 +176,7 @@ def test_the_clock_is_read_once_for_the_whole_query(small: str, ask: Ask) -> Non
 
 
 def checkpoints(request: QueryRequest) -> list[dict[str, Any]]:
-    return [json.loads(p.read_text()) for p in sorted((Path(request.store) / "manifests").glob("*.json"))]
+    return [unsealed(p.read_bytes()) for p in sorted((Path(request.store) / "manifests").glob("*.json"))]
 
 
 def folder(request: QueryRequest, manifest: dict[str, Any]) -> Path:
@@ -212,7 +213,7 @@ def test_a_damaged_checkpoint_is_not_used_and_the_report_says_so(damage: str, tp
     report = execute(request, PlainOrchestrator(listener)).report
     assert {s.status for s in report.stages} == {"completed"}
     assert report.verified
-    told = [p for p in report.problems if "it is ignored" in p]
+    told = [p for p in report.problems if "it is not used" in p]
     assert damaged > 2
     assert 0 < len(told) <= damaged  # of those that the candidates of this run ask for
     assert set(told) <= set(listener.notes)
@@ -236,7 +237,7 @@ def test_a_checkpoint_that_names_another_version_of_its_table_is_not_used_and_sa
     run(request)
     for manifest in checkpoints(request):
         path = Path(request.store) / "manifests" / f"{manifest['fingerprint']}.json"
-        path.write_text(json.dumps(manifest | {"sources": manifest["sources"] | {"t": "0" * 32}}))
+        path.write_bytes(sealed(manifest | {"sources": manifest["sources"] | {"t": "0" * 32}}))
     report = run(request).report
     assert {s.status for s in report.stages} == {"completed"}
     assert any("was computed from other versions of t" in p for p in report.problems)
