@@ -127,7 +127,7 @@ class EbbflowAws(Block):
         """Open the account's fleet for a flow of one's own; nothing is asked of AWS yet. See ``opened``.
 
         Args:
-            limits: a TOML file of limits; by default ``$EBBFLOW_LIMITS``, else ``fleet.toml`` in the present folder.
+            limits: a TOML file of limits; by default ``$EBBFLOW_LIMITS``.
             prices: a file of on-demand prices of one's own; by default the AWS Price List.
         """
         from ebbflow.tasks.fleet import opened  # Prefect imports this module at each of its commands

@@ -16,7 +16,7 @@ from ebbflow.flows import restarts
 from ebbflow.flows.blocks import block_name
 from ebbflow.flows.cancelling import attended
 from ebbflow.flows.capacity_runs import holder_in, mending
-from ebbflow.flows.deployed import deployment_id
+from ebbflow.flows.deployed import allowed, deployment_id
 from ebbflow.flows.flow_runs import RunView
 from ebbflow.flows.places import found
 from ebbflow.infra.errors import InfraError
@@ -25,6 +25,7 @@ from ebbflow.tasks.apps.recovery import LostApp
 from ebbflow.tasks.loop.listening import LoopEvent, LoopListener
 from ebbflow.tasks.loop.loop import LoopEnd
 from ebbflow.tasks.loop.opening import opened_loop
+from ebbflow.tasks.loop.own_policies import checked_names
 from ebbflow.tasks.loop.request import CapacityRequest
 
 EVENTS = {
@@ -90,6 +91,7 @@ def capacity_loop(
     take_over: bool = False,
     seed: int = 0,
     prices: str | None = None,
+    allow_policies: list[str] | None = None,
 ) -> dict[str, Any]:
     """Lead a cluster: watch its nodes, hold auctions, grant and call back leases, rent and give back nodes.
 
@@ -110,14 +112,17 @@ def capacity_loop(
         ledger: a file, an address without a password, or the block ``ebbflow-cluster/NAME``, which says all of this;
             by default ``$EBBFLOW_LEDGER``, else Ebbflow's own file.
         ledger_secret: the Prefect secret block, or variable, that holds the ledger's address.
-        policy: a policy by name, or ``MODULE:NAME``; by default the file's, else ``rho-bounded``.
+        policy: a policy by name, ours or an installed package's, or ``MODULE:NAME`` of ``allow_policies``; by default
+            the block's, then the file's, else ``rho-bounded``.
         options: of the policy.
-        limits: a TOML file of limits; by default ``$EBBFLOW_LIMITS``, else ``fleet.toml`` in the present folder.
+        limits: a TOML file of limits; by default ``$EBBFLOW_LIMITS``.
         lease: seconds that leases last.
         interval: seconds between auctions when nothing happens.
         take_over: take the lead from a loop that lives.
         seed: of what policies draw at random.
         prices: a file of on-demand prices of one's own, for ``aws``; by default the AWS Price List.
+        allow_policies: policies that may be imported, each ``MODULE:NAME``, whether ``policy``, the block or the file
+            of limits names them; in a run of a deployment, of those the ones that the deployment itself has.
 
     Returns:
         What it did: decisions, and how long changes took to become leases.
@@ -144,6 +149,7 @@ def capacity_loop(
             take_over,
             seed,
             prices,
+            checked_names(allowed("allow_policies", allow_policies)),
         )
         return _lead(request, None)
 

@@ -33,7 +33,7 @@ app = typer.Typer(
     "    ebbflow capacity status --watch 1\n\n"
     "    ebbflow capacity stop\n\n"
     "[b]On AWS[/b], where terraform apply was run (docs/fleet.md)\n\n"
-    "    ebbflow capacity run --source aws --limits fleet.toml --ledger postgresql://ebbflow@db/ebbflow",
+    "    ebbflow capacity run --source aws:ebbflow.json --limits fleet.toml --ledger postgresql://ebbflow@db/ebbflow",
     no_args_is_help=True,
     rich_markup_mode="rich",
 )
@@ -63,7 +63,7 @@ _RUN_HELP = """Lead a cluster until Ctrl-C, SIGTERM or ebbflow capacity stop.
 
     ebbflow capacity run --policy mymodule:MyPolicy          (in the present folder or installed; docs/own-policy.md)
 
-[b]A file of limits[/b] (--limits, $EBBFLOW_LIMITS or fleet.toml here) says what no decision may exceed
+[b]A file of limits[/b] (--limits or $EBBFLOW_LIMITS) says what no decision may exceed
 
     \\[limits]            dollars_per_hour = 40, nodes = 60
 
@@ -71,7 +71,7 @@ _RUN_HELP = """Lead a cluster until Ctrl-C, SIGTERM or ebbflow capacity stop.
 
     \\[scaling]           idle_s = 300, pools = { etl = "cores", gpu = "gpus" }; enabled = false leaves nodes alone
 
-    \\[policy]            name = "rho-bounded", options = { rho = 1.5 }
+    \\[policy]            name = "rho-bounded", options = { rho = 1.5 }; MODULE:NAME only with --allow-policy
 
 While another loop leads, this one waits and takes over when that is gone: two of them are a spare.
 --take-over does not wait; the other can write nothing from then on.
@@ -96,7 +96,7 @@ def run(
         str,
         typer.Option(
             help="By name (ebbflow simulate training --help lists them), or your own as MODULE:NAME. "
-            "Default: the limits' file's, else rho-bounded.",
+            "An installed package's by its name. Default: the limits' file's, else rho-bounded.",
             metavar="POLICY",
         ),
     ] = "",
@@ -107,7 +107,15 @@ def run(
     limits: Annotated[
         str | None,
         typer.Option(
-            help="What no decision may exceed. Default: $EBBFLOW_LIMITS, or fleet.toml here.", metavar="FILE"
+            help="What no decision may exceed. Default: $EBBFLOW_LIMITS; without either, nothing is limited.",
+            metavar="FILE",
+        ),
+    ] = None,
+    allow_policy: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A policy that the file of limits names and that may be imported. May be repeated.",
+            metavar="MODULE:NAME",
         ),
     ] = None,
     lease: Annotated[
@@ -140,6 +148,7 @@ def run(
     ] = Runner.auto,
 ) -> None:
     from ebbflow.infra.errors import InfraError, LedgerUnavailableError, StaleLoopError
+    from ebbflow.tasks.loop.own_policies import checked_names
     from ebbflow.tasks.loop.request import CapacityRequest
 
     request = CapacityRequest(
@@ -154,6 +163,8 @@ def run(
         take_over,
         seed,
         prices,
+        # what is typed here may be imported; what a file names only with the option
+        checked_names([*(allow_policy or []), *([policy] if ":" in policy else [])]),
     )
     prefect = wants_prefect(runner)
     stop = threading.Event()

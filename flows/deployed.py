@@ -1,9 +1,13 @@
 """What the present flow run is to Prefect, as an app of a cluster says it."""
 
+from collections.abc import Sequence
 from typing import Any
+from uuid import UUID
 
 from prefect.context import FlowRunContext
 from prefect.runtime import deployment, flow_run
+
+from ebbflow.flows.flow_runs import answering
 
 
 def run_id() -> str:
@@ -24,6 +28,21 @@ def deployment_id() -> str:
     present = FlowRunContext.get()
     run = present.flow_run if present is not None else None
     return "" if run is None or run.deployment_id is None else str(run.deployment_id)
+
+
+def allowed(parameter: str, given: Sequence[str] | None) -> tuple[str, ...]:
+    """Return what a flow's run may import: of what it was ``given``, what its deployment has as ``parameter``, too.
+
+    Whoever may begin runs of a deployment chooses their parameters; what code its worker imports is for those to say
+    who may change the deployment. A flow that was called from Python imports what it is given.
+
+    Raises ``InfraError`` when Prefect's API does not answer.
+    """
+    if not given or not (id := deployment_id()):
+        return tuple(given or ())
+    with answering() as client:
+        own = client.read_deployment(UUID(id)).parameters.get(parameter)
+    return tuple(one for one in given if isinstance(own, list) and one in own)
 
 
 def app_fields(**given: Any) -> dict[str, Any]:

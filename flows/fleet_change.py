@@ -56,7 +56,8 @@ def grow(
         _of_group(fleet, pool)
         if unlimited(fleet.rules.limits):
             console.print(
-                "no budget is set: fleet.toml or --limits FILE holds one (docs/fleet.md)", highlight=False
+                "no budget is set: --limits FILE or $EBBFLOW_LIMITS names one (docs/fleet.md)",
+                highlight=False,
             )
 
         def wanted(seen: "Observation") -> "Target":

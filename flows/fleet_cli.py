@@ -23,7 +23,7 @@ app = typer.Typer(
     help="The nodes of a cluster on AWS: what there is, what it costs, more of it, less of it.\n\n"
     "[b]Set up[/b], once (docs/fleet.md)\n\n"
     "    cd terraform/examples/minimal && terraform apply\n\n"
-    "    terraform output -json > ebbflow.json\n\n"
+    "    terraform output -json > ebbflow.json && export EBBFLOW_CONFIG=$PWD/ebbflow.json\n\n"
     "[b]Look[/b]\n\n"
     "    ebbflow fleet status --watch 10\n\n"
     "    ebbflow fleet prices workers\n\n"

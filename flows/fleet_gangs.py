@@ -74,7 +74,7 @@ def gang(
             raise OptionError(f"--pool must be one of the cluster's ({known}); got {pool!r}")
         limits = fleet.rules.limits
         if unlimited(limits):
-            _say("no budget is set: fleet.toml or --limits FILE holds one (docs/fleet.md)")
+            _say("no budget is set: --limits FILE or $EBBFLOW_LIMITS names one (docs/fleet.md)")
         if limits.dollars_per_run < float("inf") and hours is None:
             _say(f"--hours is not given: the limit of ${limits.dollars_per_run:g} a run is not checked")
         run = RunMoney(0.0, hours * 3600.0 if hours else None)

@@ -22,7 +22,7 @@ _OPTIONS: dict[str, Any] = {
     "config": Annotated[
         str | None,
         typer.Option(
-            help="What terraform output -json has written. Default: $EBBFLOW_CONFIG, or ebbflow.json here.",
+            help="What terraform output -json has written. Default: $EBBFLOW_CONFIG.",
             metavar="FILE",
             rich_help_panel=_PANEL,
         ),
@@ -30,7 +30,7 @@ _OPTIONS: dict[str, Any] = {
     "limits": Annotated[
         str | None,
         typer.Option(
-            help="Budgets and other limits, TOML. Default: $EBBFLOW_LIMITS, or fleet.toml here.",
+            help="Budgets and other limits, TOML. Default: $EBBFLOW_LIMITS; without either, none.",
             metavar="FILE",
             rich_help_panel=_PANEL,
         ),

@@ -20,6 +20,7 @@ from prefect.task_runners import ThreadPoolTaskRunner
 from ebbflow.flows.blocks import environment
 from ebbflow.flows.cancelling import SAVE, attended
 from ebbflow.flows.capacity import PrefectTeller
+from ebbflow.flows.deployed import allowed
 from ebbflow.flows.places import found
 from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.errors import PipelineRunError
@@ -28,6 +29,7 @@ from ebbflow.tasks import artifacts
 from ebbflow.tasks.artifacts import Publisher
 from ebbflow.tasks.cluster_picture import cluster_svg
 from ebbflow.tasks.cluster_values import ClusterReport
+from ebbflow.tasks.loop.own_policies import checked_names
 from ebbflow.tasks.pipeline.coordinator import Carried
 from ebbflow.tasks.pipeline.outcome import PipelineOutcome, StepOutcome
 from ebbflow.tasks.pipeline.record import app_id
@@ -92,6 +94,7 @@ def run_pipeline(
     html_report: str | None = None,
     json_report: str | None = None,
     ledger: str | None = None,
+    allow_policies: list[str] | None = None,
 ) -> PipelineOutcome:
     """Run a pipeline: queries, trainings and searches of several teams on one elastic cluster.
 
@@ -112,6 +115,8 @@ def run_pipeline(
         json_report: write the outcome to this JSON file.
         ledger: what ``${env:EBBFLOW_LEDGER}`` stands for in the file: an address without a password, or the block
             ``ebbflow-cluster/NAME``.
+        allow_policies: policies that the file may name and that may be imported, each ``MODULE:NAME``; in a run of a
+            deployment, of those the ones that the deployment itself has.
 
     Returns:
         What became of the pipeline and of each of its steps.
@@ -133,6 +138,7 @@ def run_pipeline(
             html_report,
             json_report,
             restart=restart,
+            allow_policies=checked_names(allowed("allow_policies", allow_policies)),
         )
     clock = attachment.clock if attachment else SystemClock()
     own = _PrefectListener(clock, attachment.listener if attachment else Quiet())

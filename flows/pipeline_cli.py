@@ -63,6 +63,12 @@ def run(
         list[str] | None,
         typer.Option("--set", help="A parameter of the file, NAME=VALUE. Repeatable.", metavar="NAME=VALUE"),
     ] = None,
+    allow_policy: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A policy that the file names and that may be imported. Repeatable.", metavar="MODULE:NAME"
+        ),
+    ] = None,
     id: Annotated[
         str | None, typer.Option("--id", help="Of the run, for --resume. Default: made up.")
     ] = None,
@@ -84,6 +90,7 @@ def run(
         ),
     ] = Runner.auto,
 ) -> None:
+    from ebbflow.tasks.loop.own_policies import checked_names
     from ebbflow.tasks.pipeline.parameters import parse_set
     from ebbflow.tasks.pipeline.run import PipelineRequest, check_pipeline
 
@@ -103,6 +110,7 @@ def run(
         report,
         json,
         restart=restart,
+        allow_policies=checked_names(allow_policy or []),
     )
     if check:
         print_pipeline(check_pipeline(request), console)

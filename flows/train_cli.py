@@ -244,14 +244,16 @@ def _request(
     resume: str | None,
     options: dict[str, Any],
 ) -> Any:
-    from ebbflow.tasks.training import new_id
+    from ebbflow.tasks.training import new_id, nobody_runs
     from ebbflow.tasks.training_request import TrainingRequest, default_folder
 
     place = folder or default_folder()
     if resume is not None:
         if script is not None or "id" in options:
             raise OptionError("--resume goes on with the script and the id that are recorded; leave them out")
-        return TrainingRequest.load(place, resume, options)
+        found = TrainingRequest.load(place, resume, options)
+        nobody_runs(found)  # before Prefect or torch take their time
+        return found
     if options.get("restart"):
         raise OptionError("--restart goes with --resume ID; a new run begins at step 0 anyway")
     if script is None:

@@ -125,8 +125,13 @@ def _environment(tools: Path, say: Say) -> Path:
     building = tools / f".{target.name}-{uuid.uuid4().hex}"
     try:
         tools.mkdir(parents=True, exist_ok=True)
-        _run([sys.executable, "-m", "venv", str(building)], _INSTALL, None, "making a virtual environment")
-        pip = [str(building / python), "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
+        _run(
+            [sys.executable, "-P", "-m", "venv", str(building)],
+            _INSTALL,
+            None,
+            "making a virtual environment",
+        )
+        pip = [str(building / python), "-P", "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
         try:
             _run([*pip, "--retries", "2", *TPCDS_PACKAGES], _INSTALL, None, "pip")
         except DataError as error:

@@ -24,13 +24,13 @@ CONFIG = "EBBFLOW_CONFIG"
 """Environment variable that names the configuration."""
 LIMITS = "EBBFLOW_LIMITS"
 """Environment variable that names the file of limits."""
-DEFAULT = "ebbflow.json"
 OF_LOOP = ("loop", "scaling", "teams", "pace", "policy")
 """Sections of the same file that only a capacity loop reads (``tasks.loop.request``)."""
 
 _TEACH = (
     "write it where terraform apply was run (terraform/examples/minimal is the cheapest cluster that works): "
-    f"terraform output -json > {DEFAULT}; then run this command there, or name the file by --config FILE or {CONFIG}"
+    f"terraform output -json > ebbflow.json; then name the file: "
+    f"--config ebbflow.json (of a loop: --source aws:ebbflow.json), or export {CONFIG}=ebbflow.json"
 )
 
 
@@ -80,35 +80,30 @@ class FleetRules:
 
 @dataclass(frozen=True)
 class FleetRequest:
-    """One call. Paths that are not given are looked for where ``settings``, ``rules`` and ``folder`` say."""
+    """One call. Paths that are not given are taken from the environment; the present folder is not searched."""
 
-    config: str | None = None  # default: $EBBFLOW_CONFIG, or ebbflow.json here
+    config: str | None = None  # default: $EBBFLOW_CONFIG
     endpoint_url: str | None = None  # of an emulator; default: $AWS_ENDPOINT_URL, which boto3 reads itself
     profile: str | None = None  # of the AWS configuration
     own_credentials: bool = False  # do not take on the cluster's capacity role
-    limits: str | None = None  # default: $EBBFLOW_LIMITS, or fleet.toml here
+    limits: str | None = None  # default: $EBBFLOW_LIMITS
     prices: str | None = None  # file of on-demand prices
     state: str | None = None  # folder of what must not be forgotten; default: fleet/ in Ebbflow's own
 
     def settings(self) -> Settings:
         """Read the configuration. Raises ``SettingsError`` that says how to come by one."""
         given = self.config or os.environ.get(CONFIG)
-        path = Path(given or DEFAULT).expanduser()
+        if not given:
+            raise SettingsError(f"no configuration is named; {_TEACH}")
+        path = Path(given).expanduser()
         if not path.is_file():
-            where = (
-                f"the configuration {path} does not exist"
-                if given
-                else f"there is no {DEFAULT} in {Path.cwd()}"
-            )
-            raise SettingsError(f"{where}; {_TEACH}")
+            raise SettingsError(f"the configuration {path} does not exist; {_TEACH}")
         return Settings.from_terraform(path)
 
     def rules(self) -> FleetRules:
         """Read the limits. Raises ``OptionError``."""
         given = self.limits or os.environ.get(LIMITS)
-        if given:
-            return FleetRules.read(given)
-        return FleetRules.read("fleet.toml") if Path("fleet.toml").is_file() else FleetRules()
+        return FleetRules.read(given) if given else FleetRules()
 
     def listed(self) -> ListedPrices | None:
         """Read the file of on-demand prices, where one is named. Raises ``OptionError``."""

@@ -16,6 +16,7 @@ from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.packages import require
 from ebbflow.infra.protocols import Decide, Trainer, TrainingJob
 from ebbflow.infra.training.channel import Report, RunSettings
+from ebbflow.infra.training.locks import RunLock
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.recovery import hazard
 from ebbflow.planners.training.canary import CanaryPlan, GateQuestion, plan, should_gate
@@ -157,8 +158,11 @@ def run_training(
         known: whether a run that has this id and was never launched may be begun.
 
     Raises:
+        RunLockedError: a run to go on with lives; the message says where.
         EbbflowError: something that cannot be mended before the run began; how a run ended, the report says.
     """
+    if resume:
+        nobody_runs(request)
     if site is None and request.pool:
         from ebbflow.tasks.training_aws import train_on_aws
 
@@ -223,6 +227,11 @@ def run_training(
     if problem := write_report(report, request):
         book.say("failure", problem)
     return report
+
+
+def nobody_runs(request: TrainingRequest) -> None:
+    """Raise ``RunLockedError`` where a process runs this run now, which says who and since when."""
+    RunLock(request.run_folder, request.id).look()
 
 
 def _fresh(request: TrainingRequest) -> None:

@@ -16,6 +16,7 @@ import numpy as np
 from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.errors import StorageError, StorageFullError, TrainingError
 from ebbflow.infra.packages import require
+from ebbflow.infra.training.locks import RunLock
 from ebbflow.planners.model.capacity import Capacity
 from ebbflow.planners.model.scheduling import App, Placement, View, gpus_of
 from ebbflow.planners.scheduling.las import leased_las
@@ -79,8 +80,8 @@ def run_tuning(
         stop: set by others, it does what an interrupt does.
         watch: called several times a second with where the search stands.
 
-    Raises ``EbbflowError`` when it cannot begin, ``TrainingError`` for an id that is taken, ``StorageFullError`` on a
-    full disk: the search can be gone on with.
+    Raises ``EbbflowError`` when it cannot begin, ``RunLockedError`` when another process runs it, ``TrainingError``
+    for an id that is taken, ``StorageFullError`` on a full disk: the search can be gone on with.
     """
     request = request if request.id else replace(request, id=new_search())
     if not resume and (Path(request.search_folder) / "search.json").exists():
@@ -90,20 +91,21 @@ def run_tuning(
         )
     if train is run_trial:
         require("torch", "a training", "train")
-    study = Study(request)
-    request.save()
-    search = _Search(
-        request,
-        study,
-        say,
-        train,
-        clock or SystemClock(),
-        room or OwnRoom(request),
-        stop or threading.Event(),
-        watch,
-    )
-    report = search.run()
-    write_text(Path(request.search_folder) / "report.json", report.to_json())
+    with RunLock(request.search_folder, request.id, clock=clock):
+        study = Study(request)
+        request.save()
+        search = _Search(
+            request,
+            study,
+            say,
+            train,
+            clock or SystemClock(),
+            room or OwnRoom(request),
+            stop or threading.Event(),
+            watch,
+        )
+        report = search.run()
+        write_text(Path(request.search_folder) / "report.json", report.to_json())
     if request.json:
         write_text(request.json, report.to_json())
     return report

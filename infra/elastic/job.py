@@ -282,6 +282,7 @@ class ElasticJob:
         name = f"n{self._started}"
         command = [
             sys.executable,
+            "-P",
             "-m",
             "ebbflow.infra.elastic.node",
             self._sockets,

@@ -35,6 +35,7 @@ from ebbflow.planners.errors import OptionError
 
 TTL = 60.0  # seconds
 _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
+_LOOKED, _LOOKS = 0.05, 10  # s between tries, and tries: for the moment that somebody else's look takes
 _DISCARDED = 20  # times in a row that a lock's file may be discarded under our hands
 _FILE = "lock"
 _LEASE = "lease.json"
@@ -93,17 +94,25 @@ class RunLock:
         with translated(f"lock the run {self._run_id!r} in {self._place.uri}"):
             other = lease.take(take_over)
         if other is not None:
-            until = _at(other["beat"] + other["ttl"])
-            raise RunLockedError(
-                f"{self._held_by(other)}. If it is dead its lease ends at {until}, or at once with take_over=True; "
-                f"if it lives, stop it or choose another run id"
-            )
+            raise self._leased(other)
         self._lease = lease
         if self._heartbeat:
             self._stop.clear()
             self._thread = threading.Thread(target=self._renew, name=f"lease of {self._run_id}", daemon=True)
             self._thread.start()
         return self
+
+    def look(self) -> None:
+        """Raise ``RunLockedError``, which says who, if another process has the run. Takes and makes nothing.
+
+        Somebody may take it right afterwards: ``acquire`` alone decides.
+        """
+        with translated(f"look who runs {self._run_id!r} in {self._place.uri}"):
+            if self._place.local and self._look_at_file():
+                return
+            there = lease_file(self._place, _LEASE, self._clock).read()
+        if there is not None and not _free(there[0], self._clock.now()):
+            raise self._leased(there[0])
 
     def check(self) -> None:
         """Raise ``RunLockedError`` if the run is no longer ours: another took the lease, or it ran out."""
@@ -167,19 +176,12 @@ class RunLock:
         except FileNotFoundError:
             return None  # its folder has gone
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as exc:
-            if exc.errno in _NO_LOCKS:
+            if not self._flock(descriptor, fcntl.LOCK_EX, _LOOKS):
                 os.close(descriptor)
                 return False
-            holder = _read(descriptor)
+        except BaseException:
             os.close(descriptor)
-            if exc.errno not in (errno.EAGAIN, errno.EACCES):
-                raise
-            raise RunLockedError(
-                f"{self._held_by(holder)}. To take over, stop that process; its lock is free when it has ended. "
-                f"Or choose another run id"
-            ) from exc
+            raise
         if not _is_at(descriptor, path):
             os.close(descriptor)
             return None
@@ -188,6 +190,43 @@ class RunLock:
         self._descriptor = descriptor
         _held.add(self)
         return True
+
+    def _look_at_file(self) -> bool:
+        """Look whether the file is locked; return whether this file system can say. Raises ``RunLockedError``."""
+        try:
+            descriptor = os.open(self._place.path(_FILE), os.O_RDONLY | os.O_CLOEXEC)
+        except (FileNotFoundError, NotADirectoryError):
+            return not os.path.exists(self._place.path(_LEASE))
+        try:
+            return self._flock(descriptor, fcntl.LOCK_SH, 1)
+        finally:
+            os.close(descriptor)
+
+    def _flock(self, descriptor: int, how: int, tries: int) -> bool:
+        """Lock an open file; return whether its file system can. Raises ``RunLockedError`` for one that is held."""
+        while True:
+            tries -= 1
+            try:
+                fcntl.flock(descriptor, how | fcntl.LOCK_NB)
+                return True
+            except OSError as exc:
+                if exc.errno in _NO_LOCKS:
+                    return False
+                if exc.errno not in (errno.EAGAIN, errno.EACCES):
+                    raise
+                if not tries:
+                    raise RunLockedError(
+                        f"{self._held_by(_read(descriptor))}. To take over, stop that process; its lock is free when "
+                        "it has ended. Or choose another run id"
+                    ) from exc
+            self._clock.sleep(_LOOKED)
+
+    def _leased(self, other: dict[str, Any]) -> RunLockedError:
+        until = _at(other["beat"] + other["ttl"])
+        return RunLockedError(
+            f"{self._held_by(other)}. If it is dead its lease ends at {until}, or at once with take_over=True; "
+            f"if it lives, stop it or choose another run id"
+        )
 
     def _close(self) -> None:
         descriptor, self._descriptor = self._descriptor, None
@@ -229,7 +268,7 @@ class _Lease:
     def take(self, take_over: bool) -> dict[str, Any] | None:
         """Write the lease if it is free; return its content if it is another's."""
         there = self._file.read()
-        if there is not None and not take_over and not self._free(there[0]):
+        if there is not None and not take_over and not _free(there[0], self._clock.now()):
             return there[0]
         now = self._clock.now()
         version = self._file.write(self._content | {"beat": now}, there[1] if there else None)
@@ -265,8 +304,9 @@ class _Lease:
         if self.lost is None:
             self._file.write(self._content | {"beat": self._clock.now(), "free": True}, self._version)
 
-    def _free(self, content: dict[str, Any]) -> bool:
-        return bool(content.get("free")) or self._clock.now() - content["beat"] > content["ttl"]
+
+def _free(lease: dict[str, Any], now: float) -> bool:
+    return bool(lease.get("free")) or now - lease["beat"] > lease["ttl"]
 
 
 def _is_at(descriptor: int, path: str) -> bool:

@@ -1,21 +1,18 @@
 """What a capacity loop is asked for: which ledger, which nodes, by which policy, within which limits."""
 
 import os
-import sys
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from importlib import import_module
 from math import inf
 from pathlib import Path
 from typing import Any
 
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.loop import Scaling, Settings, Team
-from ebbflow.planners.loop.policies import DEFAULT, live_policy
-from ebbflow.planners.model.scheduling import Policy
 from ebbflow.planners.sections import number, only, table
 from ebbflow.tasks.fleet_request import LIMITS, FleetRules
+from ebbflow.tasks.loop.own_policies import policy_of
 from ebbflow.tasks.loop.pace import LoopPace
 
 _TIMES = tuple(f.name for f in fields(Settings) if f.name.endswith("_s"))
@@ -29,7 +26,7 @@ class LoopRules:
     ::
 
         [policy]
-        name = "rho-bounded"           # or your own: "mymodule:MyPolicy"
+        name = "rho-bounded"           # or one of an installed package, or "mymodule:MyPolicy" with --allow-policy
         options = { rho = 1.5 }
 
         [loop]                         # seconds; ``planners.loop.Settings`` has them all
@@ -98,7 +95,7 @@ class LoopRules:
 
 @dataclass(frozen=True)
 class CapacityRequest:
-    """One loop. ``settings`` and ``rules`` read what is named; nothing is opened."""
+    """One loop. ``settings`` and ``rules`` read what is named, and nothing else; nothing is opened."""
 
     ledger: str | None = field(
         default=None, repr=False
@@ -107,66 +104,29 @@ class CapacityRequest:
     source: str = "local"  # local[:NAME], aws[:CONFIG], spark://HOST:PORT or cluster[:NAME]
     policy: str = ""  # a name, or "MODULE:NAME"; default: the file's, else rho-bounded
     options: Mapping[str, Any] = field(default_factory=dict)  # of the policy
-    limits: str | None = None  # default: $EBBFLOW_LIMITS, or fleet.toml here
+    limits: str | None = None  # default: $EBBFLOW_LIMITS
     lease: float | None = None  # s, instead of the file's
     interval: float | None = None  # s, instead of the file's
     take_over: bool = False
     seed: int = 0
     prices: str | None = None  # file of on-demand prices, for aws
+    allow_policies: tuple[str, ...] = ()  # MODULE:NAME of policies that may be imported, whoever names them
 
     def rules(self) -> LoopRules:
         """Read the limits. Raises ``OptionError``."""
         given = self.limits or os.environ.get(LIMITS)
-        if given:
-            return LoopRules.read(given)
-        return LoopRules.read("fleet.toml") if Path("fleet.toml").is_file() else LoopRules()
+        return LoopRules.read(given) if given else LoopRules()
 
     def settings(self, rules: LoopRules) -> Settings:
-        """Return how the loop decides. Raises ``OptionError``."""
+        """Return how the loop decides; imports the policy. Raises ``OptionError``."""
         times = dict(rules.times)
         times |= {"lease_s": self.lease} if self.lease is not None else {}
         times |= {"interval_s": self.interval} if self.interval is not None else {}
         named = self.policy or rules.policy
         options = self.options or (rules.options if named == rules.policy else {})
-        given: dict[str, Any] = {**times, "policy": policy_of(named, options, lease_s=times.get("lease_s"))}
+        policy = policy_of(named, options, lease_s=times.get("lease_s"), allowed=self.allow_policies)
+        given: dict[str, Any] = {**times, "policy": policy}
         return Settings(limits=rules.fleet.limits, teams=rules.teams, scaling=rules.scaling, **given)
-
-
-def policy_of(name: str, options: Mapping[str, Any] | None = None, *, lease_s: float | None = None) -> Policy:
-    """Return the policy called ``name``, or what ``MODULE:NAME`` is or makes, with ``options``.
-
-    ``lease_s`` is for policies of ours that give leases and are not told otherwise.
-
-    Raises ``OptionError`` for a name, module or option that there is not, and for what is no policy.
-    """
-    options = options or {}
-    if ":" not in name:
-        return live_policy(name or DEFAULT, options, lease_s=lease_s)
-    module, _, attribute = name.partition(":")
-    here = os.getcwd()
-    sys.path.insert(0, here)  # a policy of one's own lies in the folder where the loop is started
-    try:
-        found: Any = import_module(module)
-        for part in attribute.split("."):
-            found = getattr(found, part)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise OptionError(
-            f"the policy {name} cannot be imported: {error}; write MODULE:NAME of a module on the Python path or in "
-            "the present folder"
-        ) from error
-    finally:
-        sys.path.remove(here)
-    try:
-        made = found(**options) if callable(found) else found
-    except TypeError as error:
-        raise OptionError(f"the policy {name} cannot be made with {dict(options)}: {error}") from error
-    if not callable(getattr(made, "decide", None)) or not isinstance(getattr(made, "name", None), str):
-        raise OptionError(
-            f"{name} is no policy: it must have a name and decide(view, memory, rng) "
-            "(ebbflow.planners.model.scheduling.Policy)"
-        )
-    result: Policy = made
-    return result
 
 
 def _scaling(content: object, where: str, rules: FleetRules) -> Scaling | None:

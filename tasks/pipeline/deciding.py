@@ -1,23 +1,40 @@
 """How the capacity loop of a pipeline decides: from the file to the loop's own settings."""
 
+from collections.abc import Collection
 from math import inf
 from typing import Any
 
 from ebbflow.planners.loop import Scaling, Settings, Team
-from ebbflow.tasks.loop.request import policy_of
+from ebbflow.planners.loop.policies import live_policy
+from ebbflow.planners.model.scheduling import Policy
+from ebbflow.tasks.loop.own_policies import check_policy, policy_of
 from ebbflow.tasks.pipeline.spec import LocalSpec, LoopSpec, Pipeline, TeamSpec
 
 _TIMES = ("lease", "interval", "leave", "grace", "silent")
 
 
-def settings_of(pipeline: Pipeline) -> Settings:
-    """Return the loop's settings. Raises ``OptionError`` for a policy, option or time that cannot be."""
+def settings_of(pipeline: Pipeline, allowed: Collection[str] = ()) -> Settings:
+    """Return the loop's settings; a policy of one's own is imported where ``allowed`` has it.
+
+    Raises ``OptionError`` for a policy, option or time that cannot be.
+    """
+    loop = pipeline.loop
+    return _settings(pipeline, policy_of(loop.policy, loop.options, lease_s=loop.lease, allowed=allowed))
+
+
+def check_loop(pipeline: Pipeline) -> None:
+    """Check all that ``settings_of`` would, as far as nothing is imported for it. Raises ``OptionError``."""
+    check_policy(pipeline.loop.policy, pipeline.loop.options)
+    _settings(pipeline, live_policy())
+
+
+def _settings(pipeline: Pipeline, policy: Policy) -> Settings:
     loop = pipeline.loop
     times: dict[str, Any] = {
         f"{name}_s": value for name in _TIMES if (value := getattr(loop, name)) is not None
     }
     return Settings(
-        policy=policy_of(loop.policy, loop.options, lease_s=loop.lease),
+        policy=policy,
         limits=pipeline.limits,
         teams={name: team_of(one) for name, one in pipeline.teams.items()},
         scaling=_scaling(loop, pipeline),

@@ -255,7 +255,7 @@ AWS = Section(
         Key(
             "config",
             Text("a path"),
-            "what terraform output -json has written; else $EBBFLOW_CONFIG, or ebbflow.json here",
+            "what terraform output -json has written; else $EBBFLOW_CONFIG",
         ),
         Key("prices", Text("a path"), "a file of on-demand prices; else AWS's own list"),
         Key("pools", Items(Text("the name of a pool"), least=1), "that trainings run on", required=True),
@@ -293,7 +293,10 @@ SCALING = Section(
 LOOP = Section(
     (
         Key(
-            "policy", Text(), "of planners/scheduling, as ebbflow simulate training lists them", "rho-bounded"
+            "policy",
+            Text(),
+            "as ebbflow simulate training lists them, or of an installed package; MODULE:NAME with --allow-policy",
+            "rho-bounded",
         ),
         Key("options", Named(Plain()), "of the policy", {}),
         Key("lease", Duration(), "that a lease lasts unless the policy says how long"),

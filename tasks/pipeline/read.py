@@ -8,7 +8,7 @@ from typing import Any
 from ebbflow.infra.local_fleet.pools import LocalPool, check
 from ebbflow.planners.errors import EbbflowError, OptionError
 from ebbflow.planners.limits import Limits
-from ebbflow.tasks.pipeline.deciding import settings_of
+from ebbflow.tasks.pipeline.deciding import check_loop
 from ebbflow.tasks.pipeline.document import Problems, read_document, read_text
 from ebbflow.tasks.pipeline.faults import parse_fault
 from ebbflow.tasks.pipeline.form import PIPELINE
@@ -313,7 +313,7 @@ class _Reader:
     def _check_loop(self, pipeline: Pipeline) -> None:
         one: Values = self._values.get("loop") or self._values
         try:
-            settings_of(pipeline)
+            check_loop(pipeline)
         except OptionError as error:
             self._say(one, _key_of(str(error), one), str(error))
 

@@ -15,8 +15,9 @@ from typing import Any
 
 from ebbflow.infra import checksums
 from ebbflow.infra.clock import Clock
-from ebbflow.infra.errors import PipelineRunError, StorageError
-from ebbflow.infra.files import locked, write_atomic
+from ebbflow.infra.errors import PipelineRunError, RunLockedError, StorageError
+from ebbflow.infra.files import write_atomic
+from ebbflow.infra.training.locks import RunLock
 from ebbflow.planners.errors import OptionError
 from ebbflow.tasks.pipeline.kinds import nearest
 from ebbflow.tasks.pipeline.outcome import StepState
@@ -25,9 +26,8 @@ from ebbflow.tasks.pipeline.spec import Pipeline
 from ebbflow.tasks.request import home
 
 FORMAT = 1
-_FILE, _TEXT, _LOCK = "run.json", "pipeline.yaml", ".lock"
+_FILE, _TEXT = "run.json", "pipeline.yaml"
 _ID = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,57}")
-_BUSY = 0.5  # s that another process may hold a run before it is refused
 
 
 def default_folder() -> Path:
@@ -94,21 +94,16 @@ class RunFolder:
 
     @contextmanager
     def held(self, clock: Clock) -> Iterator[None]:
-        """Keep other processes from the run. Raises ``PipelineRunError`` while one has it."""
+        """Keep other processes from the run. Raises ``PipelineRunError`` while one has it, which says who."""
+        lock = RunLock(str(self.path), self.id, clock=clock)
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            lock = locked(str(self.path / _LOCK), clock, _BUSY)
-            lock.__enter__()
+            lock.acquire()
+        except RunLockedError as error:
+            raise PipelineRunError(f"the run goes on in another process: {error}") from error
         except StorageError as error:
-            raise PipelineRunError(
-                f"the run {self.id} goes on in another process; wait for it or end that one"
-            ) from error
-        except OSError as error:
-            raise PipelineRunError(f"cannot make {self.path}: {error.strerror or error}") from error
-        try:
+            raise PipelineRunError(f"cannot make {self.path}: {error}") from error
+        with lock:
             yield
-        finally:
-            lock.__exit__(None, None, None)
 
     def begin(self, pipeline: Pipeline, parameters: Mapping[str, str], now: float) -> RunRecord:
         """Write a new run down. Raises ``PipelineRunError`` for an id that is taken, ``StorageError``."""

@@ -13,6 +13,7 @@ from ebbflow.infra.errors import PipelineRunError
 from ebbflow.infra.packages import require
 from ebbflow.planners.errors import EbbflowError, OptionError
 from ebbflow.tasks.loop import LoopListener
+from ebbflow.tasks.loop.own_policies import check_policy
 from ebbflow.tasks.pipeline.carry import Carrier
 from ebbflow.tasks.pipeline.coordinator import (
     Background,
@@ -63,6 +64,7 @@ class PipelineRequest:
         None  # s that trainings get to save in when the run is stopped, if not all their grace
     )
     restart: bool = False  # with resume: begin trainings again none of whose checkpoints can be used
+    allow_policies: tuple[str, ...] = ()  # MODULE:NAME of policies that the file may have imported
 
     def __post_init__(self) -> None:
         if bool(self.file) == bool(self.resume):
@@ -86,10 +88,13 @@ class Quiet(Silent):
 
 
 def check_pipeline(request: PipelineRequest) -> Pipeline:
-    """Return the pipeline of ``request``, checked; nothing is started. Raises ``EbbflowError``."""
+    """Return the pipeline of ``request``, checked; nothing is started or imported. Raises ``EbbflowError``."""
     if request.file:
-        return read_pipeline(request.file, request.parameters)
-    return RunFolder(request.folder or default_folder(), request.resume).load()[1]
+        pipeline = read_pipeline(request.file, request.parameters)
+    else:
+        pipeline = RunFolder(request.folder or default_folder(), request.resume).load()[1]
+    _check_allowed(pipeline, request)
+    return pipeline
 
 
 def run_steps(
@@ -130,6 +135,7 @@ def run_steps(
         pipeline = read_pipeline(request.file, request.parameters)
         folder = RunFolder(parent, request.id or new_run_id(pipeline.name))
         record = None
+    _check_allowed(pipeline, request)
     _check_packages(pipeline)
     with folder.held(clock):
         if record is not None:
@@ -181,6 +187,7 @@ class _Run:
             self._listener.note,
             clock,
             loop_listener,
+            allowed=self._request.allow_policies,
         ) as site:
             self._listener.note(
                 f"live page: ebbflow report --serve --ledger {site.ledger.address} --cluster {site.cluster} "
@@ -272,6 +279,15 @@ def _settle(view: ClusterView, apps: set[str], clock: Clock) -> None:
         if not any(lease.app in apps for lease in view.history.state.leases.values()):
             return
         clock.sleep(_LOOK)
+
+
+def _check_allowed(pipeline: Pipeline, request: PipelineRequest) -> None:
+    """Raise ``OptionError`` where the file names code that nobody has allowed, before anything is started."""
+    loop = pipeline.loop
+    try:
+        check_policy(loop.policy, loop.options, allowed=request.allow_policies)
+    except OptionError as error:
+        raise OptionError(f"{pipeline.source}: loop: {error}") from error
 
 
 def _check_packages(pipeline: Pipeline) -> None:

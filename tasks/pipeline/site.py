@@ -3,7 +3,7 @@
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,7 +18,7 @@ from ebbflow.planners.loop import Settings
 from ebbflow.planners.recovery import hazard
 from ebbflow.tasks.loop import CapacityLoop, LoopListener, Rented
 from ebbflow.tasks.loop.evicting import LocalEvictor
-from ebbflow.tasks.loop.leader import leads
+from ebbflow.tasks.loop.leader import leads, led_soon
 from ebbflow.tasks.loop.pace import LoopPace
 from ebbflow.tasks.pipeline.aws import MakePools, give_back, opened_pools
 from ebbflow.tasks.pipeline.deciding import settings_of
@@ -70,6 +70,8 @@ def opened_site(
     say: Say,
     clock: Clock,
     listener: LoopListener | None = None,
+    *,
+    allowed: Collection[str] = (),
 ) -> Iterator[Site]:
     """Bring up, or join, the cluster of a pipeline; take down at the end what was brought up.
 
@@ -79,20 +81,22 @@ def opened_site(
         apps: returns the id that a step has in the ledger.
         say: hears what happens, from other threads too.
         listener: of the loop, where this process runs it.
+        allowed: policies that may be imported, as ``MODULE:NAME``.
 
     Raises ``EbbflowError``.
     """
     cluster = pipeline.cluster
     if isinstance(cluster, LocalSpec):
-        with _local(cluster, pipeline, run, folder, apps, say, clock, listener) as site:
+        settings = settings_of(pipeline, allowed)
+        with _local(cluster, pipeline, settings, run, folder, apps, say, clock, listener) as site:
             yield site
     elif isinstance(cluster, ExistingSpec):
         with _ledger(cluster.ledger, cluster.name, clock) as ledger:
-            _check_led(ledger, clock)
+            _check_led(ledger, clock, say)
             fleet = LocalFleet.attach(cluster.fleet, clock=clock) if cluster.fleet else None
             yield Site(ledger, cluster.name, fleet, _local_pools(fleet), joined=True)
     else:
-        with _aws(cluster, pipeline, say, clock, listener) as site:
+        with _aws(cluster, pipeline, allowed, say, clock, listener) as site:
             yield site
 
 
@@ -100,6 +104,7 @@ def opened_site(
 def _local(
     cluster: LocalSpec,
     pipeline: Pipeline,
+    settings: Settings,
     run: str,
     folder: Path,
     apps: Callable[[str], str],
@@ -107,7 +112,6 @@ def _local(
     clock: Clock,
     listener: LoopListener | None,
 ) -> Iterator[Site]:
-    settings = settings_of(pipeline)
     learn = hazard if cluster.hazard is None else _stated(cluster.hazard)
     with ExitStack() as stack:
         ledger = stack.enter_context(Ledger.open(str(folder / LEDGER), cluster=run, clock=clock))
@@ -146,22 +150,28 @@ def _local(
 
 @contextmanager
 def _aws(
-    cluster: AwsSpec, pipeline: Pipeline, say: Say, clock: Clock, listener: LoopListener | None
+    cluster: AwsSpec,
+    pipeline: Pipeline,
+    allowed: Collection[str],
+    say: Say,
+    clock: Clock,
+    listener: LoopListener | None,
 ) -> Iterator[Site]:
     with ExitStack() as stack:
         ledger = stack.enter_context(_ledger(cluster.ledger, cluster.name, clock))
         room = stack.enter_context(opened_pools(cluster, clock))
         site = Site(ledger, cluster.name, pools=room.pools, make=room.make, listed=room.listed(), joined=True)
         if cluster.loop and not leads(ledger, clock):
-            stack.enter_context(_leading(cluster, pipeline, site, say, clock, listener))
+            settings = settings_of(pipeline, allowed)
+            stack.enter_context(_leading(cluster, settings, site, say, clock, listener))
         else:
-            _check_led(ledger, clock)
+            _check_led(ledger, clock, say)
         yield site
 
 
 @contextmanager
 def _leading(
-    cluster: AwsSpec, pipeline: Pipeline, site: Site, say: Say, clock: Clock, listener: LoopListener | None
+    cluster: AwsSpec, settings: Settings, site: Site, say: Say, clock: Clock, listener: LoopListener | None
 ) -> Iterator[None]:
     """Lead a cluster on AWS while the block runs, and give back at its end what nobody uses.
 
@@ -174,9 +184,8 @@ def _leading(
         cluster=cluster.name, source=f"aws:{cluster.config}", prices=cluster.prices or None
     )
     rules = request.rules()
-    settings = settings_of(pipeline)
     assert settings.scaling is not None
-    # what fleet.toml allows holds for every loop
+    # what the file of limits allows ($EBBFLOW_LIMITS) holds for every loop
     settings = replace(
         settings,
         limits=settings.limits.also(rules.fleet.limits),
@@ -253,11 +262,21 @@ def from_environment(reference: Reference) -> str:
     return os.environ[reference.name]
 
 
-def _check_led(ledger: Ledger, clock: Clock) -> None:
-    """Raise ``PipelineRunError`` unless a loop leads the cluster: apps would wait for ever."""
-    if not leads(ledger, clock):
+def _check_led(ledger: Ledger, clock: Clock, say: Say) -> None:
+    """Raise ``PipelineRunError`` unless a loop leads the cluster: apps would wait for ever.
+
+    A loop that is late, or that another is about to follow, gets the time of a lead.
+    """
+    lead = ledger.leader()
+    if lead is not None and not lead.alive(clock.now()):
+        say(
+            f"the capacity loop {lead.holder} {'has left' if lead.until == 0 else 'is late'}; waiting for it or "
+            "another, for the time of a lead"
+        )
+    if not led_soon(ledger, clock):
+        last = f"; the last was {lead.holder}" if lead is not None else ""
         raise PipelineRunError(
-            f"no capacity loop leads the cluster {ledger.cluster!r} of {ledger.address}; start one: ebbflow "
+            f"no capacity loop leads the cluster {ledger.cluster!r} of {ledger.address}{last}; start one: ebbflow "
             "capacity run"
         )
 

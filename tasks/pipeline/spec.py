@@ -65,7 +65,7 @@ class AwsSpec:
     pools: tuple[str, ...]
     folder: str
     ledger: str  # as written: may hold ${env:NAME}
-    config: str = ""  # empty: as ``FleetRequest`` finds it
+    config: str = ""  # empty: $EBBFLOW_CONFIG
     prices: str = ""  # file of on-demand prices; empty: AWS's own list
     name: str = "local"  # of the cluster in that ledger
     master: str = ""

@@ -25,7 +25,7 @@ from ebbflow.planners.model.ledger import (
 )
 from ebbflow.tasks.loop import LOOP, CapacityLoop, LoopRow
 from ebbflow.tasks.loop.opening import Nodes
-from ebbflow.tasks.loop.request import CapacityRequest, LoopRules, policy_of
+from ebbflow.tasks.loop.request import CapacityRequest, LoopRules
 from ebbflow.tasks.loop.row import STOP, stop_request
 
 runner = CliRunner()
@@ -178,7 +178,9 @@ def test_stop_ends_a_loop_wherever_it_runs(ledger: Ledger) -> None:
         (["--source", "moon"], "source must be one of"),
         (["--policy", "thamis"], "themis"),
         (["--policy", "no_such_module:Policy"], "cannot be imported"),
-        (["--policy", "json:dumps"], "cannot be made"),
+        (["--policy", "json:dumps"], "is no policy and was not called"),
+        (["--policy", "mine:"], "must be MODULE:NAME"),
+        (["--allow-policy", "mine"], "must be MODULE:NAME"),
         (["--option", "rho"], "NAME=VALUE"),
         (["--option", "rhoo=2"], "rhoo"),
         (["--limits", "nowhere.toml"], "cannot be read"),
@@ -188,22 +190,6 @@ def test_wrong_input_names_the_value_and_the_rule(words: list[str], said: str, h
     shown = invoke("run", *words)
     assert isinstance(shown.exception, OptionError)
     assert said in str(shown.exception)
-
-
-def test_a_policy_of_ones_own_lies_in_the_present_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "my_capacity_policy.py").write_text(
-        "class Mine:\n"
-        "    name = 'mine'\n"
-        "    def __init__(self, size=1):\n"
-        "        self.size = size\n"
-        "    def decide(self, view, memory, rng):\n"
-        "        return None\n"
-    )
-    monkeypatch.chdir(tmp_path)
-    made = policy_of("my_capacity_policy:Mine", {"size": 3})
-    assert (made.name, made.size) == ("mine", 3)  # type: ignore[attr-defined]
 
 
 LIMITS = """

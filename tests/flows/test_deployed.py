@@ -1,6 +1,8 @@
 """What flows ask Prefect of their own run."""
 
 import ast
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from uuid import uuid4
@@ -46,3 +48,32 @@ def test_only_a_deployments_own_run_names_it(monkeypatch: pytest.MonkeyPatch) ->
         present = None if known is None else SimpleNamespace(flow_run=known)
         monkeypatch.setattr(deployed.FlowRunContext, "get", lambda present=present: present)
         assert deployed.deployment_id() == said
+
+
+def test_a_run_of_a_deployment_imports_what_the_deployment_itself_allows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its parameters are chosen by whoever may begin runs, who may take away from them but not add to them."""
+    own: dict[str, object] = {"allow_policies": ["mine:Policy", "mine:Other"]}
+    asked: list[object] = []
+
+    class Client:
+        def read_deployment(self, id: object) -> SimpleNamespace:
+            asked.append(id)
+            return SimpleNamespace(parameters=own)
+
+    @contextmanager
+    def answering() -> Iterator[Client]:
+        yield Client()
+
+    id_ = uuid4()
+    monkeypatch.setattr(deployed, "answering", answering)
+    present = SimpleNamespace(flow_run=SimpleNamespace(deployment_id=id_))
+    monkeypatch.setattr(deployed.FlowRunContext, "get", lambda: present)
+    assert deployed.allowed("allow_policies", ["os:system", "mine:Policy"]) == ("mine:Policy",)
+    assert asked == [id_]
+    assert deployed.allowed("allow_policies", None) == ()
+    own.clear()
+    assert deployed.allowed("allow_policies", ["mine:Policy"]) == ()
+    present.flow_run = SimpleNamespace(deployment_id=None)  # called from Python, by its own author
+    assert deployed.allowed("allow_policies", ["mine:Policy"]) == ("mine:Policy",)

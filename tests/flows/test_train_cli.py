@@ -1,6 +1,7 @@
 """``ebbflow train`` with real processes that are really killed, and what it refuses."""
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -9,7 +10,9 @@ from flowcases import run_cli
 from typer.testing import CliRunner
 
 from ebbflow.flows import cli, train_cli
+from ebbflow.infra.training.locks import RunLock
 from ebbflow.tasks.training_report import TrainingReport
+from ebbflow.tasks.training_request import TrainingRequest
 
 SCRIPT = str(Path(__file__).with_name("digits.py"))
 
@@ -44,6 +47,31 @@ def test_a_killed_node_costs_no_more_than_the_step_in_flight(
         cli.main()
     assert end.value.code == 2
     assert "run digits is finished" in capsys.readouterr().err
+
+
+def test_a_run_that_lives_is_not_gone_on_with_and_stays_as_it_was_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    TrainingRequest(SCRIPT, id="digits", folder=str(tmp_path), max_gpus=2).save()
+    asked = (tmp_path / "digits" / "request.json").read_text()
+    given = [
+        "train",
+        "--resume",
+        "digits",
+        "--folder",
+        str(tmp_path),
+        "--max-gpus",
+        "1",
+        "--runner",
+        "prefect",
+    ]
+    monkeypatch.setattr(sys, "argv", ["ebbflow", *given])
+    with RunLock(tmp_path / "digits", "digits"), pytest.raises(SystemExit) as end:
+        cli.main()
+    assert end.value.code == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert f"run 'digits' is being run by process {os.getpid()} of" in said
+    assert (tmp_path / "digits" / "request.json").read_text() == asked
 
 
 @pytest.mark.parametrize(

@@ -284,7 +284,7 @@ def test_a_missing_configuration_teaches_how_to_write_one(tmp_path, monkeypatch)
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("EBBFLOW_CONFIG", raising=False)
     with pytest.raises(
-        SettingsError, match=r"there is no ebbflow\.json in .*terraform output -json > ebbflow\.json"
+        SettingsError, match=r"no configuration is named; .*terraform output -json > ebbflow\.json"
     ):
         FleetRequest().settings()
     monkeypatch.setenv("EBBFLOW_CONFIG", "/nowhere/prod.json")
@@ -292,20 +292,23 @@ def test_a_missing_configuration_teaches_how_to_write_one(tmp_path, monkeypatch)
         FleetRequest().settings()
 
 
-def test_limits_are_read_from_the_option_the_environment_or_here(tmp_path, monkeypatch) -> None:
+def test_limits_are_read_from_the_option_or_the_environment_and_from_nowhere_else(
+    tmp_path, monkeypatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("EBBFLOW_LIMITS", raising=False)
     assert FleetRequest().rules() == FleetRules()
     (tmp_path / "fleet.toml").write_text(
         "[limits]\nnodes = 5\n[fallback]\nafter = 60\nstep = 2\n[market]\nrestart = 30\nceiling = 0.2\n"
     )
-    found = FleetRequest().rules()
+    assert FleetRequest().rules() == FleetRules(), "what lies in the present folder was not asked for"
+    found = FleetRequest(limits="fleet.toml").rules()
     assert (found.limits.nodes, found.fallback.after, found.fallback.step) == (5, 60.0, 2)
     assert (found.interruption.restart, found.interruption.rework, found.terms.ceiling) == (30.0, 300.0, 0.2)
     (tmp_path / "other.toml").write_text("[limits]\nnodes = 6\n")
     monkeypatch.setenv("EBBFLOW_LIMITS", str(tmp_path / "other.toml"))
     assert FleetRequest().rules().limits.nodes == 6
-    assert FleetRequest(limits=str(tmp_path / "fleet.toml")).rules().limits.nodes == 5
+    assert FleetRequest(limits="fleet.toml").rules().limits.nodes == 5
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Searches over trials that train nothing: who runs where, who is stopped, what a search goes on with."""
 
 import json
+import os
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from ebbflow.infra.errors import StorageFullError, TrainingError
+from ebbflow.infra.errors import RunLockedError, StorageFullError, TrainingError
+from ebbflow.infra.training.locks import RunLock
 from ebbflow.planners.errors import OptionError
 from ebbflow.tasks.training import Handle, write_report
 from ebbflow.tasks.training_listening import TrainingListener
@@ -239,6 +241,16 @@ def test_an_id_is_used_once(request_of: Any) -> None:
         run_tuning(request_of(trials=1), train=Trainings())
     with pytest.raises(TrainingError, match="no search 'other'"):
         TuningRequest.load(request_of().folder, "other")
+
+
+def test_a_search_that_lives_is_not_gone_on_with(request_of: Any) -> None:
+    request = request_of(id="one")
+    with (
+        RunLock(request.search_folder, "one"),
+        pytest.raises(RunLockedError, match=f"run by process {os.getpid()} of"),
+    ):
+        run_tuning(request, resume=True)
+    assert not (Path(request.search_folder) / "optuna.journal").exists()
 
 
 def test_spaces(tmp_path: Path) -> None:

@@ -1,11 +1,13 @@
 """``TorchTrainer``: one elastic PyTorch training, generation after generation, on a pool of nodes."""
 
+import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
+from ebbflow.infra import processes
 from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.errors import TrainingError
 from ebbflow.infra.protocols import Decide, TrainingEvent, TrainingJob, TrainingStatus
@@ -22,6 +24,9 @@ from ebbflow.infra.training.launcher.pool import NodePool
 from ebbflow.infra.training.launcher.record import Record
 from ebbflow.infra.training.locks import RunLock
 
+log = logging.getLogger(__name__)
+
+_LEAVING = 15.0  # s beyond the grace for processes of a launcher that is gone
 _CLOSING = 60.0  # seconds for the loop to end once nothing is to be saved any more
 
 
@@ -84,13 +89,18 @@ class TorchTrainer:
 
     def launch(self, job: TrainingJob, placement: Mapping[str, int]) -> None:
         """Start the run. Raises ``OptionError``, ``RunLockedError`` or ``TrainingError``."""
-        if self._thread is not None or self._closed:
-            raise TrainingError("a trainer runs one training; make another one")
-        wanted, job = placements.check(placement), checked(job)
-        journal = self._record.journal or Journal(job.folder)
-        logs = self._choose_logs(journal)
-        lock = RunLock(job.folder, job.id).acquire()
+        self._launch(job, placement, RunLock(job.folder, job.id))
+
+    def _launch(self, job: TrainingJob, placement: Mapping[str, int], lock: RunLock) -> None:
+        """Start the run, whose lock may be held already; it is free again where this fails."""
         try:
+            if self._thread is not None or self._closed:
+                raise TrainingError("a trainer runs one training; make another one")
+            wanted, job = placements.check(placement), checked(job)
+            journal = self._record.journal or Journal(job.folder)
+            logs = self._choose_logs(journal)
+            if not lock.held:
+                lock.acquire()
             self._begin(job, wanted, journal, logs, lock)
         except BaseException:
             lock.release()
@@ -138,19 +148,25 @@ class TorchTrainer:
 
         ``settings`` replace the run's last ones, but for what a process' memory was found to hold.
 
-        Raises ``TrainingError`` when there is none, or it is finished, or it lives.
+        Raises ``TrainingError`` when there is none, it is finished, or what its launcher has left does not end, and
+        ``RunLockedError``, at once, when its launcher lives.
         """
         journal = Journal(folder)
         job, last, state, generation, pool = journal.read_run()
         if state == "finished":
             raise TrainingError(f"run {job.id} is finished; there is nothing to go on with")
-        self._await_end_of(pool, job.settings or RunSettings())
-        before = replace(
-            job.settings or RunSettings(), restart=False
-        )  # that was the user's word for that time
-        job = replace(job, settings=before if settings is None else settings.keeping(before))
-        self._record.take_up(journal, generation)
-        self.launch(replace(job, folder=folder), placement or last)
+        lock = RunLock(folder, job.id).acquire()
+        try:
+            self._await_end_of(pool, job.settings or RunSettings())
+            before = replace(
+                job.settings or RunSettings(), restart=False
+            )  # that was the user's word for that time
+            job = replace(job, settings=before if settings is None else settings.keeping(before))
+            self._record.take_up(journal, generation)
+        except BaseException:
+            lock.release()
+            raise
+        self._launch(replace(job, folder=folder), placement or last, lock)
 
     def resize(self, placement: Mapping[str, int], deadline: float | None = None) -> None:
         """Grow, shrink or move; see ``Trainer``."""
@@ -206,8 +222,26 @@ class TorchTrainer:
 
     def _await_end_of(self, pool: str, settings: RunSettings) -> None:
         """Wait until the processes of a launcher that died have saved and left; its guardian sees to that."""
-        end = self._clock.now() + settings.grace + 15.0
+        patience, waited = settings.grace + _LEAVING, False
+        end = self._clock.now() + patience
         while not self._pool.gone(pool):
             if self._clock.now() > end:
-                raise TrainingError("processes of the run's earlier launcher are still there; end them first")
+                raise TrainingError(
+                    f"processes of the run's earlier launcher{_here(pool)} are still there {patience:g} s after it "
+                    "has gone, which is more than they get to save in; end them, then go on with the run"
+                )
+            if not waited:
+                log.warning(
+                    "the run's earlier launcher is gone; waiting until its processes%s have saved and left, %g s "
+                    "at most",
+                    _here(pool),
+                    patience,
+                )
+                waited = True
             self._clock.sleep(0.2)
+
+
+def _here(pool: str) -> str:
+    """Return which processes of a pool are on this machine, for people; empty: none."""
+    found = ", ".join(map(str, sorted(processes.members(f"{pool}/"))))
+    return f" ({found})" if found else ""

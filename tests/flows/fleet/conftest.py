@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,10 +33,21 @@ _CLIENTS: dict[str, Any] = {}
 def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return the present folder, with on-demand prices: the emulator has no price list."""
     monkeypatch.chdir(tmp_path)
-    for name in ("EBBFLOW_CONFIG", "EBBFLOW_LIMITS"):
-        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("EBBFLOW_CONFIG", "ebbflow.json")
+    monkeypatch.delenv("EBBFLOW_LIMITS", raising=False)
     (tmp_path / "agreed.toml").write_text(PRICES)
     return tmp_path
+
+
+@pytest.fixture
+def limited(files: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Return what writes a file of limits, which the environment names from then on."""
+
+    def write(text: str) -> None:
+        (files / "fleet.toml").write_text(text)
+        monkeypatch.setenv("EBBFLOW_LIMITS", "fleet.toml")
+
+    return write
 
 
 @pytest.fixture

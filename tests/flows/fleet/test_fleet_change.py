@@ -1,6 +1,6 @@
 """``ebbflow fleet plan, grow, shrink and drain``: what they do, ask and refuse."""
 
-from pathlib import Path
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,12 +14,14 @@ if TYPE_CHECKING:
     from tests.infra.aws.systems_manager import SystemsManager
 
 
-def test_a_plan_tells_what_would_be_done_and_does_nothing(fleet: Fleet, quiet: "Cluster") -> None:
+def test_a_plan_tells_what_would_be_done_and_does_nothing(
+    fleet: Fleet, quiet: "Cluster", limited: Callable[[str], None]
+) -> None:
     present = fleet("plan")
     assert present.code == 0
     assert "as planned: nothing asks for another size" in present.line
     assert "passes unchanged" in present.line
-    Path("fleet.toml").write_text("[limits]\nnodes = 5\n")
+    limited("[limits]\nnodes = 5\n")
     content = fleet("plan", "etl", "--nodes", "7", "--json").json
     (pool,) = content["pools"]
     assert (pool["planned"], pool["target"]["nodes"], pool["guard"]["target"]["nodes"]) == (3, 7, 5)
@@ -94,8 +96,8 @@ def test_a_fleet_that_changes_while_somebody_thinks_is_left_alone(
     assert cluster.group("etl")["DesiredCapacity"] == 3
 
 
-def test_the_budget_holds(fleet: Fleet, cluster: "Cluster") -> None:
-    Path("fleet.toml").write_text("[limits]\ndollars_per_hour = 0.1\n")
+def test_the_budget_holds(fleet: Fleet, cluster: "Cluster", limited: Callable[[str], None]) -> None:
+    limited("[limits]\ndollars_per_hour = 0.1\n")
     refused = fleet("grow", "etl", "1", "--on-demand", "--yes")
     assert refused.code == 1
     assert "the limit is $0.1/h" in refused.line

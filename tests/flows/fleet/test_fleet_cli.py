@@ -56,8 +56,10 @@ def test_without_a_configuration_a_command_teaches_how_to_get_one(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("EBBFLOW_CONFIG", raising=False)
+    (tmp_path / "ebbflow.json").write_text("{}")  # whoever put it there: it was not asked for
     done = fleet("status")
     assert done.code == 2
+    assert "no configuration is named" in done.line
     assert "terraform output -json > ebbflow.json" in done.line
     assert fleet("status", "--config", "none.json").code == 2
 

@@ -1,6 +1,6 @@
 """``ebbflow fleet gang`` and ``end``: all nodes at once or none, within the limits."""
 
-from pathlib import Path
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import pytest
@@ -19,9 +19,9 @@ def of_gang(cluster: "Cluster") -> list[str]:
 
 
 def test_a_gang_starts_whole_counts_from_then_on_and_is_returned(
-    fleet: Fleet, cluster: "Cluster", ssm: "SystemsManager"
+    fleet: Fleet, cluster: "Cluster", ssm: "SystemsManager", limited: Callable[[str], None]
 ) -> None:
-    Path("fleet.toml").write_text("[limits]\nnodes = 6\n")
+    limited("[limits]\nnodes = 6\n")
     dry = fleet(*GANG, "--dry-run")
     assert (dry.code, changes(cluster)) == (0, [])
     assert "3 spot nodes of etl, all at once or none, one zone and one type" in dry.line
@@ -71,17 +71,24 @@ def test_a_gang_starts_whole_counts_from_then_on_and_is_returned(
     ],
 )
 def test_a_gang_beyond_a_limit_is_refused_and_nothing_is_asked_of_aws(
-    limits: str, more: tuple[str, ...], said: str, fleet: Fleet, quiet: "Cluster"
+    limits: str,
+    more: tuple[str, ...],
+    said: str,
+    fleet: Fleet,
+    quiet: "Cluster",
+    limited: Callable[[str], None],
 ) -> None:
-    Path("fleet.toml").write_text(f"[limits]\n{limits}\n")
+    limited(f"[limits]\n{limits}\n")
     refused = fleet(*GANG, *more, "--yes")
     assert refused.code == 1
     assert said in refused.line
     assert "nothing was done" in refused.line
 
 
-def test_a_limit_of_a_run_needs_to_know_for_how_long(fleet: Fleet, quiet: "Cluster") -> None:
-    Path("fleet.toml").write_text("[limits]\ndollars_per_run = 1\n")
+def test_a_limit_of_a_run_needs_to_know_for_how_long(
+    fleet: Fleet, quiet: "Cluster", limited: Callable[[str], None]
+) -> None:
+    limited("[limits]\ndollars_per_run = 1\n")
     done = fleet(*GANG, "--market", "on-demand", "--dry-run")
     assert done.code == 0
     assert "--hours is not given: the limit of $1 a run is not checked" in done.line

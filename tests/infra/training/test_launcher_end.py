@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from ebbflow.infra import processes
+from ebbflow.infra.errors import RunLockedError
 from ebbflow.infra.protocols import TrainingJob, TrainingStatus
 from ebbflow.infra.training.channel import RunSettings
 from ebbflow.infra.training.launcher.hang import HangRule
@@ -101,6 +102,13 @@ def test_when_the_launcher_is_killed_the_run_saves_ends_and_can_be_resumed(tmp_p
         journal = Journal(str(tmp_path / "run"))
         pool = journal.read_run()[4]
         assert len(processes.members(f"{pool}/")) >= 6
+        begun = time.monotonic()
+        with (
+            TorchTrainer(LocalNodes(tmp_path / "others")) as other,
+            pytest.raises(RunLockedError, match=f"run 'killed' is being run by process {launcher.pid} of"),
+        ):
+            other.resume(str(tmp_path / "run"))
+        assert time.monotonic() - begun < 10.0, "who holds it is known at once"
         os.kill(launcher.pid, signal.SIGKILL)
     end = time.monotonic() + LONG
     while processes.members(f"{pool}/"):

@@ -1,5 +1,6 @@
 """Two processes and one run id: locks of the operating system, and leases where there are none."""
 
+import contextlib
 import errno
 import fcntl
 import json
@@ -56,6 +57,39 @@ def test_a_second_process_is_refused_until_the_first_is_killed(tmp_path: Path) -
         lock.check()
     with lock:
         assert lock.held
+
+
+def test_a_look_says_who_has_a_run_and_changes_nothing(tmp_path: Path) -> None:
+    free = tmp_path / "free"
+    RunLock(free, "a").look()
+    assert not free.exists()
+    with RunLock(tmp_path, "a") as lock:
+        before = sorted(tmp_path.iterdir())
+        with pytest.raises(
+            RunLockedError, match=rf"'a' is being run by process {os.getpid()} of .*, since 20"
+        ):
+            RunLock(tmp_path, "a").look()
+        assert sorted(tmp_path.iterdir()) == before
+        lock.check()
+    RunLock(tmp_path, "a").look()
+
+
+def test_looks_keep_nobody_from_a_run(tmp_path: Path) -> None:
+    over = threading.Event()
+
+    def look() -> None:
+        while not over.is_set():
+            with contextlib.suppress(RunLockedError):
+                RunLock(tmp_path, "a").look()
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    try:
+        for _ in range(200):
+            RunLock(tmp_path, "a").acquire().release()
+    finally:
+        over.set()
+        looking.join(30)
 
 
 def test_a_forked_child_does_not_keep_the_lock_of_a_dead_parent(tmp_path: Path) -> None:
@@ -142,6 +176,16 @@ def test_a_lease_is_refused_while_it_is_renewed_and_free_when_it_is_not(leased: 
     theirs.release()
     ours.acquire()
     ours.check()
+
+
+def test_a_look_at_a_lease_says_who_holds_it(leased: str, clock: Any) -> None:
+    RunLock(leased, "a", clock=clock).look()
+    with (
+        RunLock(leased, "a", heartbeat=False, clock=clock),
+        pytest.raises(RunLockedError, match=rf"run by process {os.getpid()} of .* its lease ends at"),
+    ):
+        RunLock(leased, "a", clock=clock).look()
+    RunLock(leased, "a", clock=clock).look()
 
 
 def test_a_running_lease_is_taken_over_when_asked(leased: str, clock: Any) -> None:

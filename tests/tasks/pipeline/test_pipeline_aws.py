@@ -82,7 +82,7 @@ def lab(aws_account: "AccountAt", tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     from tests.aws.emulator import PoolShape
 
     monkeypatch.setenv("EBBFLOW_HOME", str(tmp_path / "home"))
-    monkeypatch.chdir(tmp_path)  # fleet.toml is looked for here
+    monkeypatch.setenv("EBBFLOW_LIMITS", str(tmp_path / "fleet.toml"))
     ec2 = aws_account.client("ec2")
     vpc = ec2.create_vpc(CidrBlock="127.64.0.0/16")["Vpc"]["VpcId"]
     subnet = ec2.create_subnet(VpcId=vpc, CidrBlock="127.64.16.0/20", AvailabilityZone="us-east-1a")

@@ -1,5 +1,6 @@
 """The order in which steps begin, what follows when they end in one way or another, and going on after that."""
 
+import os
 import signal
 import threading
 import time
@@ -268,7 +269,10 @@ def test_a_run_is_held_by_one_process(tmp_path: Path) -> None:
     clock = SystemClock()
     with (
         RunFolder(tmp_path, "one").held(clock),
-        pytest.raises(PipelineRunError, match="goes on in another process"),
+        pytest.raises(
+            PipelineRunError,
+            match=rf"goes on in another process: run 'one' is being run by process {os.getpid()} of ",
+        ),
         RunFolder(tmp_path, "one").held(clock),
     ):
         pass
