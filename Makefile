@@ -1,5 +1,6 @@
 # make demo   set everything up and run the main job
 # make test   set everything up and pass the tests
+# make tools  programs that the tests need: installed where root and apt-get allow it, else named
 # make fuzz   look for examples that break a property, others each time
 # make check  format, lint, types, the lock
 # make docs   build the documentation site into .cache/site
@@ -14,12 +15,12 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 SETUP  := $(VENV)/.ready
 
-.PHONY: demo test fuzz check docs audit airflow format chaos bench lock lock-airflow java postgres clean
+.PHONY: demo test fuzz check docs audit airflow format chaos bench lock lock-airflow java tools clean
 
 demo: $(SETUP) java
 	$(BIN)/ebbflow demo $(ARGS)
 
-test: $(SETUP) java postgres
+test: $(SETUP) tools
 	scripts/test.sh $(BIN)/python -m pytest $(ARGS)
 
 fuzz: $(SETUP)
@@ -45,11 +46,11 @@ format: $(SETUP)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: $(SETUP) java postgres
+bench: $(SETUP) tools
 	$(BIN)/python -m pytest -m slow
 	$(BIN)/python -m tests.benchmarks $(ARGS)
 
-chaos: $(SETUP) java postgres
+chaos: $(SETUP) tools
 	$(BIN)/python -m tests.benchmarks.system_chaos --out docs/benchmarks $(ARGS)
 
 $(SETUP): $(wildcard requirements*.lock) pyproject.toml scripts/setup.sh
@@ -57,10 +58,10 @@ $(SETUP): $(wildcard requirements*.lock) pyproject.toml scripts/setup.sh
 	@touch $@
 
 java:
-	@scripts/java.sh
+	@scripts/tools.sh java
 
-postgres:
-	@scripts/postgres.sh
+tools:
+	@scripts/tools.sh
 
 lock lock-airflow:
 	$(PYTHON) -m venv $(VENV)-lock

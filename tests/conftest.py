@@ -53,8 +53,6 @@ def tpcds(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def aws_emulator(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[Emulator]":
     """Run an emulated AWS for the session; its clock is the wall's."""
-    pytest.importorskip("moto")
-    pytest.importorskip("boto3")
     import botocore.session
 
     from tests.aws.emulator import Emulator

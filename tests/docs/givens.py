@@ -1,6 +1,5 @@
 """What snippets find in their folder, and what is done with the data formats among them."""
 
-import shutil
 import sys
 import tomllib
 from collections.abc import Callable
@@ -84,20 +83,13 @@ def _on_demand_prices(folder: Path, home: Path, snippet: Snippet) -> None:
 
 
 def _ledger(folder: Path, home: Path, snippet: Snippet) -> None:
-    """Make the ledger that the pages speak of, and a stand-in for sqlite3's program where it is missing."""
+    """Make the ledger that the pages speak of."""
     from ebbflow.infra.ledger import Ledger
     from ebbflow.planners.model.ledger import AppEntered, AppSpec
 
     (home / ".cache" / "ebbflow").mkdir(parents=True, exist_ok=True)
     with Ledger.open(str(home / ".cache" / "ebbflow" / "ledger.db"), cluster="lab") as ledger:
         ledger.write([AppEntered(AppSpec("digits", "training", gpus=2))])
-    if shutil.which("sqlite3") is None:
-        program = folder / "bin" / "sqlite3"
-        program.write_text(
-            f"#!{sys.executable}\nimport sqlite3, sys\n"
-            "sqlite3.connect(sys.argv[1], isolation_level=None).execute(sys.argv[2])\n"
-        )
-        program.chmod(0o755)
 
 
 def _pipeline(folder: Path, home: Path, snippet: Snippet) -> None:

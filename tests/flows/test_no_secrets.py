@@ -142,7 +142,6 @@ def test_a_ledger_holds_what_apps_say_and_nothing_of_their_environment(tmp_path:
 def test_a_training_that_fails_writes_nothing_of_its_environment(
     tmp_path: Path, home: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    pytest.importorskip("torch")
     from ebbflow.tasks.training import run_training
     from ebbflow.tasks.training_request import TrainingRequest
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
-from browser import Tab, browser, chromium
+from browser import Tab, browser
 from flowcases import JOINED, eventually
 from prefect_home import HEAVY, LONG, Home, processes
 
@@ -16,7 +16,6 @@ pytestmark = [
     pytest.mark.prefect,
     pytest.mark.slow,
     pytest.mark.timeout(900),
-    pytest.mark.skipif(chromium() is None, reason="no Chromium here: install one, or name it in $CHROMIUM"),
 ]
 
 TITLE = "orders by nation"

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from browser import Tab, browser, chromium
+from browser import Tab, browser
 from cluster_day import simulated_day
 from cluster_events import Book
 from test_cluster_page import HOSTILE, crowded, hostile_report
@@ -16,10 +16,7 @@ from ebbflow.tasks.cluster_live import ClusterFollower
 from ebbflow.tasks.cluster_page import MOST, cluster_html
 from ebbflow.tasks.cluster_report import cluster_report
 
-pytestmark = [
-    pytest.mark.processes,
-    pytest.mark.skipif(chromium() is None, reason="no Chromium here: install one, or name it in $CHROMIUM"),
-]
+pytestmark = pytest.mark.processes
 
 TOO_WIDE = """[...document.querySelectorAll('main *')].filter(e => !e.closest('.tl, .scroll, .defs, .sr, pre')
     && e.getBoundingClientRect().right > %d + 0.5).map(e => e.outerHTML.slice(0, 200)).slice(0, 3)"""

@@ -11,8 +11,6 @@ from ebbflow.infra.errors import StorageError
 from ebbflow.tasks.tuning_request import Parameter, TuningRequest
 from ebbflow.tasks.tuning_study import Study
 
-pytest.importorskip("optuna")
-
 
 @contextmanager
 def no_file_above(size: int) -> Iterator[None]:

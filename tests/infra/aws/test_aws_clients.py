@@ -5,6 +5,8 @@ import traceback
 from collections.abc import Iterator
 
 import pytest
+from botocore.exceptions import ClientError
+from botocore.retries.standard import RetryPolicy
 
 from ebbflow.infra.aws import clients as module
 from ebbflow.infra.aws.clients import ATTEMPTS, Clients, calling, of_code, scrubbed
@@ -15,10 +17,6 @@ from ebbflow.infra.errors import (
     InsufficientCapacityError,
     SpotPriceTooHighError,
 )
-
-pytest.importorskip("boto3")
-from botocore.exceptions import ClientError
-from botocore.retries.standard import RetryPolicy
 
 SECRET = "FwoGZXIvYXdzEXAMPLETOKEN"
 

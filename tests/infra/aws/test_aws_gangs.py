@@ -4,9 +4,6 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-
-pytest.importorskip("moto")
-
 from botocore.stub import ANY, Stubber
 
 from ebbflow.infra.aws import gangs as module

@@ -14,7 +14,6 @@ FIRST, SEEDS = 12, 1  # its controller is killed at its first call, and the next
 
 @pytest.mark.processes
 def test_nothing_is_lost_when_everything_goes_wrong(tmp_path):
-    pytest.importorskip("moto")
     done = subprocess.run(
         [
             sys.executable,

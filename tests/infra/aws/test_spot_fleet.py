@@ -4,9 +4,6 @@ import time
 from collections.abc import Callable
 
 import pytest
-
-pytest.importorskip("moto")
-
 from botocore.stub import Stubber
 
 from ebbflow.infra.aws import groups

@@ -1,6 +1,5 @@
-"""Ledgers to test: in SQLite, and in a real PostgreSQL server where its programs are installed."""
+"""Ledgers to test: in SQLite, and in a real PostgreSQL server."""
 
-import importlib.util
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -18,10 +17,7 @@ _numbers = itertools.count()
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[Server]:
     """Run a PostgreSQL server for the session."""
-    if binaries() is None:
-        pytest.skip("PostgreSQL's server programs are not installed: scripts/postgres.sh")
-    if importlib.util.find_spec("psycopg") is None:
-        pytest.skip("psycopg is not installed: pip install 'psycopg[binary]'")
+    assert binaries() is not None, "PostgreSQL's server programs are not installed: scripts/tools.sh postgres"
     with server() as found:
         yield found
 

@@ -62,7 +62,6 @@ def test_what_is_no_cluster_is_refused(name: str, tmp_path: Path) -> None:
     ],
 )
 def test_it_is_known_whether_a_password_stands_in_it(given: str, secret: bool) -> None:
-    pytest.importorskip("psycopg")
     assert parse(given).secret is secret
 
 
@@ -80,7 +79,6 @@ def test_without_a_driver_it_is_said_how_to_get_it(
 
 @pytest.mark.parametrize("form", ["postgresql", "postgres", "postgresql+psycopg", "postgresql+asyncpg"])
 def test_a_password_is_never_shown(form: str) -> None:
-    pytest.importorskip("psycopg")
     found = parse(f"{form}://user:{QUOTED}@host:5433/db?sslpassword=other+{QUOTED}&application_name=x")
     assert found.url.password == SECRET
     assert str(found) == "postgresql://user:***@host:5433/db"

@@ -18,12 +18,9 @@ from ebbflow.tasks.rework.pictures import Row, intervals_svg, scatter_svg
 from ebbflow.tasks.rework.plan import experiments
 from ebbflow.tasks.training_sim.evaluation.experiments import run_experiments
 
-pytest.importorskip("sklearn")
-
 
 @pytest.fixture(scope="module")
 def quick(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    pytest.importorskip("torch")
     out = tmp_path_factory.mktemp("rework")
     result = CliRunner().invoke(
         app, ["rework", "--quick", "--out", str(out), "--document", str(out / "docs")]

@@ -22,8 +22,6 @@ from ebbflow.tasks.rework.plan import PARTIAL, STRATEGIES, TOTAL, TRADITIONAL
 from ebbflow.tasks.rework.problems import block_of
 from ebbflow.tasks.rework.runs import measured
 
-pytest.importorskip("sklearn")
-
 
 @pytest.fixture(scope="module")
 def kept() -> Record:

@@ -9,7 +9,6 @@ from ebbflow.tasks.rework.lda import Topics, synthetic
 from ebbflow.tasks.rework.mlr import CLASSES, Regression
 from ebbflow.tasks.rework.problems import Problem, States, batches
 
-pytest.importorskip("sklearn")
 NONE = np.zeros(3, np.int64)
 
 
@@ -140,7 +139,8 @@ def test_the_shipped_corpus_has_documents_of_known_words() -> None:
 
 
 def test_the_network_is_that_of_plain_pytorch_with_its_own_adam() -> None:
-    torch = pytest.importorskip("torch")
+    import torch
+
     from ebbflow.tasks.rework.cnn import LAYERS, Network
 
     problem = Network()
