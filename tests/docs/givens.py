@@ -68,6 +68,26 @@ def _fleet_rules(folder: Path, home: Path, snippet: Snippet) -> None:
     FleetRules.parse(tomllib.loads(snippet.text), "fleet.toml")
 
 
+def _offered_policies(folder: Path, home: Path, snippet: Snippet) -> None:
+    """Make the policies that the entry points of the snippet offer, from the module that the page shows."""
+    from ebbflow.tasks.loop.own_policies import GROUP, policy_of
+
+    page = "docs/own-policy.md"
+    begins = "from ebbflow.planners.model.scheduling"
+    (folder / "mine.py").write_text(
+        next(s.text for s in snippets() if s.page == page and s.text.startswith(begins))
+    )
+    (offered,) = tomllib.loads(snippet.text)["project"]["entry-points"].items()
+    assert offered[0] == GROUP
+    sys.path.insert(0, str(folder))
+    try:
+        for name, value in offered[1].items():
+            assert policy_of(value, allowed=[value]).name == name
+    finally:
+        sys.path.remove(str(folder))
+        sys.modules.pop("mine", None)
+
+
 def _failure_table(folder: Path, home: Path, snippet: Snippet) -> None:
     from ebbflow.tasks.training_failures import failure_table
 
@@ -109,6 +129,7 @@ GIVEN: dict[str, Given] = {
     "decides": _decides,
     "loop rules": _loop_rules,
     "fleet rules": _fleet_rules,
+    "offered policies": _offered_policies,
     "failure table": _failure_table,
     "on-demand prices": _on_demand_prices,
     "ledger": _ledger,

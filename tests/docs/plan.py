@@ -72,6 +72,7 @@ PLANS: dict[str, tuple[Plan, ...]] = {
         Plan("import numpy as np", "run", after=("from ebbflow.planners.model.scheduling",)),
         Plan("ebbflow capacity run", "check", "runs until it is stopped; tests/tasks/loop start loops"),
         Plan("[policy]", "run", given=("loop rules",)),
+        Plan("[project.entry-points", "run", given=("offered policies",)),
     ),
     "docs/nodes.md": (
         Plan("ebbflow nodes up", "slow"),
