@@ -10,7 +10,8 @@ from typing import Any, Protocol, runtime_checkable
 import xxhash
 
 from ebbflow.infra import files
-from ebbflow.infra.filesystems import filesystem
+from ebbflow.infra.errors import StorageError
+from ebbflow.infra.filesystems import filesystem, split, translated
 from ebbflow.infra.protocols import FileEntry
 
 SEED = 42  # Spark's own: what its function xxhash64 returns in an executor is compared with what is computed here
@@ -57,6 +58,21 @@ def of_file(scheme: str, path: str) -> str:
 def of_files(scheme: str, entries: Sequence[FileEntry]) -> list[str]:
     """Return the XXH64 of each file as it is now, a few at a time. Raises ``OSError``."""
     return files.in_parallel(lambda entry: of_file(scheme, entry.path), entries)
+
+
+def of_uri(uri: str) -> str:
+    """Return the XXH64 of the whole file at a path or URI. Raises ``StorageError``."""
+    scheme, path = split(uri)
+    with translated(f"read {uri}"):
+        return of_file(scheme, path)
+
+
+def is_same(uri: str, xxh64: str) -> bool:
+    """Tell whether the file at a path or URI has this checksum; one that cannot be read has none."""
+    try:
+        return of_uri(uri) == xxh64
+    except StorageError:
+        return False
 
 
 def sealed(content: Mapping[str, Any], indent: int | None = None) -> bytes:

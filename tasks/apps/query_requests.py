@@ -1,11 +1,10 @@
 """Requests of queries, kept beside their checkpoints so that whoever finds one lost can run it again."""
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, fields
-from typing import Any
 
+from ebbflow.infra import checksums
 from ebbflow.infra.files import write_atomic
 from ebbflow.infra.filesystems import filesystem, split, translated
 from ebbflow.planners.errors import OptionError
@@ -25,11 +24,11 @@ def save_query(request: QueryRequest, id: str) -> str:
     scheme, path = split(_address(request.store, id))
     said = asdict(request) | {"conf": {k: v for k, v in request.conf.items() if not _SECRET.search(k)}}
     left_out = sorted(request.conf.keys() - said["conf"].keys())
-    data = json.dumps({"format": _FORMAT, "left_out": left_out, **said}, indent=1) + "\n"
+    data = checksums.sealed({"format": _FORMAT, "left_out": left_out, **said}, indent=1)
     with translated(f"write {path}"):
         store = filesystem(scheme)
         store.create_dir(path.rpartition("/")[0], recursive=True)
-        write_atomic(store, scheme, path, data.encode())
+        write_atomic(store, scheme, path, data)
     return _address(request.store, id)
 
 
@@ -43,7 +42,7 @@ def load_query(store: str, id: str, conf: Mapping[str, str] | None = None) -> Qu
     with translated(f"read {path}"), filesystem(scheme).open_input_file(path) as file:
         data = file.read()
     try:
-        said: dict[str, Any] = json.loads(data)
+        said = checksums.unsealed(data)
         if said.pop("format") != _FORMAT:
             raise OptionError(f"query {id} was begun by another version of Ebbflow; go on with that one")
         if missing := sorted(set(said.get("left_out", ())) - set(conf or ())):

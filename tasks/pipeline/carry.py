@@ -6,6 +6,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
+from ebbflow.infra import checksums
 from ebbflow.infra.clock import Clock
 from ebbflow.infra.errors import (
     AwsUnavailableError,
@@ -107,7 +108,7 @@ class Carrier:
         results = {"path": folder, "file": file, "rows": str(report.rows)}
         if report.verified is False:
             return Carried("failed", f"its result differs from DuckDB's: {report.verification}", {}, details)
-        return Carried("finished", "", results, details)
+        return Carried("finished", "", results, details, {file: checksums.of_uri(file)})
 
     def _training(self, attempt: Attempt) -> Carried:
         from ebbflow.tasks.apps.training import run_training_app

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
+from ebbflow.infra.checksums import is_same
 from ebbflow.infra.clock import Clock
 from ebbflow.infra.errors import StorageError
 from ebbflow.planners.errors import EbbflowError, OptionError
@@ -46,6 +47,7 @@ class Carried:
     reason: str = ""
     results: Mapping[str, str] = field(default_factory=dict)
     details: Mapping[str, Any] = field(default_factory=dict)
+    files: Mapping[str, str] = field(default_factory=dict)  # as in ``StepRecord``
 
 
 Carry = Callable[[Attempt], Carried]
@@ -167,6 +169,7 @@ class Coordinator:
         for name, one in self.record.steps.items():
             if one.state != "finished":
                 self._note(name, state="waiting", reason="", ended=None)
+        self._look_at_results()
         try:
             with deferred(self._interrupt):
                 while self._turn():
@@ -178,6 +181,23 @@ class Coordinator:
         except BaseException as error:
             self._leave(f"{type(error).__name__}: {error}")
             raise
+
+    def _look_at_results(self) -> None:
+        """Let steps of an earlier process run again whose results are not what was written, or are gone, where a
+        step that is left needs them."""
+        left = [name for name, one in self.record.steps.items() if one.state == "waiting"]
+        seen: set[str] = set()
+        while left:
+            for name in self._pipeline.needs[left.pop()] - seen:
+                seen.add(name)
+                known = self.record.steps[name]
+                wrong = next((uri for uri, xxh64 in known.files.items() if not is_same(uri, xxh64)), None)
+                if known.state == "finished" and wrong is not None:
+                    label = self._pipeline.steps[name].label
+                    reason = f"its result {wrong} is not what was written"
+                    self._note(name, state="waiting", reason=reason, ended=None)
+                    self._listener.note(f"{label} runs again: {reason}")
+                    left.append(name)
 
     def _interrupt(self) -> None:
         """Take note of an interrupt. Called between any two instructions of the loop, so it only leaves a mark."""
@@ -268,6 +288,7 @@ class Coordinator:
             ended=now,
             results=dict(carried.results),
             details=dict(carried.details),
+            files=dict(carried.files),
         )
         self._listener.ended(self._outcome(step))
         if state == "failed":

@@ -55,6 +55,9 @@ class StepRecord:
     began: float | None = None  # s since the Unix epoch
     ended: float | None = None
     results: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, str] = field(
+        default_factory=dict
+    )  # of its results that others read: XXH64 by address
     details: Mapping[str, Any] = field(default_factory=dict)
 
 

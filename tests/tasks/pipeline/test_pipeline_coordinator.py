@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from pipelines import content, read
 
+from ebbflow.infra import checksums
 from ebbflow.infra.clock import SystemClock
 from ebbflow.infra.errors import PipelineRunError
 from ebbflow.planners.errors import OptionError
@@ -207,6 +208,35 @@ def test_an_interrupt_lets_steps_save_and_the_same_run_goes_on(make: Callable[..
     assert again.asked[0].fill("${queries.orders.path}") == "/results/orders"
     assert overall(second.outcomes())[0] == "finished"
     assert second.outcomes()[0].began == first.outcomes()[0].began
+
+
+@pytest.mark.parametrize("damage", ["one bit", "gone", "none"])
+def test_a_query_runs_again_whose_result_is_not_what_was_written_where_a_step_is_left_that_reads_it(
+    make: Callable[..., Coordinator], tmp_path: Path, damage: str
+) -> None:
+    result = tmp_path / "orders.parquet"
+    result.write_bytes(b"rows")
+    carried = Carried("finished", results=RESULTS["orders"], files={str(result): checksums.of_bytes(b"rows")})
+    first = make(World(orders=lambda _: carried, fit=lambda _: Carried("failed", "a bug")))
+    first.run()
+    assert states(first) == {"orders": "finished", "fit": "failed", "tune": "skipped"}
+    if damage == "one bit":
+        result.write_bytes(b"rowr")
+    elif damage == "gone":
+        result.unlink()
+
+    world, listener = World(), Listener()
+    make(world, listener).run()
+
+    assert world.order == ([] if damage == "none" else ["orders"]) + ["fit", "tune"]
+    told = [said for said in listener.said if "runs again" in said]
+    assert len(told) == (damage != "none")
+    assert all(f"its result {result} is not what was written" in said for said in told)
+
+    result.write_bytes(b"whatever")  # nobody is left to read it
+    world = World()
+    make(world).run()
+    assert world.order == []
 
 
 @pytest.mark.parametrize("moment", ["began", "ended"])

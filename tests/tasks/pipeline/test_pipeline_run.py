@@ -10,12 +10,14 @@ import pytest
 import yaml
 from pipelines import pairs_script, write_pairs
 
+from ebbflow.infra import checksums
 from ebbflow.infra.errors import PipelineRunError
 from ebbflow.infra.ledger import Ledger
 from ebbflow.infra.local_fleet import list_fleets
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model.ledger import Decided
 from ebbflow.tasks.pipeline.coordinator import Attempt
+from ebbflow.tasks.pipeline.record import RunFolder
 from ebbflow.tasks.pipeline.run import PipelineRequest, Quiet, run_steps
 from ebbflow.tasks.pipeline.view import ClusterView
 
@@ -94,6 +96,10 @@ def test_a_query_feeds_a_training_whose_node_is_killed(
     assert any("is killed without notice" in line for line in heard.lines)
 
     folder = tmp_path / "runs" / "one"
+    record = RunFolder(folder.parent, "one").load()[0]
+    for query in (pairs, again):
+        file_of = query.results["file"]
+        assert record.steps[query.name].files == {file_of: checksums.of_uri(file_of)}
     with Ledger.open(str(folder / "ledger.db"), cluster="one", create=False) as ledger:
         state = ledger.state()
         assert ledger.verify() == []
