@@ -1,4 +1,4 @@
-"""One changed byte in a store, in a place of a chosen kind, as a disk that goes bad leaves it: same size, same time."""
+"""One changed byte in a store, of a chosen kind, as a disk that goes bad leaves it: same size, same time."""
 
 import os
 import random
@@ -25,7 +25,9 @@ class Flip:
     mask: int
 
     def __str__(self) -> str:
-        return f"{self.kind} of {self.path.parent.name}/{self.path.name}: byte {self.offset} ^ {self.mask:#04x}"
+        return (
+            f"{self.kind} of {self.path.parent.name}/{self.path.name}: byte {self.offset} ^ {self.mask:#04x}"
+        )
 
 
 def regions(path: Path, kind: str) -> list[range]:

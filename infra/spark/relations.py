@@ -30,8 +30,12 @@ def hadoop_uri(uri: str) -> str:
 
 def paths(relation: Relation) -> list[str]:
     """Return the URIs of a relation's files."""
-    scheme = _HADOOP_SCHEME.get(relation.scheme, relation.scheme)
-    return [f"{scheme}://{entry.path}" for entry in relation.files]
+    return [location(relation.scheme, entry.path) for entry in relation.files]
+
+
+def location(scheme: str, path: str) -> str:
+    """Return the address of a file, whose path is in pyarrow's terms, as Hadoop takes it: not percent-encoded."""
+    return f"{_HADOOP_SCHEME.get(scheme, scheme)}://{path}"
 
 
 def register(session: Any, relation: Relation) -> None:

@@ -1,4 +1,4 @@
-"""Damage in a store between two runs: whatever byte has changed, the answer is right and what is damaged is made anew."""
+"""Damage in a store between two runs: the answer is right, and what is damaged is computed again."""
 
 import random
 import shutil
@@ -42,14 +42,10 @@ class Store:
             tables / "f.parquet",
         )
         pq.write_table(pa.table({"a": list(range(5)), "name": list("vwxyz")}), tables / "a.parquet")
-        pq.write_table(
-            pa.table({"b": list(range(9)), "w": [i / 4 for i in range(9)]}), tables / "b.parquet"
-        )
+        pq.write_table(pa.table({"b": list(range(9)), "w": [i / 4 for i in range(9)]}), tables / "b.parquet")
         self.folder, self.engine = folder / "store", engine
         self.ride = Ride(
-            QueryRequest(
-                SQL, tables=str(tables), engine="duckdb", cuts="every-join", store=str(self.folder)
-            )
+            QueryRequest(SQL, tables=str(tables), engine="duckdb", cuts="every-join", store=str(self.folder))
         )
         self.plan: QueryExecutionPlan = max(self.ride.plans, key=lambda plan: len(plan.stages))
         self.sink = self.plan.sink.output_fp
