@@ -116,6 +116,39 @@ class TestUnderAServer:
         with get_client(sync_client=True) as client:
             assert not [run.name for run in client.read_flow_runs() if "hidden" in run.name]
 
+    def test_code_that_a_parameter_or_a_block_names_is_not_imported(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        from ebbflow.flows.blocks import EbbflowCluster
+        from ebbflow.flows.capacity import capacity_loop
+
+        called: list[object] = []
+        monkeypatch.setattr("os.system", lambda *given, **named: called.append(given))
+        EbbflowCluster(policy="os:system").save("theirs", overwrite=True)
+        for given in ({"policy": "os:system"}, {"ledger": "ebbflow-cluster/theirs"}):
+            with pytest.raises(
+                OptionError, match=r"policy os:system is code .* allow_policies in a deployment"
+            ):
+                capacity_loop(**given, options={"command": "id"})
+        with pytest.raises(OptionError, match="os:system is no policy and was not called"):
+            capacity_loop(policy="os:system", options={"command": "id"}, allow_policies=["os:system"])
+        assert not called
+
+    def test_what_a_deployment_allows_is_read_from_the_deployment(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        from prefect.client.orchestration import get_client
+
+        from ebbflow.flows import deployed
+        from ebbflow.flows.capacity import capacity_loop
+
+        with get_client(sync_client=True) as client:
+            flow = client.create_flow(capacity_loop)
+            own = {"allow_policies": ["mine:Policy"]}
+            made = client.create_deployment(flow_id=flow, name="allowing", parameters=own)
+        monkeypatch.setattr(deployed, "deployment_id", lambda: str(made))
+        assert deployed.allowed("allow_policies", ["os:system", "mine:Policy"]) == ("mine:Policy",)
+
     def test_an_address_comes_from_a_secret_or_a_variable(self) -> None:
         from prefect.blocks.system import Secret
         from prefect.variables import Variable
