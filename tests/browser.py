@@ -136,7 +136,7 @@ def browser(folder: Path) -> Iterator[Tab]:
     from websockets.sync.client import connect
 
     program = chromium()
-    assert program is not None
+    assert program is not None, "there is no Chromium: scripts/tools.sh chromium, or name one in $CHROMIUM"
     profile = folder / "profile"
     with (folder / "chromium.log").open("wb") as log:
         process = subprocess.Popen(
@@ -152,7 +152,10 @@ def browser(folder: Path) -> Iterator[Tab]:
             with httpx.Client(trust_env=False, timeout=_ANSWER) as client:
                 pages = client.get(f"http://127.0.0.1:{port}/json").json()
             address = next(page["webSocketDebuggerUrl"] for page in pages if page["type"] == "page")
-            with connect(address, max_size=None, open_timeout=_START, proxy=None) as connection:
+            # no pings of the library's own: a page that works hard answers late, and ``_ANSWER`` bounds that
+            with connect(
+                address, max_size=None, open_timeout=_START, ping_interval=None, proxy=None
+            ) as connection:
                 yield Tab(connection)
         finally:
             process.terminate()
