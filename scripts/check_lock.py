@@ -20,7 +20,7 @@ from packaging.version import Version
 
 ROOT = Path(__file__).parent.parent
 PIN = re.compile(
-    r"(?P<name>[a-z0-9]+(?:[-._][a-z0-9]+)*)==(?P<version>[0-9][A-Za-z0-9.]*(?:\+[a-z0-9.]+)?)"
+    r"(?P<name>[a-z0-9]+(?:[-._][a-z0-9]+)*)(?:\[[a-z0-9,. _-]+\])?==(?P<version>[0-9][A-Za-z0-9.]*(?:\+[a-z0-9.]+)?)"
     r"(?: ; (?P<marker>[^\\]+))?(?P<hashes>(?: +--hash=sha256:[0-9a-f]{64})+)"
 )
 LOCKS = ("requirements.lock", "requirements-torch.lock")

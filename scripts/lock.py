@@ -28,6 +28,7 @@ def compiled(*arguments: str) -> list[str]:
         command = ["uv", "pip", "compile", "--quiet", "--universal", "--python-version", "3.11", "--upgrade"]
         command += [
             "--generate-hashes",
+            "--no-strip-extras",
             "--no-header",
             "--no-annotate",
             "--no-emit-index-url",

@@ -33,9 +33,12 @@ module "ebbflow" {
 }
 
 locals {
-  # the versions alone: with the hashes of their files they would exceed what a node's configuration may hold
+  # The versions alone: with the hashes of their files they would exceed what a node's configuration may hold. pip
+  # takes no extras here.
   constraints = join("\n", flatten([
-    for name in ["requirements.lock", "requirements-torch.lock"] :
-    regexall("(?m)^[a-z0-9][^ ]*==[^ ]+(?: ; [^\\\\\n]+)?", file("${path.module}/../../../${name}"))
+    for name in ["requirements.lock", "requirements-torch.lock"] : [
+      for pin in regexall("(?m)^[a-z0-9][^=\n]*==[^ ]+(?: ; [^\\\\\n]+)?", file("${path.module}/../../../${name}")) :
+      replace(pin, "/\\[.*\\]/", "")
+    ]
   ]))
 }
