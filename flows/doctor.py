@@ -11,6 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from rich.console import Console
 from rich.table import Table
 
+from ebbflow.infra import private
 from ebbflow.infra.local import machine_memory
 from ebbflow.planners.errors import EbbflowError
 from ebbflow.tasks.request import home
@@ -106,7 +107,7 @@ def _machine() -> Check:
 def _folder() -> Check:
     folder = home()
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        private.make_folder(folder)
     except OSError as error:
         return Check(
             "checkpoints", False, f"{folder}: {error.strerror}", "set EBBFLOW_HOME to a folder to write in"

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from ebbflow.infra import private
 from ebbflow.infra.filesystems import resolve, split, to_uri
 from ebbflow.infra.protocols import FileEntry, Relation, SqlEngine, StageJob, StageResult
 from ebbflow.planners.model import Measured, Work
@@ -259,7 +260,7 @@ def _run(engine: SqlEngine, case: Case, tables: Mapping[str, Relation], uri: str
     identity = f"calibration-{uuid.uuid4().hex}"
     output = f"{uri}/{identity}"
     filesystem, path = resolve(output)
-    filesystem.create_dir(path)
+    private.folder_maker(filesystem, split(output)[0])(path)
     relations = tuple(tables[name] for name in case.tables)
     try:
         return engine.run(
@@ -281,7 +282,7 @@ def _scratch(folder: str | None) -> Iterator[str]:
     scheme, root = split(folder)
     uri = to_uri(f"{root}/calibration-{uuid.uuid4().hex}", scheme)
     filesystem, path = resolve(uri)
-    filesystem.create_dir(path)
+    private.folder_maker(filesystem, scheme)(path)
     try:
         yield uri
     finally:
@@ -327,7 +328,8 @@ def _write(uri: str, name: str, pieces: list[Any], columns: tuple[tuple[str, str
     entries = []
     for number, piece in enumerate(pieces):
         filesystem, path = resolve(f"{uri}/{name}-{number}.parquet")
-        pq.write_table(piece, path, filesystem=filesystem)
+        with private.output_stream(filesystem, scheme, path) as out:
+            pq.write_table(piece, out)
         entries.append(FileEntry(path, filesystem.get_file_info(path).size or 0, 0.0))
     return Relation(name, scheme, tuple(entries), columns)
 

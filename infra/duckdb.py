@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from ebbflow.infra import private
 from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.duckdbtypes import quoted, to_duckdb, to_spark
 from ebbflow.infra.errors import (
@@ -199,7 +200,9 @@ class DuckDbEngine:
             raise StageCancelledError(f"{job.name} was cancelled before it began")
         if scheme == "file":
             target = f"{folder}/{_PART}".replace("'", "''")
-            return int(_scalar(cursor, f"COPY ({statement}) TO '{target}' (FORMAT parquet)")), columns
+            rows = int(_scalar(cursor, f"COPY ({statement}) TO '{target}' (FORMAT parquet)"))
+            private.seal(f"{folder}/{_PART}")
+            return rows, columns
         return _stream(running, statement, scheme, f"{folder}/{_PART}"), columns
 
     def _watch(self, running: _Running, listener: "_Listener") -> None:
@@ -283,7 +286,7 @@ def _stream(running: _Running, statement: str, scheme: str, path: str) -> int:
     rows = 0
     reader = running.cursor.sql(statement).to_arrow_reader(_BATCH)
     with (
-        filesystem(scheme).open_output_stream(path) as out,
+        private.output_stream(filesystem(scheme), scheme, path) as out,
         pq.ParquetWriter(out, reader.schema, compression="snappy") as writer,
     ):
         for batch in reader:

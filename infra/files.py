@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
+from ebbflow.infra import private
 from ebbflow.infra.clock import Clock
 from ebbflow.infra.errors import StorageError
 from ebbflow.infra.protocols import FileEntry
@@ -48,16 +49,17 @@ def in_parallel(function: Callable[[In], Out], items: Sequence[In]) -> list[Out]
         return list(pool.map(function, items))
 
 
-def write_atomic(filesystem: Any, scheme: str, path: str, data: bytes) -> None:
+def write_atomic(filesystem: Any, scheme: str, path: str, data: bytes, *, public: bool = False) -> None:
     """Write a small file so that readers see the old or the new content, never a part.
 
-    Locally a synced temporary file is renamed; on S3 an upload becomes visible as a whole.
+    Locally a synced temporary file is renamed; on S3 an upload becomes visible as a whole. It is private, see
+    ``private``, unless ``public``: readable by all users of the machine.
     """
     if scheme != "file":
         with filesystem.open_output_stream(path) as out:
             out.write(data)
         return
-    with _temporary(path, data) as temporary:
+    with _temporary(path, data, public) as temporary:
         os.replace(temporary, path)
 
 
@@ -85,7 +87,7 @@ def locked(path: str, clock: Clock, timeout: float = LOCK_TIMEOUT) -> Iterator[N
 
     Raises ``StorageError`` when another holds it for longer than ``timeout`` seconds.
     """
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    descriptor = private.opener(path, os.O_RDWR | os.O_CREAT)
     try:
         waited = 0.0
         while True:
@@ -107,13 +109,15 @@ def locked(path: str, clock: Clock, timeout: float = LOCK_TIMEOUT) -> Iterator[N
 
 
 @contextmanager
-def _temporary(path: str, data: bytes) -> Iterator[str]:
+def _temporary(path: str, data: bytes, public: bool = False) -> Iterator[str]:
     folder, name = os.path.split(path)
     folder = folder or "."
-    os.makedirs(folder, exist_ok=True)
+    private.make_folder(folder)
     temporary = os.path.join(folder, f".{name}.{uuid.uuid4().hex}.tmp")
     try:
-        with open(temporary, "wb") as file:
+        with private.open_file(temporary, "xb") as file:
+            if public:
+                os.fchmod(file.fileno(), 0o644)
             file.write(data)
             file.flush()
             os.fsync(file.fileno())

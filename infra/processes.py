@@ -15,6 +15,7 @@ from pathlib import Path
 
 import psutil
 
+from ebbflow.infra import private
 from ebbflow.infra.clock import Clock
 from ebbflow.infra.errors import ClusterError
 
@@ -37,9 +38,9 @@ def spawn(
     It works in ``cwd``, by default the log's folder. It carries its mark when this returns. Raises
     ``ClusterError`` when the program cannot be started.
     """
-    log.parent.mkdir(parents=True, exist_ok=True)
+    private.make_folder(log.parent)
     try:
-        with log.open("ab") as output:
+        with private.open_file(log, "ab") as output:
             process = subprocess.Popen(
                 list(command),
                 env={**environment, MARK: mark},

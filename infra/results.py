@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
+from ebbflow.infra import private
 from ebbflow.infra.comparison import Difference, same_rows
 from ebbflow.infra.datatypes import arrow_schema
 from ebbflow.infra.filesystems import filesystem, split, translated
@@ -52,7 +53,8 @@ def write_result(checkpoint: Checkpoint, path: str) -> str:
     """Write all rows as one Parquet file at ``path`` (local or S3) and return its path.
 
     Rows stream through, so memory does not grow with the result. The file appears whole or not at all; one
-    that is there already is replaced. Raises ``StorageError`` or ``StorageFullError``.
+    that is there already is replaced. In a private folder it is private, elsewhere it follows the umask. Raises
+    ``StorageError`` or ``StorageFullError``.
     """
     import pyarrow.parquet as pq
 
@@ -71,6 +73,8 @@ def write_result(checkpoint: Checkpoint, path: str) -> str:
             ):
                 for batch in _batches(checkpoint, schema):
                     writer.write_batch(batch)
+            if scheme == "file" and private.is_private(folder or "/"):
+                private.seal(temporary)
             fs.move(temporary, target)
         except BaseException:
             with suppress(Exception):  # the first error is the one to tell

@@ -21,7 +21,7 @@ from typing import Any
 
 import psutil
 
-from ebbflow.infra import files
+from ebbflow.infra import files, private
 from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.errors import InfraError
 from ebbflow.infra.filesystems import filesystem, split, to_uri, translated
@@ -146,9 +146,9 @@ class FileShareRegistry:
                 files.write_atomic(filesystem(self._scheme), self._scheme, path, content)
                 return
             # not synced to disk: after a crash of the machine a claim is void anyway
-            os.makedirs(self._folder, exist_ok=True)
+            private.make_folder(self._folder)
             temporary = f"{self._folder}/.{name}.tmp"
-            with open(temporary, "wb") as file:
+            with private.open_file(temporary, "wb") as file:
                 file.write(content)
             os.replace(temporary, path)
 

@@ -18,7 +18,7 @@ from contextlib import suppress
 from itertools import groupby
 from typing import Any
 
-from ebbflow.infra import files
+from ebbflow.infra import files, private
 from ebbflow.infra.checksums import ChecksumEngine
 from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.datatypes import arrow_schema
@@ -224,7 +224,7 @@ class ParquetCheckpointStore:
     def _make_local(self, folder: str) -> None:
         for attempt in range(3):
             try:
-                os.makedirs(folder)
+                private.make_folder(folder, exist_ok=False)
                 break
             except FileNotFoundError:  # a collector removed the empty parent in between
                 if attempt == 2:
@@ -280,7 +280,7 @@ class ParquetCheckpointStore:
             schema = arrow_schema(columns)
         except ValueError as exc:
             raise StorageError(f"cannot write an empty checkpoint: {exc}") from exc
-        with self._files.fs().open_output_stream(path) as out:
+        with private.output_stream(self._files.fs(), self._files.scheme, path) as out:
             pq.write_table(schema.empty_table(), out)
 
     # --- housekeeping -------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from contextlib import nullcontext, suppress
 from dataclasses import replace
 from typing import Any
 
-from ebbflow.infra import checksums, files
+from ebbflow.infra import checksums, files, private
 from ebbflow.infra.clock import Clock
 from ebbflow.infra.errors import StorageError
 from ebbflow.infra.filesystems import filesystem, split, to_uri, translated
@@ -59,7 +59,7 @@ class StoreFiles:
     def _exclusive(self) -> Any:
         if self.scheme != "file":
             return nullcontext()
-        os.makedirs(f"{self.root}/manifests", exist_ok=True)
+        private.make_folder(f"{self.root}/manifests")
         return files.locked(f"{self.root}/manifests/.lock", self._clock)
 
     def current(self, fingerprint: str, sources: Mapping[str, str]) -> Checkpoint | None:

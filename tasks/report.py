@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from ebbflow.infra import private
 from ebbflow.planners.model import Capacity, CapacityDiff, Share
 from ebbflow.planners.query.coverage import BlockCoverage
 from ebbflow.planners.query.qep import QueryExecutionPlan, Stage
@@ -314,17 +315,21 @@ def _finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
-def write_text(path: Path | str, text: str) -> Path:
+def write_text(path: Path | str, text: str, *, kept: bool = False) -> Path:
     """Write ``text`` to ``path`` so that readers see the old file or the whole new one, never a part.
 
-    Missing folders are made. Raises ``ReportError`` when the folder cannot be written.
+    Missing folders are made. It follows the umask, as what a user names does; with ``kept`` it is part of a run or
+    store, for its user alone. Raises ``ReportError`` when the folder cannot be written.
     """
     target = Path(path)
     temporary = target.parent / f".{target.name}.{uuid.uuid4().hex}"
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
+        if kept:
+            private.make_folder(target.parent)
+        else:
+            target.parent.mkdir(parents=True, exist_ok=True)
         try:
-            with temporary.open("x", encoding="utf-8") as file:
+            with open(temporary, "x", encoding="utf-8", opener=private.opener if kept else None) as file:
                 file.write(text)
                 file.flush()
                 os.fsync(file.fileno())

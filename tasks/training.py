@@ -254,7 +254,7 @@ def write_report(report: TrainingReport, request: TrainingRequest) -> str:
     if "://" not in request.folder:
         try:
             sealed = checksums.sealed(json.loads(report.to_json()), indent=1)
-            write_text(Path(request.run_folder) / "report.json", sealed.decode())
+            write_text(Path(request.run_folder) / "report.json", sealed.decode(), kept=True)
         except ReportError as error:
             problem = str(error)
     if request.json:

@@ -105,7 +105,7 @@ def run_tuning(
             watch,
         )
         report = search.run()
-        write_text(Path(request.search_folder) / "report.json", report.to_json())
+        write_text(Path(request.search_folder) / "report.json", report.to_json(), kept=True)
     if request.json:
         write_text(request.json, report.to_json())
     return report

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import yaml
 
-from ebbflow.infra import checksums
+from ebbflow.infra import checksums, private
 from ebbflow.infra.errors import StorageError, TrainingError
 from ebbflow.infra.files import write_atomic
 from ebbflow.infra.filesystems import filesystem, split, translated
@@ -174,7 +174,7 @@ class TuningRequest:
         data = checksums.sealed({"format": _FORMAT, **asdict(self), "restart": False}, indent=1)
         with translated(f"write {self.search_folder}/{_FILE}"):
             store = filesystem(scheme)
-            store.create_dir(path, recursive=True)
+            private.folder_maker(store, scheme)(path)
             write_atomic(store, scheme, f"{path}/{_FILE}", data)
 
     @classmethod

@@ -7,6 +7,7 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
+from ebbflow.infra import private
 from ebbflow.infra.errors import EngineUnavailableError
 from ebbflow.infra.filesystems import translated
 from ebbflow.planners.errors import OptionError
@@ -41,7 +42,7 @@ class Study:
         self._optuna, self._request = optuna, request
         folder = Path(request.search_folder)
         with translated(f"make {folder}"):
-            folder.mkdir(parents=True, exist_ok=True)
+            private.make_folder(folder)
         self._study = optuna.create_study(
             study_name=request.id,
             storage=JournalStorage(_journal(folder / _JOURNAL)),
@@ -141,6 +142,7 @@ def _journal(path: Path) -> Any:
                     raise
 
     with translated(f"open {path}"):
+        private.reserve(path)
         _cut(path)
         return Journal(str(path))
 

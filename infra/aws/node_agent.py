@@ -217,7 +217,8 @@ class SystemdNode:
         """See ``Node``. What cannot be told is logged, so that it keeps nothing else from being told."""
         try:
             self._draining.parent.mkdir(parents=True, exist_ok=True)
-            write_atomic(None, "file", str(self._draining), repr(leaving.deadline).encode())
+            # scripts of another user than root look at it
+            write_atomic(None, "file", str(self._draining), repr(leaving.deadline).encode(), public=True)
         except OSError as error:
             log.error("%s cannot be written: %s", self._draining, error)
         if not self._told_spark and (pid := self._main_pid(_SPARK)):
@@ -228,7 +229,10 @@ class SystemdNode:
                 continue
             try:
                 folder = Path(_entry_folder(pid))
-                write_atomic(None, "file", str(folder / "notice"), repr(leaving.deadline).encode())
+                # the node process reads it, as another user than root
+                write_atomic(
+                    None, "file", str(folder / "notice"), repr(leaving.deadline).encode(), public=True
+                )
             except (OSError, ValueError, KeyError) as error:
                 log.error("%s cannot be told its deadline: %s", unit, error)
             self._signal(pid, signal.SIGTERM)

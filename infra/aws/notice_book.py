@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ebbflow.infra import private
 from ebbflow.infra.aws import events
 from ebbflow.infra.aws.events import Event
 from ebbflow.infra.clock import Clock, SystemClock
@@ -196,5 +197,5 @@ class NoticeFile:
 
     def held(self) -> AbstractContextManager[None]:
         """Hold the file for writing, against other processes. Raises ``StorageError`` where another holds it."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        private.make_folder(self.path.parent)
         return locked(f"{self.path}.lock", self._clock, timeout=0.0)

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar, get_args
 
-from ebbflow.infra import files
+from ebbflow.infra import files, private
 from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.errors import StorageError
 from ebbflow.planners.model.capacity import Market, Notice
@@ -110,7 +110,7 @@ class FolderStore:
         self._clock = clock or SystemClock()
         self._lock = threading.Lock()
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
+            private.make_folder(self._path.parent)
         except OSError as error:
             raise StorageError(f"cannot make the fleet's state folder {folder}: {error}") from error
 

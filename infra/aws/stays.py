@@ -9,6 +9,7 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
+from ebbflow.infra import private
 from ebbflow.infra.aws.clients import Clients, calling
 from ebbflow.infra.aws.naming import MANAGED_BY_LOOP, TAG_CLUSTER, TAG_MANAGED, TAG_POOL, Names
 from ebbflow.infra.clock import Clock, SystemClock
@@ -100,7 +101,7 @@ class Stays:
         now = self._clock.now()
         found = self._ask(now)
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
+            private.make_folder(self._path.parent)
             with locked(f"{self._path}.lock", self._clock):
                 book = self.read(now).merged(found, now)
                 write_atomic(None, "file", str(self._path), _encoded(book))

@@ -16,7 +16,7 @@ from typing import Any, Self
 
 from zmq.sugar.context import Context
 
-from ebbflow.infra import processes
+from ebbflow.infra import private, processes
 from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.elastic.application import Application, Driver, Key, Value
 from ebbflow.infra.elastic.heartbeats import SILENCE, Monitor
@@ -84,7 +84,7 @@ class ElasticJob:
         self._uid = uuid.uuid4().hex[:12]
         self._sockets = tempfile.mkdtemp(prefix="ebbflow-")  # only this user may enter
         self._folder = Path(folder) if folder else Path(self._sockets) / "job"
-        self._folder.mkdir(parents=True, exist_ok=True)
+        private.make_folder(self._folder)
         self._target = workers
         self._started = 0
         self._failed_starts = 0

@@ -9,6 +9,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+from ebbflow.infra import private
 from ebbflow.infra.elastic import codec
 from ebbflow.infra.errors import ElasticError
 from ebbflow.infra.files import write_atomic
@@ -29,8 +30,9 @@ def write_quickly(path: str, content: Any) -> None:
     """Write a file that survives its writer's death; should the whole machine die, readers see the damage."""
     temporary = f"{path}.{os.getpid()}.tmp"
     try:
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        Path(temporary).write_bytes(codec.pack(content))
+        private.make_folder(os.path.dirname(path))
+        with private.open_file(temporary, "wb") as file:
+            file.write(codec.pack(content))
         os.replace(temporary, path)
     except OSError as error:
         raise ElasticError(f"the file {path} cannot be written: {error.strerror}") from error
@@ -112,7 +114,7 @@ class SnapshotFolder:
         """Return the number and folder of a new snapshot."""
         number, self._next = self._next, self._next + 1
         folder = os.path.join(self._folder, f"snapshot-{number:06}")
-        os.makedirs(folder, exist_ok=True)
+        private.make_folder(folder)
         return number, folder
 
     def commit(self, snapshot: Snapshot, master: dict[str, Any]) -> None:

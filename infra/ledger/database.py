@@ -22,6 +22,7 @@ from sqlalchemy.engine.interfaces import IsolationLevel
 from sqlalchemy.exc import DBAPIError, DisconnectionError, SQLAlchemyError
 from sqlalchemy.pool import QueuePool
 
+from ebbflow.infra import private
 from ebbflow.infra.clock import Clock
 from ebbflow.infra.errors import LedgerError, LedgerUnavailableError
 from ebbflow.infra.ledger import forks, gates, watchdog
@@ -323,7 +324,8 @@ def prepare_file(database: Database) -> None:
     """Make a SQLite file's folder and switch the file to a write-ahead log. Raises ``LedgerError``."""
     path = database.address.path
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        private.make_folder(path.parent)
+        private.reserve(path)  # SQLite gives the log's files the mode of this one
     except OSError as error:
         raise LedgerUnavailableError(f"cannot make {path.parent} for the ledger: {error.strerror}") from error
     mode = database.keep_log()

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ebbflow.infra import processes
+from ebbflow.infra import private, processes
 from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.local_fleet import marks
 from ebbflow.infra.local_fleet.book import Identity
@@ -54,8 +54,8 @@ def _kept(book: dict[str, Any]) -> bool:
 def main(folder: Path, uid: str, node: str) -> None:
     """Serve, then take down what is left on the node; the one to go last is this process."""
     own = folder / "work" / node
-    own.mkdir(parents=True, exist_ok=True)
-    (own / "ready").touch()
+    private.make_folder(own)
+    private.reserve(own / "ready")
     clock = SystemClock()
     serve(folder, uid, node, clock)
     for _, environment in list(marks.environments(marks.below(uid, node))):

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ebbflow.infra import cgroups, files
+from ebbflow.infra import cgroups, files, private
 from ebbflow.infra.clock import Clock
 from ebbflow.infra.errors import ClusterError
 from ebbflow.infra.guardian import Guardian
@@ -60,7 +60,7 @@ class FleetNodes(LocalNodes):
         """
         self._known_node(name)
         folder = work(self._fleet.folder, name)
-        folder.mkdir(parents=True, exist_ok=True)
+        private.make_folder(folder)
         with files.locked(str(folder.parent / f".{name}.lock"), self._clock):  # no other pool looks meanwhile
             super().start(name, slots, entry)
         if why := self._fleet.lost(name):  # while it started: whoever took the node down may have missed this
@@ -95,9 +95,9 @@ class FleetNodes(LocalNodes):
 
     def _place(self) -> Path:
         folder = self._fleet.folder / RUNS / self.uid
-        folder.mkdir(parents=True)
+        private.make_folder(folder, exist_ok=False)
         me = marks.own()
-        (folder / BY).write_text(f"{me.pid} {me.ticks}")
+        private.write_text(folder / BY, f"{me.pid} {me.ticks}")
         return folder
 
     def _mark(self, name: str, key: str) -> str:

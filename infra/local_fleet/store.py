@@ -9,7 +9,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
-from ebbflow.infra import files
+from ebbflow.infra import files, private
 from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.errors import ClusterError, StorageError
 from ebbflow.infra.local_fleet.book import (
@@ -107,7 +107,7 @@ class BookFile:
         with contextlib.ExitStack() as stack:
             for attempt in range(_AGAIN):
                 try:
-                    self.folder.mkdir(parents=True, exist_ok=True)
+                    private.make_folder(self.folder)
                     stack.enter_context(files.locked(str(self.folder / name), self._clock))
                     break
                 except FileNotFoundError as error:  # the folder was removed a moment ago

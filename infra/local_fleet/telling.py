@@ -7,7 +7,7 @@ import signal
 from collections.abc import Mapping
 from pathlib import Path
 
-from ebbflow.infra import processes
+from ebbflow.infra import private, processes
 from ebbflow.infra.local_fleet import marks
 
 _ENTRY = "EBBFLOW_NODE_ENTRY"  # see ``infra.training.launcher.wire``
@@ -37,7 +37,7 @@ def _tell(pid: int, folder: Path | None, deadline: float) -> bool:
     with contextlib.suppress(OSError, ProcessLookupError):
         if note.exists() and note.read_text() == repr(deadline):
             return False
-        note.write_text(repr(deadline))
+        private.write_text(note, repr(deadline))
         os.kill(pid, signal.SIGTERM)
         return True
     return False

@@ -13,6 +13,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from ebbflow.infra import private
 from ebbflow.infra.spark.java import find_java, spark_home
 
 _LIMIT = 240.0  # seconds to make an archive in
@@ -67,7 +68,7 @@ def _key(options: str) -> str:
 
 
 def _make(archive: Path, options: str) -> None:
-    archive.parent.mkdir(parents=True, exist_ok=True)
+    private.make_folder(archive.parent)
     with tempfile.TemporaryDirectory(prefix="spark-archive-", dir=archive.parent) as folder:
         subprocess.run(
             [sys.executable, "-c", _JOB, folder],

@@ -15,7 +15,7 @@ from typing import Self
 
 import httpx
 
-from ebbflow.infra import cgroups, processes
+from ebbflow.infra import cgroups, private, processes
 from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.errors import ClusterError
 from ebbflow.infra.spark import daemons, options, teardown
@@ -265,7 +265,7 @@ class LocalSparkCluster:
     def _spawn_worker(self, record: NodeRecord, java: JavaInstall, home: Path) -> subprocess.Popen[bytes]:
         state = self.state
         disk = teardown.scratch(state, record.id)
-        (disk / "local").mkdir(parents=True, exist_ok=True)
+        private.make_folder(disk / "local")
         arguments = ["--host", record.host, "--webui-port", "0", "--work-dir", str(disk / "work")]
         arguments += ["--cores", str(state.cores), "--memory", f"{state.memory}m", state.master_url]
         command = daemons.command(java, home, daemons.WORKER, _DECOMMISSION, arguments)

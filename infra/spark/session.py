@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ebbflow.infra import private
 from ebbflow.infra.errors import EngineUnavailableError
 from ebbflow.infra.spark.failures import chain, headline
 from ebbflow.infra.spark.settings import addresses, is_local, stays_on_this_machine
@@ -143,14 +145,20 @@ def _launch(chosen: Mapping[str, str], java_home: Path) -> tuple[Any, DriverProc
     conf = SparkConf(loadDefaults=False)
     for key, value in chosen.items():
         conf.set(key, value)
-    handle, name = tempfile.mkstemp(prefix="ebbflow-spark-", suffix=".log")
-    log = Path(name)
+    folder = tempfile.mkdtemp(prefix="ebbflow-spark-")  # for its user alone
+    log = Path(folder) / "driver.log"
+    if "spark.local.dir" not in chosen and not chosen["spark.master"].startswith(("yarn", "k8s:")):
+        # the driver's shuffles and spills; Spark itself makes their folders readable
+        conf.set("spark.local.dir", folder)
+    if "spark.sql.warehouse.dir" not in chosen and "spark.sql.catalogImplementation" not in chosen:
+        # Spark would make a folder "spark-warehouse" wherever the user happens to be
+        conf.set("spark.sql.warehouse.dir", f"{folder}/warehouse")
     variables = {"JAVA_HOME": str(java_home)}
     if stays_on_this_machine(chosen["spark.master"]):
         variables["SPARK_LOCAL_IP"] = "127.0.0.1"
     process = None
     try:
-        with os.fdopen(handle, "wb") as output, _environment(variables), _own_interrupt_handler():
+        with private.open_file(log, "xb") as output, _environment(variables), _own_interrupt_handler():
             gateway = launch_gateway(conf=conf, popen_kwargs={"stdout": output, "stderr": output})
             process = DriverProcess(gateway, log)
             context = SparkContext(gateway=gateway, conf=conf)
@@ -166,7 +174,7 @@ def _launch(chosen: Mapping[str, str], java_home: Path) -> tuple[Any, DriverProc
         SparkContext._jvm = None
         if process is not None:
             _end(process)
-        log.unlink(missing_ok=True)
+        shutil.rmtree(folder, ignore_errors=True)
         raise EngineUnavailableError(
             f"Spark did not start on {chosen['spark.master']}: {reason}"
             + (f"; its log ends with: {tail}" if tail else "")
@@ -186,7 +194,7 @@ def _end(process: DriverProcess) -> None:
         except subprocess.TimeoutExpired:
             child.kill()
             child.wait(timeout=_STOP_SECONDS)
-    process.log.unlink(missing_ok=True)
+    shutil.rmtree(process.log.parent, ignore_errors=True)
 
 
 def _hush() -> None:

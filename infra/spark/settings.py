@@ -3,10 +3,10 @@
 import ipaddress
 import os
 import re
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ebbflow.infra.private import hadoop_umask
 from ebbflow.planners.errors import OptionError
 
 _OWN_FAILURES = 64  # bound on task failures and stage attempts; see ``settings``
@@ -153,9 +153,6 @@ def settings(
     }
     if catalog:
         chosen["spark.sql.catalogImplementation"] = "hive"
-    else:
-        # Spark would make a folder "spark-warehouse" wherever the user happens to be
-        chosen.setdefault("spark.sql.warehouse.dir", f"{tempfile.gettempdir()}/ebbflow-warehouse")
     return chosen
 
 
@@ -215,6 +212,8 @@ def _defaults() -> dict[str, str]:
         # checkpoint exists only once its manifest does.
         "spark.hadoop.mapreduce.fileoutputcommitter.algorithm.version": "2",
         "spark.hadoop.mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
+        # files of stages are as private as all that Ebbflow keeps
+        "spark.hadoop.fs.permissions.umask-mode": hadoop_umask(),
     }
 
 

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from ebbflow.infra import cgroups, processes
+from ebbflow.infra import cgroups, private, processes
 from ebbflow.infra.errors import ClusterError
 
 _FORMAT = 1
@@ -124,7 +124,7 @@ class StateFile:
     def write(self, state: ClusterState) -> None:
         """Replace the state, atomically. Raises ``ClusterError``."""
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            private.make_folder(self.folder)
             handle, temporary = tempfile.mkstemp(dir=self.folder, prefix=".state-")
             with os.fdopen(handle, "w") as file:
                 json.dump({"format": _FORMAT, **asdict(state)}, file, indent=1)
@@ -152,8 +152,8 @@ class StateFile:
     def lock(self) -> Iterator[None]:
         """Hold the cluster's lock; it is never held for longer than a file takes to write."""
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            file = (self.folder / ".lock").open("a")
+            private.make_folder(self.folder)
+            file = private.open_file(self.folder / ".lock", "a")
         except OSError as error:
             raise ClusterError(f"{self.folder} cannot be used: {error.strerror}") from error
         with file:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from ebbflow.infra import private
 from ebbflow.infra.clock import Clock
 from ebbflow.infra.errors import StorageError
 from ebbflow.infra.filesystems import translated
@@ -145,7 +146,7 @@ class CheckpointFiles:
 
     def _compare(self, name: str, file: Payload, copy: Path | None) -> None:
         digest = sha256()
-        with open(copy / file.name if copy else os.devnull, "wb") as out:
+        with private.open_file(copy / file.name if copy else os.devnull, "wb") as out:
             for piece in self.place.pieces(f"{name}/{file.name}"):
                 digest.update(piece)
                 if copy:

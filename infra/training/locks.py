@@ -26,6 +26,7 @@ import weakref
 from datetime import UTC, datetime
 from typing import Any, Self
 
+from ebbflow.infra import private
 from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.errors import RunLockedError, StorageError
 from ebbflow.infra.filesystems import translated
@@ -170,9 +171,9 @@ class RunLock:
 
     def _lock_path(self, path: str) -> bool | None:
         """Do so once; ``None``: the file that was locked has been discarded meanwhile."""
-        os.makedirs(self._place.root, exist_ok=True)
+        private.make_folder(self._place.root)
         try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            descriptor = private.opener(path, os.O_RDWR | os.O_CREAT)
         except FileNotFoundError:
             return None  # its folder has gone
         try:

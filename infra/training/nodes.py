@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ebbflow.infra import cgroups, processes
+from ebbflow.infra import cgroups, private, processes
 from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.errors import ClusterError
 from ebbflow.infra.guardian import Guardian
@@ -97,7 +97,7 @@ class LocalNodes:
                 raise ClusterError(f"there is a node {name!r} already")
             gpus, variables = self._share(name, slots, entry)
             folder = self.folder / entry.key
-            folder.mkdir(parents=True, exist_ok=True)
+            private.make_folder(folder)
             entry = replace(entry, address=self.host, folder=str(folder), devices=())  # ``gpus`` says which
             mark = self._mark(name, entry.key)
             command = [sys.executable, "-P", "-m", _NODE]
@@ -193,7 +193,7 @@ class LocalNodes:
         with self._lock:
             record = self._known(name)
             record.deadline = time.time() + seconds
-            (record.folder / _NOTICE).write_text(repr(record.deadline))
+            private.write_text(record.folder / _NOTICE, repr(record.deadline))
             os.kill(record.child.pid, signal.SIGTERM)
             return record.deadline
 

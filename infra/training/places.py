@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from ebbflow.infra import files
+from ebbflow.infra import files, private
 from ebbflow.infra.filesystems import filesystem, split, to_uri
 
 _PIECE = 8 << 20  # bytes read at a time
@@ -82,9 +82,9 @@ class Place:
             if sink.error is not None:
                 raise sink.error
             return
-        os.makedirs(os.path.dirname(path), exist_ok=True)
+        private.make_folder(os.path.dirname(path))
         # unbuffered: a buffer would try its write again while the file is closed after an error
-        with open(path, "xb", buffering=0) as raw:
+        with private.open_file(path, "xb", buffering=0) as raw:
             sink = Sink(_Whole(raw))
             yield sink
             if sink.error is not None:

@@ -7,7 +7,6 @@ few types that they need.
 import builtins
 import collections
 import io
-import os
 import pickle
 import tempfile
 import warnings
@@ -25,6 +24,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystem
 from torch.distributed.checkpoint.metadata import StorageMeta
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 
+from ebbflow.infra import private
 from ebbflow.infra.errors import StorageError
 from ebbflow.infra.filesystems import translated
 from ebbflow.infra.training.checkpoint_manifest import Payload
@@ -113,7 +113,7 @@ def read_whole(folder: str, map_location: Any) -> dict[str, Any]:
 
 
 def _dcp_save(state: dict[str, Any], folder: str, group: Any) -> None:
-    os.makedirs(folder, exist_ok=True)
+    private.make_folder(folder)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import asdict, fields
 
-from ebbflow.infra import checksums
+from ebbflow.infra import checksums, private
 from ebbflow.infra.files import write_atomic
 from ebbflow.infra.filesystems import filesystem, split, translated
 from ebbflow.planners.errors import OptionError
@@ -27,7 +27,7 @@ def save_query(request: QueryRequest, id: str) -> str:
     data = checksums.sealed({"format": _FORMAT, "left_out": left_out, **said}, indent=1)
     with translated(f"write {path}"):
         store = filesystem(scheme)
-        store.create_dir(path.rpartition("/")[0], recursive=True)
+        private.folder_maker(store, scheme)(path.rpartition("/")[0])
         write_atomic(store, scheme, path, data)
     return _address(request.store, id)
 

@@ -6,7 +6,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from ebbflow.infra import checksums
+from ebbflow.infra import checksums, private
 from ebbflow.infra.clock import Clock
 from ebbflow.infra.errors import (
     AwsUnavailableError,
@@ -90,6 +90,10 @@ class Carrier:
             attempt.fill,
             tables_of(step, self._pipeline, Path(self._folder.path), attempt.fill),
         )
+        if Path(self._folder.path) in Path(places.result(step)[0]).parents:
+            private.make_folder(
+                places.result(step)[0]
+            )  # a place that the file names follows the umask instead
         spec = query_spec(request, attempt.app, **self._fields(attempt))
         try:
             outcome = run_query_app(request, spec, self._site.ledger, clock=self._clock, stop=attempt.stop)

@@ -240,13 +240,15 @@ class _Run:
             str(Path(self._request.report or folder.path / PAGE).absolute()),
         )
         text = json.dumps({"format": FORMAT, **asdict(outcome)}, indent=1, allow_nan=False) + "\n"
-        for place in filter(None, (str(folder.path / OUTCOME), self._request.json)):
-            write_text(place, text)
+        write_text(folder.path / OUTCOME, text, kept=True)
+        if self._request.json:
+            write_text(self._request.json, text)
         if found is not None:
-            write_text(folder.path / CLUSTER, found.to_json())
+            write_text(folder.path / CLUSTER, found.to_json(), kept=True)
             page = cluster_html(found)
-            for place in filter(None, (str(folder.path / PAGE), self._request.report)):
-                write_text(place, page)
+            write_text(folder.path / PAGE, page, kept=True)
+            if self._request.report:
+                write_text(self._request.report, page)
         return outcome
 
 

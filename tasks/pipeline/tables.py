@@ -4,6 +4,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
+from ebbflow.infra import private
 from ebbflow.infra.errors import StorageError
 from ebbflow.infra.filesystems import split
 from ebbflow.infra.tables import discover
@@ -26,7 +27,7 @@ def tables_of(step: StepSpec, pipeline: Pipeline, folder: Path, fill: Fill) -> s
     place = folder / "tables" / step.name
     seen: dict[str, str] = {}
     try:
-        place.mkdir(parents=True, exist_ok=True)
+        private.make_folder(place)
         for one in named:
             discover(one)  # says what is wrong with a folder that has no tables
             entries = [Path(one)] if Path(one).is_file() else sorted(Path(one).iterdir())

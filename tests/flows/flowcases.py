@@ -31,6 +31,13 @@ def run_cli(*arguments: str | Path, **variables: str) -> subprocess.CompletedPro
     )
 
 
+def open_to_others(*roots: Path) -> list[str]:
+    """Return what of ``roots`` and below gives any right to others than its user."""
+    paths = [path for root in roots for path in (root, *root.rglob("*")) if not path.is_symlink()]
+    assert len(paths) >= len(roots)
+    return [f"{path.stat().st_mode & 0o777:o} {path}" for path in paths if path.stat().st_mode & 0o077]
+
+
 def eventually(look: Callable[[], Found], patience: float = PATIENCE) -> Found:
     """Return the first true value of ``look``, asked again and again for a bounded time."""
     pause = threading.Event()

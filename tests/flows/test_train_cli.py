@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from flowcases import run_cli
+from flowcases import open_to_others, run_cli
 from typer.testing import CliRunner
 
 from ebbflow.flows import cli, train_cli
@@ -42,6 +42,7 @@ def test_a_killed_node_costs_no_more_than_the_step_in_flight(
     assert "node-2 is killed" in done.stdout
     assert "<svg" in (tmp_path / "r.html").read_text()
     assert json.loads((tmp_path / "digits" / "request.json").read_text())["arguments"] == ["--epochs", "6"]
+    assert open_to_others(tmp_path / "digits") == []
     monkeypatch.setattr(sys, "argv", ["ebbflow", "train", "--resume", "digits", "--folder", str(tmp_path)])
     with pytest.raises(SystemExit) as end:
         cli.main()

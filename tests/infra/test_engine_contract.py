@@ -115,6 +115,8 @@ def test_a_stage_reads_all_files_of_its_relations_and_counts_what_it_writes(
     assert result.seconds > 0
     assert result.task_seconds > 0
     assert result.failed_tasks == result.retried_stages == 0
+    files = [path for path in Path(job.output_uri.removeprefix("file://")).rglob("*") if path.is_file()]
+    assert {path.stat().st_mode & 0o777 for path in files} == {0o600}
 
 
 def test_the_output_of_a_stage_is_an_input_of_the_next(

@@ -244,6 +244,10 @@ def test_metrics_describe_the_stage(engine: Any, numbers: Relation, tmp_path: Pa
     assert 200_000 < result.input_bytes <= numbers.bytes
     assert result.failed_tasks == result.retried_stages == result.spilled_bytes == 0
     assert seen[-1].tasks_total >= 2
+    assert engine._process is not None
+    own = engine._process.log.parent  # of the driver: its log, its shuffles
+    assert own.stat().st_mode & 0o777 == 0o700
+    assert list(own.rglob("blockmgr-*"))
 
 
 @pytest.mark.spark

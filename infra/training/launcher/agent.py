@@ -17,6 +17,7 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.elastic.rendezvous import RendezvousError, RendezvousParameters
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
+from ebbflow.infra import private
 from ebbflow.infra.training.launcher.wire import SCRIPT, AgentEnd, Entry, Failure, Order
 from ebbflow.infra.training.launcher.worker import RANKS, run_script
 
@@ -46,8 +47,8 @@ class RankLogs(LogsSpecs):  # type: ignore[misc]
         self._errors = errors
 
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
-        self._folder.mkdir(parents=True, exist_ok=True)
-        self._errors.mkdir(parents=True, exist_ok=True)
+        private.make_folder(self._folder)
+        private.make_folder(self._errors)
         found = LogsDest(filtered_stdout="", filtered_stderr="")
         for local, environment in envs.items():
             name = f"rank-{environment['RANK']}"
@@ -56,6 +57,8 @@ class RankLogs(LogsSpecs):  # type: ignore[misc]
             found.error_files[local] = environment["TORCHELASTIC_ERROR_FILE"] = str(
                 self._errors / f"{name}.json"
             )
+            for path in (found.stdouts[local], found.stderrs[local]):
+                private.reserve(Path(path))
         return found
 
     @property

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
-from ebbflow.infra import checksums, files
+from ebbflow.infra import checksums, files, private
 from ebbflow.infra.errors import StorageError, TrainingError
 from ebbflow.infra.filesystems import filesystem, split, to_uri, translated
 from ebbflow.infra.protocols import TrainingEvent, TrainingJob
@@ -46,7 +46,7 @@ class Journal:
         data = checksums.sealed(fields, indent=1)
         with translated(f"write {self.uri}/{_RUN}"):
             store = filesystem(self._scheme)
-            store.create_dir(self._path, recursive=True)
+            private.folder_maker(store, self._scheme)(self._path)
             files.write_atomic(store, self._scheme, f"{self._path}/{_RUN}", data)
 
     def read_run(self) -> tuple[TrainingJob, dict[str, int], str, int, str]:
@@ -107,8 +107,8 @@ class Journal:
 
 
 def _append(path: Path, line: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a+b") as file:
+    private.make_folder(path.parent)
+    with private.open_file(path, "a+b") as file:
         size = file.seek(0, os.SEEK_END)
         if size:
             file.seek(size - 1)

@@ -22,6 +22,7 @@ from typing import Any, NoReturn
 import psutil
 from torch.distributed import TCPStore
 
+from ebbflow.infra import private
 from ebbflow.infra.clock import SystemClock
 from ebbflow.infra.training import devices
 from ebbflow.infra.training.launcher.wire import (
@@ -103,7 +104,7 @@ class Node:
     def _launch(self, order: Order) -> None:
         self._end_processes(0.0)  # nothing of an older generation may be left
         self._generation, self._slots, self._ranks = order.generation, order.slots, []
-        self._end_file(order.generation).parent.mkdir(parents=True, exist_ok=True)
+        private.make_folder(self._end_file(order.generation).parent)
         self._empty_since = None
         sys.stdout.flush()
         sys.stderr.flush()
@@ -121,7 +122,7 @@ class Node:
                 from ebbflow.infra.training.launcher import agent
 
                 end = agent.run(order, self._entry)
-                self._end_file(order.generation).write_text(to_json(end))
+                private.write_text(self._end_file(order.generation), to_json(end))
                 code = 0
         except BaseException:
             traceback.print_exc()
@@ -248,7 +249,7 @@ def main() -> None:
     """Serve as a node."""
     entry = entry_from(os.environ[ENTRY])
     devices.hold_to(entry.devices)
-    Path(entry.folder).mkdir(parents=True, exist_ok=True)
+    private.make_folder(Path(entry.folder))
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     # whether there is a GPU must be found out without touching it: a touched one cannot be used after a fork
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
@@ -259,7 +260,7 @@ def main() -> None:
         except ImportError:  # the script will say so where it needs the module
             traceback.print_exc()
     wire = connect(entry)[1]
-    (Path(entry.folder) / READY).touch()
+    private.reserve(Path(entry.folder) / READY)
     Node(entry, wire).run()
 
 

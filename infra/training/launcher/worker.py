@@ -12,6 +12,7 @@ import traceback
 import types
 from pathlib import Path
 
+from ebbflow.infra import private
 from ebbflow.infra.training.launcher.wire import SCRIPT
 
 RANKS = "ranks"  # folder, in the node's own, with a file for each process
@@ -80,10 +81,10 @@ def _execute(script: str, arguments: list[str]) -> None:
 
 def _announce(folder: Path) -> None:
     """Tell the node which process has which rank."""
-    folder.mkdir(parents=True, exist_ok=True)
+    private.make_folder(folder)
     rank = os.environ["RANK"]
     beside = folder / f".{rank}"
-    beside.write_text(json.dumps({"rank": int(rank), "pid": os.getpid(), "started": time.time()}))
+    private.write_text(beside, json.dumps({"rank": int(rank), "pid": os.getpid(), "started": time.time()}))
     beside.replace(folder / rank)
 
 
