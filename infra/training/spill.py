@@ -22,6 +22,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from ebbflow.infra import private
 from ebbflow.infra.clock import Clock
 from ebbflow.infra.errors import StorageError
 from ebbflow.infra.filesystems import translated
@@ -140,9 +141,9 @@ class Spill:
     def _make_private(self, place: Place) -> None:
         if place.local:
             with translated(f"make {place.uri}"):
-                os.makedirs(os.path.dirname(place.root), exist_ok=True)
+                private.make_folder(os.path.dirname(place.root))
                 if not os.path.lexists(place.root):
-                    os.mkdir(place.root, 0o700)
+                    private.make_folder(place.root, exist_ok=False)
                 _check_private(place)
 
 

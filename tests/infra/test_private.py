@@ -1,6 +1,7 @@
 """What Ebbflow makes is its user's alone, whatever the umask; or the group's, where that is said."""
 
 import os
+import re
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +14,7 @@ from ebbflow.infra.ledger import Ledger
 from ebbflow.planners.errors import OptionError
 
 
-@pytest.fixture(params=[0o000, 0o022, 0o077], ids=oct, autouse=True)
+@pytest.fixture(params=[0o000, 0o022, 0o077], ids=oct)
 def umask(request: pytest.FixtureRequest) -> Iterator[int]:
     before = os.umask(request.param)
     yield request.param
@@ -38,12 +39,14 @@ def make(folder: Path) -> None:
     private.seal(folder / "foreign")
 
 
+@pytest.mark.usefixtures("umask")
 def test_folders_and_files_are_for_their_user_alone(tmp_path: Path) -> None:
     make(tmp_path / "store")
     for path in (tmp_path / "store", *(tmp_path / "store").rglob("*")):
         assert mode(path) == (0o700 if path.is_dir() else 0o600), path
 
 
+@pytest.mark.usefixtures("umask")
 def test_a_group_may_come_in_where_that_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(private.SHARE, "group")
     make(tmp_path / "store")
@@ -75,14 +78,56 @@ def test_what_is_there_already_keeps_its_mode(tmp_path: Path) -> None:
         private.make_folder(folder / "log" / "below")
 
 
+@pytest.mark.usefixtures("umask")
 def test_what_other_users_need_is_written_for_them(tmp_path: Path) -> None:
     files.write_atomic(None, "file", str(tmp_path / "deadline"), b"1.0", public=True)
     assert mode(tmp_path / "deadline") == 0o644
 
 
+@pytest.mark.usefixtures("umask")
 def test_a_ledgers_file_and_its_logs_are_private(tmp_path: Path) -> None:
     with Ledger.open(str(tmp_path / "place" / "ledger.db"), cluster="lab"):
         found = {path.name: mode(path) for path in (tmp_path / "place").iterdir()}
         assert set(found) >= {"ledger.db", "ledger.db-wal", "ledger.db-shm"}
         assert set(found.values()) == {0o600}
     assert mode(tmp_path / "place") == 0o700
+
+
+ELSEWHERE = {
+    "infra/private.py": "decides",
+    "infra/cgroups.py": "files of the kernel",
+    "infra/benchmark_data.py": "tables of benchmarks, where the user wants them",
+    "infra/dsdgen.py": "the same",
+    "tasks/elastic_run.py": "made-up data",
+    "infra/aws/node_agent.py": "/run/ebbflow, which every user of the node may look at",
+    "infra/results.py": "a result, where the user wants it",
+    "tasks/report.py": "a report, where the user wants it",
+    "tasks/bench": "results of comparisons, where the user wants them",
+    "tasks/rework": "pages of the documentation",
+    "tasks/simulation": "the same",
+    "tasks/training_sim": "the same",
+    "tasks/fleet_sim": "the same",
+}
+REMOTE = {
+    "infra/files.py",
+    "infra/storage.py",
+    "infra/training/places.py",
+}  # do so where the place is not local
+MAKES = re.compile(
+    r"\.mkdir\(|os\.makedirs\(|O_CREAT|\.touch\((?!fingerprint)|\.write_(text|bytes)\(|create_dir\(|"
+    r"open_output_stream\(|\bopen\([^)\n]*[\"'][wax]|\.open\([\"'][wax]|shutil\.(copy|move)"
+)
+
+
+def test_no_module_makes_folders_or_files_by_itself() -> None:
+    root = Path(__file__).parents[2]
+    found = []
+    for folder in ("infra", "tasks"):
+        for path in sorted((root / folder).rglob("*.py")):
+            name = str(path.relative_to(root))
+            if any(name == one or name.startswith(f"{one}/") for one in ELSEWHERE):
+                continue
+            for number, line in enumerate(path.read_text().splitlines(), 1):
+                if MAKES.search(line) and "private." not in line:
+                    found.append(f"{name}:{number}: {line.strip()}")
+    assert found == []
