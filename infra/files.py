@@ -115,7 +115,7 @@ def _temporary(path: str, data: bytes, public: bool = False) -> Iterator[str]:
     private.make_folder(folder)
     temporary = os.path.join(folder, f".{name}.{uuid.uuid4().hex}.tmp")
     try:
-        with private.open_file(temporary, "xb") as file:
+        with open(temporary, "xb", opener=private.opener) as file:
             if public:
                 os.fchmod(file.fileno(), 0o644)
             file.write(data)

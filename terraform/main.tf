@@ -110,6 +110,7 @@ module "spark" {
   detailed_monitoring  = var.detailed_monitoring
   versions             = var.versions
   ebbflow_package      = var.ebbflow_package
+  ebbflow_sha256       = var.ebbflow_sha256
   constraints          = var.constraints
   tags                 = var.tags
 }
@@ -144,6 +145,7 @@ module "gpu_pools" {
   torch_index_url     = var.torch_index_url
   versions            = var.versions
   ebbflow_package     = var.ebbflow_package
+  ebbflow_sha256      = var.ebbflow_sha256
   constraints         = var.constraints
   tags                = var.tags
 }
@@ -175,6 +177,7 @@ module "prefect" {
   kms_key_arn             = module.storage.kms_key_arn
   versions                = var.versions
   ebbflow_package         = var.ebbflow_package
+  ebbflow_sha256          = var.ebbflow_sha256
   constraints             = var.constraints
   tags                    = var.tags
 }

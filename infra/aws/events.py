@@ -6,6 +6,7 @@ EC2 Auto Scaling and of AWS Health; the last kind is our own, sent by the agent 
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -183,8 +184,14 @@ def _group_ends(event: _Message, at: float) -> Event:
 
 def _node_leaving(event: _Message, at: float) -> Event:
     detail = event.inner("detail")
+    instance, source = detail.text("instance-id"), event.text("source")
+    # the role of nodes lets each write its own instance there, which nobody else can
+    if not re.fullmatch(
+        rf"ebbflow\.[a-z0-9-]+\.arn:[^:]+:ec2:[^:]+:[0-9]+:instance/{re.escape(instance)}", source
+    ):
+        raise NoticeError(f"a node may only say of itself that it leaves; {source!r} says so of {instance!r}")
     deadline = _seconds("detail.deadline", detail.raw("deadline"))
-    return NodeLeaving(detail.text("instance-id"), at, deadline, detail.optional("reason"))
+    return NodeLeaving(instance, at, deadline, detail.optional("reason"))
 
 
 def _launch_failed(event: _Message, at: float) -> Event:

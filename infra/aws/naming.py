@@ -106,9 +106,13 @@ class Names:
         return f"{self.prefix}-{rule}"
 
     @property
-    def event_source(self) -> str:
-        """The source of the events that the cluster's nodes send; they may send no others."""
-        return f"ebbflow.{self.cluster}"
+    def event_source_prefix(self) -> str:
+        """Begins the source of the events that the cluster's nodes send."""
+        return f"ebbflow.{self.cluster}."
+
+    def event_source(self, instance_arn: str) -> str:
+        """Return the source of a node's events: its role lets it send none but those of its own instance."""
+        return f"{self.event_source_prefix}{instance_arn}"
 
     def group(self, pool: str) -> str:
         """Return a pool's Auto Scaling group, which is also its launch template's name. Raises ``OptionError``."""

@@ -46,6 +46,7 @@ _TORCH = "ebbflow-torch-node@*.service"
 _ENTRY = "EBBFLOW_NODE_ENTRY"  # as infra/training/launcher/wire.py, which needs torch, has it
 _LOOK = 1.0  # seconds between looks
 _TOKEN = 21600  # seconds for which a token of the metadata service is asked
+_TRIES = 4  # of asking which instance this is
 _TIMEOUT = 30.0  # seconds for one systemctl
 _AHEAD = 5.0  # seconds by which a deadline must move for work to be told again
 
@@ -112,6 +113,17 @@ class Metadata:
             "/latest/api/token", headers={"X-aws-ec2-metadata-token-ttl-seconds": str(_TOKEN)}
         )
         return answer.raise_for_status().text
+
+
+def instance_arn(metadata: Metadata, region: str) -> str:
+    """Return the ARN of this instance, which is what its role lets it speak for; empty where it cannot be told."""
+    instance, role = metadata.get("instance-id"), metadata.get("iam/info")
+    with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
+        _, partition, _, _, account, *_ = json.loads(role or "")["InstanceProfileArn"].split(":")
+        if instance:
+            return f"arn:{partition}:ec2:{region}:{account}:instance/{instance}"
+    log.warning("the metadata service does not tell which instance this is: %r of %r", instance, role)
+    return ""
 
 
 def look(metadata: Metadata, now: float, rebalance: str, seconds: float) -> Leaving | None:
@@ -193,21 +205,22 @@ class SystemdNode:
     """The node as systemd runs it.
 
     ``group`` is its Auto Scaling group, ``cluster`` the cluster whose loop hears of it, each empty for none;
-    ``endpoint_url`` is for an emulator.
+    ``arn`` is the instance's, ``endpoint_url`` is for an emulator.
     """
 
     def __init__(
         self,
         group: str = "",
         region: str = "",
-        instance: str = "",
+        arn: str = "",
         draining: Path = DRAINING,
         cluster: str = "",
         endpoint_url: str | None = None,
     ) -> None:
         self._group = group
         self._region = region
-        self._instance = instance
+        self._arn = arn
+        self._instance = arn.rpartition("/")[2]
         self._cluster = cluster
         self._endpoint_url = endpoint_url
         self._draining = draining
@@ -246,7 +259,7 @@ class SystemdNode:
 
     def report(self, leaving: Leaving) -> bool:
         """See ``Node``. One short attempt: the agent looks again a second later."""
-        if not self._cluster:
+        if not (self._cluster and self._arn):
             return True
         import boto3
         from botocore.config import Config
@@ -255,7 +268,7 @@ class SystemdNode:
         limits = Config(connect_timeout=2, read_timeout=3, retries={"total_max_attempts": 1})
         detail = {"instance-id": self._instance, "deadline": leaving.deadline, "reason": leaving.why}
         event = {
-            "Source": Names(self._cluster).event_source,
+            "Source": Names(self._cluster).event_source(self._arn),
             "DetailType": NODE_LEAVING,
             "Detail": json.dumps(detail),
         }
@@ -360,10 +373,15 @@ def main(arguments: Sequence[str] | None = None, clock: Clock | None = None) -> 
         drain_now(SystemdNode(), clock.now() + options.drain)
         return
     metadata = Metadata()
+    arn, region = "", os.environ.get("EBBFLOW_REGION", "")
+    for attempt in range(_TRIES):  # it may not answer yet while the machine comes up
+        if arn := instance_arn(metadata, region):
+            break
+        clock.sleep(_LOOK * attempt)
     node = SystemdNode(
         group=os.environ.get("EBBFLOW_GROUP", ""),
-        region=os.environ.get("EBBFLOW_REGION", ""),
-        instance=metadata.get("instance-id") or "",
+        region=region,
+        arn=arn,
         cluster=os.environ.get("EBBFLOW_CLUSTER", ""),
     )
     agent = Agent(metadata, node, options.rebalance, options.seconds, clock)

@@ -13,6 +13,7 @@ variables {
   security_group_ids = ["sg-1"]
   instance_profile   = "ebbflow-lab-node"
   spark_master       = "spark://10.42.16.10:7077"
+  ebbflow_sha256     = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
 }
 
 run "a_pool_is_private_encrypted_and_tagged" {
@@ -127,6 +128,23 @@ run "a_pool_is_of_a_kind_that_is_known" {
   expect_failures = [var.kind]
 }
 
+run "a_wheel_without_its_hash_is_refused" {
+  command = plan
+
+  module {
+    source = "./modules/node-config"
+  }
+
+  variables {
+    role            = "gpu-trainer"
+    region          = "us-east-1"
+    ebbflow_package = "s3://bucket/store/ebbflow-0.1.0-py3-none-any.whl"
+    ebbflow_sha256  = "latest"
+  }
+
+  expect_failures = [var.ebbflow_package, var.ebbflow_sha256]
+}
+
 run "storage_is_private_encrypted_and_versioned" {
   module {
     source = "./modules/storage"
@@ -162,6 +180,16 @@ run "storage_is_private_encrypted_and_versioned" {
   assert {
     condition     = contains([for statement in jsondecode(local.bucket_policy).Statement : try(statement.Condition.Bool["aws:SecureTransport"], "")], "false")
     error_message = "Connections without TLS must be refused."
+  }
+
+  assert {
+    condition = [
+      for statement in jsondecode(local.bucket_policy).Statement :
+      statement.Effect == "Deny" && endswith(statement.Resource, "/packages/*") && length(setintersection(statement.Action, ["s3:PutObject", "s3:DeleteObject", "s3:DeleteObjectVersion"])) == 3 &&
+      toset(statement.Condition.ArnLike["aws:PrincipalArn"]) == toset([for role in ["node", "capacity", "prefect-server", "prefect-worker"] : "arn:aws:iam::123456789012:role/ebbflow-lab-${role}"])
+      if statement.Sid == "NoNodeWritesPackages"
+    ] == [true]
+    error_message = "No role of the cluster may write what its nodes install, whatever its own policy says."
   }
 
   assert {
@@ -206,7 +234,7 @@ run "only_the_rules_may_send_notices" {
   }
 
   assert {
-    condition     = jsondecode(aws_cloudwatch_event_rule.this["node"].event_pattern).source == ["ebbflow.lab"]
+    condition     = jsondecode(aws_cloudwatch_event_rule.this["node"].event_pattern).source == [{ prefix = "ebbflow.lab." }]
     error_message = "Nodes of other clusters are none of ours."
   }
 
@@ -284,10 +312,34 @@ run "the_capacity_loop_acts_on_its_own_nodes_only" {
   assert {
     condition = alltrue([
       for statement in local.policies.node.Statement :
-      statement.Condition["ForAllValues:StringEquals"]["events:source"] == ["ebbflow.lab"] && statement.Condition.Null["events:source"] == "false"
+      statement.Condition["ForAllValues:StringEquals"]["events:source"] == ["ebbflow.lab.$${ec2:SourceInstanceARN}"] && statement.Condition.Null["events:source"] == "false"
       if contains(statement.Action, "events:PutEvents")
     ])
-    error_message = "A node may send the events of its own cluster's nodes only: a forged notice drains nodes."
+    error_message = "A node may send events in its own name only: a forged notice drains nodes."
+  }
+
+  # what is installed as root on nodes that may do more
+  assert {
+    condition = alltrue(flatten([
+      for policy in values(local.policies) : [
+        for statement in policy.Statement : [
+          for resource in statement.Resource : [
+            for action in statement.Action :
+            can(regex("^arn:aws:s3:::ebbflow-lab-123456789012-us-east-1/(store|spark-events)/\\*$", resource))
+            if can(regex("^s3:(Put|Delete|Abort|Restore|Replicate|[*])", action))
+          ]
+        ]
+      ]
+    ]))
+    error_message = "No role may write but where checkpoints and event logs are."
+  }
+
+  assert {
+    condition = alltrue([
+      for role in ["node", "prefect-server", "prefect-worker"] :
+      contains(flatten([for statement in local.policies[role].Statement : statement.Resource if contains(statement.Action, "s3:GetObject")]), "arn:aws:s3:::ebbflow-lab-123456789012-us-east-1/packages/*")
+    ])
+    error_message = "Every node must be able to read the wheel that it installs."
   }
 }
 
@@ -311,6 +363,10 @@ run "the_network_gives_no_public_addresses" {
     source = "./modules/network"
   }
 
+  variables {
+    interface_endpoints = ["ssm", "sqs"]
+  }
+
   assert {
     condition     = alltrue([for subnet in concat(values(aws_subnet.private), values(aws_subnet.public)) : !subnet.map_public_ip_on_launch])
     error_message = "No subnet may give public addresses."
@@ -319,6 +375,11 @@ run "the_network_gives_no_public_addresses" {
   assert {
     condition     = aws_vpc_security_group_ingress_rule.nodes.referenced_security_group_id == aws_security_group.nodes.id && aws_vpc_security_group_egress_rule.https.from_port == 443 && aws_vpc_security_group_egress_rule.https.to_port == 443
     error_message = "Nodes are reached by nodes only, and reach nothing but HTTPS."
+  }
+
+  assert {
+    condition     = alltrue([for endpoint in aws_vpc_endpoint.interface : endpoint.security_group_ids == toset([aws_security_group.endpoints[0].id])]) && alltrue([for rule in aws_vpc_security_group_ingress_rule.endpoints : rule.from_port == 443 && rule.to_port == 443])
+    error_message = "Endpoints of AWS services are reached by HTTPS, from nodes and servers alike."
   }
 
   assert {
@@ -356,6 +417,17 @@ run "prefect_is_reached_by_tls_and_its_database_by_the_server" {
   assert {
     condition     = aws_vpc_security_group_ingress_rule.database_server.referenced_security_group_id == aws_security_group.server.id && aws_vpc_security_group_ingress_rule.server_lb.referenced_security_group_id == aws_security_group.lb.id
     error_message = "The database is reached by the server, the server by the load balancer."
+  }
+
+  # TLS ends at the load balancer: whoever shared the server's group could speak to port 4200 without
+  assert {
+    condition     = one(aws_launch_template.this["prefect-server"].network_interfaces).security_groups == toset([aws_security_group.server.id])
+    error_message = "The server must carry no group that others carry."
+  }
+
+  assert {
+    condition     = aws_vpc_security_group_ingress_rule.server_lb.from_port == 4200 && aws_vpc_security_group_egress_rule.server_https.from_port == 443 && aws_vpc_security_group_egress_rule.server_database.from_port == 5432
+    error_message = "The server is reached at one port, and reaches HTTPS and its database."
   }
 
   assert {

@@ -170,7 +170,10 @@ class Builder:
                 "detail-type": ["AWS Health Event"],
                 "detail": {"service": ["EC2"], "eventTypeCategory": ["scheduledChange", "issue"]},
             },
-            "node": {"source": [self._names.event_source], "detail-type": [NODE_LEAVING]},
+            "node": {
+                "source": [{"prefix": self._names.event_source_prefix}],
+                "detail-type": [NODE_LEAVING],
+            },
         }
         return patterns[rule]
 

@@ -1,6 +1,7 @@
 """What Terraform creates is named and tagged as the Python code looks for it."""
 
 import json
+from ipaddress import ip_network
 
 import pytest
 
@@ -95,6 +96,17 @@ def test_policies_are_within_what_a_role_takes(complete, minimal):
         assert max(sizes.values()) <= 10240  # all inline policies of a role together
 
 
+def test_a_node_may_speak_in_the_name_of_its_own_instance_only(complete):
+    (policy,) = (
+        json.loads(v["policy"])
+        for v in complete.of("aws_iam_role_policy").values()
+        if v["role"] == PROD.role("node")
+    )
+    (statement,) = (s for s in policy["Statement"] if "events:PutEvents" in s["Action"])
+    allowed = statement["Condition"]["ForAllValues:StringEquals"]["events:source"]
+    assert allowed == [PROD.event_source("${ec2:SourceInstanceARN}")]
+
+
 def test_nodes_read_the_tables_that_the_minimal_example_is_given(minimal):
     lab = Names("lab")
     policies = {
@@ -123,7 +135,10 @@ def test_the_rules_watch_the_groups_of_all_pools(complete):
     assert patterns[PROD.rule("interruption")]["detail-type"] == ["EC2 Spot Instance Interruption Warning"]
     assert patterns[PROD.rule("rebalance")]["detail-type"] == ["EC2 Instance Rebalance Recommendation"]
     assert patterns[PROD.rule("state")]["detail-type"] == ["EC2 Instance State-change Notification"]
-    assert patterns[PROD.rule("node")] == {"source": [PROD.event_source], "detail-type": [NODE_LEAVING]}
+    assert patterns[PROD.rule("node")] == {
+        "source": [{"prefix": PROD.event_source_prefix}],
+        "detail-type": [NODE_LEAVING],
+    }
     for rule in ("lifecycle", "launch-failed"):
         watched = patterns[PROD.rule(rule)]["detail"]["AutoScalingGroupName"]
         assert sorted(watched) == sorted(map(PROD.group, POOLS))
@@ -136,7 +151,8 @@ def test_nothing_has_a_public_address_or_version_one_of_the_metadata_service(com
         for values in applied.of("aws_launch_template").values():
             assert values["network_interfaces"][0]["associate_public_ip_address"] in ("false", False)
         for values in applied.of("aws_vpc_security_group_ingress_rule").values():
-            assert values["cidr_ipv4"] is None
+            # a private subnet may reach the endpoints of AWS services
+            assert values["cidr_ipv4"] is None or ip_network(values["cidr_ipv4"]).is_private
         assert all(v["internal"] for v in applied.of("aws_lb").values())
 
 

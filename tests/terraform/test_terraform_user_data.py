@@ -2,6 +2,7 @@
 
 import base64
 import gzip
+import hashlib
 import json
 import os
 import re
@@ -200,8 +201,9 @@ def host(tmp_path):
 @pytest.fixture
 def machine(host, tmp_path):
     """Return ``host`` with a package manager, a Python, AWS and systemd that write down what they are asked."""
-    for name in ("dnf", "useradd", "install", "systemctl", "shutdown", "java", "aws", "nvidia-smi"):
+    for name in ("dnf", "useradd", "install", "systemctl", "shutdown", "java", "nvidia-smi"):
         host.program(name, f'echo "{name} $@" >> {tmp_path}/calls')
+    host.program("aws", f'echo "aws $@" >> {tmp_path}/calls; printf wheel > "${{@: -1}}"')
     host.program("id", "exit 1")
     host.program("sleep", ":")
     (tmp_path / "home/bin").mkdir(parents=True)
@@ -209,7 +211,12 @@ def machine(host, tmp_path):
     host.program("python3.11", "exit 1")  # only asked where there is no environment yet
     for name, text in (
         ("python", f"echo {tmp_path}/spark"),
-        ("pip", f'echo "pip $TMPDIR $@" >> {tmp_path}/calls; [ ! -e {tmp_path}/no-mirror ]'),
+        (
+            "pip",
+            f"""echo "pip $TMPDIR $@" >> {tmp_path}/calls
+[ ! -e {tmp_path}/no-mirror ] || exit 1
+if [ "$1" = download ]; then printf wheel > {tmp_path}/cache/package/ebbflow-0.1.0-py3-none-any.whl; fi""",
+        ),
     ):
         (tmp_path / "home/bin" / name).write_text(f"#!/bin/sh\n{text}\n")
         (tmp_path / "home/bin" / name).chmod(0o755)
@@ -219,7 +226,7 @@ def machine(host, tmp_path):
 def _install(rendered, machine, tmp_path, role, **changes):
     files = _files(rendered[role])
     environment = files["/etc/ebbflow/node.env"]
-    for name, value in changes.items():
+    for name, value in {"EBBFLOW_SHA256": hashlib.sha256(b"wheel").hexdigest(), **changes}.items():
         environment = re.sub(rf"(?m)^{name}=.*$", f'{name}="{value}"', environment)
     (tmp_path / "constraints.txt").write_text(files["/etc/ebbflow/constraints.txt"])
     units = rendered[role]["runcmd"][0][1:]
@@ -233,18 +240,15 @@ def test_a_worker_is_installed_from_pinned_versions_and_started_last(rendered, m
         machine,
         tmp_path,
         "spark-worker",
-        EBBFLOW_PACKAGES="s3://b/w/ebbflow-0.1.0.whl pyspark==4.3.0",
+        EBBFLOW_PACKAGES="s3://b/packages/ebbflow-0.1.0.whl pyspark==4.3.0",
     )
     assert done.returncode == 0, done.stderr
     assert calls[0] == "dnf install --assumeyes --quiet python3.11 java-17-amazon-corretto-headless"
-    assert (
-        f"aws s3 cp --only-show-errors s3://b/w/ebbflow-0.1.0.whl {tmp_path}/cache/ebbflow-0.1.0.whl" in calls
-    )
+    wheel = f"{tmp_path}/cache/package/ebbflow-0.1.0.whl"
+    assert f"aws s3 cp --only-show-errors s3://b/packages/ebbflow-0.1.0.whl {wheel}" in calls
     (pip,) = (call for call in calls if call.startswith("pip"))
     assert pip.startswith("pip /var/tmp install")
-    assert pip.endswith(
-        f"--constraint {tmp_path}/constraints.txt {tmp_path}/cache/ebbflow-0.1.0.whl pyspark==4.3.0"
-    )
+    assert pip.endswith(f"--constraint {tmp_path}/constraints.txt {wheel} pyspark==4.3.0")
     (java,) = (call for call in calls if call.startswith("java"))
     assert "-dependency org.apache.hadoop hadoop-aws 3.5.0" in java
     assert calls[-3:] == [
@@ -252,6 +256,38 @@ def test_a_worker_is_installed_from_pinned_versions_and_started_last(rendered, m
         "systemctl enable --now ebbflow-spark-worker.service",
         "systemctl enable --now ebbflow-agent.service",
     ]
+
+
+@pytest.mark.parametrize("package", ["s3://b/packages/ebbflow-0.1.0.whl", "ebbflow==0.1.0"])
+def test_a_wheel_that_was_exchanged_is_not_installed(rendered, machine, tmp_path, package):
+    other = hashlib.sha256(b"the wheel that was pinned").hexdigest()
+    done, calls = _install(
+        rendered,
+        machine,
+        tmp_path,
+        "prefect-worker",
+        EBBFLOW_SHA256=other,
+        EBBFLOW_PACKAGES=f"{package} x==1",
+    )
+    assert done.returncode == 1
+    assert f"{package} is not the wheel that ebbflow_sha256 pins" in done.stderr
+    assert not any(" install --" in call for call in calls if call.startswith("pip"))
+    assert not any("enable" in call for call in calls)
+
+
+def test_a_wheel_of_the_index_is_taken_by_its_hash(rendered, machine, tmp_path):
+    done, calls = _install(rendered, machine, tmp_path, "prefect-server")
+    assert done.returncode == 0, done.stderr
+    download, install = (call for call in calls if call.startswith("pip"))
+    assert " download " in download
+    assert "--no-deps --only-binary :all: --require-hashes" in download
+    required = (tmp_path / "cache/package/requirement.txt").read_text()
+    assert required == f"ebbflow==0.1.0 --hash=sha256:{hashlib.sha256(b'wheel').hexdigest()}\n"
+    assert f"{tmp_path}/cache/package/ebbflow-0.1.0-py3-none-any.whl" in install
+
+
+def test_every_node_is_told_the_hash(rendered):
+    assert {_environment(rendered, role)["EBBFLOW_SHA256"] for role in rendered} == {"0123456789abcdef" * 4}
 
 
 def test_a_trainer_needs_its_drivers_and_no_java(rendered, machine, tmp_path):

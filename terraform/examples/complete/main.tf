@@ -59,6 +59,7 @@ module "ebbflow" {
 
   versions        = { spark = "4.3.0", torch = "2.13.0", prefect = "3.8.8", fastapi = "0.150.0" }
   ebbflow_package = var.ebbflow_package
+  ebbflow_sha256  = var.ebbflow_sha256
   constraints     = local.constraints
 }
 

@@ -22,9 +22,14 @@ variable "capacity_principals" {
 }
 
 variable "ebbflow_package" {
-  description = "What pip installs for Ebbflow: an exact requirement, or the s3:// URI of a wheel in the cluster's bucket"
+  description = "What pip installs for Ebbflow: an exact requirement, or the s3:// URI of a wheel in the folder packages of the cluster's bucket"
   type        = string
   default     = "ebbflow==0.1.0"
+}
+
+variable "ebbflow_sha256" {
+  description = "SHA-256 of Ebbflow's wheel, in hex: a node installs no other as root"
+  type        = string
 }
 
 variable "owner" {

@@ -29,6 +29,7 @@ module "ebbflow" {
   }
 
   ebbflow_package = var.ebbflow_package
+  ebbflow_sha256  = var.ebbflow_sha256
   constraints     = local.constraints
 }
 

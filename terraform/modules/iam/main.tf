@@ -34,10 +34,11 @@ locals {
       Resource = [var.bucket_arn]
     },
     {
+      # what nodes install as root lies elsewhere in the bucket, see packages_statements
       Sid      = "Objects"
       Effect   = "Allow"
       Action   = ["s3:GetObject", "s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload", "s3:ListMultipartUploadParts"]
-      Resource = ["${var.bucket_arn}/*"]
+      Resource = [for prefix in [local.names.store_prefix, local.names.spark_events_prefix] : "${var.bucket_arn}/${prefix}/*"]
     },
     {
       Sid       = "Encryption"
@@ -45,6 +46,16 @@ locals {
       Action    = ["kms:Decrypt", "kms:GenerateDataKey"]
       Resource  = [var.kms_key_arn]
       Condition = { StringEquals = { "kms:ViaService" = ["s3.${local.region}.amazonaws.com", "sqs.${local.region}.amazonaws.com", "ssm.${local.region}.amazonaws.com", "secretsmanager.${local.region}.amazonaws.com"] } }
+    },
+  ]
+
+  # read by all nodes, written by none: only who applies this configuration puts packages there
+  packages_statements = [
+    {
+      Sid      = "Packages"
+      Effect   = "Allow"
+      Action   = ["s3:GetObject"]
+      Resource = ["${var.bucket_arn}/${local.names.packages_prefix}/*"]
     },
   ]
 
@@ -95,7 +106,7 @@ locals {
   policies = {
     node = {
       Version = "2012-10-17"
-      Statement = concat(local.store_statements, local.tables_statements, local.ssm_statements, [
+      Statement = concat(local.store_statements, local.packages_statements, local.tables_statements, local.ssm_statements, [
         {
           # a drained node lets its group go on
           Sid       = "OwnGroup"
@@ -105,13 +116,14 @@ locals {
           Condition = { StringEquals = local.ours }
         },
         {
-          # it says that it leaves, as nobody but this cluster's nodes
+          # it says that it leaves, and no other: the source that the rule asks for and the reader compares ends in the
+          # instance whose credentials these are, which AWS fills in
           Sid      = "SayThatItLeaves"
           Effect   = "Allow"
           Action   = ["events:PutEvents"]
           Resource = ["${local.arn}:events:${local.region}:${local.account}:event-bus/default"]
           Condition = {
-            "ForAllValues:StringEquals" = { "events:source" = [local.names.event_source], "events:detail-type" = [local.names.node_leaving] }
+            "ForAllValues:StringEquals" = { "events:source" = ["${local.names.event_source_prefix}$${ec2:SourceInstanceARN}"], "events:detail-type" = [local.names.node_leaving] }
             Null                        = { "events:source" = "false", "events:detail-type" = "false" }
           }
         },
@@ -255,13 +267,21 @@ locals {
     }
 
     "prefect-server" = {
-      Version   = "2012-10-17"
-      Statement = local.ssm_statements
+      Version = "2012-10-17"
+      Statement = concat(local.packages_statements, local.ssm_statements, [
+        {
+          Sid       = "DecryptPackages"
+          Effect    = "Allow"
+          Action    = ["kms:Decrypt"]
+          Resource  = [var.kms_key_arn]
+          Condition = { StringEquals = { "kms:ViaService" = "s3.${local.region}.amazonaws.com" } }
+        },
+      ])
     }
 
     "prefect-worker" = {
       Version = "2012-10-17"
-      Statement = concat(local.store_statements, local.tables_statements, local.ssm_statements, [
+      Statement = concat(local.store_statements, local.packages_statements, local.tables_statements, local.ssm_statements, [
         local.settings_statement,
         {
           Sid      = "BecomeTheCapacityLoop"

@@ -26,9 +26,10 @@ locals {
     documents           = { for document in ["spark-worker", "torch-node", "drain"] : document => "${local.prefix}-${document}" }
     settings_parameter  = "/ebbflow/${var.cluster}/settings"
     log_group           = "/ebbflow/${var.cluster}"
-    event_source        = "ebbflow.${var.cluster}"
+    event_source_prefix = "ebbflow.${var.cluster}."
     node_leaving        = "Ebbflow Node Leaving"
     drain_hook          = "drain"
+    packages_prefix     = "packages"
     store_prefix        = "store"
     spark_events_prefix = "spark-events"
   }

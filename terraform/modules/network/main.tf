@@ -152,10 +152,35 @@ resource "aws_vpc_endpoint" "interface" {
   vpc_endpoint_type   = "Interface"
   service_name        = "com.amazonaws.${data.aws_region.current.region}.${each.key}"
   subnet_ids          = [for subnet in aws_subnet.private : subnet.id]
-  security_group_ids  = [aws_security_group.nodes.id]
+  security_group_ids  = [aws_security_group.endpoints[0].id]
   private_dns_enabled = true
 
   tags = merge(local.tags, { Name = "${local.names.prefix}-${each.key}" })
+}
+
+# of their own: Prefect's server reaches them too, and is none of the nodes
+resource "aws_security_group" "endpoints" {
+  #checkov:skip=CKV2_AWS_5:the interface endpoints carry it
+  count = length(var.interface_endpoints) > 0 ? 1 : 0
+
+  name        = "${local.names.prefix}-endpoints"
+  description = "AWS services reached inside the network"
+  vpc_id      = aws_vpc.this.id
+
+  tags = merge(local.tags, { Name = "${local.names.prefix}-endpoints" })
+}
+
+resource "aws_vpc_security_group_ingress_rule" "endpoints" {
+  for_each = { for zone, subnet in aws_subnet.private : zone => subnet.cidr_block if length(var.interface_endpoints) > 0 }
+
+  security_group_id = aws_security_group.endpoints[0].id
+  description       = "Private subnet"
+  ip_protocol       = "tcp"
+  from_port         = 443
+  to_port           = 443
+  cidr_ipv4         = each.value
+
+  tags = local.tags
 }
 
 resource "aws_security_group" "nodes" {

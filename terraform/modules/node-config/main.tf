@@ -25,6 +25,7 @@ locals {
     EBBFLOW_CLUSTER               = var.cluster
     EBBFLOW_ROLE                  = var.role
     EBBFLOW_REGION                = var.region
+    EBBFLOW_SHA256                = var.ebbflow_sha256
     EBBFLOW_PACKAGES              = join(" ", local.packages)
     EBBFLOW_EXTRA_INDEX           = local.torch ? coalesce(var.torch_index_url, "none") : "none"
     EBBFLOW_JAVA_PACKAGE          = local.spark ? var.java_package : "none"

@@ -62,13 +62,23 @@ variable "versions" {
 }
 
 variable "ebbflow_package" {
-  description = "What pip installs for Ebbflow: an exact requirement, or the s3:// URI of a wheel in the cluster's bucket"
+  description = "What pip installs for Ebbflow: an exact requirement, or the s3:// URI of a wheel in the folder packages of the cluster's bucket"
   type        = string
   default     = "ebbflow==0.1.0"
 
   validation {
-    condition     = can(regex("^(ebbflow==[0-9][0-9a-z.+]*|s3://[a-z0-9][a-z0-9.-]+/[A-Za-z0-9._/+-]+\\.whl)$", var.ebbflow_package))
-    error_message = "ebbflow_package must be ebbflow==VERSION or the s3:// URI of a wheel."
+    condition     = can(regex("^(ebbflow==[0-9][0-9a-z.+]*|s3://[a-z0-9][a-z0-9.-]+/packages/[A-Za-z0-9._/+-]+\\.whl)$", var.ebbflow_package))
+    error_message = "ebbflow_package must be ebbflow==VERSION or the s3:// URI of a wheel in the folder packages."
+  }
+}
+
+variable "ebbflow_sha256" {
+  description = "SHA-256 of Ebbflow's wheel, in hex: a node installs no other as root"
+  type        = string
+
+  validation {
+    condition     = can(regex("^[0-9a-f]{64}$", var.ebbflow_sha256))
+    error_message = "ebbflow_sha256 must be 64 hexadecimal digits in lower case, as sha256sum prints them."
   }
 }
 

@@ -42,7 +42,7 @@ locals {
     }
     # what nodes say of themselves: AWS promises none of the above to arrive
     node = {
-      source        = [local.names.event_source]
+      source        = [{ prefix = local.names.event_source_prefix }]
       "detail-type" = [local.names.node_leaving]
     }
   }

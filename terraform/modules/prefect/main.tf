@@ -26,7 +26,7 @@ locals {
     "prefect-server" = {
       size            = 1
       instance_type   = var.server_instance_type
-      security_groups = concat(var.node_security_group_ids, [aws_security_group.server.id])
+      security_groups = [aws_security_group.server.id] # not the nodes': whatever runs there could reach port 4200
       target_groups   = [aws_lb_target_group.this.arn]
     }
     "prefect-worker" = {
@@ -85,6 +85,7 @@ module "node" {
   region              = local.region
   versions            = var.versions
   ebbflow_package     = var.ebbflow_package
+  ebbflow_sha256      = var.ebbflow_sha256
   constraints         = var.constraints
   torch_index_url     = var.torch_index_url
   settings_parameter  = local.names.settings_parameter
@@ -177,6 +178,17 @@ resource "aws_vpc_security_group_egress_rule" "server_database" {
   from_port                    = 5432
   to_port                      = 5432
   referenced_security_group_id = aws_security_group.database.id
+
+  tags = local.tags
+}
+
+resource "aws_vpc_security_group_egress_rule" "server_https" {
+  security_group_id = aws_security_group.server.id
+  description       = "Packages and AWS services"
+  ip_protocol       = "tcp"
+  from_port         = 443
+  to_port           = 443
+  cidr_ipv4         = "0.0.0.0/0"
 
   tags = local.tags
 }

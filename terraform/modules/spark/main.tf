@@ -28,6 +28,7 @@ module "node" {
   region          = data.aws_region.current.region
   versions        = var.versions
   ebbflow_package = var.ebbflow_package
+  ebbflow_sha256  = var.ebbflow_sha256
   constraints     = var.constraints
   spark_events    = var.spark_events
 }
@@ -102,6 +103,7 @@ module "workers" {
   spark_master        = local.master_url
   versions            = var.versions
   ebbflow_package     = var.ebbflow_package
+  ebbflow_sha256      = var.ebbflow_sha256
   constraints         = var.constraints
   tags                = var.tags
 }

@@ -39,6 +39,7 @@ module "node" {
   group              = local.names.group
   versions           = var.versions
   ebbflow_package    = var.ebbflow_package
+  ebbflow_sha256     = var.ebbflow_sha256
   constraints        = var.constraints
   torch_index_url    = var.torch_index_url
   spark_master       = var.spark_master

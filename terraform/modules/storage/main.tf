@@ -104,6 +104,15 @@ locals {
           Null            = { "s3:x-amz-server-side-encryption-aws-kms-key-id" = "false" }
         }
       },
+      {
+        # whatever a role's own policy says: who runs on a node must not choose what other nodes install as root
+        Sid       = "NoNodeWritesPackages"
+        Effect    = "Deny"
+        Principal = "*"
+        Action    = ["s3:PutObject", "s3:PutObjectAcl", "s3:PutObjectTagging", "s3:DeleteObject", "s3:DeleteObjectVersion", "s3:RestoreObject", "s3:ReplicateObject"]
+        Resource  = "${local.bucket}/${module.naming.names.packages_prefix}/*"
+        Condition = { ArnLike = { "aws:PrincipalArn" = [for role in values(module.naming.names.roles) : "${local.root}:role/${role}"] } }
+      },
     ]
   })
 }

@@ -12,6 +12,7 @@ from ebbflow.infra.errors import NoticeError
 
 AT = 1795255200.0  # 2026-11-21T10:00:00Z
 NODE = "i-0123456789abcdef0"
+OWN = f"ebbflow.lab.arn:aws:ec2:us-east-1:123456789012:instance/{NODE}"
 GROUP = "ebbflow-lab-etl"
 
 
@@ -122,8 +123,25 @@ def test_aws_health_plans_and_calls_off():
 
 def test_a_node_says_that_it_leaves():
     detail = {"instance-id": NODE, "deadline": AT + 90.5, "reason": "spot interruption"}
-    found = events.read(message(NODE_LEAVING, detail, "ebbflow.lab"))
+    found = events.read(message(NODE_LEAVING, detail, OWN))
     assert found == events.NodeLeaving(NODE, AT, AT + 90.5, "spot interruption")
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        OWN.replace(NODE, "i-0another"),
+        OWN.replace(NODE, f"{NODE}0"),
+        f"{OWN}:instance/i-0another",
+        OWN.replace(":instance/", ":instance/i-0another/"),
+        f"ebbflow.lab.{NODE}",
+        "ebbflow.lab",
+    ],
+)
+def test_no_node_can_say_that_another_leaves(source):
+    """A node's role lets it send events whose source ends in its own ARN, and none but those."""
+    with pytest.raises(NoticeError, match="may only say of itself"):
+        events.read(message(NODE_LEAVING, {"instance-id": NODE, "deadline": AT}, source))
 
 
 @pytest.mark.parametrize(
@@ -146,7 +164,7 @@ def test_a_node_says_that_it_leaves():
             "must be one of pending, .*; got 'asleep'",
         ),
         (
-            message(NODE_LEAVING, {"instance-id": NODE, "deadline": float("inf")}, "ebbflow.lab"),
+            message(NODE_LEAVING, {"instance-id": NODE, "deadline": float("inf")}, OWN),
             "detail.deadline of a notice must be a time; got inf",
         ),
     ],

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from ebbflow.infra.aws import node_agent
-from ebbflow.infra.aws.node_agent import Agent, Leaving, Metadata, SystemdNode, drain_now, look
+from ebbflow.infra.aws.node_agent import Agent, Leaving, Metadata, SystemdNode, drain_now, instance_arn, look
 
 ACTION = '{"action": "terminate", "time": "2026-11-21T10:02:00Z"}'
 DEADLINE = 1795255320.0
@@ -221,12 +221,25 @@ def test_the_loop_is_not_told_of_what_is_past(service, node, clock):
     assert (len(node.drained), node.reported) == (1, [])
 
 
+def test_a_node_finds_out_which_instance_it_speaks_for(service):
+    service.answers["instance-id"] = "i-1"
+    assert instance_arn(service.metadata, "cn-north-1") == ""  # of no account yet: it says nothing to the bus
+    service.answers["iam/info"] = "not JSON"
+    assert instance_arn(service.metadata, "cn-north-1") == ""
+    service.answers["iam/info"] = json.dumps(
+        {"InstanceProfileArn": "arn:aws-cn:iam::123456789012:instance-profile/ebbflow-lab-node"}
+    )
+    assert (
+        instance_arn(service.metadata, "cn-north-1") == "arn:aws-cn:ec2:cn-north-1:123456789012:instance/i-1"
+    )
+
+
 def test_a_bus_that_is_away_is_tried_again(monkeypatch, tmp_path):
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "test")
     node = SystemdNode(
         region="us-east-1",
-        instance="i-1",
+        arn="arn:aws:ec2:us-east-1:123456789012:instance/i-1",
         draining=tmp_path,
         cluster="lab",
         endpoint_url="http://127.0.0.1:9",
@@ -273,7 +286,13 @@ def test_the_agent_uses_the_credentials_of_the_moment_whatever_boto3_found_first
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIAFIRST")
         boto3.client("events", region_name="us-east-1")  # finds the first ones, and keeps them
-        node = SystemdNode("ebbflow-lab-etl", "us-east-1", "i-1", tmp_path / "draining", cluster="lab")
+        node = SystemdNode(
+            "ebbflow-lab-etl",
+            "us-east-1",
+            "arn:aws:ec2:us-east-1:123456789012:instance/i-1",
+            tmp_path / "draining",
+            cluster="lab",
+        )
         for key in ("AKIASECOND", "AKIATHIRD"):
             monkeypatch.setenv("AWS_ACCESS_KEY_ID", key)
             assert node.report(Leaving(DEADLINE, "spot interruption"))

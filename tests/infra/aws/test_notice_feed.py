@@ -13,7 +13,7 @@ import pytest
 from ebbflow.infra.aws.clients import Clients
 from ebbflow.infra.aws.dead_letters import DeadLetters
 from ebbflow.infra.aws.events import WARNING, Interruption, LaunchFailed
-from ebbflow.infra.aws.naming import NODE_LEAVING, RULES
+from ebbflow.infra.aws.naming import NODE_LEAVING, RULES, Names
 from ebbflow.infra.aws.node_agent import Leaving, SystemdNode
 from ebbflow.infra.aws.notice_book import NoticeBook, NoticeFile
 from ebbflow.infra.aws.notices import NoticeFeed
@@ -29,6 +29,7 @@ from tests.aws.emulator import ENVIRONMENT
 from tests.aws.faults import Faults
 
 _NUMBERS = itertools.count(1)
+NODES = "arn:aws:ec2:us-east-1:123456789012:instance/"
 
 
 @pytest.fixture(scope="module")
@@ -146,8 +147,8 @@ def test_all_rules_bring_what_they_are_for(lab, feed):
     }
     put(lab, "AWS Health Event", planned, "aws.health")
     leaving = {"instance-id": "i-5", "deadline": time.time() + 100, "reason": "spot interruption"}
-    put(lab, NODE_LEAVING, leaving, lab.names.event_source)
-    put(lab, NODE_LEAVING, leaving | {"instance-id": "i-6"}, "ebbflow.other")
+    put(lab, NODE_LEAVING, leaving, lab.names.event_source(f"{NODES}i-5"))
+    put(lab, NODE_LEAVING, leaving | {"instance-id": "i-6"}, Names("other").event_source(f"{NODES}i-6"))
     failures = []
     feed.listen(lambda events: failures.extend(e for e in events if isinstance(e, LaunchFailed)))
     until(lambda: feed.poll() == 0 and feed.status().received)
@@ -169,7 +170,7 @@ def test_what_a_node_finds_in_its_metadata_service_reaches_the_feed(lab, feed, t
         monkeypatch.setenv(name, value)
     node = SystemdNode(
         region=lab.settings.region,
-        instance="i-1",
+        arn="arn:aws:ec2:us-east-1:123456789012:instance/i-1",
         draining=tmp_path / "draining",
         cluster="lab",
         endpoint_url=lab.account.emulator.url,

@@ -3,6 +3,8 @@ mock_provider "aws" {
 }
 
 variables {
+  ebbflow_sha256 = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
+
   cluster         = "prod"
   host_name       = "prefect.example.com"
   certificate_arn = "arn:aws:acm:us-east-1:123456789012:certificate/11111111-2222-3333-4444-555555555555"

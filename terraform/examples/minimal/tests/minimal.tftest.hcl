@@ -3,6 +3,8 @@ mock_provider "aws" {
 }
 
 variables {
+  ebbflow_sha256 = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
+
   table_bucket_arns = ["arn:aws:s3:::my-tables"]
 }
 

@@ -29,7 +29,7 @@ if [ "$EBBFLOW_JAVA_PACKAGE" != none ]; then packages+=("$EBBFLOW_JAVA_PACKAGE")
 again dnf install --assumeyes --quiet "${packages[@]}"
 
 id ebbflow > /dev/null 2>&1 || useradd --system --home-dir /var/lib/ebbflow --create-home --shell /sbin/nologin ebbflow
-install -d -o ebbflow -g ebbflow /var/lib/ebbflow/spark /var/lib/ebbflow/spark/recovery /var/lib/ebbflow/work
+install -d -m 0700 -o ebbflow -g ebbflow /var/lib/ebbflow/spark /var/lib/ebbflow/spark/recovery /var/lib/ebbflow/work
 install -d /etc/ebbflow/spark
 
 if [ "$EBBFLOW_ROLE" = gpu-trainer ]; then
@@ -41,16 +41,24 @@ options=(--quiet --disable-pip-version-check --no-input)
 if [ -f /etc/ebbflow/constraints.txt ]; then options+=(--constraint /etc/ebbflow/constraints.txt); fi
 if [ "$EBBFLOW_EXTRA_INDEX" != none ]; then options+=(--extra-index-url "$EBBFLOW_EXTRA_INDEX"); fi
 read -r -a wanted <<< "$EBBFLOW_PACKAGES"
-for i in "${!wanted[@]}"; do
-  case "${wanted[i]}" in
-    s3://*)
-      wheel="/var/cache/ebbflow/$(basename "${wanted[i]}")"
-      install -d /var/cache/ebbflow
-      again aws s3 cp --only-show-errors "${wanted[i]}" "$wheel"
-      wanted[i]=$wheel
-      ;;
-  esac
-done
+# What is installed as root is the wheel that was pinned, whoever can write where it comes from.
+cache=/var/cache/ebbflow/package
+rm -rf "$cache"
+mkdir -p -m 0700 "$cache"
+case "${wanted[0]}" in
+  s3://*) again aws s3 cp --only-show-errors "${wanted[0]}" "$cache/$(basename "${wanted[0]}")" ;;
+  *)
+    echo "${wanted[0]} --hash=sha256:$EBBFLOW_SHA256" > "$cache/requirement.txt"
+    again "$home/bin/pip" download --quiet --disable-pip-version-check --no-input --no-deps --only-binary :all: \
+      --require-hashes --dest "$cache" --requirement "$cache/requirement.txt"
+    ;;
+esac
+wheels=("$cache"/*.whl)
+if [ "$(sha256sum "${wheels[0]}" | cut -d ' ' -f 1)" != "$EBBFLOW_SHA256" ]; then
+  echo "ebbflow-install: ${wanted[0]} is not the wheel that ebbflow_sha256 pins" >&2
+  exit 1
+fi
+wanted[0]=${wheels[0]}
 # /tmp is in memory, half of it at most, and CUDA's wheels are gigabytes
 TMPDIR=/var/tmp again "$home/bin/pip" install "${options[@]}" "${wanted[@]}"
 
