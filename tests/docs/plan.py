@@ -78,7 +78,6 @@ PLANS: dict[str, tuple[Plan, ...]] = {
         Plan("ebbflow nodes up", "slow"),
         Plan("from ebbflow.infra.local_fleet", "run"),
     ),
-    "docs/security.md": (Plan("install -d -m 2770", "check", "needs a group of several users"),),
     "docs/training.md": (
         Plan("import torch", "check", OURS),
         Plan("pip install 'ebbflow[train]'", "slow", given=("examples",), lines=without("pip")),
