@@ -71,7 +71,7 @@ def instance(name, gpus=4, cores=16):
 
 
 def entry(name, number=1):
-    return Entry("10.0.0.9:29400", "run", name, f"{name}-{number}", "", "")
+    return Entry("10.0.0.9:29400", "00" * 32, "run", name, f"{name}-{number}", "", "")
 
 
 @pytest.fixture

@@ -3,18 +3,16 @@
 import json
 from collections import defaultdict
 from collections.abc import Iterator
-from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from rank_server import Rank, RankServer, free_port, rank_server
-from torch.distributed import TCPStore
+from rank_server import Rank, RankServer, rank_server
 
 from ebbflow.infra.training import channel as names
-from ebbflow.infra.training.channel import Channel, Report, RunSettings, StopRequest
+from ebbflow.infra.training.channel import Report, RunSettings, StopRequest
 from ebbflow.infra.training.checkpoints import CheckpointFolder
 from ebbflow.planners.training.job_report import JobReport
 
@@ -34,19 +32,16 @@ class Launch:
 
     def __init__(self, server: RankServer, folder: Path) -> None:
         self.server, self.folder = server, folder
-        self.port = free_port()
-        self.store = TCPStore("127.0.0.1", self.port, is_master=True, timeout=timedelta(seconds=20))
+        self.speakers = Speakers()
         self.generation = 0
         self.reports: list[Report] = []
 
     def start(self, world: int, settings: RunSettings | None = None, **case: Any) -> list[Rank]:
         self.generation += 1
-        self.channel = Channel(self.store, "t", self.generation, world)
+        self.channel = self.speakers.open(self.generation, world)
         environment = {
-            names.RUN_ID: "t",
+            **self.speakers.environment(self.generation),
             names.RUN_FOLDER: str(self.folder / "run"),
-            names.GENERATION: str(self.generation),
-            names.CHANNEL: f"127.0.0.1:{self.port}",
             names.SETTINGS: (settings or RunSettings()).to_json(),
             "CASE": json.dumps({"log": str(self.folder / f"log-{self.generation}")} | case),
         }
