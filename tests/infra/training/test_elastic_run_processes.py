@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from exchanges import Speakers
 from rank_server import Rank, RankServer, rank_server
 
 from ebbflow.infra.training import channel as names
@@ -196,9 +197,11 @@ def test_a_step_that_outlasts_the_deadline_is_given_up(launch: Launch) -> None:
 
 def test_a_lost_launcher_makes_a_run_save_and_leave(launch: Launch) -> None:
     ranks = launch.start(2, epochs=1000, pause=0.02)
-    while not launch.channel._store.check(["ebbflow/t/1/report/0/2"]):
+    reports: list[Report] = []
+    while len(reports) < 2:
+        reports += launch.channel.reports()
         launch.server.look()
-    del launch.channel, launch.store
+    launch.speakers.close()
     assert launch.server.wait(ranks) == [0, 0]
     found = launch.checkpoints.latest()
     assert found is not None
