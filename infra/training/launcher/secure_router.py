@@ -17,6 +17,7 @@ import logging
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -36,6 +37,9 @@ _DOMAIN = b"ebbflow"
 _BACKLOG = 512
 _HANDSHAKE = 10_000  # milliseconds for a handshake: who connects and is silent does not stay
 _AT_ONCE = 200  # messages taken before other sockets are looked at again
+_ENDING = (
+    120.0  # seconds for which a node that is ended may still say a word: it is not heard, and no stranger
+)
 _CLOSING = 10.0  # seconds for the thread to end
 _FAILED = {
     constants.EVENT_HANDSHAKE_FAILED_PROTOCOL: "it does not speak the encrypted protocol with this run's key",
@@ -66,6 +70,7 @@ class SecureRouter:
         self.public = self._pair.public
         self.refusals = Refusals()
         self._nodes: dict[str, str] = {}  # public key -> node key
+        self._former: dict[str, float] = {}  # public key of a node that was ended -> when
         self._calls: collections.deque[Callable[[], None]] = collections.deque()
         self._watched: dict[int, Callable[[int], None]] = {}
         self._peers: dict[int, str] = {}  # descriptor of a connection that has not spoken yet -> address
@@ -91,6 +96,7 @@ class SecureRouter:
     def dismiss(self, node: str) -> None:
         """Take nothing more from ``node``."""
         for public in [public for public, name in list(self._nodes.items()) if name == node]:
+            self._former[public] = time.monotonic()
             self._nodes.pop(public, None)
 
     def call(self, act: Callable[[], None]) -> None:
@@ -202,7 +208,7 @@ class SecureRouter:
         version, request, _, address, _, mechanism, *proofs = self._keys.recv_multipart()
         public = proofs[0].hex() if mechanism == b"CURVE" and len(proofs) == 1 else ""
         admitted = public in self._nodes
-        if not admitted:
+        if not admitted and not self._is_ending(public):
             self.refusals.add(address.decode(), "its key is not one of this run's nodes")
         verdict = (b"200", b"", public.encode()) if admitted else (b"400", b"unknown key", b"")
         self._keys.send_multipart([version, request, *verdict, b""])
@@ -215,10 +221,11 @@ class SecureRouter:
             return False
         first = frames[0] if frames else connection
         self._peers.pop(int(_property(first, "__fd") or -1), None)
-        node = self._nodes.get(_property(first, "User-Id"))
-        address = _property(first, "Peer-Address")
+        public, address = _property(first, "User-Id"), _property(first, "Peer-Address")
+        node = self._nodes.get(public)
         if node is None:
-            self.refusals.add(address, "its node has ended")
+            if not self._is_ending(public):
+                self.refusals.add(address, "its node has ended")
             return True
         try:
             self._receive(node, connection.bytes, [frame.bytes for frame in frames])
@@ -228,6 +235,10 @@ class SecureRouter:
             log.exception("a message of %s could not be handled", node)
             self.refusals.add(address, f"node {node}: a message that could not be handled")
         return True
+
+    def _is_ending(self, public: str) -> bool:
+        """Tell whether a key is that of a node that was told to end a while ago at most."""
+        return time.monotonic() - self._former.get(public, -_ENDING) < _ENDING
 
     def _on_event(self, event: Any) -> None:
         kind, descriptor = event["event"], event["value"]
@@ -258,7 +269,11 @@ def _property(frame: Any, name: str) -> str:
 
 
 def _peer(descriptor: int) -> str:
-    """Return the IP address at the other end of a connection of ZeroMQ's; empty when it is gone already."""
+    """Return the IP address at the other end of a connection of ZeroMQ's; empty when it is gone already.
+
+    As good as can be had: ZeroMQ tells of a connection when it may have ended. Keys that are refused come with the
+    address from ZeroMQ itself.
+    """
     with contextlib.suppress(OSError):
         copy = os.dup(descriptor)
         try:

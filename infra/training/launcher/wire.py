@@ -156,10 +156,9 @@ def to_json(value: Any) -> str:
     return strict_json.dumps(value)
 
 
-def is_loopback(address: str) -> bool:
-    """Tell whether host:port, or a host, is reached on this machine only."""
-    host = address.rpartition(":")[0] or address
+def is_loopback(host: str) -> bool:
+    """Tell whether a host is this machine as only it calls itself."""
     try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
+        return ipaddress.ip_address(host).is_loopback
     except ValueError:  # a name
         return host == "localhost"

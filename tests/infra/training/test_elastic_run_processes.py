@@ -39,6 +39,7 @@ class Launch:
 
     def start(self, world: int, settings: RunSettings | None = None, **case: Any) -> list[Rank]:
         self.generation += 1
+        self.reports = []
         self.channel = self.speakers.open(self.generation, world)
         environment = {
             **self.speakers.environment(self.generation),
@@ -53,8 +54,14 @@ class Launch:
 
     def wait(self, ranks: list[Rank]) -> list[int | None]:
         exits = self.server.wait(ranks)
-        self.reports = self.channel.reports()
+        self.reports += self.channel.reports()
         return exits
+
+    def until_reports(self, count: int) -> None:
+        """Return once so many reports have come."""
+        while len(self.reports) < count:
+            self.reports += self.channel.reports()
+            self.server.look()
 
     def said(self, kind: str) -> list[Report]:
         return [report for report in self.reports if report.kind == kind]
@@ -171,8 +178,7 @@ def test_a_running_checkpoint_is_taken_where_it_is_newer(launch: Launch) -> None
 
 def test_a_request_to_stop_comes_through_the_channel(launch: Launch) -> None:
     ranks = launch.start(2, epochs=1000, pause=0.01)
-    while not launch.channel._store.check(["ebbflow/t/1/report/0/2"]):
-        launch.server.look()
+    launch.until_reports(2)
     launch.channel.request_stop(StopRequest("resize"))
     assert launch.wait(ranks) == [0, 0]
     (stopped,) = launch.said("stopped")
@@ -197,10 +203,7 @@ def test_a_step_that_outlasts_the_deadline_is_given_up(launch: Launch) -> None:
 
 def test_a_lost_launcher_makes_a_run_save_and_leave(launch: Launch) -> None:
     ranks = launch.start(2, epochs=1000, pause=0.02)
-    reports: list[Report] = []
-    while len(reports) < 2:
-        reports += launch.channel.reports()
-        launch.server.look()
+    launch.until_reports(2)
     launch.speakers.close()
     assert launch.server.wait(ranks) == [0, 0]
     found = launch.checkpoints.latest()
