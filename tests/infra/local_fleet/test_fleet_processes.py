@@ -33,7 +33,7 @@ from ebbflow.infra.training import nodes
 from ebbflow.infra.training.launcher.wire import Entry
 nodes._NODE = {sleeper!r}
 pool = LocalFleet.attach({name!r}).nodes_for({app!r}, grace={grace}, environment={{"PYTHONPATH": {root!r}}})
-pool.start({node!r}, len({slots}), Entry("x:1", "run", {node!r}, "key", "", "", devices={slots}))
+pool.start({node!r}, len({slots}), Entry("x:1", "00" * 32, "run", {node!r}, "key", "", "", devices={slots}))
 while not (pool.folder / "key" / "said.json").exists():
     time.sleep(0.01)
 print("started", flush=True)
@@ -86,7 +86,9 @@ def run(fleet):
     def start(app, node, slots, gpus=None):
         pool = fleet.nodes_for(app, environment={"PYTHONPATH": str(ROOT)})
         pools.append(pool)
-        pool.start(node, len(slots), Entry("x:1", "run", node, "key", "", "", devices=tuple(slots)))
+        pool.start(
+            node, len(slots), Entry("x:1", "00" * 32, "run", node, "key", "", "", devices=tuple(slots))
+        )
         said = pool.folder / "key" / "said.json"
         eventually(said.exists)
         return pool, json.loads(said.read_text())
@@ -130,7 +132,7 @@ def test_two_runs_on_one_node_have_the_slots_that_are_named_and_no_others(fleet,
         with pytest.raises(ClusterError, match=f"slot 1 of {node} is still in use by two/b"):
             run("three", node, (1,))
         with pytest.raises(ClusterError, match="it has 3, and 3 are in use"):
-            fleet.nodes_for("three").start(node, 1, Entry("x:1", "run", node, "key", "", ""))
+            fleet.nodes_for("three").start(node, 1, Entry("x:1", "00" * 32, "run", node, "key", "", ""))
         assert fleet.evict("two", node)
         assert fleet.present() == [("one", node), ("two/b", node)]  # whose name only begins so
         assert fleet.evict("two/b", node)
@@ -147,7 +149,7 @@ def test_gpus_of_the_machine_are_those_of_the_slots():
     pool = LocalPool("gpu", "gpu", slots=2, initial=2, cpus=0.25)
     with LocalFleet.start([pool], "gpus", gpus=("0", "3", "GPU-a", "7")) as fleet:
         nodes = fleet.nodes_for("app", environment={"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "9"})
-        nodes.start("gpu-2", 1, Entry("x:1", "run", "gpu-2", "key", "", "", devices=(1,)))
+        nodes.start("gpu-2", 1, Entry("x:1", "00" * 32, "run", "gpu-2", "key", "", "", devices=(1,)))
         said = nodes.folder / "key" / "said.json"
         eventually(said.exists)
         shown = json.loads(said.read_text())["CUDA_VISIBLE_DEVICES"]
@@ -176,7 +178,7 @@ def test_a_kill_takes_everything_of_the_node_and_nothing_of_others(fleet, run):
         assert fleet.capacity().epoch > epoch
         assert node not in {n.id for n in fleet.capacity().nodes}
         with pytest.raises(ClusterError, match=f"there is no node '{node}'"):
-            pool.start(node, 1, Entry("x:1", "run", node, "key2", "", ""))
+            pool.start(node, 1, Entry("x:1", "00" * 32, "run", node, "key2", "", ""))
     finally:
         other.kill()
         other.wait()

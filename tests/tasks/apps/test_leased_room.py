@@ -153,7 +153,7 @@ def test_nothing_starts_before_the_ledger_knows_whose_it_is() -> None:
 
 
 def entry(name: str) -> Entry:
-    return Entry("", "t", name, f"{name}-1", "", "")
+    return Entry("", "00" * 32, "t", name, f"{name}-1", "", "")
 
 
 def test_a_pool_starts_only_what_there_are_leases_for_and_says_which_gpus() -> None:

@@ -284,7 +284,7 @@ def test_what_an_app_that_falls_silent_left_on_a_node_is_really_ended(
             script.write_text("")
             asked = TrainingRequest(str(script), id="a", folder=str(tmp_path))
             pool: Any = site.trainer(asked, lambda _: None, lambda _: None)  # type: ignore[arg-type,return-value]
-            pool.start(lease.node, 1, Entry("127.0.0.1:1", "a", lease.node, "key", "", ""))
+            pool.start(lease.node, 1, Entry("127.0.0.1:1", "00" * 32, "a", lease.node, "key", "", ""))
             (left,) = until(lambda: list(hosts.processes.values()), "process on the node")
             assert left.poll() is None
             assert ledger.reports()["a"].pools == (pool.uid,)
