@@ -206,3 +206,17 @@ def test_what_only_one_of_the_pythons_needs_is_asked_for_on_all_of_them(lock: Mo
     )
     assert [one.name for one in lock.requirements_of(package, ())] == ["early", "late"]
     assert [one.name for one in lock.requirements_of(package, ("more",))] == ["early", "late", "more"]
+
+
+def test_a_pin_that_its_marker_leaves_out_here_need_not_be_installed(
+    lock: ModuleType, tmp_path: Path
+) -> None:
+    text = f"never-here==1.0 ; python_version < '3' \\\n    {HASH} \\\n    {HASH}\nalways-here==1.0 {HASH}\n"
+    (tmp_path / "some.lock").write_text(text)
+    assert lock.elsewhere(tmp_path, "some.lock") == {"never-here"}
+    locked, wrong = lock.read(tmp_path, "some.lock")
+    assert wrong == []
+    project = {"name": "ebbflow", "dependencies": ["never-here", "always-here"]}
+    assert said(lock.closure(project, locked, {"never-here"})) == [
+        "always-here: is in the lock and not installed: run make test once"
+    ]
