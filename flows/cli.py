@@ -430,8 +430,8 @@ def main() -> None:
         sys.exit(2)
     except SystemExit as end:  # typer makes one of an interrupt, too
         _release(end)
-        # CPython under -m ends itself by SIGINT, whatever the status, once an interrupt came up inside an exec of a text,
-        # such as a dataclass's while modules are imported; the next exec clears that mark
+        # Under -m, CPython ends itself by SIGINT, whatever the status, once an interrupt came up inside an exec of
+        # a text, such as a dataclass's while modules are imported; the next exec clears that mark.
         exec("")  # noqa: S102
         raise
 
