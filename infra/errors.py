@@ -19,7 +19,9 @@ InfraError
 │   └── MicroTaskError           the application raised; its traceback is in the message
 ├── WorkloadError                a workload, profile or trace that breaks its format; file, line and reason
 ├── TrainingError                a training cannot be launched, changed or carried on
-│   └── DatasetError             data that a training cannot be run on
+│   ├── DatasetError             data that a training cannot be run on
+│   ├── MessageError             a message between a launcher and its processes that breaks its form
+│   └── LauncherLostError        the launcher cannot be reached, does not answer, or refuses this process
 ├── SettingsError                what Terraform has written lacks an output or holds one of another form
 ├── AwsError                     AWS refused a call, or answered what cannot be used
 │   ├── AwsUnavailableError      no answer in time, an error on AWS's side, or throttled beyond the retries
@@ -129,6 +131,14 @@ class TrainingError(InfraError):
 
 class DatasetError(TrainingError):
     """Data that a training cannot be run on; the message names the rule."""
+
+
+class MessageError(TrainingError):
+    """A message between a launcher and its processes that breaks its form; it was not acted on."""
+
+
+class LauncherLostError(TrainingError, RuntimeError):
+    """The launcher is gone, does not answer in time, or refuses this process' key."""
 
 
 class SettingsError(InfraError):

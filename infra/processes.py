@@ -20,7 +20,11 @@ from ebbflow.infra.clock import Clock
 from ebbflow.infra.errors import ClusterError
 
 MARK = "EBBFLOW_NODE"
-SECRET = ("EBBFLOW_LEDGER",)  # of this process alone: an address that may hold a password
+SECRET = (
+    "EBBFLOW_LEDGER",
+    "EBBFLOW_NODE_SECRET",
+    "EBBFLOW_NODE_SECRET_FILE",
+)  # of this process alone: an address that may hold a password, and a training node's key
 _READABLE = 10.0  # seconds that a new process has to show its mark; on a busy machine it takes a millisecond
 _PAUSE = 0.05  # seconds between looks at processes that are being killed
 

@@ -109,7 +109,11 @@ class RemoteRunner:
         return self.run("drain", nodes, {"seconds": str(int(seconds))}, token=token)
 
     def start_torch(self, node: str, name: str, entry: str, *, token: str = "") -> Outcome:
-        """Start a training's node process; ``entry`` is the JSON of its ``EBBFLOW_NODE_ENTRY``. See ``run``."""
+        """Start a training's node process; ``entry`` is the JSON of its ``EBBFLOW_NODE_ENTRY``. See ``run``.
+
+        The entry is in the command, which AWS logs: it holds no secret. The outcome's ``output`` holds the public key
+        of the pair that the node has made (``infra.training.keys.announced``).
+        """
         encoded = base64.b64encode(entry.encode()).decode()
         parameters = {"action": "start", "name": name, "entry": encoded}
         return self.run("torch-node", [node], parameters, token=token)[node]

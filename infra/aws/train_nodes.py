@@ -1,8 +1,10 @@
 """``AwsNodes``: a training's nodes on instances of a fleet, started and ended through Systems Manager.
 
 A ``NodePool`` of the launcher (``infra.training.launcher.pool``). The launcher itself runs inside the cluster's
-network, on the Prefect worker or another machine with the nodes' security group: nodes call back to its store. A node
-that is about to leave is told by its own agent (``infra.aws.node_agent``) and tells the launcher.
+network, on the Prefect worker or another machine with the nodes' security group: nodes call back to it, by an
+encrypted channel. A node makes its key pair itself and tells the public half in the output of the command that
+starts it, so that AWS vouches for it and no secret travels: AWS logs commands. A node that is about to leave is told
+by its own agent (``infra.aws.node_agent``) and tells the launcher.
 """
 
 import logging
@@ -17,6 +19,8 @@ from ebbflow.infra.aws.remote import Outcome, RemoteRunner
 from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.errors import ClusterError, EngineUnavailableError
 from ebbflow.infra.protocols import CapacitySource
+from ebbflow.infra.training import keys
+from ebbflow.infra.training.launcher.pool import Admit, nobody
 from ebbflow.infra.training.launcher.wire import Entry, to_json
 from ebbflow.planners.errors import EbbflowError
 from ebbflow.planners.model import Capacity, Node
@@ -94,7 +98,7 @@ class AwsNodes:
         sizes = {node.id: _size(node) if slots is None else slots for node in free}
         return {name: size for name, size in sizes.items() if size > 0}
 
-    def start(self, name: str, slots: int, entry: Entry) -> None:
+    def start(self, name: str, slots: int, entry: Entry, admit: Admit = nobody) -> None:
         """Start a node; see ``NodePool``. Raises ``ClusterError``."""
         with self._lock:
             if self._closed:
@@ -108,7 +112,7 @@ class AwsNodes:
             record = _Record(node.id, slots)
             self._nodes[name] = record
             entry = replace(entry, address=node.host, folder=f"{self._folder}/{self.uid}/{entry.key}")
-            record.job = self._later(before, lambda: self._start(record, entry, used))
+            record.job = self._later(before, lambda: self._start(record, entry, used, admit))
 
     def lost(self, name: str) -> str:
         """Return how a node went that is gone; empty while it is there."""
@@ -234,7 +238,7 @@ class AwsNodes:
 
         return self._workers.submit(do)
 
-    def _start(self, record: _Record, entry: Entry, used: bool) -> None:
+    def _start(self, record: _Record, entry: Entry, used: bool, admit: Admit) -> None:
         if record.ended:
             return
         try:
@@ -242,6 +246,8 @@ class AwsNodes:
                 self._runner.stop_torch(record.instance, self.uid)
             found = self._runner.start_torch(record.instance, self.uid, to_json(entry), token=entry.key)
             self._said(record, found)
+            if found.ok:
+                self._admit(record, found.output, admit)
         except EbbflowError as error:
             self._failed(record, str(error))
 
@@ -249,6 +255,13 @@ class AwsNodes:
         record.said = found.output or str(found)
         if not found.ok:
             self._failed(record, str(found))
+
+    def _admit(self, record: _Record, output: str, admit: Admit) -> None:
+        public = keys.announced(output)
+        if public:
+            admit(public)
+        else:
+            self._failed(record, "it has told no public key; the cluster's nodes are of an older Ebbflow")
 
     def _failed(self, record: _Record, why: str) -> None:
         with self._lock:

@@ -13,6 +13,7 @@ from ebbflow.infra.local_fleet import marks
 from ebbflow.infra.local_fleet.book import FleetBook, LocalNode
 from ebbflow.infra.local_fleet.rooms import BY, RUNS, work
 from ebbflow.infra.training import devices
+from ebbflow.infra.training.launcher.pool import Admit, nobody
 from ebbflow.infra.training.launcher.wire import Entry
 from ebbflow.infra.training.nodes import LocalNodes
 
@@ -53,7 +54,7 @@ class FleetNodes(LocalNodes):
             clock=clock,
         )
 
-    def start(self, name: str, slots: int, entry: Entry) -> None:
+    def start(self, name: str, slots: int, entry: Entry, admit: Admit = nobody) -> None:
         """Start a node process; see ``NodePool``.
 
         Raises ``ClusterError`` also for a node that is gone, has notice or stands still, and a slot in use.
@@ -62,7 +63,7 @@ class FleetNodes(LocalNodes):
         folder = work(self._fleet.folder, name)
         private.make_folder(folder)
         with files.locked(str(folder.parent / f".{name}.lock"), self._clock):  # no other pool looks meanwhile
-            super().start(name, slots, entry)
+            super().start(name, slots, entry, admit)
         if why := self._fleet.lost(name):  # while it started: whoever took the node down may have missed this
             self._take(name, why)
             raise ClusterError(f"the node {name} is gone: {why}")

@@ -9,11 +9,13 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from ebbflow.infra.training.agreeing import exchangeable
 from ebbflow.planners.errors import OptionError
 
 SHARD_BYTES = 16 << 10  # of a block, about, where nobody says how many rows it has
 
 
+@exchangeable
 @dataclass(frozen=True, slots=True)
 class BlockSpec:
     """Rows ``start`` to ``stop`` of a tensor along its first dimension; a scalar is one row."""

@@ -1,40 +1,36 @@
-"""What a training process and its launcher tell each other, over the launcher's ``TCPStore``.
+"""What a training process and its launcher tell each other, over the launcher's encrypted channel.
 
-The launcher owns the store, so that no node's loss takes it along. A *generation* is one world: the processes between
-one launch and the next. Keys carry the generation, so a process of an old world neither hears nor says anything in a
-newer one.
+The launcher is the server, so that no node's loss takes it along; it knows each node by its key, and takes from a
+node's processes only what is theirs to say (``launcher.exchange``). A *generation* is one world: the processes
+between one launch and the next. Messages carry the generation, so a process of an old world neither hears nor says
+anything in a newer one.
 """
 
 import json
 import os
+import secrets
+import threading
+import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
-from datetime import timedelta
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, Self
 
+from ebbflow.infra.errors import LauncherLostError, MessageError
+from ebbflow.infra.training import keys, messages
+from ebbflow.infra.training.messages import Answer, Ask, Report, ReportKind, StopRequest
+
 if TYPE_CHECKING:
-    from torch.distributed import TCPStore
+    from ebbflow.infra.training.message_client import MessageClient
+
+__all__ = ["Channel", "Report", "ReportKind", "RunSettings", "StopRequest"]
 
 RUN_ID = "EBBFLOW_RUN_ID"
 RUN_FOLDER = "EBBFLOW_RUN_FOLDER"  # a path or s3:// address that all nodes share
 GENERATION = "EBBFLOW_GENERATION"
-CHANNEL = "EBBFLOW_CHANNEL"  # host:port of the launcher's store
+CHANNEL = "EBBFLOW_CHANNEL"  # host:port of the launcher
 SETTINGS = "EBBFLOW_RUN_SETTINGS"  # JSON of ``RunSettings``
-TIMEOUT = timedelta(seconds=20)  # of one exchange with the store
-
-ReportKind = Literal[
-    "started",
-    "step",
-    "checkpoint",
-    "metrics",
-    "stopped",
-    "finished",
-    "canary",
-    "skipped",
-    "saving",  # a save that must not fail is under way; with an error: it is tried again
-    "spilled",  # the run's folder could not take a checkpoint: it is elsewhere
-    "damaged",  # checkpoints that cannot serve
-]
+TIMEOUT = 20.0  # seconds for one answer of the launcher
+_ANSWERS = messages.by_name(Answer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,77 +70,84 @@ class RunSettings:
         return json.dumps(asdict(self))
 
 
-@dataclass(frozen=True, slots=True)
-class StopRequest:
-    """Save and leave: at the next step that all processes agree on, before ``deadline``."""
-
-    reason: str  # "resize", "notice", "cancelled", ...
-    deadline: float | None = None  # seconds since the Unix epoch
-    save: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """What a process says; rank 0 speaks for all but where something happened to one."""
-
-    kind: ReportKind
-    rank: int
-    time: float  # seconds since the Unix epoch
-    step: int  # optimiser steps done in the whole run
-    content: dict[str, Any] = field(default_factory=dict)
-
-
 class Channel:
-    """One end of the conversation; both ends may be used from several threads of one process, one call at a time."""
+    """A process' end of the conversation. May be used from several threads, one call at a time."""
 
-    def __init__(self, store: "TCPStore", run_id: str, generation: int, world: int = 1) -> None:
-        """``world``: processes of the generation; for the launcher's end, which hears them all."""
-        self._store = store
-        self._prefix = f"ebbflow/{run_id}/{generation}"
-        self._posted = 0
-        self._read = [0] * world
+    def __init__(self, client: "MessageClient", generation: int, *, timeout: float = TIMEOUT) -> None:
+        """``timeout``: seconds for one answer of the launcher."""
+        self._client, self._generation, self._timeout = client, generation, timeout
+        self._session = secrets.token_hex(8)
+        self._number = 0
+        self._lock = threading.Lock()
 
     @classmethod
     def connect(cls, environment: Mapping[str, str] = os.environ) -> "Channel | None":
-        """Return the process's end; ``None`` without a launcher. Raises ``RuntimeError`` if it cannot be reached."""
+        """Return the process's end; ``None`` without a launcher.
+
+        Raises ``LauncherLostError`` (a ``RuntimeError``) if it cannot be reached, ``TrainingError`` without keys.
+        """
         address = environment.get(CHANNEL)
         if not address:
             return None
-        from torch.distributed import TCPStore
+        from ebbflow.infra.training.message_client import MessageClient
 
-        host, _, port = address.rpartition(":")
-        store = TCPStore(host, int(port), is_master=False, timeout=TIMEOUT)
-        return cls(store, environment[RUN_ID], int(environment[GENERATION]))
+        server, pair = keys.handed_down(environment)
+        client = MessageClient(address, server, pair, patience=TIMEOUT)
+        try:
+            client.await_connection()
+        except BaseException:
+            client.close()
+            raise
+        return cls(client, int(environment[GENERATION]))
 
     def post(self, report: Report) -> None:
-        """Say something. Raises ``RuntimeError`` when the launcher is gone."""
-        # One count a rank: a process that dies between two exchanges must not hide what others say after it.
-        self._posted += 1
-        self._store.set(f"{self._prefix}/report/{report.rank}/{self._posted}", json.dumps(asdict(report)))
-
-    def reports(self) -> list[Report]:
-        """Return what was said since the last call: each rank's in order, all by time. For the launcher."""
-        said = []
-        for rank in range(len(self._read)):
-            while self._store.check([key := f"{self._prefix}/report/{rank}/{self._read[rank] + 1}"]):
-                said.append(Report(**json.loads(self._store.get(key))))
-                self._store.delete_key(key)
-                self._read[rank] += 1
-        return sorted(said, key=lambda report: report.time)
-
-    def request_stop(self, request: StopRequest) -> None:
-        """Ask all processes of the generation to save and leave; a later request replaces an earlier one.
-
-        Once this has returned, every process finds the request.
-        """
-        self._store.set(key := f"{self._prefix}/stop", json.dumps(asdict(request)))
-        self._store.check([key])  # a set is not answered, a check behind it is
+        """Say something; the launcher has it when this returns. Raises ``LauncherLostError`` when it is gone."""
+        self._ask("post", report=report)
 
     def stop_request(self) -> StopRequest | None:
-        """Return the latest request to stop, if there is any."""
-        key = f"{self._prefix}/stop"
-        return StopRequest(**json.loads(self._store.get(key))) if self._store.check([key]) else None
+        """Return the latest request to stop, if there is any. Raises ``LauncherLostError``."""
+        return self._ask("stop").stop
 
     def claim(self, name: str) -> bool:
-        """Tell whether this process is the first of its generation to ask for ``name``."""
-        return bool(self._store.add(f"{self._prefix}/claim/{name}", 1) == 1)
+        """Tell whether this process is the first of its generation to ask for ``name``.
+
+        Raises ``LauncherLostError``.
+        """
+        return self._ask("claim", name=name).count == 1
+
+    def meet(self) -> int:
+        """Say that this node's agent is there, and return how many are. Raises ``LauncherLostError``."""
+        return self._ask("meet").count
+
+    def close(self) -> None:
+        """End the connection. May be called twice."""
+        with self._lock:
+            self._client.close()
+
+    def _ask(self, do: Literal["post", "stop", "claim", "meet"], **fields: Any) -> Answer:
+        """Ask until there is an answer: again, under the same number, when the connection was made anew."""
+        with self._lock:
+            self._number += 1
+            frame = messages.encode(Ask(self._session, self._number, self._generation, do, **fields))
+            end, sent = time.monotonic() + self._timeout, 0
+            while True:
+                client = self._client
+                if sent != client.connections and client.connected and client.send(frame):
+                    sent = client.connections
+                # a message that waits is read even when the time is over: this process may have been stopped
+                found = client.receive(max(0.0, min(1.0, end - time.monotonic())))
+                if found is not None:
+                    answer = _answer(found)
+                    if answer.number == self._number:
+                        if answer.refused:
+                            raise LauncherLostError(f"the launcher refuses what was asked: {answer.refused}")
+                        return answer
+                elif time.monotonic() > end:
+                    raise LauncherLostError(f"the launcher does not answer within {self._timeout:g} s")
+
+
+def _answer(frames: list[bytes]) -> Answer:
+    if len(frames) != 1:
+        raise MessageError(f"an answer has one frame; got {len(frames)}")
+    found: Answer = messages.decode(frames[0], _ANSWERS)
+    return found

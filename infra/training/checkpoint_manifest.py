@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from ebbflow.infra.manifest import OtherVersionError, UnusableError
+from ebbflow.infra.training.agreeing import exchangeable
 from ebbflow.infra.training.states import Signature
 
 VERSION = 1
@@ -19,6 +20,7 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 Layout = Literal["replicated", "sharded"]
 
 
+@exchangeable
 @dataclass(frozen=True, slots=True)
 class Payload:
     """One file of a checkpoint."""

@@ -25,6 +25,7 @@ import torch
 from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.errors import StorageError
 from ebbflow.infra.manifest import OtherVersionError, UnusableError
+from ebbflow.infra.training.agreeing import exchangeable
 from ebbflow.infra.training.checkpoint_files import CheckpointFiles, UnfinishedError, discarded_on_error
 from ebbflow.infra.training.checkpoint_manifest import Layout, Manifest, Payload
 from ebbflow.infra.training.checkpoint_writer import BackgroundWriter
@@ -46,6 +47,7 @@ class Saved:
     stalled: float  # seconds of it that the caller waited
 
 
+@exchangeable
 @dataclass(frozen=True, slots=True)
 class Found:
     """A checkpoint whose files were compared with their checksums."""

@@ -10,6 +10,7 @@ from types import FrameType
 from typing import Any
 
 from ebbflow.infra.clock import Clock, SystemClock
+from ebbflow.infra.errors import MessageError
 from ebbflow.infra.training.channel import Channel, Report, ReportKind, StopRequest
 
 LISTEN_EVERY = 0.2  # seconds
@@ -122,7 +123,10 @@ class Link:
                 report = self._said.get_nowait()
             except queue.Empty:
                 break
-            self._channel.post(report)
+            try:
+                self._channel.post(report)
+            except MessageError as exc:
+                log.warning("a report of the kind %s cannot be sent: %s", report.kind, exc)
         request = self._channel.stop_request()
         if request is not None:
             self.stop = request

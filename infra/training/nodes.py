@@ -18,13 +18,21 @@ from ebbflow.infra import cgroups, private, processes
 from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.errors import ClusterError
 from ebbflow.infra.guardian import Guardian
-from ebbflow.infra.training import channel, devices
+from ebbflow.infra.training import channel, devices, keys
+from ebbflow.infra.training.launcher.pool import Admit, nobody
 from ebbflow.infra.training.launcher.wire import ENTRY, Entry, to_json
 from ebbflow.planners.errors import OptionError
 
 _NODE = "ebbflow.infra.training.launcher.node"
 _NOTICE, _READY = "notice", "ready"  # files in a node's folder; see ``launcher.node``
-_NOT_HANDED_DOWN = (channel.RUN_ID, channel.RUN_FOLDER, channel.GENERATION, channel.CHANNEL, channel.SETTINGS)
+_NOT_HANDED_DOWN = (
+    channel.RUN_ID,
+    channel.RUN_FOLDER,
+    channel.GENERATION,
+    channel.CHANNEL,
+    channel.SETTINGS,
+    keys.SERVER_KEY,
+)
 _STOPPED = ("T", "t")  # the kernel's letters for a process that is stopped, or traced and stopped
 
 
@@ -88,7 +96,7 @@ class LocalNodes:
 
     # --- what the launcher asks ---------------------------------------------------------------------------
 
-    def start(self, name: str, slots: int, entry: Entry) -> None:
+    def start(self, name: str, slots: int, entry: Entry, admit: Admit = nobody) -> None:
         """Start a node; see ``NodePool``."""
         with self._lock:
             if self._closed:
@@ -101,7 +109,9 @@ class LocalNodes:
             entry = replace(entry, address=self.host, folder=str(folder), devices=())  # ``gpus`` says which
             mark = self._mark(name, entry.key)
             command = [sys.executable, "-P", "-m", _NODE]
-            variables = {**self._variables(entry, gpus), **variables}
+            pair = keys.KeyPair.make()
+            admit(pair.public)  # before the node, which then finds itself known
+            variables = {**self._variables(entry, gpus), **variables, keys.NODE_SECRET: pair.secret}
             child = processes.spawn(command, variables, mark, self._log(name), cwd=Path.cwd())
             record = self._nodes[name] = _Record(
                 mark, child, folder, None, slots, gpus, self._quota(name, slots)

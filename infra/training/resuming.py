@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ebbflow.infra.errors import CheckpointsLostError, StorageError
+from ebbflow.infra.training.agreeing import exchangeable
 from ebbflow.infra.training.checkpoints import CheckpointFolder, Found
 from ebbflow.infra.training.running_saves import RunningSaves
 from ebbflow.infra.training.spill import Spill
@@ -14,6 +15,7 @@ _NAMED = 8  # unusable checkpoints in a message
 _STEP = re.compile(r"/(?:corrupt-)?step-(\d{12})-")
 
 
+@exchangeable
 @dataclass(slots=True)
 class Choice:
     """What the first process has found; equal on all."""

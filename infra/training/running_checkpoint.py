@@ -30,6 +30,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from ebbflow.infra.errors import StorageError
+from ebbflow.infra.training import agreeing
 from ebbflow.infra.training.block_cache import BlockCache, copies
 from ebbflow.infra.training.block_store import BlockStore
 from ebbflow.infra.training.blocks import BlockSpec, partition_by_layer, partition_by_shard, place_blocks
@@ -478,9 +479,7 @@ class RunningCheckpoint:
         """Return what each process of the group gives, by rank."""
         if self._group is None:
             return [value]
-        values: list[Any] = [None] * dist.get_world_size(self._group)
-        dist.all_gather_object(values, value, group=self._group)
-        return values
+        return agreeing.from_all(value, self._group)
 
 
 def _bound(contraction: float | None, error: float | None, perturbation: float | None) -> float | None:

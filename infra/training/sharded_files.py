@@ -1,7 +1,8 @@
 """The files of a checkpoint of sharded state, written and read through ``torch.distributed.checkpoint``.
 
 That library keeps its index and plain values as pickles, and would run what they say. Here both are read with the
-few types that they need.
+few types that they need. While files are written and read it exchanges plans between processes, as pickles again,
+over their collectives: that is torch's own, and cannot be turned off.
 """
 
 import builtins
@@ -27,6 +28,7 @@ from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 from ebbflow.infra import private
 from ebbflow.infra.errors import StorageError
 from ebbflow.infra.filesystems import translated
+from ebbflow.infra.training import agreeing
 from ebbflow.infra.training.checkpoint_manifest import Payload
 from ebbflow.infra.training.places import Place
 
@@ -55,9 +57,8 @@ _SAFE_MODULES = ("torch.distributed.checkpoint.metadata", "torch.distributed.che
 
 def agree(value: Value, group: Any) -> Value:
     """Return the first process' value, on all of them."""
-    box = [value]
-    dist.broadcast_object_list(box, group=group, group_src=0)
-    return box[0]
+    found: Value = agreeing.from_first(value, group)
+    return found
 
 
 def on_first(function: Callable[[], Value], group: Any) -> Value:
@@ -86,8 +87,7 @@ def write(place: Place, name: str, state: dict[str, Any], group: Any) -> tuple[P
                 ours = _deliver(place, name, Path(folder), dist.get_rank(group))
         except StorageError as exc:
             error = exc
-        everybody: list[Any] = [None] * dist.get_world_size(group)
-        dist.all_gather_object(everybody, (ours, error), group=group)
+        everybody = agreeing.from_all((ours, error), group)
     for _, failed in everybody:
         if failed is not None:
             raise failed

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from ebbflow.infra.errors import TrainingError
+from ebbflow.infra.training import agreeing
 
 # What gloo, NCCL and the stores say when a peer is gone or silent. Gloo raises plain RuntimeErrors.
 _PEER_LOST = (
@@ -70,20 +71,12 @@ class World:
         return found
 
     def from_first(self, value: object) -> object:
-        """Return what the first process gives; it must pickle."""
-        if self.size == 1:
-            return value
-        box = [value]
-        dist.broadcast_object_list(box, src=0)
-        return box[0]
+        """Return what the first process gives; see ``agreeing`` for what can travel."""
+        return value if self.size == 1 else agreeing.from_first(value)
 
     def from_all(self, value: object) -> list[Any]:
-        """Return what each process gives, by rank; it must pickle."""
-        if self.size == 1:
-            return [value]
-        values: list[Any] = [None] * self.size
-        dist.all_gather_object(values, value)
-        return values
+        """Return what each process gives, by rank; see ``agreeing`` for what can travel."""
+        return [value] if self.size == 1 else agreeing.from_all(value)
 
     def check_same(self, asked: Mapping[str, object]) -> None:
         """Raise ``TrainingError``, in all processes, where they do not all ask for the same; it says who differs."""

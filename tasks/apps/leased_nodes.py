@@ -7,7 +7,7 @@ from math import floor
 
 from ebbflow.infra.clock import Clock
 from ebbflow.infra.errors import LeaseError
-from ebbflow.infra.training.launcher.pool import NodePool
+from ebbflow.infra.training.launcher.pool import Admit, NodePool, nobody
 from ebbflow.infra.training.launcher.wire import Entry
 from ebbflow.planners.model.ledger import Lease
 from ebbflow.tasks.apps.lease_book import LeaseBook
@@ -205,7 +205,7 @@ class FencedPool:
     def uid(self) -> str:
         return self._pool.uid
 
-    def start(self, name: str, slots: int, entry: Entry) -> None:
+    def start(self, name: str, slots: int, entry: Entry, admit: Admit = nobody) -> None:
         """Start a node; see ``NodePool``. Raises ``LeaseError`` where there are no leases for it."""
         self._await_quiet([name])
         self._await_told(name)
@@ -218,9 +218,8 @@ class FencedPool:
             leases = self._book.enter(user, name, slots, self._among())
             self._users[name] = user
             try:
-                self._pool.start(
-                    name, slots, replace(entry, devices=tuple(sorted(lease.slot for lease in leases)))
-                )
+                entry = replace(entry, devices=tuple(sorted(lease.slot for lease in leases)))
+                self._pool.start(name, slots, entry, admit)
             except BaseException:
                 self._end(name)
                 raise

@@ -19,7 +19,7 @@ def test_the_ledger_s_address_is_not_handed_down(tmp_path: Path, monkeypatch: py
     monkeypatch.setenv("OF_THE_USER", "1")
     monkeypatch.setattr(daemons, "_scala_version", lambda home: "2.13")
     with LocalNodes(tmp_path) as nodes, LocalNodes(tmp_path, environment={VARIABLE: "given"}) as asked:
-        entry = Entry("127.0.0.1:1", "r", "n", "k", "127.0.0.1", str(tmp_path))
+        entry = Entry("127.0.0.1:1", "00" * 32, "r", "n", "k", "127.0.0.1", str(tmp_path))
         for variables in (
             processes.inherited(),
             nodes._variables(entry, ()),

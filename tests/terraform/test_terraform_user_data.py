@@ -16,6 +16,7 @@ import pytest
 import yaml
 
 from ebbflow.infra.aws.train_nodes import FOLDER
+from ebbflow.infra.training import keys
 from ebbflow.tasks.fleet_request import CONFIG
 
 ROOT = Path(__file__).parents[2]
@@ -127,6 +128,7 @@ def test_versions_are_exact_and_prefects_server_gets_a_fastapi_that_it_starts_wi
         assert all("==" in package for package in wanted)
         assert "fastapi==0.150.0" in wanted
         assert ("pyspark==4.3.0" in wanted) == (role in ("spark-master", "spark-worker", "prefect-worker"))
+        assert ("pyzmq==27.3.0" in wanted) == (role in ("gpu-trainer", "prefect-worker"))
         assert ("torch==2.13.0" in wanted) == (role in ("gpu-trainer", "prefect-worker"))
         constraints = _files(rendered[role])["/etc/ebbflow/constraints.txt"].splitlines()
         locked = {line.split(" ; ")[0] for line in constraints}
@@ -314,33 +316,45 @@ def test_a_trainings_node_process_gets_its_entry_unchanged_once(rendered, host, 
     host.program(
         "systemctl", f'echo "$@" >> {tmp_path}/calls; [ "$1" != is-active ] || [ -e {tmp_path}/active ]'
     )
-    entry = {"store": "10.0.0.1:29400", "name": 'it\'s "the" \\ first', "folder": "/var/lib/x $HOME"}
+    host.program("chown", f'echo "chown $@" >> {tmp_path}/calls')
+    entry = {"launcher": "10.0.0.1:29400", "name": 'it\'s "the" \\ first', "folder": "/var/lib/x $HOME"}
     encoded = base64.b64encode(json.dumps(entry).encode()).decode()
     done = host(script, "start", "run-1", encoded)
     assert done.returncode == 0, done.stderr
-    file = tmp_path / "run/torch-run-1.env"
-    name, _, value = file.read_text().rstrip("\n").partition("=")
+    file, key = tmp_path / "run/torch-run-1.env", tmp_path / "run/torch-run-1.key"
+    first, second = file.read_text().splitlines()
+    assert second == f"{keys.NODE_SECRET_FILE}='{key}'"
+    pair = keys.own({keys.NODE_SECRET_FILE: str(key)})
+    assert keys.announced(done.stdout) == pair.public
+    assert pair.secret not in done.stdout + done.stderr + file.read_text()
+    assert key.stat().st_mode & 0o777 == 0o600
+    assert (tmp_path / "calls").read_text().splitlines()[1] == f"chown ebbflow {key}"
+    name, _, value = first.partition("=")
     assert name == "EBBFLOW_NODE_ENTRY"
     assert (value[0], value[-1]) == ("'", "'")
     assert "'" not in value[1:-1]  # systemd ends the value there
     assert json.loads(value[1:-1]) == entry
     assert file.stat().st_mode & 0o777 == 0o600
     (tmp_path / "active").touch()
-    assert host(script, "start", "run-1", encoded).returncode == 0
+    again = host(script, "start", "run-1", encoded)
+    assert again.returncode == 0
+    assert keys.announced(again.stdout) == pair.public, "it says again who runs there"
     assert (tmp_path / "calls").read_text().count("start ebbflow-torch-node@run-1.service") == 1
 
 
 def test_a_trainings_node_process_that_is_stopped_is_killed_first(rendered, host, tmp_path):
     script = _files(rendered["gpu-trainer"])["/usr/local/sbin/ebbflow-torch"]
     host.program("systemctl", f'echo "$@" >> {tmp_path}/calls; [ "$1" != kill ]')  # nothing runs
-    (tmp_path / "run/torch-run-1.env").touch()
+    left = [tmp_path / "run" / f"torch-run-1.{name}" for name in ("env", "key", "key.public")]
+    for file in left:
+        file.touch()
     done = host(script, "stop", "run-1")
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "calls").read_text().splitlines() == [
         "kill --signal=SIGKILL ebbflow-torch-node@run-1.service",
         "stop ebbflow-torch-node@run-1.service",
     ]
-    assert not (tmp_path / "run/torch-run-1.env").exists()
+    assert not any(file.exists() for file in left)
 
 
 @pytest.mark.parametrize(("role", "name"), [("spark-worker", "spark"), ("gpu-trainer", "torch")])

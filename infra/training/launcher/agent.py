@@ -6,27 +6,111 @@ import logging
 import os
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 from typing import Any
 
-from torch.distributed.elastic.agent.server.api import RunResult, WorkerSpec, WorkerState
+import psutil
+from torch.distributed import HashStore
+from torch.distributed.elastic.agent.server.api import RunResult, Worker, WorkerSpec, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs, SignalException
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
-from torch.distributed.elastic.rendezvous import RendezvousError, RendezvousParameters
-from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
+from torch.distributed.elastic.rendezvous import RendezvousError
+from torch.distributed.elastic.rendezvous.api import (
+    RendezvousConnectionError,
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousStoreInfo,
+    RendezvousTimeoutError,
+)
 
 from ebbflow.infra import private
+from ebbflow.infra.errors import LauncherLostError
+from ebbflow.infra.training.channel import GENERATION, Channel
 from ebbflow.infra.training.launcher.wire import SCRIPT, AgentEnd, Entry, Failure, Order
 from ebbflow.infra.training.launcher.worker import RANKS, run_script
 
 _LOOK = 0.05  # seconds between looks at the processes
+_MEET = 0.02  # seconds between looks for other agents
+_LOOPBACK = "127.0.0.1"
+_INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 _TAIL = 200  # lines of log that go with a failure
 _LONGEST = 32_000  # characters of them
 
 
+class Meeting(RendezvousHandler):  # type: ignore[misc]
+    """How agents meet: the launcher has decided who takes part and in which order, and knows who is there.
+
+    torch's own way keeps pickles in a store, and runs what they say. Here nothing of the store is read: the
+    processes' store is one that the launcher serves, at ``port`` of this node's loopback interface.
+    """
+
+    def __init__(self, order: Order, port: int) -> None:
+        self._order, self._port = order, port
+
+    @property
+    def use_agent_store(self) -> bool:
+        """Tell the processes that the store is there already."""
+        return True
+
+    def get_backend(self) -> str:
+        return "ebbflow"
+
+    def get_run_id(self) -> str:
+        return str(self._order.generation)
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """Return once all agents are there. Raises ``RendezvousError``."""
+        order = self._order
+        try:
+            self._meet()
+        except LauncherLostError as exc:
+            raise RendezvousConnectionError(str(exc)) from exc
+        return RendezvousInfo(
+            HashStore(), order.node, order.nodes, RendezvousStoreInfo(_LOOPBACK, self._port)
+        )
+
+    def _meet(self) -> None:
+        channel = Channel.connect()
+        assert channel is not None, "the node has put its launcher's address into the environment"
+        try:
+            end = time.monotonic() + self._order.form
+            while (there := channel.meet()) < self._order.nodes:
+                if time.monotonic() > end:
+                    raise RendezvousTimeoutError(
+                        f"Timeout: agents of {there} of {self._order.nodes} nodes came within {self._order.form:g} s"
+                    )
+                time.sleep(_MEET)
+        finally:
+            channel.close()
+
+    def is_closed(self) -> bool:
+        return False
+
+    def set_closed(self) -> None:
+        """Nobody else could come."""
+
+    def num_nodes_waiting(self) -> int:
+        return 0
+
+    def shutdown(self) -> bool:
+        return True
+
+
 class _Agent(LocalElasticAgent):  # type: ignore[misc]
+    def __init__(self, order: Order, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._order = order
+
+    def _assign_worker_ranks(self, *_: Any) -> list[Worker]:
+        """Return this node's processes as the launcher has ordered them; nothing is asked of a store."""
+        order, found = self._order, []
+        for local in range(order.slots):
+            rank = order.first_rank + local
+            found.append(Worker(local, rank, rank, order.world, order.world))
+        return found
+
     def _exit_barrier(self) -> None:
         """Leave at once: the launcher itself waits for all agents, and knows which of them never come."""
 
@@ -66,16 +150,33 @@ class RankLogs(LogsSpecs):  # type: ignore[misc]
         return str(self._folder)
 
 
-def run(order: Order, entry: Entry) -> AgentEnd:
-    """Run one generation on this node and return how it ended; blocks until then."""
+def bind_collectives(environment: MutableMapping[str, str], address: str) -> None:
+    """Have gloo and NCCL, which authenticate nobody, use the interface of this node's address and no other.
+
+    A variable that is set already is the user's own, and stays. Nothing happens where no interface has the address.
+    """
+    for interface, addresses in psutil.net_if_addrs().items():
+        if any(one.address == address for one in addresses):
+            for name in _INTERFACES:
+                environment.setdefault(name, interface)
+            return
+
+
+def run(order: Order, entry: Entry, port: int) -> AgentEnd:
+    """Run one generation on this node and return how it ended; blocks until then.
+
+    ``port``: at which this node's loopback interface leads to the generation's store.
+    """
     _hush()
     scratch = Path(entry.folder) / str(order.generation)
     os.environ.update(order.environment)
+    os.environ[GENERATION] = str(order.generation)
+    bind_collectives(os.environ, entry.address)
     os.environ[SCRIPT] = json.dumps(
         {"script": order.script, "arguments": list(order.arguments), "folder": str(scratch / RANKS)}
     )
     try:
-        return _ended(_run(order, entry, scratch), Path(order.logs))
+        return _ended(_run(order, entry, port, scratch), Path(order.logs))
     except RendezvousError as error:
         return AgentEnd("unformed", error=f"{type(error).__name__}: {error}".strip(": "), time=time.time())
     except SignalException as error:
@@ -84,31 +185,18 @@ def run(order: Order, entry: Entry) -> AgentEnd:
         return AgentEnd("broken", error=traceback.format_exc(), time=time.time())
 
 
-def _run(order: Order, entry: Entry, scratch: Path) -> RunResult:
-    handler = get_rendezvous_handler(
-        RendezvousParameters(
-            backend="c10d",
-            endpoint=entry.store,
-            run_id=f"{entry.run}-{order.generation}",
-            min_nodes=order.nodes,
-            max_nodes=order.nodes,
-            local_addr=entry.address,
-            is_host=0,
-            join_timeout=max(1, round(order.form)),
-            close_timeout=10,
-            read_timeout=max(1, round(order.form)),
-        )
-    )
+def _run(order: Order, entry: Entry, port: int, scratch: Path) -> RunResult:
     spec = WorkerSpec(
         role="trainer",
         local_world_size=order.slots,
-        rdzv_handler=handler,
+        rdzv_handler=Meeting(order, port),
         entrypoint=run_script,
         max_restarts=0,
         monitor_interval=_LOOK,
         local_addr=entry.address,
     )
     agent = _Agent(
+        order,
         spec,
         logs_specs=RankLogs(Path(order.logs), scratch / "errors"),
         start_method=order.start,

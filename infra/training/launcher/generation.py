@@ -2,14 +2,21 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from ebbflow.infra.clock import Clock
 from ebbflow.infra.protocols import GenerationEnd, GenerationKind, RankFailure
-from ebbflow.infra.training.channel import Channel, Report, StopRequest
+from ebbflow.infra.training.channel import Report, StopRequest
+from ebbflow.infra.training.launcher import job as jobs
 from ebbflow.infra.training.launcher.hang import HangRule, HangWatch
 from ebbflow.infra.training.launcher.members import Loss, Members, Note
 from ebbflow.infra.training.launcher.wire import AgentEnd, Order
 from ebbflow.infra.training.leaving import PEER_LOST
+
+if TYPE_CHECKING:
+    from torch.distributed import TCPStore
+
+    from ebbflow.infra.training.launcher.exchange import Exchange, GenerationChannel
 
 _PATIENCE = 10.0  # seconds for a node to end processes that it has been told to kill
 _SPARE = 2.0  # seconds past a deadline before what is left is killed
@@ -23,7 +30,7 @@ class Generation:
     number: int
     placement: dict[str, int]
     members: Members
-    channel: Channel
+    exchange: "Exchange"
     clock: Clock
     note: Note
     hang: HangRule
@@ -33,6 +40,8 @@ class Generation:
     begun: float = field(init=False)
     stop: StopRequest | None = None
     _watch: HangWatch = field(init=False)
+    _channel: "GenerationChannel | None" = None  # once it is launched
+    _store: "TCPStore | None" = None  # of its processes
     _ends: dict[str, AgentEnd] = field(default_factory=dict)
     _lost: dict[str, Loss] = field(default_factory=dict)
     _hung: str = ""
@@ -51,11 +60,38 @@ class Generation:
         self._watch = HangWatch(self.hang, self.begun)
 
     def launch(self, order: Order, logs: Mapping[str, str]) -> None:
-        """Send the order to all nodes of the placement; ``logs`` is each node's folder for them."""
+        """Send the order to all nodes of the placement; ``logs`` is each node's folder for them.
+
+        Ranks follow the placement's order. Raises ``TrainingError``.
+        """
+        store = self._store = jobs.serve_store()
+        ranks, first = {}, 0
         for name, slots in self.placement.items():
-            nodes = len(self.placement)
-            order = replace(order, generation=self.number, nodes=nodes, slots=slots, logs=logs[name])
-            self.members.send(name, order)
+            ranks[name] = range(first, first + slots)
+            first += slots
+        by_key = {self.members[name].key: own for name, own in ranks.items()}
+        self._channel = self.exchange.open(self.number, by_key, store.port)
+        for place, (name, own) in enumerate(ranks.items()):
+            self.members.send(
+                name,
+                replace(
+                    order,
+                    generation=self.number,
+                    nodes=len(ranks),
+                    slots=len(own),
+                    node=place,
+                    first_rank=own.start,
+                    world=first,
+                    store=store.port,
+                    logs=logs[name],
+                ),
+            )
+
+    def close(self) -> None:
+        """Let go of what only its processes needed, once they are gone."""
+        if self._channel is not None:
+            self._channel.close()
+        self._store = None
 
     # --- what happens to it -------------------------------------------------------------------------------
 
@@ -63,7 +99,7 @@ class Generation:
         """Ask all processes to save and leave; those left at the deadline are killed."""
         if self.stop is None or self.stop.deadline is None or deadline < self.stop.deadline:
             self.stop = StopRequest(reason, deadline)
-            self.channel.request_stop(self.stop)
+            self._request(self.stop)
             self.note("stop-requested", reason=reason, deadline=deadline)
             self._cut(deadline + _SPARE)
 
@@ -124,6 +160,10 @@ class Generation:
         """Return the nodes whose agents still run."""
         return [n for n in self.placement if n not in self._ends and n not in self._lost]
 
+    def _request(self, stop: StopRequest) -> None:
+        if self._channel is not None:
+            self._channel.request_stop(stop)
+
     def _cut(self, at: float) -> None:
         self._cutoff = at if self._cutoff is None else min(self._cutoff, at)
 
@@ -131,11 +171,11 @@ class Generation:
         """Somebody is gone: the others cannot go on, and get a while to save what they have."""
         if self.stop is None:
             self.stop = StopRequest(reason, now + self.rescue)
-            self.channel.request_stop(self.stop)
+            self._request(self.stop)
         self._cut(now + self.rescue)
 
     def _listen(self, now: float) -> None:
-        for report in self.channel.reports():
+        for report in self._channel.reports() if self._channel is not None else ():
             self._watch.report(now)
             self._said.add(report.kind)
             if report.kind == "finished" and not report.content.get("saved"):

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 # ``torch._dynamo`` takes seconds, and the first DistributedDataParallel of a process imports it
 PRELOAD = ("torch.nn.parallel", "torch._dynamo", "ebbflow.infra.training.run")
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
-_STORE_TIMEOUT = timedelta(seconds=30)
+_LOOPBACK = "127.0.0.1"
+_STORE_TIMEOUT = 30.0  # seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,21 +68,30 @@ def checked(job: TrainingJob) -> TrainingJob:
     return replace(job, script=script, folder=folder)
 
 
-def serve(host: str, port: int) -> "TCPStore":
-    """Start the store on a port that is ours before anybody is told of it. Raises ``TrainingError``."""
-    try:
-        listener = socket.create_server((host, port), backlog=512)
-    except OSError as exc:
-        why = os.strerror(exc.errno or 0)
-        raise TrainingError(f"the launcher cannot listen on {host}:{port}: {why}; give another port") from exc
+def load_torch() -> None:
+    """Import what ``serve_store`` needs, while nodes do the same: it takes a second."""
+    import torch.distributed  # noqa: F401
+
+
+def serve_store() -> "TCPStore":
+    """Serve a store for the processes of one generation, on this machine's loopback interface only.
+
+    torch's store authenticates nobody: another user of this machine may disturb a training by it. Nothing that is
+    kept there is ever run, and nothing of the launcher's is kept there. Raises ``TrainingError``.
+    """
     from torch.distributed import TCPStore
 
+    try:
+        listener = socket.create_server((_LOOPBACK, 0), backlog=512)
+    except OSError as exc:
+        why = os.strerror(exc.errno or 0)
+        raise TrainingError(f"the launcher cannot listen on {_LOOPBACK}: {why}") from exc
     bound = int(listener.getsockname()[1])
     return TCPStore(
-        host,
+        _LOOPBACK,
         bound,
         is_master=True,
         wait_for_workers=False,
-        timeout=_STORE_TIMEOUT,
+        timeout=timedelta(seconds=_STORE_TIMEOUT),
         master_listen_fd=listener.detach(),
     )

@@ -11,7 +11,9 @@ from ebbflow.infra.clock import Clock
 from ebbflow.infra.errors import InfraError, StorageError
 from ebbflow.infra.protocols import Continue, Decide, GenerationEnd, Halt, TrainingJob
 from ebbflow.infra.training import channel as names
-from ebbflow.infra.training.channel import Channel, Report, RunSettings
+from ebbflow.infra.training import keys
+from ebbflow.infra.training.channel import Report, RunSettings
+from ebbflow.infra.training.launcher import job as jobs
 from ebbflow.infra.training.launcher import placement as placements
 from ebbflow.infra.training.launcher.control import Control
 from ebbflow.infra.training.launcher.generation import Generation
@@ -23,7 +25,7 @@ from ebbflow.infra.training.launcher.wire import Order
 from ebbflow.planners.errors import EbbflowError
 
 if TYPE_CHECKING:
-    from torch.distributed import TCPStore
+    from ebbflow.infra.training.launcher.exchange import Exchange
 
 _HOPELESS = 20  # generations in a row without a step won, whoever decides
 _LOOK = 0.05  # seconds between looks
@@ -38,7 +40,7 @@ class Loop:
     def __init__(
         self,
         job: TrainingJob,
-        store: "TCPStore",
+        exchange: "Exchange",
         pool: str,
         members: Members,
         record: Record,
@@ -49,7 +51,7 @@ class Loop:
         on_report: Callable[[Report], None] | None,
         clock: Clock,
     ) -> None:
-        self._job, self._store, self._pool = job, store, pool
+        self._job, self._exchange, self._pool = job, exchange, pool
         self._members, self._record, self._control = members, record, control
         self._decide, self._options, self._logs = decide, options, logs
         self._on_report, self._clock = on_report, clock
@@ -75,6 +77,7 @@ class Loop:
     def _finish(self, halt: Halt, release: Callable[[], None]) -> None:
         try:
             self._members.end(self._members.names)
+            self._look_for_refusals(everything=True)
             self._record.note("ended", state=halt.state, reason=halt.reason)
             self._write(halt.state)
             release()
@@ -119,7 +122,7 @@ class Loop:
             number,
             placement,
             self._members,
-            Channel(self._store, self._job.id, number, sum(placement.values())),
+            self._exchange,
             self._clock,
             self._record.note,
             self._options.hang,
@@ -130,6 +133,7 @@ class Loop:
         self._members.end(self._noticed & placement.keys())  # asked for under the name of a node that leaves
         before = {name for name in placement if name in self._members and self._members[name].ready}
         self._members.start(placement)
+        jobs.load_torch()
         if missing := self._await_ready(placement):
             return _unformed(generation.end(), missing, before)
         self._moves.restart()
@@ -142,15 +146,17 @@ class Loop:
             self._moves.serve(generation, self._settings.grace)
             if self._control.closed:
                 self._members.end(self._members.names)
+            self._look_for_refusals()
             self._control.pause(_LOOK, self._clock)
         self.generation = None
-        self._forget(number)
+        generation.close()
         return generation.end()
 
     def _await_ready(self, placement: Mapping[str, int]) -> dict[str, str]:
         """Wait until the nodes have reported; return those that have not, and why."""
         end = self._clock.now() + self._options.form
         while not self._control.closed and self._control.deadline is None:
+            self._look_for_refusals()
             lost = {name: loss for name, loss in self._members.look().items() if name in placement}
             if lost:
                 return {name: f"{loss.how}\n{self._members.log(name)}" for name, loss in lost.items()}
@@ -181,7 +187,8 @@ class Loop:
             names.RUN_ID: self._job.id,
             names.RUN_FOLDER: self._job.folder,
             names.GENERATION: str(status.generation),
-            names.CHANNEL: f"{self._store.host}:{self._store.port}",
+            names.CHANNEL: self._exchange.address,
+            keys.SERVER_KEY: self._exchange.public,
             names.SETTINGS: settings.to_json(),
         }
         return Order(
@@ -209,12 +216,17 @@ class Loop:
         if self._on_report is not None:
             self._on_report(report)
 
-    def _forget(self, number: int) -> None:
-        """Take what an old generation has left out of the store, so that a long run's does not grow."""
-        marks = (f"{self._job.id}-{number}.", f"ebbflow/{self._job.id}/{number}/")
-        for key in self._store.list_keys():
-            if any(mark in key for mark in marks):
-                self._store.delete_key(key)
+    def _look_for_refusals(self, *, everything: bool = False) -> None:
+        """Write down who was refused: somebody tries to speak to this run, or a node is not what it should be."""
+        for refusal in self._exchange.refusals.take(self._clock.now(), everything=everything):
+            self._record.note("peer-refused", address=refusal.address, why=refusal.why, times=refusal.times)
+            log.warning(
+                "run %s: refused %s, %d times: %s",
+                self._job.id,
+                refusal.address or "a peer",
+                refusal.times,
+                refusal.why,
+            )
 
     def _write(self, state: str) -> None:
         try:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 from ebbflow.infra.clock import Clock
 from ebbflow.infra.errors import ClusterError
 from ebbflow.infra.training.launcher.pool import NodePool
-from ebbflow.infra.training.launcher.wire import Beat, Entry, Order, Wire
+from ebbflow.infra.training.launcher.wire import Beat, Entry, Order, is_loopback
 
 if TYPE_CHECKING:
-    from torch.distributed import TCPStore
+    from ebbflow.infra.training.launcher.exchange import Exchange, Wire
 
 Note = Callable[..., None]  # note(kind, **content)
 
@@ -30,7 +30,8 @@ class Member:
 
     name: str
     slots: int
-    wire: Wire
+    key: str
+    wire: "Wire"
     started: float
     beat: Beat | None = None
     beaten: float = 0.0  # when the launcher saw the latest sign of life
@@ -51,7 +52,7 @@ class Members:
     def __init__(
         self,
         pool: NodePool,
-        store: "TCPStore",
+        exchange: "Exchange",
         run: str,
         clock: Clock,
         note: Note,
@@ -61,7 +62,7 @@ class Members:
         silence: float,
         stopped: float,
     ) -> None:
-        self._pool, self._store, self._run = pool, store, run
+        self._pool, self._exchange, self._run = pool, exchange, run
         self._clock, self._note = clock, note
         self._grace, self._preload = grace, preload
         self._silence, self._stopped = silence, stopped
@@ -87,7 +88,8 @@ class Members:
             if name not in self._members:
                 key = f"{name}-{secrets.token_hex(4)}"
                 entry = Entry(
-                    store=f"{self._pool.host}:{self._store.port}",
+                    launcher=self._exchange.address,
+                    server=self._exchange.public,
                     run=self._run,
                     name=name,
                     key=key,
@@ -95,23 +97,26 @@ class Members:
                     folder="",
                     preload=self._preload,
                     grace=self._grace,
+                    tunnel=not is_loopback(self._pool.host),
                 )
                 self.named.add(name)
+                wire = self._exchange.wire(key)
                 try:
-                    self._pool.start(name, slots, entry)
+                    self._pool.start(name, slots, entry, wire.admit)
                 except ClusterError as exc:
+                    wire.close()
                     self.refused[name] = str(exc)
                     self._note("node-refused", node=name, why=str(exc))
                     continue
-                wire = Wire(self._store, self._run, key)
-                self._members[name] = Member(name, slots, wire, self._clock.now())
+                self._members[name] = Member(name, slots, key, wire, self._clock.now())
                 self._note("node-started", node=name, slots=slots)
 
     def end(self, names: Iterable[str]) -> None:
         """End nodes that are not needed any more."""
         for name in names:
-            if self._members.pop(name, None) is None:
+            if (member := self._members.pop(name, None)) is None:
                 continue
+            member.wire.close()
             try:
                 self._pool.end(name)
                 self._note("node-ended", node=name)

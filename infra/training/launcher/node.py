@@ -14,17 +14,19 @@ import signal
 import sys
 import time
 import traceback
-from datetime import timedelta
+import warnings
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
 import psutil
-from torch.distributed import TCPStore
 
 from ebbflow.infra import private
 from ebbflow.infra.clock import SystemClock
-from ebbflow.infra.training import devices
+from ebbflow.infra.errors import LauncherLostError, MessageError
+from ebbflow.infra.training import channel, devices, keys
+from ebbflow.infra.training.launcher import tunnel
+from ebbflow.infra.training.launcher.node_line import NodeLine
 from ebbflow.infra.training.launcher.wire import (
     ENTRY,
     AgentEnd,
@@ -32,12 +34,12 @@ from ebbflow.infra.training.launcher.wire import (
     Entry,
     Order,
     RankState,
-    Wire,
     agent_end_from,
     entry_from,
     to_json,
 )
 from ebbflow.infra.training.launcher.worker import RANKS
+from ebbflow.infra.training.message_client import MessageClient
 
 NOTICE = "notice"  # file, in the node's folder, with the time at which the node will be gone
 READY = "ready"  # file, in the node's folder, once all is imported
@@ -48,11 +50,16 @@ _TICK = os.sysconf("SC_CLK_TCK")
 
 
 class Node:
-    """The node's loop; one thread, so that it can fork at any time."""
+    """The node's loop; one thread, so that it can fork at any time.
 
-    def __init__(self, entry: Entry, wire: Wire) -> None:
+    ZeroMQ has threads of its own in this process, which run no Python. A forked child has none of them and never
+    touches the connection; it holds a copy of the socket, so that the launcher goes by signs of life and not by
+    whether the connection lasts.
+    """
+
+    def __init__(self, entry: Entry, line: NodeLine) -> None:
         self._entry = entry
-        self._wire = wire
+        self._line = line
         self._clock = SystemClock()
         self._agent = 0  # process id; 0: none runs
         self._generation = 0
@@ -62,20 +69,22 @@ class Node:
         self._ranks: list[dict[str, Any]] = []  # what the generation's processes have said of themselves
         self._notice: float | None = None
         self._empty_since: float | None = None
+        self._tunnel = 0  # process id; 0: none runs
 
     def run(self) -> None:
         """Serve until told to leave or the launcher is gone."""
         signal.signal(signal.SIGTERM, self._on_notice)
         try:
             while self._serve():
-                self._clock.sleep(_LOOK)
-        except RuntimeError:  # the store is gone, and so is the launcher
+                self._line.wait(_LOOK)
+        except LauncherLostError as exc:
+            print(exc, file=sys.stderr, flush=True)
             self._end_processes(self._entry.grace)
         self._end_processes(0.0)
 
     def _serve(self) -> bool:
         self._look_at_agent()
-        while (order := self._wire.next_order()) is not None:
+        while (order := self._line.next_order()) is not None:
             if order.do == "leave":
                 return False
             if order.do == "launch":
@@ -91,7 +100,7 @@ class Node:
             self._last_beat = now
             self._beats += 1
             ranks = self._look_at_ranks()
-            self._wire.show(Beat(self._beats, self._generation if self._agent else 0, ranks, self._notice))
+            self._line.show(Beat(self._beats, self._generation if self._agent else 0, ranks, self._notice))
             if self._agent and self._deserted(ranks, now):
                 # Had one ended with an error, the agent would have seen that and ended as well.
                 self._close(
@@ -106,14 +115,21 @@ class Node:
         self._generation, self._slots, self._ranks = order.generation, order.slots, []
         private.make_folder(self._end_file(order.generation).parent)
         self._empty_since = None
+        port = order.store
+        if self._entry.tunnel:
+            process, port = tunnel.start(self._entry.launcher, self._entry.server, order.generation)
+            self._tunnel = process.pid
         sys.stdout.flush()
         sys.stderr.flush()
         parent = os.getpid()
-        self._agent = os.fork()
+        with warnings.catch_warnings():
+            # Python warns of forks beside threads; those here are ZeroMQ's, and hold none of Python's locks
+            warnings.simplefilter("ignore", DeprecationWarning)
+            self._agent = os.fork()
         if self._agent == 0:
-            self._become_agent(order, parent)
+            self._become_agent(order, port, parent)
 
-    def _become_agent(self, order: Order, parent: int) -> NoReturn:
+    def _become_agent(self, order: Order, port: int, parent: int) -> NoReturn:
         code = 1
         try:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -121,7 +137,7 @@ class Node:
             if os.getppid() == parent:
                 from ebbflow.infra.training.launcher import agent
 
-                end = agent.run(order, self._entry)
+                end = agent.run(order, self._entry, port)
                 private.write_text(self._end_file(order.generation), to_json(end))
                 code = 0
         except BaseException:
@@ -138,7 +154,7 @@ class Node:
         if pid:
             code = os.waitstatus_to_exitcode(status)
             end = AgentEnd("broken", error=f"the agent ended with status {code}", time=time.time())
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, MessageError):
                 end = agent_end_from(self._end_file(self._generation).read_text())
             self._close(end)
 
@@ -153,7 +169,7 @@ class Node:
     def _close(self, end: AgentEnd) -> None:
         """End what is left of the generation and tell the launcher how it ended."""
         self._end_processes(0.0)
-        self._wire.report(self._generation, end)
+        self._line.report(self._generation, end)
         self._last_beat = 0.0
 
     def _end_file(self, generation: int) -> Path:
@@ -186,11 +202,16 @@ class Node:
                     os.kill(found.pid, signal.SIGKILL)
 
     def _end_processes(self, grace: float) -> None:
-        """End all processes below this one: those left after ``grace`` seconds by SIGKILL, until none is left."""
+        """End all processes below this one: those left after ``grace`` seconds by SIGKILL, until none is left.
+
+        The tunnel, which they may need to the last, is not waited for.
+        """
         end = self._clock.now() + grace
         while True:
             _reap()
             below = [p for p in psutil.Process().children(recursive=True) if _lives(p)]
+            if all(process.pid == self._tunnel for process in below):
+                end = 0.0
             if not below:
                 break
             if self._clock.now() >= end:
@@ -198,7 +219,7 @@ class Node:
                     with contextlib.suppress(psutil.Error):
                         process.kill()
             self._clock.sleep(_LOOK)
-        self._agent = 0
+        self._agent = self._tunnel = 0
 
     def _on_notice(self, _signal: int, _frame: FrameType | None) -> None:
         self._notice = time.time() + self._entry.grace
@@ -238,11 +259,17 @@ def _prctl(option: int, value: int) -> None:
         ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
 
 
-def connect(entry: Entry) -> tuple[TCPStore, Wire]:
-    """Return the launcher's store and this node's end of the wire. Raises ``RuntimeError``."""
-    host, _, port = entry.store.rpartition(":")
-    store = TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=entry.connect))
-    return store, Wire(store, entry.run, entry.key)
+def connect(entry: Entry) -> NodeLine:
+    """Return this node's end of the conversation with its launcher, which may be yet to learn the node's key.
+
+    Puts what the node's processes need for theirs into the environment. Raises ``LauncherLostError``, or
+    ``TrainingError`` where the node has no key.
+    """
+    pair = keys.own(os.environ)
+    os.environ[channel.CHANNEL], os.environ[keys.SERVER_KEY] = entry.launcher, entry.server
+    client = MessageClient(entry.launcher, entry.server, pair, patience=entry.connect)
+    client.await_connection()
+    return NodeLine(client, entry.connect)
 
 
 def main() -> None:
@@ -259,9 +286,9 @@ def main() -> None:
             importlib.import_module(module)
         except ImportError:  # the script will say so where it needs the module
             traceback.print_exc()
-    wire = connect(entry)[1]
+    line = connect(entry)
     private.reserve(Path(entry.folder) / READY)
-    Node(entry, wire).run()
+    Node(entry, line).run()
 
 
 if __name__ == "__main__":

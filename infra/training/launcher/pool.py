@@ -1,20 +1,30 @@
 """Where nodes come from: what the launcher asks of a machine room, local or in a cloud."""
 
+from collections.abc import Callable
 from typing import Protocol
 
 from ebbflow.infra.training.launcher.wire import Entry
+
+Admit = Callable[[str], None]
+"""What a pool tells a node's public key, once it knows it: the node is listened to from then on."""
+
+
+def nobody(_public: str) -> None:
+    """Admit no key: for nodes that no launcher listens to."""
 
 
 class NodePool(Protocol):
     """Nodes by name. A name may be used again once its node is gone. Safe for several threads."""
 
-    host: str  # address at which nodes reach the launcher's store
+    host: str  # address at which nodes reach the launcher
     uid: str  # by which these nodes, and no others ever, can be recognised
 
-    def start(self, name: str, slots: int, entry: Entry) -> None:
-        """Start ``infra.training.launcher.node`` there and return at once; it reports over the store.
+    def start(self, name: str, slots: int, entry: Entry, admit: Admit = nobody) -> None:
+        """Start ``infra.training.launcher.node`` there and return at once; it reports to the launcher.
 
-        The pool fills in the entry's ``address`` and ``folder``. Raises ``ClusterError``.
+        The pool fills in the entry's ``address`` and ``folder``, sees to it that the node has a key pair of its own
+        (``infra.training.keys``), and calls ``admit`` with the public half, now or later, from any thread. Raises
+        ``ClusterError``.
         """
         ...
 

@@ -16,7 +16,7 @@ from ebbflow.infra.training.launcher import placement as placements
 from ebbflow.infra.training.launcher.control import Control
 from ebbflow.infra.training.launcher.decide import Persist
 from ebbflow.infra.training.launcher.hang import HangRule
-from ebbflow.infra.training.launcher.job import PRELOAD, Options, checked, serve
+from ebbflow.infra.training.launcher.job import PRELOAD, Options, checked
 from ebbflow.infra.training.launcher.journal import Journal
 from ebbflow.infra.training.launcher.loop import Loop
 from ebbflow.infra.training.launcher.members import Members
@@ -47,7 +47,7 @@ class TorchTrainer:
         preload: modules that nodes import once, before processes start from them.
         start: ``"fork"``: processes start from their warm node; ``"spawn"``: from nothing, seconds later, for scripts
             that cannot bear a fork.
-        port: of the store, on the pool's host; 0: any.
+        port: at which nodes reach the launcher, on the pool's host; 0: any.
         on_report: called in the launcher's thread with all that processes say.
 
     Raises ``OptionError``, or ``TrainingError`` when the port cannot be had.
@@ -79,7 +79,9 @@ class TorchTrainer:
         self._decide = decide
         self._on_report = on_report
         self._clock = clock or SystemClock()
-        self._store = serve(pool.host, port)
+        from ebbflow.infra.training.launcher.exchange import Exchange  # with ZeroMQ, of the extra ``train``
+
+        self._exchange = Exchange(pool.host, port)
         self._record = Record(self._clock)
         self._control = Control()
         self._grace = RunSettings().grace
@@ -116,7 +118,7 @@ class TorchTrainer:
         record.write(job, self._pool.uid)
         members = Members(
             self._pool,
-            self._store,
+            self._exchange,
             job.id,
             self._clock,
             record.note,
@@ -127,7 +129,7 @@ class TorchTrainer:
         )
         decide = self._decide or Persist(options.minimum, options.replace, lambda: members.named)
         loop = self._loop = Loop(
-            job, self._store, self._pool.uid, members, record, self._control, decide, options, logs,
+            job, self._exchange, self._pool.uid, members, record, self._control, decide, options, logs,
             self._on_report, self._clock,
         )  # fmt: skip
         record.note("launched", placement=wanted, script=job.script)
@@ -206,6 +208,7 @@ class TorchTrainer:
         if self._thread is not None:
             self._thread.join(timeout=_CLOSING)
         self._pool.close()
+        self._exchange.close()
 
     def __enter__(self) -> "TorchTrainer":
         return self

@@ -1,16 +1,14 @@
-"""What the launcher and its nodes tell each other, over the launcher's ``TCPStore``.
+"""What the launcher and its nodes tell each other, over the encrypted channel; see ``exchange`` and ``node_line``.
 
-A node is addressed by its *key*, which is new whenever a node of that name is started, so that nothing that was
-meant for a lost node reaches its successor.
+None of it is secret: keys travel otherwise (``infra.training.keys``).
 """
 
-import json
+import ipaddress
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
-if TYPE_CHECKING:
-    from torch.distributed import TCPStore
+from ebbflow.infra.training import messages, strict_json
 
 ENTRY = "EBBFLOW_NODE_ENTRY"  # JSON of ``Entry``, in a node's environment
 SCRIPT = "EBBFLOW_SCRIPT"  # JSON of what a process runs, in its environment
@@ -20,7 +18,8 @@ SCRIPT = "EBBFLOW_SCRIPT"  # JSON of what a process runs, in its environment
 class Entry:
     """What a node must know to report for work."""
 
-    store: str  # host:port of the launcher's store
+    launcher: str  # host:port of the launcher
+    server: str  # the launcher's public key
     run: str  # run id
     name: str
     key: str
@@ -28,9 +27,12 @@ class Entry:
     folder: str  # the node's own scratch folder
     preload: tuple[str, ...] = ()  # modules imported once, for all generations
     beat: float = 0.5  # seconds between signs of life
-    connect: float = 60.0  # seconds in which the store must be reached
+    connect: float = 60.0  # seconds in which the launcher must be reached, and may be silent
     grace: float = 30.0  # seconds for the processes to save once the launcher is gone
     deserted: float = 5.0  # seconds that an agent may live on when all its processes are gone
+    tunnel: bool = (
+        False  # whether torch's store, on the launcher's loopback interface, is reached by a tunnel
+    )
     devices: tuple[int, ...] = ()  # GPUs of the machine that it is held to, by number; none: to no certain
 
 
@@ -45,12 +47,16 @@ class Order:
     rank: int = -1  # to kill
     nodes: int = 0
     slots: int = 0
+    node: int = 0  # place of this one among the nodes
+    first_rank: int = 0
+    world: int = 0  # processes of all nodes
+    store: int = 0  # port of the generation's torch store, on the launcher's loopback interface
     script: str = ""
     arguments: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     logs: str = ""  # folder for this node's logs of this generation
     start: Literal["fork", "spawn"] = "fork"  # fork: processes start with the node's imports already done
-    form: float = 60.0  # seconds in which all nodes must meet
+    form: float = 60.0  # seconds in which the agents of all nodes must meet
     grace: float = 30.0  # seconds from SIGTERM to SIGKILL when a process of the same node has failed
 
 
@@ -98,70 +104,61 @@ class AgentEnd:
     time: float = 0.0
 
 
-class Wire:
-    """One end of the conversation between the launcher and one node."""
+@dataclass(frozen=True, slots=True)
+class NodeBeat:
+    """To the launcher: a sign of life, and the number of the last order that was read."""
 
-    def __init__(self, store: "TCPStore", run: str, key: str) -> None:
-        self._store = store
-        self._prefix = f"ebbflow/{run}/node/{key}"
-        self._sent = 0
-        self._read = 0
+    beat: Beat
+    read: int
 
-    # --- the launcher's side ------------------------------------------------------------------------------
 
-    def send(self, order: Order) -> None:
-        self._sent += 1
-        self._store.set(f"{self._prefix}/order/{self._sent}", json.dumps(asdict(order)))
+@dataclass(frozen=True, slots=True)
+class NodeEnd:
+    """To the launcher: how the agent of a generation ended. Ends of one node count up from 1."""
 
-    def beat(self) -> Beat | None:
-        """Return the node's latest sign of life; ``None`` before the first."""
-        fields = self._get("beat")
-        if fields is None:
-            return None
-        ranks = tuple(RankState(**rank) for rank in fields.pop("ranks"))
-        return Beat(ranks=ranks, **fields)
+    number: int
+    generation: int
+    end: AgentEnd
 
-    def agent_end(self, generation: int) -> AgentEnd | None:
-        """Return how the agent of ``generation`` ended; ``None`` while it has not."""
-        key = f"{self._prefix}/agent/{generation}"
-        return agent_end_from(self._store.get(key)) if self._store.check([key]) else None
 
-    # --- the node's side ----------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class NodeOrder:
+    """To a node: an order. Orders of one node count up from 1."""
 
-    def next_order(self) -> Order | None:
-        """Return the next order, if there is one. Raises ``RuntimeError`` when the launcher is gone."""
-        fields = self._get(f"order/{self._read + 1}")
-        if fields is None:
-            return None
-        self._read += 1
-        return Order(**{**fields, "arguments": tuple(fields["arguments"])})
+    number: int
+    order: Order
 
-    def show(self, beat: Beat) -> None:
-        self._store.set(f"{self._prefix}/beat", json.dumps(asdict(beat)))
 
-    def report(self, generation: int, end: AgentEnd) -> None:
-        """Say how the agent of ``generation`` ended."""
-        self._store.set(f"{self._prefix}/agent/{generation}", json.dumps(asdict(end)))
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """To a node: the latest sign of life, and the number of the last end that was read."""
 
-    def _get(self, name: str) -> dict[str, Any] | None:
-        key = f"{self._prefix}/{name}"
-        if not self._store.check([key]):
-            return None
-        fields: dict[str, Any] = json.loads(self._store.get(key))
-        return fields
+    beat: int
+    read: int
+
+
+FROM_NODE = messages.by_name(NodeBeat, NodeEnd)
+TO_NODE = messages.by_name(NodeOrder, Heard)
 
 
 def entry_from(text: str) -> Entry:
-    """Return the entry that was handed to a node as JSON."""
-    fields = json.loads(text)
-    return Entry(**{**fields, "preload": tuple(fields["preload"]), "devices": tuple(fields["devices"])})
+    """Return the entry that was handed to a node as JSON. Raises ``MessageError``."""
+    return strict_json.loads(text, Entry)
 
 
 def agent_end_from(text: str | bytes) -> AgentEnd:
-    """Return how an agent ended from what ``to_json`` made of it."""
-    fields = json.loads(text)
-    return AgentEnd(**{**fields, "failures": tuple(Failure(**failure) for failure in fields["failures"])})
+    """Return how an agent ended from what ``to_json`` made of it. Raises ``MessageError``."""
+    return strict_json.loads(text, AgentEnd)
 
 
 def to_json(value: Any) -> str:
-    return json.dumps(asdict(value))
+    """Return an entry or an end as JSON."""
+    return strict_json.dumps(value)
+
+
+def is_loopback(host: str) -> bool:
+    """Tell whether a host is this machine as only it calls itself."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:  # a name
+        return host == "localhost"

@@ -39,7 +39,7 @@ locals {
         }
         entry = {
           type           = "String"
-          description    = "What EBBFLOW_NODE_ENTRY holds, in base64; needed to start"
+          description    = "What EBBFLOW_NODE_ENTRY holds, in base64, which is no secret; needed to start"
           allowedPattern = "^[A-Za-z0-9+/=]*$"
           default        = ""
         }

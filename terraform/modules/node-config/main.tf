@@ -2,7 +2,7 @@ locals {
   spark  = contains(["spark-master", "spark-worker", "prefect-worker"], var.role)
   trains = var.role == "gpu-trainer"
   worker = var.role == "prefect-worker"
-  torch  = local.trains || local.worker # launchers of trainings keep their store in it
+  torch  = local.trains || local.worker # launchers of trainings serve torch's store
   comes  = contains(["spark-worker", "gpu-trainer"], var.role)
   server = var.role == "prefect-server"
 
@@ -10,12 +10,11 @@ locals {
     [var.ebbflow_package],
     ["boto3==${var.versions.boto3}", "prefect==${var.versions.prefect}", "fastapi==${var.versions.fastapi}"],
     local.spark ? ["pyspark==${var.versions.spark}"] : [],
-    local.torch ? ["torch==${var.versions.torch}"] : [],
+    local.torch ? ["torch==${var.versions.torch}", "pyzmq==${var.versions.pyzmq}"] : [],
     # a ledger in PostgreSQL, searches, elastic jobs: with the above all that a flow may want
     local.worker ? [
       "psycopg[binary]==${var.versions.psycopg}",
       "optuna==${var.versions.optuna}",
-      "pyzmq==${var.versions.pyzmq}",
       "msgpack==${var.versions.msgpack}",
     ] : [],
   )

@@ -12,6 +12,7 @@ from ebbflow.infra.aws.remote import Outcome, RemoteRunner
 from ebbflow.infra.aws.train_nodes import AwsNodes, own_address
 from ebbflow.infra.errors import AwsUnavailableError, ClusterError, EngineUnavailableError
 from ebbflow.infra.protocols import TrainingJob
+from ebbflow.infra.training import keys
 from ebbflow.infra.training.launcher.wire import Entry, entry_from
 from ebbflow.planners.model import Capacity, Node, Notice
 from tests.aws.emulator import PoolShape
@@ -39,6 +40,7 @@ class FakeRunner:
         self.asked = []
         self.running = {}
         self.fails = {}
+        self.says = keys.announcement("ab" * 32)
         self.go = threading.Event()
         self.go.set()
 
@@ -50,7 +52,7 @@ class FakeRunner:
                 raise error
             return error
         self.running[node, name] = entry_from(entry)
-        return Outcome(node, "done", code=0)
+        return Outcome(node, "done", code=0, output=self.says)
 
     def stop_torch(self, node, name, *, token=""):
         self.go.wait(10)
@@ -71,7 +73,7 @@ def instance(name, gpus=4, cores=16):
 
 
 def entry(name, number=1):
-    return Entry("10.0.0.9:29400", "run", name, f"{name}-{number}", "", "")
+    return Entry("10.0.0.9:29400", "00" * 32, "run", name, f"{name}-{number}", "", "")
 
 
 @pytest.fixture
@@ -200,6 +202,18 @@ def test_starting_returns_at_once_and_a_failure_is_a_loss(nodes, runner):
     assert nodes.lost("i-1") == "it could not be started: i-1: failed, Failed: this node is leaving"
     assert nodes.lost("i-2") == "it could not be started: away"
     assert nodes.log("i-1") == "this node is leaving\n"
+
+
+def test_the_key_that_a_node_tells_is_admitted_and_a_node_that_tells_none_is_lost(nodes, runner):
+    admitted = []
+    nodes.start("i-1", 1, entry("i-1"), admitted.append)
+    until(lambda: admitted)
+    assert admitted == ["ab" * 32]
+    runner.says = "started\n"
+    nodes.start("i-2", 1, entry("i-2"), admitted.append)
+    until(lambda: nodes.lost("i-2"))
+    assert "it has told no public key" in nodes.lost("i-2")
+    assert admitted == ["ab" * 32]
 
 
 def test_a_node_is_lost_with_its_instance(nodes, there, runner):

@@ -2,12 +2,16 @@
 
 import base64
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
+from pathlib import Path
 
 import psutil
 
+from ebbflow.infra.training import keys
 from ebbflow.infra.training.launcher.wire import ENTRY
 
 NODE = ("-P", "-m", "ebbflow.infra.training.launcher.node")
@@ -19,21 +23,28 @@ class Hosts:
     def __init__(self, runs: Sequence[str] = NODE) -> None:
         self.processes: dict[tuple[str, str], subprocess.Popen[bytes]] = {}  # by instance and service
         self._runs = runs
+        self.folder = Path(
+            tempfile.mkdtemp(prefix="ebbflow-hosts-")
+        )  # for what is /run/ebbflow on a real one
 
     def __call__(self, node: str, parameters: dict[str, list[str]]) -> tuple[int, str]:
         (action,), (name,) = parameters["action"], parameters["name"]
+        key = self.folder / node / f"{name}.key"
         process = self.processes.get((node, name))
         alive = process is not None and process.poll() is None
         if action == "start" and not alive:
+            key.parent.mkdir(exist_ok=True)
+            keys.make_file(key)
             text = base64.b64decode(parameters["entry"][0]).decode()
             self.processes[node, name] = subprocess.Popen(
-                [sys.executable, *self._runs], env=os.environ | {ENTRY: text, "OMP_NUM_THREADS": "1"}
+                [sys.executable, *self._runs],
+                env=os.environ | {ENTRY: text, keys.NODE_SECRET_FILE: str(key), "OMP_NUM_THREADS": "1"},
             )
         elif action == "stop" and process is not None:
             _end(process)
         elif action == "status":
             return 0, "active\n" if alive else "inactive\n"
-        return 0, ""
+        return 0, key.with_name(f"{key.name}.public").read_text() if action == "start" else ""
 
     def take(self, node: str) -> None:
         """End all processes of an instance at once."""
@@ -44,6 +55,7 @@ class Hosts:
     def close(self) -> None:
         for process in list(self.processes.values()):
             _end(process)
+        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -3,18 +3,17 @@
 import json
 from collections import defaultdict
 from collections.abc import Iterator
-from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from rank_server import Rank, RankServer, free_port, rank_server
-from torch.distributed import TCPStore
+from exchanges import Speakers
+from rank_server import Rank, RankServer, rank_server
 
 from ebbflow.infra.training import channel as names
-from ebbflow.infra.training.channel import Channel, Report, RunSettings, StopRequest
+from ebbflow.infra.training.channel import Report, RunSettings, StopRequest
 from ebbflow.infra.training.checkpoints import CheckpointFolder
 from ebbflow.planners.training.job_report import JobReport
 
@@ -34,19 +33,17 @@ class Launch:
 
     def __init__(self, server: RankServer, folder: Path) -> None:
         self.server, self.folder = server, folder
-        self.port = free_port()
-        self.store = TCPStore("127.0.0.1", self.port, is_master=True, timeout=timedelta(seconds=20))
+        self.speakers = Speakers()
         self.generation = 0
         self.reports: list[Report] = []
 
     def start(self, world: int, settings: RunSettings | None = None, **case: Any) -> list[Rank]:
         self.generation += 1
-        self.channel = Channel(self.store, "t", self.generation, world)
+        self.reports = []
+        self.channel = self.speakers.open(self.generation, world)
         environment = {
-            names.RUN_ID: "t",
+            **self.speakers.environment(self.generation),
             names.RUN_FOLDER: str(self.folder / "run"),
-            names.GENERATION: str(self.generation),
-            names.CHANNEL: f"127.0.0.1:{self.port}",
             names.SETTINGS: (settings or RunSettings()).to_json(),
             "CASE": json.dumps({"log": str(self.folder / f"log-{self.generation}")} | case),
         }
@@ -57,8 +54,14 @@ class Launch:
 
     def wait(self, ranks: list[Rank]) -> list[int | None]:
         exits = self.server.wait(ranks)
-        self.reports = self.channel.reports()
+        self.reports += self.channel.reports()
         return exits
+
+    def until_reports(self, count: int) -> None:
+        """Return once so many reports have come."""
+        while len(self.reports) < count:
+            self.reports += self.channel.reports()
+            self.server.look()
 
     def said(self, kind: str) -> list[Report]:
         return [report for report in self.reports if report.kind == kind]
@@ -175,8 +178,7 @@ def test_a_running_checkpoint_is_taken_where_it_is_newer(launch: Launch) -> None
 
 def test_a_request_to_stop_comes_through_the_channel(launch: Launch) -> None:
     ranks = launch.start(2, epochs=1000, pause=0.01)
-    while not launch.channel._store.check(["ebbflow/t/1/report/0/2"]):
-        launch.server.look()
+    launch.until_reports(2)
     launch.channel.request_stop(StopRequest("resize"))
     assert launch.wait(ranks) == [0, 0]
     (stopped,) = launch.said("stopped")
@@ -201,9 +203,8 @@ def test_a_step_that_outlasts_the_deadline_is_given_up(launch: Launch) -> None:
 
 def test_a_lost_launcher_makes_a_run_save_and_leave(launch: Launch) -> None:
     ranks = launch.start(2, epochs=1000, pause=0.02)
-    while not launch.channel._store.check(["ebbflow/t/1/report/0/2"]):
-        launch.server.look()
-    del launch.channel, launch.store
+    launch.until_reports(2)
+    launch.speakers.close()
     assert launch.server.wait(ranks) == [0, 0]
     found = launch.checkpoints.latest()
     assert found is not None

@@ -220,7 +220,7 @@ def test_one_run_has_one_launcher(run: Run) -> None:
 
 
 def test_a_port_that_is_taken_is_named(run: Run) -> None:
-    port = run.trainer._store.port
+    port = run.trainer._exchange.address.rpartition(":")[2]
     with LocalNodes() as nodes, pytest.raises(TrainingError, match=f"127.0.0.1:{port}"):
         TorchTrainer(nodes, port=port)
 

@@ -14,8 +14,9 @@ from ebbflow.infra.training.launcher.control import Control
 from ebbflow.infra.training.launcher.job import Options
 from ebbflow.infra.training.launcher.members import Members
 from ebbflow.infra.training.launcher.moves import Moves
+from ebbflow.infra.training.launcher.pool import Admit, nobody
 from ebbflow.infra.training.launcher.record import Record
-from ebbflow.infra.training.launcher.wire import Entry
+from ebbflow.infra.training.launcher.wire import Beat, Entry, Order
 from ebbflow.infra.training.nodes import LocalNodes
 from ebbflow.planners.errors import OptionError
 
@@ -29,7 +30,7 @@ class Pool:
         self.room = room
         self.there: list[str] = []
 
-    def start(self, name: str, slots: int, entry: Entry) -> None:
+    def start(self, name: str, slots: int, entry: Entry, admit: Admit = nobody) -> None:
         if len(self.there) >= self.room:
             raise ClusterError(f"no room for {name}")
         self.there.append(name)
@@ -45,11 +46,22 @@ class Pool:
             self.there.remove(name)
 
 
-class Store:
-    port = 1
+class Exchange:
+    """An exchange with nodes that say nothing."""
 
-    def check(self, keys: list[str]) -> bool:
-        return False
+    address, public = "127.0.0.1:1", "00" * 32
+
+    def wire(self, key: str) -> "Exchange":
+        return self
+
+    def admit(self, public: str) -> None: ...
+
+    def send(self, order: Order) -> None: ...
+
+    def beat(self) -> Beat | None:
+        return None
+
+    def close(self) -> None: ...
 
 
 class Generation:
@@ -75,7 +87,7 @@ class World:
         clock = SystemClock()
         self.record, self.control, self.pool = Record(clock), Control(), Pool(room)
         self.members = Members(
-            self.pool, Store(), "r", clock, self.record.note, grace=1.0, preload=(), silence=9.0, stopped=1.0
+            self.pool, Exchange(), "r", clock, self.record.note, grace=1.0, preload=(), silence=9.0, stopped=1.0
         )  # fmt: skip
         self.moves = Moves(self.control, self.members, self.record, Options(**options), clock)
         self.generation = Generation({"node-1": 1, "node-2": 1, "node-3": 1})
@@ -170,11 +182,11 @@ def test_gpus_are_counted_without_touching_them(tmp_path: Path) -> None:
 def test_local_nodes_share_the_gpus_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ebbflow.infra.training.nodes._NODE", "no.such.module")
     with LocalNodes(gpus=["0", "1", "2"]) as nodes:
-        nodes.start("a", 2, Entry("", "r", "a", "ka", "", ""))
+        nodes.start("a", 2, Entry("", "00" * 32, "r", "a", "ka", "", ""))
         with pytest.raises(ClusterError, match="needs 2 GPUs and 1 of 3 are free"):
-            nodes.start("b", 2, Entry("", "r", "b", "kb", "", ""))
+            nodes.start("b", 2, Entry("", "00" * 32, "r", "b", "kb", "", ""))
         nodes.kill("a")
-        nodes.start("b", 3, Entry("", "r", "b", "kc", "", ""))
+        nodes.start("b", 3, Entry("", "00" * 32, "r", "b", "kc", "", ""))
 
 
 @pytest.mark.skipif(cgroups.find_controller() is None, reason="no control group can be made here")
@@ -184,7 +196,7 @@ def test_a_node_is_held_to_its_processors_and_its_group_goes_with_it(
     (tmp_path / "stays.py").write_text("import time\ntime.sleep(600)\n")
     monkeypatch.setattr("ebbflow.infra.training.nodes._NODE", "stays")
     with LocalNodes(cpus=0.25, gpus=(), environment={"PYTHONPATH": str(tmp_path)}) as nodes:
-        nodes.start("a", 2, Entry("", "r", "a", "ka", "", ""))
+        nodes.start("a", 2, Entry("", "00" * 32, "r", "a", "ka", "", ""))
         group = nodes._nodes["a"].group
         assert group is not None
         quota = group / "cpu.max" if (group / "cpu.max").exists() else group / "cpu.cfs_quota_us"
@@ -194,7 +206,7 @@ def test_a_node_is_held_to_its_processors_and_its_group_goes_with_it(
         assert quota.read_text().split()[0] == "50000"
         nodes.kill("a")
         assert not group.exists()
-        nodes.start("b", 1, Entry("", "r", "b", "kb", "", ""))
+        nodes.start("b", 1, Entry("", "00" * 32, "r", "b", "kb", "", ""))
         other = nodes._nodes["b"].group
     assert other is not None
     assert not other.exists()

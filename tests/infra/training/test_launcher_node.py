@@ -2,13 +2,12 @@
 
 import time
 from collections.abc import Iterator
-from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from torch.distributed import TCPStore
 
-from ebbflow.infra.training.launcher.wire import AgentEnd, Entry, Order, Wire
+from ebbflow.infra.training.launcher.exchange import Exchange
+from ebbflow.infra.training.launcher.wire import AgentEnd, Entry, Order
 from ebbflow.infra.training.nodes import LocalNodes
 
 LONG = 60.0  # seconds: a bound for a busy machine, not an expectation
@@ -19,14 +18,13 @@ class Launcher:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.store = TCPStore(
-            "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=30)
-        )
+        self.exchange = Exchange("127.0.0.1", 0)
         self.nodes = LocalNodes(folder / "nodes")
-        self.wire = Wire(self.store, "run", "key")
+        self.wire = self.exchange.wire("key")
         self.generation = 0
-        entry = Entry(f"127.0.0.1:{self.store.port}", "run", "node-1", "key", "", "", beat=0.1, deserted=0.5)
-        self.nodes.start("node-1", 2, entry)
+        address, server = self.exchange.address, self.exchange.public
+        entry = Entry(address, server, "run", "node-1", "key", "", "", beat=0.1, deserted=0.5)
+        self.nodes.start("node-1", 2, entry, self.wire.admit)
 
     def run(self, source: str, *arguments: str, slots: int = 1, nodes: int = 1, **fields: object) -> AgentEnd:
         """Have the node run a script and return how that ended."""
@@ -42,9 +40,10 @@ class Launcher:
         self.generation += 1
         script = self.folder / f"script{self.generation}.py"
         script.write_text(source)
+        self.exchange.open(self.generation, {"key": range(slots)}, 1)
         self.wire.send(
-            Order("launch", self.generation, nodes=nodes, slots=slots, script=str(script), arguments=arguments,
-                  logs=str(self.logs), **fields)
+            Order("launch", self.generation, nodes=nodes, slots=slots, world=slots, script=str(script),
+                  arguments=arguments, logs=str(self.logs), **fields)
         )  # fmt: skip
 
     @property
@@ -68,6 +67,8 @@ def launcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launcher]:
     with launcher.nodes:
         yield launcher
     assert launcher.nodes.gone(launcher.nodes.uid)
+    assert launcher.exchange.refusals.total == 0
+    launcher.exchange.close()
 
 
 def test_a_script_is_main_with_its_arguments_its_folder_and_its_exit_handlers(launcher: Launcher) -> None:

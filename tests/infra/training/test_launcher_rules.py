@@ -264,18 +264,19 @@ def test_a_run_is_not_finished_before_its_end_is_saved() -> None:
 
     def ended(**content: Any) -> tuple[str, str]:
         report = Report("finished", 0, 0.0, 12, content)
-        told: Any = Told(report)
+        nobody: Any = {}
         generation = Generation(
             1,
             {},
-            {},
-            told,
+            nobody,
+            nobody,
             SystemClock(),
             lambda kind, **said: None,
             RULE,
             1.0,
-            1.0,  # type: ignore[arg-type]
+            1.0,
         )
+        generation._channel = Told(report)  # type: ignore[assignment]
         assert generation.look({})
         end = generation.end()
         return end.kind, end.reason

@@ -20,6 +20,7 @@ from ebbflow.infra.protocols import (
 )
 from ebbflow.infra.training.channel import Report, RunSettings
 from ebbflow.infra.training.launcher.journal import Journal
+from ebbflow.infra.training.launcher.pool import Admit, nobody
 from ebbflow.infra.training.launcher.wire import Entry
 
 Interval = tuple[str, int, float, float]  # node, slot, from, to
@@ -81,7 +82,7 @@ class ToyPool:
         self.machines, self.uid = machines, uid
         self.nodes: dict[str, _Node] = {}
 
-    def start(self, name: str, slots: int, entry: Entry) -> None:
+    def start(self, name: str, slots: int, entry: Entry, admit: Admit = nobody) -> None:
         with self.machines.lock:
             self.look()
             if name in self.machines.dead:
@@ -276,7 +277,9 @@ class ToyTrainer:
                 self._end(name)
             if name not in self._up:
                 try:
-                    self._pool.start(name, slots, Entry("", self._job.id, name, f"{name}-{number}", "", ""))
+                    self._pool.start(
+                        name, slots, Entry("", "00" * 32, self._job.id, name, f"{name}-{number}", "", "")
+                    )
                     self._up[name] = slots
                 except ClusterError as error:
                     lost[name] = str(error)
