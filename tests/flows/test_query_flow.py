@@ -202,6 +202,9 @@ class LosingEngine:
     def cancel(self, job_id: str) -> None:
         self._inner.cancel(job_id)
 
+    def confine(self, *places: Any) -> None:
+        self._inner.confine(*places)
+
     def tables(self) -> tuple[()]:
         return ()
 
