@@ -4,6 +4,7 @@ What SQL may call is decided where it is parsed; this holds whatever gets past t
 sandbox: the process keeps the rights of its user.
 """
 
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -32,9 +33,17 @@ class Reach:
 
         What lies elsewhere is read and written by Arrow, and no statement reaches it.
         """
+        real: dict[str, str] = {}  # of folders, which many files share: DuckDB compares what links point at
+
+        def resolved(path: str) -> str:
+            folder, _, name = path.rpartition("/")
+            if folder not in real:
+                real[folder] = os.path.realpath(folder or "/").rstrip("/")
+            return f"{real[folder]}/{name}"
+
         files = (f.path for r in relations if r.scheme == "file" and not r.external for f in r.files)
-        folders = (path for scheme, path in map(split, uris) if scheme == "file")
-        return cls(frozenset(files), frozenset(f.rstrip("/") for f in folders), everything)
+        folders = (path.rstrip("/") for scheme, path in map(split, uris) if scheme == "file")
+        return cls(frozenset(map(resolved, files)), frozenset(map(os.path.realpath, folders)), everything)
 
     def covers(self, other: "Reach") -> bool:
         """Tell whether ``other`` is within this one."""

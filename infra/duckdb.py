@@ -78,7 +78,7 @@ class DuckDbEngine:
     def confine(
         self, relations: Sequence[Relation], folders: Sequence[str], everything: bool = False
     ) -> None:
-        """Hold later statements to the files of ``relations`` and to ``folders`` (URIs); ``everything`` lifts that."""
+        """Hold statements to the files of ``relations`` and to ``folders`` (URIs); ``everything`` lifts that."""
         reach = Reach.of(relations, folders, everything)
         with self._lock:
             if not self._closed and (self._reach is None or self._reach != reach):

@@ -58,7 +58,9 @@ def prepare(
     ``engine`` is needed for its catalogue only. Raises ``TableError``, ``PlanningError``, ``StorageError``.
     """
     # a syntax error is told before any file is opened
-    named = {name.lower() for name in table_names(parse(request.sql, request.dialect, request.allow_functions))}
+    named = {
+        name.lower() for name in table_names(parse(request.sql, request.dialect, request.allow_functions))
+    }
     relations = _relations(request, engine)
     cache = store.cache("statistics")
     known = {

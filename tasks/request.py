@@ -55,7 +55,9 @@ class QueryRequest:
     calibrate: bool = False  # measure the engine first if nothing is known of its speed
     verify: bool = False  # compare the result with DuckDB on the same files
     store_budget: float = 20.0  # GiB of checkpoints kept for later runs
-    allow_functions: tuple[str, ...] = ()  # that reach beyond the tables, such as read_csv; else SQL may not call them
+    allow_functions: tuple[
+        str, ...
+    ] = ()  # that reach beyond the tables, such as read_csv; else SQL may not call them
 
     def __post_init__(self) -> None:
         _one_of("engine", self.engine, ("spark", "duckdb"))
@@ -116,8 +118,8 @@ def _read(path: str) -> str:
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         raise OptionError(
-            f"cannot read SQL from {path!r}: a file of SQL is text in UTF-8, and byte {error.start:,} (line {line}) is "
-            f"0x{content[error.start]:02x}, which no UTF-8 has there; save it as UTF-8 (iconv -t UTF-8)"
+            f"cannot read SQL from {path!r}: a file of SQL is text in UTF-8, and byte {error.start:,} (line {line}) "
+            f"is 0x{content[error.start]:02x}, which no UTF-8 has there; save it as UTF-8 (iconv -t UTF-8)"
         ) from error
 
 

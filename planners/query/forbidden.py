@@ -28,8 +28,8 @@ _TITLES = {
 }
 # Spark's data sources, which it takes for databases: csv.`/etc/passwd`
 _FORMATS = frozenset({
-    "avro", "binaryfile", "csv", "delta", "hudi", "iceberg", "image", "jdbc", "json", "kafka", "libsvm", "noop", "orc",
-    "parquet", "rate", "socket", "statestore", "text", "xml",
+    "avro", "binaryfile", "csv", "delta", "hudi", "iceberg", "image", "jdbc", "json", "kafka", "libsvm", "noop",
+    "orc", "parquet", "rate", "socket", "statestore", "text", "xml",
 })  # fmt: skip
 
 

@@ -30,8 +30,8 @@ FILES = _words(
 )
 NETWORK = _words("http_get http_head http_post http_request")
 SETTINGS = _words(
-    "current_setting getenv list_secrets pg_get_constraintdef pg_get_viewdef secret set_config try_secret which_secret",
-    "write_log",
+    "current_setting getenv list_secrets pg_get_constraintdef pg_get_viewdef secret set_config try_secret",
+    "which_secret write_log",
 )
 CODE = _words(
     # methods of Java, functions of Python

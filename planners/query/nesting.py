@@ -11,7 +11,7 @@ from sqlglot import exp
 from ebbflow.planners.errors import UnsupportedQueryError
 
 LONGEST = 1_000_000  # characters of a query: planning takes time in proportion
-DEEPEST = 400  # levels of a query's tree, of which a chain of operators makes one each
+DEEPEST = 600  # levels of a query's tree, of which a chain of operators makes one each
 _RULE = (
     "nesting is bounded (parentheses, function calls, CASE and subqueries within one another at about 40 levels, "
     f"chains such as a + b + ... at {DEEPEST} operators): name parts of the query by WITH, write long chains of OR "

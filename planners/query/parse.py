@@ -224,17 +224,23 @@ def outside_tables(node: exp.Expr, bound: frozenset[str] = frozenset()) -> Itera
     Before: ``WITH t AS (SELECT * FROM t) SELECT * FROM t, u``; yields the inner ``t`` and ``u``.
     """
     named = isinstance(node, exp.Table) and isinstance(node.this, exp.Identifier)
-    if isinstance(node, exp.Table) and named and (node.db or node.name.lower() not in bound):
+    if isinstance(node, exp.Table) and named and (node.db or _folded(node.name) not in bound):
         yield node
     with_ = node.args.get("with_")
     if with_ is not None:
         for cte in with_.expressions:
-            name = frozenset({cte.alias.lower()})
+            name = frozenset({_folded(cte.alias)})
             yield from outside_tables(cte.this, bound | name if with_.recursive else bound)
             bound |= name
     for child in node.iter_expressions():
         if child is not with_:
             yield from outside_tables(child, bound)
+
+
+def _folded(name: str) -> str:
+    """Return a name as DuckDB compares it, in lower case as far as it is ASCII: to Python, the sign of Kelvin is a k,
+    and a WITH of that name would hide a file's."""
+    return name.encode().lower().decode()
 
 
 def table_names(query: exp.Expr) -> frozenset[str]:
