@@ -207,8 +207,8 @@ def test_the_message_names_function_reason_and_option():
         parse("SELECT * FROM read_text('/etc/passwd')", "duckdb")
     assert str(caught.value) == (
         "READ_TEXT('/etc/passwd') is refused: the function read_text reads files of the machine or of a network. SQL "
-        "may call it only if whoever runs it allows it (--allow-functions read_text; allow_functions in Python or in a "
-        "deployment's own parameters)"
+        "may call it only if whoever runs it allows it (--allow-functions read_text; allow_functions in Python or in "
+        "a deployment's own parameters)"
     )
 
 
@@ -228,6 +228,23 @@ def test_what_had_to_be_allowed_is_never_reused(name):
 def test_a_table_function_that_nobody_knows_can_be_allowed_and_is_never_reused():
     assert is_volatile(parse("SELECT * FROM delta_of_mine('x')", "duckdb", ["delta_of_mine"]))
     assert not is_volatile(parse("SELECT * FROM range(3)", "duckdb"))
+
+
+def test_a_word_that_stands_for_another_day_each_day_is_never_reused():
+    assert is_volatile(parse("SELECT a FROM t WHERE d < 'today'"))
+    assert is_volatile(parse("SELECT a FROM t WHERE d = ' Now '"))
+    assert not is_volatile(parse("SELECT a FROM t WHERE b = 'todays'"))
+
+
+def test_words_that_engines_call_as_functions_are_frozen_or_volatile_where_the_query_runs_whole():
+    whole = parse_query("SELECT x, localtimestamp AS n FROM t, LATERAL explode(l) AS e(x)", TABLES, now=NOW)
+    assert not whole.qualified
+    assert any("localtimestamp() frozen" in note.lower() for note in whole.notes)
+    named = parse_query("SELECT x, current_catalog AS n FROM t, LATERAL explode(l) AS e(x)", TABLES, now=NOW)
+    assert is_volatile(named.expression)
+    column = catalogue({"t": "user string, l array<int>"})
+    own = parse_query("SELECT x, user AS n FROM t, LATERAL explode(l) AS e(x)", column, now=NOW)
+    assert not is_volatile(own.expression)
 
 
 def test_names_that_are_allowed_are_checked():
