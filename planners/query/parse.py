@@ -77,6 +77,11 @@ def parse(text: str, dialect: str = "spark", allowed: Collection[str] = ()) -> e
             f"got {statement.key.upper()}: {_short(text)!r}"
         )
     check_reach(statement, allowed)
+    for select in statement.find_all(exp.Select):
+        if not select.expressions:
+            raise SqlSyntaxError(
+                f"a SELECT names no column: {_short(spark_sql(select))!r} in {_short(text)!r}"
+            )
     return statement
 
 
@@ -93,7 +98,7 @@ def _parsed(text: str, dialect: str) -> list[exp.Expr]:
         raise SqlSyntaxError(f"SQL cannot be read: {_short(str(error))}") from error
     except (ValueError, LookupError, TypeError, AttributeError) as error:  # sqlglot's own, on some wrong SQL
         raise SqlSyntaxError(
-            f"SQL cannot be read ({type(error).__name__}: {error}): {_short(text)!r}"
+            f"SQL cannot be read ({type(error).__name__}: {_short(str(error))}): {_short(text)!r}"
         ) from error
 
 
@@ -259,7 +264,7 @@ def check_tables(query: exp.Query, catalogue: Catalogue) -> None:
             )
         if catalogue.get(table.name) is None:
             nearest = _nearest(table.name.lower(), catalogue.tables)
-            raise UnknownTableError(f"unknown table {table.name!r}; {nearest}")
+            raise UnknownTableError(f"unknown table {_short(table.name)!r}; {nearest}")
 
 
 @within_bounds
@@ -420,6 +425,7 @@ def _column_error(message: str, query: exp.Query, catalogue: Catalogue) -> str:
             continue
         several = owners.get(found.name.lower(), [])
         if not found.table and len(several) > 1:
-            return f"column {found.name!r} is ambiguous: qualify it with one of {', '.join(several)}"
-        return f"unknown column {spark_sql(found)!r}; {_nearest(found.name, owners)} ({message})"
-    return f"a column cannot be resolved: {message}"
+            return f"column {_short(found.name)!r} is ambiguous: qualify it with one of {', '.join(several)}"
+        nearest = _nearest(found.name, owners)
+        return f"unknown column {_short(spark_sql(found))!r}; {nearest} ({_short(message, 300)})"
+    return f"a column cannot be resolved: {_short(message, 300)}"
