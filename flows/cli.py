@@ -26,6 +26,7 @@ from ebbflow.flows import (
     train_cli,
     tune_cli,
 )
+from ebbflow.flows.allowing import AllowFunctions
 from ebbflow.flows.runner import Runner, wants_prefect
 from ebbflow.planners.errors import EbbflowError
 
@@ -185,6 +186,7 @@ def query(
     executor_memory: Annotated[str | None, typer.Option(help="Heap of an executor, such as 1400m.")] = None,
     conf: Annotated[list[str] | None, typer.Option(help="A Spark setting, key=value. Repeatable.")] = None,
     verify: Annotated[bool, typer.Option("--verify", help="Compare the result with DuckDB's.")] = False,
+    allow_functions: AllowFunctions = None,
     runner: Annotated[
         Runner,
         typer.Option(
@@ -196,6 +198,7 @@ def query(
     from ebbflow.flows.options import parse_settings
     from ebbflow.flows.running import interruptible, run_on_terminal
     from ebbflow.flows.terminal import show_result
+    from ebbflow.planners.query.forbidden import checked_functions
     from ebbflow.tasks.request import QueryRequest, default_store
     from ebbflow.tasks.summary import print_summary
 
@@ -221,6 +224,7 @@ def query(
         report=report,
         title=_title(sql),
         verify=verify,
+        allow_functions=checked_functions(allow_functions),
     )
     with interruptible(errors, "finished stages are kept, the same command resumes from them"):
         outcome = run_on_terminal(request, console, prefect=wants_prefect(runner))
@@ -272,8 +276,10 @@ def explain(
     sql_text: Annotated[
         bool, typer.Option("--sql", help="Print the SQL of the chosen plan's stages.")
     ] = False,
+    allow_functions: AllowFunctions = None,
 ) -> None:
     from ebbflow.flows.options import parse_capacity
+    from ebbflow.planners.query.forbidden import checked_functions
     from ebbflow.tasks.page import explain_html
     from ebbflow.tasks.query import explain as explain_request
     from ebbflow.tasks.report import write_text
@@ -288,6 +294,7 @@ def explain(
         cuts=cuts.value,
         dialect=dialect,
         store=store or default_store(),
+        allow_functions=checked_functions(allow_functions),
     )
     plans, notes = explain_request(request, parse_capacity(capacity))
     print_candidates(plans, console)

@@ -10,6 +10,8 @@ from sqlglot.dialects.dialect import Dialect
 
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.query.baselines import policy_named
+from ebbflow.planners.query.forbidden import checked_functions
+from ebbflow.planners.query.nesting import LONGEST
 from ebbflow.planners.query.planner import CutPolicy, PlannerOptions
 from ebbflow.planners.query.replanner import validate_options
 
@@ -53,6 +55,9 @@ class QueryRequest:
     calibrate: bool = False  # measure the engine first if nothing is known of its speed
     verify: bool = False  # compare the result with DuckDB on the same files
     store_budget: float = 20.0  # GiB of checkpoints kept for later runs
+    allow_functions: tuple[
+        str, ...
+    ] = ()  # that reach beyond the tables, such as read_csv; else SQL may not call them
 
     def __post_init__(self) -> None:
         _one_of("engine", self.engine, ("spark", "duckdb"))
@@ -82,6 +87,7 @@ class QueryRequest:
         if not self.store.strip():
             raise OptionError("store must name a folder, local or s3://; got an empty text")
         validate_options(self.hysteresis, 0.0, 0.0)
+        object.__setattr__(self, "allow_functions", checked_functions(self.allow_functions))
 
     @classmethod
     def of(cls, sql: str, **options: Any) -> "QueryRequest":
@@ -94,12 +100,27 @@ def read_sql(text_or_path: str) -> str:
     text = text_or_path.strip()
     looks_like_path = text.endswith(".sql") and "\n" not in text
     if looks_like_path or (len(text) < 1024 and not set("\n ") & set(text) and Path(text).is_file()):
-        try:
-            return Path(text).expanduser().read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            reason = getattr(error, "strerror", None) or error
-            raise OptionError(f"cannot read SQL from {text!r}: {reason}") from error
+        return _read(text)
     return text_or_path
+
+
+def _read(path: str) -> str:
+    try:
+        with Path(path).expanduser().open("rb") as file:
+            content = file.read(4 * LONGEST + 1)
+    except (OSError, ValueError, RuntimeError) as error:  # a NUL in the name, no such home
+        reason = getattr(error, "strerror", None) or error
+        raise OptionError(f"cannot read SQL from {path!r}: {reason}") from error
+    if len(content) > 4 * LONGEST:
+        raise OptionError(f"cannot read SQL from {path!r}: a query has at most {LONGEST:,} characters")
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise OptionError(
+            f"cannot read SQL from {path!r}: a file of SQL is text in UTF-8, and byte {error.start:,} (line {line}) "
+            f"is 0x{content[error.start]:02x}, which no UTF-8 has there; save it as UTF-8 (iconv -t UTF-8)"
+        ) from error
 
 
 def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:

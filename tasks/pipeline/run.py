@@ -11,7 +11,8 @@ from typing import Protocol
 from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.errors import PipelineRunError
 from ebbflow.infra.packages import require
-from ebbflow.planners.errors import EbbflowError, OptionError
+from ebbflow.planners.errors import EbbflowError, OptionError, PlanningError
+from ebbflow.planners.query.parse import parse
 from ebbflow.tasks.loop import LoopListener
 from ebbflow.tasks.loop.own_policies import check_policy
 from ebbflow.tasks.pipeline.carry import Carrier
@@ -26,7 +27,7 @@ from ebbflow.tasks.pipeline.coordinator import (
 from ebbflow.tasks.pipeline.outcome import PipelineOutcome, StepOutcome, overall
 from ebbflow.tasks.pipeline.read import read_pipeline
 from ebbflow.tasks.pipeline.record import RunFolder, RunRecord, app_id, default_folder, new_run_id
-from ebbflow.tasks.pipeline.requests import engine_of
+from ebbflow.tasks.pipeline.requests import engine_of, places_of, query_request
 from ebbflow.tasks.pipeline.site import Site, opened_site
 from ebbflow.tasks.pipeline.spec import Pipeline
 from ebbflow.tasks.pipeline.view import ClusterView
@@ -65,6 +66,9 @@ class PipelineRequest:
     )
     restart: bool = False  # with resume: begin trainings again none of whose checkpoints can be used
     allow_policies: tuple[str, ...] = ()  # MODULE:NAME of policies that the file may have imported
+    allow_functions: tuple[
+        str, ...
+    ] = ()  # of SQL, which the file's queries may call though they reach beyond tables
 
     def __post_init__(self) -> None:
         if bool(self.file) == bool(self.resume):
@@ -151,7 +155,7 @@ MakeCarry = Callable[[Site, Pipeline, RunFolder], Carry]
 
 def _carrier(request: PipelineRequest, listener: Watcher, clock: Clock) -> MakeCarry:
     def make(site: Site, pipeline: Pipeline, folder: RunFolder) -> Carry:
-        said = (request.flow_run, listener.note, request.save, request.restart)
+        said = (request.flow_run, listener.note, request.save, request.restart, request.allow_functions)
         return Carrier(site, pipeline, folder, clock, *said)
 
     return make
@@ -284,12 +288,20 @@ def _settle(view: ClusterView, apps: set[str], clock: Clock) -> None:
 
 
 def _check_allowed(pipeline: Pipeline, request: PipelineRequest) -> None:
-    """Raise ``OptionError`` where the file names code that nobody has allowed, before anything is started."""
+    """Raise ``OptionError`` where the file names code that nobody has allowed, or SQL that is none or reaches beyond
+    its tables, before anything is started."""
     loop = pipeline.loop
     try:
         check_policy(loop.policy, loop.options, allowed=request.allow_policies)
     except OptionError as error:
         raise OptionError(f"{pipeline.source}: loop: {error}") from error
+    places = places_of(pipeline, "/nowhere/run", "spark://nowhere:7077")
+    for step in pipeline.of("query"):
+        asked = query_request(step, pipeline, places, lambda text: text, functions=request.allow_functions)
+        try:
+            parse(asked.sql, asked.dialect, asked.allow_functions)
+        except PlanningError as error:
+            raise OptionError(f"{pipeline.source}: queries.{step.name}: {error}") from error
 
 
 def _check_packages(pipeline: Pipeline) -> None:

@@ -63,6 +63,11 @@ PLANS: dict[str, tuple[Plan, ...]] = {
     ),
     "docs/own-query.md": (
         Plan("# what is in there", "run", given=("shop",)),
+        Plan(
+            "ebbflow query prices.sql",
+            "check",
+            "reads a file of the reader's; tests/flows/test_bad_sql.py does so",
+        ),
         Plan("ebbflow query revenue.sql --tables s3://", "check", AWS),
         Plan("from ebbflow.tasks.query import", "run", given=("shop",)),
     ),

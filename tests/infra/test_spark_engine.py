@@ -300,6 +300,33 @@ def test_what_the_planner_reads_and_writes_means_the_same_to_spark(engine: Any, 
 
 
 @pytest.mark.spark
+@pytest.mark.parametrize("name", ["env:HOME", "system:user.dir", "spark:spark.app.name", "spark.app.name"])
+def test_no_text_of_a_statement_is_replaced_by_settings_or_the_environment(
+    engine: Any, tmp_path: Path, name: str
+) -> None:
+    job = make_job(
+        f"SELECT '${{{name}}}' AS v, '${{{name}}}' = concat('$', '{{{name}}}') AS same", out=tmp_path
+    )
+    engine.run(job)
+    table = pq.read_table(job.output_uri.removeprefix("file://"))
+    assert table.to_pylist() == [{"v": f"${{{name}}}", "same": True}]
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("operators", [500, 20_000])
+def test_statements_as_deep_as_planning_lets_them_be_run_and_deeper_ones_fail_by_our_error(
+    engine: Any, tmp_path: Path, operators: int
+) -> None:
+    sum_of_ones = make_job("SELECT id" + " + 1" * operators + " AS v FROM range(1)", out=tmp_path)
+    if operators == 500:
+        assert engine.run(sum_of_ones).rows == 1
+    else:
+        with pytest.raises(StageFailedError):
+            engine.run(sum_of_ones)
+    assert engine.run(make_job("SELECT 1 AS v", out=tmp_path)).rows == 1  # Spark is as it was
+
+
+@pytest.mark.spark
 def test_a_process_has_one_spark_and_a_second_start_says_so(engine: Any) -> None:
     from ebbflow.infra.spark.engine import SparkEngine
 
