@@ -196,8 +196,12 @@ class Planning(Flips):
         # a table that no query names, with a cache of its own
         other = folder / "other"
         other.mkdir(parents=True)
-        pq.write_table(pa.table({"x": list(range(300)), "y": [i % 7 for i in range(300)]}), other / "x.parquet")
-        named = QueryRequest("SELECT count(*) AS n FROM x", tables=str(other), engine="duckdb", store=str(folder))
+        pq.write_table(
+            pa.table({"x": list(range(300)), "y": [i % 7 for i in range(300)]}), other / "x.parquet"
+        )
+        named = QueryRequest(
+            "SELECT count(*) AS n FROM x", tables=str(other), engine="duckdb", store=str(folder)
+        )
         self.unread = Ride(named).prepared.relations["x"]
         self.read = store.ride.prepared.relations["b"]  # the one that has a predicate
         self.known = {relation.name: self._asked(relation) for relation in (self.unread, self.read)}
@@ -220,7 +224,9 @@ class Planning(Flips):
         if kind == "manifest":
             where = range(size - checksums.DIGITS, size) if self.samples else range(size)
             return Flip(kind, path, rng.choice(where), 1 << rng.randrange(8))
-        inner = path.with_name("inner")  # the sample without its checksum, whose regions are those of the file
+        inner = path.with_name(
+            "inner"
+        )  # the sample without its checksum, whose regions are those of the file
         inner.write_bytes(path.read_bytes()[: -checksums.DIGITS])
         where = rng.choice(regions(inner, kind))
         inner.unlink()
