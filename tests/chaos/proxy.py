@@ -10,8 +10,8 @@ from typing import Literal, Self
 
 State = Literal["open", "cut", "silent", "slow"]
 _CHUNK = 1 << 16
-_DELAY = 0.1  # s that a slow network takes for each piece, which it makes small
-_PIECE = 4096  # bytes of such a piece
+_DELAY = 0.02  # s that a slow network takes for some pieces, which it makes small
+_PIECE = 16_384  # bytes of such a piece
 _LOOK = 0.05  # s
 _RESET = struct.pack("ii", 1, 0)  # linger for no time: what is closed is reset
 
