@@ -5,10 +5,14 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+_SLEEPING = Path(__file__).with_name("sleeping")
+
 
 def library() -> str:
     """Return the path of libfaketime, which ``scripts/tools.sh faketime`` installs."""
-    found = glob.glob("/usr/lib/*/faketime/libfaketime.so.1") + glob.glob("/usr/lib*/faketime/libfaketime.so.1")
+    found = glob.glob("/usr/lib/*/faketime/libfaketime.so.1") + glob.glob(
+        "/usr/lib*/faketime/libfaketime.so.1"
+    )
     assert found, "libfaketime is not installed: scripts/tools.sh faketime"
     return found[0]
 
@@ -36,4 +40,5 @@ class FakeTime:
             "FAKETIME_DONT_FAKE_MONOTONIC": "1",
             "FAKETIME_DONT_RESET": "1",
             "NO_FAKE_STAT": "1",
+            "PYTHONPATH": os.pathsep.join(filter(None, [str(_SLEEPING), os.environ.get("PYTHONPATH", "")])),
         }

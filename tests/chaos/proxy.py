@@ -125,8 +125,11 @@ class Proxy:
             return
         self._pairs.pop(other, None)
         self.cuts += counted
-        _reset(end)
-        _reset(other)
+        for one in (end, other):
+            if counted:
+                _reset(one)
+            else:  # an ordinary end: what was sent before arrives
+                one.close()
 
 
 def _reset(end: socket.socket) -> None:

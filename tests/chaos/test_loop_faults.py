@@ -45,11 +45,10 @@ class Loops:
         write(self.nodes, list(there))
 
     def start(self, name: str, silence: float = 30.0, **environment: str) -> "subprocess.Popen[str]":
-        paths = os.pathsep.join([str(ROOT), str(ROOT / "tests" / "tasks" / "loop")])
         child = subprocess.Popen(
             [sys.executable, "-m", "tests.chaos.loop_child", self.url, self.cluster, str(self.nodes), name,
              str(silence)],
-            cwd=ROOT, env={**os.environ, "PYTHONPATH": paths, **environment}, stdout=subprocess.PIPE,
+            cwd=ROOT, env={**os.environ, **environment}, stdout=subprocess.PIPE,
             stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
         self.children[name] = child
@@ -206,7 +205,9 @@ def test_a_leader_whose_clock_jumps_by_an_hour_keeps_its_apps_and_books_no_gpu_t
         until(lambda: len(machines.busy) == 4, "all GPUs in use")
         for number, seconds in enumerate((3600.0, 0.0, -3600.0, 0.0)):
             clock.jump(seconds)
-            cluster.see(["n0", 2], ["n1", 2], [f"m{number}", 2])  # the loop sees and writes with its new clock
+            cluster.see(
+                ["n0", 2], ["n1", 2], [f"m{number}", 2]
+            )  # the loop sees and writes with its new clock
             until(lambda number=number: f"m{number}" in nodes_of(ledger), "a node after the jump")  # type: ignore[misc]
             until(lambda: len(machines.busy) == 4, "all GPUs in use after the jump")
             at = ledger.reports()["x"].step
@@ -227,7 +228,10 @@ def test_a_leader_whose_clock_jumps_by_an_hour_keeps_its_apps_and_books_no_gpu_t
 def test_a_leader_whose_database_is_out_of_reach_waits_and_is_fenced_once_another_has_followed(
     tmp_path: Path, loops: Callable[..., Loops], database: Server, state: Any
 ) -> None:
-    with Proxy(database.folder / ".s.PGSQL.5432") as network, Ledger.open(database.url, cluster=state) as ledger:
+    with (
+        Proxy(database.folder / ".s.PGSQL.5432") as network,
+        Ledger.open(database.url, cluster=state) as ledger,
+    ):
         far = loops(f"postgresql://tester@127.0.0.1:{network.port}/ledger?sslmode=disable", state)
         app = ScriptedApp(ledger, "a", 4).enter()
         first = far.start("first", silence=2.0)

@@ -90,9 +90,7 @@ def _environment(port: int) -> dict[str, str]:
 
 
 @pytest.fixture(name="bucket")
-def _bucket(
-    aws_emulator: "Emulator", monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> str:
+def _bucket(aws_emulator: "Emulator", monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> str:
     for name, value in _environment(httpx.URL(aws_emulator.url).port or 80).items():
         monkeypatch.setenv(name, value)
     name = f"around-{os.getpid()}-{request.node.name[-6:].strip('[]')}"

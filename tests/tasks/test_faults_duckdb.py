@@ -244,6 +244,7 @@ def test_a_checkpoint_that_names_another_version_of_its_table_is_not_used_and_sa
 
 # --- several processes, full disks, crashes -----------------------------------------------------------------
 
+
 def test_two_queries_at_once_over_one_store_are_both_right(tpch_large: str, ask: Ask) -> None:
     request = ask(FOUR_TABLES, tpch_large)
     children = [process(request) for _ in range(2)]
