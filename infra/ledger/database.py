@@ -125,6 +125,8 @@ class Database:
                     return pending
             except SQLAlchemyError as error:
                 failure = understand(error, action, self.address)
+                if failure.stale:
+                    self._engine.dispose()
                 unsure = unsure or (committing and failure.lost and mode not in _READING)
                 last = attempt == ATTEMPTS - 1
                 if last or not (failure.again or failure.lost):

@@ -8,7 +8,7 @@ from sqlalchemy import Connection, select
 
 from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.errors import LedgerError
-from ebbflow.infra.ledger import clusters, codec, history, projections, remembering, retention, values
+from ebbflow.infra.ledger import clusters, codec, history, projections, remembering, retention, seals, values
 from ebbflow.infra.ledger.address import Address, parse
 from ebbflow.infra.ledger.database import Database
 from ebbflow.infra.ledger.journal import Journal
@@ -118,7 +118,7 @@ class Ledger:
 
     def report(self, app: str, report: AppReport) -> None:
         """Keep what ``app`` says of itself in place of what it said before; no event. Raises ``OptionError``."""
-        body = codec.dump(report)
+        body = seals.seal(codec.dump(report), values.plain(app))
         row = {
             "cluster": self.cluster,
             "app": values.plain(app),
@@ -175,7 +175,7 @@ class Ledger:
             same = known.get(row.app)
             if same is None or same[0] != row.body:
                 try:
-                    same = (row.body, codec.load(AppReport, row.format, row.body))
+                    same = (row.body, codec.load(AppReport, row.format, seals.unseal(row.body, row.app)))
                 except LedgerError as error:
                     if unread is None:
                         raise
