@@ -16,10 +16,11 @@ from ebbflow.infra.elastic.apps.kmeans import KMeans
 from ebbflow.infra.elastic.apps.lda import Lda
 from ebbflow.infra.elastic.apps.mlr import Mlr
 from ebbflow.planners.errors import OptionError
+from ebbflow.planners.model.numbers import UNSIGNED, parse_seconds
 
 APPS = ("mlr", "kmeans", "lda")
 DEMO = "demo"
-_AT = re.compile(r"(\d+(?:\.\d+)?)s:(?:(\d+)|(kill|leave):(n\d+))")
+_AT = re.compile(rf"({UNSIGNED}s):(?:([0-9]{{1,4}})|(kill|leave):(n[0-9]{{1,9}}))")
 _LOOK = 0.05  # seconds between looks at the job
 
 
@@ -39,9 +40,8 @@ def parse_change(text: str) -> Change:
     if not found:
         raise OptionError(f"a change looks like 10s:4, 20s:kill:n1 or 30s:leave:n2; got {text!r}")
     at, workers, what, name = found.groups()
-    if workers:
-        return Change(float(at), workers=int(workers))
-    return Change(float(at), **{what: name})
+    after = parse_seconds(at, "the time of a change")
+    return Change(after, workers=int(workers)) if workers else Change(after, **{what: name})
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,12 +2,14 @@
 
 import math
 import os
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from sqlglot.dialects.dialect import Dialect
 
+from ebbflow.infra import user_files
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.query.baselines import policy_named
 from ebbflow.planners.query.planner import CutPolicy, PlannerOptions
@@ -57,6 +59,7 @@ class QueryRequest:
     def __post_init__(self) -> None:
         _one_of("engine", self.engine, ("spark", "duckdb"))
         policy_named(self.policy)
+        check_master(self.master)
         PlannerOptions(cuts=self.cuts)
         try:
             Dialect.get_or_raise(self.dialect)
@@ -94,12 +97,19 @@ def read_sql(text_or_path: str) -> str:
     text = text_or_path.strip()
     looks_like_path = text.endswith(".sql") and "\n" not in text
     if looks_like_path or (len(text) < 1024 and not set("\n ") & set(text) and Path(text).is_file()):
-        try:
-            return Path(text).expanduser().read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            reason = getattr(error, "strerror", None) or error
-            raise OptionError(f"cannot read SQL from {text!r}: {reason}") from error
+        return user_files.read_text(text, error=lambda said: OptionError(f"the query: {said}"))
     return text_or_path
+
+
+_MASTER = re.compile(
+    r"spark://[^\s:,/]+:[0-9]{1,5}(,[^\s:,/]+:[0-9]{1,5})*|spark://\[[0-9a-fA-F:]+\]:[0-9]{1,5}"
+)
+
+
+def check_master(master: str) -> None:
+    """Raise ``OptionError`` for the address of a Spark master that cannot be one. Nothing is asked."""
+    if master.startswith("spark://") and not _MASTER.fullmatch(master):
+        raise OptionError(f"a Spark master's address is spark://HOST:PORT; got {master!r:.120}")
 
 
 def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
