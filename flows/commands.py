@@ -18,6 +18,8 @@ OUTPUT_DIRECTORIES = frozenset({"store", "folder", "out", "document", "spill", "
 """Options of this name and the metavar DIR name a directory that is made, or written in."""
 
 _FREE_TEXT = ("SQL|FILE", "ARGS")  # metavars of texts that may be long, and hold line breaks
+INPUT_DIRECTORIES = frozenset({"tpcds", "profiles"})
+"""Options of this name and the metavar DIR name a directory that is read, and must be there."""
 
 Parameter = TyperOption | TyperArgument
 
@@ -44,12 +46,10 @@ def _checked(parameter: Parameter, read: Callable[..., Any]) -> Callable[..., An
     def process_value(ctx: Any, value: Any) -> Any:
         source = ctx.get_parameter_source(parameter.name)
         typed = source is not None and source.name in ("COMMANDLINE", "ENVIRONMENT", "PROMPT")
-        problem = problem_of(parameter, value) if typed else ""
-        found = read(ctx, value)
-        problem = problem or (_twice(ctx, parameter, found) if typed else "")
-        if problem:
+        # before typer's own reading, whose messages do not repeat the value
+        if typed and (problem := problem_of(parameter, value) or _twice(ctx, parameter, value)):
             raise typer.BadParameter(problem, ctx=ctx, param=parameter)
-        return found
+        return read(ctx, value)
 
     return process_value
 
@@ -94,6 +94,8 @@ def _problem_of_text(text: str, parameter: Parameter) -> str:
         made = output_problem(text)
     if parameter.metavar == "DIR" and name in OUTPUT_DIRECTORIES and "://" not in text:
         made = output_problem(text, directory=True)
+    if parameter.metavar == "DIR" and name in INPUT_DIRECTORIES and not Path(text).expanduser().is_dir():
+        return f"must be a directory; there is none at {_short(text)}"
     return f"cannot write to {_short(text)}: {made}" if made else ""
 
 

@@ -17,6 +17,7 @@ from ebbflow.infra.elastic.apps.lda import Lda
 from ebbflow.infra.elastic.apps.mlr import Mlr
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model.numbers import UNSIGNED, parse_seconds
+from ebbflow.tasks.elastic_data import check_data
 
 APPS = ("mlr", "kmeans", "lda")
 DEMO = "demo"
@@ -109,6 +110,8 @@ def run_elastic(
     if data == DEMO:
         data = str(place / f"{request.app}.npz")
         demo_data(request.app, request.groups, Path(data))
+    else:
+        check_data(data, request.app, request.groups)
     try:
         application = request.application(data)
         application.parameters()

@@ -4,16 +4,17 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
-from pathlib import Path
 from typing import Any, Literal
 
 from ebbflow.infra import checksums, private
 from ebbflow.infra.errors import StorageError, TrainingError
 from ebbflow.infra.files import write_atomic
 from ebbflow.infra.filesystems import filesystem, split, translated
+from ebbflow.infra.scripts import check_script
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model import names
 from ebbflow.tasks.request import home
+from ebbflow.tasks.training_failures import failure_table
 from ebbflow.tasks.training_faults import ScriptedFault
 
 Canary = Literal["auto", "always", "never"]
@@ -81,8 +82,9 @@ class TrainingRequest:
 
     def __post_init__(self) -> None:
         """Check everything that can be checked without starting anything."""
-        if not Path(self.script).is_file():
-            raise OptionError(f"script must be a Python file; there is none at {self.script!r}")
+        check_script(self.script)
+        if self.failures is not None:
+            failure_table(self.failures)
         if self.id:
             names.RUN.check(self.id)
         if not self.folder.strip():

@@ -120,6 +120,8 @@ class TuningRequest:
             raise OptionError("pruner curve needs to know the epochs of a whole trial (--epochs)")
         if self.epochs is not None and self.epochs < 1:
             raise OptionError(f"epochs must be >= 1; got {self.epochs}")
+        if not 0 <= self.seed < 2**32:
+            raise OptionError(f"seed must be a whole number from 0 to 2^32 - 1; got {self.seed}")
         if self.sampler not in ("tpe", "random"):
             raise OptionError(f"sampler must be tpe or random; got {self.sampler!r}")
         if self.most_gpus < self.gpus:

@@ -60,7 +60,7 @@ class BookFile:
             book = decoded(json.loads(self.path.read_text(encoding="utf-8")))
         except FileNotFoundError:
             return None
-        except (ValueError, KeyError, TypeError, AttributeError, OptionError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OptionError) as error:
             raise StorageError(
                 f"the fleet's book {self.path} cannot be understood ({type(error).__name__}: {error}); end what uses "
                 "it and delete it"

@@ -118,7 +118,7 @@ class StateFile:
             return ClusterState(**fields, nodes=nodes)
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ClusterError(f"{self.path} is not a readable state file ({error}); delete it") from error
 
     def write(self, state: ClusterState) -> None:

@@ -107,6 +107,8 @@ class CapacityRequest:
 
     def __post_init__(self) -> None:
         names.CLUSTER.check(self.cluster)
+        if self.seed < 0:
+            raise OptionError(f"seed must be >= 0; got {self.seed}")
 
     def rules(self) -> LoopRules:
         """Read the limits. Raises ``OptionError``."""

@@ -53,8 +53,8 @@ def parse_gib(text: str) -> float:
     """Return GiB of ``6GiB``, ``6g``, ``512m`` or ``6``. Raises ``OptionError``."""
     found = re.fullmatch(rf"\s*({UNSIGNED})\s*([a-zA-Z]*)\s*", text)
     gib = float(found[1]) * _GIB.get(found[2].lower(), 0.0) if found else 0.0
-    if not 0 < gib <= _MOST_GIB:
-        raise OptionError(
-            f"must be a positive size such as 6GiB or 512m, at most 1,000,000 TiB; got {text!r:.60}"
-        )
+    if not gib > 0:
+        raise OptionError(f"must be a positive size such as 6GiB or 512m; got {text!r:.60}")
+    if not gib <= _MOST_GIB:
+        raise OptionError(f"must be a size of 1,000,000 TiB at most; got {text!r:.60}")
     return gib

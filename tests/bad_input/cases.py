@@ -73,7 +73,7 @@ BASES: dict[str, tuple[str, ...]] = {
     "ledger verify": ("--ledger", "ledger.db"),
     "ledger upgrade": ("--ledger", "ledger.db"),
     "ledger prune": ("--ledger", "ledger.db", "--before", "30d", "--dry-run"),
-    "capacity run": ("--ledger", "ledger.db", "--runner", "plain"),
+    "capacity run": ("--source", "aws:config.json", "--ledger", "ledger.db", "--runner", "plain"),
     "capacity status": ("--ledger", "ledger.db"),
     "capacity stop": ("--ledger", "ledger.db"),
     "prefect init": (),
@@ -392,7 +392,9 @@ def every_case(seed: int = 0) -> Iterator[Case]:
             name = parameter.name or ""
             if kind is bool or name in ("help", "install_completion", "show_completion"):
                 continue
-            option = max(parameter.opts, key=len)
+            option = (
+                max(parameter.opts, key=len) if parameter.param_type_name == "option" else parameter.metavar
+            )
             for value, what, always in values_of(parameter, kind):
                 surely = always and name != "arguments"
                 if what == "an empty text" and name == "arguments":

@@ -1,6 +1,7 @@
 """Runs one case in this process, where nothing can be started and no address reached, and says what is wrong."""
 
 import contextlib
+import functools
 import io
 import re
 import signal
@@ -12,6 +13,7 @@ from types import FrameType
 from typing import Any
 
 import pytest
+import typer
 
 from ebbflow.flows import cli
 from tests.bad_input.cases import ENDLESS, Case
@@ -78,6 +80,8 @@ def nothing_starts() -> Iterator[None]:
     import importlib
 
     with pytest.MonkeyPatch.context() as patch:
+        # the tree of commands is made anew for each call, which takes longer than most cases
+        patch.setattr(typer.main, "get_command", functools.cache(typer.main.get_command))
         for target in STARTS:
             parts = target.split(".")
             for cut in range(len(parts) - 1, 0, -1):
