@@ -84,7 +84,10 @@ class TrainingRequest:
         """Check everything that can be checked without starting anything."""
         check_script(self.script)
         if self.failures is not None:
-            failure_table(self.failures)
+            try:
+                failure_table(self.failures)
+            except OptionError as error:
+                raise OptionError(f"failures: {error}") from error
         if self.id:
             names.RUN.check(self.id)
         if not self.folder.strip():
