@@ -167,7 +167,7 @@ class TooDeepError(Exception):
         self.line = line
 
 
-class BoundedLoader(yaml.SafeLoader):
+class BoundedLoader(yaml.SafeLoader):  # type: ignore[misc]
     """Composes a document of bounded depth; the parser itself would take ever longer with each level."""
 
     _depth = 0
@@ -232,6 +232,8 @@ def _unwritable(directory: Path) -> str:
 
 def reason(error: BaseException) -> str:
     """Return why a file cannot be used, without a number and without the file's name."""
+    if isinstance(error, UnicodeDecodeError):
+        return f"not UTF-8 text: {error.reason} (0x{error.object[error.start]:02x}) at byte {error.start}"
     return str(getattr(error, "strerror", None) or error)
 
 

@@ -68,6 +68,12 @@ class ElasticRequest:
         for name in ("groups", "executors", "iterations", "workers"):
             if getattr(self, name) < 1:
                 raise OptionError(f"{name} must be >= 1; got {getattr(self, name)}")
+        if self.resume and self.folder is None:
+            raise OptionError("--resume goes on with a job whose snapshots are kept: name their --folder")
+        if self.restart and not self.resume:
+            raise OptionError("--restart goes with --resume; a new job begins at the beginning anyway")
+        if self.staleness < 0:
+            raise OptionError(f"staleness must be >= 0; got {self.staleness}")
         for change in self.changes:
             if change.workers is not None and change.workers < 1:
                 raise OptionError("at least one worker must stay; got 0")

@@ -209,9 +209,11 @@ class _Check:
 
     def _ledger(self, written: str) -> None:
         address = parse_address(fill_in(written, from_environment))
+        cluster = self.pipeline.cluster
+        made = isinstance(cluster, AwsSpec) and cluster.loop  # by this process
         if address.kind != "sqlite":
             self.unchecked.append(f"whether the ledger {address} answers: no network is asked")
-        elif not address.path.is_file():
+        elif not made and not address.path.is_file():
             raise OptionError(f"there is no ledger {address.path}: ebbflow capacity run makes one")
 
     def _existing(self, cluster: ExistingSpec) -> None:
@@ -221,6 +223,9 @@ class _Check:
             self._filled(
                 "cluster.existing", "fleet", cluster.fleet, lambda name: LocalFleet.attach(name).close()
             )
+        elif steps := [*self.pipeline.of("training"), *self.pipeline.of("search")]:
+            rule = "trainings need nodes: name the local fleet that they run on (cluster.existing.fleet)"
+            self.say(steps[0].path, "", rule)
         if cluster.folder and "://" not in cluster.folder:
             self.directory("cluster.existing", "folder", cluster.folder)
 

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from ebbflow.infra import checksums
+from ebbflow.infra import checksums, user_files
 from ebbflow.infra.clock import Clock
 from ebbflow.infra.errors import PipelineRunError, RunLockedError, StorageError
 from ebbflow.infra.files import write_atomic
@@ -166,7 +166,8 @@ class RunFolder:
                 )
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise PipelineRunError(
-                f"{self.path / _FILE} is damaged ({error}); start the pipeline anew"
+                f"{self.path / _FILE} or {_TEXT} beside it is damaged ({user_files.reason(error)}); start "
+                "the pipeline anew"
             ) from error
 
         def check(pipeline: Pipeline, say: Say) -> None:

@@ -9,6 +9,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import product
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
@@ -98,6 +99,7 @@ class Case:
     surely: bool = True  # whether it is bad whatever the option means
     place: Place | None = field(default=None, compare=False)  # makes the bad file, in the working directory
     statuses: tuple[int, ...] = (2,)
+    replaces: bool = False  # whether the bad file is in place of one that was right
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -330,6 +332,68 @@ def read_by(command: str, name: str) -> str | None:
     return "ledger.db" if name in LEDGERS else READ.get((command, name))
 
 
+STATE: dict[str, tuple[str, tuple[str, ...]]] = {
+    "runs/mine/run.json": ("run", ("--resume", "mine", "--folder", "runs", "--runner", "plain")),
+    "runs/mine/pipeline.yaml": ("run", ("--resume", "mine", "--folder", "runs", "--check")),
+    "trainings/mine/request.json": (
+        "train",
+        ("--resume", "mine", "--folder", "trainings", "--runner", "plain"),
+    ),
+    "searches/mine/search.json": ("tune", ("--resume", "mine", "--folder", "searches")),
+    "tables/orders.parquet": ("query", BASES["query"]),
+}
+"""Files that commands keep or read in directories, and a command that reads each."""
+OWN: dict[str, tuple[str, tuple[str, ...]]] = {
+    "fleets/local/fleet.json": ("nodes status", ()),
+    "clusters/default/state.json": ("cluster status", ()),
+    "fleet/ebb.json": ("fleet status", BASES["fleet status"]),
+    "fleet/ebb.stays.json": ("fleet cost", BASES["fleet cost"]),
+    "fleet/ebb.notices.json": ("fleet notices show", BASES["fleet notices show"]),
+    "ledger.db": ("ledger status", ()),
+}
+"""Files of Ebbflow's own directory, and a command that reads each."""
+COMBINED: tuple[tuple[str, tuple[str, ...], str], ...] = (
+    ("run", ("pipeline.yaml", "--resume", "mine"), "--resume"),
+    ("run", (), "--resume"),
+    ("run", ("pipeline.yaml", "--restart"), "restart"),
+    ("run", ("--resume", "mine", "--folder", "runs", "--set", "a=b"), "--resume"),
+    ("run", ("--resume", "mine", "--folder", "runs", "--id", "other"), "--resume"),
+    ("run", ("pipeline.yaml", "--report", "same", "--json", "same"), "same"),
+    ("run", ("pipeline.yaml", "--set", "nothing=1"), "nothing"),
+    ("train", ("script.py", "--resume", "mine"), "--resume"),
+    ("train", ("script.py", "--restart"), "--restart"),
+    ("train", ("--id", "one"), "script"),
+    ("train", ("script.py", "--nodes", "local:1x1", "--min-gpus", "3"), "min_gpus"),
+    ("train", ("script.py", "--min-gpus", "3", "--max-gpus", "2"), "max_gpus"),
+    ("train", ("script.py", "--json", "same", "--report", "same"), "same"),
+    ("tune", ("script.py",), "--space"),
+    ("tune", ("script.py", "--space", "space.yaml", "--resume", "mine"), "--resume"),
+    ("tune", ("script.py", "--space", "space.yaml", "--pruner", "curve"), "--epochs"),
+    ("tune", ("script.py", "--space", "space.yaml", "--gpus", "2"), "GPUs"),
+    ("query", ("q.sql", "--engine", "duckdb"), "--tables"),
+    ("query", ("q.sql", "--tables", "tables", "--catalog"), "--catalog"),
+    ("query", (*BASES["query"], "--out", "same", "--json", "same"), "same"),
+    ("elastic", (*BASES["elastic"], "--restart"), "restart"),
+    ("elastic", (*BASES["elastic"], "--resume"), "folder"),
+    ("demo", ("--query", "5", "--set", "a=b"), "--set"),
+    ("demo", ("--cuts", "cost"), "--cuts"),
+    ("fleet plan", (*BASES["fleet plan"], "--nodes", "2"), "--nodes"),
+    ("fleet plan", ("gpu", *BASES["fleet plan"], "--query", "q.sql"), "--within"),
+    ("simulate training", (*BASES["simulate training"], "--notice", "5"), "--spot-trace"),
+    (
+        "simulate training",
+        (*BASES["simulate training"], "--throughputs", "throughputs.json"),
+        "--throughputs",
+    ),
+    ("simulate training", (*BASES["simulate training"], "--profiles", "tables"), "--profiles"),
+    ("report", (*BASES["report"], "8000"), "8000"),
+    ("report", (*BASES["report"], "--since", "1h", "--until", "2h"), "--since"),
+    ("nodes up", (), "--spark"),
+    ("capacity run", ("--source", "local", "--on-demand-prices", "prices.toml"), "prices.toml"),
+    ("capacity run", ("--cluster", "a b/../c", *BASES["capacity run"]), "a b/../c"),
+)
+"""Options each of which is right, and that do not go together; what a message must name."""
+
 # --- all cases ----------------------------------------------------------------------------------------------
 
 
@@ -380,6 +444,9 @@ def with_value(command: Any, base: Sequence[str], parameter: Any, value: str) ->
 def every_case(seed: int = 0) -> Iterator[Case]:
     """Yield all cases, in the order of commands and options."""
     rng = random.Random(seed)
+    yield from _state_cases(rng)
+    for words, arguments, named in COMBINED:
+        yield Case(words, arguments, named, named, f"options that do not go together ({named})")
     for words, command in commands().items():
         base = BASES.get(words)
         if base is None:
@@ -403,6 +470,48 @@ def every_case(seed: int = 0) -> Iterator[Case]:
                 yield Case(words, arguments, value, option, f"{option}: {what}", surely)
             if kind in (str, Path):
                 yield from _file_cases(words, command, base, parameter, option, rng)
+
+
+def _state_cases(rng: random.Random) -> Iterator[Case]:
+    broken = ("a directory", "random bytes", "0xff", "a NUL", "a loop of links")
+    odd = ("empty", "deep lists", "deep tables", "a list", "a huge number", "a JSON key twice")
+    for own, files in ((False, STATE), (True, OWN)):
+        for path, (words, arguments) in files.items():
+            where = f"../home/.cache/ebbflow/{path}" if own else path
+            # a table is named by its own name, a run by its id
+            named = {"tables": "orders", "runs": "mine"}.get(path.split("/")[0], path)
+            places = [
+                (what, BROKEN[what], not words.startswith("fleet")) for what in broken
+            ]  # it asks AWS first
+            places += [(what, ODD[what], False) for what in odd]
+            if not own:
+                places += [
+                    (what, _mutated(one, rng.getrandbits(32)), False) for what, one in MUTATIONS.items()
+                ]
+            for what, place, surely in places:
+                instead, about = _instead(place), f"{path}: {what}"
+                yield Case(words, arguments, where, named, about, surely, instead, (1, 2), replaces=True)
+
+
+def _instead(place: Place) -> Place:
+    """Return what makes a bad file in place of the right one."""
+
+    def make(path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        right = path.with_name(f".{path.name}.right")
+        if path.is_file():
+            path.rename(right)  # not written over: it is a link to the template's
+        place(path)
+        right.unlink(missing_ok=True)
+
+    return make
+
+
+def _mutated(mutate: Mutate, draw: int) -> Place:
+    def place(path: Path) -> None:
+        path.write_bytes(mutate(random.Random(draw), path.with_name(f".{path.name}.right").read_bytes()))
+
+    return place
 
 
 def _file_cases(
@@ -436,12 +545,13 @@ def _file_cases(
         yield Case(words, arguments, bad, option, f"{option}: {what}", surely, place, statuses)
     for what, place in ODD.items():
         yield Case(words, arguments, bad, option, f"{option}: {what}", False, place, statuses)
-    for what, mutate in MUTATIONS.items():
-        for _ in range(4 if right in ("pipeline.yaml", "limits.toml", "config.json") else 1):
+    rights = (right, "example.yaml") if right == "pipeline.yaml" else (right,)
+    for source, (what, mutate) in product(rights, MUTATIONS.items()):
+        for _ in range(8 if right in ("pipeline.yaml", "limits.toml", "config.json") else 1):
             draw = rng.getrandbits(32)
 
-            def place(path: Path, mutate: Mutate = mutate, draw: int = draw) -> None:
-                path.write_bytes(mutate(random.Random(draw), Path(right).read_bytes()))
+            def place(path: Path, mutate: Mutate = mutate, draw: int = draw, source: str = source) -> None:
+                path.write_bytes(mutate(random.Random(draw), Path(source).read_bytes()))
 
             yield Case(words, arguments, bad, option, f"{option}: {what}", False, place, statuses)
 

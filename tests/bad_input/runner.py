@@ -9,6 +9,7 @@ import sys
 import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -148,7 +149,7 @@ def run_case(case: Case, workplace: Workplace, patch: pytest.MonkeyPatch) -> Fin
     left = sorted(name for name in {*before, *after} if before.get(name) != after.get(name))
     if left and not accepted:
         problems.append(f"left behind: {left[:10]}")
-    if left:
+    if left or case.replaces:
         workplace.reset()
     elif bad is not None:
         _removed(bad)
@@ -180,6 +181,8 @@ def names_what_is_bad(case: Case, text: str) -> bool:
     options = {case.option, case.option.lstrip("-"), case.option.lstrip("-").replace("-", "_")}
     value = re.sub(r"\s+", "", case.bad)
     found = [option for option in options if option in plain]
+    if case.replaces and Path(case.bad).name in plain:
+        return True
     return (
         bool(found)
         or (bool(value) and (value[:20] in plain or repr(case.bad)[1:15] in plain))

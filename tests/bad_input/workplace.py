@@ -176,8 +176,40 @@ class Workplace:
         }
         for name, text in texts.items():
             (place / name).write_text(text)
+        self._example(place)
+        self._runs(place)
         np.savez(place / "data.npz", x=np.ones((40, 3)), y=np.arange(40) % 2, start=np.ones((2, 3)))
         Ledger.open(str(place / "ledger.db"), cluster="local").close()
+
+    def _example(self, place: Path) -> None:
+        """Put the pipeline of the examples beside tables that it can be checked with."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        examples = Path(__file__).parents[2] / "examples"
+        text = (examples / "pipeline.yaml").read_text()
+        assert "~/.cache/ebbflow/tpch/sf0.1" in text
+        (place / "example.yaml").write_text(text.replace("~/.cache/ebbflow/tpch/sf0.1", "tpch"))
+        (place / "train_orders.py").write_bytes((examples / "train_orders.py").read_bytes())
+        (place / "tpch").mkdir()
+        day = pa.array([10_000], pa.int32()).cast(pa.date32())
+        orders = {"o_orderkey": [1], "o_totalprice": [2.0], "o_orderdate": day}
+        pq.write_table(pa.table(orders), place / "tpch" / "orders.parquet")
+        lines = {"l_orderkey": [1], "l_quantity": [2.0], "l_discount": [0.1]}
+        pq.write_table(pa.table(lines), place / "tpch" / "lineitem.parquet")
+
+    def _runs(self, place: Path) -> None:
+        """Record a run of each kind, to go on with."""
+        from ebbflow.tasks.pipeline.read import read_pipeline
+        from ebbflow.tasks.pipeline.record import RunFolder
+        from ebbflow.tasks.training_request import TrainingRequest
+        from ebbflow.tasks.tuning_request import TuningRequest, read_space
+
+        RunFolder(place / "runs", "mine").begin(read_pipeline(place / "pipeline.yaml"), {}, 0.0)
+        script = str(place / "script.py")
+        TrainingRequest(script, id="mine", folder=str(place / "trainings")).save()
+        space = read_space(place / "space.yaml")
+        TuningRequest(script, space, "accuracy", id="mine", folder=str(place / "searches")).save()
 
 
 def _copied(source: str, target: str) -> object:
