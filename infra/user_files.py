@@ -81,12 +81,13 @@ def read_bytes(path: AnyPath, *, max_bytes: int = MAX_CONFIG_BYTES, error: Error
 def read_text(path: AnyPath, *, max_bytes: int = MAX_CONFIG_BYTES, error: ErrorKind = OptionError) -> str:
     """Return the text of a UTF-8 file, without a byte order mark. Raises the exception of ``error``."""
     data = read_bytes(path, max_bytes=max_bytes, error=error)
-    if b"\0" in data:
-        raise error(f"{path} is no text: it has a NUL at byte {data.index(0)}")
     try:
-        return data.decode("utf-8-sig")
+        text = data.decode("utf-8-sig")
     except UnicodeDecodeError as problem:
         raise error(_not_utf8(path, data, problem)) from problem
+    if "\0" in text:
+        raise error(f"{path} is no text: it has a NUL at byte {data.index(0)}")
+    return text
 
 
 def first_line(path: AnyPath, *, error: ErrorKind = OptionError) -> str:

@@ -134,6 +134,10 @@ def test_the_ledger_of_a_cluster_that_is_there_already_is_looked_for(
     assert "there is no local fleet 'nothing'" in str(found.value)
     monkeypatch.setenv("NO_SUCH_KEY", str(tmp_path / "ledger.db"))
     plain["cluster"] = {"existing": {"ledger": "${env:NO_SUCH_KEY}"}}
+    del plain["trainings"]["fit"]["arguments"]
+    with pytest.raises(PipelineFileError, match=r"trainings\.fit: trainings need nodes"):
+        check(plain, tmp_path)
+    del plain["trainings"], plain["searches"]
     with pytest.raises(PipelineFileError, match=r"there is no ledger .*ledger\.db"):
         check(plain, tmp_path)
     Ledger.open(str(tmp_path / "ledger.db"), cluster="local").close()
