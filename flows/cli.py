@@ -27,11 +27,13 @@ from ebbflow.flows import (
     tune_cli,
 )
 from ebbflow.flows.allowing import AllowFunctions
+from ebbflow.flows.commands import CheckedGroup
 from ebbflow.flows.runner import Runner, wants_prefect
 from ebbflow.planners.errors import EbbflowError
 
 app = typer.Typer(
     name="ebbflow",
+    cls=CheckedGroup,
     help="SQL pipelines on capacity that comes and goes.\n\n"
     "[b]First steps[/b]: ebbflow doctor, ebbflow demo, ebbflow query --help",
     no_args_is_help=True,

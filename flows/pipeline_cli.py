@@ -96,6 +96,7 @@ def run(
     from ebbflow.tasks.loop.own_policies import checked_names
     from ebbflow.tasks.pipeline.parameters import parse_set
     from ebbflow.tasks.pipeline.run import PipelineRequest, check_pipeline
+    from ebbflow.tasks.pipeline.screen import plain
 
     if schema:
         print_schema()
@@ -117,7 +118,10 @@ def run(
         allow_functions=checked_functions(allow_functions),
     )
     if check:
-        print_pipeline(check_pipeline(request), console)
+        checked = check_pipeline(request)
+        print_pipeline(checked.pipeline, console)
+        for one in checked.unchecked:
+            console.print(plain(f"not checked: {one}"), soft_wrap=True)
         return
     outcome = run_on_terminal(request, console, prefect=wants_prefect(runner))
     if outcome.state == "stopped":

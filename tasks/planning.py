@@ -15,7 +15,7 @@ from ebbflow.infra.storage import ParquetCheckpointStore
 from ebbflow.planners.model import Catalogue, Measured, Table, Work
 from ebbflow.planners.query.cost import DEFAULTS, CostModel, calibrate
 from ebbflow.planners.query.functions import reaches_out
-from ebbflow.planners.query.parse import parse, table_names
+from ebbflow.planners.query.parse import parse, parse_query, table_names
 from ebbflow.planners.query.planner import PlannerOptions, QueryPlanner
 from ebbflow.planners.query.sampling import questions
 from ebbflow.tasks.request import QueryRequest
@@ -62,6 +62,15 @@ def prepare(
         name.lower() for name in table_names(parse(request.sql, request.dialect, request.allow_functions))
     }
     relations = _relations(request, engine)
+    # unknown tables and columns too: what cannot be planned leaves nothing in the store
+    plain = Catalogue({name: Table(one.name, one.columns, "") for name, one in relations.items()})
+    parse_query(
+        request.sql,
+        plain,
+        now=datetime.fromtimestamp(clock.now(), UTC),
+        dialect=request.dialect,
+        allowed=request.allow_functions,
+    )
     cache = store.cache("statistics")
     known = {
         name: _table(relation, run_id, meaning(request), cache if name in named else None, clock)

@@ -2,12 +2,14 @@
 
 import math
 import os
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from sqlglot.dialects.dialect import Dialect
 
+from ebbflow.infra import user_files
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.query.baselines import policy_named
 from ebbflow.planners.query.forbidden import checked_functions
@@ -62,6 +64,7 @@ class QueryRequest:
     def __post_init__(self) -> None:
         _one_of("engine", self.engine, ("spark", "duckdb"))
         policy_named(self.policy)
+        check_master(self.master)
         PlannerOptions(cuts=self.cuts)
         try:
             Dialect.get_or_raise(self.dialect)
@@ -100,27 +103,22 @@ def read_sql(text_or_path: str) -> str:
     text = text_or_path.strip()
     looks_like_path = text.endswith(".sql") and "\n" not in text
     if looks_like_path or (len(text) < 1024 and not set("\n ") & set(text) and Path(text).is_file()):
-        return _read(text)
+        # four bytes a character at most
+        return user_files.read_text(
+            text, max_bytes=4 * LONGEST, error=lambda said: OptionError(f"the query: {said}")
+        )
     return text_or_path
 
 
-def _read(path: str) -> str:
-    try:
-        with Path(path).expanduser().open("rb") as file:
-            content = file.read(4 * LONGEST + 1)
-    except (OSError, ValueError, RuntimeError) as error:  # a NUL in the name, no such home
-        reason = getattr(error, "strerror", None) or error
-        raise OptionError(f"cannot read SQL from {path!r}: {reason}") from error
-    if len(content) > 4 * LONGEST:
-        raise OptionError(f"cannot read SQL from {path!r}: a query has at most {LONGEST:,} characters")
-    try:
-        return content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        raise OptionError(
-            f"cannot read SQL from {path!r}: a file of SQL is text in UTF-8, and byte {error.start:,} (line {line}) "
-            f"is 0x{content[error.start]:02x}, which no UTF-8 has there; save it as UTF-8 (iconv -t UTF-8)"
-        ) from error
+_MASTER = re.compile(
+    r"spark://[^\s:,/]+:[0-9]{1,5}(,[^\s:,/]+:[0-9]{1,5})*|spark://\[[0-9a-fA-F:]+\]:[0-9]{1,5}"
+)
+
+
+def check_master(master: str) -> None:
+    """Raise ``OptionError`` for the address of a Spark master that cannot be one. Nothing is asked."""
+    if master.startswith("spark://") and not _MASTER.fullmatch(master):
+        raise OptionError(f"a Spark master's address is spark://HOST:PORT; got {master!r:.120}")
 
 
 def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:

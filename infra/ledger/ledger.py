@@ -18,6 +18,7 @@ from ebbflow.infra.ledger.overview import Overview, overview
 from ebbflow.infra.ledger.schema import events, mentions, reports
 from ebbflow.infra.ledger.verify import verify
 from ebbflow.planners.errors import OptionError
+from ebbflow.planners.model import names
 from ebbflow.planners.model.ledger import FENCED, AppRecord, AppReport, Change, Event, State
 
 
@@ -66,6 +67,8 @@ class Ledger:
         Raises ``OptionError`` for an address or cluster name that is none, ``LedgerError`` for a database that a
         newer Ebbflow has made or that is damaged, ``LedgerUnavailableError`` when it does not answer.
         """
+        if create:  # before a file or a table is made; older ledgers may hold other names
+            names.CLUSTER.check(cluster)
         database = Database(parse(url), clock or SystemClock())
         try:
             create_or_upgrade(database, create=create)

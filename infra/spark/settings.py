@@ -68,7 +68,7 @@ def mebibytes(text: str) -> int:
 
     Raises ``OptionError``.
     """
-    found = re.fullmatch(r"(\d+)([kmgt]?)b?", text.strip().lower())
+    found = re.fullmatch(r"([0-9]{1,15})([kmgt]?)b?", text.strip().lower())
     if found is None:
         raise OptionError(f"a size must look like 1400m or 2g; got {text!r}")
     return int(int(found[1]) * {"k": 1 / 1024, "": 1, "m": 1, "g": 1024, "t": 1024**2}[found[2]])

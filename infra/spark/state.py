@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from ebbflow.infra import cgroups, private, processes
+from ebbflow.infra import cgroups, private, processes, user_files
 from ebbflow.infra.errors import ClusterError
 
 _FORMAT = 1
@@ -118,8 +118,10 @@ class StateFile:
             return ClusterState(**fields, nodes=nodes)
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ClusterError(f"{self.path} is not a readable state file ({error}); delete it") from error
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise ClusterError(
+                f"{self.path} is not a readable state file ({user_files.reason(error)}); delete it"
+            ) from error
 
     def write(self, state: ClusterState) -> None:
         """Replace the state, atomically. Raises ``ClusterError``."""
