@@ -61,7 +61,7 @@ errors = Console(stderr=True)
 
 def _say_version(wanted: bool) -> None:
     if wanted:
-        print(f"ebbflow {version('ebbflow')}")
+        print(f"ebbflow {version('prefect-ebbflow')}")
         raise typer.Exit
 
 

@@ -70,5 +70,5 @@ def _scala_version(home: Path) -> str:
     for jar in home.glob("jars/spark-core_*.jar"):
         return jar.name.removeprefix("spark-core_").split("-")[0]
     raise EngineUnavailableError(
-        f"{home}/jars has no spark-core; pip install --force-reinstall 'ebbflow[spark]'"
+        f"{home}/jars has no spark-core; pip install --force-reinstall 'prefect-ebbflow[spark]'"
     )

@@ -75,7 +75,7 @@ def start_session(chosen: Mapping[str, str]) -> tuple[Any, DriverProcess]:
     try:
         from pyspark import SparkContext
     except ImportError as error:
-        raise EngineUnavailableError("PySpark is missing: pip install 'ebbflow[spark]'") from error
+        raise EngineUnavailableError("PySpark is missing: pip install 'prefect-ebbflow[spark]'") from error
     if not (is_local(master) or master.startswith(("spark://", "yarn", "k8s://"))):
         raise EngineUnavailableError(
             f"unknown Spark master {master!r}: use local[N], spark://HOST:PORT, yarn or k8s://URL"

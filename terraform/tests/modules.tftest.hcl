@@ -13,6 +13,7 @@ variables {
   security_group_ids = ["sg-1"]
   instance_profile   = "ebbflow-lab-node"
   spark_master       = "spark://10.42.16.10:7077"
+  ebbflow_package    = "s3://bucket/packages/prefect_ebbflow-0.1.0-py3-none-any.whl"
   ebbflow_sha256     = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
 }
 
@@ -138,7 +139,7 @@ run "a_wheel_without_its_hash_is_refused" {
   variables {
     role            = "gpu-trainer"
     region          = "us-east-1"
-    ebbflow_package = "s3://bucket/store/ebbflow-0.1.0-py3-none-any.whl"
+    ebbflow_package = "s3://bucket/store/prefect_ebbflow-0.1.0-py3-none-any.whl"
     ebbflow_sha256  = "latest"
   }
 

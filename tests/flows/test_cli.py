@@ -54,7 +54,7 @@ def complaint(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
 
 def test_the_version_is_the_package_s() -> None:
     shown = CliRunner().invoke(cli.app, ["--version"])
-    assert (shown.exit_code, shown.output) == (0, f"ebbflow {version('ebbflow')}\n")
+    assert (shown.exit_code, shown.output) == (0, f"ebbflow {version('prefect-ebbflow')}\n")
 
 
 # --- help -------------------------------------------------------------------------------------------------

@@ -133,12 +133,12 @@ def test_a_dependency_that_the_lock_lacks_or_contradicts_is_found(lock: ModuleTy
 
 def test_extras_that_name_the_project_itself_are_followed_and_misspelt_ones_refused(lock: ModuleType) -> None:
     project = {
-        "name": "ebbflow",
+        "name": "prefect-ebbflow",
         "dependencies": ["numpy>=2"],
-        "optional-dependencies": {"train": ["torch>=2"], "dev": ["ebbflow[train]", "pytest"]},
+        "optional-dependencies": {"train": ["torch>=2"], "dev": ["prefect-ebbflow[train]", "pytest"]},
     }
     assert [one.name for one in lock.wanted(project)] == ["numpy", "torch", "pytest"]
-    project["optional-dependencies"] = {"dev": ["ebbflow[trian]"]}
+    project["optional-dependencies"] = {"dev": ["prefect-ebbflow[trian]"]}
     with pytest.raises(ValueError, match="trian"):
         lock.wanted(project)
 
@@ -216,7 +216,7 @@ def test_a_pin_that_its_marker_leaves_out_here_need_not_be_installed(
     assert lock.elsewhere(tmp_path, "some.lock") == {"never-here"}
     locked, wrong = lock.read(tmp_path, "some.lock")
     assert wrong == []
-    project = {"name": "ebbflow", "dependencies": ["never-here", "always-here"]}
+    project = {"name": "prefect-ebbflow", "dependencies": ["never-here", "always-here"]}
     assert said(lock.closure(project, locked, {"never-here"})) == [
         "always-here: is in the lock and not installed: run make test once"
     ]

@@ -62,13 +62,12 @@ variable "versions" {
 }
 
 variable "ebbflow_package" {
-  description = "What pip installs for Ebbflow: an exact requirement, or the s3:// URI of a wheel in the folder packages of the cluster's bucket"
+  description = "s3:// URI of Ebbflow's wheel in the folder packages of the cluster's bucket; ebbflow_sha256 pins what it holds"
   type        = string
-  default     = "ebbflow==0.1.0"
 
   validation {
-    condition     = can(regex("^(ebbflow==[0-9][0-9a-z.+]*|s3://[a-z0-9][a-z0-9.-]+/packages/[A-Za-z0-9._/+-]+\\.whl)$", var.ebbflow_package))
-    error_message = "ebbflow_package must be ebbflow==VERSION or the s3:// URI of a wheel in the folder packages."
+    condition     = can(regex("^s3://[a-z0-9][a-z0-9.-]+/packages/[A-Za-z0-9._/+-]+\\.whl$", var.ebbflow_package))
+    error_message = "ebbflow_package must be the s3:// URI of a wheel in the folder packages."
   }
 }
 
