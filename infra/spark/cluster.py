@@ -136,6 +136,11 @@ class LocalSparkCluster:
     def master_ui(self) -> str:
         return self.state.master_ui
 
+    @property
+    def properties(self) -> Path:
+        """Return the file of Spark's properties that an application needs, the cluster's secret among them."""
+        return self._file.properties
+
     def status(self) -> ClusterStatus:
         """Look at the processes and ask the master. Raises ``ClusterError`` once it is stopped."""
         state = self.state
