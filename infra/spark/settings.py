@@ -166,6 +166,9 @@ def _local_heap() -> str:
 def _defaults() -> dict[str, str]:
     return {
         "spark.ui.port": "0",  # any free port: several drivers share a machine
+        # the pages know no users: they are to be read only
+        "spark.ui.killEnabled": "false",
+        "spark.ui.heapHistogramEnabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.log.level": "ERROR",
         "spark.eventLog.enabled": "false",

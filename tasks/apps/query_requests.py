@@ -7,12 +7,12 @@ from dataclasses import asdict, fields
 from ebbflow.infra import checksums, private
 from ebbflow.infra.files import write_atomic
 from ebbflow.infra.filesystems import filesystem, split, translated
+from ebbflow.infra.spark.authentication import is_sensitive
 from ebbflow.planners.errors import OptionError
 from ebbflow.tasks.request import QueryRequest
 
 _FORMAT = 1
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
-_SECRET = re.compile(r"secret|password|passwd|token|credential|access\.?key|private", re.IGNORECASE)
 
 
 def save_query(request: QueryRequest, id: str) -> str:
@@ -23,7 +23,7 @@ def save_query(request: QueryRequest, id: str) -> str:
     for an id that is no file's name, ``StorageError``.
     """
     scheme, path = split(_address(request.store, id))
-    said = asdict(request) | {"conf": {k: v for k, v in request.conf.items() if not _SECRET.search(k)}}
+    said = asdict(request) | {"conf": {k: v for k, v in request.conf.items() if not is_sensitive(k)}}
     left_out = sorted(request.conf.keys() - said["conf"].keys())
     functions = list(said.pop("allow_functions"))
     data = checksums.sealed(

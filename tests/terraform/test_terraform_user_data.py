@@ -412,3 +412,86 @@ def test_no_secret_is_in_what_a_node_is_configured_by(rendered):
             [f for f in configuration["write_files"] if not f["path"].endswith("constraints.txt")]
         )
         assert not re.search(r"AKIA[0-9A-Z]{16}|-----BEGIN|password=", text)
+
+
+def _spark_host(rendered, host, tmp_path, role):
+    """Return a function that runs ``ebbflow-spark`` of ``role``, and the file that stands for its secret."""
+    files = _files(rendered[role])
+    (tmp_path / "spark").mkdir(exist_ok=True)
+    (tmp_path / "spark/spark-defaults.conf").write_text(files["/etc/ebbflow/spark/spark-defaults.conf"])
+    kept = tmp_path / "secret"
+    host.program(
+        "aws",
+        f"""echo "aws $@" >> {tmp_path}/calls
+case "$2" in
+  get-secret-value)
+    if [ -e {tmp_path}/throttled ]; then echo "An error occurred (ThrottlingException)" >&2; exit 254; fi
+    if [ ! -e {kept} ]; then echo "An error occurred (ResourceNotFoundException)" >&2; exit 254; fi
+    cat {kept} ;;
+  put-secret-value) cat > {kept} ;;
+esac""",
+    )
+    host.program("curl", "echo 10.0.0.7")
+    host.program("sleep", ":")
+    spark_class = tmp_path / "bin/spark-class"
+    spark_class.write_text('#!/bin/sh\nenv | grep ^SPARK_; echo "$@"\n')
+    spark_class.chmod(0o755)
+    script = files["/usr/local/sbin/ebbflow-spark"].replace(
+        "SPARK_HOME=/opt/ebbflow/spark", f"SPARK_HOME={tmp_path}"
+    )
+
+    def run(action):
+        return host(script, action, environment=files["/etc/ebbflow/node.env"])
+
+    return run, kept
+
+
+def test_the_spark_master_makes_up_a_missing_secret_once_and_everybody_reads_it(rendered, host, tmp_path):
+    master, kept = _spark_host(rendered, host, tmp_path, "spark-master")
+    done = master("master")
+    assert done.returncode == 0, done.stderr
+    secret = kept.read_text()
+    assert re.fullmatch(r"[0-9a-f]{64}", secret)
+    assert (tmp_path / "calls").read_text().count("put-secret-value") == 1
+    conf = tmp_path / "spark/conf/spark-defaults.conf"
+    assert f"spark.authenticate.secret {secret}\n" in conf.read_text()
+    assert (conf.stat().st_mode & 0o777, conf.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+    assert f"SPARK_CONF_DIR={conf.parent}" in done.stdout.splitlines()
+    for action in ("history-server", "conf"):
+        assert master(action).returncode == 0
+    worker, _ = _spark_host(rendered, host, tmp_path, "spark-worker")
+    started = worker("worker")
+    assert started.returncode == 0, started.stderr
+    assert "SPARK_LOCAL_IP=127.0.0.1" in started.stdout.splitlines()  # its pages
+    assert "--host 10.0.0.7" in started.stdout
+    assert kept.read_text() == secret
+    shown = done.stdout + done.stderr + started.stdout + started.stderr + (tmp_path / "calls").read_text()
+    assert secret not in shown
+
+
+def test_a_spark_secret_that_cannot_be_read_now_is_not_replaced(rendered, host, tmp_path):
+    master, kept = _spark_host(rendered, host, tmp_path, "spark-master")
+    kept.write_text("old")
+    (tmp_path / "throttled").touch()
+    done = master("master")
+    assert done.returncode == 1
+    assert "ThrottlingException" in done.stderr
+    assert kept.read_text() == "old"
+    assert not (tmp_path / "spark/conf").exists()
+
+
+def test_a_worker_without_the_secret_does_not_start(rendered, host, tmp_path):
+    worker, kept = _spark_host(rendered, host, tmp_path, "spark-worker")
+    done = worker("worker")
+    assert done.returncode != 0
+    assert "Worker" not in done.stdout
+    assert not kept.exists()
+
+
+def test_nodes_and_local_clusters_ask_for_the_same(rendered):
+    from ebbflow.infra.spark.authentication import PROTECTED, READ_ONLY
+
+    for role in ("spark-master", "spark-worker", "prefect-worker"):
+        text = _files(rendered[role])["/etc/ebbflow/spark/spark-defaults.conf"]
+        lines = [line.split() for line in text.splitlines() if line and not line.startswith("#")]
+        assert {**PROTECTED, **READ_ONLY}.items() <= dict(lines).items()

@@ -131,6 +131,17 @@ variable "spark_master" {
   }
 }
 
+variable "spark_secret_arn" {
+  description = "ARN of the secret by which Spark's processes know each other; needed by spark-master and spark-worker"
+  type        = string
+  default     = null
+
+  validation {
+    condition     = !contains(["spark-master", "spark-worker"], var.role) || can(regex("^arn:[a-z-]+:secretsmanager:", var.spark_secret_arn))
+    error_message = "spark_secret_arn must be the ARN of a secret for spark-master and spark-worker."
+  }
+}
+
 variable "spark_events" {
   description = "s3a:// URI of Spark's event logs; needed by spark-master"
   type        = string

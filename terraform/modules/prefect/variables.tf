@@ -34,6 +34,12 @@ variable "node_security_group_ids" {
   type        = list(string)
 }
 
+variable "spark_secret_arn" {
+  description = "ARN of the secret that drivers on the workers need for the cluster's Spark; null without Spark"
+  type        = string
+  default     = null
+}
+
 variable "instance_profiles" {
   description = "Names of instance profiles; prefect-server and prefect-worker are used"
   type        = map(string)

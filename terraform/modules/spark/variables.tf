@@ -38,6 +38,16 @@ variable "instance_profile" {
   type        = string
 }
 
+variable "role_names" {
+  description = "Names of the nodes' roles, by what the node does; node and, where it is there, prefect-worker may read Spark's secret"
+  type        = map(string)
+
+  validation {
+    condition     = contains(keys(var.role_names), "node")
+    error_message = "role_names must have node."
+  }
+}
+
 variable "master_instance_type" {
   description = "Instance type of the master, which runs the history server, too"
   type        = string

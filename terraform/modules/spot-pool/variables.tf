@@ -213,6 +213,12 @@ variable "spark_master" {
   default     = null
 }
 
+variable "spark_secret_arn" {
+  description = "ARN of the secret by which Spark's processes know each other; needed by kind spark"
+  type        = string
+  default     = null
+}
+
 variable "drain_on_rebalance" {
   description = "Drain at a rebalance recommendation already, instead of taking note of it"
   type        = bool
