@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -26,6 +27,7 @@ _POLL = 0.1  # seconds between looks at a running job
 _PART = "part-00000.parquet"
 _PATTERN = frozenset("*?[]{}\\")  # in a path, read_parquet takes these for a pattern
 _BATCH = 1 << 17  # rows
+_HELD = "file system operations are disabled by configuration"
 _log = logging.getLogger(__name__)
 
 
@@ -358,7 +360,18 @@ def _translated(running: _Running) -> Iterator[None]:
         text = str(error)
         if "No space left on device" in text or "Disk quota exceeded" in text:
             raise StorageFullError(f"no space left while writing {name}: {_reason(error)}") from error
+        if _HELD in text:
+            raise StageFailedError(f"{name}: {_held(running.job, _reason(error))}") from error
         raise StageFailedError(f"{name}: {_reason(error)}") from error
+
+
+def _held(job: StageJob, reason: str) -> str:
+    """Return what DuckDB's refusal to open a file means: of one that is gone it looks for others like it."""
+    for relation in job.relations:
+        for file in relation.files if relation.scheme == "file" else ():
+            if not os.path.exists(file.path):
+                return f"No such file: {file.path} of the table {relation.name}"
+    return f"the statement reaches beyond its tables and the store ({reason})"
 
 
 def _reason(error: BaseException) -> str:
