@@ -228,7 +228,10 @@ def test_a_ledger_whose_disk_may_only_be_read_says_so_and_is_written_to_again_af
         with open(disk / "ledger.db", "rb"):  # a disk that is being written to cannot be made read-only
             pass
     mounted("ro")
-    with pytest.raises(LedgerError, match=r"read.?only|cannot"), Ledger.open(str(disk / "ledger.db")) as ledger:
+    with (
+        pytest.raises(LedgerError, match=r"read.?only|cannot"),
+        Ledger.open(str(disk / "ledger.db")) as ledger,
+    ):
         ledger.write([app("b")])
     mounted("rw")
     with Ledger.open(str(disk / "ledger.db")) as ledger:
