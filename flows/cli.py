@@ -26,11 +26,14 @@ from ebbflow.flows import (
     train_cli,
     tune_cli,
 )
+from ebbflow.flows.allowing import AllowFunctions
+from ebbflow.flows.commands import CheckedGroup
 from ebbflow.flows.runner import Runner, wants_prefect
 from ebbflow.planners.errors import EbbflowError
 
 app = typer.Typer(
     name="ebbflow",
+    cls=CheckedGroup,
     help="SQL pipelines on capacity that comes and goes.\n\n"
     "[b]First steps[/b]: ebbflow doctor, ebbflow demo, ebbflow query --help",
     no_args_is_help=True,
@@ -58,7 +61,7 @@ errors = Console(stderr=True)
 
 def _say_version(wanted: bool) -> None:
     if wanted:
-        print(f"ebbflow {version('ebbflow')}")
+        print(f"ebbflow {version('prefect-ebbflow')}")
         raise typer.Exit
 
 
@@ -185,6 +188,7 @@ def query(
     executor_memory: Annotated[str | None, typer.Option(help="Heap of an executor, such as 1400m.")] = None,
     conf: Annotated[list[str] | None, typer.Option(help="A Spark setting, key=value. Repeatable.")] = None,
     verify: Annotated[bool, typer.Option("--verify", help="Compare the result with DuckDB's.")] = False,
+    allow_functions: AllowFunctions = None,
     runner: Annotated[
         Runner,
         typer.Option(
@@ -196,6 +200,7 @@ def query(
     from ebbflow.flows.options import parse_settings
     from ebbflow.flows.running import interruptible, run_on_terminal
     from ebbflow.flows.terminal import show_result
+    from ebbflow.planners.query.forbidden import checked_functions
     from ebbflow.tasks.request import QueryRequest, default_store
     from ebbflow.tasks.summary import print_summary
 
@@ -221,6 +226,7 @@ def query(
         report=report,
         title=_title(sql),
         verify=verify,
+        allow_functions=checked_functions(allow_functions),
     )
     with interruptible(errors, "finished stages are kept, the same command resumes from them"):
         outcome = run_on_terminal(request, console, prefect=wants_prefect(runner))
@@ -272,8 +278,10 @@ def explain(
     sql_text: Annotated[
         bool, typer.Option("--sql", help="Print the SQL of the chosen plan's stages.")
     ] = False,
+    allow_functions: AllowFunctions = None,
 ) -> None:
     from ebbflow.flows.options import parse_capacity
+    from ebbflow.planners.query.forbidden import checked_functions
     from ebbflow.tasks.page import explain_html
     from ebbflow.tasks.query import explain as explain_request
     from ebbflow.tasks.report import write_text
@@ -288,6 +296,7 @@ def explain(
         cuts=cuts.value,
         dialect=dialect,
         store=store or default_store(),
+        allow_functions=checked_functions(allow_functions),
     )
     plans, notes = explain_request(request, parse_capacity(capacity))
     print_candidates(plans, console)
@@ -430,6 +439,9 @@ def main() -> None:
         sys.exit(2)
     except SystemExit as end:  # typer makes one of an interrupt, too
         _release(end)
+        # Under -m, CPython ends itself by SIGINT, whatever the status, once an interrupt came up inside an exec of
+        # a text, such as a dataclass's while modules are imported; the next exec clears that mark.
+        exec("")  # noqa: S102
         raise
 
 

@@ -76,12 +76,14 @@ def status(name: Name = "default") -> None:
     """
     from ebbflow.infra.spark.cluster import LocalSparkCluster
 
-    seen = LocalSparkCluster.attach(name).status()
+    cluster = LocalSparkCluster.attach(name)
+    seen = cluster.status()
     console.print(
         f"cluster {seen.name}: {seen.master_url}, page {seen.master_ui}, logs {seen.directory}",
         soft_wrap=True,
     )
     console.print(f"CPU: {seen.cap}")
+    console.print(f"other applications: spark-submit --properties-file {cluster.properties}", soft_wrap=True)
     table = Table(
         "node", "host", "cores", "in use", "memory", "state", "leaves in", box=None, header_style="bold"
     )

@@ -40,7 +40,7 @@ _TPCH_HELP = """Make the eight TPC-H tables: some 5 seconds and 350 MB at scale 
     ebbflow data tpch --scale 10 --parts 16 --to /data/tpch10
 
 Nothing happens when the folder is there. A table is one Parquet file, or with --parts a folder of that many, as \
-a large table on shared storage has. Needs tpchgen-cli: pip install 'ebbflow\\[demo]'.
+a large table on shared storage has. Needs tpchgen-cli: pip install 'prefect-ebbflow\\[demo]'.
 """
 
 _TPCDS_HELP = """Make the 24 TPC-DS tables and the 99 queries: some 30 seconds and 370 MB at scale factor 1.

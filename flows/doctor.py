@@ -43,7 +43,9 @@ def examine() -> list[Check]:
     """Look at this machine and return what was found."""
     checks = [_python()]
     checks += [_package(name, f"pip install {name}", True) for name in _PACKAGES]
-    checks += [_package(name, f"pip install 'ebbflow[{extra}]'", False) for name, extra in _EXTRAS.items()]
+    checks += [
+        _package(name, f"pip install 'prefect-ebbflow[{extra}]'", False) for name, extra in _EXTRAS.items()
+    ]
     checks += [_java(), _prefect_server(), _machine(), _folder(), _cgroups()]
     return checks
 

@@ -234,24 +234,30 @@ def plan(
     Each pool: the size that is wanted, on-demand nodes where spot is dry, which machines the market would choose,
     what the guard says to it, and which calls would be made.
     """
+    from ebbflow.infra.tables import discover
     from ebbflow.tasks.fleet import observe, opened, wish
     from ebbflow.tasks.fleet_plan import plan as make
     from ebbflow.tasks.fleet_tables import plan_view
+    from ebbflow.tasks.request import QueryRequest
 
     if pool is None and (nodes is not None or query is not None):
         raise OptionError("--nodes and --query are of one pool; name it: ebbflow fleet plan POOL ...")
     if (query is None) != (within is None) or (query is not None and nodes is not None):
         raise OptionError("give --query with --tables and --within, or --nodes, or none of them")
+    if query is None and tables is not None:
+        raise OptionError(f"--tables are those of --query; got {tables!r} without it")
+    asked = None
+    if query is not None:
+        asked = QueryRequest.of(query, tables=tables)
+        discover(tables or "")  # before AWS is asked
     with opened(request) as fleet:
         seen = observe(fleet.control, fleet.prices)
         book = fleet.stays.look()
 
         def wanted(state: "PoolState") -> "Target":
-            if query is not None and within is not None:
+            if asked is not None and within is not None:
                 from ebbflow.tasks.fleet_wishes import for_query
-                from ebbflow.tasks.request import QueryRequest
 
-                asked = QueryRequest.of(query, tables=tables)
                 return for_query(seen, state.name, asked, within, clock=fleet.clock)
             if nodes is not None:
                 return wish(seen, state.name, nodes, f"{nodes} are asked for")

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from ebbflow.flows.fleet_options import AsJson, DryRun, Yes, confirm, print_json
 from ebbflow.planners.errors import OptionError
+from ebbflow.planners.model.numbers import MAX_SECONDS, is_number
 
 if TYPE_CHECKING:
     from ebbflow.infra.ledger import Ledger
@@ -338,13 +339,11 @@ def _moment(text: str, now: float) -> float:
 
     unit = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0}.get(text[-1:])
     try:
-        if unit is not None:
-            age = float(text[:-1])
-            if 0 <= age < float("inf"):
-                return now - age * unit
-        else:
+        if unit is None:
             return datetime.fromisoformat(text).timestamp()
-    except ValueError:
+        if is_number(text[:-1]) and 0 <= float(text[:-1]) * unit <= MAX_SECONDS:
+            return now - float(text[:-1]) * unit
+    except (ValueError, OverflowError, OSError):  # no date, or one of which this machine's zone knows nothing
         pass
     raise OptionError(
         f"--before must be an age such as 30d or 12h, or a date such as 2026-03-31; got {text!r}"

@@ -2,7 +2,10 @@
 
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model import Share
+from ebbflow.planners.model.numbers import parse_number, parse_whole
 from ebbflow.tasks.pipeline.units import parse_gib
+
+_MAX_CORES = 10**6
 
 
 def parse_capacity(text: str) -> Share:
@@ -13,15 +16,15 @@ def parse_capacity(text: str) -> Share:
         if not equals or name.strip() not in values:
             raise OptionError(f"capacity must look like cores=3,memory=6GiB,nodes=3,hazard=2; got {part!r}")
         values[name.strip()] = value.strip()
-    cores = _positive("cores", values["cores"])
-    nodes = _positive("nodes", values["nodes"] or str(int(max(cores, 1))))
-    if nodes != int(nodes):
-        raise OptionError(f"nodes must be a whole number; got {values['nodes']}")
+    cores = parse_number(values["cores"], "cores", above=0, max=_MAX_CORES)
+    nodes = parse_whole(values["nodes"] or str(int(max(cores, 1))), "nodes", min=1, max=_MAX_CORES)
     try:
         memory = parse_gib(values["memory"])
     except OptionError as error:
         raise OptionError(f"memory {error}") from error
-    return Share.uniform(cores, memory, int(nodes), hazard=_number("hazard", values["hazard"]))
+    return Share.uniform(
+        cores, memory, nodes, hazard=parse_number(values["hazard"], "hazard", min=0, max=1e9)
+    )
 
 
 def parse_settings(pairs: list[str]) -> dict[str, str]:
@@ -33,20 +36,3 @@ def parse_settings(pairs: list[str]) -> dict[str, str]:
             raise OptionError(f"a Spark setting must look like spark.some.key=value; got {pair!r}")
         out[key.strip()] = value.strip()
     return out
-
-
-def _number(name: str, text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        raise OptionError(f"{name} must be a number; got {text!r}") from None
-    if value < 0:
-        raise OptionError(f"{name} must be >= 0; got {text}")
-    return value
-
-
-def _positive(name: str, text: str) -> float:
-    value = _number(name, text)
-    if value <= 0:
-        raise OptionError(f"{name} must be > 0; got {text}")
-    return value

@@ -25,6 +25,7 @@ from ebbflow.flows.places import found
 from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.errors import PipelineRunError
 from ebbflow.infra.ledger.address import VARIABLE
+from ebbflow.planners.query.forbidden import checked_functions
 from ebbflow.tasks import artifacts
 from ebbflow.tasks.artifacts import Publisher
 from ebbflow.tasks.cluster_picture import cluster_svg
@@ -95,6 +96,7 @@ def run_pipeline(
     json_report: str | None = None,
     ledger: str | None = None,
     allow_policies: list[str] | None = None,
+    allow_functions: list[str] | None = None,
 ) -> PipelineOutcome:
     """Run a pipeline: queries, trainings and searches of several teams on one elastic cluster.
 
@@ -117,6 +119,8 @@ def run_pipeline(
             ``ebbflow-cluster/NAME``.
         allow_policies: policies that the file may name and that may be imported, each ``MODULE:NAME``; in a run of a
             deployment, of those the ones that the deployment itself has.
+        allow_functions: functions that the file's queries may call though they read more than tables, such as
+            ``read_csv``; in a run of a deployment, of those the ones that the deployment itself has.
 
     Returns:
         What became of the pipeline and of each of its steps.
@@ -139,6 +143,7 @@ def run_pipeline(
             json_report,
             restart=restart,
             allow_policies=checked_names(allowed("allow_policies", allow_policies)),
+            allow_functions=checked_functions(allowed("allow_functions", allow_functions)),
         )
     clock = attachment.clock if attachment else SystemClock()
     own = _PrefectListener(clock, attachment.listener if attachment else Quiet())

@@ -7,6 +7,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from ebbflow.flows.allowing import AllowFunctions
 from ebbflow.flows.runner import Runner, wants_prefect
 from ebbflow.planners.errors import OptionError
 
@@ -69,6 +70,7 @@ def run(
             help="A policy that the file names and that may be imported. Repeatable.", metavar="MODULE:NAME"
         ),
     ] = None,
+    allow_functions: AllowFunctions = None,
     id: Annotated[
         str | None, typer.Option("--id", help="Of the run, for --resume. Default: made up.")
     ] = None,
@@ -90,9 +92,11 @@ def run(
         ),
     ] = Runner.auto,
 ) -> None:
+    from ebbflow.planners.query.forbidden import checked_functions
     from ebbflow.tasks.loop.own_policies import checked_names
     from ebbflow.tasks.pipeline.parameters import parse_set
     from ebbflow.tasks.pipeline.run import PipelineRequest, check_pipeline
+    from ebbflow.tasks.pipeline.screen import plain
 
     if schema:
         print_schema()
@@ -111,9 +115,13 @@ def run(
         json,
         restart=restart,
         allow_policies=checked_names(allow_policy or []),
+        allow_functions=checked_functions(allow_functions),
     )
     if check:
-        print_pipeline(check_pipeline(request), console)
+        checked = check_pipeline(request)
+        print_pipeline(checked.pipeline, console)
+        for one in checked.unchecked:
+            console.print(plain(f"not checked: {one}"), soft_wrap=True)
         return
     outcome = run_on_terminal(request, console, prefect=wants_prefect(runner))
     if outcome.state == "stopped":

@@ -13,7 +13,7 @@ from prefect.futures import PrefectFuture
 from prefect.runtime import flow_run
 
 from ebbflow.flows.cancelling import attended
-from ebbflow.flows.deployed import app_fields
+from ebbflow.flows.deployed import allowed, app_fields
 from ebbflow.flows.places import found, of_a_cluster, store_of
 from ebbflow.flows.stopping import StopQuery
 from ebbflow.planners.query.qep import Stage
@@ -122,6 +122,7 @@ def run_query(
     cluster: str | None = None,
     app: str = "",
     team: str = "",
+    allow_functions: list[str] | None = None,
 ) -> QueryReport:
     """Run a SQL query that re-plans itself while capacity changes.
 
@@ -157,6 +158,8 @@ def run_query(
         cluster: the cluster's name in that ledger.
         app: id in that ledger; made up unless given. The same again goes on with it.
         team: that it counts for there.
+        allow_functions: functions that SQL may call though they read more than tables, such as ``read_csv``; in a
+            run of a deployment, of those the ones that the deployment itself has.
 
     Returns:
         What happened and why; the rows are in ``result_path``.
@@ -191,6 +194,7 @@ def run_query(
             json=json_report,
             report=html_report,
             verify=verify,
+            allow_functions=allowed("allow_functions", allow_functions),
             **chosen,
         )
         orchestrator = PrefectOrchestrator(attachment.listener if attachment else None)

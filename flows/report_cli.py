@@ -12,6 +12,7 @@ from rich.markup import escape
 
 from ebbflow.flows.capacity_cli import Cluster, LedgerAt
 from ebbflow.planners.errors import OptionError
+from ebbflow.planners.model.numbers import MAX_SECONDS, UNSIGNED
 
 if TYPE_CHECKING:
     from ebbflow.infra.ledger import Ledger
@@ -110,9 +111,11 @@ def moment(text: str | None, now: float, option: str) -> float | None:
     if text is None:
         return None
     words = text.strip()
-    if ago := re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smhdw])", words):
-        return now - float(ago[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}[ago[2]]
-    if clock := re.fullmatch(r"(\d{1,2}):(\d{2})(?::(\d{2}))?", words):
+    if ago := re.fullmatch(rf"({UNSIGNED})\s*([smhdw])", words):
+        age = float(ago[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}[ago[2]]
+        if age <= MAX_SECONDS:
+            return now - age
+    elif clock := re.fullmatch(r"([0-9]{1,2}):([0-9]{2})(?::([0-9]{2}))?", words):
         today = datetime.fromtimestamp(now, UTC)
         try:
             return today.replace(
@@ -124,7 +127,7 @@ def moment(text: str | None, now: float, option: str) -> float | None:
         try:
             found = datetime.fromisoformat(words)
             return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
-        except ValueError:
+        except (ValueError, OverflowError):
             pass
     raise OptionError(f"{option} must be like 2h, 30m or 7d (ago), 14:30, or 2026-11-22T14:30; got {text!r}")
 

@@ -45,7 +45,7 @@ def tpch(scale: float, folder: Path, say: Say, parts: int = 1) -> Path:
     beside = Path(sys.executable).parent / "tpchgen-cli"
     program = str(beside) if beside.exists() else shutil.which("tpchgen-cli")
     if program is None:
-        raise DataError("tpchgen-cli is missing: pip install 'ebbflow[demo]'")
+        raise DataError("tpchgen-cli is missing: pip install 'prefect-ebbflow[demo]'")
     with _made("tpch", scale, folder) as part:
         say(f"generating TPC-H scale factor {scale:g} in {folder}")
         split = ["--parts", str(parts)] if parts > 1 else []

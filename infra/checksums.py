@@ -3,6 +3,7 @@
 They find damage by disks, memory and copies, not forgery: whoever can write a file can write its checksum.
 """
 
+import errno
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
@@ -68,11 +69,17 @@ def of_uri(uri: str) -> str:
 
 
 def is_same(uri: str, xxh64: str) -> bool:
-    """Tell whether the file at a path or URI has this checksum; one that cannot be read has none."""
+    """Tell whether the file at a path or URI has this checksum; one that is gone or on a broken disk has none.
+
+    Raises ``StorageError`` where nobody can tell: storage that is out of reach has lost nothing.
+    """
     try:
         return of_uri(uri) == xxh64
-    except StorageError:
-        return False
+    except StorageError as error:
+        cause = error.__cause__
+        if isinstance(cause, FileNotFoundError) or (isinstance(cause, OSError) and cause.errno == errno.EIO):
+            return False
+        raise
 
 
 def sealed(content: Mapping[str, Any], indent: int | None = None) -> bytes:

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -11,6 +12,7 @@ from typing import Any, Literal
 
 from ebbflow.infra import private
 from ebbflow.infra.clock import Clock, SystemClock
+from ebbflow.infra.confinement import NOTHING, Reach, configuration, lock
 from ebbflow.infra.duckdbtypes import quoted, to_duckdb, to_spark
 from ebbflow.infra.errors import (
     EngineUnavailableError,
@@ -25,12 +27,14 @@ _POLL = 0.1  # seconds between looks at a running job
 _PART = "part-00000.parquet"
 _PATTERN = frozenset("*?[]{}\\")  # in a path, read_parquet takes these for a pattern
 _BATCH = 1 << 17  # rows
+_HELD = "file system operations are disabled by configuration"
 _log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, eq=False)
 class _Running:
     job: StageJob
+    connection: Any  # of the database
     cursor: Any
     cancelled: threading.Event = field(default_factory=threading.Event)
     done: threading.Event = field(default_factory=threading.Event)
@@ -38,6 +42,9 @@ class _Running:
 
 class DuckDbEngine:
     """Runs statements in one in-memory database; every job has a connection and temporary views of its own.
+
+    Statements read the files of the relations and the folders that ``confine`` or their jobs name, and no
+    others; their text has no say in it. A job that names more places moves the engine to another database.
 
     Threads and memory belong to the database as a whole, so ``StageJob.partitions`` and ``split_bytes`` have
     no effect. ``StageProgress`` counts hundredths of the statement. Progress listeners are called from a
@@ -48,6 +55,9 @@ class DuckDbEngine:
 
     def __init__(self, connection: Any, folder: "tempfile.TemporaryDirectory[str]", clock: Clock) -> None:
         self._connection = connection
+        self._reach: Reach | None = None  # of the database; None: it is not locked yet
+        self._left: list[Any] = []  # databases that were moved from, of jobs that still run
+        self._settings: dict[str, str] = {}  # of the share
         self._folder = folder  # for what does not fit in memory
         self._clock = clock
         self._lock = threading.Lock()
@@ -59,25 +69,22 @@ class DuckDbEngine:
         cls, threads: int | None = None, memory_gb: float | None = None, *, clock: Clock | None = None
     ) -> "DuckDbEngine":
         """Open a database with ``threads`` threads (all cores) and ``memory_gb`` GiB (80 % of all)."""
-        try:
-            import duckdb
-        except ImportError as error:
-            raise EngineUnavailableError("DuckDB is missing: pip install duckdb") from error
         folder = tempfile.TemporaryDirectory(prefix="ebbflow-duckdb-", ignore_cleanup_errors=True)
-        connection = duckdb.connect(
-            config={
-                "temp_directory": folder.name,
-                "autoinstall_known_extensions": "false",  # nothing is fetched from the network
-                "preserve_insertion_order": "true",
-                "TimeZone": "UTC",
-            }
-        )
-        engine = cls(connection, folder, clock or SystemClock())
+        engine = cls(_connect(folder.name), folder, clock or SystemClock())
         if threads is not None:
-            connection.execute(f"SET threads = {max(1, int(threads))}")
+            engine._set("threads", str(max(1, int(threads))))
         if memory_gb is not None:
-            connection.execute(f"SET memory_limit = '{_mib(memory_gb)}MiB'")
+            engine._set("memory_limit", f"'{_mib(memory_gb)}MiB'")
         return engine
+
+    def confine(
+        self, relations: Sequence[Relation], folders: Sequence[str], everything: bool = False
+    ) -> None:
+        """Hold statements to the files of ``relations`` and to ``folders`` (URIs); ``everything`` lifts that."""
+        reach = Reach.of(relations, folders, everything)
+        with self._lock:
+            if not self._closed and (self._reach is None or self._reach != reach):
+                self._move(reach)
 
     def run(self, job: StageJob, on_progress: Callable[[StageProgress], None] | None = None) -> StageResult:
         running = self._admit(job)
@@ -138,10 +145,28 @@ class DuckDbEngine:
                 with suppress(duckdb.Error):
                     self._set("memory_limit", f"'{_mib(memory)}MiB'")
 
+    def _move(self, reach: Reach) -> None:
+        """Go on with a database of this reach: the present one as long as it is open, for a lock cannot be undone."""
+        if self._reach is not None:
+            self._left.append(self._connection)
+            self._connection = _connect(self._folder.name)
+            for name, value in self._settings.items():
+                self._set(name, value)
+            self._close_left()
+        lock(self._connection, reach)
+        self._reach = reach
+
+    def _close_left(self) -> None:
+        used = [running.connection for running in self._running.values()]
+        for connection in [c for c in self._left if not any(c is u for u in used)]:
+            self._left.remove(connection)
+            connection.close()
+
     def _set(self, name: str, value: str) -> None:
         # A connection serves one call at a time and refuses a second: this one may be handing out a cursor.
         with self._connection.cursor() as cursor:
             cursor.execute(f"SET GLOBAL {name} = {value}")
+        self._settings[name] = value
 
     def tables(self) -> Sequence[Relation]:
         """Return nothing: the database is in memory and empty."""
@@ -159,7 +184,8 @@ class DuckDbEngine:
         deadline = self._clock.now() + 10.0
         for running in active:
             self._clock.wait(running.done, deadline - self._clock.now())
-        self._connection.close()
+        for connection in (*self._left, self._connection):
+            connection.close()
         self._folder.cleanup()
 
     def __enter__(self) -> "DuckDbEngine":
@@ -176,8 +202,10 @@ class DuckDbEngine:
                 raise EngineUnavailableError("this DuckDB engine was closed")
             if job.id in self._running:
                 raise ValueError(f"job ids must be unique; {job.id!r} is running already")
-            cursor = self._connection.cursor()
-            running = _Running(job, cursor)
+            needed = Reach.of(job.relations, [job.output_uri])
+            if self._reach is None or not self._reach.covers(needed):
+                self._move((self._reach or NOTHING).joined(needed))
+            running = _Running(job, self._connection, self._connection.cursor())
             self._running[job.id] = running
             return running
 
@@ -185,6 +213,7 @@ class DuckDbEngine:
         with self._lock:
             self._running.pop(running.job.id, None)
             running.cursor.close()
+            self._close_left()
 
     def _write(self, running: _Running) -> tuple[int, tuple[tuple[str, str], ...]]:
         job, cursor = running.job, running.cursor
@@ -212,6 +241,22 @@ class DuckDbEngine:
             else:
                 with suppress(Exception):  # not every statement knows its progress
                     listener.report(float(running.cursor.query_progress()))
+
+
+def _connect(spill: str) -> Any:
+    """Return a connection to a new database, which is not locked yet."""
+    try:
+        import duckdb
+    except ImportError as error:
+        raise EngineUnavailableError("DuckDB is missing: pip install duckdb") from error
+    return duckdb.connect(
+        config={
+            **configuration(),
+            "temp_directory": spill,
+            "preserve_insertion_order": "true",
+            "TimeZone": "UTC",
+        }
+    )
 
 
 class _Listener:
@@ -315,7 +360,18 @@ def _translated(running: _Running) -> Iterator[None]:
         text = str(error)
         if "No space left on device" in text or "Disk quota exceeded" in text:
             raise StorageFullError(f"no space left while writing {name}: {_reason(error)}") from error
+        if _HELD in text:
+            raise StageFailedError(f"{name}: {_held(running.job, _reason(error))}") from error
         raise StageFailedError(f"{name}: {_reason(error)}") from error
+
+
+def _held(job: StageJob, reason: str) -> str:
+    """Return what DuckDB's refusal to open a file means: of one that is gone it looks for others like it."""
+    for relation in job.relations:
+        for file in relation.files if relation.scheme == "file" else ():
+            if not os.path.exists(file.path):
+                return f"No such file: {file.path} of the table {relation.name}"
+    return f"the statement reaches beyond its tables and the store ({reason})"
 
 
 def _reason(error: BaseException) -> str:

@@ -2,11 +2,14 @@
 
 import errno
 import fcntl
+import logging
 import os
+import socket
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 from ebbflow.infra import private
@@ -20,6 +23,10 @@ Out = TypeVar("Out")
 PARALLEL_READS = 8
 LOCK_TIMEOUT = 30.0  # seconds
 _LOCK_POLL = 0.01  # seconds
+_LOCK_TOLD = 1.0  # seconds of waiting after which it is said for whom
+_HOLDER = 200  # bytes of a lock file that say who holds it
+
+log = logging.getLogger(__name__)
 
 
 def hidden(name: str) -> bool:
@@ -85,7 +92,8 @@ def write_once(path: str, data: bytes) -> bool:
 def locked(path: str, clock: Clock, timeout: float = LOCK_TIMEOUT) -> Iterator[None]:
     """Hold the lock file ``path`` (local) against other threads and processes; a dead holder's lock is free.
 
-    Raises ``StorageError`` when another holds it for longer than ``timeout`` seconds.
+    Who holds it is logged after a second of waiting. Raises ``StorageError``, which says who, when another holds it
+    for longer than ``timeout`` seconds.
     """
     descriptor = private.opener(path, os.O_RDWR | os.O_CREAT)
     try:
@@ -100,12 +108,28 @@ def locked(path: str, clock: Clock, timeout: float = LOCK_TIMEOUT) -> Iterator[N
                 if exc.errno not in (errno.EAGAIN, errno.EACCES, errno.EINTR):
                     raise
             if waited >= timeout:
-                raise StorageError(f"cannot lock {path}: another process held it for over {timeout:g} s")
+                raise StorageError(
+                    f"cannot lock {path}: {_holder(descriptor)} held it for over {timeout:g} s"
+                )
+            if waited < _LOCK_TOLD <= waited + _LOCK_POLL:
+                log.warning("waiting for %s, which %s holds", path, _holder(descriptor))
             clock.sleep(_LOCK_POLL)
             waited += _LOCK_POLL
+        held = f"process {os.getpid()} on {socket.gethostname()}, since {clock.now():.0f}"
+        os.pwrite(descriptor, held.ljust(_HOLDER).encode()[:_HOLDER], 0)
         yield
     finally:
         os.close(descriptor)
+
+
+def _holder(descriptor: int) -> str:
+    """Return who has written into a lock file last, for people."""
+    said, _, since = (
+        os.pread(descriptor, _HOLDER, 0).decode(errors="replace").strip(" \0").rpartition(", since ")
+    )
+    if not said or not since.isdecimal():
+        return "another process"
+    return f"{said} (since {datetime.fromtimestamp(int(since), UTC):%Y-%m-%d %H:%M:%S} UTC)"
 
 
 @contextmanager

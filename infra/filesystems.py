@@ -164,7 +164,7 @@ _S3_MEANINGS = (
 
 
 def _meaning(exc: Exception) -> str:
-    text = str(exc)
+    text = re.sub(r"\[(?:Win)?[Ee]rr(?:no|or) \d+\] ", "", str(exc)).replace(" Detail:", "")
     if "AWS Error" in text or text.startswith("Bucket "):
         for signs, meaning in _S3_MEANINGS:
             if any(sign in text for sign in signs):

@@ -14,4 +14,4 @@ def require(module: str, purpose: str, extra: str) -> None:
         extra: of this package, which brings it.
     """
     if find_spec(module) is None:
-        raise EngineUnavailableError(f"{purpose} needs {module}: pip install 'ebbflow[{extra}]'")
+        raise EngineUnavailableError(f"{purpose} needs {module}: pip install 'prefect-ebbflow[{extra}]'")

@@ -7,6 +7,7 @@ himself (a report, a result, a page) is none of this: it follows the umask.
 
 import contextlib
 import os
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -83,6 +84,26 @@ def write_text(path: AnyPath, text: str) -> None:
     """Write a small private file in place, as ``Path.write_text`` does."""
     with open_file(path, "w", encoding="utf-8") as file:
         file.write(text)
+
+
+def write_secret(path: AnyPath, text: str) -> None:
+    """Replace a small file, at once, by one that its user alone can read, whoever shares the rest.
+
+    Raises ``OSError``.
+    """
+    target = Path(path)
+    make_folder(target.parent)
+    handle, temporary = tempfile.mkstemp(
+        dir=target.parent, prefix=f".{target.name}-"
+    )  # 0600 whatever the umask
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.replace(temporary, target)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
 
 
 def is_private(folder: AnyPath) -> bool:

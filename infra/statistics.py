@@ -14,6 +14,7 @@ from typing import Any
 from ebbflow.infra import distinct, files
 from ebbflow.infra.clock import Clock
 from ebbflow.infra.clustering import grid
+from ebbflow.infra.confinement import NOTHING, configuration, lock
 from ebbflow.infra.errors import StorageError, TableError
 from ebbflow.infra.footers import ColumnFooter, column_footers, comparable
 from ebbflow.infra.jsonstore import JsonStore
@@ -201,13 +202,13 @@ def _connect(relation: Relation, sample: Sample) -> Any:
 
     # predicates are the user's text: they must not reach files
     connection = duckdb.connect(
-        ":memory:", config={"threads": 1, "enable_external_access": False, "autoload_known_extensions": False}
+        ":memory:", config={**configuration(), "threads": 1, "autoload_known_extensions": "false"}
     )
     connection.register("ebbflow_sample", sample.table)
     name = _quote(relation.name)
     connection.execute(f"CREATE TABLE {name} AS SELECT * FROM ebbflow_sample")
     connection.unregister("ebbflow_sample")
-    connection.execute("SET lock_configuration = true")
+    lock(connection, NOTHING)
     return connection
 
 

@@ -5,7 +5,8 @@ EbbflowError
 │   ├── SqlSyntaxError          the text does not parse; position and piece are shown
 │   ├── UnknownTableError       a table that the catalogue lacks
 │   ├── UnknownColumnError      a column that no table in scope has
-│   └── UnsupportedQueryError   not a query, or more than one statement
+│   ├── UnsupportedQueryError   not a query, more than one statement, or one that is too long or too deep
+│   └── ForbiddenSqlError       a query that reaches beyond its tables: files, network, settings, code
 ├── OptionError                 an option outside its rule
 │   └── PipelineFileError       a pipeline's file; file, line, value and rule are named
 └── InfraError                  (``ebbflow.infra.errors``)
@@ -36,7 +37,11 @@ class UnknownColumnError(PlanningError):
 
 
 class UnsupportedQueryError(PlanningError):
-    """Text that is not exactly one query."""
+    """Text that is not exactly one query, or one that is too long or too deep."""
+
+
+class ForbiddenSqlError(PlanningError):
+    """A query that reaches beyond its tables by a function or a clause that nobody has allowed."""
 
 
 class OptionError(EbbflowError):

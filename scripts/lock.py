@@ -82,7 +82,8 @@ def main() -> None:
     entries = compiled("--extra", "dev", *sys.argv[1:], "pyproject.toml")
     build = cpu_build(entries)
     write(
-        "requirements.lock", [e for e in entries if not OF_TORCH.match(e) and not e.startswith("ebbflow==")]
+        "requirements.lock",
+        [e for e in entries if not OF_TORCH.match(e) and not e.startswith("prefect-ebbflow==")],
     )
     write("requirements-torch.lock", [e for e in entries if OF_TORCH.match(e)])
     write("requirements-torch-cpu.lock", [build])

@@ -16,10 +16,12 @@ from ebbflow.infra.elastic.apps.kmeans import KMeans
 from ebbflow.infra.elastic.apps.lda import Lda
 from ebbflow.infra.elastic.apps.mlr import Mlr
 from ebbflow.planners.errors import OptionError
+from ebbflow.planners.model.numbers import UNSIGNED, parse_seconds
+from ebbflow.tasks.elastic_data import check_data
 
 APPS = ("mlr", "kmeans", "lda")
 DEMO = "demo"
-_AT = re.compile(r"(\d+(?:\.\d+)?)s:(?:(\d+)|(kill|leave):(n\d+))")
+_AT = re.compile(rf"({UNSIGNED}s):(?:([0-9]{{1,4}})|(kill|leave):(n[0-9]{{1,9}}))")
 _LOOK = 0.05  # seconds between looks at the job
 
 
@@ -39,9 +41,8 @@ def parse_change(text: str) -> Change:
     if not found:
         raise OptionError(f"a change looks like 10s:4, 20s:kill:n1 or 30s:leave:n2; got {text!r}")
     at, workers, what, name = found.groups()
-    if workers:
-        return Change(float(at), workers=int(workers))
-    return Change(float(at), **{what: name})
+    after = parse_seconds(at, "the time of a change")
+    return Change(after, workers=int(workers)) if workers else Change(after, **{what: name})
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,12 @@ class ElasticRequest:
         for name in ("groups", "executors", "iterations", "workers"):
             if getattr(self, name) < 1:
                 raise OptionError(f"{name} must be >= 1; got {getattr(self, name)}")
+        if self.resume and self.folder is None:
+            raise OptionError("--resume goes on with a job whose snapshots are kept: name their --folder")
+        if self.restart and not self.resume:
+            raise OptionError("--restart goes with --resume; a new job begins at the beginning anyway")
+        if self.staleness < 0:
+            raise OptionError(f"staleness must be >= 0; got {self.staleness}")
         for change in self.changes:
             if change.workers is not None and change.workers < 1:
                 raise OptionError("at least one worker must stay; got 0")
@@ -109,6 +116,8 @@ def run_elastic(
     if data == DEMO:
         data = str(place / f"{request.app}.npz")
         demo_data(request.app, request.groups, Path(data))
+    else:
+        check_data(data, request.app, request.groups)
     try:
         application = request.application(data)
         application.parameters()

@@ -8,6 +8,7 @@ from ebbflow.infra.clock import Clock
 from ebbflow.infra.errors import ClusterError
 from ebbflow.infra.local_fleet import LocalFleet
 from ebbflow.planners.errors import OptionError
+from ebbflow.planners.model.numbers import is_whole
 from ebbflow.tasks.training_faults import FaultSchedule, seconds
 
 FleetFaultKind = Literal["kill", "notice", "advise", "freeze", "thaw", "add", "shut"]
@@ -40,7 +41,9 @@ class FleetFault:
             return cls(after, kind, of)
         if kind in ("notice", "advise", "shut") and len(rest) == 1:
             return cls(after, kind, of, seconds(rest[0], text, _FORM))
-        if kind == "add" and (not rest or (len(rest) == 1 and rest[0].isdecimal() and int(rest[0]) > 0)):
+        if kind == "add" and (
+            not rest or (len(rest) == 1 and is_whole(rest[0]) and 0 < int(rest[0]) <= 1000)
+        ):
             return cls(after, "add", of, count=int(rest[0]) if rest else 1)
         raise OptionError(f"{_FORM}; got {text!r}")
 

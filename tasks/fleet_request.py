@@ -1,13 +1,14 @@
 """What ``ebbflow fleet`` is asked with: which cluster, by whose rights, within which limits."""
 
 import os
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from math import inf
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_type_hints
+from urllib.parse import urlsplit
 
+from ebbflow.infra import user_files
 from ebbflow.infra.aws.price_list import ListedPrices
 from ebbflow.infra.aws.settings import Settings
 from ebbflow.infra.errors import SettingsError
@@ -47,15 +48,7 @@ class FleetRules:
     @classmethod
     def read(cls, path: str | Path) -> "FleetRules":
         """Read a TOML file with the sections limits, fallback and market. Raises ``OptionError``."""
-        try:
-            content = tomllib.loads(Path(path).expanduser().read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError) as error:
-            raise OptionError(
-                f"{path} cannot be read: {getattr(error, 'strerror', None) or error}"
-            ) from error
-        except tomllib.TOMLDecodeError as error:
-            raise OptionError(f"{path} is not TOML: {error}") from error
-        return cls.parse(content, str(path))
+        return cls.parse(user_files.read_toml(path), str(path))
 
     @classmethod
     def parse(cls, content: Mapping[str, Any], source: str) -> "FleetRules":
@@ -89,6 +82,13 @@ class FleetRequest:
     limits: str | None = None  # default: $EBBFLOW_LIMITS
     prices: str | None = None  # file of on-demand prices
     state: str | None = None  # folder of what must not be forgotten; default: fleet/ in Ebbflow's own
+
+    def __post_init__(self) -> None:
+        url = urlsplit(self.endpoint_url or "http://localhost")
+        if url.scheme not in ("http", "https") or not url.hostname:
+            raise OptionError(
+                f"endpoint_url must be an address such as http://localhost:4566; got {self.endpoint_url!r:.120}"
+            )
 
     def settings(self) -> Settings:
         """Read the configuration. Raises ``SettingsError`` that says how to come by one."""

@@ -14,7 +14,8 @@ from ebbflow.infra.protocols import Relation, SqlEngine
 from ebbflow.infra.storage import ParquetCheckpointStore
 from ebbflow.planners.model import Catalogue, Measured, Table, Work
 from ebbflow.planners.query.cost import DEFAULTS, CostModel, calibrate
-from ebbflow.planners.query.parse import parse, table_names
+from ebbflow.planners.query.functions import reaches_out
+from ebbflow.planners.query.parse import parse, parse_query, table_names
 from ebbflow.planners.query.planner import PlannerOptions, QueryPlanner
 from ebbflow.planners.query.sampling import questions
 from ebbflow.tasks.request import QueryRequest
@@ -36,6 +37,12 @@ class Prepared:
     versions: Mapping[str, str]
     prior: CostModel  # before history
     history: Sequence[Measured]
+    everything: bool = False  # functions are allowed that may read whatever the process may
+
+    def read(self) -> tuple[Relation, ...]:
+        """Return the tables that the query names."""
+        named = {name.lower() for name in table_names(self.planner.parsed.expression)}
+        return tuple(relation for name, relation in self.relations.items() if name in named)
 
 
 def prepare(
@@ -51,8 +58,19 @@ def prepare(
     ``engine`` is needed for its catalogue only. Raises ``TableError``, ``PlanningError``, ``StorageError``.
     """
     # a syntax error is told before any file is opened
-    named = {name.lower() for name in table_names(parse(request.sql, request.dialect))}
+    named = {
+        name.lower() for name in table_names(parse(request.sql, request.dialect, request.allow_functions))
+    }
     relations = _relations(request, engine)
+    # unknown tables and columns too: what cannot be planned leaves nothing in the store
+    plain = Catalogue({name: Table(one.name, one.columns, "") for name, one in relations.items()})
+    parse_query(
+        request.sql,
+        plain,
+        now=datetime.fromtimestamp(clock.now(), UTC),
+        dialect=request.dialect,
+        allowed=request.allow_functions,
+    )
     cache = store.cache("statistics")
     known = {
         name: _table(relation, run_id, meaning(request), cache if name in named else None, clock)
@@ -69,10 +87,13 @@ def prepare(
         salt=run_id,
         dialect=request.dialect,
         options=PlannerOptions(cuts=request.cuts),
+        allowed=request.allow_functions,
     )
     planner.sample(_measure(planner, catalogue, relations, cache))
     versions = {name: table.version for name, table in known.items()}
-    return Prepared(planner, relations, versions, prior, history)
+    return Prepared(
+        planner, relations, versions, prior, history, reaches_out(frozenset(request.allow_functions))
+    )
 
 
 def _relations(request: QueryRequest, engine: SqlEngine | None) -> dict[str, Relation]:

@@ -134,6 +134,7 @@ def execute(
         if request.calibrate and not found.history:
             orchestrator.listener.note("measuring the engine, once")
             prepared = calibrated(found, request, store, started_engine.engine, capacity)
+        started_engine.engine.confine(prepared.read(), [store.uri], prepared.everything)
         started = clock.now()
         index = SliceIndex(store, store.cache("slices"))
         run = _Run(request, prepared, capacity, clock, index)

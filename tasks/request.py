@@ -2,14 +2,18 @@
 
 import math
 import os
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from sqlglot.dialects.dialect import Dialect
 
+from ebbflow.infra import user_files
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.query.baselines import policy_named
+from ebbflow.planners.query.forbidden import checked_functions
+from ebbflow.planners.query.nesting import LONGEST
 from ebbflow.planners.query.planner import CutPolicy, PlannerOptions
 from ebbflow.planners.query.replanner import validate_options
 
@@ -53,10 +57,14 @@ class QueryRequest:
     calibrate: bool = False  # measure the engine first if nothing is known of its speed
     verify: bool = False  # compare the result with DuckDB on the same files
     store_budget: float = 20.0  # GiB of checkpoints kept for later runs
+    allow_functions: tuple[
+        str, ...
+    ] = ()  # that reach beyond the tables, such as read_csv; else SQL may not call them
 
     def __post_init__(self) -> None:
         _one_of("engine", self.engine, ("spark", "duckdb"))
         policy_named(self.policy)
+        check_master(self.master)
         PlannerOptions(cuts=self.cuts)
         try:
             Dialect.get_or_raise(self.dialect)
@@ -82,6 +90,7 @@ class QueryRequest:
         if not self.store.strip():
             raise OptionError("store must name a folder, local or s3://; got an empty text")
         validate_options(self.hysteresis, 0.0, 0.0)
+        object.__setattr__(self, "allow_functions", checked_functions(self.allow_functions))
 
     @classmethod
     def of(cls, sql: str, **options: Any) -> "QueryRequest":
@@ -94,12 +103,22 @@ def read_sql(text_or_path: str) -> str:
     text = text_or_path.strip()
     looks_like_path = text.endswith(".sql") and "\n" not in text
     if looks_like_path or (len(text) < 1024 and not set("\n ") & set(text) and Path(text).is_file()):
-        try:
-            return Path(text).expanduser().read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            reason = getattr(error, "strerror", None) or error
-            raise OptionError(f"cannot read SQL from {text!r}: {reason}") from error
+        # four bytes a character at most
+        return user_files.read_text(
+            text, max_bytes=4 * LONGEST, error=lambda said: OptionError(f"the query: {said}")
+        )
     return text_or_path
+
+
+_MASTER = re.compile(
+    r"spark://[^\s:,/]+:[0-9]{1,5}(,[^\s:,/]+:[0-9]{1,5})*|spark://\[[0-9a-fA-F:]+\]:[0-9]{1,5}"
+)
+
+
+def check_master(master: str) -> None:
+    """Raise ``OptionError`` for the address of a Spark master that cannot be one. Nothing is asked."""
+    if master.startswith("spark://") and not _MASTER.fullmatch(master):
+        raise OptionError(f"a Spark master's address is spark://HOST:PORT; got {master!r:.120}")
 
 
 def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:

@@ -7,8 +7,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from ebbflow.infra import user_files
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.training.failures import FailureTable
 
@@ -27,21 +26,16 @@ def failure_table(path: Path | str | None = None) -> FailureTable:
     """
     if path is None:
         return built_in()
+    content = _read(Path(path))
     try:
-        return built_in().extended(FailureTable.parse(_read(Path(path).expanduser())))
+        return built_in().extended(FailureTable.parse(content))
     except OptionError as error:
         raise OptionError(f"{path}: {error}") from error
 
 
 def _read(path: Path) -> Mapping[str, Any]:
-    try:
-        text = path.read_text(encoding="utf-8")
-        if path.suffix.lower() in (".yaml", ".yml"):
-            return yaml.safe_load(text) or {}
-        if path.suffix.lower() == ".toml":
-            return tomllib.loads(text)
-    except (OSError, UnicodeDecodeError) as error:
-        raise OptionError(f"cannot be read: {getattr(error, 'strerror', None) or error}") from error
-    except (tomllib.TOMLDecodeError, yaml.YAMLError) as error:
-        raise OptionError(f"is no {path.suffix[1:].upper()}: {error}") from error
-    raise OptionError("a failure table is a .toml, .yaml or .yml file")
+    if path.suffix.lower() in (".yaml", ".yml"):
+        return user_files.read_yaml(path) or {}
+    if path.suffix.lower() == ".toml":
+        return user_files.read_toml(path)
+    raise OptionError(f"{path} is no failure table: that is a .toml, .yaml or .yml file")

@@ -1,6 +1,5 @@
 """Faults that happen to nodes at set times, for demonstrations and tests: ``20s:kill:node-2``."""
 
-import re
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -8,6 +7,7 @@ from typing import Generic, Literal, Protocol, TypeVar
 
 from ebbflow.infra.clock import Clock
 from ebbflow.planners.errors import EbbflowError, OptionError
+from ebbflow.planners.model.numbers import is_whole, parse_seconds
 
 FaultKind = Literal["kill", "notice", "freeze", "thaw", "add", "remove"]
 
@@ -15,7 +15,7 @@ _FORM = (
     "a scripted fault looks like 20s:kill:node-2, 35s:notice:node-1:10s, 40s:freeze:node-1, 45s:thaw:node-1, "
     "50s:add:1 or 60s:remove:1"
 )
-_TIME = re.compile(r"(\d+(?:\.\d+)?)s?")
+_MAX_NODES = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,12 @@ class ScriptedFault:
             return cls(after, kind, rest[0])
         if kind == "notice" and len(rest) == 2 and rest[0]:
             return cls(after, "notice", rest[0], notice=seconds(rest[1], text))
-        if kind in ("add", "remove") and len(rest) == 1 and rest[0].isdecimal() and int(rest[0]) > 0:
+        if (
+            kind in ("add", "remove")
+            and len(rest) == 1
+            and is_whole(rest[0])
+            and 0 < int(rest[0]) <= _MAX_NODES
+        ):
             return cls(after, kind, count=int(rest[0]))
         raise OptionError(f"{_FORM}; got {text!r}")
 
@@ -61,10 +66,10 @@ class ScriptedFault:
 
 def seconds(text: str, whole: str, form: str = _FORM) -> float:
     """Return a time such as 20s or 2.5. Raises ``OptionError`` with the ``form`` that the ``whole`` must have."""
-    found = _TIME.fullmatch(text)
-    if found is None:
-        raise OptionError(f"{form}; got {whole!r}")
-    return float(found[1])
+    try:
+        return parse_seconds(text, "a time")
+    except OptionError as error:
+        raise OptionError(f"{form}; got {whole!r:.120}: {error}") from None
 
 
 class Faulty(Protocol):

@@ -4,15 +4,17 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
-from pathlib import Path
 from typing import Any, Literal
 
 from ebbflow.infra import checksums, private
 from ebbflow.infra.errors import StorageError, TrainingError
 from ebbflow.infra.files import write_atomic
 from ebbflow.infra.filesystems import filesystem, split, translated
+from ebbflow.infra.scripts import check_script
 from ebbflow.planners.errors import OptionError
+from ebbflow.planners.model import names
 from ebbflow.tasks.request import home
+from ebbflow.tasks.training_failures import failure_table
 from ebbflow.tasks.training_faults import ScriptedFault
 
 Canary = Literal["auto", "always", "never"]
@@ -20,10 +22,9 @@ Canary = Literal["auto", "always", "never"]
 _FORMAT = 1
 _FILE = "request.json"
 _LAUNCHED = "run.json"  # what the launcher keeps
-_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 _NODES = re.compile(
     r"(?:local|aws:(?P<pool>[a-z](?:-?[a-z0-9])+(?:/[a-z0-9](?:-?[a-z0-9])*)?))"  # a gang is pool/gang
-    r":(?P<nodes>[1-9]\d{0,3})(?:x(?P<slots>[1-9]\d{0,2}))?"
+    r":(?P<nodes>[1-9][0-9]{0,3})(?:x(?P<slots>[1-9][0-9]{0,2}))?"
 )
 
 
@@ -81,12 +82,14 @@ class TrainingRequest:
 
     def __post_init__(self) -> None:
         """Check everything that can be checked without starting anything."""
-        if not Path(self.script).is_file():
-            raise OptionError(f"script must be a Python file; there is none at {self.script!r}")
-        if self.id and not _ID.fullmatch(self.id):
-            raise OptionError(
-                f"id must hold letters, digits, dashes, dots and underscores, 100 at most; got {self.id!r}"
-            )
+        check_script(self.script)
+        if self.failures is not None:
+            try:
+                failure_table(self.failures)
+            except OptionError as error:
+                raise OptionError(f"failures: {error}") from error
+        if self.id:
+            names.RUN.check(self.id)
         if not self.folder.strip():
             raise OptionError("folder must name a folder, local or s3://; got an empty text")
         _within("min_gpus", self.min_gpus, 1)
@@ -180,8 +183,7 @@ class TrainingRequest:
     @classmethod
     def load(cls, folder: str, run: str, changes: Mapping[str, Any] | None = None) -> "TrainingRequest":
         """Return the recorded request of ``run``, with ``changes``. Raises ``TrainingError`` or ``OptionError``."""
-        if not _ID.fullmatch(run):
-            raise OptionError(f"a run's id holds letters, digits, dashes, dots and underscores; got {run!r}")
+        names.RUN.check(run)
         scheme, path = split(f"{folder.rstrip('/')}/{run}")
         try:
             with (

@@ -7,13 +7,12 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
-
-from ebbflow.infra import checksums, private
+from ebbflow.infra import checksums, private, user_files
 from ebbflow.infra.errors import StorageError, TrainingError
 from ebbflow.infra.files import write_atomic
 from ebbflow.infra.filesystems import filesystem, split, translated
 from ebbflow.planners.errors import OptionError
+from ebbflow.planners.model import names
 from ebbflow.tasks.training_request import TrainingRequest, default_folder, slots_of
 
 Pruner = Literal["halving", "curve", "none"]
@@ -64,12 +63,7 @@ class Parameter:
 
 def read_space(path: Path | str) -> tuple[Parameter, ...]:
     """Return the parameters that a YAML file names. Raises ``OptionError``."""
-    try:
-        data = yaml.safe_load(Path(path).expanduser().read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise OptionError(
-            f"cannot read the space from {path}: {getattr(error, 'strerror', error)}"
-        ) from error
+    data = user_files.read_yaml(path, error=lambda said: OptionError(f"the space: {said}"))
     if not isinstance(data, Mapping) or not data:
         raise OptionError(f"{path} must name parameters, such as `lr: {{log: [0.001, 1]}}`; got {data!r:.60}")
     try:
@@ -109,6 +103,8 @@ class TuningRequest:
 
     def __post_init__(self) -> None:
         """Check everything that can be checked without starting anything."""
+        if self.id:
+            names.RUN.check(self.id)
         if not self.space:
             raise OptionError("a search needs a parameter at least")
         if not _NAME.fullmatch(self.metric):
@@ -124,6 +120,8 @@ class TuningRequest:
             raise OptionError("pruner curve needs to know the epochs of a whole trial (--epochs)")
         if self.epochs is not None and self.epochs < 1:
             raise OptionError(f"epochs must be >= 1; got {self.epochs}")
+        if not 0 <= self.seed < 2**32:
+            raise OptionError(f"seed must be a whole number from 0 to 2^32 - 1; got {self.seed}")
         if self.sampler not in ("tpe", "random"):
             raise OptionError(f"sampler must be tpe or random; got {self.sampler!r}")
         if self.most_gpus < self.gpus:
@@ -180,6 +178,7 @@ class TuningRequest:
     @classmethod
     def load(cls, folder: str, id: str, changes: Mapping[str, Any] | None = None) -> "TuningRequest":
         """Return the recorded request of search ``id``, with ``changes``. Raises ``TrainingError``."""
+        names.RUN.check(id)
         scheme, path = split(f"{folder.rstrip('/')}/{id}")
         try:
             with (

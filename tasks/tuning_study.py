@@ -33,7 +33,9 @@ class Study:
         try:
             import optuna
         except ImportError as error:
-            raise EngineUnavailableError("a search needs Optuna: pip install 'ebbflow[tune]'") from error
+            raise EngineUnavailableError(
+                "a search needs Optuna: pip install 'prefect-ebbflow[tune]'"
+            ) from error
         from optuna.storages import JournalStorage
 
         if "://" in request.folder:

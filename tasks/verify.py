@@ -5,10 +5,9 @@ from pathlib import Path
 
 from ebbflow.infra.duckdb import DuckDbEngine
 from ebbflow.infra.errors import EngineError
-from ebbflow.infra.protocols import Checkpoint, Relation, StageJob
+from ebbflow.infra.protocols import Checkpoint, StageJob
 from ebbflow.infra.results import read_checkpoint, same_rows
 from ebbflow.planners.query.dialect import duckdb_sql
-from ebbflow.planners.query.parse import table_names
 from ebbflow.tasks.planning import Prepared
 
 
@@ -17,12 +16,13 @@ def oracle(prepared: Prepared) -> object:
     import pyarrow.parquet as pq
 
     query = prepared.planner.parsed.expression
-    named = {n.lower() for n in table_names(query)}
-    relations: tuple[Relation, ...] = tuple(r for n, r in prepared.relations.items() if n in named)
+    relations = prepared.read()
     engine = DuckDbEngine.start()
     try:
         with tempfile.TemporaryDirectory(prefix="ebbflow-oracle-") as folder:
-            job = StageJob("oracle", "oracle", duckdb_sql(query), relations, f"file://{folder}")
+            uri = f"file://{folder}"
+            engine.confine(relations, [uri], prepared.everything)
+            job = StageJob("oracle", "oracle", duckdb_sql(query), relations, uri)
             engine.run(job)
             files = sorted(str(p) for p in Path(folder).glob("*.parquet"))
             return pq.ParquetDataset(files).read()

@@ -106,6 +106,7 @@ module "spark" {
   subnet_cidrs         = module.network.private_subnet_cidrs
   security_group_ids   = [module.network.node_security_group_id]
   instance_profile     = module.iam.instance_profiles["node"]
+  role_names           = module.iam.role_names
   kms_key_arn          = module.storage.kms_key_arn
   detailed_monitoring  = var.detailed_monitoring
   versions             = var.versions
@@ -172,6 +173,7 @@ module "prefect" {
   private_subnet_ids      = module.network.private_subnet_ids
   public_subnet_ids       = module.network.public_subnet_ids
   node_security_group_ids = [module.network.node_security_group_id]
+  spark_secret_arn        = one(module.spark[*].secret_arn)
   instance_profiles       = module.iam.instance_profiles
   role_names              = module.iam.role_names
   kms_key_arn             = module.storage.kms_key_arn

@@ -112,6 +112,11 @@ output "prefect_lb_dns_name" {
   value       = one(module.prefect[*].lb_dns_name)
 }
 
+output "spark_secret_arn" {
+  description = "Secret that a driver needs for the Spark master; null without worker pools"
+  value       = one(module.spark[*].secret_arn)
+}
+
 output "spark_master_instance_id" {
   description = "Instance of the master, for port forwarding by Systems Manager"
   value       = one(module.spark[*].master_instance_id)

@@ -6,7 +6,7 @@ from typing import Any
 def get_provider_info() -> dict[str, Any]:
     """Return the provider's description, by Airflow's schema of it."""
     return {
-        "package-name": "ebbflow",
+        "package-name": "prefect-ebbflow",
         "name": "Ebbflow",
         "description": "SQL queries and trainings on capacity that comes and goes.",
         "connection-types": [

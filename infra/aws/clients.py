@@ -112,7 +112,7 @@ class Clients:
 
     ``endpoint_url`` is for an emulator, ``profile`` a section of the AWS configuration, and ``role_arn`` a role that
     is taken on, and renewed, for all calls (``Settings.capacity_role_arn``). Raises ``AwsError`` without boto3, which
-    the extra ``ebbflow[aws]`` brings, and ``CredentialsError`` for a profile that does not exist.
+    the extra ``prefect-ebbflow[aws]`` brings, and ``CredentialsError`` for a profile that does not exist.
     """
 
     def __init__(
@@ -303,5 +303,5 @@ def _boto3() -> Any:
     try:
         import boto3
     except ImportError as error:
-        raise AwsError("AWS needs boto3; install ebbflow[aws]") from error
+        raise AwsError("AWS needs boto3; install prefect-ebbflow[aws]") from error
     return boto3

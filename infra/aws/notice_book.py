@@ -180,7 +180,7 @@ class NoticeFile:
             return NoticeBook()
         except OSError as error:
             raise StorageError(f"cannot read {self.path}: {error.strerror}") from error
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise NoticeError(
                 f"{self.path} is no file of notices ({type(error).__name__}: {error}); delete it: what AWS sends "
                 "again and what EC2 tells of its instances replaces it"

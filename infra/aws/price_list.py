@@ -1,7 +1,6 @@
 """What AWS answers about prices and machines, read into our values. Pure; ``infra/aws/prices.py`` asks."""
 
 import json
-import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -9,6 +8,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
+from ebbflow.infra import user_files
 from ebbflow.infra.errors import AwsError
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model.prices import Machine, Series
@@ -137,12 +137,7 @@ class ListedPrices:
             [on_demand]
             "m5.large" = 0.107
         """
-        try:
-            content = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError) as error:
-            raise OptionError(f"{path} cannot be read: {error}") from error
-        except tomllib.TOMLDecodeError as error:
-            raise OptionError(f"{path} is not TOML: {error}") from error
+        content = user_files.read_toml(path)
         unknown = sorted(set(content) - {"source", "region", "on_demand"})
         if unknown:
             raise OptionError(

@@ -1,8 +1,9 @@
 """``RemoteRunner``: what is started on nodes, through Systems Manager and the documents of Terraform's ``commands``.
 
-No port is open and no key is handed out. AWS offers no token for ``SendCommand``, so the comment of a command carries
-one: before a command is sent again, the node's commands are looked through for it. The documents themselves change
-nothing when what they start runs already, so that even a command that AWS carries out twice starts nothing twice.
+No port is opened for it and no key is handed out. AWS offers no token for ``SendCommand``, so the comment of a
+command carries one: before a command is sent again, the node's commands are looked through for it. The documents
+themselves change nothing when what they start runs already, so that even a command that AWS carries out twice starts
+nothing twice.
 """
 
 import base64

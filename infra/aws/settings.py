@@ -3,12 +3,12 @@
 The same JSON is kept in a Systems Manager parameter (``Names.settings_parameter``) for the cluster's own nodes.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
+from ebbflow.infra import user_files
 from ebbflow.infra.aws.naming import Names
 from ebbflow.infra.errors import SettingsError
 from ebbflow.planners.errors import OptionError
@@ -67,21 +67,15 @@ class Settings:
 
         Outputs that are not known are left alone: a configuration may have others. Raises ``SettingsError``.
         """
-        try:
-            text = Path(path).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise SettingsError(
-                f"{path} cannot be read: {error}; write it by terraform output -json > {path}"
-            ) from error
+        text = user_files.read_text(
+            path, error=lambda said: SettingsError(f"{said}; write it by terraform output -json > {path}")
+        )
         return cls.from_json(text, str(path))
 
     @classmethod
     def from_json(cls, text: str, source: str) -> "Settings":
         """Read the same from ``text``; ``source`` says in errors where it is from. Raises ``SettingsError``."""
-        try:
-            outputs = json.loads(text)
-        except ValueError as error:
-            raise SettingsError(f"{source} is not JSON: {error}; was -json left out?") from error
+        outputs = user_files.parse_json(text, source, error=SettingsError, hint="; was -json left out?")
         if not isinstance(outputs, dict):
             raise SettingsError(f"{source} must hold a JSON object of outputs; got {type(outputs).__name__}")
         if not outputs:

@@ -109,10 +109,6 @@ class FolderStore:
         self._path = Path(folder).expanduser().absolute() / f"{cluster}.json"
         self._clock = clock or SystemClock()
         self._lock = threading.Lock()
-        try:
-            private.make_folder(self._path.parent)
-        except OSError as error:
-            raise StorageError(f"cannot make the fleet's state folder {folder}: {error}") from error
 
     def read(self) -> FleetState:
         """See ``FleetStore``."""
@@ -120,11 +116,15 @@ class FolderStore:
             text = self._path.read_text(encoding="utf-8")
         except FileNotFoundError:
             return FleetState(self._cluster)
-        except (OSError, UnicodeDecodeError) as error:
-            raise StorageError(f"cannot read the fleet's state {self._path}: {error}") from error
+        except OSError as error:
+            raise StorageError(f"cannot read the fleet's state {self._path}: {error.strerror}") from error
+        except UnicodeDecodeError as error:
+            raise StorageError(
+                f"the fleet's state {self._path} is not UTF-8 text: {error.reason} at byte {error.start}"
+            ) from error
         try:
             state = _decoded(json.loads(text))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise StorageError(
                 f"the fleet's state {self._path} cannot be understood ({type(error).__name__}: {error}); restore it, "
                 "or end all programs that use it and delete it: plans are then taken from AWS anew"
@@ -137,6 +137,12 @@ class FolderStore:
 
     def change(self, how: Callable[[FleetState], FleetState]) -> FleetState:
         """See ``FleetStore``."""
+        try:
+            private.make_folder(self._path.parent)
+        except OSError as error:
+            raise StorageError(
+                f"cannot make the fleet's state directory {self._path.parent}: {error.strerror}"
+            ) from error
         with self._lock, files.locked(f"{self._path}.lock", self._clock):
             before = self.read()
             after = how(before)

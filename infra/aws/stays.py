@@ -120,7 +120,7 @@ class Stays:
             return StayBook(now)
         except OSError as error:
             raise StorageError(f"cannot read {self._path}: {error.strerror}") from error
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise StorageError(
                 f"{self._path} is no record of stays ({type(error).__name__}: {error}); delete it: costs are then "
                 "counted from the nodes that are there"

@@ -26,6 +26,7 @@ from ebbflow.infra.elastic.settings import Event, Settings, check
 from ebbflow.infra.elastic.transport import Envelope
 from ebbflow.infra.elastic.zeromq import ZmqTransport
 from ebbflow.infra.errors import ElasticError
+from ebbflow.infra.training.locks import RunLock
 from ebbflow.planners.errors import OptionError
 
 _TICK = 0.02  # seconds between looks at processes and requests
@@ -53,7 +54,8 @@ class ElasticJob:
     ...     job.scale_to(4)
     ...     result = job.result(timeout=600)
 
-    ``folder`` keeps snapshots and logs; without one they go when the job ends. With ``resume`` a job goes on from the
+    ``folder`` keeps snapshots and logs, of one job at a time (else ``RunLockedError``, which says whose);
+    without one they go when the job ends. With ``resume`` a job goes on from the
     newest whole snapshot in ``folder``; where there are some and none is whole, only with ``restart`` from the
     beginning. A worker that dies is replaced while ``replace``; otherwise the rest go on alone.
     """
@@ -81,6 +83,10 @@ class ElasticJob:
         self._replace = replace
         self._silence = silence
         self._clock = clock or SystemClock()
+        # two jobs in one folder would take each other's snapshots for their own
+        self._lock = RunLock(str(folder), Path(folder).absolute().name, clock=self._clock) if folder else None
+        if self._lock is not None:
+            self._lock.acquire()
         self._uid = uuid.uuid4().hex[:12]
         self._sockets = tempfile.mkdtemp(prefix="ebbflow-")  # only this user may enter
         self._folder = Path(folder) if folder else Path(self._sockets) / "job"
@@ -185,6 +191,8 @@ class ElasticJob:
         self._monitor.close()
         self._context.term()
         shutil.rmtree(self._sockets, ignore_errors=True)
+        if self._lock is not None:
+            self._lock.release()
 
     # --- the master's thread
 

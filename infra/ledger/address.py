@@ -104,7 +104,7 @@ def _require_driver() -> None:
         import psycopg  # noqa: F401
     except ImportError as error:
         # without Prefect, beside Airflow, Ebbflow was installed without what it needs: its extras would bring Prefect
-        what = "ebbflow[postgres]" if find_spec("prefect") else "psycopg[binary]"
+        what = "prefect-ebbflow[postgres]" if find_spec("prefect") else "psycopg[binary]"
         raise LedgerError(
             f"a ledger in PostgreSQL needs psycopg 3, which cannot be loaded ({error}): pip install '{what}'"
         ) from None

@@ -6,10 +6,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from ebbflow.infra.errors import LedgerError
 from ebbflow.infra.ledger.database import Database
 from ebbflow.infra.ledger.schema import clusters
-from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model.ledger import State
-
-_LONGEST = 100  # characters
 
 
 def names(connection: Connection) -> tuple[str, ...]:
@@ -20,10 +17,8 @@ def names(connection: Connection) -> tuple[str, ...]:
 def enter(database: Database, cluster: str, *, create: bool) -> None:
     """Make room for ``cluster``, or see that it is there.
 
-    Raises ``OptionError`` for a name that is none, ``LedgerError`` where it is missing and ``create`` is false.
+    Raises ``LedgerError`` where it is missing and ``create`` is false.
     """
-    if not cluster or len(cluster) > _LONGEST or not cluster.isprintable():
-        raise OptionError(f"a cluster's name has 1 to {_LONGEST} printable characters; got {cluster!r:.120}")
     known = database.read("open the ledger", names)
     if cluster in known:
         return

@@ -10,11 +10,14 @@ server, connections notice a network that is gone, and each transaction has a li
 (``REPEATABLE READ``).
 """
 
+import errno
 import random
 import sqlite3
+import stat
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from sqlalchemy import Connection, Engine, create_engine, event
@@ -67,6 +70,8 @@ _ISOLATION: Mapping[
     "report": "AUTOCOMMIT",
     "migrate": "READ COMMITTED",
 }
+_SMALLEST = 512  # bytes of a SQLite database that is not empty: SQLite takes less for a new one
+_NEVER = (errno.ELOOP, errno.ENOTDIR, errno.ENAMETOOLONG)  # errors that waiting does not end
 _READING = ("glance", "read", "replay")
 _SYNCHRONOUS: Mapping[Mode, str] = {
     "write": "FULL",
@@ -125,6 +130,8 @@ class Database:
                     return pending
             except SQLAlchemyError as error:
                 failure = understand(error, action, self.address)
+                if failure.stale:
+                    self._engine.dispose()
                 unsure = unsure or (committing and failure.lost and mode not in _READING)
                 last = attempt == ATTEMPTS - 1
                 if last or not (failure.again or failure.lost):
@@ -318,6 +325,27 @@ def _postgresql(address: Address) -> Engine:
             connection.commit()
 
     return engine
+
+
+def check_file(path: Path) -> None:
+    """Raise ``LedgerError`` for what is in a ledger's place and can be none, so that nothing is written over it.
+
+    The file is not opened: closing it would drop the locks that SQLite holds on it in this process.
+    """
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        kind = LedgerError if error.errno in _NEVER else LedgerUnavailableError
+        raise kind(f"{path} can be no ledger: {error.strerror}") from error
+    if not stat.S_ISREG(found.st_mode):
+        what = "a directory" if stat.S_ISDIR(found.st_mode) else "a pipe, device or socket"
+        raise LedgerError(f"{path} can be no ledger: it is {what}")
+    if 0 < found.st_size < _SMALLEST:
+        raise LedgerError(
+            f"{path} is no ledger: it has {found.st_size} bytes, a SQLite database at least {_SMALLEST}"
+        )
 
 
 def prepare_file(database: Database) -> None:

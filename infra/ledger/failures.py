@@ -50,6 +50,7 @@ class Failure:
     error: LedgerError
     again: bool = False  # the same transaction may well succeed at once
     lost: bool = False  # the connection is gone
+    stale: bool = False  # open connections stay as they are, even once the cause is gone
 
 
 def understand(error: SQLAlchemyError, action: str, address: Address) -> Failure:
@@ -72,7 +73,9 @@ def _sqlite(error: DBAPIError, message: str) -> Failure:
     name = getattr(error.orig, "sqlite_errorname", "") or ""
     for prefix, meaning in _SQLITE_LATER.items():
         if name.startswith(prefix):
-            return Failure(LedgerUnavailableError(f"{message} ({meaning})"))
+            # SQLite opens a file that may only be read for reading, and keeps it so
+            stale = prefix == "SQLITE_READONLY"
+            return Failure(LedgerUnavailableError(f"{message} ({meaning})"), stale=stale)
     for prefix, meaning in _SQLITE_BROKEN.items():
         if name.startswith(prefix):
             return Failure(LedgerError(f"{message} ({meaning})"))

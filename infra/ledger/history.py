@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import BigInteger, Connection, ScalarSelect, Select, bindparam, case, select
 
 from ebbflow.infra.errors import LedgerError
-from ebbflow.infra.ledger import codec
+from ebbflow.infra.ledger import codec, seals
 from ebbflow.infra.ledger.schema import clusters, events, snapshots
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model.ledger import Event, State, fold
@@ -32,7 +32,11 @@ def copied(state: State) -> State:
 
 def event_of(row: Any) -> Event:
     """Return the event of a row of ``events``. Raises ``LedgerError``."""
-    return Event(row.number, row.at, codec.unpack(row.kind, row.format, row.body))
+    try:
+        body = seals.unseal(row.body, row.number, float(row.at), row.kind)
+    except LedgerError as error:
+        raise LedgerError(f"event {row.number}: {error}") from error
+    return Event(row.number, row.at, codec.unpack(row.kind, row.format, body))
 
 
 class Known(NamedTuple):
@@ -195,7 +199,7 @@ def snapshot(connection: Connection, cluster: str, number: int) -> State | None:
     if row is None:
         return None
     try:
-        state = codec.load(State, row.format, row.body)
+        state = codec.load(State, row.format, seals.unseal(row.body, number))
     except LedgerError:
         return None  # it can be made again from the events
     return state if state.number == number else None

@@ -8,7 +8,7 @@ from sqlalchemy import Connection, select
 
 from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.errors import LedgerError
-from ebbflow.infra.ledger import clusters, codec, history, projections, remembering, retention, values
+from ebbflow.infra.ledger import clusters, codec, history, projections, remembering, retention, seals, values
 from ebbflow.infra.ledger.address import Address, parse
 from ebbflow.infra.ledger.database import Database
 from ebbflow.infra.ledger.journal import Journal
@@ -18,6 +18,7 @@ from ebbflow.infra.ledger.overview import Overview, overview
 from ebbflow.infra.ledger.schema import events, mentions, reports
 from ebbflow.infra.ledger.verify import verify
 from ebbflow.planners.errors import OptionError
+from ebbflow.planners.model import names
 from ebbflow.planners.model.ledger import FENCED, AppRecord, AppReport, Change, Event, State
 
 
@@ -66,6 +67,8 @@ class Ledger:
         Raises ``OptionError`` for an address or cluster name that is none, ``LedgerError`` for a database that a
         newer Ebbflow has made or that is damaged, ``LedgerUnavailableError`` when it does not answer.
         """
+        if create:  # before a file or a table is made; older ledgers may hold other names
+            names.CLUSTER.check(cluster)
         database = Database(parse(url), clock or SystemClock())
         try:
             create_or_upgrade(database, create=create)
@@ -118,7 +121,7 @@ class Ledger:
 
     def report(self, app: str, report: AppReport) -> None:
         """Keep what ``app`` says of itself in place of what it said before; no event. Raises ``OptionError``."""
-        body = codec.dump(report)
+        body = seals.seal(codec.dump(report), values.plain(app))
         row = {
             "cluster": self.cluster,
             "app": values.plain(app),
@@ -175,7 +178,7 @@ class Ledger:
             same = known.get(row.app)
             if same is None or same[0] != row.body:
                 try:
-                    same = (row.body, codec.load(AppReport, row.format, row.body))
+                    same = (row.body, codec.load(AppReport, row.format, seals.unseal(row.body, row.app)))
                 except LedgerError as error:
                     if unread is None:
                         raise

@@ -7,7 +7,7 @@ from sqlalchemy import Connection, inspect, text
 from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.errors import LedgerError
 from ebbflow.infra.ledger.address import parse
-from ebbflow.infra.ledger.database import Database, prepare_file
+from ebbflow.infra.ledger.database import Database, check_file, prepare_file
 
 VERSION_TABLE = "ledger_version"
 STEPS = ("0001",)  # all of ``migrations/versions``, in order
@@ -20,8 +20,10 @@ def create_or_upgrade(database: Database, *, create: bool = True) -> str:
     Processes that do so at once wait for each other; a step that fails leaves all as it was. Raises ``LedgerError``
     for tables of a newer Ebbflow, or where there are none and ``create`` is false.
     """
-    if not create and database.sqlite and not database.address.path.exists():
-        raise _nothing(database)
+    if database.sqlite:
+        if not create and not database.address.path.exists() and not database.address.path.is_symlink():
+            raise _nothing(database)
+        check_file(database.address.path)
     if database.sqlite and create:
         prepare_file(database)
     found = database.read("look at the ledger's form", version)

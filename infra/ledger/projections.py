@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import Connection, Executable, Table, bindparam, case, delete, update
 from sqlalchemy.dialects import postgresql, sqlite
 
-from ebbflow.infra.ledger import codec
+from ebbflow.infra.ledger import codec, seals
 from ebbflow.infra.ledger.schema import (
     apps,
     checkpoints,
@@ -84,7 +84,7 @@ def record(
             "kind": change.kind,
             "format": codec.FORMAT,
             "batch": batch,
-            "body": change.body,
+            "body": seals.seal(change.body, event.number, float(event.at), change.kind),
         }
         for change, event in zip(packed, written, strict=True)
     ]

@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 from sqlalchemy import ColumnElement, Connection, and_, bindparam, delete, func, select, update
 
 from ebbflow.infra.errors import LedgerError
-from ebbflow.infra.ledger import codec, history, snapshots
+from ebbflow.infra.ledger import codec, history, seals, snapshots
 from ebbflow.infra.ledger.database import Database
 from ebbflow.infra.ledger.schema import apps, clusters, events, mentions, reports
 from ebbflow.infra.ledger.schema import snapshots as snapshot_table
-from ebbflow.planners.model.ledger import GONE, Decided, State
+from ebbflow.planners.model.ledger import GONE, Decided, Event, State
 
 _BATCH = 2000  # rows in one transaction: writers wait for no more than that
 
@@ -106,26 +106,33 @@ def _strip(database: Database, cluster: str, before: float) -> int:
         page = database.read("look for old decisions", lambda c, after=after: _old(c, cluster, before, after))  # type: ignore[misc]
         if not page:
             return stripped
-        bare = [(number, packed) for number, change in page if (packed := _bare(change)) is not None]
+        bare = [(event, packed) for event, change in page if (packed := _bare(change)) is not None]
         if bare:
             database.transact("shorten old decisions", lambda c, bare=bare: _shorten(c, cluster, bare))  # type: ignore[misc]
         stripped += len(bare)
-        after = page[-1][0]
+        after = page[-1][0].number
 
 
-def _old(connection: Connection, cluster: str, before: float, after: int) -> list[tuple[int, Decided]]:
+def _old(connection: Connection, cluster: str, before: float, after: int) -> list[tuple[Event, Decided]]:
     wanted = history.following(cluster, after, _BATCH).where(events.c.kind == "decided", events.c.at < before)
     found = [history.event_of(row) for row in connection.execute(wanted)]
-    return [(event.number, event.change) for event in found if isinstance(event.change, Decided)]
+    return [(event, event.change) for event in found if isinstance(event.change, Decided)]
 
 
 def _bare(change: Decided) -> codec.Packed | None:
     return codec.pack(replace(change, inputs={}, outcome={})) if change.inputs or change.outcome else None
 
 
-def _shorten(connection: Connection, cluster: str, bare: Sequence[tuple[int, codec.Packed]]) -> None:
+def _shorten(connection: Connection, cluster: str, bare: Sequence[tuple[Event, codec.Packed]]) -> None:
     at = (events.c.cluster == cluster) & (events.c.number == bindparam("at_number"))
-    rows = [{"at_number": number, "new": packed.body, "as": codec.FORMAT} for number, packed in bare]
+    rows = [
+        {
+            "at_number": event.number,
+            "new": seals.seal(packed.body, event.number, float(event.at), packed.kind),
+            "as": codec.FORMAT,
+        }
+        for event, packed in bare
+    ]
     connection.execute(update(events).where(at).values(body=bindparam("new"), format=bindparam("as")), rows)
 
 
@@ -155,7 +162,7 @@ def _foretold(connection: Connection, cluster: str, before: float, done: int, up
     payloads, after = 0, 0
     while page := _old(connection, cluster, before, after):
         payloads += sum(1 for _, change in page if change.inputs or change.outcome)
-        after = page[-1][0]
+        after = page[-1][0].number
     words = select(func.count()).select_from(reports).where(_last_words(cluster, before))
     return Pruned(dropped, payloads, up_to, connection.execute(words).scalar_one())
 

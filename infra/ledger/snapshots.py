@@ -7,7 +7,7 @@ events were pruned is the only one that cannot be made again; it is never droppe
 from sqlalchemy import Connection, delete, func, select
 from sqlalchemy.dialects import postgresql, sqlite
 
-from ebbflow.infra.ledger import codec
+from ebbflow.infra.ledger import codec, seals
 from ebbflow.infra.ledger.schema import clusters, snapshots
 from ebbflow.planners.model.ledger import State
 
@@ -23,7 +23,7 @@ def last(connection: Connection, cluster: str) -> int:
 
 def row_of(cluster: str, state: State) -> dict[str, object]:
     """Return a snapshot of ``state`` as its table has it."""
-    body = codec.dump_known(state)
+    body = seals.seal(codec.dump_known(state), state.number)
     return {"cluster": cluster, "number": state.number, "at": state.at, "format": codec.FORMAT, "body": body}
 
 

@@ -9,7 +9,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
-from ebbflow.infra import files, private
+from ebbflow.infra import files, private, user_files
 from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.errors import ClusterError, StorageError
 from ebbflow.infra.local_fleet.book import (
@@ -60,10 +60,10 @@ class BookFile:
             book = decoded(json.loads(self.path.read_text(encoding="utf-8")))
         except FileNotFoundError:
             return None
-        except (ValueError, KeyError, TypeError, AttributeError, OptionError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OptionError) as error:
             raise StorageError(
-                f"the fleet's book {self.path} cannot be understood ({type(error).__name__}: {error}); end what uses "
-                "it and delete it"
+                f"the fleet's book {self.path} cannot be understood ({type(error).__name__}: "
+                f"{user_files.reason(error)}); end what uses it and delete it"
             ) from error
         except OSError as error:
             raise StorageError(f"the fleet's book {self.path} cannot be read: {error.strerror}") from error

@@ -178,6 +178,15 @@ class SqlEngine(Protocol):
         """Hold the engine to this share (memory in GiB) where it can be held; later jobs follow it."""
         ...
 
+    def confine(
+        self, relations: Sequence[Relation], folders: Sequence[str], everything: bool = False
+    ) -> None:
+        """Hold later jobs to the files of ``relations`` and to ``folders`` (URIs), where the engine can be held.
+
+        ``everything`` lifts that, for a user who has allowed functions that read files.
+        """
+        ...
+
     def tables(self) -> Sequence[Relation]:
         """Return the tables that the engine's own catalogue knows, for ``--catalog``."""
         ...

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
 
+from ebbflow.infra import user_files
 from ebbflow.infra.errors import WorkloadError
 from ebbflow.infra.sim.cluster import CapacityChange, Cluster
 from ebbflow.infra.sim.rows import count, not_negative, read_rows, text
@@ -49,11 +50,7 @@ def read_node_trace(path: Path) -> list[NodeEvent]:
         WorkloadError: malformed row, with line and reason; time going back; a node added while present, removed or
             noticed while absent; a notice for a node that the trace never removes.
     """
-    try:
-        with path.open(encoding="utf-8-sig") as file:
-            header = file.readline()
-    except (OSError, UnicodeDecodeError) as error:
-        raise WorkloadError(f"{path}: cannot be read: {error}") from error
+    header = user_files.first_line(path, error=WorkloadError)
     if "time_s" not in header:
         return [NodeEvent(row.at / 1000, row.kind, row.node) for row in read_spot_rows(path)]
     return _own(path)

@@ -1,6 +1,5 @@
 """Reading the job traces and throughput tables of Gavel (OSDI 2020) and Shockwave (NSDI 2023)."""
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,6 +7,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from ebbflow.infra import user_files
 from ebbflow.infra.errors import WorkloadError
 from ebbflow.infra.sim.rows import Convert, count, instant, positive, text
 
@@ -67,10 +67,7 @@ def read_trace(path: Path) -> list[TraceJob]:
     Rows of 12 columns are Shockwave's, rows of 10 Gavel's (without batch-size mode and duration). Raises
     ``WorkloadError`` with file, line and reason for anything that is not such a row.
     """
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise WorkloadError(f"{path}: cannot be read: {error}") from error
+    lines = user_files.read_text(path, max_bytes=user_files.MAX_TEXT_BYTES, error=WorkloadError).splitlines()
     jobs: list[TraceJob] = []
     for number, line in enumerate(lines):
         try:
@@ -120,13 +117,7 @@ def read_throughputs(path: Path) -> Throughputs:
 
     Pairs that share GPUs are not read. Raises ``WorkloadError`` with file, entry and reason.
     """
-    try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise WorkloadError(f"{path}: cannot be read: {error}") from error
-    except ValueError as error:
-        line = f", line {error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
-        raise WorkloadError(f"{path}{line}: not JSON: {error}") from None
+    raw = user_files.read_json(path, error=WorkloadError)
     if not isinstance(raw, dict) or not raw:
         raise WorkloadError(f"{path}: must be an object of GPU types")
     alone: dict[str, dict[tuple[str, int], float]] = {}

@@ -2,19 +2,24 @@
 
 import csv
 import gzip
+import io
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from math import isfinite
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, BinaryIO, TextIO
 
+from ebbflow.infra import user_files
 from ebbflow.infra.errors import WorkloadError
+from ebbflow.planners.model.numbers import is_number
 
 Convert = Callable[[str], Any]
 """Text of one field to its value; ``ValueError`` says what is wrong with it."""
 
 LATEST = 1e13
 """Seconds; beyond it a float cannot tell a hundredth of a second, and a simulation would stand still."""
+
+LARGEST_COUNT = 10**15
+"""Of jobs, GPUs, steps; a float knows whole numbers up to there, and products of two stay finite."""
 
 
 def text(field: str) -> str:
@@ -27,13 +32,9 @@ def text(field: str) -> str:
 
 def real(field: str) -> float:
     """Return a finite number."""
-    try:
-        value = float(field)
-    except ValueError:
-        raise ValueError(f"must be a number; got {field.strip()!r}") from None
-    if not isfinite(value):
-        raise ValueError(f"must be finite; got {field.strip()!r}")
-    return value
+    if not is_number(field):
+        raise ValueError(f"must be a finite number; got {field.strip()!r:.60}")
+    return float(field)
 
 
 def not_negative(field: str) -> float:
@@ -69,10 +70,10 @@ def _at_most(limit: float, value: float, field: str) -> float:
 
 
 def count(field: str) -> int:
-    """Return a whole number of at least 1."""
+    """Return a whole number from 1 to ``LARGEST_COUNT``."""
     value = real(field)
-    if value < 1 or value != int(value):
-        raise ValueError(f"must be a whole number >= 1; got {field.strip()}")
+    if not 1 <= value <= LARGEST_COUNT or value != int(value):
+        raise ValueError(f"must be a whole number from 1 to {LARGEST_COUNT:,}; got {field.strip()}")
     return int(value)
 
 
@@ -94,7 +95,7 @@ def read_rows(
     """
     optional = optional or {}
     try:
-        with _opened(path) as file:
+        with user_files.opened(path, error=WorkloadError) as binary, _text_of(path, binary) as file:
             reader = csv.reader(file, delimiter=delimiter, strict=True)
             header = [name.strip() for name in next(reader, [])]
             wanted = _positions(path, header, columns, optional, ignore_extra)
@@ -125,10 +126,9 @@ def read_rows(
         raise WorkloadError(f"{path}: is not delimited text: {error}") from error
 
 
-def _opened(path: Path) -> TextIO:
-    if path.suffix == ".gz":
-        return gzip.open(path, "rt", newline="", encoding="utf-8-sig")
-    return path.open(newline="", encoding="utf-8-sig")
+def _text_of(path: Path, binary: BinaryIO) -> TextIO:
+    source = gzip.GzipFile(fileobj=binary) if path.suffix == ".gz" else binary
+    return io.TextIOWrapper(source, newline="", encoding="utf-8-sig")
 
 
 def _positions(

@@ -1,9 +1,13 @@
 """Reading spot traces of nodes that are added and removed (Oobleck, SOSP 2023, artefact)."""
 
+import re
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from ebbflow.infra import user_files
 from ebbflow.infra.errors import WorkloadError
+
+_MILLISECONDS = re.compile(r"[0-9]{1,16}")
 
 
 class SpotRow(NamedTuple):
@@ -20,17 +24,19 @@ def read_spot_rows(path: Path) -> list[SpotRow]:
     Raises ``WorkloadError`` with file, line and reason: malformed row, time going back, a node added twice or removed
     while absent.
     """
-    try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise WorkloadError(f"{path}: cannot be read: {error}") from error
+    lines = user_files.read_text(path, max_bytes=user_files.MAX_TEXT_BYTES, error=WorkloadError).splitlines()
     rows: list[SpotRow] = []
     present: set[str] = set()
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         fields = [field.strip() for field in line.split(",")]
-        if len(fields) != 3 or not fields[0].isdigit() or fields[1] not in ("add", "remove") or not fields[2]:
+        if not (
+            len(fields) == 3
+            and _MILLISECONDS.fullmatch(fields[0])
+            and fields[1] in ("add", "remove")
+            and fields[2]
+        ):
             raise WorkloadError(f"{path}, line {number}: must be time_ms,add|remove,node; got {line!r}")
         at, kind, node = int(fields[0]), fields[1], fields[2]
         if rows and at < rows[-1].at:

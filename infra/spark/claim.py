@@ -11,7 +11,7 @@ import psutil
 from ebbflow.infra import cgroups, processes
 from ebbflow.infra.clock import Clock
 from ebbflow.infra.errors import ClusterError
-from ebbflow.infra.spark import options, teardown
+from ebbflow.infra.spark import authentication, options, teardown
 from ebbflow.infra.spark.state import ClusterState, StateFile
 
 
@@ -40,6 +40,7 @@ def lay_out(
         cores=cores,
         memory=memory,
         owner=os.getpid(),
+        secret=authentication.new_secret(),
     )
 
 
@@ -79,6 +80,7 @@ def claim(file: StateFile, state: ClusterState, clock: Clock) -> None:
                 f"cluster {state.name!r} runs already ({old.master_url}); stop it, or choose another name"
             )
         file.write(state)
+        file.write_properties(authentication.properties_text(authentication.daemon_properties(state.secret)))
     if old is not None:
         for node in old.nodes:
             if node.cgroup:

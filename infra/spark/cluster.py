@@ -136,6 +136,11 @@ class LocalSparkCluster:
     def master_ui(self) -> str:
         return self.state.master_ui
 
+    @property
+    def properties(self) -> Path:
+        """Return the file of Spark's properties that an application needs, the cluster's secret among them."""
+        return self._file.properties
+
     def status(self) -> ClusterStatus:
         """Look at the processes and ask the master. Raises ``ClusterError`` once it is stopped."""
         state = self.state
@@ -216,9 +221,8 @@ class LocalSparkCluster:
         properties = {
             "spark.port.maxRetries": "0",  # without it, Spark would quietly take the next port
             "spark.deploy.maxExecutorRetries": "-1",  # losing executors is no reason to drop an application
-            "spark.master.rest.enabled": "false",  # its fixed port, 6066, would allow one cluster a machine
         }
-        command = daemons.command(java, home, daemons.MASTER, properties, arguments)
+        command = daemons.command(java, home, daemons.MASTER, properties, self._file.properties, arguments)
         self._log("master").unlink(missing_ok=True)
         environment = daemons.environment(java, home, state.host)
         child = processes.spawn(command, environment, state.mark_of("master"), self._log("master"))
@@ -268,7 +272,7 @@ class LocalSparkCluster:
         private.make_folder(disk / "local")
         arguments = ["--host", record.host, "--webui-port", "0", "--work-dir", str(disk / "work")]
         arguments += ["--cores", str(state.cores), "--memory", f"{state.memory}m", state.master_url]
-        command = daemons.command(java, home, daemons.WORKER, _DECOMMISSION, arguments)
+        command = daemons.command(java, home, daemons.WORKER, _DECOMMISSION, self._file.properties, arguments)
         environment = daemons.environment(java, home, record.host) | {"SPARK_LOCAL_DIRS": str(disk / "local")}
         self._log(record.id).unlink(missing_ok=True)
         child = processes.spawn(command, environment, state.mark_of(record.id), self._log(record.id))

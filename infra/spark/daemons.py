@@ -30,14 +30,20 @@ def environment(java: JavaInstall, home: Path, host: str) -> dict[str, str]:
 
 
 def command(
-    java: JavaInstall, home: Path, daemon: str, properties: Mapping[str, str], arguments: Sequence[str]
+    java: JavaInstall,
+    home: Path,
+    daemon: str,
+    properties: Mapping[str, str],
+    file: Path,
+    arguments: Sequence[str],
 ) -> list[str]:
-    """Return the command of ``daemon``, ``MASTER`` or ``WORKER``, with Spark's ``properties``.
+    """Return the command of ``daemon``, ``MASTER`` or ``WORKER``, with Spark's ``properties`` and those of ``file``.
 
-    Raises ``EngineUnavailableError`` when Spark's launcher does not answer.
+    ``file`` has those that nobody else may see: everybody can read a command. Raises
+    ``EngineUnavailableError`` when Spark's launcher does not answer.
     """
     options = [f"-D{key}={value}" for key, value in properties.items()]
-    return [*_java_command(java, home), *_LIGHT, *options, daemon, *arguments]
+    return [*_java_command(java, home), *_LIGHT, *options, daemon, "--properties-file", str(file), *arguments]
 
 
 @functools.lru_cache(maxsize=4)
@@ -70,5 +76,5 @@ def _scala_version(home: Path) -> str:
     for jar in home.glob("jars/spark-core_*.jar"):
         return jar.name.removeprefix("spark-core_").split("-")[0]
     raise EngineUnavailableError(
-        f"{home}/jars has no spark-core; pip install --force-reinstall 'ebbflow[spark]'"
+        f"{home}/jars has no spark-core; pip install --force-reinstall 'prefect-ebbflow[spark]'"
     )

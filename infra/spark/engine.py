@@ -145,6 +145,11 @@ class SparkEngine:
         """Later jobs that name no partitions get four a core of this share. For executors see ``hold``."""
         self._partitions = max(8, round(4 * cores))
 
+    def confine(
+        self, relations: Sequence[Relation], folders: Sequence[str], everything: bool = False
+    ) -> None:
+        """Do nothing: Spark's statements run with all rights of its driver and its executors."""
+
     def hold(self, cores: float | None) -> None:
         """Hold the application to ``cores`` of a standalone cluster, in whole executors; ``None``: to no limit.
 
@@ -234,6 +239,8 @@ class SparkEngine:
         context.setLocalProperty("spark.scheduler.pool", self._pools.name(running.pool))
         try:
             session = self._session.newSession()
+            # else Spark puts settings and variables of the environment in the place of ${...}, in literals, too
+            session.conf.set("spark.sql.variable.substitute", "false")
             partitions = job.partitions or self._partitions
             if partitions:
                 session.conf.set("spark.sql.shuffle.partitions", str(partitions))

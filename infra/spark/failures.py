@@ -121,6 +121,11 @@ def translate(links: Sequence[tuple[str, str]], *, stage: str, sql: str) -> Engi
             "Spark has no S3 client: add spark.jars.packages=org.apache.hadoop:hadoop-aws of the Hadoop "
             f"version that Spark bundles ({reason})"
         )
+    if any(name == "StackOverflowError" for name, _ in links):
+        return StageFailedError(
+            f"{stage}: the statement is nested too deeply for Spark (StackOverflowError): name parts of the query by "
+            f"WITH, write long chains of OR as IN (...)"
+        )
     if any(text in everything for text in _TOO_LARGE):
         return BroadcastTooLargeError(f"{stage}: {reason}")
     if _HINTED.search(sql) and any(text.lower() in everything.lower() for text in _OUT_OF_MEMORY):

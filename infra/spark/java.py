@@ -104,10 +104,10 @@ def spark_home() -> Path:
     """
     spec = importlib.util.find_spec("pyspark")
     if spec is None or spec.origin is None:
-        raise EngineUnavailableError("Spark is not installed; pip install 'ebbflow[spark]'")
+        raise EngineUnavailableError("Spark is not installed; pip install 'prefect-ebbflow[spark]'")
     home = Path(spec.origin).parent
     if not (home / "jars").is_dir():
         raise EngineUnavailableError(
-            f"the pyspark package in {home} has no jars (a client-only build?); pip install 'ebbflow[spark]'"
+            f"the pyspark package in {home} has no jars (a client-only build?); pip install 'prefect-ebbflow[spark]'"
         )
     return home

@@ -6,9 +6,11 @@ import socket
 
 from ebbflow.infra.errors import ClusterError
 from ebbflow.planners.errors import OptionError
+from ebbflow.planners.model import names
+from ebbflow.planners.model.numbers import UNSIGNED
 
 _UNITS = {"k": 1.0 / 1024, "m": 1.0, "g": 1024.0, "t": 1024.0 * 1024}
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_MAX_MEMORY = 1024 * 1024.0 * 1024  # MiB
 
 
 def parse_memory(text: str) -> int:
@@ -19,17 +21,16 @@ def parse_memory(text: str) -> int:
 
     Raises ``OptionError`` for what is no size, or less than 1 MiB.
     """
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt])(?:i?b)?\s*", text, re.IGNORECASE)
-    mebibytes = int(float(found.group(1)) * _UNITS[found.group(2).lower()]) if found else 0
-    if mebibytes < 1:
-        raise OptionError(f"memory must be a size such as '2g' or '512m'; got {text!r}")
-    return mebibytes
+    found = re.fullmatch(rf"\s*({UNSIGNED})\s*([kmgt])(?:i?b)?\s*", text, re.IGNORECASE)
+    mebibytes = float(found.group(1)) * _UNITS[found.group(2).lower()] if found else 0.0
+    if not 1 <= mebibytes <= _MAX_MEMORY:
+        raise OptionError(f"memory must be a size such as '2g' or '512m', at most 1024t; got {text!r:.60}")
+    return int(mebibytes)
 
 
 def check(name: str, workers: int, cores: int, cpus: float | None = None) -> None:
     """Raise ``OptionError`` unless the options are in their range."""
-    if not _NAME.fullmatch(name):
-        raise OptionError(f"a cluster's name is letters, digits, '.', '_' and '-', at most 64; got {name!r}")
+    names.CLUSTER.check(name)
     if workers < 0:
         raise OptionError(f"workers must be >= 0; got {workers}")
     if cores < 1:

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shlex
 import shutil
 import signal
 import socket
@@ -15,11 +16,13 @@ from typing import Any
 
 from ebbflow.infra import private
 from ebbflow.infra.errors import EngineUnavailableError
+from ebbflow.infra.spark.authentication import authenticated, is_sensitive, properties_text
 from ebbflow.infra.spark.failures import chain, headline
 from ebbflow.infra.spark.settings import addresses, is_local, stays_on_this_machine
 
 _CONNECT_SECONDS = 5.0  # per master and attempt
 _STOP_SECONDS = 15.0
+_LOOPBACK = "127.0.0.1"
 _lock = threading.Lock()  # the environment and SparkContext's class attributes belong to the process
 
 
@@ -64,18 +67,19 @@ def check_master(master: str, *, timeout: float = _CONNECT_SECONDS) -> None:
 
 
 def start_session(chosen: Mapping[str, str]) -> tuple[Any, DriverProcess]:
-    """Start a JVM with the settings ``chosen`` and return its SparkSession.
+    """Start a JVM with the settings ``chosen``, and the secret of its master, and return its SparkSession.
 
     A session that was started with the same settings, and not stopped yet, is returned again: Spark allows
     one SparkContext a process. Raises ``EngineUnavailableError`` when Java, PySpark or the master is missing,
     or when this process has a SparkContext with other settings.
     """
     master = chosen["spark.master"]
+    chosen = authenticated(chosen)
     java_home = _java_home()
     try:
         from pyspark import SparkContext
     except ImportError as error:
-        raise EngineUnavailableError("PySpark is missing: pip install 'ebbflow[spark]'") from error
+        raise EngineUnavailableError("PySpark is missing: pip install 'prefect-ebbflow[spark]'") from error
     if not (is_local(master) or master.startswith(("spark://", "yarn", "k8s://"))):
         raise EngineUnavailableError(
             f"unknown Spark master {master!r}: use local[N], spark://HOST:PORT, yarn or k8s://URL"
@@ -142,9 +146,10 @@ def _launch(chosen: Mapping[str, str], java_home: Path) -> tuple[Any, DriverProc
     from pyspark.java_gateway import launch_gateway
     from pyspark.sql import SparkSession
 
-    conf = SparkConf(loadDefaults=False)
+    conf = SparkConf(loadDefaults=False)  # stands on the command line of the JVM, for all to read
     for key, value in chosen.items():
-        conf.set(key, value)
+        if not is_sensitive(key):
+            conf.set(key, value)
     folder = tempfile.mkdtemp(prefix="ebbflow-spark-")  # for its user alone
     log = Path(folder) / "driver.log"
     if "spark.local.dir" not in chosen and not chosen["spark.master"].startswith(("yarn", "k8s:")):
@@ -153,14 +158,21 @@ def _launch(chosen: Mapping[str, str], java_home: Path) -> tuple[Any, DriverProc
     if "spark.sql.warehouse.dir" not in chosen and "spark.sql.catalogImplementation" not in chosen:
         # Spark would make a folder "spark-warehouse" wherever the user happens to be
         conf.set("spark.sql.warehouse.dir", f"{folder}/warehouse")
-    variables = {"JAVA_HOME": str(java_home)}
-    if stays_on_this_machine(chosen["spark.master"]):
-        variables["SPARK_LOCAL_IP"] = "127.0.0.1"
+    hidden = {key: value for key, value in chosen.items() if is_sensitive(key)}
+    if hidden:
+        private.write_secret(f"{folder}/spark.conf", properties_text(hidden))
+    variables = {"JAVA_HOME": str(java_home), **_submit_arguments(f"{folder}/spark.conf", hidden)}
+    if pages := _pages(chosen["spark.master"]):
+        variables |= pages
+        for key, value in _reached_at(chosen).items():
+            conf.set(key, value)
     process = None
     try:
         with private.open_file(log, "xb") as output, _environment(variables), _own_interrupt_handler():
             gateway = launch_gateway(conf=conf, popen_kwargs={"stdout": output, "stderr": output})
             process = DriverProcess(gateway, log)
+            for key, value in hidden.items():
+                conf.set(key, value)
             context = SparkContext(gateway=gateway, conf=conf)
             if context._jsc.sc().isStopped():
                 raise RuntimeError("the SparkContext stopped at once")
@@ -179,6 +191,50 @@ def _launch(chosen: Mapping[str, str], java_home: Path) -> tuple[Any, DriverProc
             f"Spark did not start on {chosen['spark.master']}: {reason}"
             + (f"; its log ends with: {tail}" if tail else "")
         ) from error
+
+
+def _pages(master: str) -> dict[str, str]:
+    """Return the variables that keep the driver's pages and status API, which know no users, on loopback."""
+    if stays_on_this_machine(master):
+        return {"SPARK_LOCAL_IP": _LOOPBACK}
+    if master.startswith("spark://") and "SPARK_LOCAL_IP" not in os.environ:
+        return {"SPARK_LOCAL_IP": _LOOPBACK, "SPARK_PUBLIC_DNS": _LOOPBACK}
+    return {}
+
+
+def _reached_at(chosen: Mapping[str, str]) -> dict[str, str]:
+    """Return what keeps the driver reachable for executors elsewhere although its pages are on loopback.
+
+    It takes the address from which this machine speaks to the master, and no other; nothing where the user's
+    settings name one.
+    """
+    named = "spark.driver.host" in chosen or "spark.driver.host" in _spark_defaults()
+    if named or not (masters := addresses(chosen["spark.master"])):
+        return {}
+    for host, port in masters:
+        with contextlib.suppress(OSError):
+            found = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+            with socket.socket(found[0], socket.SOCK_DGRAM) as probe:
+                probe.connect(found[4])  # sends nothing: the system only chooses the way
+                address = probe.getsockname()[0]
+            address = f"[{address}]" if ":" in address else address
+            return {"spark.driver.host": address, "spark.driver.bindAddress": address}
+    return {}
+
+
+def _spark_defaults() -> str:
+    """Return the user's own file of Spark's defaults, which Spark reads, too; empty without one."""
+    folder = os.environ.get("SPARK_CONF_DIR") or f"{os.environ.get('SPARK_HOME', '')}/conf"
+    with contextlib.suppress(OSError):
+        return Path(folder, "spark-defaults.conf").read_text(encoding="utf-8", errors="replace")
+    return ""
+
+
+def _submit_arguments(file: str, hidden: Mapping[str, str]) -> dict[str, str]:
+    if not hidden:
+        return {}
+    given = os.environ.get("PYSPARK_SUBMIT_ARGS") or "pyspark-shell"
+    return {"PYSPARK_SUBMIT_ARGS": f"--properties-file {shlex.quote(file)} --load-spark-defaults {given}"}
 
 
 def _end(process: DriverProcess) -> None:

@@ -68,7 +68,7 @@ def mebibytes(text: str) -> int:
 
     Raises ``OptionError``.
     """
-    found = re.fullmatch(r"(\d+)([kmgt]?)b?", text.strip().lower())
+    found = re.fullmatch(r"([0-9]{1,15})([kmgt]?)b?", text.strip().lower())
     if found is None:
         raise OptionError(f"a size must look like 1400m or 2g; got {text!r}")
     return int(int(found[1]) * {"k": 1 / 1024, "": 1, "m": 1, "g": 1024, "t": 1024**2}[found[2]])
@@ -166,6 +166,9 @@ def _local_heap() -> str:
 def _defaults() -> dict[str, str]:
     return {
         "spark.ui.port": "0",  # any free port: several drivers share a machine
+        # the pages know no users: they are to be read only
+        "spark.ui.killEnabled": "false",
+        "spark.ui.heapHistogramEnabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.log.level": "ERROR",
         "spark.eventLog.enabled": "false",

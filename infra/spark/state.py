@@ -6,14 +6,14 @@ import json
 import os
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from ebbflow.infra import cgroups, private, processes
+from ebbflow.infra import cgroups, private, processes, user_files
 from ebbflow.infra.errors import ClusterError
 
-_FORMAT = 1
+_FORMAT = 2
 Phase = Literal["starting", "up", "killed"]
 
 
@@ -42,6 +42,7 @@ class ClusterState:
     cores: int  # of each node
     memory: int  # MiB of each node
     owner: int  # process whose end ends the cluster; 0: nobody's
+    secret: str = field(repr=False)  # by which its processes and applications know each other
     cpus: float | None = None  # CPU quota of each node; None: not held to any
     cap: str = ""  # how the quota is kept, or why there is none
     cap_version: int = 0  # of the control groups; 0: no quota
@@ -103,6 +104,7 @@ class StateFile:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.path = folder / "state.json"
+        self.properties = folder / "spark.conf"  # Spark's, with the cluster's secret
 
     @classmethod
     def of(cls, name: str) -> "StateFile":
@@ -118,8 +120,10 @@ class StateFile:
             return ClusterState(**fields, nodes=nodes)
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ClusterError(f"{self.path} is not a readable state file ({error}); delete it") from error
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise ClusterError(
+                f"{self.path} is not a readable state file ({user_files.reason(error)}); delete it"
+            ) from error
 
     def write(self, state: ClusterState) -> None:
         """Replace the state, atomically. Raises ``ClusterError``."""
@@ -145,8 +149,16 @@ class StateFile:
             self.write(changed)
             return changed
 
+    def write_properties(self, text: str) -> None:
+        """Replace the file of Spark's properties, for its user alone. Raises ``ClusterError``."""
+        try:
+            private.write_secret(self.properties, text)
+        except OSError as error:
+            raise ClusterError(f"{self.properties} cannot be written: {error.strerror}") from error
+
     def remove(self) -> None:
         self.path.unlink(missing_ok=True)
+        self.properties.unlink(missing_ok=True)
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:

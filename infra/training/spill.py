@@ -11,6 +11,7 @@ before.
 """
 
 import hashlib
+import logging
 import os
 import re
 import secrets
@@ -31,6 +32,7 @@ from ebbflow.infra.training.places import Place
 from ebbflow.planners.errors import EbbflowError
 
 _MARK = "mark"
+log = logging.getLogger(__name__)
 _HEX = re.compile(r"[0-9a-f]{32}")
 
 
@@ -85,12 +87,24 @@ class Spill:
         raise StorageError("; ".join(said) or "there is no place for it on this machine")
 
     def newest(self, above: int) -> tuple[CheckpointFolder, Found] | None:
-        """Return the newest whole checkpoint of more than ``above`` steps; what cannot be read is passed over."""
+        """Return the newest whole checkpoint of more than ``above`` steps.
+
+        A place of this machine that cannot be read is passed over, and noted in ``problems``. Raises ``StorageError``
+        for one that the user chose: what is in it may be all that there is of the last steps.
+        """
         best: tuple[CheckpointFolder, Found] | None = None
         for folder in self._there():
             try:
                 found = folder.latest()
-            except StorageError:  # as if it were on another node: the run's own folder decides
+            except StorageError as exc:
+                if self._chosen:
+                    raise StorageError(
+                        f"the run's last steps may be in {folder.uri}, where checkpoints are spilled to, and it cannot "
+                        f"be read: {exc}"
+                    ) from exc
+                # as if it were on another node: the run's own folder decides
+                self.problems.append(f"{folder.uri} cannot be read: {exc}")
+                log.warning("%s", self.problems[-1])
                 continue
             self.problems += folder.problems()
             if found is not None and found.step > (above if best is None else best[1].step):

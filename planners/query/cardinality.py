@@ -5,6 +5,7 @@ all plans over one set agree about it (a stage's checkpoint is the same whicheve
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from math import isnan
 
 from sqlglot import exp
 
@@ -30,6 +31,7 @@ __all__ = ["Cardinalities", "RelationInput", "conjunction_text", "distinct_after
 
 NOISE = 1.2  # distinct counts are approximate: a reference may seem to have this many times its key's values
 ROW_BYTES = 8.0  # per row in memory, besides its fields
+_MOST_ROWS = 1e30  # an estimate beyond any table, whose products are still numbers
 _LEAST = 1e-9  # fraction of rows inside a range: statistics may be a little off
 
 
@@ -93,8 +95,11 @@ class Cardinalities:
         """Return the rows of the joined relations ``mask``: at least 1, unless known to be none."""
         found = self._rows.get(mask)
         if found is None:
-            actual = self._actuals.get(mask)
-            found = actual if actual is not None else max(self._estimate(mask) * self._correction(mask), 1.0)
+            found = self._actuals.get(mask)
+            if found is None:
+                guess = self._estimate(mask) * self._correction(mask)
+                # products over very many relations overflow, or become no number at all
+                found = _MOST_ROWS if isnan(guess) else min(max(guess, 1.0), _MOST_ROWS)
             self._rows[mask] = found
         return found
 

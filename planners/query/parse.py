@@ -3,7 +3,7 @@
 import difflib
 import itertools
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, cast
@@ -21,27 +21,18 @@ from ebbflow.planners.errors import (
 )
 from ebbflow.planners.model import Catalogue
 from ebbflow.planners.query.dialect import Spark4, kept, spark_sql
+from ebbflow.planners.query.forbidden import check_reach
+from ebbflow.planners.query.functions import (
+    BARE,
+    CLOCK_DATES,
+    CLOCK_LOCAL,
+    CLOCK_NAMES,
+    CLOCK_TIMES,
+    CLOCKS,
+    changes,
+)
+from ebbflow.planners.query.nesting import check_depth, check_length, within_bounds
 
-# Functions whose value is fixed for a query: replaced by a literal once per run.
-_CLOCKS = (
-    exp.CurrentDate, exp.CurrentTimestamp, exp.CurrentDatetime, exp.CurrentTime, exp.Localtime,
-    exp.Localtimestamp,
-)  # fmt: skip
-_CLOCK_NAMES = {
-    "now", "localtimestamp", "current_timestamp", "curdate", "current_date", "get_current_timestamp",
-    "transaction_timestamp",
-}  # fmt: skip
-# What differs from row to row, run to run or user to user: stages with it are never reused.
-_VOLATILE = (
-    exp.Rand, exp.Randn, exp.Randstr, exp.Uniform, exp.Shuffle, exp.Uuid, exp.TableSample, exp.CurrentUser,
-    exp.SessionUser, exp.CurrentDatabase, exp.CurrentSchema, exp.CurrentCatalog,
-)  # fmt: skip
-_VOLATILE_NAMES = {
-    "rand", "randn", "random", "uuid", "shuffle", "monotonically_increasing_id", "spark_partition_id",
-    "input_file_name", "input_file_block_start", "input_file_block_length", "gen_random_uuid", "randstr",
-    "uniform", "reflect", "try_reflect", "java_method", "aes_encrypt", "user", "uuidv4", "uuidv7", "nextval",
-    "currval", "current_setting", "getvariable",
-}  # fmt: skip
 _AFTER = ("with_", "distribute", "sort", "cluster", "order", "limit", "offset")  # what may follow a query
 # Days from today, of the words that Spark reads as a date or a time.
 _DAYS = {"now": 0, "today": 0, "tomorrow": 1, "yesterday": -1}
@@ -59,22 +50,19 @@ class ParsedQuery:
     qualified: bool = True
 
 
-def parse(text: str, dialect: str = "spark") -> exp.Query:
-    """Return the single query in ``text``.
+@within_bounds
+def parse(text: str, dialect: str = "spark", allowed: Collection[str] = ()) -> exp.Query:
+    """Return the single query in ``text``, which reads nothing but tables and what functions in ``allowed`` read.
 
-    Raises ``SqlSyntaxError`` with line, column and the offending piece, or ``UnsupportedQueryError`` when the
-    text is empty, holds several statements, or is not a query.
+    Raises ``SqlSyntaxError`` with line, column and the offending piece; ``UnsupportedQueryError`` when the text
+    is empty, holds several statements, is not a query, or is too long or too deep; ``ForbiddenSqlError``.
     """
-    try:
-        read = Spark4 if dialect.lower() == "spark" else dialect
-        statements = [kept(s, dialect) for s in sqlglot.parse(text, dialect=read) if s is not None]
-    except ParseError as error:
-        raise SqlSyntaxError(_describe(error)) from error
-    except TokenError as error:
-        raise SqlSyntaxError(f"SQL cannot be read: {error}") from error
+    check_length(text)
+    statements = [kept(s, dialect) for s in _parsed(text, dialect) if not isinstance(s, exp.Semicolon)]
     if len(statements) != 1:
         found = "none" if not statements else str(len(statements))
         raise UnsupportedQueryError(f"exactly one query is needed; found {found} in {_short(text)!r}")
+    check_depth(statements[0])
     statement = _outside_parentheses(statements[0])
     if isinstance(statement, exp.Subquery):
         statement = statement.unnest()
@@ -88,7 +76,30 @@ def parse(text: str, dialect: str = "spark") -> exp.Query:
             f"only queries (SELECT, WITH, UNION, VALUES) can be run; "
             f"got {statement.key.upper()}: {_short(text)!r}"
         )
+    check_reach(statement, allowed)
+    for select in statement.find_all(exp.Select):
+        if not select.expressions:
+            raise SqlSyntaxError(
+                f"a SELECT names no column: {_short(spark_sql(select))!r} in {_short(text)!r}"
+            )
     return statement
+
+
+def _parsed(text: str, dialect: str) -> list[exp.Expr]:
+    try:
+        return [
+            s
+            for s in sqlglot.parse(text, dialect=Spark4 if dialect.lower() == "spark" else dialect)
+            if s is not None
+        ]
+    except ParseError as error:
+        raise SqlSyntaxError(_describe(error)) from error
+    except TokenError as error:
+        raise SqlSyntaxError(f"SQL cannot be read: {_short(str(error))}") from error
+    except (ValueError, LookupError, TypeError, AttributeError) as error:  # sqlglot's own, on some wrong SQL
+        raise SqlSyntaxError(
+            f"SQL cannot be read ({type(error).__name__}: {_short(str(error))}): {_short(text)!r}"
+        ) from error
 
 
 def _outside_parentheses(tree: exp.Expr) -> exp.Expr:
@@ -158,18 +169,18 @@ def freeze(query: exp.Query, now: datetime) -> tuple[exp.Query, tuple[str, ...]]
             node.set("this", word)
             return node
         name = node.name.lower() if isinstance(node, exp.Anonymous) else node.key
-        clock = isinstance(node, _CLOCKS) or (isinstance(node, exp.Anonymous) and name in _CLOCK_NAMES)
+        clock = isinstance(node, CLOCKS) or (isinstance(node, exp.Anonymous) and name in CLOCK_NAMES)
         if not clock:
             if is_volatile_function(node):
                 notes[f"{spark_sql(node)} is not deterministic: stages that contain it are never reused"] = (
                     None
                 )
             return node
-        if isinstance(node, exp.CurrentDate) or name in {"curdate", "current_date"}:
+        if isinstance(node, exp.CurrentDate) or name in CLOCK_DATES:
             kind, value = "DATE", stamp.date().isoformat()
-        elif isinstance(node, exp.CurrentTime | exp.Localtime):
+        elif isinstance(node, exp.CurrentTime | exp.Localtime) or name in CLOCK_TIMES:
             kind, value = "TIME", stamp.strftime("%H:%M:%S.%f")
-        elif isinstance(node, exp.Localtimestamp | exp.CurrentDatetime) or name == "localtimestamp":
+        elif isinstance(node, exp.Localtimestamp | exp.CurrentDatetime) or name in CLOCK_LOCAL:
             kind, value = "TIMESTAMPNTZ", stamp.strftime("%Y-%m-%d %H:%M:%S.%f")
         else:  # an instant, whatever the session's time zone is
             kind, value = "TIMESTAMPTZ", stamp.strftime("%Y-%m-%d %H:%M:%S.%f+00:00")
@@ -200,15 +211,16 @@ def _moment(node: exp.Expr, stamp: datetime) -> exp.Literal | None:
 
 
 def is_volatile_function(node: exp.Expr) -> bool:
-    """Tell whether ``node`` itself is a call whose value differs from row to row or run to run."""
-    return isinstance(node, _VOLATILE) or (
-        isinstance(node, exp.Anonymous) and node.name.lower() in _VOLATILE_NAMES
-    )
+    """Tell whether ``node`` itself is a call whose value differs from row to row or run to run, or a word that
+    stands for another day each day where it is compared with a date."""
+    if isinstance(node, exp.Literal):
+        return node.is_string and node.name.strip().lower() in _DAYS
+    return changes(node)
 
 
 def is_volatile(node: exp.Expr) -> bool:
     """Tell whether ``node`` contains a volatile function or a sample."""
-    return any(is_volatile_function(n) for n in node.find_all(*_VOLATILE, exp.Anonymous))
+    return any(is_volatile_function(n) for n in node.walk())
 
 
 def outside_tables(node: exp.Expr, bound: frozenset[str] = frozenset()) -> Iterator[exp.Table]:
@@ -217,17 +229,23 @@ def outside_tables(node: exp.Expr, bound: frozenset[str] = frozenset()) -> Itera
     Before: ``WITH t AS (SELECT * FROM t) SELECT * FROM t, u``; yields the inner ``t`` and ``u``.
     """
     named = isinstance(node, exp.Table) and isinstance(node.this, exp.Identifier)
-    if isinstance(node, exp.Table) and named and (node.db or node.name.lower() not in bound):
+    if isinstance(node, exp.Table) and named and (node.db or _folded(node.name) not in bound):
         yield node
     with_ = node.args.get("with_")
     if with_ is not None:
         for cte in with_.expressions:
-            name = frozenset({cte.alias.lower()})
+            name = frozenset({_folded(cte.alias)})
             yield from outside_tables(cte.this, bound | name if with_.recursive else bound)
             bound |= name
     for child in node.iter_expressions():
         if child is not with_:
             yield from outside_tables(child, bound)
+
+
+def _folded(name: str) -> str:
+    """Return a name as DuckDB compares it, in lower case as far as it is ASCII: to Python, the sign of Kelvin is a k,
+    and a WITH of that name would hide a file's."""
+    return name.encode().lower().decode()
 
 
 def table_names(query: exp.Expr) -> frozenset[str]:
@@ -246,18 +264,21 @@ def check_tables(query: exp.Query, catalogue: Catalogue) -> None:
             )
         if catalogue.get(table.name) is None:
             nearest = _nearest(table.name.lower(), catalogue.tables)
-            raise UnknownTableError(f"unknown table {table.name!r}; {nearest}")
+            raise UnknownTableError(f"unknown table {_short(table.name)!r}; {nearest}")
 
 
-def parse_query(text: str, catalogue: Catalogue, *, now: datetime, dialect: str = "spark") -> ParsedQuery:
+@within_bounds
+def parse_query(
+    text: str, catalogue: Catalogue, *, now: datetime, dialect: str = "spark", allowed: Collection[str] = ()
+) -> ParsedQuery:
     """Parse, check, freeze and qualify ``text`` against ``catalogue``.
 
     Raises the errors of ``parse`` and ``check_tables``, and ``UnknownColumnError``.
     """
-    query = _divided(parse(text, dialect), dialect)
+    query = _divided(parse(text, dialect, allowed), dialect)
     check_tables(query, catalogue)
     if _draws_again(query):
-        frozen, notes = freeze(query, now)
+        frozen, notes = freeze(_called(query, catalogue), now)
         reason = "the query runs whole: an alias of what is not deterministic is used again in its SELECT"
         return ParsedQuery(frozen, text, (*notes, reason), qualified=False)
     try:
@@ -265,7 +286,7 @@ def parse_query(text: str, catalogue: Catalogue, *, now: datetime, dialect: str 
     except OptimizeError as error:
         if not _defines_columns(query):
             raise UnknownColumnError(_column_error(str(error), query, catalogue)) from error
-        frozen, notes = freeze(query, now)
+        frozen, notes = freeze(_called(query, catalogue), now)
         return ParsedQuery(frozen, text, (*notes, f"the query runs whole: {error}"), qualified=False)
     named, renamed = _named(_ordered_by_outputs(qualified), query, catalogue)
     frozen, notes = freeze(named, now)  # after qualify, which names the projections
@@ -282,6 +303,20 @@ def _draws_again(query: exp.Query) -> bool:
             if own and not column.table and column.name.lower() in drawn:
                 return True
     return False
+
+
+def _called(query: exp.Query, catalogue: Catalogue) -> exp.Query:
+    """Write words such as ``localtimestamp``, which engines call as functions where no column is called so, as calls:
+    in a query that was not qualified they look like columns."""
+    tables = (catalogue.get(t.name) for t in outside_tables(query))
+    named = {name.lower() for table in tables if table is not None for name, _ in table.columns}
+    named |= {node.alias.lower() for node in query.find_all(exp.Alias)}
+    named |= {column.name.lower() for node in query.find_all(exp.TableAlias) for column in node.columns}
+    for column in list(query.find_all(exp.Column)):
+        word = column.name.lower()
+        if word in BARE - named and not column.table and not column.this.quoted:
+            column.replace(exp.Anonymous(this=word))
+    return query
 
 
 def _divided(query: exp.Query, dialect: str) -> exp.Query:
@@ -390,6 +425,7 @@ def _column_error(message: str, query: exp.Query, catalogue: Catalogue) -> str:
             continue
         several = owners.get(found.name.lower(), [])
         if not found.table and len(several) > 1:
-            return f"column {found.name!r} is ambiguous: qualify it with one of {', '.join(several)}"
-        return f"unknown column {spark_sql(found)!r}; {_nearest(found.name, owners)} ({message})"
-    return f"a column cannot be resolved: {message}"
+            return f"column {_short(found.name)!r} is ambiguous: qualify it with one of {', '.join(several)}"
+        nearest = _nearest(found.name, owners)
+        return f"unknown column {_short(spark_sql(found))!r}; {nearest} ({_short(message, 300)})"
+    return f"a column cannot be resolved: {_short(message, 300)}"

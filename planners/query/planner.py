@@ -1,7 +1,7 @@
 """From a query to its candidate execution plans."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cached_property
@@ -17,6 +17,7 @@ from ebbflow.planners.query.dividing import Divider
 from ebbflow.planners.query.enumerate import enumerate_trees
 from ebbflow.planners.query.fingerprint import digest
 from ebbflow.planners.query.members import prepared_subqueries
+from ebbflow.planners.query.nesting import within_bounds
 from ebbflow.planners.query.parse import ParsedQuery, parse_query
 from ebbflow.planners.query.qep import QueryExecutionPlan, Slicing, Stage, Statement, Text
 from ebbflow.planners.query.render import quote, without_broadcast, without_hints
@@ -48,6 +49,7 @@ class PlannerOptions:
 class QueryPlanner:
     """Plans one query. Deterministic: equal inputs give equal plans with equal ids."""
 
+    @within_bounds
     def __init__(
         self,
         text_: str,
@@ -58,13 +60,14 @@ class QueryPlanner:
         salt: str,
         dialect: str = "spark",
         options: PlannerOptions | None = None,
+        allowed: Collection[str] = (),
     ) -> None:
         """Parse and take apart ``text_``.
 
-        ``now`` is what clock functions are frozen to, ``salt`` is unique to the run (see ``Fingerprints``).
-        Raises the errors of ``parse_query``.
+        ``now`` is what clock functions are frozen to, ``salt`` is unique to the run (see ``Fingerprints``);
+        functions in ``allowed`` may read more than tables. Raises the errors of ``parse_query``.
         """
-        self.parsed: ParsedQuery = parse_query(text_, catalogue, now=now, dialect=dialect)
+        self.parsed: ParsedQuery = parse_query(text_, catalogue, now=now, dialect=dialect, allowed=allowed)
         self.model = model
         self.options = options or PlannerOptions()
         self._catalogue = catalogue
@@ -88,6 +91,7 @@ class QueryPlanner:
         """Return the fingerprints of the partial results that plans may have."""
         return tuple(self.analysis.partial_fp(view) for view in self.analysis.splits)
 
+    @within_bounds
     def sample(self, selectivities: Mapping[str, Mapping[str, float]]) -> None:
         """Take fractions measured on samples: by ``"table alias"``, then by predicate text."""
         self.selectivities = selectivities
@@ -99,6 +103,7 @@ class QueryPlanner:
                 self.analysis = Analysis.of(chain, self._catalogue, self._salt)
                 self._divider = Divider(self.analysis, self._catalogue)
 
+    @within_bounds
     def candidates(
         self, share: Share, actuals: Mapping[str, StageOutput] | None = None, also: Iterable[str] = ()
     ) -> tuple[QueryExecutionPlan, ...]:
@@ -123,6 +128,7 @@ class QueryPlanner:
                 kept[plan_id] = self._plan(self._choices[plan_id], sizes, share)
         return tuple(kept.values())
 
+    @within_bounds
     def single(self, share: Share) -> QueryExecutionPlan:
         """Return the plan of one statement: the query as its author wrote it."""
         query = self.parsed.expression.copy()

@@ -15,7 +15,7 @@ from sqlglot.errors import SqlglotError
 from sqlglot.optimizer.eliminate_subqueries import eliminate_subqueries
 from sqlglot.optimizer.merge_subqueries import merge_subqueries
 
-from ebbflow.planners.errors import PlanningError
+from ebbflow.planners.errors import PlanningError, UnsupportedQueryError
 from ebbflow.planners.model import Catalogue
 from ebbflow.planners.query.conditions import KEPT, separate_conditions
 from ebbflow.planners.query.outerjoins import simplify_outer_joins
@@ -29,6 +29,10 @@ from ebbflow.planners.query.parse import (
 from ebbflow.planners.query.restriction import restrict_views
 
 ROOT = "Result"  # the name of the last view; qualified names are lower case, so no other has it
+
+MOST_JOINED = (
+    40  # tables of one join: the search for good orders takes time by the cube of them, and then some
+)
 
 
 @dataclass(frozen=True)
@@ -101,6 +105,7 @@ def view_chain(parsed: ParsedQuery, catalogue: Catalogue) -> ViewChain:
             query = rewrite(parsed.expression.copy(), catalogue)
             qualified_copy(query, catalogue)  # a rewrite that lost a column or a view is told here
             check_tables(query, catalogue)
+            _check_joins(query)
             return ViewChain(_views(_bodies(query)), parsed.text, parsed.notes)
         except (SqlglotError, PlanningError, RecursionError, KeyError, AttributeError, ValueError) as error:
             reason = f"subqueries could not be separated, the query runs whole ({error})"
@@ -117,6 +122,16 @@ def _unseparable(parsed: ParsedQuery) -> str:
     if any(is_volatile(s) for s in whole.find_all(exp.Subquery)):
         return "a subquery is not deterministic: the query runs whole"
     return ""
+
+
+def _check_joins(query: exp.Query) -> None:
+    """Raise ``UnsupportedQueryError`` where more tables are joined at once than orders of joins are looked for."""
+    for select in query.find_all(exp.Select):
+        joined = len(select.args.get("joins") or ()) + 1
+        if joined > MOST_JOINED:
+            raise UnsupportedQueryError(
+                f"{joined} tables are joined at once; orders of joins are looked for up to {MOST_JOINED}"
+            )
 
 
 def _hoisted(query: exp.Query, _: Catalogue) -> exp.Query:

@@ -7,24 +7,28 @@ from dataclasses import asdict, fields
 from ebbflow.infra import checksums, private
 from ebbflow.infra.files import write_atomic
 from ebbflow.infra.filesystems import filesystem, split, translated
+from ebbflow.infra.spark.authentication import is_sensitive
 from ebbflow.planners.errors import OptionError
 from ebbflow.tasks.request import QueryRequest
 
 _FORMAT = 1
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
-_SECRET = re.compile(r"secret|password|passwd|token|credential|access\.?key|private", re.IGNORECASE)
 
 
 def save_query(request: QueryRequest, id: str) -> str:
     """Write the request of the app ``id`` into its store and return the address.
 
-    Settings whose names speak of secrets are left out: whoever runs it again gives them anew. Raises ``OptionError``
+    Settings whose names speak of secrets are left out, and so are functions that were allowed, which no file may:
+    whoever runs it again gives them anew. Raises ``OptionError``
     for an id that is no file's name, ``StorageError``.
     """
     scheme, path = split(_address(request.store, id))
-    said = asdict(request) | {"conf": {k: v for k, v in request.conf.items() if not _SECRET.search(k)}}
+    said = asdict(request) | {"conf": {k: v for k, v in request.conf.items() if not is_sensitive(k)}}
     left_out = sorted(request.conf.keys() - said["conf"].keys())
-    data = checksums.sealed({"format": _FORMAT, "left_out": left_out, **said}, indent=1)
+    functions = list(said.pop("allow_functions"))
+    data = checksums.sealed(
+        {"format": _FORMAT, "left_out": left_out, "functions": functions, **said}, indent=1
+    )
     with translated(f"write {path}"):
         store = filesystem(scheme)
         private.folder_maker(store, scheme)(path.rpartition("/")[0])
@@ -35,8 +39,8 @@ def save_query(request: QueryRequest, id: str) -> str:
 def load_query(store: str, id: str, conf: Mapping[str, str] | None = None) -> QueryRequest:
     """Return the request of the app ``id``, with ``conf`` for what was left out.
 
-    Raises ``StorageError`` where there is none, ``OptionError`` for one that is damaged or of another version, and
-    where settings that were left out are not given.
+    Raises ``StorageError`` where there is none, ``OptionError`` for one that is damaged or of another version, where
+    settings that were left out are not given, and where functions had been allowed.
     """
     scheme, path = split(_address(store, id))
     with translated(f"read {path}"), filesystem(scheme).open_input_file(path) as file:
@@ -50,7 +54,12 @@ def load_query(store: str, id: str, conf: Mapping[str, str] | None = None) -> Qu
                 f"query {id} was begun with conf that is never written down, as it holds secrets: "
                 f"{', '.join(missing)}; run the query anew under this id and give them again"
             )
-        known = {f.name for f in fields(QueryRequest)}
+        if functions := said.get("functions"):
+            raise OptionError(
+                f"query {id} was begun with functions that its user has allowed ({', '.join(functions)}), "
+                f"which no file may; run the query anew under this id and allow them again"
+            )
+        known = {f.name for f in fields(QueryRequest)} - {"allow_functions"}
         values = {name: value for name, value in said.items() if name in known}
         return QueryRequest(**{**values, "store": store, "conf": {**values["conf"], **(conf or {})}})
     except (ValueError, KeyError, TypeError, AttributeError) as error:

@@ -217,6 +217,11 @@ class Recorder:
     def resize(self, cores: float, memory: float) -> None:
         self._engine.resize(cores, memory)
 
+    def confine(
+        self, relations: Sequence[Relation], folders: Sequence[str], everything: bool = False
+    ) -> None:
+        self._engine.confine(relations, folders, everything)
+
     def tables(self) -> Sequence[Relation]:
         return self._engine.tables()
 

@@ -22,6 +22,7 @@ from ebbflow.tasks.loop.loop import CapacityLoop
 from ebbflow.tasks.loop.observing import Rented
 from ebbflow.tasks.loop.pricing import Priced
 from ebbflow.tasks.loop.request import CapacityRequest, LoopRules
+from ebbflow.tasks.request import check_master
 
 log = logging.getLogger(__name__)
 
@@ -79,6 +80,7 @@ def opened_loop(
     clock = clock or SystemClock()
     rules = request.rules()
     settings = request.settings(rules)
+    check_source(request, clock)  # before a ledger is made, or a cluster in it
     with ExitStack() as stack:
         ledger = stack.enter_context(Ledger.open(request.ledger, cluster=request.cluster, clock=clock))
         nodes = stack.enter_context(opened_nodes(request, ledger, clock))
@@ -92,6 +94,33 @@ def opened_loop(
             holder=holder,
         )
         yield OpenedLoop(loop, ledger, settings, rules)
+
+
+def check_source(request: CapacityRequest, clock: Clock) -> None:
+    """Look whether what ``request.source`` names is there, and its files are right. Nothing is opened or written.
+
+    Raises ``OptionError``, ``SettingsError`` or ``ClusterError``.
+    """
+    from ebbflow.infra.local_fleet import LocalFleet
+    from ebbflow.infra.spark.cluster import LocalSparkCluster
+    from ebbflow.tasks.fleet_request import FleetRequest
+
+    kind, _, rest = request.source.partition(":")
+    if request.prices and kind != "aws":
+        raise OptionError(
+            f"--on-demand-prices are of nodes on AWS; the source is {request.source!r}, got {request.prices!r}"
+        )
+    if kind == "local":
+        LocalFleet.attach(rest or "local", hazard=hazard, clock=clock).close()
+    elif kind == "cluster":
+        LocalSparkCluster.attach(rest or "default")
+    elif kind == "spark":
+        check_master(request.source)
+    elif kind == "aws":
+        asked = FleetRequest(config=rest or None, limits=request.limits, prices=request.prices)
+        asked.settings(), asked.rules(), asked.listed()
+    else:
+        raise OptionError(f"source must be one of {SOURCES}; got {request.source!r}")
 
 
 @contextmanager

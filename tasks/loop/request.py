@@ -1,15 +1,16 @@
 """What a capacity loop is asked for: which ledger, which nodes, by which policy, within which limits."""
 
 import os
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from math import inf
 from pathlib import Path
 from typing import Any
 
+from ebbflow.infra import user_files
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.loop import Scaling, Settings, Team
+from ebbflow.planners.model import names
 from ebbflow.planners.sections import number, only, table
 from ebbflow.tasks.fleet_request import LIMITS, FleetRules
 from ebbflow.tasks.loop.own_policies import policy_of
@@ -56,15 +57,7 @@ class LoopRules:
     @classmethod
     def read(cls, path: str | Path) -> "LoopRules":
         """Read a TOML file. Raises ``OptionError`` that names file, key, value and rule."""
-        try:
-            content = tomllib.loads(Path(path).expanduser().read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError) as error:
-            raise OptionError(
-                f"{path} cannot be read: {getattr(error, 'strerror', None) or error}"
-            ) from error
-        except tomllib.TOMLDecodeError as error:
-            raise OptionError(f"{path} is not TOML: {error}") from error
-        return cls.parse(content, str(path))
+        return cls.parse(user_files.read_toml(path), str(path))
 
     @classmethod
     def parse(cls, content: Mapping[str, Any], source: str) -> "LoopRules":
@@ -111,6 +104,11 @@ class CapacityRequest:
     seed: int = 0
     prices: str | None = None  # file of on-demand prices, for aws
     allow_policies: tuple[str, ...] = ()  # MODULE:NAME of policies that may be imported, whoever names them
+
+    def __post_init__(self) -> None:
+        names.CLUSTER.check(self.cluster)
+        if self.seed < 0:
+            raise OptionError(f"seed must be >= 0; got {self.seed}")
 
     def rules(self) -> LoopRules:
         """Read the limits. Raises ``OptionError``."""

@@ -60,8 +60,9 @@ class Carrier:
         say: Say = lambda _: None,
         save: float | None = None,
         restart: bool = False,
+        functions: tuple[str, ...] = (),
     ) -> None:
-        self._restart = restart
+        self._restart, self._functions = restart, functions
         self._site, self._pipeline, self._folder = site, pipeline, folder
         self._clock, self._flow_run, self._say, self._save = clock, flow_run, say, save
 
@@ -89,6 +90,7 @@ class Carrier:
             places,
             attempt.fill,
             tables_of(step, self._pipeline, Path(self._folder.path), attempt.fill),
+            self._functions,
         )
         if Path(self._folder.path) in Path(places.result(step)[0]).parents:
             private.make_folder(

@@ -9,19 +9,18 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import yaml
 
+from ebbflow.infra import user_files
 from ebbflow.planners.errors import PipelineFileError
 
 Scalar = str | int | float | bool | None
 
 MOST_BYTES = 2**20  # of a file
-_MOST_DEPTH = 40
 _MOST_VALUES = 20_000  # aliases may stand for more values than the file has bytes
-_INT = re.compile(r"[-+]?\d{1,18}")
-_FLOAT = re.compile(r"[-+]?(?:\.\d+|\d+(?:\.\d*)?)(?:[eE][-+]?\d{1,3})?")
+_INT = re.compile(r"[-+]?[0-9]{1,18}")
+_FLOAT = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]{1,3})?")
 _TAGS = frozenset(("str", "int", "float", "bool", "null", "map", "seq", "timestamp", "merge", "value"))
 _WORDS: Mapping[str, Scalar] = {"": None, "~": None, "null": None, "true": True, "false": False}
 
@@ -72,7 +71,7 @@ def read_document(text: str, source: str) -> Entry:
     if len(text.encode("utf-8", "surrogatepass")) > MOST_BYTES:
         raise PipelineFileError(f"{source}:1: a pipeline's file has at most {MOST_BYTES:,} bytes")
     try:
-        root = yaml.compose(text, Loader=_Loader)
+        root = yaml.compose(text, Loader=user_files.BoundedLoader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = mark.line + 1 if mark else 1
@@ -82,7 +81,7 @@ def read_document(text: str, source: str) -> Entry:
     except (yaml.YAMLError, ValueError) as error:
         said = " ".join(str(error).split())
         raise PipelineFileError(f"{source}:1: this is not YAML: {said:.200}") from error
-    except _TooDeepError as error:
+    except user_files.TooDeepError as error:
         raise PipelineFileError(f"{source}:{error.line}: values are nested too deeply") from None
     if root is None:
         raise PipelineFileError(
@@ -96,35 +95,9 @@ def read_document(text: str, source: str) -> Entry:
 
 def read_text(path: Path) -> str:
     """Return a file's text. Raises ``PipelineFileError``."""
-    try:
-        if path.stat().st_size > MOST_BYTES:
-            raise PipelineFileError(f"{path}:1: a pipeline's file has at most {MOST_BYTES:,} bytes")
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise PipelineFileError(f"cannot read the pipeline {path}: {reason}") from error
-
-
-class _TooDeepError(Exception):
-    def __init__(self, line: int) -> None:
-        super().__init__()
-        self.line = line
-
-
-class _Loader(yaml.SafeLoader):
-    """Composes a document of bounded depth; the parser itself would take ever longer with each level."""
-
-    _depth = 0
-
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        """See ``yaml.composer.Composer``."""
-        self._depth += 1
-        if self._depth > _MOST_DEPTH:
-            raise _TooDeepError(self.peek_event().start_mark.line + 1)
-        try:
-            return super().compose_node(parent, index)
-        finally:
-            self._depth -= 1
+    return user_files.read_text(
+        path, max_bytes=MOST_BYTES, error=lambda said: PipelineFileError(f"the pipeline {said}")
+    )
 
 
 class _Builder:

@@ -37,6 +37,14 @@ def ready(
     return [step for step, wanted in needs.items() if step not in begun and set(wanted) <= set(finished)]
 
 
+def in_order(needs: Mapping[str, Collection[str]]) -> Sequence[str]:
+    """Return the steps so that each comes after all that it waits for; those of a cycle are left out."""
+    found: dict[str, None] = {}
+    while more := [step for step in ready(needs, found, found) if step not in found]:
+        found.update(dict.fromkeys(more))
+    return tuple(found)
+
+
 def hopeless(needs: Mapping[str, Collection[str]], failed: Collection[str]) -> dict[str, str]:
     """Return the steps that can never begin, each with the failed step that they wait for, near or far."""
     found: dict[str, str] = {}

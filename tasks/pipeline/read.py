@@ -1,6 +1,6 @@
 """Reads a pipeline's file, and refuses what cannot work before anything starts."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,6 +8,7 @@ from typing import Any
 from ebbflow.infra.local_fleet.pools import LocalPool, check
 from ebbflow.planners.errors import EbbflowError, OptionError
 from ebbflow.planners.limits import Limits
+from ebbflow.tasks.pipeline.checking import Say
 from ebbflow.tasks.pipeline.deciding import check_loop
 from ebbflow.tasks.pipeline.document import Problems, read_document, read_text
 from ebbflow.tasks.pipeline.faults import parse_fault
@@ -24,6 +25,7 @@ from ebbflow.tasks.pipeline.requests import (
     resolved,
     search_request,
     training_request,
+    wanted_gpus,
     within,
 )
 from ebbflow.tasks.pipeline.spec import (
@@ -43,16 +45,29 @@ _KINDS: Mapping[str, StepKind] = {section: kind for kind, section in TABLES.item
 _OWN = ("title", "team", "after", "deadline", "weight", "budget", "attempts", "environment")
 
 
-def read_pipeline(path: Path | str, parameters: Mapping[str, str] | None = None) -> Pipeline:
+Further = Callable[[Pipeline, Say], object]
+"""Checks more than the file, with findings of its own."""
+
+
+def read_pipeline(
+    path: Path | str, parameters: Mapping[str, str] | None = None, further: Further | None = None
+) -> Pipeline:
     """Return the pipeline in the file ``path``. Raises ``PipelineFileError`` that names all that is wrong with it."""
     place = Path(path).expanduser()
-    return parse_pipeline(read_text(place), str(path), str(place.absolute().parent), parameters)
+    return parse_pipeline(read_text(place), str(path), str(place.absolute().parent), parameters, further)
 
 
 def parse_pipeline(
-    text: str, source: str = "pipeline.yaml", folder: str = ".", parameters: Mapping[str, str] | None = None
+    text: str,
+    source: str = "pipeline.yaml",
+    folder: str = ".",
+    parameters: Mapping[str, str] | None = None,
+    further: Further | None = None,
 ) -> Pipeline:
-    """Return the pipeline in ``text``, whose paths are relative to ``folder``. Raises ``PipelineFileError``."""
+    """Return the pipeline in ``text``, whose paths are relative to ``folder``.
+
+    ``further`` adds its findings to those of the file. Raises ``PipelineFileError`` that names all of them.
+    """
     root = read_document(text, source)
     problems = Problems(source)
     root = with_parameters(root, parameters or {}, problems)
@@ -60,7 +75,10 @@ def parse_pipeline(
     values = PIPELINE.read(root, problems)
     problems.check()
     assert isinstance(values, Values)
-    pipeline = _Reader(values, problems).pipeline(source, folder, text)
+    reader = _Reader(values, problems)
+    pipeline = reader.pipeline(source, folder, text)
+    if further is not None:
+        further(pipeline, reader.say)
     problems.check()
     return pipeline
 
@@ -107,6 +125,7 @@ class _Reader:
             self._check_step(found, step)
         self._check_spark(found)
         self._check_faults(found)
+        self._check_limits(found)
         return found
 
     # --- steps ------------------------------------------------------------------------------------------
@@ -246,7 +265,7 @@ class _Reader:
             self._say(one, "environment", rule)
         if not isinstance(cluster, LocalSpec):
             return
-        least = gpu_bounds(step)[0]
+        least = max(gpu_bounds(step)[0], wanted_gpus(step))
         if cluster.gpus < least:
             rule = f"needs {least} GPUs; the pools of kind gpu have {cluster.gpus} at most"
             self._say(one, "gpus", rule)
@@ -327,6 +346,19 @@ class _Reader:
             self._say(one, "", str(error))
             return Limits()
 
+    def _check_limits(self, pipeline: Pipeline) -> None:
+        """A limit of a pool that there is not would limit nothing."""
+        cluster = pipeline.cluster
+        if isinstance(cluster, ExistingSpec):
+            return
+        pools = (
+            [pool.name for pool in cluster.pools] if isinstance(cluster, LocalSpec) else list(cluster.pools)
+        )
+        for name in pipeline.limits.pools:
+            if name not in pools:
+                said = f"there is no pool {name!r}; pools are {', '.join(pools)}{nearest(name, pools)}"
+                self._say(self._values["limits"], "pools", said)
+
     def _check_faults(self, pipeline: Pipeline) -> None:
         if not isinstance(pipeline.cluster, LocalSpec):
             return
@@ -344,6 +376,13 @@ class _Reader:
                     f"there is no pool or node {fault.node!r}; nodes are called POOL-NUMBER, pools "
                     f"{', '.join(pools)}{nearest(fault.node, pools)}",
                 )
+
+    def say(self, section: str, key: str, rule: str) -> None:
+        """Write down that ``key`` of a section such as ``queries.orders`` breaks ``rule``."""
+        one: Any = self._values
+        for name in filter(None, section.split(".")):
+            one = one[name]
+        self._say(one, key, rule)
 
     def _say(self, one: Values, key: str, rule: str) -> None:
         self._problems.add(one.line(key), one.path(key), rule)

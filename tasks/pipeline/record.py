@@ -7,18 +7,19 @@ stay references.
 import re
 import secrets
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from ebbflow.infra import checksums
+from ebbflow.infra import checksums, user_files
 from ebbflow.infra.clock import Clock
 from ebbflow.infra.errors import PipelineRunError, RunLockedError, StorageError
 from ebbflow.infra.files import write_atomic
 from ebbflow.infra.training.locks import RunLock
 from ebbflow.planners.errors import OptionError
+from ebbflow.tasks.pipeline.checking import Say
 from ebbflow.tasks.pipeline.kinds import nearest
 from ebbflow.tasks.pipeline.outcome import StepState
 from ebbflow.tasks.pipeline.read import parse_pipeline
@@ -28,6 +29,10 @@ from ebbflow.tasks.request import home
 FORMAT = 1
 _FILE, _TEXT = "run.json", "pipeline.yaml"
 _ID = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,57}")
+
+
+Rest = Callable[[Pipeline, Say, Collection[str]], object]
+"""Checks what a pipeline needs but for steps that have finished."""
 
 
 def default_folder() -> Path:
@@ -95,6 +100,14 @@ class RunFolder:
         """Tell whether there is such a run."""
         return (self.path / _FILE).is_file()
 
+    def require_new(self) -> None:
+        """Raise ``PipelineRunError`` for an id that is taken."""
+        if self.exists:
+            raise PipelineRunError(
+                f"there is a run {self.id!r} already: go on with it (ebbflow run --resume {self.id}), or leave "
+                "the id out"
+            )
+
     @contextmanager
     def held(self, clock: Clock) -> Iterator[None]:
         """Keep other processes from the run. Raises ``PipelineRunError`` while one has it, which says who."""
@@ -110,11 +123,7 @@ class RunFolder:
 
     def begin(self, pipeline: Pipeline, parameters: Mapping[str, str], now: float) -> RunRecord:
         """Write a new run down. Raises ``PipelineRunError`` for an id that is taken, ``StorageError``."""
-        if self.exists:
-            raise PipelineRunError(
-                f"there is a run {self.id!r} already: go on with it (ebbflow run --resume {self.id}), or leave "
-                "the id out"
-            )
+        self.require_new()
         record = RunRecord(
             self.id,
             pipeline.source,
@@ -132,8 +141,11 @@ class RunFolder:
         """Write the record, whole or not at all. Raises ``StorageError``."""
         self._write(_FILE, checksums.sealed({"format": FORMAT, **asdict(record)}, indent=1))
 
-    def load(self) -> tuple[RunRecord, Pipeline]:
-        """Return a run and its pipeline. Raises ``PipelineRunError``, ``PipelineFileError``."""
+    def load(self, further: "Rest | None" = None) -> tuple[RunRecord, Pipeline]:
+        """Return a run and its pipeline; ``further`` checks what is left of it.
+
+        Raises ``PipelineRunError``, ``PipelineFileError``.
+        """
         if not self.exists:
             known = known_runs(self.path.parent)
             hint = nearest(self.id, known) or (f"; the newest is {known[0]}" if known else "")
@@ -154,9 +166,15 @@ class RunFolder:
                 )
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise PipelineRunError(
-                f"{self.path / _FILE} is damaged ({error}); start the pipeline anew"
+                f"{self.path / _FILE} or {_TEXT} beside it is damaged ({user_files.reason(error)}); start "
+                "the pipeline anew"
             ) from error
-        pipeline = parse_pipeline(text, str(self.path / _TEXT), record.base, record.parameters)
+
+        def check(pipeline: Pipeline, say: Say) -> None:
+            if further is not None:
+                further(pipeline, say, {name for name, one in steps.items() if one.state == "finished"})
+
+        pipeline = parse_pipeline(text, str(self.path / _TEXT), record.base, record.parameters, check)
         return record, pipeline
 
     def _write(self, name: str, data: bytes) -> None:

@@ -48,11 +48,17 @@ class Places:
 
 
 def query_request(
-    step: StepSpec, pipeline: Pipeline, places: Places, fill: Fill, tables: str | None = None
+    step: StepSpec,
+    pipeline: Pipeline,
+    places: Places,
+    fill: Fill,
+    tables: str | None = None,
+    functions: tuple[str, ...] = (),
 ) -> QueryRequest:
     """Return what a query step asks for; ``tables`` is where its tables are found, once that is settled.
 
-    Raises ``OptionError``.
+    ``functions`` are those that whoever runs the pipeline allows; its file has no say in them. Raises
+    ``OptionError``.
     """
     given = step.options
     engine = engine_of(step, pipeline)
@@ -69,6 +75,7 @@ def query_request(
         out=places.result(step)[1],
         title=step.label,
         weight=step.weight * team_weight(step, pipeline),
+        allow_functions=functions,
         **options,
     )
 

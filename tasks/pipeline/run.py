@@ -2,7 +2,7 @@
 
 import json
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -10,11 +10,12 @@ from typing import Protocol
 
 from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.errors import PipelineRunError
-from ebbflow.infra.packages import require
+from ebbflow.infra.user_files import output_problem
 from ebbflow.planners.errors import EbbflowError, OptionError
 from ebbflow.tasks.loop import LoopListener
 from ebbflow.tasks.loop.own_policies import check_policy
 from ebbflow.tasks.pipeline.carry import Carrier
+from ebbflow.tasks.pipeline.checking import Say, check_surroundings
 from ebbflow.tasks.pipeline.coordinator import (
     Background,
     Carry,
@@ -26,9 +27,8 @@ from ebbflow.tasks.pipeline.coordinator import (
 from ebbflow.tasks.pipeline.outcome import PipelineOutcome, StepOutcome, overall
 from ebbflow.tasks.pipeline.read import read_pipeline
 from ebbflow.tasks.pipeline.record import RunFolder, RunRecord, app_id, default_folder, new_run_id
-from ebbflow.tasks.pipeline.requests import engine_of
 from ebbflow.tasks.pipeline.site import Site, opened_site
-from ebbflow.tasks.pipeline.spec import Pipeline
+from ebbflow.tasks.pipeline.spec import LoopSpec, Pipeline
 from ebbflow.tasks.pipeline.view import ClusterView
 from ebbflow.tasks.report import write_text
 
@@ -65,12 +65,18 @@ class PipelineRequest:
     )
     restart: bool = False  # with resume: begin trainings again none of whose checkpoints can be used
     allow_policies: tuple[str, ...] = ()  # MODULE:NAME of policies that the file may have imported
+    allow_functions: tuple[
+        str, ...
+    ] = ()  # of SQL, which the file's queries may call though they reach beyond tables
 
     def __post_init__(self) -> None:
         if bool(self.file) == bool(self.resume):
             raise OptionError("name a pipeline's file, or a run to go on with (--resume ID), not both")
         if self.restart and not self.resume:
             raise OptionError("restart is for a run that is gone on with (--resume ID)")
+        for name, path in (("report", self.report), ("json", self.json)):
+            if path is not None and (problem := output_problem(path)):
+                raise OptionError(f"{name}: cannot write to {path!r}: {problem}")
         if self.resume and (self.id or self.parameters):
             raise OptionError(
                 "--resume goes on with the id and the parameters that are recorded; leave them out"
@@ -87,14 +93,44 @@ class Quiet(Silent):
     def watch(self, view: ClusterView, steps: Steps) -> None: ...
 
 
-def check_pipeline(request: PipelineRequest) -> Pipeline:
-    """Return the pipeline of ``request``, checked; nothing is started or imported. Raises ``EbbflowError``."""
-    if request.file:
-        pipeline = read_pipeline(request.file, request.parameters)
-    else:
-        pipeline = RunFolder(request.folder or default_folder(), request.resume).load()[1]
-    _check_allowed(pipeline, request)
-    return pipeline
+@dataclass(frozen=True)
+class CheckedPipeline:
+    """A pipeline that nothing speaks against, and what could not be looked at, as sentences."""
+
+    pipeline: Pipeline
+    unchecked: tuple[str, ...] = ()
+
+
+def check_pipeline(request: PipelineRequest) -> CheckedPipeline:
+    """Return the pipeline of ``request``, with all checked that can be without starting or importing anything.
+
+    Raises ``PipelineFileError`` that names all findings, another ``EbbflowError`` for a run that cannot begin.
+    """
+    return _read(request)[2]
+
+
+def _read(request: PipelineRequest) -> tuple[RunFolder, RunRecord | None, CheckedPipeline]:
+    """Return the run's directory, which is not made yet, its record where it is gone on with, and its pipeline."""
+    unchecked: list[str] = []
+
+    def look(pipeline: Pipeline, say: Say, done: Collection[str] = ()) -> None:
+        unchecked.extend(check_surroundings(pipeline, say, done, request.allow_functions))
+        try:
+            check_policy(pipeline.loop.policy, pipeline.loop.options, allowed=request.allow_policies)
+        except OptionError as error:
+            say("loop" if pipeline.loop != LoopSpec() else "", "policy", str(error))
+
+    parent = Path(request.folder) if request.folder else default_folder()
+    if problem := output_problem(parent, directory=True):
+        raise OptionError(f"folder: cannot write to {str(parent)!r}: {problem}")
+    if request.resume:
+        folder = RunFolder(parent, request.resume)
+        record, pipeline = folder.load(look)
+        return folder, record, CheckedPipeline(pipeline, tuple(unchecked))
+    pipeline = read_pipeline(request.file, request.parameters, look)
+    folder = RunFolder(parent, request.id or new_run_id(pipeline.name))
+    folder.require_new()
+    return folder, None, CheckedPipeline(pipeline, tuple(unchecked))
 
 
 def run_steps(
@@ -127,16 +163,8 @@ def run_steps(
     """
     clock = clock or SystemClock()
     listener = listener or Quiet()
-    parent = Path(request.folder) if request.folder else default_folder()
-    if request.resume:
-        folder = RunFolder(parent, request.resume)
-        record, pipeline = folder.load()
-    else:
-        pipeline = read_pipeline(request.file, request.parameters)
-        folder = RunFolder(parent, request.id or new_run_id(pipeline.name))
-        record = None
-    _check_allowed(pipeline, request)
-    _check_packages(pipeline)
+    folder, record, checked = _read(request)
+    pipeline = checked.pipeline
     with folder.held(clock):
         if record is not None:
             record = folder.load()[0]  # whoever held it may have written more
@@ -151,7 +179,7 @@ MakeCarry = Callable[[Site, Pipeline, RunFolder], Carry]
 
 def _carrier(request: PipelineRequest, listener: Watcher, clock: Clock) -> MakeCarry:
     def make(site: Site, pipeline: Pipeline, folder: RunFolder) -> Carry:
-        said = (request.flow_run, listener.note, request.save, request.restart)
+        said = (request.flow_run, listener.note, request.save, request.restart, request.allow_functions)
         return Carrier(site, pipeline, folder, clock, *said)
 
     return make
@@ -281,22 +309,3 @@ def _settle(view: ClusterView, apps: set[str], clock: Clock) -> None:
         if not any(lease.app in apps for lease in view.history.state.leases.values()):
             return
         clock.sleep(_LOOK)
-
-
-def _check_allowed(pipeline: Pipeline, request: PipelineRequest) -> None:
-    """Raise ``OptionError`` where the file names code that nobody has allowed, before anything is started."""
-    loop = pipeline.loop
-    try:
-        check_policy(loop.policy, loop.options, allowed=request.allow_policies)
-    except OptionError as error:
-        raise OptionError(f"{pipeline.source}: loop: {error}") from error
-
-
-def _check_packages(pipeline: Pipeline) -> None:
-    """Raise ``OptionError`` where a package is missing that a step will need, before anything is started."""
-    if pipeline.of("training") or pipeline.of("search"):
-        require("torch", "a training", "train")
-    if pipeline.of("search"):
-        require("optuna", "a search", "tune")
-    if any(engine_of(step, pipeline) == "spark" for step in pipeline.of("query")):
-        require("pyspark", "a query on Spark", "spark")

@@ -1,7 +1,6 @@
 """Where a pipeline runs: the ledger it speaks through, its nodes, and the loop that leads where none does yet."""
 
 import logging
-import os
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -13,7 +12,7 @@ from ebbflow.infra.errors import PipelineRunError
 from ebbflow.infra.ledger import Ledger
 from ebbflow.infra.local_fleet import LocalFleet
 from ebbflow.infra.protocols import Trainer
-from ebbflow.planners.errors import EbbflowError, OptionError
+from ebbflow.planners.errors import EbbflowError
 from ebbflow.planners.loop import Settings
 from ebbflow.planners.recovery import hazard
 from ebbflow.tasks.loop import CapacityLoop, LoopListener, Rented
@@ -21,9 +20,10 @@ from ebbflow.tasks.loop.evicting import LocalEvictor
 from ebbflow.tasks.loop.leader import leads, led_soon
 from ebbflow.tasks.loop.pace import LoopPace
 from ebbflow.tasks.pipeline.aws import MakePools, give_back, opened_pools
+from ebbflow.tasks.pipeline.checking import from_environment
 from ebbflow.tasks.pipeline.deciding import settings_of
 from ebbflow.tasks.pipeline.faulting import Faults
-from ebbflow.tasks.pipeline.references import Reference, fill_in
+from ebbflow.tasks.pipeline.references import fill_in
 from ebbflow.tasks.pipeline.spec import AwsSpec, ExistingSpec, LocalSpec, Pipeline
 
 LEDGER = "ledger.db"  # in the run's folder, of a cluster that comes and goes with the run
@@ -249,17 +249,6 @@ def _ledger(written: str, cluster: str, clock: Clock) -> Iterator[Ledger]:
     """Open the ledger at an address that may refer to the environment."""
     with Ledger.open(fill_in(written, from_environment), cluster=cluster, clock=clock) as ledger:
         yield ledger
-
-
-def from_environment(reference: Reference) -> str:
-    """Return the variable that ``${env:NAME}`` names. Raises ``OptionError`` where it is not set."""
-    if reference.of != "env":
-        raise OptionError(f"only ${{env:NAME}} may stand here; got {reference}")
-    if reference.name not in os.environ:
-        raise OptionError(
-            f"{reference} is asked for, but the environment has no {reference.name}; set it first"
-        )
-    return os.environ[reference.name]
 
 
 def _check_led(ledger: Ledger, clock: Clock, say: Say) -> None:

@@ -39,7 +39,7 @@ class Network:
         try:
             import torch
         except ImportError as error:
-            raise OptionError("the CNN needs PyTorch: pip install 'ebbflow[train]'") from error
+            raise OptionError("the CNN needs PyTorch: pip install 'prefect-ebbflow[train]'") from error
         self.name = f"CNN by {by}"
         rng = np.random.default_rng([seed, 3])
         images, classes = digits()

@@ -33,6 +33,10 @@ class Settings:
         for name in ("queries", "runs", "minutes", "spot_traces", "processes"):
             if getattr(self, name) < 1:
                 raise OptionError(f"{name} must be >= 1; got {getattr(self, name)}")
+        if self.seed < 0:
+            raise OptionError(f"seed must be >= 0; got {self.seed}")
+        if not self.hysteresis >= 0:
+            raise OptionError(f"hysteresis must be >= 0; got {self.hysteresis}")
         if self.mean_seconds <= 0:
             raise OptionError(f"mean_seconds must be > 0; got {self.mean_seconds}")
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from ebbflow.infra.sim.faults import Failures, Stragglers
 from ebbflow.planners.errors import OptionError
+from ebbflow.planners.model.numbers import is_number
 from ebbflow.tasks.training_sim.inputs import Options
 
 
@@ -19,11 +20,9 @@ def stragglers(text: str | None) -> Stragglers | None:
 
 
 def _numbers(option: str, text: str, shape: str, example: str) -> list[float]:
-    try:
-        values = [float(part) for part in text.split(",")]
-    except ValueError:
-        values = []
-    if not 1 <= len(values) <= 2:
+    parts = text.split(",")
+    values = [float(part) for part in parts if is_number(part)]
+    if not 1 <= len(values) <= 2 or len(values) < len(parts):
         raise OptionError(f"{option} is written {shape}, such as {example}; got {text!r}")
     return values
 

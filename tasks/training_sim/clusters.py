@@ -9,6 +9,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
+from ebbflow.infra import user_files
 from ebbflow.infra.errors import WorkloadError
 from ebbflow.infra.sim.cluster import Cluster, gpu_node
 from ebbflow.infra.sim.prices import moment
@@ -60,7 +61,7 @@ def read_cluster(text: str, *, spot: bool = False) -> ClusterSpec:
         OptionError: neither of the two.
         WorkloadError: an unreadable file, or one that breaks the format.
     """
-    match = re.fullmatch(r"\s*(\d{1,6})\s*[xX×]\s*(\d{1,4})\s*", text)
+    match = re.fullmatch(r"\s*([0-9]{1,6})\s*[xX×]\s*([0-9]{1,4})\s*", text)
     if match:
         count, gpus = int(match[1]), int(match[2])
         if gpus < 1 or (count < 1 and not spot):
@@ -74,14 +75,7 @@ def read_cluster(text: str, *, spot: bool = False) -> ClusterSpec:
 
 
 def _of_yaml(path: Path, spot: bool) -> ClusterSpec:
-    import yaml
-
-    try:
-        found = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise WorkloadError(f"{path}: cannot be read: {error}") from error
-    except yaml.YAMLError as error:
-        raise WorkloadError(f"{path}: is not YAML: {' '.join(str(error).split())}") from None
+    found = user_files.read_yaml(path, error=WorkloadError)
     if not isinstance(found, dict):
         raise WorkloadError(f"{path}: must be a mapping with nodes, and spot and start if wanted")
     _known(path, "the file", found, {"nodes": "", "spot": "", "start": ""})

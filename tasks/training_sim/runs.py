@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from functools import cache, lru_cache
@@ -46,6 +46,7 @@ def planned(inputs: Inputs, sources: Sequence[Source], entries: Sequence[Entry],
     """
     if seeds < 1:
         raise OptionError(f"--seeds must be >= 1; got {seeds}")
+    _check_used(inputs.options, {inputs.load(source, 0).kind for source in sources})
     for source in sources:
         loaded = inputs.load(source, 0)
         for entry in entries:
@@ -54,6 +55,21 @@ def planned(inputs: Inputs, sources: Sequence[Source], entries: Sequence[Entry],
                 raise OptionError(f"policy {entry.name} needs {needs}; {source.text} has none")
         _check(inputs, loaded)
     return [Run(source, entry.name, seed) for source in sources for entry in entries for seed in range(seeds)]
+
+
+def _check_used(options: Options, kinds: Collection[str]) -> None:
+    """Raise ``OptionError`` for a file that none of the workloads would have read."""
+    if options.throughputs is not None and "rounds" not in kinds:
+        raise OptionError(
+            f"--throughputs is for traces in rounds (Gavel's, Shockwave's), of which --workload names none; got "
+            f"{options.throughputs}"
+        )
+    if "profiles" not in kinds and (options.profiles is not None or options.nearest):
+        given = options.profiles if options.profiles is not None else "--nearest-profile"
+        raise OptionError(
+            f"--profiles and --nearest-profile are for workloads of AdaptDL's format, of which --workload names "
+            f"none; got {given}"
+        )
 
 
 def _check(inputs: Inputs, loaded: Loaded) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ebbflow.infra import user_files
 from ebbflow.infra.errors import WorkloadError
 from ebbflow.infra.sim.generators import philly_like, tiresias_testbed
 from ebbflow.infra.sim.profiles import Profiles
@@ -138,7 +139,7 @@ def sources(text: str) -> list[Source]:
 def _generated(text: str, seed: int) -> tuple[Workload, Mapping[str, Tuning]]:
     name, *numbers = text.split(":")
     make, takes, shape = GENERATORS[name]
-    if len(numbers) > takes + 1 or not all(re.fullmatch(r"\d{1,9}", number) for number in numbers):
+    if len(numbers) > takes + 1 or not all(re.fullmatch(r"[0-9]{1,9}", number) for number in numbers):
         raise OptionError(f"a generated workload is written {shape}; got {text!r}")
     values = [int(number) for number in numbers]
     drawn = values[takes] if len(values) > takes else seed
@@ -171,16 +172,12 @@ def _read(name: str, path: Path, profiles: Path, throughputs: Path | None, neare
 
 def _format(path: Path) -> str:
     """Return the format that the first line of a file shows."""
-    try:
-        with path.open(encoding="utf-8-sig") as file:
-            first = file.readline(10_000).rstrip("\r\n")
-    except FileNotFoundError:
+    if not path.exists() and not path.is_symlink():
         known = [*SHIPPED, *GENERATORS]
         close = get_close_matches(str(path), known, n=1, cutoff=0.5)
         hint = f"; did you mean {close[0]}?" if close else f"; known names are {', '.join(known)}"
-        raise WorkloadError(f"{path}: no such workload file{hint}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise WorkloadError(f"{path}: cannot be read: {error}") from error
+        raise WorkloadError(f"{path}: no such workload file{hint}")
+    first = user_files.first_line(path, error=WorkloadError)
     columns = {column.strip() for column in first.split(",")}
     for format_, header in _FORMATS.items():
         if {header.split(",")[0], header.split(",")[1]} <= columns:

@@ -13,6 +13,8 @@ variables {
   security_group_ids = ["sg-1"]
   instance_profile   = "ebbflow-lab-node"
   spark_master       = "spark://10.42.16.10:7077"
+  ebbflow_package    = "s3://bucket/packages/prefect_ebbflow-0.1.0-py3-none-any.whl"
+  spark_secret_arn   = "arn:aws:secretsmanager:us-east-1:123456789012:secret:ebbflow-lab-spark-abcdef"
   ebbflow_sha256     = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
 }
 
@@ -138,7 +140,7 @@ run "a_wheel_without_its_hash_is_refused" {
   variables {
     role            = "gpu-trainer"
     region          = "us-east-1"
-    ebbflow_package = "s3://bucket/store/ebbflow-0.1.0-py3-none-any.whl"
+    ebbflow_package = "s3://bucket/store/prefect_ebbflow-0.1.0-py3-none-any.whl"
     ebbflow_sha256  = "latest"
   }
 
@@ -471,6 +473,25 @@ run "the_spark_master_is_on_demand_private_and_keeps_its_address" {
     subnet_cidrs = ["10.42.16.0/20", "10.42.32.0/20"]
     spark_events = "s3a://bucket/spark-events"
     worker_pools = { etl = { instance_types = ["m5.large"] } }
+    role_names   = { node = "ebbflow-lab-node", "prefect-worker" = "ebbflow-lab-prefect-worker", "prefect-server" = "ebbflow-lab-prefect-server" }
+  }
+
+  assert {
+    condition     = toset(keys(aws_iam_role_policy.secret)) == toset(["node", "prefect-worker"]) && aws_secretsmanager_secret.spark.kms_key_id == var.kms_key_arn
+    error_message = "Spark's secret is for nodes and for drivers on Prefect's workers, and for no other role."
+  }
+
+  assert {
+    condition = alltrue(flatten([for role, policy in local.secret_policies : [for statement in policy.Statement :
+      statement.Resource == [aws_secretsmanager_secret.spark.arn] &&
+      (statement.Action == ["secretsmanager:GetSecretValue"] || (role == "node" && try(statement.Condition.ArnEquals["ec2:SourceInstanceARN"], "anybody") == aws_instance.master.arn))
+    ]]))
+    error_message = "Only the master may set Spark's secret; the others read it, and no other secret."
+  }
+
+  assert {
+    condition     = alltrue([for text in concat([output.user_data.master], values(output.user_data.workers)) : strcontains(text, aws_secretsmanager_secret.spark.arn)])
+    error_message = "Every Spark node must know where the secret is."
   }
 
   assert {

@@ -53,7 +53,7 @@ def left_over(airflow: Airflow) -> list[str]:
 
 
 def test_airflow_finds_the_provider_and_its_kind_of_connection(airflow: Airflow) -> None:
-    status, said = airflow.run("airflow", "providers", "get", "ebbflow", "--full", "--output", "json")
+    status, said = airflow.run("airflow", "providers", "get", "prefect-ebbflow", "--full", "--output", "json")
     assert status == 0, said
     assert "SQL queries and trainings" in said
     status, said = airflow.run("airflow", "providers", "hooks", "--output", "json")

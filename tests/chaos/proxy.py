@@ -1,4 +1,4 @@
-"""A network that can fail: TCP connections to a database's socket that are cut, refused or silent."""
+"""A network that can fail: TCP connections to a server that are cut, refused, silent or slow."""
 
 import contextlib
 import selectors
@@ -8,17 +8,19 @@ import threading
 from pathlib import Path
 from typing import Literal, Self
 
-State = Literal["open", "cut", "silent"]
+State = Literal["open", "cut", "silent", "slow"]
 _CHUNK = 1 << 16
+_DELAY = 0.02  # s that a slow network takes for some pieces, which it makes small
+_PIECE = 16_384  # bytes of such a piece
 _LOOK = 0.05  # s
 _RESET = struct.pack("ii", 1, 0)  # linger for no time: what is closed is reset
 
 
 class Proxy:
-    """Forwards connections to 127.0.0.1 to a Unix socket; a context manager."""
+    """Forwards connections to 127.0.0.1 to a Unix socket or to a port of this machine; a context manager."""
 
-    def __init__(self, target: Path) -> None:
-        self._target = str(target)
+    def __init__(self, target: Path | int) -> None:
+        self._target = target
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         self.state: State = "open"
@@ -66,14 +68,23 @@ class Proxy:
                     self.cuts += 1
                     _reset(client)
                     continue
-                server = socket.socket(socket.AF_UNIX)
                 try:
-                    server.connect(self._target)
+                    server = self._connected()
                 except OSError:
                     _reset(client)
-                    server.close()
                     continue
                 self._pairs[client], self._pairs[server] = server, client
+
+    def _connected(self) -> socket.socket:
+        if isinstance(self._target, int):
+            return socket.create_connection(("127.0.0.1", self._target), 5.0)
+        server = socket.socket(socket.AF_UNIX)
+        try:
+            server.connect(str(self._target))
+        except OSError:
+            server.close()
+            raise
+        return server
 
     def _forward(self) -> None:
         while not self._stop.is_set():
@@ -88,6 +99,8 @@ class Proxy:
                     with contextlib.suppress(ValueError):  # it was closed since
                         selector.register(end, selectors.EVENT_READ)
                 ready = [key.fileobj for key, _ in selector.select(_LOOK)]
+            if ready and self.state == "slow":
+                self._stop.wait(_DELAY)
             for end in ready:
                 assert isinstance(end, socket.socket)
                 self._pass_on(end)
@@ -98,7 +111,7 @@ class Proxy:
             if other is None or self.state == "silent":
                 return
             try:
-                data = end.recv(_CHUNK)
+                data = end.recv(_PIECE if self.state == "slow" else _CHUNK)
                 if data:
                     other.sendall(data)
                     return
@@ -112,8 +125,11 @@ class Proxy:
             return
         self._pairs.pop(other, None)
         self.cuts += counted
-        _reset(end)
-        _reset(other)
+        for one in (end, other):
+            if counted:
+                _reset(one)
+            else:  # an ordinary end: what was sent before arrives
+                one.close()
 
 
 def _reset(end: socket.socket) -> None:

@@ -47,8 +47,8 @@ PLANS: dict[str, tuple[Plan, ...]] = {
             lines=without(". .venv", "--report", "--serve"),
         ),
         Plan("# in seconds", "run", given=("tpch",), lines=without("cluster")),
-        Plan("pip install 'ebbflow[train]'", "slow", given=("examples",), lines=without("pip")),
-        Plan("pip install 'ebbflow[aws]'", "check", AWS),
+        Plan("pip install 'prefect-ebbflow[train]'", "slow", given=("examples",), lines=without("pip")),
+        Plan("pip install 'prefect-ebbflow[aws]'", "check", AWS),
         Plan("ebbflow simulate training", "slow"),
         Plan("from prefect import flow", "check", PREFECT),
     ),
@@ -63,6 +63,11 @@ PLANS: dict[str, tuple[Plan, ...]] = {
     ),
     "docs/own-query.md": (
         Plan("# what is in there", "run", given=("shop",)),
+        Plan(
+            "ebbflow query prices.sql",
+            "check",
+            "reads a file of the reader's; tests/flows/test_bad_sql.py does so",
+        ),
         Plan("ebbflow query revenue.sql --tables s3://", "check", AWS),
         Plan("from ebbflow.tasks.query import", "run", given=("shop",)),
     ),
@@ -80,12 +85,12 @@ PLANS: dict[str, tuple[Plan, ...]] = {
     ),
     "docs/training.md": (
         Plan("import torch", "check", OURS),
-        Plan("pip install 'ebbflow[train]'", "slow", given=("examples",), lines=without("pip")),
+        Plan("pip install 'prefect-ebbflow[train]'", "slow", given=("examples",), lines=without("pip")),
         Plan("# take nodes away", "check", OURS),
         Plan("ebbflow fleet grow trainers", "check", AWS),
         Plan("[[rule]]", "run", given=("failure table",)),
         Plan("from ebbflow.flows.training import train", "check", PREFECT),
-        Plan("pip install 'ebbflow[tune]'", "check", OURS),
+        Plan("pip install 'prefect-ebbflow[tune]'", "check", OURS),
     ),
     "docs/pipelines.md": (
         Plan("name: churn", "run", given=("pipeline",)),
@@ -100,7 +105,7 @@ PLANS: dict[str, tuple[Plan, ...]] = {
         Plan("from dataclasses import dataclass", "run"),
     ),
     "docs/fleet.md": (
-        Plan("pip install 'ebbflow[aws]'", "check", AWS),
+        Plan("pip install 'prefect-ebbflow[aws]'", "check", AWS),
         Plan('source = "agreement', "run", given=("on-demand prices",)),
         Plan("[limits]", "run", given=("fleet rules",)),
         Plan("from prefect import flow", "check", AWS),
@@ -115,6 +120,7 @@ PLANS: dict[str, tuple[Plan, ...]] = {
         Plan("", "check", AIRFLOW),
     ),
     "docs/prefect.md": (Plan("", "check", PREFECT),),
+    "docs/security.md": (Plan("umask 077", "check", AWS),),
     "docs/operations.md": (
         Plan("sqlite3", "run", given=("ledger",)),
         Plan("ebbflow ledger verify", "run", given=("ledger",), after=("sqlite3",)),

@@ -228,7 +228,9 @@ def _pip(words: list[str]) -> list[str]:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     wrong = []
     for word in words:
-        match = re.match(r"(?:ebbflow|\.)\[([\w,]+)\]", word)
+        if re.match(r"ebbflow\b", word):
+            wrong.append("ebbflow is somebody else's package; ours is prefect-ebbflow")
+        match = re.match(r"(?:prefect-ebbflow|\.)\[([\w,]+)\]", word)
         if match:
             wrong += [f"there is no extra {e}" for e in match[1].split(",") if e not in extras]
     return wrong

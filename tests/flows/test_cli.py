@@ -54,7 +54,7 @@ def complaint(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
 
 def test_the_version_is_the_package_s() -> None:
     shown = CliRunner().invoke(cli.app, ["--version"])
-    assert (shown.exit_code, shown.output) == (0, f"ebbflow {version('ebbflow')}\n")
+    assert (shown.exit_code, shown.output) == (0, f"ebbflow {version('prefect-ebbflow')}\n")
 
 
 # --- help -------------------------------------------------------------------------------------------------
@@ -331,3 +331,18 @@ def test_ctrl_c_ends_a_query_on_a_temporary_server_soon_and_quietly(tables: str,
     said = log.read_text()
     assert said.endswith("interrupted; finished stages are kept, the same command resumes from them\n")
     assert not re.search("traceback|nanobind|error", said, re.I)
+
+
+def test_an_interrupt_anywhere_in_an_import_ends_with_its_status_and_not_by_a_signal(tmp_path: Path) -> None:
+    (tmp_path / "interrupted.py").write_text(
+        "from ebbflow.flows import cli\n"
+        "def app():\n"
+        "    try:\n"
+        "        exec('raise KeyboardInterrupt')\n"
+        "    except KeyboardInterrupt:\n"
+        "        raise SystemExit(130) from None\n"
+        "cli.app = app\n"
+        "cli.main()\n"
+    )
+    done = subprocess.run([sys.executable, "-m", "interrupted"], cwd=tmp_path, timeout=120, check=False)
+    assert done.returncode == 130

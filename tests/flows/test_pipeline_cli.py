@@ -60,7 +60,7 @@ def test_the_schema_is_printed() -> None:
     ("arguments", "words"),
     [
         ([], "name a pipeline's file"),
-        (["gone.yaml"], "cannot read the pipeline gone.yaml"),
+        (["gone.yaml"], "the pipeline gone.yaml cannot be read"),
         (["--resume", "nothing"], "there is no run 'nothing'"),
         (["x.yaml", "--resume", "nothing"], "not both"),
         (["x.yaml", "--set", "a"], "a parameter is set by NAME=VALUE"),

@@ -14,7 +14,7 @@ from flowcases import JOINED, PATIENCE, eventually
 from ebbflow.infra.duckdb import DuckDbEngine
 from ebbflow.infra.local import LocalCapacity
 from ebbflow.infra.protocols import StageJob, StageProgress, StageResult
-from ebbflow.planners.errors import OptionError, UnknownColumnError
+from ebbflow.planners.errors import ForbiddenSqlError, OptionError, UnknownColumnError
 from ebbflow.planners.model import Capacity, Node
 from ebbflow.planners.query.state import ReplanDecision
 
@@ -153,6 +153,38 @@ def test_a_query_that_cannot_be_planned_fails_its_run_with_our_message(tables: s
     assert "unknown column 'nam'; did you mean 'name'?" in run.state.message
 
 
+def test_a_run_calls_functions_that_its_deployment_allows_and_no_others(
+    tables: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from prefect.client.orchestration import get_client
+
+    from ebbflow.flows import deployed
+    from ebbflow.flows.query import run_query
+
+    file = tmp_path / "x.csv"
+    file.write_text("a\n7\n")
+    sql = f"SELECT x.a FROM read_csv('{file}') AS x"
+    given = options(tables, tmp_path, dialect="duckdb")
+    with pytest.raises(ForbiddenSqlError, match="--allow-functions read_csv"):
+        run_query(sql, **given)
+    assert (
+        run_query(sql, **given, allow_functions=["read_csv"]).rows == 1
+    )  # called from Python, by its author
+    with get_client(sync_client=True) as client:
+        flow = client.create_flow(run_query)
+        closed = client.create_deployment(flow_id=flow, name="closed", parameters={})
+        opened = client.create_deployment(
+            flow_id=flow, name="open", parameters={"allow_functions": ["read_csv", "glob"]}
+        )
+    monkeypatch.setattr(deployed, "deployment_id", lambda: str(closed))
+    with pytest.raises(ForbiddenSqlError, match="--allow-functions read_csv"):
+        run_query(sql, **given, allow_functions=["read_csv"])
+    monkeypatch.setattr(deployed, "deployment_id", lambda: str(opened))
+    assert run_query(sql, **given, allow_functions=["read_csv"]).rows == 1
+    with pytest.raises(ForbiddenSqlError, match="--allow-functions read_text"):
+        run_query(f"SELECT * FROM read_text('{file}')", **given, allow_functions=["read_text"])
+
+
 def test_a_run_without_a_title_is_named_all_the_same(tables: str, tmp_path: Path) -> None:
     from ebbflow.flows.query import run_query
 
@@ -201,6 +233,9 @@ class LosingEngine:
 
     def cancel(self, job_id: str) -> None:
         self._inner.cancel(job_id)
+
+    def confine(self, *places: Any) -> None:
+        self._inner.confine(*places)
 
     def tables(self) -> tuple[()]:
         return ()

@@ -16,8 +16,9 @@ from ebbflow.infra.spark.state import ClusterState, NodeRecord, StateFile, find_
 from ebbflow.planners.errors import OptionError
 
 STATE = ClusterState(
-    name="a", uid="u1", directory="/d", host="127.0.0.1", port=1, ui_port=2, cores=1, memory=512, owner=0
-)
+    name="a", uid="u1", directory="/d", host="127.0.0.1", port=1, ui_port=2, cores=1, memory=512, owner=0,
+    secret="of-a",
+)  # fmt: skip
 
 
 @pytest.fixture(autouse=True)

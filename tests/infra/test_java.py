@@ -70,5 +70,5 @@ def test_a_reduced_java_is_named_with_the_module_it_lacks(tmp_path: Path) -> Non
 
 def test_a_missing_pyspark_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(java.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(EngineUnavailableError, match=r"pip install 'ebbflow\[spark\]'"):
+    with pytest.raises(EngineUnavailableError, match=r"pip install 'prefect-ebbflow\[spark\]'"):
         spark_home()

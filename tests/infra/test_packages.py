@@ -9,6 +9,6 @@ from ebbflow.infra.packages import require
 def test_what_is_missing_is_named_with_what_brings_it() -> None:
     require("json", "a report", "none")
     with pytest.raises(
-        EngineUnavailableError, match=r"a dream needs no_such_thing: pip install 'ebbflow\[dreams\]'"
+        EngineUnavailableError, match=r"a dream needs no_such_thing: pip install 'prefect-ebbflow\[dreams\]'"
     ):
         require("no_such_thing", "a dream", "dreams")

@@ -133,12 +133,12 @@ def test_a_dependency_that_the_lock_lacks_or_contradicts_is_found(lock: ModuleTy
 
 def test_extras_that_name_the_project_itself_are_followed_and_misspelt_ones_refused(lock: ModuleType) -> None:
     project = {
-        "name": "ebbflow",
+        "name": "prefect-ebbflow",
         "dependencies": ["numpy>=2"],
-        "optional-dependencies": {"train": ["torch>=2"], "dev": ["ebbflow[train]", "pytest"]},
+        "optional-dependencies": {"train": ["torch>=2"], "dev": ["prefect-ebbflow[train]", "pytest"]},
     }
     assert [one.name for one in lock.wanted(project)] == ["numpy", "torch", "pytest"]
-    project["optional-dependencies"] = {"dev": ["ebbflow[trian]"]}
+    project["optional-dependencies"] = {"dev": ["prefect-ebbflow[trian]"]}
     with pytest.raises(ValueError, match="trian"):
         lock.wanted(project)
 
@@ -206,3 +206,17 @@ def test_what_only_one_of_the_pythons_needs_is_asked_for_on_all_of_them(lock: Mo
     )
     assert [one.name for one in lock.requirements_of(package, ())] == ["early", "late"]
     assert [one.name for one in lock.requirements_of(package, ("more",))] == ["early", "late", "more"]
+
+
+def test_a_pin_that_its_marker_leaves_out_here_need_not_be_installed(
+    lock: ModuleType, tmp_path: Path
+) -> None:
+    text = f"never-here==1.0 ; python_version < '3' \\\n    {HASH} \\\n    {HASH}\nalways-here==1.0 {HASH}\n"
+    (tmp_path / "some.lock").write_text(text)
+    assert lock.elsewhere(tmp_path, "some.lock") == {"never-here"}
+    locked, wrong = lock.read(tmp_path, "some.lock")
+    assert wrong == []
+    project = {"name": "prefect-ebbflow", "dependencies": ["never-here", "always-here"]}
+    assert said(lock.closure(project, locked, {"never-here"})) == [
+        "always-here: is in the lock and not installed: run make test once"
+    ]

@@ -72,6 +72,11 @@ class Scripted:
     def resize(self, cores: float, memory: float) -> None:
         self.sizes.append((cores, memory))
 
+    def confine(
+        self, relations: Sequence[Relation], folders: Sequence[str], everything: bool = False
+    ) -> None:
+        self.inner.confine(relations, folders, everything)
+
     def tables(self) -> Sequence[Relation]:
         return ()
 

@@ -7,68 +7,18 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from driving import Obedient, Ride, Scripted, fp_of
 
 from ebbflow.infra.checksums import sealed, unsealed
 from ebbflow.infra.errors import StageFailedError
 from ebbflow.infra.protocols import StageJob
-from ebbflow.infra.results import read_checkpoint
 from ebbflow.infra.storage import ParquetCheckpointStore
-from ebbflow.planners.query.qep import QueryExecutionPlan
-from ebbflow.tasks.driver import Driver
-from ebbflow.tasks.request import QueryRequest
+from tests.damaged_store import Store, computed
 from tests.flips import KINDS, apply, choose
+from tests.tasks.driving import Scripted, fp_of
 
 FLIPS = 300
-SQL = """
-    SELECT a.name, sum(f.v * b.w) AS s, count(*) AS n FROM f JOIN a ON f.a = a.a JOIN b ON f.b = b.b
-    WHERE b.w > 0.1 GROUP BY a.name
-"""
-
-
-class Store:
-    """A query whose stages are in a store, run again and again as if by new processes."""
-
-    def __init__(self, folder: Path, engine: Scripted) -> None:
-        tables = folder / "tables"
-        tables.mkdir()
-        pq.write_table(
-            pa.table(
-                {"a": [i % 5 for i in range(400)], "b": [i % 9 for i in range(400)], "v": list(range(400))}
-            ),
-            tables / "f.parquet",
-        )
-        pq.write_table(pa.table({"a": list(range(5)), "name": list("vwxyz")}), tables / "a.parquet")
-        pq.write_table(pa.table({"b": list(range(9)), "w": [i / 4 for i in range(9)]}), tables / "b.parquet")
-        self.folder, self.engine = folder / "store", engine
-        self.ride = Ride(
-            QueryRequest(SQL, tables=str(tables), engine="duckdb", cuts="every-join", store=str(self.folder))
-        )
-        self.plan: QueryExecutionPlan = max(self.ride.plans, key=lambda plan: len(plan.stages))
-        self.sink = self.plan.sink.output_fp
-        (self.inner,) = self.plan.sink.inputs
-        self.rows = self.run()[1]
-
-    def run(self) -> tuple[Driver, list[dict[str, Any]]]:
-        """Run as a new process does; return the driver and the answer's rows, sorted."""
-        self.ride.store = ParquetCheckpointStore(str(self.folder))
-        driver = self.ride.drive(self.engine, Obedient(self.ride.plans, []), self.plan)
-        assert driver.record.result is not None
-        rows = read_checkpoint(driver.record.result).to_pylist()
-        return driver, sorted(rows, key=lambda row: str(row["name"]))
-
-    def manifest(self, fingerprint: str) -> Path:
-        return self.folder / "manifests" / f"{fingerprint}.json"
-
-    def part(self, fingerprint: str) -> Path:
-        said = unsealed(self.manifest(fingerprint).read_bytes())
-        return self.folder / said["data"] / said["files"][0]["name"]
-
-    def set_aside(self, fingerprint: str) -> int:
-        return len(list((self.folder / "damaged").glob(f"{fingerprint}-*.json")))
 
 
 @pytest.fixture(name="engine", scope="module")
@@ -82,10 +32,6 @@ def _engine() -> Iterator[Scripted]:
 def _store(tmp_path: Path, engine: Scripted) -> Store:
     engine.before = lambda *_: None
     return Store(tmp_path, engine)
-
-
-def computed(driver: Driver) -> set[str]:
-    return {stage.fingerprint for stage in driver.record.stages if stage.status == "completed"}
 
 
 def test_no_flipped_byte_gives_a_wrong_answer_and_what_is_damaged_is_computed_again(store: Store) -> None:

@@ -59,6 +59,9 @@ def test_requests_that_cannot_run(arguments: dict[str, object], message: str, tm
 
 def test_data_that_does_not_fit(tmp_path: Path) -> None:
     np.savez(tmp_path / "other.npz", z=np.zeros(3))
-    for data, words in ((tmp_path / "other.npz", "x is not a file"), (tmp_path / "none.npz", "No such file")):
+    for data, words in (
+        (tmp_path / "other.npz", "it lacks the arrays x, y"),
+        (tmp_path / "none.npz", "No such file"),
+    ):
         with pytest.raises(OptionError, match=words):
             run_elastic(ElasticRequest("mlr", str(data)), tmp_path, lambda _: None)

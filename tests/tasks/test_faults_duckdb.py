@@ -1,11 +1,8 @@
 """Bad input and faults of a whole query run, each with the real component, on DuckDB."""
 
-import json
 import os
 import signal
 import subprocess
-import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -29,6 +26,7 @@ from ebbflow.planners.errors import (
 )
 from ebbflow.tasks.query import PlainOrchestrator, QueryOutcome, execute
 from ebbflow.tasks.request import QueryRequest
+from tests.query_process import finished, process, until_a_stage_is_done
 
 pytestmark = pytest.mark.processes
 
@@ -245,32 +243,6 @@ def test_a_checkpoint_that_names_another_version_of_its_table_is_not_used_and_sa
 
 # --- several processes, full disks, crashes -----------------------------------------------------------------
 
-_SCRIPT = """
-import json, sys
-from ebbflow.tasks.query import PlainOrchestrator, execute
-from ebbflow.tasks.request import QueryRequest
-report = execute(QueryRequest(**json.loads(sys.argv[1])), PlainOrchestrator()).report
-print(json.dumps({"verified": report.verified, "rows": report.rows, "problems": list(report.problems),
-                  "stages": [(s.fingerprint, s.status) for s in report.stages]}))
-"""
-
-
-def process(request: QueryRequest) -> "subprocess.Popen[str]":
-    options = {k: v for k, v in vars(request).items() if v is not None}
-    return subprocess.Popen(
-        [sys.executable, "-c", _SCRIPT, json.dumps(options)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-def finished(child: "subprocess.Popen[str]") -> dict[str, Any]:
-    out, err = child.communicate(timeout=240)
-    assert child.returncode == 0, err[-3000:]
-    found: dict[str, Any] = json.loads(out.splitlines()[-1])
-    return found
-
 
 def test_two_queries_at_once_over_one_store_are_both_right(tpch_large: str, ask: Ask) -> None:
     request = ask(FOUR_TABLES, tpch_large)
@@ -287,13 +259,8 @@ def test_two_queries_at_once_over_one_store_are_both_right(tpch_large: str, ask:
 def test_a_query_whose_process_is_killed_goes_on_from_its_checkpoints(tpch_large: str, ask: Ask) -> None:
     request = ask(FOUR_TABLES, tpch_large, verify=True)
     child = process(request)
-    manifests = Path(request.store) / "manifests"
     try:
-        deadline = time.monotonic() + 120
-        while not list(manifests.glob("*.json")):
-            assert child.poll() is None, child.communicate()[1][-3000:]
-            assert time.monotonic() < deadline
-            time.sleep(0.001)
+        until_a_stage_is_done(request, child)
         child.send_signal(signal.SIGKILL)
     finally:
         child.kill()

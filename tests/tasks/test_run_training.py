@@ -335,7 +335,7 @@ def test_without_pytorch_nothing_is_begun(script: str, monkeypatch: pytest.Monke
     monkeypatch.setattr("ebbflow.infra.packages.find_spec", lambda name: None)
     request = TrainingRequest(script, folder=str(Path(script).parent), id="n")
     with pytest.raises(
-        EngineUnavailableError, match=r"a training needs torch: pip install 'ebbflow\[train\]'"
+        EngineUnavailableError, match=r"a training needs torch: pip install 'prefect-ebbflow\[train\]'"
     ):
         run_training(request)
     assert not request.recorded

@@ -100,7 +100,7 @@ def test_a_node_may_speak_in_the_name_of_its_own_instance_only(complete):
     (policy,) = (
         json.loads(v["policy"])
         for v in complete.of("aws_iam_role_policy").values()
-        if v["role"] == PROD.role("node")
+        if v["role"] == PROD.role("node") and v["name"] != "spark-secret"
     )
     (statement,) = (s for s in policy["Statement"] if "events:PutEvents" in s["Action"])
     allowed = statement["Condition"]["ForAllValues:StringEquals"]["events:source"]

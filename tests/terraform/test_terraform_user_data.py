@@ -124,8 +124,8 @@ def _environment(rendered, role):
 def test_versions_are_exact_and_prefects_server_gets_a_fastapi_that_it_starts_with(rendered):
     for role in rendered:
         wanted = _environment(rendered, role)["EBBFLOW_PACKAGES"].split()
-        assert wanted[0] == "ebbflow==0.1.0"
-        assert all("==" in package for package in wanted)
+        assert wanted[0] == "s3://bucket/packages/prefect_ebbflow-0.1.0-py3-none-any.whl"
+        assert all("==" in package for package in wanted[1:])
         assert "fastapi==0.150.0" in wanted
         assert ("pyspark==4.3.0" in wanted) == (role in ("spark-master", "spark-worker", "prefect-worker"))
         assert ("pyzmq==27.3.0" in wanted) == (role in ("gpu-trainer", "prefect-worker"))
@@ -138,7 +138,7 @@ def test_versions_are_exact_and_prefects_server_gets_a_fastapi_that_it_starts_wi
 def test_prefects_workers_have_what_every_flow_may_want(rendered):
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     named = [r for extra in ("spark", "train", "tune", "aws", "postgres") for r in extras[extra]]
-    wanted = {re.split(r"[=<>]", requirement)[0] for requirement in named} - {"ebbflow[train]"}
+    wanted = {re.split(r"[=<>]", requirement)[0] for requirement in named} - {"prefect-ebbflow[train]"}
     installed = _environment(rendered, "prefect-worker")["EBBFLOW_PACKAGES"].split()
     assert wanted <= {package.split("==")[0] for package in installed}
     # the node process of a training is for nodes that somebody else tells what to do
@@ -216,8 +216,7 @@ def machine(host, tmp_path):
         (
             "pip",
             f"""echo "pip $TMPDIR $@" >> {tmp_path}/calls
-[ ! -e {tmp_path}/no-mirror ] || exit 1
-if [ "$1" = download ]; then printf wheel > {tmp_path}/cache/package/ebbflow-0.1.0-py3-none-any.whl; fi""",
+[ ! -e {tmp_path}/no-mirror ] || exit 1""",
         ),
     ):
         (tmp_path / "home/bin" / name).write_text(f"#!/bin/sh\n{text}\n")
@@ -242,12 +241,12 @@ def test_a_worker_is_installed_from_pinned_versions_and_started_last(rendered, m
         machine,
         tmp_path,
         "spark-worker",
-        EBBFLOW_PACKAGES="s3://b/packages/ebbflow-0.1.0.whl pyspark==4.3.0",
+        EBBFLOW_PACKAGES="s3://b/packages/prefect_ebbflow-0.1.0.whl pyspark==4.3.0",
     )
     assert done.returncode == 0, done.stderr
     assert calls[0] == "dnf install --assumeyes --quiet python3.11 java-17-amazon-corretto-headless"
-    wheel = f"{tmp_path}/cache/package/ebbflow-0.1.0.whl"
-    assert f"aws s3 cp --only-show-errors s3://b/packages/ebbflow-0.1.0.whl {wheel}" in calls
+    wheel = f"{tmp_path}/cache/package/prefect_ebbflow-0.1.0.whl"
+    assert f"aws s3 cp --only-show-errors s3://b/packages/prefect_ebbflow-0.1.0.whl {wheel}" in calls
     (pip,) = (call for call in calls if call.startswith("pip"))
     assert pip.startswith("pip /var/tmp install")
     assert pip.endswith(f"--constraint {tmp_path}/constraints.txt {wheel} pyspark==4.3.0")
@@ -260,8 +259,8 @@ def test_a_worker_is_installed_from_pinned_versions_and_started_last(rendered, m
     ]
 
 
-@pytest.mark.parametrize("package", ["s3://b/packages/ebbflow-0.1.0.whl", "ebbflow==0.1.0"])
-def test_a_wheel_that_was_exchanged_is_not_installed(rendered, machine, tmp_path, package):
+def test_a_wheel_that_was_exchanged_is_not_installed(rendered, machine, tmp_path):
+    package = "s3://b/packages/prefect_ebbflow-0.1.0.whl"
     other = hashlib.sha256(b"the wheel that was pinned").hexdigest()
     done, calls = _install(
         rendered,
@@ -275,17 +274,6 @@ def test_a_wheel_that_was_exchanged_is_not_installed(rendered, machine, tmp_path
     assert f"{package} is not the wheel that ebbflow_sha256 pins" in done.stderr
     assert not any(" install --" in call for call in calls if call.startswith("pip"))
     assert not any("enable" in call for call in calls)
-
-
-def test_a_wheel_of_the_index_is_taken_by_its_hash(rendered, machine, tmp_path):
-    done, calls = _install(rendered, machine, tmp_path, "prefect-server")
-    assert done.returncode == 0, done.stderr
-    download, install = (call for call in calls if call.startswith("pip"))
-    assert " download " in download
-    assert "--no-deps --only-binary :all: --require-hashes" in download
-    required = (tmp_path / "cache/package/requirement.txt").read_text()
-    assert required == f"ebbflow==0.1.0 --hash=sha256:{hashlib.sha256(b'wheel').hexdigest()}\n"
-    assert f"{tmp_path}/cache/package/ebbflow-0.1.0-py3-none-any.whl" in install
 
 
 def test_every_node_is_told_the_hash(rendered):
@@ -424,3 +412,86 @@ def test_no_secret_is_in_what_a_node_is_configured_by(rendered):
             [f for f in configuration["write_files"] if not f["path"].endswith("constraints.txt")]
         )
         assert not re.search(r"AKIA[0-9A-Z]{16}|-----BEGIN|password=", text)
+
+
+def _spark_host(rendered, host, tmp_path, role):
+    """Return a function that runs ``ebbflow-spark`` of ``role``, and the file that stands for its secret."""
+    files = _files(rendered[role])
+    (tmp_path / "spark").mkdir(exist_ok=True)
+    (tmp_path / "spark/spark-defaults.conf").write_text(files["/etc/ebbflow/spark/spark-defaults.conf"])
+    kept = tmp_path / "secret"
+    host.program(
+        "aws",
+        f"""echo "aws $@" >> {tmp_path}/calls
+case "$2" in
+  get-secret-value)
+    if [ -e {tmp_path}/throttled ]; then echo "An error occurred (ThrottlingException)" >&2; exit 254; fi
+    if [ ! -e {kept} ]; then echo "An error occurred (ResourceNotFoundException)" >&2; exit 254; fi
+    cat {kept} ;;
+  put-secret-value) cat > {kept} ;;
+esac""",
+    )
+    host.program("curl", "echo 10.0.0.7")
+    host.program("sleep", ":")
+    spark_class = tmp_path / "bin/spark-class"
+    spark_class.write_text('#!/bin/sh\nenv | grep ^SPARK_; echo "$@"\n')
+    spark_class.chmod(0o755)
+    script = files["/usr/local/sbin/ebbflow-spark"].replace(
+        "SPARK_HOME=/opt/ebbflow/spark", f"SPARK_HOME={tmp_path}"
+    )
+
+    def run(action):
+        return host(script, action, environment=files["/etc/ebbflow/node.env"])
+
+    return run, kept
+
+
+def test_the_spark_master_makes_up_a_missing_secret_once_and_everybody_reads_it(rendered, host, tmp_path):
+    master, kept = _spark_host(rendered, host, tmp_path, "spark-master")
+    done = master("master")
+    assert done.returncode == 0, done.stderr
+    secret = kept.read_text()
+    assert re.fullmatch(r"[0-9a-f]{64}", secret)
+    assert (tmp_path / "calls").read_text().count("put-secret-value") == 1
+    conf = tmp_path / "spark/conf/spark-defaults.conf"
+    assert f"spark.authenticate.secret {secret}\n" in conf.read_text()
+    assert (conf.stat().st_mode & 0o777, conf.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+    assert f"SPARK_CONF_DIR={conf.parent}" in done.stdout.splitlines()
+    for action in ("history-server", "conf"):
+        assert master(action).returncode == 0
+    worker, _ = _spark_host(rendered, host, tmp_path, "spark-worker")
+    started = worker("worker")
+    assert started.returncode == 0, started.stderr
+    assert "SPARK_LOCAL_IP=127.0.0.1" in started.stdout.splitlines()  # its pages
+    assert "--host 10.0.0.7" in started.stdout
+    assert kept.read_text() == secret
+    shown = done.stdout + done.stderr + started.stdout + started.stderr + (tmp_path / "calls").read_text()
+    assert secret not in shown
+
+
+def test_a_spark_secret_that_cannot_be_read_now_is_not_replaced(rendered, host, tmp_path):
+    master, kept = _spark_host(rendered, host, tmp_path, "spark-master")
+    kept.write_text("old")
+    (tmp_path / "throttled").touch()
+    done = master("master")
+    assert done.returncode == 1
+    assert "ThrottlingException" in done.stderr
+    assert kept.read_text() == "old"
+    assert not (tmp_path / "spark/conf").exists()
+
+
+def test_a_worker_without_the_secret_does_not_start(rendered, host, tmp_path):
+    worker, kept = _spark_host(rendered, host, tmp_path, "spark-worker")
+    done = worker("worker")
+    assert done.returncode != 0
+    assert "Worker" not in done.stdout
+    assert not kept.exists()
+
+
+def test_nodes_and_local_clusters_ask_for_the_same(rendered):
+    from ebbflow.infra.spark.authentication import PROTECTED, READ_ONLY
+
+    for role in ("spark-master", "spark-worker", "prefect-worker"):
+        text = _files(rendered[role])["/etc/ebbflow/spark/spark-defaults.conf"]
+        lines = [line.split() for line in text.splitlines() if line and not line.startswith("#")]
+        assert {**PROTECTED, **READ_ONLY}.items() <= dict(lines).items()

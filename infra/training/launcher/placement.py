@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 
 from ebbflow.planners.errors import OptionError
 
-_LOCAL = re.compile(r"local:([1-9]\d{0,3})(?:x([1-9]\d{0,2}))?")
+_LOCAL = re.compile(r"local:([1-9][0-9]{0,3})(?:x([1-9][0-9]{0,2}))?")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 
 

@@ -22,9 +22,8 @@ variable "capacity_principals" {
 }
 
 variable "ebbflow_package" {
-  description = "What pip installs for Ebbflow: an exact requirement, or the s3:// URI of a wheel in the folder packages of the cluster's bucket"
+  description = "s3:// URI of Ebbflow's wheel in the folder packages of the cluster's bucket; ebbflow_sha256 pins what it holds"
   type        = string
-  default     = "ebbflow==0.1.0"
 }
 
 variable "ebbflow_sha256" {

@@ -75,6 +75,11 @@ output "spark_history" {
   value       = module.ebbflow.spark_history
 }
 
+output "spark_secret_arn" {
+  description = "Secret that a driver needs for the Spark master; null without worker pools"
+  value       = module.ebbflow.spark_secret_arn
+}
+
 output "spark_master_instance_id" {
   description = "Instance of the master, for port forwarding by Systems Manager"
   value       = module.ebbflow.spark_master_instance_id

@@ -30,6 +30,7 @@ locals {
     EBBFLOW_JAVA_PACKAGE          = local.spark ? var.java_package : "none"
     EBBFLOW_SPARK_PACKAGES        = local.spark ? join(" ", var.spark_packages) : ""
     EBBFLOW_SPARK_MASTER          = var.spark_master == null ? "" : var.spark_master
+    EBBFLOW_SPARK_SECRET          = var.spark_secret_arn == null ? "" : var.spark_secret_arn
     EBBFLOW_SPARK_EVENTS          = var.spark_events == null ? "" : var.spark_events
     EBBFLOW_SETTINGS_PARAMETER    = var.settings_parameter == null ? "" : var.settings_parameter
     EBBFLOW_GROUP                 = var.group == null ? "" : var.group

@@ -62,13 +62,12 @@ variable "versions" {
 }
 
 variable "ebbflow_package" {
-  description = "What pip installs for Ebbflow: an exact requirement, or the s3:// URI of a wheel in the folder packages of the cluster's bucket"
+  description = "s3:// URI of Ebbflow's wheel in the folder packages of the cluster's bucket; ebbflow_sha256 pins what it holds"
   type        = string
-  default     = "ebbflow==0.1.0"
 
   validation {
-    condition     = can(regex("^(ebbflow==[0-9][0-9a-z.+]*|s3://[a-z0-9][a-z0-9.-]+/packages/[A-Za-z0-9._/+-]+\\.whl)$", var.ebbflow_package))
-    error_message = "ebbflow_package must be ebbflow==VERSION or the s3:// URI of a wheel in the folder packages."
+    condition     = can(regex("^s3://[a-z0-9][a-z0-9.-]+/packages/[A-Za-z0-9._/+-]+\\.whl$", var.ebbflow_package))
+    error_message = "ebbflow_package must be the s3:// URI of a wheel in the folder packages."
   }
 }
 
@@ -129,6 +128,17 @@ variable "spark_master" {
   validation {
     condition     = var.role != "spark-worker" || can(regex("^spark://[A-Za-z0-9._-]+:[0-9]+$", var.spark_master))
     error_message = "spark_master must be spark://host:port for spark-worker."
+  }
+}
+
+variable "spark_secret_arn" {
+  description = "ARN of the secret by which Spark's processes know each other; needed by spark-master and spark-worker"
+  type        = string
+  default     = null
+
+  validation {
+    condition     = !contains(["spark-master", "spark-worker"], var.role) || can(regex("^arn:[a-z-]+:secretsmanager:", var.spark_secret_arn))
+    error_message = "spark_secret_arn must be the ARN of a secret for spark-master and spark-worker."
   }
 }
 

@@ -91,6 +91,7 @@ module "node" {
   settings_parameter  = local.names.settings_parameter
   prefect_api_url     = local.api_url
   prefect_work_pool   = var.work_pool
+  spark_secret_arn    = var.spark_secret_arn
   prefect_secret_arn  = aws_secretsmanager_secret.auth.arn
   database_secret_arn = coalesce(local.database_secret, "unknown")
   database_address    = aws_db_instance.this.endpoint

@@ -34,6 +34,12 @@ variable "node_security_group_ids" {
   type        = list(string)
 }
 
+variable "spark_secret_arn" {
+  description = "ARN of the secret that drivers on the workers need for the cluster's Spark; null without Spark"
+  type        = string
+  default     = null
+}
+
 variable "instance_profiles" {
   description = "Names of instance profiles; prefect-server and prefect-worker are used"
   type        = map(string)
@@ -194,9 +200,8 @@ variable "torch_index_url" {
 }
 
 variable "ebbflow_package" {
-  description = "What pip installs for Ebbflow: an exact requirement, or the s3:// URI of a wheel in the folder packages of the cluster's bucket"
+  description = "s3:// URI of Ebbflow's wheel in the folder packages of the cluster's bucket; ebbflow_sha256 pins what it holds"
   type        = string
-  default     = "ebbflow==0.1.0"
 }
 
 variable "ebbflow_sha256" {

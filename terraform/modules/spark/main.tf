@@ -31,6 +31,49 @@ module "node" {
   ebbflow_sha256  = var.ebbflow_sha256
   constraints     = var.constraints
   spark_events    = var.spark_events
+
+  spark_secret_arn = aws_secretsmanager_secret.spark.arn
+}
+
+# Its value is made up by the first master, so that no state file holds it.
+resource "aws_secretsmanager_secret" "spark" {
+  #checkov:skip=CKV2_AWS_57:all daemons and applications share it; docs/security.md says how to change it
+  name                    = "${module.naming.names.prefix}-spark"
+  description             = "Secret by which the Spark processes of the Ebbflow cluster ${var.cluster} know each other"
+  kms_key_id              = var.kms_key_arn
+  recovery_window_in_days = 7
+
+  tags = merge(module.naming.tags, { Name = "${module.naming.names.prefix}-spark" })
+}
+
+locals {
+  secret_policies = { for role, name in var.role_names : role => {
+    Version = "2012-10-17"
+    Statement = concat(
+      [{
+        Sid      = "SparkSecret"
+        Effect   = "Allow"
+        Action   = ["secretsmanager:GetSecretValue"]
+        Resource = [aws_secretsmanager_secret.spark.arn]
+      }],
+      # one role for all nodes, but only the master makes up a secret
+      role != "node" ? [] : [{
+        Sid       = "MakeUpSparkSecret"
+        Effect    = "Allow"
+        Action    = ["secretsmanager:PutSecretValue"]
+        Resource  = [aws_secretsmanager_secret.spark.arn]
+        Condition = { ArnEquals = { "ec2:SourceInstanceARN" = aws_instance.master.arn } }
+      }],
+    )
+  } if contains(["node", "prefect-worker"], role) }
+}
+
+resource "aws_iam_role_policy" "secret" {
+  for_each = local.secret_policies
+
+  name   = "spark-secret"
+  role   = var.role_names[each.key]
+  policy = jsonencode(each.value)
 }
 
 # Losing the master costs every running application, so it is never a spot node.
@@ -101,6 +144,7 @@ module "workers" {
   kms_key_arn         = var.kms_key_arn
   detailed_monitoring = var.detailed_monitoring
   spark_master        = local.master_url
+  spark_secret_arn    = aws_secretsmanager_secret.spark.arn
   versions            = var.versions
   ebbflow_package     = var.ebbflow_package
   ebbflow_sha256      = var.ebbflow_sha256

@@ -18,6 +18,11 @@ output "master_instance_id" {
   value       = aws_instance.master.id
 }
 
+output "secret_arn" {
+  description = "ARN of the secret that a driver needs, too; the first master makes up its value"
+  value       = aws_secretsmanager_secret.spark.arn
+}
+
 output "pools" {
   description = "What Ebbflow needs to know of the pools, by name"
   value       = { for name, pool in module.workers : name => pool.pool }

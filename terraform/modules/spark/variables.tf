@@ -38,6 +38,16 @@ variable "instance_profile" {
   type        = string
 }
 
+variable "role_names" {
+  description = "Names of the nodes' roles, by what the node does; node and, where it is there, prefect-worker may read Spark's secret"
+  type        = map(string)
+
+  validation {
+    condition     = contains(keys(var.role_names), "node")
+    error_message = "role_names must have node."
+  }
+}
+
 variable "master_instance_type" {
   description = "Instance type of the master, which runs the history server, too"
   type        = string
@@ -112,9 +122,8 @@ variable "worker_pools" {
 }
 
 variable "ebbflow_package" {
-  description = "What pip installs for Ebbflow: an exact requirement, or the s3:// URI of a wheel in the folder packages of the cluster's bucket"
+  description = "s3:// URI of Ebbflow's wheel in the folder packages of the cluster's bucket; ebbflow_sha256 pins what it holds"
   type        = string
-  default     = "ebbflow==0.1.0"
 }
 
 variable "ebbflow_sha256" {

@@ -43,6 +43,7 @@ module "node" {
   constraints        = var.constraints
   torch_index_url    = var.torch_index_url
   spark_master       = var.spark_master
+  spark_secret_arn   = var.spark_secret_arn
   drain_on_rebalance = var.drain_on_rebalance
   drain_seconds      = var.drain_seconds
 }
@@ -181,8 +182,8 @@ resource "aws_autoscaling_group" "this" {
     ]
 
     precondition {
-      condition     = var.kind != "spark" || var.spark_master != null
-      error_message = "spark_master is needed by a pool of kind spark."
+      condition     = var.kind != "spark" || (var.spark_master != null && var.spark_secret_arn != null)
+      error_message = "spark_master and spark_secret_arn are needed by a pool of kind spark."
     }
   }
 }

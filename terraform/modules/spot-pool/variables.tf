@@ -213,6 +213,12 @@ variable "spark_master" {
   default     = null
 }
 
+variable "spark_secret_arn" {
+  description = "ARN of the secret by which Spark's processes know each other; needed by kind spark"
+  type        = string
+  default     = null
+}
+
 variable "drain_on_rebalance" {
   description = "Drain at a rebalance recommendation already, instead of taking note of it"
   type        = bool
@@ -237,9 +243,8 @@ variable "torch_index_url" {
 }
 
 variable "ebbflow_package" {
-  description = "What pip installs for Ebbflow: an exact requirement, or the s3:// URI of a wheel in the folder packages of the cluster's bucket"
+  description = "s3:// URI of Ebbflow's wheel in the folder packages of the cluster's bucket; ebbflow_sha256 pins what it holds"
   type        = string
-  default     = "ebbflow==0.1.0"
 }
 
 variable "ebbflow_sha256" {

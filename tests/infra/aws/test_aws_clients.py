@@ -84,7 +84,7 @@ def test_messages_lose_keys_and_blobs_and_are_cut():
 
 def test_without_boto3_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "boto3", None)
-    with pytest.raises(AwsError, match=r"ebbflow\[aws\]"):
+    with pytest.raises(AwsError, match=r"prefect-ebbflow\[aws\]"):
         Clients("eu-north-1")
 
 

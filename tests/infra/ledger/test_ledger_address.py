@@ -66,7 +66,7 @@ def test_it_is_known_whether_a_password_stands_in_it(given: str, secret: bool) -
 
 
 @pytest.mark.parametrize(
-    ("prefect", "advice"), [(True, r"'ebbflow\[postgres\]'"), (False, r"'psycopg\[binary\]'")]
+    ("prefect", "advice"), [(True, r"'prefect-ebbflow\[postgres\]'"), (False, r"'psycopg\[binary\]'")]
 )
 def test_without_a_driver_it_is_said_how_to_get_it(
     monkeypatch: pytest.MonkeyPatch, prefect: bool, advice: str

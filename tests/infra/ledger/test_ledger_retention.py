@@ -6,7 +6,7 @@ import pytest
 from sqlalchemy import select, text
 
 from ebbflow.infra.errors import LedgerError
-from ebbflow.infra.ledger import Ledger, audit, retention, snapshots
+from ebbflow.infra.ledger import Ledger, audit, retention, seals, snapshots
 from ebbflow.planners.model.ledger import AppMoved, Decided, Ended
 from tests.infra.ledger.conftest import Place
 from tests.infra.ledger.ledger_values import SetClock, app, decision, grant, lease, nodes
@@ -72,10 +72,13 @@ def test_a_snapshot_that_is_not_what_the_events_say_is_found(
     monkeypatch.setattr(snapshots, "EVERY", 20)
     ledger = begun(place)
     run_on(ledger, 10)
+    mine = {"c": place.cluster}
     with ledger._database._engine.begin() as connection:
-        changed = "UPDATE ledger_snapshots SET body = replace(body, :old, :new) WHERE cluster = :c"
-        values = {"old": '"last_lease":', "new": '"last_lease":1', "c": place.cluster}
-        assert connection.execute(text(changed), values).rowcount == 1
+        wanted = text("SELECT number, body FROM ledger_snapshots WHERE cluster = :c")
+        ((number, body),) = connection.execute(wanted, mine).all()
+        wrong = seals.unseal(body, number).replace('"last_lease":', '"last_lease":1')  # and its checksum fits
+        changed = text("UPDATE ledger_snapshots SET body = :b WHERE cluster = :c")
+        connection.execute(changed, mine | {"b": seals.seal(wrong, number)})
     (said,) = ledger.verify()
     assert "last_lease is 1" in said
 

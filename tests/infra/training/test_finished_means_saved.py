@@ -5,6 +5,7 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +136,38 @@ def test_a_spilled_checkpoint_that_was_damaged_is_not_used(
     file.write_bytes(data)
     assert trained(tmp_path, epochs=2)[0] == 5, "the older one in the run's folder is used"
     assert "its checksum differs" in caplog.text
+
+
+@pytest.mark.parametrize("chosen", [False, True])
+def test_a_place_for_spilled_checkpoints_that_cannot_be_read_is_said_and_one_that_was_chosen_is_waited_for(
+    tmp_path: Path, monkeypatch: Any, place: Path, caplog: Any, chosen: bool
+) -> None:
+    trained(tmp_path)
+    where = str(place) if chosen else ""
+    with monkeypatch.context() as patch:
+        failing(patch, tmp_path / "one", 100)
+        with pytest.raises(StorageFullError):
+            trained(tmp_path, replace(AT_ONCE, spill=where), epochs=2)
+    settings = RunSettings(spill=where)
+    with monkeypatch.context() as patch:
+        latest = CheckpointFolder.latest
+
+        def unreachable(self: CheckpointFolder) -> Any:
+            if "ebbflow-spill" in self.uri:
+                raise StorageError("the network is down")
+            return latest(self)
+
+        patch.setattr(CheckpointFolder, "latest", unreachable)
+        if chosen:  # what is there may be all that there is of the last steps
+            with pytest.raises(
+                StorageError, match=r"last steps may be in .*ebbflow-spill.*the network is down"
+            ):
+                trained(tmp_path, settings, epochs=2)
+        else:
+            assert trained(tmp_path, settings, epochs=2)[0] == 5
+            assert "cannot be read: the network is down" in caplog.text
+    if chosen:
+        assert trained(tmp_path, settings, epochs=2)[0] == 0, "all steps of the second time were spilled"
 
 
 def test_a_new_run_takes_nothing_over_from_one_that_had_its_folder_before(

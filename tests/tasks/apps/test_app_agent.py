@@ -179,8 +179,9 @@ def test_without_a_loop_leases_are_kept_beyond_their_end(path: Path) -> None:
         Ledger.open(str(path)) as ledger,
         agent_of(ledger, rules=rules) as agent,
     ):
-        (number,) = loop.grant("t", ("a", 0), seconds=1.0)
+        (number,) = loop.grant("t", ("a", 0))
         until(lambda: agent.standing.leases, "lease")
+        loop.extend(number, seconds=1.0)
         loop.die()
         end = ledger.state().leases[number].until
         until(lambda: time.time() > end and not agent.standing.led, "end of lease and lead")
@@ -190,8 +191,9 @@ def test_without_a_loop_leases_are_kept_beyond_their_end(path: Path) -> None:
 
 def test_a_lease_that_a_live_loop_lets_end_is_let_go(loop: ScriptedLoop, ledger: Ledger) -> None:
     with agent_of(ledger, rules=Rules(grace=600.0, leave=0.2)) as agent:
-        (number,) = loop.grant("t", ("a", 0), seconds=0.8)
+        (number,) = loop.grant("t", ("a", 0))
         until(lambda: agent.standing.leases, "lease")
+        loop.extend(number, seconds=0.5)
         until(lambda: loop.ended(number), "end of the lease")
 
 

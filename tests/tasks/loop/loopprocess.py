@@ -6,12 +6,11 @@ import signal
 import threading
 from pathlib import Path
 
-from loopcases import BRIEF, node, settings
-
 from ebbflow.infra.clock import SystemClock
 from ebbflow.infra.ledger import Ledger
 from ebbflow.planners.model.capacity import Capacity
 from ebbflow.tasks.loop import CapacityLoop
+from tests.tasks.loop.loopcases import BRIEF, node, settings
 
 POINTS = ("observed", "capacity written", "decided", "written", "scaled", "evicted", "ended")
 

@@ -4,6 +4,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from ebbflow.planners.errors import OptionError
@@ -53,6 +55,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Return the present folder, in which a module lies."""
     (tmp_path / "policy_of_mine.py").write_text(MODULE)
     (tmp_path / "tables").mkdir()
+    pq.write_table(pa.table({"id": [1]}), tmp_path / "tables" / "one.parquet")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("EBBFLOW_HOME", str(tmp_path / "home"))
     yield tmp_path
@@ -99,7 +102,7 @@ def test_what_a_file_names_is_not_imported_unless_it_is_allowed(
 def test_a_check_imports_nothing_even_where_it_is_allowed(here: Path) -> None:
     (here / "shop.yaml").write_text(PIPELINE % "policy_of_mine:Mine")
     request = PipelineRequest(str(here / "shop.yaml"), allow_policies=("policy_of_mine:Mine",))
-    assert check_pipeline(request).loop.policy == "policy_of_mine:Mine"
+    assert check_pipeline(request).pipeline.loop.policy == "policy_of_mine:Mine"
     assert not (here / "imported").exists()
 
 

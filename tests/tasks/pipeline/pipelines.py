@@ -52,7 +52,7 @@ def write_pairs(folder: Path) -> None:
 def content(folder: Path) -> dict[str, Any]:
     """Return a right pipeline as plain values; its files are made in ``folder``."""
     (folder / "fit.py").write_text(SCRIPT)
-    (folder / "tables").mkdir(exist_ok=True)
+    write_pairs(folder / "tables")
     return {
         "name": "shop",
         "cluster": {"local": {"pools": {"gpu": {"kind": "gpu", "nodes": 1, "most": 3, "price": 0.9}}}},

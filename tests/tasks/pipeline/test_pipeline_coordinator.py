@@ -1,5 +1,6 @@
 """The order in which steps begin, what follows when they end in one way or another, and going on after that."""
 
+import errno
 import os
 import signal
 import threading
@@ -13,7 +14,7 @@ from pipelines import content, read
 
 from ebbflow.infra import checksums
 from ebbflow.infra.clock import SystemClock
-from ebbflow.infra.errors import PipelineRunError
+from ebbflow.infra.errors import PipelineRunError, StorageError
 from ebbflow.planners.errors import OptionError
 from ebbflow.tasks.pipeline.coordinator import Attempt, Carried, Coordinator, Silent, Threads
 from ebbflow.tasks.pipeline.outcome import StepOutcome, overall
@@ -237,6 +238,28 @@ def test_a_query_runs_again_whose_result_is_not_what_was_written_where_a_step_is
     world = World()
     make(world).run()
     assert world.order == []
+
+
+def test_a_result_that_is_out_of_reach_is_not_taken_for_damaged(
+    make: Callable[..., Coordinator], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = tmp_path / "orders.parquet"
+    result.write_bytes(b"rows")
+    carried = Carried("finished", results=RESULTS["orders"], files={str(result): checksums.of_bytes(b"rows")})
+    make(World(orders=lambda _: carried, fit=lambda _: Carried("failed", "a bug"))).run()
+
+    def unreachable(scheme: str, path: str) -> str:
+        raise OSError(errno.ETIMEDOUT, "Connection timed out")
+
+    world, listener = World(), Listener()
+    with monkeypatch.context() as patch:
+        patch.setattr(checksums, "of_file", unreachable)
+        with pytest.raises(StorageError, match="timed out"):
+            make(world, listener).run()
+    assert world.order == []
+    assert not any("runs again" in said for said in listener.said)
+    make(world, listener).run()
+    assert world.order == ["fit", "tune"]
 
 
 @pytest.mark.parametrize("moment", ["began", "ended"])

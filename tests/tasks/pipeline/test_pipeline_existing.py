@@ -8,9 +8,9 @@ import pytest
 import yaml
 from pipelines import pairs_script, write_pairs
 
-from ebbflow.infra.errors import ClusterError
 from ebbflow.infra.ledger import Ledger
 from ebbflow.infra.local_fleet import LocalFleet, LocalPool
+from ebbflow.planners.errors import PipelineFileError
 from ebbflow.planners.loop import Settings
 from ebbflow.planners.model.ledger import Granted
 from ebbflow.tasks.apps.agent import rules_of
@@ -103,7 +103,9 @@ def test_a_fleet_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.
     file = pipeline(tmp_path, fleet="gone")
     with Ledger.open(str(tmp_path / "led.db"), cluster="lab") as ledger:
         ledger.lead("a loop elsewhere", 600.0)
-        with pytest.raises(ClusterError, match="there is no local fleet 'gone'"):
+        with pytest.raises(
+            PipelineFileError, match=r"cluster\.existing\.fleet: there is no local fleet 'gone'"
+        ):
             run_steps(PipelineRequest(str(file), folder=str(tmp_path / "runs")))
 
 
@@ -111,6 +113,5 @@ def test_a_training_without_nodes_says_what_is_missing(tmp_path: Path) -> None:
     file = pipeline(tmp_path)
     with Ledger.open(str(tmp_path / "led.db"), cluster="lab") as ledger:
         ledger.lead("a loop elsewhere", 600.0)
-        outcome = run_steps(PipelineRequest(str(file), id="one", folder=str(tmp_path / "runs")))
-        assert outcome.state == "failed"
-        assert "name the local fleet that they run on (cluster.existing.fleet)" in outcome.reason
+        with pytest.raises(PipelineFileError, match=r"name the local fleet .*\(cluster\.existing\.fleet\)"):
+            run_steps(PipelineRequest(str(file), id="one", folder=str(tmp_path / "runs")))

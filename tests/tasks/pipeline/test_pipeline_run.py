@@ -153,6 +153,12 @@ def test_a_ledger_with_a_password_is_named_by_the_environment_and_never_shown(
     with pytest.raises(OptionError, match="the environment has no LEDGER_OF_TEST"):
         run_steps(request)
     monkeypatch.setenv("LEDGER_OF_TEST", str(tmp_path / "led.db"))
+    monkeypatch.setenv("A_SECRET_NUMBER", "1")
+    del shop["trainings"]  # for which the cluster has no nodes
+    file.write_text(yaml.safe_dump(shop, sort_keys=False))
+    with pytest.raises(OptionError, match=r"there is no ledger .*led\.db"):
+        run_steps(request)
+    Ledger.open(str(tmp_path / "led.db")).close()
     with pytest.raises(PipelineRunError, match="no capacity loop leads the cluster 'local'"):
         run_steps(request)
 

@@ -45,14 +45,7 @@ read -r -a wanted <<< "$EBBFLOW_PACKAGES"
 cache=/var/cache/ebbflow/package
 rm -rf "$cache"
 mkdir -p -m 0700 "$cache"
-case "${wanted[0]}" in
-  s3://*) again aws s3 cp --only-show-errors "${wanted[0]}" "$cache/$(basename "${wanted[0]}")" ;;
-  *)
-    echo "${wanted[0]} --hash=sha256:$EBBFLOW_SHA256" > "$cache/requirement.txt"
-    again "$home/bin/pip" download --quiet --disable-pip-version-check --no-input --no-deps --only-binary :all: \
-      --require-hashes --dest "$cache" --requirement "$cache/requirement.txt"
-    ;;
-esac
+again aws s3 cp --only-show-errors "${wanted[0]}" "$cache/$(basename "${wanted[0]}")"
 wheels=("$cache"/*.whl)
 if [ "$(sha256sum "${wheels[0]}" | cut -d ' ' -f 1)" != "$EBBFLOW_SHA256" ]; then
   echo "ebbflow-install: ${wanted[0]} is not the wheel that ebbflow_sha256 pins" >&2

@@ -56,6 +56,10 @@ print(f"postgresql+asyncpg://{user}:{password}@{sys.argv[1]}/prefect?ssl=require
         > /var/lib/ebbflow/ebbflow.json
     }
     wait_for settings
+    if [ -n "$EBBFLOW_SPARK_SECRET" ]; then # drivers start here, and the cluster asks for its secret
+      /usr/local/sbin/ebbflow-spark conf
+      export SPARK_CONF_DIR=/var/lib/ebbflow/spark/conf
+    fi
     export EBBFLOW_CONFIG=/var/lib/ebbflow/ebbflow.json
     exec /opt/ebbflow/bin/prefect worker start --type process --pool "$EBBFLOW_PREFECT_POOL"
     ;;
