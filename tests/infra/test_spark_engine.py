@@ -343,6 +343,43 @@ def test_a_callers_thread_keeps_no_trace_of_a_stage(engine: Any, numbers: Relati
 
 
 @pytest.mark.spark
+def test_executors_compute_the_checksums_that_the_driver_does(
+    engine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from ebbflow.infra import checksums
+    from ebbflow.infra.spark import checksums as executors
+
+    values = np.random.default_rng(2)
+    entries = []
+    for i, size in enumerate([*range(40), 1000, 100_000, 300_000]):
+        folder = tmp_path / ("a b", "50%20", "x*[1]", "é")[i % 4]
+        folder.mkdir(exist_ok=True)
+        path = folder / f"part-{i // 4}.parquet"
+        path.write_bytes(values.bytes(size))
+        entries.append(FileEntry(str(path), size, 0.0))
+    expected = checksums.of_files("file", entries)
+    here: list[str] = []
+    of_file = checksums.of_file
+    monkeypatch.setattr(checksums, "of_file", lambda *a: here.append(a[1]) or of_file(*a))
+    monkeypatch.setattr(executors, "LARGEST", 200_000)
+
+    assert executors.of_files(engine._session, "file", entries) == expected
+    # Spark reads no empty file, and the last one is too large for an executor
+    assert here == [entries[0].path, entries[-1].path]
+    assert engine._context.getLocalProperty("spark.jobGroup.id") is None
+    assert engine.checksums("file", entries) == expected  # on this machine no job is started for it
+    assert len(here) == 2 + len(entries)
+
+    monkeypatch.setattr(executors, "_LEAST_WAIT", 0.0)
+    monkeypatch.setattr(executors, "_DRIVER", 1e18)  # executors that take too long are not waited for
+    assert executors.of_files(engine._session, "file", entries) == expected
+    gone = [FileEntry(str(tmp_path / "none"), 3, 0.0)]
+    with pytest.raises(FileNotFoundError):
+        executors.of_files(engine._session, "file", gone)
+    assert "executors cannot hash" in caplog.text
+
+
+@pytest.mark.spark
 def test_a_jvm_that_dies_under_a_stage_is_an_engine_that_went_away(
     engine: Any, numbers: Relation, tmp_path: Path
 ) -> None:
@@ -379,40 +416,3 @@ def _assert_another_can_start() -> None:
     from pyspark import SparkContext
 
     assert SparkContext._active_spark_context is None
-
-
-@pytest.mark.spark
-def test_executors_compute_the_checksums_that_the_driver_does(
-    engine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    from ebbflow.infra import checksums
-    from ebbflow.infra.spark import checksums as executors
-
-    values = np.random.default_rng(2)
-    entries = []
-    for i, size in enumerate([*range(40), 1000, 100_000, 300_000]):
-        folder = tmp_path / ("a b", "50%20", "x*[1]", "é")[i % 4]
-        folder.mkdir(exist_ok=True)
-        path = folder / f"part-{i // 4}.parquet"
-        path.write_bytes(values.bytes(size))
-        entries.append(FileEntry(str(path), size, 0.0))
-    expected = checksums.of_files("file", entries)
-    here: list[str] = []
-    of_file = checksums.of_file
-    monkeypatch.setattr(checksums, "of_file", lambda *a: here.append(a[1]) or of_file(*a))
-    monkeypatch.setattr(executors, "LARGEST", 200_000)
-
-    assert executors.of_files(engine._session, "file", entries) == expected
-    # Spark reads no empty file, and the last one is too large for an executor
-    assert here == [entries[0].path, entries[-1].path]
-    assert engine._context.getLocalProperty("spark.jobGroup.id") is None
-    assert engine.checksums("file", entries) == expected  # on this machine no job is started for it
-    assert len(here) == 2 + len(entries)
-
-    monkeypatch.setattr(executors, "_LEAST_WAIT", 0.0)
-    monkeypatch.setattr(executors, "_DRIVER", 1e18)  # executors that take too long are not waited for
-    assert executors.of_files(engine._session, "file", entries) == expected
-    gone = [FileEntry(str(tmp_path / "none"), 3, 0.0)]
-    with pytest.raises(FileNotFoundError):
-        executors.of_files(engine._session, "file", gone)
-    assert "executors cannot hash" in caplog.text
