@@ -120,7 +120,7 @@ PLANS: dict[str, tuple[Plan, ...]] = {
         Plan("", "check", AIRFLOW),
     ),
     "docs/prefect.md": (Plan("", "check", PREFECT),),
-    "docs/security.md": (Plan("umask 077", "check", AWS),),
+    "docs/security.md": (Plan("mkdir -m 700", "check", AWS),),
     "docs/operations.md": (
         Plan("sqlite3", "run", given=("ledger",)),
         Plan("ebbflow ledger verify", "run", given=("ledger",), after=("sqlite3",)),

@@ -69,7 +69,7 @@ class World:
     def cluster(self, *nodes: NodeRecord) -> None:
         self.state = ClusterState(
             name="a", uid="u", directory="/d", host="127.0.0.1", port=23660, ui_port=29918, cores=1,
-            memory=2048, owner=0, nodes=nodes,
+            memory=2048, owner=0, nodes=nodes, secret="s",
         )  # fmt: skip
 
 
