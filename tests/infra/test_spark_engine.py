@@ -321,7 +321,7 @@ def test_a_statement_that_is_too_deep_for_spark_fails_by_our_error(
     if operators == 100:
         assert engine.run(sum_of_ones).rows == 1
     else:
-        with pytest.raises(StageFailedError, match="nested too deeply for Spark|TOO_COMPLEX"):
+        with pytest.raises(StageFailedError, match=r"nested too deeply for Spark|TOO_COMPLEX"):
             engine.run(sum_of_ones)
     assert engine.run(make_job("SELECT 1 AS v", out=tmp_path)).rows == 1  # Spark is as it was
 
