@@ -69,9 +69,9 @@ class ElasticRequest:
             if getattr(self, name) < 1:
                 raise OptionError(f"{name} must be >= 1; got {getattr(self, name)}")
         if self.resume and self.folder is None:
-            raise OptionError("--resume goes on with a job whose snapshots are kept: name their --folder")
+            raise OptionError("resume needs the folder of the earlier job (--folder)")
         if self.restart and not self.resume:
-            raise OptionError("--restart goes with --resume; a new job begins at the beginning anyway")
+            raise OptionError("restart goes with resume; a new job begins at the beginning anyway")
         if self.staleness < 0:
             raise OptionError(f"staleness must be >= 0; got {self.staleness}")
         for change in self.changes:

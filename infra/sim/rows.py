@@ -32,8 +32,10 @@ def text(field: str) -> str:
 
 def real(field: str) -> float:
     """Return a finite number."""
+    if field.strip().lstrip("+-").lower() in ("nan", "inf", "infinity"):
+        raise ValueError(f"must be finite; got {field.strip()!r}")
     if not is_number(field):
-        raise ValueError(f"must be a finite number; got {field.strip()!r:.60}")
+        raise ValueError(f"must be a number; got {field.strip()!r:.60}")
     return float(field)
 
 
@@ -72,8 +74,10 @@ def _at_most(limit: float, value: float, field: str) -> float:
 def count(field: str) -> int:
     """Return a whole number from 1 to ``LARGEST_COUNT``."""
     value = real(field)
-    if not 1 <= value <= LARGEST_COUNT or value != int(value):
-        raise ValueError(f"must be a whole number from 1 to {LARGEST_COUNT:,}; got {field.strip()}")
+    if value < 1 or value != int(value):
+        raise ValueError(f"must be a whole number >= 1; got {field.strip()}")
+    if value > LARGEST_COUNT:
+        raise ValueError(f"must be at most {LARGEST_COUNT:,}; got {field.strip()}")
     return int(value)
 
 

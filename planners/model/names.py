@@ -27,8 +27,8 @@ class NameRule:
 
 CLUSTER = NameRule(
     "a cluster's name",
-    r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}",
-    "begins with a letter or digit and holds A-Z a-z 0-9 . _ -, 64 at most",
+    r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}",
+    "begins with a letter or digit and holds A-Z a-z 0-9 . _ -, 100 at most",
 )
 """Of a cluster in a ledger; also the name of the Spark cluster, of nodes and of directories that belong to it."""
 

@@ -137,6 +137,7 @@ def test_run_leads_until_it_is_asked_to_stop(ledger: Ledger, monkeypatch: pytest
         yield Nodes(OneNode())
 
     monkeypatch.setattr("ebbflow.tasks.loop.opening.opened_nodes", nodes)
+    monkeypatch.setattr("ebbflow.tasks.loop.opening.check_source", lambda *_: None)
     monkeypatch.setattr(capacity_cli, "_until", lambda stop, work: work())  # signals are the main thread's
 
     def ask() -> None:

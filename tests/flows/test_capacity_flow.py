@@ -85,6 +85,7 @@ class TestUnderAServer:
         from ebbflow.flows.capacity import capacity_loop
 
         monkeypatch.setattr("ebbflow.tasks.loop.opening.opened_nodes", one_node)
+        monkeypatch.setattr("ebbflow.tasks.loop.opening.check_source", lambda *_: None)
         with Ledger.open() as ledger:
 
             def ask() -> None:

@@ -144,7 +144,7 @@ def test_the_same_command_again_reuses_the_finished_stages(tables: str) -> None:
         ("SELECT nam FROM nation", r"unknown column 'nam'; did you mean 'name'\?"),
         ("SELECT name FRM nation WHERE", r"SQL does not parse at line 1, column \d+, near 'nation'"),
         ("DROP TABLE nation", "only queries .* can be run; got DROP"),
-        ("missing.sql", "cannot read SQL from 'missing.sql': No such file"),
+        ("missing.sql", "the query: missing.sql cannot be read: No such file"),
     ],
 )
 def test_a_query_that_cannot_run_is_explained(

@@ -172,7 +172,7 @@ def test_prune_drops_only_what_it_was_asked_for(url: str) -> None:
     assert "pruned up to number 9" in " ".join(run("status", "--url", url)[1].split())
 
 
-@pytest.mark.parametrize("when", ["", "soon", "-1d", "nand", "infh", "2015-13-01"])
+@pytest.mark.parametrize("when", ["soon", "-1d", "nand", "infh", "2015-13-01"])
 def test_a_moment_that_is_none_is_refused(url: str, when: str) -> None:
     with pytest.raises(OptionError, match="--before must be an age"):
         run("prune", "--url", url, f"--before={when}", "--yes")

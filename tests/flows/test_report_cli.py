@@ -137,7 +137,7 @@ def test_prices_of_one_s_own_are_compared_with(filled, tmp_path):
 def test_what_cannot_be_done_is_said(filled, arguments, said):
     found = run("--ledger", str(filled[0]), *arguments)
     assert found.exit_code != 0
-    assert said in str(found.exception)
+    assert said in f"{found.exception} {found.output}"
 
 
 def test_a_ledger_that_is_not_there_is_not_made(tmp_path):

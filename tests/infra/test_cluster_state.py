@@ -68,7 +68,7 @@ def test_free_ports_differ_from_the_one_to_avoid() -> None:
         ({"workers": -1}, "workers must be >= 0; got -1"),
         ({"cores": 0}, "cores must be >= 1; got 0"),
         ({"memory": "much"}, "memory must be a size"),
-        ({"name": "../up"}, "name is letters"),
+        ({"name": "../up"}, "name begins with a letter"),
         ({"master_port": 70000}, "a port must be from 1 to 65535; got 70000"),
     ],
 )

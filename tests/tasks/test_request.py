@@ -69,7 +69,7 @@ def test_a_file_that_cannot_be_read_as_text_is_told(tmp_path: Path, content: byt
     path = tmp_path / "missing.sql"
     if content is not None:
         path.write_bytes(content)
-    with pytest.raises(OptionError, match=r"cannot read SQL from .*missing\.sql"):
+    with pytest.raises(OptionError, match=r"the query: .*missing\.sql"):
         read_sql(str(path))
 
 

@@ -278,7 +278,7 @@ def test_spaces(tmp_path: Path) -> None:
         ("a: {choice: []}", "choices are different"),
         ("a: {choice: [1, 1]}", "choices are different"),
         ("3: {int: [1, 2]}", "name begins with a letter"),
-        ("a: [", "cannot read"),
+        ("a: [", "is not YAML"),
     ],
 )
 def test_bad_spaces(tmp_path: Path, text: str, words: str) -> None:

@@ -47,7 +47,7 @@ def test_what_is_no_address_is_refused(given: str) -> None:
 
 @pytest.mark.parametrize("name", ["", "x" * 101, "a\nb"])
 def test_what_is_no_cluster_is_refused(name: str, tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match="1 to 100 printable"):
+    with pytest.raises(OptionError, match="100 at most"):
         Ledger.open(str(tmp_path / "x.db"), cluster=name)
 
 

@@ -133,7 +133,7 @@ class Machine(RuleBasedStateMachine):
     @initialize()
     def begin(self) -> None:
         self.folder = tempfile.mkdtemp(prefix="ledger", dir=MEMORY)
-        self.cluster = f"{self.folder}"
+        self.cluster = Path(self.folder).name
         self.clock = SetClock()
         self.model = State()
         self.gone: dict[str, AppRecord] = {}  # what the model has forgotten

@@ -1,6 +1,7 @@
 """Faults of a ledger on a PostgreSQL server: connections that are cut, silence, locks, refusals."""
 
 import os
+import re
 import socket
 import threading
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ from tests.infra.ledger.postgres import PASSWORD, Server
 
 @pytest.fixture
 def on_server(postgres: Server, request: pytest.FixtureRequest) -> Iterator[Ledger]:
-    with Ledger.open(postgres.url, cluster=request.node.name) as ledger:
+    with Ledger.open(postgres.url, cluster=re.sub(r"[^\w.-]", "-", request.node.name)) as ledger:
         yield ledger
 
 

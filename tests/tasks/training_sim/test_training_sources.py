@@ -115,7 +115,7 @@ def test_a_trace_in_rounds_needs_throughputs(tmp_path: Path) -> None:
     trace = FIXTURES / "shockwave" / "jobs-120.trace"
     with pytest.raises(OptionError, match="give its table of throughputs"):
         load(str(trace))
-    with pytest.raises(WorkloadError, match=r"none\.json: cannot be read"):
+    with pytest.raises(WorkloadError, match=r"none\.json cannot be read"):
         load(str(trace), throughputs=tmp_path / "none.json")
 
 
@@ -181,12 +181,12 @@ def test_other_sizes_are_refused(text: str) -> None:
     ],
 )
 def test_malformed_cluster_files_say_what_is_wrong(text: str, message: str, tmp_path: Path) -> None:
-    with pytest.raises(WorkloadError, match=f"cluster.yaml: .*{message}"):
+    with pytest.raises(WorkloadError, match=f"cluster.yaml.*{message}"):
         read_cluster(yaml(tmp_path, text))
 
 
 def test_a_missing_cluster_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(WorkloadError, match=r"none\.yaml: cannot be read"):
+    with pytest.raises(WorkloadError, match=r"none\.yaml cannot be read"):
         read_cluster(str(tmp_path / "none.yaml"))
 
 
