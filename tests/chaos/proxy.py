@@ -19,8 +19,8 @@ _RESET = struct.pack("ii", 1, 0)  # linger for no time: what is closed is reset
 class Proxy:
     """Forwards connections to 127.0.0.1 to a Unix socket or to a port of this machine; a context manager."""
 
-    def __init__(self, target: Path | int) -> None:
-        self._target = target
+    def __init__(self, target: Path | int, host: str = "127.0.0.1") -> None:
+        self._target, self._host = target, host
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         self.state: State = "open"
@@ -77,7 +77,7 @@ class Proxy:
 
     def _connected(self) -> socket.socket:
         if isinstance(self._target, int):
-            return socket.create_connection(("127.0.0.1", self._target), 5.0)
+            return socket.create_connection((self._host, self._target), 5.0)
         server = socket.socket(socket.AF_UNIX)
         try:
             server.connect(str(self._target))

@@ -126,7 +126,7 @@ def test_a_leader_that_stands_still_is_followed_and_writes_nothing_when_it_goes_
         assert cluster.end("second") == "ended\n"
 
 
-@pytest.mark.parametrize("fault", ["full", "read-only"])
+@pytest.mark.parametrize("fault", [pytest.param("full", marks=pytest.mark.slow), "read-only"])
 def test_a_loop_waits_for_a_disk_that_is_full_or_may_only_be_read(
     tmp_path: Path, loops: Callable[..., Loops], fault: str
 ) -> None:
@@ -224,7 +224,9 @@ def test_a_leader_whose_clock_jumps_by_an_hour_keeps_its_apps_and_books_no_gpu_t
         assert cluster.end("one") == "ended\n"
 
 
-@pytest.mark.parametrize("state", ["cut", "silent", "slow"])
+@pytest.mark.parametrize(
+    "state", [pytest.param("cut", marks=pytest.mark.slow), "silent", pytest.param("slow", marks=pytest.mark.slow)]
+)
 def test_a_leader_whose_database_is_out_of_reach_waits_and_is_fenced_once_another_has_followed(
     tmp_path: Path, loops: Callable[..., Loops], database: Server, state: Any
 ) -> None:

@@ -35,7 +35,7 @@ def _end(child: "subprocess.Popen[str]", folder: Path) -> TrainingReport:
     return TrainingReport.from_json((folder / "r.json").read_text())
 
 
-@pytest.mark.parametrize("seconds", [-3600.0, 3600.0])
+@pytest.mark.parametrize("seconds", [3600.0, pytest.param(-3600.0, marks=pytest.mark.slow)])
 def test_a_clock_that_jumps_by_an_hour_costs_a_training_no_step(tmp_path: Path, seconds: float) -> None:
     """The launcher's clock and that of all nodes."""
     clock = FakeTime(tmp_path / "clock")
@@ -46,6 +46,7 @@ def test_a_clock_that_jumps_by_an_hour_costs_a_training_no_step(tmp_path: Path, 
     assert len(report.generations) == 1
 
 
+@pytest.mark.slow
 def test_a_launcher_that_stands_still_for_a_while_costs_a_training_no_step(tmp_path: Path) -> None:
     child = _begin(tmp_path)
     child.send_signal(signal.SIGSTOP)

@@ -1,4 +1,4 @@
-"""Faults of what is around a query, on DuckDB: its process stands still, clocks jump, its store is far and out of reach."""
+"""Faults of what is around a query, on DuckDB: its process stands still, clocks jump, its store is out of reach."""
 
 import os
 import signal
@@ -34,6 +34,7 @@ def _ask(tmp_path: Path, tpch_large: str) -> Callable[..., QueryRequest]:
 Ask = Callable[..., QueryRequest]
 
 
+@pytest.mark.slow
 def test_a_query_whose_process_stands_still_for_a_while_is_right(ask: Ask) -> None:
     request = ask()
     child = process(request)
@@ -51,6 +52,7 @@ def test_a_query_whose_process_stands_still_for_a_while_is_right(ask: Ask) -> No
     assert not report["problems"] + other["problems"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seconds", [-3600.0, 3600.0])
 def test_a_clock_that_jumps_by_an_hour_while_a_query_runs_changes_no_answer_and_loses_no_checkpoint(
     ask: Ask, tmp_path: Path, seconds: float
@@ -102,6 +104,7 @@ def _checkpoints(bucket: str) -> set[str]:
     return {checkpoint.fingerprint for checkpoint in ParquetCheckpointStore(bucket).checkpoints()}
 
 
+@pytest.mark.slow
 def test_a_slow_network_to_the_store_delays_a_query_and_changes_nothing(
     ask: Ask, network: Proxy, bucket: str, tpch: str
 ) -> None:

@@ -1,5 +1,6 @@
 """Jobs on real worker processes that come, go, and are killed."""
 
+import json
 import os
 import signal
 import subprocess
@@ -142,6 +143,36 @@ def test_workers_end_with_their_master(tmp_path: Path) -> None:
         assert len(processes.members(f"elastic-{uid}/")) == 2
         master.kill()
     until(lambda: not processes.members(f"elastic-{uid}/"), 10)
+
+
+def test_a_master_that_stands_still_goes_on_with_its_workers_and_costs_no_bit(tmp_path: Path) -> None:
+    """For longer than workers may be silent."""
+    code = (
+        "import json, sys\n"
+        "from elastic_samples import Mixing\n"
+        "from ebbflow.infra.elastic import ElasticJob, Settings\n"
+        "app = Mixing(executors=8, iterations=400)\n"
+        f"with ElasticJob(app, 2, folder={str(tmp_path)!r}, settings=Settings(snapshot_every=0.2), silence=1.0) as job:\n"
+        "    print('begun', flush=True)\n"
+        "    result = job.result(120)\n"
+        "print(json.dumps([[list(key), value.tolist()] for key, value in sorted(result.parameters.items())]))\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=environment
+    ) as master:
+        assert master.stdout
+        assert master.stdout.readline() == "begun\n"
+        master.send_signal(signal.SIGSTOP)
+        time.sleep(2.0)  # the fault itself
+        master.send_signal(signal.SIGCONT)
+        (said,) = master.stdout.readlines()
+    assert master.returncode == 0
+    wanted = expected(Mixing(executors=8, iterations=400))
+    assert {tuple(key): value for key, value in json.loads(said)} == {
+        key: value.tolist()
+        for key, value in wanted.items()  # type: ignore[union-attr]
+    }
 
 
 def test_mistakes_reach_the_user() -> None:

@@ -115,14 +115,14 @@ class Server:
 
 
 @contextmanager
-def server(*, durable: bool = False) -> Iterator[Server]:
-    """Run a server for as long as the block lasts."""
+def server(*, durable: bool = False, within: Path | None = None) -> Iterator[Server]:
+    """Run a server for as long as the block lasts, in a new folder (``within`` one that is given)."""
     programs = binaries()
     assert programs is not None
     memory = Path("/dev/shm")
     roomy = not durable and memory.is_dir() and shutil.disk_usage(memory).free > 2**30
     # a socket's path must be short
-    folder = Path(tempfile.mkdtemp(prefix="ebbpg", dir=memory if roomy else tempfile.gettempdir()))
+    folder = Path(tempfile.mkdtemp(prefix="ebbpg", dir=within or (memory if roomy else tempfile.gettempdir())))
     user = _owner()
     if user is not None:
         entry = pwd.getpwnam(user)

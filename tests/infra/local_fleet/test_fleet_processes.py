@@ -20,6 +20,7 @@ from ebbflow.infra.local_fleet.life import collect
 from ebbflow.infra.local_fleet.store import BookFile
 from ebbflow.infra.training import nodes as training_nodes
 from ebbflow.infra.training.launcher.wire import Entry
+from ebbflow.planners.model.fleet import Target
 
 pytestmark = pytest.mark.processes
 
@@ -312,6 +313,24 @@ def test_a_fleet_that_stays_outlives_its_keeper_and_is_swept_when_all_is_killed(
         assert [node.id for node in again.view()] == ["gpu-2"]
         assert not left_of(fleet.uid)
     assert not left_of(again.uid)
+
+
+def test_a_keeper_that_stands_still_loses_no_node_and_does_what_was_asked_meanwhile():
+    pool = LocalPool("gpu", "gpu", initial=1, most=2)
+    with LocalFleet.start([pool], "still", gpus=()) as fleet:
+        (first,) = [node.process.pid for node in fleet.book.nodes]
+        keeper = fleet.book.keeper.pid
+        os.kill(keeper, signal.SIGSTOP)
+        try:
+            fleet.apply(Target("gpu", 2, fleet.observe().epoch, "for a test"))
+            assert psutil.Process(keeper).status() == "stopped"
+            assert len(two(fleet)) == 1
+        finally:
+            os.kill(keeper, signal.SIGCONT)
+        eventually(lambda: len(two(fleet)) == 2)
+        assert fleet.book.keeper.pid == keeper
+        assert alive([first])
+    assert not left_of(fleet.uid)
 
 
 def test_a_machine_ends_itself_without_a_keeper_and_when_the_fleet_has_it_no_more(fleet, clock):
