@@ -74,7 +74,9 @@ def interval(ratios: Sequence[float], rng: random.Random) -> tuple[float, float]
     return medians[int(outside * _RESAMPLES)], medians[int((1 - outside) * _RESAMPLES) - 1]
 
 
-def compare(kind: str, before: Worker, after: Worker, most: int, show: Callable[[str], None]) -> dict[str, Any]:
+def compare(
+    kind: str, before: Worker, after: Worker, most: int, show: Callable[[str], None]
+) -> dict[str, Any]:
     """Let both work by turns, until the median ratio is known well enough or for ``most`` pairs."""
     rng = random.Random(1)
     for worker in (before, after):

@@ -225,7 +225,8 @@ def test_a_leader_whose_clock_jumps_by_an_hour_keeps_its_apps_and_books_no_gpu_t
 
 
 @pytest.mark.parametrize(
-    "state", [pytest.param("cut", marks=pytest.mark.slow), "silent", pytest.param("slow", marks=pytest.mark.slow)]
+    "state",
+    [pytest.param("cut", marks=pytest.mark.slow), "silent", pytest.param("slow", marks=pytest.mark.slow)],
 )
 def test_a_leader_whose_database_is_out_of_reach_waits_and_is_fenced_once_another_has_followed(
     tmp_path: Path, loops: Callable[..., Loops], database: Server, state: Any

@@ -24,7 +24,10 @@ def _disk() -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp(prefix="pgdisk"))  # a socket's path must be short
     options = ["-t", "tmpfs", "-o", "size=96m,mode=755", "tmpfs", str(folder)]
     try:
-        if os.geteuid() != 0 or subprocess.run(["mount", *options], capture_output=True, check=False).returncode:
+        if (
+            os.geteuid() != 0
+            or subprocess.run(["mount", *options], capture_output=True, check=False).returncode
+        ):
             pytest.skip("a disk can be mounted by root only")
         yield folder
         subprocess.run(["umount", "-l", str(folder)], check=True, timeout=30)
