@@ -3,11 +3,13 @@
 import contextlib
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -46,8 +48,13 @@ class Watched(NamedTuple):
 
 
 @contextlib.contextmanager
-def application(master: str) -> Iterator[list[str]]:
-    environment = {**os.environ, "SPARK_LOCAL_IP": "127.0.0.1"}
+def application(master: str, properties: Path) -> Iterator[list[str]]:
+    """Start an application of somebody else's; ``properties`` is the file with the cluster's secret."""
+    environment = {
+        **os.environ,
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "PYSPARK_SUBMIT_ARGS": f"--properties-file {shlex.quote(str(properties))} pyspark-shell",
+    }
     driver = subprocess.Popen(
         [sys.executable, "-c", DRIVER, master],
         env=environment,
@@ -71,10 +78,11 @@ def application(master: str) -> Iterator[list[str]]:
 @pytest.fixture(scope="module")
 def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("EBBFLOW_HOME", str(tmp_path_factory.mktemp("home")))
+        home = tmp_path_factory.mktemp("home")
+        patch.setenv("EBBFLOW_HOME", str(home))
         with (
             LocalSparkCluster.start("watched", workers=2, memory="1g") as cluster,
-            application(cluster.master_url) as address,
+            application(cluster.master_url, home / "clusters" / "watched" / "spark.conf") as address,
         ):
             watch = ExecutorWatch(
                 *address, master_url=cluster.master_url, hazard=lambda losses, seconds: float(losses)
