@@ -143,7 +143,7 @@ class MessageClient:
 
     def _follow(self) -> None:
         """Take note of what has become of the connection. Raises ``LauncherLostError``."""
-        while self._monitor.poll(0):
+        while self._monitor.get(constants.EVENTS) & constants.POLLIN:
             self._on_event(parse_monitor_message(self._monitor.recv_multipart()))
         now = time.monotonic()
         if self._renew is not None and now >= self._renew:
