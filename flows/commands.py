@@ -5,10 +5,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
-import typer
 from typer.core import TyperArgument, TyperGroup, TyperOption
 
 from ebbflow.infra.user_files import output_problem
+from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model.numbers import MAX_NUMBER, is_number, is_whole
 
 MAX_TEXT = 4096  # characters of an option's text, as of a path
@@ -48,10 +48,17 @@ def _checked(parameter: Parameter, read: Callable[..., Any]) -> Callable[..., An
         typed = source is not None and source.name in ("COMMANDLINE", "ENVIRONMENT", "PROMPT")
         # before typer's own reading, whose messages do not repeat the value
         if typed and (problem := problem_of(parameter, value) or _twice(ctx, parameter, value)):
-            raise typer.BadParameter(problem, ctx=ctx, param=parameter)
+            raise OptionError(f"{_name(parameter)} {problem}")
         return read(ctx, value)
 
     return process_value
+
+
+def _name(parameter: Parameter) -> str:
+    """Return an option's long name, or what a help text calls an argument."""
+    if parameter.param_type_name == "argument":
+        return str(parameter.metavar or parameter.name)
+    return max(parameter.opts, key=len)
 
 
 def problem_of(parameter: Parameter, value: Any) -> str:

@@ -114,6 +114,8 @@ _QUIET = (
 )
 
 
+@pytest.mark.processes
+@pytest.mark.timeout(1800)
 def test_bad_input_of_the_real_command(workplace: Workplace) -> None:
     cases = [case for case in sample(10**6, SEED + 1) if case.surely and case.command.startswith(_QUIET)]
     cases = [case for case in cases if not any("\0" in word or "\udcff" in word for word in case.words)][

@@ -163,8 +163,8 @@ def test_a_query_that_cannot_run_is_explained(
         (["--dialect", "klingon"], "dialect must be one that sqlglot knows"),
         (["--engine", "spark", "--master", "spark://127.0.0.1:9"], "no Spark master at spark://127.0.0.1:9"),
         (["--engine", "spark", "--master", "cluster"], ".*start it: ebbflow cluster up$"),
-        (["--json", "/proc/none/r.json"], "cannot write /proc/none/r.json: No such file"),
-        (["--store", "/proc/none"], "cannot write to the checkpoint store file:///proc/none"),
+        (["--json", "/proc/none/r.json"], "--json cannot write to '/proc/none/r.json': /proc is"),
+        (["--store", "/proc/none"], "--store cannot write to '/proc/none': /proc is"),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
@@ -206,7 +206,7 @@ def test_explain_shows_candidates_side_by_side_and_runs_nothing(
         ("3 cores", "capacity must look like cores=3,memory=6GiB,nodes=3,hazard=2; got '3 cores'"),
         ("cores=0", "cores must be > 0; got 0"),
         ("memory=lots", "memory must be a positive size such as 6GiB or 512m; got 'lots'"),
-        ("nodes=1.5", "nodes must be a whole number; got 1.5"),
+        ("nodes=1.5", "nodes must be a whole number from 1 to 1,000,000; got '1.5'"),
         ("hazard=-1", "hazard must be >= 0; got -1"),
         ("gpus=1", "capacity must look like .*; got 'gpus=1'"),
     ],
@@ -271,7 +271,7 @@ def test_a_cluster_command_without_a_cluster_says_how_to_start_one(
     [
         (["--query", "3"], "query must be one of 5, 7, 8, 9; got 3"),
         (["--scale", "0"], r"scale must be in \(0, 1000\]; got 0"),
-        (["--data", "/proc/none"], "cannot keep data in /proc/none"),
+        (["--data", "/proc/none"], "--data cannot write to '/proc/none'"),
     ],
 )
 def test_a_demo_that_cannot_run_is_explained(arguments: list[str], message: str, complaint: Complain) -> None:

@@ -143,8 +143,8 @@ def test_tables_on_disk(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "words"),
     [
-        ("a.toml", "rule = [", "is no TOML"),
-        ("a.yaml", "a: [", "is no YAML"),
+        ("a.toml", "rule = [", "is not TOML"),
+        ("a.yaml", "a: [", "is not YAML"),
         ("a.json", "{}", "is a .toml, .yaml or .yml"),
         ("a.toml", "rules = 1", "keys rule and ignored"),
     ],
