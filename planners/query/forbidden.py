@@ -55,7 +55,7 @@ def check_reach(query: exp.Expr, allowed: Collection[str] = ()) -> None:
     names; table functions that are not known to be harmless, likewise; files in the place of tables; statements
     that are no query. Holds for all dialects and both engines, whatever the function is called on.
     """
-    for node in query.walk():
+    for node in query.find_all(*_STATEMENTS, exp.Table, exp.Func):
         if isinstance(node, _STATEMENTS):
             title = _TITLES.get(node.key, node.key.upper())
             raise ForbiddenSqlError(f"a query may not contain {title}: {_short(node)}; leave it out")

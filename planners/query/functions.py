@@ -4,7 +4,11 @@ The lists cover the registries of Spark 4 and DuckDB 2 entirely (the tests compa
 DuckDB that others' SQL is likely to name. Names are in lower case.
 """
 
+from functools import lru_cache
+
 from sqlglot import exp
+
+from ebbflow.planners.query.dialect import OrderedPercentile, Percentile
 
 
 def _words(*lines: str) -> frozenset[str]:
@@ -97,6 +101,8 @@ VOLATILE: tuple[type[exp.Expr], ...] = (
     exp.UtcTimestamp, exp.Systimestamp, exp.ReadCSV, exp.ReadParquet, exp.QueryTransform,
     *(c for c in exp.ALL_FUNCTIONS if c.__name__.startswith("Current") and c not in CLOCKS),
 )  # fmt: skip
+# The kinds of nodes that ``changes`` may say yes of.
+CALLS: tuple[type[exp.Expr], ...] = (exp.Func, exp.TableSample, exp.QueryTransform)
 # Words that either engine calls as functions, without parentheses, where no column is called so.
 BARE = _words(
     "current_catalog current_database current_date current_role current_schema current_time current_timestamp",
@@ -111,9 +117,14 @@ def names_of(node: exp.Expr) -> tuple[str, ...]:
     """
     if isinstance(node, exp.Anonymous | exp.AnonymousAggFunc):
         return (node.name.strip().lower().rpartition(".")[2],)
-    if isinstance(node, exp.Func) and not isinstance(node, exp.And | exp.Or | exp.Xor):
-        return tuple(name.lower() for name in node.sql_names())
-    return ()
+    return _NAMES.get(type(node), ())
+
+
+_NAMES: dict[type[exp.Expr], tuple[str, ...]] = {
+    kind: tuple(name.lower() for name in kind.sql_names())
+    for kind in {*exp.ALL_FUNCTIONS, Percentile, OrderedPercentile}
+    if not issubclass(kind, exp.Connector)
+}
 
 
 def is_table_function(node: exp.Expr) -> bool:
@@ -128,15 +139,23 @@ def is_table_function(node: exp.Expr) -> bool:
 
 def refused(node: exp.Expr) -> tuple[str, str] | None:
     """Return the name of the call ``node`` and why it is refused; ``None`` for what anybody may call."""
-    for name in names_of(node):
-        for names, reason in REASONS:
-            if name in names:
+    found = names_of(node)
+    if not found:
+        return None
+    listed = _listed(found)
+    if listed is None and is_table_function(node) and not TABLE_FUNCTIONS.intersection(found):
+        return found[0], "is not among the table functions that are known to read nothing"
+    return listed
+
+
+@lru_cache(maxsize=4096)
+def _listed(names: tuple[str, ...]) -> tuple[str, str] | None:
+    for name in names:
+        for known, reason in REASONS:
+            if name in known:
                 return name, reason
         if name.startswith(_MODELS):
             return name, "asks a model over a network"
-    found = names_of(node)
-    if found and is_table_function(node) and not TABLE_FUNCTIONS.intersection(found):
-        return found[0], "is not among the table functions that are known to read nothing"
     return None
 
 

@@ -24,6 +24,7 @@ from ebbflow.planners.query.dialect import Spark4, kept, spark_sql
 from ebbflow.planners.query.forbidden import check_reach
 from ebbflow.planners.query.functions import (
     BARE,
+    CALLS,
     CLOCK_DATES,
     CLOCK_LOCAL,
     CLOCK_NAMES,
@@ -220,7 +221,7 @@ def is_volatile_function(node: exp.Expr) -> bool:
 
 def is_volatile(node: exp.Expr) -> bool:
     """Tell whether ``node`` contains a volatile function or a sample."""
-    return any(is_volatile_function(n) for n in node.walk())
+    return any(is_volatile_function(n) for n in node.find_all(*CALLS, exp.Literal))
 
 
 def outside_tables(node: exp.Expr, bound: frozenset[str] = frozenset()) -> Iterator[exp.Table]:

@@ -149,6 +149,16 @@ def test_functions_of_sqlglot_that_may_reach_beyond_a_query_are_refused() -> Non
     assert found == []
 
 
+def test_every_kind_of_call_has_its_names() -> None:
+    found, waiting = set(), [exp.Func]
+    while waiting:
+        waiting += (more := waiting.pop().__subclasses__())
+        found |= set(more)
+    assert len(found) > 500
+    unnamed = {kind.__name__ for kind in found if kind is not exp.Anonymous and not names_of(kind())}
+    assert unnamed == {"AggFunc", "And", "Or", "Xor"}  # none of them stands in a tree as a call
+
+
 def test_every_name_is_in_lower_case_and_in_one_list() -> None:
     lists = (FILES, NETWORK, SETTINGS, CODE, TABLE_FUNCTIONS)
     assert all(n == n.lower() for names in lists for n in names)
