@@ -12,6 +12,8 @@ import pytest
 
 from tests.docs.listening import Listening, Row, Scene, compare, rows, settle, table
 
+pytestmark = pytest.mark.timeout(600)
+
 EBBFLOW = str(Path(sys.executable).with_name("ebbflow"))
 PATIENCE = 240.0  # s: a bound for a busy machine
 HEAVY = "SELECT count(*) AS n FROM big a JOIN big b ON a.id * b.id % 1000003 < b.k + 3 AND a.k <> b.k"
