@@ -98,14 +98,14 @@ def _once(
     least = max(draft.pool.least, own.least, own.on_demand_least)
     draft.least = int(max(min(least, *(most for most, _ in ceilings)), 0))
     draft.lift(draft.least, "the least of the pool")
-    _on_demand(draft, own)
+    _on_demand(draft, own, limits)
     for most, why in ceilings:
         draft.lower(most, why)
     if rooms := _rooms(draft, limits, run):
         draft.within(*min(rooms, key=lambda one: one[0]))
     draft.step_down()
     draft.settle()
-    _on_demand(draft, own)
+    _on_demand(draft, own, limits)
     passed = replace(target, nodes=draft.nodes, on_demand=draft.on_demand, drain=tuple(draft.drain))
     return Verdict(passed, passed != target, tuple(draft.reasons))
 
@@ -156,14 +156,17 @@ def _refused(why: str) -> Verdict:
     return Verdict(None, True, (f"refused: {why}",))
 
 
-def _on_demand(draft: Draft, own: PoolLimits) -> None:
+def _on_demand(draft: Draft, own: PoolLimits, limits: Limits) -> None:
     """Keep the nodes that must be on-demand within the pool's limits; the most wins."""
     draft.on_demand_least = int(min(max(own.on_demand_least, draft.pool.base), own.on_demand_most))
     most = min(own.on_demand_most, draft.nodes)
     wanted = int(min(max(draft.on_demand, draft.on_demand_least), most))
     if wanted != draft.on_demand:
         which = "least" if wanted > draft.on_demand else "most"
-        draft.reasons.append(f"{wanted} on-demand instead of {draft.on_demand}: the {which} of the pool")
+        said = limits.pools.get(draft.pool.family, own)  # of the pool and its gangs together
+        limit = said.on_demand_least if which == "least" else said.on_demand_most
+        named = f", {limit:g}" if 0 < limit < inf else ""
+        draft.reasons.append(f"{wanted} on-demand instead of {draft.on_demand}: the {which} of the pool{named}")
         draft.on_demand = wanted
 
 

@@ -97,6 +97,10 @@ def test_a_gang_on_demand_is_not_made_a_spot_one_by_a_limit() -> None:
     few = {"gpu": PoolLimits(on_demand_most=3)}
     assert "3 on-demand instead of 4: the most of the pool" in asked(firm, pools=few).reasons[0]
     assert asked(RUN, pools=few).target is not None
+    taken = fleet(pool("etl", 4), replace(pool("gpu", 2), on_demand=2))  # the pool itself has all that it may
+    full = asked(replace(firm, size=1), where=taken, pools={"gpu": PoolLimits(on_demand_most=2)})
+    assert full.target is None
+    assert "0 on-demand instead of 1: the most of the pool, 2" in full.reasons[0]
 
 
 def test_without_a_price_no_gang_starts_under_a_limit_of_dollars_but_by_its_own() -> None:
