@@ -1,6 +1,5 @@
 """Bad input and faults of a whole query run, each with the real component, on DuckDB."""
 
-import json
 import os
 import signal
 import subprocess

@@ -122,7 +122,9 @@ def server(*, durable: bool = False, within: Path | None = None) -> Iterator[Ser
     memory = Path("/dev/shm")
     roomy = not durable and memory.is_dir() and shutil.disk_usage(memory).free > 2**30
     # a socket's path must be short
-    folder = Path(tempfile.mkdtemp(prefix="ebbpg", dir=within or (memory if roomy else tempfile.gettempdir())))
+    folder = Path(
+        tempfile.mkdtemp(prefix="ebbpg", dir=within or (memory if roomy else tempfile.gettempdir()))
+    )
     user = _owner()
     if user is not None:
         entry = pwd.getpwnam(user)

@@ -67,7 +67,7 @@ def test_an_event_that_is_not_what_was_written_is_named_and_not_believed(place: 
     ledger._database.transact(
         "damage it",
         lambda c: c.execute(
-            text(f"UPDATE ledger_events SET {column} = {new} WHERE cluster = :c AND number = 1"),  # noqa: S608
+            text(f"UPDATE ledger_events SET {column} = {new} WHERE cluster = :c AND number = 1"),
             {"c": place.cluster},
         ),
     )
@@ -89,7 +89,7 @@ def test_a_damaged_snapshot_costs_replay_and_a_damaged_report_is_left_out(
         ledger._database.transact(
             "damage it",
             lambda c, table=table: c.execute(  # type: ignore[misc]
-                text(f"UPDATE {table} SET body = replace(body, 'abc', 'abd') WHERE cluster = :c"),  # noqa: S608
+                text(f"UPDATE {table} SET body = replace(body, 'abc', 'abd') WHERE cluster = :c"),
                 {"c": place.cluster},
             ),
         )
@@ -228,9 +228,11 @@ def test_a_ledger_whose_disk_may_only_be_read_says_so_and_is_written_to_again_af
         with open(disk / "ledger.db", "rb"):  # a disk that is being written to cannot be made read-only
             pass
     mounted("ro")
-    with pytest.raises(LedgerError, match=r"read.?only|cannot"):
-        with Ledger.open(str(disk / "ledger.db")) as ledger:
-            ledger.write([app("b")])
+    with (
+        pytest.raises(LedgerError, match=r"read.?only|cannot"),
+        Ledger.open(str(disk / "ledger.db")) as ledger,
+    ):
+        ledger.write([app("b")])
     mounted("rw")
     with Ledger.open(str(disk / "ledger.db")) as ledger:
         assert set(ledger.state().apps) == {"a"}

@@ -24,7 +24,10 @@ def _disk() -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp(prefix="pgdisk"))  # a socket's path must be short
     options = ["-t", "tmpfs", "-o", "size=96m,mode=755", "tmpfs", str(folder)]
     try:
-        if os.geteuid() != 0 or subprocess.run(["mount", *options], capture_output=True, check=False).returncode:
+        if (
+            os.geteuid() != 0
+            or subprocess.run(["mount", *options], capture_output=True, check=False).returncode
+        ):
             pytest.skip("a disk can be mounted by root only")
         yield folder
         subprocess.run(["umount", "-l", str(folder)], check=True, timeout=30)
@@ -66,10 +69,14 @@ def test_a_server_whose_disk_is_full_refuses_and_loses_nothing(disk: Path) -> No
             while file.write(b"x" * 4096):
                 pass
         written = ["first"]
-        with pytest.raises(LedgerError, match=r"disk|space|server|connection"):
+
+        def write_on() -> None:
             for number in range(3000):
                 ledger.write([app(f"a{number}", team="x" * 4000)])
                 written.append(f"a{number}")
+
+        with pytest.raises(LedgerError, match=r"disk|space|server|connection"):
+            write_on()
         ballast.unlink()
         _revive(own)
         until(lambda: _writes(ledger), 120.0)
