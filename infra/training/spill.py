@@ -99,8 +99,8 @@ class Spill:
             except StorageError as exc:
                 if self._chosen:
                     raise StorageError(
-                        f"the run's last steps may be in {folder.uri}, where checkpoints are spilled to, and it cannot "
-                        f"be read: {exc}"
+                        f"the run's last steps may be in {folder.uri}, where checkpoints are spilled to, and it "
+                        f"cannot be read: {exc}"
                     ) from exc
                 # as if it were on another node: the run's own folder decides
                 self.problems.append(f"{folder.uri} cannot be read: {exc}")

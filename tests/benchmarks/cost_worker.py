@@ -1,7 +1,7 @@
 """Does one kind of work again and again with the code of one checkout: ``python cost_worker.py CHECKOUT``.
 
-It runs by itself, imports no other test, and uses what older checkouts have, too. A line of JSON on standard input names
-the work, a line of JSON on standard output says its seconds.
+It runs by itself, imports no other test, and uses what older checkouts have, too. A line of JSON on standard
+input names the work, a line of JSON on standard output says its seconds.
 """
 
 import importlib

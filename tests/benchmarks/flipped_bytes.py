@@ -1,12 +1,13 @@
-"""One flipped byte in a store between two runs of a query: no wrong answer, and what is damaged is computed again.
+"""One flipped byte in a store between two runs of a query: no wrong answer, and what is damaged is computed
+again.
 
-Run from the repository root: ``python -m tests.benchmarks.flipped_bytes --out DIR [--flips 10000] [--seed 1]``. A flip
-changes one byte and neither size nor times. Flips are spread evenly over page headers, pages, footers and manifests;
-half of them are in files that the answer reads. They hit stage files, results, slices, kept samples and cached
-statistics in turn; of the last two, and of the index of slices, the "manifest" is what carries the checksum. After each
-the query runs as a new process does (new store object, nothing remembered in memory) on DuckDB. Writes
-``flipped_bytes.json``; ends with status 1 if an answer was wrong, a run failed, damage was not found or not repaired.
-Minutes on one core.
+Run from the repository root: ``python -m tests.benchmarks.flipped_bytes --out DIR [--flips 10000] [--seed 1]``.
+A flip changes one byte and neither size nor times. Flips are spread evenly over page headers, pages, footers
+and manifests; half of them are in files that the answer reads. They hit stage files, results, slices, kept
+samples and cached statistics in turn; of the last two, and of the index of slices, the "manifest" is what
+carries the checksum. After each the query runs as a new process does (new store object, nothing remembered in
+memory) on DuckDB. Writes ``flipped_bytes.json``; ends with status 1 if an answer was wrong, a run failed,
+damage was not found or not repaired. Minutes on one core.
 """
 
 import argparse
@@ -236,8 +237,7 @@ class Planning(Flips):
         """Return what planning decides from statistics and samples, as a new process does."""
         forget()
         ride = Ride(self.store.ride.request)
-        found = [(plan.id, tuple((stage.rows, stage.bytes) for stage in plan.stages)) for plan in ride.plans]
-        return found
+        return [(plan.id, tuple((stage.rows, stage.bytes) for stage in plan.stages)) for plan in ride.plans]
 
     def run(self, rng: random.Random, kind: str, *, read: bool) -> Flip:
         """See ``Thing``."""

@@ -1,11 +1,13 @@
-"""What checksums and the rest of what guards against damage cost while nothing is damaged, against an older checkout.
+"""What checksums and the rest of what guards against damage cost while nothing is damaged, against an older
+checkout.
 
-Run from the repository root: ``python -m tests.benchmarks.undisturbed_cost --before CHECKOUT --out DIR [--pairs 60]``.
-``CHECKOUT`` is a folder with an older state of this repository (``git worktree add``); both are run by this Python
-environment. One process of each does the same work by turns, and which goes first changes from pair to pair: a query on
-DuckDB over TPC-H of scale factor 0.1 whose stages are stored, the same from its stored result, a full checkpoint of 12
-million parameters, and 100 events in a ledger. A kind of work ends early once its median ratio is known well enough to
-tell on which side of the bound it is. Writes ``undisturbed_cost.json``. A quarter of an hour on two quiet cores.
+Run from the repository root: ``python -m tests.benchmarks.undisturbed_cost --before CHECKOUT --out DIR [--pairs
+60]``. ``CHECKOUT`` is a folder with an older state of this repository (``git worktree add``); both are run by
+this Python environment. One process of each does the same work by turns, and which goes first changes from pair
+to pair: a query on DuckDB over TPC-H of scale factor 0.1 whose stages are stored, the same from its stored
+result, a full checkpoint of 12 million parameters, and 100 events in a ledger. A kind of work ends early once
+its median ratio is known well enough to tell on which side of the bound it is. Writes
+``undisturbed_cost.json``. A quarter of an hour on two quiet cores.
 """
 
 import argparse
@@ -17,6 +19,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -29,7 +32,7 @@ BOUND = 1.02
 LEAST = 15  # pairs
 CONFIDENCE = 0.95
 _RESAMPLES = 2000
-_SILENCE = 300.0  # s for one piece of work
+_PATIENCE = 300.0  # s for one piece of work
 
 
 class Worker:
@@ -51,11 +54,16 @@ class Worker:
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps({"work": work}) + "\n")
         self._process.stdin.flush()
-        for line in self._process.stdout:
-            if line.startswith('{"seconds"'):
-                found: Mapping[str, float] = json.loads(line)
-                return found
-        raise RuntimeError(f"the worker ended with status {self._process.wait(60)}")
+        impatient = threading.Timer(_PATIENCE, self._process.kill)
+        impatient.start()
+        try:
+            for line in self._process.stdout:
+                if line.startswith('{"seconds"'):
+                    found: Mapping[str, float] = json.loads(line)
+                    return found
+        finally:
+            impatient.cancel()
+        raise RuntimeError(f"the worker ended with status {self._process.wait(60)} in {work!r}")
 
     def __enter__(self) -> Self:
         return self
@@ -104,8 +112,8 @@ def compare(
         "after_s": statistics.median(b for _, b in found["seconds"]),
     }
     show(
-        f"{kind:7} {told['pairs']:3} pairs  {told['before_s']:.3f} s -> {told['after_s']:.3f} s  x {told['ratio']:.4f} "
-        f"({low:.4f} to {high:.4f})  processor x {told['cpu_ratio']:.4f}"
+        f"{kind:7} {told['pairs']:3} pairs  {told['before_s']:.3f} s -> {told['after_s']:.3f} s  "
+        f"x {told['ratio']:.4f} ({low:.4f} to {high:.4f})  processor x {told['cpu_ratio']:.4f}"
     )
     return told
 

@@ -1,5 +1,6 @@
-"""Capacity loops as real processes, with faults that are real: stopped, on a full or read-only disk, with a clock that
-jumps, and with a network between them and their database that is lost, silent or slow."""
+"""Capacity loops as real processes, with faults that are real: stopped, on a full or read-only disk, with a
+clock that jumps, and with a network between them and their database that is lost, silent or slow.
+"""
 
 import contextlib
 import os
@@ -195,25 +196,29 @@ def test_a_leader_whose_clock_jumps_by_an_hour_keeps_its_apps_and_books_no_gpu_t
     )  # fmt: skip
     machines, script, stop = Machines(linger=0.05), Script(), threading.Event()
     with Ledger.open(path) as ledger, Ledger.open(path) as other:
-        loop = cluster.start("one", **clock.environment)
-        until(lambda: nodes_of(ledger) == {"n0", "n1"}, "the nodes")
         run = begin(
             run_training_app, request, training_spec(request), other, machines.pool, stop=stop,
             rules=Rules(grace=10.0, leave=1.0, fence=60.0), pace=Pace(look=0.02, report=0.1, parting=5.0),
             make=script.trainer,
         )  # fmt: skip
-        until(lambda: len(machines.busy) == 4, "all GPUs in use")
-        for number, seconds in enumerate((3600.0, 0.0, -3600.0, 0.0)):
+        # a process keeps the clock that it begins with: each of these leads with another one
+        for number, seconds in enumerate((3600.0, -3600.0, 0.0)):
             clock.jump(seconds)
-            cluster.see(
-                ["n0", 2], ["n1", 2], [f"m{number}", 2]
-            )  # the loop sees and writes with its new clock
-            until(lambda number=number: f"m{number}" in nodes_of(ledger), "a node after the jump")  # type: ignore[misc]
-            until(lambda: len(machines.busy) == 4, "all GPUs in use after the jump")
-            at = ledger.reports()["x"].step
-            until(lambda at=at: ledger.reports()["x"].step > at, "steps after the jump")  # type: ignore[misc]
+            loop = cluster.start(f"loop-{number}", **clock.environment)
+            until(lambda number=number: ledger.state().holder == f"loop-{number}", "a leader")  # type: ignore[misc]
+            cluster.see(["n0", 2], ["n1", 2], [f"m{number}", 2])
+            until(lambda number=number: f"m{number}" in nodes_of(ledger), "a node")  # type: ignore[misc]
+            until(lambda: len(machines.busy) == 4, "all GPUs in use")
+            clock.jump(-seconds)
+            for _ in range(3):  # it goes on, with leases that are extended
+                at = ledger.reports()["x"].step
+                until(lambda at=at: ledger.reports()["x"].step > at + 20, "steps")  # type: ignore[misc]
+            until(lambda: len(machines.busy) == 4, "all GPUs in use again")
             assert not run.done()
             assert loop.poll() is None
+            if number < 2:
+                loop.kill()
+                loop.wait(60)
         stop.set()
         report = run.result(60.0)
         assert (report.state, report.lost_steps) == ("stopped", 0)
@@ -221,7 +226,7 @@ def test_a_leader_whose_clock_jumps_by_an_hour_keeps_its_apps_and_books_no_gpu_t
         assert "lost" not in {move.phase for move in moves if isinstance(move, AppMoved) and move.app == "x"}
         whole(ledger)
         loop.send_signal(signal.SIGTERM)
-        assert cluster.end("one") == "ended\n"
+        assert cluster.end("loop-2") == "ended\n"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,6 @@
-"""``ebbflow run`` as a process whose clock jumps, or which stands still for a while: nothing is lost or done twice."""
+"""``ebbflow run`` as a process whose clock jumps, or which stands still for a while: nothing is lost or done
+twice.
+"""
 
 import json
 import os
@@ -43,7 +45,8 @@ def test_a_pipeline_ends_as_ever(tmp_path: Path, fault: str) -> None:
     reached, on = tmp_path / "reached", tmp_path / "on"
     (tmp_path / "fit.py").write_text(FIT % (reached, on))
     (tmp_path / "shop.yaml").write_text(yaml.safe_dump(PIPELINE))
-    clock = FakeTime(tmp_path / "clock")
+    ahead = {"an hour ahead": 3600.0, "an hour behind": -3600.0}.get(fault, 0.0)
+    clock = FakeTime(tmp_path / "clock", ahead)
     child = subprocess.Popen(
         [*COMMAND, "run", str(tmp_path / "shop.yaml"), "--id", "one", "--folder", str(tmp_path / "runs"),
          "--runner", "plain"],
@@ -58,7 +61,7 @@ def test_a_pipeline_ends_as_ever(tmp_path: Path, fault: str) -> None:
             eventually(lambda: reached.read_text() not in ("", "4"))  # the training goes on
             child.send_signal(signal.SIGCONT)
         else:
-            clock.jump(3600.0 if fault == "an hour ahead" else -3600.0)
+            clock.jump(-ahead)
             on.touch()
         said, _ = child.communicate(timeout=PATIENCE)
     finally:

@@ -38,9 +38,9 @@ def _end(child: "subprocess.Popen[str]", folder: Path) -> TrainingReport:
 @pytest.mark.parametrize("seconds", [3600.0, pytest.param(-3600.0, marks=pytest.mark.slow)])
 def test_a_clock_that_jumps_by_an_hour_costs_a_training_no_step(tmp_path: Path, seconds: float) -> None:
     """The launcher's clock and that of all nodes."""
-    clock = FakeTime(tmp_path / "clock")
+    clock = FakeTime(tmp_path / "clock", seconds)
     child = _begin(tmp_path, **clock.environment)
-    clock.jump(seconds)
+    clock.jump(-seconds)
     report = _end(child, tmp_path)
     assert (report.state, report.steps, report.lost_steps) == ("finished", 96, 0)
     assert len(report.generations) == 1

@@ -57,11 +57,11 @@ def test_a_query_whose_process_stands_still_for_a_while_is_right(ask: Ask) -> No
 def test_a_clock_that_jumps_by_an_hour_while_a_query_runs_changes_no_answer_and_loses_no_checkpoint(
     ask: Ask, tmp_path: Path, seconds: float
 ) -> None:
-    request, clock = ask(), FakeTime(tmp_path / "clock")
+    request, clock = ask(), FakeTime(tmp_path / "clock", seconds)
     child = process(request, clock.environment)
     try:
         until_a_stage_is_done(request, child)
-        clock.jump(seconds)
+        clock.jump(-seconds)
         assert finished(child)["verified"]
     finally:
         child.kill()

@@ -69,10 +69,14 @@ def test_a_server_whose_disk_is_full_refuses_and_loses_nothing(disk: Path) -> No
             while file.write(b"x" * 4096):
                 pass
         written = ["first"]
-        with pytest.raises(LedgerError, match=r"disk|space|server|connection"):
+
+        def write_on() -> None:
             for number in range(3000):
                 ledger.write([app(f"a{number}", team="x" * 4000)])
                 written.append(f"a{number}")
+
+        with pytest.raises(LedgerError, match=r"disk|space|server|connection"):
+            write_on()
         ballast.unlink()
         _revive(own)
         until(lambda: _writes(ledger), 120.0)
