@@ -166,7 +166,9 @@ def _on_demand(draft: Draft, own: PoolLimits, limits: Limits) -> None:
         said = limits.pools.get(draft.pool.family, own)  # of the pool and its gangs together
         limit = said.on_demand_least if which == "least" else said.on_demand_most
         named = f", {limit:g}" if 0 < limit < inf else ""
-        draft.reasons.append(f"{wanted} on-demand instead of {draft.on_demand}: the {which} of the pool{named}")
+        draft.reasons.append(
+            f"{wanted} on-demand instead of {draft.on_demand}: the {which} of the pool{named}"
+        )
         draft.on_demand = wanted
 
 
