@@ -29,6 +29,8 @@ def main() -> None:
         ["tests.benchmarks.training_checkpoints", "--out", OUT],
         ["tests.benchmarks.training_overhead", "--out", OUT],
         ["tests.benchmarks.elastic_executors", "--out", OUT],
+        ["tests.benchmarks.flipped_bytes", "--out", OUT],
+        ["tests.benchmarks.fault_matrix", "--out", OUT],
         ["tests.benchmarks.ledger", "--out", OUT],
         ["tests.benchmarks.fleet_chaos", "--seeds", "200", "--out", OUT],
         ["tests.benchmarks.capacity_load", "--out", OUT],

@@ -10,6 +10,7 @@ from tests.benchmarks import (
     document_capacity,
     document_chaos,
     document_checkpoints,
+    document_damage,
     document_elastic,
     document_executors,
     document_ledger,
@@ -26,7 +27,8 @@ HEAD = """# Benchmarks
 
 Where a section says nothing else, times are medians of runs in which the things compared take turns; ratios say more
 than seconds. Each section names its command; the figures are read from the JSON files in `docs/benchmarks` by
-`python -m tests.benchmarks.document`. `make bench` runs all of them but `make chaos` and `ebbflow bench sql`.
+`python -m tests.benchmarks.document`. `make bench` runs all of them but `make chaos`, `ebbflow bench sql` and
+`tests.benchmarks.undisturbed_cost`, which needs an older checkout.
 """
 
 
@@ -54,6 +56,9 @@ def main() -> None:
         ("elastic_executors", document_executors.executors),
         ("fleet_chaos", document_chaos.section),
         ("system_chaos", document_system_chaos.section),
+        ("flipped_bytes", document_damage.flips),
+        ("fault_matrix", document_damage.matrix),
+        ("undisturbed_cost", document_damage.cost),
         ("ledger", document_ledger.section),
         ("capacity_load", document_capacity.section),
         ("capacity_latency", document_capacity.latency),
