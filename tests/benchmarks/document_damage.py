@@ -28,7 +28,8 @@ def flips(found: dict[str, Any]) -> str:
 
 One byte of one file of a store is changed, size and times kept, and the query runs as a new process does, on DuckDB.
 Half of the files are read by the answer: these must be found, said and computed again; the others must be found as
-soon as anybody asks for them, and cost nothing before. {found["flips"]:,} flips in {found["seconds"]:.0f} s. **{verdict}**
+soon as anybody asks for them, and cost nothing before. {found["flips"]:,} flips in {found["seconds"]:.0f} s.
+{verdict}
 
 | what | read by the answer | {" | ".join(kinds)} |
 |---|---|{"---|" * len(kinds)}
@@ -45,7 +46,8 @@ def matrix(found: dict[str, Any]) -> str:
 
 `python -m tests.benchmarks.fault_matrix --out docs/benchmarks`
 
-Those cells of the [fault matrix](reliability.md#fault-matrix) that the tests do not run each time, {found["machine"]}.
+Those cells of the [fault matrix](reliability.md#fault-matrix) that the tests do not run each time;
+{found["machine"]}.
 
 | test | s | end |
 |---|---|---|
