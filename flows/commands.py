@@ -96,6 +96,11 @@ def _problem_of_text(text: str, parameter: Parameter) -> str:
         return f"must have at most {MAX_TEXT:,} characters; got {len(text):,}: {_short(text)}"
     if any(_forbidden(character, free) for character in text):
         return f"must hold no control characters; got {_short(text)}"
+    return place_problem(parameter, text)
+
+
+def place_problem(parameter: Parameter, text: str) -> str:
+    """Return what is wrong with the place that a path names on this machine; empty where nothing is."""
     name, made = parameter.name or "", ""
     if parameter.metavar == "FILE" and name in OUTPUT_FILES and text != "-":
         made = output_problem(text)

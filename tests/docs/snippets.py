@@ -13,9 +13,11 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import yaml
 
+from ebbflow.planners.errors import OptionError
 from tests.docs.sources import Callable_, callable_of, find, method_of, modules_of
 
 ROOT = Path(__file__).parents[2]
@@ -240,12 +242,21 @@ def ebbflow_problems(words: list[str]) -> list[str]:
     """Return what the real command line says against these arguments; its commands are left out, so nothing runs."""
     from typer.exceptions import Abort, Exit, TyperException
 
+    from ebbflow.flows import commands
+
     said = io.StringIO()
     try:
-        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        with (
+            contextlib.redirect_stdout(said),
+            contextlib.redirect_stderr(said),
+            # what a page's paths name need not be there
+            mock.patch.object(commands, "place_problem", return_value=""),
+        ):
             _idle_command_line().main(list(words), prog_name="ebbflow", standalone_mode=False)
     except TyperException as error:
         return [f"ebbflow {shlex.join(words)}: {error.format_message() or 'names no command'}"]
+    except OptionError as error:
+        return [f"ebbflow {shlex.join(words)}: {error}"]
     except (Abort, Exit):
         return []  # --help
     return []
