@@ -122,8 +122,8 @@ def names_of(node: exp.Expr) -> tuple[str, ...]:
 
 _NAMES: dict[type[exp.Expr], tuple[str, ...]] = {
     kind: tuple(name.lower() for name in kind.sql_names())
-    for kind in {*exp.ALL_FUNCTIONS, Percentile, OrderedPercentile}
-    if not issubclass(kind, exp.Connector)
+    for kind in (*exp.ALL_FUNCTIONS, Percentile, OrderedPercentile)
+    if issubclass(kind, exp.Func) and not issubclass(kind, exp.Connector)
 }
 
 
