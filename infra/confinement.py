@@ -67,11 +67,14 @@ NOTHING = Reach()
 
 
 def configuration() -> dict[str, Any]:
-    """Return what every database begins with: nothing is installed, no variable of Python is a table."""
+    """Return what every database begins with: nothing is installed, no secret of the user's is read, no variable of
+    Python is a table."""
     return {
         "autoinstall_known_extensions": "false",  # nothing is fetched from the network
         "allow_community_extensions": "false",
+        "allow_persistent_secrets": "false",
         "python_enable_replacements": "false",
+        "allowed_configs": list(_CHANGEABLE),
     }
 
 
@@ -81,14 +84,17 @@ def lock(connection: Any, reach: Reach) -> None:
     The order matters: places can be named only as long as the rest is open, and the lock comes last. A closed
     database without named places could not read its own tables, which views name by their paths.
     """
-    if not reach.everything:
-        connection.execute(f"SET allowed_paths = {_listed(reach.files)}")
-        connection.execute(f"SET allowed_directories = {_listed(reach.folders)}")
-        connection.execute("SET enable_external_access = false")
-        connection.execute("SET autoload_known_extensions = false")
-        connection.execute("SET allow_persistent_secrets = false")  # those of the user's folder
-    connection.execute(f"SET allowed_configs = {_listed(_CHANGEABLE)}")
-    connection.execute("SET lock_configuration = true")
+    if reach.everything:
+        said = ["allow_persistent_secrets = true"]
+    else:
+        said = [
+            f"allowed_paths = {_listed(reach.files)}",
+            f"allowed_directories = {_listed(reach.folders)}",
+            "enable_external_access = false",
+            "autoload_known_extensions = false",
+        ]
+    for setting in (*said, "lock_configuration = true"):
+        connection.execute(f"SET {setting}")
 
 
 def _listed(texts: Iterable[str]) -> str:

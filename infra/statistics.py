@@ -201,9 +201,7 @@ def _connect(relation: Relation, sample: Sample) -> Any:
     import duckdb
 
     # predicates are the user's text: they must not reach files
-    connection = duckdb.connect(
-        ":memory:", config={**configuration(), "threads": 1, "autoload_known_extensions": "false"}
-    )
+    connection = duckdb.connect(":memory:", config={**configuration(), "threads": 1})
     connection.register("ebbflow_sample", sample.table)
     name = _quote(relation.name)
     connection.execute(f"CREATE TABLE {name} AS SELECT * FROM ebbflow_sample")

@@ -29,6 +29,7 @@ from ebbflow.planners.model import Capacity, Node, Notice, Resources
 _WARNING = 120.0  # seconds between notice and loss, where only the master tells of a notice (EC2's time)
 _FIRST = 60.0  # seconds for the first answer: the driver loads its REST service only when it is asked
 _AGAIN = 0.5  # seconds after which a driver that cannot answer yet is asked again
+_DROPPED = 10.0  # seconds without executors and unknown to the master after which an application is lost
 _ARRIVING = 60.0  # seconds between an application's registration and its query's claim, at most
 _OURS = "ebbflow"  # the name of our applications
 
@@ -207,6 +208,8 @@ class ExecutorWatch:
         self._allied: frozenset[str] = frozenset()
         self._records: dict[str, HostRecord] = {}
         self._deadlines = Deadlines()
+        self._registered = False  # whether the master has ever listed the application
+        self._dropped: float | None = None  # since when it does not, and there are no executors
         self._losses = 0
         self._node_seconds = 0.0
 
@@ -232,7 +235,8 @@ class ExecutorWatch:
     def capacity(self) -> Capacity:
         """Look now. A driver that does not answer for a moment leaves the last known capacity.
 
-        Raises ``EngineUnavailableError`` when it has never answered.
+        Raises ``EngineUnavailableError`` when it has never answered, and when the master no longer knows the
+        application, whose executors are gone: a driver whose connection to it was cut waits for others for ever.
         """
         with self._lock:
             try:
@@ -271,6 +275,7 @@ class ExecutorWatch:
         slot = None
         own = merge_nodes(executors, states, self._records, self._memory)
         self._held = sum(node.cores for node in own)
+        self._check_dropped(bool(own), now)
         if self._local:
             nodes = self._driver_as_node(executors)
             self._held = sum(node.cores for node in nodes)
@@ -307,6 +312,20 @@ class ExecutorWatch:
             with contextlib.suppress(httpx.HTTPError, ValueError):
                 self._master = get_master(self._client, master_ui)
         return states_by_host(self._master.workers)
+
+    def _check_dropped(self, executors: bool, now: float) -> None:
+        """Raise ``EngineUnavailableError`` for an application that no executor will ever be given again."""
+        listed = any(one.id == self._application for one in self._master.applications)
+        self._registered = self._registered or listed
+        if listed or executors or not self._registered:
+            self._dropped = None
+        elif self._dropped is None:
+            self._dropped = now
+        elif now - self._dropped >= _DROPPED:
+            raise EngineUnavailableError(
+                f"Spark's master {self._master_url} has dropped the application {self._application} and ended its "
+                "executors: the connection between them was cut; run it again, finished stages are kept"
+            )
 
     @staticmethod
     def _lost(last: Capacity, found: Capacity, states: Mapping[str, WorkerState]) -> int:

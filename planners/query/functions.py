@@ -120,11 +120,10 @@ def names_of(node: exp.Expr) -> tuple[str, ...]:
     return _NAMES.get(type(node), ())
 
 
-_KINDS: tuple[type[exp.Func], ...] = (*exp.ALL_FUNCTIONS, Percentile, OrderedPercentile)
 _NAMES: dict[type[exp.Expr], tuple[str, ...]] = {
     kind: tuple(name.lower() for name in kind.sql_names())
-    for kind in _KINDS
-    if not issubclass(kind, exp.Connector)
+    for kind in (*exp.ALL_FUNCTIONS, Percentile, OrderedPercentile)
+    if issubclass(kind, exp.Func) and not issubclass(kind, exp.Connector)
 }
 
 
