@@ -3,6 +3,7 @@
 InfraError
 ├── EngineError
 │   ├── EngineUnavailableError   no Java, master unreachable, package missing
+│   │   └── EngineLostError      gone for good in mid-query
 │   ├── StageFailedError         the engine ran the statement and it failed
 │   │   ├── BroadcastTooLargeError   a broadcast did not fit; run the stage without it
 │   │   └── DamagedInputError    what it reads is not what was written; compute that again first
@@ -56,6 +57,10 @@ class EngineError(InfraError):
 
 class EngineUnavailableError(EngineError):
     """The engine cannot be started or reached; the message says what to install or check."""
+
+
+class EngineLostError(EngineUnavailableError):
+    """The engine is gone for good: whoever waits for it waits for nothing. What it has finished is kept."""
 
 
 class StageFailedError(EngineError):

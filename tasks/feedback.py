@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ebbflow.infra.clock import Clock
-from ebbflow.infra.errors import InfraError
+from ebbflow.infra.errors import EngineLostError, InfraError
 from ebbflow.infra.protocols import CapacitySource
 from ebbflow.planners.model import Capacity, CapacityDiff
 
@@ -52,7 +52,8 @@ class Feedback:
     def run(self, stop: threading.Event) -> int:
         """Watch until ``stop`` is set; return how many changes were published.
 
-        A source that fails is asked again at the next look: what is known stays true until then.
+        A source that fails is asked again at the next look: what is known stays true until then. One that
+        says that the engine is lost ends the watch.
         """
         try:
             return self._run(stop)
@@ -85,6 +86,8 @@ class Feedback:
     def _look(self) -> Capacity | None:
         try:
             return self._source.capacity()
+        except EngineLostError:
+            raise
         except InfraError:
             return None
 

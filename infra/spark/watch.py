@@ -10,7 +10,7 @@ from math import ceil
 import httpx
 
 from ebbflow.infra.clock import Clock, SystemClock
-from ebbflow.infra.errors import EngineUnavailableError
+from ebbflow.infra.errors import EngineLostError, EngineUnavailableError
 from ebbflow.infra.spark.master_api import (
     Application,
     Executor,
@@ -235,8 +235,8 @@ class ExecutorWatch:
     def capacity(self) -> Capacity:
         """Look now. A driver that does not answer for a moment leaves the last known capacity.
 
-        Raises ``EngineUnavailableError`` when it has never answered, and when the master no longer knows the
-        application, whose executors are gone: a driver whose connection to it was cut waits for others for ever.
+        Raises ``EngineUnavailableError`` when it has never answered, and ``EngineLostError`` when the master no
+        longer knows the application and its executors are gone: a driver that was cut off waits for ever.
         """
         with self._lock:
             try:
@@ -314,7 +314,7 @@ class ExecutorWatch:
         return states_by_host(self._master.workers)
 
     def _check_dropped(self, executors: bool, now: float) -> None:
-        """Raise ``EngineUnavailableError`` for an application that no executor will ever be given again."""
+        """Raise ``EngineLostError`` for an application that no executor will ever be given again."""
         listed = any(one.id == self._application for one in self._master.applications)
         self._registered = self._registered or listed
         if listed or executors or not self._registered:
@@ -322,7 +322,7 @@ class ExecutorWatch:
         elif self._dropped is None:
             self._dropped = now
         elif now - self._dropped >= _DROPPED:
-            raise EngineUnavailableError(
+            raise EngineLostError(
                 f"Spark's master {self._master_url} has dropped the application {self._application} and ended its "
                 "executors: the connection between them was cut; run it again, finished stages are kept"
             )

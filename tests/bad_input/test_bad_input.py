@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.bad_input.cases import BASES, Case, commands, every_case, sample
-from tests.bad_input.runner import STATUSES, Finding, nothing_starts, run_case
+from tests.bad_input.runner import STATUSES, nothing_starts, run_case
 from tests.bad_input.workplace import Workplace
 
 SEED = int(os.environ.get("EBBFLOW_BAD_INPUT_SEED", "19"))

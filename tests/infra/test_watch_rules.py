@@ -8,7 +8,7 @@ import httpx
 import pytest
 from spark_payloads import driver, executor, master, worker
 
-from ebbflow.infra.errors import EngineUnavailableError
+from ebbflow.infra.errors import EngineLostError, EngineUnavailableError
 from ebbflow.infra.spark import watch as watch_module
 from ebbflow.infra.spark.master_api import parse_executors, parse_workers, states_by_host
 from ebbflow.infra.spark.settings import ExecutorShape
@@ -198,6 +198,36 @@ def test_a_silent_master_leaves_its_last_word(world: World) -> None:
     before = watch.capacity()
     world.master = None
     assert watch.capacity().same_nodes(before)
+
+
+def test_an_application_that_the_master_has_dropped_is_an_error_once_its_executors_are_gone(
+    world: World,
+) -> None:
+    world.cluster()
+    world.executors = [driver(), executor("0", ONE)]
+    ours = {"id": "app-1", "name": "ebbflow", "cores": 1, "duration": 1_000}
+    world.master = master(worker(ONE)) | {"activeapps": []}
+    watch = world.watch()
+    watch.capacity()  # it is about to register
+    world.executors = [driver()]
+    world.clock.sleep(60.0)
+    watch.capacity()
+    world.master = master(worker(ONE)) | {"activeapps": [ours]}
+    watch.capacity()
+    world.master = master(worker(ONE)) | {"activeapps": []}
+    world.executors = [driver(), executor("0", ONE)]
+    watch.capacity()
+    world.clock.sleep(60.0)
+    watch.capacity()  # a master that was started again does not know it; its executors work all the same
+    world.executors = [driver()]
+    watch.capacity()
+    world.clock.sleep(5.0)
+    watch.capacity()
+    world.clock.sleep(6.0)
+    with pytest.raises(
+        EngineUnavailableError, match=r"dropped the application app-1.*finished stages are kept"
+    ):
+        watch.capacity()
 
 
 def test_a_driver_that_never_answered_is_an_error_that_says_where(world: World) -> None:

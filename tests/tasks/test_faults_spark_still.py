@@ -10,6 +10,8 @@ import pytest
 from driving import FOUR_TABLES
 from test_faults_spark import run
 
+from ebbflow.infra.errors import EngineLostError
+from ebbflow.infra.spark import authentication, masters, watch
 from ebbflow.infra.spark.cluster import LocalSparkCluster
 from tests.chaos.proxy import Proxy
 
@@ -37,22 +39,45 @@ def test_a_worker_and_then_the_master_that_stand_still_for_a_while_cost_no_answe
     assert not [stage for stage in report.stages if stage.status == "failed"]
 
 
-def test_a_network_between_driver_and_master_that_is_silent_for_a_while_costs_no_answer(
-    cluster: LocalSparkCluster, tpch_medium: str, tmp_path: Path
-) -> None:
-    """Where the connection is reset instead, Spark's master takes the application for ended; see the page."""
+@pytest.fixture
+def network(cluster: LocalSparkCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
+    """The connection between drivers and the master; what is known of the cluster is known at its address, too."""
     host, _, port = cluster.master_url.removeprefix("spark://").rpartition(":")
     assert host.startswith("127.")
     with Proxy(int(port), host) as network:
+        state = cluster.state
+        there = {address(network): state, cluster.master_url: state}
+        for module in (authentication, masters, watch):
+            monkeypatch.setattr(module, "find_cluster", there.get)
+        yield network
 
-        def fault() -> None:
-            network.set("silent")
-            threading.Event().wait(2.0)  # the fault itself
-            network.set("open")
 
-        master = f"spark://127.0.0.1:{network.port}"
-        report, _ = run(cluster, tpch_medium, tmp_path / "store", fault, sql=FOUR_TABLES, master=master)
-        assert not [stage for stage in report.stages if stage.status == "failed"]
+def address(network: Proxy) -> str:
+    return f"spark://127.0.0.1:{network.port}"
+
+
+def test_a_network_between_driver_and_master_that_is_silent_for_a_while_costs_no_answer(
+    cluster: LocalSparkCluster, network: Proxy, tpch_medium: str, tmp_path: Path
+) -> None:
+    def fault() -> None:
+        network.set("silent")
+        threading.Event().wait(2.0)  # the fault itself
+        network.set("open")
+
+    report, _ = run(cluster, tpch_medium, tmp_path / "store", fault, sql=FOUR_TABLES, master=address(network))
+    assert not [stage for stage in report.stages if stage.status == "failed"]
+
+
+def test_a_network_between_driver_and_master_that_is_reset_ends_the_query_which_goes_on_when_run_again(
+    cluster: LocalSparkCluster, network: Proxy, tpch_medium: str, tmp_path: Path
+) -> None:
+    def fault() -> None:
+        network.set("cut")
+
+    with pytest.raises(EngineLostError, match="dropped the application"):
+        run(cluster, tpch_medium, tmp_path / "store", fault, sql=FOUR_TABLES, master=address(network))
+    network.set("open")
+    run(cluster, tpch_medium, tmp_path / "store", lambda: None, sql=FOUR_TABLES, at_start=True)
 
 
 def test_a_master_that_is_killed_ends_no_query_that_has_its_executors(

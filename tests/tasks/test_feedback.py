@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ebbflow.infra.clock import SystemClock
-from ebbflow.infra.errors import EngineUnavailableError
+from ebbflow.infra.errors import EngineLostError, EngineUnavailableError
 from ebbflow.planners.model import Capacity, Node
 from ebbflow.tasks.feedback import Feedback, FeedbackPace
 
@@ -121,6 +121,16 @@ def test_a_source_that_fails_in_the_middle_of_a_burst_does_not_lose_the_change()
 def test_a_source_that_never_answers_ends_the_watch_before_it_begins() -> None:
     with pytest.raises(EngineUnavailableError):
         watch([(0, EngineUnavailableError("no answer"))])
+
+
+def test_an_engine_that_is_lost_is_told_and_not_waited_for() -> None:
+    clock, told = Timer(60.0), list[Exception]()
+    lost = EngineLostError("dropped")
+    source = Source(clock, [(0, capacity("a")), (3, lost), (4, capacity("a"))])
+    feedback = Feedback(source, clock, lambda *_: None, PACE, failed=told.append)
+    with pytest.raises(EngineLostError):
+        feedback.run(threading.Event())
+    assert told == [lost]
 
 
 def test_whoever_plans_on_capacity_is_told_when_the_watch_breaks() -> None:
