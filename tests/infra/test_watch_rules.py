@@ -224,9 +224,7 @@ def test_an_application_that_the_master_has_dropped_is_an_error_once_its_executo
     world.clock.sleep(5.0)
     watch.capacity()
     world.clock.sleep(6.0)
-    with pytest.raises(
-        EngineUnavailableError, match=r"dropped the application app-1.*finished stages are kept"
-    ):
+    with pytest.raises(EngineLostError, match=r"dropped the application app-1.*finished stages are kept"):
         watch.capacity()
 
 
