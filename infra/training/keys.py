@@ -10,7 +10,6 @@
 So there is nothing to rotate: a key lives as long as what it was made for. Keys are written as 64 hexadecimal digits.
 """
 
-import os
 import re
 import sys
 from collections.abc import Mapping, MutableMapping
@@ -98,10 +97,7 @@ def handed_down(environment: Mapping[str, str]) -> tuple[str, KeyPair]:
 def make_file(path: Path) -> str:
     """Make a new pair, write the secret half to ``path`` (mode 0600, replaced) and return the public one."""
     pair = KeyPair.make()
-    path.unlink(missing_ok=True)  # one that is there may have another owner, or other readers
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with open(descriptor, "w", encoding="ascii") as file:
-        file.write(pair.secret)
+    private.write_secret(path, pair.secret)
     private.write_text(path.with_name(f"{path.name}.public"), announcement(pair.public))
     return pair.public
 

@@ -191,7 +191,7 @@ def pipeline(tmp_path: Path, tables: str, sql: str, more: str = "") -> str:
 
 def test_a_pipeline_s_file_allows_itself_nothing(tables: str, tmp_path: Path) -> None:
     sql = "SELECT * FROM read_csv('/etc/passwd')"
-    with pytest.raises(OptionError, match=r"queries\.theirs: READ_CSV.*--allow-functions read_csv"):
+    with pytest.raises(OptionError, match=r"queries\.theirs\.sql: READ_CSV.*--allow-functions read_csv"):
         check_pipeline(PipelineRequest(pipeline(tmp_path, tables, sql)))
     with pytest.raises(OptionError, match="allow_functions"):
         check_pipeline(PipelineRequest(pipeline(tmp_path, tables, sql, "    allow_functions: [read_csv]")))
@@ -200,7 +200,7 @@ def test_a_pipeline_s_file_allows_itself_nothing(tables: str, tmp_path: Path) ->
 
 def test_a_check_of_a_pipeline_tells_sql_that_is_none(tables: str, tmp_path: Path) -> None:
     for sql in ("SELECT FROM WHERE", "SELECT " + "(" * 3000 + "1" + ")" * 3000, "DROP TABLE t"):
-        with pytest.raises(OptionError, match=r"queries\.theirs: "):
+        with pytest.raises(OptionError, match=r"queries\.theirs\.sql: "):
             check_pipeline(PipelineRequest(pipeline(tmp_path, tables, sql)))
 
 
