@@ -163,7 +163,8 @@ def _owned_once(found: list[Listening]) -> list[Listening]:
 def compare(found: list[Listening], wanted: list[Row]) -> tuple[list[str], list[str]]:
     """Return what listens and is not in the table, and what of the table does not listen.
 
-    Of every process there may be several, and each has at most one socket for each of its rows.
+    Of every process there may be several, and each has at most one socket for each of its rows, but for gloo's, of
+    which each process group opens its own.
     """
     extra: list[str] = []
     present: set[Row] = set()
@@ -177,7 +178,8 @@ def compare(found: list[Listening], wanted: list[Row]) -> tuple[list[str], list[
                 extra.append(f"{socket.process} listens on {socket.address}:{socket.port}")
             else:
                 present.add(row)
-                if row.interface != "unix 0700":  # one row for all sockets of a folder
+                # one row for all sockets of a folder, and for those of all process groups
+                if row.interface != "unix 0700" and "gloo" not in row.socket:
                     free.remove(row)
     missing = [f"{row.process}: {row.socket}" for row in wanted if row not in present and not row.optional]
     return extra, missing
