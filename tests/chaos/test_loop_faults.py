@@ -229,9 +229,10 @@ def test_a_leader_whose_clock_jumps_by_an_hour_keeps_its_apps_and_books_no_gpu_t
         assert cluster.end("loop-2") == "ended\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "state",
-    [pytest.param("cut", marks=pytest.mark.slow), "silent", pytest.param("slow", marks=pytest.mark.slow)],
+    ["cut", "silent", "slow"],
 )
 def test_a_leader_whose_database_is_out_of_reach_waits_and_is_fenced_once_another_has_followed(
     tmp_path: Path, loops: Callable[..., Loops], database: Server, state: Any
