@@ -363,6 +363,7 @@ def address() -> str:
     return ""
 
 
+@pytest.mark.slow  # Spark tries for a minute to be taken without the secret
 @pytest.mark.skipif(not address(), reason="this machine has no network")
 def test_a_master_elsewhere_gets_the_users_secret_and_the_drivers_pages_stay_on_loopback(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
