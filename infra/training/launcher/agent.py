@@ -26,6 +26,7 @@ from torch.distributed.elastic.rendezvous.api import (
 )
 
 from ebbflow.infra import private
+from ebbflow.infra.clock import SystemClock
 from ebbflow.infra.errors import LauncherLostError
 from ebbflow.infra.training.channel import GENERATION, Channel
 from ebbflow.infra.training.launcher.wire import SCRIPT, AgentEnd, Entry, Failure, Order
@@ -81,7 +82,7 @@ class Meeting(RendezvousHandler):  # type: ignore[misc]
                     raise RendezvousTimeoutError(
                         f"Timeout: agents of {there} of {self._order.nodes} nodes came within {self._order.form:g} s"
                     )
-                time.sleep(_MEET)
+                SystemClock().sleep(_MEET)
         finally:
             channel.close()
 
