@@ -1,5 +1,6 @@
 """DuckDB as a ``SqlEngine``: in this process, without a JVM."""
 
+import importlib.util
 import json
 import logging
 import os
@@ -53,9 +54,9 @@ class DuckDbEngine:
 
     name: Literal["duckdb"] = "duckdb"
 
-    def __init__(self, connection: Any, folder: "tempfile.TemporaryDirectory[str]", clock: Clock) -> None:
-        self._connection = connection
-        self._reach: Reach | None = None  # of the database; None: it is not locked yet
+    def __init__(self, folder: "tempfile.TemporaryDirectory[str]", clock: Clock) -> None:
+        self._connection: Any = None  # to the database, from the first job on: stored results need none
+        self._reach = NOTHING  # of the database
         self._left: list[Any] = []  # databases that were moved from, of jobs that still run
         self._settings: dict[str, str] = {}  # of the share
         self._folder = folder  # for what does not fit in memory
@@ -68,13 +69,18 @@ class DuckDbEngine:
     def start(
         cls, threads: int | None = None, memory_gb: float | None = None, *, clock: Clock | None = None
     ) -> "DuckDbEngine":
-        """Open a database with ``threads`` threads (all cores) and ``memory_gb`` GiB (80 % of all)."""
+        """Return an engine with ``threads`` threads (all cores) and ``memory_gb`` GiB (80 % of all).
+
+        Raises ``EngineUnavailableError`` without DuckDB.
+        """
+        if importlib.util.find_spec("duckdb") is None:
+            raise EngineUnavailableError("DuckDB is missing: pip install duckdb")
         folder = tempfile.TemporaryDirectory(prefix="ebbflow-duckdb-", ignore_cleanup_errors=True)
-        engine = cls(_connect(folder.name), folder, clock or SystemClock())
+        engine = cls(folder, clock or SystemClock())
         if threads is not None:
             engine._set("threads", str(max(1, int(threads))))
         if memory_gb is not None:
-            engine._set("memory_limit", f"'{_mib(memory_gb)}MiB'")
+            engine._set("memory_limit", f"{_mib(memory_gb)}MiB")
         return engine
 
     def confine(
@@ -83,7 +89,7 @@ class DuckDbEngine:
         """Hold statements to the files of ``relations`` and to ``folders`` (URIs); ``everything`` lifts that."""
         reach = Reach.of(relations, folders, everything)
         with self._lock:
-            if not self._closed and (self._reach is None or self._reach != reach):
+            if not self._closed and self._reach != reach:
                 self._move(reach)
 
     def run(self, job: StageJob, on_progress: Callable[[StageProgress], None] | None = None) -> StageResult:
@@ -143,18 +149,23 @@ class DuckDbEngine:
 
                 # below what running statements have pinned, DuckDB refuses; the next resize will do it
                 with suppress(duckdb.Error):
-                    self._set("memory_limit", f"'{_mib(memory)}MiB'")
+                    self._set("memory_limit", f"{_mib(memory)}MiB")
 
     def _move(self, reach: Reach) -> None:
-        """Go on with a database of this reach: the present one as long as it is open, for a lock cannot be undone."""
-        if self._reach is not None:
+        """Go on with a database of this reach: another one, for a lock cannot be undone."""
+        if self._connection is not None:
             self._left.append(self._connection)
-            self._connection = _connect(self._folder.name)
-            for name, value in self._settings.items():
-                self._set(name, value)
+            self._connection = None
             self._close_left()
-        lock(self._connection, reach)
         self._reach = reach
+
+    def _database(self) -> Any:
+        """Return a connection to the database, which is open and locked from now on."""
+        if self._connection is None:
+            connection = _connect({**self._settings, "temp_directory": self._folder.name})
+            lock(connection, self._reach)
+            self._connection = connection
+        return self._connection
 
     def _close_left(self) -> None:
         used = [running.connection for running in self._running.values()]
@@ -163,9 +174,10 @@ class DuckDbEngine:
             connection.close()
 
     def _set(self, name: str, value: str) -> None:
-        # A connection serves one call at a time and refuses a second: this one may be handing out a cursor.
-        with self._connection.cursor() as cursor:
-            cursor.execute(f"SET GLOBAL {name} = {value}")
+        if self._connection is not None:
+            # A connection serves one call at a time and refuses a second: this one may be handing out a cursor.
+            with self._connection.cursor() as cursor:
+                cursor.execute(f"SET GLOBAL {name} = '{value}'")
         self._settings[name] = value
 
     def tables(self) -> Sequence[Relation]:
@@ -185,7 +197,8 @@ class DuckDbEngine:
         for running in active:
             self._clock.wait(running.done, deadline - self._clock.now())
         for connection in (*self._left, self._connection):
-            connection.close()
+            if connection is not None:
+                connection.close()
         self._folder.cleanup()
 
     def __enter__(self) -> "DuckDbEngine":
@@ -203,9 +216,10 @@ class DuckDbEngine:
             if job.id in self._running:
                 raise ValueError(f"job ids must be unique; {job.id!r} is running already")
             needed = Reach.of(job.relations, [job.output_uri])
-            if self._reach is None or not self._reach.covers(needed):
-                self._move((self._reach or NOTHING).joined(needed))
-            running = _Running(job, self._connection, self._connection.cursor())
+            if not self._reach.covers(needed):
+                self._move(self._reach.joined(needed))
+            connection = self._database()
+            running = _Running(job, connection, connection.cursor())
             self._running[job.id] = running
             return running
 
@@ -243,19 +257,12 @@ class DuckDbEngine:
                     listener.report(float(running.cursor.query_progress()))
 
 
-def _connect(spill: str) -> Any:
+def _connect(settings: dict[str, str]) -> Any:
     """Return a connection to a new database, which is not locked yet."""
-    try:
-        import duckdb
-    except ImportError as error:
-        raise EngineUnavailableError("DuckDB is missing: pip install duckdb") from error
+    import duckdb
+
     return duckdb.connect(
-        config={
-            **configuration(),
-            "temp_directory": spill,
-            "preserve_insertion_order": "true",
-            "TimeZone": "UTC",
-        }
+        config={**configuration(), **settings, "preserve_insertion_order": "true", "TimeZone": "UTC"}
     )
 
 

@@ -5,7 +5,6 @@ united, of the rest the latest counts), so duplicates and messages out of order 
 one on disk.
 """
 
-import json
 import math
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
@@ -13,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ebbflow.infra import private
+from ebbflow.infra import checksums, private
 from ebbflow.infra.aws import events
 from ebbflow.infra.aws.events import Event
 from ebbflow.infra.clock import Clock, SystemClock
@@ -172,7 +171,7 @@ class NoticeFile:
     def read(self) -> NoticeBook:
         """Return the book; an empty one where there is no file. Raises ``NoticeError`` for one that is damaged."""
         try:
-            fields = json.loads(self.path.read_text(encoding="utf-8"))
+            fields = checksums.unsealed(self.path.read_bytes())
             if fields["format"] != _FORMAT:
                 raise NoticeError(f"{self.path} is of another version of Ebbflow; go on with that one")
             return NoticeBook.from_json(fields)
@@ -188,9 +187,9 @@ class NoticeFile:
 
     def write(self, book: NoticeBook) -> None:
         """Replace the book, atomically and durably. Raises ``StorageError``."""
-        data = json.dumps({"format": _FORMAT, **book.to_json()}, indent=1) + "\n"
+        data = checksums.sealed({"format": _FORMAT, **book.to_json()}, indent=1)
         try:
-            write_atomic(None, "file", str(self.path), data.encode())
+            write_atomic(None, "file", str(self.path), data)
             sync_folder(str(self.path.parent))
         except OSError as error:
             raise StorageError(f"cannot write {self.path}: {error.strerror}") from error

@@ -4,14 +4,13 @@ It is small and is written whole, before anything is asked of AWS. ``FolderStore
 replace one value by another atomically can be a ``FleetStore``.
 """
 
-import json
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar, get_args
 
-from ebbflow.infra import files, private
+from ebbflow.infra import checksums, files, private
 from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.errors import StorageError
 from ebbflow.planners.model.capacity import Market, Notice
@@ -113,17 +112,13 @@ class FolderStore:
     def read(self) -> FleetState:
         """See ``FleetStore``."""
         try:
-            text = self._path.read_text(encoding="utf-8")
+            data = self._path.read_bytes()
         except FileNotFoundError:
             return FleetState(self._cluster)
         except OSError as error:
             raise StorageError(f"cannot read the fleet's state {self._path}: {error.strerror}") from error
-        except UnicodeDecodeError as error:
-            raise StorageError(
-                f"the fleet's state {self._path} is not UTF-8 text: {error.reason} at byte {error.start}"
-            ) from error
         try:
-            state = _decoded(json.loads(text))
+            state = _decoded(checksums.unsealed(data))
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise StorageError(
                 f"the fleet's state {self._path} cannot be understood ({type(error).__name__}: {error}); restore it, "
@@ -156,7 +151,7 @@ class FolderStore:
 
 
 def _encoded(state: FleetState) -> bytes:
-    return json.dumps({"version": _VERSION, **asdict(state)}, indent=1).encode()
+    return checksums.sealed({"version": _VERSION, **asdict(state)}, indent=1)
 
 
 def _decoded(text: Any) -> FleetState:

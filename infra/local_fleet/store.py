@@ -1,7 +1,6 @@
 """The file that holds a fleet's book, read and changed by every process that deals with the fleet."""
 
 import contextlib
-import json
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -9,7 +8,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
-from ebbflow.infra import files, private, user_files
+from ebbflow.infra import checksums, files, private, user_files
 from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.errors import ClusterError, StorageError
 from ebbflow.infra.local_fleet.book import (
@@ -57,7 +56,7 @@ class BookFile:
                     return self._read[1]
             # within one tick of the file system's clock a second change could look like the first
             settled = abs(time.time_ns() - stat.st_mtime_ns) > _TICK
-            book = decoded(json.loads(self.path.read_text(encoding="utf-8")))
+            book = decoded(self.path.read_bytes())
         except FileNotFoundError:
             return None
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OptionError) as error:
@@ -119,14 +118,14 @@ class BookFile:
 
 
 def encoded(book: FleetBook) -> bytes:
-    return json.dumps({"format": FORMAT, **asdict(book)}, indent=1).encode()
+    return checksums.sealed({"format": FORMAT, **asdict(book)}, indent=1)
 
 
-def decoded(text: Any) -> FleetBook:
-    """Return the book that ``encoded`` wrote. Raises ``ValueError``, ``KeyError``, ``TypeError`` for another text."""
-    row = dict(text)
-    if row.pop("format") != FORMAT:
-        raise ValueError(f"format must be {FORMAT}, got {text['format']!r}")
+def decoded(data: bytes) -> FleetBook:
+    """Return the book that ``encoded`` wrote. Raises ``ValueError``, ``KeyError``, ``TypeError`` for other bytes."""
+    row = checksums.unsealed(data)
+    if (form := row.pop("format")) != FORMAT:
+        raise ValueError(f"format must be {FORMAT}, got {form!r}")
     book = _made(
         FleetBook,
         {

@@ -106,7 +106,7 @@ def test_what_the_lock_holds(sql: str, engine: DuckDbEngine, tmp_path: Path) -> 
     before = sorted(p for p in tmp_path.rglob("*") if p.is_file())
     with pytest.raises(StageFailedError):
         engine.run(job(text, store, known))
-    connection = engine._connection.cursor()  # and not within a COPY, which the engine puts around a query
+    connection = engine._database().cursor()  # and not within a COPY, which the engine puts around a query
     with pytest.raises(
         Exception, match=r"disabled|locked|does not exist|Catalog Error|Cannot access|not allowed"
     ):
@@ -120,7 +120,7 @@ def test_what_the_lock_holds(sql: str, engine: DuckDbEngine, tmp_path: Path) -> 
 def test_the_tables_the_store_and_the_spill_folder_are_open(engine: DuckDbEngine, tmp_path: Path) -> None:
     known, store = relation(tmp_path / "tables", rows=1_000_000), tmp_path / "store"
     engine.confine([known], [store.as_uri()])
-    connection = engine._connection
+    connection = engine._database()
     engine.resize(1, 0.125)
     done = job("SELECT v, repeat(md5(v::VARCHAR), 6) AS u FROM numbers ORDER BY u", store, known)
     assert engine.run(done).spilled_bytes > 0
@@ -128,7 +128,7 @@ def test_the_tables_the_store_and_the_spill_folder_are_open(engine: DuckDbEngine
         "ckpt", "file", (FileEntry(f"{done.output_uri[7:]}/part-00000.parquet", 1, 0.0),), (("v", "bigint"),)
     )
     assert engine.run(job("SELECT v FROM ckpt", store, checkpoint)).rows == 1_000_000
-    assert engine._connection is connection  # all of it by one database
+    assert engine._database() is connection  # all of it by one database
 
 
 def test_a_job_opens_what_it_names_itself(engine: DuckDbEngine, tmp_path: Path) -> None:
@@ -176,7 +176,7 @@ def test_a_query_that_may_read_files_reads_them_and_changes_no_setting(
     engine.run(done)
     assert rows(done) == [7]
     with pytest.raises(Exception, match="locked"):
-        engine._connection.execute("SET lock_configuration = false")
+        engine._database().execute("SET lock_configuration = false")
     engine.confine([], [(tmp_path / "out").as_uri()])
     with pytest.raises(StageFailedError, match="disabled by configuration"):
         engine.run(job(sql, tmp_path / "out"))

@@ -335,7 +335,7 @@ class Party:
     met: threading.Event = field(default_factory=threading.Event)  # a plan that is switched to begins later
 
     def threads_of(self, name: str) -> int:
-        connection = self.engines[name].engine._connection.cursor()  # type: ignore[attr-defined]
+        connection = self.engines[name].engine._database().cursor()  # type: ignore[attr-defined]
         return int(connection.execute("SELECT current_setting('threads')").fetchone()[0])
 
     def run(self, name: str, weight: float) -> None:

@@ -160,7 +160,7 @@ def test_an_engine_that_is_kept_is_closed_again_after_a_query_that_was_let_out(
         execute(let_out, PlainOrchestrator(), opened=opened)
         execute(ask("SELECT count(*) AS n FROM t", tables, tmp_path), PlainOrchestrator(), opened=opened)
         with pytest.raises(Exception, match="disabled by configuration"):
-            opened.engine._connection.execute(f"SELECT * FROM read_csv('{file}')")  # type: ignore[attr-defined]
+            opened.engine._database().execute(f"SELECT * FROM read_csv('{file}')")  # type: ignore[attr-defined]
 
 
 # --- who may allow ------------------------------------------------------------------------------------------

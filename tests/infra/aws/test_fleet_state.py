@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ebbflow.infra.aws.state import FleetState, FolderStore, GangPlan, Plan, Seen
+from ebbflow.infra.checksums import sealed
 from ebbflow.infra.errors import StorageError
 from ebbflow.planners.model.capacity import Notice
 
@@ -58,25 +59,48 @@ def test_an_unknown_cluster_begins_empty(tmp_path):
     assert FolderStore(tmp_path / "deep" / "er", "lab").read() == FleetState("lab")
 
 
+PARTS = {
+    "version": 1,
+    "cluster": "lab",
+    "epoch": 1,
+    "plans": {},
+    "gangs": {},
+    "seen": [],
+    "notices": [],
+    "short": {},
+}
+
+
 @pytest.mark.parametrize(
-    "text",
+    "data",
     [
-        "{",
-        "[]",
-        '{"version": 2}',
-        '{"version": 1, "cluster": "lab"}',
-        '{"version": 1, "cluster": "lab", "epoch": 1, "plans": {"etl": {"nodes": 1}}, "gangs": {}, "seen": [], '
-        '"notices": [], "short": {}}',
+        b"{",
+        b"[]",
+        b"\xff",
+        json.dumps(PARTS).encode(),
+        sealed({"version": 2}),
+        sealed({"version": 1, "cluster": "lab"}),
+        sealed({**PARTS, "plans": {"etl": {"nodes": 1}}}),
     ],
 )
-def test_a_state_that_cannot_be_understood_is_an_error_not_a_new_beginning(tmp_path, text):
-    (tmp_path / "lab.json").write_text(text)
+def test_a_state_that_cannot_be_understood_is_an_error_not_a_new_beginning(tmp_path, data):
+    (tmp_path / "lab.json").write_bytes(data)
     store = FolderStore(tmp_path, "lab")
     with pytest.raises(StorageError, match="restore it"):
         store.read()
     with pytest.raises(StorageError):
         store.change(lambda state: replace(state, epoch=1))
-    assert (tmp_path / "lab.json").read_text() == text
+    assert (tmp_path / "lab.json").read_bytes() == data
+
+
+def test_no_flipped_byte_of_a_state_is_believed(tmp_path):
+    store, path = FolderStore(tmp_path, "lab"), tmp_path / "lab.json"
+    store.change(lambda state: replace(state, epoch=7, plans={"gpu": Plan(3, reason="work waits")}))
+    whole = path.read_bytes()
+    for at in range(len(whole)):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        with pytest.raises(StorageError, match="restore it"):
+            store.read()
 
 
 def test_a_state_of_another_cluster_is_refused(tmp_path):

@@ -8,6 +8,7 @@ from hypothesis import given
 
 from ebbflow.infra.aws import events
 from ebbflow.infra.aws.notice_book import KEEP, Failure, NoticeBook, NoticeFile
+from ebbflow.infra.checksums import sealed
 from ebbflow.infra.errors import NoticeError, StorageError
 from ebbflow.planners.model import Notice
 from tests.infra.aws.notice_samples import START, event, stream
@@ -111,15 +112,28 @@ def test_a_file_holds_a_book(tmp_path):
     assert [p.name for p in file.path.parent.iterdir()] == ["notices.json"]
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"format": 1}', '{"format": 1, "leaving": {"i": 3}}', "\0"])
-def test_a_damaged_file_is_no_empty_book(tmp_path, text):
-    (tmp_path / "notices.json").write_text(text)
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"[]", b'{"format": 1}', sealed({"format": 1}), sealed({"format": 1, "leaving": {"i": 3}}), b"\0"],
+)
+def test_a_damaged_file_is_no_empty_book(tmp_path, data):
+    (tmp_path / "notices.json").write_bytes(data)
     with pytest.raises(NoticeError, match="is no file of notices"):
         NoticeFile(tmp_path / "notices.json").read()
 
 
+def test_no_flipped_byte_of_a_file_is_believed(tmp_path):
+    file = NoticeFile(tmp_path / "notices.json")
+    file.write(book(warning()))
+    whole = file.path.read_bytes()
+    for at in range(len(whole)):
+        file.path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        with pytest.raises(NoticeError, match="is no file of notices"):
+            file.read()
+
+
 def test_a_file_of_another_version_is_refused(tmp_path):
-    (tmp_path / "notices.json").write_text('{"format": 99}')
+    (tmp_path / "notices.json").write_bytes(sealed({"format": 99}))
     with pytest.raises(NoticeError, match="of another version"):
         NoticeFile(tmp_path / "notices.json").read()
 

@@ -1,7 +1,6 @@
 """The book of a local fleet: it is whole whatever cuts a writing off, and ids and epochs only grow."""
 
 import builtins
-import json
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ebbflow.infra import files
+from ebbflow.infra.checksums import sealed, unsealed
 from ebbflow.infra.clock import SystemClock
 from ebbflow.infra.errors import ClusterError, StorageError
 from ebbflow.infra.local_fleet import changes
@@ -82,7 +82,7 @@ def books(draw):
 
 @given(books())
 def test_what_is_written_is_what_is_read(book):
-    assert decoded(json.loads(encoded(book))) == book
+    assert decoded(encoded(book)) == book
 
 
 @pytest.mark.parametrize(
@@ -97,12 +97,20 @@ def test_what_is_written_is_what_is_read(book):
     ],
 )
 def test_a_book_of_another_form_is_an_error_that_names_the_file(tmp_path, spoil):
-    row = json.loads(encoded(book_of(GPU)))
+    row = unsealed(encoded(book_of(GPU)))
     spoil(row)
     file = BookFile(tmp_path)
-    file.path.write_text(json.dumps(row))
+    file.path.write_bytes(sealed(row))
     with pytest.raises(StorageError, match=r"fleet\.json cannot be understood"):
         file.read()
+
+
+def test_no_flipped_byte_of_a_book_is_believed(tmp_path):
+    file, whole = BookFile(tmp_path), encoded(book_of(GPU, SQL))
+    for at in range(len(whole)):
+        file.path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        with pytest.raises(StorageError, match=r"fleet\.json cannot be understood"):
+            file.read()
 
 
 class Crash(BaseException):
