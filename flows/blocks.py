@@ -23,7 +23,7 @@ from ebbflow.infra.ledger.address import parse
 from ebbflow.planners.errors import EbbflowError, OptionError
 
 if TYPE_CHECKING:
-    from ebbflow.tasks.fleet import Opened
+    from ebbflow.tasks.fleet.steps import Opened
 
 Kind = TypeVar("Kind", bound=Block)
 
@@ -130,8 +130,8 @@ class EbbflowAws(Block):
             limits: a TOML file of limits; by default ``$EBBFLOW_LIMITS``.
             prices: a file of on-demand prices of one's own; by default the AWS Price List.
         """
-        from ebbflow.tasks.fleet import opened  # Prefect imports this module at each of its commands
-        from ebbflow.tasks.fleet_request import FleetRequest
+        from ebbflow.tasks.fleet.request import FleetRequest
+        from ebbflow.tasks.fleet.steps import opened  # Prefect imports this module at each of its commands
 
         with (
             self.opened() as path,
@@ -190,7 +190,7 @@ class EbbflowCluster(Block):
     @classmethod
     def _known(cls, value: str) -> str:
         if value.partition(":")[0] not in ("local", "aws", "spark", "cluster"):
-            from ebbflow.tasks.loop.opening import SOURCES
+            from ebbflow.tasks.capacity.opening import SOURCES
 
             raise ValueError(f"source must be one of {SOURCES}; got {value!r}")
         return value

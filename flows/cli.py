@@ -10,25 +10,23 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from ebbflow.flows import (
-    bench_cli,
-    capacity_cli,
-    cluster_cli,
-    data_cli,
-    elastic_cli,
-    fleet_cli,
-    ledger_cli,
-    nodes_cli,
-    pipeline_cli,
-    prefect_cli,
-    report_cli,
-    simulate_cli,
-    train_cli,
-    tune_cli,
-)
-from ebbflow.flows.allowing import AllowFunctions
-from ebbflow.flows.commands import CheckedGroup
-from ebbflow.flows.runner import Runner, wants_prefect
+from ebbflow.flows import elastic as elastic_cli
+from ebbflow.flows import report as report_cli
+from ebbflow.flows import simulation as simulate_cli
+from ebbflow.flows.bench import cli as bench_cli
+from ebbflow.flows.capacity import cli as capacity_cli
+from ebbflow.flows.fleet import cli as fleet_cli
+from ebbflow.flows.ledger import cli as ledger_cli
+from ebbflow.flows.nodes import cli as nodes_cli
+from ebbflow.flows.nodes import spark as cluster_cli
+from ebbflow.flows.pipeline import cli as pipeline_cli
+from ebbflow.flows.runs.allowing import AllowFunctions
+from ebbflow.flows.runs.option_checks import CheckedGroup
+from ebbflow.flows.runs.runner import Runner, wants_prefect
+from ebbflow.flows.setup import data as data_cli
+from ebbflow.flows.setup import deployments as prefect_cli
+from ebbflow.flows.training import cli as train_cli
+from ebbflow.flows.tuning import cli as tune_cli
 from ebbflow.planners.errors import EbbflowError
 
 app = typer.Typer(
@@ -197,12 +195,12 @@ def query(
         ),
     ] = Runner.auto,
 ) -> None:
-    from ebbflow.flows.options import parse_settings
-    from ebbflow.flows.running import interruptible, run_on_terminal
-    from ebbflow.flows.terminal import show_result
-    from ebbflow.planners.query.forbidden import checked_functions
-    from ebbflow.tasks.request import QueryRequest, default_store
-    from ebbflow.tasks.summary import print_summary
+    from ebbflow.flows.query.command import interruptible, run_on_terminal
+    from ebbflow.flows.query.summary import print_summary
+    from ebbflow.flows.query.terminal import show_result
+    from ebbflow.flows.runs.options import parse_settings
+    from ebbflow.planners.query.sql.forbidden import checked_functions
+    from ebbflow.tasks.query.request import QueryRequest, default_store
 
     request = QueryRequest.of(
         sql,
@@ -280,13 +278,13 @@ def explain(
     ] = False,
     allow_functions: AllowFunctions = None,
 ) -> None:
-    from ebbflow.flows.options import parse_capacity
-    from ebbflow.planners.query.forbidden import checked_functions
-    from ebbflow.tasks.page import explain_html
-    from ebbflow.tasks.query import explain as explain_request
-    from ebbflow.tasks.report import write_text
-    from ebbflow.tasks.request import QueryRequest, default_store
-    from ebbflow.tasks.summary import print_candidates
+    from ebbflow.flows.query.summary import print_candidates
+    from ebbflow.flows.runs.options import parse_capacity
+    from ebbflow.planners.query.sql.forbidden import checked_functions
+    from ebbflow.tasks.query.report import write_text
+    from ebbflow.tasks.query.request import QueryRequest, default_store
+    from ebbflow.tasks.query.run import explain as explain_request
+    from ebbflow.tasks.report.query import explain_html
 
     request = QueryRequest.of(
         sql,
@@ -330,8 +328,8 @@ def calibrate_command(
     master: Annotated[str, typer.Option(help="Spark master, or 'cluster'.")] = "local[2]",
     store: Store = None,
 ) -> None:
-    from ebbflow.flows.running import calibrate_engine
-    from ebbflow.tasks.request import default_store
+    from ebbflow.flows.query.command import calibrate_engine
+    from ebbflow.tasks.query.request import default_store
 
     calibrate_engine(engine.value, cluster_cli.resolve_master(master), store or default_store(), console)
 
@@ -346,7 +344,7 @@ def doctor() -> None:
 
     Leaves with status 1 when something that the main job needs is missing.
     """
-    from ebbflow.flows.doctor import examine, print_checks
+    from ebbflow.flows.setup.doctor import examine, print_checks
 
     checks = examine()
     print_checks(checks, console)
@@ -398,7 +396,7 @@ def demo(
         ),
     ] = Runner.auto,
 ) -> None:
-    from ebbflow.flows.demo import run_demo, run_demo_pipeline
+    from ebbflow.flows.setup.demo import run_demo, run_demo_pipeline
     from ebbflow.planners.errors import OptionError
 
     if query is not None:

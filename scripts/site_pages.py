@@ -40,7 +40,7 @@ def moved(path: Path) -> str:
 
 def pipeline_file() -> str:
     """Return the page of the sections and keys of a pipeline's file."""
-    from ebbflow.tasks.pipeline import form
+    from ebbflow.tasks.pipeline.file import form
 
     lines = [
         "# Pipeline files",
@@ -72,7 +72,7 @@ def pipeline_file() -> str:
 
 
 def _keys(section: Any) -> Iterator[str]:
-    from ebbflow.tasks.pipeline.kinds import shown_default
+    from ebbflow.tasks.pipeline.file.kinds import shown_default
 
     for group in section.one_of:
         yield from (f"Exactly one of {', '.join(f'`{name}`' for name in group)} is given.", "")

@@ -34,7 +34,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     if not session.config.option.collectonly and any(
         item.get_closest_marker("spark") for item in session.items
     ):
-        from ebbflow.infra.spark.class_archive import java_options
+        from ebbflow.tasks.bench.class_archive import java_options
 
         # JVMs of tests live for seconds: the first compiler and the serial collector do
         quick = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
@@ -44,7 +44,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 @pytest.fixture(scope="session")
 def tpcds(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with TPC-DS tables of scale factor 0.01 and the 99 queries."""
-    from ebbflow.infra.benchmark_data import tpcds
+    from ebbflow.infra.tables.benchmark_data import tpcds
 
     folder = tmp_path_factory.mktemp("tpcds")
     return tpcds(0.01, folder / "sf0.01", folder / "tools", print)

@@ -6,12 +6,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ebbflow.infra.checksums import unsealed
-from ebbflow.infra.results import read_checkpoint
-from ebbflow.infra.storage import ParquetCheckpointStore
-from ebbflow.planners.query.qep import QueryExecutionPlan
-from ebbflow.tasks.driver import Driver
-from ebbflow.tasks.request import QueryRequest
+from ebbflow.infra.query.checkpoints import ParquetCheckpointStore
+from ebbflow.infra.query.results import read_checkpoint
+from ebbflow.infra.storage.checksums import unsealed
+from ebbflow.planners.query.plan.qep import QueryExecutionPlan
+from ebbflow.tasks.query.driver import Driver
+from ebbflow.tasks.query.request import QueryRequest
 from tests.tasks.driving import Obedient, Ride, Scripted
 
 SQL = """

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from ebbflow.infra.checksums import unsealed
+from ebbflow.infra.storage.checksums import unsealed
 
 KINDS = ("page header", "page", "footer", "manifest")
 _HEADER = 12  # bytes; no page header is shorter

@@ -9,12 +9,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ebbflow.tasks.request import QueryRequest
+from ebbflow.tasks.query.request import QueryRequest
 
 _SCRIPT = """
 import json, sys
-from ebbflow.tasks.query import PlainOrchestrator, execute
-from ebbflow.tasks.request import QueryRequest
+from ebbflow.tasks.query.run import PlainOrchestrator, execute
+from ebbflow.tasks.query.request import QueryRequest
 report = execute(QueryRequest(**json.loads(sys.argv[1])), PlainOrchestrator()).report
 print(json.dumps({"verified": report.verified, "rows": report.rows, "problems": list(report.problems),
                   "stages": [(s.fingerprint, s.status) for s in report.stages]}))

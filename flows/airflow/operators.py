@@ -16,7 +16,7 @@ from ebbflow.planners.errors import EbbflowError, OptionError, PlanningError
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-    from ebbflow.flows.cancelling import Attended
+    from ebbflow.flows.runs.cancelling import Attended
 
 _FOR_GOOD = (OptionError, PlanningError, TableError)  # another try would end as this one
 
@@ -65,7 +65,7 @@ class EbbflowQueryOperator(_AttendedOperator):
         master: Spark master.
         store: where checkpoints live, local or ``s3://``; every worker must reach it for a retry to resume.
         out: write the rows to this Parquet file.
-        options: further fields of ``ebbflow.tasks.request.QueryRequest``, such as ``{"policy": "volcano"}``.
+        options: further fields of ``ebbflow.tasks.query.request.QueryRequest``, such as ``{"policy": "volcano"}``.
         ledger_conn_id: an Airflow connection of type ``ebbflow``: the query is then an app of that cluster, which its
             capacity loop and its reports know of.
         ledger: or the ledger's address, without a password.
@@ -128,7 +128,7 @@ class EbbflowQueryOperator(_AttendedOperator):
             query_values,
             run_id,
         )
-        from ebbflow.flows.cancelling import Attended
+        from ebbflow.flows.runs.cancelling import Attended
 
         if not 0 <= self.fetch <= MOST_ROWS:
             raise AirflowFailException(f"fetch must be from 0 to {MOST_ROWS} rows; got {self.fetch}")
@@ -185,7 +185,7 @@ class EbbflowTrainingOperator(_AttendedOperator):
         team: on whose account it runs there.
         folder: of all runs, local or ``s3://``.
         run: id of the run; made of DAG, task and DAG run unless given.
-        options: further fields of ``ebbflow.tasks.training_request.TrainingRequest``.
+        options: further fields of ``ebbflow.tasks.training.request.TrainingRequest``.
         stop_patience: seconds that a task which has run into its time limit waits for the training to save.
     """
 
@@ -240,8 +240,8 @@ class EbbflowTrainingOperator(_AttendedOperator):
             training_request,
             training_values,
         )
-        from ebbflow.flows.cancelling import Attended
-        from ebbflow.flows.stopping import StopTraining
+        from ebbflow.flows.runs.cancelling import Attended
+        from ebbflow.flows.runs.stopping import StopTraining
 
         ti = context["ti"]
         run = self.run or run_id(ti.dag_id, ti.task_id, ti.run_id, ti.map_index)
@@ -334,7 +334,7 @@ class WaitForCapacityOperator(BaseOperator):
         """Look once, and hand over to the trigger unless there is enough already."""
         from ebbflow.flows.airflow.triggers import WaitForCapacityTrigger, open_lookout
         from ebbflow.flows.airflow.work import numbers, without_password
-        from ebbflow.planners.capacity_need import Need
+        from ebbflow.planners.capacity.need import Need
 
         where = {
             "ledger_conn_id": self.ledger_conn_id,

@@ -2,10 +2,10 @@
 
 import threading
 
-from ebbflow.flows.stopping import StopQuery
-from ebbflow.tasks.feedback import Feedback
-from ebbflow.tasks.listening import Listener
-from ebbflow.tasks.query import PlainOrchestrator
+from ebbflow.flows.runs.stopping import StopQuery
+from ebbflow.tasks.query.feedback import Feedback
+from ebbflow.tasks.query.listening import Listener
+from ebbflow.tasks.query.run import PlainOrchestrator
 
 
 class StoppableOrchestrator(StopQuery, PlainOrchestrator):

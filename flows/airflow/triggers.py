@@ -8,9 +8,9 @@ from typing import Any
 
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
+from ebbflow.flows.airflow.wait import Lookout, lookout
 from ebbflow.infra.errors import InfraError
-from ebbflow.planners.capacity_need import Need
-from ebbflow.tasks.capacity_wait import Lookout, lookout
+from ebbflow.planners.capacity.need import Need
 
 
 def open_lookout(where: dict[str, Any]) -> Lookout:
@@ -31,7 +31,7 @@ class WaitForCapacityTrigger(BaseTrigger):
     A look that fails is repeated: a ledger or master may be away for a while.
 
     Args:
-        need: the fields of ``planners.capacity_need.Need``.
+        need: the fields of ``planners.capacity.need.Need``.
         where: any of ``ledger_conn_id``, ``ledger``, ``cluster`` and ``master``; never a password, since Airflow
             stores it.
         deadline: seconds since the Unix epoch; another triggerer that takes over keeps it.

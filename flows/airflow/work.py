@@ -12,14 +12,14 @@ from typing import Any
 from urllib.parse import quote
 
 from ebbflow.flows.airflow.stopping import StoppableOrchestrator
-from ebbflow.flows.stopping import StopTraining
+from ebbflow.flows.runs.stopping import StopTraining
 from ebbflow.infra.protocols import Checkpoint
 from ebbflow.planners.errors import OptionError
-from ebbflow.tasks.codec import encode
-from ebbflow.tasks.query import QueryOutcome
-from ebbflow.tasks.request import QueryRequest
-from ebbflow.tasks.training_report import TrainingReport
-from ebbflow.tasks.training_request import TrainingRequest
+from ebbflow.tasks.drawing.codec import encode
+from ebbflow.tasks.query.request import QueryRequest
+from ebbflow.tasks.query.run import QueryOutcome
+from ebbflow.tasks.training.report import TrainingReport
+from ebbflow.tasks.training.request import TrainingRequest
 
 MOST_ROWS = 1000  # in an XCom, which is a row of Airflow's database
 _ID_LENGTH = 100
@@ -73,13 +73,13 @@ def query(
     **asked: Any,
 ) -> QueryOutcome:
     """Run a query; with an ``app``'s id, as one that the cluster's ledger knows of. Raises ``EbbflowError``."""
-    from ebbflow.tasks.query import execute
+    from ebbflow.tasks.query.run import execute
 
     if not app:
         return execute(request, orchestrator)
     from ebbflow.infra.ledger import Ledger
-    from ebbflow.tasks.apps.query import run_query_app
     from ebbflow.tasks.apps.specs import query_spec
+    from ebbflow.tasks.query.app import run_query_app
 
     with Ledger.open(address, cluster=cluster, create=False) as ledger:
         spec = query_spec(request, id=app, **asked)
@@ -88,7 +88,7 @@ def query(
 
 def train(request: TrainingRequest, resume: bool, stopper: StopTraining) -> TrainingReport:
     """Run a training on nodes of its own. Raises ``EbbflowError``; how it ended, the report says."""
-    from ebbflow.tasks.training import run_training
+    from ebbflow.tasks.training.run import run_training
 
     return run_training(request, stopper, resume=resume)
 
@@ -109,7 +109,7 @@ def train_on_leases(
     from ebbflow.infra.ledger import Ledger
     from ebbflow.infra.local_fleet import LocalFleet
     from ebbflow.tasks.apps.specs import training_spec
-    from ebbflow.tasks.apps.training import run_training_app
+    from ebbflow.tasks.training.leased.app import run_training_app
 
     kind, _, name = fleet.partition(":")
     if kind != "local":
@@ -140,7 +140,7 @@ def query_values(outcome: QueryOutcome, out: str | None, fetch: int) -> dict[str
 
 def first_rows(result: Checkpoint, count: int) -> list[dict[str, Any]]:
     """Return the first rows of a result; what JSON lacks (dates, decimals) is given as text."""
-    from ebbflow.infra.results import preview
+    from ebbflow.infra.query.results import preview
 
     rows: list[dict[str, Any]] = preview(result, count).to_pylist()
     return [{name: _plain(value) for name, value in row.items()} for row in rows]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from ebbflow.infra.aws.events import Event, StateChange
+from ebbflow.infra.aws.notices.events import Event, StateChange
 from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.errors import AwsError, EngineUnavailableError, StorageError
 from ebbflow.infra.protocols import FleetControl
@@ -82,7 +82,7 @@ class AwsCapacity:
     Args:
         fleet: whose nodes count.
         feed: the notices, opened or started by the caller, who closes it too.
-        hazard: estimates losses per node-hour from losses and node-seconds seen (``planners.recovery.hazard``).
+        hazard: estimates losses per node-hour from losses and node-seconds seen (``planners.hazard.hazard``).
         pools: whose nodes count; ``None``: all.
         refresh: seconds between looks.
 

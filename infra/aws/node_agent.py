@@ -35,7 +35,7 @@ import psutil
 
 from ebbflow.infra.aws.naming import DRAIN_HOOK, NODE_LEAVING, Names
 from ebbflow.infra.clock import Clock, SystemClock
-from ebbflow.infra.files import write_atomic
+from ebbflow.infra.storage.files import write_atomic
 
 METADATA = "http://169.254.169.254"
 DRAINING = Path("/run/ebbflow/draining")
@@ -43,7 +43,7 @@ DRAINING = Path("/run/ebbflow/draining")
 
 _SPARK = "ebbflow-spark-worker.service"
 _TORCH = "ebbflow-torch-node@*.service"
-_ENTRY = "EBBFLOW_NODE_ENTRY"  # as infra/training/launcher/wire.py, which needs torch, has it
+_ENTRY = "EBBFLOW_NODE_ENTRY"  # as infra/training/channel/wire.py, which needs torch, has it
 _LOOK = 1.0  # seconds between looks
 _TOKEN = 21600  # seconds for which a token of the metadata service is asked
 _TRIES = 4  # of asking which instance this is

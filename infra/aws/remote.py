@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from typing import Any, Literal
 
 from ebbflow.infra.aws.clients import Clients, calling
-from ebbflow.infra.aws.instances import Instances
+from ebbflow.infra.aws.fleet.instances import Instances
 from ebbflow.infra.aws.naming import Document, Names
 from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.errors import AwsError, AwsUnavailableError, NotOursError
@@ -113,7 +113,7 @@ class RemoteRunner:
         """Start a training's node process; ``entry`` is the JSON of its ``EBBFLOW_NODE_ENTRY``. See ``run``.
 
         The entry is in the command, which AWS logs: it holds no secret. The outcome's ``output`` holds the public key
-        of the pair that the node has made (``infra.training.keys.announced``).
+        of the pair that the node has made (``infra.training.channel.keys.announced``).
         """
         encoded = base64.b64encode(entry.encode()).decode()
         parameters = {"action": "start", "name": name, "entry": encoded}

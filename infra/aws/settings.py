@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
-from ebbflow.infra import user_files
 from ebbflow.infra.aws.naming import Names
 from ebbflow.infra.errors import SettingsError
+from ebbflow.infra.storage import user_files
 from ebbflow.planners.errors import OptionError
 
 T = TypeVar("T")

@@ -19,9 +19,9 @@ from ebbflow.infra.aws.remote import Outcome, RemoteRunner
 from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.errors import ClusterError, EngineUnavailableError
 from ebbflow.infra.protocols import CapacitySource
-from ebbflow.infra.training import keys
+from ebbflow.infra.training.channel import keys
+from ebbflow.infra.training.channel.wire import Entry, to_json
 from ebbflow.infra.training.launcher.pool import Admit, nobody
-from ebbflow.infra.training.launcher.wire import Entry, to_json
 from ebbflow.planners.errors import EbbflowError
 from ebbflow.planners.model import Capacity, Node
 

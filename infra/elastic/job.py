@@ -16,17 +16,18 @@ from typing import Any, Self
 
 from zmq.sugar.context import Context
 
-from ebbflow.infra import private, processes
 from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.elastic.application import Application, Driver, Key, Value
-from ebbflow.infra.elastic.heartbeats import SILENCE, Monitor
-from ebbflow.infra.elastic.master import Master
-from ebbflow.infra.elastic.messages import MASTER, Lost, Scale
+from ebbflow.infra.elastic.master.master import Master
 from ebbflow.infra.elastic.settings import Event, Settings, check
-from ebbflow.infra.elastic.transport import Envelope
-from ebbflow.infra.elastic.zeromq import ZmqTransport
+from ebbflow.infra.elastic.wire.heartbeats import SILENCE, Monitor
+from ebbflow.infra.elastic.wire.messages import MASTER, Lost, Scale
+from ebbflow.infra.elastic.wire.transport import Envelope
+from ebbflow.infra.elastic.wire.zeromq import ZmqTransport
 from ebbflow.infra.errors import ElasticError
-from ebbflow.infra.training.locks import RunLock
+from ebbflow.infra.machine import processes
+from ebbflow.infra.storage import private
+from ebbflow.infra.storage.locks import RunLock
 from ebbflow.planners.errors import OptionError
 
 _TICK = 0.02  # seconds between looks at processes and requests
@@ -292,7 +293,7 @@ class ElasticJob:
             sys.executable,
             "-P",
             "-m",
-            "ebbflow.infra.elastic.node",
+            "ebbflow.infra.elastic.worker.node",
             self._sockets,
             name,
             str(self._silence),

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ebbflow.infra.elastic import codec
 from ebbflow.infra.elastic.application import Application
 from ebbflow.infra.elastic.registry import register
+from ebbflow.infra.elastic.wire import codec
 from ebbflow.infra.errors import ElasticError
 from ebbflow.planners.errors import OptionError
 

@@ -4,8 +4,8 @@ from sqlalchemy import Connection, select
 from sqlalchemy.dialects import postgresql, sqlite
 
 from ebbflow.infra.errors import LedgerError
-from ebbflow.infra.ledger.database import Database
-from ebbflow.infra.ledger.schema import clusters
+from ebbflow.infra.ledger.database.database import Database
+from ebbflow.infra.ledger.database.schema import clusters
 from ebbflow.planners.model.ledger import State
 
 

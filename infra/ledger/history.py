@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 from sqlalchemy import BigInteger, Connection, ScalarSelect, Select, bindparam, case, select
 
 from ebbflow.infra.errors import LedgerError
-from ebbflow.infra.ledger import codec, seals
-from ebbflow.infra.ledger.schema import clusters, events, snapshots
+from ebbflow.infra.ledger.database.schema import clusters, events, snapshots
+from ebbflow.infra.ledger.rows import codec, seals
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model.ledger import Event, State, fold
 

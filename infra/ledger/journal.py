@@ -9,10 +9,11 @@ from typing import NamedTuple
 from sqlalchemy import Connection, bindparam, select
 
 from ebbflow.infra.errors import DoubleBookingError, LedgerError
-from ebbflow.infra.ledger import codec, history, projections, remembering, snapshots
-from ebbflow.infra.ledger.database import Database
+from ebbflow.infra.ledger import history, snapshots
+from ebbflow.infra.ledger.database.database import Database
+from ebbflow.infra.ledger.database.schema import clusters, events
 from ebbflow.infra.ledger.history import Known
-from ebbflow.infra.ledger.schema import clusters, events
+from ebbflow.infra.ledger.rows import codec, projections, remembering
 from ebbflow.planners.model.ledger import AppRecord, Change, Event, Granted, Slot, State, fold
 
 _LAST = (

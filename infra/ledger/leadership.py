@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Self
 from sqlalchemy import ColumnElement, Connection, select, update
 
 from ebbflow.infra.errors import LedgerBusyError, StaleLoopError
-from ebbflow.infra.ledger import projections
-from ebbflow.infra.ledger.schema import leads
+from ebbflow.infra.ledger.database.schema import leads
+from ebbflow.infra.ledger.rows import projections
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model.ledger import Change, Event, LoopBegan, State
 

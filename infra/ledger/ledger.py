@@ -8,14 +8,15 @@ from sqlalchemy import Connection, select
 
 from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.errors import LedgerError
-from ebbflow.infra.ledger import clusters, codec, history, projections, remembering, retention, seals, values
+from ebbflow.infra.ledger import clusters, history, retention
 from ebbflow.infra.ledger.address import Address, parse
-from ebbflow.infra.ledger.database import Database
+from ebbflow.infra.ledger.database.database import Database
+from ebbflow.infra.ledger.database.schema import events, mentions, reports
 from ebbflow.infra.ledger.journal import Journal
 from ebbflow.infra.ledger.leadership import Lead, Leadership, begin_lead, lead_of
 from ebbflow.infra.ledger.migrate import create_or_upgrade
 from ebbflow.infra.ledger.overview import Overview, overview
-from ebbflow.infra.ledger.schema import events, mentions, reports
+from ebbflow.infra.ledger.rows import codec, projections, remembering, seals, values
 from ebbflow.infra.ledger.verify import verify
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model import names

@@ -7,7 +7,7 @@ from sqlalchemy import Connection, inspect, text
 from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.errors import LedgerError
 from ebbflow.infra.ledger.address import parse
-from ebbflow.infra.ledger.database import Database, check_file, prepare_file
+from ebbflow.infra.ledger.database.database import Database, check_file, prepare_file
 
 VERSION_TABLE = "ledger_version"
 STEPS = ("0001",)  # all of ``migrations/versions``, in order

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from sqlalchemy import Connection, func, select, text
 
 from ebbflow.infra.ledger import clusters as known_clusters
-from ebbflow.infra.ledger.database import Database
+from ebbflow.infra.ledger.database.database import Database
+from ebbflow.infra.ledger.database.schema import apps, clusters, events, metadata, snapshots
 from ebbflow.infra.ledger.leadership import Lead, lead_of
 from ebbflow.infra.ledger.migrate import version
-from ebbflow.infra.ledger.schema import apps, clusters, events, metadata, snapshots
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,10 +6,11 @@ from dataclasses import dataclass, replace
 from sqlalchemy import ColumnElement, Connection, and_, bindparam, delete, func, select, update
 
 from ebbflow.infra.errors import LedgerError
-from ebbflow.infra.ledger import codec, history, seals, snapshots
-from ebbflow.infra.ledger.database import Database
-from ebbflow.infra.ledger.schema import apps, clusters, events, mentions, reports
-from ebbflow.infra.ledger.schema import snapshots as snapshot_table
+from ebbflow.infra.ledger import history, snapshots
+from ebbflow.infra.ledger.database.database import Database
+from ebbflow.infra.ledger.database.schema import apps, clusters, events, mentions, reports
+from ebbflow.infra.ledger.database.schema import snapshots as snapshot_table
+from ebbflow.infra.ledger.rows import codec, seals
 from ebbflow.planners.model.ledger import GONE, Decided, Event, State
 
 _BATCH = 2000  # rows in one transaction: writers wait for no more than that

@@ -7,8 +7,8 @@ events were pruned is the only one that cannot be made again; it is never droppe
 from sqlalchemy import Connection, delete, func, select
 from sqlalchemy.dialects import postgresql, sqlite
 
-from ebbflow.infra.ledger import codec, seals
-from ebbflow.infra.ledger.schema import clusters, snapshots
+from ebbflow.infra.ledger.database.schema import clusters, snapshots
+from ebbflow.infra.ledger.rows import codec, seals
 from ebbflow.planners.model.ledger import State
 
 EVERY = 5000  # events

@@ -6,8 +6,8 @@ from sqlalchemy import Connection, func, select
 
 from ebbflow.infra.errors import LedgerError
 from ebbflow.infra.ledger import history
-from ebbflow.infra.ledger.schema import clusters, decisions, events, snapshots
-from ebbflow.infra.ledger.tables import accounts, differences, from_tables
+from ebbflow.infra.ledger.database.schema import clusters, decisions, events, snapshots
+from ebbflow.infra.ledger.rows.tables import accounts, differences, from_tables
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model.ledger import GONE, AppEntered, AppRecord, State, fold
 

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ebbflow.infra.local_fleet.begin import list_fleets
     from ebbflow.infra.local_fleet.fleet import LocalFleet
-    from ebbflow.infra.local_fleet.marks import Occupant
     from ebbflow.infra.local_fleet.nodes import FleetNodes
-    from ebbflow.infra.local_fleet.pools import LocalPool
+    from ebbflow.infra.local_fleet.state.labels import Occupant
+    from ebbflow.infra.local_fleet.state.pools import LocalPool
 
 __all__ = ["FleetNodes", "LocalFleet", "LocalPool", "Occupant", "list_fleets"]
 
 _PLACES = {
     "FleetNodes": "nodes",
     "LocalFleet": "fleet",
-    "LocalPool": "pools",
-    "Occupant": "marks",
+    "LocalPool": "state.pools",
+    "Occupant": "state.labels",
     "list_fleets": "begin",
 }
 

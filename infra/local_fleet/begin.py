@@ -6,19 +6,19 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from ebbflow.infra import processes
 from ebbflow.infra.clock import Clock
 from ebbflow.infra.errors import ClusterError, InfraError
-from ebbflow.infra.local_fleet import marks
-from ebbflow.infra.local_fleet.book import FleetBook, PoolPlan
-from ebbflow.infra.local_fleet.life import teardown
-from ebbflow.infra.local_fleet.machine_clock import MachineClock
-from ebbflow.infra.local_fleet.pools import LocalPool
-from ebbflow.infra.local_fleet.rooms import RUNS, rooms
-from ebbflow.infra.local_fleet.store import BookFile
-from ebbflow.infra.spark.state import ebbflow_home
+from ebbflow.infra.local_fleet.provider.life import teardown
+from ebbflow.infra.local_fleet.provider.provider import RUNS, rooms
+from ebbflow.infra.local_fleet.state import labels as marks
+from ebbflow.infra.local_fleet.state.clock import MachineClock
+from ebbflow.infra.local_fleet.state.fleet_state import FleetBook, PoolPlan
+from ebbflow.infra.local_fleet.state.pools import LocalPool
+from ebbflow.infra.local_fleet.state.store import BookFile
+from ebbflow.infra.machine import processes
+from ebbflow.infra.spark.cluster.state import ebbflow_home
 
-_KEEPER = "ebbflow.infra.local_fleet.keeper"
+_KEEPER = "ebbflow.infra.local_fleet.provider.supervisor"
 _UP = 30.0  # s for the keeper to be there
 _POLL = 0.02  # s between looks for it
 

@@ -13,18 +13,20 @@ from typing import TYPE_CHECKING, Self
 
 from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.errors import ClusterError, PriceError
-from ebbflow.infra.local_fleet import begin, changes, marks
-from ebbflow.infra.local_fleet.book import FleetBook
-from ebbflow.infra.local_fleet.life import finish, look
-from ebbflow.infra.local_fleet.marks import Occupant
-from ebbflow.infra.local_fleet.mishaps import Mishaps
-from ebbflow.infra.local_fleet.pools import LocalPool, check, shared
+from ebbflow.infra.local_fleet import begin
+from ebbflow.infra.local_fleet.faults import Mishaps
+from ebbflow.infra.local_fleet.provider.life import finish, look
 from ebbflow.infra.local_fleet.pruning import prune
-from ebbflow.infra.local_fleet.store import BookFile
+from ebbflow.infra.local_fleet.state import changes
+from ebbflow.infra.local_fleet.state import labels as marks
+from ebbflow.infra.local_fleet.state.fleet_state import FleetBook
+from ebbflow.infra.local_fleet.state.labels import Occupant
+from ebbflow.infra.local_fleet.state.pools import LocalPool, check, shared
+from ebbflow.infra.local_fleet.state.store import BookFile
 from ebbflow.infra.local_fleet.view import known, offers
+from ebbflow.infra.machine import devices
 from ebbflow.infra.protocols import Applied, Refusal
-from ebbflow.infra.spark import options
-from ebbflow.infra.training import devices
+from ebbflow.infra.spark.cluster import options
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model.capacity import Capacity, Notice
 from ebbflow.planners.model.fleet import Fleet, Offer, PoolState, Target

@@ -12,17 +12,18 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from ebbflow.infra import processes
 from ebbflow.infra.clock import Clock
 from ebbflow.infra.errors import ClusterError, InfraError
-from ebbflow.infra.local_fleet import begin, marks
-from ebbflow.infra.local_fleet.book import FleetBook, LocalNode
-from ebbflow.infra.local_fleet.life import look, teardown
-from ebbflow.infra.local_fleet.machine_clock import MachineClock, shift
-from ebbflow.infra.local_fleet.pools import PoolKind
-from ebbflow.infra.local_fleet.rooms import Room, rooms
-from ebbflow.infra.local_fleet.store import BookFile
+from ebbflow.infra.local_fleet import begin
+from ebbflow.infra.local_fleet.provider.life import look, teardown
+from ebbflow.infra.local_fleet.provider.provider import Room, rooms
+from ebbflow.infra.local_fleet.state import labels as marks
+from ebbflow.infra.local_fleet.state.clock import MachineClock, shift
+from ebbflow.infra.local_fleet.state.fleet_state import FleetBook, LocalNode
+from ebbflow.infra.local_fleet.state.pools import PoolKind
+from ebbflow.infra.local_fleet.state.store import BookFile
 from ebbflow.infra.local_fleet.view import NodeView, view
+from ebbflow.infra.machine import processes
 
 POLL = 0.05  # s between looks while something is waited for
 _DOWN = 30.0  # s for the keeper to take everything down; beyond, the caller does it

@@ -5,17 +5,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ebbflow.infra import cgroups, files, private
 from ebbflow.infra.clock import Clock
 from ebbflow.infra.errors import ClusterError
-from ebbflow.infra.guardian import Guardian
-from ebbflow.infra.local_fleet import marks
-from ebbflow.infra.local_fleet.book import FleetBook, LocalNode
-from ebbflow.infra.local_fleet.rooms import BY, RUNS, work
-from ebbflow.infra.training import devices
+from ebbflow.infra.local_fleet.provider.provider import BY, RUNS, work
+from ebbflow.infra.local_fleet.state import labels as marks
+from ebbflow.infra.local_fleet.state.fleet_state import FleetBook, LocalNode
+from ebbflow.infra.machine import cgroups, devices
+from ebbflow.infra.machine.guardian import Guardian
+from ebbflow.infra.storage import files, private
+from ebbflow.infra.training.channel.wire import Entry
 from ebbflow.infra.training.launcher.pool import Admit, nobody
-from ebbflow.infra.training.launcher.wire import Entry
-from ebbflow.infra.training.nodes import LocalNodes
+from ebbflow.infra.training.local_nodes import LocalNodes
 
 if TYPE_CHECKING:
     from ebbflow.infra.local_fleet.fleet import LocalFleet

@@ -11,12 +11,13 @@ import secrets
 import shutil
 from pathlib import Path
 
-from ebbflow.infra import files, processes
 from ebbflow.infra.clock import Clock
 from ebbflow.infra.errors import InfraError
-from ebbflow.infra.local_fleet import marks
-from ebbflow.infra.local_fleet.book import FleetBook
-from ebbflow.infra.local_fleet.store import BOOK, LOCK, STARTING, BookFile
+from ebbflow.infra.local_fleet.state import labels as marks
+from ebbflow.infra.local_fleet.state.fleet_state import FleetBook
+from ebbflow.infra.local_fleet.state.store import BOOK, LOCK, STARTING, BookFile
+from ebbflow.infra.machine import processes
+from ebbflow.infra.storage import files
 
 KEPT = 20
 """Fleets that are down whose folders are kept, those that went down last."""

@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from ebbflow.infra.local_fleet import marks
-from ebbflow.infra.local_fleet.book import FleetBook, LocalNode, by_number
-from ebbflow.infra.local_fleet.marks import Occupant
-from ebbflow.infra.local_fleet.pools import LocalPool, PoolKind
-from ebbflow.infra.local_fleet.rooms import Room
+from ebbflow.infra.local_fleet.provider.provider import Room
+from ebbflow.infra.local_fleet.state import labels as marks
+from ebbflow.infra.local_fleet.state.fleet_state import FleetBook, LocalNode, by_number
+from ebbflow.infra.local_fleet.state.labels import Occupant
+from ebbflow.infra.local_fleet.state.pools import LocalPool, PoolKind
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model.capacity import Market
 from ebbflow.planners.model.fleet import Offer

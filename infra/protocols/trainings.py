@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol
 
 if TYPE_CHECKING:
-    from ebbflow.infra.training.channel import RunSettings
+    from ebbflow.infra.training.process.channel import RunSettings
 
 TrainingState = Literal["starting", "running", "stopping", "waiting", "finished", "stopped", "failed"]
 GenerationKind = Literal[

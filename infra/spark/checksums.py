@@ -6,10 +6,10 @@ import uuid
 from collections.abc import Sequence
 from typing import Any
 
-from ebbflow.infra import checksums
 from ebbflow.infra.protocols import FileEntry
 from ebbflow.infra.spark.failures import first_line
 from ebbflow.infra.spark.relations import location
+from ebbflow.infra.storage import checksums
 
 LARGEST = 64 << 20  # bytes of a file that executors hash: Spark takes it into memory as a whole
 _STARTING = 0.3  # seconds that a Spark job takes beside its work
@@ -31,7 +31,7 @@ def by_executors(entries: Sequence[FileEntry], cores: int, *, near: bool) -> boo
 
 
 def of_files(session: Any, scheme: str, entries: Sequence[FileEntry]) -> list[str]:
-    """Return what ``infra.checksums.of_files`` does, computed by executors but for files over ``LARGEST``.
+    """Return what ``infra.storage.checksums.of_files`` does, computed by executors but for files over ``LARGEST``.
 
     When they fail, or take ten times as long as this process would, it is computed here. Raises ``OSError``.
     """
@@ -48,7 +48,7 @@ def of_files(session: Any, scheme: str, entries: Sequence[FileEntry]) -> list[st
 
 
 def _collected(session: Any, scheme: str, entries: Sequence[FileEntry], limit: float) -> dict[str, str]:
-    """Return checksums by path. Spark's ``xxhash64`` is XXH64 with the seed of ``infra.checksums``."""
+    """Return checksums by path. Spark's ``xxhash64`` is XXH64 with the seed of ``infra.storage.checksums``."""
     from pyspark.sql import functions as f
 
     context, group = session.sparkContext, f"checksums-{uuid.uuid4().hex[:8]}"

@@ -7,11 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from ebbflow.infra import checksums
 from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.errors import EngineUnavailableError, StageCancelledError
-from ebbflow.infra.outputs import count_rows
 from ebbflow.infra.protocols import FileEntry, Relation, StageJob, StageProgress, StageResult
+from ebbflow.infra.query.outputs import count_rows
 from ebbflow.infra.spark import checksums as executors
 from ebbflow.infra.spark import relations
 from ebbflow.infra.spark.failures import chain, first_line, parse, translate
@@ -21,6 +20,7 @@ from ebbflow.infra.spark.metrics import GroupMetrics, StatusApi, group_metrics
 from ebbflow.infra.spark.pools import Pools
 from ebbflow.infra.spark.session import DriverProcess, start_session, stop_session
 from ebbflow.infra.spark.settings import ExecutorShape, mebibytes, settings, stays_on_this_machine
+from ebbflow.infra.storage import checksums
 from ebbflow.planners.errors import OptionError
 
 _POLL = 0.25  # seconds between looks at a running job
@@ -165,7 +165,7 @@ class SparkEngine:
         self._hold.hold(self._id, cores)
 
     def checksums(self, scheme: str, entries: Sequence[FileEntry]) -> list[str]:
-        """Return the files' checksums (``infra.checksums.of_files``), computed where that is sooner."""
+        """Return the files' checksums (``infra.storage.checksums.of_files``), computed where that is sooner."""
         cores = self._context.defaultParallelism
         near = stays_on_this_machine(self.master)
         if self._closed or not executors.by_executors(entries, cores, near=near):

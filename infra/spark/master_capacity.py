@@ -7,9 +7,9 @@ import httpx
 
 from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.errors import EngineUnavailableError
+from ebbflow.infra.spark.cluster.state import find_cluster
 from ebbflow.infra.spark.master_api import MasterView, get_master, new_client, states_by_host
 from ebbflow.infra.spark.masters import find_master
-from ebbflow.infra.spark.state import find_cluster
 from ebbflow.infra.spark.watch import Deadlines, HostRecord, host_records, merge_notices
 from ebbflow.planners.model.capacity import Capacity, Node
 

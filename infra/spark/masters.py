@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 import httpx
 
+from ebbflow.infra.spark.cluster.state import find_cluster
 from ebbflow.infra.spark.master_api import get_master, new_client
 from ebbflow.infra.spark.settings import ExecutorShape, addresses, executor_memory, executor_shape
-from ebbflow.infra.spark.state import find_cluster
 from ebbflow.planners.errors import OptionError
 
 _TIMEOUT = 2.0  # seconds

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ebbflow.infra import private
 from ebbflow.infra.errors import EngineUnavailableError
-from ebbflow.infra.spark.authentication import authenticated, is_sensitive, properties_text
+from ebbflow.infra.spark.cluster.authentication import authenticated, is_sensitive, properties_text
 from ebbflow.infra.spark.failures import chain, headline
 from ebbflow.infra.spark.settings import addresses, is_local, stays_on_this_machine
+from ebbflow.infra.storage import private
 
 _CONNECT_SECONDS = 5.0  # per master and attempt
 _STOP_SECONDS = 15.0

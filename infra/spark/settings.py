@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ebbflow.infra.private import hadoop_umask
+from ebbflow.infra.storage.private import hadoop_umask
 from ebbflow.planners.errors import OptionError
 
 _OWN_FAILURES = 64  # bound on task failures and stage attempts; see ``settings``

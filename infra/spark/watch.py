@@ -11,6 +11,7 @@ import httpx
 
 from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.errors import EngineLostError, EngineUnavailableError
+from ebbflow.infra.spark.cluster.state import ClusterState, find_cluster
 from ebbflow.infra.spark.master_api import (
     Application,
     Executor,
@@ -23,7 +24,6 @@ from ebbflow.infra.spark.master_api import (
     states_by_host,
 )
 from ebbflow.infra.spark.settings import ExecutorShape
-from ebbflow.infra.spark.state import ClusterState, find_cluster
 from ebbflow.planners.model import Capacity, Node, Notice, Resources
 
 _WARNING = 120.0  # seconds between notice and loss, where only the master tells of a notice (EC2's time)

@@ -3,13 +3,13 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ebbflow.infra.training.leaving import RunStopped
     from ebbflow.infra.training.metrics import RunStatistics
+    from ebbflow.infra.training.process.leaving import RunStopped
     from ebbflow.infra.training.run import ElasticRun
 
 __all__ = ["ElasticRun", "RunStatistics", "RunStopped"]
 
-_PLACES = {"ElasticRun": "run", "RunStatistics": "metrics", "RunStopped": "leaving"}
+_PLACES = {"ElasticRun": "run", "RunStatistics": "metrics", "RunStopped": "process.leaving"}
 
 
 def __getattr__(name: str) -> Any:

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from ebbflow.infra.errors import TrainingError
-from ebbflow.infra.training.checkpoints import CheckpointFolder
+from ebbflow.infra.storage.places import Place
+from ebbflow.infra.training.checkpoints.folder import CheckpointFolder
 from ebbflow.infra.training.metrics import RunStatistics
-from ebbflow.infra.training.places import Place
 from ebbflow.infra.training.prepared import Prepared
 
 

@@ -7,13 +7,13 @@ from typing import Any, NoReturn
 from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.errors import StorageError
 from ebbflow.infra.training.canary import rehearse
-from ebbflow.infra.training.channel import StopRequest
-from ebbflow.infra.training.leaving import PEER_LOST, RunStopped
-from ebbflow.infra.training.link import Link
 from ebbflow.infra.training.metrics import RunStatistics
 from ebbflow.infra.training.prepared import Prepared
+from ebbflow.infra.training.process.channel import StopRequest
+from ebbflow.infra.training.process.leaving import PEER_LOST, RunStopped
+from ebbflow.infra.training.process.link import Link
+from ebbflow.infra.training.process.world import World
 from ebbflow.infra.training.saver import Saver
-from ebbflow.infra.training.world import World
 
 RESCUE_TIMEOUT = 20.0  # seconds
 RESERVE = 1.0  # seconds before a deadline, besides twice what a checkpoint takes

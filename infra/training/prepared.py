@@ -8,14 +8,14 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from ebbflow.infra.errors import TrainingError
-from ebbflow.infra.training.channel import RunSettings
-from ebbflow.infra.training.gradients import GradientMeter
+from ebbflow.infra.training.gradients.noise import GradientMeter
+from ebbflow.infra.training.gradients.tuner import BatchTuner
+from ebbflow.infra.training.process.channel import RunSettings
+from ebbflow.infra.training.process.world import World
 from ebbflow.infra.training.progress import Progress
 from ebbflow.infra.training.schedule import ProgressSchedule, Rule, SchedulerFactory, ScheduleUnit, rule_for
-from ebbflow.infra.training.tuner import BatchTuner
-from ebbflow.infra.training.world import World
 from ebbflow.planners.errors import OptionError
-from ebbflow.planners.training.batch_size import BatchLimits
+from ebbflow.planners.training.speed.batch_size import BatchLimits
 
 Precision = Literal["fp32", "bf16", "fp16"]
 OptimizerFactory = Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optimizer]

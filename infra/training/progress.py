@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, Self
 
 from ebbflow.infra.errors import DatasetError, TrainingError
-from ebbflow.planners.training.data_order import Cursor
+from ebbflow.planners.training.saving.data_order import Cursor
 
 EpochUnit = Literal["progress", "pass"]
 _ROUNDING = 1e-6  # iterations: what a sum of gains may lack of an epoch's end

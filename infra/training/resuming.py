@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from ebbflow.infra.errors import CheckpointsLostError, StorageError
-from ebbflow.infra.training.agreeing import exchangeable
-from ebbflow.infra.training.checkpoints import CheckpointFolder, Found
+from ebbflow.infra.training.checkpoints.folder import CheckpointFolder, Found
+from ebbflow.infra.training.process.agreeing import exchangeable
+from ebbflow.infra.training.process.world import World
 from ebbflow.infra.training.running_saves import RunningSaves
 from ebbflow.infra.training.spill import Spill
-from ebbflow.infra.training.world import World
 
 _NAMED = 8  # unusable checkpoints in a message
 _STEP = re.compile(r"/(?:corrupt-)?step-(\d{12})-")

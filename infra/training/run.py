@@ -29,23 +29,18 @@ import torch
 
 from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.errors import TrainingError
-from ebbflow.infra.training import channel as names
-from ebbflow.infra.training.channel import Channel, RunSettings
-from ebbflow.infra.training.checkpoints import CheckpointFolder
+from ebbflow.infra.storage.locks import RunLock
+from ebbflow.infra.training.checkpoints.folder import CheckpointFolder
 from ebbflow.infra.training.data import Collate, Samples
 from ebbflow.infra.training.ending import Ending
 from ebbflow.infra.training.feeding import Feed
-from ebbflow.infra.training.leaving import RunStopped
-from ebbflow.infra.training.link import Link
-from ebbflow.infra.training.locks import RunLock
 from ebbflow.infra.training.metrics import Rates, RunStatistics
-from ebbflow.infra.training.prepared import (
-    OptimizerFactory,
-    Options,
-    Precision,
-    Prepared,
-    prepare,
-)
+from ebbflow.infra.training.prepared import OptimizerFactory, Options, Precision, Prepared, prepare
+from ebbflow.infra.training.process import channel as names
+from ebbflow.infra.training.process.channel import Channel, RunSettings
+from ebbflow.infra.training.process.leaving import RunStopped
+from ebbflow.infra.training.process.link import Link
+from ebbflow.infra.training.process.world import World, peer_lost
 from ebbflow.infra.training.progress import EpochUnit, Progress
 from ebbflow.infra.training.random_state import seed_everything
 from ebbflow.infra.training.resuming import Choice, check_not_lost, choose, load
@@ -54,8 +49,7 @@ from ebbflow.infra.training.saver import Saver
 from ebbflow.infra.training.schedule import RuleName, SchedulerFactory, ScheduleUnit
 from ebbflow.infra.training.spill import Spill
 from ebbflow.infra.training.stepper import Stepper
-from ebbflow.infra.training.world import World, peer_lost
-from ebbflow.planners.training.data_order import DataOrder, Share
+from ebbflow.planners.training.saving.data_order import DataOrder, Share
 
 log = logging.getLogger(__name__)
 

@@ -11,12 +11,12 @@ from typing import Any
 
 from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.errors import StorageError
-from ebbflow.infra.training.channel import RunSettings
-from ebbflow.infra.training.checkpoints import TIMEOUT, CheckpointFolder, Found, Saved
-from ebbflow.infra.training.link import Link
+from ebbflow.infra.training.checkpoints.folder import TIMEOUT, CheckpointFolder, Found, Saved
+from ebbflow.infra.training.process.channel import RunSettings
+from ebbflow.infra.training.process.link import Link
+from ebbflow.infra.training.process.world import World
 from ebbflow.infra.training.spill import Spill
-from ebbflow.infra.training.world import World
-from ebbflow.planners.training.checkpointing import daly_interval
+from ebbflow.planners.training.saving.checkpointing import daly_interval
 
 UNKNOWN_HAZARD_EVERY = 600.0  # seconds between checkpoints where no loss was ever seen
 LEAST_EVERY = 5.0  # seconds

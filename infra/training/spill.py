@@ -23,12 +23,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ebbflow.infra import private
 from ebbflow.infra.clock import Clock
 from ebbflow.infra.errors import StorageError
-from ebbflow.infra.filesystems import translated
-from ebbflow.infra.training.checkpoints import CheckpointFolder, Found, Saved
-from ebbflow.infra.training.places import Place
+from ebbflow.infra.storage import private
+from ebbflow.infra.storage.filesystems import translated
+from ebbflow.infra.storage.places import Place
+from ebbflow.infra.training.checkpoints.folder import CheckpointFolder, Found, Saved
 from ebbflow.planners.errors import EbbflowError
 
 _MARK = "mark"

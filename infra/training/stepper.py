@@ -13,14 +13,14 @@ from typing import Any
 import torch
 
 from ebbflow.infra.errors import TrainingError
+from ebbflow.infra.training.gradients.moments import rescale_moments
 from ebbflow.infra.training.metrics import RunStatistics
-from ebbflow.infra.training.moments import rescale_moments
 from ebbflow.infra.training.prepared import Prepared
+from ebbflow.infra.training.process.world import World
 from ebbflow.infra.training.schedule import scaled
-from ebbflow.infra.training.world import World
-from ebbflow.planners.training.batch_size import Split
-from ebbflow.planners.training.data_order import Cursor, Share
-from ebbflow.planners.training.goodput import GradientStatistics, gain
+from ebbflow.planners.training.saving.data_order import Cursor, Share
+from ebbflow.planners.training.speed.batch_size import Split
+from ebbflow.planners.training.speed.goodput import GradientStatistics, gain
 
 MOST_SKIPPED = 100  # steps in a row whose gradient is not finite: then it is not going to get better
 WARM_UP = 2  # steps of a new split that are not measured

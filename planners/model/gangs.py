@@ -59,8 +59,8 @@ class GangTarget:
     """A gang that may be started, decided for a fleet's ``epoch`` and beside pools of so many planned nodes.
 
     One for an old epoch, or beside a pool that has been let grow since, is not started.
-    ``planners.guard_gang.check_gang`` alone makes them, and nothing else can be started: so no gang gets past the
-    limits.
+    ``planners.fleet.guard_gang.check_gang`` alone makes them, and nothing else can be started: so no gang gets past
+    the limits.
     """
 
     request: GangRequest

@@ -14,7 +14,7 @@ class ColumnStatistics:
     high: float | str | None = None
     width: float = 8.0  # average bytes in memory
     edges: tuple[float, ...] = ()  # inner borders of cells of equal rows, when ranges can be read alone
-    reads: tuple[float, ...] = ()  # times the table is read in 2, 4, 8, 16 slices (infra.clustering)
+    reads: tuple[float, ...] = ()  # times the table is read in 2, 4, 8, 16 slices (infra.tables.clustering)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from sqlglot import exp
 
-from ebbflow.planners.query.blocks import barrier_words, inner_relations
-from ebbflow.planners.query.staging import Analysis
+from ebbflow.planners.query.plan.staging import Analysis
+from ebbflow.planners.query.views.blocks import barrier_words, inner_relations
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,24 +9,32 @@ from typing import Literal
 
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model import Catalogue, Share
-from ebbflow.planners.query import cuts as cutting
-from ebbflow.planners.query.cost import DEFAULTS, CostModel
-from ebbflow.planners.query.costing import Coster
-from ebbflow.planners.query.dialect import duckdb_sql, spark_sql
-from ebbflow.planners.query.dividing import Divider
-from ebbflow.planners.query.enumerate import enumerate_trees
-from ebbflow.planners.query.fingerprint import digest
-from ebbflow.planners.query.members import prepared_subqueries
-from ebbflow.planners.query.nesting import within_bounds
-from ebbflow.planners.query.parse import ParsedQuery, parse_query
-from ebbflow.planners.query.qep import QueryExecutionPlan, Slicing, Stage, Statement, Text
-from ebbflow.planners.query.render import quote, without_broadcast, without_hints
-from ebbflow.planners.query.repeats import shared_joins
-from ebbflow.planners.query.sizes import Sizes
-from ebbflow.planners.query.staging import Analysis, BlockId, Choice, Rendered, Staging, Unit, single_unit
-from ebbflow.planners.query.state import StageOutput
-from ebbflow.planners.query.trees import Tree, algebra, joins
-from ebbflow.planners.query.views import ROOT, view_chain
+from ebbflow.planners.query.costs.cost import DEFAULTS, CostModel
+from ebbflow.planners.query.costs.costing import Coster
+from ebbflow.planners.query.costs.dividing import Divider
+from ebbflow.planners.query.costs.sizes import Sizes
+from ebbflow.planners.query.orders.enumerate import enumerate_trees
+from ebbflow.planners.query.plan import cuts as cutting
+from ebbflow.planners.query.plan.qep import QueryExecutionPlan, Slicing, Stage, Statement, Text
+from ebbflow.planners.query.plan.render import quote, without_broadcast, without_hints
+from ebbflow.planners.query.plan.staging import (
+    Analysis,
+    BlockId,
+    Choice,
+    Rendered,
+    Staging,
+    Unit,
+    single_unit,
+)
+from ebbflow.planners.query.plan.state import StageOutput
+from ebbflow.planners.query.plan.trees import Tree, algebra, joins
+from ebbflow.planners.query.sql.dialect import duckdb_sql, spark_sql
+from ebbflow.planners.query.sql.nesting import within_bounds
+from ebbflow.planners.query.sql.parse import ParsedQuery, parse_query
+from ebbflow.planners.query.subqueries.members import prepared_subqueries
+from ebbflow.planners.query.subqueries.repeats import shared_joins
+from ebbflow.planners.query.views.fingerprint import digest
+from ebbflow.planners.query.views.views import ROOT, view_chain
 
 CutPolicy = Literal["cost", "every-join", "none"]
 

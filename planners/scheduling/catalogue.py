@@ -9,7 +9,7 @@ from ebbflow.planners.errors import OptionError
 
 if TYPE_CHECKING:
     from ebbflow.planners.model.scheduling import Policy
-    from ebbflow.planners.scheduling.share_rules import ShareRule
+    from ebbflow.planners.scheduling.shares.rules import ShareRule
 
 Kind = Literal["profiles", "durations", "searches", "rounds"]
 """How jobs progress: by measured profiles (AdaptDL), by a duration, as hyper-parameter searches (Themis), or by
@@ -48,8 +48,8 @@ class Entry:
 
 
 def _tiresias(setting: Setting) -> "Policy":
+    from ebbflow.planners.scheduling.gangs.tiresias import Tiresias
     from ebbflow.planners.scheduling.placement import most_free_first
-    from ebbflow.planners.scheduling.tiresias import Tiresias
 
     if setting.kind == "profiles":  # as AdaptDL's simulator has it: 16 GPU-hours, no placement by skew
         return Tiresias((57_600.0,), order="insertion", placer=most_free_first)
@@ -57,33 +57,33 @@ def _tiresias(setting: Setting) -> "Policy":
 
 
 def _tiresias_g(setting: Setting) -> "Policy":
-    from ebbflow.planners.scheduling.gittins import ServiceDistribution
-    from ebbflow.planners.scheduling.tiresias import Tiresias
+    from ebbflow.planners.scheduling.gangs.gittins import ServiceDistribution
+    from ebbflow.planners.scheduling.gangs.tiresias import Tiresias
 
     return Tiresias(distribution=ServiceDistribution(setting.services), name="tiresias-g")
 
 
 def _optimus(setting: Setting) -> "Policy":
-    from ebbflow.planners.scheduling.optimus import Optimus
+    from ebbflow.planners.scheduling.gangs.optimus import Optimus
 
     return Optimus()
 
 
 def _pollux(setting: Setting) -> "Policy":
-    from ebbflow.planners.scheduling.pollux import Pollux
+    from ebbflow.planners.scheduling.goodput.pollux import Pollux
 
     return Pollux()
 
 
 def _pollux_genetic(setting: Setting) -> "Policy":
-    from ebbflow.planners.scheduling.pollux import Pollux
+    from ebbflow.planners.scheduling.goodput.pollux import Pollux
 
     return Pollux(search="genetic", name="pollux-genetic")
 
 
 def _themis(setting: Setting) -> "Policy":
-    from ebbflow.planners.scheduling.auction import AuctionOptions
-    from ebbflow.planners.scheduling.themis import Themis
+    from ebbflow.planners.scheduling.auction.auction import AuctionOptions
+    from ebbflow.planners.scheduling.themis.themis import Themis
 
     if setting.kind == "searches":  # dozens of apps that each want more than the cluster has
         return Themis(options=AuctionOptions(solver="search"))
@@ -108,7 +108,7 @@ def _shares(module: str, rule: str, **options: bool) -> "Callable[[Setting], Pol
     def make(setting: Setting) -> "Policy":
         from importlib import import_module
 
-        from ebbflow.planners.scheduling.rounds import RoundBased
+        from ebbflow.planners.scheduling.shares.rounds import RoundBased
 
         kind = getattr(import_module(f"ebbflow.planners.scheduling.{module}"), rule)
         given: dict[str, object] = dict(options)
@@ -122,7 +122,7 @@ def _shares(module: str, rule: str, **options: bool) -> "Callable[[Setting], Pol
 
 ENTRIES: tuple[Entry, ...] = (
     Entry("rho-bounded", "ours: most goodput within a bound on finish-time fairness",
-          _plain("rho_bounded", "RhoBounded"),
+          _plain("rho_bounded.policy", "RhoBounded"),
           agents=True, reports=RIGID - _PROFILES),
     Entry("themis", "partial allocation auction for finish-time fairness (NSDI 2020)",
           _themis, kinds=ALL, reports=ALL),
@@ -136,56 +136,58 @@ ENTRIES: tuple[Entry, ...] = (
     Entry("optimus", "each further GPU where it saves most remaining time (EuroSys 2018)", _optimus,
           kinds=ALL, reports=_ROUNDS),
     Entry("yarn-cs", "first in, first out, no preemption; whoever does not fit blocks",
-          _plain("fifo", "yarn_cs")),
-    Entry("best-effort", "first in, first out; later gangs that fit may start", _plain("fifo", "best_effort")),
+          _plain("gangs.fifo", "yarn_cs")),
+    Entry("best-effort", "first in, first out; later gangs that fit may start", _plain("gangs.fifo", "best_effort")),
     Entry("philly", "by submission, spread only when waiting costs more; small jobs make room (ATC 2019)",
-          _plain("philly", "Philly"), kinds=_NOT_ROUNDS),
-    Entry("las", "whole gangs with the least attained service first", _plain("las", "las")),
-    Entry("srtf", "shortest remaining time first", _plain("shortest", "srtf")),
-    Entry("srsf", "shortest remaining service first", _plain("shortest", "srsf")),
-    Entry("smallest-first", "fewest GPUs first", _plain("shortest", "smallest_first")),
+          _plain("gangs.philly", "Philly"), kinds=_NOT_ROUNDS),
+    Entry("las", "whole gangs with the least attained service first", _plain("gangs.las", "las")),
+    Entry("srtf", "shortest remaining time first", _plain("gangs.shortest", "srtf")),
+    Entry("srsf", "shortest remaining service first", _plain("gangs.shortest", "srsf")),
+    Entry("smallest-first", "fewest GPUs first", _plain("gangs.shortest", "smallest_first")),
     Entry("drf", "dominant resource fairness on GPUs, without leases",
-          _plain("drf", "drf"), kinds=ALL, reports=_PROFILES),
+          _plain("leased.drf", "drf"), kinds=ALL, reports=_PROFILES),
     Entry("gandiva", "best placement first, with migration, as in Themis' evaluation",
-          _plain("gandiva", "gandiva"),
+          _plain("leased.gandiva", "gandiva"),
           kinds=ALL, reports=_PROFILES),
     Entry("slaq", "GPUs where they lower losses most (SoCC 2017)",
-          _plain("slaq", "slaq"), kinds=ALL, reports=_PROFILES),
-    Entry("leased-las", "least attained service, GPU by GPU, in leases", _plain("las", "leased_las"),
+          _plain("leased.slaq", "slaq"), kinds=ALL, reports=_PROFILES),
+    Entry("leased-las", "least attained service, GPU by GPU, in leases", _plain("gangs.las", "leased_las"),
           kinds=ALL, reports=_PROFILES),
-    Entry("leased-srtf", "shortest remaining time in leases", _plain("shortest_leased", "leased_srtf"),
+    Entry("leased-srtf", "shortest remaining time in leases", _plain("leased.simple", "leased_srtf"),
           kinds=ALL, reports=_PROFILES),
-    Entry("leased-srsf", "shortest remaining service in leases", _plain("shortest_leased", "leased_srsf"),
+    Entry("leased-srsf", "shortest remaining service in leases", _plain("leased.simple", "leased_srsf"),
           kinds=ALL, reports=_PROFILES),
     Entry("throughput-first", "each further GPU where it raises throughput most",
-          _plain("throughput_first", "throughput_first"), kinds=ALL, reports=_PROFILES),
+          _plain("leased.throughput_first", "throughput_first"), kinds=ALL, reports=_PROFILES),
     Entry("worst-off-first", "all it can use to the app with the largest rho (strawman of Themis' thesis)",
-          _plain("worst_off_first", "worst_off_first"), kinds=ALL, reports=ALL),
+          _plain("leased.worst_off_first", "worst_off_first"), kinds=ALL, reports=ALL),
     Entry("gandiva-fair", "equal time on every GPU type, in rounds",
-          _shares("gandiva_fair", "GandivaFair"), reports=_NOT_ROUNDS),
+          _shares("shares.gandiva_fair", "GandivaFair"), reports=_NOT_ROUNDS),
     Entry("isolated", "1/n of the cluster for each job, in rounds",
-          _shares("isolated", "Isolated"), reports=_NOT_ROUNDS),
+          _shares("shares.simple", "Isolated"), reports=_NOT_ROUNDS),
     Entry("fifo-perf", "in order, each on its fastest GPU type, in rounds",
-          _shares("fifo_perf", "FifoPerf"), reports=_NOT_ROUNDS),
+          _shares("shares.fifo_perf", "FifoPerf"), reports=_NOT_ROUNDS),
     Entry("max-min", "max-min of normalised shares (Gavel, OSDI 2020), in rounds",
-          _shares("max_min", "MaxMin"), reports=_NOT_ROUNDS),
+          _shares("shares.max_min", "MaxMin"), reports=_NOT_ROUNDS),
     Entry("max-min-perf", "the same, knowing how fast each job is on each GPU type",
-          _shares("max_min", "MaxMin", perf=True), reports=_NOT_ROUNDS),
+          _shares("shares.max_min", "MaxMin", perf=True), reports=_NOT_ROUNDS),
     Entry("finish-time", "least largest rho as a convex programme (Gavel), in rounds",
-          _shares("finish_time_programme", "FinishTimeProgramme"), reports=_NOT_ROUNDS),
+          _shares("shares.least_rho", "FinishTimeProgramme"), reports=_NOT_ROUNDS),
     Entry("finish-time-perf", "the same, knowing how fast each job is on each GPU type",
-          _shares("finish_time_programme", "FinishTimeProgramme", perf=True), reports=_NOT_ROUNDS),
+          _shares("shares.least_rho", "FinishTimeProgramme", perf=True), reports=_NOT_ROUNDS),
     Entry("max-sum", "largest sum of throughputs (Gavel), in rounds",
-          _shares("max_sum", "MaxSum"), reports=_NOT_ROUNDS),
+          _shares("shares.max_sum", "MaxSum"), reports=_NOT_ROUNDS),
     Entry("min-makespan", "least makespan (Gavel), in rounds",
-          _shares("min_makespan", "MinMakespan"), reports=_NOT_ROUNDS),
+          _shares("shares.min_makespan", "MinMakespan"), reports=_NOT_ROUNDS),
     Entry("min-makespan-perf", "the same, knowing how fast each job is on each GPU type",
-          _shares("min_makespan", "MinMakespan", perf=True), reports=_NOT_ROUNDS),
+          _shares("shares.min_makespan", "MinMakespan", perf=True), reports=_NOT_ROUNDS),
     Entry("allox", "least total completion time by assignment (EuroSys 2020), in rounds",
-          _shares("allox", "AlloX"), reports=_NOT_ROUNDS),
-    Entry("equal-share", "the same number of GPUs for everyone (sanity floor)", _plain("floors", "equal_share"),
+          _shares("shares.allox", "AlloX"), reports=_NOT_ROUNDS),
+    Entry("equal-share", "the same number of GPUs for everyone (sanity floor)",
+          _plain("leased.floors", "equal_share"),
           kinds=ALL, reports=_PROFILES),
-    Entry("random", "each free GPU to an app drawn at random (sanity floor)", _plain("floors", "random_policy"),
+    Entry("random", "each free GPU to an app drawn at random (sanity floor)",
+          _plain("leased.floors", "random_policy"),
           kinds=ALL, reports=_PROFILES),
 )  # fmt: skip
 

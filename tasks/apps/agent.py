@@ -11,7 +11,7 @@ from typing import Any, Self
 from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.errors import LedgerError, LedgerUnavailableError, RunLockedError
 from ebbflow.infra.ledger import Ledger
-from ebbflow.infra.training.locks import RunLock
+from ebbflow.infra.storage.locks import RunLock
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model.ledger import (
     OVER,
@@ -26,10 +26,10 @@ from ebbflow.planners.model.ledger import (
     Saved,
     State,
 )
-from ebbflow.tasks.apps.lease_book import LeaseBook, Rules
+from ebbflow.tasks.apps.lease_table import LeaseBook, Rules
+from ebbflow.tasks.apps.loop_report import LOOP, LoopRow
 from ebbflow.tasks.apps.outbox import Outbox
 from ebbflow.tasks.apps.skew import Skew, shifted
-from ebbflow.tasks.loop.row import LOOP, LoopRow
 
 _LOCK_LOOK = 0.2  # s between attempts on the app's lock
 

@@ -6,9 +6,9 @@ from typing import Any, Literal, NamedTuple
 
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model.ledger import AppSpec
-from ebbflow.tasks.request import QueryRequest
-from ebbflow.tasks.training_request import TrainingRequest
-from ebbflow.tasks.tuning_request import TuningRequest
+from ebbflow.tasks.query.request import QueryRequest
+from ebbflow.tasks.training.request import TrainingRequest
+from ebbflow.tasks.tuning.request import TuningRequest
 
 _KINDS = ("query", "training", "tuning")
 

@@ -11,7 +11,7 @@ import sqlglot
 from sqlglot.errors import SqlglotError
 
 from ebbflow.planners.errors import OptionError
-from ebbflow.planners.query.dialect import spark_sql
+from ebbflow.planners.query.sql.dialect import spark_sql
 from ebbflow.tasks.bench.schedules import SCHEDULES, Schedule, check
 
 Suite = Literal["tpch", "tpcds"]

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from ebbflow.infra.clock import Clock
-from ebbflow.infra.spark.cluster import LocalSparkCluster
+from ebbflow.infra.spark.cluster.cluster import LocalSparkCluster
 from ebbflow.planners.errors import EbbflowError
 from ebbflow.tasks.bench.records import Happening
 from ebbflow.tasks.bench.schedules import Change

@@ -14,11 +14,11 @@ import httpx
 from ebbflow.infra.clock import Clock
 from ebbflow.infra.errors import ClusterError
 from ebbflow.infra.protocols import Relation
-from ebbflow.infra.spark.cluster import LocalSparkCluster
+from ebbflow.infra.spark.cluster.cluster import LocalSparkCluster
+from ebbflow.infra.spark.cluster.options import parse_memory
 from ebbflow.infra.spark.failures import first_line
 from ebbflow.infra.spark.master_api import get_executors, new_client
 from ebbflow.infra.spark.metrics import StatusApi
-from ebbflow.infra.spark.options import parse_memory
 from ebbflow.infra.spark.relations import quoted
 from ebbflow.infra.spark.session import start_session, stop_session
 from ebbflow.infra.spark.settings import executor_memory, settings

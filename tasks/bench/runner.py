@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ebbflow.infra import tables
 from ebbflow.infra.clock import Clock
-from ebbflow.infra.comparison import same_rows
 from ebbflow.infra.errors import ClusterError, EngineError
 from ebbflow.infra.protocols import Relation
-from ebbflow.infra.storage import ParquetCheckpointStore
+from ebbflow.infra.query.checkpoints import ParquetCheckpointStore
+from ebbflow.infra.query.comparison import same_rows
+from ebbflow.infra.tables import parquet as tables
 from ebbflow.planners.errors import EbbflowError
-from ebbflow.planners.query.parse import parse, table_names
+from ebbflow.planners.query.sql.parse import parse, table_names
 from ebbflow.tasks.bench import schedules
 from ebbflow.tasks.bench.cases import Plan, Query, Run, Suite, System, query_text
 from ebbflow.tasks.bench.faults import Faults
@@ -26,9 +26,9 @@ from ebbflow.tasks.bench.metrics import Metrics, Window, measure
 from ebbflow.tasks.bench.records import Journal, Record
 from ebbflow.tasks.bench.rig import Rig, RigOptions, started_rig
 from ebbflow.tasks.bench.systems import Outcome, Task, run_system
-from ebbflow.tasks.planning import Prepared, prepare
-from ebbflow.tasks.request import QueryRequest
-from ebbflow.tasks.verify import oracle
+from ebbflow.tasks.query.planning import Prepared, prepare
+from ebbflow.tasks.query.request import QueryRequest
+from ebbflow.tasks.query.verify import oracle
 
 _LEAST_TIMEOUT, _TIMEOUT_SPANS = 180.0, 10.0  # a run is given up after so many seconds and spans
 _FIRST_TIMEOUT = 3600.0  # while nothing is known of a query

@@ -17,18 +17,18 @@ from typing import Any, Literal
 
 from ebbflow.infra.errors import EngineUnavailableError
 from ebbflow.infra.protocols import Relation, StageJob, StageProgress, StageResult
-from ebbflow.infra.results import read_checkpoint
+from ebbflow.infra.query.results import read_checkpoint
 from ebbflow.infra.spark.engine import SparkEngine
 from ebbflow.infra.spark.failures import first_line
 from ebbflow.infra.spark.watch import ExecutorWatch
-from ebbflow.planners import recovery
+from ebbflow.planners import hazard as recovery
 from ebbflow.planners.errors import EbbflowError
 from ebbflow.tasks.bench.cases import Suite, System
 from ebbflow.tasks.bench.metrics import contributing
 from ebbflow.tasks.bench.rig import Rig, Watchdog
-from ebbflow.tasks.opening import Opened
-from ebbflow.tasks.query import PlainOrchestrator, execute
-from ebbflow.tasks.request import QueryRequest
+from ebbflow.tasks.query.opening import Opened
+from ebbflow.tasks.query.request import QueryRequest
+from ebbflow.tasks.query.run import PlainOrchestrator, execute
 
 _PRIOR_HOURS = 1.0  # of one node: how much evidence the stated hazard counts for
 _TIMED_OUT = "it was still not done"

@@ -6,7 +6,6 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from ebbflow.infra import checksums, private
 from ebbflow.infra.clock import Clock
 from ebbflow.infra.errors import (
     AwsUnavailableError,
@@ -15,11 +14,11 @@ from ebbflow.infra.errors import (
     RunLockedError,
     StageCancelledError,
 )
-from ebbflow.tasks.apps.lease_book import Rules
+from ebbflow.infra.storage import checksums, private
+from ebbflow.tasks.apps.lease_table import Rules
 from ebbflow.tasks.apps.specs import query_spec, training_spec, tuning_spec
 from ebbflow.tasks.pipeline.coordinator import Attempt, Carried
-from ebbflow.tasks.pipeline.record import RunFolder
-from ebbflow.tasks.pipeline.requests import (
+from ebbflow.tasks.pipeline.file.requests import (
     places_of,
     query_request,
     search_request,
@@ -27,9 +26,10 @@ from ebbflow.tasks.pipeline.requests import (
     training_request,
     wanted_gpus,
 )
+from ebbflow.tasks.pipeline.file.spec import Pipeline
+from ebbflow.tasks.pipeline.record import RunFolder
 from ebbflow.tasks.pipeline.secretly import environment_of
 from ebbflow.tasks.pipeline.site import Site
-from ebbflow.tasks.pipeline.spec import Pipeline
 from ebbflow.tasks.pipeline.tables import tables_of
 
 Say = Callable[[str], None]
@@ -80,7 +80,7 @@ class Carrier:
     # --- kinds ------------------------------------------------------------------------------------------
 
     def _query(self, attempt: Attempt) -> Carried:
-        from ebbflow.tasks.apps.query import run_query_app
+        from ebbflow.tasks.query.app import run_query_app
 
         step = attempt.step
         places = places_of(self._pipeline, str(self._folder.path), self._site.master)
@@ -117,7 +117,7 @@ class Carrier:
         return Carried("finished", "", results, details, {file: checksums.of_uri(file)})
 
     def _training(self, attempt: Attempt) -> Carried:
-        from ebbflow.tasks.apps.training import run_training_app
+        from ebbflow.tasks.training.leased.app import run_training_app
 
         places = places_of(self._pipeline, str(self._folder.path))
         request = training_request(attempt.step, self._pipeline, places, attempt.fill, attempt.app)
@@ -141,7 +141,7 @@ class Carrier:
         return Carried(report.state, "" if report.state == "finished" else report.reason, results, details)
 
     def _search(self, attempt: Attempt) -> Carried:
-        from ebbflow.tasks.apps.tuning import run_tuning_app
+        from ebbflow.tasks.tuning.app import run_tuning_app
 
         places = places_of(self._pipeline, str(self._folder.path))
         request = search_request(attempt.step, self._pipeline, places, attempt.fill, attempt.app)

@@ -11,20 +11,20 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Protocol
 
-from ebbflow.infra.aws.price_list import ListedPrices
-from ebbflow.infra.filesystems import split
+from ebbflow.infra.aws.prices.listed import ListedPrices
 from ebbflow.infra.ledger.address import parse as parse_address
 from ebbflow.infra.packages import require
-from ebbflow.infra.tables import discover
-from ebbflow.infra.user_files import output_problem
+from ebbflow.infra.storage.filesystems import split
+from ebbflow.infra.storage.user_files import output_problem
+from ebbflow.infra.tables.parquet import discover
 from ebbflow.planners.errors import EbbflowError, OptionError
 from ebbflow.planners.model import Catalogue, Table
-from ebbflow.planners.query.parse import ParsedQuery, parse, parse_query
-from ebbflow.tasks.pipeline.order import in_order
-from ebbflow.tasks.pipeline.references import Reference, fill_in, references
-from ebbflow.tasks.pipeline.requests import engine_of, resolved
-from ebbflow.tasks.pipeline.spec import AwsSpec, ExistingSpec, LocalSpec, Pipeline, StepSpec
-from ebbflow.tasks.request import check_master, read_sql
+from ebbflow.planners.query.sql.parse import ParsedQuery, parse, parse_query
+from ebbflow.tasks.pipeline.file.order import in_order
+from ebbflow.tasks.pipeline.file.references import Reference, fill_in, references
+from ebbflow.tasks.pipeline.file.requests import engine_of, resolved
+from ebbflow.tasks.pipeline.file.spec import AwsSpec, ExistingSpec, LocalSpec, Pipeline, StepSpec
+from ebbflow.tasks.query.request import check_master, read_sql
 
 Columns = tuple[tuple[str, str], ...]
 
@@ -236,7 +236,7 @@ class _Check:
             self.directory("cluster.existing", "folder", cluster.folder)
 
     def _aws(self, cluster: AwsSpec) -> None:
-        from ebbflow.tasks.fleet_request import FleetRequest
+        from ebbflow.tasks.fleet.request import FleetRequest
 
         def settings(config: str) -> None:
             found = FleetRequest(config=config or None).settings()

@@ -8,17 +8,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from ebbflow.infra.checksums import is_same
 from ebbflow.infra.clock import Clock
 from ebbflow.infra.errors import StorageError
+from ebbflow.infra.storage.checksums import is_same
 from ebbflow.planners.errors import EbbflowError, OptionError
+from ebbflow.tasks.pipeline.file.order import hopeless, ready
+from ebbflow.tasks.pipeline.file.references import Reference, fill_in
+from ebbflow.tasks.pipeline.file.requests import Fill, places_of
+from ebbflow.tasks.pipeline.file.spec import TABLES, Pipeline, StepSpec
 from ebbflow.tasks.pipeline.interrupts import deferred
-from ebbflow.tasks.pipeline.order import hopeless, ready
 from ebbflow.tasks.pipeline.outcome import ENDED, StepOutcome, StepState
 from ebbflow.tasks.pipeline.record import RunFolder, RunRecord, app_id
-from ebbflow.tasks.pipeline.references import Reference, fill_in
-from ebbflow.tasks.pipeline.requests import Fill, places_of
-from ebbflow.tasks.pipeline.spec import TABLES, Pipeline, StepSpec
 
 LOOK_EVERY = 0.2  # s
 AGAIN_AFTER = 1.0  # s before a lost step is gone on with, doubled each time

@@ -9,7 +9,7 @@ from ebbflow.infra.ledger import Ledger
 from ebbflow.infra.local_fleet import LocalFleet
 from ebbflow.planners.errors import EbbflowError
 from ebbflow.planners.model.ledger import OVER, State
-from ebbflow.tasks.pipeline.spec import FaultSpec
+from ebbflow.tasks.pipeline.file.spec import FaultSpec
 
 _LOOK = 0.2  # s
 

@@ -13,18 +13,18 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from ebbflow.infra import checksums, user_files
 from ebbflow.infra.clock import Clock
 from ebbflow.infra.errors import PipelineRunError, RunLockedError, StorageError
-from ebbflow.infra.files import write_atomic
-from ebbflow.infra.training.locks import RunLock
+from ebbflow.infra.storage import checksums, user_files
+from ebbflow.infra.storage.files import write_atomic
+from ebbflow.infra.storage.locks import RunLock
 from ebbflow.planners.errors import OptionError
 from ebbflow.tasks.pipeline.checking import Say
-from ebbflow.tasks.pipeline.kinds import nearest
+from ebbflow.tasks.pipeline.file.kinds import nearest
+from ebbflow.tasks.pipeline.file.read import parse_pipeline
+from ebbflow.tasks.pipeline.file.spec import Pipeline
 from ebbflow.tasks.pipeline.outcome import StepState
-from ebbflow.tasks.pipeline.read import parse_pipeline
-from ebbflow.tasks.pipeline.spec import Pipeline
-from ebbflow.tasks.request import home
+from ebbflow.tasks.query.request import home
 
 FORMAT = 1
 _FILE, _TEXT = "run.json", "pipeline.yaml"

@@ -10,10 +10,10 @@ from typing import Protocol
 
 from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.errors import PipelineRunError
-from ebbflow.infra.user_files import output_problem
+from ebbflow.infra.storage.user_files import output_problem
 from ebbflow.planners.errors import EbbflowError, OptionError
-from ebbflow.tasks.loop import LoopListener
-from ebbflow.tasks.loop.own_policies import check_policy
+from ebbflow.tasks.capacity import LoopListener
+from ebbflow.tasks.capacity.own_policies import check_policy
 from ebbflow.tasks.pipeline.carry import Carrier
 from ebbflow.tasks.pipeline.checking import Say, check_surroundings
 from ebbflow.tasks.pipeline.coordinator import (
@@ -24,13 +24,13 @@ from ebbflow.tasks.pipeline.coordinator import (
     Silent,
     Threads,
 )
+from ebbflow.tasks.pipeline.file.read import read_pipeline
+from ebbflow.tasks.pipeline.file.spec import LoopSpec, Pipeline
 from ebbflow.tasks.pipeline.outcome import PipelineOutcome, StepOutcome, overall
-from ebbflow.tasks.pipeline.read import read_pipeline
 from ebbflow.tasks.pipeline.record import RunFolder, RunRecord, app_id, default_folder, new_run_id
 from ebbflow.tasks.pipeline.site import Site, opened_site
-from ebbflow.tasks.pipeline.spec import LoopSpec, Pipeline
 from ebbflow.tasks.pipeline.view import ClusterView
-from ebbflow.tasks.report import write_text
+from ebbflow.tasks.query.report import write_text
 
 FORMAT = 1  # of the outcome's JSON; grows when a key changes its meaning
 PAGE, CLUSTER, OUTCOME = "report.html", "cluster.json", "outcome.json"  # in the run's folder
@@ -247,7 +247,7 @@ class _Run:
         self, coordinator: Coordinator, view: ClusterView, site: Site, seconds: float
     ) -> PipelineOutcome:
         """Write down how the run stands, and return it."""
-        from ebbflow.tasks.cluster_page import cluster_html
+        from ebbflow.tasks.report.cluster.page import cluster_html
 
         found = view.look(now=True)
         steps = coordinator.outcomes()

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from ebbflow.tasks.pipeline.coordinator import Attempt
-from ebbflow.tasks.pipeline.references import Reference, fill_in
+from ebbflow.tasks.pipeline.file.references import Reference, fill_in
 from ebbflow.tasks.pipeline.site import from_environment
 
 

@@ -12,19 +12,19 @@ from ebbflow.infra.errors import PipelineRunError
 from ebbflow.infra.ledger import Ledger
 from ebbflow.infra.local_fleet import LocalFleet
 from ebbflow.infra.protocols import Trainer
+from ebbflow.planners.capacity import Settings
 from ebbflow.planners.errors import EbbflowError
-from ebbflow.planners.loop import Settings
-from ebbflow.planners.recovery import hazard
-from ebbflow.tasks.loop import CapacityLoop, LoopListener, Rented
-from ebbflow.tasks.loop.evicting import LocalEvictor
-from ebbflow.tasks.loop.leader import leads, led_soon
-from ebbflow.tasks.loop.pace import LoopPace
-from ebbflow.tasks.pipeline.aws import MakePools, give_back, opened_pools
+from ebbflow.planners.hazard import hazard
+from ebbflow.tasks.capacity import CapacityLoop, LoopListener, Rented
+from ebbflow.tasks.capacity.evicting import LocalEvictor
+from ebbflow.tasks.capacity.giving_back import MakePools, give_back, opened_pools
+from ebbflow.tasks.capacity.intervals import LoopPace
+from ebbflow.tasks.capacity.leader import leads, led_soon
 from ebbflow.tasks.pipeline.checking import from_environment
-from ebbflow.tasks.pipeline.deciding import settings_of
 from ebbflow.tasks.pipeline.faulting import Faults
-from ebbflow.tasks.pipeline.references import fill_in
-from ebbflow.tasks.pipeline.spec import AwsSpec, ExistingSpec, LocalSpec, Pipeline
+from ebbflow.tasks.pipeline.file.deciding import settings_of
+from ebbflow.tasks.pipeline.file.references import fill_in
+from ebbflow.tasks.pipeline.file.spec import AwsSpec, ExistingSpec, LocalSpec, Pipeline
 
 LEDGER = "ledger.db"  # in the run's folder, of a cluster that comes and goes with the run
 _UP = 120.0  # s for the first nodes of this machine, beside their boot time
@@ -177,8 +177,8 @@ def _leading(
 
     An interrupt out of turn ends this at once: nodes then stay until another loop leads.
     """
-    from ebbflow.tasks.loop.opening import opened_nodes
-    from ebbflow.tasks.loop.request import CapacityRequest
+    from ebbflow.tasks.capacity.opening import opened_nodes
+    from ebbflow.tasks.capacity.request import CapacityRequest
 
     request = CapacityRequest(
         cluster=cluster.name, source=f"aws:{cluster.config}", prices=cluster.prices or None

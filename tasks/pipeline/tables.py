@@ -4,13 +4,13 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from ebbflow.infra import private
 from ebbflow.infra.errors import StorageError
-from ebbflow.infra.filesystems import split
-from ebbflow.infra.tables import discover
+from ebbflow.infra.storage import private
+from ebbflow.infra.storage.filesystems import split
+from ebbflow.infra.tables.parquet import discover
 from ebbflow.planners.errors import OptionError
-from ebbflow.tasks.pipeline.requests import Fill, resolved
-from ebbflow.tasks.pipeline.spec import Pipeline, StepSpec
+from ebbflow.tasks.pipeline.file.requests import Fill, resolved
+from ebbflow.tasks.pipeline.file.spec import Pipeline, StepSpec
 
 
 def tables_of(step: StepSpec, pipeline: Pipeline, folder: Path, fill: Fill) -> str | None:

@@ -7,10 +7,10 @@ from ebbflow.infra.clock import Clock
 from ebbflow.infra.errors import LedgerError
 from ebbflow.infra.ledger import Ledger
 from ebbflow.planners.errors import OptionError
-from ebbflow.tasks.cluster_history import History, Shown
-from ebbflow.tasks.cluster_report import cluster_report
-from ebbflow.tasks.cluster_values import ClusterReport
 from ebbflow.tasks.pipeline.record import app_id
+from ebbflow.tasks.report.cluster.history import History, Shown
+from ebbflow.tasks.report.cluster.report import cluster_report
+from ebbflow.tasks.report.cluster.values import ClusterReport
 
 _PAGE = 1000  # events a read
 EVERY = 1.0  # s between two looks

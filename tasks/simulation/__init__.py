@@ -1,1 +1,1 @@
-"""QOOP's evaluation in simulation: what is run, on which workload, and what is written."""
+"""Training workloads in the simulator: which policies, which agents, which files."""

@@ -17,10 +17,10 @@ import pytest
 
 from ebbflow.infra.ledger import Ledger
 from ebbflow.infra.local_fleet import LocalFleet, LocalPool
-from ebbflow.planners.loop import Settings
+from ebbflow.planners.capacity import Settings
 from ebbflow.planners.model.capacity import Node
 from ebbflow.planners.model.ledger import CapacityChanged
-from ebbflow.tasks.loop.loop import CapacityLoop
+from ebbflow.tasks.capacity.loop import CapacityLoop
 from tests.airflow_provider.conftest import Airflow
 
 ROOT = Path(__file__).parents[2]

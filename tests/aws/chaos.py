@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ebbflow.infra.aws.naming import MANAGED_BY_TERRAFORM
-from ebbflow.infra.aws.notice_book import NoticeFile
+from ebbflow.infra.aws.notices.store import NoticeFile
 from tests.aws import controller
 from tests.aws.controller import POOL, Journal, Orders
 from tests.aws.emulator import REGION, AccountAt, Cluster, Emulator, PoolShape

@@ -14,23 +14,23 @@ from typing import Any
 
 from ebbflow.infra.aws.capacity import AwsCapacity
 from ebbflow.infra.aws.clients import Clients
-from ebbflow.infra.aws.fleet import SpotFleet
-from ebbflow.infra.aws.notice_book import NoticeFile
-from ebbflow.infra.aws.notices import NoticeFeed
+from ebbflow.infra.aws.fleet.fleet import SpotFleet
+from ebbflow.infra.aws.fleet.state import FolderStore
+from ebbflow.infra.aws.notices.feed import NoticeFeed
+from ebbflow.infra.aws.notices.store import NoticeFile
 from ebbflow.infra.aws.settings import Settings
-from ebbflow.infra.aws.state import FolderStore
 from ebbflow.infra.clock import Clock
 from ebbflow.infra.errors import AwsError, EngineUnavailableError, InsufficientCapacityError, StorageError
-from ebbflow.infra.files import write_atomic
+from ebbflow.infra.storage.files import write_atomic
 from ebbflow.planners.errors import OptionError
-from ebbflow.planners.fallback import Fallback
-from ebbflow.planners.limits import Limits
+from ebbflow.planners.fleet.fallback import Fallback
+from ebbflow.planners.fleet.limits import Limits
+from ebbflow.planners.hazard import hazard
 from ebbflow.planners.model.fleet import Fleet, PoolState
 from ebbflow.planners.model.gangs import GangRequest
-from ebbflow.planners.recovery import hazard
-from ebbflow.tasks.fleet import Observation, act, decide, guard, wish
-from ebbflow.tasks.fleet_gangs import end_gang, guard_gang, start_gang
-from ebbflow.tasks.fleet_request import FleetRules
+from ebbflow.tasks.fleet.gangs import end_gang, guard_gang, start_gang
+from ebbflow.tasks.fleet.request import FleetRules
+from ebbflow.tasks.fleet.steps import Observation, act, decide, guard, wish
 from tests.aws.clock import ScaledClock
 
 POOL = "etl"

@@ -4,7 +4,7 @@ from itertools import pairwise
 from typing import Any
 
 from ebbflow.infra.aws.naming import TAG_GANG
-from ebbflow.infra.aws.notice_book import NoticeBook
+from ebbflow.infra.aws.notices.store import NoticeBook
 from tests.aws.controller import MOST, POOL
 from tests.aws.emulator import Cluster
 

@@ -200,10 +200,10 @@ class Workplace:
 
     def _runs(self, place: Path) -> None:
         """Record a run of each kind, to go on with."""
-        from ebbflow.tasks.pipeline.read import read_pipeline
+        from ebbflow.tasks.pipeline.file.read import read_pipeline
         from ebbflow.tasks.pipeline.record import RunFolder
-        from ebbflow.tasks.training_request import TrainingRequest
-        from ebbflow.tasks.tuning_request import TuningRequest, read_space
+        from ebbflow.tasks.training.request import TrainingRequest
+        from ebbflow.tasks.tuning.request import TuningRequest, read_space
 
         RunFolder(place / "runs", "mine").begin(read_pipeline(place / "pipeline.yaml"), {}, 0.0)
         script = str(place / "script.py")

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from ebbflow.flows.data_cli import tpch_tables
-from ebbflow.tasks.request import home
+from ebbflow.flows.setup.data import tpch_tables
+from ebbflow.tasks.query.request import home
 
 OUT = "docs/benchmarks"
 

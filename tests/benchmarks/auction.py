@@ -18,16 +18,16 @@ from pathlib import Path
 import numpy as np
 
 from ebbflow.planners.model.capacity import Capacity
-from ebbflow.planners.scheduling.auction import AuctionOptions, auction
-from ebbflow.planners.scheduling.auction_payments import kept_fractions
-from ebbflow.planners.scheduling.auction_problem import Problem
-from ebbflow.planners.scheduling.auction_relaxation import relax
-from ebbflow.planners.scheduling.auction_search import solve_search
+from ebbflow.planners.scheduling.auction.auction import AuctionOptions, auction
+from ebbflow.planners.scheduling.auction.payments import kept_fractions
+from ebbflow.planners.scheduling.auction.problem import Problem
+from ebbflow.planners.scheduling.auction.relaxation import relax
+from ebbflow.planners.scheduling.auction.search import solve_search
 from ebbflow.planners.scheduling.bids import BidTable, Offer, prepare_bid
 from ebbflow.planners.scheduling.finish_time import Job, SingleJob
 from ebbflow.planners.scheduling.locality import Slowdown
-from ebbflow.tasks.charts import bars_svg
-from ebbflow.tasks.report import write_text
+from ebbflow.tasks.drawing.charts import bars_svg
+from ebbflow.tasks.query.report import write_text
 
 MACHINE = 8  # GPUs
 NETWORK = Slowdown(1.0, 1.0, 1.29, 1.6)  # VGG-like

@@ -12,10 +12,10 @@ from ebbflow.infra.errors import LedgerUnavailableError
 from ebbflow.infra.ledger import Ledger
 from ebbflow.planners.model.capacity import Capacity, Node, Notice
 from ebbflow.planners.model.ledger import AppEntered, AppMoved, AppReport, AppSpec, State
-from ebbflow.planners.training.batch_size import BatchLimits, Split
-from ebbflow.planners.training.goodput import GradientStatistics
-from ebbflow.planners.training.job_report import JobReport
-from ebbflow.planners.training.throughput import ThroughputParameters
+from ebbflow.planners.training.speed.batch_size import BatchLimits, Split
+from ebbflow.planners.training.speed.goodput import GradientStatistics
+from ebbflow.planners.training.speed.job_report import JobReport
+from ebbflow.planners.training.speed.throughput import ThroughputParameters
 
 GPUS = (1, 2, 4, 8)  # of a node
 ASKED = (1, 1, 2, 2, 4, 4, 8, 16, 32)  # GPUs of an app

@@ -30,29 +30,21 @@ from typing import Any
 from ebbflow.infra.clock import SystemClock
 from ebbflow.infra.ledger import Ledger
 from ebbflow.infra.local_fleet import LocalFleet, LocalPool
-from ebbflow.infra.local_fleet.book import LocalNode
+from ebbflow.infra.local_fleet.state.fleet_state import LocalNode
 from ebbflow.planners.model import Capacity
-from ebbflow.planners.model.ledger import (
-    AppSpec,
-    CapacityChanged,
-    Change,
-    Decided,
-    Ended,
-    Granted,
-    Recalled,
-)
-from ebbflow.planners.query.qep import Stage
-from ebbflow.planners.query.state import ReplanDecision
+from ebbflow.planners.model.ledger import AppSpec, CapacityChanged, Change, Decided, Ended, Granted, Recalled
+from ebbflow.planners.query.plan.qep import Stage
+from ebbflow.planners.query.plan.state import ReplanDecision
 from ebbflow.tasks.apps.agent import AppAgent, Standing
-from ebbflow.tasks.charts import bars_svg
-from ebbflow.tasks.listening import Silent
-from ebbflow.tasks.loop.figures import percentile
-from ebbflow.tasks.loop.opening import opened_loop
-from ebbflow.tasks.loop.request import CapacityRequest
-from ebbflow.tasks.opening import opened_engine
-from ebbflow.tasks.query import PlainOrchestrator
-from ebbflow.tasks.report import write_text
-from ebbflow.tasks.request import QueryRequest
+from ebbflow.tasks.capacity.metrics import percentile
+from ebbflow.tasks.capacity.opening import opened_loop
+from ebbflow.tasks.capacity.request import CapacityRequest
+from ebbflow.tasks.drawing.charts import bars_svg
+from ebbflow.tasks.query.listening import Silent
+from ebbflow.tasks.query.opening import opened_engine
+from ebbflow.tasks.query.report import write_text
+from ebbflow.tasks.query.request import QueryRequest
+from ebbflow.tasks.query.run import PlainOrchestrator
 
 LIMIT = 180.0  # s for anything that is waited for; far beyond every bar
 NOTICE = 6.0  # s from a notice to the end of the node
@@ -223,8 +215,8 @@ class Queries(Silent):
         return math.nan if done is None and self.count != count else done
 
     def _run(self) -> None:
-        from ebbflow.tasks.apps.query import run_query_app
         from ebbflow.tasks.apps.specs import query_spec
+        from ebbflow.tasks.query.app import run_query_app
 
         try:
             with opened_engine(self.request, self.site.clock) as opened:

@@ -29,15 +29,15 @@ import psutil
 from ebbflow.infra.clock import SystemClock
 from ebbflow.infra.ledger import Ledger
 from ebbflow.infra.ledger.audit import audit
-from ebbflow.infra.sim.virtual_clock import VirtualClock
-from ebbflow.planners.loop import Settings
-from ebbflow.planners.loop.policies import live_policy
+from ebbflow.planners.capacity import Settings
 from ebbflow.planners.model.ledger import AppEntered, CapacityChanged, Ended, Event, Granted, Recalled
-from ebbflow.tasks.charts import lines_svg
-from ebbflow.tasks.loop import CapacityLoop, LoopPace
-from ebbflow.tasks.loop.figures import percentile
-from ebbflow.tasks.report import write_text
+from ebbflow.planners.scheduling.live import live_policy
+from ebbflow.tasks.capacity import CapacityLoop, LoopPace
+from ebbflow.tasks.capacity.metrics import percentile
+from ebbflow.tasks.drawing.charts import lines_svg
+from ebbflow.tasks.query.report import write_text
 from tests.benchmarks.capacity_churn import Apps, Churn, SureEvictor, run_apps
+from tests.evaluation.renting.virtual_clock import VirtualClock
 
 GOAL = 2.0  # s, p99 of change -> leases
 SILENT = 15.0

@@ -39,8 +39,8 @@ class Work:
         return place
 
     def _query(self, store: Path) -> None:
-        query = importlib.import_module("ebbflow.tasks.query")
-        request = importlib.import_module("ebbflow.tasks.request")
+        query = importlib.import_module("ebbflow.tasks.query.run")
+        request = importlib.import_module("ebbflow.tasks.query.request")
         asked = request.QueryRequest(
             QUERY,
             tables=self._tables,
@@ -73,7 +73,7 @@ class Work:
         """A full checkpoint of a model, until it is durable."""
         import torch
 
-        checkpoints = importlib.import_module("ebbflow.infra.training.checkpoints")
+        checkpoints = importlib.import_module("ebbflow.infra.training.checkpoints.folder")
         state = {"model": {"w": torch.ones(MODEL)}, "run": {"step": 1}}
         folder = checkpoints.CheckpointFolder(str(self._fresh()))
         return lambda: folder.save(state, 1)

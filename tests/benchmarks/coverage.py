@@ -20,17 +20,17 @@ from typing import Any, cast
 
 from rich.console import Console
 
-from ebbflow.flows.data_cli import tpcds_tables, tpch_tables
-from ebbflow.flows.options import parse_settings
-from ebbflow.infra.benchmark_data import default_folder
+from ebbflow.flows.runs.options import parse_settings
+from ebbflow.flows.setup.data import tpcds_tables, tpch_tables
 from ebbflow.infra.clock import SystemClock
+from ebbflow.infra.tables.benchmark_data import default_folder
 from ebbflow.planners.errors import EbbflowError
 from ebbflow.planners.model import Share
 from ebbflow.planners.query.planner import CutPolicy
-from ebbflow.tasks.opening import Opened, opened_engine
-from ebbflow.tasks.query import PlainOrchestrator, execute, explain
-from ebbflow.tasks.report import QueryReport, write_text
-from ebbflow.tasks.request import QueryRequest, home
+from ebbflow.tasks.query.opening import Opened, opened_engine
+from ebbflow.tasks.query.report import QueryReport, write_text
+from ebbflow.tasks.query.request import QueryRequest, home
+from ebbflow.tasks.query.run import PlainOrchestrator, execute, explain
 
 SHARE = Share.uniform(2.0, 4.0, 2)  # what planning times and shared views are told for: two small nodes
 
@@ -192,8 +192,8 @@ def _one(
 
 def _planned(request: QueryRequest) -> dict[str, Any]:
     """Return the processor seconds of planning (statistics known), and which views are read several times."""
-    from ebbflow.infra.storage import ParquetCheckpointStore
-    from ebbflow.tasks.planning import prepare
+    from ebbflow.infra.query.checkpoints import ParquetCheckpointStore
+    from ebbflow.tasks.query.planning import prepare
 
     before = time.process_time()
     explain(request, SHARE)

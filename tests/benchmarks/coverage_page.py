@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from ebbflow.tasks.wording import plural
+from ebbflow.tasks.drawing.wording import plural
 
 Runs = Sequence[dict[str, Any]]
 

@@ -22,9 +22,9 @@ from ebbflow.infra.elastic import Application, ElasticJob, Result, Settings
 from ebbflow.infra.elastic.apps.kmeans import KMeans
 from ebbflow.infra.elastic.apps.lda import Lda, likelihood
 from ebbflow.infra.elastic.apps.mlr import Mlr
-from ebbflow.planners.elastic.estimates import ideal_scale_out_time
-from ebbflow.tasks.charts import lines_svg
+from ebbflow.tasks.drawing.charts import lines_svg
 from tests.benchmarks.elastic_apps import Sleeping, StragglingMlr
+from tests.benchmarks.elastic_estimates import ideal_scale_out_time
 
 LIMIT = 600.0  # seconds of one job
 CHAINS = 5  # of LDA, each with its own seed

@@ -26,10 +26,10 @@ from typing import Any
 
 from ebbflow.infra.errors import ClusterError
 from ebbflow.infra.protocols import TrainingJob
-from ebbflow.infra.training.channel import Report, RunSettings
 from ebbflow.infra.training.launcher.trainer import TorchTrainer
-from ebbflow.infra.training.nodes import LocalNodes
-from ebbflow.tasks.charts import bars_svg
+from ebbflow.infra.training.local_nodes import LocalNodes
+from ebbflow.infra.training.process.channel import Report, RunSettings
+from ebbflow.tasks.drawing.charts import bars_svg
 
 SCRIPT = str(Path(__file__).with_name("elastic_tasks.py"))
 LONGEST = 600.0  # seconds of one run

@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from ebbflow.tasks.report import write_text
+from ebbflow.tasks.query.report import write_text
 
 FILES = (
     "tests/chaos/test_loop_faults.py",
     "tests/flows/test_pipeline_faults.py",
     "tests/flows/test_train_faults.py",
-    "tests/tasks/test_faults_around_queries.py",
+    "tests/tasks/query/test_faults_around_queries.py",
     "tests/tasks/test_faults_spark_still.py",
 )
 LIMIT = 3600.0  # s for all of them

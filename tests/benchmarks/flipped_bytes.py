@@ -26,15 +26,16 @@ from typing import Any, Protocol
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ebbflow.infra import checksums, sampling, statistics
 from ebbflow.infra.clock import SystemClock
 from ebbflow.infra.protocols import Relation
-from ebbflow.infra.results import read_checkpoint
-from ebbflow.infra.storage import ParquetCheckpointStore
-from ebbflow.planners.query.qep import QueryExecutionPlan, Stage
-from ebbflow.tasks.driver import Driver
-from ebbflow.tasks.report import write_text
-from ebbflow.tasks.request import QueryRequest
+from ebbflow.infra.query.checkpoints import ParquetCheckpointStore
+from ebbflow.infra.query.results import read_checkpoint
+from ebbflow.infra.storage import checksums
+from ebbflow.infra.tables import sampling, statistics
+from ebbflow.planners.query.plan.qep import QueryExecutionPlan, Stage
+from ebbflow.tasks.query.driver import Driver
+from ebbflow.tasks.query.report import write_text
+from ebbflow.tasks.query.request import QueryRequest
 from tests.damaged_store import Store, computed
 from tests.flips import KINDS, Flip, apply, choose, regions
 from tests.tasks.driving import Obedient, Ride, Scripted

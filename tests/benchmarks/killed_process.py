@@ -19,8 +19,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ebbflow.infra.training.running_checkpoint import RunningCheckpoint
-from ebbflow.planners.training.partial_checkpoint import assign_lost_blocks
+from ebbflow.infra.training.running.checkpoint import RunningCheckpoint
+from ebbflow.planners.training.saving.partial import assign_lost_blocks
 
 PROCESSES = 4
 KILLED_AFTER = 7  # epochs

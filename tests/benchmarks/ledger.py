@@ -35,7 +35,7 @@ from ebbflow.planners.model.ledger import (
     Granted,
     Lease,
 )
-from ebbflow.tasks.charts import bars_svg
+from ebbflow.tasks.drawing.charts import bars_svg
 from tests.infra.ledger.postgres import server
 
 APPS, NODES, GPUS = 200, 500, 8

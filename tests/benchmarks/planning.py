@@ -18,12 +18,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from ebbflow.planners.model import Catalogue, ColumnStatistics, Share, Table, TableStatistics
-from ebbflow.planners.query.cost import SPARK
-from ebbflow.planners.query.execution import Execution
+from ebbflow.planners.query.costs.cost import SPARK
+from ebbflow.planners.query.plan.state import ExecutionState, StageOutput
 from ebbflow.planners.query.planner import QueryPlanner
-from ebbflow.planners.query.replanner import Replanner
-from ebbflow.planners.query.state import ExecutionState, StageOutput
-from ebbflow.tasks.charts import bars_svg
+from ebbflow.planners.query.running.execution import Execution
+from ebbflow.planners.query.running.replanner import Replanner
+from ebbflow.tasks.drawing.charts import bars_svg
 
 QUERIES = Path(__file__).parent.parent / "fixtures" / "tpch"
 SHARE = Share.uniform(16, 64, nodes=4, hazard=0.5)

@@ -17,20 +17,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from ebbflow.infra.sim.adaptdl import adaptdl_jobs
-from ebbflow.infra.sim.cluster import Cluster
-from ebbflow.infra.sim.engine import simulate
-from ebbflow.infra.sim.profiles import Profiles
-from ebbflow.infra.sim.rounds_setting import GAVEL, SHOCKWAVE, Rules
-from ebbflow.infra.sim.rounds_trace import read_throughputs, read_trace
-from ebbflow.infra.sim.rounds_world import RoundsWorld
-from ebbflow.infra.sim.workloads import read_adaptdl
+from ebbflow.infra.simulation.engine import simulate
+from ebbflow.infra.simulation.jobs.adaptdl import adaptdl_jobs
+from ebbflow.infra.simulation.jobs.profiles import Profiles
+from ebbflow.infra.simulation.rounds.scenario import RoundsWorld
+from ebbflow.infra.simulation.rounds.setting import GAVEL, SHOCKWAVE, Rules
+from ebbflow.infra.simulation.rounds.trace import read_throughputs, read_trace
+from ebbflow.infra.simulation.traces.cluster import Cluster
+from ebbflow.infra.simulation.traces.workloads import read_adaptdl
 from ebbflow.planners.scheduling.catalogue import Setting, policy_entry
-from ebbflow.tasks.report import write_text
-from ebbflow.tasks.svg import document, tag, text, ticks, titled
-from ebbflow.tasks.training_sim.agents import goodput_agent
-from ebbflow.tasks.training_sim.informed import NO_SLOWDOWN, Informed
-from ebbflow.tasks.wording import number_text
+from ebbflow.tasks.drawing.svg import document, tag, text, ticks, titled
+from ebbflow.tasks.drawing.wording import number_text
+from ebbflow.tasks.query.report import write_text
+from ebbflow.tasks.simulation.agents import goodput_agent
+from ebbflow.tasks.simulation.informed import NO_SLOWDOWN, Informed
 
 DATA = Path(__file__).parent.parent / "fixtures" / "training"
 OURS = "rho-bounded"

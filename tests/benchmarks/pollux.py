@@ -19,14 +19,14 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from ebbflow.infra.sim.adaptdl import adaptdl_jobs
-from ebbflow.infra.sim.cluster import Cluster
-from ebbflow.infra.sim.engine import simulate
-from ebbflow.infra.sim.profiles import Profiles
-from ebbflow.infra.sim.workloads import read_adaptdl
-from ebbflow.planners.scheduling.pollux import Pollux
-from ebbflow.tasks.charts import bars_svg
-from ebbflow.tasks.training_sim.agents import goodput_agent
+from ebbflow.infra.simulation.engine import simulate
+from ebbflow.infra.simulation.jobs.adaptdl import adaptdl_jobs
+from ebbflow.infra.simulation.jobs.profiles import Profiles
+from ebbflow.infra.simulation.traces.cluster import Cluster
+from ebbflow.infra.simulation.traces.workloads import read_adaptdl
+from ebbflow.planners.scheduling.goodput.pollux import Pollux
+from ebbflow.tasks.drawing.charts import bars_svg
+from ebbflow.tasks.simulation.agents import goodput_agent
 
 DATA = Path(__file__).parent.parent / "fixtures" / "training" / "adaptdl"
 WORKLOADS = (1, 2, 3, 4)

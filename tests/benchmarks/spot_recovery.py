@@ -9,11 +9,11 @@ import argparse
 import json
 from pathlib import Path
 
-from ebbflow.infra.sim.spot_models import MODELS
-from ebbflow.infra.sim.spot_rows import read_spot_rows
-from ebbflow.infra.sim.spot_table import recovery_table
-from ebbflow.planners.training.checkpointing import HazardAware
-from ebbflow.tasks.charts import bars_svg
+from ebbflow.infra.simulation.traces.spot_rows import read_spot_rows
+from ebbflow.planners.training.saving.checkpointing import HazardAware
+from ebbflow.tasks.drawing.charts import bars_svg
+from tests.benchmarks.spot.models import MODELS
+from tests.benchmarks.spot.table import recovery_table
 
 DATA = Path(__file__).parent.parent / "fixtures" / "training" / "oobleck"
 TRACES = ("6h", "1h", "10m", "g4dn-trace")

@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from ebbflow.infra.clock import SystemClock
-from ebbflow.tasks.charts import bars_svg
-from ebbflow.tasks.opening import opened_engine
-from ebbflow.tasks.query import PlainOrchestrator, execute
-from ebbflow.tasks.report import write_text
-from ebbflow.tasks.request import QueryRequest
+from ebbflow.tasks.drawing.charts import bars_svg
+from ebbflow.tasks.query.opening import opened_engine
+from ebbflow.tasks.query.report import write_text
+from ebbflow.tasks.query.request import QueryRequest
+from ebbflow.tasks.query.run import PlainOrchestrator, execute
 
 POLICIES = ("single", "qoop", "clarinet", "volcano")
 

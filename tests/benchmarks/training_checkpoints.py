@@ -23,10 +23,10 @@ from typing import Any
 
 import torch
 
-from ebbflow.infra.training.checkpoints import CheckpointFolder
-from ebbflow.infra.training.running_checkpoint import RunningCheckpoint
-from ebbflow.infra.training.running_folder import read_running
-from ebbflow.tasks.charts import bars_svg
+from ebbflow.infra.training.checkpoints.folder import CheckpointFolder
+from ebbflow.infra.training.running.checkpoint import RunningCheckpoint
+from ebbflow.infra.training.running.folder import read_running
+from ebbflow.tasks.drawing.charts import bars_svg
 
 WIDTH = 1600
 LAYERS = 4  # of WIDTH x WIDTH

@@ -19,13 +19,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ebbflow.infra.training.gradients import DENSE, EVERY, GradientMeter
+from ebbflow.infra.training.gradients.noise import DENSE, EVERY, GradientMeter
+from ebbflow.infra.training.process.world import World
 from ebbflow.infra.training.schedule import scaled
-from ebbflow.infra.training.world import World
-from ebbflow.planners.training.batch_size import BatchLimits, Split, split
-from ebbflow.planners.training.goodput import GradientStatistics, gain
-from ebbflow.planners.training.learning_rate import adascale
-from ebbflow.planners.training.throughput import Observation, fit, throughput
+from ebbflow.planners.training.speed.batch_size import BatchLimits, Split, split
+from ebbflow.planners.training.speed.goodput import GradientStatistics, gain
+from ebbflow.planners.training.speed.learning_rate import adascale
+from ebbflow.planners.training.speed.throughput import Observation, fit, throughput
 
 INITIAL = 32  # M0, examples
 SCALES = (1, 2, 4, 8, 16, 32)

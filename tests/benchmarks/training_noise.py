@@ -8,8 +8,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ebbflow.infra.training.gradients import GradientMeter
-from ebbflow.infra.training.world import World
+from ebbflow.infra.training.gradients.noise import GradientMeter
+from ebbflow.infra.training.process.world import World
 
 INITIAL = 32  # M0, examples
 STEPS = 3000

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ebbflow.tasks.charts import bars_svg, lines_svg
+from ebbflow.tasks.drawing.charts import bars_svg, lines_svg
 from tests.benchmarks.ranks import device_name, together
 from tests.benchmarks.training_goodput import goodput
 from tests.benchmarks.training_noise import noise

@@ -19,12 +19,12 @@ from typing import Any
 import torch
 
 from ebbflow.infra.protocols import TrainingEvent, TrainingJob
-from ebbflow.infra.training.channel import RunSettings
 from ebbflow.infra.training.launcher.hang import HangRule
 from ebbflow.infra.training.launcher.placement import fresh
 from ebbflow.infra.training.launcher.trainer import TorchTrainer
-from ebbflow.infra.training.nodes import LocalNodes
-from ebbflow.tasks.charts import bars_svg
+from ebbflow.infra.training.local_nodes import LocalNodes
+from ebbflow.infra.training.process.channel import RunSettings
+from ebbflow.tasks.drawing.charts import bars_svg
 
 SCRIPT = Path(__file__).with_name("recovery_script.py")
 NOTICE = 30.0  # seconds that a notice gives

@@ -20,17 +20,17 @@ from pathlib import Path
 
 import numpy as np
 
-from ebbflow.infra.sim.adaptdl import adaptdl_jobs
-from ebbflow.infra.sim.cluster import Cluster
-from ebbflow.infra.sim.engine import simulate
-from ebbflow.infra.sim.generators import WEEK, philly_like
-from ebbflow.infra.sim.profiles import Profiles
-from ebbflow.infra.sim.workloads import read_adaptdl
+from ebbflow.infra.simulation.engine import simulate
+from ebbflow.infra.simulation.jobs.adaptdl import adaptdl_jobs
+from ebbflow.infra.simulation.jobs.profiles import Profiles
+from ebbflow.infra.simulation.traces.cluster import Cluster
+from ebbflow.infra.simulation.traces.generators import WEEK, philly_like
+from ebbflow.infra.simulation.traces.workloads import read_adaptdl
 from ebbflow.planners.model.scheduling import Policy
-from ebbflow.planners.scheduling.optimus import Optimus
+from ebbflow.planners.scheduling.gangs.optimus import Optimus
+from ebbflow.planners.scheduling.gangs.tiresias import Tiresias
 from ebbflow.planners.scheduling.placement import most_free_first
-from ebbflow.planners.scheduling.tiresias import Tiresias
-from ebbflow.tasks.charts import lines_svg
+from ebbflow.tasks.drawing.charts import lines_svg
 
 DATA = Path(__file__).parent.parent / "fixtures" / "training" / "adaptdl"
 BOUNDS = {"tiresias": 0.5, "optimus": 1.0}  # CPU s of 160 jobs

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ebbflow.infra.training import ElasticRun
-from ebbflow.infra.training.gradients import DENSE, EVERY
+from ebbflow.infra.training.gradients.noise import DENSE, EVERY
 from tests.benchmarks.ranks import together
 
 BLOCK = 2 * EVERY  # steps that are compared: noise is measured in two of them

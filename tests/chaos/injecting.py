@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ebbflow.infra.errors import InfraError, LedgerError
-from ebbflow.infra.local_fleet import marks
+from ebbflow.infra.local_fleet.state import labels as marks
 from ebbflow.infra.local_fleet.view import NodeView
 from tests.chaos.faults import Fault
 from tests.chaos.keeping import Kept

@@ -16,9 +16,9 @@ import psutil
 from ebbflow.infra.clock import SystemClock
 from ebbflow.infra.errors import InfraError
 from ebbflow.infra.ledger import Ledger, audit
-from ebbflow.infra.manifest import UnusableError
-from ebbflow.infra.storage import ParquetCheckpointStore
-from ebbflow.infra.training.checkpoint_files import CheckpointFiles
+from ebbflow.infra.query.checkpoints import ParquetCheckpointStore
+from ebbflow.infra.storage.manifest import UnusableError
+from ebbflow.infra.training.checkpoints.files import CheckpointFiles
 from ebbflow.planners.model.ledger import (
     AppEntered,
     AppMoved,
@@ -30,7 +30,7 @@ from ebbflow.planners.model.ledger import (
     LoopBegan,
     Slot,
 )
-from ebbflow.planners.training.data_order import DataOrder
+from ebbflow.planners.training.saving.data_order import DataOrder
 from tests.chaos import fit_data as data
 from tests.chaos.injecting import Done
 from tests.chaos.samples import account, read, wrong
@@ -172,7 +172,7 @@ def check_queries(work: Work, folder: Path, tables: Path, found: Findings) -> No
     """Compare the results of queries with DuckDB's own."""
     import pyarrow.parquet as pq
 
-    from ebbflow.infra.results import same_rows
+    from ebbflow.infra.query.results import same_rows
 
     for step, sql in work.queries.items():
         path = folder / "results" / step / f"{step}.parquet"

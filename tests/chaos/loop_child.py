@@ -11,10 +11,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from ebbflow.infra.errors import EbbflowError
-from ebbflow.infra.ledger import Ledger, database
-from ebbflow.tasks.loop import CapacityLoop
-from tests.tasks.loop.loopcases import FAST, settings
-from tests.tasks.loop.loopprocess import FileSource
+from ebbflow.infra.ledger import Ledger
+from ebbflow.infra.ledger.database import database
+from ebbflow.tasks.capacity import CapacityLoop
+from tests.tasks.capacity.loopcases import FAST, settings
+from tests.tasks.capacity.loopprocess import FileSource
 
 
 def main(url: str, cluster: str, nodes: str, name: str, silence: str) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from ebbflow.infra.ledger import Ledger
 from ebbflow.infra.local_fleet import Occupant
-from ebbflow.infra.local_fleet.marks import own
+from ebbflow.infra.local_fleet.state.labels import own
 from ebbflow.planners.model.capacity import Node
 from ebbflow.planners.model.ledger import (
     AppEntered,

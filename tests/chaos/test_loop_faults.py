@@ -17,17 +17,17 @@ import pytest
 from ebbflow.infra.ledger import Ledger
 from ebbflow.planners.model.ledger import AppMoved, LoopBegan
 from ebbflow.tasks.apps.agent import Pace
-from ebbflow.tasks.apps.lease_book import Rules
+from ebbflow.tasks.apps.lease_table import Rules
 from ebbflow.tasks.apps.specs import training_spec
-from ebbflow.tasks.apps.training import run_training_app
-from ebbflow.tasks.training_request import TrainingRequest
+from ebbflow.tasks.training.leased.app import run_training_app
+from ebbflow.tasks.training.request import TrainingRequest
 from tests.chaos.faketime import FakeTime
 from tests.chaos.proxy import Proxy
 from tests.infra.ledger.postgres import Server, server
 from tests.tasks.apps.app_loops import begin
 from tests.tasks.apps.toy_trainings import Machines, Script
-from tests.tasks.loop.loopcases import ScriptedApp, double_bookings, until
-from tests.tasks.loop.loopprocess import write
+from tests.tasks.capacity.loopcases import ScriptedApp, double_bookings, until
+from tests.tasks.capacity.loopprocess import write
 
 pytestmark = pytest.mark.processes
 ROOT = Path(__file__).parents[2]

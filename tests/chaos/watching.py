@@ -6,7 +6,8 @@ from typing import Any, Self
 
 from ebbflow.infra.errors import LedgerError
 from ebbflow.infra.ledger import Ledger
-from ebbflow.infra.local_fleet import Occupant, marks
+from ebbflow.infra.local_fleet import Occupant
+from ebbflow.infra.local_fleet.state import labels as marks
 from ebbflow.planners.model.ledger import Slot, State
 
 _LOOK = 0.4  # s

@@ -57,20 +57,20 @@ def _decides(folder: Path, home: Path, snippet: Snippet) -> None:
 
 
 def _loop_rules(folder: Path, home: Path, snippet: Snippet) -> None:
-    from ebbflow.tasks.loop.request import LoopRules
+    from ebbflow.tasks.capacity.request import LoopRules
 
     LoopRules.parse(tomllib.loads(snippet.text), "fleet.toml")
 
 
 def _fleet_rules(folder: Path, home: Path, snippet: Snippet) -> None:
-    from ebbflow.tasks.fleet_request import FleetRules
+    from ebbflow.tasks.fleet.request import FleetRules
 
     FleetRules.parse(tomllib.loads(snippet.text), "fleet.toml")
 
 
 def _offered_policies(folder: Path, home: Path, snippet: Snippet) -> None:
     """Make the policies that the entry points of the snippet offer, from the module that the page shows."""
-    from ebbflow.tasks.loop.own_policies import GROUP, policy_of
+    from ebbflow.tasks.capacity.own_policies import GROUP, policy_of
 
     page = "docs/own-policy.md"
     begins = "from ebbflow.planners.model.scheduling"
@@ -89,14 +89,14 @@ def _offered_policies(folder: Path, home: Path, snippet: Snippet) -> None:
 
 
 def _failure_table(folder: Path, home: Path, snippet: Snippet) -> None:
-    from ebbflow.tasks.training_failures import failure_table
+    from ebbflow.tasks.training.failures import failure_table
 
     (folder / "mine.toml").write_text(snippet.text)
     failure_table(folder / "mine.toml")
 
 
 def _on_demand_prices(folder: Path, home: Path, snippet: Snippet) -> None:
-    from ebbflow.infra.aws.price_list import ListedPrices
+    from ebbflow.infra.aws.prices.listed import ListedPrices
 
     (folder / "agreed.toml").write_text(snippet.text)
     ListedPrices.read(folder / "agreed.toml")
@@ -114,7 +114,7 @@ def _ledger(folder: Path, home: Path, snippet: Snippet) -> None:
 
 def _pipeline(folder: Path, home: Path, snippet: Snippet) -> None:
     """Read the pipeline of the snippet, beside the files that it names."""
-    from ebbflow.tasks.pipeline.read import parse_pipeline
+    from ebbflow.tasks.pipeline.file.read import parse_pipeline
 
     _shop(folder, home, snippet)
     (folder / "fit.py").write_text("")

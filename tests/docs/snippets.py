@@ -242,7 +242,7 @@ def ebbflow_problems(words: list[str]) -> list[str]:
     """Return what the real command line says against these arguments; its commands are left out, so nothing runs."""
     from typer.exceptions import Abort, Exit, TyperException
 
-    from ebbflow.flows import commands
+    from ebbflow.flows.runs import option_checks as commands
 
     said = io.StringIO()
     try:

@@ -112,7 +112,7 @@ def _shell(snippet: Snippet, plan: Plan, folder: Path) -> None:
         ("sh", "pip install 'ebbflow[spark]'", "somebody else's package"),
         ("sh", "ebflow query x", "nothing is known of the program 'ebflow'"),
         ("sh", "ebbflow query 'x", "no shell"),
-        ("python", "from ebbflow.flows.query import run_qeury", "no run_qeury"),
+        ("python", "from ebbflow.flows.query.flow import run_qeury", "no run_qeury"),
         ("python", "from ebbflow.flows.qeury import run_query", "no module"),
         ("python", "import nowhere.at.all", "no module"),
         (

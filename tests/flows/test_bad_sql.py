@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from ebbflow.flows import cli
 from ebbflow.planners.errors import EbbflowError
-from ebbflow.planners.query.nesting import LONGEST
+from ebbflow.planners.query.sql.nesting import LONGEST
 
 PIPELINE = """
 name: bad
@@ -187,7 +187,7 @@ def test_a_deep_query_does_not_exhaust_the_stack_of_a_thread() -> None:
     script = (
         "import threading\n"
         "from ebbflow.planners.errors import EbbflowError\n"
-        "from ebbflow.planners.query.parse import parse\n"
+        "from ebbflow.planners.query.sql.parse import parse\n"
         "def look():\n"
         "    for text in ('(' * 100_000, 'SELECT 1' + '+1' * 100_000, 'SELECT ' + 'NOT ' * 100_000 + '1'):\n"
         "        try: parse(text)\n"

@@ -16,7 +16,9 @@ import pytest
 from flowcases import COMMAND, JOINED, PATIENCE, eventually, run_cli
 from typer.testing import CliRunner
 
-from ebbflow.flows import cli, cluster_cli, doctor
+from ebbflow.flows import cli
+from ebbflow.flows.nodes import spark as cluster_cli
+from ebbflow.flows.setup import doctor
 
 COMMANDS = [
     *(["ebbflow", c.name or c.callback.__name__] for c in cli.app.registered_commands if c.callback),

@@ -11,10 +11,10 @@ import pytest
 from ebbflow.infra.ledger import Ledger
 from ebbflow.planners.errors import EbbflowError
 from ebbflow.planners.model.ledger import AppEntered, AppSpec
-from ebbflow.tasks.loop.request import CapacityRequest
-from ebbflow.tasks.pipeline.read import parse_pipeline
-from ebbflow.tasks.query import PlainOrchestrator, execute
-from ebbflow.tasks.request import QueryRequest
+from ebbflow.tasks.capacity.request import CapacityRequest
+from ebbflow.tasks.pipeline.file.read import parse_pipeline
+from ebbflow.tasks.query.request import QueryRequest
+from ebbflow.tasks.query.run import PlainOrchestrator, execute
 
 CANARY = "cAnArY7q2Z"  # in every secret below; no file, log or message may hold it
 SECRETS = {
@@ -142,8 +142,8 @@ def test_a_ledger_holds_what_apps_say_and_nothing_of_their_environment(tmp_path:
 def test_a_training_that_fails_writes_nothing_of_its_environment(
     tmp_path: Path, home: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    from ebbflow.tasks.training import run_training
-    from ebbflow.tasks.training_request import TrainingRequest
+    from ebbflow.tasks.training.request import TrainingRequest
+    from ebbflow.tasks.training.run import run_training
 
     script = tmp_path / "fails.py"
     script.write_text(

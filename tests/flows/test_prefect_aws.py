@@ -14,7 +14,7 @@ from pydantic import BaseModel, SecretStr
 from ebbflow.flows.blocks import EbbflowAws, EbbflowCluster
 from ebbflow.infra.ledger import Ledger
 from ebbflow.planners.model.ledger import AppEntered, AppReport, AppSpec
-from ebbflow.tasks.loop.row import STOP, stop_request
+from ebbflow.tasks.apps.loop_report import STOP, stop_request
 
 if TYPE_CHECKING:
     from tests.aws.cluster import Cluster
@@ -90,7 +90,7 @@ def prices(tmp_path: Path) -> str:
 def test_a_flow_of_ones_own_looks_at_the_fleet_of_an_account(
     account: str, lab: "Cluster", prices: str
 ) -> None:
-    from ebbflow.tasks.fleet_tasks import observe_fleet
+    from ebbflow.flows.fleet.tasks import observe_fleet
 
     @flow
     def look(account: str) -> tuple[Any, str | None]:
@@ -109,7 +109,7 @@ def test_a_flow_of_ones_own_looks_at_the_fleet_of_an_account(
 def test_the_loop_of_a_cluster_s_block_rents_nodes_in_its_account(
     account: str, lab: "Cluster", prices: str, tmp_path: Path
 ) -> None:
-    from ebbflow.flows.capacity import capacity_loop
+    from ebbflow.flows.capacity.flow import capacity_loop
 
     limits = tmp_path / "limits.toml"
     limits.write_text(LIMITS)

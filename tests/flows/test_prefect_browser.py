@@ -6,11 +6,11 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
-from browser import Tab, browser
 from flowcases import JOINED, eventually
 from prefect_home import HEAVY, LONG, Home, processes
 
 from ebbflow.infra.ledger import Ledger
+from tests.browser import Tab, browser
 
 pytestmark = [
     pytest.mark.prefect,

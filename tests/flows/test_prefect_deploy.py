@@ -106,8 +106,8 @@ def test_automations_are_what_prefect_takes() -> None:
 def test_events_that_automations_expect_are_emitted_somewhere() -> None:
     given = yaml.safe_load((ROOT / "examples" / "automations.yaml").read_text())["automations"]
     expected = {event for one in given for event in one["trigger"]["expect"] if event.startswith("ebbflow.")}
-    from ebbflow.flows.capacity import EVENTS, RESUMED
-    from ebbflow.flows.training import _EVENTS
+    from ebbflow.flows.capacity.flow import EVENTS, RESUMED
+    from ebbflow.flows.training.flow import _EVENTS
 
     known = {*EVENTS.values(), RESUMED, *(f"ebbflow.training.{name}" for name in _EVENTS.values())}
     assert expected <= known
@@ -224,14 +224,14 @@ def test_a_cluster_s_block_says_where_its_nodes_come_from() -> None:
 
 @pytest.mark.parametrize("text", ["ebbflow-cluster/", "ebbflow-cluster/a/b"])
 def test_a_block_s_name_that_there_cannot_be_is_no_file_of_a_ledger(text: str) -> None:
-    from ebbflow.flows.places import found
+    from ebbflow.flows.runs.block_refs import found
 
     with pytest.raises(OptionError, match="ebbflow-cluster/NAME"), found(text):
         pass
 
 
 def test_what_only_an_app_has_needs_a_ledger() -> None:
-    from ebbflow.flows.places import of_a_cluster
+    from ebbflow.flows.runs.block_refs import of_a_cluster
 
     of_a_cluster(None, team="", budget=None)
     of_a_cluster("ebbflow-cluster/lab", team="shop", budget=1.0)
@@ -240,7 +240,7 @@ def test_what_only_an_app_has_needs_a_ledger() -> None:
 
 
 def test_a_password_in_a_parameter_is_refused() -> None:
-    from ebbflow.flows.places import found
+    from ebbflow.flows.runs.block_refs import found
 
     with (
         pytest.raises(OptionError, match="ledger=ebbflow-cluster/NAME") as caught,
@@ -251,7 +251,7 @@ def test_a_password_in_a_parameter_is_refused() -> None:
 
 
 def test_what_is_given_goes_before_what_a_block_says() -> None:
-    from ebbflow.flows.places import found
+    from ebbflow.flows.runs.block_refs import found
 
     with found("/a/ledger.db", "lab", "local:mine") as place:
         assert (place.ledger, place.cluster, place.source) == ("/a/ledger.db", "lab", "local:mine")
@@ -268,7 +268,7 @@ def test_what_is_given_goes_before_what_a_block_says() -> None:
 class TestUnderAServer:
     def test_blocks_are_loaded_by_their_names(self, prefect_server: str, tmp_path: Path) -> None:
         from ebbflow.flows.blocks import EbbflowCluster, EbbflowStorage
-        from ebbflow.flows.places import found, runs_of, store_of
+        from ebbflow.flows.runs.block_refs import found, runs_of, store_of
 
         name = f"b-{uuid4().hex[:6]}"
         storage = EbbflowStorage(uri="s3://lake/ebbflow/")
@@ -295,7 +295,7 @@ class TestUnderAServer:
         from prefect.client.orchestration import get_client
         from prefect.flow_engine import run_flow
 
-        from ebbflow.flows.deployed import deployment_name
+        from ebbflow.flows.runs.deployed import deployment_name
 
         @flow(name="inner")
         def inner() -> str:
@@ -314,7 +314,7 @@ class TestUnderAServer:
 
     def test_a_search_keeps_its_journal_on_a_disk(self, prefect_server: str) -> None:
         from ebbflow.flows.blocks import EbbflowStorage
-        from ebbflow.flows.search import search
+        from ebbflow.flows.tuning.flow import search
 
         name = f"s-{uuid4().hex[:6]}"
         EbbflowStorage(uri="s3://lake/ebbflow").save(name)
@@ -325,7 +325,7 @@ class TestUnderAServer:
         self, prefect_server: str, tables: str, tmp_path: Path
     ) -> None:
         from ebbflow.flows.blocks import EbbflowCluster, EbbflowStorage
-        from ebbflow.flows.query import run_query
+        from ebbflow.flows.query.flow import run_query
         from ebbflow.infra.ledger import Ledger
 
         name = f"q-{uuid4().hex[:6]}"

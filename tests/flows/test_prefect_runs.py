@@ -15,8 +15,8 @@ from prefect_home import HEAVY, LONG, Home, processes, seconds_until
 
 from ebbflow.infra.ledger import Ledger
 from ebbflow.infra.local_fleet import LocalFleet
-from ebbflow.infra.local_fleet.pools import LocalPool
-from ebbflow.tasks.loop.row import STOP, stop_request
+from ebbflow.infra.local_fleet.state.pools import LocalPool
+from ebbflow.tasks.apps.loop_report import STOP, stop_request
 
 pytestmark = [pytest.mark.prefect, pytest.mark.slow]
 

@@ -12,19 +12,19 @@ from pathlib import Path
 
 import httpx
 import pytest
-from cluster_day import simulated_day
-from cluster_events import START
 from typer.testing import CliRunner
 
 from ebbflow.flows.cli import app
-from ebbflow.flows.report_cli import moment
+from ebbflow.flows.report import moment
 from ebbflow.infra.errors import InfraError, LedgerError, LedgerUnavailableError
 from ebbflow.infra.ledger import Ledger
-from ebbflow.infra.page_server import Answer, PageServer
+from ebbflow.infra.machine.page_server import Answer, PageServer
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model.ledger import AppEntered, AppSpec, Decided, LoopBegan
-from ebbflow.tasks.cluster_live import ClusterFollower
-from ebbflow.tasks.cluster_report import ClusterReport
+from ebbflow.tasks.report.cluster.live import ClusterFollower
+from ebbflow.tasks.report.cluster.report import ClusterReport
+from tests.cluster_day import simulated_day
+from tests.cluster_events import START
 
 
 class Set:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from flowcases import COMMAND, PATIENCE, eventually
 
-from ebbflow.tasks.training_report import TrainingReport
+from ebbflow.tasks.training.report import TrainingReport
 from tests.chaos.faketime import FakeTime
 
 pytestmark = pytest.mark.processes

@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 
 from ebbflow.flows import cli
-from ebbflow.flows.options import parse_capacity
+from ebbflow.flows.runs.options import parse_capacity
 from ebbflow.infra.ledger import Ledger
-from ebbflow.infra.spark.options import parse_memory
+from ebbflow.infra.spark.cluster.options import parse_memory
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model import names
 from ebbflow.planners.model.numbers import parse_number, parse_seconds, parse_whole
-from ebbflow.tasks.elastic_run import parse_change
-from ebbflow.tasks.fleet_faults import FleetFault
-from ebbflow.tasks.pipeline.units import parse_duration, parse_gib
-from ebbflow.tasks.training_faults import ScriptedFault
+from ebbflow.tasks.elastic.run import parse_change
+from ebbflow.tasks.nodes import FleetFault
+from ebbflow.tasks.pipeline.file.units import parse_duration, parse_gib
+from ebbflow.tasks.training.faults import ScriptedFault
 
 BAD = ("nan", "inf", "-inf", "1e309", "-1", "", " ", "x", "١٢", "1_0", "0x1", "9" * 400, "1,5")
 

@@ -5,10 +5,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ebbflow.infra import checksums
-from ebbflow.infra.filesystems import resolve
 from ebbflow.infra.protocols import Attempt, Checkpoint
-from ebbflow.infra.storage import ParquetCheckpointStore
+from ebbflow.infra.query.checkpoints import ParquetCheckpointStore
+from ebbflow.infra.storage import checksums
+from ebbflow.infra.storage.filesystems import resolve
 
 COLUMNS = (("k", "bigint"), ("name", "string"))
 FP = "ab12" * 8

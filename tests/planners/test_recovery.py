@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ebbflow.planners.errors import OptionError
-from ebbflow.planners.recovery import PRIOR_LOSSES, PRIOR_NODE_HOURS, hazard
+from ebbflow.planners.hazard import PRIOR_LOSSES, PRIOR_NODE_HOURS, hazard
 
 
 def test_without_evidence_the_prior_stands() -> None:

@@ -7,22 +7,22 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ebbflow.infra.clock import SystemClock
-from ebbflow.infra.duckdb import DuckDbEngine
 from ebbflow.infra.errors import StageCancelledError
 from ebbflow.infra.protocols import Relation, StageJob, StageProgress, StageResult
-from ebbflow.infra.slices import SliceIndex
-from ebbflow.infra.storage import ParquetCheckpointStore
+from ebbflow.infra.query.checkpoints import ParquetCheckpointStore
+from ebbflow.infra.query.duckdb import DuckDbEngine
+from ebbflow.infra.query.slices import SliceIndex
 from ebbflow.planners.model import Capacity, Node, Share
-from ebbflow.planners.query.execution import Execution
-from ebbflow.planners.query.qep import QueryExecutionPlan, Stage
-from ebbflow.planners.query.replanner import Replanner
-from ebbflow.planners.query.state import ExecutionState, ReplanDecision
-from ebbflow.tasks.driver import Driver
-from ebbflow.tasks.listening import CapacityChanged, Inbox, Silent, Threads
-from ebbflow.tasks.planning import Prepared, prepare
-from ebbflow.tasks.query import candidates
-from ebbflow.tasks.report import StageReport
-from ebbflow.tasks.request import QueryRequest
+from ebbflow.planners.query.plan.qep import QueryExecutionPlan, Stage
+from ebbflow.planners.query.plan.state import ExecutionState, ReplanDecision
+from ebbflow.planners.query.running.execution import Execution
+from ebbflow.planners.query.running.replanner import Replanner
+from ebbflow.tasks.query.driver import Driver
+from ebbflow.tasks.query.listening import CapacityChanged, Inbox, Silent, Threads
+from ebbflow.tasks.query.planning import Prepared, prepare
+from ebbflow.tasks.query.report import StageReport
+from ebbflow.tasks.query.request import QueryRequest
+from ebbflow.tasks.query.run import candidates
 
 WAIT = 60.0  # seconds; what does not happen within them does not happen
 

@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from ebbflow.planners.query.state import Estimate
-from ebbflow.tasks.report import (
+from ebbflow.planners.query.plan.state import Estimate
+from ebbflow.tasks.query.report import (
     CapacityReport,
     DecisionReport,
     PlanReport,

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 from driving import FOUR_TABLES
-from test_faults_spark import run
 
 from ebbflow.infra.errors import EngineLostError
-from ebbflow.infra.spark import authentication, masters, watch
-from ebbflow.infra.spark.cluster import LocalSparkCluster
+from ebbflow.infra.spark import masters, watch
+from ebbflow.infra.spark.cluster import authentication
+from ebbflow.infra.spark.cluster.cluster import LocalSparkCluster
 from tests.chaos.proxy import Proxy
+from tests.tasks.query.test_faults_spark import run
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(280)]
 

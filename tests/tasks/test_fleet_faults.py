@@ -3,9 +3,9 @@
 import pytest
 
 from ebbflow.infra.clock import SystemClock
-from ebbflow.infra.local_fleet.pools import LocalPool
+from ebbflow.infra.local_fleet.state.pools import LocalPool
 from ebbflow.planners.errors import OptionError
-from ebbflow.tasks.fleet_faults import FleetFault, FleetFaults
+from ebbflow.tasks.nodes import FleetFault, FleetFaults
 from tests.infra.local_fleet.quick_room import QuickFleet, there
 
 

@@ -16,8 +16,8 @@ import pytest
 import yaml
 
 from ebbflow.infra.aws.train_nodes import FOLDER
-from ebbflow.infra.training import keys
-from ebbflow.tasks.fleet_request import CONFIG
+from ebbflow.infra.training.channel import keys
+from ebbflow.tasks.fleet.request import CONFIG
 
 ROOT = Path(__file__).parents[2]
 ROLES = {
@@ -489,7 +489,7 @@ def test_a_worker_without_the_secret_does_not_start(rendered, host, tmp_path):
 
 
 def test_nodes_and_local_clusters_ask_for_the_same(rendered):
-    from ebbflow.infra.spark.authentication import PROTECTED, READ_ONLY
+    from ebbflow.infra.spark.cluster.authentication import PROTECTED, READ_ONLY
 
     for role in ("spark-master", "spark-worker", "prefect-worker"):
         text = _files(rendered[role])["/etc/ebbflow/spark/spark-defaults.conf"]

@@ -2,8 +2,8 @@
 
 from alembic import context
 
+from ebbflow.infra.ledger.database.schema import metadata
 from ebbflow.infra.ledger.migrate import VERSION_TABLE
-from ebbflow.infra.ledger.schema import metadata
 
 context.configure(
     connection=context.config.attributes["connection"],

@@ -25,12 +25,12 @@ from torch.distributed.elastic.rendezvous.api import (
     RendezvousTimeoutError,
 )
 
-from ebbflow.infra import private
 from ebbflow.infra.clock import SystemClock
 from ebbflow.infra.errors import LauncherLostError
-from ebbflow.infra.training.channel import GENERATION, Channel
-from ebbflow.infra.training.launcher.wire import SCRIPT, AgentEnd, Entry, Failure, Order
+from ebbflow.infra.storage import private
+from ebbflow.infra.training.channel.wire import SCRIPT, AgentEnd, Entry, Failure, Order
 from ebbflow.infra.training.launcher.worker import RANKS, run_script
+from ebbflow.infra.training.process.channel import GENERATION, Channel
 
 _LOOK = 0.05  # seconds between looks at the processes
 _MEET = 0.02  # seconds between looks for other agents

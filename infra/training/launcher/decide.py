@@ -1,10 +1,11 @@
-"""What follows when a generation has ended, unless the caller knows better (``planners.training.retries``)."""
+"""What follows when a generation has ended, unless the caller knows better
+(``planners.training.failures.retries``)."""
 
 from collections.abc import Callable
 
 from ebbflow.infra.protocols import Continue, GenerationEnd, Halt
 from ebbflow.infra.training.launcher.placement import fresh
-from ebbflow.infra.training.leaving import PEER_LOST
+from ebbflow.infra.training.process.leaving import PEER_LOST
 
 _STUBBORN = 3  # generations without progress before a failure that may pass counts as one that does not
 _LONGEST = 30.0  # seconds before the next attempt

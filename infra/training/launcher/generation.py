@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING
 
 from ebbflow.infra.clock import Clock
 from ebbflow.infra.protocols import GenerationEnd, GenerationKind, RankFailure
-from ebbflow.infra.training.channel import Report, StopRequest
+from ebbflow.infra.training.channel.wire import AgentEnd, Order
 from ebbflow.infra.training.launcher import job as jobs
 from ebbflow.infra.training.launcher.hang import HangRule, HangWatch
 from ebbflow.infra.training.launcher.members import Loss, Members, Note
-from ebbflow.infra.training.launcher.wire import AgentEnd, Order
-from ebbflow.infra.training.leaving import PEER_LOST
+from ebbflow.infra.training.process.channel import Report, StopRequest
+from ebbflow.infra.training.process.leaving import PEER_LOST
 
 if TYPE_CHECKING:
     from torch.distributed import TCPStore
 
-    from ebbflow.infra.training.launcher.exchange import Exchange, GenerationChannel
+    from ebbflow.infra.training.channel.exchange import Exchange, GenerationChannel
 
 _PATIENCE = 10.0  # seconds for a node to end processes that it has been told to kill
 _SPARE = 2.0  # seconds past a deadline before what is left is killed

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from ebbflow.infra.training.launcher.wire import RankState
+from ebbflow.infra.training.channel.wire import RankState
 
 _STOPPED = "Tt"
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from ebbflow.infra.errors import TrainingError
-from ebbflow.infra.filesystems import resolve, translated
 from ebbflow.infra.protocols import TrainingJob
+from ebbflow.infra.storage.filesystems import resolve, translated
 from ebbflow.infra.training.launcher.hang import HangRule
 from ebbflow.planners.errors import OptionError
 

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
-from ebbflow.infra import checksums, files, private
 from ebbflow.infra.errors import StorageError, TrainingError
-from ebbflow.infra.filesystems import filesystem, split, to_uri, translated
 from ebbflow.infra.protocols import TrainingEvent, TrainingJob
-from ebbflow.infra.training.channel import RunSettings
+from ebbflow.infra.storage import checksums, files, private
+from ebbflow.infra.storage.filesystems import filesystem, split, to_uri, translated
+from ebbflow.infra.training.process.channel import RunSettings
 
 _FORMAT = 1
 _RUN = "run.json"

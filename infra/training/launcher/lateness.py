@@ -6,12 +6,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ebbflow.planners.training.stragglers import StragglerWatch, late_workers
+from ebbflow.planners.training.failures.stragglers import StragglerWatch, late_workers
 
 
 @dataclass(slots=True)
 class Lateness:
-    """Turns reports of rank times into the rank to replace, by the rule of ``planners.training.stragglers``."""
+    """Turns reports of rank times into the rank to replace, by the rule of
+    ``planners.training.failures.stragglers``."""
 
     window: int = 20  # reports
     share: float = 0.5  # of the median step that a rank must come late

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 from ebbflow.infra.clock import Clock
 from ebbflow.infra.errors import InfraError, StorageError
 from ebbflow.infra.protocols import Continue, Decide, GenerationEnd, Halt, TrainingJob
-from ebbflow.infra.training import channel as names
-from ebbflow.infra.training import keys
-from ebbflow.infra.training.channel import Report, RunSettings
+from ebbflow.infra.training.channel import keys
+from ebbflow.infra.training.channel.wire import Order
 from ebbflow.infra.training.launcher import job as jobs
 from ebbflow.infra.training.launcher import placement as placements
 from ebbflow.infra.training.launcher.control import Control
@@ -21,11 +20,12 @@ from ebbflow.infra.training.launcher.job import Options
 from ebbflow.infra.training.launcher.members import Members
 from ebbflow.infra.training.launcher.moves import Moves
 from ebbflow.infra.training.launcher.record import Record
-from ebbflow.infra.training.launcher.wire import Order
+from ebbflow.infra.training.process import channel as names
+from ebbflow.infra.training.process.channel import Report, RunSettings
 from ebbflow.planners.errors import EbbflowError
 
 if TYPE_CHECKING:
-    from ebbflow.infra.training.launcher.exchange import Exchange
+    from ebbflow.infra.training.channel.exchange import Exchange
 
 _HOPELESS = 20  # generations in a row without a step won, whoever decides
 _LOOK = 0.05  # seconds between looks

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 from ebbflow.infra.clock import Clock
 from ebbflow.infra.errors import ClusterError
+from ebbflow.infra.training.channel.wire import Beat, Entry, Order, is_loopback
 from ebbflow.infra.training.launcher.pool import NodePool
-from ebbflow.infra.training.launcher.wire import Beat, Entry, Order, is_loopback
 
 if TYPE_CHECKING:
-    from ebbflow.infra.training.launcher.exchange import Exchange, Wire
+    from ebbflow.infra.training.channel.exchange import Exchange, Wire
 
 Note = Callable[..., None]  # note(kind, **content)
 

@@ -3,7 +3,6 @@
 from math import inf
 
 from ebbflow.infra.clock import Clock
-from ebbflow.infra.training.channel import Report
 from ebbflow.infra.training.launcher.control import Control
 from ebbflow.infra.training.launcher.generation import Generation
 from ebbflow.infra.training.launcher.job import Options
@@ -11,6 +10,7 @@ from ebbflow.infra.training.launcher.lateness import Lateness
 from ebbflow.infra.training.launcher.members import Members
 from ebbflow.infra.training.launcher.placement import fresh
 from ebbflow.infra.training.launcher.record import Record
+from ebbflow.infra.training.process.channel import Report
 
 _PREPARING = 0.5  # of the time to a deadline, that new nodes may take; the rest is for saving
 _SPARE = 3.0  # seconds before a deadline by which a run has to save: processes take their time to end

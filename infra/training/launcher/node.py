@@ -21,13 +21,14 @@ from typing import Any, NoReturn
 
 import psutil
 
-from ebbflow.infra import private
 from ebbflow.infra.clock import SystemClock
 from ebbflow.infra.errors import LauncherLostError, MessageError
-from ebbflow.infra.training import channel, devices, keys
-from ebbflow.infra.training.launcher import tunnel
-from ebbflow.infra.training.launcher.node_line import NodeLine
-from ebbflow.infra.training.launcher.wire import (
+from ebbflow.infra.machine import devices
+from ebbflow.infra.storage import private
+from ebbflow.infra.training.channel import keys
+from ebbflow.infra.training.channel.client import MessageClient
+from ebbflow.infra.training.channel.node_line import NodeLine
+from ebbflow.infra.training.channel.wire import (
     ENTRY,
     AgentEnd,
     Beat,
@@ -38,8 +39,9 @@ from ebbflow.infra.training.launcher.wire import (
     entry_from,
     to_json,
 )
+from ebbflow.infra.training.launcher import tunnel
 from ebbflow.infra.training.launcher.worker import RANKS
-from ebbflow.infra.training.message_client import MessageClient
+from ebbflow.infra.training.process import channel
 
 NOTICE = "notice"  # file, in the node's folder, with the time at which the node will be gone
 READY = "ready"  # file, in the node's folder, once all is imported

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Protocol
 
-from ebbflow.infra.training.launcher.wire import Entry
+from ebbflow.infra.training.channel.wire import Entry
 
 Admit = Callable[[str], None]
 """What a pool tells a node's public key, once it knows it: the node is listened to from then on."""
@@ -23,8 +23,8 @@ class NodePool(Protocol):
         """Start ``infra.training.launcher.node`` there and return at once; it reports to the launcher.
 
         The pool fills in the entry's ``address`` and ``folder``, sees to it that the node has a key pair of its own
-        (``infra.training.keys``), and calls ``admit`` with the public half, now or later, from any thread. Raises
-        ``ClusterError``.
+        (``infra.training.channel.keys``), and calls ``admit`` with the public half, now or later, from any thread.
+        Raises ``ClusterError``.
         """
         ...
 

@@ -7,11 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from ebbflow.infra import processes
 from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.errors import TrainingError
+from ebbflow.infra.machine import processes
 from ebbflow.infra.protocols import Decide, TrainingEvent, TrainingJob, TrainingStatus
-from ebbflow.infra.training.channel import Report, RunSettings
+from ebbflow.infra.storage.locks import RunLock
 from ebbflow.infra.training.launcher import placement as placements
 from ebbflow.infra.training.launcher.control import Control
 from ebbflow.infra.training.launcher.decide import Persist
@@ -22,7 +22,7 @@ from ebbflow.infra.training.launcher.loop import Loop
 from ebbflow.infra.training.launcher.members import Members
 from ebbflow.infra.training.launcher.pool import NodePool
 from ebbflow.infra.training.launcher.record import Record
-from ebbflow.infra.training.locks import RunLock
+from ebbflow.infra.training.process.channel import Report, RunSettings
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +79,7 @@ class TorchTrainer:
         self._decide = decide
         self._on_report = on_report
         self._clock = clock or SystemClock()
-        from ebbflow.infra.training.launcher.exchange import Exchange  # with ZeroMQ, of the extra ``train``
+        from ebbflow.infra.training.channel.exchange import Exchange  # with ZeroMQ, of the extra ``train``
 
         self._exchange = Exchange(pool.host, port)
         self._record = Record(self._clock)

@@ -18,10 +18,10 @@ from collections.abc import Callable, Hashable
 from zmq import constants
 
 from ebbflow.infra.errors import LauncherLostError
-from ebbflow.infra.training import keys, messages
-from ebbflow.infra.training.channel import CHANNEL
-from ebbflow.infra.training.launcher.pipes import KINDS, Pipes, StreamMessage
-from ebbflow.infra.training.message_client import MessageClient
+from ebbflow.infra.training.channel import keys, messages
+from ebbflow.infra.training.channel.client import MessageClient
+from ebbflow.infra.training.channel.pipes import KINDS, Pipes, StreamMessage
+from ebbflow.infra.training.process.channel import CHANNEL
 
 _MODULE = "ebbflow.infra.training.launcher.tunnel"
 _LOOPBACK = "127.0.0.1"

@@ -12,8 +12,8 @@ import traceback
 import types
 from pathlib import Path
 
-from ebbflow.infra import private
-from ebbflow.infra.training.launcher.wire import SCRIPT
+from ebbflow.infra.storage import private
+from ebbflow.infra.training.channel.wire import SCRIPT
 
 RANKS = "ranks"  # folder, in the node's own, with a file for each process
 _PART = 5.0  # seconds that closing a process group may take
@@ -60,8 +60,8 @@ def _fetched(script: str, folder: Path) -> str:
     """Return the path of the script; one on S3 is copied into ``folder`` first, so that tracebacks show its lines."""
     if "://" not in script:
         return script
-    from ebbflow.infra.files import write_atomic
-    from ebbflow.infra.training.places import Place
+    from ebbflow.infra.storage.files import write_atomic
+    from ebbflow.infra.storage.places import Place
 
     place, _, name = script.rpartition("/")
     write_atomic(None, "file", str(folder / name), Place(place).read(name))

@@ -8,7 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ebbflow.flows import cli, fleet_change, fleet_cli, fleet_gangs, fleet_notices
+from ebbflow.flows import cli
+from ebbflow.flows.fleet import change as fleet_change
+from ebbflow.flows.fleet import cli as fleet_cli
+from ebbflow.flows.fleet import gangs as fleet_gangs
+from ebbflow.flows.fleet import notices as fleet_notices
 from tests.flows.fleet.cases import Done, Fleet, changes, made
 
 if TYPE_CHECKING:
@@ -82,7 +86,7 @@ def quiet(lab: "Cluster", files: Path, monkeypatch: pytest.MonkeyPatch) -> "Iter
 def fleet(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Fleet:
     """Run ``ebbflow fleet ...`` in this process, as the console script does."""
     from ebbflow.infra.aws.clients import Clients
-    from ebbflow.tasks import fleet as module
+    from ebbflow.tasks.fleet import steps as module
 
     monkeypatch.setenv("COLUMNS", "160")
     # a console keeps the width that it was made with
@@ -125,7 +129,7 @@ def ssm(monkeypatch: pytest.MonkeyPatch) -> "Iterator[SystemsManager]":
     service = SystemsManager()
     service.script = lambda node, parameters: (0, "idle\n")
     monkeypatch.setenv("AWS_ENDPOINT_URL_SSM", service.url)
-    monkeypatch.setattr("ebbflow.tasks.fleet_leaving.LOOK", 0.1)
+    monkeypatch.setattr("ebbflow.tasks.fleet.leaving.LOOK", 0.1)
     yield service
     service.close()
     assert service.problems == []

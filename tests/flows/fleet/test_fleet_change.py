@@ -4,10 +4,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import pytest
-from flowcases import JOINED, eventually
 
-from ebbflow.flows import fleet_change
+from ebbflow.flows.fleet import change as fleet_change
 from tests.flows.fleet.cases import Fleet, changes, observed
+from tests.flows.flowcases import JOINED, eventually
 
 if TYPE_CHECKING:
     from tests.aws.emulator import Cluster

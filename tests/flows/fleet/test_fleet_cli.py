@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from flowcases import COMMAND, PATIENCE, eventually
 from typer.testing import CliRunner
 
-from ebbflow.flows import fleet_cli, fleet_notices
+from ebbflow.flows.fleet import cli as fleet_cli
+from ebbflow.flows.fleet import notices as fleet_notices
 from tests.flows.fleet.cases import Fleet, changes, observed
+from tests.flows.flowcases import COMMAND, PATIENCE, eventually
 
 if TYPE_CHECKING:
     from tests.aws.emulator import Cluster
@@ -90,7 +91,7 @@ def test_an_emulator_is_named_by_option_too_and_an_aws_that_is_away_is_status_on
 def test_it_acts_in_the_role_of_the_capacity_loop_unless_told_otherwise(
     fleet: Fleet, quiet: "Cluster", monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ebbflow.tasks import fleet as module
+    from ebbflow.tasks.fleet import steps as module
 
     roles, clients = [], module.Clients
 

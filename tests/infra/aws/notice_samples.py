@@ -2,7 +2,7 @@
 
 from hypothesis import strategies as st
 
-from ebbflow.infra.aws import events
+from ebbflow.infra.aws.notices import events
 
 NODES = ("i-a", "i-b", "i-c")
 GROUPS = ("ebbflow-lab-etl", "ebbflow-lab-gpu")

@@ -8,18 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ebbflow.infra.aws import events
 from ebbflow.infra.aws.capacity import AwsCapacity, merge_notices
 from ebbflow.infra.aws.clients import Clients
-from ebbflow.infra.aws.fleet import SpotFleet
-from ebbflow.infra.aws.notice_book import NoticeBook, NoticeFile
-from ebbflow.infra.aws.notices import NoticeFeed
-from ebbflow.infra.aws.state import FolderStore
+from ebbflow.infra.aws.fleet.fleet import SpotFleet
+from ebbflow.infra.aws.fleet.state import FolderStore
+from ebbflow.infra.aws.notices import events
+from ebbflow.infra.aws.notices.feed import NoticeFeed
+from ebbflow.infra.aws.notices.store import NoticeBook, NoticeFile
 from ebbflow.infra.errors import AwsUnavailableError, CredentialsError, EngineUnavailableError, StorageError
 from ebbflow.planners.errors import OptionError
+from ebbflow.planners.hazard import hazard
 from ebbflow.planners.model import Node, Notice
 from ebbflow.planners.model.fleet import Fleet, PoolState
-from ebbflow.planners.recovery import hazard
 from tests.aws.emulator import PoolShape
 from tests.aws.faults import Faults
 from tests.infra.aws.notice_samples import NODES, START, stream

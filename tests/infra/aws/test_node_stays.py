@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ebbflow.infra.aws.clients import Clients
-from ebbflow.infra.aws.stays import KEEP, NodeStay, StayBook, Stays, _stay
+from ebbflow.infra.aws.fleet.usage import KEEP, NodeStay, StayBook, Stays, _stay
 from ebbflow.infra.errors import StorageError
 from tests.aws.emulator import PoolShape
 

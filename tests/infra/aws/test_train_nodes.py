@@ -12,8 +12,8 @@ from ebbflow.infra.aws.remote import Outcome, RemoteRunner
 from ebbflow.infra.aws.train_nodes import AwsNodes, own_address
 from ebbflow.infra.errors import AwsUnavailableError, ClusterError, EngineUnavailableError
 from ebbflow.infra.protocols import TrainingJob
-from ebbflow.infra.training import keys
-from ebbflow.infra.training.launcher.wire import Entry, entry_from
+from ebbflow.infra.training.channel import keys
+from ebbflow.infra.training.channel.wire import Entry, entry_from
 from ebbflow.planners.model import Capacity, Node, Notice
 from tests.aws.emulator import PoolShape
 from tests.infra.aws.systems_manager import Split, SystemsManager
@@ -316,7 +316,7 @@ def test_a_training_whose_script_is_on_s3_survives_the_loss_of_an_instance(aws_a
     there = Instances(*(Node(name, 1, 1.0, host="127.0.0.1") for name in ids))
     runner = RemoteRunner(Split(lab.settings.region, lab.account.emulator.url, service.url), lab.names)
     nodes = AwsNodes(runner, there, host="127.0.0.1", folder=str(tmp_path / "nodes"))
-    preload = ("torch.distributed", "ebbflow.infra.training.world")
+    preload = ("torch.distributed", "ebbflow.infra.training.process.world")
     try:
         with TorchTrainer(nodes, logs=tmp_path / "logs", preload=preload, form=120) as trainer:
             job = TrainingJob(

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import psutil
 
-from ebbflow.infra.training import keys
-from ebbflow.infra.training.launcher.wire import ENTRY
+from ebbflow.infra.training.channel import keys
+from ebbflow.infra.training.channel.wire import ENTRY
 
 NODE = ("-P", "-m", "ebbflow.infra.training.launcher.node")
 

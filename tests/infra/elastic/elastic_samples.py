@@ -8,12 +8,12 @@ import numpy as np
 
 from ebbflow.infra.elastic.application import Application, Driver, Executor, Key, TaskContext, Value
 from ebbflow.infra.elastic.apps.iterative import IterativeDriver
-from ebbflow.infra.elastic.master import Master
-from ebbflow.infra.elastic.messages import MASTER, Join, Lost, Scale
-from ebbflow.infra.elastic.server import Server
+from ebbflow.infra.elastic.master.master import Master
 from ebbflow.infra.elastic.settings import Settings
-from ebbflow.infra.elastic.transport import Envelope, InProcessNetwork
-from ebbflow.infra.elastic.worker import Worker
+from ebbflow.infra.elastic.wire.messages import MASTER, Join, Lost, Scale
+from ebbflow.infra.elastic.wire.transport import Envelope, InProcessNetwork
+from ebbflow.infra.elastic.worker.server import Server
+from ebbflow.infra.elastic.worker.worker import Worker
 
 
 class Mixing(Application):

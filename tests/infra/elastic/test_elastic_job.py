@@ -13,13 +13,13 @@ import psutil
 import pytest
 from elastic_samples import Broken, Mixing, expected, same
 
-from ebbflow.infra import processes
 from ebbflow.infra.elastic import ElasticJob, Settings
 from ebbflow.infra.elastic.application import Key, Value
 from ebbflow.infra.elastic.apps.mlr import Mlr
-from ebbflow.infra.elastic.cache import UpdateLog
-from ebbflow.infra.elastic.worker import Context
+from ebbflow.infra.elastic.wire.cache import UpdateLog
+from ebbflow.infra.elastic.worker.worker import Context
 from ebbflow.infra.errors import ElasticError, MicroTaskError
+from ebbflow.infra.machine import processes
 from ebbflow.planners.errors import OptionError
 
 
@@ -115,7 +115,7 @@ def test_lost_shards_alone_come_back(digits: str, tmp_path: Path) -> None:
 
 def test_workers_start_without_heavy_libraries() -> None:
     heavy = "[name for name in ('torch', 'scipy', 'pyarrow', 'sklearn', 'prefect') if name in sys.modules]"
-    code = f"import sys, ebbflow.infra.elastic.node, ebbflow.infra.elastic.apps.lda; print({heavy})"
+    code = f"import sys, ebbflow.infra.elastic.worker.node, ebbflow.infra.elastic.apps.lda; print({heavy})"
     command = [sys.executable, "-c", code]
     assert subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout == "[]\n"
 

@@ -20,8 +20,8 @@ from ebbflow.infra.elastic.application import (
     TaskContext,
     Value,
 )
-from ebbflow.infra.elastic.messages import Install, Read
 from ebbflow.infra.elastic.settings import Settings, check
+from ebbflow.infra.elastic.wire.messages import Install, Read
 from ebbflow.infra.errors import ElasticError, MicroTaskError
 from ebbflow.planners.errors import OptionError
 
@@ -285,7 +285,7 @@ def test_a_snapshot_that_cannot_be_written_ends_nothing(
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("ebbflow.infra.elastic.snapshot.write_atomic", full)
+    monkeypatch.setattr("ebbflow.infra.elastic.wire.snapshot.write_atomic", full)
     app = Mixing()
     job = InProcessJob(app, 2, tmp_path, 1, Settings(snapshot_every=0.05))
     assert same(job.finish(), expected(app))

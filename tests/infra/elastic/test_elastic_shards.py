@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ebbflow.infra.elastic.actor import Directed
 from ebbflow.infra.elastic.application import Application, Driver, Executor, Key, Value
-from ebbflow.infra.elastic.messages import (
+from ebbflow.infra.elastic.registry import register
+from ebbflow.infra.elastic.wire.actor import Directed
+from ebbflow.infra.elastic.wire.messages import (
     MASTER,
     Applied,
     Arrived,
@@ -28,9 +29,8 @@ from ebbflow.infra.elastic.messages import (
     Values,
     Welcome,
 )
-from ebbflow.infra.elastic.registry import register
-from ebbflow.infra.elastic.server import Server, Shard, shard_of
-from ebbflow.infra.elastic.transport import InProcessNetwork
+from ebbflow.infra.elastic.wire.transport import InProcessNetwork
+from ebbflow.infra.elastic.worker.server import Server, Shard, shard_of
 
 SHARDS = 3
 KEYS = [f"k{n}" for n in range(6)]
@@ -92,7 +92,7 @@ class Client(Directed):
         self.seen.extend(message.values.items())
 
     def _departing(self, _: str, message: Depart) -> None:
-        from ebbflow.infra.elastic.messages import Farewell
+        from ebbflow.infra.elastic.wire.messages import Farewell
 
         self.learn_all(message.directory)
         self.send(message.server, Farewell())

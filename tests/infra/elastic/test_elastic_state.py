@@ -14,11 +14,12 @@ import numpy as np
 import pytest
 from elastic_samples import Mixing
 
-from ebbflow.infra.elastic import Executor, MicroTask, Settings, codec, register
-from ebbflow.infra.elastic.messages import Place
-from ebbflow.infra.elastic.running import RunningCopy
+from ebbflow.infra.elastic import Executor, MicroTask, Settings, register
 from ebbflow.infra.elastic.settings import check
-from ebbflow.infra.elastic.snapshot import MANIFEST, Snapshot, SnapshotFolder, read, write
+from ebbflow.infra.elastic.wire import codec
+from ebbflow.infra.elastic.wire.messages import Place
+from ebbflow.infra.elastic.wire.snapshot import MANIFEST, Snapshot, SnapshotFolder, read, write
+from ebbflow.infra.elastic.worker.running import RunningCopy
 from ebbflow.infra.errors import ElasticError
 from ebbflow.planners.errors import OptionError
 

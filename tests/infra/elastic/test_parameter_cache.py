@@ -7,7 +7,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from ebbflow.infra.elastic.cache import ParameterCache, UpdateLog
+from ebbflow.infra.elastic.wire.cache import ParameterCache, UpdateLog
 
 
 def add(_: Any, first: Any, second: Any) -> Any:

@@ -5,14 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ebbflow.planners.model.capacity import Node
-from ebbflow.planners.model.ledger import (
-    AppEntered,
-    AppSpec,
-    CapacityChanged,
-    Decided,
-    Granted,
-    Lease,
-)
+from ebbflow.planners.model.ledger import AppEntered, AppSpec, CapacityChanged, Decided, Granted, Lease
 
 
 class SetClock:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ebbflow.infra.errors import LedgerError
-from ebbflow.infra.ledger import codec
+from ebbflow.infra.ledger.rows import codec
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model.capacity import Node, Notice
 from ebbflow.planners.model.ledger import (

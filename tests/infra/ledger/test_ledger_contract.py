@@ -6,12 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from ebbflow.infra.errors import (
-    DoubleBookingError,
-    LedgerBusyError,
-    LedgerError,
-    StaleLoopError,
-)
+from ebbflow.infra.errors import DoubleBookingError, LedgerBusyError, LedgerError, StaleLoopError
 from ebbflow.infra.ledger import Ledger, Unread, audit
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model.capacity import Notice

@@ -15,15 +15,10 @@ import pytest
 from sqlalchemy import Connection
 
 from ebbflow.infra.errors import LedgerError, LedgerUnavailableError
-from ebbflow.infra.ledger import Ledger, audit, database, forks
-from ebbflow.planners.model.ledger import (
-    FENCED,
-    AppMoved,
-    AppReport,
-    CapacityChanged,
-    Granted,
-    LoopBegan,
-)
+from ebbflow.infra.ledger import Ledger, audit
+from ebbflow.infra.ledger.database import database
+from ebbflow.infra.ledger.database import sqlite as forks
+from ebbflow.planners.model.ledger import FENCED, AppMoved, AppReport, CapacityChanged, Granted, LoopBegan
 from tests.infra.ledger import ledger_child
 from tests.infra.ledger.conftest import Place
 from tests.infra.ledger.ledger_values import SetClock, app, until

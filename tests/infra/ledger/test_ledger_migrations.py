@@ -12,8 +12,8 @@ from ebbflow.infra.clock import SystemClock
 from ebbflow.infra.errors import LedgerError
 from ebbflow.infra.ledger import Ledger, migrate, upgrade
 from ebbflow.infra.ledger.address import parse
-from ebbflow.infra.ledger.database import Database
-from ebbflow.infra.ledger.schema import metadata
+from ebbflow.infra.ledger.database.database import Database
+from ebbflow.infra.ledger.database.schema import metadata
 from tests.infra.ledger.ledger_values import app
 
 KINDS = pytest.mark.parametrize("kind", ["sqlite", "postgresql"])

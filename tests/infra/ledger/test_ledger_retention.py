@@ -6,7 +6,8 @@ import pytest
 from sqlalchemy import select, text
 
 from ebbflow.infra.errors import LedgerError
-from ebbflow.infra.ledger import Ledger, audit, retention, seals, snapshots
+from ebbflow.infra.ledger import Ledger, audit, retention, snapshots
+from ebbflow.infra.ledger.rows import seals
 from ebbflow.planners.model.ledger import AppMoved, Decided, Ended
 from tests.infra.ledger.conftest import Place
 from tests.infra.ledger.ledger_values import SetClock, app, decision, grant, lease, nodes
@@ -189,7 +190,7 @@ def test_without_its_snapshot_a_pruned_ledger_says_so(place: Place) -> None:
 
 
 def test_mentions_of_events_that_are_gone_go_too(place: Place) -> None:
-    from ebbflow.infra.ledger.schema import mentions
+    from ebbflow.infra.ledger.database.schema import mentions
 
     ledger = begun(place)
     run_on(ledger, 10)

@@ -11,7 +11,8 @@ import pytest
 from sqlalchemy import Connection
 
 from ebbflow.infra.errors import LedgerError, LedgerUnavailableError
-from ebbflow.infra.ledger import Ledger, database
+from ebbflow.infra.ledger import Ledger
+from ebbflow.infra.ledger.database import database
 from ebbflow.planners.model.ledger import AppMoved, AppReport
 from tests.infra.ledger.ledger_values import app, until
 from tests.infra.ledger.postgres import PASSWORD, Server

@@ -6,12 +6,13 @@ from dataclasses import replace
 
 from ebbflow.infra.clock import SystemClock
 from ebbflow.infra.errors import ClusterError
-from ebbflow.infra.local_fleet import begin, marks
+from ebbflow.infra.local_fleet import begin
 from ebbflow.infra.local_fleet.fleet import LocalFleet
-from ebbflow.infra.local_fleet.keeper import Keeper
-from ebbflow.infra.local_fleet.machine_clock import MachineClock
-from ebbflow.infra.local_fleet.rooms import Arrived
-from ebbflow.infra.local_fleet.store import BookFile
+from ebbflow.infra.local_fleet.provider.provider import Arrived
+from ebbflow.infra.local_fleet.provider.supervisor import Keeper
+from ebbflow.infra.local_fleet.state import labels as marks
+from ebbflow.infra.local_fleet.state.clock import MachineClock
+from ebbflow.infra.local_fleet.state.store import BookFile
 
 
 class QuickRoom:

@@ -7,8 +7,8 @@ import pytest
 
 from ebbflow.infra.clock import SystemClock
 from ebbflow.infra.errors import ClusterError, PriceError
-from ebbflow.infra.local_fleet import changes
-from ebbflow.infra.local_fleet.pools import LocalPool
+from ebbflow.infra.local_fleet.state import changes
+from ebbflow.infra.local_fleet.state.pools import LocalPool
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model.capacity import Notice
 from ebbflow.planners.model.fleet import Offer, Target

@@ -12,14 +12,16 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ebbflow.infra import processes
 from ebbflow.infra.errors import ClusterError
-from ebbflow.infra.local_fleet import LocalFleet, LocalPool, list_fleets, machine, marks
+from ebbflow.infra.local_fleet import LocalFleet, LocalPool, list_fleets
 from ebbflow.infra.local_fleet.begin import keeper_mark
-from ebbflow.infra.local_fleet.life import collect
-from ebbflow.infra.local_fleet.store import BookFile
-from ebbflow.infra.training import nodes as training_nodes
-from ebbflow.infra.training.launcher.wire import Entry
+from ebbflow.infra.local_fleet.provider import machine
+from ebbflow.infra.local_fleet.provider.life import collect
+from ebbflow.infra.local_fleet.state import labels as marks
+from ebbflow.infra.local_fleet.state.store import BookFile
+from ebbflow.infra.machine import processes
+from ebbflow.infra.training import local_nodes as training_nodes
+from ebbflow.infra.training.channel.wire import Entry
 from ebbflow.planners.model.fleet import Target
 
 pytestmark = pytest.mark.processes
@@ -30,8 +32,8 @@ _SLEEPER = "tests.infra.local_fleet.sleeper"
 _LAUNCHER = """
 import sys, time
 from ebbflow.infra.local_fleet import LocalFleet
-from ebbflow.infra.training import nodes
-from ebbflow.infra.training.launcher.wire import Entry
+from ebbflow.infra.training import local_nodes as nodes
+from ebbflow.infra.training.channel.wire import Entry
 nodes._NODE = {sleeper!r}
 pool = LocalFleet.attach({name!r}).nodes_for({app!r}, grace={grace}, environment={{"PYTHONPATH": {root!r}}})
 pool.start({node!r}, len({slots}), Entry("x:1", "00" * 32, "run", {node!r}, "key", "", "", devices={slots}))

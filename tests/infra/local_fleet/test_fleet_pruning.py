@@ -7,14 +7,15 @@ from dataclasses import replace
 
 import pytest
 
-from ebbflow.infra import files
 from ebbflow.infra.clock import SystemClock
 from ebbflow.infra.errors import ClusterError
-from ebbflow.infra.local_fleet import begin, marks
+from ebbflow.infra.local_fleet import begin
 from ebbflow.infra.local_fleet.fleet import LocalFleet
-from ebbflow.infra.local_fleet.pools import LocalPool
 from ebbflow.infra.local_fleet.pruning import prune
-from ebbflow.infra.local_fleet.store import BookFile
+from ebbflow.infra.local_fleet.state import labels as marks
+from ebbflow.infra.local_fleet.state.pools import LocalPool
+from ebbflow.infra.local_fleet.state.store import BookFile
+from ebbflow.infra.storage import files
 
 POOL = LocalPool("gpu", "gpu")
 CLOCK = SystemClock()

@@ -3,8 +3,8 @@
 import pytest
 
 from ebbflow.infra.local_fleet import LocalFleet, LocalPool
-from ebbflow.infra.spark.cluster import LocalSparkCluster, find_cluster
-from ebbflow.infra.spark.state import StateFile
+from ebbflow.infra.spark.cluster.cluster import LocalSparkCluster, find_cluster
+from ebbflow.infra.spark.cluster.state import StateFile
 
 pytestmark = pytest.mark.spark
 

@@ -8,13 +8,13 @@ import pytest
 
 from ebbflow.infra.local_fleet import LocalFleet, LocalPool
 from ebbflow.infra.protocols import TrainingJob
-from ebbflow.infra.training.channel import RunSettings
 from ebbflow.infra.training.launcher.trainer import TorchTrainer
+from ebbflow.infra.training.process.channel import RunSettings
 
 pytestmark = pytest.mark.processes
 
 SCRIPT = Path(__file__).parents[1] / "training" / "launched_script.py"
-PRELOAD = ("torch.distributed", "ebbflow.infra.training.world")
+PRELOAD = ("torch.distributed", "ebbflow.infra.training.process.world")
 
 
 def test_a_training_hears_of_notices_and_goes_on_when_a_node_is_killed(monkeypatch, tmp_path):

@@ -4,8 +4,8 @@ from typing import Any
 
 import torch
 
-from ebbflow.infra.filesystems import resolve
-from ebbflow.infra.training.checkpoints import CheckpointFolder
+from ebbflow.infra.storage.filesystems import resolve
+from ebbflow.infra.training.checkpoints.folder import CheckpointFolder
 
 
 def state(step: int, size: int = 64) -> dict[str, Any]:

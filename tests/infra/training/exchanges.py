@@ -2,10 +2,11 @@
 
 from collections.abc import Mapping
 
-from ebbflow.infra.training import channel, keys
-from ebbflow.infra.training.channel import Channel
-from ebbflow.infra.training.keys import KeyPair
-from ebbflow.infra.training.launcher.exchange import Exchange, GenerationChannel
+from ebbflow.infra.training.channel import keys
+from ebbflow.infra.training.channel.exchange import Exchange, GenerationChannel
+from ebbflow.infra.training.channel.keys import KeyPair
+from ebbflow.infra.training.process import channel
+from ebbflow.infra.training.process.channel import Channel
 
 
 class Speakers:

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from ebbflow.infra.errors import TrainingError
-from ebbflow.infra.training.gradients import GradientMeter
+from ebbflow.infra.training.gradients.noise import GradientMeter
 
 SIZES = ((40, 30), (30,), (30, 20), (20,))
 EXAMPLES = 24

@@ -14,9 +14,9 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from ebbflow.infra.training.channel import Channel, Report
-from ebbflow.infra.training.leaving import PEER_LOST
-from ebbflow.infra.training.world import peer_lost
+from ebbflow.infra.training.process.channel import Channel, Report
+from ebbflow.infra.training.process.leaving import PEER_LOST
+from ebbflow.infra.training.process.world import peer_lost
 
 
 class Script:

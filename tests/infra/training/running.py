@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from ebbflow.infra.training.running_checkpoint import RunningCheckpoint
-from ebbflow.infra.training.running_folder import RunningFolder
-from ebbflow.infra.training.segments import Record
+from ebbflow.infra.training.running.checkpoint import RunningCheckpoint
+from ebbflow.infra.training.running.folder import RunningFolder
+from ebbflow.infra.training.running.segments import Record
 
 
 def tensors(seed: int = 0, rows: int = 16) -> dict[str, torch.Tensor]:

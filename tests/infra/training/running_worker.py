@@ -9,8 +9,8 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from ebbflow.infra.training.running_checkpoint import RunningCheckpoint
-from ebbflow.planners.training.partial_checkpoint import assign_lost_blocks
+from ebbflow.infra.training.running.checkpoint import RunningCheckpoint
+from ebbflow.planners.training.saving.partial import assign_lost_blocks
 from tests.infra.training.worlds import EXCHANGE
 
 ITERATIONS = 9

@@ -9,8 +9,8 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
-from ebbflow.infra.training.checkpoints import CheckpointFolder
-from ebbflow.infra.training.running_checkpoint import RunningCheckpoint
+from ebbflow.infra.training.checkpoints.folder import CheckpointFolder
+from ebbflow.infra.training.running.checkpoint import RunningCheckpoint
 from ebbflow.planners.errors import OptionError
 from tests.infra.training.worlds import fork_world
 

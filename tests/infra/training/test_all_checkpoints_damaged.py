@@ -12,9 +12,9 @@ from torch import nn
 
 from ebbflow.infra.errors import CheckpointsLostError, StorageError
 from ebbflow.infra.training import ElasticRun
-from ebbflow.infra.training.channel import RunSettings
-from ebbflow.infra.training.checkpoints import CheckpointFolder
-from ebbflow.infra.training.running_folder import read_running
+from ebbflow.infra.training.checkpoints.folder import CheckpointFolder
+from ebbflow.infra.training.process.channel import RunSettings
+from ebbflow.infra.training.running.folder import read_running
 from tests.infra.training.checkpoint_cases import names
 
 SEED = 20261124

@@ -23,13 +23,13 @@ from ebbflow.infra.errors import (
     TrainingError,
 )
 from ebbflow.infra.training import ElasticRun, RunStopped
-from ebbflow.infra.training.channel import RunSettings
-from ebbflow.infra.training.checkpoints import CheckpointFolder
+from ebbflow.infra.training.checkpoints.folder import CheckpointFolder
 from ebbflow.infra.training.data import Samples
+from ebbflow.infra.training.process.channel import RunSettings
+from ebbflow.infra.training.process.world import peer_lost
 from ebbflow.infra.training.random_state import seed_everything
-from ebbflow.infra.training.world import peer_lost
 from ebbflow.planners.errors import OptionError
-from ebbflow.planners.training.data_order import Cursor
+from ebbflow.planners.training.saving.data_order import Cursor
 
 X = torch.randn(50, 4, generator=torch.Generator().manual_seed(1))
 Y = X @ torch.tensor([[1.0], [-2.0], [0.5], [3.0]]) + 0.1
@@ -74,7 +74,7 @@ def test_alone_it_trains_as_plain_torch_would() -> None:
     model = nn.Linear(4, 1)
     optimizer = sgd(model.parameters())
     plain = []
-    from ebbflow.planners.training.data_order import DataOrder
+    from ebbflow.planners.training.saving.data_order import DataOrder
 
     for turn in range(3):
         order = torch.from_numpy(DataOrder(50, 5).indices(turn, 0, 50).copy())
@@ -140,8 +140,8 @@ def test_lower_precision_learns_too(precision: Any) -> None:
 def test_an_epoch_of_progress_is_shorter_with_a_worthwhile_larger_batch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from ebbflow.infra.training.tuner import BatchTuner
-    from ebbflow.planners.training.batch_size import Split
+    from ebbflow.infra.training.gradients.tuner import BatchTuner
+    from ebbflow.planners.training.speed.batch_size import Split
 
     monkeypatch.setattr(BatchTuner, "split", lambda self, nodes, gpus: Split(10, 1))
     noise = torch.randn(2000, 4, generator=torch.Generator().manual_seed(2))

@@ -9,19 +9,19 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from ebbflow.infra.training.channel import RunSettings, StopRequest
-from ebbflow.infra.training.checkpoints import Saved
-from ebbflow.infra.training.link import Link
+from ebbflow.infra.training.checkpoints.folder import Saved
 from ebbflow.infra.training.metrics import Rates
 from ebbflow.infra.training.prepared import CPU_BUCKET, Options, prepare
+from ebbflow.infra.training.process.channel import RunSettings, StopRequest
+from ebbflow.infra.training.process.link import Link
+from ebbflow.infra.training.process.world import World
 from ebbflow.infra.training.progress import Progress
 from ebbflow.infra.training.saver import LEAST_EVERY, UNKNOWN_HAZARD_EVERY, Costs, Saver
 from ebbflow.infra.training.schedule import ProgressSchedule, rule_for, scaled
-from ebbflow.infra.training.world import World
 from ebbflow.planners.errors import OptionError
-from ebbflow.planners.training.checkpointing import daly_interval
-from ebbflow.planners.training.data_order import Cursor
-from ebbflow.planners.training.goodput import GradientStatistics, gain
+from ebbflow.planners.training.saving.checkpointing import daly_interval
+from ebbflow.planners.training.saving.data_order import Cursor
+from ebbflow.planners.training.speed.goodput import GradientStatistics, gain
 
 
 class Now:

@@ -12,10 +12,10 @@ import pytest
 from exchanges import Speakers
 from rank_server import Rank, RankServer, rank_server
 
-from ebbflow.infra.training import channel as names
-from ebbflow.infra.training.channel import Report, RunSettings, StopRequest
-from ebbflow.infra.training.checkpoints import CheckpointFolder
-from ebbflow.planners.training.job_report import JobReport
+from ebbflow.infra.training.checkpoints.folder import CheckpointFolder
+from ebbflow.infra.training.process import channel as names
+from ebbflow.infra.training.process.channel import Report, RunSettings, StopRequest
+from ebbflow.planners.training.speed.job_report import JobReport
 
 pytestmark = pytest.mark.processes
 

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from sqlglot import exp, parse_one
 
 from ebbflow.planners.model import ColumnStatistics
-from ebbflow.planners.query.cardinality import Cardinalities, RelationInput
-from ebbflow.planners.query.joingraph import Column, EqualityClass, JoinGraph, Predicate, RelationRef
-from ebbflow.planners.query.selectivity import Lookup
+from ebbflow.planners.query.estimates.cardinality import Cardinalities, RelationInput
+from ebbflow.planners.query.estimates.selectivity import Lookup
+from ebbflow.planners.query.sql.joingraph import Column, EqualityClass, JoinGraph, Predicate, RelationRef
 
 
 def predicate(text: str, aliases: Sequence[str], *, implied: bool = False) -> Predicate:

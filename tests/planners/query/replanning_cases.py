@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from hypothesis import strategies as st
 
 from ebbflow.planners.model import Resources, Share, Work
-from ebbflow.planners.query.execution import Action, Cancel, Execution, Finish, Reuse, Start
-from ebbflow.planners.query.qep import QueryExecutionPlan, Stage, Text
-from ebbflow.planners.query.state import StageOutput
+from ebbflow.planners.query.plan.qep import QueryExecutionPlan, Stage, Text
+from ebbflow.planners.query.plan.state import StageOutput
+from ebbflow.planners.query.running.execution import Action, Cancel, Execution, Finish, Reuse, Start
 
 
 def stage(

@@ -12,18 +12,18 @@ import duckdb
 import sqlglot
 from sqlglot import exp
 
-from ebbflow.infra.duckdbtypes import quoted, to_spark
+from ebbflow.infra.query.duckdbtypes import quoted, to_spark
 from ebbflow.planners.model import Catalogue, ColumnStatistics, Table, TableStatistics
-from ebbflow.planners.query.dividing import Divider
-from ebbflow.planners.query.joingraph import JoinGraph
-from ebbflow.planners.query.parse import parse_query
-from ebbflow.planners.query.partial import bound
-from ebbflow.planners.query.relations import RelationInput
-from ebbflow.planners.query.render import checkpoint_name
-from ebbflow.planners.query.slicing import Grid, runs
-from ebbflow.planners.query.staging import Analysis, Choice, Rendered, Staging, Unit
-from ebbflow.planners.query.trees import Join, JoinMethod, Leaf, Tree, joins
-from ebbflow.planners.query.views import ROOT, View, view_chain
+from ebbflow.planners.query.costs.dividing import Divider
+from ebbflow.planners.query.estimates.relations import RelationInput
+from ebbflow.planners.query.plan.partial import bound
+from ebbflow.planners.query.plan.render import checkpoint_name
+from ebbflow.planners.query.plan.slicing import Grid, runs
+from ebbflow.planners.query.plan.staging import Analysis, Choice, Rendered, Staging, Unit
+from ebbflow.planners.query.plan.trees import Join, JoinMethod, Leaf, Tree, joins
+from ebbflow.planners.query.sql.joingraph import JoinGraph
+from ebbflow.planners.query.sql.parse import parse_query
+from ebbflow.planners.query.views.views import ROOT, View, view_chain
 
 NOW = datetime(2026, 3, 4, 5, 6, 7, 890123, tzinfo=UTC)
 METHODS: tuple[JoinMethod, ...] = ("broadcast", "shuffle_hash", "sort_merge")

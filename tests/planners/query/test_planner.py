@@ -14,13 +14,13 @@ from statements import NOW, catalogue
 
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model import Catalogue, ColumnStatistics, Share, Table, TableStatistics
-from ebbflow.planners.query.cost import SPARK
-from ebbflow.planners.query.packing import simulate
+from ebbflow.planners.query.costs.cost import SPARK
+from ebbflow.planners.query.costs.sampling import questions
+from ebbflow.planners.query.plan.qep import QueryExecutionPlan
+from ebbflow.planners.query.plan.state import StageOutput
+from ebbflow.planners.query.plan.trees import joins
 from ebbflow.planners.query.planner import PlannerOptions, QueryPlanner, retain
-from ebbflow.planners.query.qep import QueryExecutionPlan
-from ebbflow.planners.query.sampling import questions
-from ebbflow.planners.query.state import StageOutput
-from ebbflow.planners.query.trees import joins
+from ebbflow.planners.query.running.packing import simulate
 
 TPCH = Path(__file__).parents[2] / "fixtures" / "tpch"
 SHARE = Share.uniform(8, 32, nodes=4)

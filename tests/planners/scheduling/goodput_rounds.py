@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ebbflow.planners.model.capacity import Capacity, Node
 from ebbflow.planners.model.scheduling import App, View
-from ebbflow.planners.scheduling.goodput_objective import Objective, Problem, problem_of
+from ebbflow.planners.scheduling.goodput.objective import Objective, Problem, problem_of
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ebbflow.infra.sim.cluster import gpu_node
+from ebbflow.infra.simulation.traces.cluster import gpu_node
 from ebbflow.planners.model.scheduling import App, gpus_of
 from ebbflow.planners.model.skew import TENSORS, is_skewed, server_loads, tensor_skew
 from ebbflow.planners.scheduling.placement import (

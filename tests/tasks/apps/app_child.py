@@ -4,15 +4,15 @@ import sys
 from pathlib import Path
 
 from ebbflow.infra.ledger import Ledger
-from ebbflow.infra.training.nodes import LocalNodes
+from ebbflow.infra.training.local_nodes import LocalNodes
 from ebbflow.planners.model.ledger import AppSpec
 from ebbflow.tasks.apps.agent import Pace
-from ebbflow.tasks.apps.lease_book import Rules
-from ebbflow.tasks.apps.training import run_training_app
-from ebbflow.tasks.training_report import TrainingReport
-from ebbflow.tasks.training_request import TrainingRequest
+from ebbflow.tasks.apps.lease_table import Rules
+from ebbflow.tasks.training.leased.app import run_training_app
+from ebbflow.tasks.training.report import TrainingReport
+from ebbflow.tasks.training.request import TrainingRequest
 
-PRELOAD = ("torch.distributed", "ebbflow.infra.training.world")
+PRELOAD = ("torch.distributed", "ebbflow.infra.training.process.world")
 PACE = Pace(look=0.05, report=0.2, entry=60.0, parting=10.0)
 
 

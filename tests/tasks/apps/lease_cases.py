@@ -2,7 +2,7 @@
 
 from ebbflow.infra.clock import SystemClock
 from ebbflow.planners.model.ledger import Lease
-from ebbflow.tasks.apps.lease_book import LeaseBook, Rules
+from ebbflow.tasks.apps.lease_table import LeaseBook, Rules
 
 RULES = Rules(grace=20.0, leave=5.0, fence=5.0)
 

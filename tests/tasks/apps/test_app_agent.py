@@ -12,10 +12,10 @@ from app_loops import Outage, ScriptedLoop, until
 from ebbflow.infra.clock import SystemClock
 from ebbflow.infra.errors import LeaseError, LedgerError, RunLockedError
 from ebbflow.infra.ledger import Ledger
-from ebbflow.infra.training.locks import RunLock
+from ebbflow.infra.storage.locks import RunLock
 from ebbflow.planners.model.ledger import AppMoved, AppSpec, Decided, Saved
 from ebbflow.tasks.apps.agent import AppAgent, Pace, Standing
-from ebbflow.tasks.apps.lease_book import Rules
+from ebbflow.tasks.apps.lease_table import Rules
 
 PACE = Pace(look=0.02, report=0.1, entry=5.0, parting=2.0)
 

@@ -11,18 +11,18 @@ from app_loops import begin, until
 from toy_trainings import Machines, Script
 
 from ebbflow.infra.ledger import Ledger
-from ebbflow.planners.loop import Settings
+from ebbflow.planners.capacity import Settings
 from ebbflow.planners.model.capacity import Capacity, Node, Notice
 from ebbflow.planners.model.ledger import Ended, Granted
-from ebbflow.planners.scheduling.floors import equal_share
+from ebbflow.planners.scheduling.leased.floors import equal_share
 from ebbflow.tasks.apps.agent import Pace
-from ebbflow.tasks.apps.lease_book import Rules
+from ebbflow.tasks.apps.lease_table import Rules
 from ebbflow.tasks.apps.specs import training_spec, tuning_spec
-from ebbflow.tasks.apps.training import run_training_app
-from ebbflow.tasks.apps.tuning import run_tuning_app
-from ebbflow.tasks.loop import CapacityLoop, LoopPace
-from ebbflow.tasks.training_request import TrainingRequest
-from ebbflow.tasks.tuning_request import Parameter, TuningRequest
+from ebbflow.tasks.capacity import CapacityLoop, LoopPace
+from ebbflow.tasks.training.leased.app import run_training_app
+from ebbflow.tasks.training.request import TrainingRequest
+from ebbflow.tasks.tuning.app import run_tuning_app
+from ebbflow.tasks.tuning.request import Parameter, TuningRequest
 
 PACE = Pace(look=0.02, report=0.1, parting=5.0)
 

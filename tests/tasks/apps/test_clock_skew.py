@@ -6,7 +6,7 @@ import pytest
 from lease_cases import RULES, Hands, lease
 
 from ebbflow.infra.ledger import Lead
-from ebbflow.tasks.apps.lease_book import LeaseBook
+from ebbflow.tasks.apps.lease_table import LeaseBook
 from ebbflow.tasks.apps.skew import LEAST, Skew, shifted
 
 LEASE, BEFORE = 20.0, 15.0  # s that leases last, and before whose end the loop extends them

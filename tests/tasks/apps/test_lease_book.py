@@ -11,7 +11,7 @@ from lease_cases import RULES, Hands, book_of, lease
 from ebbflow.infra.errors import LeaseError
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model.ledger import Lease
-from ebbflow.tasks.apps.lease_book import LeaseBook, Rules
+from ebbflow.tasks.apps.lease_table import LeaseBook, Rules
 
 
 def test_nothing_is_used_or_released_before_the_earlier_self_is_gone() -> None:

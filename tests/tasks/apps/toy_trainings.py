@@ -18,10 +18,10 @@ from ebbflow.infra.protocols import (
     TrainingJob,
     TrainingStatus,
 )
-from ebbflow.infra.training.channel import Report, RunSettings
+from ebbflow.infra.training.channel.wire import Entry
 from ebbflow.infra.training.launcher.journal import Journal
 from ebbflow.infra.training.launcher.pool import Admit, nobody
-from ebbflow.infra.training.launcher.wire import Entry
+from ebbflow.infra.training.process.channel import Report, RunSettings
 
 Interval = tuple[str, int, float, float]  # node, slot, from, to
 

@@ -7,10 +7,10 @@ import psutil
 import pytest
 
 from ebbflow.infra.clock import SystemClock
-from ebbflow.infra.spark.class_archive import java_options
-from ebbflow.infra.spark.state import list_clusters
+from ebbflow.infra.spark.cluster.state import list_clusters
 from ebbflow.tasks.bench import runner
 from ebbflow.tasks.bench.cases import Plan, Query, System
+from ebbflow.tasks.bench.class_archive import java_options
 from ebbflow.tasks.bench.records import Journal
 from ebbflow.tasks.bench.rig import Rig, RigOptions, started_rig
 from ebbflow.tasks.bench.runner import Bench, Step

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from ebbflow.flows.bench.terminal import picture, print_summary, write_summary
 from ebbflow.tasks.bench.cases import Query
 from ebbflow.tasks.bench.records import Journal, Record
-from ebbflow.tasks.bench.show import picture, print_summary, write_summary
 from ebbflow.tasks.bench.summary import bars, cases, explain_loss, geometric_mean, quantile, summarise
 
 METRICS = {

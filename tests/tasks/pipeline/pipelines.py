@@ -8,14 +8,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
 
-from ebbflow.tasks.pipeline.read import parse_pipeline
-from ebbflow.tasks.pipeline.spec import Pipeline
+from ebbflow.tasks.pipeline.file.read import parse_pipeline
+from ebbflow.tasks.pipeline.file.spec import Pipeline
 
 SCRIPT = "from ebbflow.infra.training import ElasticRun\n"
 _PAIRS = """
 import argparse, os, time
 import pyarrow.parquet, torch
-from ebbflow.infra.filesystems import resolve
+from ebbflow.infra.storage.filesystems import resolve
 from ebbflow.infra.training import ElasticRun
 
 parser = argparse.ArgumentParser()

@@ -14,26 +14,26 @@ import yaml
 from pipelines import pairs_script, write_pairs
 
 from ebbflow.infra.ledger import Ledger
-from ebbflow.infra.training.channel import RunSettings
+from ebbflow.infra.storage.places import Place
+from ebbflow.infra.training.channel.wire import Entry
 from ebbflow.infra.training.launcher.journal import Journal
-from ebbflow.infra.training.launcher.wire import Entry
-from ebbflow.infra.training.places import Place
+from ebbflow.infra.training.process.channel import RunSettings
+from ebbflow.planners.capacity import Scaling, Settings
 from ebbflow.planners.errors import PipelineFileError
-from ebbflow.planners.loop import Scaling, Settings
 from ebbflow.planners.model.ledger import AppEntered, AppMoved, AppSpec, Decided, Ended, Recalled
 from ebbflow.tasks.apps.agent import AppAgent, Pace
-from ebbflow.tasks.apps.leased_site import LeasedSite
-from ebbflow.tasks.apps.warden import Warden
-from ebbflow.tasks.loop import CapacityLoop, LoopPace
-from ebbflow.tasks.loop.opening import opened_nodes
-from ebbflow.tasks.loop.request import CapacityRequest
-from ebbflow.tasks.pipeline.aws import give_back, opened_pools
+from ebbflow.tasks.capacity import CapacityLoop, LoopPace
+from ebbflow.tasks.capacity.giving_back import give_back, opened_pools
+from ebbflow.tasks.capacity.opening import opened_nodes
+from ebbflow.tasks.capacity.request import CapacityRequest
+from ebbflow.tasks.pipeline.file.read import read_pipeline
+from ebbflow.tasks.pipeline.file.spec import AwsSpec
 from ebbflow.tasks.pipeline.outcome import PipelineOutcome
-from ebbflow.tasks.pipeline.read import read_pipeline
 from ebbflow.tasks.pipeline.run import PipelineRequest, Quiet, run_steps
-from ebbflow.tasks.pipeline.spec import AwsSpec
 from ebbflow.tasks.pipeline.view import ClusterView
-from ebbflow.tasks.training_request import TrainingRequest
+from ebbflow.tasks.training.leased.enforcer import Warden
+from ebbflow.tasks.training.leased.site import LeasedSite
+from ebbflow.tasks.training.request import TrainingRequest
 from tests.infra.aws.torch_hosts import NODE, Hosts
 from tests.tasks.apps.toy_trainings import Script, ToyTrainer
 
@@ -194,7 +194,7 @@ def test_a_pipeline_moves_from_a_rented_node_that_is_taken_to_another_and_gives_
         script = Script(steps=250, pause=0.02)
         return ToyOnS3(script, pool, options["decide"], options["on_report"], options["patience"])
 
-    monkeypatch.setattr("ebbflow.tasks.training_aws.ShippingTrainer", toy)
+    monkeypatch.setattr("ebbflow.tasks.training.aws.ShippingTrainer", toy)
     outcome = moved(lab, ssm, tmp_path, ASLEEP)
     assert outcome.step("fit").details["steps"] == 250
 

@@ -15,7 +15,7 @@ from ebbflow.tasks.pipeline.carry import Carrier
 from ebbflow.tasks.pipeline.coordinator import Attempt
 from ebbflow.tasks.pipeline.record import RunFolder
 from ebbflow.tasks.pipeline.site import Site
-from tests.tasks.loop.loopcases import World, node, settings
+from tests.tasks.capacity.loopcases import World, node, settings
 
 BUDGET = 2.0
 
@@ -33,8 +33,8 @@ def test_what_a_cancelled_run_has_to_save_in_holds_for_its_steps(
         begun.append((request.grace, given.get("save")))
         raise RunLockedError("another runs it")
 
-    monkeypatch.setattr("ebbflow.tasks.apps.training.run_training_app", begin)
-    monkeypatch.setattr("ebbflow.tasks.apps.tuning.run_tuning_app", begin)
+    monkeypatch.setattr("ebbflow.tasks.training.leased.app.run_training_app", begin)
+    monkeypatch.setattr("ebbflow.tasks.tuning.app.run_tuning_app", begin)
     site = Site(None, "local", pools=lambda *_: None)  # type: ignore[arg-type,return-value]
     carrier = Carrier(site, pipeline, RunFolder(tmp_path, "one"), SystemClock(), save=save)
     for name in ("fit", "tune"):

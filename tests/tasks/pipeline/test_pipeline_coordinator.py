@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from pipelines import content, read
 
-from ebbflow.infra import checksums
 from ebbflow.infra.clock import SystemClock
 from ebbflow.infra.errors import PipelineRunError, StorageError
+from ebbflow.infra.storage import checksums
 from ebbflow.planners.errors import OptionError
 from ebbflow.tasks.pipeline.coordinator import Attempt, Carried, Coordinator, Silent, Threads
 from ebbflow.tasks.pipeline.outcome import StepOutcome, overall

@@ -10,10 +10,10 @@ import pytest
 import yaml
 from pipelines import pairs_script, write_pairs
 
-from ebbflow.infra import checksums
 from ebbflow.infra.errors import PipelineRunError
 from ebbflow.infra.ledger import Ledger
 from ebbflow.infra.local_fleet import list_fleets
+from ebbflow.infra.storage import checksums
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model.ledger import Decided
 from ebbflow.tasks.pipeline.coordinator import Attempt
@@ -123,7 +123,7 @@ def test_a_secret_that_is_not_set_is_told_and_nothing_else_runs(
     shop: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from ebbflow.tasks.pipeline.carry import Carrier
-    from ebbflow.tasks.pipeline.read import read_pipeline
+    from ebbflow.tasks.pipeline.file.read import read_pipeline
     from ebbflow.tasks.pipeline.record import RunFolder
     from ebbflow.tasks.pipeline.site import Site
 

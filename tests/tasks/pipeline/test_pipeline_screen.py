@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import pytest
 from rich.console import Console
 
+from ebbflow.flows.pipeline.terminal import PipelineScreen
 from ebbflow.infra.clock import SystemClock
 from ebbflow.infra.ledger import Ledger
 from ebbflow.planners.model.capacity import Node, Notice
@@ -20,7 +21,6 @@ from ebbflow.planners.model.ledger import (
     Lease,
 )
 from ebbflow.tasks.pipeline.outcome import StepOutcome
-from ebbflow.tasks.pipeline.screen import PipelineScreen
 from ebbflow.tasks.pipeline.view import ClusterView
 
 

@@ -12,11 +12,11 @@ from pipelines import changed, content, read
 
 from ebbflow.infra.clock import SystemClock
 from ebbflow.infra.errors import ClusterError
-from ebbflow.tasks.loop import LocalEvictor
+from ebbflow.tasks.capacity import LocalEvictor
 from ebbflow.tasks.pipeline import site as sites
 from ebbflow.tasks.pipeline.faulting import Faults
+from ebbflow.tasks.pipeline.file.spec import FaultSpec, Pipeline
 from ebbflow.tasks.pipeline.site import Site, opened_site
-from ebbflow.tasks.pipeline.spec import FaultSpec, Pipeline
 
 
 class Asked:

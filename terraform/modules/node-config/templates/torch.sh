@@ -19,7 +19,7 @@ case "$action" in
     install -d -m 0755 /run/ebbflow
     umask 077
     # The node's own pair of keys: the secret half stays here, the launcher learns the public one from this output.
-    announced=$(/opt/ebbflow/bin/python -P -m ebbflow.infra.training.keys "$key")
+    announced=$(/opt/ebbflow/bin/python -P -m ebbflow.infra.training.channel.keys "$key")
     chown ebbflow "$key"
     # within single quotes systemd takes the JSON as it is; a quote of its own becomes an escape of JSON's
     {

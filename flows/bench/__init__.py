@@ -1,0 +1,1 @@
+"""``ebbflow bench``: the command, and how its comparison looks on a terminal."""

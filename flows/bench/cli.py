@@ -1,0 +1,235 @@
+"""``ebbflow bench``: Ebbflow measured against plain Spark SQL."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from ebbflow.planners.errors import OptionError
+
+app = typer.Typer(
+    help="Measure Ebbflow against plain Spark SQL on a local cluster.\n\n"
+    "[b]Example[/b]\n\n"
+    "    ebbflow bench sql --suite tpch --queries 5,7 --schedules none,kill --pairs 5",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+)
+console = Console()
+errors = Console(stderr=True)
+
+_SQL_HELP = """Compare Ebbflow with plain Spark SQL while workers come and go.
+
+[b]Examples[/b]
+
+    ebbflow data tpch --scale 5
+
+    ebbflow bench sql --suite tpch --scale 5 --out bench5
+
+    ebbflow bench sql --suite tpch --scale 5 --out bench5      (again: goes on where it stopped)
+
+    ebbflow bench sql --out bench5 --summary-only
+
+    ebbflow bench sql --suite tpch,tpcds --queries tpch:9,tpcds:25 --schedules none,volatile --pairs 3
+
+[b]What is compared[/b], in turns, on the same warm cluster, application and files:
+
+    spark      Spark SQL with Spark's own SQL settings, adaptive execution on
+
+    spark-cbo  the same with cost-based optimiser, column statistics and join reordering on, and graceful \
+decommissioning where a notice is given
+
+    ebbflow    policy qoop, an empty store, statistics cached beforehand
+
+[b]What happens meanwhile[/b], scaled by the time that spark takes undisturbed (measured first):
+
+    none             nothing
+
+    kill             one worker is killed at half of that time
+
+    notice           the same, announced a tenth of that time before
+
+    volatile         3 → 1 → 3 → 2 → 1 → 3 workers, again and again, at random times drawn from --seed, \
+at least 10 to 20 s apart
+
+    volatile-notice  the same, with a notice before every loss
+
+The time of a run is from the SQL text to the complete Parquet result, which is compared with DuckDB's. Before \
+its first timed run every system runs each of its plans once, so that no code is still to be compiled, and Spark \
+keeps all of it (its default is 100 classes). All executors load Spark's classes from one archive, so that those \
+that come are of use sooner. Each run is added to DIR/runs.jsonl at once; DIR/sql.json and DIR/sql-cdf.svg sum \
+them up. Queries should take 10 to 60 s: choose --scale so. Memory: workers times --memory, and 3 GiB.
+"""
+
+
+@app.command("sql", help=_SQL_HELP)
+def sql_command(
+    suite: Annotated[str, typer.Option(metavar="LIST", help="tpch, tpcds or both, by commas.")] = "tpch",
+    tables: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIR",
+            help="Folder of Parquet tables; for two suites tpch=DIR,tpcds=DIR. Default: by --scale.",
+        ),
+    ] = None,
+    scale: Annotated[
+        float, typer.Option(help="Scale factor of the tables that ebbflow data has made in ~/.cache/ebbflow.")
+    ] = 1.0,
+    queries: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LIST", help="5,7,9 or tpch:5,tpcds:25. Default: the suite's joins of 3 and more."
+        ),
+    ] = None,
+    schedules: Annotated[
+        str, typer.Option(metavar="LIST", help="none, kill, notice, volatile, volatile-notice; by commas.")
+    ] = "none,kill,notice,volatile,volatile-notice",
+    systems: Annotated[
+        str, typer.Option(metavar="LIST", help="spark, spark-cbo, ebbflow; by commas.")
+    ] = "spark,spark-cbo,ebbflow",
+    pairs: Annotated[int, typer.Option(help="Rounds per query and schedule.")] = 5,
+    workers: Annotated[int, typer.Option(help="Workers, each of one Spark core.")] = 3,
+    cores_per_worker: Annotated[
+        float, typer.Option(help="CPUs of this machine that back a worker's core (needs control groups).")
+    ] = 0.5,
+    memory: Annotated[str, typer.Option(help="Memory of each worker.")] = "2g",
+    seed: Annotated[
+        int, typer.Option(help="What the volatile schedules and all victims are drawn from.")
+    ] = 1,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Where runs and summary are kept.")] = Path(
+        "ebbflow-bench"
+    ),
+    time_limit: Annotated[
+        float | None, typer.Option(metavar="MINUTES", help="Start no round that would end later.")
+    ] = None,
+    conf: Annotated[
+        list[str] | None, typer.Option(help="A Spark setting for all systems, key=value. Repeatable.")
+    ] = None,
+    summary_only: Annotated[
+        bool, typer.Option("--summary-only", help="Run nothing; sum up what is in DIR.")
+    ] = False,
+) -> None:
+    from ebbflow.flows.query.command import interruptible
+    from ebbflow.flows.runs.options import parse_settings
+    from ebbflow.infra.clock import SystemClock
+    from ebbflow.tasks.bench.cases import Plan, chosen_queries
+    from ebbflow.tasks.bench.class_archive import java_options
+    from ebbflow.tasks.bench.rig import RigOptions
+    from ebbflow.tasks.bench.runner import Bench
+    from ebbflow.tasks.query.request import home
+
+    if summary_only:
+        _sum_up(out)
+        return
+    if time_limit is not None and not time_limit > 0:
+        raise OptionError(f"time-limit must be > 0 minutes; got {time_limit}")
+    _calm_logging()
+    suites = _words(suite)
+    chosen = chosen_queries(suites, _words(queries or ""))
+    plan = Plan(chosen, _words(schedules), _words(systems), pairs, workers, seed)  # type: ignore[arg-type]
+    settings = parse_settings(conf or [])
+    folders = _folders(suites, tables, scale)
+    rig = RigOptions(workers, cores_per_worker, memory, settings, java_options(home()))
+    with (
+        interruptible(errors, f"runs that ended are kept; the same command goes on (in {out})"),
+        _Shown() as shown,
+    ):
+        bench = Bench(
+            plan, folders, rig, out, SystemClock(), shown.step,  # type: ignore[arg-type]
+            float("inf") if time_limit is None else 60 * time_limit,
+        )  # fmt: skip
+        complete = bench.run()
+    _sum_up(out)
+    if not complete:
+        console.print("[yellow]the time limit was reached: the same command goes on[/]")
+
+
+def _calm_logging() -> None:
+    """Keep PySpark from printing stack traces when Ctrl-C reaches it in the middle of a call."""
+    import logging
+
+    handler = logging.StreamHandler()
+    handler.setLevel(logging.WARNING)
+    interrupts = (KeyboardInterrupt, BrokenPipeError)
+    handler.addFilter(lambda r: not (r.exc_info and r.exc_info[0] and issubclass(r.exc_info[0], interrupts)))
+    logging.getLogger().addHandler(handler)
+
+
+class _Shown:
+    """Progress on a terminal: a line for each run that ended, and a bar."""
+
+    def __init__(self) -> None:
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=20),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[eta]}"),
+            console=console,
+            transient=True,
+        )
+        self._task = self._bar.add_task("starting", total=None, eta="")
+
+    def __enter__(self) -> "_Shown":
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def step(self, step: object) -> None:
+        from ebbflow.flows.bench.terminal import record_line
+        from ebbflow.tasks.bench.runner import Step
+        from ebbflow.tasks.drawing.wording import seconds_text
+
+        assert isinstance(step, Step)
+        if step.record is not None:
+            self._bar.console.print(record_line(step.record), highlight=False, soft_wrap=True)
+        elif not console.is_terminal:
+            console.print(escape(step.words), highlight=False, soft_wrap=True)
+        eta = "" if step.eta is None else f"{seconds_text(step.eta)} left"
+        words = {"description": escape(step.words)} if step.words else {}
+        self._bar.update(self._task, completed=step.done, total=step.total, eta=eta, **words)  # type: ignore[arg-type]
+
+
+def _sum_up(out: Path) -> None:
+    from ebbflow.flows.bench.terminal import print_summary, write_summary
+    from ebbflow.tasks.bench.records import Journal
+    from ebbflow.tasks.bench.summary import summarise
+
+    journal = Journal(out)
+    if not journal.records:
+        raise OptionError(f"{journal.path} holds no runs yet; run ebbflow bench sql --out {out} first")
+    summary = summarise(journal)
+    print_summary(summary, console)
+    for path in write_summary(summary, out):
+        console.print(f"written: {path}", soft_wrap=True)
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
+
+
+def _folders(suites: tuple[str, ...], tables: str | None, scale: float) -> dict[str, Path]:
+    """Return each suite's folder; that it exists is checked here, for a helpful answer."""
+    from ebbflow.tasks.query.request import home
+
+    found = {suite: home() / suite / f"sf{scale:g}" for suite in suites}
+    if tables and "=" not in tables:
+        if len(suites) > 1:
+            raise OptionError(
+                f"for several suites give --tables {suites[0]}=DIR,{suites[1]}=DIR; got {tables!r}"
+            )
+        found[suites[0]] = Path(tables).expanduser()
+    elif tables:
+        for part in _words(tables):
+            suite, _, folder = part.partition("=")
+            if suite not in suites or not folder:
+                raise OptionError(f"--tables must be SUITE=DIR for a suite in --suite; got {part!r}")
+            found[suite] = Path(folder).expanduser()
+    for suite, folder in found.items():
+        if not folder.is_dir():
+            raise OptionError(f"there is no folder {folder}; make it: ebbflow data {suite} --scale {scale:g}")
+    return {suite: folder.absolute() for suite, folder in found.items()}

@@ -1,0 +1,397 @@
+"""``ebbflow capacity``: the loop of a cluster, for people."""
+
+import json as json_module
+import threading
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from ebbflow.flows.runs.runner import Runner, wants_prefect
+from ebbflow.planners.errors import OptionError
+
+if TYPE_CHECKING:
+    from ebbflow.infra.ledger import Ledger
+    from ebbflow.tasks.capacity.listening import LoopEvent
+    from ebbflow.tasks.capacity.loop import LoopEnd
+    from ebbflow.tasks.capacity.request import CapacityRequest
+    from ebbflow.tasks.capacity.status import ClusterView
+
+STALE, AWAY = 3, 4  # exit statuses
+_STOP = 30.0  # s to wait for a loop to stop
+
+app = typer.Typer(
+    help="The capacity loop: who holds which GPU until when, and how many nodes there are.\n\n"
+    "One loop leads each cluster. It watches the nodes, grants and calls back leases by a policy, rents and gives "
+    "back nodes, and writes all of it with the reasons into the ledger. Queries and trainings read their leases "
+    "there. Kill it whenever you like: apps hold what they have, and the next loop goes on.\n\n"
+    "[b]On this machine[/b]\n\n"
+    "    ebbflow nodes up --gpu 2\n\n"
+    "    ebbflow capacity run                      (in a terminal of its own)\n\n"
+    "    ebbflow capacity status --watch 1\n\n"
+    "    ebbflow capacity stop\n\n"
+    "[b]On AWS[/b], where terraform apply was run (docs/fleet.md)\n\n"
+    "    ebbflow capacity run --source aws:ebbflow.json --limits fleet.toml --ledger postgresql://ebbflow@db/ebbflow",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+)
+console = Console()
+errors = Console(stderr=True)
+
+
+LedgerAt = Annotated[
+    str | None,
+    typer.Option(
+        help="The ledger: a file, or postgresql://user@host/database; a password goes into $EBBFLOW_LEDGER or "
+        "~/.pgpass, not on a command line. Default: $EBBFLOW_LEDGER, else ledger.db in ~/.cache/ebbflow.",
+        metavar="URL",
+    ),
+]
+Cluster = Annotated[str, typer.Option(help="Which cluster of the ledger.", metavar="NAME")]
+
+_RUN_HELP = """Lead a cluster until Ctrl-C, SIGTERM or ebbflow capacity stop.
+
+[b]Examples[/b]
+
+    ebbflow capacity run
+
+    ebbflow capacity run --source aws:prod.json --limits fleet.toml
+
+    ebbflow capacity run --policy themis --option knob=0.5 --lease 600 --interval 60
+
+    ebbflow capacity run --policy mymodule:MyPolicy          (in the present folder or installed; docs/own-policy.md)
+
+[b]A file of limits[/b] (--limits or $EBBFLOW_LIMITS) says what no decision may exceed
+
+    \\[limits]            dollars_per_hour = 40, nodes = 60
+
+    \\[teams.vision]      weight = 2, gpus = 48
+
+    \\[scaling]           idle_s = 300, pools = { etl = "cores", gpu = "gpus" }; enabled = false leaves nodes alone
+
+    \\[policy]            name = "rho-bounded", options = { rho = 1.5 }; MODULE:NAME only with --allow-policy
+
+While another loop leads, this one waits and takes over when that is gone: two of them are a spare.
+--take-over does not wait; the other can write nothing from then on.
+
+Status: 0 stopped, 1 failed, 2 wrong input, 3 another loop has taken over, 4 the ledger was away for too long.
+"""
+
+
+@app.command(help=_RUN_HELP)
+def run(
+    source: Annotated[
+        str,
+        typer.Option(
+            help="Where nodes come from: local[:NAME] (ebbflow nodes up), aws[:CONFIG], spark://HOST:PORT, or "
+            "cluster[:NAME] (ebbflow cluster up).",
+            metavar="WHERE",
+        ),
+    ] = "local",
+    cluster: Cluster = "local",
+    ledger: LedgerAt = None,
+    policy: Annotated[
+        str,
+        typer.Option(
+            help="By name (ebbflow simulate training --help lists them), or your own as MODULE:NAME. "
+            "An installed package's by its name. Default: the limits' file's, else rho-bounded.",
+            metavar="POLICY",
+        ),
+    ] = "",
+    option: Annotated[
+        list[str] | None,
+        typer.Option(help="Of the policy, such as rho=1.5. May be repeated.", metavar="NAME=VALUE"),
+    ] = None,
+    limits: Annotated[
+        str | None,
+        typer.Option(
+            help="What no decision may exceed. Default: $EBBFLOW_LIMITS; without either, nothing is limited.",
+            metavar="FILE",
+        ),
+    ] = None,
+    allow_policy: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A policy that the file of limits names and that may be imported. May be repeated.",
+            metavar="MODULE:NAME",
+        ),
+    ] = None,
+    lease: Annotated[
+        float | None, typer.Option(help="Seconds that leases last. Default: 300.", min=1.0)
+    ] = None,
+    interval: Annotated[
+        float | None,
+        typer.Option(help="Seconds between auctions when nothing happens. Default: 60.", min=0.1),
+    ] = None,
+    take_over: Annotated[
+        bool, typer.Option("--take-over", help="Take the lead from a loop that lives.")
+    ] = False,
+    seed: Annotated[int, typer.Option(help="Of what policies draw at random.")] = 0,
+    prices: Annotated[
+        str | None,
+        typer.Option(
+            "--on-demand-prices",
+            help="On-demand prices of your own, TOML, for aws. Default: the AWS Price List.",
+            metavar="FILE",
+        ),
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not say what happens.")] = False,
+    runner: Annotated[
+        Runner,
+        typer.Option(
+            help="prefect records the loop as a flow run and emits events, plain does not; auto if a server is "
+            "configured.",
+            metavar="HOW",
+        ),
+    ] = Runner.auto,
+) -> None:
+    from ebbflow.infra.errors import InfraError, LedgerUnavailableError, StaleLoopError
+    from ebbflow.tasks.capacity.own_policies import checked_names
+    from ebbflow.tasks.capacity.request import CapacityRequest
+
+    request = CapacityRequest(
+        ledger,
+        cluster,
+        source,
+        policy,
+        options_of(option or []),
+        limits,
+        lease,
+        interval,
+        take_over,
+        seed,
+        prices,
+        # what is typed here may be imported; what a file names only with the option
+        checked_names([*(allow_policy or []), *([policy] if ":" in policy else [])]),
+    )
+    prefect = wants_prefect(runner)
+    stop = threading.Event()
+    try:
+        end = _until(stop, lambda: _lead(request, stop, quiet, prefect))
+    except StaleLoopError as error:
+        _fail(str(error), STALE)
+    except LedgerUnavailableError as error:
+        _fail(str(error), AWAY)
+    except InfraError as error:
+        _fail(str(error), 1)
+    console.print(f"the loop has ended: {escape(end.reason)}{_figures(end)}", highlight=False)
+
+
+def _until(stop: threading.Event, work: "Callable[[], LoopEnd]") -> "LoopEnd":
+    """Do ``work`` in the main thread; an interrupt lets it end in order, a second one ends it at once."""
+    import signal
+
+    def handler(number: int, frame: object) -> None:
+        if stop.is_set():
+            raise KeyboardInterrupt
+        stop.set()
+
+    before = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        return work()
+    finally:
+        for number, former in before.items():
+            signal.signal(number, former)
+
+
+def _lead(request: "CapacityRequest", stop: threading.Event, quiet: bool, prefect: bool) -> "LoopEnd":
+    listener = None if quiet else Teller(console)
+    if prefect:
+        from ebbflow.flows.capacity.flow import run_attached
+        from ebbflow.flows.query.command import quiet_prefect, start_temporary_server
+
+        quiet_prefect()
+        start_temporary_server()
+        return run_attached(request, stop, listener)
+    from ebbflow.tasks.capacity.opening import opened_loop
+
+    with opened_loop(request, listener) as opened:
+        if not quiet:
+            console.print(
+                f"cluster {escape(request.cluster)}, nodes from {escape(request.source)}, "
+                f"{escape(opened.settings.policy.name)}, ledger {escape(str(opened.ledger.address))}; "
+                "Ctrl-C ends it",
+                highlight=False,
+                soft_wrap=True,
+            )
+        return opened.loop.run(stop, take_over=request.take_over)
+
+
+class Teller:
+    """Says on the console what a loop does, a line each. A ``LoopListener``."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    def heard(self, event: "LoopEvent") -> None:
+        """Print ``event``."""
+        from ebbflow.tasks.drawing.wording import clock_text, printable
+
+        self._console.print(
+            f"{clock_text(event.at)}  {event.kind:<9}  {escape(printable(event.text))}",
+            highlight=False,
+            soft_wrap=True,
+        )
+
+
+def _figures(end: "LoopEnd") -> str:
+    latency: Any = end.figures.get("latency_s", {})
+    if not latency or latency.get("p50") is None:
+        return ""
+    return (
+        f"; {end.figures['cycles']} decisions, change to lease p50 {latency['p50']:.2f} s, "
+        f"p95 {latency['p95']:.2f} s, p99 {latency['p99']:.2f} s"
+    )
+
+
+_STATUS_HELP = """Show a cluster: the loop, its nodes, apps, leases and last decisions. It only reads.
+
+[b]Examples[/b]
+
+    ebbflow capacity status
+
+    ebbflow capacity status --watch 1
+
+    ebbflow capacity status --json | jq '.apps[] | {id, phase, rho, gpus}'
+
+rho is finish-time fairness: expected time here over the time alone on an even share; 1 and less is fair.
+Status: 0 a loop leads, 1 none does or the ledger does not answer.
+"""
+
+
+@app.command(help=_STATUS_HELP)
+def status(
+    cluster: Cluster = "local",
+    ledger: LedgerAt = None,
+    watch: Annotated[
+        float | None,
+        typer.Option(help="Look again every so often, until Ctrl-C.", metavar="SECONDS", min=0.2),
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Show all rows of long tables.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
+) -> None:
+    from ebbflow.infra.errors import LedgerError
+    from ebbflow.tasks.capacity.status import look
+
+    try:
+        with _opened(ledger, cluster) as found:
+            if watch is not None:
+                _watch(lambda: look(found), watch, json, everything, found.clock.sleep)
+                return
+            view = look(found)
+    except LedgerError as error:
+        _fail(str(error), 1)
+    _show(view, json, everything)
+    if not view.leads:
+        raise typer.Exit(1)
+
+
+def _show(view: "ClusterView", json: bool, everything: bool) -> None:
+    from ebbflow.flows.capacity.terminal import cluster_view
+
+    if json:
+        typer.echo(json_module.dumps(view.to_json()))
+    else:
+        console.print(cluster_view(view, everything=everything))
+
+
+def _watch(
+    look: "Callable[[], ClusterView]",
+    seconds: float,
+    json: bool,
+    everything: bool,
+    sleep: Callable[[float], None],
+) -> None:
+    from rich.live import Live
+    from rich.text import Text
+
+    from ebbflow.flows.capacity.terminal import cluster_view
+    from ebbflow.infra.errors import LedgerError
+
+    def shown() -> Any:
+        try:
+            return cluster_view(look(), everything=everything)
+        except LedgerError as error:  # an outage does not end a watch
+            return Text(str(error))
+
+    try:
+        if json or not console.is_terminal:
+            while True:
+                try:
+                    _show(look(), json, everything)
+                except LedgerError as error:
+                    typer.echo(json_module.dumps({"error": str(error)}) if json else str(error))
+                sleep(seconds)
+        with Live(console=console, auto_refresh=False, screen=True) as live:
+            while True:
+                live.update(shown(), refresh=True)
+                sleep(seconds)
+    except KeyboardInterrupt:
+        return
+
+
+_STOP_HELP = """Ask the loop of a cluster to end, wherever it runs; leases stay, apps hold what they have.
+
+[b]Example[/b]
+
+    ebbflow capacity stop --cluster local
+
+Status: 0 it has ended or none led, 1 it has not within the time.
+"""
+
+
+@app.command(help=_STOP_HELP)
+def stop(
+    cluster: Cluster = "local",
+    ledger: LedgerAt = None,
+    timeout: Annotated[float, typer.Option(help="Seconds to wait for the end.", min=0.0)] = _STOP,
+) -> None:
+    from ebbflow.infra.errors import LedgerError
+    from ebbflow.tasks.apps.loop_report import STOP, stop_request
+    from ebbflow.tasks.capacity.leader import leads
+    from ebbflow.tasks.capacity.status import wait_for_end
+
+    try:
+        with _opened(ledger, cluster) as found:
+            leader = found.leader()
+            now = found.clock.now()
+            if leader is None or not leads(found, found.clock):
+                console.print(f"no loop leads cluster {escape(cluster)}", highlight=False)
+                return
+            found.report(STOP, stop_request(leader.token, now))
+            if not wait_for_end(found, leader.token, timeout):
+                _fail(
+                    f"{leader.holder} has not ended within {timeout:g} s, though it reads the ledger several times a "
+                    "second: look whether it runs at all; its lead runs out by itself",
+                    1,
+                )
+            console.print(f"{escape(leader.holder)} leads no more", highlight=False)
+    except LedgerError as error:
+        _fail(str(error), 1)
+
+
+def _opened(url: str | None, cluster: str) -> "Ledger":
+    from ebbflow.infra.ledger import Ledger
+
+    return Ledger.open(url, cluster=cluster, create=False)
+
+
+def options_of(given: list[str]) -> Mapping[str, Any]:
+    """Return the options of a policy from ``name=value``. Raises ``OptionError``."""
+    found: dict[str, Any] = {}
+    for one in given:
+        name, sign, value = one.partition("=")
+        if not sign or not name.strip():
+            raise OptionError(f"--option must be NAME=VALUE, such as rho=1.5; got {one!r}")
+        try:
+            found[name.strip()] = json_module.loads(value)
+        except ValueError:
+            found[name.strip()] = value  # a word
+    return found
+
+
+def _fail(message: str, status: int) -> NoReturn:
+    errors.print(f"[bold red]error:[/] {escape(message)}", highlight=False, soft_wrap=True)
+    raise typer.Exit(status)

@@ -1,0 +1,278 @@
+"""The capacity loop as a long-running Prefect flow: ``from ebbflow.flows.capacity.flow import capacity_loop``."""
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar, copy_context
+from dataclasses import dataclass, field
+from typing import Any
+
+from prefect import flow
+from prefect.events import emit_event
+from prefect.logging import get_run_logger
+from prefect.runtime import flow_run
+
+from ebbflow.flows.blocks import block_name
+from ebbflow.flows.capacity import restarts
+from ebbflow.flows.capacity.flow_runs import RunView
+from ebbflow.flows.capacity.runs import holder_in, mending
+from ebbflow.flows.runs import artifacts
+from ebbflow.flows.runs.block_refs import found
+from ebbflow.flows.runs.cancelling import attended
+from ebbflow.flows.runs.deployed import allowed, deployment_id
+from ebbflow.infra.errors import InfraError
+from ebbflow.tasks.capacity.listening import LoopEvent, LoopListener
+from ebbflow.tasks.capacity.loop import LoopEnd
+from ebbflow.tasks.capacity.opening import opened_loop
+from ebbflow.tasks.capacity.own_policies import checked_names
+from ebbflow.tasks.capacity.recovery import LostApp
+from ebbflow.tasks.capacity.request import CapacityRequest
+
+EVENTS = {
+    "changed": "ebbflow.capacity.changed",
+    "settled": "ebbflow.auction.settled",
+    "recalled": "ebbflow.lease.recalled",
+    "scaled": "ebbflow.fleet.scaled",
+    "refused": "ebbflow.guard.refused",
+    "recovered": "ebbflow.loop.recovered",
+    "lost": "ebbflow.app.lost",
+}
+"""Prefect events by what the loop tells."""
+RESUMED = "ebbflow.app.resumed"
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class _Attachment:
+    """Somebody in this process who runs the loop himself (the command line)."""
+
+    request: CapacityRequest
+    stop: threading.Event
+    listener: LoopListener | None = None
+    end: LoopEnd | None = field(default=None)
+
+
+_ATTACHED: ContextVar[_Attachment | None] = ContextVar("ebbflow_capacity_attached", default=None)
+
+
+def run_attached(
+    request: CapacityRequest, stop: threading.Event, listener: LoopListener | None = None
+) -> LoopEnd:
+    """Run ``request`` as a flow run of ``capacity_loop`` until ``stop`` is set (the command line)."""
+    attachment = _Attachment(request, stop, listener)
+    token = _ATTACHED.set(attachment)
+    try:
+        capacity_loop(cluster=request.cluster, source=request.source)
+    finally:
+        _ATTACHED.reset(token)
+    assert attachment.end is not None
+    return attachment.end
+
+
+def _run_name() -> str:
+    given = flow_run.parameters
+    named = block_name(given.get("ledger"), "ebbflow-cluster")  # of an address nothing is to be shown
+    return f"capacity of {given.get('cluster') or named or 'local'}"
+
+
+@flow(name="capacity-loop", flow_run_name=_run_name, validate_parameters=True)
+def capacity_loop(
+    cluster: str | None = None,
+    source: str | None = None,
+    *,
+    ledger: str | None = None,
+    ledger_secret: str | None = None,
+    policy: str = "",
+    options: dict[str, Any] | None = None,
+    limits: str | None = None,
+    lease: float | None = None,
+    interval: float | None = None,
+    take_over: bool = False,
+    seed: int = 0,
+    prices: str | None = None,
+    allow_policies: list[str] | None = None,
+) -> dict[str, Any]:
+    """Lead a cluster: watch its nodes, hold auctions, grant and call back leases, rent and give back nodes.
+
+    It runs until it is cancelled or ``ebbflow capacity stop`` asks for its end; leases stay as they are, apps hold
+    what they have until another loop leads. One that is killed leaves nothing hanging: the next takes over once its
+    lead, 15 s, has run out. Deploy it with a concurrency limit of one, as ``prefect.yaml`` does.
+
+    Flow runs whose apps are lost are marked as crashed, and gone on with by a new run of the same deployment
+    (``ebbflow.flows.capacity.runs``). What happens is told as events ``ebbflow.capacity.changed``,
+    ``ebbflow.auction.settled``, ``ebbflow.lease.recalled``, ``ebbflow.fleet.scaled``, ``ebbflow.guard.refused``,
+    ``ebbflow.loop.recovered``, ``ebbflow.app.lost`` and ``ebbflow.app.resumed``, which never delay it; the ledger has
+    them all.
+
+    Args:
+        cluster: whose ledger, ``local`` by default; one database may hold several.
+        source: where nodes come from: ``local[:NAME]`` (the default), ``aws[:CONFIG]``, ``aws:ebbflow-aws/NAME``,
+            ``spark://HOST:PORT``, ``cluster[:NAME]``.
+        ledger: a file, an address without a password, or the block ``ebbflow-cluster/NAME``, which says all of this;
+            by default ``$EBBFLOW_LEDGER``, else Ebbflow's own file.
+        ledger_secret: the Prefect secret block, or variable, that holds the ledger's address.
+        policy: a policy by name, ours or an installed package's, or ``MODULE:NAME`` of ``allow_policies``; by default
+            the block's, then the file's, else ``rho-bounded``.
+        options: of the policy.
+        limits: a TOML file of limits; by default ``$EBBFLOW_LIMITS``.
+        lease: seconds that leases last.
+        interval: seconds between auctions when nothing happens.
+        take_over: take the lead from a loop that lives.
+        seed: of what policies draw at random.
+        prices: a file of on-demand prices of one's own, for ``aws``; by default the AWS Price List.
+        allow_policies: policies that may be imported, each ``MODULE:NAME``, whether ``policy``, the block or the file
+            of limits names them; in a run of a deployment, of those the ones that the deployment itself has.
+
+    Returns:
+        What it did: decisions, and how long changes took to become leases.
+
+    Raises:
+        StaleLoopError: another loop has taken over.
+        LedgerUnavailableError: the ledger was away for too long.
+        EbbflowError: bad input.
+    """
+    attached = _ATTACHED.get()
+    if attached is not None:
+        return _lead(attached.request, attached)
+    _wait_out(deployment_id())
+    with found(ledger, cluster, source, ledger_secret) as place:
+        request = CapacityRequest(
+            place.ledger,
+            place.cluster,
+            place.source,
+            policy or place.policy,
+            options or {},
+            limits or place.limits,
+            lease,
+            interval,
+            take_over,
+            seed,
+            prices,
+            checked_names(allowed("allow_policies", allow_policies)),
+        )
+        return _lead(request, None)
+
+
+def _wait_out(deployment: str) -> None:
+    """Let failures of the deployment's runs before this one be followed by a pause."""
+    if not deployment:
+        return
+    logger = get_run_logger()
+    try:
+        seconds = restarts.pause(restarts.ends_of(deployment))
+    except InfraError as error:
+        logger.warning("how the runs before this one ended is not known: %s", error)
+        return
+    if seconds:
+        logger.warning("the last runs of this deployment failed; this one waits %.0f s", seconds)
+        stop = threading.Event()
+        attended(lambda: stop.wait(seconds), stop.set)
+
+
+def _lead(request: CapacityRequest, attached: _Attachment | None) -> dict[str, Any]:
+    """Lead until the end; ``attached`` has handlers of its own."""
+    stop = attached.stop if attached is not None else threading.Event()
+    own = PrefectTeller(str(flow_run.id), request.cluster)
+    listener = own if attached is None or attached.listener is None else _Both(own, attached.listener)
+    with opened_loop(request, listener, holder=holder_in(str(flow_run.id))) as opened:
+        get_run_logger().info(
+            "cluster %s, %s, policy %s", request.cluster, request.source, opened.settings.policy.name
+        )
+
+        def work() -> LoopEnd:
+            return opened.loop.run(stop, take_over=request.take_over)
+
+        with mending(opened.ledger, lambda: opened.loop.leads, own.resumed):
+            end = work() if attached is not None else attended(work, stop.set)
+        _publish(end)
+    if attached is not None:
+        attached.end = end
+    return dict(end.figures)
+
+
+class PrefectTeller:
+    """Tells Prefect what a loop does: an event each, related to the flow run. A ``LoopListener``."""
+
+    def __init__(
+        self, run: str, cluster: str, emit: Callable[..., object] = emit_event, logger: Any = None
+    ) -> None:
+        self._run, self._cluster, self._send = run, cluster, emit
+        self._logger = logger or get_run_logger()
+        self._context = (
+            copy_context()
+        )  # of the flow run: Prefect adds its deployment and tags to what it emits
+
+    def _emit(self, **event: Any) -> None:
+        self._context.copy().run(self._send, **event)
+
+    def heard(self, event: LoopEvent) -> None:
+        """Emit ``event``; called in the announcer's thread, which the loop never waits for."""
+        self._logger.info(event.text)
+        related = [
+            {"prefect.resource.id": f"prefect.flow-run.{self._run}", "prefect.resource.role": "flow-run"}
+        ]
+        app_run = str(event.payload.get("flow_run") or "")
+        if app_run:
+            related.append(
+                {"prefect.resource.id": f"prefect.flow-run.{app_run}", "prefect.resource.role": "app"}
+            )
+        self._emit(
+            event=EVENTS[event.kind],
+            resource={"prefect.resource.id": f"ebbflow.cluster.{self._cluster}"},
+            related=related,
+            payload={"at": event.at, "text": event.text, **event.payload},
+        )
+
+    def resumed(self, app: LostApp, run: RunView) -> None:
+        """Emit that a lost app goes on in another flow run."""
+        text = f"{app.spec.id} goes on in {run.name}: {app.reason}"
+        self._logger.info(text)
+        roles = {"flow-run": self._run, "app": run.id, "lost": app.spec.flow_run}
+        self._emit(
+            event=RESUMED,
+            resource={"prefect.resource.id": f"ebbflow.cluster.{self._cluster}"},
+            related=[
+                {"prefect.resource.id": f"prefect.flow-run.{id_}", "prefect.resource.role": role}
+                for role, id_ in roles.items()
+                if id_
+            ],
+            payload={
+                "text": text,
+                "app": app.spec.id,
+                "losses": app.losses,
+                "try": app.tries + 1,
+                "flow_run": run.id,
+                "lost_flow_run": app.spec.flow_run,
+                "reason": app.reason,
+            },
+        )
+
+
+class _Both:
+    """Two listeners, one after the other."""
+
+    def __init__(self, first: LoopListener, second: LoopListener) -> None:
+        self._two = first, second
+
+    def heard(self, event: LoopEvent) -> None:
+        for one in self._two:
+            one.heard(event)
+
+
+def _publish(end: LoopEnd) -> None:
+    figures: Mapping[str, Any] = end.figures
+    if not figures:
+        return
+    latency = figures.get("latency_s", {})
+    row = {
+        "end": end.reason,
+        "decisions": figures.get("cycles"),
+        "changes": figures.get("changes"),
+        "dropped": figures.get("dropped"),
+        "change to lease, p50 (s)": latency.get("p50"),
+        "p95 (s)": latency.get("p95"),
+        "p99 (s)": latency.get("p99"),
+        "outages of the ledger": figures.get("outages"),
+    }
+    artifacts.table("ebbflow-capacity", [row], "What the loop did")

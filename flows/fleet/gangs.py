@@ -1,0 +1,155 @@
+"""``ebbflow fleet gang | end``: nodes that are wanted all at once for one run, and their return."""
+
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+from rich.console import Console
+
+from ebbflow.flows.fleet.options import DryRun, Wait, Yes, confirm, fail, with_cluster
+from ebbflow.planners.errors import OptionError
+from ebbflow.tasks.drawing.wording import plural
+
+if TYPE_CHECKING:
+    from ebbflow.planners.fleet.guard_gang import GangVerdict
+    from ebbflow.tasks.fleet.request import FleetRequest
+    from ebbflow.tasks.fleet.steps import Observation
+
+console = Console()
+
+Name = Annotated[str, typer.Argument(help="The gang's name: letters, digits and dashes.", metavar="NAME")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to ``ebbflow fleet``."""
+    for command in (gang, end):
+        app.command()(command)
+
+
+@with_cluster
+def gang(
+    request: "FleetRequest",
+    name: Name,
+    pool: Annotated[
+        str, typer.Option(help="Whose machines it is made of, as Terraform names it.", metavar="POOL")
+    ],
+    size: Annotated[int, typer.Option(help="How many nodes.", metavar="N", min=1)],
+    market: Annotated[Literal["spot", "on-demand"], typer.Option(help="Where they are bought.")] = "spot",
+    max_price: Annotated[
+        float | None,
+        typer.Option(help="Of one spot node, $/h. Default: what it costs on-demand.", metavar="DOLLARS"),
+    ] = None,
+    hours: Annotated[
+        float | None,
+        typer.Option(help="For how long it is needed: dollars_per_run is checked for so long.", min=0.0),
+    ] = None,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+) -> None:
+    """Start N nodes at once for one run, or none: of one type, in one zone.
+
+    [b]Examples[/b]
+
+        ebbflow fleet gang run-1 --pool trainers --size 8 --dry-run
+
+        ebbflow fleet gang run-1 --pool trainers --size 8 --hours 6
+
+        ebbflow fleet gang run-2 --pool trainers --size 4 --market on-demand --yes
+
+    It costs money: the guard lets it through whole or refuses it. Its nodes count against the limits of its pool, its
+    team and all pools, and no loop replaces, grows or shrinks it. Given again, the command starts nothing twice.
+    Return it with ebbflow fleet end NAME.
+    """
+    from ebbflow.flows.fleet.terminal import applied_lines, gang_view
+    from ebbflow.infra.errors import AwsUnavailableError, InsufficientCapacityError
+    from ebbflow.planners.fleet.guard import RunMoney
+    from ebbflow.planners.model.gangs import GangRequest
+    from ebbflow.tasks.fleet.gangs import guard_gang, start_gang
+    from ebbflow.tasks.fleet.request import unlimited
+    from ebbflow.tasks.fleet.steps import observe, opened
+
+    wanted = GangRequest(name, pool, size, market, max_price=max_price)
+    with opened(request) as fleet:
+        if pool not in fleet.settings.pools:
+            known = ", ".join(sorted(fleet.settings.pools)) or "none"
+            raise OptionError(f"--pool must be one of the cluster's ({known}); got {pool!r}")
+        limits = fleet.rules.limits
+        if unlimited(limits):
+            _say("no budget is set: --limits FILE or $EBBFLOW_LIMITS names one (docs/fleet.md)")
+        if limits.dollars_per_run < float("inf") and hours is None:
+            _say(f"--hours is not given: the limit of ${limits.dollars_per_run:g} a run is not checked")
+        run = RunMoney(0.0, hours * 3600.0 if hours else None)
+
+        def judged() -> "tuple[Observation, GangVerdict]":
+            seen = observe(fleet.control, fleet.prices)
+            return seen, guard_gang(seen, fleet.gangs, wanted, fleet.rules, run=run)
+
+        seen, verdict = judged()
+        if verdict.target is not None and fleet.gangs.held(wanted):
+            _say(f"{name} is held already: {', '.join(start_gang(fleet.gangs, verdict).nodes)}")
+            return
+        would = start_gang(fleet.gangs, verdict, dry_run=True)
+        console.print(gang_view(wanted, seen, verdict, would.applied))
+        if verdict.target is None:
+            fail(f"nothing was done: {'; '.join(verdict.reasons)}")
+        if dry_run:
+            _say("dry run: nothing was done")
+            return
+        confirm(f"Start {plural(size, f'{market} node')} of {pool}?", yes)
+        seen, again = judged()  # a notice may have come, or others have grown, while somebody thought
+        if again.target is None:
+            fail(f"nothing was done: {'; '.join(again.reasons)}")
+        try:
+            started = start_gang(fleet.gangs, again)
+        except InsufficientCapacityError as error:
+            other = ", or --market on-demand" if market == "spot" else ""
+            fail(f"{error}. Ask again later, or for fewer{other}")
+        except AwsUnavailableError as error:
+            fail(
+                f"{error}. Whether it was started is not known: give the same command again, it starts none twice"
+            )
+        if started.applied.refused:
+            fail(f"nothing was done: {'; '.join(applied_lines(started.applied))}; ask again")
+        _say(f"started: {', '.join(started.nodes)}")
+        _say(f"they cost until they are returned: ebbflow fleet end {name}")
+
+
+@with_cluster
+def end(
+    request: "FleetRequest", name: Name, wait: Wait = 300.0, dry_run: DryRun = False, yes: Yes = False
+) -> None:
+    """Return a gang: its nodes finish what runs on them, and are ended.
+
+    [b]Examples[/b]
+
+        ebbflow fleet end run-1 --dry-run
+
+        ebbflow fleet end run-1 --wait 60
+
+    Each node is told to finish; after --wait seconds it is ended even if it is still busy.
+    """
+    from ebbflow.flows.fleet.terminal import applied_lines
+    from ebbflow.tasks.fleet.gangs import end_gang, gang_of
+    from ebbflow.tasks.fleet.leaving import drain
+    from ebbflow.tasks.fleet.steps import observe, opened
+
+    with opened(request) as fleet:
+        seen = observe(fleet.control, fleet.prices)
+        state = gang_of(seen, name)
+        for line in applied_lines(end_gang(fleet.gangs, name, seen.fleet.epoch, dry_run=True)):
+            _say(line)
+        if dry_run:
+            _say("dry run: nothing was done")
+            return
+        confirm(f"Return {name}, {plural(max(state.planned, len(state.nodes)), 'node')}?", yes)
+        if state.nodes and wait > 0:
+            try:
+                drain(fleet.runner(min(wait, 60.0)), state.nodes, wait, fleet.clock, _say)
+            except KeyboardInterrupt:
+                _say(f"interrupted; it is not returned and goes on costing. Go on: ebbflow fleet end {name}")
+                raise
+        end_gang(fleet.gangs, name, seen.fleet.epoch)
+        _say(f"{name} is returned")
+
+
+def _say(text: str) -> None:
+    console.print(text, highlight=False, markup=False, soft_wrap=True)

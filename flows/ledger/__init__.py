@@ -1,0 +1,1 @@
+"""``ebbflow ledger``: commands, and how the ledger's events read."""

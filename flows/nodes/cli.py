@@ -1,0 +1,300 @@
+"""``ebbflow nodes``: elastic nodes of this machine, for queries and trainings at once."""
+
+import time
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from ebbflow.infra.local_fleet import LocalFleet, LocalPool, list_fleets
+from ebbflow.infra.local_fleet.view import NodeView
+from ebbflow.infra.machine import devices
+from ebbflow.planners.errors import OptionError
+from ebbflow.planners.hazard import hazard
+
+app = typer.Typer(
+    help="Nodes of this machine that come and go as rented ones do: Spark workers for queries, GPU nodes for "
+    "trainings.\n\n"
+    "[b]Examples[/b]\n\n"
+    "    ebbflow nodes up --spark 2 --gpu 2 --slots 2\n\n"
+    "    ebbflow capacity run --source local               (shares the GPUs out among apps)\n\n"
+    "    ebbflow nodes notice gpu-1 --seconds 20           (a spot notice)\n\n"
+    "    ebbflow nodes kill spark-2                        (without notice; its pool starts another)\n\n"
+    "    ebbflow nodes add gpu\n\n"
+    "    ebbflow nodes play 20s:notice:gpu:10s 40s:kill:spark\n\n"
+    "    ebbflow nodes down",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+)
+console = Console()
+
+Name = Annotated[str, typer.Option(help="Which fleet of this machine.")]
+NodeId = Annotated[str, typer.Argument(help="A node, as nodes status names it.", metavar="ID")]
+PoolName = Annotated[str, typer.Argument(help="A pool, as nodes status names it.", metavar="POOL")]
+
+
+@app.command()
+def up(
+    spark: Annotated[int, typer.Option(help="Spark workers at the start; 0: no Spark cluster.")] = 0,
+    gpu: Annotated[int, typer.Option(help="GPU nodes at the start.")] = 0,
+    slots: Annotated[
+        int,
+        typer.Option(help="Slots of each GPU node: a GPU each where the machine has any, else processors."),
+    ] = 2,
+    cores: Annotated[int, typer.Option(help="Cores of each Spark worker.")] = 1,
+    memory: Annotated[str, typer.Option(help="Memory of each Spark worker, such as 2g.")] = "2g",
+    most: Annotated[int, typer.Option(help="Nodes of each pool at most.")] = 8,
+    price: Annotated[float, typer.Option(help="Dollars an hour that each node pretends to cost.")] = 0.0,
+    boot: Annotated[
+        float, typer.Option(help="Seconds by which each start is drawn out, as of real machines.")
+    ] = 0.0,
+    cpus: Annotated[
+        float | None, typer.Option(help="Processors that back a slot or core (needs cgroups). Default: any.")
+    ] = None,
+    name: Name = "local",
+) -> None:
+    """Start nodes; they run, and lost ones are replaced, until nodes down.
+
+    [b]Example[/b]
+
+        ebbflow nodes up --spark 2 --gpu 2 --slots 2
+    """
+    from ebbflow.infra.spark.cluster.options import parse_memory
+
+    if spark < 0 or gpu < 0 or spark + gpu == 0:
+        raise OptionError(f"at least one of --spark and --gpu must be above 0; got {spark} and {gpu}")
+    pools = []
+    if spark:
+        gib = parse_memory(memory) / 1024
+        pools.append(
+            LocalPool(
+                "spark",
+                "spark",
+                cores,
+                gib,
+                initial=spark,
+                most=max(most, spark),
+                price=price,
+                boot=boot,
+                cpus=cpus,
+            )
+        )
+    if gpu:
+        pools.append(
+            LocalPool(
+                "gpu",
+                "gpu",
+                cores=slots,
+                slots=slots,
+                initial=gpu,
+                most=max(most, gpu),
+                price=price,
+                boot=boot,
+                cpus=cpus,
+            )
+        )
+    with console.status("starting nodes"):
+        LocalFleet.start(pools, name, stay=True, hazard=hazard, wait=120.0 + boot)
+    status(name)
+    option = "" if name == "local" else f" --name {name}"
+    if spark:
+        console.print(f"\nquery them: ebbflow query SQL --tables DIR --master cluster:{name}")
+    console.print(f"stop them: ebbflow nodes down{option}")
+
+
+@app.command()
+def status(name: Name = "local") -> None:
+    """Show pools and nodes, and which apps run on them.
+
+    [b]Example[/b]
+
+        ebbflow nodes status
+    """
+    fleet = LocalFleet.attach(name, hazard=hazard)
+    seen, book, nodes = fleet.observe(), fleet.book, fleet.view()
+    master = f", Spark master {book.spark.master_url}" if book.spark is not None else ""
+    console.print(f"fleet {book.name}, epoch {seen.epoch}{master}", soft_wrap=True)
+    if any(pool.kind == "gpu" for pool in book.pools):
+        console.print(f"slots are GPUs {', '.join(book.gpus)}" if book.gpus else _processors())
+    console.print(f"${fleet.dollars():.4f} until now, at the prices that the nodes pretend to have")
+    table = Table("pool", "planned", "there", "at most", "price", "", box=None, header_style="bold")
+    for pool in seen.pools:
+        price = next(one.price for one in fleet.offers(pool.name))
+        table.add_row(
+            pool.name,
+            str(pool.planned),
+            str(len(pool.nodes)),
+            str(pool.most),
+            f"${price:g}/h",
+            pool.short_why,
+        )
+    console.print(table)
+    table = Table("node", "state", "cores", "slots", "leaves in", "runs", box=None, header_style="bold")
+    now = time.time()
+    for node in nodes:
+        left = "" if node.deadline is None else f"{max(node.deadline - now, 0):.0f} s"
+        table.add_row(node.id, node.state, str(node.cores), str(node.slots or ""), left, _running(node))
+    console.print(table)
+
+
+@app.command("list")
+def list_() -> None:
+    """Show the fleets of this machine that are up.
+
+    [b]Example[/b]
+
+        ebbflow nodes list
+    """
+    found = list_fleets()
+    for book in found:
+        there = ", ".join(f"{len(book.seen(pool))} {pool.name}" for pool in book.pools)
+        console.print(f"{book.name}: {there}{'' if book.owner is None else f', of process {book.owner.pid}'}")
+    if not found:
+        console.print("none; start one: ebbflow nodes up --gpu 2")
+
+
+@app.command()
+def add(
+    pool: PoolName,
+    count: Annotated[int, typer.Option(help="How many.", min=1)] = 1,
+    name: Name = "local",
+) -> None:
+    """Plan more nodes in a pool, up to its most; they come up by themselves.
+
+    [b]Example[/b]
+
+        ebbflow nodes add gpu
+    """
+    planned = LocalFleet.attach(name).add(pool, count)
+    console.print(f"{planned} nodes are planned in {pool}; see: ebbflow nodes status")
+
+
+@app.command()
+def notice(
+    node: NodeId,
+    seconds: Annotated[float, typer.Option(help="Time until it is gone; EC2 gives 120.")] = 120.0,
+    advice: Annotated[
+        bool, typer.Option("--advice", help="Only a rebalance advice: the node stays after all.")
+    ] = False,
+    name: Name = "local",
+) -> None:
+    """Give a node notice, as a spot market does: what runs there is told, and it is gone at the deadline.
+
+    [b]Example[/b]
+
+        ebbflow nodes notice gpu-1 --seconds 20
+    """
+    LocalFleet.attach(name).notice(node, seconds, "rebalance" if advice else "interruption")
+    console.print(f"{node} {'may leave' if advice else 'leaves'} in {seconds:g} s")
+
+
+@app.command()
+def kill(node: NodeId, name: Name = "local") -> None:
+    """Take a node away without notice: SIGKILL to every process of every app on it.
+
+    [b]Example[/b]
+
+        ebbflow nodes kill gpu-2
+    """
+    LocalFleet.attach(name).kill(node)
+    console.print(f"{node} is gone")
+
+
+@app.command()
+def freeze(node: NodeId, name: Name = "local") -> None:
+    """Stop all processes of a node, as when its machine hangs.
+
+    [b]Example[/b]
+
+        ebbflow nodes freeze gpu-1
+    """
+    LocalFleet.attach(name).freeze(node)
+    console.print(f"{node} stands still; let it go on: ebbflow nodes thaw {node}")
+
+
+@app.command()
+def thaw(node: NodeId, name: Name = "local") -> None:
+    """Let a frozen node go on.
+
+    [b]Example[/b]
+
+        ebbflow nodes thaw gpu-1
+    """
+    LocalFleet.attach(name).thaw(node)
+    console.print(f"{node} goes on")
+
+
+@app.command()
+def evict(
+    app_id: Annotated[str, typer.Argument(help="An app, as nodes status names it.", metavar="APP")],
+    node: NodeId,
+    name: Name = "local",
+) -> None:
+    """Kill what one app runs on one node; the node and others on it go on.
+
+    [b]Example[/b]
+
+        ebbflow nodes evict digits gpu-1
+    """
+    fleet = LocalFleet.attach(name)
+    before = [one for one in fleet.occupants(node) if one.app == app_id]
+    fleet.evict(app_id, node)
+    processes = sum(len(one.pids) for one in before)
+    console.print(
+        f"{processes} processes of {app_id} on {node} were ended" if before else "nothing ran there"
+    )
+
+
+@app.command()
+def play(
+    faults: Annotated[
+        list[str],
+        typer.Argument(
+            help="Such as 20s:notice:gpu-2:5s, 30s:kill:spark-1, 40s:freeze:gpu, 50s:thaw:gpu, 60s:add:gpu:2 or "
+            "70s:shut:gpu:30s (the market gives no node for so long); a pool in place of a node means its oldest "
+            "node.",
+            metavar="FAULT",
+        ),
+    ],
+    name: Name = "local",
+) -> None:
+    """Let things happen to the nodes at set times from now on.
+
+    [b]Example[/b]
+
+        ebbflow nodes play 20s:notice:gpu:10s 40s:kill:spark
+    """
+    from ebbflow.infra.clock import SystemClock
+    from ebbflow.tasks.nodes import FleetFault, FleetFaults
+
+    script = [FleetFault.parse(text) for text in faults]
+    schedule = FleetFaults(script, LocalFleet.attach(name), console.print, SystemClock())
+    schedule.begin()
+    try:
+        schedule.wait()
+    finally:
+        schedule.end()
+
+
+@app.command()
+def down(name: Name = "local") -> None:
+    """End all nodes and everything that runs on them.
+
+    [b]Example[/b]
+
+        ebbflow nodes down
+    """
+    LocalFleet.attach(name).down()
+    console.print(f"the fleet {name} is down")
+
+
+def _processors() -> str:
+    there = len(devices.visible())
+    return "slots are processors" + (f": this machine's {there} GPUs are too few for them" if there else "")
+
+
+def _running(node: NodeView) -> str:
+    return ", ".join(
+        f"{one.app} on {', '.join(map(str, one.slots))}" if one.slots else one.app for one in node.occupants
+    )

@@ -1,0 +1,1 @@
+"""What all flow runs and commands share: blocks in parameters, cancelling, stopping, artifacts, options."""

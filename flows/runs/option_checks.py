@@ -1,0 +1,136 @@
+"""What holds for every option of every command, new ones too: checked once its text is read, before it runs."""
+
+import unicodedata
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, get_args, get_origin
+
+from typer.core import TyperArgument, TyperGroup, TyperOption
+
+from ebbflow.infra.storage.user_files import output_problem
+from ebbflow.planners.errors import OptionError
+from ebbflow.planners.model.numbers import MAX_NUMBER, is_number, is_whole
+
+MAX_TEXT = 4096  # characters of an option's text, as of a path
+OUTPUT_FILES = frozenset({"json", "report", "html", "csv", "out", "document"})
+"""Options of this name and the metavar FILE name a file that is written."""
+OUTPUT_DIRECTORIES = frozenset({"store", "folder", "out", "document", "spill", "state", "data", "to"})
+"""Options of this name and the metavar DIR name a directory that is made, or written in."""
+
+_FREE_TEXT = ("SQL|FILE", "ARGS")  # metavars of texts that may be long, and hold line breaks
+INPUT_DIRECTORIES = frozenset({"tpcds", "profiles"})
+"""Options of this name and the metavar DIR name a directory that is read, and must be there."""
+
+Parameter = TyperOption | TyperArgument
+
+
+class CheckedGroup(TyperGroup):
+    """A group of commands whose options are all checked by ``problem_of``, also those of groups in it."""
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return the command, its options checked."""
+        found = super().get_command(ctx, cmd_name)
+        _check_parameters(found)
+        return found
+
+
+def _check_parameters(command: Any) -> None:
+    for one in getattr(command, "commands", {}).values():
+        _check_parameters(one)
+    for parameter in getattr(command, "params", ()):
+        if not parameter.is_eager and "process_value" not in vars(parameter):
+            parameter.process_value = _checked(parameter, parameter.process_value)
+
+
+def _checked(parameter: Parameter, read: Callable[..., Any]) -> Callable[..., Any]:
+    def process_value(ctx: Any, value: Any) -> Any:
+        source = ctx.get_parameter_source(parameter.name)
+        typed = source is not None and source.name in ("COMMANDLINE", "ENVIRONMENT", "PROMPT")
+        # before typer's own reading, whose messages do not repeat the value
+        if typed and (problem := problem_of(parameter, value) or _twice(ctx, parameter, value)):
+            raise OptionError(f"{_name(parameter)} {problem}")
+        return read(ctx, value)
+
+    return process_value
+
+
+def _name(parameter: Parameter) -> str:
+    """Return an option's long name, or what a help text calls an argument."""
+    if parameter.param_type_name == "argument":
+        return str(parameter.metavar or parameter.name)
+    return max(parameter.opts, key=len)
+
+
+def problem_of(parameter: Parameter, value: Any) -> str:
+    """Return which rule a value, as it was typed, breaks, and the value; empty where it breaks none."""
+    if isinstance(value, list | tuple):
+        return next(filter(None, (problem_of(parameter, one) for one in value)), "")
+    if not isinstance(value, str):
+        return ""
+    kind = parameter.type_descriptor.annotation
+    kind = get_args(kind)[0] if get_origin(kind) is list else kind
+    if kind is int:
+        return _problem_of_whole(value)
+    if kind is float:
+        return _problem_of_number(value)
+    return _problem_of_text(value, parameter) if kind in (str, Path) else ""
+
+
+def _problem_of_whole(text: str) -> str:
+    if is_whole(text) and abs(int(text)) <= MAX_NUMBER:
+        return ""
+    return f"must be a whole number, of 15 digits at most; got {_short(text)}"
+
+
+def _problem_of_number(text: str) -> str:
+    if is_number(text) and abs(float(text)) <= MAX_NUMBER:
+        return ""
+    return f"must be a finite number, at most {MAX_NUMBER:g}; got {_short(text)}"
+
+
+def _problem_of_text(text: str, parameter: Parameter) -> str:
+    free = parameter.metavar in _FREE_TEXT
+    if not text.strip() and parameter.metavar != "ARGS":
+        return f"must not be empty; got {text!r}"
+    if not free and len(text) > MAX_TEXT:
+        return f"must have at most {MAX_TEXT:,} characters; got {len(text):,}: {_short(text)}"
+    if any(_forbidden(character, free) for character in text):
+        return f"must hold no control characters; got {_short(text)}"
+    return place_problem(parameter, text)
+
+
+def place_problem(parameter: Parameter, text: str) -> str:
+    """Return what is wrong with the place that a path names on this machine; empty where nothing is."""
+    name, made = parameter.name or "", ""
+    if parameter.metavar == "FILE" and name in OUTPUT_FILES and text != "-":
+        made = output_problem(text)
+    if parameter.metavar == "DIR" and name in OUTPUT_DIRECTORIES and "://" not in text:
+        made = output_problem(text, directory=True)
+    if parameter.metavar == "DIR" and name in INPUT_DIRECTORIES and not Path(text).expanduser().is_dir():
+        return f"must be a directory; there is none at {_short(text)}"
+    return f"cannot write to {_short(text)}: {made}" if made else ""
+
+
+def _twice(ctx: Any, parameter: Parameter, value: Any) -> str:
+    """Return what is wrong where two options name the same file to write."""
+    if (
+        parameter.metavar != "FILE"
+        or parameter.name not in OUTPUT_FILES
+        or value is None
+        or str(value) == "-"
+    ):
+        return ""
+    known = ctx.meta.setdefault("ebbflow.outputs", {})
+    other = known.setdefault(str(Path(value).absolute()), parameter.opts[0])
+    return "" if other == parameter.opts[0] else f"must name a file of its own; got that of {other}: {value}"
+
+
+def _forbidden(character: str, free: bool) -> bool:
+    if free and character in "\n\r\t\f":
+        return False
+    return unicodedata.category(character) in ("Cc", "Cs", "Zl", "Zp")
+
+
+def _short(text: str, most: int = 60) -> str:
+    shown = repr(text)
+    return shown if len(shown) <= most else f"{shown[:most]}..."

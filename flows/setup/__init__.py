@@ -1,0 +1,1 @@
+"""Setting Ebbflow up: what is installed, benchmark data, deployments, the demo."""

@@ -1,0 +1,100 @@
+"""``ebbflow data``: the tables of TPC-H and TPC-DS, to try queries on."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from ebbflow.infra.tables import benchmark_data
+
+app = typer.Typer(
+    help="Parquet tables of TPC-H and TPC-DS, made once and kept in ~/.cache/ebbflow.\n\n"
+    "[b]Examples[/b]\n\n"
+    "    ebbflow data tpch --scale 1\n\n"
+    "    ebbflow query flows/tpch/q9.sql --tables ~/.cache/ebbflow/tpch/sf1\n\n"
+    "    ebbflow data tpcds --scale 1\n\n"
+    "    ebbflow query ~/.cache/ebbflow/tpcds/sf1/queries/q72.sql --dialect duckdb "
+    "--tables ~/.cache/ebbflow/tpcds/sf1\n\n"
+    "TPC-H and TPC-DS are trademarks of the Transaction Processing Performance Council; nothing made with these "
+    "tables is a published TPC result.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+)
+console = Console()
+
+Scale = Annotated[float, typer.Option(help="Scale factor: 1 is about 1 GB of raw text, 0.01 makes a moment.")]
+To = Annotated[
+    Path | None,
+    typer.Option(
+        help="The folder that the tables become. Default: SUITE/sfSCALE in ~/.cache/ebbflow.", metavar="DIR"
+    ),
+]
+
+_TPCH_HELP = """Make the eight TPC-H tables: some 5 seconds and 350 MB at scale factor 1.
+
+[b]Examples[/b]
+
+    ebbflow data tpch --scale 0.1
+
+    ebbflow data tpch --scale 10 --parts 16 --to /data/tpch10
+
+Nothing happens when the folder is there. A table is one Parquet file, or with --parts a folder of that many, as \
+a large table on shared storage has. Needs tpchgen-cli: pip install 'prefect-ebbflow\\[demo]'.
+"""
+
+_TPCDS_HELP = """Make the 24 TPC-DS tables and the 99 queries: some 30 seconds and 370 MB at scale factor 1.
+
+[b]Examples[/b]
+
+    ebbflow data tpcds --scale 1
+
+    ebbflow query ~/.cache/ebbflow/tpcds/sf1/queries/q3.sql --dialect duckdb --tables ~/.cache/ebbflow/tpcds/sf1
+
+The queries (DIR/queries/qN.sql) are DuckDB's, hence --dialect duckdb on whichever engine. The generator is an \
+older DuckDB with its tpcds extension; the first time it is installed into a virtual environment of its own under \
+~/.cache/ebbflow/tools, which needs a package registry. Nothing happens when the folder is there.
+"""
+
+
+@app.command("tpch", help=_TPCH_HELP)
+def tpch_command(
+    scale: Scale = 1.0,
+    to: To = None,
+    parts: Annotated[int, typer.Option(help="Files per table.")] = 1,
+) -> None:
+    target = to.expanduser() if to else benchmark_data.default_folder(_home(), "tpch", scale, parts)
+    tpch_tables(scale, target, console, parts)
+
+
+@app.command("tpcds", help=_TPCDS_HELP)
+def tpcds_command(scale: Scale = 1.0, to: To = None) -> None:
+    target = to.expanduser() if to else benchmark_data.default_folder(_home(), "tpcds", scale)
+    tpcds_tables(scale, target, console)
+
+
+def tpch_tables(scale: float, folder: Path, console: Console, parts: int = 1) -> Path:
+    """Return the folder of TPC-H tables, made now unless it is there, and say so. Raises ``DataError``."""
+    _tell_cached("TPC-H", scale, folder, console)
+    return benchmark_data.tpch(scale, folder, lambda line: _say(line, console), parts)
+
+
+def tpcds_tables(scale: float, folder: Path, console: Console) -> Path:
+    """Return the folder of TPC-DS tables and queries, made now unless it is there. Raises ``DataError``."""
+    _tell_cached("TPC-DS", scale, folder, console)
+    return benchmark_data.tpcds(scale, folder, _home() / "tools", lambda line: _say(line, console))
+
+
+def _home() -> Path:
+    from ebbflow.tasks.query.request import home  # planners and all: too much for a --help
+
+    return home()
+
+
+def _tell_cached(suite: str, scale: float, folder: Path, console: Console) -> None:
+    if folder.is_dir():
+        _say(f"{suite} scale factor {scale:g}, cached in {folder}", console)
+
+
+def _say(line: str, console: Console) -> None:
+    console.print(f"[bold]data[/]: {line}", soft_wrap=True, highlight=False)

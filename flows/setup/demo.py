@@ -1,0 +1,179 @@
+"""The demos, for real: a pipeline of two teams, or one TPC-H query, on nodes that come and go."""
+
+import threading
+import uuid
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+
+import typer
+from rich.console import Console
+
+from ebbflow.flows.pipeline.cli import run_on_terminal as run_on_terminal_pipeline
+from ebbflow.flows.query.command import interruptible, quiet_prefect, run_on_terminal
+from ebbflow.flows.query.summary import print_summary
+from ebbflow.flows.setup.data import tpch_tables
+from ebbflow.infra.clock import Clock, SystemClock
+from ebbflow.infra.spark.cluster.cluster import LocalSparkCluster
+from ebbflow.planners.errors import EbbflowError, OptionError
+from ebbflow.planners.query.plan.qep import Stage
+from ebbflow.planners.query.planner import CutPolicy
+from ebbflow.tasks.pipeline.file.parameters import parse_set
+from ebbflow.tasks.pipeline.run import PipelineRequest
+from ebbflow.tasks.query.request import QueryRequest, home
+
+QUERIES = (5, 7, 8, 9)
+WORKERS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Something that happens to the cluster ``after`` seconds of running."""
+
+    after: float
+    words: str
+    act: Callable[[LocalSparkCluster], object]
+
+
+SCHEDULE = (
+    Fault(1.5, "notice to worker-1: it leaves in 3 s", lambda c: c.notice("worker-1", 3.0)),
+    Fault(3.0, "a new worker is asked for", lambda c: c.add()),
+    Fault(6.0, "worker-2 is killed without notice", lambda c: c.kill("worker-2")),
+)
+# The schedule's own rate: two of three nodes lost within six seconds. In production it is learnt (or --hazard).
+HAZARD = 2 / (WORKERS * 6.0 / 3600.0)
+
+
+class Faults:
+    """Carries out a schedule in a thread of its own, from the first stage's start on."""
+
+    def __init__(self, cluster: LocalSparkCluster, say: Callable[[str], None], clock: Clock) -> None:
+        self._cluster = cluster
+        self._say = say
+        self._clock = clock
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="ebbflow-demo-faults", daemon=True)
+
+    def begin(self, _: Stage | None = None) -> None:
+        """Start the schedule; later calls do nothing."""
+        if self._thread.ident is None and not self._stop.is_set():
+            self._thread.start()
+
+    def end(self) -> None:
+        """Stop what has not happened yet; waits for what is going on."""
+        self._stop.set()
+        if self._thread.ident is not None:
+            self._thread.join(60.0)
+
+    def _run(self) -> None:
+        start = self._clock.now()
+        for fault in SCHEDULE:
+            if self._clock.wait(self._stop, start + fault.after - self._clock.now()):
+                return
+            self._say(f"[bold magenta]demo[/]: {fault.words}")
+            try:
+                fault.act(self._cluster)
+            except EbbflowError as error:
+                self._say(f"[bold magenta]demo[/]: that did not work: {error}")
+
+
+def run_demo(
+    query: int,
+    scale: float,
+    report: str,
+    json: str | None,
+    data: Path | None,
+    cuts: CutPolicy,
+    console: Console,
+) -> bool:
+    """Run the demo and return whether the result was right."""
+    if query not in QUERIES:
+        raise OptionError(f"query must be one of {', '.join(map(str, QUERIES))}; got {query}")
+    if not 0 < scale <= 1000:
+        raise OptionError(f"scale must be in (0, 1000]; got {scale}")
+    clock = SystemClock()
+    with interruptible(console, "the cluster is stopped"):
+        tables = tpch_tables(scale, (data or home() / "tpch") / f"sf{scale:g}", console)
+        console.print(f"[bold]Spark[/]: starting a master and {WORKERS} workers of one core and 2 GiB")
+        quiet_prefect()
+        with ThreadPoolExecutor(1) as pool:  # importing Prefect takes seconds too
+            imported = pool.submit(__import__, "ebbflow.flows.query.flow")
+            cluster = LocalSparkCluster.start(
+                f"demo-{uuid.uuid4().hex[:6]}", workers=WORKERS, cores=1, memory="2g"
+            )
+            with cluster:
+                imported.result()
+                for line in (f"{cluster.master_url}, page {cluster.master_ui}", cluster.status().cap):
+                    console.print(f"  {line}", highlight=False, soft_wrap=True)
+                return _run(cluster, query, tables, report, json, cuts, clock, console)
+
+
+def run_demo_pipeline(
+    scale: float,
+    report: str,
+    json: str | None,
+    data: Path | None,
+    parameters: Sequence[str],
+    console: Console,
+    prefect: bool,
+) -> bool:
+    """Run the demo's pipeline and return whether all went well, results compared with DuckDB's included.
+
+    ``parameters`` are ``NAME=VALUE`` of its file. Raises ``typer.Exit`` of status 130 when it was interrupted.
+    """
+    if not 0 < scale <= 1000:
+        raise OptionError(f"scale must be in (0, 1000]; got {scale}")
+    given = parse_set(list(parameters))
+    with interruptible(console, "nothing is left running"):
+        if "tables" not in given:
+            tables = tpch_tables(scale, (data or home() / "tpch") / f"sf{scale:g}", console)
+            given = {"tables": str(tables.absolute()), **given}
+        request = PipelineRequest(
+            str(files("ebbflow.flows.setup") / "demo_files" / "pipeline.yaml"),
+            parameters=given,
+            report=report,
+            json=json,
+        )
+        outcome = run_on_terminal_pipeline(request, console, prefect=prefect)
+    if outcome.state == "stopped":
+        raise typer.Exit(130)
+    return outcome.state == "finished"
+
+
+def _run(
+    cluster: LocalSparkCluster,
+    query: int,
+    tables: Path,
+    report: str,
+    json: str | None,
+    cuts: CutPolicy,
+    clock: Clock,
+    console: Console,
+) -> bool:
+    console.print(f"[bold]TPC-H Q{query}[/]: the Prefect flow run_query; workers will come and go")
+    faults = Faults(cluster, console.print, clock)
+    request = QueryRequest(
+        sql=(files("ebbflow.flows") / "tpch" / f"q{query}.sql").read_text(),
+        tables=str(tables),
+        master=cluster.master_url,
+        store=str(home() / "demo-store"),
+        reuse=False,  # a demo that finds everything finished shows nothing
+        cuts=cuts,
+        hazard=HAZARD,
+        calibrate=True,
+        json=json,
+        report=report,
+        title=f"tpch-q{query}",
+        verify=True,
+        store_budget=2.0,
+    )
+    try:
+        outcome = run_on_terminal(request, console, prefect=True, also=faults.begin)
+    finally:
+        faults.end()
+    console.print()
+    print_summary(outcome.report, console)
+    console.print(f"\nreport with timeline: [bold]{Path(report).resolve()}[/]", soft_wrap=True)
+    return bool(outcome.report.verified)

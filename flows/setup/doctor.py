@@ -1,0 +1,135 @@
+"""What is installed, which versions, what is missing and how to get it."""
+
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+
+from rich.console import Console
+from rich.table import Table
+
+from ebbflow.infra.query.local import machine_memory
+from ebbflow.infra.storage import private
+from ebbflow.planners.errors import EbbflowError
+from ebbflow.tasks.query.request import home
+
+_PACKAGES = ("prefect", "fastapi", "sqlglot", "duckdb", "pyarrow", "numpy", "scipy")
+_EXTRAS = {
+    "pyspark": "spark",
+    "tpchgen-cli": "demo",
+    "torch": "train",
+    "pyzmq": "train",
+    "optuna": "tune",
+    "boto3": "aws",
+    "psycopg": "postgres",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One line of the report."""
+
+    name: str
+    ok: bool
+    found: str
+    remedy: str = ""
+    required: bool = True
+
+
+def examine() -> list[Check]:
+    """Look at this machine and return what was found."""
+    checks = [_python()]
+    checks += [_package(name, f"pip install {name}", True) for name in _PACKAGES]
+    checks += [
+        _package(name, f"pip install 'prefect-ebbflow[{extra}]'", False) for name, extra in _EXTRAS.items()
+    ]
+    checks += [_java(), _prefect_server(), _machine(), _folder(), _cgroups()]
+    return checks
+
+
+def print_checks(checks: list[Check], console: Console) -> None:
+    """Print the checks as a table, remedies below."""
+    table = Table("", "what", "found", box=None, header_style="bold")
+    for check in checks:
+        mark = "[green]ok[/]" if check.ok else ("[red]missing[/]" if check.required else "[yellow]absent[/]")
+        table.add_row(mark, check.name, check.found)
+    console.print(table)
+    for check in checks:
+        if not check.ok and check.remedy:
+            console.print(f"{check.name}: {check.remedy}", markup=False)
+    if all(c.ok or not c.required for c in checks):
+        console.print("\nready: ebbflow demo", style="green")
+
+
+def _python() -> Check:
+    ok = sys.version_info >= (3, 11)
+    return Check("python", ok, platform.python_version(), "Python 3.11 or later is needed")
+
+
+def _package(name: str, remedy: str, required: bool) -> Check:
+    try:
+        found, ok = version(name), True
+    except PackageNotFoundError:
+        found, ok = "not installed", False
+    if name == "fastapi" and ok and tuple(int(p) for p in found.split(".")[:2]) >= (0, 151):
+        remedy = "pip install 'fastapi>=0.139,<0.151' (later ones break the Prefect server)"
+        return Check(name, False, found, remedy)
+    return Check(name, ok, found, remedy, required)
+
+
+def _java() -> Check:
+    from ebbflow.infra.spark.java import find_java
+
+    return _tried("java (for Spark)", lambda: f"{find_java().version} at {find_java().path}")
+
+
+def _tried(name: str, look: Callable[[], str]) -> Check:
+    try:
+        return Check(name, True, look())
+    except EbbflowError as error:
+        return Check(name, False, "not usable", str(error))
+
+
+def _prefect_server() -> Check:
+    url = os.environ.get("PREFECT_API_URL", "")
+    found = url or "none configured: flows start a temporary one (or: prefect server start)"
+    return Check("prefect server", True, found, required=False)
+
+
+def _machine() -> Check:
+    cores, memory = len(os.sched_getaffinity(0)), machine_memory()
+    ok = memory >= 4.0
+    remedy = "the demo's three workers and driver want about 8 GiB of memory"
+    return Check("machine", ok, f"{cores} cores, {memory:.1f} GiB", remedy, required=False)
+
+
+def _folder() -> Check:
+    folder = home()
+    try:
+        private.make_folder(folder)
+    except OSError as error:
+        return Check(
+            "checkpoints", False, f"{folder}: {error.strerror}", "set EBBFLOW_HOME to a folder to write in"
+        )
+    free = shutil.disk_usage(folder).free / 2**30
+    remedy = f"checkpoints and demo data go to {folder}; set EBBFLOW_HOME to a roomier place"
+    return Check("checkpoints", free >= 2.0, f"{folder}, {free:.0f} GiB free", remedy, required=False)
+
+
+def _cgroups() -> Check:
+    from ebbflow.infra.machine import cgroups
+
+    found = cgroups.find_controller()
+    text = (
+        "workers of local clusters are held to their CPU share" if found else "no CPU cap for local workers"
+    )
+    return Check(
+        "cgroups",
+        found is not None,
+        text,
+        "needs root, or a delegated cgroup; everything works without",
+        False,
+    )

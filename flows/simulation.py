@@ -1,0 +1,336 @@
+"""``ebbflow simulate``: planners and schedulers in simulation."""
+
+import os
+from collections.abc import Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from ebbflow.flows.runs.native_output import without_native_output
+from ebbflow.flows.simulate_evaluation import EVALUATION_HELP, evaluation
+from ebbflow.flows.simulate_fleet import FLEET_HELP, fleet
+from ebbflow.flows.simulate_rework import REWORK_HELP, rework
+from ebbflow.planners.scheduling.catalogue import ENTRIES
+
+app = typer.Typer(
+    help="Queries and training jobs in simulation, over the same code that plans for real.\n\n"
+    "[b]Examples[/b]\n\n"
+    "    ebbflow simulate queries --out evaluation/              (everything)\n\n"
+    "    ebbflow simulate queries --only micro --queries 10 --runs 2 --out /tmp/quick\n\n"
+    "    ebbflow simulate families --tpcds DIR                   (plan the workload anew)\n\n"
+    "    ebbflow simulate training --policy themis,tiresias --report out.html",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+console = Console()
+app.command(help=EVALUATION_HELP)(evaluation)
+app.command(help=REWORK_HELP)(rework)
+app.command(help=FLEET_HELP)(fleet)
+
+
+class Part(StrEnum):
+    motivation = "motivation"
+    competitive = "competitive"
+    micro = "micro"
+    sweeps = "sweeps"
+    macro = "macro"
+
+
+_QUERIES_HELP = """Simulate queries on capacity that changes, and write the evaluation.
+
+Every query runs on the same sequence of capacities under each system; the planner, the re-planner and the
+state machine are those of [b]ebbflow query[/b], only time and tasks are simulated. Each part writes a JSON
+file of its own into --out, then the document is made from all that are there: parts can be run one by one.
+
+    motivation   volatility of the profiles (figs. 2.3), the example of fig. 2.4
+
+    competitive  ratios of the abstract planner, the lower-bound adversary
+
+    micro        one query alone, QOOP against Clarinet (figs. 2.6 to 2.12)
+
+    sweeps       backtracking, estimate errors, hysteresis, job length (figs. 2.13 to 2.15)
+
+    macro        many jobs on one cluster under seven systems (fig. 2.16)
+
+[b]Example[/b]
+
+    ebbflow simulate queries --only micro --queries 10 --runs 2 --out /tmp/quick
+"""
+
+
+@app.command(help=_QUERIES_HELP)
+def queries(
+    out: Annotated[
+        Path, typer.Option(help="Folder for the JSON files, pictures and evaluation.md.", metavar="DIR")
+    ] = Path("evaluation"),
+    only: Annotated[
+        list[Part] | None, typer.Option(help="Run this part; may be given again. Default: all.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of all that is random.")] = 1,
+    runs: Annotated[int, typer.Option(help="Random regions a query and volatility class.")] = 10,
+    queries: Annotated[int, typer.Option(help="Queries: those with the most alternative plans.")] = 50,
+    mean_seconds: Annotated[
+        float, typer.Option(help="Mean time of the queries' best plans at the profile's mean level.")
+    ] = 500.0,
+    hysteresis: Annotated[
+        float, typer.Option(help="Least part of the remaining time that a switch must save.")
+    ] = 0.15,
+    instances: Annotated[int, typer.Option(help="Instances of the competitive part.")] = 100_000,
+    jobs: Annotated[int, typer.Option(help="Processes.")] = 2,
+    document: Annotated[
+        Path | None,
+        typer.Option(
+            help="Where the document goes. Default: evaluation.md in --out.", metavar="FILE", dir_okay=False
+        ),
+    ] = None,
+) -> None:
+    from tests.evaluation.qoop import run as evaluation
+    from tests.evaluation.qoop.settings import Settings
+
+    settings = Settings(
+        seed=seed,
+        runs=runs,
+        queries=queries,
+        mean_seconds=mean_seconds,
+        hysteresis=hysteresis,
+        processes=jobs,
+    )
+    wanted = [part.value for part in (only or list(Part))]
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    os.environ.setdefault(
+        "OPENBLAS_NUM_THREADS", "1"
+    )  # threads would only spin over the models' few dozen numbers
+    with without_native_output(), Progress(*columns, console=console) as bar:
+        task = bar.add_task("")
+
+        def show(what: str, done: int, total: int) -> None:
+            bar.update(task, description=what, completed=done, total=total)
+
+        for part in wanted:
+            evaluation.run_part(part, settings, out, instances=instances, progress=show)
+    written = evaluation.write_document(out, document or out / "evaluation.md")
+    console.print(f"written: {written}")
+
+
+@app.command()
+def families(
+    tpcds: Annotated[
+        Path,
+        typer.Option(
+            help="Tables at scale factor 1 with their queries/q1.sql, ..., as ebbflow data tpcds makes them.",
+            metavar="DIR",
+        ),
+    ],
+    out: Annotated[Path, typer.Option(help="File to write.", metavar="FILE", dir_okay=False)] = Path(
+        "tpcds-sf500.json.gz"
+    ),
+) -> None:
+    """Plan the TPC-DS queries at scale factor 500 anew: the workload of simulate queries.
+
+    Needs statistics only: those of the tables at scale factor 1 are taken to 500.
+
+    [b]Example[/b]
+
+        ebbflow simulate families --tpcds ~/.cache/ebbflow/tpcds/sf1 --out tpcds-sf500.json.gz
+    """
+    from tests.evaluation.qoop.families import plan, save
+
+    with console.status("planning") as status:
+        found = plan(
+            tpcds, progress=lambda name, done, total: status.update(f"planning {name} ({done}/{total})")
+        )
+    save(found, out)
+    console.print(f"{len(found)} families, {sum(len(f.plans) for f in found)} plans: {out}")
+
+
+_TRAINING_HELP = """Simulate GPU schedulers on a workload of training jobs, and compare them.
+
+Without options: the 160 jobs of Pollux' first workload on 16 nodes of 4 GPUs under Tiresias and Optimus.
+What has been simulated before, with the same files, options and code, is not simulated again.
+
+[b]Workloads[/b] (--workload; files by their format, or names)
+
+    pollux-1 .. pollux-4         160 jobs each, of Pollux' evaluation (OSDI 2021)
+
+    philly:JOBS[:SEED]           Microsoft's trace in distribution
+
+    tiresias-testbed[:SEED]      480 jobs for 60 GPUs (NSDI 2019)
+
+    themis-w1[:SEED], themis-w2  50 hyper-parameter searches for 64 GPUs; w2: with halving (NSDI 2020)
+
+    FILE.csv                     AdaptDL's columns, Tiresias', or ours: id,arrival_s,gpus,duration_s
+
+    FILE.trace                   of Shockwave or Gavel, with --throughputs; they run in rounds
+
+[b]Policies[/b] (--policy)
+
+{policies}
+
+[b]Examples[/b]
+
+    ebbflow simulate training --policy themis,pollux,tiresias --seeds 3 --report out.html
+
+    ebbflow simulate training --workload philly:1000 --cluster 25x8 --policy tiresias,srsf --json out.json
+""".format(policies="\n\n".join(f"    {entry.name:<18} {entry.line}" for entry in ENTRIES))
+
+
+@app.command(help=_TRAINING_HELP)
+def training(
+    workload: Annotated[
+        str, typer.Option(help="Files or names, separated by commas.", metavar="FILE|NAME,...")
+    ] = "pollux-1",
+    policy: Annotated[
+        str, typer.Option(help="Policies to compare.", metavar="NAME,...")
+    ] = "tiresias,optimus",
+    cluster: Annotated[
+        str,
+        typer.Option(
+            help="NODESxGPUS, or a YAML file: nodes is a list of groups with count, gpus and, if wanted, type, zone, "
+            "rack or per_rack, price, market, name; spot is what nodes of --spot-trace are like; start is a time.",
+            metavar="SIZE|FILE",
+        ),
+    ] = "16x4",
+    seeds: Annotated[int, typer.Option(help="Runs of each policy, with seeds 0, 1, ...")] = 1,
+    profiles: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of applications' profiles (AdaptDL). Default: those shipped.", metavar="DIR"
+        ),
+    ] = None,
+    throughputs: Annotated[
+        Path | None, typer.Option(help="Steps per second by GPU type, for traces in rounds.", metavar="FILE")
+    ] = None,
+    nearest_profile: Annotated[
+        bool, typer.Option("--nearest-profile", help="Take the nearest profile for an unknown application.")
+    ] = False,
+    interval: Annotated[
+        float | None,
+        typer.Option(help="Seconds between decisions. Default: 60 with profiles, else at every event."),
+    ] = None,
+    restart_delay: Annotated[
+        float | None, typer.Option(help="Seconds that a job waits on each new placement. Default: 30.")
+    ] = None,
+    interference: Annotated[
+        float,
+        typer.Option(help="Share of speed lost by spread jobs that share a node with another such job."),
+    ] = 0.0,
+    spot_trace: Annotated[
+        Path | None,
+        typer.Option(
+            help="Nodes that come and go besides the cluster's: time_ms,add|remove,node without header, or with "
+            "header time_s,event,node[,deadline_s,gpus] and events add, remove, notice.",
+            metavar="FILE",
+        ),
+    ] = None,
+    notice: Annotated[float, typer.Option(help="Seconds ahead that removals are announced.")] = 0.0,
+    prices: Annotated[
+        Path | None,
+        typer.Option(
+            help="Spot price history; zone and type of nodes stand in the YAML file.", metavar="FILE"
+        ),
+    ] = None,
+    failures: Annotated[
+        str | None,
+        typer.Option(help="Losses per node-hour, and seconds until a node is back.", metavar="RATE[,REPAIR]"),
+    ] = None,
+    stragglers: Annotated[
+        str | None,
+        typer.Option(help="Share of slow nodes, and how many times slower.", metavar="SHARE[,FACTOR]"),
+    ] = None,
+    checkpoint_interval: Annotated[
+        float, typer.Option(help="Seconds between checkpoints, where nodes can be lost.")
+    ] = 1800.0,
+    json: Annotated[
+        Path | None, typer.Option(help="Write all results.", metavar="FILE", dir_okay=False)
+    ] = None,
+    csv: Annotated[
+        Path | None, typer.Option(help="Write a row for each job.", metavar="FILE", dir_okay=False)
+    ] = None,
+    report: Annotated[
+        Path | None, typer.Option(help="Write a page with pictures.", metavar="FILE", dir_okay=False)
+    ] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Simulate again what is in the cache.")] = False,
+    jobs: Annotated[int, typer.Option(help="Processes.")] = 1,
+) -> None:
+    from ebbflow.planners.scheduling.catalogue import policy_entries
+    from ebbflow.tasks.query.report import write_text
+    from ebbflow.tasks.simulation import request as asked
+    from ebbflow.tasks.simulation.inputs import Inputs, Options
+    from ebbflow.tasks.simulation.report import csv_text, json_text, notes_of, report_page
+    from ebbflow.tasks.simulation.runs import planned, run_all
+    from ebbflow.tasks.simulation.sources import sources
+
+    options = Options(
+        cluster=cluster,
+        profiles=profiles,
+        throughputs=throughputs,
+        interval=interval,
+        restart_delay=restart_delay,
+        interference=interference,
+        checkpoint_interval=checkpoint_interval,
+        spot_trace=spot_trace,
+        notice=notice,
+        prices=prices,
+        failures=asked.failures(failures),
+        stragglers=asked.stragglers(stragglers),
+        nearest=nearest_profile,
+    )
+    inputs = Inputs(options)
+    workloads = sources(workload)
+    runs = planned(inputs, workloads, policy_entries(policy), seeds)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    os.environ.setdefault(
+        "OPENBLAS_NUM_THREADS", "1"
+    )  # threads would only spin over the models' few dozen numbers
+    with without_native_output(), Progress(*columns, console=console) as bar:
+        task = bar.add_task("")
+
+        def show(what: str, done: int, total: int) -> None:
+            bar.update(task, description=escape(what), completed=done, total=total)
+
+        records = run_all(options, runs, inputs=inputs, fresh=fresh, processes=jobs, progress=show)
+    settings = asked.shown(options, ", ".join(source.name for source in workloads), policy, seeds)
+    _print_comparison(records)
+    for note in notes_of(records):
+        console.print(f"note: {note}", markup=False, highlight=False)
+    texts = ((json, json_text), (csv, lambda found, _: csv_text(found)), (report, report_page))
+    for path, make in texts:
+        if path:
+            console.print(
+                f"written: {write_text(path, make(records, settings))}", markup=False, highlight=False
+            )
+
+
+def _print_comparison(records: Sequence[dict[str, Any]]) -> None:
+    """Print a table for each workload: a row a policy, means over seeds, the best in bold."""
+    from ebbflow.tasks.simulation.report import columns_of, compared
+
+    shown = (
+        "avg_jct_s",
+        "p90_jct_s",
+        "makespan_s",
+        "worst_rho",
+        "unfair_pct",
+        "gpu_hours",
+        "dollars",
+        "policy_seconds",
+    )
+    for name in dict.fromkeys(record["workload"] for record in records):
+        mine = [record for record in records if record["workload"] == name]
+        table = Table(title=escape(f"{name}, {mine[0]['submitted']} jobs"), title_justify="left", box=None)
+        table.add_column("policy", no_wrap=True, min_width=max(len(record["policy"]) for record in mine))
+        columns = columns_of(mine)
+        picked = [number for number, column in enumerate(columns) if column[0] in shown]
+        for number in picked:
+            table.add_column(columns[number][1], justify="right")
+        for policy, values, best in compared(mine):
+            cells = [f"[b]{values[n]}[/b]" if best[n] else values[n] for n in picked]
+            table.add_row(policy, *cells)
+        console.print(table)

@@ -1,0 +1,387 @@
+"""The Prefect flow that runs one elastic training: ``from ebbflow.flows.training.flow import train``."""
+
+import threading
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from prefect import flow, task
+from prefect.cache_policies import NO_CACHE
+from prefect.events import emit_event
+from prefect.logging import get_run_logger
+from prefect.runtime import flow_run
+
+from ebbflow.flows.runs import artifacts
+from ebbflow.flows.runs.artifacts import Publisher
+from ebbflow.flows.runs.block_refs import found, of_a_cluster, runs_of
+from ebbflow.flows.runs.cancelling import SAVE, attended
+from ebbflow.flows.runs.deployed import app_fields
+from ebbflow.flows.runs.stopping import StopTraining
+from ebbflow.infra.clock import SystemClock
+from ebbflow.infra.errors import TrainingError
+from ebbflow.planners.errors import OptionError
+from ebbflow.tasks.drawing.charts import lines_svg
+from ebbflow.tasks.drawing.wording import shorten
+from ebbflow.tasks.report.training import placement_text
+from ebbflow.tasks.training.driver import Handle
+from ebbflow.tasks.training.leased.place import ClusterPlace
+from ebbflow.tasks.training.listening import Fan, Silent, TrainingListener
+from ebbflow.tasks.training.report import EventReport, PointReport, TrainingReport
+from ebbflow.tasks.training.request import TrainingRequest, default_folder
+from ebbflow.tasks.training.run import new_id, run_training
+
+PUBLISH_EVERY = 10.0  # s between two versions of the live artifact
+_SETTLE = 5.0  # s for the last of them to be published
+
+_EVENTS = {
+    "generation": "resized",
+    "node-lost": "node-lost",
+    "node-notice": "node-notice",
+    "failure": "failed",
+}
+
+
+@dataclass
+class _Attachment:
+    """Somebody in this process who watches the flow run, wants its report, and may ask it to resume."""
+
+    request: TrainingRequest
+    listener: TrainingListener
+    resume: bool = False
+    report: TrainingReport | None = field(default=None)
+
+
+_ATTACHED: ContextVar[_Attachment | None] = ContextVar("ebbflow_training_attached", default=None)
+
+
+def train_attached(request: TrainingRequest, listener: TrainingListener, *, resume: bool) -> TrainingReport:
+    """Run ``request`` as a flow run of ``train`` with a listener in this process (the command line)."""
+    attachment = _Attachment(request, listener, resume)
+    token = _ATTACHED.set(attachment)
+    try:
+        train(request.script, arguments=list(request.arguments), title=request.title, id=request.id)
+    except TrainingError:
+        if attachment.report is None:
+            raise
+    finally:
+        _ATTACHED.reset(token)
+    assert attachment.report is not None
+    return attachment.report
+
+
+def _run_name() -> str:
+    given = flow_run.parameters
+    return f"train {shorten(given.get('title') or given.get('id') or str(given['script']), 60)}"
+
+
+@flow(name="train", flow_run_name=_run_name, validate_parameters=True)
+def train(
+    script: str,
+    *,
+    arguments: list[str] | None = None,
+    id: str = "",
+    title: str = "",
+    nodes: str = "local:1x1",
+    min_gpus: int = 1,
+    max_gpus: int | None = None,
+    folder: str | None = None,
+    adaptive: bool = True,
+    checkpoint_every: float | None = None,
+    keep: int = 2,
+    running_every: int = 0,
+    running_fraction: float = 0.125,
+    hazard: float | None = None,
+    canary: Literal["auto", "always", "never"] = "auto",
+    price: float = 0.0,
+    failures: str | None = None,
+    retries: Literal["by-class", "blind"] = "by-class",
+    back_off: float = 120.0,
+    wait_limit: float = 3600.0,
+    collective_timeout: float = 60.0,
+    grace: float = 30.0,
+    cpus: float | None = None,
+    at: list[str] | None = None,
+    save_within: float = 120.0,
+    spill: str = "",
+    resume: bool = False,
+    restart: bool = False,
+    json_report: str | None = None,
+    html_report: str | None = None,
+    ledger: str | None = None,
+    cluster: str | None = None,
+    fleet: str | None = None,
+    team: str = "",
+    weight: float = 1.0,
+    deadline: float | None = None,
+    budget: float | None = None,
+) -> TrainingReport:
+    """Run a PyTorch script elastically, on nodes that come and go.
+
+    Prefect's own retries stay at zero: what a retry can mend depends on why the run failed, and the run goes on from
+    its checkpoint. Live figures are versions of the artifact ``ebbflow-training``.
+
+    Args:
+        script: a Python file that trains inside ``with ElasticRun.start() as run:``.
+        arguments: of the script.
+        id: of the run; made of the script's name and the time unless given.
+        title: what people call the run.
+        nodes: ``local:NODESxGPUS``: processes of this machine; ``aws:POOL:NODESxGPUS``: of the cluster's fleet.
+        min_gpus: fewer than these, and the run waits for more.
+        max_gpus: GPUs that the run uses at most; all there are unless given.
+        folder: of all runs, local or ``s3://``, or the block ``ebbflow-storage/NAME``.
+        adaptive: whether the batch follows the goodput.
+        checkpoint_every: seconds; from the measured costs and the hazard unless given.
+        keep: full checkpoints.
+        running_every: iterations in which a running checkpoint (SCAR) is written once beside the full ones; 0: none.
+        running_fraction: of the parameters in each of its saves, those that changed most.
+        hazard: losses expected per node-hour.
+        canary: whether a trial on one or two GPUs comes first.
+        price: dollars per GPU-hour.
+        failures: a TOML or YAML file with rules that go before the built-in failure table.
+        retries: ``by-class``, or three ``blind`` ones.
+        back_off: seconds before the first retry after a failure of the infrastructure.
+        wait_limit: seconds to wait for nodes when fewer than ``min_gpus`` are left.
+        collective_timeout: seconds after which a collective that hangs is an error.
+        grace: seconds to save and leave in after a stop.
+        cpus: processors behind one local slot.
+        at: scripted faults, such as ``20s:kill:node-2``.
+        save_within: seconds in which the save of the run's end is tried again before it is spilled.
+        spill: folder for a checkpoint that the run's own cannot take; of the node's disk unless given.
+        resume: go on with the run ``id`` as it was recorded; other options but ``folder`` are not read.
+        restart: with ``resume``, begin again at step 0 where none of the run's checkpoints can be used.
+        json_report: write the report to this JSON file.
+        html_report: write the report to this HTML file.
+        ledger: makes it an app of a cluster: it asks for as many GPUs as ``nodes`` has and trains on those that the
+            capacity loop leases it; lost, it is started again. A file, an address without a password, or the block
+            ``ebbflow-cluster/NAME``.
+        cluster: the cluster's name in that ledger.
+        fleet: the cluster's nodes: ``local[:NAME]``, ``aws[:CONFIG]``, or ``aws:ebbflow-aws/NAME``.
+        team: that it counts for there.
+        weight: among the apps there.
+        deadline: seconds since the Unix epoch.
+        budget: dollars.
+
+    Returns:
+        What happened and why; its ``state`` is ``finished`` or ``stopped``.
+
+    Raises:
+        TrainingError: the training failed, with the reason.
+        EbbflowError: bad input.
+    """
+    attachment = _ATTACHED.get()
+    of_a_cluster(ledger, cluster=cluster, fleet=fleet, team=team, deadline=deadline, budget=budget)
+    with found(ledger, cluster, fleet) as told:
+        place = runs_of(folder, told.storage) or default_folder()
+        if attachment is not None:
+            request, resume = attachment.request, attachment.resume
+        elif resume:
+            changes = {"json": json_report, "report": html_report, "at": tuple(at or ()), "restart": restart}
+            request = TrainingRequest.load(place, id, changes)
+        else:
+            if restart:
+                raise OptionError("restart goes with resume; a new run begins at step 0 anyway")
+            request = TrainingRequest(
+                script,
+                tuple(arguments or ()),
+                id=id,
+                title=title,
+                folder=place,
+                nodes=nodes,
+                min_gpus=min_gpus,
+                max_gpus=max_gpus,
+                adaptive=adaptive,
+                checkpoint_every=checkpoint_every,
+                keep=keep,
+                running_every=running_every,
+                running_fraction=running_fraction,
+                hazard=hazard,
+                collective_timeout=collective_timeout,
+                grace=grace,
+                canary=canary,
+                price=price,
+                failures=failures,
+                retries=retries,
+                back_off=back_off,
+                wait_limit=wait_limit,
+                at=tuple(at or ()),
+                save_within=save_within,
+                spill=spill,
+                cpus=cpus,
+                json=json_report,
+                report=html_report,
+            )
+        if not request.id:
+            request = TrainingRequest(**{**vars(request), "id": new_id(request)})
+        own = _PrefectListener(request)
+        listener = own if attachment is None else Fan(own, attachment.listener)
+        fields = app_fields(team=team, weight=weight, deadline=deadline, budget=budget)
+        where = None if ledger is None else (told.place, fields)
+        work = _Work(request, listener, resume, where)
+        # the command line has handlers of its own
+        if attachment is not None:
+            report = _run(request.id, work)
+        else:
+            report = attended(lambda: _run(request.id, work), work.leave)
+    own.artifacts.settle(_SETTLE)
+    _publish(report)
+    if attachment is not None:
+        attachment.report = report
+    if report.state == "failed":
+        raise TrainingError(report.reason)
+    return report
+
+
+@task(name="run-training", task_run_name="{name}", cache_policy=NO_CACHE, persist_result=False)
+def _run(name: str, work: Callable[[], TrainingReport]) -> TrainingReport:
+    """Own the run's launcher from its start to its end."""
+    return work()
+
+
+class _Work:
+    """The training itself; ``where`` is the cluster that it is an app of, if it is."""
+
+    def __init__(
+        self,
+        request: TrainingRequest,
+        listener: TrainingListener,
+        resume: bool,
+        where: tuple[ClusterPlace, Mapping[str, Any]] | None,
+    ) -> None:
+        self._request, self._listener, self._resume, self._where = request, listener, resume, where
+        self._stop = threading.Event()
+        self._handle = Handle(request.placement, request.most_gpus, request.min_gpus)
+
+    def __call__(self) -> TrainingReport:
+        request, listener = self._request, self._listener
+        if self._where is not None:
+            return self._on_leases(*self._where)
+        if request.pool:  # its nodes have a handle of their own
+            return run_training(request, Fan(listener, StopTraining(self._stop)), resume=self._resume)
+        return run_training(request, listener, resume=self._resume, handle=self._handle)
+
+    def _on_leases(self, place: ClusterPlace, fields: Mapping[str, Any]) -> TrainingReport:
+        from ebbflow.tasks.apps.specs import training_spec
+        from ebbflow.tasks.training.leased.app import run_training_app
+
+        request = self._request
+        request.save()
+        spec = training_spec(request, **fields)
+        with place.opened() as ledger, place.nodes(request.id, request.grace) as (pool, make):
+            return run_training_app(
+                request, spec, ledger, pool, self._listener, stop=self._stop, save=SAVE, make=make
+            )
+
+    def leave(self) -> None:
+        """Let the run save and leave, within what a cancelled run has."""
+        self._stop.set()
+        self._handle.stop(SystemClock().now() + min(self._request.grace, SAVE))
+
+
+class _PrefectListener(Silent):
+    """Tells Prefect what happens: live figures as an artifact, changes as events, logs for everything."""
+
+    def __init__(self, request: TrainingRequest) -> None:
+        self._logger = get_run_logger()
+        self._request = request
+        self._run_id = str(flow_run.id)
+        self.artifacts = Publisher()
+        self._lock = threading.Lock()
+        self._published = -PUBLISH_EVERY
+        self._latest: PointReport | None = None
+
+    def point(self, point: PointReport) -> None:
+        with self._lock:
+            self._latest = point
+
+    def tick(self) -> None:
+        """Publish the latest figures: from here, since an artifact belongs to the task run of its thread."""
+        with self._lock:
+            point = self._latest
+            if point is None or point.at - self._published < PUBLISH_EVERY:
+                return
+            self._published = point.at
+        self.artifacts.table(
+            "ebbflow-training",
+            [_row(point, self._request.price)],
+            f"Run {self._request.id} after {point.at:.0f} s",
+        )
+
+    def metrics(self, step: int, epoch: int, values: Mapping[str, float]) -> None:
+        self._logger.info(
+            "epoch %s, step %s: %s", epoch, step, ", ".join(f"{k} {v:.6g}" for k, v in values.items())
+        )
+
+    def event(self, event: EventReport) -> None:
+        self._logger.info(event.text)
+        if event.kind in _EVENTS:
+            emit_event(
+                event=f"ebbflow.training.{_EVENTS[event.kind]}",
+                resource={"prefect.resource.id": f"ebbflow.training.{self._request.id}"},
+                related=[
+                    {
+                        "prefect.resource.id": f"prefect.flow-run.{self._run_id}",
+                        "prefect.resource.role": "flow-run",
+                    }
+                ],
+                payload={"at": event.at, "text": event.text, "node": event.node},
+            )
+
+
+def _row(point: PointReport, price: float) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "step": point.step,
+        "epoch": point.epoch,
+        "loss": point.loss,
+        "goodput (examples/s)": round(point.goodput, 1),
+        "throughput (examples/s)": round(point.throughput, 1),
+        "batch": point.batch,
+        "noise scale": round(point.noise_scale, 1),
+        "GPUs": point.gpus,
+        "nodes": point.nodes,
+        "lost steps": point.lost_steps,
+        "skipped steps": point.skipped,
+    }
+    if not price:
+        return row
+    return row | {"$ so far": round(point.dollars, 4), "$ per hour": round(point.gpus * price, 4)}
+
+
+def _publish(report: TrainingReport) -> None:
+    """Publish what happened: totals, generations and a picture."""
+    last = report.last
+    totals = {
+        "state": report.state,
+        "seconds": round(report.seconds, 1),
+        "steps": report.steps,
+        "lost steps": report.lost_steps,
+        "saved step": report.saved_step,
+        "mean goodput (examples/s)": round(report.mean("goodput") or 0.0, 1),
+        "mean throughput (examples/s)": round(report.mean("throughput") or 0.0, 1),
+        "batch": last.batch if last else None,
+        "noise scale": round(last.noise_scale, 1) if last else None,
+        "GPU hours": round(report.gpu_seconds / 3600, 4),
+        "dollars": round(report.dollars, 4),
+        **report.final_metrics,
+    }
+    artifacts.table("ebbflow-training", [totals], f"Run {report.id}: {report.reason}")
+    rows = [
+        {
+            "generation": g.number,
+            "placement": placement_text(g),
+            "seconds": round(g.ended - g.started, 1),
+            "steps": f"{g.first_step} to {g.last_step}",
+            "lost steps": g.lost_steps,
+            "end": g.kind,
+            "failure": g.failure.reason if g.failure else "",
+            "what followed": g.decision,
+        }
+        for g in report.generations
+    ] or [{"generation": 0, "end": report.reason}]
+    artifacts.table("ebbflow-generations", rows, "Worlds of processes")
+    series = {
+        name: [(p.at, float(getattr(p, name))) for p in report.series] for name in ("throughput", "goodput")
+    }
+    if len(report.series) > 1:
+        speed = lines_svg("Examples a second", series, label="seconds", unit="examples/s")
+        artifacts.picture("ebbflow-training-speed", speed, "speed", "Throughput and goodput over time")

@@ -1,0 +1,93 @@
+"""A training run on a terminal while it goes on: one line of figures, events above it; plain lines elsewhere."""
+
+from collections.abc import Mapping
+from threading import Lock
+from types import TracebackType
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from ebbflow.tasks.drawing.wording import count_text, number_text, plural, printable
+from ebbflow.tasks.training.listening import Silent
+from ebbflow.tasks.training.report import EventReport, PointReport
+
+EVERY = 5.0  # s between lines of figures where there is no terminal
+
+_STYLES = {
+    "failure": "bold red",
+    "damaged": "bold red",
+    "spilled": "bold red",
+    "saving": "yellow",
+    "node-lost": "red",
+    "hang": "red",
+    "node-notice": "yellow",
+    "straggler": "yellow",
+    "waiting": "yellow",
+    "scripted": "bold magenta",
+    "interrupted": "bold yellow",
+    "canary": "cyan",
+}
+
+
+class TrainingScreen(Silent):
+    """Shows a run. A context manager; its methods may be called from any thread."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._lock = Lock()
+        self._last: PointReport | None = None
+        self._shown_at = -EVERY
+        self._live: Live | None = None
+        if console.is_terminal and not console.is_dumb_terminal:
+            self._live = Live(Text(""), console=console, transient=True, refresh_per_second=4)
+
+    def __enter__(self) -> "TrainingScreen":
+        if self._live:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live:
+            self._live.stop()
+
+    def point(self, point: PointReport) -> None:
+        with self._lock:
+            self._last = point
+            if self._live:
+                self._live.update(Text(self._line(point), no_wrap=True, overflow="ellipsis"))
+            elif point.at - self._shown_at >= EVERY:
+                self._shown_at = point.at
+                self._say(self._line(point))
+
+    def metrics(self, step: int, epoch: int, values: Mapping[str, float]) -> None:
+        said = ", ".join(f"{name} {number_text(value)}" for name, value in values.items())
+        with self._lock:
+            self._say(f"epoch {epoch}, step {step}: {said}", "green")
+
+    def event(self, event: EventReport) -> None:
+        with self._lock:
+            self._say(f"{event.at:6.1f} s  {event.text}", _STYLES.get(event.kind, ""))
+
+    def _line(self, point: PointReport) -> str:
+        loss = "–" if point.loss is None else number_text(point.loss)
+        parts = [
+            f"step {point.step:,}",
+            f"epoch {point.epoch}",
+            f"loss {loss}",
+            f"{plural(point.gpus, 'GPU')} on {plural(point.nodes, 'node')}",
+            f"batch {point.batch:,}" + (f" in {point.passes} passes" if point.passes > 1 else ""),
+            f"{count_text(point.throughput)} examples/s",
+            f"goodput {count_text(point.goodput)}",
+            f"noise {count_text(point.noise_scale)}",
+            f"{point.lost_steps:,} lost" if point.lost_steps else "",
+            f"${point.dollars:.2f}" if point.dollars else "",
+        ]
+        return " · ".join(part for part in parts if part)
+
+    def _say(self, words: str, style: str = "") -> None:
+        self._console.print(
+            Text(printable(" ".join(words.split())), style=style), soft_wrap=not self._console.is_terminal
+        )

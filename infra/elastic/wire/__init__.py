@@ -1,0 +1,1 @@
+"""What the processes of an elastic job send each other, and how."""

@@ -1,0 +1,120 @@
+"""Failure detection: each worker process says that it lives, and hears that the master does."""
+
+import os
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from zmq.constants import DEALER, IDENTITY, LINGER, NOBLOCK, ROUTER
+from zmq.error import Again
+from zmq.sugar.context import Context
+
+from ebbflow.infra.clock import Clock
+from ebbflow.infra.elastic.wire.zeromq import endpoint
+
+HEART = "heart"  # the socket's name
+BEAT = 0.25  # seconds between two heartbeats
+SILENCE = 10.0  # seconds without one after which the other side counts as dead
+_GO = b"go"  # the answer to a node that was given up
+
+
+class Monitor:
+    """The master's side: when each node was last heard of. A thread of its own, so that no driver delays it."""
+
+    def __init__(self, folder: str, context: Context, clock: Clock, silence: float = SILENCE) -> None:
+        self._clock = clock
+        self._silence = silence
+        self._seen: dict[str, float] = {}
+        self._given_up: set[str] = set()
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._socket: Any = context.socket(ROUTER)
+        self._socket.set(LINGER, 0)
+        self._socket.bind(endpoint(folder, HEART))
+        self._thread = threading.Thread(target=self._listen, name="ebbflow-elastic-heart", daemon=True)
+        self._thread.start()
+
+    def expect(self, node: str) -> None:
+        """Start to watch a node."""
+        with self._lock:
+            self._seen[node] = self._clock.now()
+
+    def give_up(self, node: str) -> None:
+        """Watch a node no longer; should it still live, it is told to go."""
+        with self._lock:
+            self._seen.pop(node, None)
+            self._given_up.add(node)
+
+    def silent(self) -> list[str]:
+        """Return the nodes that were not heard of for too long."""
+        now = self._clock.now()
+        with self._lock:
+            return [node for node, seen in self._seen.items() if now - seen > self._silence]
+
+    def close(self) -> None:
+        """End the thread."""
+        self._stop.set()
+        self._thread.join(timeout=5.0)
+
+    def _listen(self) -> None:
+        while not self._stop.is_set():
+            if not self._socket.poll(100):
+                continue
+            name, _ = self._socket.recv_multipart()
+            node = name.decode()
+            with self._lock:
+                given_up = node in self._given_up
+                if node in self._seen:
+                    self._seen[node] = self._clock.now()
+            self._socket.send_multipart([name, _GO if given_up else b""])
+        self._socket.close()
+
+
+class Pulse:
+    """A node's side: beats, and ends the process when the master is silent, gone, or has given the node up."""
+
+    def __init__(
+        self,
+        folder: str,
+        node: str,
+        context: Context,
+        clock: Clock,
+        silence: float = SILENCE,
+        end: Callable[[int], None] = os._exit,
+    ) -> None:
+        self._folder = folder
+        self._node = node
+        self._context = context
+        self._clock = clock
+        self._silence = silence
+        self._end = end
+        self._parent = os.getppid()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="ebbflow-elastic-pulse", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread."""
+        self._stop.set()
+        self._thread.join(timeout=5.0)
+
+    def _beat(self) -> None:
+        socket: Any = self._context.socket(DEALER)
+        socket.set(LINGER, 0)
+        socket.set(IDENTITY, self._node.encode())
+        socket.connect(endpoint(self._folder, HEART))
+        heard = self._clock.now()
+        while not self._stop.is_set():
+            socket.send(b"", NOBLOCK)
+            self._clock.wait(self._stop, BEAT)
+            try:
+                while True:
+                    if socket.recv(NOBLOCK) == _GO:
+                        self._end(3)
+                    heard = self._clock.now()
+            except Again:
+                pass
+            # a child whose parent ends is adopted by another process
+            if self._clock.now() - heard > self._silence or os.getppid() != self._parent:
+                self._end(4)
+        socket.close()

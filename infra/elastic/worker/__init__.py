@@ -1,0 +1,1 @@
+"""The worker process of an elastic job: executors, and the shards that it serves."""

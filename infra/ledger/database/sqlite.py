@@ -1,0 +1,96 @@
+"""SQLite and ``fork``: no connection to a file may be open while a process forks.
+
+SQLite keeps a process' locks on a file in one place, which a child inherits without the locks: what the child opens
+then is not protected, and its neighbours may take the write-ahead log away from under it. So a fork waits until no
+connection is in use, and closes all that are idle; parent and child open new ones. ``subprocess`` is not a fork in
+this sense.
+"""
+
+import os
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+from ebbflow.infra.ledger.database import gates
+
+_PATIENCE = 10.0  # s that a fork waits for connections in use
+
+
+class Forking(Protocol):
+    """Something that holds connections to SQLite files."""
+
+    def before_fork(self) -> None:
+        """Close all idle connections."""
+        ...
+
+    def after_fork(self, *, safe: bool) -> None:
+        """Begin anew in the child; ``safe`` is false where connections were in use during the fork."""
+        ...
+
+
+class _Uses:
+    """How many connections are in use, and whether somebody wants to fork."""
+
+    def __init__(self) -> None:
+        self.condition = threading.Condition()
+        self.count = 0
+        self.forking = False
+        self.safe = True
+
+
+_uses = _Uses()
+_holders: "weakref.WeakSet[Forking]" = weakref.WeakSet()
+
+
+def watch(holder: Forking) -> None:
+    """Tell ``holder`` of forks from now on."""
+    _holders.add(holder)
+
+
+@contextmanager
+def in_use() -> Iterator[None]:
+    """Keep other threads from forking while the block lasts."""
+    uses = _uses
+    with uses.condition:
+        while uses.forking:
+            uses.condition.wait()
+        uses.count += 1
+    try:
+        yield
+    finally:
+        with uses.condition:
+            uses.count -= 1
+            if not uses.count:
+                uses.condition.notify_all()
+
+
+def _before() -> None:
+    _uses.condition.acquire()
+    _uses.forking = True
+    end = time.monotonic() + _PATIENCE
+    while _uses.count and (left := end - time.monotonic()) > 0:
+        _uses.condition.wait(left)
+    _uses.safe = not _uses.count
+    for holder in list(_holders):
+        holder.before_fork()
+
+
+def _after_in_parent() -> None:
+    _uses.forking = False
+    _uses.condition.notify_all()
+    _uses.condition.release()
+
+
+def _after_in_child() -> None:
+    global _uses  # noqa: PLW0603
+    safe = _uses.safe
+    _uses = _Uses()  # the other threads are not here
+    gates.forget()
+    for holder in list(_holders):
+        holder.after_fork(safe=safe)
+
+
+os.register_at_fork(before=_before, after_in_parent=_after_in_parent, after_in_child=_after_in_child)

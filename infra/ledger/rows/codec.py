@@ -1,0 +1,127 @@
+"""Changes, reports and states as the ledger stores them: JSON with the number of its format."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import is_dataclass
+from typing import Any, NamedTuple, TypeVar
+
+from ebbflow.infra.errors import LedgerError
+from ebbflow.infra.ledger.rows import values
+from ebbflow.planners.errors import OptionError
+from ebbflow.planners.model.ledger import (
+    AppEntered,
+    AppMoved,
+    CapacityChanged,
+    Change,
+    Decided,
+    Ended,
+    Extended,
+    Granted,
+    LoopBegan,
+    Recalled,
+    Saved,
+)
+
+T = TypeVar("T")
+
+FORMAT = 1
+LARGEST = 16 * 1024 * 1024  # characters of one change
+KINDS: Mapping[str, type[Change]] = {
+    "loop-began": LoopBegan,
+    "capacity-changed": CapacityChanged,
+    "app-entered": AppEntered,
+    "app-moved": AppMoved,
+    "granted": Granted,
+    "extended": Extended,
+    "recalled": Recalled,
+    "ended": Ended,
+    "decided": Decided,
+    "saved": Saved,
+}
+_NAMES: Mapping[type, str] = {kind: name for name, kind in KINDS.items()}
+
+
+class Packed(NamedTuple):
+    """A change as it is stored."""
+
+    kind: str
+    body: str  # JSON
+    change: Change  # as reading ``body`` gives it
+
+
+def kind_of(change: type[Change] | str) -> str:
+    """Return the stored name of a kind of change: ``Granted``, ``"Granted"`` and ``"granted"`` are one."""
+    if isinstance(change, str):
+        for name, kind in KINDS.items():
+            if change in (name, kind.__name__):
+                return name
+    elif change in _NAMES:
+        return _NAMES[change]
+    raise OptionError(f"there is no kind of change {change!r}; there are {', '.join(KINDS)}")
+
+
+def pack(change: Change) -> Packed:
+    """Return ``change`` as it is stored, and as it will be read.
+
+    Characters that no database stores (NUL, lone surrogates) become U+FFFD. Raises ``OptionError`` for a value of
+    another type than its field's, one that is no plain JSON value, or NaN in a number.
+    """
+    kind = _NAMES.get(type(change))
+    if kind is None:
+        raise OptionError(f"{type(change).__name__} is not a kind of change; there are {', '.join(KINDS)}")
+    body, again = _through(type(change), change)
+    return Packed(kind, body, again)
+
+
+def unpack(kind: str, version: int, body: str) -> Change:
+    """Return the change that ``pack`` stored. Raises ``LedgerError`` for one that this Ebbflow cannot read."""
+    known = KINDS.get(kind)
+    if known is None or version > FORMAT:
+        raise LedgerError(
+            f"the ledger holds changes of kind {kind!r}, format {version}, which a newer Ebbflow wrote: "
+            "upgrade this one"
+        )
+    found: Change = load(known, version, body)
+    return found
+
+
+def dump(value: Any) -> str:
+    """Return a report or state as JSON. Raises ``OptionError`` as ``pack`` does."""
+    return _through(type(value), value)[0]
+
+
+def dump_known(value: Any) -> str:
+    """Return as JSON what was made of values that have been through ``pack``, without looking at them again."""
+    return json.dumps(values.encoder(type(value))(value), allow_nan=False, separators=(",", ":"))
+
+
+def load(kind: type[T], version: int, body: str) -> T:
+    """Return what ``dump`` stored. Raises ``LedgerError``."""
+    if version > FORMAT:
+        raise LedgerError(
+            f"the ledger holds a {kind.__name__} of format {version}, which a newer Ebbflow wrote; upgrade this one"
+        )
+    try:
+        return values.decoder(kind)(values.parse(body))  # type: ignore[no-any-return]
+    except (ValueError, RecursionError) as error:
+        raise LedgerError(
+            f"a {kind.__name__} in the ledger cannot be read: {error}; a newer Ebbflow may have written it"
+        ) from error
+
+
+def encode(value: Any) -> Any:
+    """Return ``value`` as dictionaries, lists, strings, numbers, booleans and ``None``."""
+    return values.encoder(type(value))(value) if is_dataclass(value) else values.plain(value)
+
+
+def _through(kind: type[T], value: T) -> tuple[str, T]:
+    name = kind.__name__
+    try:
+        body = json.dumps(values.encoder(kind)(value), allow_nan=False, separators=(",", ":"))
+        if len(body) > LARGEST:
+            raise OptionError(f"a {name} may have {LARGEST:,} characters of JSON; this one has {len(body):,}")
+        return body, values.decoder(kind)(values.parse(body))
+    except RecursionError:
+        raise OptionError(f"a {name} cannot go into the ledger: it is nested too deeply") from None
+    except ValueError as error:
+        raise OptionError(f"a {name} cannot go into the ledger: {error}") from None

@@ -1,0 +1,209 @@
+"""Machine rooms: how nodes of one kind are started, looked at and ended. The keeper and every handle use them."""
+
+import contextlib
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from ebbflow.infra.clock import Clock
+from ebbflow.infra.errors import ClusterError
+from ebbflow.infra.local_fleet.state import labels as marks
+from ebbflow.infra.local_fleet.state.clock import shift
+from ebbflow.infra.local_fleet.state.fleet_state import FleetBook, Identity, LocalNode
+from ebbflow.infra.local_fleet.state.pools import LocalPool, PoolKind
+from ebbflow.infra.machine import processes
+
+_MACHINE = "ebbflow.infra.local_fleet.provider.machine"
+READY = "ready"  # file in a machine's folder, once it is up
+RUNS = "runs"  # folder with one folder for each pool of an app, named by the pool's uid
+BY = "owner"  # file in that: "pid ticks" of the launcher's process
+_LOOK = 0.02  # s between looks at a machine that starts
+_START = 60.0  # s that a machine may take
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """A node that has come up."""
+
+    host: str
+    process: Identity | None  # that stands for the machine
+
+
+class Room(Protocol):
+    """Nodes of one kind. Safe for several threads; but for ``start`` also for several processes."""
+
+    def start(self, book: FleetBook, pool: LocalPool, node: LocalNode) -> Arrived:
+        """Start a node and return once it is up. Raises ``ClusterError``. Only the keeper does this."""
+        ...
+
+    def alive(self, book: FleetBook, node: LocalNode) -> bool:
+        """Tell whether a node that was up is still there."""
+        ...
+
+    def deadline(self, book: FleetBook, node: LocalNode) -> float | None:
+        """Return when the node will leave by the word of others than the fleet, Unix time in s."""
+        ...
+
+    def tell(self, book: FleetBook, node: LocalNode, deadline: float) -> None:
+        """Tell what runs on a node that it will be ended; may be called again and again. Raises ``ClusterError``."""
+        ...
+
+    def freeze(self, book: FleetBook, node: LocalNode, still: bool) -> None:
+        """Stop all processes of a node, or let them go on."""
+        ...
+
+    def frozen(self, node: LocalNode) -> bool:
+        """Tell whether a node stands still."""
+        ...
+
+    def end(self, book: FleetBook, node: LocalNode) -> None:
+        """End a node with all that runs on it; nothing happens when it is gone. Raises ``ClusterError``."""
+        ...
+
+    def close(self, book: FleetBook) -> None:
+        """End what the nodes have in common, once they have gone."""
+        ...
+
+
+class GpuRoom:
+    """Nodes with slots for training processes: a process that stands for the machine, and what launchers start."""
+
+    def __init__(self, folder: Path, clock: Clock) -> None:
+        self._folder, self._clock = folder, clock
+
+    def start(self, book: FleetBook, pool: LocalPool, node: LocalNode) -> Arrived:
+        """See ``Room``."""
+        folder = work(self._folder, node.id)
+        (folder / READY).unlink(missing_ok=True)
+        command = [sys.executable, "-P", "-m", _MACHINE, str(self._folder), book.uid, node.id]
+        log = self._folder / "logs" / f"{node.id}.log"
+        mark = marks.machine_mark(book.uid, node.id)
+        child = processes.spawn(command, processes.inherited(), mark, log)
+        end = self._clock.now() + _START
+        while not (folder / READY).exists():
+            if child.poll() is not None:
+                raise ClusterError(
+                    f"the machine of {node.id} ended with status {child.returncode}; {processes.tail(log)}"
+                )
+            if self._clock.now() > end:
+                raise ClusterError(f"the machine of {node.id} was not up within {_START:g} s; see {log}")
+            self._clock.sleep(_LOOK)
+        return Arrived("127.0.0.1", marks.identity(child.pid))
+
+    def alive(self, book: FleetBook, node: LocalNode) -> bool:
+        """See ``Room``."""
+        return marks.alive(node.process)
+
+    def deadline(self, book: FleetBook, node: LocalNode) -> float | None:
+        """Return ``None``: only the fleet ends these."""
+        return None
+
+    def tell(self, book: FleetBook, node: LocalNode, deadline: float) -> None:
+        """Give notice to the training nodes of all launchers there, as an agent on the machine would."""
+        from ebbflow.infra.local_fleet.provider.telling import tell
+
+        tell(book.uid, node.id, deadline + shift(time.time(), self._clock))  # they go by the wall's
+
+    def freeze(self, book: FleetBook, node: LocalNode, still: bool) -> None:
+        """See ``Room``."""
+        marks.send(marks.below(book.uid, node.id), signal.SIGSTOP if still else signal.SIGCONT)
+
+    def frozen(self, node: LocalNode) -> bool:
+        """See ``Room``."""
+        return node.process is not None and marks.stopped(node.process.pid)
+
+    def end(self, book: FleetBook, node: LocalNode) -> None:
+        """See ``Room``."""
+        marks.destroy(marks.below(book.uid, node.id), self._clock)
+
+    def close(self, book: FleetBook) -> None:
+        """Do nothing: the machines have nothing in common."""
+
+
+class SparkRoom:
+    """Workers of a Spark standalone cluster, which starts with the first of them."""
+
+    def __init__(self, clock: Clock, timeout: float = 180.0) -> None:
+        self._clock, self._timeout = clock, timeout
+
+    def start(self, book: FleetBook, pool: LocalPool, node: LocalNode) -> Arrived:
+        """See ``Room``; the cluster must be there (``keeper``)."""
+        from ebbflow.infra.spark.cluster.cluster import LocalSparkCluster
+
+        assert book.spark is not None
+        cluster = LocalSparkCluster.attach(book.spark.name, self._clock)
+        cluster.add(self._timeout, node_id=node.id)
+        record = cluster.state.node(node.id)
+        return Arrived(record.host, marks.identity(record.pid))
+
+    def alive(self, book: FleetBook, node: LocalNode) -> bool:
+        """See ``Room``."""
+        return marks.alive(node.process)
+
+    def deadline(self, book: FleetBook, node: LocalNode) -> float | None:
+        """Return the deadline of a notice that somebody gave the worker itself (``ebbflow cluster notice``)."""
+        from ebbflow.infra.spark.cluster.state import StateFile
+
+        if book.spark is None:
+            return None
+        state = None
+        with contextlib.suppress(ClusterError):
+            state = StateFile.of(book.spark.name).read()
+        if state is None or state.uid != book.spark.uid:
+            return None
+        return next((record.deadline for record in state.nodes if record.id == node.id), None)
+
+    def tell(self, book: FleetBook, node: LocalNode, deadline: float) -> None:
+        """Let Spark decommission the worker; it is told once."""
+        from ebbflow.infra.spark.cluster.cluster import LocalSparkCluster
+
+        known = self.deadline(book, node)
+        if book.spark is not None and (known is None or abs(known - deadline) > 1.0):
+            cluster = LocalSparkCluster.attach(book.spark.name, self._clock)
+            cluster.notice(node.id, max(0.0, deadline - self._clock.now()))
+
+    def freeze(self, book: FleetBook, node: LocalNode, still: bool) -> None:
+        """See ``Room``."""
+        if book.spark is not None:
+            mark = f"{book.spark.uid}/{node.id}"
+            marks.send(mark, signal.SIGSTOP if still else signal.SIGCONT)
+
+    def frozen(self, node: LocalNode) -> bool:
+        """See ``Room``."""
+        return node.process is not None and marks.stopped(node.process.pid)
+
+    def end(self, book: FleetBook, node: LocalNode) -> None:
+        """See ``Room``."""
+        from ebbflow.infra.spark.cluster.cluster import LocalSparkCluster
+
+        if book.spark is None:
+            return
+        try:
+            cluster = LocalSparkCluster.attach(book.spark.name, self._clock)
+            known = {record.id for record in cluster.state.nodes}
+        except ClusterError:  # it was stopped, and its nodes with it
+            return
+        if cluster.state.uid == book.spark.uid and node.id in known:
+            cluster.kill(node.id)
+
+    def close(self, book: FleetBook) -> None:
+        """Stop the cluster."""
+        from ebbflow.infra.spark.cluster import teardown
+        from ebbflow.infra.spark.cluster.state import StateFile
+
+        if book.spark is not None:
+            teardown.tear_down(StateFile.of(book.spark.name), book.spark.uid, self._clock)
+
+
+def work(folder: Path, node: str) -> Path:
+    """Return a node's own scratch folder."""
+    return folder / "work" / node
+
+
+def rooms(folder: Path, clock: Clock) -> Mapping[PoolKind, Room]:
+    """Return the rooms of this machine."""
+    return {"gpu": GpuRoom(folder, clock), "spark": SparkRoom(clock)}

@@ -1,0 +1,216 @@
+"""The keeper: the provider of a local fleet's nodes, in a process of its own.
+
+It starts what is planned, as an Auto Scaling group does, also in place of nodes that were lost or have a notice; ends
+nodes at their deadlines; takes down what is left on nodes that are gone, and what launchers left that are gone; and
+ends everything when the fleet is taken down or its owner is no more. Whatever it does can be done twice, and by the
+next keeper: its orders and its memory are the book.
+
+Run as ``python -m ebbflow.infra.local_fleet.provider.supervisor FOLDER UID`` by ``LocalFleet``.
+"""
+
+import contextlib
+import logging
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from ebbflow.infra.clock import Clock
+from ebbflow.infra.errors import InfraError
+from ebbflow.infra.local_fleet.provider.life import abandoned, collect, finish, look, sweep, teardown
+from ebbflow.infra.local_fleet.provider.provider import Room, rooms
+from ebbflow.infra.local_fleet.state import labels as marks
+from ebbflow.infra.local_fleet.state.changes import give, missing, take
+from ebbflow.infra.local_fleet.state.clock import MachineClock
+from ebbflow.infra.local_fleet.state.fleet_state import FleetBook, LocalNode, by_number
+from ebbflow.infra.local_fleet.state.pools import LocalPool, PoolKind
+from ebbflow.infra.local_fleet.state.store import BookFile
+from ebbflow.planners.errors import EbbflowError
+
+LOOK = 0.2  # s between looks at the book and the nodes
+_SWEEP = 2.0  # s between looks for processes that nobody answers for
+_JOIN = 10.0  # s for a start to notice that the fleet is going down
+_AT_ONCE = 4  # nodes that start at a time
+_BACK_OFF = (1.0, 60.0)  # s before another start after one that did not work: the first, the most
+
+log = logging.getLogger(__name__)
+
+
+class Keeper:
+    """Keeps one fleet; ``run`` returns when it is down. ``common`` starts what the nodes of a kind have in common."""
+
+    def __init__(
+        self,
+        file: BookFile,
+        uid: str,
+        clock: Clock,
+        own: Mapping[PoolKind, Room] | None = None,
+        common: Callable[[FleetBook, LocalPool], FleetBook] | None = None,
+        *,
+        look: float = LOOK,
+    ) -> None:
+        self._file, self._uid, self._clock = file, uid, clock
+        self._rooms = own or rooms(file.folder, clock)
+        self._common = common or (lambda book, pool: book)
+        self._look = look
+        self._starting: dict[str, threading.Thread] = {}
+        self._once: dict[PoolKind, threading.Lock] = {kind: threading.Lock() for kind in self._rooms}
+        self._stop = threading.Event()
+        self._problem = ""
+        self._swept = 0.0
+        self._silent: dict[tuple[str, ...], float] = {}  # occupants whose launcher is gone: since when
+
+    def run(self) -> None:
+        """Keep the fleet until it is down."""
+        self._drop_half_started()
+        while (book := self._book()) is not None:
+            if not book.up or (book.owner is not None and not marks.alive(book.owner)):
+                break
+            try:
+                self._tick(book)
+                self._problem = ""
+            except InfraError as error:  # such as a full disk; what is not done now is done at the next look
+                if str(error) != self._problem:
+                    self._problem = str(error)
+                    log.error("%s", error)
+            except Exception:  # a defect must not take all nodes down, which the keeper's end would
+                log.exception("a look at the nodes failed")
+            self._clock.wait(self._stop, self._look)
+        self._stop.set()
+        teardown(self._file, self._uid, self._rooms, self._clock)
+        for thread in list(self._starting.values()):
+            thread.join(_JOIN)
+        marks.destroy(marks.below(self._uid), self._clock)
+
+    def stop(self) -> None:
+        """Let ``run`` return soon, after it has taken everything down; for a keeper in a thread."""
+        self._stop.set()
+        with contextlib.suppress(InfraError):
+            self._file.change(self._uid, lambda book: replace(book, up=False))
+
+    def _book(self) -> FleetBook | None:
+        """Return the book of this life; ``None`` when it is over. A book that cannot be read ends nothing at once."""
+        for _ in range(50):
+            try:
+                book = self._file.read()
+            except InfraError as error:
+                log.error("%s", error)
+                self._clock.sleep(self._look)
+                continue
+            return book if book is not None and book.uid == self._uid else None
+        return None
+
+    def _tick(self, book: FleetBook) -> None:
+        book = look(self._file, book, self._rooms, self._clock)
+        now = self._clock.now()
+        if now - self._swept >= _SWEEP:
+            self._swept = now
+            sweep(book, self._clock)
+            abandoned(self._file.folder, self._clock)
+            self._silent = collect(book, self._silent, self._clock)
+        for pool in book.pools:
+            plan = book.plans[pool.name]
+            if missing(book, pool) and max(plan.shut, plan.again) <= now:
+                self._fill(pool.name)
+
+    # --- starting -------------------------------------------------------------------------------------------
+
+    def _fill(self, pool: str) -> None:
+        """Ask for what is missing in one pool, as far as there is room for starts."""
+        room = _AT_ONCE - len(self._starting)
+        if room <= 0:
+            return
+        before = self._file.read()
+        known = {node.id for node in before.nodes} if before is not None else set()
+        book = self._file.change(self._uid, lambda book: give(book, pool, room, self._clock.now()))
+        for node in sorted((n for n in book.nodes if n.id not in known), key=lambda n: by_number(n.id)):
+            thread = threading.Thread(target=self._start, args=(node,), name=f"start-{node.id}", daemon=True)
+            self._starting[node.id] = thread
+            thread.start()
+
+    def _start(self, node: LocalNode) -> None:
+        try:
+            book = self._file.read()
+            pool = book.pool(node.pool) if book is not None else None
+            if book is None or pool is None:
+                return
+            if not self._boot(node, pool.boot):
+                self._drop(node, "not needed any more")
+                return
+            room = self._rooms[pool.kind]
+            with self._once[pool.kind]:  # what its nodes have in common is started once
+                book = self._common(book, pool)
+            arrived = room.start(book, pool, node)
+            book = self._file.change(
+                self._uid, lambda b: take(b, node.id, arrived.host, arrived.process, self._clock.now())
+            )
+            if (found := book.node(node.id)) is None:
+                room.end(book, node)
+            elif found.fate:
+                finish(self._file, book, found, self._rooms, self._clock)
+        except EbbflowError as error:
+            log.warning("%s could not be started: %s", node.id, error)
+            self._failed(node, str(error))
+        except Exception as error:  # a thread that dies silently would leave the node starting for ever
+            log.exception("%s could not be started", node.id)
+            self._failed(node, repr(error))
+        finally:
+            self._starting.pop(node.id, None)
+
+    def _boot(self, node: LocalNode, seconds: float) -> bool:
+        """Let the boot time pass and tell whether the node is still wanted then."""
+        end = self._clock.now() + seconds
+        while True:
+            book = self._book()
+            found = book.node(node.id) if book is not None and book.up else None
+            if found is None or found.fate or self._stop.is_set():
+                return False
+            left = end - self._clock.now()
+            if left <= 0:
+                return True
+            self._clock.wait(self._stop, min(self._look, left))
+
+    def _drop(self, node: LocalNode, why: str) -> None:
+        now = self._clock.now()
+        self._file.change(self._uid, lambda book: book.without(node.id, why, now, lost=False).short(now))
+
+    def _failed(self, node: LocalNode, why: str) -> None:
+        def change(book: FleetBook) -> FleetBook:
+            now, tries = self._clock.now(), book.plans[node.pool].tries + 1
+            delay = min(_BACK_OFF[0] * 2.0 ** (tries - 1), _BACK_OFF[1])
+            later = book.without(node.id, "it could not be started", now, lost=False)
+            return later.planned(node.pool, failed=why, again=now + delay, tries=tries)
+
+        with contextlib.suppress(InfraError):
+            book = self._file.read()
+            if book is not None and (pool := book.pool(node.pool)) is not None:
+                self._rooms[pool.kind].end(book, node)
+        with contextlib.suppress(InfraError):
+            self._file.change(self._uid, change)
+
+    def _drop_half_started(self) -> None:
+        """End what an earlier keeper was starting: nobody waits for it any more."""
+        book = self._book()
+        for node in book.nodes if book is not None else ():
+            if node.phase == "starting" and book is not None and (pool := book.pool(node.pool)) is not None:
+                with contextlib.suppress(InfraError):
+                    self._rooms[pool.kind].end(book, node)
+                    self._drop(node, "its start was cut short")
+
+
+def main(folder: str, uid: str) -> None:
+    """Keep the fleet in ``folder``."""
+    from ebbflow.infra.local_fleet.provider.spark_part import ensure_cluster
+
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    file = BookFile(Path(folder))
+    me = marks.own()
+    book = file.change(uid, lambda b: b if marks.alive(b.keeper) else replace(b, keeper=me))
+    clock = MachineClock(book.offset)
+    if book.keeper == me:
+        Keeper(file, uid, clock, common=lambda b, pool: ensure_cluster(file, b, pool, clock)).run()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2])

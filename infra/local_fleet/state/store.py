@@ -1,0 +1,166 @@
+"""The file that holds a fleet's book, read and changed by every process that deals with the fleet."""
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any, TypeVar, get_args
+
+from ebbflow.infra.clock import Clock, SystemClock
+from ebbflow.infra.errors import ClusterError, StorageError
+from ebbflow.infra.local_fleet.state.fleet_state import (
+    FleetBook,
+    GoneNode,
+    Identity,
+    LocalNode,
+    NodePhase,
+    PoolPlan,
+    SparkPart,
+)
+from ebbflow.infra.local_fleet.state.pools import LocalPool
+from ebbflow.infra.spark.cluster.state import ebbflow_home
+from ebbflow.infra.storage import checksums, files, private, user_files
+from ebbflow.planners.errors import OptionError
+from ebbflow.planners.model.capacity import Notice
+
+T = TypeVar("T")
+FORMAT = 1
+BOOK, LOCK, STARTING = "fleet.json", ".lock", ".starting"
+_AGAIN = 5  # attempts at a lock whose folder is being removed
+_TICK = 100_000_000  # ns, longer than any file system takes the same time for
+
+
+class BookFile:
+    """One fleet's book. Reads are whole and cheap; a lock keeps the changes of threads and processes apart."""
+
+    def __init__(self, folder: Path, clock: Clock | None = None) -> None:
+        self.folder = folder
+        self.path = folder / BOOK
+        self._clock = clock or SystemClock()
+        self._lock = threading.Lock()
+        self._read: tuple[tuple[int, int, int], FleetBook] | None = None
+
+    @classmethod
+    def of(cls, name: str, clock: Clock | None = None) -> "BookFile":
+        return cls(ebbflow_home() / "fleets" / name, clock)
+
+    def read(self) -> FleetBook | None:
+        """Return the book, or ``None`` without one. Raises ``StorageError`` for a file that cannot be read."""
+        try:
+            stat = self.path.stat()
+            version = (stat.st_ino, stat.st_mtime_ns, stat.st_size)
+            with self._lock:
+                if self._read is not None and self._read[0] == version:
+                    return self._read[1]
+            # within one tick of the file system's clock a second change could look like the first
+            settled = abs(time.time_ns() - stat.st_mtime_ns) > _TICK
+            book = decoded(self.path.read_bytes())
+        except FileNotFoundError:
+            return None
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OptionError) as error:
+            raise StorageError(
+                f"the fleet's book {self.path} cannot be understood ({type(error).__name__}: "
+                f"{user_files.reason(error)}); end what uses it and delete it"
+            ) from error
+        except OSError as error:
+            raise StorageError(f"the fleet's book {self.path} cannot be read: {error.strerror}") from error
+        if settled:
+            with self._lock:
+                self._read = version, book
+        return book
+
+    def change(self, uid: str, how: Callable[[FleetBook], FleetBook]) -> FleetBook:
+        """Replace the book by ``how`` of it, durably before this returns; the epoch follows what is seen.
+
+        ``how`` must be quick. Raises ``ClusterError`` when the fleet ``uid`` is no longer there, ``StorageError``.
+        """
+        with self.locked():
+            before = self.read()
+            if before is None or before.uid != uid:
+                raise ClusterError(f"the fleet {self.folder.name!r} has been taken down")
+            after = before.after(how(before))
+            if after != before:
+                self.write(after)
+            return after
+
+    def write(self, book: FleetBook) -> None:
+        """Replace the book, atomically; only for a holder of the lock. Raises ``StorageError``."""
+        try:
+            files.write_atomic(None, "file", str(self.path), encoded(book))
+            files.sync_folder(str(self.folder))
+        except OSError as error:
+            raise StorageError(f"the fleet's book {self.path} cannot be written: {error.strerror}") from error
+
+    def locked(self) -> contextlib.AbstractContextManager[None]:
+        """Hold the book's lock."""
+        return self._held(LOCK)
+
+    def starting(self) -> contextlib.AbstractContextManager[None]:
+        """Keep others from starting the fleet, and from removing its folder."""
+        return self._held(STARTING)
+
+    @contextlib.contextmanager
+    def _held(self, name: str) -> Iterator[None]:
+        with contextlib.ExitStack() as stack:
+            for attempt in range(_AGAIN):
+                try:
+                    private.make_folder(self.folder)
+                    stack.enter_context(files.locked(str(self.folder / name), self._clock))
+                    break
+                except FileNotFoundError as error:  # the folder was removed a moment ago
+                    if attempt == _AGAIN - 1:
+                        raise StorageError(f"{self.folder} cannot be locked: {error.strerror}") from error
+                except OSError as error:
+                    raise StorageError(f"{self.folder} cannot be made: {error.strerror}") from error
+            yield
+
+
+def encoded(book: FleetBook) -> bytes:
+    return checksums.sealed({"format": FORMAT, **asdict(book)}, indent=1)
+
+
+def decoded(data: bytes) -> FleetBook:
+    """Return the book that ``encoded`` wrote. Raises ``ValueError``, ``KeyError``, ``TypeError`` for other bytes."""
+    row = checksums.unsealed(data)
+    if (form := row.pop("format")) != FORMAT:
+        raise ValueError(f"format must be {FORMAT}, got {form!r}")
+    book = _made(
+        FleetBook,
+        {
+            **row,
+            "owner": _identity(row["owner"]),
+            "keeper": _identity(row["keeper"]),
+            "pools": [_made(LocalPool, pool) for pool in row["pools"]],
+            "plans": {str(name): _made(PoolPlan, plan) for name, plan in row["plans"].items()},
+            "numbers": {str(name): int(number) for name, number in row["numbers"].items()},
+            "nodes": [_node(node) for node in row["nodes"]],
+            "heard": [_made(Notice, notice) for notice in row["heard"]],
+            "gone": [_made(GoneNode, gone) for gone in row["gone"]],
+            "spark": None if row["spark"] is None else _made(SparkPart, row["spark"]),
+        },
+    )
+    if missing := [pool.name for pool in book.pools if pool.name not in book.plans]:
+        raise ValueError(f"pool {missing[0]} has no plan")
+    return book
+
+
+def _node(row: Any) -> LocalNode:
+    node = _made(LocalNode, {**row, "process": _identity(row["process"])})
+    if node.phase not in get_args(NodePhase):
+        raise ValueError(f"phase must be one of {', '.join(get_args(NodePhase))}; got {node.phase!r}")
+    return node
+
+
+def _identity(row: Any) -> Identity | None:
+    return None if row is None else Identity(int(row[0]), int(row[1]))
+
+
+def _made(kind: type[T], row: Any) -> T:
+    names = {f.name for f in fields(kind)}  # type: ignore[arg-type]
+    if set(row) != names:
+        raise ValueError(
+            f"{kind.__name__} must have {', '.join(sorted(names))}; got {', '.join(sorted(row))}"
+        )
+    return kind(**{key: tuple(value) if isinstance(value, list) else value for key, value in row.items()})

@@ -1,0 +1,370 @@
+"""Checkpoints in a folder, local or on S3.
+
+Layout::
+
+    <store>/data/<fingerprint>/<attempt>/*.parquet    written by an engine
+    <store>/manifests/<fingerprint>.json              written last and atomically: from then on it exists
+    <store>/damaged/<fingerprint>-<time>.json         manifests of what was found damaged, kept for a day
+    <store>/cache/...                                 what can be computed again, see ``JsonStore``
+"""
+
+import os
+import re
+import shutil
+import threading
+import uuid
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from itertools import groupby
+from typing import Any
+
+from ebbflow.infra.clock import Clock, SystemClock
+from ebbflow.infra.errors import StorageError, StorageFullError
+from ebbflow.infra.protocols import Attempt, Checkpoint, FileEntry
+from ebbflow.infra.query.checkpoint_files import StoreFiles
+from ebbflow.infra.storage import files, private
+from ebbflow.infra.storage.checksums import ChecksumEngine
+from ebbflow.infra.storage.filesystems import split, to_uri, translated
+from ebbflow.infra.storage.jsonstore import JsonStore
+from ebbflow.infra.storage.manifest import (
+    ATTEMPT,
+    FINGERPRINT,
+    DamagedError,
+    Manifest,
+    OtherVersionError,
+    Part,
+    UnusableError,
+)
+from ebbflow.infra.tables.datatypes import arrow_schema
+
+__all__ = ["JsonStore", "ParquetCheckpointStore"]
+
+SMALLEST_FREE = 1 << 20  # bytes; with less a local store counts as full
+ABANDONED_AFTER = 86_400.0  # seconds
+TIDY_EVERY = 3_600.0  # seconds after which a store is tidied again...
+TIDY_PART = 0.05  # ...or as soon as this part of its budget has been written
+_NATURAL = re.compile(r"(\d+)")
+
+
+class ParquetCheckpointStore:
+    """``CheckpointStore`` on ``pyarrow.fs``. Safe for several threads and processes.
+
+    Locally the first committer of a fingerprint wins. On S3 two commits within the same moment both succeed:
+    the manifest is then the later one's, and the earlier one's files, equal in content, stay for a day.
+    """
+
+    def __init__(self, uri: str, clock: Clock | None = None) -> None:
+        self._clock = clock or SystemClock()
+        self._files = StoreFiles(uri, self._clock)
+        self.uri = self._files.uri
+        self._lock = threading.Lock()
+        self._noted: set[str] = set()
+        self._problems: list[str] = []
+
+    def hash_with(self, engine: object) -> None:
+        """Let ``engine`` hash files, if it can, where it reads and writes them."""
+        if isinstance(engine, ChecksumEngine):
+            self._files.hash = engine.checksums
+
+    def cache(self, name: str) -> JsonStore:
+        """Return a JSON cache that lies beside the checkpoints."""
+        return JsonStore(f"{self.uri}/cache/{name}")
+
+    # --- writing ------------------------------------------------------------------------------------------
+
+    def begin(self, fingerprint: str) -> Attempt:
+        """Make a new, empty folder to write into. Raises ``StorageError`` or ``StorageFullError``."""
+        _check_fingerprint(fingerprint)
+        name = f"{int(self._clock.now() * 1000):013d}-{os.getpid()}-{uuid.uuid4().hex[:12]}"
+        folder = f"{self._files.root}/data/{fingerprint}/{name}"
+        with translated(f"write to the checkpoint store {self.uri}"):
+            if self._files.scheme == "file":
+                self._make_local(folder)
+            else:
+                self._files.fs().create_dir(folder, recursive=True)
+        return Attempt(fingerprint, name, to_uri(folder, self._files.scheme))
+
+    def commit(
+        self,
+        attempt: Attempt,
+        *,
+        rows: int,
+        columns: Sequence[tuple[str, str]],
+        seconds: float,
+        sources: Mapping[str, str],
+    ) -> Checkpoint:
+        """Make the attempt's files a checkpoint; see ``CheckpointStore.commit``.
+
+        Raises ``StorageError`` when the files are not the ``rows`` rows of ``columns`` that they should be.
+        """
+        folder = self._folder(attempt)
+        existing = self._files.current(attempt.fingerprint, sources)
+        if existing:
+            self.discard(attempt)
+            return existing
+        with translated(f"commit the checkpoint {attempt.uri}"):
+            parts = self._parts(folder, attempt, rows, columns)
+            manifest = Manifest(
+                attempt.fingerprint,
+                attempt.id,
+                parts,
+                tuple((name, dtype) for name, dtype in columns),
+                float(seconds),
+                self._clock.now(),
+                dict(sources),
+            )
+            winner = self._files.publish(manifest)
+        if winner:
+            self.discard(attempt)
+            return winner
+        return self._files.checkpoint(manifest)
+
+    def discard(self, attempt: Attempt) -> None:
+        """Drop an attempt's files. Missing ones are no error, nor are those that cannot be deleted now, as
+        while a task of a cancelled statement still writes: ``collect`` takes them later.
+        """
+        folder = self._folder(attempt)
+        with suppress(StorageError):  # often called for another error, which is the one to tell
+            self._files.delete(folder)
+
+    # --- reading ------------------------------------------------------------------------------------------
+
+    def find(
+        self, fingerprint: str, sources: Mapping[str, str] | None = None, *, verified: bool = True
+    ) -> Checkpoint | None:
+        """Return the checkpoint if it is whole and of these source versions, else ``None``; see
+        ``CheckpointStore.find``."""
+        _check_fingerprint(fingerprint)
+        try:
+            found = self._files.load(fingerprint, sources, verified=verified)
+        except DamagedError as exc:
+            self._set_aside(fingerprint, exc.attempt, str(exc))
+            return None
+        except UnusableError as exc:
+            self._ignore(fingerprint, exc)
+            return None
+        if found:
+            self._files.touch(fingerprint)
+        return found
+
+    def verify(self, checkpoint: Checkpoint, *, anew: bool = False) -> bool:
+        """Tell whether the checkpoint's files are what was written; see ``CheckpointStore.verify``."""
+        whole = True
+        # one that is made of slices has files of several checkpoints: only the damaged ones go
+        for folder, entries in groupby(checkpoint.relation.files, lambda file: file.path.rpartition("/")[0]):
+            fingerprint, attempt = folder.split("/")[-2:]
+            try:
+                with translated(f"read the checkpoint {to_uri(folder, self._files.scheme)}"):
+                    self._files.verify(list(entries), anew=anew)
+            except UnusableError as exc:
+                self._set_aside(fingerprint, attempt, str(exc))
+                whole = False
+        return whole
+
+    def problems(self) -> list[str]:
+        """Return and forget what had to be ignored, each problem once in the store object's life."""
+        with self._lock:
+            found, self._problems = self._problems, []
+        return found
+
+    def checkpoints(self) -> list[Checkpoint]:
+        """Return every checkpoint whose files are there, by fingerprint; the rest is noted in ``problems``.
+
+        Their contents are not read: ``verify`` does.
+        """
+        for stranger in self._files.strangers():
+            self._note(f"{stranger} is not part of a checkpoint store; it is ignored")
+        found: list[Checkpoint] = []
+        for fingerprint in self._files.manifests():
+            try:
+                checkpoint = self._files.load(fingerprint, None, verified=False)
+            except UnusableError as exc:
+                self._ignore(fingerprint, exc)
+                continue
+            if checkpoint:
+                found.append(checkpoint)
+        return found
+
+    def tidy(self, budget: int, written: int, keep: frozenset[str] = frozenset()) -> None:
+        """``collect`` if that is due, now that ``written`` bytes more are there: it looks at every checkpoint."""
+        notes, key, now = self.cache("housekeeping"), str(budget), self._clock.now()
+        match notes.get(key):
+            case [float(at), int(before)] if at <= now:
+                written += before
+            case _:
+                at = 0.0
+        if now - at >= TIDY_EVERY or written >= TIDY_PART * budget:
+            self.collect(budget, keep)
+            at, written = now, 0
+        notes.put(key, [at, written])
+
+    def collect(self, budget: int, keep: frozenset[str] = frozenset()) -> int:
+        """Delete least recently used checkpoints beyond ``budget`` bytes, never ``keep``; return bytes freed.
+
+        Attempts and damaged checkpoints older than a day go too. What another version of Ebbflow wrote stays.
+        """
+        used = self._files.last_used()
+        valid = {checkpoint.fingerprint: checkpoint for checkpoint in self.checkpoints()}
+        total = sum(checkpoint.bytes for checkpoint in valid.values())
+        freed = 0
+        for fingerprint in sorted(valid, key=lambda f: (used.get(f, 0.0), f)):
+            if total <= budget:
+                break
+            if fingerprint in keep:
+                continue
+            checkpoint = valid[fingerprint]
+            self._files.forget(fingerprint)
+            self._files.delete(split(checkpoint.uri)[1])
+            total -= checkpoint.bytes
+            freed += checkpoint.bytes
+        return freed + self._collect_abandoned(used)
+
+    # --- commit, step by step -----------------------------------------------------------------------------
+
+    def _make_local(self, folder: str) -> None:
+        for attempt in range(3):
+            try:
+                private.make_folder(folder, exist_ok=False)
+                break
+            except FileNotFoundError:  # a collector removed the empty parent in between
+                if attempt == 2:
+                    raise
+        if shutil.disk_usage(folder).free < SMALLEST_FREE:
+            with suppress(OSError):
+                os.rmdir(folder)
+            raise StorageFullError(
+                f"cannot write to the checkpoint store {self.uri}: less than {SMALLEST_FREE >> 20} MiB free; "
+                f"free some space or choose another place, finished checkpoints are kept"
+            )
+
+    def _folder(self, attempt: Attempt) -> str:
+        _check_fingerprint(attempt.fingerprint)
+        folder = f"{self._files.root}/data/{attempt.fingerprint}/{attempt.id}"
+        if not ATTEMPT.fullmatch(attempt.id) or split(attempt.uri) != (self._files.scheme, folder):
+            raise StorageError(f"attempt {attempt.id!r} at {attempt.uri} was not begun in {self.uri}")
+        return folder
+
+    def _parts(
+        self, folder: str, attempt: Attempt, rows: int, columns: Sequence[tuple[str, str]]
+    ) -> tuple[Part, ...]:
+        entries = self._data_files(folder)
+        if not entries and rows == 0:
+            self._write_empty(f"{folder}/part-00000.parquet", columns)
+            entries = self._data_files(folder)
+        wanted = [name.lower() for name, _ in columns]
+
+        def measure(found: FileEntry) -> Part:
+            count, names = _footer(self._files.fs(), found.path)
+            if names != wanted:
+                raise StorageError(f"{found.path} has the columns {names}, the stage should write {wanted}")
+            return Part(found.path.rsplit("/", 1)[1], found.size, count, found.xxh64)
+
+        # hashed before anything else is read of them: what is damaged from here on is found
+        parts = tuple(files.in_parallel(measure, self._files.hashed(entries)))
+        if sum(part.rows for part in parts) != rows:
+            raise StorageError(
+                f"checkpoint {attempt.uri} should have {rows} rows, its {len(parts)} files have "
+                f"{sum(part.rows for part in parts)}; it is not committed"
+            )
+        return parts
+
+    def _data_files(self, folder: str) -> list[FileEntry]:
+        found = files.listing(self._files.fs(), folder)
+        visible = [info for info in found if info.is_file and not files.hidden(info.base_name)]
+        return sorted((files.entry(info) for info in visible), key=lambda f: _natural(f.path))
+
+    def _write_empty(self, path: str, columns: Sequence[tuple[str, str]]) -> None:
+        import pyarrow.parquet as pq
+
+        try:
+            schema = arrow_schema(columns)
+        except ValueError as exc:
+            raise StorageError(f"cannot write an empty checkpoint: {exc}") from exc
+        with private.output_stream(self._files.fs(), self._files.scheme, path) as out:
+            pq.write_table(schema.empty_table(), out)
+
+    # --- housekeeping -------------------------------------------------------------------------------------
+
+    def _collect_abandoned(self, manifests: Mapping[str, float]) -> int:
+        now = self._clock.now()
+        freed = 0
+        with translated(f"tidy the checkpoint store {self.uri}"):
+            for info in files.listing(self._files.fs(), f"{self._files.root}/data"):
+                if info.is_file or not FINGERPRINT.fullmatch(info.base_name):
+                    continue
+                in_use = self._attempt_in_use(info.base_name, now - manifests.get(info.base_name, now))
+                if in_use is not None:
+                    freed += self._collect_attempts(info.path, in_use, now)
+            for folder in ("manifests", "damaged"):
+                for info in files.listing(self._files.fs(), f"{self._files.root}/{folder}"):
+                    old = now - (info.mtime_ns or 0) / 1e9 > ABANDONED_AFTER
+                    torn = info.base_name.startswith(".") and info.base_name.endswith(".tmp")
+                    if old and info.is_file and (torn or folder == "damaged"):
+                        with suppress(FileNotFoundError):
+                            self._files.fs().delete_file(info.path)
+        return freed
+
+    def _attempt_in_use(self, fingerprint: str, unused: float) -> str | None:
+        """Return the attempt that the manifest names, "" for none; ``None``: leave all attempts alone."""
+        try:
+            found = self._files.load(fingerprint, None, verified=False)
+        except OtherVersionError:
+            return None
+        except UnusableError:
+            if unused <= ABANDONED_AFTER:
+                return None
+            self._files.forget(fingerprint)
+            return ""
+        return found.uri.rsplit("/", 1)[1] if found else ""
+
+    def _collect_attempts(self, folder: str, in_use: str, now: float) -> int:
+        freed = 0
+        for info in files.listing(self._files.fs(), folder):
+            match = ATTEMPT.fullmatch(info.base_name)
+            if info.is_file or not match or info.base_name == in_use:
+                continue
+            inside = [i for i in files.listing(self._files.fs(), info.path, recursive=True) if i.is_file]
+            latest = max([int(match.group(1)) / 1000, *(files.entry(i).modified for i in inside)])
+            if now - latest > ABANDONED_AFTER:
+                freed += sum(i.size for i in inside)
+                self._files.delete(info.path)
+        if self._files.scheme == "file":
+            with suppress(OSError):  # only an empty folder goes
+                os.rmdir(folder)
+        return freed
+
+    def _set_aside(self, fingerprint: str, attempt: str, why: str) -> None:
+        moved = self._files.set_aside(fingerprint, attempt)
+        self._note(
+            f"checkpoint {fingerprint[:16]} in {self.uri} {why}; it is not used"
+            + (f", its manifest was set aside as {moved}" if moved else "")
+        )
+
+    def _ignore(self, fingerprint: str, why: UnusableError) -> None:
+        self._note(f"checkpoint {fingerprint[:16]} in {self.uri} {why}; it is ignored")
+
+    def _note(self, problem: str) -> None:
+        with self._lock:
+            if problem not in self._noted:
+                self._noted.add(problem)
+                self._problems.append(problem)
+
+
+def _check_fingerprint(fingerprint: str) -> None:
+    if not FINGERPRINT.fullmatch(fingerprint):
+        raise StorageError(f"a fingerprint must be 1 to 128 hex digits in lower case; got {fingerprint!r}")
+
+
+def _natural(path: str) -> list[tuple[int, int, str]]:
+    """Return a sort key in which ``data_2`` comes before ``data_10``."""
+    pieces = _NATURAL.split(path)
+    return [(1, int(p), "") if p.isdigit() else (0, 0, p) for p in pieces]
+
+
+def _footer(fs: Any, path: str) -> tuple[int, list[str]]:
+    """Return a Parquet file's rows and lower-case column names. Raises ``StorageError``."""
+    import pyarrow.parquet as pq
+
+    with translated(f"read the Parquet footer of {path}"), fs.open_input_file(path) as file:
+        found = pq.ParquetFile(file)
+        return found.metadata.num_rows, [name.lower() for name in found.schema_arrow.names]

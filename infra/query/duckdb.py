@@ -1,0 +1,413 @@
+"""DuckDB as a ``SqlEngine``: in this process, without a JVM."""
+
+import importlib.util
+import json
+import logging
+import os
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from ebbflow.infra.clock import Clock, SystemClock
+from ebbflow.infra.errors import (
+    EngineUnavailableError,
+    StageCancelledError,
+    StageFailedError,
+    StorageFullError,
+)
+from ebbflow.infra.protocols import Relation, StageJob, StageProgress, StageResult
+from ebbflow.infra.query.duckdbtypes import quoted, to_duckdb, to_spark
+from ebbflow.infra.storage import private
+from ebbflow.infra.storage.filesystems import filesystem, split
+from ebbflow.infra.tables.confinement import NOTHING, Reach, configuration, lock
+
+_POLL = 0.1  # seconds between looks at a running job
+_PART = "part-00000.parquet"
+_PATTERN = frozenset("*?[]{}\\")  # in a path, read_parquet takes these for a pattern
+_BATCH = 1 << 17  # rows
+_HELD = "file system operations are disabled by configuration"
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class _Running:
+    job: StageJob
+    connection: Any  # of the database
+    cursor: Any
+    cancelled: threading.Event = field(default_factory=threading.Event)
+    done: threading.Event = field(default_factory=threading.Event)
+
+
+class DuckDbEngine:
+    """Runs statements in one in-memory database; every job has a connection and temporary views of its own.
+
+    Statements read the files of the relations and the folders that ``confine`` or their jobs name, and no
+    others; their text has no say in it. A job that names more places moves the engine to another database.
+
+    Threads and memory belong to the database as a whole, so ``StageJob.partitions`` and ``split_bytes`` have
+    no effect. ``StageProgress`` counts hundredths of the statement. Progress listeners are called from a
+    thread of their own. A job that was finished when its cancellation arrived returns its result.
+    """
+
+    name: Literal["duckdb"] = "duckdb"
+
+    def __init__(self, folder: "tempfile.TemporaryDirectory[str]", clock: Clock) -> None:
+        self._connection: Any = None  # to the database, from the first job on: stored results need none
+        self._reach = NOTHING  # of the database
+        self._left: list[Any] = []  # databases that were moved from, of jobs that still run
+        self._settings: dict[str, str] = {}  # of the share
+        self._folder = folder  # for what does not fit in memory
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._running: dict[str, _Running] = {}
+        self._closed = False
+
+    @classmethod
+    def start(
+        cls, threads: int | None = None, memory_gb: float | None = None, *, clock: Clock | None = None
+    ) -> "DuckDbEngine":
+        """Return an engine with ``threads`` threads (all cores) and ``memory_gb`` GiB (80 % of all).
+
+        Raises ``EngineUnavailableError`` without DuckDB.
+        """
+        if importlib.util.find_spec("duckdb") is None:
+            raise EngineUnavailableError("DuckDB is missing: pip install duckdb")
+        folder = tempfile.TemporaryDirectory(prefix="ebbflow-duckdb-", ignore_cleanup_errors=True)
+        engine = cls(folder, clock or SystemClock())
+        if threads is not None:
+            engine._set("threads", str(max(1, int(threads))))
+        if memory_gb is not None:
+            engine._set("memory_limit", f"{_mib(memory_gb)}MiB")
+        return engine
+
+    def confine(
+        self, relations: Sequence[Relation], folders: Sequence[str], everything: bool = False
+    ) -> None:
+        """Hold statements to the files of ``relations`` and to ``folders`` (URIs); ``everything`` lifts that."""
+        reach = Reach.of(relations, folders, everything)
+        with self._lock:
+            if not self._closed and self._reach != reach:
+                self._move(reach)
+
+    def run(self, job: StageJob, on_progress: Callable[[StageProgress], None] | None = None) -> StageResult:
+        running = self._admit(job)
+        began = self._clock.now()
+        listener = _Listener(job.id, on_progress)
+        watcher = threading.Thread(
+            target=self._watch, args=(running, listener), name=f"watch-{job.id}", daemon=True
+        )
+        watcher.start()
+        try:
+            with _translated(running):
+                rows, columns = self._write(running)
+                profile = _profile(running.cursor)  # of the last statement
+                threads = int(_scalar(running.cursor, "SELECT current_setting('threads')"))
+        except BaseException as error:
+            if not isinstance(error, Exception):
+                running.cancelled.set()
+                running.cursor.interrupt()
+            raise
+        finally:
+            running.done.set()
+            watcher.join()
+            self._leave(running)
+        listener.report(100.0)
+        seconds = self._clock.now() - began
+        return StageResult(
+            rows=rows,
+            columns=columns,
+            seconds=seconds,
+            task_seconds=profile.get("cpu", seconds),
+            tasks=threads,
+            spilled_bytes=int(profile.get("spilled", 0)),
+            input_bytes=int(profile.get("read", 0)),
+        )
+
+    def cancel(self, job_id: str) -> None:
+        with self._lock:
+            running = self._running.get(job_id)
+            if running is not None:
+                running.cancelled.set()
+                # between two statements an interrupt is lost: the watcher repeats it
+                running.cursor.interrupt()
+
+    def resize(self, cores: float, memory: float) -> None:
+        """Hold the database to ``cores`` threads (at least one) and ``memory`` GiB; zero leaves either alone.
+
+        Running statements follow at their next task. Memory is raised to what they hold already.
+        """
+        with self._lock:
+            if self._closed:
+                return
+            if cores > 0:
+                self._set("threads", str(max(1, round(cores))))
+            if memory > 0:
+                import duckdb
+
+                # below what running statements have pinned, DuckDB refuses; the next resize will do it
+                with suppress(duckdb.Error):
+                    self._set("memory_limit", f"{_mib(memory)}MiB")
+
+    def _move(self, reach: Reach) -> None:
+        """Go on with a database of this reach: another one, for a lock cannot be undone."""
+        if self._connection is not None:
+            self._left.append(self._connection)
+            self._connection = None
+            self._close_left()
+        self._reach = reach
+
+    def _database(self) -> Any:
+        """Return a connection to the database, which is open and locked from now on."""
+        if self._connection is None:
+            connection = _connect({**self._settings, "temp_directory": self._folder.name})
+            lock(connection, self._reach)
+            self._connection = connection
+        return self._connection
+
+    def _close_left(self) -> None:
+        used = [running.connection for running in self._running.values()]
+        for connection in [c for c in self._left if not any(c is u for u in used)]:
+            self._left.remove(connection)
+            connection.close()
+
+    def _set(self, name: str, value: str) -> None:
+        if self._connection is not None:
+            # A connection serves one call at a time and refuses a second: this one may be handing out a cursor.
+            with self._connection.cursor() as cursor:
+                cursor.execute(f"SET GLOBAL {name} = '{value}'")
+        self._settings[name] = value
+
+    def tables(self) -> Sequence[Relation]:
+        """Return nothing: the database is in memory and empty."""
+        return ()
+
+    def close(self) -> None:
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            active = list(self._running.values())
+            for running in active:
+                running.cancelled.set()
+                running.cursor.interrupt()
+        deadline = self._clock.now() + 10.0
+        for running in active:
+            self._clock.wait(running.done, deadline - self._clock.now())
+        for connection in (*self._left, self._connection):
+            if connection is not None:
+                connection.close()
+        self._folder.cleanup()
+
+    def __enter__(self) -> "DuckDbEngine":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # --- one job ------------------------------------------------------------------------------------------
+
+    def _admit(self, job: StageJob) -> _Running:
+        with self._lock:
+            if self._closed:
+                raise EngineUnavailableError("this DuckDB engine was closed")
+            if job.id in self._running:
+                raise ValueError(f"job ids must be unique; {job.id!r} is running already")
+            needed = Reach.of(job.relations, [job.output_uri])
+            if not self._reach.covers(needed):
+                self._move(self._reach.joined(needed))
+            connection = self._database()
+            running = _Running(job, connection, connection.cursor())
+            self._running[job.id] = running
+            return running
+
+    def _leave(self, running: _Running) -> None:
+        with self._lock:
+            self._running.pop(running.job.id, None)
+            running.cursor.close()
+            self._close_left()
+
+    def _write(self, running: _Running) -> tuple[int, tuple[tuple[str, str], ...]]:
+        job, cursor = running.job, running.cursor
+        cursor.execute("SET enable_progress_bar = true")
+        cursor.execute("SET enable_progress_bar_print = false")
+        cursor.execute("SET progress_bar_time = 0")
+        for relation in job.relations:
+            _register(cursor, relation)
+        statement, columns = _storable(cursor, job)
+        scheme, folder = split(job.output_uri)
+        cursor.execute("SET enable_profiling = 'no_output'")
+        if running.cancelled.is_set():
+            raise StageCancelledError(f"{job.name} was cancelled before it began")
+        if scheme == "file":
+            target = f"{folder}/{_PART}".replace("'", "''")
+            rows = int(_scalar(cursor, f"COPY ({statement}) TO '{target}' (FORMAT parquet)"))
+            private.seal(f"{folder}/{_PART}")
+            return rows, columns
+        return _stream(running, statement, scheme, f"{folder}/{_PART}"), columns
+
+    def _watch(self, running: _Running, listener: "_Listener") -> None:
+        while not self._clock.wait(running.done, _POLL):
+            if running.cancelled.is_set():
+                running.cursor.interrupt()
+            else:
+                with suppress(Exception):  # not every statement knows its progress
+                    listener.report(float(running.cursor.query_progress()))
+
+
+def _connect(settings: dict[str, str]) -> Any:
+    """Return a connection to a new database, which is not locked yet."""
+    import duckdb
+
+    return duckdb.connect(
+        config={**configuration(), **settings, "preserve_insertion_order": "true", "TimeZone": "UTC"}
+    )
+
+
+class _Listener:
+    """Passes on progress that only grows; each sub-statement of a job would start at zero again."""
+
+    def __init__(self, job: str, on_progress: Callable[[StageProgress], None] | None) -> None:
+        self._job = job
+        self._on_progress = on_progress
+        self._done = 0
+
+    def report(self, percent: float) -> None:
+        self._done = max(self._done, min(100, int(percent)))
+        if self._on_progress is None:
+            return
+        try:
+            self._on_progress(StageProgress(100, self._done, 0, 0 if self._done == 100 else 1))
+        except Exception:  # a listener's mistake must not lose the work it listens to
+            _log.exception("the progress listener of %s failed; it is not called again", self._job)
+            self._on_progress = None
+
+
+def _register(cursor: Any, relation: Relation) -> None:
+    """Make ``relation`` a temporary view of exactly its declared columns and types."""
+    if relation.external:
+        return
+    columns = ", ".join(f"CAST({quoted(n)} AS {to_duckdb(t)}) AS {quoted(n)}" for n, t in relation.columns)
+    if not relation.files:
+        columns = ", ".join(f"CAST(NULL AS {to_duckdb(t)}) AS {quoted(n)}" for n, t in relation.columns)
+        source = "(SELECT 1) WHERE false"
+    elif relation.scheme == "file" and not any(_PATTERN & set(f.path) for f in relation.files):
+        listed = ", ".join("'" + f.path.replace("'", "''") + "'" for f in relation.files)
+        source = f"read_parquet([{listed}], union_by_name = true, hive_partitioning = false)"
+    else:
+        source = quoted(f"__files_of_{relation.name}")
+        cursor.register(f"__files_of_{relation.name}", _dataset(relation))
+    cursor.execute(f"CREATE TEMP VIEW {quoted(relation.name)} AS SELECT {columns} FROM {source}")
+
+
+def _dataset(relation: Relation) -> Any:
+    import pyarrow.dataset as ds
+
+    return ds.dataset(
+        [f.path for f in relation.files], filesystem=filesystem(relation.scheme), format="parquet"
+    )
+
+
+def _storable(cursor: Any, job: StageJob) -> tuple[str, tuple[tuple[str, str], ...]]:
+    """Return the job's statement with a cast of every column that Spark has no type for, and its columns."""
+    sql = job.sql.strip().rstrip(";")
+    plan = cursor.sql(sql)  # binds, does not run
+    names = list(plan.columns)
+    twice = {n for n in names if [m.lower() for m in names].count(n.lower()) > 1}
+    if twice:
+        raise StageFailedError(
+            f"{job.name}: the column {sorted(twice)[0]!r} appears twice; give one an alias"
+        )
+    kinds = [to_spark(dtype) for dtype in plan.types]
+    columns = tuple((name, spark) for name, (spark, _) in zip(names, kinds, strict=True))
+    if all(cast is None for _, cast in kinds):
+        return sql + "\n", columns
+    chosen = ", ".join(
+        f"CAST({quoted(name)} AS {cast}) AS {quoted(name)}" if cast else quoted(name)
+        for name, (_, cast) in zip(names, kinds, strict=True)
+    )
+    return f"SELECT {chosen} FROM (\n{sql}\n)", columns
+
+
+def _stream(running: _Running, statement: str, scheme: str, path: str) -> int:
+    """Write the result through pyarrow, whose S3 client follows the environment; return its rows."""
+    import pyarrow.parquet as pq
+
+    rows = 0
+    reader = running.cursor.sql(statement).to_arrow_reader(_BATCH)
+    with (
+        private.output_stream(filesystem(scheme), scheme, path) as out,
+        pq.ParquetWriter(out, reader.schema, compression="snappy") as writer,
+    ):
+        for batch in reader:
+            if running.cancelled.is_set():
+                raise StageCancelledError(f"{running.job.name} was cancelled")
+            writer.write_batch(batch)
+            rows += batch.num_rows
+    return rows
+
+
+@contextmanager
+def _translated(running: _Running) -> Iterator[None]:
+    """Turn DuckDB's and Arrow's errors into ours, the most specific first."""
+    import duckdb
+    import pyarrow as pa
+
+    name = running.job.name
+    try:
+        yield
+    except duckdb.InterruptException as error:
+        raise StageCancelledError(f"{name} was cancelled") from error
+    except (duckdb.Error, pa.ArrowException, OSError, ValueError, NotImplementedError) as error:
+        if running.cancelled.is_set():
+            raise StageCancelledError(f"{name} was cancelled") from error
+        text = str(error)
+        if "No space left on device" in text or "Disk quota exceeded" in text:
+            raise StorageFullError(f"no space left while writing {name}: {_reason(error)}") from error
+        if _HELD in text:
+            raise StageFailedError(f"{name}: {_held(running.job, _reason(error))}") from error
+        raise StageFailedError(f"{name}: {_reason(error)}") from error
+
+
+def _held(job: StageJob, reason: str) -> str:
+    """Return what DuckDB's refusal to open a file means: of one that is gone it looks for others like it."""
+    for relation in job.relations:
+        for file in relation.files if relation.scheme == "file" else ():
+            if not os.path.exists(file.path):
+                return f"No such file: {file.path} of the table {relation.name}"
+    return f"the statement reaches beyond its tables and the store ({reason})"
+
+
+def _reason(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines()]
+    # up to the excerpt of the statement ("LINE 1: ...") or the first paragraph's end
+    kept = []
+    for line in lines:
+        if not line or line.startswith("LINE "):
+            break
+        kept.append(line)
+    return " ".join(kept)[:500] or type(error).__name__
+
+
+def _profile(cursor: Any) -> dict[str, float]:
+    """Return CPU seconds over all threads ("cpu"), bytes read and bytes spilled, as far as DuckDB tells."""
+    with suppress(Exception):
+        told = json.loads(cursor.get_profiling_information(format="json"))
+        return {
+            "cpu": float(told["query"]["cpu_time"]),
+            "read": float(told["io"]["total_bytes_read"]),
+            "spilled": float(told["system"]["peak_temp_dir_size"]),
+        }
+    return {}
+
+
+def _scalar(cursor: Any, statement: str) -> Any:
+    row = cursor.execute(statement).fetchone()
+    assert row is not None
+    return row[0]
+
+
+def _mib(gib: float) -> int:
+    return max(64, round(gib * 1024))

@@ -1,0 +1,119 @@
+"""Results of queries: read, preview and write them from checkpoints."""
+
+import os
+import uuid
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+from ebbflow.infra.protocols import Checkpoint
+from ebbflow.infra.query.comparison import Difference, same_rows
+from ebbflow.infra.storage import private
+from ebbflow.infra.storage.filesystems import filesystem, split, translated
+from ebbflow.infra.tables.datatypes import arrow_schema
+
+__all__ = ["Difference", "is_whole", "preview", "read_checkpoint", "same_rows", "write_result"]
+
+_BATCH = 65_536  # rows
+
+
+def is_whole(checkpoint: Checkpoint) -> bool:
+    """Tell whether all files of the checkpoint are still there, with their sizes. Raises ``StorageError``."""
+    wanted = checkpoint.relation.files
+    with translated(f"read the checkpoint {checkpoint.uri}"):
+        found = filesystem(checkpoint.relation.scheme).get_file_info([f.path for f in wanted])
+    return all(info.is_file and info.size == file.size for info, file in zip(found, wanted, strict=True))
+
+
+def read_checkpoint(checkpoint: Checkpoint) -> Any:
+    """Return all rows as a ``pyarrow.Table``, in the order of the part files. Raises ``StorageError``."""
+    import pyarrow as pa
+
+    with translated(f"read the checkpoint {checkpoint.uri}"):
+        schema = _schema(checkpoint)
+        return pa.Table.from_batches(_batches(checkpoint, schema), schema)
+
+
+def preview(checkpoint: Checkpoint, rows: int) -> Any:
+    """Return the first ``rows`` rows as a ``pyarrow.Table``, reading no more than needed."""
+    import pyarrow as pa
+
+    taken = []
+    with translated(f"read the checkpoint {checkpoint.uri}"):
+        schema = _schema(checkpoint)
+        missing = rows
+        batches = _batches(checkpoint, schema, max(1, min(rows, _BATCH)))
+        while missing > 0 and (batch := next(batches, None)) is not None:
+            taken.append(batch.slice(0, missing))
+            missing -= taken[-1].num_rows
+        return pa.Table.from_batches(taken, schema)
+
+
+def write_result(checkpoint: Checkpoint, path: str) -> str:
+    """Write all rows as one Parquet file at ``path`` (local or S3) and return its path.
+
+    Rows stream through, so memory does not grow with the result. The file appears whole or not at all; one
+    that is there already is replaced. In a private folder it is private, elsewhere it follows the umask. Raises
+    ``StorageError`` or ``StorageFullError``.
+    """
+    import pyarrow.parquet as pq
+
+    scheme, target = split(path)
+    fs = filesystem(scheme)
+    folder, _, name = target.rpartition("/")
+    temporary = f"{folder}/.{name}.{uuid.uuid4().hex}.tmp"
+    with translated(f"write the result to {path}"):
+        schema = _schema(checkpoint)
+        if scheme == "file":
+            os.makedirs(folder or "/", exist_ok=True)
+        try:
+            with (
+                fs.open_output_stream(temporary) as out,
+                pq.ParquetWriter(out, schema, compression="zstd") as writer,
+            ):
+                for batch in _batches(checkpoint, schema):
+                    writer.write_batch(batch)
+            if scheme == "file" and private.is_private(folder or "/"):
+                private.seal(temporary)
+            fs.move(temporary, target)
+        except BaseException:
+            with suppress(Exception):  # the first error is the one to tell
+                fs.delete_file(temporary)
+            raise
+    return path
+
+
+def _schema(checkpoint: Checkpoint) -> Any:
+    """Return the schema of the first part, whose types the others are cast to, nullable throughout."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    files = checkpoint.relation.files
+    if not files:
+        return arrow_schema(checkpoint.relation.columns)
+    with filesystem(checkpoint.relation.scheme).open_input_file(files[0].path) as source:
+        first = pq.ParquetFile(source).schema_arrow
+    return pa.schema([pa.field(field.name, _plain(field.type)) for field in first])
+
+
+def _plain(dtype: Any) -> Any:
+    import pyarrow as pa
+
+    return {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}.get(dtype, dtype)
+
+
+def _batches(checkpoint: Checkpoint, schema: Any, size: int = _BATCH) -> Iterator[Any]:
+    """Yield the rows of each part file in turn as record batches of ``schema``."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    fs = filesystem(checkpoint.relation.scheme)
+    for file in checkpoint.relation.files:
+        with fs.open_input_file(file.path) as source:
+            for batch in pq.ParquetFile(source).iter_batches(size):
+                if batch.schema.equals(schema):
+                    yield batch
+                else:
+                    yield pa.RecordBatch.from_arrays(
+                        [c.cast(f.type) for c, f in zip(batch.columns, schema, strict=True)], schema=schema
+                    )

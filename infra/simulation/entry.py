@@ -1,0 +1,169 @@
+"""One job in the simulation: how it spends its time, and what it was given."""
+
+from collections.abc import Mapping
+from math import inf, ulp
+
+from ebbflow.infra.simulation.metrics import JobResult
+from ebbflow.infra.simulation.protocols import JobModel
+from ebbflow.infra.simulation.traces.workloads import Job
+from ebbflow.planners.model.capacity import Node
+from ebbflow.planners.model.scheduling import App, Placement, gpus_of
+
+ROUNDING = 1e-6  # s: less than this left to run is floating-point residue
+
+
+class Entry:
+    """A job, its true progress, and what policies see of it. The engine alone changes it."""
+
+    __slots__ = (
+        "_countdown",
+        "_phase",
+        "_score",
+        "_scored",
+        "_scored_to",
+        "app",
+        "finish",
+        "finish_at",
+        "held_gpus",
+        "interference",
+        "job",
+        "lost",
+        "model",
+        "next_save",
+        "number",
+        "saved_at",
+        "trains_from",
+    )
+
+    def __init__(self, number: int, job: Job, model: JobModel) -> None:
+        self.number, self.job, self.model = number, job, model
+        self.app = App(
+            id=job.id,
+            number=number,
+            arrival=job.arrival,
+            gpus=job.gpus,
+            min_gpus=job.gpus if job.min_gpus is None else job.min_gpus,
+            max_gpus=job.gpus if job.max_gpus is None else job.max_gpus,
+            weight=job.weight,
+            team=job.team,
+            model=job.model,
+            skewed=job.skewed,
+        )
+        model.report(self.app)
+        self.finish = inf
+        self.finish_at = inf  # expected, or when its speed may change
+        self.held_gpus = 0
+        self.interference = 0.0
+        self.lost = 0.0  # GPU-s
+        self.next_save = inf
+        self.saved_at = self.trains_from = 0.0
+        self._countdown = 0.0
+        self._phase = 0
+        self._score, self._scored, self._scored_to = 1.0, 0.0, 0.0
+
+    def train(self, start: float, seconds: float) -> bool:
+        """Wait out the restart delay and train, from ``start``; tell whether any training happened."""
+        waited = 0.0
+        if self._countdown > 0:
+            waited = min(self._countdown, seconds)
+            self._countdown -= waited
+        model, app = self.model, self.app
+        used = 0.0
+        over = model.done
+        if seconds > waited and not over:
+            used = model.advance(seconds - waited, self.interference)
+            if model.done:
+                self.finish = start + waited + used
+        app.run_time += waited + used
+        app.restart_time += waited
+        app.service += (waited + used) * self.held_gpus
+        return used > 0
+
+    def train_and_save(self, start: float, at: float, every: float) -> bool:
+        """Train from ``start`` to ``at``, saving at the last checkpoint that falls before."""
+        save = self.next_save + (at - self.next_save) // every * every
+        trained = save > start and self.train(start, save - start)
+        self.save(save)
+        self.next_save = save + every
+        rest = max(save, start)
+        return (at > rest and self.train(rest, at - rest)) or trained
+
+    def save(self, at: float) -> None:
+        """Save a checkpoint."""
+        self.model.save()
+        self.saved_at = at
+
+    def look(self, at: float) -> bool:
+        """See when it will finish, since it was expected to by now or its speed may have changed.
+
+        Tell whether it went on to another phase, where it can use other numbers of GPUs.
+        """
+        model = self.model
+        over = model.done
+        if over:
+            return False
+        # so late that the clock can't tell what is left from nothing, it is nothing
+        if self._countdown + model.horizon(self.interference) <= max(ROUNDING, ulp(at)):
+            model.complete()
+            if model.done:
+                self.finish = at
+                return False
+        self.expect(at)
+        before, self._phase = self._phase, getattr(model, "phase", 0)
+        return self._phase != before
+
+    def expect(self, now: float) -> None:
+        """Work out when it will finish, or may change its speed, if nothing else happens."""
+        if self.held_gpus:
+            self.finish_at = now + self._countdown + self.model.horizon(self.interference)
+
+    def hold(
+        self,
+        placement: Placement,
+        now: float,
+        nodes: Mapping[str, Node],
+        delays: tuple[float, float],
+        save_every: float,
+    ) -> None:
+        """Go on with ``placement`` after the delay of a first start or of a restart; empty: wait."""
+        app = self.app
+        self._scored += self._score * (app.service - self._scored_to)
+        self._scored_to = app.service
+        app.held = placement
+        self.held_gpus = gpus_of(placement)
+        if not placement:
+            app.lease_until = self.finish_at = self.next_save = inf
+            if not self.model.done:
+                self.model.place((), nodes)
+            return
+        self.model.place(placement, nodes)
+        if app.first_start is None:
+            app.first_start = now
+            self._countdown = delays[0]
+        else:
+            app.restarts += 1
+            self._countdown = delays[1]
+        app.most_gpus = max(app.most_gpus, self.held_gpus)
+        self._score = self.model.score()
+        self.saved_at = now
+        self.trains_from = now + self._countdown
+        self.next_save = now + save_every
+
+    def result(self) -> JobResult:
+        """Return what became of it, without ρ."""
+        app = self.app
+        return JobResult(
+            name=app.id,
+            arrival=app.arrival,
+            start=app.first_start if app.first_start is not None else inf,
+            finish=self.finish,
+            restarts=app.restarts,
+            gpus=app.gpus,
+            alone=self.model.alone(),
+            gpu_seconds=app.service,
+            lost_gpu_seconds=self.lost,
+            run_time=app.run_time,
+            score=self._scored / app.service if app.service else 1.0,
+            team=app.team,
+            model=app.model,
+        )

@@ -1,0 +1,1 @@
+"""Simulated training jobs, by what is known of them."""

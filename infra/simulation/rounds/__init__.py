@@ -1,0 +1,1 @@
+"""Simulated clusters that decide in rounds over measured throughputs (Gavel, Shockwave)."""

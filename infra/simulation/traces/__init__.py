@@ -1,0 +1,1 @@
+"""Files that simulations read: jobs, clusters, nodes that come and go, prices."""

@@ -1,0 +1,1 @@
+"""A Spark cluster on this machine: its processes, its state, its end."""

@@ -1,0 +1,93 @@
+"""Lay out a new local cluster and take its name."""
+
+import os
+import secrets
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+
+from ebbflow.infra.clock import Clock
+from ebbflow.infra.errors import ClusterError
+from ebbflow.infra.machine import cgroups, processes
+from ebbflow.infra.spark.cluster import authentication, options, teardown
+from ebbflow.infra.spark.cluster.state import ClusterState, StateFile
+
+
+def lay_out(
+    file: StateFile,
+    *,
+    cores: int,
+    memory: int,
+    directory: Path | str | None,
+    ports: tuple[int | None, int | None],
+) -> ClusterState:
+    """Return a new cluster without processes and CPU quota. ``memory`` is in MiB.
+
+    ``ports`` are those asked for, of the master and of its pages. Raises ``OptionError`` or ``ClusterError``
+    for a port that cannot be had.
+    """
+    host = "127.0.0.1"
+    port = options.choose_port(host, ports[0])
+    return ClusterState(
+        name=file.folder.name,
+        uid=secrets.token_hex(6),
+        directory=str(Path(directory).absolute() if directory else file.folder),
+        host=host,
+        port=port,
+        ui_port=options.choose_port(host, ports[1], avoid=port),
+        cores=cores,
+        memory=memory,
+        owner=os.getpid(),
+        secret=authentication.new_secret(),
+    )
+
+
+def with_quota(
+    state: ClusterState, workers: int, wanted: bool | None, share: float | None = None
+) -> ClusterState:
+    """Fix each node's CPU quota for the cluster's whole life: a node lost or added always weighs the same.
+
+    ``wanted``: ``None`` where the machine allows, ``True`` or fail, ``False`` not. ``share`` is the quota in
+    CPUs; ``None``: an equal part of the machine for each of ``workers``. Raises ``ClusterError``.
+    """
+    controller = None if wanted is False else cgroups.find_controller()
+    if controller is None:
+        if wanted:
+            raise ClusterError("no writable control group with a CPU quota here; start without cpu_limit")
+        why = "not asked for" if wanted is False else "no writable control group"
+        return replace(state, cap=f"no CPU cap: {why}")
+    machine = len(os.sched_getaffinity(0))
+    cpus = share
+    if cpus is None:
+        cpus = round(state.cores * cgroups.per_core_quota(machine, workers * state.cores), 3)
+    return replace(
+        state,
+        cpus=cpus,
+        cap=f"each node is held to {cpus:.2f} of {machine} CPUs (cgroup v{controller.version})",
+        cap_version=controller.version,
+        cap_folder=str(controller.folder),
+    )
+
+
+def claim(file: StateFile, state: ClusterState, clock: Clock) -> None:
+    """Take the name, after clearing what a dead cluster left under it. Raises ``ClusterError``."""
+    with file.lock():
+        old = file.read()
+        if old is not None and _lives(old):
+            raise ClusterError(
+                f"cluster {state.name!r} runs already ({old.master_url}); stop it, or choose another name"
+            )
+        file.write(state)
+        file.write_properties(authentication.properties_text(authentication.daemon_properties(state.secret)))
+    if old is not None:
+        for node in old.nodes:
+            if node.cgroup:
+                cgroups.remove(Path(node.cgroup), clock)
+        shutil.rmtree(teardown.scratch(old), ignore_errors=True)
+
+
+def _lives(state: ClusterState) -> bool:
+    """Tell whether a cluster has processes, or is about to."""
+    return bool(processes.members(state.mark)) or (state.master_pid == 0 and psutil.pid_exists(state.owner))

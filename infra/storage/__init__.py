@@ -1,0 +1,1 @@
+"""Files on any filesystem: atomic writes, checksums, permissions, locks, places."""

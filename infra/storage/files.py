@@ -1,0 +1,161 @@
+"""Small file operations shared by the store, the caches and results: atomic writes, locks, listings."""
+
+import errno
+import fcntl
+import logging
+import os
+import socket
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+
+from ebbflow.infra.clock import Clock
+from ebbflow.infra.errors import StorageError
+from ebbflow.infra.protocols import FileEntry
+from ebbflow.infra.storage import private
+
+In = TypeVar("In")
+Out = TypeVar("Out")
+
+PARALLEL_READS = 8
+LOCK_TIMEOUT = 30.0  # seconds
+_LOCK_POLL = 0.01  # seconds
+_LOCK_TOLD = 1.0  # seconds of waiting after which it is said for whom
+_HOLDER = 200  # bytes of a lock file that say who holds it
+
+log = logging.getLogger(__name__)
+
+
+def hidden(name: str) -> bool:
+    """Tell whether readers of a folder must skip ``name`` (``_SUCCESS``, ``.crc``, temporary files)."""
+    return name.startswith(("_", ".")) or name.endswith(".crc")
+
+
+def listing(filesystem: Any, folder: str, *, recursive: bool = False) -> list[Any]:
+    """Return the ``pyarrow.fs.FileInfo`` of all in ``folder``, sorted by path; a missing one is empty."""
+    from pyarrow.fs import FileSelector
+
+    found = filesystem.get_file_info(FileSelector(folder, allow_not_found=True, recursive=recursive))
+    # S3 lists the folder's own marker object as well
+    return sorted((info for info in found if info.path.rstrip("/") != folder), key=lambda info: info.path)
+
+
+def entry(info: Any) -> FileEntry:
+    """Return the ``FileEntry`` of a ``pyarrow.fs.FileInfo``."""
+    return FileEntry(info.path, int(info.size or 0), (info.mtime_ns or 0) / 1e9)
+
+
+def in_parallel(function: Callable[[In], Out], items: Sequence[In]) -> list[Out]:
+    """Return ``function`` of each item, in order, reading a few at a time; the first error is raised."""
+    if len(items) < 2:
+        return [function(item) for item in items]
+    with ThreadPoolExecutor(min(PARALLEL_READS, len(items))) as pool:
+        return list(pool.map(function, items))
+
+
+def write_atomic(filesystem: Any, scheme: str, path: str, data: bytes, *, public: bool = False) -> None:
+    """Write a small file so that readers see the old or the new content, never a part.
+
+    Locally a synced temporary file is renamed; on S3 an upload becomes visible as a whole. It is private, see
+    ``private``, unless ``public``: readable by all users of the machine.
+    """
+    if scheme != "file":
+        with filesystem.open_output_stream(path) as out:
+            out.write(data)
+        return
+    with _temporary(path, data, public) as temporary:
+        os.replace(temporary, path)
+
+
+def write_once(path: str, data: bytes) -> bool:
+    """Create a local file with ``data`` unless it exists; tell whether this call made it. Atomic."""
+    with _temporary(path, data) as temporary:
+        try:
+            os.link(temporary, path)
+        except FileExistsError:
+            return False
+        except OSError as exc:
+            # file systems without hard links; callers hold a lock as well
+            if exc.errno not in (errno.EPERM, errno.ENOTSUP, errno.EMLINK):
+                raise
+            if os.path.exists(path):
+                return False
+            os.replace(temporary, path)
+        sync_folder(os.path.dirname(path) or ".")
+        return True
+
+
+@contextmanager
+def locked(path: str, clock: Clock, timeout: float = LOCK_TIMEOUT) -> Iterator[None]:
+    """Hold the lock file ``path`` (local) against other threads and processes; a dead holder's lock is free.
+
+    Who holds it is logged after a second of waiting. Raises ``StorageError``, which says who, when another holds it
+    for longer than ``timeout`` seconds.
+    """
+    descriptor = private.opener(path, os.O_RDWR | os.O_CREAT)
+    try:
+        waited = 0.0
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError as exc:
+                if exc.errno in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):
+                    break  # no locks here; links still let one committer win
+                if exc.errno not in (errno.EAGAIN, errno.EACCES, errno.EINTR):
+                    raise
+            if waited >= timeout:
+                raise StorageError(
+                    f"cannot lock {path}: {_holder(descriptor)} held it for over {timeout:g} s"
+                )
+            if waited < _LOCK_TOLD <= waited + _LOCK_POLL:
+                log.warning("waiting for %s, which %s holds", path, _holder(descriptor))
+            clock.sleep(_LOCK_POLL)
+            waited += _LOCK_POLL
+        held = f"process {os.getpid()} on {socket.gethostname()}, since {clock.now():.0f}"
+        os.pwrite(descriptor, held.ljust(_HOLDER).encode()[:_HOLDER], 0)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _holder(descriptor: int) -> str:
+    """Return who has written into a lock file last, for people."""
+    said, _, since = (
+        os.pread(descriptor, _HOLDER, 0).decode(errors="replace").strip(" \0").rpartition(", since ")
+    )
+    if not said or not since.isdecimal():
+        return "another process"
+    return f"{said} (since {datetime.fromtimestamp(int(since), UTC):%Y-%m-%d %H:%M:%S} UTC)"
+
+
+@contextmanager
+def _temporary(path: str, data: bytes, public: bool = False) -> Iterator[str]:
+    folder, name = os.path.split(path)
+    folder = folder or "."
+    private.make_folder(folder)
+    temporary = os.path.join(folder, f".{name}.{uuid.uuid4().hex}.tmp")
+    try:
+        with open(temporary, "xb", opener=private.opener) as file:
+            if public:
+                os.fchmod(file.fileno(), 0o644)
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        yield temporary
+    finally:
+        with suppress(FileNotFoundError):
+            os.unlink(temporary)
+
+
+def sync_folder(folder: str) -> None:
+    """Make the names in a local folder durable, where the file system can."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        with suppress(OSError):  # some file systems cannot sync a folder
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,62 @@
+"""A small cache of JSON values with atomic writes, for statistics, calibration and stage history."""
+
+import hashlib
+from typing import Any
+
+from ebbflow.infra.errors import StorageError
+from ebbflow.infra.storage import checksums, files
+from ebbflow.infra.storage.filesystems import filesystem, split, to_uri, translated
+
+
+class JsonStore:
+    """JSON values by key in a folder, local or on S3. Safe for several threads and processes.
+
+    The last writer of a key wins. Entries that are missing, torn, unreadable, of another key or with a byte that
+    has changed since they were written read as missing: whatever is here can be computed again.
+    """
+
+    def __init__(self, uri: str) -> None:
+        self.scheme, self.path = split(uri)
+        self.uri = to_uri(self.path, self.scheme)
+
+    def get(self, key: str) -> Any | None:
+        """Return the value of ``key``, or ``None``."""
+        content = self._content(self.file(key))
+        return content.get("value") if content is not None and content.get("key") == key else None
+
+    def put(self, key: str, value: Any) -> None:
+        """Keep ``value`` under ``key``. Raises ``StorageError`` when it cannot be written."""
+        data = checksums.sealed({"key": key, "value": value})
+        with translated(f"write to the cache {self.uri}"):
+            files.write_atomic(filesystem(self.scheme), self.scheme, self.file(key), data)
+
+    def under(self, name: str) -> "JsonStore":
+        """Return the store of JSON values in the folder ``name`` below this one."""
+        return JsonStore(to_uri(f"{self.path}/{name}", self.scheme))
+
+    def values(self) -> list[Any]:
+        """Return the values of all keys, in no particular order, without those of folders below. What ``get``
+        would call missing is left out."""
+        try:
+            with translated(f"read {self.uri}"):
+                found = files.listing(filesystem(self.scheme), self.path)
+                there = [i.path for i in found if i.is_file and i.path.endswith(".json")]
+                contents = files.in_parallel(self._content, there)
+        except StorageError:
+            return []
+        return [
+            content.get("value")
+            for path, content in zip(there, contents, strict=True)
+            if content is not None and path == self.file(str(content.get("key")))
+        ]
+
+    def _content(self, path: str) -> dict[str, Any] | None:
+        try:
+            with translated(f"read {self.uri}"), filesystem(self.scheme).open_input_file(path) as file:
+                return checksums.unsealed(file.read())
+        except (StorageError, checksums.DamagedError):
+            return None
+
+    def file(self, key: str, suffix: str = ".json") -> str:
+        """Return the path, in pyarrow's terms, of the file that belongs to ``key``."""
+        return f"{self.path}/{hashlib.sha256(key.encode()).hexdigest()[:40]}{suffix}"

@@ -1,0 +1,157 @@
+"""A folder, local or on S3, as checkpoints need it: durable files with checksums, small atomic ones, renames."""
+
+import hashlib
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from ebbflow.infra.storage import files, private
+from ebbflow.infra.storage.filesystems import filesystem, split, to_uri
+
+_PIECE = 8 << 20  # bytes read at a time
+
+
+class Sink:
+    """A file that is being written: counts and hashes what passes, and keeps the first error for the end.
+
+    The libraries that write into it close their archive even after an error, some of them in a destructor where a
+    second one would end the process. So nothing is raised until ``Place.writing`` ends.
+    """
+
+    def __init__(self, raw: Any) -> None:
+        self._raw = raw
+        self._hash = hashlib.sha256()
+        self.error: Exception | None = None
+        self.size = 0  # bytes
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data).cast("B")
+        if self.error is None:
+            try:
+                self._raw.write(view)
+                self._hash.update(view)
+            except Exception as exc:
+                self.error = exc
+        self.size += len(view)
+        return len(view)
+
+    def flush(self) -> None:
+        """Do nothing; ``Place.writing`` makes the file durable."""
+
+    def tell(self) -> int:
+        return self.size
+
+    @property
+    def digest(self) -> str:
+        """Return the SHA-256 of what was written, in hex."""
+        return self._hash.hexdigest()
+
+
+class Place:
+    """Names below a root. Errors are those of the system: wrap calls in ``filesystems.translated``."""
+
+    def __init__(self, uri: str | os.PathLike[str]) -> None:
+        self.scheme, self.root = split(uri)
+        self.uri = to_uri(self.root, self.scheme)
+
+    @property
+    def local(self) -> bool:
+        return self.scheme == "file"
+
+    def path(self, name: str) -> str:
+        """Return the path of ``name``, in pyarrow's terms."""
+        return f"{self.root}/{name}" if name else self.root
+
+    def uri_of(self, name: str) -> str:
+        return to_uri(self.path(name), self.scheme)
+
+    def fs(self) -> Any:
+        """Return the ``pyarrow.fs.FileSystem``, as the environment describes it now."""
+        return filesystem(self.scheme)
+
+    @contextmanager
+    def writing(self, name: str) -> Iterator[Sink]:
+        """Write a new file; after the block it is durable. It is not atomic: a manifest makes files count."""
+        path = self.path(name)
+        if not self.local:
+            with self.fs().open_output_stream(path) as out:
+                sink = Sink(out)
+                yield sink
+            if sink.error is not None:
+                raise sink.error
+            return
+        private.make_folder(os.path.dirname(path))
+        # unbuffered: a buffer would try its write again while the file is closed after an error
+        with private.open_file(path, "xb", buffering=0) as raw:
+            sink = Sink(_Whole(raw))
+            yield sink
+            if sink.error is not None:
+                raise sink.error
+            os.fsync(raw.fileno())
+
+    def write(self, name: str, data: bytes) -> None:
+        """Write a small file atomically and durably; see ``files.write_atomic``."""
+        files.write_atomic(self.fs(), self.scheme, self.path(name), data)
+        if self.local:
+            files.sync_folder(os.path.dirname(self.path(name)))
+
+    def sync(self, name: str = "") -> None:
+        """Make the names in a folder durable."""
+        if self.local:
+            files.sync_folder(self.path(name))
+
+    def read(self, name: str) -> bytes:
+        with self.fs().open_input_file(self.path(name)) as file:
+            return bytes(file.read())
+
+    def read_range(self, name: str, offset: int, length: int) -> bytes:
+        """Return ``length`` bytes of a file from ``offset``; fewer where it ends."""
+        with self.fs().open_input_file(self.path(name)) as file:
+            return bytes(file.read_at(length, offset))
+
+    def pieces(self, name: str) -> Iterator[bytes]:
+        """Return a file's content, a few megabytes at a time."""
+        with self.fs().open_input_stream(self.path(name)) as file:
+            while piece := file.read(_PIECE):
+                yield piece
+
+    def entries(self, name: str = "") -> list[Any]:
+        """Return the ``pyarrow.fs.FileInfo`` of all in a folder, sorted; none for one that is missing."""
+        return files.listing(self.fs(), self.path(name))
+
+    def remove(self, name: str) -> None:
+        """Delete a file; a missing one is no error."""
+        with suppress(FileNotFoundError):
+            self.fs().delete_file(self.path(name))
+
+    def remove_folder(self, name: str) -> None:
+        """Delete a folder and all in it; a missing one is no error."""
+        with suppress(FileNotFoundError):
+            if self.local:
+                shutil.rmtree(self.path(name))
+            else:
+                self.fs().delete_dir(self.path(name))
+
+    def move_folder(self, name: str, to: str, first: str) -> None:
+        """Rename a folder of files. On S3, where each file is copied, ``first`` goes before all others."""
+        if self.local:
+            os.rename(self.path(name), self.path(to))
+            return
+        inside = [info.base_name for info in self.entries(name) if info.is_file]
+        for file in sorted(inside, key=lambda file: (file != first, file)):
+            self.fs().move(self.path(f"{name}/{file}"), self.path(f"{to}/{file}"))
+        self.remove_folder(name)
+
+
+class _Whole:
+    """Writes all of a buffer to an unbuffered file, which may take less at once."""
+
+    def __init__(self, raw: Any) -> None:
+        self._raw = raw
+
+    def write(self, view: memoryview) -> None:
+        done = 0
+        while done < len(view):
+            done += self._raw.write(view[done:])

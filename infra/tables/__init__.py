@@ -1,0 +1,1 @@
+"""Tables: reading Parquet, statistics, samples, clustering, benchmark data."""

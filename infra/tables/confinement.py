@@ -1,0 +1,101 @@
+"""DuckDB databases whose statements reach named places only: of the engine's own rules the second line of defense.
+
+What SQL may call is decided where it is parsed; this holds whatever gets past that. DuckDB calls none of it a
+sandbox: the process keeps the rights of its user.
+"""
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from ebbflow.infra.protocols import Relation
+from ebbflow.infra.storage.filesystems import split
+
+# What the engine itself changes after the lock; none of it opens a place.
+_CHANGEABLE = (
+    "threads", "memory_limit", "enable_progress_bar", "enable_progress_bar_print", "progress_bar_time",
+    "enable_profiling",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """What the statements of a database may touch, besides its spill folder."""
+
+    files: frozenset[str] = frozenset()  # to read
+    folders: frozenset[str] = frozenset()  # to read and write
+    everything: bool = False  # all that the process may: the user has allowed functions that read files
+
+    @classmethod
+    def of(cls, relations: Iterable[Relation], uris: Iterable[str], everything: bool = False) -> "Reach":
+        """Return the reach of ``relations`` and the folders ``uris``, as far as they are of this machine.
+
+        What lies elsewhere is read and written by Arrow, and no statement reaches it.
+        """
+        real: dict[str, str] = {}  # of folders, which many files share: DuckDB compares what links point at
+
+        def resolved(path: str) -> str:
+            folder, _, name = path.rpartition("/")
+            if folder not in real:
+                real[folder] = os.path.realpath(folder or "/").rstrip("/")
+            return f"{real[folder]}/{name}"
+
+        files = (f.path for r in relations if r.scheme == "file" and not r.external for f in r.files)
+        folders = (path.rstrip("/") for scheme, path in map(split, uris) if scheme == "file")
+        return cls(frozenset(map(resolved, files)), frozenset(map(os.path.realpath, folders)), everything)
+
+    def covers(self, other: "Reach") -> bool:
+        """Tell whether ``other`` is within this one."""
+        if self.everything:
+            return True
+        within = tuple(f"{folder}/" for folder in self.folders)
+        return (
+            not other.everything
+            and all(f"{folder}/".startswith(within) for folder in other.folders)
+            and all(path in self.files or path.startswith(within) for path in other.files)
+        )
+
+    def joined(self, other: "Reach") -> "Reach":
+        """Return what this one and ``other`` reach together."""
+        return Reach(
+            self.files | other.files, self.folders | other.folders, self.everything or other.everything
+        )
+
+
+NOTHING = Reach()
+
+
+def configuration() -> dict[str, Any]:
+    """Return what every database begins with: nothing is installed, no secret of the user's is read, no variable of
+    Python is a table."""
+    return {
+        "autoinstall_known_extensions": "false",  # nothing is fetched from the network
+        "allow_community_extensions": "false",
+        "allow_persistent_secrets": "false",
+        "python_enable_replacements": "false",
+        "allowed_configs": list(_CHANGEABLE),
+    }
+
+
+def lock(connection: Any, reach: Reach) -> None:
+    """Hold all statements of the connection's database to ``reach``, for good.
+
+    The order matters: places can be named only as long as the rest is open, and the lock comes last. A closed
+    database without named places could not read its own tables, which views name by their paths.
+    """
+    if reach.everything:
+        said = ["allow_persistent_secrets = true"]
+    else:
+        said = [
+            f"allowed_paths = {_listed(reach.files)}",
+            f"allowed_directories = {_listed(reach.folders)}",
+            "enable_external_access = false",
+            "autoload_known_extensions = false",
+        ]
+    for setting in (*said, "lock_configuration = true"):
+        connection.execute(f"SET {setting}")
+
+
+def _listed(texts: Iterable[str]) -> str:
+    return "[" + ", ".join("'" + text.replace("'", "''") + "'" for text in sorted(texts)) + "]"

@@ -1,0 +1,197 @@
+"""Parquet files and folders as tables."""
+
+import hashlib
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from ebbflow.infra.errors import TableError
+from ebbflow.infra.protocols import FileEntry, Relation
+from ebbflow.infra.storage import files
+from ebbflow.infra.storage.filesystems import filesystem, split, to_uri, translated
+from ebbflow.infra.tables.datatypes import spark_type
+
+_SUFFIXES = (".parquet", ".parq", ".pq")
+# what makes a folder more than its Parquet files: reading them all would bring deleted rows back
+_Columns = tuple[tuple[str, str], ...]
+_TABLE_FORMATS = {"_delta_log": "Delta Lake", ".hoodie": "Hudi", "metadata": "Iceberg"}
+
+
+class _Source(NamedTuple):
+    """A table's name and files."""
+
+    name: str
+    files: tuple[FileEntry, ...]
+
+
+def discover(uri: str) -> tuple[Relation, ...]:
+    """Return the tables in the folder ``uri`` (local or S3), sorted by name.
+
+    Each ``NAME.parquet`` file is a table, and so is each sub-folder ``NAME`` or ``NAME.parquet`` that holds
+    Parquet files. ``uri`` may also name one Parquet file. Hidden and other files are skipped. Names need not
+    be identifiers (SQL quotes them) but must differ in more than case.
+
+    Raises ``TableError`` for a missing folder, one without Parquet, a corrupt or empty file, files of one
+    table that disagree on a column, a type that Spark lacks, partition folders (``k=v``) and table formats
+    with a log.
+    """
+    from pyarrow.fs import FileType
+
+    scheme, path = split(uri)
+    fs = filesystem(scheme)
+    with translated(f"read the tables in {uri}", TableError):
+        info = fs.get_file_info(path)
+        if info.is_file:
+            sources = [_Source(_stem(info.base_name), (files.entry(info),))]
+        else:
+            found = files.listing(fs, path)
+            if not found and info.type == FileType.NotFound:
+                raise TableError(f"{uri} does not exist; name a folder that holds Parquet files")
+            sources = [source for item in found if (source := _source(fs, scheme, item)) is not None]
+    if not sources:
+        raise TableError(f"{uri} holds no Parquet files (*.parquet) and no folders of them")
+    _check_names(uri, [name for name, _ in sources])
+    tables = [_relation(scheme, name, entries) for name, entries in sources]
+    return tuple(sorted(tables, key=lambda table: table.name.lower()))
+
+
+def version(relation: Relation) -> str:
+    """Return a hash of the relation's file list, sizes and modification times.
+
+    It changes whenever the content may have changed; renaming the relation does not change it. For an
+    external relation, whose files the engine hides, it covers the name and columns only.
+    """
+    digest = hashlib.sha256(relation.scheme.encode())
+    if relation.external:
+        digest.update(repr((relation.name, relation.columns)).encode())
+    for file in sorted(relation.files, key=lambda f: f.path):
+        digest.update(f"\0{file.path}\0{file.size}\0{file.modified!r}".encode())
+    return digest.hexdigest()[:32]
+
+
+@lru_cache(maxsize=4096)
+def footer(scheme: str, file: FileEntry) -> Any:
+    """Return a file's ``pyarrow.parquet.FileMetaData``. Raises ``TableError`` when it is not Parquet."""
+    import pyarrow.parquet as pq
+
+    uri = to_uri(file.path, scheme)
+    if file.size == 0:
+        raise TableError(f"{uri} is empty; a Parquet file has at least a footer, delete it or write it again")
+    with translated(f"read {uri} as Parquet", TableError):
+        source = filesystem(scheme).open_input_file(file.path)
+        with source:
+            return pq.ParquetFile(source).metadata
+
+
+def _source(fs: Any, scheme: str, info: Any) -> _Source | None:
+    """Return the table that one entry of the folder is, or ``None`` when it is none."""
+    if files.hidden(info.base_name):
+        return None
+    if info.is_file:
+        single = _Source(_stem(info.base_name), (files.entry(info),))
+        return single if _is_parquet(info.base_name) else None
+    inside = files.listing(fs, info.path)
+    uri = to_uri(info.path, scheme)
+    partitions = [i.base_name for i in inside if not i.is_file and "=" in i.base_name]
+    if partitions:
+        raise TableError(
+            f"{uri} is partitioned by folders ({partitions[0]}); that is not supported, "
+            f"write the column into the files"
+        )
+    entries = tuple(
+        files.entry(i)
+        for i in inside
+        if i.is_file and _is_parquet(i.base_name) and not files.hidden(i.base_name)
+    )
+    for item in (i for i in inside if not i.is_file):
+        _check_format(fs, uri, item)
+    return _Source(_stem(info.base_name), entries) if entries else None
+
+
+def _check_format(fs: Any, uri: str, folder: Any) -> None:
+    """Refuse a folder inside a table's folder that changes what the table's rows are."""
+    name = folder.base_name
+    if name in ("_delta_log", ".hoodie") or (
+        name == "metadata"
+        and any(i.base_name.endswith(".metadata.json") for i in files.listing(fs, folder.path))
+    ):
+        raise TableError(
+            f"{uri} is a {_TABLE_FORMATS[name]} table; its log decides which files count, "
+            f"so read it through the engine's catalogue or export it to plain Parquet"
+        )
+    if not files.hidden(name) and any(
+        _is_parquet(i.base_name) for i in files.listing(fs, folder.path) if i.is_file
+    ):
+        raise TableError(f"{uri} holds Parquet in the nested folder {name!r}; a table is one folder of files")
+
+
+def _relation(scheme: str, name: str, entries: tuple[FileEntry, ...]) -> Relation:
+    schemas = files.in_parallel(lambda file: _columns(scheme, name, file), entries)
+    for file, columns in zip(entries[1:], schemas[1:], strict=True):
+        if columns != schemas[0]:
+            uri, first = to_uri(file.path, scheme), to_uri(entries[0].path, scheme)
+            raise TableError(_disagreement(name, uri, columns, first, schemas[0]))
+    return Relation(name, scheme, entries, schemas[0])
+
+
+def _columns(scheme: str, table: str, file: FileEntry) -> tuple[tuple[str, str], ...]:
+    metadata = footer(scheme, file)
+    uri = to_uri(file.path, scheme)
+    with translated(f"read the schema of {uri}", TableError):
+        schema = metadata.schema.to_arrow_schema()
+        physical = {
+            c.path: c.physical_type for c in (metadata.schema.column(i) for i in range(metadata.num_columns))
+        }
+    columns = []
+    for field in schema:
+        # INT96 is how older Spark wrote timestamps; Arrow shows it in nanoseconds
+        dtype = "timestamp" if physical.get(field.name) == "INT96" else spark_type(field.type)
+        if dtype is None:
+            raise TableError(
+                f"column {field.name!r} of table {table!r} ({uri}) has the type {field.type}, which "
+                f"Spark SQL lacks; write it as another type, such as timestamps in microseconds"
+            )
+        columns.append((str(field.name), dtype))
+    seen: set[str] = set()
+    for column, _ in columns:
+        if column.lower() in seen:
+            raise TableError(
+                f"table {table!r} ({uri}) has two columns {column!r}; names must differ in any case"
+            )
+        seen.add(column.lower())
+    if not columns:
+        raise TableError(f"table {table!r} ({uri}) has no columns")
+    return tuple(columns)
+
+
+def _disagreement(table: str, uri: str, ours: _Columns, other: str, theirs: _Columns) -> str:
+    """Return how the columns of the file ``uri`` differ from those of ``other``."""
+    start = f"the files of table {table!r} disagree: {uri} has "
+    types = dict(theirs)
+    for name, dtype in ours:
+        if name not in types:
+            return f"{start}the column {name!r}, {other} has not; all files must have the same columns"
+        if types[name] != dtype:
+            return f"{start}{name!r} as {dtype}, {other} has it as {types[name]}; all files must agree"
+    missing = sorted(types.keys() - dict(ours).keys())
+    if missing:
+        return f"{start}no column {missing[0]!r}, {other} has it; all files must have the same columns"
+    return f"{start}its columns in another order than {other}; write them in one order"
+
+
+def _check_names(uri: str, names: Sequence[str]) -> None:
+    seen: dict[str, str] = {}
+    for name in names:
+        if name.lower() in seen:
+            raise TableError(
+                f"{uri} holds two tables {seen[name.lower()]!r} and {name!r}; names must differ in any case"
+            )
+        seen[name.lower()] = name
+
+
+def _is_parquet(name: str) -> bool:
+    return name.lower().endswith(_SUFFIXES)
+
+
+def _stem(name: str) -> str:
+    return name.rsplit(".", 1)[0] if _is_parquet(name) else name

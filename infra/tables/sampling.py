@@ -1,0 +1,236 @@
+"""A sample of a table's rows, spread over its row groups, kept as Parquet with a checksum beside the cache."""
+
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Any
+
+from ebbflow.infra.clock import Clock, SystemClock
+from ebbflow.infra.errors import InfraError, StorageError, TableError
+from ebbflow.infra.protocols import FileEntry, Relation
+from ebbflow.infra.storage import checksums, files
+from ebbflow.infra.storage.filesystems import filesystem, to_uri, translated
+from ebbflow.infra.storage.jsonstore import JsonStore
+from ebbflow.infra.tables.parquet import footer, version
+
+ENTIRE_TIMES = 10  # a table of up to this many times sample_rows is read entirely for its statistics
+DECODE_ROWS = 400_000  # at most about this many rows are decoded for a sample
+LARGEST_BLOCKS = 8  # row groups sampled
+TIME_LIMIT = 30.0  # seconds after which no further row group is read
+_KEPT_IN_MEMORY = 16  # samples
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """The part of a sample that came from one row group."""
+
+    row_group: int  # numbered through all files
+    rows: int  # decoded, from the row group's first on
+    sampled: int  # of those
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Rows of a table."""
+
+    table: Any  # pyarrow.Table of all columns
+    rows: int  # of the entire table
+    blocks: tuple[Block, ...]
+
+    @property
+    def entire(self) -> bool:
+        return bool(self.table.num_rows == self.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class _RowGroup:
+    file: FileEntry
+    index: int  # within the file
+    rows: int
+
+
+def draw(relation: Relation, sample_rows: int, clock: Clock | None = None) -> Sample:
+    """Read a sample: random rows of row groups that are evenly spaced over all files.
+
+    Rows are random, not evenly spaced, because equal values often lie side by side or at a fixed distance,
+    and evenly spaced rows would then never, or always, meet them twice. The same files give the same sample.
+    Tables of up to ``ENTIRE_TIMES * sample_rows`` rows are read entirely. Raises ``TableError``.
+    """
+    import pyarrow as pa
+
+    clock = clock or SystemClock()
+    groups = _row_groups(relation)
+    total = sum(group.rows for group in groups)
+    entire = total <= ENTIRE_TIMES * sample_rows
+    chosen = list(range(len(groups))) if entire else _spread(groups)
+    deadline = clock.now() + TIME_LIMIT
+    tables: list[Any] = []
+    blocks: list[Block] = []
+    for position in chosen:
+        if blocks and clock.now() > deadline:
+            entire = False
+            break
+        group = groups[position]
+        limit = group.rows if entire else min(group.rows, max(1, DECODE_ROWS // len(chosen)))
+        part = _decode(relation, group, limit)
+        taken = part if entire else _some(part, -(-sample_rows // len(chosen)), position)
+        tables.append(taken)
+        blocks.append(Block(position, part.num_rows, taken.num_rows))
+    table = pa.concat_tables(tables) if tables else _empty(relation)
+    return Sample(table, total, tuple(blocks))
+
+
+def thinned(sample: Sample, sample_rows: int) -> Sample:
+    """Return at most ``sample_rows`` random rows of ``sample``; a smaller one stays as it is."""
+    if sample.table.num_rows <= sample_rows:
+        return sample
+    return Sample(_some(sample.table, sample_rows, 0), sample.rows, ())
+
+
+def _some(table: Any, count: int, seed: int) -> Any:
+    """Return ``count`` random rows in their order; all when there are no more."""
+    import numpy as np
+
+    if table.num_rows <= count:
+        return table
+    return table.take(np.sort(np.random.default_rng(seed).choice(table.num_rows, count, replace=False)))
+
+
+# --- keeping samples --------------------------------------------------------------------------------------
+
+_memory: OrderedDict[tuple[str, int], Sample] = OrderedDict()
+_memory_lock = threading.Lock()
+
+
+def keep(relation: Relation, sample: Sample, cache: JsonStore | None, sample_rows: int) -> None:
+    """Keep a sample in memory, and as a file beside ``cache`` where that can be written."""
+    key = _key(relation, sample_rows)
+    _remember(key, sample)
+    if cache is None:
+        return
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    buffer = pa.BufferOutputStream()
+    table = sample.table.replace_schema_metadata({b"ebbflow.rows": str(sample.rows).encode()})
+    try:
+        pq.write_table(table, buffer)
+        with translated(f"write a sample to {cache.uri}"):
+            content = buffer.getvalue().to_pybytes()
+            content += checksums.of_bytes(content).encode()
+            files.write_atomic(filesystem(cache.scheme), cache.scheme, _path(cache, key), content)
+    except (StorageError, pa.ArrowException):
+        return  # a cache only: the sample is drawn again when it is needed
+
+
+def kept(relation: Relation, cache: JsonStore | None, sample_rows: int) -> Sample:
+    """Return the kept sample, drawing and keeping it if need be. Raises ``TableError``."""
+    key = _key(relation, sample_rows)
+    with _memory_lock:
+        if key in _memory:
+            _memory.move_to_end(key)
+            return _memory[key]
+    sample = _stored(cache, key) if cache is not None else None
+    if sample is not None:
+        _remember(key, sample)
+        return sample
+    sample = thinned(draw(relation, sample_rows), sample_rows)
+    keep(relation, sample, cache, sample_rows)
+    return sample
+
+
+def _stored(cache: JsonStore, key: tuple[str, int]) -> Sample | None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with translated(f"read a sample in {cache.uri}"):
+            with filesystem(cache.scheme).open_input_file(_path(cache, key)) as file:
+                found = file.read()
+            content, digits = found[: -checksums.DIGITS], found[-checksums.DIGITS :]
+            if checksums.of_bytes(content).encode() != digits:
+                return None  # damaged: it is drawn again
+            table = pq.ParquetFile(pa.BufferReader(content)).read()
+        rows = int((table.schema.metadata or {})[b"ebbflow.rows"])
+    except (InfraError, KeyError, ValueError):
+        return None
+    return Sample(table, rows, ())
+
+
+def _remember(key: tuple[str, int], sample: Sample) -> None:
+    with _memory_lock:
+        _memory[key] = sample
+        _memory.move_to_end(key)
+        while len(_memory) > _KEPT_IN_MEMORY:
+            _memory.popitem(last=False)
+
+
+def _key(relation: Relation, sample_rows: int) -> tuple[str, int]:
+    return version(relation), sample_rows
+
+
+def _path(cache: JsonStore, key: tuple[str, int]) -> str:
+    return cache.file(f"sample/{key[0]}/{key[1]}", ".sample")
+
+
+# --- reading ----------------------------------------------------------------------------------------------
+
+
+def _row_groups(relation: Relation) -> list[_RowGroup]:
+    metadata = files.in_parallel(lambda file: footer(relation.scheme, file), relation.files)
+    return [
+        _RowGroup(file, index, found.row_group(index).num_rows)
+        for file, found in zip(relation.files, metadata, strict=True)
+        for index in range(found.num_row_groups)
+    ]
+
+
+def _spread(groups: list[_RowGroup]) -> list[int]:
+    """Return evenly spaced positions of row groups, so many that about ``DECODE_ROWS`` rows are decoded."""
+    average = max(1.0, sum(g.rows for g in groups) / len(groups))
+    count = min(len(groups), max(1, min(LARGEST_BLOCKS, int(DECODE_ROWS / average))))
+    # tiny row groups: take more of them, or the sample would be too small
+    if average * count < DECODE_ROWS / 4:
+        count = min(len(groups), max(count, int(DECODE_ROWS / 4 / average)))
+    return sorted({int((i + 0.5) * len(groups) / count) for i in range(count)})
+
+
+def _decode(relation: Relation, group: _RowGroup, limit: int) -> Any:
+    """Return the first ``limit`` rows of a row group, with plain strings in place of string views."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    with (
+        translated(f"read rows of {to_uri(group.file.path, relation.scheme)}", TableError),
+        filesystem(relation.scheme).open_input_file(group.file.path) as source,
+    ):
+        reader = pq.ParquetFile(source, metadata=footer(relation.scheme, group.file))
+        if limit >= group.rows:
+            table = reader.read_row_group(group.index)
+        else:
+            batches, missing = [], limit
+            for batch in reader.iter_batches(min(limit, 65_536), row_groups=[group.index]):
+                batches.append(batch.slice(0, missing))
+                missing -= batches[-1].num_rows
+                if missing <= 0:
+                    break
+            table = pa.Table.from_batches(batches, reader.schema_arrow)
+        return _plain(table)
+
+
+def _plain(table: Any) -> Any:
+    """Return the table with string and binary views as plain ones, which more functions accept."""
+    import pyarrow as pa
+
+    for i, field in enumerate(table.schema):
+        plain = pa.string() if field.type == pa.string_view() else None
+        plain = pa.binary() if field.type == pa.binary_view() else plain
+        if plain is not None:
+            table = table.set_column(i, field.name, table.column(i).cast(plain))
+    return table
+
+
+def _empty(relation: Relation) -> Any:
+    from ebbflow.infra.tables.datatypes import arrow_schema
+
+    return arrow_schema(relation.columns).empty_table()

@@ -1,0 +1,1 @@
+"""Full checkpoints of a training: writing, verifying, reading."""

@@ -1,0 +1,349 @@
+"""Full checkpoints of a training in a folder, local or on S3.
+
+Layout::
+
+    <folder>/step-<steps>-<milliseconds>-<random>/model.pt ...    one file for each key of the state
+    <folder>/step-.../manifest.json                               sizes and checksums, written last
+    <folder>/corrupt-step-...                                     set aside, with why in reason.txt; not deleted
+                                                                  before a whole one has got as far
+
+Without a manifest a checkpoint does not exist. The files are those of ``torch.save``, so that ``torch.load`` alone
+reads them too. State that is sharded over processes is saved by all of them, see ``save_sharded``.
+"""
+
+import json
+import os
+import re
+import time
+import uuid
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from ebbflow.infra.clock import Clock, SystemClock
+from ebbflow.infra.errors import StorageError
+from ebbflow.infra.storage.manifest import OtherVersionError, UnusableError
+from ebbflow.infra.training.checkpoints.files import CheckpointFiles, UnfinishedError, discarded_on_error
+from ebbflow.infra.training.checkpoints.manifest import Layout, Manifest, Payload
+from ebbflow.infra.training.checkpoints.states import Signature, Staging, check_model, read_state, signature
+from ebbflow.infra.training.checkpoints.writer import BackgroundWriter
+from ebbflow.infra.training.process.agreeing import exchangeable
+from ebbflow.planners.errors import OptionError
+
+TIMEOUT = 120.0  # seconds for one save
+_KEY = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """A checkpoint that was written."""
+
+    step: int
+    uri: str
+    bytes: int
+    seconds: float  # from the request until it was durable
+    stalled: float  # seconds of it that the caller waited
+
+
+@exchangeable
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A checkpoint whose files were compared with their checksums."""
+
+    step: int  # optimiser steps done
+    name: str
+    uri: str
+    created: float  # seconds since the Unix epoch
+    bytes: int
+    note: Any  # as it was saved
+    signature: Signature  # of the model
+    layout: Layout
+    files: tuple[Payload, ...]
+    passed_over: tuple[str, ...] = ()  # newer ones that cannot serve, and why
+
+    def check_model(self, model: Any) -> None:
+        """Raise ``OtherModelError``, naming the parameters, if this is a checkpoint of another model."""
+        check_model(self.signature, model, self.uri)
+
+
+class CheckpointFolder:
+    """Saves and finds the full checkpoints of one run. One thread calls it; see ``RunLock`` for one process.
+
+    Args:
+        uri: a folder or ``s3://bucket/folder``.
+        keep: how many complete checkpoints stay; the newest always does.
+        timeout: seconds that a save may take before the caller hears of it.
+    """
+
+    def __init__(
+        self,
+        uri: str | os.PathLike[str],
+        keep: int = 2,
+        *,
+        clock: Clock | None = None,
+        timeout: float = TIMEOUT,
+    ) -> None:
+        if keep < 1:
+            raise OptionError(f"keep must be at least 1 checkpoint; got {keep}")
+        if not timeout > 0:
+            raise OptionError(f"timeout must be > 0 s; got {timeout}")
+        self.keep = keep
+        self._timeout = timeout
+        self._clock = clock or SystemClock()
+        self._files = CheckpointFiles(uri, self._clock)
+        self.uri = self._files.place.uri
+        self._staging = Staging()
+        self._writer: BackgroundWriter[Saved] = BackgroundWriter(f"the checkpoint in {self.uri}")
+        self._writing = ""  # name of the one that is being written
+        self._left: list[str] = []  # unusable ones that ``latest`` left where they are
+        self.failures = 0  # saves that did not become checkpoints
+        self.last: Saved | None = None  # that became durable
+
+    # --- saving -------------------------------------------------------------------------------------------
+
+    def save(
+        self, state: Mapping[str, Any], step: int, note: Any = None, *, timeout: float | None = None
+    ) -> Saved:
+        """Save now and return when it is durable. Needs no other process.
+
+        A save in the background is waited for first; should that one have failed, this one is made all the same.
+
+        Args:
+            state: nested state dicts by name, such as ``{"model": ..., "optimizer": ..., "run": ...}``.
+            step: optimiser steps done.
+            note: JSON that ``Found.note`` gives back.
+            timeout: seconds for everything; the folder's unless given.
+
+        Raises:
+            StorageFullError: no space left. What was written is deleted, older checkpoints are whole.
+            StorageError: it cannot be written, or not within ``timeout``.
+            OptionError: the state holds what could not be read back.
+        """
+        begun = time.monotonic()
+        limit = self._timeout if timeout is None else timeout
+        try:
+            self._writer.wait(limit)
+        except StorageError:
+            if self._writer.busy:
+                raise
+        self._start(state, step, note, begun)
+        saved = self._writer.wait(max(0.0, limit - (time.monotonic() - begun)))
+        assert saved is not None
+        return replace(saved, stalled=saved.seconds)
+
+    def save_async(self, state: Mapping[str, Any], step: int, note: Any = None) -> bool:
+        """Copy the state and save it in the background; training waits for the copy only.
+
+        Returns whether it was taken: while one save is under way another is not queued, since by the time it could
+        be written there is a newer state. Raises the error of the save before, see ``save``, if nobody has heard of
+        it yet; nothing is begun then, and the next call is free to.
+        """
+        if self._writer.busy:
+            return False
+        begun = time.monotonic()
+        self._writer.wait(0.0)  # an error nobody has heard of, before the copy is made
+        self._start(state, step, note, begun)
+        return True
+
+    def wait(self, timeout: float | None = None) -> Saved | None:
+        """Wait for the save in the background; return it once, ``None`` if there is none. Raises its error."""
+        return self._writer.wait(self._timeout if timeout is None else timeout)
+
+    @property
+    def busy(self) -> bool:
+        """Tell whether a save is under way."""
+        return self._writer.busy
+
+    def _start(self, state: Mapping[str, Any], step: int, note: Any, begun: float) -> None:
+        name = self._name(step)
+        _check(state, note)
+        copied, ready = self._staging.copy(state)
+        signed = signature(state.get("model", state))
+        stalled = time.monotonic() - begun
+
+        def job() -> Saved:
+            if ready is not None:
+                ready.synchronize()
+            try:
+                size = self._write(name, copied, step, note, signed)
+            except BaseException:
+                self.failures += 1
+                raise
+            self.last = Saved(step, self._files.place.uri_of(name), size, time.monotonic() - begun, stalled)
+            return self.last
+
+        self._writer.start(job)
+
+    def _name(self, step: int) -> str:
+        if not 0 <= step < 10**12:
+            raise OptionError(f"step must be from 0 to 10^12 - 1; got {step}")
+        return f"step-{step:012d}-{int(self._clock.now() * 1000):013d}-{uuid.uuid4().hex[:8]}"
+
+    def _write(self, name: str, state: Mapping[str, Any], step: int, note: Any, signed: Signature) -> int:
+        def write() -> Manifest:
+            return Manifest(
+                step, self._clock.now(), "replicated", self._files.write(name, state), signed, note
+            )
+
+        self._writing = name
+        try:
+            size = discarded_on_error(self._files, name, write).size
+        finally:
+            self._writing = ""
+        self._files.retain(self.keep)
+        return size
+
+    # --- saving state that no process holds whole ---------------------------------------------------------
+
+    def save_sharded(self, state: dict[str, Any], step: int, note: Any = None, *, group: Any = None) -> Saved:
+        """Save state with sharded tensors (``DTensor``), each process its part. Every process of ``group`` calls it.
+
+        It goes through ``torch.distributed.checkpoint``; the processes hear of one another's errors, and waiting for
+        them is bounded by the group's own timeout. Any number of processes can load it again, one alone too.
+        """
+        from ebbflow.infra.training.checkpoints import sharded_files
+
+        begun = time.monotonic()
+        _check(state, note)
+        self._writer.wait(self._timeout)
+        name = str(sharded_files.agree(self._name(step), group))
+        place = self._files.place
+        try:
+            files = sharded_files.write(place, name, state, group)
+            signed = signature(state.get("model", state))
+
+            def commit() -> int:
+                manifest = Manifest(step, self._clock.now(), "sharded", files, signed, note)
+                discarded_on_error(self._files, name, lambda: manifest)
+                self._files.retain(self.keep)
+                return manifest.size
+
+            size = sharded_files.on_first(commit, group)
+        except BaseException:
+            self.failures += 1
+            if torch.distributed.get_rank(group) == 0:
+                self._files.discard(name)
+            raise
+        took = time.monotonic() - begun
+        self.last = Saved(step, place.uri_of(name), int(size), took, took)
+        return self.last
+
+    def load_sharded(self, found: Found, state: dict[str, Any], *, group: Any = None) -> None:
+        """Fill ``state``, of the layout that this world needs, from a sharded checkpoint. Collective."""
+        from ebbflow.infra.training.checkpoints import sharded_files
+
+        if found.layout != "sharded":
+            raise OptionError(f"{found.uri} is not sharded; use load")
+        with self._files.local(found.name) as folder:
+            sharded_files.read_into(folder, state, group)
+
+    # --- finding and loading ------------------------------------------------------------------------------
+
+    def latest(self) -> Found | None:
+        """Return the newest checkpoint that is whole; each file is read and compared with its checksum.
+
+        Corrupt ones are renamed to ``corrupt-...``; those, and newer ones without a manifest, are named in
+        ``passed_over`` and ``problems``. Raises ``StorageError`` when the folder cannot be read.
+        """
+        passed: list[str] = []
+        self._left = []
+        for name in reversed(self._files.names()):
+            if name == self._writing:
+                continue
+            uri = self._files.place.uri_of(name)
+            try:
+                manifest = self._files.manifest(name)
+                self._files.verify(name, manifest)
+            except UnfinishedError as exc:
+                passed.append(f"{uri} {exc}")
+            except OtherVersionError as exc:
+                passed.append(f"{uri} {exc}")
+                self._left.append(passed[-1])
+            except UnusableError as exc:
+                aside = self._files.set_aside(name, str(exc))
+                passed.append(f"{uri} {exc}" + ("; it is set aside" if aside else ""))
+                if not aside:
+                    self._left.append(passed[-1])
+            else:
+                self._files.note(*passed)
+                return _found(name, uri, manifest, tuple(passed))
+        self._files.note(*passed)
+        return None
+
+    def damaged(self) -> list[str]:
+        """Return the checkpoints that were finished and cannot serve, and why, where ``latest`` has found none.
+
+        They were set aside, now or earlier, or could not be, or are of another version of Ebbflow.
+        Raises ``StorageError``.
+        """
+        return self._files.aside() + self._left
+
+    def take_over(self, other: "CheckpointFolder", found: Found) -> Saved:
+        """Copy a checkpoint of another folder into this one, checked on its way. Raises ``StorageError``."""
+        begun = time.monotonic()
+        source, target = other._files, self._files
+        try:
+            manifest = source.manifest(found.name)
+
+            def write() -> Manifest:
+                target.copy(source, found.name, manifest)
+                return manifest
+
+            discarded_on_error(target, found.name, write)
+        except UnusableError as exc:
+            raise StorageError(f"{found.uri} {exc}") from exc
+        took = time.monotonic() - begun
+        self.last = Saved(found.step, target.place.uri_of(found.name), manifest.size, took, took)
+        return self.last
+
+    def discard(self, found: Found) -> None:
+        """Delete a checkpoint that is of no use any more; one that cannot be deleted stays."""
+        self._files.discard(found.name)
+
+    def load(
+        self, found: Found, *, map_location: Any = "cpu", only: Collection[str] | None = None
+    ) -> dict[str, Any]:
+        """Return the state, whole. No code from the files is run. Raises ``StorageError``.
+
+        Args:
+            found: from ``latest``.
+            map_location: device for the tensors, as in ``torch.load``.
+            only: keys to read, all unless given.
+        """
+        with self._files.local(found.name) as folder:
+            if found.layout == "sharded":
+                from ebbflow.infra.training.checkpoints import sharded_files
+
+                state = sharded_files.read_whole(folder, map_location)
+                return {key: value for key, value in state.items() if only is None or key in only}
+            keys = [file.name.removesuffix(".pt") for file in found.files]
+            return {
+                key: read_state(f"{folder}/{key}.pt", map_location)
+                for key in keys
+                if only is None or key in only
+            }
+
+    def problems(self) -> list[str]:
+        """Return and forget what was passed over or could not be tidied up."""
+        return self._files.problems()
+
+
+def _found(name: str, uri: str, manifest: Manifest, passed: tuple[str, ...]) -> Found:
+    return Found(
+        manifest.step, name, uri, manifest.created, manifest.size, manifest.note, manifest.signature,
+        manifest.layout, manifest.files, passed,
+    )  # fmt: skip
+
+
+def _check(state: Mapping[str, Any], note: Any) -> None:
+    if not state:
+        raise OptionError("state must hold something to save")
+    for key in state:
+        if not isinstance(key, str) or not _KEY.fullmatch(key):
+            raise OptionError(f"keys of the state are names of letters, digits, _ and -; got {key!r}")
+    try:
+        json.dumps(note)
+    except (TypeError, ValueError) as exc:
+        raise OptionError(f"note must be JSON; got {note!r} ({exc})") from exc

@@ -1,0 +1,1 @@
+"""Gradients of a training: noise, norms, preconditioners, tuning the batch size (Pollux)."""

@@ -1,0 +1,1 @@
+"""A training process: its process group, its channel to the launcher, leaving."""

@@ -1,0 +1,153 @@
+"""What a training process and its launcher tell each other, over the launcher's encrypted channel.
+
+The launcher is the server, so that no node's loss takes it along; it knows each node by its key, and takes from a
+node's processes only what is theirs to say (``launcher.exchange``). A *generation* is one world: the processes
+between one launch and the next. Messages carry the generation, so a process of an old world neither hears nor says
+anything in a newer one.
+"""
+
+import json
+import os
+import secrets
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+from ebbflow.infra.errors import LauncherLostError, MessageError
+from ebbflow.infra.training.channel import keys, messages
+from ebbflow.infra.training.channel.messages import Answer, Ask, Report, ReportKind, StopRequest
+
+if TYPE_CHECKING:
+    from ebbflow.infra.training.channel.client import MessageClient
+
+__all__ = ["Channel", "Report", "ReportKind", "RunSettings", "StopRequest"]
+
+RUN_ID = "EBBFLOW_RUN_ID"
+RUN_FOLDER = "EBBFLOW_RUN_FOLDER"  # a path or s3:// address that all nodes share
+GENERATION = "EBBFLOW_GENERATION"
+CHANNEL = "EBBFLOW_CHANNEL"  # host:port of the launcher
+SETTINGS = "EBBFLOW_RUN_SETTINGS"  # JSON of ``RunSettings``
+TIMEOUT = 20.0  # seconds for one answer of the launcher
+_ANSWERS = messages.by_name(Answer)
+
+
+@dataclass(frozen=True, slots=True)
+class RunSettings:
+    """What the launcher asks of a run; a script's own arguments to ``prepare`` go first where both speak."""
+
+    grace: float = 30.0  # seconds from SIGTERM to SIGKILL, unless a stop request says otherwise
+    checkpoint_every: float | None = (
+        None  # seconds; None: Daly's interval from the measured costs and the hazard
+    )
+    keep: int = 2  # full checkpoints kept
+    hazard: float = 0.0  # losses expected per node and hour
+    adaptive: bool = True  # whether the batch may change
+    collective_timeout: float = 60.0  # seconds after which a collective that hangs is an error
+    max_local: int | None = None  # examples that a process gets in a pass at most: after its memory ran out
+    canary_steps: int = 0  # > 0: run so many steps, save, load and stop with a "canary" report
+    running_every: int = (
+        0  # > 0: iterations C after which a running (partial) checkpoint has seen everything once
+    )
+    running_fraction: float = 0.125  # r of it saved each r*C iterations
+    retune_every: float = 30.0  # seconds between two looks at the batch, where it may change
+    save_within: float = 120.0  # seconds that the save of a run's end is tried again in before it is spilled
+    spill: str = ""  # folder for what the run's own cannot take; "": of the node's own disk
+    saved_step: int = -1  # newest step that the run's journal has as saved; -1: none
+    restart: bool = False  # whether a run all of whose checkpoints are damaged begins again
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Self:
+        """Return the launcher's settings; the defaults where there is none."""
+        return cls(**json.loads(environment.get(SETTINGS, "{}")))
+
+    def keeping(self, earlier: "RunSettings") -> "RunSettings":
+        """Return these, with what a process' memory was found to hold before unless they say it anew."""
+        return replace(self, max_local=self.max_local or earlier.max_local)
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+
+class Channel:
+    """A process' end of the conversation. May be used from several threads, one call at a time."""
+
+    def __init__(self, client: "MessageClient", generation: int, *, timeout: float = TIMEOUT) -> None:
+        """``timeout``: seconds for one answer of the launcher."""
+        self._client, self._generation, self._timeout = client, generation, timeout
+        self._session = secrets.token_hex(8)
+        self._number = 0
+        self._lock = threading.Lock()
+
+    @classmethod
+    def connect(cls, environment: Mapping[str, str] = os.environ) -> "Channel | None":
+        """Return the process's end; ``None`` without a launcher.
+
+        Raises ``LauncherLostError`` (a ``RuntimeError``) if it cannot be reached, ``TrainingError`` without keys.
+        """
+        address = environment.get(CHANNEL)
+        if not address:
+            return None
+        from ebbflow.infra.training.channel.client import MessageClient
+
+        server, pair = keys.handed_down(environment)
+        client = MessageClient(address, server, pair, patience=TIMEOUT)
+        try:
+            client.await_connection()
+        except BaseException:
+            client.close()
+            raise
+        return cls(client, int(environment[GENERATION]))
+
+    def post(self, report: Report) -> None:
+        """Say something; the launcher has it when this returns. Raises ``LauncherLostError`` when it is gone."""
+        self._ask("post", report=report)
+
+    def stop_request(self) -> StopRequest | None:
+        """Return the latest request to stop, if there is any. Raises ``LauncherLostError``."""
+        return self._ask("stop").stop
+
+    def claim(self, name: str) -> bool:
+        """Tell whether this process is the first of its generation to ask for ``name``.
+
+        Raises ``LauncherLostError``.
+        """
+        return self._ask("claim", name=name).count == 1
+
+    def meet(self) -> int:
+        """Say that this node's agent is there, and return how many are. Raises ``LauncherLostError``."""
+        return self._ask("meet").count
+
+    def close(self) -> None:
+        """End the connection. May be called twice."""
+        with self._lock:
+            self._client.close()
+
+    def _ask(self, do: Literal["post", "stop", "claim", "meet"], **fields: Any) -> Answer:
+        """Ask until there is an answer: again, under the same number, when the connection was made anew."""
+        with self._lock:
+            self._number += 1
+            frame = messages.encode(Ask(self._session, self._number, self._generation, do, **fields))
+            end, sent = time.monotonic() + self._timeout, 0
+            while True:
+                client = self._client
+                if sent != client.connections and client.connected and client.send(frame):
+                    sent = client.connections
+                # a message that waits is read even when the time is over: this process may have been stopped
+                found = client.receive(max(0.0, min(1.0, end - time.monotonic())))
+                if found is not None:
+                    answer = _answer(found)
+                    if answer.number == self._number:
+                        if answer.refused:
+                            raise LauncherLostError(f"the launcher refuses what was asked: {answer.refused}")
+                        return answer
+                elif time.monotonic() > end:
+                    raise LauncherLostError(f"the launcher does not answer within {self._timeout:g} s")
+
+
+def _answer(frames: list[bytes]) -> Answer:
+    if len(frames) != 1:
+        raise MessageError(f"an answer has one frame; got {len(frames)}")
+    found: Answer = messages.decode(frames[0], _ANSWERS)
+    return found

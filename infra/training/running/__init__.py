@@ -1,0 +1,1 @@
+"""Partial checkpoints of a training, saved while it runs (SCAR)."""

@@ -1,0 +1,100 @@
+"""The parameters cut into blocks: what is saved, lost and adopted on its own (SCAR, ICML 2019, section 4).
+
+Blocks are numbered in the order of the tensors and of their rows, so that equal models have equal blocks everywhere.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from ebbflow.infra.training.process.agreeing import exchangeable
+from ebbflow.planners.errors import OptionError
+
+SHARD_BYTES = 16 << 10  # of a block, about, where nobody says how many rows it has
+
+
+@exchangeable
+@dataclass(frozen=True, slots=True)
+class BlockSpec:
+    """Rows ``start`` to ``stop`` of a tensor along its first dimension; a scalar is one row."""
+
+    tensor: str
+    start: int
+    stop: int
+    nbytes: int  # of the parameter alone
+
+    def of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the block's part of ``tensor``, a view."""
+        return tensor[self.start : self.stop] if tensor.dim() else tensor.view(1)
+
+
+def partition_by_shard(tensors: Mapping[str, torch.Tensor], rows: int | None = None) -> tuple[BlockSpec, ...]:
+    """Cut every tensor along its first dimension into blocks of ``rows`` rows, or of about 16 KiB.
+
+    Many blocks make partial saves fine and priorities worth having; ten, as by layer, do neither.
+    """
+    if rows is not None and rows < 1:
+        raise OptionError(f"rows of a block must be >= 1; got {rows}")
+    found = []
+    for name, tensor in tensors.items():
+        count = _rows(tensor)
+        row_bytes = tensor.numel() // max(count, 1) * tensor.element_size()
+        step = rows or max(1, round(SHARD_BYTES / max(row_bytes, 1)))
+        for start in range(0, count, step):
+            stop = min(start + step, count)
+            found.append(BlockSpec(name, start, stop, (stop - start) * row_bytes))
+    return _some(found)
+
+
+def partition_by_layer(tensors: Mapping[str, torch.Tensor]) -> tuple[BlockSpec, ...]:
+    """Make each tensor one block: weights and biases apart."""
+    return _some(
+        [
+            BlockSpec(name, 0, _rows(t), t.numel() * t.element_size())
+            for name, t in tensors.items()
+            if t.numel()
+        ]
+    )
+
+
+def place_blocks(count: int, owners: Sequence[int], seed: int) -> tuple[int, ...]:
+    """Return the owner of each block: random by ``seed``, equal numbers up to one (SCAR, section 4.1)."""
+    if not owners:
+        raise OptionError("blocks need at least one owner")
+    order = np.random.default_rng(seed).permutation(count)
+    placed = [0] * count
+    for place, block in enumerate(order.tolist()):
+        placed[block] = owners[place % len(owners)]
+    return tuple(placed)
+
+
+def block_distances(
+    now: Mapping[str, torch.Tensor], saved: Mapping[str, torch.Tensor], blocks: Sequence[BlockSpec]
+) -> torch.Tensor:
+    """Return the Euclidean norm of each block's change, on the tensors' device; shape (blocks,), float32.
+
+    The temporary memory is that of the largest tensor.
+    """
+    names = list(dict.fromkeys(block.tensor for block in blocks))
+    rows = []
+    for name in names:
+        count = _rows(now[name])
+        change = (now[name].detach() - saved[name]).reshape(count, -1)
+        kind = torch.promote_types(change.dtype, torch.float32)
+        rows.append(torch.linalg.vector_norm(change, dim=1, dtype=kind).square().float())
+    squares = torch.cat(rows)
+    lengths = torch.tensor([block.stop - block.start for block in blocks], device=squares.device)
+    return torch.segment_reduce(squares, "sum", lengths=lengths).sqrt()
+
+
+def _rows(tensor: torch.Tensor) -> int:
+    return tensor.shape[0] if tensor.dim() else 1
+
+
+def _some(found: list[BlockSpec]) -> tuple[BlockSpec, ...]:
+    found = [block for block in found if block.nbytes and block.stop > block.start]
+    if not found:
+        raise OptionError("there is no parameter to cut into blocks")
+    return tuple(found)

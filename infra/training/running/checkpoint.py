@@ -1,0 +1,493 @@
+"""A running checkpoint: a fraction of the parameters is saved often, those first that changed most, and after a loss
+only what was lost is read back (SCAR: Qiao, Aragam, Zhang, Xing, "Fault Tolerance in Iterative-Convergent Machine
+Learning", ICML 2019; Qiao's thesis, CMU-CS-21-135, chapter 5).
+
+    running = RunningCheckpoint("s3://b/run/running", model, optimizer, period=16, fraction=1 / 8)
+    running.initialize()
+    for iteration in ...:
+        ...; optimizer.step()
+        running.step(iteration, {"epoch": epoch})
+    running.recover(lost_blocks)        # others keep their values
+    running.recover_all()               # nothing survived
+
+It pays where state is sharded, and where everything may be lost at once; while one replica of data-parallel training
+lives nothing needs to be recovered. With a process group every process saves the blocks it owns, the choice is made
+over the blocks of all, and ``step`` is collective. Tensors that are sharded along dimension 0 (``DTensor``, as of
+``fully_shard``) are owned by whoever has the shard; a world of another size reads them with ``read_running``.
+"""
+
+import contextlib
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+
+from ebbflow.infra.errors import StorageError
+from ebbflow.infra.training.checkpoints.states import Staging, check_model, signature
+from ebbflow.infra.training.checkpoints.writer import BackgroundWriter
+from ebbflow.infra.training.process import agreeing
+from ebbflow.infra.training.running.block_cache import BlockCache, copies
+from ebbflow.infra.training.running.blocks import (
+    BlockSpec,
+    partition_by_layer,
+    partition_by_shard,
+    place_blocks,
+)
+from ebbflow.infra.training.running.folder import RunningFolder, Table, small_bytes, small_content
+from ebbflow.infra.training.running.live_state import LiveState
+from ebbflow.infra.training.running.segments import STATE, Record
+from ebbflow.infra.training.running.store import BlockStore
+from ebbflow.planners.errors import OptionError
+from ebbflow.planners.training.saving.partial import (
+    CheckpointSchedule,
+    PartialCheckpoints,
+    PrioritySelection,
+    Strategy,
+    selection,
+)
+from ebbflow.planners.training.saving.rework import rework_after_recovery
+
+TIMEOUT = 120.0  # seconds
+NOTICE_SHARE = 0.5  # of the time left at a notice that an extra save plans with
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """What was read back."""
+
+    blocks: int
+    bytes: int  # of the parameters
+    seconds: float
+    iteration: int  # of the newest block, or of the small state
+    oldest: int  # iteration of the oldest block
+    perturbation: (
+        float | None
+    )  # how far these blocks had moved from what was read, when last measured; L2 norm
+    rework: float | None  # iterations that it costs at most (theorem 5.3.1), where c and the error were given
+    state: Any = None  # of ``step``, after ``recover_all``
+
+
+@dataclass(frozen=True, slots=True)
+class _Pending:
+    """A save under way, and what its blocks in the cache were before."""
+
+    blocks: list[int]
+    iteration: int
+    before: list[torch.Tensor]
+    bytes: int
+
+
+class RunningCheckpoint:
+    """Keeps the running checkpoint of a training; one copy of the parameters is held beside them for distances.
+
+    One write is under way at a time. A save that comes due meanwhile is left out and counted in ``skipped``: training
+    never waits for storage. A write that fails is counted in ``failures``; its blocks count as changed again.
+
+    Args:
+        uri: a folder or ``s3://bucket/folder``, of this training alone.
+        model: a module or tensors by name.
+        optimizer: what it keeps of a parameter goes with the parameter's block.
+        period: C, iterations in which the volume of everything is written once.
+        fraction: r of it in each save, every r·C iterations.
+        partition: blocks of rows, or one for each tensor.
+        shard_rows: rows of a block; about 16 KiB unless given.
+        strategy: which blocks are saved: those that changed most, in turn, or at random.
+        max_age: iterations after which a block is saved whether or not it changed; 4·C unless given.
+        asynchronous: write in the background.
+        group: processes that hold the blocks together; none unless given.
+        owner: number of this process among the owners, by which its files are named; its rank unless given.
+        seed: of the placement and of what is random.
+        timeout: seconds that a write may take where it is waited for.
+    """
+
+    def __init__(
+        self,
+        uri: str | os.PathLike[str],
+        model: torch.nn.Module | Mapping[str, torch.Tensor],
+        optimizer: torch.optim.Optimizer | None = None,
+        *,
+        period: int,
+        fraction: float = 1 / 8,
+        partition: Literal["shard", "layer"] = "shard",
+        shard_rows: int | None = None,
+        strategy: Strategy = "priority",
+        max_age: float | None = None,
+        asynchronous: bool = True,
+        group: Any = None,
+        owner: int | None = None,
+        seed: int = 0,
+        timeout: float = TIMEOUT,
+    ) -> None:
+        self._folder = RunningFolder(uri)
+        self.uri = self._folder.uri
+        self._group = group
+        rank, size = (dist.get_rank(group), dist.get_world_size(group)) if group is not None else (0, 1)
+        self.owner = rank if owner is None else owner
+        owners = self._everybody(self.owner)
+        if len(set(owners)) != size:
+            raise OptionError(f"owners must differ between processes; got {owners}")
+        self._live = LiveState(model, optimizer, self.owner)
+        tensors = self._live.tensors
+        cut = partition_by_layer(tensors) if partition == "layer" else partition_by_shard(tensors, shard_rows)
+        self._tensors = signature(tensors)  # of all processes
+        self.placement = place_blocks(len(cut), owners, seed)
+        self._local = range(len(cut))
+        if self._live.sharded:
+            everybody = self._everybody((cut, self._tensors))
+            first = sum(len(blocks) for blocks, _ in everybody[:rank])
+            self._local = range(first, first + len(cut))
+            cut = tuple(block for blocks, _ in everybody for block in blocks)
+            self._tensors = {name: kind for _, signed in everybody for name, kind in signed.items()}
+            counts = [len(blocks) for blocks, _ in everybody]
+            self.placement = tuple(o for o, count in zip(owners, counts, strict=True) for _ in range(count))
+        self.blocks: tuple[BlockSpec, ...] = cut
+        self.sizes: NDArray[np.float64] = np.array([block.nbytes for block in cut], float)
+        self._plan = PartialCheckpoints(
+            CheckpointSchedule(period, fraction), self.sizes.tolist(), selection(strategy), max_age
+        )
+        self._asynchronous, self._seed, self._timeout = asynchronous, seed, timeout
+        self._cache = BlockCache(cut, self._local)
+        self._moved: NDArray[np.float64] | None = None  # distances after the last save
+        self._start: str | None = None
+        self._store: BlockStore | None = None
+        self._staging = Staging()
+        self._writer: BackgroundWriter[float] = BackgroundWriter(f"the running checkpoint {self.uri}")
+        self._pending: _Pending | None = None
+        self.bandwidth = 0.0  # bytes/s that the last writes reached, until durable
+        self.saves = self.skipped = self.failures = 0
+        self.last_error = ""  # of the last write that failed
+        self.stalled = 0.0  # seconds that training spent in ``step``
+
+    # --- saving -------------------------------------------------------------------------------------------
+
+    def initialize(self, state: Any = None, iteration: int = 0) -> None:
+        """Save everything and wait until it is durable; collective. What an earlier run left here is replaced.
+
+        Args:
+            state: JSON-like and tensors that must stay consistent: counters, data position, random states.
+            iteration: after which training begins.
+        """
+        start: str = self._together(lambda: self._folder.next() if self._first else "")[0]
+        self._start, self._store = start, self._folder.store(start, self.owner)
+        self._cache.fill(self._live.tensors, iteration)
+        self._plan.saved[:] = iteration
+        self._moved = np.zeros(len(self.blocks))
+
+        def save() -> None:
+            self._write(self._mine(range(len(self.blocks))), iteration, state)
+            self._finish(self._timeout)
+
+        def complete() -> None:
+            if self._first:
+                self._folder.complete(start, Table(self.blocks, self._tensors, self.placement))
+
+        self._together(save)
+        self._together(complete)
+
+    def due(self, iteration: int) -> bool:
+        """Tell whether ``step`` saves something after this iteration."""
+        return self._plan.due(iteration)
+
+    def step(self, iteration: int, state: Any = None) -> list[int]:
+        """Save the blocks whose turn it is, if one is due after this iteration; return those of this process.
+
+        Call it after ``optimizer.step()``, with iterations counted from 1. With a group it is collective when due.
+        A write that failed earlier is noted here. Raises ``OptionError`` before ``initialize`` or a recovery.
+        """
+        if self._store is None:
+            raise OptionError("call initialize, or recover_all, before step")
+        self._note_written()
+        if not self.due(iteration):
+            return []
+        begun = time.monotonic()
+        far, healthy = self._measure()
+        rng = np.random.default_rng([self._seed, iteration])
+        chosen = [block for block in self._plan.choose(iteration, far, rng) if healthy[block]]
+        saved: list[int] = []
+        if self._writer.busy:
+            self.skipped += 1
+        else:
+            saved = self._mine(chosen)
+            self._write(saved, iteration, state)
+            far[chosen] = 0.0
+        self._moved = far
+        self.stalled += time.monotonic() - begun
+        if not self._asynchronous:
+            self._finish(self._timeout, fail=False)
+        return saved
+
+    def save_before(self, seconds: float, iteration: int, state: Any = None) -> list[int]:
+        """Save now, in ``seconds`` at most, as many of this process' blocks as fit; return those made durable.
+
+        For a notice that this process' node goes away: the blocks that moved most, as many as half of the time left
+        pays for at the bandwidth that the last writes reached. No other process takes part. Not in the publication.
+        """
+        begun = time.monotonic()
+        with contextlib.suppress(StorageError):
+            self._finish(seconds, fail=False)
+        if self._store is None or self._writer.busy:
+            return []
+        far, healthy = self._cache.distances(self._live.tensors)
+        mine = [block for block in self._mine(range(len(self.blocks))) if healthy[block] and far[block] > 0]
+        left = seconds - (time.monotonic() - begun)
+        ratio = self._bytes(mine) / max(1.0, float(self.sizes[mine].sum())) if mine else 1.0
+        budget = left * NOTICE_SHARE * self.bandwidth / ratio
+        if not mine or budget <= 0:
+            return []
+        rng = np.random.default_rng([self._seed, iteration])
+        taken = PrioritySelection().select(far[mine], self.sizes[mine], budget, rng)
+        chosen = [mine[i] for i in taken]
+        self._write(chosen, iteration, state)
+        self._finish(max(0.0, seconds - (time.monotonic() - begun)), fail=False)
+        return [block for block in chosen if self.durable[block] == iteration]
+
+    @property
+    def cached(self) -> NDArray[np.int64]:
+        """Return the iteration at which each block was last taken; that of others' blocks is not kept up."""
+        return self._cache.cached
+
+    @property
+    def durable(self) -> NDArray[np.int64]:
+        """Return the iteration of each block in storage, as far as this process knows; -1: never."""
+        return self._cache.durable
+
+    @property
+    def busy(self) -> bool:
+        """Tell whether a write is under way."""
+        return self._writer.busy
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Wait for the write under way. Raises its error, or ``StorageError`` after ``timeout`` seconds."""
+        self._finish(self._timeout if timeout is None else timeout)
+
+    # --- recovering ---------------------------------------------------------------------------------------
+
+    def recover(
+        self, lost: Sequence[int], *, contraction: float | None = None, error: float | None = None
+    ) -> Recovery:
+        """Read back the blocks that were lost; everything else stays as it is, to the bit.
+
+        Args:
+            lost: blocks, of whichever owner; this process then holds them.
+            contraction: c by which an iteration brings the parameters closer to the optimum, for the bound.
+            error: their distance from the optimum now, in L2.
+
+        Raises:
+            StorageError: there is no running checkpoint, or a block's record is damaged.
+        """
+        begun = time.monotonic()
+        with contextlib.suppress(StorageError):
+            self._finish(self._timeout, fail=False)
+        start = self._checked_start()
+        elsewhere = [block for block in lost if block not in self._local]
+        if elsewhere:
+            raise OptionError(f"blocks {elsewhere[:8]} are of shards that this process does not have")
+        records = self._folder.newest(start, lost)
+        perturbation = None if self._moved is None else float(np.linalg.norm(self._moved[list(lost)]))
+        oldest = self._put(records)
+        return Recovery(
+            len(records),
+            int(self.sizes[list(lost)].sum()),
+            time.monotonic() - begun,
+            max((record.iteration for record in records.values()), default=-1),
+            oldest,
+            perturbation,
+            _bound(contraction, error, perturbation),
+        )
+
+    def recover_all(self, *, contraction: float | None = None, error: float | None = None) -> Recovery:
+        """Read back everything, after the loss of all processes; collective only in that each process calls it.
+
+        ``error`` is the distance from the optimum at the loss, see ``recover``; ``Recovery.state`` is that of the
+        newest save, and ``Recovery.iteration`` where training goes on.
+        """
+        begun = time.monotonic()
+        start = self._checked_start()
+        records = self._folder.newest(start, [*self._local, STATE])
+        iteration = records[STATE].iteration
+        small = small_content(records.pop(STATE))
+        self._live.put_small(small["live"])
+        self._cache.fill(self._live.tensors, iteration)
+        oldest = self._put(records)
+        self._live.complete()
+        self._plan.restore(small["plan"])
+        self._plan.saved[:] = self.cached
+        self._moved = np.asarray(small["moved"], float)
+        self._start, self._store = start, self._folder.store(start, self.owner)
+        perturbation = float(np.linalg.norm(self._moved))
+        return Recovery(
+            len(records),
+            int(self.sizes[list(records)].sum()),
+            time.monotonic() - begun,
+            iteration,
+            oldest,
+            perturbation,
+            _bound(contraction, error, perturbation),
+            small["run"],
+        )
+
+    def regroup(self, group: Any, placement: Sequence[int]) -> None:
+        """Go on with other processes, after a loss: ``placement`` says who owns each block from now on.
+
+        ``planners.training.saving.partial.assign_lost_blocks`` says who should adopt which. Each process calls
+        ``recover`` for what it adopts.
+        """
+        if len(placement) != len(self.blocks):
+            raise OptionError(
+                f"placement must name an owner for {len(self.blocks)} blocks; got {len(placement)}"
+            )
+        self._group, self.placement = group, tuple(placement)
+
+    def _checked_start(self) -> str:
+        start = self._start or self._folder.latest()
+        if start is None:
+            raise StorageError(f"there is no running checkpoint in {self.uri}; it was never initialized")
+        table = self._folder.table(start)
+        before, now = len(set(table.placement)), len(set(self.placement))
+        if self._live.sharded and before != now:
+            raise OptionError(
+                f"{self.uri} holds the shards of {before} processes, here are {now}; read it whole with read_running"
+            )
+        check_model(table.tensors, self._tensors, self.uri)
+        if table.blocks != self.blocks:
+            raise OptionError(
+                f"{self.uri} has {len(table.blocks)} blocks, cut differently from the {len(self.blocks)} here; use "
+                f"the same partition and shard_rows"
+            )
+        return start
+
+    def _put(self, records: Mapping[int, Record]) -> int:
+        now = self._live.tensors
+        for number, record in records.items():
+            self._live.put(self.blocks[number], record)
+            self._cache.put(number, now, record.iteration)
+            if self._moved is not None:
+                self._moved[number] = 0.0
+        return min((record.iteration for record in records.values()), default=-1)
+
+    # --- one save, step by step ---------------------------------------------------------------------------
+
+    def _measure(self) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+        """Return all owners' distances, each measured by the owner, and take over their iterations."""
+        far, healthy = self._cache.distances(self._live.tensors)
+        if self._group is not None:
+            owned = np.array(self.placement) == self.owner
+            known = np.where(owned, [far, healthy, self.cached], 0.0)
+            device = next(iter(self._live.tensors.values())).device  # NCCL knows no other
+            shared = torch.from_numpy(known).to(device)
+            # each column has one term that is not 0, so that nothing is rounded
+            dist.all_reduce(shared, group=self._group)
+            known = shared.cpu().numpy()
+            far, healthy = known[0].copy(), known[1] > 0
+            self._plan.saved[:] = known[2].astype(np.int64)
+        else:
+            self._plan.saved[:] = self.cached
+        return far, healthy
+
+    def _write(self, chosen: list[int], iteration: int, state: Any) -> None:
+        """Copy the blocks to the cache and to host memory, and begin to write them."""
+        assert self._store is not None
+        self._note_written()  # it may have ended since it was looked at
+        before = self._cache.take(chosen, self._live.tensors, iteration)
+        parts = [(number, self._live.parts(self.blocks[number])) for number in chosen]
+        values = copies([value for _, own in parts for _, value in own], host=True)
+        ready = None
+        if before and before[0].is_cuda:
+            ready = torch.cuda.Event()
+            ready.record()
+        moved = np.zeros(len(self.blocks)) if self._moved is None else self._moved
+        # arrays, not lists: a list is looked through item by item
+        plan = {k: np.asarray(v) if isinstance(v, list) else v for k, v in self._plan.state().items()}
+        small, small_ready = self._staging.copy(
+            {"live": self._live.small(), "run": state, "plan": plan, "moved": moved}
+        )
+        host = iter(values)
+        records = [
+            Record(number, iteration, tuple((name, next(host)) for name, _ in own)) for number, own in parts
+        ]
+        size = sum(value.numel() * value.element_size() for value in values)
+        store, begun = self._store, time.monotonic()
+
+        def job() -> float:
+            for event in (ready, small_ready):
+                if event is not None:
+                    event.synchronize()
+            state_record = replace(small_bytes(small), iteration=iteration)
+            written = store.commit([*records, state_record])
+            return written / max(time.monotonic() - begun, 1e-6)
+
+        self._writer.start(job)
+        self._pending = _Pending(chosen, iteration, before, size)
+        self.saves += 1
+
+    def _finish(self, timeout: float, *, fail: bool = True) -> None:
+        """Wait for the write and take note of how it ended. Raises its error if ``fail``."""
+        pending = self._pending
+        if pending is None:
+            return
+        try:
+            bandwidth = self._writer.wait(timeout)
+        except StorageError as exc:
+            if self._writer.busy:
+                raise
+            self._pending = None
+            self.failures += 1
+            self.last_error = str(exc)
+            log.warning("blocks of iteration %s were not saved: %s", pending.iteration, exc)
+            self._cache.roll_back(pending.blocks, pending.before)
+            if fail:
+                raise
+            return
+        self._pending = None
+        self.durable[pending.blocks] = pending.iteration
+        if bandwidth is not None:
+            self.bandwidth = bandwidth if not self.bandwidth else 0.7 * self.bandwidth + 0.3 * bandwidth
+
+    def _note_written(self) -> None:
+        if not self._writer.busy:
+            self._finish(0.0, fail=False)
+
+    def _mine(self, blocks: Sequence[int]) -> list[int]:
+        return [block for block in blocks if self.placement[block] == self.owner]
+
+    def _bytes(self, blocks: Sequence[int]) -> float:
+        parts = (value for number in blocks for _, value in self._live.parts(self.blocks[number]))
+        return float(sum(value.numel() * value.element_size() for value in parts))
+
+    @property
+    def _first(self) -> bool:
+        return self._group is None or dist.get_rank(self._group) == 0
+
+    def _together(self, work: Callable[[], Any]) -> list[Any]:
+        """Do the work and return the results of all processes, by rank; raise what any of them raised."""
+        result, error = None, None
+        try:
+            result = work()
+        except StorageError as exc:
+            error = exc
+        everybody = self._everybody((result, error))
+        for _, failed in everybody:
+            if failed is not None:
+                raise failed
+        return [value for value, _ in everybody]
+
+    def _everybody(self, value: Any) -> list[Any]:
+        """Return what each process of the group gives, by rank."""
+        if self._group is None:
+            return [value]
+        return agreeing.from_all(value, self._group)
+
+
+def _bound(contraction: float | None, error: float | None, perturbation: float | None) -> float | None:
+    if contraction is None or error is None or perturbation is None:
+        return None
+    return rework_after_recovery(contraction, error, perturbation)

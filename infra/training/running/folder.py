@@ -1,0 +1,184 @@
+"""Where the running checkpoint of one training lies, and how it is read without the training.
+
+Layout::
+
+    <folder>/<start>/owner-<number>/    the blocks of one owner, see ``block_store``
+    <folder>/<start>/blocks.json        the tensors, their blocks and owners; written when all of the start is durable
+    <folder>/corrupt-<start>/           set aside: something of it is not what was written
+
+Every ``initialize`` makes a new start, so that records of a run that began again never meet those of its past.
+"""
+
+import io
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from ebbflow.infra.errors import StorageError
+from ebbflow.infra.storage import checksums
+from ebbflow.infra.storage.filesystems import translated
+from ebbflow.infra.storage.places import Place
+from ebbflow.infra.training.checkpoints.states import Signature, read_state
+from ebbflow.infra.training.running.blocks import BlockSpec
+from ebbflow.infra.training.running.live_state import whole_state
+from ebbflow.infra.training.running.segments import STATE, Record
+from ebbflow.infra.training.running.store import BlockStore, DamagedError
+
+_TABLE = "blocks.json"
+_START = re.compile(r"\d{6}")
+_CORRUPT = "corrupt-"
+_OWNER = re.compile(r"owner-(\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """What a running checkpoint is made of."""
+
+    blocks: tuple[BlockSpec, ...]
+    tensors: Signature
+    placement: tuple[int, ...]  # the owner of each block at the start
+
+
+class RunningFolder:
+    """Names of the files of a running checkpoint."""
+
+    def __init__(self, uri: str | os.PathLike[str]) -> None:
+        self.place = Place(uri)
+        self.uri = self.place.uri
+
+    def starts(self) -> list[str]:
+        """Return all starts, complete or not, oldest first."""
+        with translated(f"list the running checkpoint {self.uri}"):
+            return [i.base_name for i in self.place.entries() if _START.fullmatch(i.base_name)]
+
+    def latest(self) -> str | None:
+        """Return the newest start whose blocks are all durable."""
+        with translated(f"list the running checkpoint {self.uri}"):
+            for start in reversed(self.starts()):
+                if any(info.base_name == _TABLE for info in self.place.entries(start)):
+                    return start
+        return None
+
+    def next(self) -> str:
+        taken = [*self.starts(), *(name.removeprefix(_CORRUPT) for name in self._aside())]
+        return f"{max([0, *map(int, taken)]) + 1:06d}"
+
+    def set_aside(self, start: str) -> str:
+        """Rename a start that is damaged, so that it never counts again; return its new address.
+
+        Raises ``StorageError``.
+        """
+        with translated(f"set {self.place.uri_of(start)} aside"):
+            if (
+                not self.place.local
+            ):  # which moves files one by one: the table first, without which it does not count
+                for owner in self.stores(start):
+                    name = f"{start}/owner-{owner}"
+                    self.place.move_folder(name, f"{_CORRUPT}{name}", "")
+            self.place.move_folder(start, f"{_CORRUPT}{start}", _TABLE)
+        return self.place.uri_of(f"{_CORRUPT}{start}")
+
+    def aside(self) -> list[str]:
+        """Return the addresses of all that was set aside. Raises ``StorageError``."""
+        return [self.place.uri_of(name) for name in self._aside()]
+
+    def _aside(self) -> list[str]:
+        with translated(f"list the running checkpoint {self.uri}"):
+            names = [info.base_name for info in self.place.entries()]
+        return [n for n in names if n.startswith(_CORRUPT) and _START.fullmatch(n.removeprefix(_CORRUPT))]
+
+    def store(self, start: str, owner: int) -> BlockStore:
+        return BlockStore(self.place.uri_of(f"{start}/owner-{owner}"))
+
+    def stores(self, start: str) -> dict[int, BlockStore]:
+        """Return the stores of all who ever owned blocks of a start."""
+        with translated(f"list the running checkpoint {self.uri}"):
+            found = [_OWNER.fullmatch(info.base_name) for info in self.place.entries(start)]
+        owners = sorted(int(match.group(1)) for match in found if match)
+        return {owner: self.store(start, owner) for owner in owners}
+
+    def complete(self, start: str, table: Table) -> None:
+        """Make a start the one that counts, and delete those before."""
+        content = {
+            "blocks": [asdict(block) for block in table.blocks],
+            "tensors": {name: [list(shape), kind] for name, (shape, kind) in table.tensors.items()},
+            "placement": list(table.placement),
+        }
+        with translated(f"write the running checkpoint {self.uri}"):
+            self.place.write(f"{start}/{_TABLE}", checksums.sealed(content))
+            for old in self.starts():
+                if old < start:
+                    self.place.remove_folder(old)
+
+    def table(self, start: str) -> Table:
+        with translated(f"read the running checkpoint {self.uri}"):
+            data = self.place.read(f"{start}/{_TABLE}")
+        try:
+            raw = checksums.unsealed(data)
+            return Table(
+                tuple(BlockSpec(**block) for block in raw["blocks"]),
+                {name: (tuple(shape), kind) for name, (shape, kind) in raw["tensors"].items()},
+                tuple(raw["placement"]),
+            )
+        except (ValueError, KeyError, TypeError) as exc:
+            raise DamagedError(f"{self.place.uri_of(start)}/{_TABLE} is damaged: {exc}") from exc
+
+    def newest(self, start: str, blocks: Iterable[int]) -> dict[int, Record]:
+        """Return the newest durable record of each block, whoever wrote it. Raises ``StorageError``.
+
+        Owners that live on may move records while they are read; such a read is tried once more.
+        """
+        wanted = list(blocks)
+        try:
+            return _newest(self.stores(start), wanted)
+        except StorageError:
+            return _newest(self.stores(start), wanted)
+
+
+def small_bytes(content: Any) -> Record:
+    """Return the small state as a record; its iteration is set by the caller."""
+    buffer = io.BytesIO()
+    torch.save(content, buffer)
+    data = torch.frombuffer(bytearray(buffer.getbuffer()), dtype=torch.uint8)
+    return Record(STATE, 0, (("state", data),))
+
+
+def small_content(record: Record) -> Any:
+    return read_state(io.BytesIO(dict(record.parts)["state"].numpy().tobytes()))
+
+
+def read_running(uri: str | os.PathLike[str]) -> tuple[dict[str, Any], int]:
+    """Return the state dicts of a running checkpoint and its iteration; neither model nor other processes needed.
+
+    The state, ``{"model": ..., "optimizer": ..., "run": ...}``, is what ``CheckpointFolder.save`` takes. Its blocks
+    are of different iterations, the newest being the iteration returned. Raises ``StorageError`` if there is none.
+    """
+    folder = RunningFolder(uri)
+    start = folder.latest()
+    if start is None:
+        raise StorageError(f"there is no running checkpoint in {folder.uri}")
+    table = folder.table(start)
+    records = folder.newest(start, [*range(len(table.blocks)), STATE])
+    small: Mapping[str, Any] = small_content(records[STATE])
+    state = whole_state(small["live"], records, table.blocks, table.tensors)
+    return {**state, "run": small["run"]}, records[STATE].iteration
+
+
+def _newest(stores: Mapping[int, BlockStore], wanted: list[int]) -> dict[int, Record]:
+    best: dict[int, tuple[int, float, BlockStore]] = {}
+    for store in stores.values():
+        for block, entry in store.contents.entries.items():
+            rank = (entry.iteration, store.contents.written, store)
+            if block not in best or rank[:2] > best[block][:2]:
+                best[block] = rank
+    missing = [block for block in wanted if block not in best]
+    if missing:
+        raise DamagedError(f"the running checkpoint lacks block {missing[0]} and {len(missing) - 1} more")
+    found: dict[int, Record] = {}
+    for store in stores.values():
+        found |= store.read(block for block in wanted if best[block][2] is store)
+    return found

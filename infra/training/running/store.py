@@ -1,0 +1,225 @@
+"""The durable blocks of one owner: segments, and a manifest that says where the newest record of each lies.
+
+Layout::
+
+    <folder>/segment-<number>.seg     records, never changed
+    <folder>/manifest.json            replaced atomically after its segments are durable
+
+Readers need only the manifest. A segment without a live record is deleted; when less than half of the bytes are live
+the rest is copied into one segment.
+"""
+
+import json
+import os
+import re
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Any
+from zlib import crc32
+
+from ebbflow.infra.clock import Clock, SystemClock
+from ebbflow.infra.errors import StorageError
+from ebbflow.infra.storage.filesystems import translated
+from ebbflow.infra.storage.manifest import UnusableError
+from ebbflow.infra.storage.places import Place
+from ebbflow.infra.training.running import segments
+from ebbflow.infra.training.running.segments import Record
+
+_MANIFEST = "manifest.json"
+_SEGMENT = re.compile(r"segment-(\d{10})\.seg")
+_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """Where a record lies."""
+
+    segment: int
+    offset: int  # bytes
+    length: int  # bytes
+    iteration: int
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What a manifest says."""
+
+    number: int = 0  # counts commits
+    written: float = 0.0  # seconds since the Unix epoch
+    entries: Mapping[int, Entry] = field(default_factory=dict)  # by block
+    sizes: Mapping[int, int] = field(default_factory=dict)  # bytes of each segment
+
+    @property
+    def live(self) -> int:
+        return sum(entry.length for entry in self.entries.values())
+
+    @property
+    def total(self) -> int:
+        return sum(self.sizes.values())
+
+
+class DamagedError(StorageError):
+    """Something of a running checkpoint is not what was written, or is not there."""
+
+
+class BlockStore:
+    """Commits and reads records. One process writes; any may read."""
+
+    def __init__(self, uri: str | os.PathLike[str], clock: Clock | None = None) -> None:
+        self._place = Place(uri)
+        self.uri = self._place.uri
+        self._clock = clock or SystemClock()
+        self.contents = self._load()
+
+    def iterations(self) -> dict[int, int]:
+        """Return the iteration of each durable block."""
+        return {block: e.iteration for block, e in self.contents.entries.items() if block != segments.STATE}
+
+    def commit(self, records: Iterable[Record]) -> int:
+        """Make the records durable, all or none; return the bytes written.
+
+        Raises ``StorageFullError`` or ``StorageError``; what was committed before is untouched then.
+        """
+        before = self.contents
+        number = max([before.number, *before.sizes]) + 1
+        name = _segment(number)
+        entries: dict[int, Entry] = dict(before.entries)
+        try:
+            with translated(f"write the running checkpoint {self.uri}"):
+                size = self._append(name, records, number, entries)
+                after = replace(before, number=number, entries=entries, sizes={**before.sizes, number: size})
+                after = self._without_dead(after)
+                written = size
+                if after.live < after.total / 2:
+                    after, size = self._compacted(after, number + 1)
+                    written += size
+                self._publish(replace(after, written=self._clock.now()))
+        except BaseException:
+            for made in (name, _segment(number + 1)):
+                with suppress(Exception):
+                    self._place.remove(made)
+            raise
+        self._delete_unused()
+        return written
+
+    def read(self, blocks: Iterable[int]) -> dict[int, Record]:
+        """Return the newest durable record of each block, with one read a segment.
+
+        Raises ``DamagedError`` if there is none or it is not what was written, ``StorageError``.
+        """
+        wanted: dict[int, list[tuple[int, Entry]]] = {}
+        for block in blocks:
+            entry = self.contents.entries.get(block)
+            if entry is None:
+                raise DamagedError(f"the running checkpoint {self.uri} has no block {block}")
+            wanted.setdefault(entry.segment, []).append((block, entry))
+        found = {}
+        for segment, entries in wanted.items():
+            name = _segment(segment)
+            start = min(entry.offset for _, entry in entries)
+            stop = max(entry.offset + entry.length for _, entry in entries)
+            with translated(f"read {self._place.uri_of(name)}"):
+                try:
+                    data = memoryview(self._place.read_range(name, start, stop - start))
+                except FileNotFoundError as exc:
+                    raise DamagedError(f"the running checkpoint {self.uri} lacks {name}") from exc
+            for block, entry in entries:
+                piece = data[entry.offset - start : entry.offset - start + entry.length]
+                found[block] = self._decoded(name, piece, block, entry)
+        return found
+
+    def _decoded(self, name: str, data: memoryview, block: int, entry: Entry) -> Record:
+        try:
+            record = segments.decode(data)
+        except UnusableError as exc:
+            raise DamagedError(f"{self._place.uri_of(name)} {exc}") from exc
+        if (record.block, record.iteration) != (block, entry.iteration):
+            raise DamagedError(f"{self._place.uri_of(name)} has block {record.block} where {block} should be")
+        return record
+
+    def _append(self, name: str, records: Iterable[Record], number: int, entries: dict[int, Entry]) -> int:
+        self._place.remove(name)  # of a commit that a crash cut off
+        offset = 0
+        with self._place.writing(name) as sink:
+            for record in records:
+                buffers = segments.encode(record)
+                size = segments.length(buffers)
+                for buffer in buffers:
+                    sink.write(buffer)
+                entries[record.block] = Entry(number, offset, size, record.iteration)
+                offset += size
+        self._place.sync()
+        return offset
+
+    def _compacted(self, contents: Contents, number: int) -> tuple[Contents, int]:
+        name, offset, entries = _segment(number), 0, {}
+        self._place.remove(name)
+        with self._place.writing(name) as sink:
+            for segment in sorted(contents.sizes):
+                data = self._place.read(_segment(segment))
+                for block, entry in contents.entries.items():
+                    if entry.segment == segment:
+                        # as it is: a damaged record stays one, and is found where it is read
+                        sink.write(data[entry.offset : entry.offset + entry.length])
+                        entries[block] = replace(entry, segment=number, offset=offset)
+                        offset += entry.length
+        self._place.sync()
+        return replace(contents, number=number, entries=entries, sizes={number: offset}), offset
+
+    @staticmethod
+    def _without_dead(contents: Contents) -> Contents:
+        used = {entry.segment for entry in contents.entries.values()}
+        return replace(contents, sizes={n: size for n, size in contents.sizes.items() if n in used})
+
+    def _delete_unused(self) -> None:
+        """Delete segments that the manifest does not name; what fails now is tried again by the next commit."""
+        with suppress(StorageError), translated(f"tidy {self.uri}"):
+            for info in self._place.entries():
+                match = _SEGMENT.fullmatch(info.base_name)
+                if match and int(match.group(1)) not in self.contents.sizes:
+                    self._place.remove(info.base_name)
+
+    def _publish(self, contents: Contents) -> None:
+        blocks = sorted(contents.entries)
+        rows = [contents.entries[block] for block in blocks]
+        body = json.dumps(
+            {
+                "version": _VERSION,
+                "number": contents.number,
+                "written": contents.written,
+                "sizes": [[n, size] for n, size in sorted(contents.sizes.items())],
+                "blocks": blocks,
+                "segment": [row.segment for row in rows],
+                "offset": [row.offset for row in rows],
+                "length": [row.length for row in rows],
+                "iteration": [row.iteration for row in rows],
+            }
+        )
+        self._place.write(
+            _MANIFEST, f'{{"crc32": {crc32(body.encode())}, "body": {json.dumps(body)}}}'.encode()
+        )
+        self.contents = contents
+
+    def _load(self) -> Contents:
+        with translated(f"read the running checkpoint {self.uri}"):
+            try:
+                data = self._place.read(_MANIFEST)
+            except FileNotFoundError:
+                return Contents()
+        try:
+            outer = json.loads(data)
+            if crc32(outer["body"].encode()) != outer["crc32"]:
+                raise ValueError("its checksum differs")
+            said: dict[str, Any] = json.loads(outer["body"])
+            if said["version"] != _VERSION:
+                raise ValueError(f"it is of version {said['version']}, not {_VERSION}")
+            rows = zip(said["segment"], said["offset"], said["length"], said["iteration"], strict=True)
+            entries = {block: Entry(*row) for block, row in zip(said["blocks"], rows, strict=True)}
+            return Contents(said["number"], said["written"], entries, dict(said["sizes"]))
+        except (ValueError, KeyError, TypeError, AttributeError) as exc:
+            raise DamagedError(f"the running checkpoint {self.uri} has a damaged manifest: {exc}") from exc
+
+
+def _segment(number: int) -> str:
+    return f"segment-{number:010d}.seg"

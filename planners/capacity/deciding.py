@@ -1,0 +1,191 @@
+"""One cycle of the capacity loop: what is seen becomes what is to be done, with reasons."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from math import inf, isfinite
+
+import numpy as np
+
+from ebbflow.planners.capacity import liveness as present
+from ebbflow.planners.capacity import triggers, view
+from ebbflow.planners.capacity.asking import ask
+from ebbflow.planners.capacity.cycle_state import Scene
+from ebbflow.planners.capacity.guarding import over_budget
+from ebbflow.planners.capacity.leases import Moves, carry_out, without
+from ebbflow.planners.capacity.liveness import Presence
+from ebbflow.planners.capacity.recording import auction_event, guard_events
+from ebbflow.planners.capacity.scaling import scale
+from ebbflow.planners.capacity.triggers import Signs
+from ebbflow.planners.capacity.values import Cycle, Memory, Plan, Settings, Situation, Wanted
+from ebbflow.planners.capacity.view import Seen
+from ebbflow.planners.model.ledger import Change, Decided
+
+AGAIN = 1.0  # s, after which a policy is asked again that wants it at once
+FAILED = 10.0  # s, after which a policy is asked again that failed
+
+
+def decide(situation: Situation, settings: Settings, memory: Memory, rng: np.random.Generator) -> Cycle:
+    """Return what is to be done now. Equal arguments and generators give equal cycles.
+
+    ``memory`` is what the last cycle returned, ``Memory()`` at first, after a crash too. One number is drawn from
+    ``rng`` for each auction, the seed that the policy's own generator is made with and that is written down.
+    """
+    cycle = _Cycle(situation, settings, memory, rng)
+    return cycle.run()
+
+
+class _Cycle:
+    """The steps of one cycle, each of which adds changes."""
+
+    def __init__(
+        self, situation: Situation, settings: Settings, memory: Memory, rng: np.random.Generator
+    ) -> None:
+        self.situation, self.settings, self.memory, self.rng = situation, settings, memory, rng
+        self.scene = Scene.of(situation, settings, memory.draining)
+        self.changes: list[Change] = []
+        self.told = dict(memory.told)
+
+    def run(self) -> Cycle:
+        scene, memory = self.scene, self.memory
+        presence = present.look(scene, self.situation, memory)
+        self.changes += presence.changes
+        lives, crowd = view.lives(scene, memory)
+        memory = replace(
+            memory,
+            heard=presence.heard,
+            evicting=presence.evicting,
+            left=presence.left,
+            ran=lives,
+            crowd=crowd,
+        )
+        if presence.returned:
+            memory = replace(memory, plan=without(memory.plan, presence.returned, scene))
+        refused, next_spent = over_budget(scene, view.active(scene))
+        signs = triggers.signs(scene, presence, refused)
+        due = triggers.due(scene, memory, signs)
+        memory = replace(memory, dirty=due.dirty)
+        said: list[Change] = []
+        if due.now:
+            memory, said = self._auction(memory, presence, refused, signs, due.why)
+        moves = carry_out(
+            scene,
+            memory.plan,
+            presence.silent,
+            presence.late,
+            undecided=due.dirty is not None and not due.now,
+        )
+        self.changes += moves.changes
+        self.changes += said
+        memory = self._settled(memory, moves)
+        sized = scale(self.situation, scene, memory, presence, self.told)
+        self.changes += sized.changes
+        memory = replace(
+            memory,
+            at=scene.now,
+            pools=sized.pools,
+            sizes=sized.sizes,
+            replacing=sized.replacing,
+            told=self.told,
+            draining=scene.draining,
+        )
+        wake = triggers.wake(scene, memory, presence, min(moves.refresh, next_spent), bool(moves.waiting))
+        return Cycle(
+            tuple(self.changes),
+            sized.targets,
+            tuple(presence.evict),
+            memory,
+            min(wake, max(sized.wake, scene.now + 0.01)),
+            sized.end,
+            due.now,
+            sized.replace,
+        )
+
+    def _auction(
+        self, memory: Memory, presence: Presence, refused: Mapping[str, str], found: Signs, why: str
+    ) -> tuple[Memory, list[Change]]:
+        """Ask the policy; where it fails the last plan stays."""
+        scene, settings, now = self.scene, self.settings, self.scene.now
+        stuck = {number for app in presence.silent for number in scene.mine.get(app, ())} | presence.late
+        out = {**presence.silent, **refused}
+        seen = view.look(scene, memory, memory.ran, memory.crowd, stuck, out, self._most_ever())
+        seed = int(self.rng.integers(1 << 32))
+        answer = ask(scene, seen, memory, seed)
+        decided = replace(memory, decided=now, seen=found, dirty=None)
+        if answer.problem:
+            said = self._once(
+                "policy",
+                Decided(
+                    "auction",
+                    f"{answer.problem}; everybody keeps what the last auction gave",
+                    epoch=scene.state.epoch,
+                    inputs={"policy": settings.policy.name, "seed": seed},
+                    outcome={"failed": True},
+                ),
+            )
+            kept = {
+                app: replace(wanted, until=inf)
+                for app, wanted in memory.plan.wanted.items()
+                if app in seen.records
+            }
+            kept = self._held(kept, seen)
+            plan = Plan(kept, scene.state.epoch, memory.plan.at, memory.plan.complete)
+            return replace(decided, plan=plan, asked=now + FAILED), said
+        self.told.pop("policy", None)
+        rest = {app: Wanted((), inf, why) for app, why in seen.left_out.items() if app not in presence.silent}
+        plan = Plan({**answer.wanted, **rest}, scene.state.epoch, now, False)
+        wake = answer.wake if isfinite(answer.wake) else inf
+        decided = replace(
+            decided,
+            policy=answer.memory,
+            plan=plan,
+            asked=max(wake, now + AGAIN),
+            spared={app: memory.spared.get(app, now) for app in answer.terms.spared},
+        )
+        said = [*guard_events(scene, seen, answer, refused, self.told)]
+        record = auction_event(scene, seen, answer, memory, seed, why)
+        if record is not None:
+            said.append(record.event)
+            decided = replace(decided, recorded=now, whole=now if record.whole else memory.whole)
+        return decided, said
+
+    def _held(self, kept: dict[str, Wanted], seen: Seen) -> dict[str, Wanted]:
+        """Add to a plan what apps hold that it does not know: a loop that has just begun takes it over."""
+        for app in seen.view.apps:
+            if app.id not in kept:
+                kept[app.id] = Wanted(app.held, inf, "kept as it was found")
+        return kept
+
+    def _once(self, key: str, event: Decided) -> list[Change]:
+        if self.told.get(key) == event.reason:
+            return []
+        self.told[key] = event.reason
+        return [event]
+
+    def _settled(self, memory: Memory, moves: Moves) -> Memory:
+        """Note who waits, and whether the plan is carried out."""
+        now = self.scene.now
+        waits = {}
+        for record in view.active(self.scene):
+            id_ = record.spec.id
+            wanted = memory.plan.wanted.get(id_)
+            if wanted is None or not wanted.placement:
+                waits[id_] = min(memory.waits.get(id_, now), now)
+        plan = replace(memory.plan, complete=not moves.waiting)
+        return replace(memory, plan=plan, waits=waits)
+
+    def _most_ever(self) -> float:
+        """Return the number of GPUs that the cluster could have at once."""
+        there = sum(node.gpus for node in self.scene.state.nodes.values())
+        if self.situation.fleet is None or self.settings.scaling is None:
+            return there
+        more = 0
+        for pool in self.situation.fleet.pools:
+            offers = self.situation.offers.get(pool.name.partition("/")[0], ())
+            each = max(
+                [n.gpus for n in pool.nodes] + [o.gpus for o in offers],
+                default=self.memory.sizes.get((pool.name, "gpus"), 0),
+            )
+            if not each and self.settings.scaling.pools.get(pool.name) == "gpus":
+                return inf  # nobody knows yet what its nodes have
+            more += max(pool.most - len(pool.nodes), 0) * each
+        return there + more

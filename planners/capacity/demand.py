@@ -1,0 +1,151 @@
+"""How many GPUs and cores the apps need: to run at all once they have waited long enough, and to meet deadlines.
+
+What elastic apps hold beyond what they asked for is no need: it costs nothing more while it is there, and nothing is
+rented for it, unless ``Scaling.worth`` says what is worth renting.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from math import ceil, inf
+
+from ebbflow.planners.capacity.cycle_state import Scene, bounds, needs
+from ebbflow.planners.capacity.estimates import Belief, belief
+from ebbflow.planners.capacity.values import Memory, Scaling
+from ebbflow.planners.capacity.view import active, service_of
+from ebbflow.planners.model.ledger import AppRecord
+from ebbflow.planners.model.scheduling import gpus_of
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What all apps together need of GPUs or cores."""
+
+    units: int  # GPUs or cores
+    reason: str  # for people
+    apps: Mapping[str, int] = field(default_factory=dict)  # need by app
+    app: str = ""  # whose need is the reason
+    seconds: float | None = None  # until that app ends with it
+    soonest: float = inf  # Unix s, when somebody will have waited for too long
+
+
+def gpu_need(scene: Scene, memory: Memory, rules: Scaling, out: Collection[str]) -> Need:
+    """Return the GPUs that trainings and searches need, those in ``out`` left aside."""
+    now = scene.now
+    apps: dict[str, int] = {}
+    why, driver, seconds, soonest, most = "", "", None, inf, 0
+    elastic = scene.settings.elastic
+    for record in active(scene):
+        id_ = record.spec.id
+        if id_ in out:
+            continue
+        asked = bounds(record)[1]
+        wanted = memory.plan.wanted.get(id_)
+        holds = gpus_of(wanted.placement) if wanted is not None else len(scene.live(id_))
+        need, said, left = min(holds, asked), "", None
+        if not holds:
+            since = memory.waits.get(id_, now)
+            if now - since >= rules.wait_s:
+                need = needs(record, elastic)
+                said = f"{id_} has waited for {now - since:.0f} s for {need} GPUs"
+            else:
+                soonest = min(soonest, since + rules.wait_s)
+        if record.spec.deadline is not None and record.spec.deadline > now:
+            gpus, left, can = gpus_in_time(believed(scene, record), record, holds, now, rules)
+            if gpus > holds:
+                need = max(need, gpus)
+                end = record.spec.deadline - now
+                if can:
+                    said = f"{id_} needs {gpus} GPUs to end within {end:.0f} s; it has {holds}"
+                else:
+                    said = f"{id_} cannot end within {end:.0f} s; on {gpus} GPUs it does soonest"
+            else:
+                need = max(need, min(holds, asked), gpus)
+        if rules.worth is not None and (holds or said):
+            gpus = worthwhile(believed(scene, record), record, rules.worth)
+            if gpus > need:
+                need, said = gpus, f"{id_} makes good use of {gpus} GPUs"
+        apps[id_] = need
+        if said and need > most:
+            most, why, driver, seconds = need, said, id_, left
+    total = sum(apps.values())
+    return Need(total, why or f"{total} GPUs are needed", apps, driver, seconds, soonest)
+
+
+def believed(scene: Scene, record: AppRecord) -> Belief:
+    """Return what is believed of an app."""
+    _, asked, most = bounds(record)
+    search = record.spec.kind == "tuning"
+    return belief(scene.report(record.spec.id), asked, most, service_of(scene, record), search)
+
+
+def worthwhile(one: Belief, record: AppRecord, worth: float) -> int:
+    """Return the most GPUs of which each gives ``worth`` of a single one's goodput (Pollux, OSDI 2021, section 5.10
+    of the thesis, which aims at a half). An app without a model makes no claim beyond what it asked for."""
+    _, asked, _ = bounds(record)
+    single = one.speed.iteration_time(1)
+    best = asked
+    for gpus in range(asked + 1, (one.most if one.goodput is not None else asked) + 1):
+        if single / one.speed.iteration_time(gpus) >= worth * gpus:
+            best = gpus
+    return best
+
+
+def gpus_in_time(
+    one: Belief, record: AppRecord, holds: int, now: float, rules: Scaling
+) -> tuple[int, float, bool]:
+    """Return the fewest GPUs on which an app ends before its deadline, the seconds that it then takes, and whether
+    it can at all; else those on which it ends soonest.
+
+    ``rules.reserve`` times the expected time is counted, and GPUs beyond those that it has come ``boot_s`` later.
+    """
+    least, asked, _ = bounds(record)
+    most = max(one.most if least < one.most else asked, least)
+    time = (record.spec.deadline or inf) - now
+    best, soonest = least, inf
+    for gpus in range(least, most + 1):
+        took = one.seconds(gpus)
+        late = rules.boot_s if gpus > holds else 0.0
+        if took * rules.reserve + late <= time:
+            return gpus, took, True
+        if took < soonest * (1 - 1e-9):
+            best, soonest = gpus, took
+    return best, soonest, False
+
+
+def core_need(scene: Scene, rules: Scaling, cores: int, each: int, planned: int) -> Need:
+    """Return the cores that queries need; ``cores`` are there, ``planned`` are to be, a node has ``each`` at least.
+
+    A query with a deadline needs as many as do the work that it has left in time. Another works with what there is:
+    for it nodes stay as far as it could use them, and it is given one if there is none.
+    """
+    queries = [record for record in scene.active if record.spec.kind == "query"]
+    weights = sum(max(record.spec.weight, 0.0) for record in queries) or 1.0
+    apps: dict[str, int] = {}
+    usable, need = 0.0, 0
+    why, driver, seconds = "", "", None
+    for record in queries:
+        id_ = record.spec.id
+        report = scene.report(id_)
+        could = report.cores if report is not None and report.cores is not None else float(each)
+        usable += could
+        apps[id_] = 1
+        time = (record.spec.deadline or inf) - scene.now
+        left = report.seconds_left if report is not None else None
+        if left is None or not 0 < time < inf or not left < inf:
+            continue
+        share = cores * max(record.spec.weight, 0.0) / weights
+        if left * rules.reserve <= time or not share:
+            apps[id_] = max(1, min(ceil(share), ceil(left * share * rules.reserve / time))) if share else each
+            continue
+        # nodes that are asked for now work after they have come; until then it has what it has
+        rest = max(left * share * rules.reserve - share * min(rules.boot_s, time), 0.0)
+        wanted = rest / max(time - rules.boot_s, 1.0)
+        apps[id_] = max(ceil(min(max(wanted, share), max(could, share))), 1)
+        if apps[id_] > need:
+            need, driver, seconds = apps[id_], id_, time
+            why = f"{id_} needs {apps[id_]} cores to end within {time:.0f} s; its share is {share:.0f}"
+    total = sum(apps.values())
+    stays = min(planned, ceil(usable))
+    units = max(total, stays) if queries else 0
+    said = why or (f"{len(queries)} queries could use {usable:.0f} cores" if queries else "no query is there")
+    return Need(units, said, apps, driver, seconds)

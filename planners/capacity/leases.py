@@ -1,0 +1,294 @@
+"""From what a plan wants everyone to hold, and the leases there are, to what is granted, extended and called back.
+
+Nothing is granted that anybody may still use. What must wait for others stays in the plan and is granted in a later
+cycle, as soon as they have let go. A gang is granted whole or not at all, and gives all of its GPUs back when it
+loses one: so no two gangs can each hold a part of what both need.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from math import inf, isfinite
+
+from ebbflow.planners.capacity.cycle_state import Scene, bounds, is_gang, placement_of
+from ebbflow.planners.capacity.quotas import Rooms
+from ebbflow.planners.capacity.values import Plan, Wanted
+from ebbflow.planners.model.capacity import Node
+from ebbflow.planners.model.ledger import AppRecord, Change, Extended, Granted, Lease, Recalled
+
+HEAD = 10.0  # s before a lease's end at which apps begin to leave, if nobody has extended it
+
+Counts = dict[str, int]
+
+
+@dataclass(slots=True)
+class Moves:
+    """What is to be changed now."""
+
+    granted: list[Lease] = field(default_factory=list)
+    recalled: dict[tuple[float, str], list[int]] = field(default_factory=dict)  # by deadline and reason
+    extended: dict[tuple[float, str], list[int]] = field(default_factory=dict)  # by end and reason
+    waiting: dict[str, str] = field(default_factory=dict)  # apps whose GPUs others still hold
+    refresh: float = inf  # when leases are to be extended again
+
+    @property
+    def changes(self) -> list[Change]:
+        """Return the changes: what is called back, what goes on, what is new."""
+        found: list[Change] = [
+            Recalled(tuple(sorted(numbers)), deadline, why)
+            for (deadline, why), numbers in sorted(self.recalled.items())
+        ]
+        found += [
+            Extended(tuple(sorted(numbers)), until, why)
+            for (until, why), numbers in sorted(self.extended.items())
+        ]
+        if self.granted:
+            found.append(Granted(tuple(self.granted)))
+        return found
+
+
+@dataclass(slots=True)
+class _Desk:
+    """One app while its leases are settled."""
+
+    record: AppRecord
+    wanted: Wanted
+    live: list[Lease]  # not called back, on open nodes
+    gang: bool
+    undecided: bool = False  # a part of it is lost, and where it goes is not decided
+    keep: list[Lease] = field(default_factory=list)
+    surplus: list[Lease] = field(default_factory=list)
+    missing: Counts = field(default_factory=dict)
+
+
+def carry_out(
+    scene: Scene, plan: Plan, silent: Collection[str], late: Collection[int], *, undecided: bool = False
+) -> Moves:
+    """Return what brings the leases nearer to ``plan``.
+
+    Leases of ``silent`` apps are left alone: they may not hear that they are called back, so these last to their end.
+    ``late`` ones ought to be free and are not. While it is ``undecided`` what follows from the newest changes, a gang
+    that they have broken keeps the rest, and an app that the plan does not know what it has.
+    """
+    moves = Moves()
+    _close(scene, moves)
+    desks = _desks(scene, plan, silent, undecided)
+    for app in scene.mine:
+        if app in desks or app in silent:
+            continue
+        if undecided and scene.trains(scene.state.apps[app]):
+            continue  # it takes part again, after a silence or a loss
+        _recall_all(scene, app, moves)
+    wanted = {node for desk in desks.values() for node in desk.missing}
+    nodes = {node.id: node for node in scene.usable}
+    free = {id_: scene.free(nodes[id_]) for id_ in sorted(wanted)}
+    short = _contested(scene, desks, free, late)
+    rooms = Rooms(scene)
+    number = scene.state.last_lease
+    patient = scene.now < plan.at + scene.settings.grace_s
+    for desk in desks.values():
+        taken = _taken(desk, free, patient)
+        if taken and not _fits(rooms, desk, taken, nodes):
+            taken = {}
+        if taken:
+            for node, count in sorted(taken.items()):
+                for slot in free[node][:count]:
+                    number += 1
+                    moves.granted.append(_lease(scene, desk, nodes[node], slot, number))
+                del free[node][:count]
+        _let_go(scene, desk, taken, short, moves)
+        _count(rooms, desk, taken, nodes)
+        if sum(desk.missing.values()) > sum(taken.values()):
+            at = ", ".join(sorted(node for node in desk.missing if desk.missing[node] > taken.get(node, 0)))
+            moves.waiting[desk.record.spec.id] = f"waits for GPUs of {at} that others still hold"
+        _extend(scene, desk, moves)
+    return moves
+
+
+def without(plan: Plan, returned: Mapping[str, Counts], scene: Scene) -> Plan:
+    """Return the plan without GPUs that apps gave back unasked: they get none for them before the next auction."""
+    wanted = dict(plan.wanted)
+    for app, counts in returned.items():
+        if app not in wanted:
+            continue
+        left = tuple((n, g - counts.get(n, 0)) for n, g in wanted[app].placement if g > counts.get(n, 0))
+        if is_gang(scene.state.apps[app], scene.settings.elastic):
+            left = ()
+        wanted[app] = replace(wanted[app], placement=left, reason="the app gave GPUs back")
+    return replace(plan, wanted=wanted)
+
+
+def end_of(scene: Scene, until: float) -> float:
+    """Return when a lease ends that the policy gives until ``until``.
+
+    The policy decides anew at that moment; its holder then has the grace to save before the lease itself is over.
+    """
+    settings = scene.settings
+    return until + settings.grace_s + HEAD if isfinite(until) else scene.now + settings.lease_s
+
+
+def _close(scene: Scene, moves: Moves) -> None:
+    """Call back what is on nodes that leave, or are drained."""
+    for leases in scene.mine.values():
+        for lease in leases.values():
+            if lease.node not in scene.closed:
+                continue
+            by, why = scene.closed[lease.node]
+            deadline = by if isfinite(by) else scene.now + scene.settings.grace_s
+            known = lease.recalled
+            # of what is called back already the deadline only ever comes nearer
+            if known is None or (isfinite(by) and deadline < known - 1e-6 and known > scene.now):
+                moves.recalled.setdefault((deadline, why), []).append(lease.number)
+
+
+def _desks(scene: Scene, plan: Plan, silent: Collection[str], undecided: bool) -> dict[str, _Desk]:
+    """Return for each app of the plan what it keeps, has beyond the plan and lacks."""
+    desks = {}
+    for app, wanted in plan.wanted.items():
+        record = scene.state.apps.get(app)
+        if record is None or not scene.trains(record) or app in silent:
+            continue
+        live = scene.live(app)
+        there = {n: gpus for n, gpus in wanted.placement if n not in scene.closed and n in scene.state.nodes}
+        left = dict(there)
+        gang = is_gang(record, scene.settings.elastic)
+        lost = gang and len(there) < len(wanted.placement)
+        if lost:
+            left = dict(placement_of(live)) if undecided else {}
+        desk = _Desk(record, wanted, live, gang, lost and undecided)
+        for lease in sorted(live, key=lambda one: (one.node, one.slot)):
+            if left.get(lease.node, 0) > 0:
+                left[lease.node] -= 1
+                desk.keep.append(lease)
+            else:
+                desk.surplus.append(lease)
+        desk.missing = {node: gpus for node, gpus in left.items() if gpus > 0}
+        desks[app] = desk
+    return desks
+
+
+def _contested(
+    scene: Scene, desks: Mapping[str, _Desk], free: Mapping[str, list[int]], late: Collection[int]
+) -> Counts:
+    """Return how many GPUs are wanted on each node beyond those that are free or called back already."""
+    short: Counts = {}
+    for desk in desks.values():
+        for node, gpus in desk.missing.items():
+            short[node] = short.get(node, 0) + gpus
+    short = {node: gpus - len(free[node]) for node, gpus in short.items()}
+    for leases in scene.mine.values():
+        for lease in leases.values():
+            if lease.recalled is not None and lease.node in short and lease.number not in late:
+                short[lease.node] -= 1
+    return short
+
+
+def _fits(rooms: Rooms, desk: _Desk, taken: Counts, nodes: Mapping[str, Node]) -> bool:
+    """Tell whether an app's team may have ``taken`` too, with what a move gives back."""
+    gpus = sum(taken.values()) - len(desk.surplus)
+    rate = _rate(taken, nodes) - sum(lease.price for lease in desk.surplus)
+    return rooms.fits(desk.record.spec.team, gpus, rate)
+
+
+def _count(rooms: Rooms, desk: _Desk, taken: Counts, nodes: Mapping[str, Node]) -> None:
+    """Count what an app has after its turn."""
+    gone = sum(lease.price for lease in desk.live) - sum(lease.price for lease in desk.keep)
+    gpus = sum(taken.values()) + len(desk.keep) - len(desk.live)
+    rooms.add(desk.record.spec.team, gpus, _rate(taken, nodes) - gone)
+
+
+def _rate(taken: Counts, nodes: Mapping[str, Node]) -> float:
+    return sum(gpus * nodes[id_].price / nodes[id_].gpus for id_, gpus in taken.items())
+
+
+def _taken(desk: _Desk, free: Mapping[str, list[int]], patient: bool) -> Counts:
+    """Return what an app gets now of what it lacks."""
+    if not desk.missing:
+        return {}
+    there = {node: min(gpus, len(free.get(node, ()))) for node, gpus in desk.missing.items()}
+    there = {node: gpus for node, gpus in there.items() if gpus > 0}
+    # what it lacks is no more than what is left of its share: a node of it may have gone since it was decided
+    if len(desk.keep) + sum(there.values()) < bounds(desk.record)[0]:
+        return {}
+    if there == desk.missing:
+        return there
+    if desk.gang or desk.surplus:
+        return {}  # a gang, or an app that moves, goes at once
+    # an app that runs waits a while for all of its share: each change of it costs a restart
+    return {} if desk.keep and patient else there
+
+
+def _let_go(scene: Scene, desk: _Desk, taken: Counts, short: Counts, moves: Moves) -> None:
+    """Call back what an app has beyond the plan, unless it waits for a better place that nobody else delays."""
+    surplus = desk.surplus
+    moving = bool(desk.missing) and not taken
+    if moving and surplus:
+        contested = [lease for lease in surplus if short.get(lease.node, 0) > 0]
+        if not contested:
+            desk.keep += surplus  # it works on here until its new place is free
+            return
+        if not desk.gang and len(desk.keep) + len(surplus) - len(contested) >= bounds(desk.record)[0]:
+            desk.keep += [lease for lease in surplus if lease not in contested]
+            surplus = contested
+    deadline = scene.now + scene.settings.grace_s
+    broken = desk.gang and not desk.undecided and bool(desk.keep) and not _whole(desk, taken)
+    if not desk.gang and not taken and desk.keep and len(desk.keep) < bounds(desk.record)[0]:
+        broken = True  # too few to run on
+    if broken:
+        surplus, desk.keep = [*surplus, *desk.keep], []
+    for lease in surplus:
+        moves.recalled.setdefault((deadline, _why(desk, lease)), []).append(lease.number)
+
+
+def _whole(desk: _Desk, taken: Counts) -> bool:
+    """Tell whether a gang has all its GPUs after this cycle."""
+    return len(desk.keep) + sum(taken.values()) == bounds(desk.record)[1]
+
+
+def _why(desk: _Desk, lease: Lease) -> str:
+    if not desk.wanted.placement:
+        return desk.wanted.reason or "others come first"
+    return f"moves to {said(desk.wanted)}" if desk.missing else f"its share is now {said(desk.wanted)}"
+
+
+def said(wanted: Wanted) -> str:
+    """Return a placement for people."""
+    return ", ".join(f"{gpus} of {node}" for node, gpus in wanted.placement) or "nothing"
+
+
+def _recall_all(scene: Scene, app: str, moves: Moves) -> None:
+    """Call back all that an app holds that the plan does not know."""
+    record = scene.state.apps[app]
+    why = f"the app has {record.phase}" if not scene.trains(record) else "it takes no part in the auction"
+    deadline = scene.now + scene.settings.grace_s
+    for lease in scene.live(app):
+        moves.recalled.setdefault((deadline, why), []).append(lease.number)
+
+
+def _extend(scene: Scene, desk: _Desk, moves: Moves) -> None:
+    """Let what an app keeps go on before it ends."""
+    settings = scene.settings
+    end = end_of(scene, desk.wanted.until)
+    slack = min(max(settings.lease_s / 2, 1.5 * HEAD), 0.9 * settings.lease_s)
+    for lease in desk.keep:
+        if isfinite(desk.wanted.until):
+            late = end > lease.until + 0.5
+        else:
+            late = lease.until - scene.now < slack
+            moves.refresh = min(moves.refresh, (end if late else lease.until) - slack)
+        if late:
+            moves.extended.setdefault((end, desk.wanted.reason), []).append(lease.number)
+
+
+def _lease(scene: Scene, desk: _Desk, node: Node, slot: int, number: int) -> Lease:
+    return Lease(
+        number,
+        desk.record.spec.id,
+        node.id,
+        slot,
+        scene.now,
+        end_of(scene, desk.wanted.until),
+        scene.state.epoch,
+        node.price / node.gpus,
+        None,
+        desk.wanted.reason,
+    )

@@ -1,0 +1,156 @@
+"""What is written down of a decision: what it was based on, what came of it, and why, in words."""
+
+from collections.abc import Mapping, MutableMapping
+from math import isfinite
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ebbflow.planners.capacity.asking import Answer
+from ebbflow.planners.capacity.cycle_state import Scene
+from ebbflow.planners.capacity.leases import said
+from ebbflow.planners.capacity.values import Memory, Wanted
+from ebbflow.planners.capacity.view import Seen
+from ebbflow.planners.model.ledger import Change, Decided
+from ebbflow.planners.model.scheduling import App, gpus_of
+
+NAMED = 3  # apps that a sentence names
+MANY = 50  # apps, of more than which not all are told of each time
+
+
+class Recorded(NamedTuple):
+    """An auction as it is written down, and whether it tells of all apps."""
+
+    event: Decided
+    whole: bool
+
+
+def auction_event(
+    scene: Scene, seen: Seen, answer: Answer, memory: Memory, seed: int, why: str
+) -> Recorded | None:
+    """Return what is written down of an auction; ``None`` where it changed nothing and the last is not long ago.
+
+    Of more than ``MANY`` apps all are told of once a period, and in between those whose share is another: fifty
+    arrivals a second would else fill the ledger with what has not changed.
+    """
+    changed = {
+        app: wanted
+        for app, wanted in answer.wanted.items()
+        if app not in memory.plan.wanted or wanted.placement != memory.plan.wanted[app].placement
+    }
+    moved = {app: w for app, w in changed.items() if w.placement != _before(memory, app).placement}
+    gone = [app for app, w in memory.plan.wanted.items() if w.placement and app not in answer.wanted]
+    period = scene.settings.interval_s
+    if not moved and not gone and (scene.now < memory.recorded + period or not answer.wanted):
+        return None
+    whole = len(answer.wanted) <= MANY or scene.now >= memory.whole + period
+    told = answer.wanted if whole else changed
+    there = sum(node.gpus for node in seen.view.capacity.nodes)
+    inputs: dict[str, Any] = {
+        "policy": scene.settings.policy.name,
+        "seed": seed,
+        "why": why,
+        "gpus": there,
+        "apps": {
+            app.id: _bid(seen, app, answer.wanted[app.id], scene.now)
+            for app in seen.view.apps
+            if app.id in told
+        },
+    }
+    if scene.settings.teams:
+        inputs["teams"] = {name: _figure(team.weight) for name, team in sorted(scene.settings.teams.items())}
+    if answer.notes:
+        inputs["notes"] = {name: _figure(value) for name, value in sorted(answer.notes.items())}
+    outcome: dict[str, Any] = {
+        "gpus": {app: gpus_of(wanted.placement) for app, wanted in told.items()},
+        "placements": {app: dict(wanted.placement) for app, wanted in moved.items()},
+        "waits": {app: wanted.reason for app, wanted in told.items() if not wanted.placement},
+    }
+    if not whole:
+        inputs["others"] = len(answer.wanted) - len(told)
+    if seen.left_out and whole:
+        outcome["left_out"] = dict(sorted(seen.left_out.items()))
+    reason = _sentence(answer, moved, there, why)
+    return Recorded(Decided("auction", reason, "", scene.state.epoch, 0.0, inputs, outcome), whole)
+
+
+def guard_events(
+    scene: Scene,
+    seen: Seen,
+    answer: Answer,
+    refused: Mapping[str, str],
+    told: MutableMapping[str, str],
+) -> list[Change]:
+    """Return what the guard refused or changed since the last time, and who is left out for another reason."""
+    terms = answer.terms
+    rules: dict[str, tuple[str, str, dict[str, Any]]] = {}
+    for app, why in (*refused.items(), *terms.refused.items()):
+        rules[app] = ("refused", f"{app} gets no GPUs: {why}", {"gpus": 0})
+    for app, (most, why) in terms.capped.items():
+        rules[app] = ("capped", f"{app} gets {why}", {"most_gpus": most})
+    for app, (placement, why) in terms.spared.items():
+        rules[app] = ("spared", f"{app} keeps its GPUs: {why}", {"placement": dict(placement)})
+    for app, why in seen.left_out.items():
+        if app not in rules and app in scene.state.apps and scene.trains(scene.state.apps[app]):
+            rules[app] = ("left out", f"{app} takes no part: {why}", {"gpus": 0})
+    found: list[Change] = []
+    for app, (rule, reason, outcome) in sorted(rules.items()):
+        if told.get(f"guard {app}") != rule:
+            found.append(
+                Decided("guard", reason, app, scene.state.epoch, inputs={"rule": rule}, outcome=outcome)
+            )
+        told[f"guard {app}"] = rule
+    for key in [key for key in told if key.startswith("guard ") and key.removeprefix("guard ") not in rules]:
+        del told[key]
+    return found
+
+
+def _before(memory: Memory, app: str) -> Wanted:
+    return memory.plan.wanted.get(app) or Wanted()
+
+
+def _bid(seen: Seen, app: App, wanted: Wanted, now: float) -> dict[str, Any]:
+    """Return what an app's share was decided on. ``rho`` is with what it gets; with what it asked for if it waits."""
+    believed = seen.beliefs[app.id]
+    gpus = gpus_of(wanted.placement)
+    found: dict[str, Any] = {"held": gpus_of(app.held), "gpus": gpus}
+    if app.bidder is not None:
+        placement = wanted.placement or (("", app.gpus),)
+        rho = app.bidder.rho(placement, seen.view.capacity, now)
+        if isfinite(rho):
+            found["rho"] = _figure(rho)
+    left = believed.seconds(gpus or app.gpus)
+    if isfinite(left):
+        found["left_s"] = _figure(left)
+    if not believed.sure:
+        found["guessed"] = True
+    if believed.goodput is not None and gpus:
+        rate = believed.goodput.best(np.array([len(wanted.placement)]), np.array([gpus]))
+        found["goodput"] = _figure(float(rate[0]))
+    if app.weight != 1.0:
+        found["weight"] = _figure(app.weight)
+    return found
+
+
+def _sentence(answer: Answer, changed: Mapping[str, Wanted], there: int, why: str) -> str:
+    gets = {app: wanted for app, wanted in answer.wanted.items() if wanted.placement}
+    given = sum(gpus_of(wanted.placement) for wanted in gets.values())
+    if not answer.wanted:
+        return f"{why}: no app wants GPUs"
+    parts = [f"{why}: {len(gets)} of {len(answer.wanted)} apps get {given} of {there} GPUs"]
+    news = [(app, wanted) for app, wanted in changed.items() if wanted.placement]
+    for app, wanted in news[:NAMED]:
+        parts.append(f"{app} gets {said(wanted)}" + (f" ({wanted.reason})" if wanted.reason else ""))
+    if len(news) > NAMED:
+        parts.append(f"{len(news) - NAMED} more get others than before")
+    loses = [(app, wanted) for app, wanted in changed.items() if not wanted.placement]
+    for app, wanted in loses[:NAMED]:
+        parts.append(f"{app} gives its GPUs back: {wanted.reason}")
+    if not changed:
+        parts.append("nothing moves")
+    return "; ".join(parts)
+
+
+def _figure(value: float) -> float | None:
+    """Return four significant digits; none of what is not finite, which JSON does not have."""
+    return float(f"{value:.4g}") if isfinite(value) else None

@@ -1,0 +1,222 @@
+"""What the capacity loop sees, is set to, remembers and decides. Times are in seconds since the Unix epoch."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import inf, isfinite
+from typing import Any, NamedTuple
+
+from ebbflow.planners.errors import OptionError
+from ebbflow.planners.fleet.fallback import Fallback
+from ebbflow.planners.fleet.limits import Limits
+from ebbflow.planners.fleet.scaling.scale_in import NodeUse
+from ebbflow.planners.fleet.scaling.steady import Held, Steady
+from ebbflow.planners.model.capacity import Notice
+from ebbflow.planners.model.fleet import Fleet, Offer, Target
+from ebbflow.planners.model.ledger import AppReport, Change, Lease, State
+from ebbflow.planners.model.scheduling import Placement, Policy
+from ebbflow.planners.scheduling.rho_bounded.policy import RhoBounded
+
+
+class Evict(NamedTuple):
+    """What is left of an app on a node is to be ended by force."""
+
+    app: str
+    node: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """All that one decision is based on. Nothing in it is changed."""
+
+    now: float
+    state: State
+    reports: Mapping[str, AppReport] = field(default_factory=dict)  # newest by app
+    fleet: Fleet | None = None  # None: nodes cannot be rented or given back
+    offers: Mapping[str, tuple[Offer, ...]] = field(default_factory=dict)  # by pool, where they are known
+    uses: Mapping[str, NodeUse] = field(default_factory=dict)  # what nodes do and hold besides leases
+    elsewhere: frozenset[str] = frozenset()  # what storage has a copy of
+    evicted: frozenset[tuple[str, str]] = frozenset()  # (app, node) of which no process is left for certain
+    asks: bool = False  # nodes that leave are replaced before they are gone only where that is asked for
+
+
+@dataclass(frozen=True, slots=True)
+class Team:
+    """What the apps of one team may hold together, and what they count."""
+
+    weight: float = 1.0
+    gpus: float = inf
+    dollars_per_hour: float = inf
+    dollars: float = inf  # of all its apps that the ledger knows
+
+    def __post_init__(self) -> None:
+        if not (self.weight > 0 and isfinite(self.weight)):
+            raise OptionError(f"the weight of a team must be > 0 and finite; got {self.weight}")
+        for name in ("gpus", "dollars_per_hour", "dollars"):
+            if not getattr(self, name) >= 0:
+                raise OptionError(f"{name} of a team must be >= 0; got {getattr(self, name)}")
+
+
+@dataclass(frozen=True, slots=True)
+class Scaling:
+    """When nodes are rented and given back. Raises ``OptionError`` for values outside their rules."""
+
+    pools: Mapping[str, str] = field(default_factory=dict)  # pool -> "gpus" or "cores"; else by its nodes
+    boot_s: float = 180.0  # from asking for a node to work on it
+    wait_s: float = 60.0  # an app waits so long before nodes are asked for
+    idle_s: float = 300.0  # nodes are not needed for so long before they leave
+    hold_s: float = 120.0  # after a change before nodes leave
+    tolerance: float = 0.0  # of the nodes, below which fewer are not worth a change
+    reserve: float = 1.1  # times the time that work is expected to take, for deadlines
+    worth: float | None = (
+        None  # share of a single GPU's goodput that each rented one must give; None: for needs only
+    )
+    fallback: Fallback | None = field(default_factory=Fallback)
+
+    def __post_init__(self) -> None:
+        for name in ("boot_s", "wait_s", "idle_s", "hold_s"):
+            if not 0 <= getattr(self, name) < inf:
+                raise OptionError(f"{name} must be >= 0 s and finite; got {getattr(self, name)}")
+        if not 1 <= self.reserve < inf:
+            raise OptionError(f"reserve must be >= 1 times the expected time; got {self.reserve}")
+        if self.worth is not None and not 0 < self.worth <= 1:
+            raise OptionError(f"worth must be above 0 and at most 1, a share of goodput; got {self.worth}")
+        for pool, kind in self.pools.items():
+            if kind not in ("gpus", "cores"):
+                raise OptionError(f"pool {pool} must be for 'gpus' or 'cores'; got {kind!r}")
+
+    @property
+    def steady(self) -> Steady:
+        """Return what keeps wishes from becoming a flapping fleet."""
+        return Steady(self.idle_s, self.hold_s, tolerance=self.tolerance)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How the loop decides. Raises ``OptionError`` for values outside their rules."""
+
+    policy: Policy = field(default_factory=RhoBounded)
+    lease_s: float = 300.0  # that leases last unless the policy says how long
+    interval_s: float = 60.0  # between auctions when nothing happens
+    debounce_s: float = 0.2  # that changes are gathered for before they are decided on
+    leave_s: float = (
+        30.0  # before a notice's deadline, by which GPUs must be free; a quarter of the time at most
+    )
+    grace_s: float = 60.0  # to save and let go of a GPU that is called back
+    silent_s: float = 15.0  # without a word, after which an app counts as lost
+    plan_s: float = 120.0  # that a plan stands while GPUs are waited for, beyond the grace
+    unsaved_s: float = 1800.0  # age of an app's checkpoint above which it is spared
+    spare_s: float = 600.0  # that an app is spared at most, each time
+    urgency: float = 4.0  # times its weight that an app counts at most when its deadline nears
+    limits: Limits = field(default_factory=Limits)
+    teams: Mapping[str, Team] = field(default_factory=dict)
+    scaling: Scaling | None = field(default_factory=Scaling)  # None: the fleet is left alone
+
+    def __post_init__(self) -> None:
+        for name in ("lease_s", "interval_s", "silent_s"):
+            if not 0 < getattr(self, name) < inf:
+                raise OptionError(f"{name} must be > 0 s and finite; got {getattr(self, name)}")
+        for name in ("debounce_s", "leave_s", "grace_s", "plan_s", "unsaved_s", "spare_s"):
+            if not 0 <= getattr(self, name) < inf:
+                raise OptionError(f"{name} must be >= 0 s and finite; got {getattr(self, name)}")
+        if not 1 <= self.urgency < inf:
+            raise OptionError(f"urgency must be >= 1 times the weight and finite; got {self.urgency}")
+
+    @property
+    def elastic(self) -> bool:
+        """Tell whether the policy may give an app other numbers of GPUs than it asked for."""
+        return bool(getattr(self.policy, "elastic", False))
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What the standing plan has for one app."""
+
+    placement: Placement = ()
+    until: float = inf  # by the policy's word
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a decision wants everyone to hold; GPUs that others must let go of first are granted later."""
+
+    wanted: Mapping[str, Wanted] = field(default_factory=dict)
+    epoch: int = -1
+    at: float = -inf
+    complete: bool = True  # False: something of it is still to be carried out
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """When an app was last heard of."""
+
+    said: tuple[float, str]  # its report's own time, and its phase
+    quiet: float = 0.0  # s of the loop's own time since that was new
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """A lease that ended because its node was gone, while its app may not know: its processes may live on there."""
+
+    lease: Lease
+    at: float  # when it ended
+    said: float | None  # the time in its app's report that was the newest then
+    mute: bool = (
+        False  # its app fell silent since: what it says when it is back is no word about its former self
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """What the loop has seen of one app's life."""
+
+    crowd: float  # app-seconds of the cluster when it was first seen
+    since: float
+    seconds: float = 0.0  # holding GPUs
+    restarts: int = 0
+    most: int = 0  # GPUs at once
+    held: Placement = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What one cycle leaves to the next. A fresh one is right at any time: it only knows less."""
+
+    at: float = -inf  # of the last cycle
+    policy: Any = None  # the policy's own
+    plan: Plan = field(default_factory=Plan)
+    decided: float = -inf  # when the last auction was held
+    recorded: float = -inf  # when the last auction was written down
+    whole: float = -inf  # when one was that tells of all apps
+    seen: Any = None  # what the last auction was decided on
+    dirty: float | None = None  # since when there are changes that no auction has seen
+    asked: float = inf  # when the policy wants to be asked again
+    heard: Mapping[str, Heard] = field(default_factory=dict)
+    ran: Mapping[str, Ran] = field(default_factory=dict)
+    crowd: tuple[float, float] = (0.0, 0.0)  # app-seconds up to the last cycle, and the apps since then
+    spared: Mapping[str, float] = field(default_factory=dict)  # app -> since when
+    told: Mapping[str, str] = field(default_factory=dict)  # what was said of each thing, not to say it twice
+    evicting: Mapping[tuple[str, str], float] = field(default_factory=dict)  # when it was last asked for
+    left: Mapping[int, Left] = field(default_factory=dict)  # leases of nodes that are gone, by number
+    pools: Mapping[str, Held] = field(default_factory=dict)
+    sizes: Mapping[tuple[str, str], int] = field(default_factory=dict)  # GPUs and cores of a node, by pool
+    draining: frozenset[str] = frozenset()  # nodes, as last known
+    waits: Mapping[str, float] = field(default_factory=dict)  # app -> since when it waits for GPUs
+    replacing: Mapping[str, float] = field(
+        default_factory=dict
+    )  # leaving node -> when another was last asked for
+
+
+@dataclass(frozen=True, slots=True)
+class Cycle:
+    """What is to be done now, in this order: write the changes, apply the targets, end by force, end nodes."""
+
+    changes: tuple[Change, ...] = ()
+    targets: tuple[Target, ...] = ()
+    evict: tuple[Evict, ...] = ()
+    memory: Memory = field(default_factory=Memory)
+    wake: float = inf  # when something is due even if nothing happens
+    end: tuple[str, ...] = ()  # drained nodes on which nothing is left, to be ended
+    auction: bool = False  # the policy was asked
+    replace: tuple[Notice, ...] = ()  # of nodes that others are to be started for now

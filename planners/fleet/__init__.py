@@ -1,0 +1,1 @@
+"""Decisions about nodes that cost money: which market, how many, within which limits."""

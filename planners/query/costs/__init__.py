@@ -1,0 +1,1 @@
+"""What a plan costs: operators, sizes, dividing a stage, sampling."""

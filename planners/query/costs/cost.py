@@ -1,0 +1,307 @@
+"""What operators cost, what memory they take, and how measurements correct both.
+
+The work itself is counted in ``operators``; its functions are offered here too.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from scipy.optimize import lsq_linear
+
+from ebbflow.planners.model import Measured, Share, Work
+from ebbflow.planners.query.costs.operators import (
+    Size,
+    aggregate,
+    broadcast_join,
+    cartesian_join,
+    join_work,
+    nested_loop_join,
+    partitions,
+    scan,
+    shuffle_hash_join,
+    sort,
+    sort_merge_join,
+    splits,
+    write,
+)
+from ebbflow.planners.query.plan.trees import JoinMethod
+
+__all__ = [
+    "DEFAULTS",
+    "DUCKDB",
+    "GIB",
+    "SPARK",
+    "CostModel",
+    "JoinCost",
+    "JoinPricer",
+    "Size",
+    "aggregate",
+    "broadcast_join",
+    "calibrate",
+    "cartesian_join",
+    "join_cost",
+    "join_work",
+    "nested_loop_join",
+    "partitions",
+    "scan",
+    "shuffle_hash_join",
+    "sort",
+    "sort_merge_join",
+    "splits",
+    "write",
+]
+
+Array: TypeAlias = npt.NDArray[np.float64]
+
+GIB = float(2**30)
+BOUND = 10.0  # calibration keeps every rate within this factor of the prior
+PRIOR_SPREAD = 1.0  # standard deviation of a rate around the prior, relative to it
+PRIOR_NOISE = 0.3  # relative error of a stage's predicted time, before any is known
+NOISE_POINTS = 8.0  # measured stages that PRIOR_NOISE counts for
+LEVEL_POINTS = 2.0  # measured stages that the prior's overall level counts for
+ROUNDS = 20  # of reweighting, at most
+CAUCHY = 2.385  # tuning constant: 95 % efficiency under normal errors (Holland and Welsch 1977)
+
+
+@dataclass(frozen=True)
+class CostModel:
+    """Seconds of one core per unit of each kind of work, and what a task's memory is made of."""
+
+    engine: str
+    rates: Work  # seconds per row, byte or task
+    latency: float  # seconds per statement outside its tasks
+    task_memory: float = 0.25  # GiB that any task takes
+    hash_factor: float = 2.5  # bytes of a hash table per byte hashed
+    broadcast_fraction: float = 0.3  # of the largest node's memory that broadcast tables may fill
+    hash_fraction: float = 0.5  # of it that the hash tables of its concurrent tasks may fill
+    broadcast_limit: float = 4.0  # GiB that one broadcast may have, whatever the node
+
+    @cached_property
+    def vector(self) -> tuple[float, ...]:
+        """Return the rates in the order of ``Work``'s fields."""
+        return self.rates.vector()
+
+    def core_seconds(self, work: Work) -> float:
+        """Return the core-seconds that ``work`` takes, summed over tasks."""
+        return sum(rate * amount for rate, amount in zip(self.vector, work.vector(), strict=True))
+
+    def slower(self, factor: float) -> "CostModel":
+        """Return this model with every rate and the latency times ``factor``."""
+        return self.with_rates(Work(*(r * factor for r in self.vector)), self.latency * factor)
+
+    def with_rates(self, rates: Work, latency: float) -> "CostModel":
+        """Return this model with other rates."""
+        return replace(self, rates=rates, latency=latency)
+
+
+# First figures for one core; ``calibrate`` fits them to finished stages. Spark's are those of a young JVM, about
+# twice a warm one's, since a query usually has a driver and executors of its own.
+SPARK = CostModel(
+    engine="spark",
+    rates=Work(
+        scanned_rows=2.0e-7,
+        scanned_bytes=2.4e-8,
+        built_rows=8.0e-7,
+        probed_rows=3.0e-7,
+        joined_rows=3.0e-7,
+        sorted_rows=1.0e-6,
+        shuffled_bytes=6.0e-8,
+        broadcast_bytes=8.0e-8,
+        aggregated_rows=4.5e-7,
+        written_bytes=4.0e-8,
+        tasks=5.0e-2,
+    ),
+    latency=0.5,
+)
+DUCKDB = CostModel(
+    engine="duckdb",
+    rates=Work(
+        scanned_rows=1.5e-8,
+        scanned_bytes=1.0e-9,
+        built_rows=6.0e-8,
+        probed_rows=3.0e-8,
+        joined_rows=1.5e-8,
+        sorted_rows=1.5e-7,
+        shuffled_bytes=1.0e-10,
+        broadcast_bytes=1.0e-10,
+        aggregated_rows=4.0e-8,
+        written_bytes=1.0e-8,
+        tasks=1.0e-3,
+    ),
+    latency=0.02,
+    task_memory=0.1,
+    hash_factor=1.5,
+    broadcast_fraction=0.6,
+    hash_fraction=0.8,
+    broadcast_limit=math.inf,
+)
+DEFAULTS = {model.engine: model for model in (SPARK, DUCKDB)}
+
+
+class JoinCost(NamedTuple):
+    """A join without its inputs."""
+
+    core_seconds: float
+    serial: float  # seconds after the build side's end and before the first probe, that no core can shorten
+    tail: float  # seconds of one task after both sides are there, with unbounded cores
+    resident: float  # GiB on every node until the statement ends (a broadcast table)
+    task: float  # GiB of one task (its part of a shuffled hash table)
+
+
+class JoinPricer:
+    """Prices joins for one model on one share: the arithmetic of :func:`join_work` and
+    :meth:`CostModel.core_seconds` on plain floats, because enumeration asks tens of thousands of times."""
+
+    def __init__(self, model: CostModel, share: Share) -> None:
+        self.model = model
+        self.share = share
+        self._rates = model.rates
+        self._nodes = max(share.nodes, 1)
+        self._cores = share.total.cores
+        memory = share.largest.memory * GIB
+        self._most_broadcast = min(memory * model.broadcast_fraction, model.broadcast_limit * GIB)
+        self._most_hashed = memory * model.hash_fraction / max(share.largest.cores, 1.0)
+
+    @property
+    def most_resident(self) -> float:
+        """Return how many GiB of broadcast tables one node may hold."""
+        return self.share.largest.memory * self.model.broadcast_fraction
+
+    def price(
+        self, method: JoinMethod, left: Size, right: Size, out: Size, *, equality: bool = True
+    ) -> JoinCost:
+        """Return the cost of ``left`` joined with ``right``, the build side."""
+        rates = self._rates
+        (left_rows, left_bytes), (right_rows, right_bytes), (out_rows, out_bytes) = left, right, out
+        emitted = out_rows * rates.joined_rows
+        table = right_bytes * self.model.hash_factor / GIB
+        if method == "broadcast":
+            serial = right_bytes * rates.broadcast_bytes
+            probed = left_rows
+            if equality:
+                serial += right_rows * rates.built_rows
+            else:
+                probed *= max(right_rows, 1.0)
+            parallel = probed * rates.probed_rows + emitted
+            tail = parallel / splits(max(left_bytes, out_bytes))
+            return JoinCost(parallel + serial * self._nodes, serial, tail, table, 0.0)
+        if not equality:
+            seconds = self.model.core_seconds(join_work(method, left, right, out, self.share, equality=False))
+            n, m = splits(left_bytes), splits(right_bytes)
+            return JoinCost(seconds, 0.0, seconds / (n * m), 0.0, 0.0)
+        both = left_bytes + right_bytes
+        count = partitions(both, self._cores)
+        seconds = both * rates.shuffled_bytes + emitted
+        if method == "shuffle_hash":
+            seconds += right_rows * rates.built_rows + left_rows * rates.probed_rows
+        else:
+            seconds += (left_rows + right_rows) * rates.sorted_rows
+            table = 0.0
+        tail = seconds / splits(both) + rates.tasks
+        return JoinCost(seconds + count * rates.tasks, 0.0, tail, 0.0, table / count)
+
+    def allows(self, method: JoinMethod, left: Size, right: Size, *, equality: bool = True) -> bool:
+        """Tell whether the build side fits: broadcast, the largest node's part for broadcasts; shuffled, the
+        part of one of its concurrent tasks. A sort-merge join spills, so it always may run."""
+        if method == "sort_merge":
+            return True
+        table = right.bytes * self.model.hash_factor
+        if method == "broadcast":
+            return table <= self._most_broadcast
+        if not equality:
+            return False
+        return table / partitions(left.bytes + right.bytes, self._cores) <= self._most_hashed
+
+
+def join_cost(
+    model: CostModel,
+    method: JoinMethod,
+    left: Size,
+    right: Size,
+    out: Size,
+    share: Share,
+    *,
+    equality: bool = True,
+) -> JoinCost:
+    """Return the cost of one join on ``share``, its inputs not included; ``right`` is the build side."""
+    return JoinPricer(model, share).price(method, left, right, out, equality=equality)
+
+
+def calibrate(prior: CostModel, history: Sequence[Measured]) -> CostModel:
+    """Return ``prior`` with its rates fitted to finished stages of its engine.
+
+    First one factor for all rates (how fast this machine is), a median shrunk towards 1 with few stages; then
+    ``min Σ w_i ((x_i·β − y_i)/scale_i)² + (noise/PRIOR_SPREAD)² · Σ_j (β_j/prior_j − factor)²`` with
+    prior/BOUND ≤ β ≤ prior·BOUND (bounded ridge least squares) on task seconds ``y``. The weights w are
+    Cauchy's and the noise is the spread of the errors, both refitted until they settle: a stage slowed by
+    something else counts little, and clean measurements outweigh the prior sooner than scattered ones. Work
+    that no stage has done keeps its prior times the factor. The latency is fitted on wall time not spent in
+    tasks.
+    Deterministic; an empty history returns the prior.
+    """
+    used = [m for m in history if m.engine == prior.engine and _usable(m, prior)]
+    if not used:
+        return prior
+    base = np.array(prior.vector)
+    parts = np.array([m.work.vector() for m in used]) * base  # seconds by kind, as the prior predicts
+    seconds = np.array([m.task_seconds for m in used])
+    factor = _shrunk_median(seconds / parts.sum(axis=1))
+    scale = np.maximum(seconds, factor * parts.sum(axis=1))
+    ratios = _robust_ridge(parts / scale[:, None], seconds / scale, factor)
+    rates = Work(*(float(b * r) for b, r in zip(base, ratios, strict=True)))
+    return prior.with_rates(rates, _fitted_latency(prior.latency, used))
+
+
+def _usable(measured: Measured, prior: CostModel) -> bool:
+    amounts = (*measured.work.vector(), measured.task_seconds, measured.wall_seconds)
+    if not all(math.isfinite(a) and a >= 0.0 for a in amounts):
+        return False
+    return measured.task_seconds > 0.0 and prior.core_seconds(measured.work) > 0.0
+
+
+def _shrunk_median(ratios: Array) -> float:
+    """Return the median of positive ratios, drawn towards 1 as if LEVEL_POINTS stages had said 1."""
+    weight = len(ratios) / (len(ratios) + LEVEL_POINTS)
+    level = math.exp(weight * float(np.median(np.log(ratios))))
+    return min(max(level, 1.0 / BOUND), BOUND)
+
+
+def _robust_ridge(
+    parts: Array,
+    target: Array,
+    centre: float,
+) -> Array:
+    count, kinds = parts.shape
+    weights, noise = np.ones(count), PRIOR_NOISE
+    ratios = np.full(kinds, centre)
+    for _ in range(ROUNDS):
+        root, pull = np.sqrt(weights), noise / PRIOR_SPREAD
+        fit = lsq_linear(
+            np.vstack([parts * root[:, None], pull * np.eye(kinds)]),
+            np.concatenate([target * root, np.full(kinds, pull * centre)]),
+            bounds=(1.0 / BOUND, BOUND),
+            method="bvls",
+        )
+        moved = float(np.max(np.abs(fit.x - ratios)))
+        ratios = np.clip(np.asarray(fit.x, dtype=np.float64), 1.0 / BOUND, BOUND)
+        errors = parts @ ratios - target
+        spread = 1.4826 * float(np.median(np.abs(errors)))
+        noise = math.sqrt((NOISE_POINTS * PRIOR_NOISE**2 + count * spread**2) / (NOISE_POINTS + count))
+        weights = 1.0 / (1.0 + (errors / (CAUCHY * max(spread, 0.02))) ** 2)
+        if moved < 1e-6:
+            break
+    return ratios
+
+
+def _fitted_latency(prior: float, used: Sequence[Measured]) -> float:
+    """Return the median of wall time beyond what the tasks need on their cores, shrunk to the prior."""
+    if prior <= 0.0:
+        return prior
+    floor = prior / BOUND
+    idle = [m.wall_seconds - m.task_seconds / max(min(m.cores, m.tasks), 1.0) for m in used]
+    return prior * _shrunk_median(np.array([max(i, floor) for i in idle]) / prior)

@@ -1,0 +1,288 @@
+"""The work, time and memory of a plan's statements."""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from sqlglot import exp
+
+from ebbflow.planners.model import Resources, Share, Work
+from ebbflow.planners.query.costs import cost
+from ebbflow.planners.query.costs.cost import CostModel, Size
+from ebbflow.planners.query.costs.sizes import Sizes
+from ebbflow.planners.query.plan.cuts import NodeCost
+from ebbflow.planners.query.plan.slicing import Grid, aligned_tables
+from ebbflow.planners.query.plan.staging import BlockId, Choice, Unit
+from ebbflow.planners.query.plan.trees import Join, Leaf, Tree, joins
+from ebbflow.planners.query.views.views import View
+
+STORED = 0.4  # bytes stored in a checkpoint per byte in memory (dictionary, run-length and snappy encoding)
+_PARTIAL_WIDTH = 16.0  # bytes that a row of partial aggregates has more than one of results: averages are two
+_COLUMNS_READ = 0.3  # fraction of a table's bytes that a SELECT outside any block is taken to read
+
+
+@dataclass
+class Bill:
+    """What a statement adds up to while it is walked through."""
+
+    work: Work = field(default_factory=Work)
+    serial: float = 0.0  # seconds that no core can shorten
+    resident: float = 0.0  # GiB of broadcast tables on every node
+    task: float = 0.0  # GiB, the largest hash table of a single task
+    widest: int = 1  # tasks of the widest wave
+    partitions: int = 0  # of the largest shuffle
+
+    def add(self, work: Work) -> None:
+        """Add ``work``."""
+        self.work = self.work.plus(work)
+
+    def shuffle(self, bytes_: float, share: Share) -> int:
+        """Note a shuffle of ``bytes_`` and return its partitions."""
+        count = cost.partitions(bytes_, share.total.cores)
+        self.partitions = max(self.partitions, count)
+        self.widest = max(self.widest, count)
+        return count
+
+
+@dataclass(frozen=True)
+class Coster:
+    """Costs statements of one query on one share."""
+
+    sizes: Sizes
+    model: CostModel
+    share: Share
+
+    def demand(self, bill: Bill) -> Resources:
+        """Return what one task demands: one core, its own memory and its part of what is resident."""
+        slots = max(self.share.largest.cores, 1.0)
+        own = bill.task + bill.resident / slots
+        # What any task takes is not worth waiting for: on small nodes it has what is left, and the engine spills.
+        return Resources(1.0, max(own, min(self.model.task_memory + own, self.share.largest.memory / slots)))
+
+    def unit(self, unit: Unit, choice: Choice) -> tuple[Bill, Size]:
+        """Return the bill of one statement and the size of its output (bytes as stored)."""
+        bill = Bill()
+        view = self.sizes.analysis.chain.by_name[unit.view]
+        if unit.block is not None:
+            node = next(j for j in joins(choice.trees[unit.block]) if j.mask == unit.mask)
+            size = self._tree(bill, unit.block, node, choice, own=True)
+        elif unit.partial:
+            size = self._partial(self._view(bill, view, choice), view)
+        elif unit.view in choice.partials:
+            size = self._merge(bill, view)
+        else:
+            size = self._view(bill, view, choice)
+        known = self.sizes.actuals.get(unit.output_fp)
+        stored = Size(size.rows, size.bytes * STORED)
+        if known is not None:
+            stored = Size(float(known.rows), float(known.bytes))
+        bill.add(cost.write(stored))
+        bill.add(Work(tasks=float(bill.widest)))
+        return bill, stored
+
+    def repeated(self, unit: Unit, choice: Choice, grid: Grid) -> Bill:
+        """Return the bill of what every slice of ``unit`` computes again: all that ``grid`` does not divide."""
+        bill = Bill()
+        view = self.sizes.analysis.chain.by_name[unit.view]
+        if unit.block is not None:
+            node = next(j for j in joins(choice.trees[unit.block]) if j.mask == unit.mask)
+            self._repeated(bill, unit.block, node, choice, self._divided(unit.block, grid), own=True)
+            return bill
+        key = (unit.view, 0)
+        divided = {alias for alias, _ in grid.columns}
+        select = next(view.selects())
+        if key in self.sizes.analysis.blocks:
+            self._repeated(bill, key, choice.trees[key], choice, self._divided(key, grid))
+            inside = Counter(r.source for r in self.sizes.analysis.blocks[key].graph.relations)
+        else:
+            inside = Counter(t.name for t in select.find_all(exp.Table) if t.alias_or_name in divided)
+        self._others(bill, view, 0, inside + Counter(aligned_tables(select, grid)), choice)
+        return bill
+
+    def reread(self, unit: Unit, grid: Grid, slices: int) -> Work:
+        """Return the work of reading more of the divided tables than once, in ``slices`` slices."""
+        work = Work()
+        view = self.sizes.analysis.chain.by_name[unit.view]
+        key = unit.block or (unit.view, 0)
+        block = self.sizes.analysis.blocks.get(key)
+        for alias in {a for a, _ in grid.columns}:
+            more = grid.times_read(alias, slices) - 1.0
+            if block is not None:
+                i = block.graph.index[alias]
+                cardinalities = self.sizes.blocks[key]
+                size = Size(cardinalities.base_rows(i), cardinalities.scanned_bytes(i))
+            else:
+                name = next(t.name for t in view.query.find_all(exp.Table) if t.alias_or_name == alias)
+                known = self.sizes.relation(view, name)
+                size = Size(known.rows, known.bytes_stored * _COLUMNS_READ)
+            work = work.plus(cost.scan(Size(size.rows * more, size.bytes * more)))
+        return work
+
+    def node_costs(
+        self, block: BlockId, tree: Tree, shared: Mapping[int, float], below: Choice
+    ) -> dict[int, NodeCost]:
+        """Return, per join of ``tree``, its own time on the share and what a cut above it would cost.
+
+        ``shared`` is the fraction of candidate trees with the same subset; ``below`` says how the views that
+        the block reads are made.
+        """
+        cores = max(self.share.total.cores, 1.0)
+        out = {}
+        for join in joins(tree):
+            bill = Bill()
+            left, right = self._size(block, join.left.mask), self._size(block, join.right.mask)
+            size = self._join(bill, block, join, left, right)
+            for side in (join.left, join.right):
+                if isinstance(side, Leaf):
+                    self._leaf(bill, block, side, below)
+            stored = Size(size.rows, size.bytes * STORED)
+            copy = cost.write(stored).plus(cost.scan(stored))
+            out[join.mask] = NodeCost(
+                self.model.core_seconds(bill.work) / cores + bill.serial,
+                self.model.latency + self.model.core_seconds(copy) / cores,
+                shared.get(join.mask, 1.0),
+            )
+        return out
+
+    def top_seconds(self, block: BlockId) -> float:
+        """Return the time of what stands above a block in its own SELECT, on the share."""
+        bill = Bill()
+        self._above(bill, block, Size(0.0, 0.0))
+        return self.model.latency + self.model.core_seconds(bill.work) / max(self.share.total.cores, 1.0)
+
+    # --- walking ------------------------------------------------------------------------------------------
+
+    def _size(self, block: BlockId, mask: int) -> Size:
+        cardinalities = self.sizes.blocks[block]
+        return Size(cardinalities.rows(mask), cardinalities.bytes(mask))
+
+    def _tree(self, bill: Bill, block: BlockId, node: Tree, choice: Choice, *, own: bool = False) -> Size:
+        size = self._size(block, node.mask)
+        if not own and node.mask in choice.cuts.get(block, frozenset()):
+            self._scan(bill, Size(size.rows, size.bytes * STORED))
+            return size
+        if isinstance(node, Leaf):
+            self._leaf(bill, block, node, choice)
+            return size
+        left = self._tree(bill, block, node.left, choice)
+        right = self._tree(bill, block, node.right, choice)
+        return self._join(bill, block, node, left, right)
+
+    def _divided(self, block: BlockId, grid: Grid) -> int:
+        index = self.sizes.analysis.blocks[block].graph.index
+        mask = 0
+        for alias, _ in grid.columns:
+            mask |= 1 << index[alias]
+        return mask
+
+    def _repeated(
+        self, bill: Bill, block: BlockId, node: Tree, choice: Choice, divided: int, *, own: bool = False
+    ) -> None:
+        """Add what each slice computes of ``node``: everything that touches no relation of ``divided``."""
+        stored = not own and node.mask in choice.cuts.get(block, frozenset())
+        if stored or not node.mask & divided:
+            self._tree(bill, block, node, choice)
+            return
+        if isinstance(node, Leaf):
+            return
+        nothing = Size(0.0, 0.0)
+        sizes = []
+        for side in (node.left, node.right):
+            self._repeated(bill, block, side, choice, divided)
+            whole = side.mask in choice.cuts.get(block, frozenset()) or not side.mask & divided
+            sizes.append(self._size(block, side.mask) if whole else nothing)
+        if any(size is not nothing for size in sizes):
+            equality = self.sizes.blocks[block].has_equality(node.left.mask, node.right.mask)
+            left, right = sizes
+            bill.add(cost.join_work(node.method, left, right, nothing, self.share, equality=equality))
+            price = cost.join_cost(
+                self.model, node.method, left, right, nothing, self.share, equality=equality
+            )
+            bill.serial += price.serial
+
+    def _partial(self, view_size: Size, view: View) -> Size:
+        """Return the size of a view's partial result: its groups before HAVING and LIMIT, or all its rows."""
+        size = self.sizes.select(view.name, 0)
+        rows = size.joined
+        if size.aggregates:
+            group = next(view.selects()).args.get("group")
+            rows = size.grouped if group is not None else 1.0
+        width = view_size.bytes / view_size.rows if view_size.rows else 32.0
+        return Size(rows, rows * (width + _PARTIAL_WIDTH))
+
+    def _merge(self, bill: Bill, view: View) -> Size:
+        """Add what merging a partial result takes."""
+        size = self.sizes.view(view.name)
+        partial = self._partial(Size(size.rows, size.bytes_stored), view)
+        self._scan(bill, Size(partial.rows, partial.bytes * STORED))
+        self._above(bill, (view.name, 0), partial)
+        return Size(size.rows, size.bytes_stored)
+
+    def _leaf(self, bill: Bill, block: BlockId, leaf: Leaf, choice: Choice) -> None:
+        relation = self.sizes.analysis.blocks[block].graph.relations[leaf.relation]
+        cardinalities = self.sizes.blocks[block]
+        if relation.is_view and relation.source not in choice.cut_views:
+            self._view(bill, self.sizes.analysis.chain.by_name[relation.source], choice)
+            return
+        self._scan(
+            bill, Size(cardinalities.base_rows(leaf.relation), cardinalities.scanned_bytes(leaf.relation))
+        )
+
+    def _scan(self, bill: Bill, size: Size) -> None:
+        work = cost.scan(size)
+        bill.widest = max(bill.widest, int(work.tasks))
+        bill.add(work)
+
+    def _join(self, bill: Bill, block: BlockId, join: Join, left: Size, right: Size) -> Size:
+        out = self._size(block, join.mask)
+        equality = self.sizes.blocks[block].has_equality(join.left.mask, join.right.mask)
+        bill.add(cost.join_work(join.method, left, right, out, self.share, equality=equality))
+        price = cost.join_cost(self.model, join.method, left, right, out, self.share, equality=equality)
+        bill.serial += price.serial
+        bill.resident += price.resident
+        bill.task = max(bill.task, price.task)
+        if join.method != "broadcast":
+            bill.shuffle(left.bytes + right.bytes, self.share)
+        return out
+
+    def _view(self, bill: Bill, view: View, choice: Choice) -> Size:
+        for position in range(len(view.tables_by_select)):
+            key = (view.name, position)
+            if key in self.sizes.analysis.blocks:
+                joined = self._tree(bill, key, choice.trees[key], choice)
+                inside = Counter(r.source for r in self.sizes.analysis.blocks[key].graph.relations)
+            else:
+                joined = Size(0.0, 0.0)
+                inside = Counter()
+            self._others(bill, view, position, inside, choice)
+            self._above(bill, key, joined)
+        known = self.sizes.view(view.name)
+        return Size(known.rows, known.bytes_stored)
+
+    def _others(self, bill: Bill, view: View, position: int, inside: Counter[str], choice: Choice) -> None:
+        """Add tables that no block holds: outer joins, subqueries, single tables. ``inside`` is used up."""
+        names = view.tables_by_select[position]
+        for name in names:
+            if inside[name] > 0:
+                inside[name] -= 1
+                continue
+            if name in view.reads_views and name not in choice.cut_views:
+                self._view(bill, self.sizes.analysis.chain.by_name[name], choice)
+                continue
+            known = self.sizes.relation(view, name)
+            fraction = 1.0 if name in view.reads_views else _COLUMNS_READ
+            size = Size(known.rows, known.bytes_stored * fraction)
+            self._scan(bill, size)
+            if len(names) > 1:
+                bill.shuffle(size.bytes, self.share)
+                bill.add(Work(built_rows=size.rows, probed_rows=size.rows, shuffled_bytes=size.bytes))
+
+    def _above(self, bill: Bill, key: BlockId, joined: Size) -> None:
+        size = self.sizes.select(*key)
+        width = joined.bytes / joined.rows if joined.rows else 32.0
+        source = Size(size.joined, size.joined * width)
+        groups = Size(size.grouped, size.grouped * width)
+        if size.aggregates:
+            bill.add(cost.aggregate(source, groups, bill.shuffle(groups.bytes, self.share)))
+        if size.sorts:
+            bill.add(cost.sort(Size(size.output, size.output * width), 1))

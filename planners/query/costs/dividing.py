@@ -1,0 +1,153 @@
+"""By which column, and into how many slices, a stage is divided."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+from sqlglot import exp
+
+from ebbflow.planners.model import Catalogue, Work
+from ebbflow.planners.query.costs.costing import Bill, Coster
+from ebbflow.planners.query.estimates.relations import RelationInput
+from ebbflow.planners.query.plan import slicing
+from ebbflow.planners.query.plan.slicing import Grid
+from ebbflow.planners.query.plan.staging import Analysis, Choice, Unit
+from ebbflow.planners.query.plan.trees import Leaf, Tree, joins
+from ebbflow.planners.query.sql.joingraph import Column
+from ebbflow.planners.query.views.views import View
+
+_LIMITS = (exp.Limit, exp.Offset, exp.Fetch)
+
+
+@dataclass(frozen=True)
+class Divided:
+    """A grid, how many slices of it, and the bill of what they do more than the stage in one."""
+
+    grid: Grid
+    division: slicing.Division
+    again: Bill
+
+
+class Divider:
+    """Divides the units of one query. ``begun`` names divisions of which slices exist: (grid's name, slices) by
+    output fingerprint; they are kept, so that the slices serve whatever plan comes next."""
+
+    def __init__(self, analysis: Analysis, catalogue: Catalogue) -> None:
+        self._analysis = analysis
+        self._catalogue = catalogue
+        self.begun: dict[str, tuple[str, int]] = {}
+
+    def division(self, unit: Unit, choice: Choice, coster: Coster, bill: Bill) -> Divided | None:
+        """Return the best division of a unit, if any pays. ``bill`` is the unit's own."""
+        begun = self.begun.get(unit.output_fp)
+        if begun is None and coster.share.hazard <= 0.0:
+            return None
+        cores = max(coster.share.total.cores, 1.0)
+
+        def seconds(of: Bill) -> float:
+            return coster.model.core_seconds(of.work) / cores + of.serial
+
+        def reread(grid: Grid, slices: int) -> float:
+            return coster.model.core_seconds(coster.reread(unit, grid, slices)) / cores
+
+        best: Divided | None = None
+        for grid in self.grids(unit, choice, partial(coster.sizes.relation)):
+            if begun is not None and begun[0] != grid.name:
+                continue
+            again = coster.repeated(unit, choice, grid)
+            found = slicing.divide(
+                seconds(bill),
+                seconds(again),
+                partial(reread, grid),
+                coster.model.latency,
+                coster.share,
+                slicing.COUNTS if begun is None else (begun[1],),
+            )
+            if found.slices > 1 and (best is None or found.seconds < best.division.seconds):
+                more = found.slices - 1.0
+                work = Work(*(amount * more for amount in again.work.vector()))
+                work = work.plus(coster.reread(unit, grid, found.slices))
+                best = Divided(grid, found, Bill(work, again.serial * more))
+        return best
+
+    def grids(self, unit: Unit, choice: Choice, known: Callable[[View, str], RelationInput]) -> list[Grid]:
+        """Return the grids by which a unit can be divided: over base tables that its own statement scans.
+
+        Only a join and a partial result may be divided: the union of their slices is the whole. A volatile one may
+        not, since every slice would draw numbers of its own, nor may one over a LIMIT, which could keep other rows
+        for each. ``known`` gives the statistics of a table that a view reads.
+        """
+        view = self._analysis.chain.by_name[unit.view]
+        if view.volatile or (unit.block is None and not unit.partial) or self._limited(view, choice):
+            return []
+        key = unit.block or (unit.view, 0)
+        block = self._analysis.blocks.get(key)
+        if block is None:
+            aliases, classes = _first_table(view), list[tuple[Column, ...]]()
+        elif any(j.side in ("RIGHT", "FULL") for j in block.barriers):
+            return []  # rows of the other side would come with every slice
+        else:
+            node = choice.trees[key]
+            if unit.block is not None:
+                node = next(j for j in joins(node) if j.mask == unit.mask)
+            scanned = _scanned(node, choice.cuts.get(key, frozenset()), own=unit.block is not None)
+            relations = [block.graph.relations[i] for i in scanned]
+            aliases = {r.alias: r.source for r in relations if not r.is_view}
+            inside = set(block.graph.aliases(node.mask))
+            classes = [tuple(c for c in cls.columns if c[0] in inside) for cls in block.graph.classes]
+        inputs = {alias: known(view, source) for alias, source in aliases.items()}
+        return slicing.grids(inputs, partial(self._type, aliases), classes)
+
+    def _limited(self, view: View, choice: Choice) -> bool:
+        """Tell whether a statement of ``view`` evaluates a LIMIT below the view's own."""
+        below = [
+            self._analysis.chain.by_name[name] for name in view.reads_views if name not in choice.cut_views
+        ]
+        own = (n for n in view.query.find_all(*_LIMITS) if n.parent is not view.query)
+        return any(True for _ in own) or any(
+            v.query.find(*_LIMITS) or self._limited(v, choice) for v in below
+        )
+
+    def read_once(self, unit: Unit, grid: Grid) -> dict[str, str]:
+        """Return alias and table of the divided columns whose table the unit reads nowhere else."""
+        view = self._analysis.chain.by_name[unit.view]
+        named = Counter(t.name for t in view.query.find_all(exp.Table))
+        inlined = {t for v in view.reads_views for t in self._below(v)}
+        out = {}
+        for alias, _ in grid.columns:
+            name = next(t.name for t in view.query.find_all(exp.Table) if t.alias_or_name == alias)
+            if named[name] == 1 and name not in inlined:
+                out[alias] = name
+        return out
+
+    def _type(self, aliases: Mapping[str, str], column: Column) -> str:
+        table = self._catalogue.get(aliases[column[0]])
+        known = {name.lower(): kind for name, kind in table.columns} if table is not None else {}
+        return known.get(column[1].lower(), "")
+
+    def _below(self, name: str) -> frozenset[str]:
+        """Return the base tables below a view."""
+        view = self._analysis.chain.by_name[name]
+        return frozenset(view.reads_tables).union(*(self._below(v) for v in view.reads_views))
+
+
+def _scanned(tree: Tree, cuts: frozenset[int], *, own: bool) -> list[int]:
+    """Return the relations of ``tree`` that lie under no cut."""
+    if not own and tree.mask in cuts:
+        return []
+    if isinstance(tree, Leaf):
+        return [tree.relation]
+    return _scanned(tree.left, cuts, own=False) + _scanned(tree.right, cuts, own=False)
+
+
+def _first_table(view: View) -> dict[str, str]:
+    """Return alias and name of the table that a SELECT without a block starts with, if every join keeps its rows
+    apart."""
+    select = next(view.selects())
+    start = select.args.get("from_")
+    first = start.this if start is not None else None
+    if not isinstance(first, exp.Table) or not isinstance(first.this, exp.Identifier):
+        return {}
+    outer = any(j.side in ("RIGHT", "FULL") for j in select.args.get("joins") or ())
+    return {} if outer or first.name in view.reads_views else {first.alias_or_name: first.name}

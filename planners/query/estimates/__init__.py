@@ -1,0 +1,1 @@
+"""Estimates of rows: selectivity of predicates, cardinality of joins."""

@@ -1,0 +1,1 @@
+"""Join orders: enumeration, greedy search, search with a budget."""

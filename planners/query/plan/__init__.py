@@ -1,0 +1,1 @@
+"""Plans: trees, cuts into stages, partition ranges, the SQL of a stage."""

@@ -1,0 +1,1 @@
+"""SQL text to one qualified query: parsing, predicates, the join graph, dialects."""

@@ -1,0 +1,1 @@
+"""Subqueries: what repeats, what correlates, what can be factored out or lifted."""

@@ -1,0 +1,73 @@
+"""Subqueries prepared for the engine: what they may be asked for, and which of their results are small."""
+
+from dataclasses import replace
+
+from sqlglot import exp
+
+from ebbflow.planners.model import Catalogue
+from ebbflow.planners.query.costs.cost import CostModel
+from ebbflow.planners.query.costs.sizes import Sizes
+from ebbflow.planners.query.estimates.membership import member_values
+from ebbflow.planners.query.plan.staging import Analysis
+from ebbflow.planners.query.sql.predicates import free_columns
+from ebbflow.planners.query.subqueries.factoring import factored
+from ebbflow.planners.query.subqueries.reduction import MOST_KEYS, Fractions, broadcast, reduced
+from ebbflow.planners.query.views.views import View, ViewChain
+
+
+def prepared_subqueries(
+    analysis: Analysis, catalogue: Catalogue, model: CostModel, fractions: Fractions
+) -> ViewChain:
+    """Return the chain of ``analysis`` with its correlated subqueries restricted (``factoring``, ``reduction``) and
+    hints where ``IN`` asks for few values; the same chain when there is nothing to do."""
+    chain = analysis.chain
+    if model.engine != "spark" or not any(_asks(view) for view in chain.views):
+        return chain  # DuckDB does as much by itself
+    sizes = Sizes(analysis, catalogue, fractions)
+    changed = reduced(factored(analysis, catalogue, model, fractions, sizes), catalogue, model, fractions)
+    views = tuple(_hinted(view, chain, catalogue, sizes) for view in changed.views)
+    if all(new is old for new, old in zip(views, changed.views, strict=True)):
+        return changed
+    return replace(changed, views=views)
+
+
+def _asks(view: View) -> bool:
+    """Tell whether a condition of ``view`` has a subquery."""
+    return not view.opaque and any(
+        isinstance(select.parent, (exp.Subquery, exp.Exists, exp.In))
+        for select in view.query.find_all(exp.Select)
+    )
+
+
+def _hinted(view: View, chain: ViewChain, catalogue: Catalogue, sizes: Sizes) -> View:
+    """Return ``view`` with a broadcast of every small set that an ``IN`` asks for.
+
+    The engine would see the size of the files below it, shuffle both sides, and learn better when that is done.
+    """
+    if view.opaque or view.name not in chain.by_name:
+        return view
+    query = view.query.copy()
+    hinted = False
+    for node in list(query.find_all(exp.In)):
+        select = node.args["query"].unnest() if node.args.get("query") is not None else None
+        if not isinstance(select, exp.Select) or select.args.get("hint") is not None:
+            continue
+        if node.find_ancestor(exp.Not, exp.Or, exp.Case) is not None or any(
+            True for _ in free_columns(select)
+        ):
+            continue
+        start = select.args.get("from_")
+        source = start.this.name if start is not None and isinstance(start.this, exp.Table) else ""
+        table = catalogue.get(source)
+        known = source in view.reads_views or (table is not None and table.statistics is not None)
+        if not known or (source in view.reads_views and source not in chain.by_name):
+            continue
+        members = member_values(
+            node,
+            lambda name: sizes.relation(view, name),
+            lambda name, alias, parts: sizes.fraction(view, name, alias, parts),
+        )
+        if members is not None and members.distinct <= MOST_KEYS:
+            broadcast(select)
+            hinted = True
+    return replace(view, query=query) if hinted else view

@@ -1,0 +1,206 @@
+"""Views that are read several times, restricted to what their readers want of them.
+
+An engine pushes a reader's filter into a view that it inlines, but not into one that is computed once for all. So the
+disjunction of the readers' filters is added to the view: computed once it then costs about as much as its readers'
+parts together.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, cast
+
+from sqlglot import exp
+from sqlglot.errors import SqlglotError
+from sqlglot.optimizer.annotate_types import annotate_types
+
+from ebbflow.planners.model import Catalogue
+from ebbflow.planners.query.sql.dialect import spark_sql
+from ebbflow.planners.query.sql.parse import is_volatile, outside_tables
+from ebbflow.planners.query.sql.predicates import all_of, any_of, conjuncts, free_columns, has_subquery
+
+_UNKNOWN = (exp.DType.UNKNOWN, exp.DType.NULL)
+_LOGIC = (exp.And, exp.Or, exp.Not, exp.Paren)
+_TESTS = (exp.EQ, exp.NEQ, exp.LT, exp.LTE, exp.GT, exp.GTE, exp.In, exp.Between, exp.Is)
+_SAFE_IN_UNIONS = (exp.EQ, exp.In)  # an arm's own type may order values otherwise than the union's
+
+
+def restrict_views(query: exp.Query, catalogue: Catalogue) -> exp.Query:
+    """Add the readers' filters to every view of ``query``'s WITH that is read at least twice.
+
+    Before: ``WITH v AS (SELECT y, sum(x) AS s FROM t GROUP BY y) SELECT ... FROM v AS p, v AS q WHERE p.y = 1 AND
+    q.y = 2``; after, in ``v``: ``WHERE (t.y = 1) OR (t.y = 2)``. The readers keep their filters, so adding less, or
+    nothing, is always right. Columns must be qualified. Changes ``query`` and returns it.
+    """
+    with_ = query.args.get("with_")
+    if with_ is None or with_.recursive or is_volatile(query):
+        return query
+    ctes = list(with_.expressions)
+    for position in range(len(ctes) - 1, -1, -1):  # readers first: what is added to them counts as well
+        name = ctes[position].alias
+        readers: list[exp.Expr] = [c.this for c in ctes[position + 1 :]]
+        found = [t for body in readers for t in outside_tables(body) if t.name == name and not t.db]
+        with_.pop()
+        found += [t for t in outside_tables(query) if t.name == name and not t.db]
+        query.set("with_", with_)
+        filters = [_filter(table) for table in found]
+        if len(filters) >= 2 and all(filters):
+            body = ctes[position].this
+            union = isinstance(body.unnest(), exp.SetOperation)
+            _restrict(body, filters, _of_one_type(query, position, catalogue) if union else None)
+    return query
+
+
+def _of_one_type(query: exp.Query, position: int, catalogue: Catalogue) -> Collection[str]:
+    """Return the columns of a view that have one type in all arms of its unions. Of others an arm may think
+    otherwise: the union of 1 and '01' holds texts, of which '01' alone is '01'."""
+    try:
+        schema = cast("dict[str, Any]", catalogue.schema())
+        typed = annotate_types(query.copy(), schema=schema, dialect="spark")
+    except SqlglotError:
+        return ()
+    body = typed.args["with_"].expressions[position].this
+    arms = [[item.type for item in arm.selects] for arm in _arms(body)]
+    names = body.named_selects
+    return {
+        name
+        for name, *kinds in zip(names, *arms, strict=False)
+        if all(isinstance(k, exp.DataType) and not k.is_type(*_UNKNOWN) for k in kinds)
+        and len({spark_sql(k) for k in kinds}) == 1
+    }
+
+
+def _filter(table: exp.Table) -> list[exp.Expr]:
+    """Return the conjuncts on ``table`` alone that every row used of it passes."""
+    item = table.parent
+    select = item.parent if item is not None else None
+    if not isinstance(item, exp.From | exp.Join) or not isinstance(select, exp.Select):
+        return []
+    if (
+        any(value for key, value in table.args.items() if key not in ("this", "alias"))
+        or table.alias_column_names
+    ):
+        return []
+    joins = select.args.get("joins") or []
+    parts: list[exp.Expr] = []
+    if isinstance(item, exp.Join) and item.side not in ("RIGHT", "FULL"):
+        parts += conjuncts(
+            item.args.get("on")
+        )  # whatever the join is, these decide about its right rows alone
+    adding = any(j.side in ("RIGHT", "FULL") for j in joins)
+    optional = isinstance(item, exp.Join) and (item.side or item.kind not in ("", "INNER", "CROSS"))
+    if not adding and not optional:
+        where = select.args.get("where")
+        parts += conjuncts(where.this) if where is not None else []
+        for join in joins:
+            if join is not item and not join.side and join.kind in ("", "INNER", "CROSS"):
+                parts += conjuncts(join.args.get("on"))
+    alias = table.alias_or_name
+    return [p for p in parts if not has_subquery(p) and _only_tests(p) and _aliases(p) == {alias}]
+
+
+def _aliases(node: exp.Expr) -> set[str]:
+    return {c.table for c in node.find_all(exp.Column)}
+
+
+def _only_tests(node: exp.Expr) -> bool:
+    """Tell whether ``node`` compares bare columns with constants: evaluated on more rows it cannot fail."""
+    if node.find(exp.Column) is None or isinstance(node, exp.Column):
+        return not is_volatile(node)
+    if not isinstance(node, (*_LOGIC, *_TESTS)):
+        return False
+    return all(_only_tests(child) for child in node.iter_expressions())
+
+
+def _arms(body: exp.Expr) -> list[exp.Select]:
+    """Return the SELECTs that make up a view, nothing when something judges their rows together."""
+    arms: list[exp.Select] = []
+    stack = [body]
+    while stack:
+        node = stack.pop().unnest()
+        if any(node.args.get(key) for key in ("limit", "offset", "with_")):
+            return []
+        if isinstance(node, exp.SetOperation):
+            stack += [node.expression, node.this]
+        elif isinstance(node, exp.Select):
+            arms.append(node)
+        else:
+            return []
+    return arms
+
+
+def _restrict(body: exp.Expr, filters: Sequence[Sequence[exp.Expr]], only: Collection[str] | None) -> None:
+    """Restrict the arms of ``body``, by the columns ``only`` where these are given."""
+    arms = _arms(body)
+    names = arms[0].named_selects if arms else []
+    if any(len(arm.selects) != len(names) for arm in arms):
+        return
+    for arm in arms:
+        columns = _pushable(arm, names)
+        if only is not None:
+            columns = {name: item for name, item in columns.items() if name in only}
+        wanted = [_translated(f, columns, only=_SAFE_IN_UNIONS if len(arms) > 1 else _TESTS) for f in filters]
+        possible = [w for w in wanted if w is not None]
+        if not all(possible):  # one reader wants every row of this arm
+            continue
+        distinct = {spark_sql(all_of(w)): all_of(w) for w in possible}
+        arm.where(any_of(distinct.values()) if distinct else exp.false(), copy=False)
+
+
+def _pushable(arm: exp.Select, names: Sequence[str]) -> Mapping[str, exp.Expr]:
+    """Return, by output name, the columns and constants whose filters may stand in the WHERE of ``arm``."""
+    distinct = arm.args.get("distinct")
+    if any(arm.args.get(key) for key in ("qualify", "laterals", "windows", "match", "pivots", "sample")):
+        return {}
+    if distinct is not None and distinct.args.get("on"):
+        return {}
+    # those of subqueries in the SELECT list are their own
+    own = [n for item in arm.selects for n in item.find_all(exp.Window, exp.AggFunc, exp.UDTF, exp.Anonymous)]
+    group = arm.args.get("group")
+    if any(isinstance(n, exp.Window | exp.UDTF) for n in own):
+        return {}
+    if group is None and (own or arm.args.get("having") is not None):
+        return {}
+    items = {name: item.unalias() for name, item in zip(names, arm.selects, strict=True)}
+    plain = {n: e for n, e in items.items() if isinstance(e, exp.Column | exp.Literal)}
+    if group is None:
+        return plain
+    keys = {spark_sql(e) for e in group.expressions if isinstance(e, exp.Column)}
+    # without a key there is a row even of nothing; a rollup has rows that no input row of that key has
+    if not keys or any(value for key, value in group.args.items() if key != "expressions"):
+        return {}
+    return {n: e for n, e in plain.items() if isinstance(e, exp.Literal) or spark_sql(e) in keys}
+
+
+def _translated(
+    filter_: Sequence[exp.Expr], columns: Mapping[str, exp.Expr], only: tuple[type[exp.Expr], ...]
+) -> list[exp.Expr] | None:
+    """Return the conjuncts of ``filter_`` over an arm's own columns; ``None`` when no row of it can pass."""
+    out = []
+    for part in filter_:
+        tests = part.find_all(*_TESTS)
+        if not all(c.name in columns for c in free_columns(part)) or not all(
+            isinstance(t, only) for t in tests
+        ):
+            continue
+        holder = exp.Paren(this=part.copy())
+        for column in list(free_columns(holder)):
+            column.replace(columns[column.name].copy())
+        known = _constant(holder.this)
+        if known is False:
+            return None
+        if known is None:
+            out.append(holder.this)
+    return out
+
+
+def _constant(node: exp.Expr) -> bool | None:
+    """Return the value of an equality of two literals of one kind; ``None`` for anything else."""
+    left, right = node.this, node.args.get("expression")
+    if (
+        not isinstance(node, exp.EQ)
+        or not isinstance(left, exp.Literal)
+        or not isinstance(right, exp.Literal)
+    ):
+        return None
+    if left.is_string != right.is_string or (not left.is_string and left.this != right.this):
+        return None
+    return bool(left.this == right.this)

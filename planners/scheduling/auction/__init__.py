@@ -1,0 +1,1 @@
+"""Partial-allocation auctions of GPUs: the problem, exact and fast winners, payments (Themis)."""

@@ -1,0 +1,1 @@
+"""Policies that place whole jobs: FIFO, LAS, Tiresias, Gittins, Philly, Optimus."""

@@ -1,0 +1,1 @@
+"""Policies that maximize goodput: Pollux and its searches."""

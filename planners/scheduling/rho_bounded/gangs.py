@@ -1,0 +1,92 @@
+"""Who runs where, when every app is a gang."""
+
+from collections.abc import Sequence
+from math import inf
+from typing import NamedTuple
+
+import numpy as np
+
+from ebbflow.planners.model.scheduling import App, Grant, Placement, gpus_of
+from ebbflow.planners.scheduling.placement import Placer
+from ebbflow.planners.scheduling.rho_bounded.groups import Group, Moves
+from ebbflow.planners.scheduling.rho_bounded.outlook import Outlook
+from ebbflow.planners.scheduling.rho_bounded.rollout import CAN_WAIT, Gangs, Rule, order
+
+REASONS = ("all would be over later without it", "its fairness bound runs out", "the shortest that fits")
+
+
+class Turn(NamedTuple):
+    """An app's place in the queue."""
+
+    outlook: Outlook
+    kind: int  # see ``rho_bounded_rollout.order``
+    since: float  # s: from when it cannot wait
+
+
+def queue(outlooks: Sequence[Outlook], gangs: Gangs, now: float, rule: Rule) -> list[Turn]:
+    """Return all apps in the order in which they are served."""
+    waits = np.array([not o.app.held for o in outlooks], bool)
+    ranked, kind, since = order(gangs, gangs.left, waits, now, rule)
+    return [Turn(outlooks[j], int(kind[j]), float(since[j])) for j in ranked.tolist()]
+
+
+def assign(
+    turns: Sequence[Turn],
+    groups: Sequence[Group],
+    now: float,
+    moves: Moves,
+    placer: Placer,
+    value: float | None,
+) -> dict[str, Grant]:
+    """Return what everyone gets.
+
+    Each app takes the GPUs on which it gets on fastest, of equals those that stay, then the cheaper ones. Where a
+    GPU-hour at its best speed is worth ``value`` dollars, an app that can wait takes none that cost more than that.
+    """
+    free = [group.room.total for group in groups]
+    chosen: list[tuple[App, int]] = []
+    grants: dict[str, Grant] = {}
+    for outlook, kind, _ in turns:
+        app = outlook.app
+        options = []
+        dear = False
+        for number, group in enumerate(groups):
+            if free[number] >= app.gpus:
+                worth = group.worth(outlook, now, moves)
+                paid = value is None or kind < CAN_WAIT or group.price <= value * outlook.rate(group.type)
+                dear = dear or (worth > 0 and not paid)
+                if worth > 0 and paid:
+                    options.append((-worth, group.advised, group.price, number))
+        if options:
+            number = min(options)[-1]
+            free[number] -= app.gpus
+            chosen.append((app, number))
+            grants[app.id] = Grant(reason=REASONS[kind])
+        else:
+            grants[app.id] = Grant(
+                reason="GPUs cost more than they are worth" if dear else "others come first"
+            )
+    for app, number, placement in _placed(chosen, groups, placer):
+        until = groups[number].until
+        grants[app.id] = Grant(placement, until - moves.leave if until < inf else inf, grants[app.id].reason)
+    return grants
+
+
+def _placed(
+    chosen: Sequence[tuple[App, int]], groups: Sequence[Group], placer: Placer
+) -> list[tuple[App, int, Placement]]:
+    """Return placements: first what can stay as it is, then the largest gangs."""
+    placed: list[tuple[App, int, Placement]] = []
+    rest = []
+    for app, number in chosen:
+        room = groups[number].room
+        if app.held and gpus_of(app.held) == app.gpus and room.covers(app.held):
+            room.hold(app.held)
+            placed.append((app, number, app.held))
+        else:
+            rest.append((app, number))
+    for app, number in sorted(rest, key=lambda c: (-c[0].gpus, c[0].number)):
+        placement = placer(groups[number].room, app, app.gpus)
+        if placement is not None:
+            placed.append((app, number, placement))
+    return placed

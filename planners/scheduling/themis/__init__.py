@@ -1,0 +1,1 @@
+"""The policy Themis: auctions by finish-time fairness, leases, leftovers."""

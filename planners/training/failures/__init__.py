@@ -1,0 +1,1 @@
+"""Failures of trainings: their kinds, what logs say, retries, stragglers, a first short run."""

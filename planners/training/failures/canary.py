@@ -1,0 +1,110 @@
+"""A short trial before a whole gang is launched: most errors of a program show on one GPU within minutes.
+
+After the lessons of Jeon et al., ATC 2019, sections 4.2 and 5. Errors between ranks need two of them.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from ebbflow.planners.errors import OptionError
+from ebbflow.planners.training.failures.failures import Failure, FailureClass
+
+STEPS = 20
+LIMIT = 300.0  # s
+
+
+@dataclass(frozen=True, slots=True)
+class CanaryPlan:
+    """What is tried: ``steps`` training steps, a checkpoint saved and read again."""
+
+    ranks: int
+    nodes: int
+    steps: int = STEPS
+    limit: float = LIMIT  # s
+
+
+def plan(gpus: int, nodes: int, steps: int = STEPS, limit: float = LIMIT) -> CanaryPlan:
+    """Return the trial of a job that may use ``gpus`` GPUs on ``nodes`` nodes: one rank, or two on two nodes.
+
+    Raises ``OptionError`` for a job without GPUs or nodes, and for a trial without steps or time.
+    """
+    if not 1 <= nodes <= gpus:
+        raise OptionError(f"a job needs 1 <= nodes <= gpus; got {nodes}, {gpus}")
+    if steps < 1 or not limit > 0:
+        raise OptionError(f"a canary needs steps >= 1 and limit > 0 s; got {steps}, {limit}")
+    return CanaryPlan(1 if gpus == 1 else 2, min(nodes, 2), steps, limit)
+
+
+@dataclass(frozen=True, slots=True)
+class GateQuestion:
+    """What is known of a job before it starts; the defaults are those of a new job of an unknown user."""
+
+    gpus: int  # that the gang would hold
+    ranks: int  # of the canary
+    early_failures: float = 0.1  # share of such jobs that fail within the limit
+    attempts: float = 3.0  # that a failing job takes
+    time_to_failure: float = 90.0  # s, mean of min(time to failure, limit)
+    wait_cost: float = 0.0  # GPU-s that delaying a good job costs
+    limit: float = LIMIT  # s
+    free: bool = False  # the trial costs nothing that anyone else wants, such as a CPU in development
+    resumes: bool = False  # from a checkpoint
+
+
+class Gate(NamedTuple):
+    """Whether to try first, and why."""
+
+    gate: bool
+    reason: str
+
+
+def should_gate(job: GateQuestion) -> Gate:
+    """Tell whether a trial is worth its GPU time.
+
+    It is if early failures × attempts × GPUs × time to failure > ranks × limit + cost of the wait, in GPU-s.
+    Raises ``OptionError`` for a share outside [0, 1] and for negative figures.
+    """
+    if not 0 <= job.early_failures <= 1 or min(job.attempts, job.time_to_failure, job.wait_cost) < 0:
+        raise OptionError(
+            "early_failures must be in [0, 1], attempts, time_to_failure and wait_cost >= 0; got "
+            f"{job.early_failures}, {job.attempts}, {job.time_to_failure}, {job.wait_cost}"
+        )
+    if job.resumes:
+        return Gate(False, "it resumes from a checkpoint: it has run before")
+    if job.free:
+        return Gate(True, "the trial costs nothing")
+    saved = job.early_failures * job.attempts * job.gpus * min(job.time_to_failure, job.limit)
+    price = job.ranks * job.limit + job.wait_cost
+    words = f"it would save {saved / 60:.1f} GPU-min on average and cost at most {price / 60:.1f}"
+    return Gate(saved > price, words)
+
+
+class CanaryVerdict(NamedTuple):
+    """What becomes of the job."""
+
+    outcome: Literal["pass", "fail", "repeat", "inconclusive"]
+    admitted: bool
+    reason: str
+
+
+def verdict(failure: Failure | None, steps: int, timed_out: bool, repeated: bool = False) -> CanaryVerdict:
+    """Return what a trial says.
+
+    Args:
+        failure: why it failed; ``None`` if nothing did.
+        steps: training steps that it did.
+        timed_out: whether it was ended at its limit.
+        repeated: whether it was the second trial.
+    """
+    if failure is None and timed_out:
+        if steps > 0:
+            return CanaryVerdict("pass", True, f"slow, but {steps} steps were done")
+        return CanaryVerdict("inconclusive", True, "no step within the limit")
+    if failure is None:
+        return CanaryVerdict("pass", True, f"{steps} steps, a checkpoint saved and read")
+    if failure.failure_class in (FailureClass.USER, FailureClass.DATA, FailureClass.RESOURCE):
+        return CanaryVerdict("fail", False, str(failure))
+    if not repeated:
+        return CanaryVerdict("repeat", False, f"{failure}; once more elsewhere")
+    if failure.failure_class in (FailureClass.ENGINE, FailureClass.UNKNOWN):
+        return CanaryVerdict("fail", False, f"{failure}; twice")
+    return CanaryVerdict("inconclusive", True, f"{failure}; twice, and no fault of the program")

@@ -1,0 +1,1 @@
+"""Checkpoints of trainings: when, which parameters, what losing them costs, the order of data."""

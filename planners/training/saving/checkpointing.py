@@ -1,0 +1,105 @@
+"""When to save a checkpoint, and when to restart with more nodes.
+
+The interval between checkpoints balances the time they take against the work that a loss destroys: Young, "A first
+order approximation to the optimum checkpoint interval", CACM 1974; Daly, "A higher order estimate of the optimum
+checkpoint interval for restart dumps", FGCS 2006, equation 37.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import expm1, inf, log1p, sqrt
+
+from ebbflow.planners.errors import OptionError
+from ebbflow.planners.hazard import PRIOR_LOSSES, PRIOR_NODE_HOURS, hazard
+from ebbflow.planners.model.recovery import Situation
+
+
+def young_interval(checkpoint: float, between_losses: float) -> float:
+    """Return √(2·C·M): seconds of work between checkpoints of ``checkpoint`` s, a loss every ``between_losses`` s."""
+    _check(checkpoint, between_losses)
+    return sqrt(2 * checkpoint * between_losses)
+
+
+def daly_interval(checkpoint: float, between_losses: float) -> float:
+    """Return the seconds of work between checkpoints, accurate also where losses are as close as checkpoints.
+
+    With C the time of a checkpoint and M that between losses:
+    √(2CM)·(1 + √(C/2M)/3 + (C/2M)/9) − C for C < 2M, else M. A free checkpoint gives 0.
+    """
+    _check(checkpoint, between_losses)
+    if between_losses == inf:
+        return inf if checkpoint else 0.0
+    if checkpoint >= 2 * between_losses:
+        return between_losses
+    ratio = checkpoint / (2 * between_losses)
+    return sqrt(2 * checkpoint * between_losses) * (1 + sqrt(ratio) / 3 + ratio / 9) - checkpoint
+
+
+def _check(checkpoint: float, between_losses: float) -> None:
+    if not checkpoint >= 0:
+        raise OptionError(f"checkpoint must be >= 0 s; got {checkpoint}")
+    if not between_losses > 0:
+        raise OptionError(f"between_losses must be > 0 s; got {between_losses}")
+
+
+def chance_of_loss(
+    gaps: Sequence[float], age: float, start: float, end: float, rate: float, weight: float = 1.0
+) -> float:
+    """Return the chance of a loss between ``start`` and ``end`` s from now, ``age`` s after the last one.
+
+    A life table over the ``gaps`` seen between losses, smoothed by a memoryless ``rate`` per second that counts like
+    ``weight`` gaps: where losses come at regular times this says when, where they don't it is close to the rate.
+    """
+    reached = sum(gap >= age + start for gap in gaps)
+    ended = sum(age + start <= gap < age + end for gap in gaps)
+    return (weight * -expm1(-rate * (end - start)) + ended) / (weight + reached)
+
+
+@dataclass(frozen=True, slots=True)
+class HazardAware:
+    """Saves as often as the observed hazard asks for, and just before a loss that is expected; grows when it pays.
+
+    ``prior_losses`` in ``prior_node_hours`` is what is believed of a pool before anything was seen of it.
+    """
+
+    prior_losses: float = PRIOR_LOSSES
+    prior_node_hours: float = PRIOR_NODE_HOURS
+    name: str = "hazard-aware"
+
+    def rate(self, seen: Situation) -> float:
+        """Return the expected losses per second of the whole job. Nodes lost at once count once."""
+        per_node = hazard(len(seen.gaps), seen.node_seconds, self.prior_losses, self.prior_node_hours)
+        return per_node * max(seen.nodes, 1) / 3600
+
+    def save(self, seen: Situation) -> bool:
+        """Save when Daly's interval is reached, or when it would be too late after one more step."""
+        if seen.unsaved <= 0:
+            return False
+        end, late = seen.checkpoint, seen.checkpoint + seen.step
+        if seen.now + late >= seen.notice:
+            return seen.now + end < seen.notice
+        rate = self.rate(seen)
+        chance = chance_of_loss(seen.gaps, seen.age, end, late, rate)
+        # If the loss comes, the time that saving takes would have been lost too.
+        if chance * seen.unsaved > (1 - chance) * seen.checkpoint:
+            return True
+        window = daly_interval(seen.checkpoint, 1 / rate) if rate > 0 else inf
+        if window < inf:
+            chance = min(chance_of_loss(seen.gaps, seen.age, 0.0, window, rate), 1 - 1e-9)
+            window = daly_interval(seen.checkpoint, window / -log1p(-chance))
+        # Steps are whole: half a step early is as good as half a step late.
+        return seen.unsaved + seen.step / 2 >= window
+
+    def grow(self, seen: Situation) -> bool:
+        """Grow when the faster steps until the next loss outweigh saving and restarting.
+
+        The next loss restarts everything anyway and takes the spare nodes in. While nodes are being set up, wait for
+        them: one restart serves them all.
+        """
+        if not seen.spare or seen.joining or seen.notice < inf:
+            return False
+        cost = seen.restart + (seen.checkpoint if seen.unsaved > 0 else 0.0)
+        rate = self.rate(seen)
+        left = 1 / rate if rate > 0 else inf
+        slow, fast = seen.speed(seen.nodes), seen.speed(seen.nodes + seen.spare)
+        return fast > slow and (fast - slow) * max(left - cost, 0.0) > slow * cost

@@ -1,0 +1,1 @@
+"""Models of training speed: throughput, goodput, gradient noise, batch size."""

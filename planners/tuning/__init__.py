@@ -1,0 +1,1 @@
+"""Decisions about trials: early stopping, predicted convergence."""

@@ -1,0 +1,238 @@
+"""What a loop sees: capacity and fleet, looked at in threads of their own so that a slow answer delays nobody."""
+
+import logging
+import random
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Generic, Protocol, TypeVar, runtime_checkable
+
+from ebbflow.infra.clock import Clock
+from ebbflow.infra.errors import InfraError
+from ebbflow.infra.protocols import CapacitySource, FleetControl
+from ebbflow.planners.fleet.scaling.scale_in import NodeUse
+from ebbflow.planners.model.capacity import Capacity
+from ebbflow.planners.model.fleet import Fleet, Offer
+from ebbflow.tasks.capacity.intervals import LoopPace
+
+T = TypeVar("T")
+
+_MOST_DELAY = 30.0  # s between looks at something that fails
+_STAMPS = 4096  # changes that are told apart between two cycles
+_END = 10.0  # s for a look that is under way when the loop ends
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Rented:
+    """A fleet, what can be had beside it, and what its nodes do."""
+
+    fleet: Fleet
+    offers: Mapping[str, tuple[Offer, ...]] = field(default_factory=dict)  # by pool, where they are known
+    uses: Mapping[str, NodeUse] = field(default_factory=dict)  # besides leases
+    elsewhere: frozenset[str] = frozenset()  # what storage has a copy of
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """What was last seen. Times are seconds of the loop's clock."""
+
+    capacity: Capacity | None = None  # None: never answered
+    capacity_at: float = 0.0
+    rented: Rented | None = None
+    rented_at: float = 0.0
+    changed: tuple[float, ...] = ()  # when each change since the last ``take`` was seen
+    problems: tuple[str, ...] = ()  # what does not answer now, as sentences
+
+    def age(self, now: float) -> float:
+        """Return how old the capacity is, s."""
+        return max(0.0, now - self.capacity_at)
+
+    def fresh(self, now: float, stale: float) -> Rented | None:
+        """Return the fleet, unless it or the capacity is older than ``stale`` seconds: nothing is scaled by that."""
+        if self.rented is None or now - self.rented_at > stale or self.age(now) > stale:
+            return None
+        return self.rented
+
+
+@runtime_checkable
+class Offering(Protocol):
+    """A fleet that knows what can be had."""
+
+    def offers(self, pool: str) -> tuple[Offer, ...]: ...
+
+
+def look_at(fleet: FleetControl) -> Rented:
+    """Look at a fleet, and at its offers where it knows them itself. Raises an ``InfraError``."""
+    seen = fleet.observe()
+    if not isinstance(fleet, Offering):
+        return Rented(seen)
+    return Rented(seen, {pool.name: fleet.offers(pool.name) for pool in seen.pools})
+
+
+class _Look(Generic[T]):
+    """One thing that is looked at again and again; what was seen last stays when a look fails."""
+
+    def __init__(
+        self, what: str, ask: Callable[[], T], same: Callable[[T, T], bool], every: float, clock: Clock
+    ) -> None:
+        self.what, self.every = what, every
+        self._ask, self._same, self._clock = ask, same, clock
+        self._jitter = random.Random(f"{what}")  # noqa: S311 - spreads looks, no secret
+        self.seen: T | None = None
+        self.at = 0.0
+        self.stamps: list[float] = []  # of changes nobody has taken yet
+        self.problem = ""
+        self._failed_at = 0.0
+        self._failures = 0
+        self.due = 0.0
+        self._again = False  # another look was asked for since this one began
+        self.lock = threading.Lock()
+
+    def look(self) -> bool:
+        """Look once; tell whether something else is seen than before."""
+        with self.lock:
+            self._again = False
+        try:
+            found = self._ask()
+        except (InfraError, OSError) as error:
+            self._fail(error)
+            return False
+        now = self._clock.now()
+        with self.lock:
+            news = self.seen is None or not self._same(self.seen, found)
+            self.seen, self.at = found, now
+            if news and len(self.stamps) < _STAMPS:
+                self.stamps.append(now)
+        if self._failures:
+            log.warning("%s answers again, after %.0f s", self.what, now - self._failed_at)
+        self._failures, self.problem = 0, ""
+        with self.lock:
+            self.due = now if self._again else now + self.every
+        return news
+
+    def soon(self) -> None:
+        """Let a look be due at once: also after one under way, which may have seen what was before."""
+        with self.lock:
+            self.due, self._again = 0.0, True
+
+    def _fail(self, error: Exception) -> None:
+        now = self._clock.now()
+        self._failures += 1
+        if self._failures == 1:
+            self._failed_at = now
+            log.warning("%s cannot be looked at, what was last seen counts on: %s", self.what, error)
+        self.problem = f"{self.what} has not answered for {now - self._failed_at:.0f} s: {error}"
+        delay = min(_MOST_DELAY, self.every * 2.0 ** min(self._failures - 1, 16))
+        self.due = now + delay * self._jitter.uniform(0.5, 1.0)
+
+
+class Watch:
+    """Looks at a source, and a fleet where there is one.
+
+    With ``start`` in threads, which set ``wake`` at each change; without, ``take`` looks when a look is due.
+    """
+
+    def __init__(
+        self,
+        source: CapacitySource,
+        fleet: FleetControl | None,
+        pace: LoopPace,
+        clock: Clock,
+        rented: Callable[[], Rented] | None = None,
+        answered: Callable[[], float | None] | None = None,
+    ) -> None:
+        # `answered` tells when the source last had an answer, for one that hides for how long it has had none
+        self._clock = clock
+        self._answered = answered
+        self._capacity = _Look("the capacity", source.capacity, Capacity.same_nodes, pace.source, clock)
+        if rented is None and fleet is not None:
+            rented = partial(look_at, fleet)
+        self._fleet = (
+            _Look("the fleet", rented, _same_fleet, pace.fleet, clock) if rented is not None else None
+        )
+        self._threads: list[threading.Thread] = []
+        self._stop = threading.Event()
+        self._hurry = threading.Event()
+
+    def start(self, wake: threading.Event) -> None:
+        """Look once at everything, so that there is something to decide on, then go on in threads."""
+        for look in self._looks():
+            look.look()
+        for look in self._looks():
+            thread = threading.Thread(
+                target=self._run, args=(look, wake), name=f"loop-{look.what}", daemon=True
+            )
+            thread.start()
+            self._threads.append(thread)
+
+    def refresh(self) -> None:
+        """Look at the fleet soon: something was asked of it."""
+        if self._fleet is not None:
+            self._fleet.soon()
+            self._hurry.set()
+
+    def take(self) -> Sight:
+        """Return what was last seen, and the changes since the last call."""
+        if not self._threads:
+            for look in self._looks():
+                if self._clock.now() >= look.due:
+                    look.look()
+        changed: list[float] = []
+        for look in self._looks():
+            with look.lock:
+                changed += look.stamps
+                look.stamps.clear()
+        fleet, seen = self._fleet, self._capacity.seen
+        at = self._capacity.at
+        if seen is not None:
+            # a source that cannot be reached returns what it knew, with the time of that
+            told = self._answered() if self._answered is not None else seen.at
+            at = min(at, told) if told else at
+        return Sight(
+            seen,
+            at,
+            fleet.seen if fleet else None,
+            fleet.at if fleet else 0.0,
+            tuple(sorted(changed)),
+            tuple(look.problem for look in self._looks() if look.problem),
+        )
+
+    def newest(self) -> Capacity | None:
+        """Return the capacity as last seen; its changes stay to be taken."""
+        return self._capacity.seen
+
+    def stop(self) -> None:
+        """End the threads; one that waits for an answer is left to itself, being a daemon."""
+        self._stop.set()
+        self._hurry.set()
+        for thread in self._threads:
+            thread.join(_END)
+
+    def _looks(self) -> "tuple[_Look[Capacity] | _Look[Rented], ...]":
+        return (self._capacity,) if self._fleet is None else (self._capacity, self._fleet)
+
+    def _run(self, look: "_Look[Capacity] | _Look[Rented]", wake: threading.Event) -> None:
+        hurried = look is self._fleet
+        while not self._stop.is_set():
+            left = look.due - self._clock.now()
+            if left > 0:
+                self._clock.wait(self._hurry if hurried else self._stop, left)
+                if hurried and self._hurry.is_set():
+                    self._hurry.clear()
+                    continue  # the due time has moved, or it is the end
+                if self._stop.is_set():
+                    return
+            try:
+                if look.look():
+                    wake.set()
+            except Exception:
+                # a defect of a source must not end the watch in silence: the loop would go on blindly
+                log.exception("a look at %s failed", look.what)
+                look.due = self._clock.now() + _MOST_DELAY
+
+
+def _same_fleet(before: Rented, after: Rented) -> bool:
+    return before.fleet.epoch == after.fleet.epoch

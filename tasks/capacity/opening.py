@@ -1,0 +1,263 @@
+"""Everything that a loop works on, opened from what was asked for."""
+
+import logging
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from ebbflow.infra.clock import Clock, SystemClock
+from ebbflow.infra.errors import InfraError
+from ebbflow.infra.ledger import Ledger
+from ebbflow.infra.protocols import CapacitySource, FleetControl
+from ebbflow.planners.capacity import Settings
+from ebbflow.planners.errors import OptionError
+from ebbflow.planners.hazard import hazard
+from ebbflow.planners.model.capacity import Capacity
+from ebbflow.planners.model.fleet import Fleet
+from ebbflow.tasks.capacity.evicting import Evictor, LocalEvictor, RemoteEvictor
+from ebbflow.tasks.capacity.listening import LoopListener
+from ebbflow.tasks.capacity.loop import CapacityLoop
+from ebbflow.tasks.capacity.observing import Rented
+from ebbflow.tasks.capacity.pricing import Priced
+from ebbflow.tasks.capacity.request import CapacityRequest, LoopRules
+from ebbflow.tasks.query.request import check_master
+
+log = logging.getLogger(__name__)
+
+SOURCES = "local[:NAME], aws[:CONFIG], spark://HOST:PORT, cluster[:NAME]"
+_STAYS = 60.0  # s between notes of what nodes cost
+_REGISTER = 0.0  # s to wait for a node that Systems Manager does not know: an eviction is tried again anyway
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """Where the nodes of a cluster come from."""
+
+    source: CapacitySource
+    fleet: FleetControl | None = None
+    evictor: Evictor | None = None
+    rented: Callable[[], Rented] | None = None
+    answered: Callable[[], float | None] | None = None
+
+    def loop(self, ledger: Ledger, settings: Settings, **options: Any) -> CapacityLoop:
+        """Return a loop on these nodes, which is not started; ``options`` are further ones of ``CapacityLoop``."""
+        return CapacityLoop(
+            ledger,
+            self.fleet,
+            self.source,
+            settings,
+            evictor=self.evictor,
+            rented=self.rented,
+            answered=self.answered,
+            **options,
+        )
+
+
+@dataclass(frozen=True)
+class OpenedLoop:
+    """A loop that is ready to run, and what it was made of."""
+
+    loop: CapacityLoop
+    ledger: Ledger
+    settings: Settings
+    rules: LoopRules
+
+
+@contextmanager
+def opened_loop(
+    request: CapacityRequest,
+    listener: LoopListener | None = None,
+    clock: Clock | None = None,
+    *,
+    holder: str = "",
+) -> Iterator[OpenedLoop]:
+    """Open ledger and nodes; the loop is not started. ``holder`` is what others are told of who leads.
+
+    Raises ``OptionError``, ``SettingsError``, ``LedgerError``, ``EngineUnavailableError``, ``ClusterError``.
+    """
+    clock = clock or SystemClock()
+    rules = request.rules()
+    settings = request.settings(rules)
+    check_source(request, clock)  # before a ledger is made, or a cluster in it
+    with ExitStack() as stack:
+        ledger = stack.enter_context(Ledger.open(request.ledger, cluster=request.cluster, clock=clock))
+        nodes = stack.enter_context(opened_nodes(request, ledger, clock))
+        loop = nodes.loop(
+            ledger,
+            settings,
+            clock=clock,
+            listener=listener,
+            pace=rules.pace,
+            seed=request.seed,
+            holder=holder,
+        )
+        yield OpenedLoop(loop, ledger, settings, rules)
+
+
+def check_source(request: CapacityRequest, clock: Clock) -> None:
+    """Look whether what ``request.source`` names is there, and its files are right. Nothing is opened or written.
+
+    Raises ``OptionError``, ``SettingsError`` or ``ClusterError``.
+    """
+    from ebbflow.infra.local_fleet import LocalFleet
+    from ebbflow.infra.spark.cluster.cluster import LocalSparkCluster
+    from ebbflow.tasks.fleet.request import FleetRequest
+
+    kind, _, rest = request.source.partition(":")
+    if request.prices and kind != "aws":
+        raise OptionError(
+            f"--on-demand-prices are of nodes on AWS; the source is {request.source!r}, got {request.prices!r}"
+        )
+    if kind == "local":
+        LocalFleet.attach(rest or "local", hazard=hazard, clock=clock).close()
+    elif kind == "cluster":
+        LocalSparkCluster.attach(rest or "default")
+    elif kind == "spark":
+        check_master(request.source)
+    elif kind == "aws":
+        asked = FleetRequest(config=rest or None, limits=request.limits, prices=request.prices)
+        asked.settings(), asked.rules(), asked.listed()
+    else:
+        raise OptionError(f"source must be one of {SOURCES}; got {request.source!r}")
+
+
+@contextmanager
+def opened_nodes(request: CapacityRequest, ledger: Ledger, clock: Clock) -> Iterator[Nodes]:
+    """Open what ``request.source`` names. Raises ``OptionError`` for a source that there is not."""
+    kind, _, rest = request.source.partition(":")
+    if kind == "local":
+        with _local(rest or "local", clock) as nodes:
+            yield nodes
+    elif kind == "aws":
+        with _aws(request, rest or None, ledger, clock) as nodes:
+            yield nodes
+    elif kind in ("spark", "cluster"):
+        with _spark(request.source, clock) as nodes:
+            yield nodes
+    else:
+        raise OptionError(f"source must be one of {SOURCES}; got {request.source!r}")
+
+
+@contextmanager
+def _local(name: str, clock: Clock) -> Iterator[Nodes]:
+    from ebbflow.infra.local_fleet import LocalFleet
+
+    fleet = LocalFleet.attach(name, hazard=hazard, clock=clock)
+
+    try:
+        yield Nodes(fleet, fleet, LocalEvictor(fleet))
+    finally:
+        fleet.close()
+
+
+@contextmanager
+def _spark(source: str, clock: Clock) -> Iterator[Nodes]:
+    from ebbflow.infra.spark.cluster.cluster import LocalSparkCluster
+    from ebbflow.infra.spark.master_capacity import MasterCapacity
+
+    url = source
+    if source.startswith("cluster"):
+        url = LocalSparkCluster.attach(source.partition(":")[2] or "default").master_url
+    found = MasterCapacity(url, hazard=hazard, clock=clock)
+    try:
+        yield Nodes(found)
+    finally:
+        found.close()
+
+
+@contextmanager
+def _aws(request: CapacityRequest, config: str | None, ledger: Ledger, clock: Clock) -> Iterator[Nodes]:
+    from ebbflow.infra.aws.capacity import REFRESH, AwsCapacity
+    from ebbflow.tasks.fleet.request import FleetRequest
+    from ebbflow.tasks.fleet.steps import observe, opened
+
+    asked = FleetRequest(config=config, limits=request.limits, prices=request.prices)
+    # EC2 is asked for instances as often as the loop wants to know of them, but for its throttling
+    refresh = min(REFRESH, max(1.0, 2.0 * request.rules().pace.fleet))
+    with opened(asked, clock) as cluster:
+        feed = cluster.feed()
+        source = AwsCapacity(cluster.control, feed, hazard=hazard, refresh=refresh, clock=clock)
+        # EC2 does not say what a node costs, and a lease without a price counts in no budget
+        priced = Priced(
+            source, lambda: {name: cluster.prices.offers(name) for name in cluster.settings.pools}
+        )
+
+        def begin() -> None:
+            feed.start()
+            source.start()
+
+        accounts = Seldom(cluster.stays.look, _STAYS, clock)
+
+        def rented() -> Rented:
+            # what the source has seen last, so that EC2 is asked once for both
+            seen = observe(Seen(source.fleet, cluster.control), cluster.prices)
+            priced.learn(seen.offers)
+            accounts()
+            return Rented(seen.fleet, seen.offers)
+
+        runner = cluster.runner(_REGISTER)
+        try:
+            yield Nodes(
+                FirstLook(priced, begin),
+                cluster.control,
+                RemoteEvictor(runner, lambda app: services_of(ledger, app)),
+                rented,
+                lambda: source.status().seen,
+            )
+        finally:
+            source.close()
+            feed.close()
+
+
+class FirstLook:
+    """A source that ``begin`` is called for before the first look, which only the loop that leads takes.
+
+    A queue of notices has one reader: one that reads while another leads would take the notices away from it.
+    """
+
+    def __init__(self, source: CapacitySource, begin: Callable[[], object]) -> None:
+        self._source, self._begin = source, begin
+        self._lock = threading.Lock()
+        self._begun = False
+
+    def capacity(self) -> Capacity:
+        """See ``CapacitySource``. Raises what ``begin`` raises, which is tried again at the next look."""
+        with self._lock:
+            if not self._begun:
+                self._begin()
+                self._begun = True
+        return self._source.capacity()
+
+
+class Seen:
+    """A fleet as somebody else has seen it; everything but ``observe`` is the fleet's own."""
+
+    def __init__(self, look: Callable[[], Fleet], fleet: FleetControl) -> None:
+        self.observe = look
+        self.take_notices, self.apply, self.terminate = fleet.take_notices, fleet.apply, fleet.terminate
+        self.repair, self.close = fleet.repair, fleet.close
+
+
+class Seldom:
+    """Does something that may fail, no more often than ``every`` seconds."""
+
+    def __init__(self, work: Callable[[], object], every: float, clock: Clock) -> None:
+        self._work, self._every, self._clock = work, every, clock
+        self._due = 0.0
+
+    def __call__(self) -> None:
+        if self._clock.now() < self._due:
+            return
+        self._due = self._clock.now() + self._every
+        try:
+            self._work()
+        except InfraError as error:
+            log.warning("what nodes cost could not be noted, it is tried again: %s", error)
+
+
+def services_of(ledger: Ledger, app: str) -> Sequence[str]:
+    """Return the services that ``app`` may have on AWS nodes: each pool that it last reported runs one on a node."""
+    report = ledger.reports([app]).get(app)
+    return report.pools if report is not None else ()

@@ -1,0 +1,263 @@
+"""What a cluster's ledger says now: nodes, leases, apps, the loop itself and its last decisions. Reads only."""
+
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ebbflow.infra.ledger import Ledger, Unread
+from ebbflow.planners.model.ledger import OVER, AppRecord, AppReport, Decided, Event, State
+from ebbflow.tasks.apps.loop_report import LOOP, LoopRow
+from ebbflow.tasks.apps.unread import problems as unread_problems
+from ebbflow.tasks.capacity.leader import Watched
+
+_BACK = 50  # decisions among which the newest auctions are looked for
+_FAR = 1000  # the same where none of those tells of all apps
+_OTHERS = "others"  # among an auction's inputs: how many apps it does not tell of
+_GONE = 10.0  # s without a status row after which it is told that the loop says nothing
+
+
+@dataclass(frozen=True, slots=True)
+class NodeView:
+    id: str
+    market: str
+    zone: str
+    cores: int
+    gpus: int
+    leased: int  # GPUs
+    price: float  # $/h
+    notice: str = ""  # its kind
+    leaves_in: float | None = None  # s
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseView:
+    number: int
+    app: str
+    node: str
+    slot: int
+    seconds_left: float
+    recalled_in: float | None = None  # s to its deadline
+
+
+@dataclass(frozen=True, slots=True)
+class AppView:
+    id: str
+    kind: str
+    team: str
+    phase: str
+    gpus: int  # held
+    wanted: int
+    rho: float | None
+    progress: float | None
+    seconds_left: float | None
+    dollars: float  # of leases that have ended
+    silent: float | None  # s since its last report
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionView:
+    number: int
+    at: float  # s since the Unix epoch
+    kind: str
+    app: str
+    seconds: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterView:
+    """One look at a cluster."""
+
+    cluster: str
+    at: float  # s since the Unix epoch
+    epoch: int
+    events: int
+    leader: str  # empty: nobody
+    leads: bool  # its lead has not run out
+    loop: LoopRow | None
+    loop_silent: float | None  # s since its last row
+    nodes: tuple[NodeView, ...]
+    leases: tuple[LeaseView, ...]
+    apps: tuple[AppView, ...]
+    decisions: tuple[DecisionView, ...]  # the newest first
+    problems: tuple[str, ...] = ()
+
+    def to_json(self) -> Mapping[str, Any]:
+        """Return plain JSON."""
+        return asdict(self)
+
+
+def look(ledger: Ledger, *, decisions: int = 8, over: int = 5) -> ClusterView:
+    """Return what the ledger says. ``over`` of the apps that have ended are shown, the newest.
+
+    Raises ``LedgerError``.
+    """
+    state, leader, ended = ledger.state(), ledger.leader(), ledger.ended(over)
+    active = {record.spec.id for record in state.active()}
+    ended = [record for record in ended if record.spec.id not in active]  # it may just have come back
+    unread: dict[str, Unread] = {}
+    reports = ledger.reports([LOOP, *active, *(record.spec.id for record in ended)], unread=unread)
+    now = ledger.clock.now()
+    rho = _rho(reports)
+    last = _last(ledger, max(decisions, _BACK))
+    row = reports.get(LOOP)
+    return ClusterView(
+        ledger.cluster,
+        now,
+        state.epoch,
+        state.number,
+        leader.holder if leader is not None and leader.until > 0 else "",
+        leader is not None and leader.alive(now),
+        LoopRow.of(row) if row is not None else None,
+        max(0.0, now - row.at) if row is not None else None,
+        _nodes(state, now),
+        _leases(state, now),
+        _apps(state, ended, reports, rho | _decided_rho(last), now),
+        tuple(
+            DecisionView(event.number, event.at, change.kind, change.app, change.seconds, change.reason)
+            for event in last[:decisions]
+            if isinstance(change := event.change, Decided)
+        ),
+        _problems(state, leader is not None and leader.alive(now), row, now, unread),
+    )
+
+
+def _nodes(state: State, now: float) -> tuple[NodeView, ...]:
+    leased: dict[str, int] = {}
+    for lease in state.leases.values():
+        leased[lease.node] = leased.get(lease.node, 0) + 1
+    found = []
+    for id_, node in sorted(state.nodes.items()):
+        notice = state.notices.get(id_)
+        found.append(
+            NodeView(
+                id_,
+                node.market,
+                node.zone,
+                node.cores,
+                node.gpus,
+                leased.get(id_, 0),
+                node.price,
+                notice.kind if notice else "",
+                notice.deadline - now if notice else None,
+            )
+        )
+    return tuple(found)
+
+
+def _leases(state: State, now: float) -> tuple[LeaseView, ...]:
+    return tuple(
+        LeaseView(
+            number,
+            lease.app,
+            lease.node,
+            lease.slot,
+            lease.until - now,
+            None if lease.recalled is None else lease.recalled - now,
+        )
+        for number, lease in sorted(state.leases.items())
+    )
+
+
+def _apps(
+    state: State,
+    ended: Sequence[AppRecord],
+    reports: Mapping[str, AppReport],
+    rho: Mapping[str, float],
+    now: float,
+) -> tuple[AppView, ...]:
+    held: dict[str, int] = {}
+    for lease in state.leases.values():
+        held[lease.app] = held.get(lease.app, 0) + 1
+    active = list(state.active())
+    found = []
+    for record in [*active, *ended]:
+        id_ = record.spec.id
+        report = reports.get(id_)
+        found.append(
+            AppView(
+                id_,
+                record.spec.kind,
+                record.spec.team,
+                record.phase,
+                held.get(id_, 0),
+                record.spec.gpus,
+                rho.get(id_),
+                report.progress if report else None,
+                report.seconds_left if report and record.phase not in OVER else None,
+                record.dollars,
+                max(0.0, now - report.at) if report and record.phase not in OVER else None,
+                record.reason,
+            )
+        )
+    return tuple(found)
+
+
+def _rho(reports: Mapping[str, AppReport]) -> dict[str, float]:
+    """Return what apps say of their own finish-time fairness."""
+    return {
+        app: float(report.job["rho"])
+        for app, report in reports.items()
+        if isinstance(report.job.get("rho"), int | float)
+    }
+
+
+def _last(ledger: Ledger, count: int) -> list[Event]:
+    """Return the newest decisions, the newest first: ``count``, and more where none of these tells of all apps."""
+    for most in (count, max(count, _FAR)):
+        found = list(reversed(ledger.events(limit=most, kinds=[Decided], newest=True)))
+        if len(found) < most or any(one.inputs.get(_OTHERS) is None for one in _auctions(found)):
+            break
+    return found
+
+
+def _auctions(decisions: Iterable[Event]) -> Iterator[Decided]:
+    for event in decisions:
+        change = event.change
+        if isinstance(change, Decided) and change.kind == "auction" and "apps" in change.inputs:
+            yield change
+
+
+def _decided_rho(decisions: Sequence[Event]) -> dict[str, float]:
+    """Return what each app's finish-time fairness was taken to be by the newest auction that tells of the app.
+
+    Of many apps an auction tells only of those whose share has changed, and now and then of all.
+    """
+    found: dict[str, float | None] = {}
+    for change in _auctions(decisions):
+        apps = change.inputs["apps"]
+        for app, bid in apps.items() if isinstance(apps, Mapping) else ():
+            rho = bid.get("rho") if isinstance(bid, Mapping) else None
+            found.setdefault(app, float(rho) if isinstance(rho, int | float) else None)
+        if change.inputs.get(_OTHERS) is None:
+            break  # whom it does not name took no part in it
+    return {app: rho for app, rho in found.items() if rho is not None}
+
+
+def _problems(
+    state: State, leads: bool, row: AppReport | None, now: float, unread: Mapping[str, Unread]
+) -> tuple[str, ...]:
+    found = list(LoopRow.of(row).problems) if row is not None and leads else []
+    found += [problem for problem in unread_problems(unread) if problem not in found]
+    if not leads:
+        waiting = sum(record.phase == "waiting" for record in state.active())
+        found.append(
+            "no loop leads this cluster: apps keep what they hold, nothing new is granted"
+            + (f", and {waiting} wait" if waiting else "")
+            + "; start one: ebbflow capacity run"
+        )
+    elif row is None or now - row.at > _GONE:
+        found.append("the loop leads, but has not said anything for a while: the ledger may be slow")
+    return tuple(found)
+
+
+def wait_for_end(ledger: Ledger, token: int, timeout: float) -> bool:
+    """Wait until the loop with ``token`` leads no more; false: it still does after ``timeout`` seconds."""
+    end, watched = time.monotonic() + timeout, Watched(token, ledger.clock)
+    while time.monotonic() < end:
+        if watched.over(ledger.leader()):
+            return True
+        ledger.clock.sleep(0.2)
+    return False

@@ -1,0 +1,1 @@
+"""Charts as SVG, and words for numbers; no subject of its own."""

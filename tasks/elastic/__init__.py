@@ -1,0 +1,1 @@
+"""An elastic job as one run: its data, its executors, its end."""

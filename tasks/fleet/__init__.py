@@ -1,0 +1,1 @@
+"""A fleet on AWS: observing, planning, applying, gangs, money."""

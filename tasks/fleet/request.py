@@ -1,0 +1,134 @@
+"""What ``ebbflow fleet`` is asked with: which cluster, by whose rights, within which limits."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from math import inf
+from pathlib import Path
+from typing import Any, TypeVar, get_args, get_type_hints
+from urllib.parse import urlsplit
+
+from ebbflow.infra.aws.prices.listed import ListedPrices
+from ebbflow.infra.aws.settings import Settings
+from ebbflow.infra.errors import SettingsError
+from ebbflow.infra.storage import user_files
+from ebbflow.planners.errors import OptionError
+from ebbflow.planners.fleet.fallback import Fallback
+from ebbflow.planners.fleet.limits import Limits
+from ebbflow.planners.fleet.market import Interruption, Terms
+from ebbflow.planners.sections import number, only, table
+from ebbflow.tasks.query.request import home
+
+T = TypeVar("T")
+
+CONFIG = "EBBFLOW_CONFIG"
+"""Environment variable that names the configuration."""
+LIMITS = "EBBFLOW_LIMITS"
+"""Environment variable that names the file of limits."""
+OF_LOOP = ("loop", "scaling", "teams", "pace", "policy")
+"""Sections of the same file that only a capacity loop reads (``tasks.capacity.request``)."""
+
+_TEACH = (
+    "write it where terraform apply was run (terraform/examples/minimal is the cheapest cluster that works): "
+    f"terraform output -json > ebbflow.json; then name the file: "
+    f"--config ebbflow.json (of a loop: --source aws:ebbflow.json), or export {CONFIG}=ebbflow.json"
+)
+
+
+@dataclass(frozen=True)
+class FleetRules:
+    """What decides besides the fleet itself; a file of limits holds it, and each part has a default."""
+
+    limits: Limits = field(default_factory=Limits)
+    fallback: Fallback = field(default_factory=Fallback)
+    terms: Terms = field(default_factory=Terms)
+    interruption: Interruption = field(default_factory=lambda: Interruption(restart=120.0, rework=300.0))
+    source: str = ""  # the file; empty where there is none
+
+    @classmethod
+    def read(cls, path: str | Path) -> "FleetRules":
+        """Read a TOML file with the sections limits, fallback and market. Raises ``OptionError``."""
+        return cls.parse(user_files.read_toml(path), str(path))
+
+    @classmethod
+    def parse(cls, content: Mapping[str, Any], source: str) -> "FleetRules":
+        """Return the rules that ``content`` holds; ``source`` begins every message. Raises ``OptionError``."""
+        only(content, source, ("limits", "fallback", "market", *OF_LOOP))
+        market = dict(table(content.get("market", {}), f"{source}: market"))
+        cost = {name: market.pop(name) for name in ("restart", "rework", "span") if name in market}
+        only(market, f"{source}: market", (*(f.name for f in fields(Terms)), "restart", "rework", "span"))
+        default = Interruption(restart=120.0, rework=300.0)
+        return cls(
+            Limits.parse(content.get("limits", {}), f"{source}: limits"),
+            _made(Fallback, content.get("fallback", {}), f"{source}: fallback"),
+            _made(Terms, market, f"{source}: market"),
+            _made(
+                Interruption,
+                {"restart": default.restart, "rework": default.rework} | cost,
+                f"{source}: market",
+            ),
+            source,
+        )
+
+
+@dataclass(frozen=True)
+class FleetRequest:
+    """One call. Paths that are not given are taken from the environment; the present folder is not searched."""
+
+    config: str | None = None  # default: $EBBFLOW_CONFIG
+    endpoint_url: str | None = None  # of an emulator; default: $AWS_ENDPOINT_URL, which boto3 reads itself
+    profile: str | None = None  # of the AWS configuration
+    own_credentials: bool = False  # do not take on the cluster's capacity role
+    limits: str | None = None  # default: $EBBFLOW_LIMITS
+    prices: str | None = None  # file of on-demand prices
+    state: str | None = None  # folder of what must not be forgotten; default: fleet/ in Ebbflow's own
+
+    def __post_init__(self) -> None:
+        url = urlsplit(self.endpoint_url or "http://localhost")
+        if url.scheme not in ("http", "https") or not url.hostname:
+            raise OptionError(
+                f"endpoint_url must be an address such as http://localhost:4566; got {self.endpoint_url!r:.120}"
+            )
+
+    def settings(self) -> Settings:
+        """Read the configuration. Raises ``SettingsError`` that says how to come by one."""
+        given = self.config or os.environ.get(CONFIG)
+        if not given:
+            raise SettingsError(f"no configuration is named; {_TEACH}")
+        path = Path(given).expanduser()
+        if not path.is_file():
+            raise SettingsError(f"the configuration {path} does not exist; {_TEACH}")
+        return Settings.from_terraform(path)
+
+    def rules(self) -> FleetRules:
+        """Read the limits. Raises ``OptionError``."""
+        given = self.limits or os.environ.get(LIMITS)
+        return FleetRules.read(given) if given else FleetRules()
+
+    def listed(self) -> ListedPrices | None:
+        """Read the file of on-demand prices, where one is named. Raises ``OptionError``."""
+        return ListedPrices.read(Path(self.prices).expanduser()) if self.prices else None
+
+    def folder(self) -> Path:
+        """Return the folder of plans, notices and stays."""
+        return Path(self.state).expanduser() if self.state else home() / "fleet"
+
+
+def unlimited(limits: Limits) -> bool:
+    """Tell whether nothing limits what a fleet costs."""
+    return limits.dollars_per_hour == inf and limits.nodes == inf and not limits.pools and not limits.teams
+
+
+def _made(kind: type[T], content: object, where: str) -> T:
+    """Return the value that a table of plain numbers describes. Raises ``OptionError``."""
+    given = table(content, where)
+    whole = {name: int in (hint, *get_args(hint)) for name, hint in get_type_hints(kind).items()}
+    only(given, where, tuple(whole))
+    for name, value in given.items():
+        found = value if value == inf else number(value, f"{where}.{name}")
+        if whole[name] and (found == inf or found != int(found)):
+            raise OptionError(f"{where}.{name} must be a whole number; got {value!r}")
+    try:
+        return kind(**{name: int(v) if whole[name] else float(v) for name, v in given.items()})
+    except OptionError as error:
+        raise OptionError(f"{where}: {error}") from error

@@ -1,0 +1,381 @@
+"""The format of a pipeline's file: every section and key, once, for the reader and for the JSON schema."""
+
+from ebbflow.tasks.pipeline.file.kinds import (
+    Deadline,
+    Duration,
+    Flag,
+    Items,
+    Key,
+    Named,
+    Number,
+    Plain,
+    Schema,
+    Section,
+    Size,
+    Text,
+)
+
+FORMAT = 1
+STEPS = ("queries", "trainings", "searches")
+ENGINES = ("spark", "duckdb")
+
+_NAME = r"[A-Za-z][A-Za-z0-9_-]{0,39}"
+_VARIABLES = Named(
+    Text("a text", empty=True), r"[A-Za-z_][A-Za-z0-9_]{0,99}", "a variable's name holds A-Z a-z 0-9 _"
+)
+_SCRIPT = Key(
+    "script", Text("the path of a Python file"), "a Python file; relative to this one", required=True
+)
+_ARGUMENTS = Key("arguments", Items(Text("a text", empty=True)), "of the script; may refer to results", ())
+_ENVIRONMENT = Key(
+    "environment", _VARIABLES, "for the script's processes; ${env:NAME} is never written down", {}
+)
+
+_STEP = (
+    Key("title", Text(), "what people call it"),
+    Key("team", Text(), "whose it is; one of teams"),
+    Key("after", Items(Text("the name of a step")), "steps that must have finished", ()),
+    Key(
+        "deadline",
+        Deadline(),
+        "nodes are rented to keep it; a duration from the pipeline's beginning, or a moment",
+    ),
+    Key("weight", Number(above=0, most=1e6), "beside others of its team", 1.0),
+    Key("attempts", Number(least=1, most=100, whole=True), "runs of it, lost ones gone on with", 3),
+)
+_GPU_STEP = (
+    *_STEP,
+    Key("budget", Number(above=0), "dollars; nodes beyond it are not rented for it"),
+    _SCRIPT,
+    _ARGUMENTS,
+    _ENVIRONMENT,
+    Key("gpus", Number(least=1, most=10_000, whole=True), "wanted; of a search: of each trial", 1),
+    Key("adaptive", Flag(), "whether the batch may follow the goodput", True),
+    Key("checkpoint_every", Duration(), "between full checkpoints; from measured costs unless given"),
+    Key("grace", Duration(), "to save and leave in", 30.0),
+    Key(
+        "save_within",
+        Duration(),
+        "in which the save of a run's end is tried again before it is spilled",
+        120.0,
+    ),
+    Key(
+        "spill",
+        Text("a folder"),
+        "for a checkpoint that the run's folder cannot take, local or s3://; of the node's own disk unless given",
+    ),
+)
+
+QUERY = Section(
+    (
+        *_STEP,
+        Key("sql", Text("a query"), "the query itself"),
+        Key("file", Text("a path"), "or a file that holds it; relative to this one"),
+        Key(
+            "tables",
+            Items(Text("a folder"), least=1),
+            "folders of Parquet tables, local or s3://, or results of other queries",
+        ),
+        Key("catalog", Flag(), "use the tables of the Spark session's catalogue", False),
+        Key(
+            "output",
+            Text("a name of letters, digits, _ and -", _NAME),
+            "the result's name as a table; the step's name unless given",
+        ),
+        Key(
+            "engine",
+            Text("an engine", choices=ENGINES),
+            "spark where the cluster has Spark workers, else duckdb",
+        ),
+        Key(
+            "policy",
+            Text("a policy", choices=("qoop", "clarinet", "volcano", "single")),
+            "how it is re-planned",
+            "qoop",
+        ),
+        Key(
+            "cuts",
+            Text("a policy", choices=("cost", "every-join", "none")),
+            "where plans are cut into stages",
+            "cost",
+        ),
+        Key("dialect", Text("a dialect"), "of the SQL, as sqlglot names it", "spark"),
+        Key("reuse", Flag(), "take finished stages of earlier runs", True),
+        Key(
+            "hysteresis",
+            Number(least=0),
+            "fraction of the remaining time by which another plan must be sooner",
+            0.15,
+        ),
+        Key("hazard", Number(least=0), "losses expected per node-hour; learnt unless given"),
+        Key("calibrate", Flag(), "measure the engine first if nothing is known of its speed", False),
+        Key("executor_memory", Text("a size as Spark writes it"), "heap of an executor, such as 1400m"),
+        Key(
+            "conf",
+            Named(Text("a text", empty=True), r"[A-Za-z][A-Za-z0-9._-]{0,199}", "a Spark setting's name"),
+            "further Spark settings",
+            {},
+        ),
+        Key("verify", Flag(), "compare the result with DuckDB's on the same files", False),
+    ),
+    "A SQL query that re-plans itself; its result is a folder of Parquet.",
+    one_of=(("sql", "file"),),
+)
+
+TRAINING = Section(
+    (
+        *_GPU_STEP,
+        Key("min_gpus", Number(least=1, most=10_000, whole=True), "with fewer it waits; 1 unless given"),
+        Key(
+            "max_gpus",
+            Number(least=1, most=10_000, whole=True),
+            "it uses no more; as many as gpus unless given",
+        ),
+        Key("keep", Number(least=1, most=1000, whole=True), "full checkpoints", 2),
+        Key(
+            "running_every",
+            Number(least=0, most=1e9, whole=True),
+            "iterations of a running checkpoint; 0: none",
+            0,
+        ),
+        Key("running_fraction", Number(above=0, most=1), "of the parameters in each of its saves", 0.125),
+        Key("hazard", Number(least=0), "losses expected per node-hour; learnt unless given"),
+        Key(
+            "canary",
+            Text("a word", choices=("auto", "always", "never")),
+            "whether a short trial comes first",
+            "auto",
+        ),
+        Key("failures", Text("a path"), "rules of your own before the failure table; relative to this file"),
+        Key(
+            "retries",
+            Text("a word", choices=("by-class", "blind")),
+            "what a retry can mend, or three times",
+            "by-class",
+        ),
+        Key("back_off", Duration(), "before the first retry after a failure of the infrastructure", 120.0),
+        Key("wait_limit", Duration(), "to wait for GPUs", 3600.0),
+        Key("collective_timeout", Duration(), "after which a collective that hangs is an error", 60.0),
+    ),
+    "A PyTorch script that trains inside ElasticRun.",
+)
+
+SEARCH = Section(
+    (
+        *_GPU_STEP,
+        Key("space", Named(Plain()), "a parameter a line, such as lr: {log: [0.001, 1]}", required=True),
+        Key("metric", Text(), "that the script reports", "accuracy"),
+        Key("maximise", Flag(), "whether more is better", True),
+        Key("trials", Number(least=1, most=100_000, whole=True), "in all", 20),
+        Key("parallel", Number(least=1, most=1000, whole=True), "trials at once at most", 4),
+        Key(
+            "max_gpus",
+            Number(least=1, most=10_000, whole=True),
+            "of a trial when others leave some; gpus unless given",
+        ),
+        Key("epochs", Number(least=1, most=1e9, whole=True), "of a whole trial"),
+        Key("pruner", Text("a word", choices=("halving", "curve", "none")), "who is stopped", "halving"),
+        Key("factor", Number(least=2, most=1000, whole=True), "one trial in so many goes on", 3),
+        Key("least_epochs", Number(least=1, most=1e9, whole=True), "before a trial may be stopped", 1),
+        Key("sampler", Text("a word", choices=("tpe", "random")), "that draws parameters", "tpe"),
+        Key("seed", Number(least=0, most=2**32 - 1, whole=True), "of the sampler", 0),
+    ),
+    "A search over hyper-parameters, whose trials are trainings.",
+)
+
+TEAM = Section(
+    (
+        Key("weight", Number(above=0, most=1e6), "of its apps against those of other teams", 1.0),
+        Key("gpus", Number(least=0, most=1e6, whole=True), "that its apps hold together at most"),
+        Key("dollars_per_hour", Number(least=0), "that its leases cost together at most"),
+        Key("budget", Number(least=0), "dollars of all its apps"),
+    ),
+    "Who shares the cluster.",
+)
+
+_COUNT = Number(least=0, most=64, whole=True)
+
+POOL = Section(
+    (
+        Key(
+            "kind",
+            Text("a kind", choices=("spark", "gpu")),
+            "spark: workers for queries; gpu: for trainings",
+            required=True,
+        ),
+        Key("nodes", _COUNT, "at the beginning; least unless given"),
+        Key("least", _COUNT, "nodes that there always are", 0),
+        Key("most", _COUNT, "nodes that there are at most; as many as nodes unless given"),
+        Key("base", _COUNT, "of them, nodes that are on-demand", 0),
+        Key(
+            "slots",
+            Number(least=1, most=64, whole=True),
+            "GPUs of a node; processors where the machine has none",
+            1,
+        ),
+        Key("cores", Number(least=1, most=512, whole=True), "of a node", 1),
+        Key("memory", Size(), "of a node", 1.0),
+        Key("cpus", Number(above=0, most=512), "processors behind one core or slot; needs control groups"),
+        Key(
+            "market",
+            Text("a market", choices=("spot", "on-demand")),
+            "that its nodes pretend to come from",
+            "spot",
+        ),
+        Key("price", Number(least=0), "dollars per node-hour that they pretend to cost", 0.0),
+        Key("on_demand_price", Number(least=0), "the same of on-demand nodes; price unless given"),
+        Key("instance_type", Text(), "that they pretend to be; local-POOL unless given"),
+        Key("zone", Text(), "that they pretend to be in"),
+        Key(
+            "boot",
+            Duration(above=False),
+            "by which a start is drawn out, to show what real machines take",
+            0.0,
+        ),
+    ),
+    "Nodes of this machine, each a group of processes of its own.",
+)
+
+LOCAL = Section(
+    (
+        Key("pools", Named(POOL), "of this machine", required=True),
+        Key("hazard", Number(least=0), "losses expected per node-hour; learnt unless given"),
+        Key(
+            "at",
+            Items(Text("a fault such as 20s:kill:gpu")),
+            "faults on purpose: [STEP+]TIME:kill:NODE or [STEP+]TIME:notice:NODE:TIME; NODE may be a pool",
+            (),
+        ),
+    ),
+    "A cluster on this machine, up while the pipeline runs.",
+)
+
+AWS = Section(
+    (
+        Key(
+            "config",
+            Text("a path"),
+            "what terraform output -json has written; else $EBBFLOW_CONFIG",
+        ),
+        Key("prices", Text("a path"), "a file of on-demand prices; else AWS's own list"),
+        Key("pools", Items(Text("the name of a pool"), least=1), "that trainings run on", required=True),
+        Key("folder", Text("an s3:// address", r"s3a?://\S+"), "where results and runs live", required=True),
+        Key("master", Text("a Spark master"), "that queries run on; without one they run on DuckDB here"),
+        Key("ledger", Text("a database's address"), "may hold ${env:NAME}", required=True),
+        Key("name", Text("a name", _NAME), "of the cluster in that ledger", "local"),
+        Key("loop", Flag(), "whether this process runs the capacity loop, where none leads", False),
+    ),
+    "The cluster that Terraform has made.",
+)
+
+EXISTING = Section(
+    (
+        Key("ledger", Text("a database's address"), "may hold ${env:NAME}", required=True),
+        Key("name", Text("a name", _NAME), "of the cluster in that ledger", "local"),
+        Key("folder", Text("a folder"), "where results and runs live, which all nodes reach"),
+        Key("fleet", Text("a name", _NAME), "of the local nodes (ebbflow nodes) that trainings run on"),
+        Key("master", Text("a Spark master"), "that queries run on; without one they run on DuckDB here"),
+    ),
+    "A cluster whose capacity loop runs elsewhere (ebbflow capacity run).",
+)
+
+SCALING = Section(
+    (
+        Key("boot", Duration(above=False), "from asking for a node to work on it"),
+        Key("wait", Duration(above=False), "that an app waits before nodes are rented for it"),
+        Key("idle", Duration(above=False), "that nodes are not needed before they leave"),
+        Key("hold", Duration(above=False), "after a change before nodes leave"),
+        Key("reserve", Number(least=1, most=100), "times the expected time, for deadlines"),
+    ),
+    "When nodes are rented and given back.",
+)
+
+LOOP = Section(
+    (
+        Key(
+            "policy",
+            Text(),
+            "as ebbflow simulate training lists them, or of an installed package; MODULE:NAME with --allow-policy",
+            "rho-bounded",
+        ),
+        Key("options", Named(Plain()), "of the policy", {}),
+        Key("lease", Duration(), "that a lease lasts unless the policy says how long"),
+        Key("interval", Duration(), "between auctions when nothing happens"),
+        Key("leave", Duration(above=False), "before a notice's deadline, by which GPUs are free"),
+        Key("grace", Duration(above=False), "to save and let go of a GPU that is called back"),
+        Key("silent", Duration(), "without a word, after which an app counts as lost"),
+        Key("scaling", SCALING, "when nodes are rented and given back"),
+    ),
+    "How the capacity loop decides.",
+)
+
+_POOL_LIMITS = Section(
+    tuple(
+        Key(name, Number(least=0, most=1e6, whole=True), said)
+        for name, said in (
+            ("least", "nodes"),
+            ("most", "nodes"),
+            ("on_demand_least", "nodes that are on-demand"),
+            ("on_demand_most", "nodes that are on-demand"),
+        )
+    )
+)
+
+LIMITS = Section(
+    (
+        Key("dollars_per_hour", Number(above=0), "of the whole cluster"),
+        Key("dollars_per_run", Number(above=0), "of one app"),
+        Key("nodes", Number(least=0, most=1e6, whole=True), "of all pools"),
+        Key("grow", Number(least=1, most=1e6, whole=True), "nodes that one decision adds to a pool"),
+        Key("shrink", Number(least=1, most=1e6, whole=True), "nodes that one decision takes from a pool"),
+        Key("pools", Named(_POOL_LIMITS), "of single pools", {}),
+    ),
+    "What no decision may exceed.",
+)
+
+CLUSTER = Section(
+    (
+        Key("local", LOCAL, "nodes of this machine"),
+        Key("aws", AWS, "a fleet on AWS"),
+        Key("existing", EXISTING, "a cluster whose loop runs already"),
+    ),
+    "Where everything runs.",
+    one_of=(("local", "aws", "existing"),),
+)
+
+PIPELINE = Section(
+    (
+        Key("format", Number(least=FORMAT, most=FORMAT, whole=True), "of this file", FORMAT),
+        Key("name", Text("a name of letters, digits, _ and -", _NAME), "of the pipeline", required=True),
+        Key("title", Text(), "what people call it"),
+        Key(
+            "parameters",
+            Named(Text("a text or a number", empty=True)),
+            "for ${parameters.NAME}; --set changes them",
+            {},
+        ),
+        Key("cluster", CLUSTER, "where everything runs", required=True),
+        Key("budget", Number(above=0), "dollars of all apps of the pipeline"),
+        Key("teams", Named(TEAM), "who shares the cluster", {}),
+        Key("queries", Named(QUERY), "SQL queries", {}),
+        Key("trainings", Named(TRAINING), "trainings", {}),
+        Key("searches", Named(SEARCH), "searches over hyper-parameters", {}),
+        Key("loop", LOOP, "how the capacity loop decides"),
+        Key("limits", LIMITS, "what no decision may exceed"),
+        Key("store", Text("a folder"), "where queries' checkpoints live, local or s3://"),
+    ),
+    "Queries, trainings and searches of several teams on one elastic cluster.",
+)
+
+
+def json_schema() -> Schema:
+    """Return the format as a JSON schema, for editors."""
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "Ebbflow pipeline",
+        "description": PIPELINE.help,
+        **PIPELINE.schema(),
+    }
+
+
+__all__ = ["FORMAT", "PIPELINE", "STEPS", "json_schema"]

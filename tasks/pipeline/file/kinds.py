@@ -1,0 +1,401 @@
+"""What values of a pipeline's file can be: each kind reads one, names the rule it breaks, and has a JSON schema.
+
+``read`` returns ``MISSING`` for a value that breaks its rule, after writing that down, so that one look at a file
+finds everything that is wrong with it.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from math import inf
+from typing import Any, Final, NamedTuple, Protocol
+
+from ebbflow.planners.errors import OptionError
+from ebbflow.tasks.pipeline.file import units
+from ebbflow.tasks.pipeline.file.document import Entry, Problems
+
+Schema = dict[str, Any]
+
+
+_PARAMETER: Schema = {"type": "string", "pattern": r"\$\{parameters\."}
+
+
+def or_parameter(schema: Schema) -> Schema:
+    """Return ``schema``, or a text with a parameter, which is filled in before the value is looked at."""
+    return {"anyOf": [schema, _PARAMETER]}
+
+
+class _Missing:
+    def __bool__(self) -> bool:
+        return False
+
+    def __repr__(self) -> str:
+        return "MISSING"
+
+
+MISSING: Final = _Missing()
+
+
+class Kind(Protocol):
+    """What a value can be."""
+
+    def read(self, entry: Entry, problems: Problems) -> Any:
+        """Return the value, or ``MISSING`` after adding to ``problems``."""
+        ...
+
+    def schema(self) -> Schema:
+        """Return its JSON schema."""
+        ...
+
+
+def _refuse(entry: Entry, problems: Problems, rule: str) -> _Missing:
+    problems.add(entry.line, entry.path, rule)
+    return MISSING
+
+
+# --- scalars ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Text:
+    """A text that is not empty. Numbers and words are taken as they are written."""
+
+    words: str = "a text"
+    pattern: str = ""
+    choices: tuple[str, ...] = ()
+    empty: bool = False  # whether "" will do
+
+    def read(self, entry: Entry, problems: Problems) -> str | _Missing:
+        if isinstance(entry.value, dict | list) or entry.value is None:
+            return _refuse(entry, problems, f"must be {self.words}; got {entry.shown()}")
+        if self.choices:
+            return self._choose(entry, problems)
+        if not self.empty and not entry.text.strip():
+            return _refuse(entry, problems, f"must be {self.words}; got an empty text")
+        if "\0" in entry.text or (self.pattern and not re.fullmatch(self.pattern, entry.text)):
+            return _refuse(entry, problems, f"must be {self.words}; got {entry.shown()}")
+        return entry.text
+
+    def _choose(self, entry: Entry, problems: Problems) -> str | _Missing:
+        if entry.text in self.choices:
+            return entry.text
+        hint = nearest(entry.text, self.choices)
+        return _refuse(
+            entry, problems, f"must be one of {', '.join(self.choices)}; got {entry.shown()}{hint}"
+        )
+
+    def schema(self) -> Schema:
+        if self.choices:
+            return or_parameter({"enum": list(self.choices)})
+        if self.pattern:
+            return or_parameter({"type": "string", "pattern": f"^(?:{self.pattern})$"})
+        return {"type": ["string", "number", "boolean"]}
+
+
+@dataclass(frozen=True)
+class Number:
+    """A number within bounds."""
+
+    least: float = -inf
+    most: float = inf
+    above: float | None = None
+    whole: bool = False
+
+    def read(self, entry: Entry, problems: Problems) -> float | int | _Missing:
+        value = entry.value
+        right = isinstance(value, int | float) and not isinstance(value, bool)
+        if right and self.whole:
+            right = value == int(value)  # type: ignore[arg-type]
+        if right:
+            right = self.least <= value <= self.most  # type: ignore[operator]
+        if right and self.above is not None:
+            right = value > self.above  # type: ignore[operator]
+        if not right:
+            return _refuse(entry, problems, f"must be {self._rule()}; got {entry.shown()}")
+        return int(value) if self.whole else float(value)  # type: ignore[arg-type]
+
+    def _rule(self) -> str:
+        rule = "a whole number" if self.whole else "a number"
+        if self.above is not None:
+            rule += f" > {self.above:g}"
+        if self.least > -inf:
+            rule += f" >= {self.least:g}"
+        return rule + (f" and <= {self.most:g}" if self.most < inf else "")
+
+    def schema(self) -> Schema:
+        found: Schema = {"type": "integer" if self.whole else "number"}
+        if self.least > -inf:
+            found["minimum"] = self.least
+        if self.most < inf:
+            found["maximum"] = self.most
+        if self.above is not None:
+            found["exclusiveMinimum"] = self.above
+        return or_parameter(found)
+
+
+@dataclass(frozen=True)
+class Flag:
+    """``true`` or ``false``."""
+
+    def read(self, entry: Entry, problems: Problems) -> bool | _Missing:
+        if isinstance(entry.value, bool):
+            return entry.value
+        return _refuse(entry, problems, f"must be true or false; got {entry.shown()}")
+
+    def schema(self) -> Schema:
+        return or_parameter({"type": "boolean"})
+
+
+@dataclass(frozen=True)
+class Duration:
+    """A time span, in seconds once read."""
+
+    above: bool = True  # whether 0 is too little
+
+    def read(self, entry: Entry, problems: Problems) -> float | _Missing:
+        if isinstance(entry.value, dict | list | bool) or entry.value is None:
+            return _refuse(
+                entry, problems, f"must be a duration such as 90s, 15m or 1h30m; got {entry.shown()}"
+            )
+        try:
+            seconds = units.parse_duration(entry.text)
+        except OptionError as error:
+            return _refuse(entry, problems, str(error))
+        if self.above and not seconds > 0:
+            return _refuse(entry, problems, f"must be longer than 0 s; got {entry.shown()}")
+        return seconds
+
+    def schema(self) -> Schema:
+        pattern = r"^\s*(?:\d+(?:\.\d+)?\s*(?:ms|s|min|m|h|d)?\s*)+$"
+        return or_parameter(
+            {"anyOf": [{"type": "number", "minimum": 0}, {"type": "string", "pattern": pattern}]}
+        )
+
+
+class Due(NamedTuple):
+    """A deadline: so many seconds after the pipeline's beginning, or at a moment."""
+
+    after: float | None = None  # s
+    at: float | None = None  # s since the Unix epoch
+
+    def moment(self, began: float) -> float:
+        """Return the deadline of a pipeline that began then, in seconds since the Unix epoch."""
+        if self.at is not None:
+            return self.at
+        assert self.after is not None
+        return began + self.after
+
+
+@dataclass(frozen=True)
+class Deadline:
+    """A duration from the pipeline's beginning, or a moment."""
+
+    def read(self, entry: Entry, problems: Problems) -> Due | _Missing:
+        rule = (
+            "must be a duration from the pipeline's beginning, such as 20m, or a moment with its offset, such as "
+            f"2026-11-22T18:00Z; got {entry.shown()}"
+        )
+        if isinstance(entry.value, dict | list | bool) or entry.value is None:
+            return _refuse(entry, problems, rule)
+        try:
+            if re.match(r"\s*\d{4}-\d\d-\d\d", entry.text):
+                return Due(at=units.parse_moment(entry.text))
+            seconds = units.parse_duration(entry.text)
+        except OptionError:
+            return _refuse(entry, problems, rule)
+        return Due(after=seconds) if seconds > 0 else _refuse(entry, problems, rule)
+
+    def schema(self) -> Schema:
+        return {"type": ["string", "number"], "examples": ["20m", "2026-11-22T18:00Z"]}
+
+
+@dataclass(frozen=True)
+class Size:
+    """An amount of memory, in GiB once read."""
+
+    def read(self, entry: Entry, problems: Problems) -> float | _Missing:
+        if isinstance(entry.value, dict | list | bool) or entry.value is None:
+            return _refuse(entry, problems, f"must be a size such as 6GiB or 512MiB; got {entry.shown()}")
+        try:
+            return units.parse_gib(entry.text)
+        except OptionError as error:
+            return _refuse(entry, problems, str(error))
+
+    def schema(self) -> Schema:
+        return {"type": ["string", "number"], "examples": ["2GiB", "512MiB"]}
+
+
+@dataclass(frozen=True)
+class Plain:
+    """Whatever YAML can say, for options that others check."""
+
+    def read(self, entry: Entry, problems: Problems) -> Any:
+        return plain(entry)
+
+    def schema(self) -> Schema:
+        return {}
+
+
+def plain(entry: Entry) -> Any:
+    """Return an entry's value without its places."""
+    if isinstance(entry.value, dict):
+        return {name: plain(one) for name, one in entry.value.items()}
+    if isinstance(entry.value, list):
+        return [plain(one) for one in entry.value]
+    return entry.value
+
+
+# --- lists and tables ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Items:
+    """A list of one kind; a single value stands for a list of it."""
+
+    kind: Kind
+    least: int = 0
+
+    def read(self, entry: Entry, problems: Problems) -> tuple[Any, ...] | _Missing:
+        if isinstance(entry.value, dict) or entry.value is None:
+            return _refuse(entry, problems, f"must be a list; got {entry.shown()}")
+        entries = entry.value if isinstance(entry.value, list) else [entry]
+        if len(entries) < self.least:
+            return _refuse(entry, problems, f"must be a list of {self.least} at least; got {len(entries)}")
+        found = tuple(self.kind.read(one, problems) for one in entries)
+        return MISSING if any(one is MISSING for one in found) else found
+
+    def schema(self) -> Schema:
+        one = self.kind.schema()
+        return {"anyOf": [{"type": "array", "items": one, "minItems": self.least}, one]}
+
+
+@dataclass(frozen=True)
+class Named:
+    """A table of names, each with a value of one kind."""
+
+    kind: Kind
+    pattern: str = r"[A-Za-z][A-Za-z0-9_-]{0,39}"
+    rule: str = "a name begins with a letter and holds letters, digits, _ and -, 40 at most"
+
+    def read(self, entry: Entry, problems: Problems) -> dict[str, Any] | _Missing:
+        if entry.value is None:
+            return {}
+        if not isinstance(entry.value, dict):
+            return _refuse(entry, problems, f"must be a table of names; got {entry.shown()}")
+        found: dict[str, Any] = {}
+        for name, one in entry.value.items():
+            if not re.fullmatch(self.pattern, name):
+                problems.add(one.line, entry.path, f"{self.rule}; got {name!r:.60}")
+                continue
+            found[name] = self.kind.read(one, problems)
+        return MISSING if any(one is MISSING for one in found.values()) else found
+
+    def schema(self) -> Schema:
+        return {
+            "type": ["object", "null"],
+            "patternProperties": {f"^(?:{self.pattern})$": self.kind.schema()},
+            "additionalProperties": False,
+        }
+
+
+@dataclass(frozen=True)
+class Key:
+    """One key of a section."""
+
+    name: str
+    kind: Kind
+    help: str
+    default: Any = MISSING
+    required: bool = False
+
+
+class Values(dict[str, Any]):
+    """What a section says, with the place of each value."""
+
+    def __init__(self, entry: Entry, found: Mapping[str, Any]) -> None:
+        super().__init__(found)
+        self.entry = entry
+
+    def line(self, key: str = "") -> int:
+        """Return the line of a key, or of the section where the key is not given."""
+        table = self.entry.value
+        if key and isinstance(table, dict) and key in table:
+            return table[key].line
+        return self.entry.line
+
+    def path(self, key: str = "") -> str:
+        """Return the path of a key."""
+        return f"{self.entry.path}.{key}" if key and self.entry.path else key or self.entry.path
+
+
+@dataclass(frozen=True)
+class Section:
+    """A table of known keys. Keys that are not given and have a default get it; others are left out."""
+
+    keys: tuple[Key, ...]
+    help: str = ""
+    one_of: tuple[tuple[str, ...], ...] = ()  # of each group exactly one key is given
+    short: str = ""  # the key that a scalar in place of the table stands for
+
+    def read(self, entry: Entry, problems: Problems) -> Values | _Missing:
+        table = entry.value
+        if self.short and not isinstance(table, dict | list) and table is not None:
+            table = {self.short: Entry(entry.line, f"{entry.path}.{self.short}", entry.value, entry.text)}
+        if table is None:
+            table = {}
+        if not isinstance(table, dict):
+            return _refuse(entry, problems, f"must be a table; got {entry.shown()}")
+        before = len(problems.found)
+        names = [key.name for key in self.keys]
+        for name, one in table.items():
+            if name not in names:
+                hint = nearest(name, names) or f"; known are {', '.join(names)}"
+                problems.add(one.line, entry.path, f"{name!r:.60} is not known here{hint}")
+        found: dict[str, Any] = {}
+        for key in self.keys:
+            if key.name in table:
+                found[key.name] = key.kind.read(table[key.name], problems)
+            elif key.required:
+                problems.add(entry.line, entry.path, f"{key.name} is missing: {key.help}")
+            elif key.default is not MISSING:
+                found[key.name] = key.default
+        for group in self.one_of:
+            given = [name for name in group if name in table]
+            if len(given) != 1:
+                said = " and ".join(given) or "none"
+                problems.add(
+                    entry.line, entry.path, f"exactly one of {', '.join(group)} must be given; got {said}"
+                )
+        return MISSING if len(problems.found) > before else Values(entry, found)
+
+    def schema(self) -> Schema:
+        properties = {}
+        for key in self.keys:
+            said = key.help + (
+                f" Default: {shown_default(key.default)}." if shown_default(key.default) else ""
+            )
+            properties[key.name] = key.kind.schema() | {"description": said}
+        found: Schema = {"type": "object", "properties": properties, "additionalProperties": False}
+        if required := [key.name for key in self.keys if key.required]:
+            found["required"] = required
+        if self.one_of:
+            found["allOf"] = [{"oneOf": [{"required": [name]} for name in group]} for group in self.one_of]
+        if not self.short:
+            return found
+        return {"anyOf": [found, next(key.kind.schema() for key in self.keys if key.name == self.short)]}
+
+
+def shown_default(default: Any) -> str:
+    """Return a default as people would write it; empty where there is nothing to say."""
+    if default is MISSING or default is None or default in ("", (), {}):
+        return ""
+    if isinstance(default, bool):
+        return str(default).lower()
+    return f"{default:g}" if isinstance(default, int | float) else str(default)
+
+
+def nearest(name: str, known: Sequence[str]) -> str:
+    """Return ``; did you mean NAME?`` for the nearest known name, or nothing."""
+    close = get_close_matches(name[:60], list(known), 1)
+    return f"; did you mean {close[0]}?" if close else ""

@@ -1,0 +1,425 @@
+"""Reads a pipeline's file, and refuses what cannot work before anything starts."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ebbflow.infra.local_fleet.state.pools import LocalPool, check
+from ebbflow.planners.errors import EbbflowError, OptionError
+from ebbflow.planners.fleet.limits import Limits
+from ebbflow.tasks.pipeline.checking import Say
+from ebbflow.tasks.pipeline.file.deciding import check_loop
+from ebbflow.tasks.pipeline.file.document import Problems, read_document, read_text
+from ebbflow.tasks.pipeline.file.faults import parse_fault
+from ebbflow.tasks.pipeline.file.form import PIPELINE
+from ebbflow.tasks.pipeline.file.kinds import MISSING, Values, nearest
+from ebbflow.tasks.pipeline.file.order import find_cycle
+from ebbflow.tasks.pipeline.file.parameters import with_parameters
+from ebbflow.tasks.pipeline.file.references import Reference, references
+from ebbflow.tasks.pipeline.file.requests import (
+    engine_of,
+    gpu_bounds,
+    places_of,
+    query_request,
+    resolved,
+    search_request,
+    training_request,
+    wanted_gpus,
+    within,
+)
+from ebbflow.tasks.pipeline.file.spec import (
+    TABLES,
+    AwsSpec,
+    ClusterSpec,
+    ExistingSpec,
+    LocalSpec,
+    LoopSpec,
+    Pipeline,
+    StepKind,
+    StepSpec,
+    TeamSpec,
+)
+
+_KINDS: Mapping[str, StepKind] = {section: kind for kind, section in TABLES.items()}
+_OWN = ("title", "team", "after", "deadline", "weight", "budget", "attempts", "environment")
+
+
+Further = Callable[[Pipeline, Say], object]
+"""Checks more than the file, with findings of its own."""
+
+
+def read_pipeline(
+    path: Path | str, parameters: Mapping[str, str] | None = None, further: Further | None = None
+) -> Pipeline:
+    """Return the pipeline in the file ``path``. Raises ``PipelineFileError`` that names all that is wrong with it."""
+    place = Path(path).expanduser()
+    return parse_pipeline(read_text(place), str(path), str(place.absolute().parent), parameters, further)
+
+
+def parse_pipeline(
+    text: str,
+    source: str = "pipeline.yaml",
+    folder: str = ".",
+    parameters: Mapping[str, str] | None = None,
+    further: Further | None = None,
+) -> Pipeline:
+    """Return the pipeline in ``text``, whose paths are relative to ``folder``.
+
+    ``further`` adds its findings to those of the file. Raises ``PipelineFileError`` that names all of them.
+    """
+    root = read_document(text, source)
+    problems = Problems(source)
+    root = with_parameters(root, parameters or {}, problems)
+    problems.check()
+    values = PIPELINE.read(root, problems)
+    problems.check()
+    assert isinstance(values, Values)
+    reader = _Reader(values, problems)
+    pipeline = reader.pipeline(source, folder, text)
+    if further is not None:
+        further(pipeline, reader.say)
+    problems.check()
+    return pipeline
+
+
+class _Reader:
+    """Turns what the sections say into values, and checks what one section alone cannot."""
+
+    def __init__(self, values: Values, problems: Problems) -> None:
+        self._values = values
+        self._problems = problems
+
+    def pipeline(self, source: str, folder: str, text: str) -> Pipeline:
+        values = self._values
+        steps: dict[str, StepSpec] = {}
+        for section, kind in _KINDS.items():
+            for name, one in values[section].items():
+                if name in steps:
+                    self._say(
+                        one,
+                        "",
+                        f"the name {name!r} is taken by {steps[name].path}; steps need names of their own",
+                    )
+                    continue
+                steps[name] = self._step(kind, name, one)
+        if not steps:
+            self._say(values, "", "there is nothing to run: give queries, trainings or searches")
+        found = Pipeline(
+            name=values["name"],
+            title=values.get("title", ""),
+            cluster=self._cluster(values["cluster"], folder),
+            steps=self._linked(steps),
+            teams={name: TeamSpec(**_named(one)) for name, one in values["teams"].items()},
+            loop=self._loop(values.get("loop")),
+            limits=self._limits(values.get("limits")),
+            budget=values.get("budget"),
+            store=values.get("store", ""),
+            source=source,
+            folder=folder,
+            text=text,
+        )
+        self._check_loop(found)
+        self._check_needs(found)
+        for step in found.steps.values():
+            self._check_step(found, step)
+        self._check_spark(found)
+        self._check_faults(found)
+        self._check_limits(found)
+        return found
+
+    # --- steps ------------------------------------------------------------------------------------------
+
+    def _step(self, kind: StepKind, name: str, one: Values) -> StepSpec:
+        own = {key: one[key] for key in _OWN if key in one}
+        return StepSpec(
+            kind=kind,
+            name=name,
+            line=one.line(),
+            options={key: value for key, value in one.items() if key not in _OWN},
+            **own,
+        )
+
+    def _linked(self, steps: dict[str, StepSpec]) -> dict[str, StepSpec]:
+        """Return the steps with all that each waits for."""
+        linked = {}
+        for name, step in steps.items():
+            one = self._values[TABLES[step.kind]][name]
+            needs = set()
+            for other in step.after:
+                if other not in steps:
+                    self._say(one, "after", f"there is no step {other!r}{nearest(other, list(steps))}")
+                else:
+                    needs.add(other)
+            for key, text in _texts(step):
+                needs |= self._referred(one, key, text, steps)
+            linked[name] = StepSpec(
+                **{slot: getattr(step, slot) for slot in StepSpec.__slots__ if slot != "needs"},
+                needs=frozenset(needs),
+            )
+        return linked
+
+    def _referred(self, one: Values, key: str, text: str, steps: Mapping[str, StepSpec]) -> set[str]:
+        """Return the steps whose results ``text`` refers to."""
+        try:
+            found = references(text)
+        except OptionError as error:
+            self._say(one, key, str(error))
+            return set()
+        needs = set()
+        for reference in found:
+            if reference.of == "env" and key != "environment":
+                self._say(
+                    one,
+                    key,
+                    f"{reference} may stand in environment only: what stands here is written into ledger and reports",
+                )
+            elif reference.of not in ("env", "run"):
+                needs |= self._known(one, key, reference, steps)
+        return needs
+
+    def _known(self, one: Values, key: str, reference: Reference, steps: Mapping[str, StepSpec]) -> set[str]:
+        known = [step.name for step in steps.values() if TABLES[step.kind] == reference.of]
+        if reference.name not in known:
+            said = f"{reference}: there is no {reference.name!r} in {reference.of}"
+            self._say(one, key, said + nearest(reference.name, known))
+            return set()
+        head, _, parameter = reference.field.partition(".")
+        if reference.of == "searches" and head == "best" and parameter:
+            space = list(steps[reference.name].options["space"])
+            if parameter not in space:
+                said = f"{reference}: {reference.name} does not search for {parameter!r}"
+                self._say(one, key, said + nearest(parameter, space))
+        return {reference.name}
+
+    def _check_needs(self, pipeline: Pipeline) -> None:
+        cycle = find_cycle(pipeline.needs)
+        if cycle:
+            step = pipeline.steps[cycle[0]]
+            self._problems.add(step.line, step.path, f"steps wait for each other: {' -> '.join(cycle)}")
+
+    def _check_step(self, pipeline: Pipeline, step: StepSpec) -> None:
+        one: Values = self._values[TABLES[step.kind]][step.name]
+        if step.team and step.team not in pipeline.teams:
+            self._say(
+                one,
+                "team",
+                f"there is no team {step.team!r} in teams{nearest(step.team, list(pipeline.teams))}",
+            )
+        if not step.team and pipeline.teams:
+            self._say(one, "", f"team is missing: one of {', '.join(pipeline.teams)}")
+        try:
+            _request(pipeline, step)
+        except EbbflowError as error:
+            self._say(one, _key_of(str(error), one), str(error))
+            return
+        if step.kind == "query":
+            self._check_query(pipeline, step, one)
+        else:
+            self._check_gpus(pipeline, step, one)
+
+    def _check_query(self, pipeline: Pipeline, step: StepSpec, one: Values) -> None:
+        for text in step.options.get("tables", ()):
+            if "${" not in text and "://" not in text and not Path(resolved(text, pipeline)).exists():
+                self._say(one, "tables", f"there is no folder {text!r}")
+        cluster = pipeline.cluster
+        if engine_of(step, pipeline) == "spark" and not (
+            cluster.of("spark") if isinstance(cluster, LocalSpec) else cluster.master
+        ):
+            rule = (
+                "a pool of kind spark" if isinstance(cluster, LocalSpec) else "the address of a Spark master"
+            )
+            self._say(one, "engine", f"engine spark needs {rule} in cluster; got none")
+
+    def _check_spark(self, pipeline: Pipeline) -> None:
+        """Queries of one process share a SparkContext, of which Spark allows one."""
+        on_spark = [step for step in pipeline.of("query") if engine_of(step, pipeline) == "spark"]
+        for step in on_spark[1:]:
+            for key in ("conf", "executor_memory"):
+                if step.options.get(key) != on_spark[0].options.get(key):
+                    said = (
+                        f"all queries on Spark share one application: it must be that of {on_spark[0].name}"
+                    )
+                    self._say(self._values["queries"][step.name], key, said)
+        cluster = pipeline.cluster
+        if (
+            on_spark
+            and isinstance(cluster, LocalSpec)
+            and not any(pool.start for pool in cluster.of("spark"))
+        ):
+            local: Values = self._values["cluster"]["local"]
+            self._say(
+                local, "pools", "a pool of kind spark begins with a node at least: its master comes with it"
+            )
+
+    def _check_gpus(self, pipeline: Pipeline, step: StepSpec, one: Values) -> None:
+        cluster = pipeline.cluster
+        if step.kind == "search" and "://" in places_of(pipeline, "/nowhere/run").folder:
+            rule = (
+                "the study of a search is kept on this machine, beside its trials: it runs on local nodes; got the "
+                f"cluster's folder {cluster.folder}"  # type: ignore[union-attr]
+            )
+            self._say(one, "", rule)
+        if isinstance(cluster, AwsSpec) and step.environment:
+            rule = "environment is for nodes of this machine: on AWS a node reads its secrets by its own role"
+            self._say(one, "environment", rule)
+        if not isinstance(cluster, LocalSpec):
+            return
+        least = max(gpu_bounds(step)[0], wanted_gpus(step))
+        if cluster.gpus < least:
+            rule = f"needs {least} GPUs; the pools of kind gpu have {cluster.gpus} at most"
+            self._say(one, "gpus", rule)
+
+    # --- the rest ---------------------------------------------------------------------------------------
+
+    def _cluster(self, values: Values, folder: str) -> ClusterSpec:
+        if "aws" in values:
+            aws: Values = values["aws"]
+            self._secret(aws, "ledger")
+            found = AwsSpec(**_named(aws))
+            files = {key: within(folder, aws[key]) for key in ("config", "prices") if aws.get(key)}
+            for key, path in files.items():
+                if not Path(path).is_file():
+                    self._say(aws, key, f"there is no file {path}")
+            return replace(found, **files)
+        if "existing" in values:
+            self._secret(values["existing"], "ledger")
+            return ExistingSpec(**_named(values["existing"]))
+        local: Values = values["local"]
+        made = [self._pool(name, one) for name, one in local["pools"].items()]
+        pools = tuple(pool for pool in made if pool is not None)
+        if len(pools) == len(made):
+            try:
+                check(pools)
+            except OptionError as error:
+                self._say(local, "pools", str(error))
+        faults = []
+        for text in local["at"]:
+            try:
+                faults.append(parse_fault(text))
+            except OptionError as error:
+                self._say(local, "at", str(error))
+        return LocalSpec(pools, local.get("hazard"), tuple(faults))
+
+    def _secret(self, one: Values, key: str) -> None:
+        """Check a text that may refer to the environment and to nothing else."""
+        try:
+            for reference in references(one[key]):
+                if reference.of != "env":
+                    self._say(one, key, f"only ${{env:NAME}} may stand here; got {reference}")
+        except OptionError as error:
+            self._say(one, key, str(error))
+
+    def _pool(self, name: str, one: Values) -> LocalPool | None:
+        given = dict(one)
+        least = given["least"]
+        nodes = given.pop("nodes", max(least, given["base"]))
+        most = given.pop("most", max(nodes, given["base"]))
+        given.setdefault("instance_type", f"local-{name}")
+        try:
+            return LocalPool(name, initial=nodes, most=most, **given)
+        except OptionError as error:
+            self._say(one, "", str(error))
+            return None
+
+    def _loop(self, one: Values | None) -> LoopSpec:
+        if one is None:
+            return LoopSpec()
+        found = dict(one)
+        scaling = found.pop("scaling", None)
+        return LoopSpec(scaling=dict(scaling or {}), **found)
+
+    def _check_loop(self, pipeline: Pipeline) -> None:
+        one: Values = self._values.get("loop") or self._values
+        try:
+            check_loop(pipeline)
+        except OptionError as error:
+            self._say(one, _key_of(str(error), one), str(error))
+
+    def _limits(self, one: Values | None) -> Limits:
+        if one is None:
+            return Limits()
+        content: dict[str, Any] = {**one, "pools": {name: dict(pool) for name, pool in one["pools"].items()}}
+        try:
+            return Limits.parse(content, "limits")
+        except OptionError as error:
+            self._say(one, "", str(error))
+            return Limits()
+
+    def _check_limits(self, pipeline: Pipeline) -> None:
+        """A limit of a pool that there is not would limit nothing."""
+        cluster = pipeline.cluster
+        if isinstance(cluster, ExistingSpec):
+            return
+        pools = (
+            [pool.name for pool in cluster.pools] if isinstance(cluster, LocalSpec) else list(cluster.pools)
+        )
+        for name in pipeline.limits.pools:
+            if name not in pools:
+                said = f"there is no pool {name!r}; pools are {', '.join(pools)}{nearest(name, pools)}"
+                self._say(self._values["limits"], "pools", said)
+
+    def _check_faults(self, pipeline: Pipeline) -> None:
+        if not isinstance(pipeline.cluster, LocalSpec):
+            return
+        local: Values = self._values["cluster"]["local"]
+        pools = [pool.name for pool in pipeline.cluster.pools]
+        for fault in pipeline.cluster.faults:
+            if fault.step and fault.step not in pipeline.steps:
+                said = f"there is no step {fault.step!r}{nearest(fault.step, list(pipeline.steps))}"
+                self._say(local, "at", said)
+            of = fault.node.rpartition("-")[0] or fault.node
+            if fault.node not in pools and of not in pools:
+                self._say(
+                    local,
+                    "at",
+                    f"there is no pool or node {fault.node!r}; nodes are called POOL-NUMBER, pools "
+                    f"{', '.join(pools)}{nearest(fault.node, pools)}",
+                )
+
+    def say(self, section: str, key: str, rule: str) -> None:
+        """Write down that ``key`` of a section such as ``queries.orders`` breaks ``rule``."""
+        one: Any = self._values
+        for name in filter(None, section.split(".")):
+            one = one[name]
+        self._say(one, key, rule)
+
+    def _say(self, one: Values, key: str, rule: str) -> None:
+        self._problems.add(one.line(key), one.path(key), rule)
+
+
+def _request(pipeline: Pipeline, step: StepSpec) -> object:
+    """Make a step's request with its references left as they are, to see whether it can be made."""
+    places = places_of(pipeline, "/nowhere/run", "spark://nowhere:7077")
+
+    def keep(text: str) -> str:
+        return text
+
+    if step.kind == "query":
+        return query_request(step, pipeline, places, keep)
+    if step.kind == "training":
+        return training_request(step, pipeline, places, keep, "probe")
+    return search_request(step, pipeline, places, keep, "probe")
+
+
+def _texts(step: StepSpec) -> list[tuple[str, str]]:
+    """Return the texts of a step that may hold references, with the keys they stand at."""
+    found = [("environment", text) for text in step.environment.values()]
+    for key in ("arguments", "tables"):
+        found += [(key, text) for text in step.options.get(key, ())]
+    return found
+
+
+def _named(one: Values) -> dict[str, Any]:
+    return {key: value for key, value in one.items() if value is not MISSING}
+
+
+def _given(one: Values) -> Mapping[str, Any]:
+    table = one.entry.value
+    return table if isinstance(table, dict) else {}
+
+
+def _key_of(message: str, one: Values) -> str:
+    """Return the key that a request's error is about: its messages begin with it."""
+    word = message.split(" ", 1)[0].rstrip(":")
+    return word if word in _given(one) else ""

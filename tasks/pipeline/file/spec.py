@@ -1,0 +1,156 @@
+"""A pipeline as its file says, checked: values for whoever runs it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from ebbflow.infra.local_fleet.state.pools import LocalPool, PoolKind
+from ebbflow.planners.fleet.limits import Limits
+from ebbflow.tasks.pipeline.file.kinds import Due
+
+StepKind = Literal["query", "training", "search"]
+TABLES: Mapping[StepKind, str] = {"query": "queries", "training": "trainings", "search": "searches"}
+"""The section of the file that each kind of step stands in."""
+
+
+@dataclass(frozen=True, slots=True)
+class TeamSpec:
+    """A team and what its apps may hold together; ``None``: unlimited."""
+
+    weight: float = 1.0
+    gpus: int | None = None
+    dollars_per_hour: float | None = None
+    budget: float | None = None  # dollars
+
+
+@dataclass(frozen=True, slots=True)
+class FaultSpec:
+    """What is done to a node on purpose."""
+
+    after: float  # s
+    kind: Literal["kill", "notice"]
+    node: str  # or a pool: a node of it, one in use where there is one
+    notice: float = 0.0  # s
+    step: str = ""  # after whose beginning ``after`` counts; empty: of whichever begins first
+
+    def __str__(self) -> str:
+        what = (
+            f"{self.node} is killed" if self.kind == "kill" else f"notice to {self.node}: {self.notice:g} s"
+        )
+        return f"{self.after:g} s after {self.step or 'the first step'} has begun: {what}"
+
+
+@dataclass(frozen=True, slots=True)
+class LocalSpec:
+    """A cluster on this machine."""
+
+    pools: tuple[LocalPool, ...]
+    hazard: float | None = None  # losses per node-hour
+    faults: tuple[FaultSpec, ...] = ()
+
+    def of(self, kind: PoolKind) -> tuple[LocalPool, ...]:
+        """Return the pools of one kind."""
+        return tuple(pool for pool in self.pools if pool.kind == kind)
+
+    @property
+    def gpus(self) -> int:
+        """Return the slots for trainings that there can be."""
+        return sum(pool.most * pool.slots for pool in self.of("gpu"))
+
+
+@dataclass(frozen=True, slots=True)
+class AwsSpec:
+    """The cluster that Terraform has made."""
+
+    pools: tuple[str, ...]
+    folder: str
+    ledger: str  # as written: may hold ${env:NAME}
+    config: str = ""  # empty: $EBBFLOW_CONFIG
+    prices: str = ""  # file of on-demand prices; empty: AWS's own list
+    name: str = "local"  # of the cluster in that ledger
+    master: str = ""
+    loop: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ExistingSpec:
+    """A cluster whose capacity loop runs elsewhere."""
+
+    ledger: str  # as written: may hold ${env:NAME}
+    name: str = "local"
+    folder: str = ""
+    master: str = ""
+    fleet: str = ""  # local fleet whose nodes trainings run on
+
+
+ClusterSpec = LocalSpec | AwsSpec | ExistingSpec
+
+
+@dataclass(frozen=True, slots=True)
+class LoopSpec:
+    """How the capacity loop decides; what is ``None`` is left to its defaults. Seconds."""
+
+    policy: str = "rho-bounded"
+    options: Mapping[str, Any] = field(default_factory=dict)
+    lease: float | None = None
+    interval: float | None = None
+    leave: float | None = None
+    grace: float | None = None
+    silent: float | None = None
+    scaling: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class StepSpec:
+    """One query, training or search."""
+
+    kind: StepKind
+    name: str
+    line: int  # of the file
+    title: str = ""
+    team: str = ""
+    after: tuple[str, ...] = ()  # as the file says
+    needs: frozenset[str] = frozenset()  # those, and the steps whose results it refers to
+    deadline: Due | None = None
+    weight: float = 1.0
+    budget: float | None = None  # dollars
+    attempts: int = 3
+    environment: Mapping[str, str] = field(default_factory=dict)  # as written: may hold ${env:NAME}
+    options: Mapping[str, Any] = field(default_factory=dict)  # of its request, references as written
+
+    @property
+    def label(self) -> str:
+        """Return what people call it."""
+        return self.title or self.name
+
+    @property
+    def path(self) -> str:
+        """Return where it stands in the file."""
+        return f"{TABLES[self.kind]}.{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """All that one file says."""
+
+    name: str
+    cluster: ClusterSpec
+    steps: Mapping[str, StepSpec]  # in the order of the file: queries, trainings, searches
+    title: str = ""
+    teams: Mapping[str, TeamSpec] = field(default_factory=dict)
+    loop: LoopSpec = field(default_factory=LoopSpec)
+    limits: Limits = field(default_factory=Limits)
+    budget: float | None = None  # dollars of all its apps
+    store: str = ""  # of queries' checkpoints; empty: the default
+    source: str = ""  # the file, for errors
+    folder: str = ""  # of the file: what relative paths are relative to
+    text: str = ""  # of the file; holds references to the environment, never what they stand for
+
+    @property
+    def needs(self) -> dict[str, frozenset[str]]:
+        """Return the steps that each step waits for."""
+        return {name: step.needs for name, step in self.steps.items()}
+
+    def of(self, kind: StepKind) -> tuple[StepSpec, ...]:
+        """Return the steps of one kind."""
+        return tuple(step for step in self.steps.values() if step.kind == kind)

@@ -1,0 +1,1 @@
+"""One query: request, planning, driver, report; alone or as an app of a cluster."""

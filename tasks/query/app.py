@@ -1,0 +1,234 @@
+"""A query as an app of the cluster: no GPU, a share of the cores by its team's weight, its re-plans on record."""
+
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from math import isfinite
+
+from ebbflow.infra.clock import Clock
+from ebbflow.infra.errors import LedgerError, StageCancelledError, StorageError
+from ebbflow.infra.ledger import Ledger
+from ebbflow.infra.protocols import StageProgress
+from ebbflow.infra.storage.locks import TTL, RunLock
+from ebbflow.planners.model import Capacity
+from ebbflow.planners.model.ledger import AppSpec
+from ebbflow.planners.query.plan.qep import Stage
+from ebbflow.planners.query.plan.state import Estimate, ReplanDecision
+from ebbflow.planners.query.running.execution import Execution
+from ebbflow.tasks.apps.agent import AppAgent, Pace
+from ebbflow.tasks.apps.lease_table import Rules
+from ebbflow.tasks.query.app_requests import forget_query, lock_folder, save_query
+from ebbflow.tasks.query.feedback import Feedback
+from ebbflow.tasks.query.listening import Fan, Listener, Silent, StageOutcome
+from ebbflow.tasks.query.opening import Opened
+from ebbflow.tasks.query.report import StageReport, spoken
+from ebbflow.tasks.query.request import QueryRequest
+from ebbflow.tasks.query.run import Orchestrator, PlainOrchestrator, QueryOutcome, execute
+from ebbflow.tasks.query.sharing import Demand
+from ebbflow.tasks.query.stage_times import StageTimes
+
+_LOOK = 1.0  # s between estimates of what is left
+
+
+def run_query_app(
+    request: QueryRequest,
+    spec: AppSpec,
+    ledger: Ledger,
+    orchestrator: Orchestrator | None = None,
+    *,
+    clock: Clock | None = None,
+    opened: Opened | None = None,
+    stop: threading.Event | None = None,
+    rules: Rules | None = None,
+    pace: Pace | None = None,
+) -> QueryOutcome:
+    """Run ``request`` as the app of ``spec`` to its end and return the outcome.
+
+    It takes its share of the cluster's cores by the weight of ``spec``. Run again under the same id it goes on from
+    its finished stages.
+
+    Args:
+        request: what to run; it is kept in its store until the app is over.
+        spec: of the app; see ``specs.query_spec``.
+        ledger: the cluster's.
+        orchestrator: runs stages: plain threads unless given.
+        clock: the ledger's unless given.
+        opened: an engine that the caller keeps.
+        stop: set by others it ends the query, which keeps its finished stages.
+        rules, pace: of the agent.
+
+    Raises:
+        StageCancelledError: ``stop`` was set.
+        EbbflowError: bad input, a fault that cannot be mended, or another process runs this app.
+    """
+    clock = clock or ledger.clock
+    request = replace(request, weight=spec.weight, title=request.title or spec.title)
+    orchestrator = orchestrator or PlainOrchestrator()
+    lock = RunLock(lock_folder(request.store, spec.id), spec.id, clock=clock)
+    agent = AppAgent(
+        ledger,
+        spec,
+        clock,
+        rules=rules,
+        pace=pace,
+        tell=orchestrator.listener.note,
+        lock=lock,
+        lock_wait=TTL + 15.0 if "://" in request.store else 0.0,
+        settle=lambda: _keep(request, spec.id),
+    )
+    stop = stop or threading.Event()
+    with agent:
+        stoppable = _Stoppable(orchestrator, stop)
+        try:
+            outcome = execute(
+                request,
+                stoppable,
+                clock,
+                opened,
+                follow=lambda execution: follower(execution, agent, clock),
+            )
+        except StageCancelledError as error:
+            if stop.is_set():
+                agent.moved("stopped", str(error))
+            raise
+        finally:
+            stoppable.end()
+        agent.figures(progress=1.0, seconds_left=0.0, cores=0.0)
+        agent.saved(outcome.result.uri)
+        agent.moved("finished", f"{outcome.report.rows:,} rows")
+    _forget(request, spec.id, ledger, lock)
+    return outcome
+
+
+def _forget(request: QueryRequest, id: str, ledger: Ledger, lock: RunLock) -> None:
+    """Remove the request and the lock of an app that has finished.
+
+    They stay where the ledger could not be told of the end, or another process has begun the app again by now.
+    """
+    with suppress(StorageError, LedgerError):
+        record = ledger.app(id)
+        if record is None or record.phase != "finished":
+            return
+        lock.acquire()
+        try:
+            forget_query(request.store, id)
+        finally:
+            lock.discard()
+
+
+def _keep(request: QueryRequest, id: str) -> None:
+    """Keep the request for whoever finds the app lost."""
+    save_query(request, id)
+
+
+def follower(execution: Execution, agent: AppAgent, clock: Clock) -> Listener:
+    """Return a listener that says what the query does, and how many cores it could use."""
+
+    def want(cores: float) -> None:
+        agent.figures(cores=cores if isfinite(cores) else None)
+
+    return Fan(QueryFigures(execution, agent, clock), Demand(execution, want))
+
+
+class QueryFigures(Silent):
+    """Tells the ledger of a query's progress and re-plans. Called in the thread that runs the query."""
+
+    def __init__(self, execution: Execution, agent: AppAgent, clock: Clock) -> None:
+        self._execution, self._agent, self._clock = execution, agent, clock
+        self._begun = clock.now()
+        self._looked = float("-inf")
+        self._ended = 0  # stages
+        self._times = StageTimes()
+
+    def stage_started(self, stage: Stage) -> None:
+        self._times.started(stage, self._clock.now())
+        self._agent.figures(job=self._times.figures())
+        self._look()
+
+    def stage_progress(self, stage: Stage, progress: StageProgress) -> None:
+        if self._clock.now() - self._looked >= _LOOK:
+            self._look()
+
+    def stage_ended(self, stage: Stage, report: StageReport) -> None:
+        self._ended += report.status in ("completed", "reused")
+        self._times.ended(stage, report, self._clock.now())
+        self._agent.figures(job=self._times.figures())
+        if report.status == "completed":
+            self._agent.figures(saved_at=self._clock.now(), step=self._ended)
+        self._look()
+
+    def capacity_changed(self, capacity: Capacity, change: str) -> None:
+        self._look()
+
+    def decided(self, decision: ReplanDecision) -> None:
+        self._agent.decided(
+            "replan",
+            spoken(decision),
+            inputs={
+                "trigger": decision.trigger,
+                "current": decision.current,
+                "candidates": [_candidate(estimate) for estimate in decision.estimates],
+            },
+            outcome={"kind": decision.kind, "chosen": decision.chosen},
+            epoch=decision.epoch,
+            seconds=decision.seconds,
+        )
+        if decision.kind == "wait":
+            self._agent.moved("waiting", spoken(decision))
+        else:
+            self._agent.moved("running")
+        self._look()
+
+    def note(self, text: str) -> None:
+        self._agent.figures(message=text[:500])
+
+    def _look(self) -> None:
+        """Estimate what is left of the plan on the present share."""
+        now = self._looked = self._clock.now()
+        left = self._execution.expected(now).estimate.seconds
+        spent = now - self._begun
+        if not isfinite(left):
+            self._agent.figures(seconds_left=None)
+            return
+        progress = spent / (spent + left) if spent + left > 0 else 0.0
+        self._agent.figures(seconds_left=left, progress=progress)
+
+
+def _candidate(estimate: Estimate) -> dict[str, object]:
+    return {
+        "plan": estimate.plan_id,
+        "seconds": round(estimate.seconds, 3) if isfinite(estimate.seconds) else None,
+        "reused": estimate.reused,
+        "adopted": estimate.adopted,
+        "needed": estimate.needed,
+    }
+
+
+class _Stoppable:
+    """An orchestrator whose query others can end."""
+
+    def __init__(self, inner: Orchestrator, stop: threading.Event) -> None:
+        self._inner, self._stop = inner, stop
+        self.listener = inner.listener
+        self._over = threading.Event()
+
+    def submit(self, stage: Stage, work: Callable[[], StageOutcome]) -> None:
+        self._inner.submit(stage, work)
+
+    def watch(self, feedback: Feedback, stop: threading.Event) -> None:
+        threading.Thread(target=self._wait, args=(feedback,), name="query-stop", daemon=True).start()
+        self._inner.watch(feedback, stop)
+
+    def settle(self) -> None:
+        self._inner.settle()
+
+    def end(self) -> None:
+        """Watch no longer."""
+        self._over.set()
+
+    def _wait(self, feedback: Feedback) -> None:
+        while not self._over.is_set():
+            if self._stop.wait(0.2):
+                feedback.fail(StageCancelledError("stopped on request; finished stages are kept"))
+                return

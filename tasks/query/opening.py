@@ -1,0 +1,152 @@
+"""Engines for queries: started with a source of their capacity, entered among those that share their cluster."""
+
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+
+from ebbflow.infra.clock import Clock, SystemClock
+from ebbflow.infra.protocols import CapacitySource, SqlEngine
+from ebbflow.infra.query.checkpoints import ParquetCheckpointStore
+from ebbflow.infra.query.local import LocalCapacity
+from ebbflow.infra.query.shares import FileShareRegistry
+from ebbflow.planners import hazard as recovery
+from ebbflow.planners.model import Capacity, Share
+from ebbflow.tasks.query.request import QueryRequest
+from ebbflow.tasks.query.sharing import SharedCapacity
+
+_ARRIVAL = 45.0  # seconds to wait at the start for the first executors
+_SETTLED = 1.5  # seconds without a new one after which all are taken to be there
+_LOOK = 0.25
+_PRIOR_HOURS = 1.0  # how much evidence a stated hazard counts for
+
+
+@dataclass
+class Opened:
+    """A started engine, where its capacity is seen, and with whom that is shared."""
+
+    engine: SqlEngine
+    source: CapacitySource
+    closers: list[Callable[[], None]] = field(default_factory=list)
+    settled: bool = False  # the first executors have come: a later query need not wait for them
+    cluster: str = ""  # what its queries share with others who name it so; empty: nothing
+    application: str = ""  # Spark's id of it
+    unit: int = 1  # cores in which it can be held to a share...
+    whole: bool = True  # ...or, if not, the engine divides among its queries itself
+    hold: Callable[[float | None], None] = lambda cores: None
+    allied: Callable[[frozenset[str]], None] = lambda applications: None
+
+
+@contextmanager
+def opened_engine(request: QueryRequest, clock: Clock | None = None) -> Iterator[Opened]:
+    """Start the engine and its capacity source; both are closed at the end."""
+    clock = clock or SystemClock()
+    opened = _open_duckdb(clock) if request.engine == "duckdb" else _open_spark(request, clock)
+    with ExitStack() as leaving:  # the engine last, whatever fails before
+        leaving.callback(opened.engine.close)
+        for close in reversed(opened.closers):
+            leaving.callback(close)
+        yield opened
+
+
+def _open_duckdb(clock: Clock) -> Opened:
+    from ebbflow.infra.query.duckdb import DuckDbEngine
+
+    source = LocalCapacity(clock=clock)
+    node = source.capacity().nodes[0]
+    engine = DuckDbEngine.start(node.cores, node.memory, clock=clock)
+    return Opened(engine, source, cluster=f"duckdb {socket.gethostname()}")
+
+
+def _open_spark(request: QueryRequest, clock: Clock) -> Opened:
+    from ebbflow.infra.spark.engine import SparkEngine
+    from ebbflow.infra.spark.masters import executors_for, find_master
+    from ebbflow.infra.spark.settings import is_local
+    from ebbflow.infra.spark.watch import ExecutorWatch
+
+    master = find_master(request.master, request.conf)
+    shape = executors_for(master, request.conf, request.executor_memory)
+    engine = SparkEngine.start(
+        request.master,
+        memory=shape.heap if shape else request.executor_memory,
+        cores=shape.cores if shape else None,
+        conf=request.conf,
+        catalog=request.catalog,
+        clock=clock,
+        weight=request.weight,
+    )
+
+    def hazard(losses: int, node_seconds: float) -> float:
+        if request.hazard is None:
+            return recovery.hazard(losses, node_seconds)
+        return recovery.hazard(losses, node_seconds, request.hazard * _PRIOR_HOURS, _PRIOR_HOURS)
+
+    held = engine.shape if master else None
+    watch = ExecutorWatch(
+        engine.ui_url,
+        engine.application_id,
+        hazard=hazard,
+        master_url=engine.master,
+        master_ui=master.ui if master else "",
+        shape=held,
+        clock=clock,
+    )
+    return Opened(
+        engine,
+        watch,
+        [watch.close],
+        settled=is_local(engine.master),
+        cluster=master.url if master and held else f"application {engine.application_id}",
+        application=engine.application_id,
+        unit=held.cores if held else 1,
+        whole=held is not None,
+        hold=engine.hold,
+        allied=watch.ally,
+    )
+
+
+def shared_source(
+    opened: Opened, request: QueryRequest, store: ParquetCheckpointStore, clock: Clock
+) -> CapacitySource:
+    """Enter the query among those that share its cluster, and return its capacity with its share.
+
+    The registry is in the store, which all flows on a cluster can reach.
+    """
+    if not opened.cluster:
+        return opened.source
+    return SharedCapacity(
+        opened.source,
+        FileShareRegistry(f"{store.uri}/cache/shares", opened.cluster, clock),
+        clock,
+        weight=request.weight,
+        fraction=request.fraction,
+        unit=opened.unit,
+        whole=opened.whole,
+        application=opened.application,
+        hold=opened.hold,
+        allied=opened.allied,
+    )
+
+
+def arrived_capacity(source: CapacitySource, clock: Clock | None = None, settled: bool = False) -> Capacity:
+    """Wait, bounded, until the first executors have registered and no more come; ``settled`` tells that those
+    that are there are all."""
+    clock = clock or SystemClock()
+    deadline = clock.now() + _ARRIVAL
+    seen, held, since = source.capacity(), _held(source), clock.now()
+    while clock.now() < deadline:
+        settled = settled or held is None
+        wanted = Share.of(seen).total.cores
+        if seen.nodes and (settled or wanted <= 0 or (held and clock.now() - since >= _SETTLED)):
+            break
+        clock.sleep(_LOOK)
+        newer, now_held = source.capacity(), _held(source)
+        if not newer.same_nodes(seen) or now_held != held:
+            seen, held, since = newer, now_held, clock.now()
+    return seen
+
+
+def _held(source: CapacitySource) -> int | None:
+    """Return the cores that the engine has already; ``None`` where they need not come."""
+    inner = source.source if isinstance(source, SharedCapacity) else source
+    return None if isinstance(inner, LocalCapacity) else getattr(inner, "held", 1)

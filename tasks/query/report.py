@@ -1,0 +1,341 @@
+"""What a query run did and why: the values behind every report, and their JSON form.
+
+All times called ``at``, ``started`` and ``ended`` inside a report are seconds after ``QueryReport.started``.
+"""
+
+import math
+import os
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from ebbflow.infra.storage import private
+from ebbflow.planners.model import Capacity, CapacityDiff, Share
+from ebbflow.planners.query.coverage import BlockCoverage
+from ebbflow.planners.query.plan.qep import QueryExecutionPlan, Stage
+from ebbflow.planners.query.plan.state import DecisionKind, Estimate, ReplanDecision
+from ebbflow.tasks.drawing.codec import ReportError, encode, from_text, to_text
+
+FORMAT = 1  # of the JSON form; grows when a key changes its meaning
+
+StageStatus = Literal["completed", "reused", "cancelled", "failed"]
+
+
+@dataclass(frozen=True, slots=True)
+class StageReport:
+    """One run, or one reuse, of a stage. A stage that was cancelled and run again appears twice."""
+
+    name: str
+    fingerprint: str
+    status: StageStatus
+    plan: str  # id of the plan it ran for
+    started: float = 0.0  # seconds after the query's start; for a reused stage, when it was taken
+    ended: float = 0.0
+    rows: int = 0
+    bytes: int = 0
+    seconds: float = 0.0  # wall time spent on it in this run; 0 when reused
+    tasks: int = 0
+    failed_tasks: int = 0
+    estimated_seconds: float | None = None
+    estimated_rows: float | None = None
+    saved_seconds: float = 0.0  # what the reused checkpoint once took
+    note: str = ""  # the failure, or what went differently
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionReport:
+    """One decision of the replanner, "stay" included."""
+
+    kind: DecisionKind
+    at: float  # seconds after the query's start
+    epoch: int
+    current: str  # plan id before
+    chosen: str  # plan id after
+    trigger: str
+    reason: str
+    estimates: tuple[Estimate, ...] = ()
+    planner_seconds: float = 0.0
+
+    @classmethod
+    def of(cls, decision: ReplanDecision, started: float) -> "DecisionReport":
+        """Return ``decision`` with its time relative to ``started`` (seconds since the Unix epoch)."""
+        return cls(
+            kind=decision.kind,
+            at=decision.at - started,
+            epoch=decision.epoch,
+            current=decision.current,
+            chosen=decision.chosen,
+            trigger=decision.trigger,
+            reason=spoken(decision),
+            estimates=decision.estimates,
+            planner_seconds=decision.seconds,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SwitchReport:
+    """A change from one plan to another."""
+
+    at: float  # seconds after the query's start
+    epoch: int
+    source: str = field(metadata={"json": "from"})
+    target: str = field(metadata={"json": "to"})
+    reason: str
+    estimates: tuple[Estimate, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CapacityReport:
+    """The capacity from ``at`` until the next entry."""
+
+    at: float  # seconds after the query's start
+    epoch: int
+    cores: float
+    memory: float  # GiB
+    nodes: int
+    change: str = ""  # for people: "left: worker-2"
+    arrived: tuple[str, ...] = ()
+    left: tuple[str, ...] = ()
+    noticed: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, capacity: Capacity, before: Capacity | None, started: float) -> "CapacityReport":
+        """Return what may be planned on in ``capacity``, and what changed since ``before``.
+
+        ``started`` is the query's start in seconds since the Unix epoch.
+        """
+        first = before is None
+        diff = CapacityDiff() if first else CapacityDiff.between(before, capacity)
+        share = Share.of(capacity)
+        shared = capacity.portion.queries if capacity.portion else 1
+        start = f"at start, {shared} queries share the cluster" if shared > 1 else "at start"
+        return cls(
+            at=capacity.at - started,
+            epoch=capacity.epoch,
+            cores=share.total.cores,
+            memory=share.total.memory,
+            nodes=share.nodes,
+            change=start if first else str(diff),
+            arrived=diff.arrived,
+            left=diff.left,
+            noticed=diff.noticed,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PlanStageReport:
+    """One stage of a plan, as planned."""
+
+    name: str
+    fingerprint: str
+    inputs: tuple[str, ...] = ()  # fingerprints of the stages whose checkpoints it reads
+    tables: tuple[str, ...] = ()  # base tables it reads
+    estimated_seconds: float | None = None
+    rows: float | None = None  # estimated
+    bytes: float | None = None  # estimated
+    cut: str = ""  # why its output is a checkpoint
+    checkpoint: bool = False  # a checkpoint of it exists
+    sink: bool = False
+    logical: str = ""
+    sql: str = ""
+
+    @classmethod
+    def of(
+        cls,
+        stage: Stage,
+        *,
+        cores: float | None = None,
+        seconds: float | None = None,
+        cut: str = "",
+        checkpoint: bool = False,
+        sql: str = "",
+    ) -> "PlanStageReport":
+        """Return ``stage`` as a report shows it.
+
+        Without ``seconds`` its time is estimated as if it ran alone on ``cores``: latency plus the larger of
+        one task's duration and total work over cores. ``None`` cores means unbounded capacity.
+        """
+        if seconds is None:
+            spread = stage.core_seconds / max(cores, 1e-9) if cores is not None else 0.0
+            seconds = stage.latency + max(stage.duration, spread)
+        return cls(
+            name=stage.name,
+            fingerprint=stage.output_fp,
+            inputs=stage.inputs,
+            tables=stage.tables,
+            estimated_seconds=seconds,
+            rows=stage.rows,
+            bytes=stage.bytes,
+            cut=cut,
+            checkpoint=checkpoint,
+            sink=stage.sink,
+            logical=stage.logical,
+            sql=sql or stage.statement.spark,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PlanReport:
+    """A candidate plan with the figures it is compared by."""
+
+    id: str
+    stages: tuple[PlanStageReport, ...]
+    shape: str = ""
+    estimated_seconds: float | None = None  # on the capacity at planning time; None when it fits no node
+    total_work: float = 0.0  # core-seconds
+    critical_path: float = 0.0  # seconds with unbounded capacity
+    peak_memory: float = 0.0  # GiB, the largest demand of a single task
+    chosen: bool = False
+    reason: str = ""  # why it was chosen, or not
+    notes: tuple[str, ...] = ()
+
+    @classmethod
+    def of(
+        cls,
+        plan: QueryExecutionPlan,
+        *,
+        estimated_seconds: float | None = None,
+        cores: float | None = None,
+        chosen: bool = False,
+        reason: str = "",
+        cuts: Mapping[str, str] | None = None,
+        checkpoints: frozenset[str] = frozenset(),
+        sql: Mapping[str, str] | None = None,
+    ) -> "PlanReport":
+        """Return ``plan`` as a report shows it.
+
+        ``cuts`` says per fingerprint why the plan was cut after that stage, ``checkpoints`` are fingerprints
+        whose output exists, ``sql`` overrides stage texts per fingerprint (another engine's dialect).
+        """
+        cuts, sql = cuts or {}, sql or {}
+        stages = tuple(
+            PlanStageReport.of(
+                stage,
+                cores=cores,
+                cut=cuts.get(stage.output_fp, ""),
+                checkpoint=stage.output_fp in checkpoints,
+                sql=sql.get(stage.output_fp, ""),
+            )
+            for stage in plan.stages
+        )
+        return cls(
+            id=plan.id,
+            stages=stages,
+            shape=plan.shape,
+            estimated_seconds=_finite(estimated_seconds),
+            total_work=plan.total_work,
+            critical_path=plan.critical_path,
+            peak_memory=plan.peak_memory,
+            chosen=chosen,
+            reason=reason,
+            notes=plan.notes,
+        )
+
+
+@dataclass(frozen=True)
+class QueryReport:
+    """Everything worth knowing about one run of a query."""
+
+    query: str
+    policy: str
+    engine: str
+    started: float  # seconds since the Unix epoch
+    seconds: float  # wall time from start to result
+    rows: int
+    columns: tuple[tuple[str, str], ...] = ()  # (name, type)
+    result_path: str = ""
+    master: str = ""  # Spark master, empty for DuckDB
+    title: str = ""  # what people call the query
+    stages: tuple[StageReport, ...] = ()
+    decisions: tuple[DecisionReport, ...] = ()
+    capacity: tuple[CapacityReport, ...] = ()
+    plans: tuple[PlanReport, ...] = ()
+    expected_seconds: float | None = None  # of the first plan when the query started
+    problems: tuple[str, ...] = ()  # ignored checkpoints, frozen functions, blocks left whole and why
+    verified: bool | None = None  # None: not checked
+    verification: str = ""  # how, or what differed
+    blocks: tuple[BlockCoverage, ...] = ()  # the query's inner-join blocks, planned or left as written
+
+    @property
+    def switches(self) -> tuple[SwitchReport, ...]:
+        """Return the decisions that replaced one plan by another, in order."""
+        return tuple(
+            SwitchReport(d.at, d.epoch, d.current, d.chosen, d.reason, d.estimates)
+            for d in self.decisions
+            if d.kind == "switch"
+        )
+
+    def plan(self, plan_id: str) -> PlanReport | None:
+        """Return the plan called ``plan_id``, if it was reported."""
+        return next((p for p in self.plans if p.id == plan_id), None)
+
+    @property
+    def first_plan(self) -> PlanReport | None:
+        """Return the plan that the query started with."""
+        return self.plan(self.decisions[0].chosen) if self.decisions else self._chosen
+
+    @property
+    def last_plan(self) -> PlanReport | None:
+        """Return the plan that produced the result."""
+        return self.plan(self.decisions[-1].chosen) if self.decisions else self._chosen
+
+    @property
+    def _chosen(self) -> PlanReport | None:
+        return next((p for p in self.plans if p.chosen), None)
+
+    def with_status(self, status: StageStatus) -> tuple[StageReport, ...]:
+        """Return the stage runs that ended in ``status``."""
+        return tuple(s for s in self.stages if s.status == status)
+
+    def to_json(self) -> str:
+        """Return the report as JSON text; infinite and undefined numbers are ``null``."""
+        return to_text(self, FORMAT, switches=encode(self.switches))
+
+    @classmethod
+    def from_json(cls, text: str) -> "QueryReport":
+        """Read what ``to_json`` wrote. Keys unknown to this version are ignored.
+
+        Raises ``ReportError`` when ``text`` is no report or of a newer format.
+        """
+        return from_text(cls, text, FORMAT)
+
+    def write_json(self, path: Path | str) -> Path:
+        """Write the report to ``path`` atomically and return the path."""
+        return write_text(path, self.to_json())
+
+
+def spoken(decision: ReplanDecision) -> str:
+    """Return a decision's reason without its kind, which stands beside it in every report."""
+    return decision.reason.removeprefix(f"{decision.kind}: ")
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def write_text(path: Path | str, text: str, *, kept: bool = False) -> Path:
+    """Write ``text`` to ``path`` so that readers see the old file or the whole new one, never a part.
+
+    Missing folders are made. It follows the umask, as what a user names does; with ``kept`` it is part of a run or
+    store, for its user alone. Raises ``ReportError`` when the folder cannot be written.
+    """
+    target = Path(path)
+    temporary = target.parent / f".{target.name}.{uuid.uuid4().hex}"
+    try:
+        if kept:
+            private.make_folder(target.parent)
+        else:
+            target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with open(temporary, "x", encoding="utf-8", opener=private.opener if kept else None) as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(target)
+        finally:
+            temporary.unlink(missing_ok=True)
+    except OSError as error:
+        raise ReportError(f"cannot write {target}: {error.strerror or error}") from error
+    return target

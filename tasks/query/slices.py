@@ -1,0 +1,226 @@
+"""Runs a stage slice by slice: what one slice has computed stays, whatever becomes of the others."""
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field, replace
+
+from ebbflow.infra.errors import StageCancelledError
+from ebbflow.infra.protocols import (
+    Checkpoint,
+    CheckpointStore,
+    Relation,
+    SqlEngine,
+    StageJob,
+    StageProgress,
+    StageResult,
+)
+from ebbflow.infra.query.slices import Cells, Narrowing, SliceIndex, covers, together
+from ebbflow.planners.query.costs.operators import split_bytes
+from ebbflow.planners.query.plan.partial import bound
+from ebbflow.planners.query.plan.qep import Slicing, Stage, Statement
+from ebbflow.planners.query.plan.slicing import AT_ONCE, runs
+
+
+@dataclass(frozen=True)
+class SlicesDone:
+    """A slice of a running stage has become durable."""
+
+    job_id: str
+    fraction: float  # of the stage that exists in slices
+
+
+@dataclass(frozen=True)
+class Sliced:
+    """A stage whose slices are all there."""
+
+    checkpoint: Checkpoint
+    result: StageResult
+    slices: int
+    reused: int  # slices that had been there before
+
+
+@dataclass
+class StageRun:
+    """What the runner needs to know of one run of a stage."""
+
+    stage: Stage
+    job_id: str
+    inputs: Sequence[Checkpoint]
+    relations: Sequence[Relation]  # all that the statement names
+    sources: Mapping[str, str]
+    cancelled: threading.Event
+    cores: float
+    hazard: float
+    dialect: Callable[[Statement], str]
+    since: float = 0.0  # seconds since the Unix epoch; older slices are not used, but those in ``made``
+    made: set[str] = field(default_factory=set)  # fingerprints of what this query has computed itself
+
+
+class SliceRunner:
+    """Runs the slices of one stage that are not in the store yet.
+
+    ``tell`` hears of progress, summed over slices, and of every slice that is done. Job ids of slices are the
+    run's, a dash and the cells; ``cancel`` stops them.
+    """
+
+    def __init__(
+        self,
+        run: StageRun,
+        engine: SqlEngine,
+        store: CheckpointStore,
+        index: SliceIndex,
+        narrowing: Narrowing,
+        tell: Callable[[StageProgress | SlicesDone], None],
+    ) -> None:
+        assert run.stage.slicing is not None
+        self._run = run
+        self._slicing: Slicing = run.stage.slicing
+        self._engine = engine
+        self._store = store
+        self._index = index
+        self._narrowing = narrowing
+        self._tell = tell
+        self._lock = threading.Lock()
+        self._done: dict[Cells, Checkpoint] = {}
+        self._results: list[StageResult] = []
+        self._progress: dict[Cells, StageProgress] = {}
+        self._jobs: set[str] = set()
+
+    def cancel(self) -> None:
+        """Ask the slices that run to stop. The run's ``cancelled`` keeps others from starting."""
+        with self._lock:
+            jobs = list(self._jobs)
+        for job in jobs:
+            self._engine.cancel(job)
+
+    def run(self) -> Sliced:
+        """Run what is missing and return the whole. Raises what the engine and the store raise; slices that are
+        done stay."""
+        run, stage, grid = self._run, self._run.stage, self._slicing.grid
+        found = self._index.find(stage.output_fp, self._slicing.key, run.sources)
+        self._done = {c: s for c, s in found.items() if s.created >= run.since or s.fingerprint in run.made}
+        reused = len(self._done)
+        if reused:
+            self._tell(SlicesDone(run.job_id, self._fraction()))
+        todo = list(runs(list(self._done), grid.cells, self._slicing.slices))
+        if todo:
+            self._run_all(todo, reused)
+        assert covers(self._done, grid.cells)
+        return Sliced(together(stage.output_fp, self._done), _summed(self._results), len(self._done), reused)
+
+    def _run_all(self, todo: Sequence[Cells], reused: int) -> None:
+        stop = threading.Event()
+        with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="ebbflow-slice") as pool:
+            futures: list[Future[None]] = [
+                pool.submit(self._one, cells, len(todo) + reused, stop) for cells in todo
+            ]
+            done, _ = wait(futures, return_when=FIRST_EXCEPTION)
+            if any(f.exception() is not None for f in done):
+                stop.set()
+                for future in futures:
+                    future.cancel()
+                self.cancel()
+        errors = [e for f in futures if not f.cancelled() and (e := f.exception()) is not None]
+        # the others were cancelled because of the one that failed
+        errors.sort(key=lambda e: isinstance(e, StageCancelledError))
+        if errors:
+            raise errors[0]
+
+    def _one(self, cells: Cells, total: int, stop: threading.Event) -> None:
+        run, stage = self._run, self._run.stage
+        job_id = f"{run.job_id}-{cells[0]}-{cells[1]}"
+        if run.cancelled.is_set() or stop.is_set():
+            raise StageCancelledError(f"{stage.name} was cancelled before all its slices began")
+        fingerprint = self._slicing.fingerprint(stage.output_fp, *cells)
+        attempt = self._store.begin(fingerprint)
+        try:
+            with self._lock:
+                self._jobs.add(job_id)
+            job = self._job(job_id, cells, attempt.uri)
+            # once more: the engine ignores the cancellation of a job that has not reached it yet
+            if run.cancelled.is_set() or stop.is_set():
+                raise StageCancelledError(f"{stage.name} was cancelled before all its slices began")
+            result = self._engine.run(job, lambda p: self._heard(cells, p, total))
+            checkpoint = self._store.commit(
+                attempt, rows=result.rows, columns=result.columns, seconds=result.seconds, sources=run.sources
+            )
+        except BaseException:
+            stop.set()  # here, or this thread would begin another before anybody hears of it
+            self._store.discard(attempt)
+            raise
+        finally:
+            with self._lock:
+                self._jobs.discard(job_id)
+        self._index.add(stage.output_fp, self._slicing.key, cells, fingerprint)
+        run.made.add(fingerprint)
+        with self._lock:
+            self._done[cells] = checkpoint
+            self._results.append(result)
+            fraction = self._fraction()
+        self._tell(SlicesDone(run.job_id, fraction))
+
+    def _job(self, job_id: str, cells: Cells, output_uri: str) -> StageJob:
+        run, stage = self._run, self._run.stage
+        low, high = self._slicing.grid.bounds(*cells)
+        columns = dict(self._slicing.grid.columns)
+        narrow = {table.lower(): columns[alias] for alias, table in self._slicing.tables.items()}
+        part = (cells[1] - cells[0]) / self._slicing.grid.cells
+        relations, largest = [], 0.0
+        for given in run.relations:
+            column = narrow.get(given.name.lower())
+            relation = given
+            if column is not None:
+                relation = self._narrowing.narrowed(given, column, low, high)
+            relations.append(relation)
+            # of a single file the range is a part too, though the file cannot be left out
+            size = relation.bytes * (part if column is not None and relation is given else 1.0)
+            largest = max(largest, size)
+        sql = bound(
+            run.dialect(self._slicing.statement(*cells)),
+            {c.fingerprint: c.relation.columns for c in run.inputs},
+        )
+        return StageJob(
+            job_id,
+            f"{stage.name} [{cells[0]}-{cells[1]} of {self._slicing.grid.cells}]",
+            sql,
+            tuple(relations),
+            output_uri,
+            stage.partitions,
+            split_bytes(largest, run.cores, run.hazard) if largest else 0,
+        )
+
+    def _heard(self, cells: Cells, progress: StageProgress, total: int) -> None:
+        with self._lock:
+            self._progress[cells] = progress
+            known = list(self._progress.values())
+            before = sum(1 for c in self._done if c not in self._progress)
+        each = sum(p.tasks_total for p in known) / len(known)
+        self._tell(
+            StageProgress(
+                round(each * total),
+                sum(p.tasks_done for p in known) + round(each * before),
+                sum(p.tasks_failed for p in known),
+                sum(p.tasks_running for p in known),
+            )
+        )
+
+    def _fraction(self) -> float:
+        return sum(last - first for first, last in self._done) / self._slicing.grid.cells
+
+
+def _summed(results: Sequence[StageResult]) -> StageResult:
+    if not results:
+        return StageResult(0, (), 0.0, 0.0, 0)
+    return replace(
+        results[0],
+        rows=sum(r.rows for r in results),
+        seconds=sum(r.seconds for r in results),
+        task_seconds=sum(r.task_seconds for r in results),
+        tasks=sum(r.tasks for r in results),
+        failed_tasks=sum(r.failed_tasks for r in results),
+        retried_stages=sum(r.retried_stages for r in results),
+        shuffle_bytes=sum(r.shuffle_bytes for r in results),
+        spilled_bytes=sum(r.spilled_bytes for r in results),
+        input_bytes=sum(r.input_bytes for r in results),
+    )

@@ -1,0 +1,47 @@
+"""Checks a result against DuckDB on the same files: an independent engine with an independent optimiser."""
+
+import tempfile
+from pathlib import Path
+
+from ebbflow.infra.errors import EngineError
+from ebbflow.infra.protocols import Checkpoint, StageJob
+from ebbflow.infra.query.duckdb import DuckDbEngine
+from ebbflow.infra.query.results import read_checkpoint, same_rows
+from ebbflow.planners.query.sql.dialect import duckdb_sql
+from ebbflow.tasks.query.planning import Prepared
+
+
+def oracle(prepared: Prepared) -> object:
+    """Return the query's result as a ``pyarrow.Table``, computed by DuckDB as its author wrote it."""
+    import pyarrow.parquet as pq
+
+    query = prepared.planner.parsed.expression
+    relations = prepared.read()
+    engine = DuckDbEngine.start()
+    try:
+        with tempfile.TemporaryDirectory(prefix="ebbflow-oracle-") as folder:
+            uri = f"file://{folder}"
+            engine.confine(relations, [uri], prepared.everything)
+            job = StageJob("oracle", "oracle", duckdb_sql(query), relations, uri)
+            engine.run(job)
+            files = sorted(str(p) for p in Path(folder).glob("*.parquet"))
+            return pq.ParquetDataset(files).read()
+    finally:
+        engine.close()
+
+
+def verify(prepared: Prepared, result: Checkpoint) -> tuple[bool | None, str]:
+    """Compare ``result`` with the oracle's as multisets; return whether they agree, and a sentence.
+
+    ``None`` stands for a query that DuckDB cannot run: it says nothing of a result that is there.
+    """
+    if any(relation.external for relation in prepared.relations.values()):
+        return None, "not compared: DuckDB cannot read the tables of the session's catalogue"
+    try:
+        expected = oracle(prepared)
+    except EngineError as error:
+        return None, f"not compared: DuckDB cannot run the query ({error})"
+    difference = same_rows(read_checkpoint(result), expected)
+    if difference is None:
+        return True, f"equal to DuckDB's result on the same files ({result.rows:,} rows)"
+    return False, f"differs from DuckDB's result: {difference}"

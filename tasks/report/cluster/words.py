@@ -1,0 +1,156 @@
+"""A cluster's report in a few sentences and figures: what a reader wants to know first."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ebbflow.infra.simulation.metrics import UNFAIR
+from ebbflow.tasks.drawing.wording import label_text, money_text, number_text, plural, seconds_text
+from ebbflow.tasks.report.cluster.values import AppRow, ClusterReport, MoneyRow
+
+When = Callable[[float], str]
+"""Writes a moment, s since the Unix epoch."""
+NAME = 80  # characters of a name in a table
+_NAME = 60  # characters of a name in a sentence
+_ALERTS = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """One figure and what it is."""
+
+    value: str
+    label: str
+    tone: str = ""
+
+
+def verdict(report: ClusterReport) -> str:
+    """Return what happened, in two to four sentences."""
+    if not report.apps:
+        return "No app has used the cluster in this time."
+    states = [("finished", "finished"), ("running", "running"), ("waiting", "waiting"), ("stopped", "stopped"),
+              ("failed", "failed"), ("lost", "lost")]  # fmt: skip
+    counts = [(word, sum(app.phase == phase for app in report.apps)) for phase, word in states]
+    said = ", ".join(f"{count} {word}" for word, count in counts if count)
+    sentences = [f"{plural(len(report.apps), 'app')}: {said}."]
+    gone = [change for change in report.changes if change.kind in ("reclaimed", "lost")]
+    if gone:
+        nodes, leases = (
+            sum(len(change.nodes) for change in gone),
+            sum(change.leases for change in report.changes if change.kind in ("notice", "lost")),
+        )
+        sentences.append(
+            f"{plural(nodes, 'node')} {'was' if nodes == 1 else 'were'} taken away with {plural(leases, 'lease')}"
+            f" on {'it' if nodes == 1 else 'them'}; apps went on elsewhere or with another number of GPUs"
+            f" {plural(sum(app.restarts for app in report.apps), 'time')}."
+        )
+    due = [app for app in report.apps if app.deadline_state]
+    if due:
+        kept = sum(app.deadline_state in ("met", "on course") for app in due)
+        missed = sum(app.deadline_state in ("missed", "late") for app in due)
+        if missed:
+            sentences.append(f"{missed} of {plural(len(due), 'deadline')} missed or about to be.")
+        elif kept == len(due):
+            sentences.append(f"All of {plural(len(due), 'deadline')} met or on course." if kept > 1
+                             else "The one deadline is met or on course.")  # fmt: skip
+    if report.fairness.worst is not None:
+        worst, above = report.fairness.worst, report.fairness.above
+        if above:
+            sentences.append(f"{plural(above, 'app')} would have been sooner alone on a fair share.")
+        else:
+            sentences.append(
+                f"No app was worse off than alone on its fair share (worst ρ {number_text(worst)})."
+            )
+    return " ".join(sentences)
+
+
+def cards(report: ClusterReport) -> list[Card]:
+    """Return the figures of the page's head."""
+    found = []
+    done = sum(app.phase == "finished" for app in report.apps)
+    bad = sum(app.phase in ("failed", "lost") for app in report.apps)
+    label = "apps finished" + (f", {bad} failed or lost" if bad else "")
+    found.append(Card(f"{done} of {len(report.apps)}", label, "bad" if bad else ""))
+    fair = report.fairness
+    if fair.worst is not None:
+        worst = report.app(fair.worst_app)
+        who = label_text(worst.label, 24) if worst else ""
+        tone = "bad" if fair.worst > UNFAIR else "good"
+        found.append(Card(f"ρ {number_text(fair.worst)}", f"the worst, {who}; up to 1 is fair", tone))
+    total = report.money.total
+    if total.dollars or total.list_dollars:
+        found.append(Card(money_text(total.dollars), against_list(total)))
+    if total.idle is not None:
+        label = "of GPU time leased"
+        if report.money.idle_dollars >= 0.005:
+            label += f"; the rest cost {money_text(report.money.idle_dollars)}"
+        found.append(Card(percent(1 - total.idle), label))
+    due = [app for app in report.apps if app.deadline_state]
+    if due:
+        kept = sum(app.deadline_state in ("met", "on course") for app in due)
+        missed = any(app.deadline_state in ("missed", "late") for app in due)
+        tone = "bad" if missed else "good" if kept == len(due) else ""
+        found.append(Card(f"{kept} of {len(due)}", "deadlines met or on course", tone))
+    gone = sum(len(c.nodes) for c in report.changes if c.kind in ("reclaimed", "lost"))
+    noticed = sum(len(c.nodes) for c in report.changes if c.kind == "notice")
+    found.append(
+        Card(str(gone), f"{'node' if gone == 1 else 'nodes'} taken away, {plural(noticed, 'notice')}")
+    )
+    said = next((row for row in report.latency if row.name.startswith("a change")), None)
+    said = said or next((row for row in report.latency if row.name.startswith("auction")), None)
+    if said is not None:
+        label = "from a change to new leases" if said.name.startswith("a change") else "to compute an auction"
+        found.append(Card(short(said.p99), f"{label}, 99th percentile"))
+    return found
+
+
+def against_list(row: MoneyRow) -> str:
+    """Return a cost against the same time on-demand, in words."""
+    if row.list_dollars is None:
+        return "spent; an on-demand price is not known"
+    if row.saved is None or abs(row.saved) < 0.005:
+        return f"spent; on-demand {money_text(row.list_dollars)}"
+    word = "less" if row.saved > 0 else "more"
+    return f"spent, {percent(abs(row.saved))} {word} than {money_text(row.list_dollars)} on-demand"
+
+
+def alerts(report: ClusterReport) -> list[str]:
+    """Return what somebody should look at."""
+    found = []
+    for app in report.apps:
+        name = label_text(app.label, _NAME)
+        if app.phase == "failed":
+            found.append(f"{name} has failed{': ' if app.reason else ''}{label_text(app.reason, 200)}")
+        if app.phase == "lost":
+            found.append(
+                f"{name} is lost and was not resumed{': ' if app.reason else ''}{label_text(app.reason, 200)}"
+            )
+        if app.deadline_state == "missed":
+            found.append(f"{name} missed its deadline{_by(app)}")
+        if app.deadline_state == "late":
+            found.append(f"{name} is going to miss its deadline{_by(app)}")
+        if app.budget is not None and app.dollars > app.budget:
+            found.append(f"{name} has cost {money_text(app.dollars)} of a budget of {money_text(app.budget)}")
+    limits = {
+        a.pipeline: a.pipeline_budget for a in report.apps if a.pipeline and a.pipeline_budget is not None
+    }
+    for pipeline, limit in limits.items():
+        paid = sum(app.dollars for app in report.apps if app.pipeline == pipeline)
+        if paid > limit:
+            name = label_text(pipeline, _NAME)
+            found.append(f"pipeline {name} has cost {money_text(paid)} of a budget of {money_text(limit)}")
+    rest = len(found) - _ALERTS
+    return found[:_ALERTS] + ([f"and {rest} more"] if rest > 0 else [])
+
+
+def _by(app: AppRow) -> str:
+    return f" by {seconds_text(-app.margin)}" if app.margin is not None and app.margin < 0 else ""
+
+
+def percent(share: float) -> str:
+    """Return a share as ``82 %``."""
+    return f"{share:.0%}".replace("%", " %")
+
+
+def short(seconds: float) -> str:
+    """Return a short time: ``3.2 ms`` below a tenth of a second."""
+    return f"{seconds * 1000:.1f} ms" if seconds < 0.1 else seconds_text(seconds)

@@ -1,0 +1,139 @@
+"""One training run as one page, and as lines on a console."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from ebbflow.tasks.drawing.charts import lines_svg
+from ebbflow.tasks.drawing.wording import count_text, number_text, plural, printable, seconds_text, shorten
+from ebbflow.tasks.report.query import page
+from ebbflow.tasks.training.report import GenerationReport, PointReport, TrainingReport
+
+_WIDE, _NARROW = 980.0, 380.0
+_STATE = {"finished": "bold green", "stopped": "bold yellow", "failed": "bold red"}
+
+
+def training_html(report: TrainingReport) -> str:
+    """Return ``report`` as one self-contained page; all text from the report is escaped."""
+    pictures: dict[str, str] = {}
+    keys = []
+    for key, draw in _pictures(report):
+        keys.append(key)
+        pictures[f"{key}-wide"], pictures[f"{key}-narrow"] = draw(_WIDE), draw(_NARROW)
+    return page(
+        "run.html.j2",
+        pictures,
+        report=report,
+        keys=keys,
+        metrics={n: number_text(v) if v is not None else "–" for n, v in report.final_metrics.items()},
+        placements={g.number: placement_text(g) for g in report.generations},
+        gaps=[g.gap_seconds for g in report.generations if g.gap_seconds is not None],
+        dollars=f"{report.dollars:.4f}" if report.price else "",
+        throughput=report.mean("throughput"),
+        goodput=report.mean("goodput"),
+    )
+
+
+def _pictures(report: TrainingReport) -> list[tuple[str, Callable[[float], str]]]:
+    """Return what draws each picture at a width; those without points are left out."""
+    found: list[tuple[str, Callable[[float], str]]] = []
+
+    def draw(key: str, title: str, unit: str, lines: dict[str, list[tuple[float, float]]]) -> None:
+        shown = {name: line for name, line in lines.items() if line}
+        if shown:
+            found.append(
+                (key, lambda width: lines_svg(title, shown, label="seconds", unit=unit, width=width))
+            )
+
+    series = report.series
+    speed = {"throughput": _line(series, "throughput"), "goodput": _line(series, "goodput")}
+    draw(
+        "speed",
+        "Examples a second; goodput counts those worth as much at the initial batch",
+        "examples/s",
+        speed,
+    )
+    draw("gpus", "GPUs: of all nodes that are there, and in use", "GPUs", _capacity(report))
+    draw("batch", "Batch, and the gradient's noise scale", "examples",
+         {"batch": _line(series, "batch"), "noise scale": _line(series, "noise_scale")})  # fmt: skip
+    draw("loss", "Loss of the training batches", "", {"loss": _line(series, "loss")})
+    names = dict.fromkeys(m.name for m in report.metrics)
+    metrics = {
+        n: [(m.at, m.value) for m in report.metrics if m.name == n and m.value is not None] for n in names
+    }
+    draw("metrics", "What the script reported", "", metrics)
+    return found
+
+
+def _line(series: Sequence[PointReport], name: str) -> list[tuple[float, float]]:
+    return [(point.at, float(value)) for point in series if (value := getattr(point, name)) is not None]
+
+
+def _capacity(report: TrainingReport) -> dict[str, list[tuple[float, float]]]:
+    there: list[tuple[float, float]] = []
+    used: list[tuple[float, float]] = []
+    ends = [point.at for point in report.capacity[1:]] + [report.seconds]
+    for point, end in zip(report.capacity, ends, strict=False):
+        there += [(point.at, point.rented), (end, point.rented)]
+        used += [(point.at, point.used), (end, point.used)]
+    return {"there": there, "in use": used}
+
+
+def placement_text(generation: GenerationReport) -> str:
+    """Return ``3 GPUs: node-1 2, node-3 1``."""
+    return f"{plural(generation.gpus, 'GPU')}: " + ", ".join(
+        f"{s.node} {s.slots}" for s in generation.placement
+    )
+
+
+def print_training(report: TrainingReport, console: Console) -> None:
+    """Print what happened."""
+    head = Text.assemble(
+        (report.state, _STATE[report.state]), f" after {seconds_text(report.seconds)}: ",
+        f"{plural(report.steps, 'step')}, {plural(len(report.generations), 'generation')}",
+    )  # fmt: skip
+    console.print(head)
+    if report.state != "finished" and report.reason not in ("", "stop"):  # the head says as much
+        console.print(Text(printable(report.reason)), soft_wrap=True)
+    if report.failure and report.failure.advice:
+        console.print(Text(printable(report.failure.advice), style="italic"), soft_wrap=True)
+    if report.final_metrics:
+        said = ", ".join(
+            f"{n} {number_text(v)}" if v is not None else n for n, v in report.final_metrics.items()
+        )
+        console.print(f"metrics: {printable(said)}", highlight=False, soft_wrap=True)
+    figures = [f"lost steps: {report.lost_steps}", f"GPU time: {seconds_text(report.gpu_seconds)}"]
+    for name in ("throughput", "goodput"):
+        if (mean := report.mean(name)) is not None:
+            figures.append(f"{name}: {count_text(mean)} examples/s")
+    if report.state != "finished" and report.saved_step is not None:
+        figures.append(f"saved: step {report.saved_step}")
+    if report.skipped_steps:
+        figures.append(f"skipped steps: {report.skipped_steps}")
+    if report.price:
+        figures.append(f"cost: ${report.dollars:.4f}")
+    console.print(" · ".join(figures), highlight=False, soft_wrap=True)
+    for text in report.unusable:
+        console.print(Text(printable(f"checkpoint that cannot be used: {text}")), soft_wrap=True)
+    if report.spilled is not None:
+        console.print(Text(printable(f"{report.spilled}"), style="bold red"), soft_wrap=True)
+    if report.state == "failed" and report.generations:
+        where = Path(report.folder) / "logs" / f"generation-{report.generations[-1].number}"
+        if where.is_dir():
+            console.print(f"what the processes wrote: {where}", highlight=False, soft_wrap=True)
+    if len(report.generations) > 1:
+        console.print(_generations(report))
+
+
+def _generations(report: TrainingReport) -> Table:
+    table = Table("", "GPUs", "steps", "lost", "pause", "end", "what followed", box=None, header_style="bold")
+    for g in report.generations:
+        done = f"{max(g.first_step, 0)}-{g.last_step}" if g.first_step >= 0 else "–"
+        why = f"{g.kind}: {g.failure.reason}" if g.failure else g.kind
+        gap = seconds_text(g.gap_seconds) if g.gap_seconds is not None else ""
+        followed = Text(printable(shorten(g.decision, 60)))
+        table.add_row(str(g.number), str(g.gpus), done, str(g.lost_steps or ""), gap, why, followed)
+    return table

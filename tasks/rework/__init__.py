@@ -1,1 +1,0 @@
-"""What losing parameters costs: SCAR's evaluation made again on models that a CPU trains in seconds."""

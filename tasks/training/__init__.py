@@ -1,0 +1,1 @@
+"""One training: request, driver, supervisor, report; alone or as an app of a cluster."""

@@ -1,0 +1,190 @@
+"""A training on a pool of the cluster's fleet: ``ebbflow train script.py --nodes aws:POOL:NODESxGPUS``.
+
+It uses the instances that are there and free; how many there are is the fleet's business (``ebbflow fleet grow``). An
+instance that comes later takes the place of one that has left.
+"""
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NoReturn
+
+from ebbflow.infra.aws.capacity import AwsCapacity, Untold
+from ebbflow.infra.aws.train_nodes import FORM, LOGS, NEVER, AwsNodes
+from ebbflow.infra.clock import Clock, SystemClock
+from ebbflow.infra.errors import ClusterError
+from ebbflow.infra.protocols import Decide, Trainer, TrainingJob
+from ebbflow.infra.storage.filesystems import translated
+from ebbflow.infra.storage.places import Place
+from ebbflow.infra.training.launcher.trainer import TorchTrainer
+from ebbflow.infra.training.process.channel import Report, RunSettings
+from ebbflow.planners.errors import OptionError
+from ebbflow.planners.hazard import hazard
+from ebbflow.planners.model.fleet import family
+from ebbflow.tasks.fleet.request import FleetRequest
+from ebbflow.tasks.fleet.steps import Opened, opened
+from ebbflow.tasks.training.driver import Handle
+from ebbflow.tasks.training.listening import TrainingListener
+from ebbflow.tasks.training.report import TrainingReport
+from ebbflow.tasks.training.request import TrainingRequest
+
+_LOOK = 5.0  # seconds between looks for instances that have come
+_REFRESH = (
+    3.0  # seconds between looks at the pool: so long a run may wait for the word that an instance is gone
+)
+
+
+class NoFaults:
+    """Scripted faults are for nodes of this machine."""
+
+    def _refuse(self, *_: object) -> NoReturn:
+        raise ClusterError("scripted faults are for nodes of this machine: --nodes local:NODESxGPUS")
+
+    kill = notice = freeze = thaw = _refuse
+
+
+class ShippingTrainer(TorchTrainer):
+    """A launcher whose nodes share no folder with it: the script goes into the run's folder on S3."""
+
+    def __init__(self, pool: AwsNodes, region: str, **options: Any) -> None:
+        super().__init__(pool, **options)
+        self._region = region
+
+    def launch(self, job: TrainingJob, placement: Mapping[str, int]) -> None:
+        """Start the run; see ``TorchTrainer``. Raises ``StorageError`` too."""
+        super().launch(shipped(job, self._region), placement)
+
+
+class AwsSite:
+    """Nodes on instances of one pool. A ``Site``; ``handle`` must be the run's, for new instances to be used.
+
+    Raises ``OptionError`` for a pool that the cluster does not have.
+    """
+
+    def __init__(self, request: TrainingRequest, cluster: Opened, clock: Clock | None = None) -> None:
+        self._clock = clock or SystemClock()
+        self._count, self._slots = len(request.placement), max(request.placement.values())
+        self._pool, self._cluster = request.pool, cluster
+        self._least, self._most = request.min_gpus, request.most_gpus
+        if family(self._pool) not in cluster.settings.pools:
+            known = ", ".join(cluster.settings.pools) or "none"
+            raise OptionError(f"there is no pool {self._pool!r} in this cluster; there are {known}")
+        # the queue has one reader, the fleet's loop: what it hears is in the fleet's state, and the training is told
+        # by a node's own agent
+        self._capacity = AwsCapacity(
+            cluster.control,
+            Untold(),
+            hazard=hazard,
+            pools=[self._pool],
+            refresh=_REFRESH,
+            clock=self._clock,
+        )
+        self._nodes = AwsNodes(cluster.runner(FORM), self._capacity, clock=self._clock)
+        self._stop = threading.Event()
+        self._follower: threading.Thread | None = None
+
+    @property
+    def nodes(self) -> NoFaults:
+        """See ``Site``."""
+        return NoFaults()
+
+    def trainer(self, request: TrainingRequest, decide: Decide, hear: Callable[[Report], None]) -> Trainer:
+        """See ``Site``."""
+        return ShippingTrainer(
+            self._nodes,
+            self._cluster.settings.region,
+            logs=Path(LOGS) / request.id,
+            decide=decide,
+            patience=max(request.wait_limit, 1e-3),
+            form=FORM,
+            on_report=hear,
+        )
+
+    def go_on(
+        self, trainer: Trainer, folder: str, placement: Mapping[str, int], settings: RunSettings
+    ) -> None:
+        """See ``Site``."""
+        trainer.resume(folder, placement, settings)  # type: ignore[attr-defined]
+
+    def handle(self, patience: float) -> Handle:
+        """Return the run's nodes: as many as are free, once they are enough, and from then on those that come.
+
+        Raises ``ClusterError`` when they are not enough within ``patience`` seconds, and ``EngineUnavailableError``.
+        """
+        end = self._clock.now() + patience
+        while (free := min(self._count, self._free())) * self._slots < self._least or not free:
+            if self._clock.now() >= end:
+                more = f"let it grow: ebbflow fleet grow {self._pool} {self._count}"
+                if "/" in self._pool:
+                    more = (
+                        "a gang does not grow: ebbflow fleet status shows it, ebbflow fleet gang starts one"
+                    )
+                raise ClusterError(
+                    f"the pool {self._pool} has {free} free instances with {self._slots} slots, and the run needs "
+                    f"{self._least} slots to begin with; {more}"
+                )
+            self._clock.wait(self._stop, min(_LOOK, max(0.0, end - self._clock.now())))
+        names = [f"node-{number}" for number in range(1, free + 1)]
+        handle = Handle(dict.fromkeys(names, self._slots), self._most, self._least)
+        self._follower = threading.Thread(target=self._follow, args=(handle,), daemon=True)
+        self._follower.start()
+        return handle
+
+    def close(self) -> None:
+        """Let go of everything; instances stay. May be called twice."""
+        self._stop.set()
+        if self._follower is not None:
+            self._follower.join(60.0)
+        self._nodes.close()
+        self._capacity.close()
+
+    def __enter__(self) -> "AwsSite":
+        self._capacity.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _free(self) -> int:
+        """Return how many instances are free and large enough."""
+        return sum(size >= self._slots for size in self._nodes.placement().values())
+
+    def _follow(self, handle: Handle) -> None:
+        """Take instances that come in, up to the number that was asked for."""
+        while not self._clock.wait(self._stop, _LOOK):
+            there = handle.nodes.there()
+            waiting = sum(self._nodes.lost(name) == NEVER for name in there)
+            more = min(self._count - len(there), self._free() - waiting)
+            if more > 0:
+                handle.nodes.add(more)
+
+
+def train_on_aws(
+    request: TrainingRequest,
+    listener: TrainingListener | None = None,
+    *,
+    fleet: FleetRequest | None = None,
+    resume: bool = False,
+    clock: Clock | None = None,
+    seed: int = 0,
+) -> TrainingReport:
+    """Run ``request`` on the pool that its ``nodes`` name; see ``run_training``. ``fleet`` says which cluster."""
+    from ebbflow.tasks.training.run import run_training
+
+    with opened(fleet or FleetRequest(), clock) as cluster, AwsSite(request, cluster, clock) as site:
+        handle = site.handle(request.wait_limit)
+        return run_training(
+            request, listener, resume=resume, site=site, handle=handle, clock=clock, seed=seed
+        )
+
+
+def shipped(job: TrainingJob, region: str) -> TrainingJob:
+    """Return the job as nodes elsewhere can run it, its script put into the run's folder. Raises ``StorageError``."""
+    job = replace(job, environment={"AWS_REGION": region, **job.environment})
+    if "://" in job.script:
+        return job
+    place, name = Place(f"{job.folder.rstrip('/')}/script"), Path(job.script).name
+    with translated(f"put the script into {place.uri}"):
+        place.write(name, Path(job.script).read_bytes())
+    return replace(job, script=place.uri_of(name))

@@ -1,0 +1,156 @@
+"""Follows a launched run until it ends: events, nodes that come and go, interrupts."""
+
+import threading
+from collections.abc import Mapping, Sequence
+
+from ebbflow.infra.protocols import Trainer, TrainingEvent, TrainingStatus
+from ebbflow.planners.training.failures.canary import CanaryPlan
+from ebbflow.tasks.training.capacity import Nodes
+from ebbflow.tasks.training.faults import FaultSchedule
+from ebbflow.tasks.training.listening import TrainingListener
+from ebbflow.tasks.training.recorder import Book
+from ebbflow.tasks.training.supervisor import Supervisor
+
+LOOK_EVERY = 0.2  # s
+
+
+class Handle:
+    """Lets another thread say which nodes a run has, and end it."""
+
+    def __init__(self, nodes: Nodes | Mapping[str, int], most: int = 1, least: int = 1) -> None:
+        self.nodes = nodes if isinstance(nodes, Nodes) else Nodes(nodes, most, least)
+        self.deadline: float | None = (
+            None  # of a stop, seconds since the Unix epoch; None: the run's own grace
+        )
+        self._stop = threading.Event()
+
+    def stop(self, deadline: float | None = None) -> None:
+        """Ask the run to save and leave before ``deadline`` (seconds since the Unix epoch), or within its grace."""
+        self.deadline = deadline
+        self._stop.set()
+
+    @property
+    def stopped(self) -> bool:
+        """Tell whether the run has been asked to leave."""
+        return self._stop.is_set()
+
+
+def own_events(trainer: Trainer, after: int) -> Sequence[TrainingEvent]:
+    """Return the launcher's events with numbers above ``after``, without those of launchers before it."""
+    events = trainer.events(after)
+    begun = max((place for place, event in enumerate(events, 1) if event.kind == "launched"), default=0)
+    return events[begun:]
+
+
+class Driver:
+    """Follows a launched run until it ends."""
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        handle: Handle,
+        supervisor: Supervisor,
+        book: Book,
+        canary: CanaryPlan | None,
+        listener: TrainingListener,
+    ) -> None:
+        self._trainer, self._handle, self._nodes = trainer, handle, handle.nodes
+        self._supervisor, self._book, self._canary, self._listener = supervisor, book, canary, listener
+        self._read = 0
+        self._interrupts = 0
+        self._stopping = False
+        self._leaving = False  # the generation that runs is being stopped, or has lost a node
+        self._asked: dict[str, int] | None = None  # placement that was asked for last
+
+    def drive(self, faults: FaultSchedule) -> TrainingStatus:
+        """Return where the run stands when it has ended."""
+        while True:
+            try:
+                while (status := self._trainer.wait(LOOK_EVERY)).state not in (
+                    "finished",
+                    "stopped",
+                    "failed",
+                ):
+                    self._look(status, faults)
+                self._look(status, faults)
+                self._close_book(status)
+                return status
+            except KeyboardInterrupt:
+                self._interrupted()
+
+    def add(self, count: int) -> None:
+        """Take more nodes in."""
+        self._nodes.add(count)
+
+    def remove(self, count: int) -> None:
+        """Give nodes back, the newest first."""
+        self._nodes.remove(self._nodes.newest(count))
+
+    def _reconcile(self, status: TrainingStatus) -> None:
+        """Ask for the nodes that are there, unless the end of a generation is about to settle that anyway."""
+        settled = status.state == "waiting" or (status.state == "running" and not self._leaving)
+        if not settled:
+            return
+        if self._supervisor.trying:
+            self._cut_trial_short(status)
+            return
+        wanted = self._supervisor.wanted()
+        if wanted is None:
+            return
+        if wanted == status.placement and status.state == "running":
+            self._asked = None
+        elif wanted != self._asked:
+            self._asked = wanted
+            self._trainer.resize(wanted, self._nodes.deadline(wanted))
+
+    def _cut_trial_short(self, status: TrainingStatus) -> None:
+        """End a trial some of whose nodes are to be left; what it has shown by then has to do."""
+        there = self._nodes.there()
+        if status.state == "running" and any(there.get(n, 0) < k for n, k in status.placement.items()):
+            self._trainer.end_generation(status.generation, "its nodes are to be left")
+
+    def _look(self, status: TrainingStatus, faults: FaultSchedule) -> None:
+        if self._handle.stopped and not self._stopping:
+            self._stopping = True
+            self._trainer.stop(self._handle.deadline)
+        for event in own_events(self._trainer, self._read):
+            self._read = event.number
+            if (
+                event.kind == "started"
+                and not self._supervisor.trying
+                and event.generation > self._supervisor.tried
+            ):
+                faults.begin()
+            if event.kind == "generation":
+                self._leaving, self._asked = False, None
+            elif event.kind in ("node-notice", "node-lost", "stop-requested", "stopped", "hang"):
+                self._leaving = True
+            if event.kind == "node-notice":
+                self._supervisor.noticed(str(event.content.get("node", "")))
+            elif event.kind == "straggler" and isinstance(target := event.content.get("target"), Mapping):
+                self._nodes.remove([str(event.content.get("node", ""))])
+                self._nodes.adopt({str(name): int(slots) for name, slots in target.items()})
+            self._book.event(event)
+        if status.end is not None and status.generation > status.end.generation:
+            self._book.close(status.end)  # of which nobody asked what follows: it was told before
+        running = status.state in ("running", "stopping", "starting")
+        used = sum(status.placement.values()) if running else 0
+        self._book.capacity(max(self._nodes.slots, used), used)
+        self._reconcile(status)
+        self._listener.tick()
+        if self._canary is not None and self._supervisor.trying and self._book.now > self._canary.limit:
+            self._supervisor.canary_is_late()
+            self._trainer.end_generation(status.generation, "the trial is over its limit")
+
+    def _interrupted(self) -> None:
+        self._interrupts += 1
+        if self._interrupts > 1:
+            self._trainer.close()
+        else:
+            self._book.say("interrupted", "saving and leaving; again to leave at once")
+            self._trainer.stop()
+
+    def _close_book(self, status: TrainingStatus) -> None:
+        """Write the last generation down where nobody was asked what follows it."""
+        if status.end is not None:
+            self._book.close(status.end)

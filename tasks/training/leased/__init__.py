@@ -1,0 +1,1 @@
+"""A training as an app of a cluster, on GPUs that it leases."""

@@ -1,0 +1,297 @@
+"""A training as an app of the cluster: it runs on the GPUs that it has leases on, and nowhere else."""
+
+import threading
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+from ebbflow.infra.clock import Clock
+from ebbflow.infra.errors import TrainingError
+from ebbflow.infra.ledger import Ledger
+from ebbflow.infra.storage.locks import TTL, RunLock
+from ebbflow.infra.training.launcher.journal import Journal
+from ebbflow.infra.training.process.channel import Report
+from ebbflow.planners.errors import OptionError
+from ebbflow.planners.model.ledger import AppPhase, AppSpec
+from ebbflow.tasks.apps.agent import AppAgent, Pace
+from ebbflow.tasks.apps.lease_table import Rules
+from ebbflow.tasks.apps.specs import held_to
+from ebbflow.tasks.drawing.wording import plural
+from ebbflow.tasks.training.driver import Handle
+from ebbflow.tasks.training.leased.enforcer import Warden
+from ebbflow.tasks.training.leased.metrics import Figures
+from ebbflow.tasks.training.leased.nodes import LeasedNodes
+from ebbflow.tasks.training.leased.site import LeasedSite, MakePool, MakeTrainer, await_end_of_earlier
+from ebbflow.tasks.training.leased.stints import together
+from ebbflow.tasks.training.listening import Fan, Silent, TrainingListener
+from ebbflow.tasks.training.report import EventReport, RunState, TrainingReport
+from ebbflow.tasks.training.request import TrainingRequest
+from ebbflow.tasks.training.run import run_training, write_report
+from ebbflow.tasks.tuning.trial import recorded
+
+LEAVING = 3.0  # s before a deadline by which a run that stops has to be saved; what is left then is still to be ended
+_LEAST = 1.0  # s to save in, however late it is
+_LOOK = 0.25  # s between looks for leases
+_FRUITLESS = (
+    20  # attempts in a row that nodes were lost in without a step won, after which a training has failed
+)
+
+
+def run_training_app(
+    request: TrainingRequest,
+    spec: AppSpec,
+    ledger: Ledger,
+    pool: MakePool,
+    listener: TrainingListener | None = None,
+    *,
+    clock: Clock | None = None,
+    seed: int = 0,
+    stop: threading.Event | None = None,
+    save: float | None = None,
+    rules: Rules | None = None,
+    pace: Pace | None = None,
+    make: MakeTrainer | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> TrainingReport:
+    """Run ``request`` as the app of ``spec`` to its end and return what happened, over all its stretches.
+
+    It enters the ledger, waits for leases, trains on them, follows them as they change (saving and leaving before a
+    lease's deadline), waits saved where it has lost too many, and goes on when there are enough again. An app that
+    has run before under this id goes on from its newest checkpoint, once nothing of its earlier self is left.
+
+    Args:
+        request: what to run; its id and GPUs are those of ``spec``, its nodes those of the leases.
+        spec: what the app asks for; see ``specs.training_spec``.
+        ledger: the cluster's.
+        pool: makes pools of the cluster's nodes, such as ``lambda: fleet.nodes_for(spec.id)``.
+        listener: hears what happens.
+        clock: the ledger's unless given.
+        seed: of the jitter of delays.
+        stop: set by others to let it save and leave; its state is then ``stopped``, and it can be resumed.
+        save: seconds that it then gets at most, where that is less than the request's ``grace``.
+        rules: when leases count as over.
+        pace: of the agent.
+        make, options: of the launcher; see ``LeasedSite``.
+
+    Raises:
+        RunLockedError: another process runs this app.
+        EbbflowError: it could not begin; how a training ended, the report says.
+    """
+    request = held_to(request, spec)
+    clock = clock or ledger.clock
+    if (done := _finished(request, clock.now())) is not None:
+        with AppAgent(ledger, spec, clock, rules=rules, pace=pace) as agent:
+            agent.moved("finished", "it had finished before")
+        return done
+    told = _Told(listener or Silent(), clock)
+    agent = AppAgent(
+        ledger,
+        spec,
+        clock,
+        rules=rules,
+        pace=pace,
+        tell=lambda text: told.say("ledger", text),
+        lock=RunLock(f"{request.run_folder}/app", spec.id, clock=clock),
+        lock_wait=TTL + 15.0 if "://" in request.folder else 0.0,
+        settle=lambda: await_end_of_earlier([request], pool, clock),
+    )
+    with agent, Warden(agent, clock) as warden:
+        figures = Figures()
+        heard = Heard(agent, figures)
+        site = LeasedSite(pool, agent, warden, heard, clock, make=make, options=options)
+        app = _App(request, agent, figures, site, told, clock, stop or threading.Event(), save, seed)
+        report = app.run()
+        agent.moved(_PHASES[report.state], report.reason)
+        agent.figures(**figures.fields(holding=False))
+    return report
+
+
+_PHASES: Mapping[str, AppPhase] = {"finished": "finished", "stopped": "stopped", "failed": "failed"}
+
+
+class Heard:
+    """Passes what processes say to the app's reports."""
+
+    def __init__(self, agent: AppAgent, figures: Figures) -> None:
+        self._agent, self._figures = agent, figures
+
+    def __call__(self, report: Report) -> None:
+        self._figures.hear(report)
+        if report.kind == "checkpoint" and "uri" in report.content:
+            self._agent.saved(str(report.content["uri"]), report.step)
+        self._agent.figures(**self._figures.fields())
+
+
+class _Told:
+    """Passes on what the app itself has to say, as events of its training."""
+
+    def __init__(self, listener: TrainingListener, clock: Clock) -> None:
+        self.listener, self._clock = listener, clock
+        self.begun = clock.now()
+
+    def say(self, kind: str, text: str) -> None:
+        self.listener.event(EventReport(self._clock.now() - self.begun, kind, text))
+
+
+class _App(Silent):
+    """One app: stretches of training, and waits between them. Listens to its own training."""
+
+    def __init__(
+        self,
+        request: TrainingRequest,
+        agent: AppAgent,
+        figures: Figures,
+        site: LeasedSite,
+        told: _Told,
+        clock: Clock,
+        stop: threading.Event,
+        save: float | None,
+        seed: int,
+    ) -> None:
+        self._request, self._agent, self._figures, self._site = request, agent, figures, site
+        self._told, self._clock, self._stop, self._save, self._seed = told, clock, stop, save, seed
+        self._nodes = LeasedNodes(agent.book, request.most_gpus, request.min_gpus, clock)
+        self._handle = Handle(self._nodes)
+        self._yielded = ""  # why the present stretch was ended
+        self._lost = False  # a node, in the present stretch
+        self._fruitless = 0
+        self._reports: list[TrainingReport] = []
+
+    def run(self) -> TrainingReport:
+        """Train to the end."""
+        why = "no lease so far"
+        while self._await_leases(why):
+            report = self._stretch()
+            if report is None:  # what it was about to run on went before it began
+                continue
+            self._reports.append(report)
+            if not (self._yielded and report.state == "stopped") or self._stop.is_set():
+                break
+            why = self._yielded
+            self._check_fruitless(report)
+        else:
+            why = f"stopped while it waited for GPUs: {why}"
+            self._reports.append(without_training(self._request, "stopped", why, self._clock.now()))
+        report = together(self._reports)
+        if len(self._reports) > 1:
+            write_report(report, self._request)  # in place of the last stretch's
+        return report
+
+    # --- waiting --------------------------------------------------------------------------------------------
+
+    def _await_leases(self, why: str) -> bool:
+        """Wait until there are leases to run on; tell whether there are. False: somebody wants the app to end."""
+        since = self._clock.now()
+        wanted = plural(self._nodes.least, "GPU")
+        at = datetime.fromtimestamp(since, UTC).strftime("%H:%M:%S UTC")
+        reason = f"waits for {wanted} since {at}: {why}"
+        first = True
+        while not self._stop.is_set():
+            if self._nodes.placement() is not None and self._agent.away is None:
+                return True
+            if first:
+                first = False
+                self._agent.moved("waiting", reason)
+                self._told.say("waiting", reason)
+            self._agent.figures(message=reason, **self._figures.fields(holding=False))
+            self._agent.wait(_LOOK)
+        return False
+
+    # --- training -------------------------------------------------------------------------------------------
+
+    def _stretch(self) -> TrainingReport | None:
+        """Train on the leases that there are until the training ends, or too few are left."""
+        request = self._priced()
+        self._handle = Handle(self._nodes)
+        self._yielded, self._lost = "", False
+        gpus = plural(self._nodes.slots, "GPU")
+        self._agent.moved("running", f"on {gpus}")
+        self._agent.figures(message="")
+        try:
+            return run_training(
+                request,
+                Fan(self, self._told.listener),
+                resume=request.launched,
+                known=True,
+                site=self._site,
+                handle=self._handle,
+                clock=self._clock,
+                seed=self._seed,
+            )
+        except OptionError:
+            if self._nodes.placement() is None:
+                return None
+            raise
+
+    def _priced(self) -> TrainingRequest:
+        """Return the request with what a GPU of the leases costs on average."""
+        leases = self._agent.book.allowed()
+        price = sum(lease.price for lease in leases) / len(leases) if leases else 0.0
+        # the word to begin again is spent once there is a checkpoint again
+        restart = self._request.restart and all(report.saved_step is None for report in self._reports)
+        return replace(self._request, price=price, restart=restart)
+
+    def _check_fruitless(self, report: TrainingReport) -> None:
+        won = any(g.last_step > g.first_step >= 0 for g in report.generations)
+        self._fruitless = self._fruitless + 1 if self._lost and not won else 0
+        if self._fruitless >= _FRUITLESS:
+            raise TrainingError(
+                f"nodes were lost {_FRUITLESS} times in a row before a step was done: {report.reason}"
+            )
+
+    # --- what happens while it trains -----------------------------------------------------------------------
+
+    def tick(self) -> None:
+        """Let the training save and leave where too few GPUs are left for it, or somebody wants that."""
+        if self._handle.stopped:
+            return
+        if self._stop.is_set():
+            save = self._save
+            if save is None or save >= self._request.grace:
+                self._handle.stop()
+            else:
+                self._handle.stop(self._clock.now() + save)
+        elif self._nodes.placement() is None:
+            left = self._nodes.slots
+            self._yielded = f"{plural(left, 'GPU')} left of the {self._nodes.least} that it needs"
+            by = self._nodes.deadline({})
+            now = self._clock.now()
+            self._handle.stop(None if by is None else max(by - LEAVING, now + _LEAST))
+
+    def event(self, event: EventReport) -> None:
+        """Write down what becomes of nodes, where the ledger does not know it."""
+        if event.kind == "node-lost":
+            self._lost = True
+            self._agent.decided(
+                "recovery",
+                f"{event.text}; the training goes on with what is left",
+                inputs={"node": event.node},
+                outcome={"lost": event.node},
+            )
+        elif event.kind in ("failure", "canary", "decision"):
+            self._agent.figures(message=event.text[:500])
+
+
+def _finished(request: TrainingRequest, now: float) -> TrainingReport | None:
+    """Return the report of a run of this id that has finished, but whose app did not live to say so."""
+    if not request.launched or Journal(request.run_folder).read_run()[2] != "finished":
+        return None
+    reason = "it had finished before"
+    done = recorded(request) or without_training(request, "finished", reason, now)
+    return done if done.state == "finished" else replace(done, state="finished", reason=reason)
+
+
+def without_training(request: TrainingRequest, state: RunState, reason: str, now: float) -> TrainingReport:
+    """Return the report of an app that did not train."""
+    return TrainingReport(
+        id=request.id,
+        script=request.script,
+        folder=request.run_folder,
+        started=now,
+        seconds=0.0,
+        state=state,
+        reason=reason,
+        arguments=request.arguments,
+        title=request.title,
+    )

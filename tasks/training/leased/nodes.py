@@ -1,0 +1,301 @@
+"""The nodes of one training, as its leases have them; and a pool that starts nothing without a lease."""
+
+import threading
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+from math import floor
+
+from ebbflow.infra.clock import Clock
+from ebbflow.infra.errors import LeaseError
+from ebbflow.infra.training.channel.wire import Entry
+from ebbflow.infra.training.launcher.pool import Admit, NodePool, nobody
+from ebbflow.planners.model.ledger import Lease
+from ebbflow.tasks.apps.lease_table import LeaseBook
+from ebbflow.tasks.training.capacity import Nodes, Placement
+
+_AVOID = 15.0  # s for which a node that was lost is left alone; longer each time
+_MOST_AVOID = 300.0
+_ENDING = 20.0  # s that processes of a node get to be gone once it was ended, before others wait no longer
+_TELLING = 10.0  # s for the ledger to hear of a pool before a node of it is started
+_LOOK = 0.1  # s between looks for them
+
+Numbers = Callable[[], Collection[int] | None]
+
+
+def _all() -> None:
+    return None
+
+
+@dataclass(slots=True)
+class _Loss:
+    leases: frozenset[int]  # that the node had
+    until: float
+    times: int
+
+
+class Avoided:
+    """Nodes that were lost lately: they are left alone for a while, unless they come with new leases.
+
+    Whether a node is there the ledger says, some time later. Safe for several threads.
+    """
+
+    def __init__(self, book: LeaseBook, clock: Clock) -> None:
+        self._book, self._clock = book, clock
+        self._lock = threading.Lock()
+        self._losses: dict[str, _Loss] = {}
+
+    def lost(self, names: Iterable[str]) -> None:
+        """Take note that nodes are lost; each time they are left alone for longer."""
+        now = self._clock.now()
+        leases = self._book.leases
+        with self._lock:
+            for name in names:
+                mine = frozenset(lease.number for lease in leases if lease.node == name)
+                before = self._losses.get(name)
+                if before is not None and now < before.until and before.leases == mine:
+                    continue  # told twice
+                times = before.times + 1 if before is not None and before.leases & mine else 0
+                until = now + min(_AVOID * 2.0 ** min(times, 30), _MOST_AVOID)
+                self._losses[name] = _Loss(mine, until, times)
+
+    def without(self, leases: Iterable[Lease]) -> tuple[Lease, ...]:
+        """Return the leases whose nodes are not to be avoided now."""
+        found = tuple(leases)
+        by_node: dict[str, set[int]] = {}
+        for lease in found:
+            by_node.setdefault(lease.node, set()).add(lease.number)
+        now = self._clock.now()
+        with self._lock:
+            avoided = {
+                name
+                for name, numbers in by_node.items()
+                if (loss := self._losses.get(name)) is not None
+                and now < loss.until
+                and numbers <= loss.leases
+            }
+        return tuple(lease for lease in found if lease.node not in avoided)
+
+
+class LeasedNodes(Nodes):
+    """Which nodes a training has: those of its leases, without those that it lost lately. A node keeps its name.
+
+    Args:
+        book: the app's leases.
+        most, least: GPUs that the training uses at most, and without which it does not run.
+        clock: the app's.
+        among: returns the leases that are this training's, of an app with several; ``None``: all.
+        avoided: nodes that were lost lately, by any training of the app.
+    """
+
+    def __init__(
+        self,
+        book: LeaseBook,
+        most: int,
+        least: int,
+        clock: Clock,
+        among: Numbers = _all,
+        avoided: Avoided | None = None,
+    ) -> None:
+        super().__init__({}, most, least)
+        self._book, self._among = book, among
+        self._avoided = avoided or Avoided(book, clock)
+        self._blamed: frozenset[str] = frozenset()
+
+    @property
+    def slots(self) -> int:
+        """Return the GPUs of all nodes that are there."""
+        return sum(self.there().values())
+
+    @property
+    def least(self) -> int:
+        """Return the GPUs without which the training does not run."""
+        return max(self._least, 1)
+
+    def there(self) -> Placement:
+        """Return the nodes that are there."""
+        among = self._among()
+        fine = {lease.node for lease in self._avoided.without(self._book.allowed(among))}
+        found = {name: slots for name, slots in self._book.placement(among).items() if name in fine}
+        others = {name: slots for name, slots in found.items() if name not in self._blamed}
+        return others if sum(others.values()) >= self.least else found
+
+    def remove(self, names: Iterable[str]) -> None:
+        """Take note that nodes are lost, or about to be."""
+        self._avoided.lost(names)
+
+    def instead_of(self, names: Iterable[str]) -> None:
+        """Leave nodes out as long as the others are enough: what they are replaced by, the capacity loop decides."""
+        self._blamed |= frozenset(names)
+
+    def adopt(self, nodes: Mapping[str, int]) -> None:
+        """Do nothing: leases say which nodes there are."""
+
+    def become(self, nodes: Mapping[str, int]) -> None:
+        """Do nothing: leases say which nodes there are."""
+
+    def add(self, count: int) -> list[str]:
+        """Do nothing: leases say which nodes there are."""
+        return []
+
+    def newest(self, count: int) -> list[str]:
+        """Return the nodes of the newest leases."""
+        newest: dict[str, int] = {}
+        for lease in self._book.allowed(self._among()):
+            newest[lease.node] = lease.number
+        there = self.there()
+        return sorted(there, key=lambda name: newest.get(name, 0))[max(len(there) - count, 0) :]
+
+    def placement(self, memory: float = 1.0) -> Placement | None:
+        """See ``Nodes``."""
+        chosen: Placement = {}
+        left = self._most
+        for name, slots in self.there().items():
+            take = min(max(1, floor(slots / memory + 1e-9)), left)
+            if take > 0:
+                chosen[name] = take
+                left -= take
+        return chosen if sum(chosen.values()) >= self.least else None
+
+    def deadline(self, placement: Mapping[str, int]) -> float | None:
+        """Return by when the first GPU that is in use and called back must be free; ``None``: none is."""
+        return min(self._book.due(self._among()).values(), default=None)
+
+    def trial(self, ranks: int, spread: int) -> Placement:
+        """See ``Nodes``."""
+        there = self.there()
+        names = list(there)[: max(spread, 1)]
+        if len(names) == 1:
+            return {names[0]: min(ranks, there[names[0]])}
+        return dict.fromkeys(names[:ranks], 1)
+
+
+class FencedPool:
+    """A ``NodePool`` that starts a node only on GPUs that the app has leases on, and says when they are free again.
+
+    Args:
+        pool: where nodes are started, under the names that the ledger has for them.
+        book: the app's leases.
+        left: called with the user of a node when the last of its processes is gone.
+        among: see ``LeasedNodes``.
+        told: tells whether the ledger knows the pool by its uid. Nothing starts before: whoever ends by force what is
+            left of an app finds it by that.
+    """
+
+    def __init__(
+        self,
+        pool: NodePool,
+        book: LeaseBook,
+        left: Callable[[str], None],
+        clock: Clock,
+        among: Numbers = _all,
+        told: Callable[[str], bool] = lambda _: True,
+    ) -> None:
+        self._pool, self._book, self._left, self._clock = pool, book, left, clock
+        self._among, self._told = among, told
+        self._users: dict[str, str] = {}  # by node
+        self._ending: dict[str, float] = {}  # nodes that were told to end -> when
+        self._lock = threading.RLock()
+        self.closed = False
+
+    @property
+    def host(self) -> str:
+        return self._pool.host
+
+    @property
+    def uid(self) -> str:
+        return self._pool.uid
+
+    def start(self, name: str, slots: int, entry: Entry, admit: Admit = nobody) -> None:
+        """Start a node; see ``NodePool``. Raises ``LeaseError`` where there are no leases for it."""
+        self._await_quiet([name])
+        self._await_told(name)
+        with self._lock:
+            if name in self._ending:  # its user would be forgotten, and with it the lease
+                raise LeaseError(
+                    f"nothing is started on {name}: what ran there has not ended for {_ENDING:.0f} s"
+                )
+            user = f"{self.uid}/{entry.key}"
+            leases = self._book.enter(user, name, slots, self._among())
+            self._users[name] = user
+            try:
+                entry = replace(entry, devices=tuple(sorted(lease.slot for lease in leases)))
+                self._pool.start(name, slots, entry, admit)
+            except BaseException:
+                self._end(name)
+                raise
+
+    def lost(self, name: str) -> str:
+        """Return how a node went that is gone; empty while it is there."""
+        how = self._pool.lost(name)
+        with self._lock:
+            if how and name in self._users and name not in self._ending:
+                self._ending[name] = self._clock.now()
+            self._settle()
+        return how
+
+    def frozen(self, name: str) -> bool:
+        return self._pool.frozen(name)
+
+    def end(self, name: str) -> None:
+        """End a node and everything on it at once. Raises ``ClusterError``."""
+        with self._lock:
+            self._end(name)
+
+    def log(self, name: str) -> str:
+        return self._pool.log(name)
+
+    def gone(self, uid: str) -> bool:
+        return self._pool.gone(uid)
+
+    def close(self) -> None:
+        """End all nodes, and wait, bounded, until their processes are gone: what may still run keeps its leases."""
+        try:
+            self._pool.close()
+        finally:
+            with self._lock:
+                self._ending |= {name: self._clock.now() for name in self._users if name not in self._ending}
+            self._await_quiet(list(self._users))
+            self.closed = not self._users
+
+    def node_of(self, user: str) -> str | None:
+        """Return the node that ``user`` is entered on here."""
+        with self._lock:
+            return next((name for name, who in self._users.items() if who == user), None)
+
+    def settle(self) -> None:
+        """See whether the processes of nodes that were ended are gone."""
+        with self._lock:
+            self._settle()
+
+    def _end(self, name: str) -> None:
+        try:
+            self._pool.end(name)
+        finally:
+            if name in self._users:
+                self._ending.setdefault(name, self._clock.now())
+                self._settle()
+
+    def _settle(self) -> None:
+        for name in list(self._ending):
+            if self._pool.quiet(name):
+                del self._ending[name]
+                self._left(self._users.pop(name))
+
+    def _await_told(self, name: str) -> None:
+        end = self._clock.now() + _TELLING
+        while not self._told(self.uid):
+            if self._clock.now() >= end:
+                raise LeaseError(
+                    f"nothing is started on {name}: the ledger has not heard of its processes for {_TELLING:.0f} s, "
+                    "so that nobody could end them"
+                )
+            self._clock.sleep(_LOOK)
+
+    def _await_quiet(self, names: Collection[str]) -> None:
+        end = self._clock.now() + _ENDING
+        while True:
+            with self._lock:
+                self._settle()
+                if not any(name in self._ending for name in names) or self._clock.now() >= end:
+                    return
+            self._clock.sleep(_LOOK)

@@ -1,0 +1,134 @@
+"""Where an app's trainings run: on the nodes of its leases, whatever provides those."""
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, NoReturn
+
+from ebbflow.infra.clock import Clock
+from ebbflow.infra.errors import ClusterError, TrainingError
+from ebbflow.infra.protocols import Decide, Trainer
+from ebbflow.infra.training.launcher.journal import Journal
+from ebbflow.infra.training.launcher.pool import NodePool
+from ebbflow.infra.training.process.channel import Report, RunSettings
+from ebbflow.tasks.apps.agent import AppAgent
+from ebbflow.tasks.training.leased.enforcer import Warden
+from ebbflow.tasks.training.leased.nodes import FencedPool, Numbers
+from ebbflow.tasks.training.request import TrainingRequest
+from ebbflow.tasks.training.run import request_logs
+
+_LOOK = 0.2  # s between looks for processes of an earlier self
+_BEYOND = 60.0  # s that they get beyond their own grace
+
+MakePool = Callable[[], NodePool]
+"""Returns a pool of the cluster's nodes, under the names that the ledger has for them; one for each launcher."""
+MakeTrainer = Callable[..., Trainer]
+
+
+class _NodesOfOthers:
+    """Nodes that belong to the cluster."""
+
+    def _refuse(self, *_: object) -> NoReturn:
+        raise ClusterError("scripted faults are for a training on its own nodes; these are the cluster's")
+
+    kill = notice = freeze = thaw = _refuse
+
+
+class LeasedSite:
+    """A ``Site`` on the leases of an app.
+
+    Args:
+        pool: makes the pool of nodes.
+        agent: of the app.
+        warden: ends what stays on a GPU for too long.
+        heard: called with all that processes say, in the launcher's thread.
+        clock: the app's.
+        among: see ``LeasedNodes``.
+        make: makes the launcher: ``TorchTrainer`` unless given.
+        options: of it.
+    """
+
+    def __init__(
+        self,
+        pool: MakePool,
+        agent: AppAgent,
+        warden: Warden,
+        heard: Callable[[Report], None],
+        clock: Clock,
+        *,
+        among: Numbers = lambda: None,
+        make: MakeTrainer | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._pool, self._agent, self._warden, self._heard = pool, agent, warden, heard
+        self._clock, self._among = clock, among
+        self._make, self._options = make, dict(options or {})
+        self._request: TrainingRequest | None = None
+
+    @property
+    def nodes(self) -> _NodesOfOthers:
+        """See ``Site``."""
+        return _NodesOfOthers()
+
+    def trainer(self, request: TrainingRequest, decide: Decide, hear: Callable[[Report], None]) -> Trainer:
+        """See ``Site``."""
+
+        def both(report: Report) -> None:
+            self._heard(report)
+            hear(report)
+
+        self._request = request
+        agent = self._agent
+        fenced = FencedPool(self._pool(), agent.book, agent.left, self._clock, self._among, agent.told)
+        self._warden.watch(fenced)
+        agent.poke()  # nothing starts before the ledger has heard of it
+        options: dict[str, Any] = {
+            "logs": request_logs(request),
+            "decide": decide,
+            "patience": max(request.wait_limit, 1e-3),
+            "on_report": both,
+            "replace": False,  # what a node is replaced by, the capacity loop decides
+            **self._options,
+        }
+        try:
+            return self._maker()(fenced, **options)
+        except BaseException:
+            fenced.close()
+            raise
+
+    def go_on(
+        self, trainer: Trainer, folder: str, placement: Mapping[str, int], settings: RunSettings
+    ) -> None:
+        """See ``Site``."""
+        trainer.resume(folder, placement, settings)  # type: ignore[attr-defined]
+
+    def _maker(self) -> MakeTrainer:
+        if self._make is not None:
+            return self._make
+        from ebbflow.infra.training.launcher.trainer import TorchTrainer
+
+        return TorchTrainer
+
+
+def await_end_of_earlier(requests: Collection[TrainingRequest], pool: MakePool, clock: Clock) -> None:
+    """Wait until no process is left of launchers that ran these before, and that are gone.
+
+    They save and end by themselves within their grace. Raises ``TrainingError`` when some are still there after it.
+    """
+    uids = {}
+    for request in requests:
+        if request.launched:
+            uids[Journal(request.run_folder).read_run()[-1]] = request
+    if not uids:
+        return
+    asked = pool()
+    try:
+        for uid, request in uids.items():
+            end = clock.now() + request.grace + _BEYOND
+            while not asked.gone(uid):
+                if clock.now() >= end:
+                    raise TrainingError(
+                        f"processes of an earlier launcher of run {request.id} are still there {_BEYOND:.0f} s after "
+                        "their grace; end them first"
+                    )
+                clock.sleep(_LOOK)
+    finally:
+        asked.close()

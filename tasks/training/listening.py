@@ -1,0 +1,118 @@
+"""Who hears of a training run while it goes on, and how the launcher's events read."""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from ebbflow.infra.protocols import TrainingEvent
+from ebbflow.tasks.drawing.wording import plural
+from ebbflow.tasks.training.report import EventReport, PointReport
+
+
+class TrainingListener(Protocol):
+    """Hears what happens, in any thread, and must not be long about it. Every method may do nothing."""
+
+    def point(self, point: PointReport) -> None: ...
+    def metrics(self, step: int, epoch: int, values: Mapping[str, float]) -> None: ...
+    def event(self, event: EventReport) -> None: ...
+    def tick(self) -> None:
+        """Do what takes longer; called several times a second in the thread that runs the training."""
+        ...
+
+
+class Silent(TrainingListener):
+    """A listener that does nothing; others extend it."""
+
+    def point(self, point: PointReport) -> None: ...
+    def metrics(self, step: int, epoch: int, values: Mapping[str, float]) -> None: ...
+    def event(self, event: EventReport) -> None: ...
+    def tick(self) -> None: ...
+
+
+class Fan(Silent):
+    """Passes everything on to several listeners, in order."""
+
+    def __init__(self, *listeners: TrainingListener) -> None:
+        self._listeners = listeners
+
+    def point(self, point: PointReport) -> None:
+        for listener in self._listeners:
+            listener.point(point)
+
+    def metrics(self, step: int, epoch: int, values: Mapping[str, float]) -> None:
+        for listener in self._listeners:
+            listener.metrics(step, epoch, values)
+
+    def event(self, event: EventReport) -> None:
+        for listener in self._listeners:
+            listener.event(event)
+
+    def tick(self) -> None:
+        for listener in self._listeners:
+            listener.tick()
+
+
+def spoken(event: TrainingEvent) -> str:
+    """Return an event of the launcher in words for people; empty for those that say little."""
+    said = event.content
+    placed = said.get("placement")
+    where = ""
+    if isinstance(placed, Mapping):
+        where = f"{plural(sum(placed.values()), 'GPU')} on {plural(len(placed), 'node')}"
+    match event.kind:
+        case "generation":
+            return f"generation {event.generation}: {where}"
+        case "started":
+            restored = said.get("restored")
+            begins = "begins" if restored is None else f"goes on from step {restored}"
+            if "oldest" in said:
+                moved = f"{said.get('perturbation'):.3g}"
+                begins += (
+                    f" of the running checkpoint (oldest parameters of step {said['oldest']}; they had moved"
+                )
+                begins += f" on by {moved}, L2 norm, when last measured)"
+            return f"training {begins} on {plural(int(said.get('world', 1)), 'GPU')}"  # type: ignore[call-overload]
+        case "stop-requested":
+            return f"asked to save and leave: {said.get('reason')}"
+        case "stopped":
+            if "error" in said and not said.get("saved"):
+                return ""  # one of several survivors, of whom another saves
+            saved = "saved" if said.get("saved") else "nothing saved"
+            return f"stopped at step {said.get('step')}: {saved}"
+        case "node-lost":
+            return f"{said.get('node')} is lost: {str(said.get('how', '')).splitlines()[0]}"
+        case "node-notice":
+            return f"{said.get('node')} has notice"
+        case "hang":
+            return f"hangs: {said.get('reason')}"
+        case "straggler":
+            return f"{said.get('node')} holds the others up and is replaced"
+        case "waiting":
+            return f"waits for nodes: {said.get('reason')}"
+        case "cut-off":
+            return "what was left at the deadline is ended"
+        case "saving":
+            return f"step {said.get('step')} is not saved yet, trying again: {said.get('error')}"
+        case "spilled":
+            where = f"{said.get('uri')} on {said.get('host')}"
+            return (
+                f"step {said.get('step')} is saved in {where}, not in the run's folder: {said.get('error')}"
+            )
+        case "damaged":
+            found = "; ".join(map(str, said.get("checkpoints", ())))  # type: ignore[call-overload]
+            again = "; the run begins again at step 0, as asked" if said.get("restarted") else ""
+            return f"checkpoints that cannot be used: {found}{again}"
+        case "resumed":
+            reached, saved = said.get("reached", -1), said.get("saved", -1)
+            return (
+                f"the run had come to step {reached}, of which step {saved} was saved"
+                if reached != saved
+                else ""
+            )
+        case "checkpoint":
+            return f"no checkpoint: {said['error']}" if "error" in said else ""
+        case "canary":
+            return f"the trial passed: {said.get('steps')} steps, a checkpoint saved and read"
+        case "resize-changed":
+            return f"goes on without {', '.join(map(str, said.get('without', ())))}: they did not come up"  # type: ignore[call-overload]
+        case _:
+            return ""

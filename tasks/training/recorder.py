@@ -1,0 +1,287 @@
+"""Keeps account of a run while it goes on: what processes and launcher say becomes a report."""
+
+import math
+import threading
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from ebbflow.infra.clock import Clock
+from ebbflow.infra.protocols import GenerationEnd, TrainingEvent, TrainingStatus
+from ebbflow.infra.training.process.channel import Report
+from ebbflow.tasks.training.listening import TrainingListener, spoken
+from ebbflow.tasks.training.outlook import Outlook, outlook
+from ebbflow.tasks.training.report import (
+    CapacityPoint,
+    EventReport,
+    FailureReport,
+    GenerationReport,
+    MetricReport,
+    NodeShare,
+    PointReport,
+    Spilled,
+    TrainingReport,
+)
+from ebbflow.tasks.training.request import TrainingRequest
+
+MOST_POINTS = 4000  # of a series; beyond it every other one is dropped
+
+
+class Book:
+    """The account of one run. Safe for several threads; listeners are called in whichever speaks."""
+
+    def __init__(self, request: TrainingRequest, clock: Clock, listener: TrainingListener) -> None:
+        self._request, self._clock, self._listener = request, clock, listener
+        self._lock = threading.RLock()
+        self.started = clock.now()
+        self._points: list[PointReport] = []
+        self._every, self._skip = 1, 0
+        self._metrics: list[MetricReport] = []
+        self._events: list[EventReport] = []
+        self._generations: list[GenerationReport] = []
+        self._capacity: list[CapacityPoint] = []
+        self._last_step_at: float | None = None
+        self._gap: float | None = None  # before the first step of the generation that runs
+        self._waiting = True  # for a generation's first step
+        self._checkpoints = 0
+        self._stall = 0.0
+        self._outlook: Outlook | None = None
+        self._resumed: int | None = None
+        self._first = 0  # step that this launcher's first generation began with
+        self._reached = -1  # step that earlier launchers had reached
+        self._saved = -1
+        self._spilled: Spilled | None = None
+        self._unusable: list[str] = []
+        self._read = 0  # number of the last event taken in
+        self.local_batch: int | None = None  # examples of a GPU in a pass, as last reported
+        self.accumulation = 0
+        self.step = -1
+
+    @property
+    def now(self) -> float:
+        return self._clock.now() - self.started
+
+    # --- what is told to it -------------------------------------------------------------------------------
+
+    def hear(self, report: Report) -> None:
+        """Take in what a process says."""
+        at = report.time - self.started
+        with self._lock:
+            self.step = max(self.step, report.step)
+            content = report.content
+            if report.kind == "step":
+                self._point(at, report.step, content)
+                if "job" in content:
+                    self._outlook = outlook(at, content["job"]) or self._outlook
+            elif report.kind == "metrics":
+                values, epoch = dict(content.get("metrics", {})), int(content.get("epoch", 0))
+                self._metrics += [MetricReport(at, report.step, epoch, k, v) for k, v in values.items()]
+                self._listener.metrics(report.step, epoch, values)
+            elif report.kind == "checkpoint" and "error" not in content:
+                self._checkpoints += 1
+                self._stall += float(content.get("stalled", 0.0))
+                self._is_saved(int(content.get("saved_step", report.step)))
+            elif report.kind == "started":
+                self._begun(report.step, content)
+            elif report.kind == "spilled":
+                self._spilled = Spilled(report.step, str(content["uri"]), str(content["host"]))
+            elif report.kind == "damaged":
+                self._unusable += [text for text in content["checkpoints"] if text not in self._unusable]
+                self._reached = max(self._reached, int(content["reached"]))
+                if content["restarted"]:
+                    self._saved = -1
+            elif report.kind in ("stopped", "finished"):
+                self._moved(at)
+                if content.get("saved"):
+                    self._is_saved(report.step)
+
+    def _is_saved(self, step: int) -> None:
+        self._saved = max(self._saved, step)
+        if self._spilled is not None and self._spilled.step <= step:
+            self._spilled = None
+
+    def _begun(self, step: int, content: Mapping[str, Any]) -> None:
+        self._lose(step)
+        if all(g.trial for g in self._generations):
+            self._first = step
+        if content.get("restored") is not None:
+            self._is_saved(step)
+        if self._resumed is None:
+            self._resumed = step if content.get("restored") is not None else -1
+        if "batch" in content:
+            self._split(int(content["batch"]), int(content["passes"]), int(content["world"]))
+
+    def _split(self, batch: int, passes: int, gpus: int) -> None:
+        self.local_batch = -(-batch // max(gpus * passes, 1)) or None
+        self.accumulation = passes - 1
+
+    def _point(self, at: float, step: int, content: Mapping[str, Any]) -> None:
+        known = {name: content[name] for name in _FIGURES if name in content}
+        spent = {"lost_steps": self.lost_steps(), "dollars": self.money()}
+        point = PointReport(at=at, step=step, **{**known, "loss": _finite(known.get("loss"))}, **spent)
+        self._split(point.batch, point.passes, point.gpus)
+        self._moved(at)
+        self._skip = (self._skip + 1) % self._every
+        if self._skip == 0:
+            self._points.append(point)
+            if len(self._points) > MOST_POINTS:
+                del self._points[1::2]
+                self._every *= 2
+        self._listener.point(point)
+
+    def _moved(self, at: float) -> None:
+        """Take note that steps are done."""
+        if self._waiting:
+            self._waiting = False
+            self._gap = at - self._last_step_at if self._last_step_at is not None else None
+        self._last_step_at = at
+
+    def capacity(self, rented: int, used: int) -> None:
+        """Take note of how many GPUs there are from now on."""
+        with self._lock:
+            if not self._capacity or (self._capacity[-1].rented, self._capacity[-1].used) != (rented, used):
+                self._capacity.append(CapacityPoint(self.now, rented, used))
+
+    def event(self, event: TrainingEvent) -> None:
+        """Take in what the launcher says."""
+        with self._lock:
+            if event.number <= self._read:
+                return
+            self._read = event.number
+            if event.kind == "resumed":
+                self._reached = max(self._reached, int(event.content.get("reached", -1)))  # type: ignore[call-overload]
+        if text := spoken(event):
+            node = str(event.content.get("node", ""))
+            self.say(event.kind, text, node=node, at=event.time - self.started)
+
+    def say(self, kind: str, text: str, *, node: str = "", at: float | None = None) -> None:
+        """Write an event down and pass it on."""
+        found = EventReport(self.now if at is None else at, kind, text, node)
+        with self._lock:
+            self._events.append(found)
+        self._listener.event(found)
+
+    def ended(
+        self, end: GenerationEnd, failure: FailureReport | None, decision: str, *, trial: bool = False
+    ) -> None:
+        """Take in the end of a generation, a canary's or the run's own, and what followed."""
+        with self._lock:
+            placement = tuple(NodeShare(name, slots) for name, slots in end.placement.items())
+            self._lose(end.first_step)
+            self._generations.append(
+                GenerationReport(
+                    number=end.generation,
+                    placement=placement,
+                    started=end.started - self.started,
+                    ended=end.ended - self.started,
+                    kind=end.kind,
+                    reason=end.reason,
+                    first_step=end.first_step,
+                    last_step=end.last_step,
+                    saved_step=end.saved_step,
+                    gap_seconds=None if self._waiting else self._gap,
+                    failure=failure,
+                    decision=decision,
+                    trial=trial,
+                )
+            )
+            self._waiting, self._gap = True, None
+
+    def _lose(self, first: int) -> None:
+        """Book the steps that the last generation which made any did in vain; a trial's are none of the run's."""
+        for at in range(len(self._generations) - 1, -1, -1):
+            before = self._generations[at]
+            if first >= 0 and before.first_step >= 0 and not before.trial:
+                self._generations[at] = replace(
+                    before, lost_steps=max(before.last_step - first, before.lost_steps)
+                )
+                return
+
+    def close(self, end: GenerationEnd) -> None:
+        """Take in the last generation where nobody was asked what follows it: it finished, or was stopped."""
+        with self._lock:
+            known = any(g.number == end.generation for g in self._generations)
+        if not known:
+            self.ended(end, None, "")
+
+    # --- what it makes of it ------------------------------------------------------------------------------
+
+    @property
+    def last(self) -> PointReport | None:
+        with self._lock:
+            return self._points[-1] if self._points else None
+
+    def money(self) -> float:
+        """Return dollars for the nodes so far."""
+        with self._lock:
+            return self._area(lambda point: point.rented) / 3600 * self._request.price
+
+    def lost_steps(self) -> int:
+        """Return the steps done twice so far, those included that earlier launchers had done."""
+        with self._lock:
+            before = max(self._reached - self._first, 0)
+            return before + sum(g.lost_steps for g in self._generations)
+
+    def report(self, status: TrainingStatus) -> TrainingReport:
+        """Return the account so far."""
+        request = self._request
+        with self._lock:
+            state = status.state if status.state in ("finished", "stopped") else "failed"
+            last = self._points[-1] if self._points else None
+            steps = max([status.step, self.step, *(g.last_step for g in self._generations)])
+            rented = self._area(lambda point: point.rented)
+            return TrainingReport(
+                id=request.id,
+                script=request.script,
+                folder=request.run_folder,
+                started=self.started,
+                seconds=self.now,
+                state=state,  # type: ignore[arg-type]
+                reason=self._reason(status.reason, state, max(steps, 0)),
+                arguments=request.arguments,
+                title=request.title,
+                steps=max(steps, 0),
+                epoch=max([m.epoch for m in self._metrics] + [last.epoch if last else 0]),
+                resumed_from=self._resumed if self._resumed is not None and self._resumed >= 0 else None,
+                lost_steps=self.lost_steps(),
+                saved_step=self._saved if self._saved >= 0 else None,
+                spilled=self._spilled,
+                unusable=tuple(self._unusable),
+                skipped_steps=last.skipped if last else 0,
+                checkpoints=self._checkpoints,
+                stall_seconds=self._stall,
+                gpu_seconds=sum(g.gpus * (g.ended - g.started) for g in self._generations),
+                rented_gpu_seconds=rented,
+                price=request.price,
+                dollars=rented / 3600 * request.price,
+                outlook=self._outlook,
+                generations=tuple(self._generations),
+                series=tuple(self._points),
+                metrics=tuple(self._metrics),
+                capacity=tuple(self._capacity),
+                events=tuple(sorted(self._events, key=lambda event: event.at)),
+            )
+
+    def _reason(self, reason: str, state: str, steps: int) -> str:
+        """Return why a run ended, with what is not where it should be."""
+        if state == "finished":
+            return reason
+        if self._spilled is not None:
+            return f"{reason}; {self._spilled}, from where the run takes it over when it is resumed there"
+        if state == "stopped" and 0 <= self._saved < steps:
+            return f"{reason}; steps {self._saved + 1} to {steps} are not saved"
+        return reason
+
+    def _area(self, of: Any) -> float:
+        """Return GPU-seconds of the capacity so far."""
+        ends = [point.at for point in self._capacity[1:]] + [self.now]
+        return float(
+            sum(of(point) * (end - point.at) for point, end in zip(self._capacity, ends, strict=False))
+        )
+
+
+_FIGURES = frozenset(PointReport.__dataclass_fields__) - {"at", "step", "lost_steps", "dollars"}
+
+
+def _finite(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None

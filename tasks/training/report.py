@@ -1,0 +1,214 @@
+"""What a training run did and why: the values behind every report, and their JSON form.
+
+All times called ``at``, ``started`` and ``ended`` inside a report are seconds after ``TrainingReport.started``.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from ebbflow.tasks.drawing.codec import encode, from_text, to_text
+from ebbflow.tasks.query.report import write_text
+from ebbflow.tasks.training.outlook import Outlook
+
+FORMAT = 1  # of the JSON form; grows when a key changes its meaning
+
+RunState = Literal["finished", "stopped", "failed"]
+
+
+@dataclass(frozen=True, slots=True)
+class PointReport:
+    """What the run measured of itself at one moment."""
+
+    at: float
+    step: int  # optimiser steps of the whole run
+    epoch: int = 0
+    gpus: int = 0
+    nodes: int = 0
+    batch: int = 0  # examples of a step on all GPUs
+    passes: int = 1  # accumulation passes of a step
+    loss: float | None = None
+    throughput: float = 0.0  # examples/s
+    goodput: float = 0.0  # examples/s at the initial batch that would have made the same progress
+    noise_scale: float = 0.0  # examples
+    progress: float = 0.0  # iterations at the initial batch
+    step_seconds: float = 0.0
+    sync_seconds: float = 0.0
+    learning_rate: float = 0.0
+    skipped: int = 0  # steps left out so far because the gradient was not finite
+    lost_steps: int = 0  # done twice so far, after losses
+    dollars: float = 0.0  # for the nodes so far
+
+
+@dataclass(frozen=True, slots=True)
+class MetricReport:
+    """What the script said of its model (``run.report(...)``)."""
+
+    at: float
+    step: int
+    epoch: int
+    name: str
+    value: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class NodeShare:
+    """Slots of one node."""
+
+    node: str
+    slots: int
+
+
+@dataclass(frozen=True, slots=True)
+class FailureReport:
+    """Why a generation failed."""
+
+    reason: str
+    failure_class: str = field(metadata={"json": "class"})
+    signature: str
+    line: str = ""
+    rank: int | None = None
+    node: str = ""
+    advice: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationReport:
+    """One world of processes."""
+
+    number: int
+    placement: tuple[NodeShare, ...]
+    started: float
+    ended: float
+    kind: str  # finished, stopped, canary, lost, failed, hung, unformed, silent
+    reason: str
+    first_step: int = -1  # of the whole run before it; -1: it never came so far
+    last_step: int = -1
+    saved_step: int = -1  # of the newest checkpoint that it reported
+    lost_steps: int = 0  # done in it, and done again by the next one
+    gap_seconds: float | None = (
+        None  # without training before its first step; None: it made none, or is the first
+    )
+    failure: FailureReport | None = None
+    decision: str = ""  # what followed
+    trial: bool = False  # a canary
+
+    @property
+    def gpus(self) -> int:
+        return sum(share.slots for share in self.placement)
+
+
+@dataclass(frozen=True, slots=True)
+class Spilled:
+    """A checkpoint that the run's folder could not take, and that lies elsewhere."""
+
+    step: int
+    uri: str
+    host: str  # whose disk it is, where it is a folder
+
+    def __str__(self) -> str:
+        return f"step {self.step} is in {self.uri} on {self.host}"
+
+
+@dataclass(frozen=True, slots=True)
+class EventReport:
+    """Something that happened."""
+
+    at: float
+    kind: str
+    text: str  # for people
+    node: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CapacityPoint:
+    """From ``at`` until the next entry."""
+
+    at: float
+    rented: int  # GPUs of all nodes that were there
+    used: int  # of them, in the placement
+
+
+@dataclass(frozen=True)
+class TrainingReport:
+    """Everything worth knowing about one training run, as far as one launcher saw it."""
+
+    id: str
+    script: str
+    folder: str  # of the run
+    started: float  # seconds since the Unix epoch
+    seconds: float  # wall time, from launch to end
+    state: RunState
+    reason: str
+    arguments: tuple[str, ...] = ()
+    title: str = ""
+    steps: int = 0  # optimiser steps of the whole run at its end
+    epoch: int = 0
+    resumed_from: int | None = None  # step at which this launcher took over; None: the run began with it
+    lost_steps: int = 0
+    skipped_steps: int = 0
+    saved_step: int | None = (
+        None  # of the newest checkpoint in the run's folder, as far as is known; None: none
+    )
+    spilled: Spilled | None = None  # a newer one, elsewhere
+    unusable: tuple[str, ...] = ()  # checkpoints that were found damaged or of another version, and why
+    checkpoints: int = 0
+    stall_seconds: float = 0.0  # that checkpoints held training up
+    gpu_seconds: float = 0.0  # held by generations
+    rented_gpu_seconds: float = 0.0  # of all nodes that were there
+    price: float = 0.0  # dollars per GPU-hour
+    dollars: float = 0.0
+    outlook: Outlook | None = None  # what the run last said of its goodput
+    generations: tuple[GenerationReport, ...] = ()
+    series: tuple[PointReport, ...] = ()
+    metrics: tuple[MetricReport, ...] = ()
+    capacity: tuple[CapacityPoint, ...] = ()
+    events: tuple[EventReport, ...] = ()
+
+    @property
+    def unsaved_steps(self) -> int:
+        """Return the steps at the end of the run that its folder has no checkpoint of."""
+        return max(self.steps - (self.saved_step or 0), 0)
+
+    @property
+    def last(self) -> PointReport | None:
+        """Return what was measured last."""
+        return self.series[-1] if self.series else None
+
+    @property
+    def final_metrics(self) -> dict[str, float | None]:
+        """Return the last value of each metric."""
+        return {m.name: m.value for m in self.metrics}
+
+    @property
+    def failure(self) -> FailureReport | None:
+        """Return why the last generation failed, if it did."""
+        return self.generations[-1].failure if self.generations else None
+
+    def mean(self, name: str) -> float | None:
+        """Return the mean over time of one figure of ``series``; ``None`` without two points."""
+        pairs = list(zip(self.series, self.series[1:], strict=False))
+        span = sum(b.at - a.at for a, b in pairs)
+        return sum(getattr(b, name) * (b.at - a.at) for a, b in pairs) / span if span > 0 else None
+
+    def to_json(self) -> str:
+        """Return the report as JSON text; infinite and undefined numbers are ``null``."""
+        return to_text(
+            self,
+            FORMAT,
+            mean_throughput=encode(self.mean("throughput")),
+            mean_goodput=encode(self.mean("goodput")),
+            final_metrics=encode(self.final_metrics),
+        )
+
+    @classmethod
+    def from_json(cls, text: str) -> "TrainingReport":
+        """Read what ``to_json`` wrote. Keys unknown to this version are ignored.
+
+        Raises ``ReportError`` when ``text`` is no report or of a newer format.
+        """
+        return from_text(cls, text, FORMAT)
+
+    def write_json(self, path: Path | str) -> Path:
+        """Write the report to ``path`` atomically and return the path."""
+        return write_text(path, self.to_json())

@@ -1,0 +1,216 @@
+"""What a user asks for: one elastic training, checked before anything starts."""
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Literal
+
+from ebbflow.infra.errors import StorageError, TrainingError
+from ebbflow.infra.storage import checksums, private
+from ebbflow.infra.storage.files import write_atomic
+from ebbflow.infra.storage.filesystems import filesystem, split, translated
+from ebbflow.infra.storage.scripts import check_script
+from ebbflow.planners.errors import OptionError
+from ebbflow.planners.model import names
+from ebbflow.tasks.query.request import home
+from ebbflow.tasks.training.failures import failure_table
+from ebbflow.tasks.training.faults import ScriptedFault
+
+Canary = Literal["auto", "always", "never"]
+
+_FORMAT = 1
+_FILE = "request.json"
+_LAUNCHED = "run.json"  # what the launcher keeps
+_NODES = re.compile(
+    r"(?:local|aws:(?P<pool>[a-z](?:-?[a-z0-9])+(?:/[a-z0-9](?:-?[a-z0-9])*)?))"  # a gang is pool/gang
+    r":(?P<nodes>[1-9][0-9]{0,3})(?:x(?P<slots>[1-9][0-9]{0,2}))?"
+)
+
+
+def default_folder() -> str:
+    """Return where runs live unless asked otherwise."""
+    return str(home() / "runs")
+
+
+def slots_of(nodes: str, fleet: bool = False) -> dict[str, int]:
+    """Return the slots of each node that ``local:3x2``, or with ``fleet`` ``aws:POOL:3x2`` too, names.
+
+    Raises ``OptionError``.
+    """
+    found = _NODES.fullmatch(nodes.strip())
+    if found is None or (found["pool"] and not fleet):
+        also = ", or aws:POOL:NODESxSLOTS" if fleet else ""
+        raise OptionError(f"nodes must be local:NODESxSLOTS, such as local:3x2{also}; got {nodes!r}")
+    return {f"node-{n}": int(found["slots"] or 1) for n in range(1, int(found["nodes"]) + 1)}
+
+
+@dataclass(frozen=True)
+class TrainingRequest:
+    """One training. Raises ``OptionError`` for a value that breaks its rule."""
+
+    script: str  # path of a Python file
+    arguments: tuple[str, ...] = ()  # of the script
+    id: str = ""  # of the run; empty: made of the script's name and the time
+    title: str = ""  # what people call it
+    folder: str = field(default_factory=default_folder)  # of all runs, local or s3://; all nodes reach it
+    nodes: str = "local:1x1"  # local:NODESxSLOTS, aws:POOL:NODESxSLOTS or aws:POOL/GANG:NODESxSLOTS
+    min_gpus: int = 1
+    max_gpus: int | None = None  # None: all there are
+    adaptive: bool = True  # whether the batch may change
+    checkpoint_every: float | None = None  # s; None: from measured costs and the hazard
+    keep: int = 2  # full checkpoints
+    running_every: int = 0  # iterations in which a running checkpoint is written once; 0: there is none
+    running_fraction: float = 0.125  # of the parameters in each of its saves
+    hazard: float | None = None  # losses expected per node-hour; None: learnt from what happens
+    collective_timeout: float = 60.0  # s
+    grace: float = 30.0  # s to save and leave in after a stop
+    canary: Canary = "auto"
+    canary_steps: int = 20
+    price: float = 0.0  # dollars per GPU-hour
+    failures: str | None = None  # a failure table of one's own, TOML or YAML
+    retries: Literal["by-class", "blind"] = "by-class"
+    back_off: float = 120.0  # s, first delay after a failure of the infrastructure
+    wait_limit: float = 3600.0  # s to wait for capacity when fewer than min_gpus are left
+    save_within: float = 120.0  # s in which the save of the run's end is tried again before it is spilled
+    spill: str = ""  # folder for a checkpoint that the run's folder cannot take; "": of the node's own disk
+    restart: bool = False  # begin again where none of the run's checkpoints can be used; holds for one launch
+    at: tuple[str, ...] = ()  # scripted faults: 20s:kill:node-2
+    cpus: float | None = None  # processors behind one local slot; None: no cap
+    json: str | None = None  # write the report here
+    report: str | None = None  # write the page here
+
+    def __post_init__(self) -> None:
+        """Check everything that can be checked without starting anything."""
+        check_script(self.script)
+        if self.failures is not None:
+            try:
+                failure_table(self.failures)
+            except OptionError as error:
+                raise OptionError(f"failures: {error}") from error
+        if self.id:
+            names.RUN.check(self.id)
+        if not self.folder.strip():
+            raise OptionError("folder must name a folder, local or s3://; got an empty text")
+        _within("min_gpus", self.min_gpus, 1)
+        if self.max_gpus is not None and self.max_gpus < self.min_gpus:
+            raise OptionError(f"max_gpus must be >= min_gpus ({self.min_gpus}); got {self.max_gpus}")
+        if self.gpus < self.min_gpus:
+            raise OptionError(
+                f"nodes {self.nodes} have {self.gpus} GPUs; min_gpus asks for {self.min_gpus} to begin with"
+            )
+        _within("keep", self.keep, 1)
+        _within("canary_steps", self.canary_steps, 1)
+        _within("running_every", self.running_every, 0)
+        if not 0 < self.running_fraction <= 1:
+            raise OptionError(f"running_fraction must be above 0 and at most 1; got {self.running_fraction}")
+        _one_of("canary", self.canary, ("auto", "always", "never"))
+        _one_of("retries", self.retries, ("by-class", "blind"))
+        for name in ("collective_timeout", "grace"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise OptionError(f"{name} must be > 0 s and finite; got {getattr(self, name)}")
+        for name in ("price", "back_off", "wait_limit", "hazard", "checkpoint_every", "save_within"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value < math.inf:
+                raise OptionError(f"{name} must be >= 0 and finite; got {value}")
+        if self.cpus is not None and not 0 < self.cpus < math.inf:
+            raise OptionError(f"cpus must be > 0 and finite; got {self.cpus}")
+        if self.spill:
+            split(self.spill)
+        self.faults  # noqa: B018  parsed here so that a wrong one is refused
+        if self.pool and not self.folder.startswith(("s3://", "s3a://")):
+            raise OptionError(
+                f"folder must be on S3, which all nodes of {self.nodes} reach; got {self.folder}"
+            )
+        if self.pool and (self.at or self.cpus is not None):
+            raise OptionError(f"at and cpus are for nodes of this machine; got nodes {self.nodes}")
+
+    @property
+    def pool(self) -> str:
+        """Return the fleet's pool that it runs on; empty for this machine."""
+        found = _NODES.fullmatch(self.nodes.strip())
+        return (found["pool"] or "") if found else ""
+
+    @property
+    def placement(self) -> dict[str, int]:
+        """Return the slots of each node to begin with."""
+        return slots_of(self.nodes, fleet=True)
+
+    @property
+    def gpus(self) -> int:
+        """Return the slots of all nodes."""
+        return sum(self.placement.values())
+
+    @property
+    def most_gpus(self) -> int:
+        """Return the most slots that the run may use; infinite ambitions end at 10,000."""
+        return 10_000 if self.max_gpus is None else self.max_gpus
+
+    @property
+    def faults(self) -> tuple[ScriptedFault, ...]:
+        """Return the scripted faults in order of time."""
+        return tuple(sorted((ScriptedFault.parse(text) for text in self.at), key=lambda fault: fault.after))
+
+    @property
+    def run_folder(self) -> str:
+        """Return the run's own folder."""
+        return f"{self.folder.rstrip('/')}/{self.id}"
+
+    @property
+    def recorded(self) -> bool:
+        """Tell whether there is a run of this id. Raises ``StorageError``."""
+        return self._has(_FILE)
+
+    @property
+    def launched(self) -> bool:
+        """Tell whether a run of this id was ever launched. Raises ``StorageError``."""
+        return self._has(_LAUNCHED)
+
+    def _has(self, name: str) -> bool:
+        scheme, path = split(self.run_folder)
+        with translated(f"look at {self.run_folder}"):
+            return bool(filesystem(scheme).get_file_info(f"{path}/{name}").is_file)
+
+    def save(self) -> None:
+        """Write the request into the run's folder, for ``--resume``. Raises ``StorageError``."""
+        scheme, path = split(self.run_folder)
+        data = checksums.sealed({"format": _FORMAT, **asdict(self), "restart": False}, indent=1)
+        with translated(f"write {self.run_folder}/{_FILE}"):
+            store = filesystem(scheme)
+            private.folder_maker(store, scheme)(path)
+            write_atomic(store, scheme, f"{path}/{_FILE}", data)
+
+    @classmethod
+    def load(cls, folder: str, run: str, changes: Mapping[str, Any] | None = None) -> "TrainingRequest":
+        """Return the recorded request of ``run``, with ``changes``. Raises ``TrainingError`` or ``OptionError``."""
+        names.RUN.check(run)
+        scheme, path = split(f"{folder.rstrip('/')}/{run}")
+        try:
+            with (
+                translated(f"read {path}/{_FILE}"),
+                filesystem(scheme).open_input_file(f"{path}/{_FILE}") as file,
+            ):
+                data = checksums.unsealed(file.read())
+            if data.pop("format") != _FORMAT:
+                raise TrainingError(f"run {run} was begun by another version of Ebbflow; go on with that one")
+            known = {f.name for f in fields(cls)}
+            values = {name: value for name, value in data.items() if name in known}
+            values |= {"arguments": tuple(values["arguments"]), "at": (), "folder": folder}
+        except StorageError as error:
+            raise TrainingError(f"there is no run {run!r} in {folder} to go on with: {error}") from error
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise TrainingError(
+                f"{path}/{_FILE} is not what was written ({error}); bring it back from a copy, or name the script "
+                f"with the options that it was begun with and another --id"
+            ) from error
+        return cls(**(values | dict(changes or {})))
+
+
+def _within(name: str, value: int, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise OptionError(f"{name} must be a whole number >= {least}; got {value!r}")
+
+
+def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise OptionError(f"{name} must be one of {', '.join(allowed)}; got {value!r}")

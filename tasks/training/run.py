@@ -1,0 +1,264 @@
+"""Runs one elastic training: launcher, supervisor, account, faults on request."""
+
+import json
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from ebbflow.infra.clock import Clock, SystemClock
+from ebbflow.infra.packages import require
+from ebbflow.infra.protocols import Decide, Trainer, TrainingJob
+from ebbflow.infra.storage import checksums
+from ebbflow.infra.storage.locks import RunLock
+from ebbflow.infra.training.process.channel import Report, RunSettings
+from ebbflow.planners.errors import OptionError
+from ebbflow.planners.hazard import hazard
+from ebbflow.planners.training.failures.canary import CanaryPlan, GateQuestion, plan, should_gate
+from ebbflow.planners.training.failures.retries import BlindRetry, Retries, RetryPolicy
+from ebbflow.tasks.query.report import ReportError, write_text
+from ebbflow.tasks.report.training import training_html
+from ebbflow.tasks.training.driver import Driver, Handle, own_events
+from ebbflow.tasks.training.failures import failure_table
+from ebbflow.tasks.training.faults import FaultSchedule, Faulty
+from ebbflow.tasks.training.listening import Silent, TrainingListener
+from ebbflow.tasks.training.recorder import Book
+from ebbflow.tasks.training.report import TrainingReport
+from ebbflow.tasks.training.request import TrainingRequest
+from ebbflow.tasks.training.supervisor import Supervisor
+
+
+class Site(Protocol):
+    """Where a run takes place: its nodes, and the launcher on them."""
+
+    @property
+    def nodes(self) -> Faulty:
+        """Return what scripted faults happen to."""
+        ...
+
+    def trainer(self, request: TrainingRequest, decide: Decide, hear: Callable[[Report], None]) -> Trainer:
+        """Return a launcher that has launched nothing yet."""
+        ...
+
+    def go_on(
+        self, trainer: Trainer, folder: str, placement: Mapping[str, int], settings: RunSettings
+    ) -> None:
+        """Launch what is in the run's folder, from its newest checkpoint, with these settings from now on."""
+        ...
+
+
+class LocalSite:
+    """Nodes on this machine, each a group of processes of its own."""
+
+    def __init__(self, request: TrainingRequest) -> None:
+        from ebbflow.infra.training.local_nodes import LocalNodes
+
+        self._pool = LocalNodes(cpus=request.cpus, grace=request.grace)
+
+    @property
+    def nodes(self) -> Faulty:
+        return self._pool
+
+    def trainer(self, request: TrainingRequest, decide: Decide, hear: Callable[[Report], None]) -> Trainer:
+        from ebbflow.infra.training.launcher.trainer import TorchTrainer
+
+        logs = request_logs(request)
+        return TorchTrainer(
+            self._pool, logs=logs, decide=decide, patience=max(request.wait_limit, 1e-3), on_report=hear
+        )
+
+    def go_on(
+        self, trainer: Trainer, folder: str, placement: Mapping[str, int], settings: RunSettings
+    ) -> None:
+        trainer.resume(folder, placement, settings)  # type: ignore[attr-defined]
+
+
+def request_logs(request: TrainingRequest) -> Path | None:
+    """Return where the processes' logs go; ``None``: into the run's folder, which is local."""
+    from ebbflow.tasks.query.request import home
+
+    return home() / "run-logs" / request.id if "://" in request.folder else None
+
+
+def new_id(request: TrainingRequest) -> str:
+    """Return an id for a run: the script's name, the time, and a few letters."""
+    stem = "".join(c if c.isalnum() or c in "-_" else "-" for c in Path(request.script).stem).strip("-_")
+    return f"{stem or 'run'}-{time.strftime('%m%d-%H%M%S')}-{uuid.uuid4().hex[:4]}"
+
+
+def settings_of(request: TrainingRequest) -> RunSettings:
+    """Return what the launcher asks of the run's processes."""
+    return RunSettings(
+        grace=request.grace,
+        checkpoint_every=request.checkpoint_every,
+        keep=request.keep,
+        running_every=request.running_every,
+        running_fraction=request.running_fraction,
+        hazard=hazard(0, 0.0) if request.hazard is None else request.hazard,
+        adaptive=request.adaptive,
+        collective_timeout=request.collective_timeout,
+        save_within=request.save_within,
+        spill=request.spill,
+        restart=request.restart,
+    )
+
+
+def canary_of(
+    request: TrainingRequest, resumes: bool, placement: Mapping[str, int]
+) -> tuple[CanaryPlan | None, str]:
+    """Return the trial that comes before a run on ``placement``, if one does, and why."""
+    gpus = min(sum(placement.values()), request.most_gpus)
+    if request.canary == "never" or not gpus:
+        return None, ""
+    wanted = plan(gpus, min(len(placement), gpus), request.canary_steps)
+    if request.canary == "always":
+        return wanted, "asked for"
+    if gpus <= wanted.ranks:
+        return None, "the run is no larger than a trial"
+    # Processes of this machine wait for nobody and cost nothing but time.
+    gate = should_gate(GateQuestion(gpus, wanted.ranks, resumes=resumes, free=request.price == 0))
+    return (wanted if gate.gate else None), gate.reason
+
+
+def policy_of(request: TrainingRequest) -> Retries:
+    """Return the retry policy that the request names."""
+    if request.retries == "blind":
+        return BlindRetry()
+    return RetryPolicy(first_delay=request.back_off, most_delay=max(1800.0, request.back_off))
+
+
+def run_training(
+    request: TrainingRequest,
+    listener: TrainingListener | None = None,
+    *,
+    resume: bool = False,
+    site: Site | None = None,
+    handle: Handle | None = None,
+    clock: Clock | None = None,
+    seed: int = 0,
+    known: bool = False,
+) -> TrainingReport:
+    """Run ``request`` to its end and return what happened.
+
+    An interrupt (Ctrl-C) lets the run save and leave; a second one ends it at once. The report then says ``stopped``.
+
+    Args:
+        request: what to run; one without an id gets one.
+        listener: hears what happens.
+        resume: go on from the newest checkpoint of a run of this id.
+        site: where it runs; by default this machine, or the pool of the fleet that ``nodes`` names.
+        handle: by which others change its nodes; those of the request by default.
+        clock: the time.
+        seed: of the jitter of delays.
+        known: whether a run that has this id and was never launched may be begun.
+
+    Raises:
+        RunLockedError: a run to go on with lives; the message says where.
+        EbbflowError: something that cannot be mended before the run began; how a run ended, the report says.
+    """
+    if resume:
+        nobody_runs(request)
+    if site is None and request.pool:
+        from ebbflow.tasks.training.aws import train_on_aws
+
+        return train_on_aws(request, listener, resume=resume, clock=clock, seed=seed)
+    clock = clock or SystemClock()
+    request = request if request.id else replace(request, id=new_id(request))
+    table = failure_table(request.failures)
+    request = request if resume else replace(request, restart=False)
+    if site is None:
+        require("torch", "a training", "train")
+    if not (resume or known):
+        _fresh(request)
+    request.save()
+    listener = listener or Silent()
+    book = Book(request, clock, listener)
+    handle = handle or Handle(request.placement, request.most_gpus, request.min_gpus)
+    nodes = handle.nodes
+    canary, why = canary_of(request, resume, nodes.there())
+    supervisor = Supervisor(
+        nodes,
+        table,
+        policy_of(request),
+        settings_of(request),
+        canary,
+        book,
+        np.random.default_rng(seed),
+        clock,
+        learns=request.hazard is None,
+    )
+    if canary is not None:
+        book.say("canary", f"a trial of {canary.steps} steps on {canary.ranks} GPUs first: {why}")
+    site = site or LocalSite(request)
+    trainer = site.trainer(request, supervisor, book.hear)
+    supervisor.told = partial(own_events, trainer)
+    try:
+        placement, settings = supervisor.begin()
+        driver = Driver(trainer, handle, supervisor, book, canary, listener)
+        faults = FaultSchedule(
+            request.faults,
+            site.nodes,
+            driver.add,
+            driver.remove,
+            lambda text: book.say("scripted", text),
+            clock,
+        )
+        if resume:
+            site.go_on(trainer, request.run_folder, placement, settings)
+        else:
+            trainer.launch(
+                TrainingJob(request.id, request.script, request.arguments, request.run_folder, settings),
+                placement,
+            )
+        used = sum(placement.values())
+        book.capacity(max(nodes.slots, used), used)
+        try:
+            status = driver.drive(faults)
+        finally:
+            faults.end()
+    finally:
+        trainer.close()
+    report = book.report(status)
+    if problem := write_report(report, request):
+        book.say("failure", problem)
+    return report
+
+
+def nobody_runs(request: TrainingRequest) -> None:
+    """Raise ``RunLockedError`` where a process runs this run now, which says who and since when."""
+    RunLock(request.run_folder, request.id).look()
+
+
+def _fresh(request: TrainingRequest) -> None:
+    """Refuse an id that is taken."""
+    if not request.recorded:
+        return
+    raise OptionError(
+        f"there is a run {request.id!r} in {request.folder} already: go on with it (ebbflow train --resume "
+        f"{request.id}), or choose another id"
+    )
+
+
+def write_report(report: TrainingReport, request: TrainingRequest) -> str:
+    """Write a run's report into its folder where that is local, and wherever else was asked for.
+
+    Returns why the run's folder could not take it, empty where it did: how the run ended must be heard of
+    nevertheless. Raises ``ReportError`` for a file that was asked for.
+    """
+    problem = ""
+    if "://" not in request.folder:
+        try:
+            sealed = checksums.sealed(json.loads(report.to_json()), indent=1)
+            write_text(Path(request.run_folder) / "report.json", sealed.decode(), kept=True)
+        except ReportError as error:
+            problem = str(error)
+    if request.json:
+        report.write_json(request.json)
+    if request.report:
+        write_text(request.report, training_html(report))
+    return problem

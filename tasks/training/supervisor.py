@@ -1,0 +1,282 @@
+"""What follows when a generation of a run has ended: the launcher asks, the failure classes answer."""
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from ebbflow.infra.clock import Clock
+from ebbflow.infra.protocols import Continue, GenerationEnd, Halt, RankFailure, TrainingEvent
+from ebbflow.infra.training.process.channel import RunSettings
+from ebbflow.planners.hazard import hazard
+from ebbflow.planners.training.failures.canary import CanaryPlan, verdict
+from ebbflow.planners.training.failures.failures import (
+    Failure,
+    FailureClass,
+    FailureEvent,
+    FailureTable,
+    RankEnd,
+    classify,
+)
+from ebbflow.planners.training.failures.retries import Attempt, Requeue, Retries, Retry, Shape, Stop
+from ebbflow.tasks.training.capacity import Nodes
+from ebbflow.tasks.training.recorder import Book
+from ebbflow.tasks.training.report import FailureReport
+
+SURVIVOR = 75  # exit status of a process that saved because another was lost
+NO_ELASTIC_RUN = (
+    "the script ended without a word to its launcher: it must train inside "
+    "`with ElasticRun.start() as run:` (from ebbflow.infra.training import ElasticRun)"
+)
+
+
+class Supervisor:
+    """Decides for one run. Called in the launcher's thread, one end at a time; implements ``Decide``.
+
+    Args:
+        nodes: that the run has.
+        table: classifies failures.
+        retries: what follows from their class.
+        settings: of the run itself, without a canary.
+        canary: the trial that comes first, if one does.
+        book: where ends and decisions are written down.
+        rng: for the jitter of delays.
+        learns: whether the settings' hazard follows what happens.
+    """
+
+    def __init__(
+        self,
+        nodes: Nodes,
+        table: FailureTable,
+        retries: Retries,
+        settings: RunSettings,
+        canary: CanaryPlan | None,
+        book: Book,
+        rng: np.random.Generator,
+        clock: Clock,
+        *,
+        learns: bool = False,
+    ) -> None:
+        self._nodes, self._table, self._retries = nodes, table, retries
+        self._settings, self._canary, self._book = settings, canary, book
+        self._rng, self._clock = rng, clock
+        self._learns, self._losses, self._node_seconds = learns, 0, 0.0
+        self._history: list[Attempt] = []
+        self._shape = Shape()
+        self._saved = -1  # newest step that is saved
+        self._noticed: set[str] = set()
+        self._repeated = False  # the canary
+        self._late = threading.Event()  # the canary took too long
+
+        self.tried = 0  # the canary's last generation
+        self.told: Callable[[int], Sequence[TrainingEvent]] = lambda _: ()  # the launcher's events
+        self._read = 0
+
+    # --- what others tell ---------------------------------------------------------------------------------
+
+    @property
+    def trying(self) -> bool:
+        """Tell whether the canary has yet to end."""
+        return self._canary is not None
+
+    def wanted(self) -> dict[str, int] | None:
+        """Return the placement on all nodes that are there; ``None`` where they are too few."""
+        return self._nodes.placement(self._shape.memory)
+
+    def begin(self) -> tuple[dict[str, int], RunSettings]:
+        """Return the first placement and its settings: the canary's where there is one."""
+        if self._canary is not None:
+            return self._trial()
+        return self.wanted() or self._nodes.there(), self._settings
+
+    def noticed(self, node: str) -> None:
+        """Take note that a node will leave soon."""
+        self._noticed.add(node)
+        self._nodes.remove([node])
+
+    def canary_is_late(self) -> None:
+        """Take note that the trial is being ended at its limit."""
+        self._late.set()
+
+    # --- what follows -------------------------------------------------------------------------------------
+
+    def __call__(self, end: GenerationEnd) -> Continue | Halt:
+        """Return what follows ``end``."""
+        self._take_in(end)
+        failure, trial = self._why(end), self.trying
+        self._learn(end, failure)
+        decision = self._decide(end, failure)
+        self._saved = max(self._saved, end.saved_step)
+        self._book.ended(end, self._described(failure), decision.reason, trial=trial)
+        taken = failure is None or failure.failure_class is FailureClass.SCHEDULER  # which other events say
+        if failure is not None and not taken and failure.line not in decision.reason:
+            self._book.say("failure", f"{failure}", node=failure.node)
+        if decision.reason:
+            self._book.say("decision", decision.reason)
+        return decision
+
+    def _learn(self, end: GenerationEnd, failure: Failure | None) -> None:
+        """Let the checkpoints' interval follow the losses seen so far, unless a hazard was stated."""
+        if not self._learns:
+            return
+        self._node_seconds += len(end.placement) * (end.ended - end.started)
+        self._losses += failure is not None and failure.failure_class is FailureClass.SCHEDULER
+        rate = hazard(self._losses, self._node_seconds)
+        self._settings = replace(self._settings, hazard=rate)
+
+    def _take_in(self, end: GenerationEnd) -> None:
+        for event in self.told(self._read):
+            self._read = event.number
+            if event.kind == "node-notice":
+                self.noticed(str(event.content.get("node", "")))
+        gone = [name for name in end.placement if name not in end.left]
+        self._nodes.remove(gone)
+        self._nodes.adopt({name: slots for name, slots in end.left.items() if name not in self._noticed})
+
+    def _decide(self, end: GenerationEnd, failure: Failure | None) -> Continue | Halt:
+        if end.kind == "silent":
+            return Halt("failed", NO_ELASTIC_RUN)
+        if end.kind == "finished":
+            return Halt("finished", end.reason)
+        if self._canary is not None:
+            return self._after_trial(end, failure)
+        if failure is None:
+            return self._go_on(end, "")
+        attempt = self._attempt(end, failure)
+        self._history.append(attempt)
+        answer = self._retries.decide(self._history, self._current_shape(), self._rng)
+        if isinstance(answer, Stop):
+            return Halt("failed", answer.reason)
+        if isinstance(answer, Requeue):
+            return self._go_on(end, answer.reason)
+        return self._retry(end, answer)
+
+    def _retry(self, end: GenerationEnd, answer: Retry) -> Continue | Halt:
+        if answer.shape is not None:
+            self._shape = answer.shape
+            self._settings = replace(self._settings, max_local=answer.shape.local_batch)
+        self._nodes.instead_of(answer.exclude)
+        return self._go_on(end, answer.reason, answer.after)
+
+    def _go_on(self, end: GenerationEnd, reason: str, delay: float = 0.0) -> Continue | Halt:
+        """Go on with all nodes: at once with those that are ready, if they are enough, until the others are."""
+        placement = self.wanted()
+        if placement is None:
+            return Halt("waiting", f"{reason or 'too few nodes'}; {self._nodes.slots} GPUs are left")
+        ready = {name: slots for name, slots in placement.items() if end.left.get(name) == slots}
+        if ready != placement and self._nodes.enough(ready) and not delay:
+            return Continue(ready, reason=reason, then=placement, settings=self._settings)
+        return Continue(placement, reason=reason, delay=delay, settings=self._settings)
+
+    # --- the canary ---------------------------------------------------------------------------------------
+
+    def _trial(self) -> tuple[dict[str, int], RunSettings]:
+        assert self._canary is not None
+        placement = self._nodes.trial(self._canary.ranks, self._canary.nodes)
+        return placement, replace(self._settings, canary_steps=self._canary.steps)
+
+    def _after_trial(self, end: GenerationEnd, failure: Failure | None) -> Continue | Halt:
+        if (
+            failure is not None
+            and failure.failure_class is FailureClass.SCHEDULER
+            and not self._late.is_set()
+        ):
+            return self._again(f"{failure.reason} during the trial")
+        if failure is not None and failure.failure_class is FailureClass.RESOURCE:
+            return self._smaller_trial(end, failure)
+        steps = max(end.last_step - max(end.first_step, 0), 0)
+        if failure is not None and failure.failure_class is FailureClass.SCHEDULER:
+            failure = None  # it was we who stopped it
+        said = verdict(failure, steps, self._late.is_set(), self._repeated)
+        if said.outcome == "repeat":
+            self._repeated = True
+            self._nodes.instead_of(end.suspects or end.placement)
+            return self._again(f"canary: {said.reason}")
+        self._canary, self.tried = None, end.generation
+        if not said.admitted:
+            return Halt("failed", f"canary: {said.reason}")
+        return self._go_on(replace(end, left={}), f"canary: {said.outcome}, {said.reason}")
+
+    def _smaller_trial(self, end: GenerationEnd, failure: Failure) -> Continue | Halt:
+        """Try again in another shape where that may help; the whole run keeps it."""
+        self._history.append(self._attempt(end, failure))
+        answer = self._retries.decide(self._history, self._current_shape(), self._rng)
+        if not isinstance(answer, Retry) or answer.shape is None:
+            return Halt("failed", f"canary: {answer.reason}")
+        self._shape = answer.shape
+        self._settings = replace(self._settings, max_local=answer.shape.local_batch)
+        return self._again(f"canary: {answer.reason}")
+
+    def _again(self, reason: str) -> Continue | Halt:
+        if not self._nodes.slots:
+            return Halt("waiting", reason)
+        placement, settings = self._trial()
+        return Continue(placement, reason=reason, settings=settings)
+
+    # --- why it ended -------------------------------------------------------------------------------------
+
+    def _why(self, end: GenerationEnd) -> Failure | None:
+        if end.kind in ("finished", "canary", "silent"):
+            return None
+        if end.kind == "stopped" and all(node in end.left for node in end.placement):
+            return None  # somebody asked for it
+        return classify(_ends(end), self._table, self._events(end))
+
+    def _events(self, end: GenerationEnd) -> list[FailureEvent]:
+        gone = [name for name in end.placement if name not in end.left]
+        if end.kind == "hung" and end.suspects and all(node in gone for node in end.suspects):
+            return [FailureEvent("node-lost", node, end.reason) for node in end.suspects]  # it stood still
+        if end.kind == "hung":
+            return [FailureEvent("hang", node, end.reason) for node in end.suspects or [""]]
+        if end.kind == "unformed":
+            return [FailureEvent("unformed", node, end.reason) for node in end.suspects or gone or [""]]
+        if end.kind not in ("lost", "stopped"):
+            return []
+        told = [node for node in gone if node in self._noticed]
+        if told:
+            return [FailureEvent("spot-notice", node, end.reason) for node in told]
+        return [FailureEvent("node-lost", node, end.reason) for node in gone]
+
+    def _attempt(self, end: GenerationEnd, failure: Failure) -> Attempt:
+        held = sum(end.placement.values()) * (end.ended - end.started)
+        first, last = max(end.first_step, 0), max(end.last_step, 0)
+        kept = max(min(end.saved_step, last) - first, 0) if end.first_step >= 0 else 0
+        return Attempt(
+            failure,
+            frozenset(end.placement),
+            held,
+            held * kept / max(last - first, 1),
+            end.saved_step > max(self._saved, end.first_step),
+            self._clock.now(),
+            frozenset(end.suspects),
+        )
+
+    def _current_shape(self) -> Shape:
+        """Return the shape that failed: what was asked for, or what the run chose."""
+        local = self._shape.local_batch or self._book.local_batch
+        return replace(self._shape, local_batch=local, accumulation=self._book.accumulation)
+
+    def _described(self, failure: Failure | None) -> FailureReport | None:
+        if failure is None:
+            return None
+        return FailureReport(
+            failure.reason,
+            failure.failure_class.value,
+            failure.signature,
+            failure.line,
+            failure.rank,
+            failure.node,
+            failure.advice,
+        )
+
+
+def _ends(end: GenerationEnd) -> list[RankEnd]:
+    own = [f for f in end.failures if f.exit_code != SURVIVOR]
+    return [_rank_end(f) for f in own or end.failures]
+
+
+def _rank_end(failure: RankFailure) -> RankEnd:
+    code = failure.exit_code if failure.exit_code is not None else 1
+    rank = -1 if failure.rank is None else failure.rank
+    return RankEnd(rank, code or 1, f"{failure.error}\n{failure.log}", failure.node, failure.time)

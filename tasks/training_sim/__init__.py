@@ -1,1 +1,0 @@
-"""Training workloads in the simulator: which policies, which agents, which files."""

@@ -1,0 +1,106 @@
+"""The GPUs of a search that is an app: its leases, dealt out to its trials one by one."""
+
+import threading
+from collections.abc import Iterable
+
+from ebbflow.infra.clock import Clock
+from ebbflow.planners.model.capacity import Node
+from ebbflow.planners.model.ledger import Lease
+from ebbflow.planners.model.scheduling import Placement
+from ebbflow.tasks.apps.lease_table import LeaseBook
+from ebbflow.tasks.training.driver import Handle
+from ebbflow.tasks.training.leased.nodes import Avoided, LeasedNodes
+from ebbflow.tasks.tuning.request import TuningRequest
+from ebbflow.tasks.tuning.trial import Trial
+
+LEAVING = 3.0  # s before a deadline by which a trial that pauses has to be saved
+_LEAST = 1.0  # s to save in, however late it is
+
+
+class LeasedRoom:
+    """A ``Room``. Each lease is dealt to one trial at most; one that somebody still uses is dealt to nobody else.
+
+    ``dealt`` may be called in any thread, all else in the search's.
+    """
+
+    def __init__(self, request: TuningRequest, book: LeaseBook, clock: Clock) -> None:
+        self._request, self._book, self._clock = request, book, clock
+        self._avoided = Avoided(book, clock)
+        self._lock = threading.Lock()
+        self._dealt: dict[str, frozenset[int]] = {}  # run -> leases
+
+    def dealt(self, run: str) -> frozenset[int]:
+        """Return the leases of one trial."""
+        with self._lock:
+            return self._dealt.get(run, frozenset())
+
+    def nodes(self) -> tuple[Node, ...]:
+        """See ``Room``."""
+        mine = self._all_dealt()
+        used = self._book.used()
+        # what one trial uses and was not dealt any more is on its way from it to nobody yet
+        usable = [lease for lease in self._usable() if lease.number in mine or lease.number not in used]
+        return tuple(Node(name, count, 0.0, gpus=count) for name, count in _counts(usable))
+
+    def held(self, one: Trial) -> Placement:
+        """See ``Room``."""
+        dealt = self.dealt(one.run)
+        return _counts(lease for lease in self._usable() if lease.number in dealt)
+
+    def give(self, one: Trial, placement: Placement) -> None:
+        """See ``Room``."""
+        wanted = dict(placement)
+        with self._lock:
+            dealt = self._dealt.get(one.run, frozenset())
+            others = frozenset().union(*(m for run, m in self._dealt.items() if run != one.run))
+            used = self._book.used()
+            own = {lease.number for lease in self._usable() if lease.number in dealt}
+            mine = set((dealt & used) - own)  # called back, still in use: its processes are leaving
+            for node in {lease.node for lease in self._usable()}:
+                here = [lease.number for lease in self._usable() if lease.node == node]
+                kept = [number for number in here if number in own]
+                free = [n for n in here if n not in dealt and n not in others and n not in used]
+                mine |= set((kept + free)[: wanted.get(node, 0)])
+            self._dealt[one.run] = frozenset(mine)
+        if one.handle is None:
+            request = self._request
+            nodes = LeasedNodes(
+                self._book,
+                request.most_gpus,
+                request.gpus,
+                self._clock,
+                lambda: self.dealt(one.run),
+                self._avoided,
+            )
+            one.handle = Handle(nodes)
+
+    def mend(self, one: Trial) -> None:
+        """Do nothing: a trial sees for itself what it has."""
+
+    def deadline(self, one: Trial) -> float | None:
+        """See ``Room``."""
+        due = self._book.due(self.dealt(one.run))
+        if not due:
+            return None
+        return max(min(due.values()) - LEAVING, self._clock.now() + _LEAST)
+
+    def take_back(self, one: Trial) -> None:
+        """See ``Room``."""
+        with self._lock:
+            self._dealt.pop(one.run, None)
+
+    # --- how ------------------------------------------------------------------------------------------------
+
+    def _usable(self) -> tuple[Lease, ...]:
+        return self._avoided.without(self._book.allowed())
+
+    def _all_dealt(self) -> frozenset[int]:
+        with self._lock:
+            return frozenset().union(*self._dealt.values())
+
+
+def _counts(leases: Iterable[Lease]) -> Placement:
+    counts: dict[str, int] = {}
+    for lease in leases:
+        counts[lease.node] = counts.get(lease.node, 0) + 1
+    return tuple(sorted(counts.items()))

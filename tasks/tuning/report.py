@@ -1,0 +1,49 @@
+"""What a search found, and its JSON form."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from ebbflow.tasks.drawing.codec import to_text
+
+FORMAT = 1
+
+TrialEnd = Literal["complete", "pruned", "failed", "stopped"]
+
+
+@dataclass(frozen=True, slots=True)
+class TrialReport:
+    """One trial."""
+
+    number: int
+    run: str  # id of its training, in the search's folder
+    parameters: Mapping[str, Any]
+    state: TrialEnd
+    value: float | None  # the metric, as last reported
+    epochs: int = 0
+    steps: int = 0
+    seconds: float = 0.0
+    gpu_seconds: float = 0.0
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class TuningReport:
+    """One search, as far as one process saw it; trials that ended before are listed with what is on record."""
+
+    id: str
+    folder: str
+    metric: str
+    maximise: bool
+    state: Literal["finished", "stopped", "failed"]
+    reason: str
+    started: float  # seconds since the Unix epoch
+    seconds: float
+    trials: tuple[TrialReport, ...] = ()
+    best: TrialReport | None = None
+    gpu_seconds: float = 0.0
+    outlooks: tuple[Mapping[str, float], ...] = field(default=())  # work left over time
+
+    def to_json(self) -> str:
+        """Return the report as JSON text; infinite and undefined numbers are ``null``."""
+        return to_text(self, FORMAT)

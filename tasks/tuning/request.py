@@ -1,0 +1,203 @@
+"""What a user asks of a search: parameters, trials, nodes; checked before anything starts."""
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal
+
+from ebbflow.infra.errors import StorageError, TrainingError
+from ebbflow.infra.storage import checksums, private, user_files
+from ebbflow.infra.storage.files import write_atomic
+from ebbflow.infra.storage.filesystems import filesystem, split, translated
+from ebbflow.planners.errors import OptionError
+from ebbflow.planners.model import names
+from ebbflow.tasks.training.request import TrainingRequest, default_folder, slots_of
+
+Pruner = Literal["halving", "curve", "none"]
+
+_FILE = "search.json"
+_FORMAT = 1
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
+_FORM = "a parameter is {float: [low, high]}, {log: [low, high]}, {int: [low, high]} or {choice: [a, b]}"
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One hyper-parameter; the script gets it as ``--NAME VALUE``."""
+
+    name: str
+    kind: Literal["float", "log", "int", "choice"]
+    low: float = 0.0
+    high: float = 0.0
+    choices: tuple[str | int | float | bool, ...] = ()
+
+    @classmethod
+    def parse(cls, name: str, data: Any) -> "Parameter":
+        """Return what one entry of the file says. Raises ``OptionError``."""
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            raise OptionError(
+                f"a parameter's name begins with a letter and holds A-Z a-z 0-9 _ -; got {name!r}"
+            )
+        if not isinstance(data, Mapping) or len(data) != 1:
+            raise OptionError(f"{name}: {_FORM}; got {data!r:.80}")
+        kind, values = next(iter(data.items()))
+        if not isinstance(values, list):
+            raise OptionError(f"{name}: {_FORM}; got {data!r:.80}")
+        if kind == "choice":
+            plain = all(isinstance(v, str | int | float | bool) for v in values)
+            if not values or not plain or len(set(map(repr, values))) != len(values):
+                raise OptionError(f"{name}: choices are different texts or numbers; got {values!r:.80}")
+            return cls(name, "choice", choices=tuple(values))
+        if kind not in ("float", "log", "int"):
+            raise OptionError(f"{name}: {_FORM}; got {data!r:.80}")
+        whole = int if kind == "int" else (int, float)
+        right = len(values) == 2 and all(isinstance(v, whole) and not isinstance(v, bool) for v in values)
+        if not right or not values[0] < values[1] or not all(map(math.isfinite, values)):
+            raise OptionError(f"{name}: {kind} takes two numbers, the smaller first; got {values!r:.80}")
+        if kind == "log" and not values[0] > 0:
+            raise OptionError(f"{name}: log takes numbers > 0; got {values!r:.80}")
+        return cls(name, kind, float(values[0]), float(values[1]))
+
+
+def read_space(path: Path | str) -> tuple[Parameter, ...]:
+    """Return the parameters that a YAML file names. Raises ``OptionError``."""
+    data = user_files.read_yaml(path, error=lambda said: OptionError(f"the space: {said}"))
+    if not isinstance(data, Mapping) or not data:
+        raise OptionError(f"{path} must name parameters, such as `lr: {{log: [0.001, 1]}}`; got {data!r:.60}")
+    try:
+        return tuple(Parameter.parse(name, entry) for name, entry in data.items())
+    except OptionError as error:
+        raise OptionError(f"{path}: {error}") from error
+
+
+@dataclass(frozen=True)
+class TuningRequest:
+    """One search. Raises ``OptionError`` for a value that breaks its rule."""
+
+    script: str
+    space: tuple[Parameter, ...]
+    metric: str  # that the script reports: run.report(METRIC=...)
+    arguments: tuple[str, ...] = ()  # of the script, the same for all trials
+    id: str = ""
+    folder: str = field(default_factory=default_folder)
+    nodes: str = "local:1x1"
+    trials: int = 20
+    gpus: int = 1  # of a trial
+    max_gpus: int | None = None  # of a trial, when others leave some; None: no more than ``gpus``
+    maximise: bool = True
+    epochs: int | None = None  # of a whole trial, for ``curve`` and the outlook; None: not known
+    pruner: Pruner = "halving"
+    factor: int = 3  # of successive halving: one trial in so many goes on
+    least_epochs: int = 1  # before a trial may be stopped
+    sampler: Literal["tpe", "random"] = "tpe"
+    seed: int = 0
+    checkpoint_every: float | None = None
+    adaptive: bool = True
+    grace: float = 30.0
+    save_within: float = 120.0
+    spill: str = ""
+    restart: bool = False  # of trials none of whose checkpoints can be used; holds for one launch
+    json: str | None = None
+
+    def __post_init__(self) -> None:
+        """Check everything that can be checked without starting anything."""
+        if self.id:
+            names.RUN.check(self.id)
+        if not self.space:
+            raise OptionError("a search needs a parameter at least")
+        if not _NAME.fullmatch(self.metric):
+            raise OptionError(f"metric must be a name that the script reports; got {self.metric!r}")
+        for name in ("trials", "gpus", "least_epochs"):
+            if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
+                raise OptionError(f"{name} must be a whole number >= 1; got {getattr(self, name)!r}")
+        if self.factor < 2:
+            raise OptionError(f"factor must be >= 2; got {self.factor}")
+        if self.pruner not in ("halving", "curve", "none"):
+            raise OptionError(f"pruner must be halving, curve or none; got {self.pruner!r}")
+        if self.pruner == "curve" and self.epochs is None:
+            raise OptionError("pruner curve needs to know the epochs of a whole trial (--epochs)")
+        if self.epochs is not None and self.epochs < 1:
+            raise OptionError(f"epochs must be >= 1; got {self.epochs}")
+        if not 0 <= self.seed < 2**32:
+            raise OptionError(f"seed must be a whole number from 0 to 2^32 - 1; got {self.seed}")
+        if self.sampler not in ("tpe", "random"):
+            raise OptionError(f"sampler must be tpe or random; got {self.sampler!r}")
+        if self.most_gpus < self.gpus:
+            raise OptionError(f"max_gpus must be >= gpus ({self.gpus}); got {self.max_gpus}")
+        there = sum(slots_of(self.nodes).values())
+        if there < self.gpus:
+            raise OptionError(f"nodes {self.nodes} have {there} GPUs; a trial needs {self.gpus}")
+        self.trial("probe", self.arguments)  # which checks the rest
+
+    @property
+    def most_gpus(self) -> int:
+        """Return the most GPUs of one trial."""
+        return self.gpus if self.max_gpus is None else self.max_gpus
+
+    @property
+    def search_folder(self) -> str:
+        """Return the search's own folder; its trials' runs are in it."""
+        return f"{self.folder.rstrip('/')}/{self.id}"
+
+    @property
+    def placement(self) -> dict[str, int]:
+        """Return the slots of each node."""
+        return slots_of(self.nodes)
+
+    def trial(self, run: str, arguments: tuple[str, ...]) -> TrainingRequest:
+        """Return the training of one trial."""
+        return TrainingRequest(
+            self.script,
+            arguments,
+            id=run,
+            folder=self.search_folder,
+            nodes=self.nodes,
+            min_gpus=self.gpus,
+            max_gpus=self.most_gpus,
+            adaptive=self.adaptive,
+            checkpoint_every=self.checkpoint_every,
+            keep=1,
+            grace=self.grace,
+            save_within=self.save_within,
+            spill=self.spill,
+            restart=self.restart,
+            canary="never",
+        )
+
+    def save(self) -> None:
+        """Write the request into the search's folder, for ``--resume``. Raises ``StorageError``."""
+        scheme, path = split(self.search_folder)
+        data = checksums.sealed({"format": _FORMAT, **asdict(self), "restart": False}, indent=1)
+        with translated(f"write {self.search_folder}/{_FILE}"):
+            store = filesystem(scheme)
+            private.folder_maker(store, scheme)(path)
+            write_atomic(store, scheme, f"{path}/{_FILE}", data)
+
+    @classmethod
+    def load(cls, folder: str, id: str, changes: Mapping[str, Any] | None = None) -> "TuningRequest":
+        """Return the recorded request of search ``id``, with ``changes``. Raises ``TrainingError``."""
+        names.RUN.check(id)
+        scheme, path = split(f"{folder.rstrip('/')}/{id}")
+        try:
+            with (
+                translated(f"read {path}/{_FILE}"),
+                filesystem(scheme).open_input_file(f"{path}/{_FILE}") as file,
+            ):
+                data = checksums.unsealed(file.read())
+            if data.pop("format") != _FORMAT:
+                raise TrainingError(
+                    f"search {id} was begun by another version of Ebbflow; go on with that one"
+                )
+            space = tuple(Parameter(**{**p, "choices": tuple(p["choices"])}) for p in data["space"])
+            values = {f.name: data[f.name] for f in fields(cls) if f.name in data}
+            values |= {"space": space, "arguments": tuple(data["arguments"]), "folder": folder}
+        except StorageError as error:
+            raise TrainingError(f"there is no search {id!r} in {folder} to go on with: {error}") from error
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise TrainingError(
+                f"{path}/{_FILE} is not what was written ({error}); bring it back from a copy, or start the search "
+                f"anew"
+            ) from error
+        return cls(**(values | dict(changes or {})))

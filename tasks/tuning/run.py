@@ -1,0 +1,466 @@
+"""A search over hyper-parameters: several trainings of one goal share nodes; those without prospects are stopped."""
+
+import queue
+import threading
+import uuid
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from math import inf, isfinite
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ebbflow.infra.clock import Clock, SystemClock
+from ebbflow.infra.errors import StorageError, StorageFullError, TrainingError
+from ebbflow.infra.packages import require
+from ebbflow.infra.storage.locks import RunLock
+from ebbflow.planners.model.capacity import Capacity
+from ebbflow.planners.model.scheduling import App, Placement, View, gpus_of
+from ebbflow.planners.scheduling.gangs.las import leased_las
+from ebbflow.planners.scheduling.locality import Level
+from ebbflow.planners.training.failures.failures import FailureReason
+from ebbflow.planners.tuning.early_stopping import TrialState, epochs_left, outlook, rungs
+from ebbflow.tasks.query.report import write_text
+from ebbflow.tasks.training.driver import Handle
+from ebbflow.tasks.training.listening import TrainingListener
+from ebbflow.tasks.training.report import TrainingReport
+from ebbflow.tasks.training.request import TrainingRequest
+from ebbflow.tasks.training.run import run_training
+from ebbflow.tasks.tuning.report import TrialEnd, TrialReport, TuningReport
+from ebbflow.tasks.tuning.request import TuningRequest
+from ebbflow.tasks.tuning.resources import OwnRoom, Room
+from ebbflow.tasks.tuning.study import Study, as_arguments
+from ebbflow.tasks.tuning.trial import Reporter, SearchStatus, Trial, TrialStatus, recorded
+
+SAME_FAILURES = 3  # trials that fail alike before the search gives up
+_PAUSE = 0.2  # s between looks
+_UNKNOWN_EPOCHS = 10**6
+
+Say = Callable[[str], None]
+Watch = Callable[[SearchStatus], None]
+RunTrial = Callable[[TrainingRequest, TrainingListener, Handle, bool], TrainingReport]
+
+
+def run_trial(
+    request: TrainingRequest, listener: TrainingListener, handle: Handle, resume: bool
+) -> TrainingReport:
+    """Train one trial to its end, on the nodes that ``handle`` says."""
+    return run_training(request, listener, resume=resume, handle=handle)
+
+
+def new_search() -> str:
+    """Return an id for a search."""
+    return f"search-{uuid.uuid4().hex[:8]}"
+
+
+def run_tuning(
+    request: TuningRequest,
+    say: Say = lambda _: None,
+    *,
+    resume: bool = False,
+    train: RunTrial = run_trial,
+    clock: Clock | None = None,
+    room: Room | None = None,
+    stop: threading.Event | None = None,
+    watch: Watch | None = None,
+) -> TuningReport:
+    """Run a search to its end and return what it found. An interrupt saves the trials that run and leaves.
+
+    Args:
+        request: what to search for.
+        say: called with sentences for people.
+        resume: go on with the search of this id.
+        train: trains one trial.
+        clock: the time.
+        room: the GPUs of its trials, which may come and go: a trial that loses too many is paused, and goes on from
+            its checkpoint when there are enough again. Those of the request's nodes by default.
+        stop: set by others, it does what an interrupt does.
+        watch: called several times a second with where the search stands.
+
+    Raises ``EbbflowError`` when it cannot begin, ``RunLockedError`` when another process runs it, ``TrainingError``
+    for an id that is taken, ``StorageFullError`` on a full disk: the search can be gone on with.
+    """
+    request = request if request.id else replace(request, id=new_search())
+    if not resume and (Path(request.search_folder) / "search.json").exists():
+        raise TrainingError(
+            f"there is a search {request.id!r} in {request.folder} already: go on with it (ebbflow tune --resume "
+            f"{request.id}), or choose another id"
+        )
+    if train is run_trial:
+        require("torch", "a training", "train")
+    with RunLock(request.search_folder, request.id, clock=clock):
+        study = Study(request)
+        request.save()
+        search = _Search(
+            request,
+            study,
+            say,
+            train,
+            clock or SystemClock(),
+            room or OwnRoom(request),
+            stop or threading.Event(),
+            watch,
+        )
+        report = search.run()
+        write_text(Path(request.search_folder) / "report.json", report.to_json(), kept=True)
+    if request.json:
+        write_text(request.json, report.to_json())
+    return report
+
+
+class _Search:
+    """The loop of a search; all but the trainings themselves happens in its thread."""
+
+    def __init__(
+        self,
+        request: TuningRequest,
+        study: Study,
+        say: Say,
+        train: RunTrial,
+        clock: Clock,
+        room: Room,
+        stop: threading.Event,
+        watch: Watch | None,
+    ) -> None:
+        self._request, self._study, self._say, self._train = request, study, say, train
+        self._clock, self._room, self._stop, self._watch = clock, room, stop, watch
+        self._leaving = False
+        self._running: dict[str, Trial] = {}
+        self._ended: list[TrialReport] = []
+        self._inbox: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
+        self._policy = leased_las(inf)  # equal service; GPUs are kept until a trial ends
+        self._memory: Any = None
+        self._rng = np.random.default_rng(request.seed)
+        self._signatures: dict[str, int] = {}
+        self._outlooks: list[Mapping[str, float]] = []
+        self._begun = clock.now()
+        self._nodes = room.nodes()
+        compared = rungs(request.least_epochs, request.epochs, request.factor) if request.epochs else ()
+        self._rungs = compared if request.pruner == "halving" else ()
+
+    def run(self) -> TuningReport:
+        """Run all trials that are left."""
+        for trial in self._study.unfinished():
+            self._enter(trial, resumes=True)
+        state, reason = "finished", "all trials have ended"
+        try:
+            while self._step():
+                pass
+            if self._given_up:
+                state, reason = "failed", f"{SAME_FAILURES} trials failed alike: {self._given_up}"
+            elif self._stop.is_set():
+                raise KeyboardInterrupt
+        except KeyboardInterrupt:
+            self._say("interrupted: the trials that run save and leave")
+            state, reason = "stopped", "interrupted"
+            self._leave()
+        except BaseException:
+            self._leave()
+            raise
+        return self._report(state, reason)
+
+    def _step(self) -> bool:
+        """Hand GPUs out, take in what trials say; tell whether there is more to do."""
+        if self._stop.is_set():
+            return False
+        self._nodes = self._room.nodes()
+        self._fill()
+        if not self._running and self._study.begun() >= self._request.trials:
+            return False
+        self._share()
+        if self._watch is not None:
+            self._watch(self._status())
+        try:
+            self._take(self._inbox.get(timeout=_PAUSE))
+            while True:
+                self._take(self._inbox.get_nowait())
+        except queue.Empty:
+            pass
+        if self._given_up:
+            self._leave()
+            return False
+        return True
+
+    @property
+    def _given_up(self) -> str:
+        return next((line for line, times in self._signatures.items() if times >= SAME_FAILURES), "")
+
+    # --- who runs, and where ------------------------------------------------------------------------------
+
+    def _fill(self) -> None:
+        """Begin as many trials as there is room for."""
+        room = sum(node.gpus for node in self._nodes) // self._request.gpus
+        while len(self._running) < room and self._study.begun() < self._request.trials:
+            self._enter(self._study.ask(), resumes=False)
+
+    def _enter(self, trial: Any, *, resumes: bool) -> None:
+        request, now = self._request, self._clock.now()
+        parameters = self._study.arguments(trial)
+        run = f"trial-{trial.number:03d}"
+        app = App(run, trial.number, now, request.gpus, request.gpus, request.most_gpus)
+        one = self._running[run] = Trial(trial, app, run, parameters, resumes)
+        if resumes and (told := self._study.values(trial)):
+            one.epochs, one.value = told[-1]
+        shown = (f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in parameters.items())
+        self._say(f"{run}: {'goes on, ' if resumes else ''}{', '.join(shown)}")
+
+    def _share(self) -> None:
+        """Let the policy hand out free GPUs: equal service to all trials."""
+        now = self._clock.now()
+        for one in self._running.values():
+            one.app.remaining = self._left(one)
+            if not one.pausing:
+                one.app.held = self._room.held(one)
+                if one.handle is not None and gpus_of(one.app.held) < one.app.min_gpus:
+                    self._pause(one)
+        apps = tuple(
+            sorted((o.app for o in self._running.values() if not o.pausing), key=lambda app: app.number)
+        )
+        capacity = Capacity(0, self._nodes, at=now)
+        decision = self._policy.decide(View(now, apps, capacity), self._memory, self._rng)
+        self._memory = decision.memory
+        for run, grant in decision.grants.items():
+            one = self._running[run]
+            if gpus_of(grant.placement) < one.app.min_gpus:
+                continue
+            if set(grant.placement) != set(one.app.held):
+                self._place(one, grant.placement)
+            else:
+                self._room.mend(one)
+
+    def _place(self, one: Trial, placement: Placement) -> None:
+        """Give a trial these GPUs, and let it begin or go on if it does not run."""
+        self._room.give(one, placement)
+        one.app.held = placement
+        if one.thread is None:
+            one.since = self._clock.now()
+            one.begun = one.begun or one.since
+            one.thread = threading.Thread(
+                target=partial(self._work, one), name=f"ebbflow-{one.run}", daemon=True
+            )
+            one.thread.start()
+
+    def _pause(self, one: Trial) -> None:
+        """Let a trial that has lost too many GPUs save and leave; it goes on when there are some again."""
+        assert one.handle is not None
+        one.pausing, one.app.held = True, ()
+        self._say(f"{one.run}: pauses, too few GPUs are left for it")
+        one.handle.stop(self._room.deadline(one))
+
+    def _paused(self, one: Trial, report: TrainingReport) -> None:
+        one.spent += report.gpu_seconds
+        one.handle, one.thread = None, None
+        one.pausing, one.resumes = False, True
+
+    def _work(self, one: Trial) -> None:
+        """Train a trial, in its own thread."""
+        assert one.handle is not None
+        arguments = self._request.arguments + as_arguments(one.parameters)
+        try:
+            request = self._request.trial(one.run, arguments)
+            resumes = one.resumes and request.recorded
+            done = recorded(request) if resumes else None
+            if done is not None and done.state == "finished":  # but the search did not live to hear of it
+                reporter = Reporter(self._inbox, one.run, self._request.metric)
+                for said in done.metrics:
+                    if said.value is not None:
+                        reporter.metrics(said.step, said.epoch, {said.name: said.value})
+                self._inbox.put(("ended", one.run, done, None))
+                return
+            report = self._train(
+                request, Reporter(self._inbox, one.run, self._request.metric), one.handle, resumes
+            )
+            self._inbox.put(("ended", one.run, report, None))
+        except Exception as error:
+            self._inbox.put(("ended", one.run, None, error))
+
+    # --- what trials say ----------------------------------------------------------------------------------
+
+    def _take(self, said: tuple[Any, ...]) -> None:
+        one = self._running.get(said[1])
+        if one is None:
+            return
+        if said[0] == "metric":
+            self._metric(one, said[2], said[3])
+        else:
+            self._end(one, said[2], said[3])
+            if (full := _full(said[2], said[3])) is not None:  # the next trial would meet the same disk
+                raise full
+
+    def _metric(self, one: Trial, epoch: int, value: float) -> None:
+        if one.pruned or epoch <= one.epochs:
+            return  # an epoch that was told before a restart
+        one.epochs = epoch
+        if isfinite(value):
+            one.value = value
+        if not isfinite(value) or self._study.report(one.trial, epoch, value):
+            one.pruned = True
+            self._say(f"{one.run}: stopped after epoch {epoch}, {self._request.metric} {value:.4g}")
+            assert one.handle is not None
+            one.handle.stop()
+        self._note_outlook()
+
+    def _end(self, one: Trial, report: TrainingReport | None, error: Exception | None) -> None:
+        self._room.take_back(one)
+        if report is not None and report.state == "stopped" and not (one.pruned or self._leaving):
+            self._paused(one, report)
+            return
+        del self._running[one.run]
+        state, reason = self._outcome(one, report, error)
+        if state != "stopped":
+            self._study.tell(one.trial, one.value, state)
+        spent = one.spent + (report.gpu_seconds if report else 0.0)
+        took = self._clock.now() - one.begun if one.begun else 0.0
+        steps = report.steps if report else 0
+        self._ended.append(
+            TrialReport(
+                one.trial.number,
+                one.run,
+                one.parameters,
+                state,
+                one.value,
+                one.epochs,
+                steps,
+                took,
+                spent,
+                reason,
+            )
+        )
+        if state == "complete":
+            self._say(f"{one.run}: {self._request.metric} {one.value:.4g} after {one.epochs} epochs")
+        elif state == "failed":
+            self._say(f"{one.run}: failed: {reason}")
+
+    def _outcome(
+        self, one: Trial, report: TrainingReport | None, error: Exception | None
+    ) -> tuple[TrialEnd, str]:
+        if (full := _full(report, error)) is not None:
+            return "stopped", str(full)  # no fault of the trial's: it goes on when the search does
+        if report is None or report.state == "failed":
+            reason = str(error) if report is None else report.reason
+            failure = report.failure if report else None
+            mark = failure.line if failure and failure.failure_class in ("user", "data") else ""
+            if mark or report is None:
+                self._signatures[mark or reason] = self._signatures.get(mark or reason, 0) + 1
+            return "failed", reason
+        if one.pruned:
+            return "pruned", f"no prospects after epoch {one.epochs}"
+        if report.state == "stopped":
+            return "stopped", report.reason
+        if one.value is None:
+            line = (
+                f"the script never reported {self._request.metric} (run.report({self._request.metric}=...))"
+            )
+            self._signatures[line] = self._signatures.get(line, 0) + 1
+            return "failed", line
+        return "complete", ""
+
+    def _leave(self) -> None:
+        """Let all trials that run save and leave, and wait for them."""
+        self._leaving = True
+        for one in list(self._running.values()):
+            if one.handle is None:
+                del self._running[one.run]
+            else:
+                one.handle.stop()
+        end = self._clock.now() + 2 * self._request.grace + 60.0
+        while self._running and self._clock.now() < end:
+            try:
+                said = self._inbox.get(timeout=_PAUSE)
+            except queue.Empty:
+                continue
+            if said[0] == "ended" and (one := self._running.get(said[1])) is not None:
+                with suppress(StorageError):  # not written down: a search that goes on sees it for itself
+                    self._end(one, said[2], said[3])
+
+    # --- what is left -------------------------------------------------------------------------------------
+
+    def _spent(self, one: Trial, now: float) -> float:
+        """Return about how many GPU-seconds a trial has had."""
+        running = (now - one.since) * max(gpus_of(one.app.held), 1) if one.handle is not None else 0.0
+        return one.spent + running
+
+    def _status(self) -> SearchStatus:
+        now = self._clock.now()
+        trials = tuple(
+            TrialStatus(
+                one.run, one.epochs, self._left(one), gpus_of(one.app.held), self._spent(one, now), one.value
+            )
+            for one in self._running.values()
+        )
+        begun = self._study.begun()
+        return SearchStatus(trials, begun, begun - len(trials), self._study.best_value())
+
+    def _left(self, one: Trial) -> float:
+        """Return the epochs that a trial is expected to live yet."""
+        if self._request.epochs is None:
+            return _UNKNOWN_EPOCHS
+        done = min(one.epochs, self._request.epochs)
+        return epochs_left(done, self._request.epochs, self._rungs, self._request.factor)
+
+    def _note_outlook(self) -> None:
+        """Write down the work left, as a scheduler of several searches would ask for it."""
+        if self._request.epochs is None or not self._running:
+            return
+        now = self._clock.now()
+        states = []
+        for one in self._running.values():
+            used = self._spent(one, now)
+            seconds = used / one.epochs if one.epochs else inf
+            states.append(TrialState(one.epochs, self._left(one), seconds, self._request.epochs - one.epochs))
+        spent = sum(trial.gpu_seconds for trial in self._ended)
+        app = outlook(states, self._request.most_gpus, spent)
+        gpus = np.array([max(sum(node.gpus for node in self._nodes), 1)])
+        seconds = float(app.remaining(gpus, Level.SLOT)[0])
+        self._outlooks.append(
+            {"at": now - self._begun, "work": sum(j.work for j in app.jobs), "seconds": seconds}
+        )
+
+    def _report(self, state: Any, reason: str) -> TuningReport:
+        known = {trial.number: trial for trial in self._ended}
+        names = {"COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "failed"}
+        trials = []
+        for frozen in self._study.trials():
+            if frozen.number in known:
+                trials.append(known[frozen.number])
+            elif frozen.state.name in names:
+                last = max(frozen.intermediate_values, default=0)
+                value = frozen.intermediate_values.get(last, frozen.value)
+                run = f"trial-{frozen.number:03d}"
+                done = recorded(self._request.trial(run, ()))
+                spent = (done.steps, done.seconds, done.gpu_seconds) if done else (0, 0.0, 0.0)
+                trials.append(
+                    TrialReport(
+                        frozen.number, run, frozen.params, names[frozen.state.name], value, last, *spent
+                    )  # type: ignore[arg-type]
+                )
+        complete = [trial for trial in trials if trial.state == "complete" and trial.value is not None]
+        sign = 1 if self._request.maximise else -1
+        best = max(complete, key=lambda trial: sign * float(trial.value or 0.0), default=None)
+        return TuningReport(
+            self._request.id,
+            self._request.search_folder,
+            self._request.metric,
+            self._request.maximise,
+            state,
+            reason,
+            self._begun,
+            self._clock.now() - self._begun,
+            tuple(trials),
+            best,
+            sum(trial.gpu_seconds for trial in trials),
+            tuple(self._outlooks),
+        )
+
+
+def _full(report: TrainingReport | None, error: Exception | None) -> StorageFullError | None:
+    """Return the error of a trial that found no space, for its files or for its last checkpoint."""
+    if isinstance(error, StorageFullError):
+        return error
+    failure = report.failure if report is not None and report.state == "failed" else None
+    if report is not None and failure is not None and failure.reason == FailureReason.NO_SPACE:
+        return StorageFullError(report.reason)
+    return None

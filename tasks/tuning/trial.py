@@ -1,0 +1,84 @@
+"""One trial of a search that runs: its training, and what it says."""
+
+import json
+import queue
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ebbflow.infra.storage import checksums
+from ebbflow.planners.model.scheduling import App
+from ebbflow.tasks.query.report import ReportError
+from ebbflow.tasks.training.driver import Handle
+from ebbflow.tasks.training.listening import Silent
+from ebbflow.tasks.training.report import TrainingReport
+from ebbflow.tasks.training.request import TrainingRequest
+
+
+@dataclass(slots=True)
+class Trial:
+    """One trial that runs."""
+
+    trial: Any  # Optuna's
+    app: App
+    run: str
+    parameters: dict[str, Any]
+    resumes: bool
+    handle: Handle | None = None
+    thread: threading.Thread | None = None
+    names: dict[str, str] = field(default_factory=dict)  # node -> the name that the run knows it by
+    turns: int = 0
+    pruned: bool = False
+    pausing: bool = False  # it was asked to save and leave until there are GPUs for it again
+    epochs: int = 0
+    value: float | None = None
+    begun: float = 0.0  # when it got its first GPU
+    spent: float = 0.0  # GPU-seconds, before it was paused last
+    since: float = 0.0  # when the present stretch began
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TrialStatus:
+    """A trial that has begun and not ended."""
+
+    run: str
+    epochs: int  # done
+    epochs_left: float  # that it is expected to live yet
+    gpus: int  # that it has now; 0: it waits
+    spent: float  # GPU-seconds so far
+    value: float | None  # of the metric, as last reported
+
+
+@dataclass(frozen=True, slots=True)
+class SearchStatus:
+    """Where a search stands."""
+
+    trials: tuple[TrialStatus, ...]
+    begun: int  # trials so far, those included that have ended
+    ended: int
+    best: float | None  # of the metric, over complete trials
+
+
+def recorded(request: TrainingRequest) -> TrainingReport | None:
+    """Return what the last launcher of a run has reported, if it lived to; ``None`` too for a damaged report."""
+    try:
+        content = checksums.unsealed((Path(request.run_folder) / "report.json").read_bytes())
+        return TrainingReport.from_json(json.dumps(content))
+    except (OSError, checksums.DamagedError, ReportError):
+        return None
+
+
+class Reporter(Silent):
+    """Puts a trial's metric into the search's inbox."""
+
+    def __init__(self, inbox: "queue.SimpleQueue[tuple[Any, ...]]", run: str, metric: str) -> None:
+        self._inbox, self._run, self._metric = inbox, run, metric
+        self._reports = 0
+
+    def metrics(self, step: int, epoch: int, values: Mapping[str, float]) -> None:
+        if self._metric in values:
+            self._reports = max(self._reports + 1, epoch + 1)
+            self._inbox.put(("metric", self._run, self._reports, float(values[self._metric])))

@@ -1,0 +1,88 @@
+"""CPU quotas: the arithmetic, finding a controller, and the kernel keeping to it."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ebbflow.infra.clock import SystemClock
+from ebbflow.infra.machine import cgroups
+from ebbflow.infra.machine.cgroups import Controller, find_controller, per_core_quota
+
+pytestmark = pytest.mark.processes
+
+BURN = """
+import sys, time
+sys.stdin.readline()
+start = time.monotonic()
+while time.monotonic() - start < 1.0:
+    pass
+print(time.process_time())
+"""
+
+
+@given(machine=st.integers(1, 256), asked=st.integers(0, 1024))
+def test_quotas_never_promise_more_than_the_machine_has(machine: int, asked: int) -> None:
+    quota = per_core_quota(machine, asked)
+    assert 0 < quota <= 1
+    assert quota * asked <= machine
+
+
+def test_three_workers_on_two_cores_get_six_tenths_each() -> None:
+    assert per_core_quota(2, 3) == pytest.approx(0.6)
+
+
+def test_the_controller_of_version_1_is_found_in_hybrid_mounts(tmp_path: Path) -> None:
+    (tmp_path / "cpu" / "own").mkdir(parents=True)
+    (tmp_path / "cpu" / "own" / "cgroup.procs").touch()
+    (tmp_path / "unified").mkdir()
+    mounts, own = tmp_path / "mounts", tmp_path / "cgroup"
+    mounts.write_text(
+        f"cgroup2 {tmp_path}/unified cgroup2 rw 0 0\ncgroup {tmp_path}/cpu cgroup rw,cpu,cpuacct 0 0\n"
+    )
+    own.write_text("3:cpu,cpuacct:/own\n0::/\n")
+    assert find_controller(mounts, own) == Controller(1, tmp_path / "cpu" / "own")
+
+
+def test_version_2_takes_the_nearest_parent_that_hands_down_cpu(tmp_path: Path) -> None:
+    slice_, scope = tmp_path / "user.slice", tmp_path / "user.slice" / "shell.scope"
+    scope.mkdir(parents=True)
+    for folder, controllers in ((tmp_path, "cpu memory"), (slice_, "cpu memory pids"), (scope, "")):
+        (folder / "cgroup.subtree_control").write_text(controllers)
+        (folder / "cgroup.procs").touch()
+    mounts, own = tmp_path / "mounts", tmp_path / "cgroup"
+    mounts.write_text(f"cgroup2 {tmp_path} cgroup2 rw 0 0\n")
+    own.write_text("0::/user.slice/shell.scope\n")
+    controller = find_controller(mounts, own)
+    assert controller == Controller(2, slice_)
+    group = cgroups.create(controller, "node", 0.6)
+    assert (group / "cpu.max").read_text() == "60000 100000"
+
+
+def test_no_cgroups_mean_no_controller(tmp_path: Path) -> None:
+    (tmp_path / "mounts").write_text("proc /proc proc rw 0 0\n")
+    (tmp_path / "cgroup").write_text("")
+    assert find_controller(tmp_path / "mounts", tmp_path / "cgroup") is None
+    assert find_controller(tmp_path / "absent", tmp_path / "absent") is None
+
+
+def test_the_kernel_holds_a_process_to_its_quota() -> None:
+    controller = find_controller()
+    if controller is None:
+        pytest.skip("no writable control group with a CPU quota")
+    group = cgroups.create(controller, "ebbflow-test", 0.3)
+    burner = subprocess.Popen(
+        [sys.executable, "-c", BURN], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        cgroups.join(group, [burner.pid])
+        output, _ = burner.communicate("go\n", timeout=60)
+    finally:
+        burner.kill()
+        burner.wait(timeout=10)
+        cgroups.remove(group, SystemClock())
+    assert float(output) < 0.6  # of one second's wall time; the quota and some slack for a period begun
+    assert not group.exists()

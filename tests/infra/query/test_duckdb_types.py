@@ -1,0 +1,65 @@
+"""DuckDB's types against Spark's."""
+
+import duckdb
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ebbflow.infra.query.duckdbtypes import to_duckdb, to_spark
+
+SIMPLE = st.sampled_from(
+    ["boolean", "tinyint", "smallint", "int", "bigint", "float", "double", "string", "binary", "date",
+     "timestamp", "timestamp_ntz", "decimal(15,2)", "decimal(38,0)"]
+)  # fmt: skip
+NESTED = st.recursive(
+    SIMPLE,
+    lambda inner: st.one_of(
+        inner.map("array<{}>".format),
+        st.tuples(SIMPLE, inner).map(lambda kv: f"map<{kv[0]},{kv[1]}>"),
+        st.lists(inner, min_size=1, max_size=3).map(
+            lambda kinds: "struct<" + ",".join(f"f{i}:{kind}" for i, kind in enumerate(kinds)) + ">"
+        ),
+    ),
+    max_leaves=5,
+)
+
+
+@given(NESTED)
+def test_a_spark_type_comes_back_from_duckdb_unchanged_and_without_a_cast(kind: str) -> None:
+    with duckdb.connect() as connection:
+        dtype = connection.sql(f"SELECT CAST(NULL AS {to_duckdb(kind)}) AS c").types[0]
+    assert to_spark(dtype) == (kind, None)
+
+
+@pytest.mark.parametrize(
+    ("value", "spark"),
+    [
+        ("1::UTINYINT", "smallint"),
+        ("1::USMALLINT", "int"),
+        ("1::UINTEGER", "bigint"),
+        ("1::UBIGINT", "decimal(20,0)"),
+        ("1::HUGEINT", "bigint"),
+        ("[1::HUGEINT]", "array<bigint>"),
+        ("{'a': 1::UTINYINT, 'b': 'x'}", "struct<a:smallint,b:string>"),
+        ("MAP {'a': 1::HUGEINT}", "map<string,bigint>"),
+        ("TIMESTAMP_S '2020-01-01 00:00:00'", "timestamp_ntz"),
+        ("now()", "timestamp"),
+        ("'x'::ENUM('x', 'y')", "string"),
+        ("INTERVAL 1 DAY", "string"),
+        ("TIME '10:00:00'", "string"),
+        ("uuid()", "string"),
+        ("[1, 2]::INTEGER[2]", "array<int>"),
+    ],
+)
+def test_what_spark_has_no_type_for_is_cast_to_one_it_has(value: str, spark: str) -> None:
+    with duckdb.connect() as connection:
+        found, cast = to_spark(connection.sql(f"SELECT {value} AS c").types[0])
+        assert found == spark
+        stored = f"CAST({value} AS {cast})" if cast else value
+        assert to_spark(connection.sql(f"SELECT {stored} AS c").types[0]) == (spark, None)
+
+
+@pytest.mark.parametrize("kind", ["nonsense", "decimal(", "array<int"])
+def test_an_unknown_type_is_refused(kind: str) -> None:
+    with pytest.raises(ValueError, match="Spark"):
+        to_duckdb(kind)

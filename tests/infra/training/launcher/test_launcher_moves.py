@@ -1,0 +1,211 @@
+"""What the launcher passes on to a generation, and nodes and their devices, with processes left out."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ebbflow.infra.clock import SystemClock
+from ebbflow.infra.errors import ClusterError
+from ebbflow.infra.machine import cgroups, devices
+from ebbflow.infra.training.channel.wire import Beat, Entry, Order
+from ebbflow.infra.training.launcher.control import Control
+from ebbflow.infra.training.launcher.job import Options
+from ebbflow.infra.training.launcher.members import Members
+from ebbflow.infra.training.launcher.moves import Moves
+from ebbflow.infra.training.launcher.pool import Admit, nobody
+from ebbflow.infra.training.launcher.record import Record
+from ebbflow.infra.training.local_nodes import LocalNodes
+from ebbflow.infra.training.process.channel import Report
+from ebbflow.planners.errors import OptionError
+
+
+class Pool:
+    """A machine room with room for so many nodes."""
+
+    host, uid = "127.0.0.1", "pool"
+
+    def __init__(self, room: int) -> None:
+        self.room = room
+        self.there: list[str] = []
+
+    def start(self, name: str, slots: int, entry: Entry, admit: Admit = nobody) -> None:
+        if len(self.there) >= self.room:
+            raise ClusterError(f"no room for {name}")
+        self.there.append(name)
+
+    def lost(self, name: str) -> str:
+        return "" if name in self.there else "gone"
+
+    def frozen(self, name: str) -> bool:
+        return False
+
+    def end(self, name: str) -> None:
+        if name in self.there:
+            self.there.remove(name)
+
+
+class Exchange:
+    """An exchange with nodes that say nothing."""
+
+    address, public = "127.0.0.1:1", "00" * 32
+
+    def wire(self, key: str) -> "Exchange":
+        return self
+
+    def admit(self, public: str) -> None: ...
+
+    def send(self, order: Order) -> None: ...
+
+    def beat(self) -> Beat | None:
+        return None
+
+    def close(self) -> None: ...
+
+
+class Generation:
+    """A generation that notes what it is asked."""
+
+    stop = None
+    number = 3
+
+    def __init__(self, placement: dict[str, int]) -> None:
+        self.placement = placement
+        self.asked: list[str] = []
+
+    def ask_to_stop(self, reason: str, deadline: float) -> None:
+        self.asked.append(reason)
+        self.deadline = deadline
+
+    def node_of(self, rank: int) -> str:
+        return list(self.placement)[rank]
+
+
+class World:
+    def __init__(self, room: int, **options: Any) -> None:
+        clock = SystemClock()
+        self.record, self.control, self.pool = Record(clock), Control(), Pool(room)
+        self.members = Members(
+            self.pool, Exchange(), "r", clock, self.record.note, grace=1.0, preload=(), silence=9.0, stopped=1.0
+        )  # fmt: skip
+        self.moves = Moves(self.control, self.members, self.record, Options(**options), clock)
+        self.generation = Generation({"node-1": 1, "node-2": 1, "node-3": 1})
+        self.members.start(self.generation.placement)
+
+    def kinds(self) -> list[str]:
+        return [event.kind for event in self.record.events()]
+
+    def report_times(self, seconds: list[float], times: int = 40) -> None:
+        for step in range(times):
+            report = Report("step", 0, 0.0, step, {"compute_seconds": seconds})
+            self.moves.look_for_straggler(report, self.generation)
+
+
+def test_a_straggler_is_replaced_or_left_out() -> None:
+    for replace, target in (
+        (True, {"node-1": 1, "node-3": 1, "node-4": 1}),
+        (False, {"node-1": 1, "node-3": 1}),
+    ):
+        world = World(9, replace=replace)
+        world.report_times([0.1, 0.3, 0.1])
+        assert world.control.target == target
+        assert world.kinds()[-1] == "straggler"
+    world = World(9, stragglers=False)
+    world.report_times([0.1, 0.3, 0.1])
+    assert world.control.target is None
+
+
+def test_a_node_that_is_refused_changes_the_move_and_not_the_run() -> None:
+    world = World(room=4)
+    wanted = {"node-1": 1, "node-4": 1, "node-5": 1}
+    world.control.resize(wanted)
+    world.moves.serve(world.generation, grace=1.0)
+    assert world.members.refused == {"node-5": "no room for node-5"}
+    assert world.control.target == {"node-1": 1, "node-4": 1}
+    assert world.generation.asked == []  # node-4 is not ready yet
+
+
+def test_a_move_to_where_the_run_is_asks_for_nothing() -> None:
+    world = World(9)
+    world.control.resize(world.generation.placement)
+    world.moves.serve(world.generation, grace=1.0)
+    assert world.control.target is None
+    assert world.generation.asked == []
+
+
+def test_a_move_with_a_deadline_waits_for_new_nodes_only_half_of_the_time() -> None:
+    world, clock = World(9), SystemClock()
+    world.control.resize({"node-1": 1, "node-4": 1}, by=clock.now() + 100.0)
+    world.moves.serve(world.generation, grace=1000.0)
+    assert world.generation.asked == [], "node-4 is not ready yet, and there is time"
+    late = {"node-1": 1, "node-5": 1}
+    by = clock.now()
+    world.control.resize(late, by=by)
+    world.moves.serve(world.generation, grace=1000.0)
+    assert world.generation.asked == ["resize"]
+    assert by < world.generation.deadline < by + 60.0, "a moment to save in, however late"
+    world.control.resize(late, by=clock.now() + 50.0)
+    world.moves._prepared_by = 0.0
+    world.moves.serve(world.generation, grace=1000.0)
+    assert world.generation.deadline < clock.now() + 48.0, "saved before the deadline, with time to end"
+
+
+def test_options_are_checked() -> None:
+    for bad in ({"minimum": 0}, {"patience": 0.0}, {"rescue": -1.0}, {"start": "thread"}):
+        with pytest.raises(OptionError):
+            Options(**bad)
+    with pytest.raises(OptionError, match="cpus"):
+        LocalNodes(cpus=0.0)
+
+
+def test_gpus_are_counted_without_touching_them(tmp_path: Path) -> None:
+    for name in ("0000:01:00.0", "0000:02:00.0"):
+        (tmp_path / name).mkdir()
+    assert devices.visible({}, tmp_path) == ("0", "1")
+    environment = {devices.VISIBLE: "4,GPU-7,6"}
+    devices.hold_to((), environment)
+    assert environment[devices.VISIBLE] == "4,GPU-7,6"
+    devices.hold_to((0, 2), environment)
+    assert environment[devices.VISIBLE] == "4,6"
+    with pytest.raises(ClusterError, match="GPU 2 is asked for; this machine has 2"):
+        devices.hold_to((2,), environment)
+    alone: dict[str, str] = {devices.VISIBLE: ""}
+    devices.hold_to((1,), alone)
+    assert alone == {devices.VISIBLE: ""}, "slots are processors there"
+    assert devices.visible({}, tmp_path / "none") == ()
+    assert devices.visible({"CUDA_VISIBLE_DEVICES": "3, GPU-5"}, tmp_path) == ("3", "GPU-5")
+    for nothing in ("", "-1"):
+        assert devices.visible({"CUDA_VISIBLE_DEVICES": nothing}, tmp_path) == ()
+
+
+def test_local_nodes_share_the_gpus_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ebbflow.infra.training.local_nodes._NODE", "no.such.module")
+    with LocalNodes(gpus=["0", "1", "2"]) as nodes:
+        nodes.start("a", 2, Entry("", "00" * 32, "r", "a", "ka", "", ""))
+        with pytest.raises(ClusterError, match="needs 2 GPUs and 1 of 3 are free"):
+            nodes.start("b", 2, Entry("", "00" * 32, "r", "b", "kb", "", ""))
+        nodes.kill("a")
+        nodes.start("b", 3, Entry("", "00" * 32, "r", "b", "kc", "", ""))
+
+
+@pytest.mark.skipif(cgroups.find_controller() is None, reason="no control group can be made here")
+def test_a_node_is_held_to_its_processors_and_its_group_goes_with_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "stays.py").write_text("import time\ntime.sleep(600)\n")
+    monkeypatch.setattr("ebbflow.infra.training.local_nodes._NODE", "stays")
+    with LocalNodes(cpus=0.25, gpus=(), environment={"PYTHONPATH": str(tmp_path)}) as nodes:
+        nodes.start("a", 2, Entry("", "00" * 32, "r", "a", "ka", "", ""))
+        group = nodes._nodes["a"].group
+        assert group is not None
+        quota = group / "cpu.max" if (group / "cpu.max").exists() else group / "cpu.cfs_quota_us"
+        assert quota.read_text().split()[0] == "200000"  # while it starts
+        (nodes._nodes["a"].folder / "ready").touch()
+        assert nodes.lost("a") == ""
+        assert quota.read_text().split()[0] == "50000"
+        nodes.kill("a")
+        assert not group.exists()
+        nodes.start("b", 1, Entry("", "00" * 32, "r", "b", "kb", "", ""))
+        other = nodes._nodes["b"].group
+    assert other is not None
+    assert not other.exists()

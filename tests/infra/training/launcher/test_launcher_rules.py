@@ -1,0 +1,286 @@
+"""The launcher's rules and files, without processes."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ebbflow.infra.clock import SystemClock
+from ebbflow.infra.errors import TrainingError
+from ebbflow.infra.protocols import Continue, GenerationEnd, Halt, RankFailure, TrainingEvent, TrainingJob
+from ebbflow.infra.training.channel.wire import RankState
+from ebbflow.infra.training.launcher import placement
+from ebbflow.infra.training.launcher.decide import Persist
+from ebbflow.infra.training.launcher.generation import Generation, describe
+from ebbflow.infra.training.launcher.hang import HangRule, HangWatch
+from ebbflow.infra.training.launcher.journal import Journal
+from ebbflow.infra.training.launcher.lateness import Lateness
+from ebbflow.infra.training.launcher.record import Record
+from ebbflow.infra.training.process.channel import Report, RunSettings
+from ebbflow.infra.training.process.leaving import PEER_LOST
+from ebbflow.planners.errors import OptionError
+
+RULE = HangRule(stopped=2.0, floor=30.0, factor=10.0, start=120.0, limit=1000.0, busy=0.02)
+
+
+def state(rank: int, cpu: float, letter: str = "S") -> RankState:
+    return RankState(rank, 100 + rank, letter, cpu, 0.0)
+
+
+# --- what hangs -------------------------------------------------------------------------------------------
+
+
+def test_a_stopped_process_is_to_blame_after_its_time_and_forgiven_when_it_goes_on() -> None:
+    watch = HangWatch(RULE, begun=0.0)
+    watch.look(1.0, [state(0, 1.0), state(1, 1.0, "T")])
+    assert watch.verdict(2.9) is None
+    verdict = watch.verdict(3.0)
+    assert verdict is not None
+    assert verdict.ranks == (1,)
+    watch.look(3.1, [state(1, 1.1)])
+    assert watch.verdict(10.0) is None
+
+
+def test_nothing_hangs_while_a_process_computes_or_waits_for_a_disk() -> None:
+    for letter, cpu in (("R", 0.1), ("D", 0.0)):
+        watch = HangWatch(RULE, begun=0.0)
+        for second in range(600):  # evaluation, say: no reports for ten minutes
+            watch.look(float(second), [state(0, cpu * second, letter), state(1, 0.0)])
+            assert watch.verdict(float(second)) is None
+
+
+def test_silence_without_work_is_a_hang_and_the_bound_follows_the_pace_of_reports() -> None:
+    for gap, bound in ((0.5, 30.0), (20.0, 200.0)):
+        watch = HangWatch(RULE, begun=0.0)
+        for number in range(10):
+            watch.report(number * gap)
+        last = 9 * gap
+        watch.look(last, [state(0, 5.0), state(1, 5.0)])
+        assert watch.bound == bound
+        watch.look(last + bound - 1, [state(0, 5.0), state(1, 5.0)])
+        assert watch.verdict(last + bound - 1) is None
+        verdict = watch.verdict(last + bound)
+        assert verdict is not None
+        assert verdict.ranks == ()
+
+
+def test_before_the_first_report_there_is_time_to_load_data() -> None:
+    watch = HangWatch(RULE, begun=0.0)
+    watch.look(0.0, [state(0, 1.0)])
+    assert watch.verdict(119.0) is None
+    assert watch.verdict(120.0) is not None
+
+
+def test_even_busy_processes_must_report_within_the_limit() -> None:
+    watch = HangWatch(RULE, begun=0.0)
+    for second in range(1000):
+        watch.look(float(second), [state(0, float(second), "R")])
+    assert watch.verdict(999.0) is None
+    assert watch.verdict(1000.0) is not None
+
+
+# --- who is late ------------------------------------------------------------------------------------------
+
+
+def test_a_rank_that_is_late_in_two_windows_in_a_row_is_replaced_once() -> None:
+    lateness = Lateness(window=5, pause=300.0)
+    found = [lateness.look(float(n), [0.1, 0.1, 0.4, 0.1]) for n in range(40)]
+    assert [rank for rank in found if rank is not None] == [2]
+
+
+@pytest.mark.parametrize("ready", [None, [0.1], "ab"[:0], [0.1, 0.11, 0.09]])
+def test_nobody_is_late_among_equals(ready: object) -> None:
+    lateness = Lateness(window=2)
+    assert all(lateness.look(float(n), ready) is None for n in range(20))
+
+
+# --- what follows -----------------------------------------------------------------------------------------
+
+
+def ended(kind: Any, **fields: Any) -> GenerationEnd:
+    usual: dict[str, Any] = {
+        "generation": 1,
+        "kind": kind,
+        "reason": "because",
+        "placement": {"node-1": 2, "node-2": 1},
+        "left": {"node-1": 2},
+        "failures": (),
+        "suspects": (),
+        "started": 0.0,
+        "ended": 1.0,
+        "first_step": 0,
+        "last_step": 5,
+        "saved_step": 5,
+    }
+    return GenerationEnd(**(usual | fields))
+
+
+def failure(exit_code: int | None, signal: str = "", error: str = "") -> RankFailure:
+    return RankFailure(0, "node-1", exit_code, signal, error, "", 0.0)
+
+
+def persist(minimum: int = 1, replace: bool = True) -> Persist:
+    return Persist(minimum, replace, lambda: {"node-1", "node-2"})
+
+
+def test_a_lost_node_costs_only_itself_and_too_few_wait() -> None:
+    assert persist()(ended("lost")) == Continue({"node-1": 2}, "because")
+    halt = persist(minimum=3)(ended("lost"))
+    assert isinstance(halt, Halt)
+    assert halt.state == "waiting"
+    assert "2 slots are left, 3 are needed" in halt.reason
+
+
+def test_a_node_that_hung_is_replaced_later_or_at_once_where_it_is_needed() -> None:
+    end = ended("hung", suspects=("node-2",))
+    both = {"node-1": 2, "node-3": 1}
+    assert persist()(end) == Continue({"node-1": 2}, "because", then=both)
+    assert persist(minimum=3)(end) == Continue(both, "because")
+    assert persist(replace=False)(end) == Continue({"node-1": 2}, "because")
+
+
+def test_an_error_of_the_script_ends_the_run_and_a_killed_process_does_not() -> None:
+    whole = {"node-1": 2, "node-2": 1}
+    verdict = persist()(ended("failed", left=whole, failures=(failure(1, error="KeyError: 3"),)))
+    assert verdict == Halt("failed", "because")
+    for first in (failure(-9, "SIGKILL"), failure(PEER_LOST)):
+        verdict = persist()(ended("failed", left=whole, failures=(first,)))
+        assert isinstance(verdict, Continue)
+        assert verdict.placement == whole
+
+
+@given(st.sampled_from(["lost", "hung", "failed", "unformed"]), st.integers(3, 10))
+def test_no_run_goes_on_for_ever_without_progress(kind: str, idle: int) -> None:
+    verdict = persist()(ended(kind, idle=idle, failures=(failure(-9, "SIGKILL"),)))
+    assert isinstance(verdict, Halt)
+    assert verdict.state == "failed"
+
+
+def test_a_failure_is_described_in_a_line() -> None:
+    error = "Traceback (most recent call last):\n  File ...\nValueError: no rows\n"
+    assert describe(failure(1, error=error)) == "rank 0 on node-1 ended with status 1: ValueError: no rows"
+    assert describe(failure(-9, "SIGKILL")) == "rank 0 on node-1 was ended by SIGKILL"
+
+
+# --- placements and files ---------------------------------------------------------------------------------
+
+
+def test_placements_are_read_and_checked() -> None:
+    assert placement.parse("local:3x2") == {"node-1": 2, "node-2": 2, "node-3": 2}
+    assert placement.parse("local:1") == {"node-1": 1}
+    for text in ("local:0x2", "local:2x0", "cloud:3", "3x2", ""):
+        with pytest.raises(OptionError, match="local:NODESxSLOTS"):
+            placement.parse(text)
+    for bad in ({}, {"a/b": 1}, {"a": 0}, {"a": True}, {"a": 1.5}):
+        with pytest.raises(OptionError):
+            placement.check(bad)
+    assert placement.fresh(["node-2", "other", "node-10"]) == "node-11"
+
+
+def test_a_run_is_written_down_and_read_back(tmp_path: Path) -> None:
+    journal = Journal(str(tmp_path / "run"))
+    job = TrainingJob("r", "/s.py", ("1",), str(tmp_path / "run"), RunSettings(grace=5.0), {"A": "b"})
+    journal.write_run(job, {"node-1": 2}, "running", 7, "abc")
+    assert journal.read_run() == (job, {"node-1": 2}, "running", 7, "abc")
+    (tmp_path / "run" / "run.json").write_text("{}")
+    with pytest.raises(TrainingError, match="run anew"):
+        journal.read_run()
+    with pytest.raises(TrainingError, match="no run in"):
+        Journal(str(tmp_path / "other")).read_run()
+
+
+def test_a_line_torn_by_a_crash_costs_only_itself(tmp_path: Path) -> None:
+    journal = Journal(str(tmp_path))
+    events = [TrainingEvent(n, float(n), "step", 1, {"n": n}) for n in range(1, 5)]
+    assert journal.events() == []
+    for event in events[:3]:
+        journal.append(event)
+    file = tmp_path / "events.jsonl"
+    file.write_bytes(file.read_bytes()[:-9])
+    journal.append(events[3])
+    assert journal.events() == [*events[:2], events[3]]
+    assert all(json.loads(line) for line in file.read_text().splitlines() if line.endswith("}"))
+
+
+def test_no_flipped_byte_of_a_runs_own_files_is_believed(tmp_path: Path) -> None:
+    journal = Journal(str(tmp_path))
+    job = TrainingJob("r", "/s.py", ("--lr", "0.1"), str(tmp_path), RunSettings(), {})
+    journal.write_run(job, {"node-1": 2}, "running", 7, "abc")
+    events = [TrainingEvent(n, float(n), "checkpoint", 1, {"saved_step": n}) for n in (1, 2)]
+    for event in events:
+        journal.append(event)
+    run, told = tmp_path / "run.json", tmp_path / "events.jsonl"
+    whole = run.read_bytes()
+    for at in range(len(whole)):
+        run.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        with pytest.raises(TrainingError, match="not what was written"):
+            journal.read_run()
+    whole = told.read_bytes()
+    for at in range(len(whole)):
+        told.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        assert set(map(str, journal.events())) <= set(map(str, events)), at
+
+
+# --- what a run had reached -------------------------------------------------------------------------------------
+
+
+def test_a_launcher_that_resumes_knows_what_was_reached_and_saved_but_for_trials(tmp_path: Path) -> None:
+    def taken_up(*said: tuple[str, int, dict[str, Any]]) -> tuple[int, int]:
+        folder = tmp_path / str(len(list(tmp_path.iterdir())))
+        journal = Journal(str(folder))
+        for number, (kind, generation, content) in enumerate(said, 1):
+            journal.append(TrainingEvent(number, float(number), kind, generation, content))
+        record = Record(SystemClock())
+        record.take_up(journal, 0)
+        return record.best, record.reached
+
+    assert taken_up() == (-1, -1)
+    trial = [
+        ("generation", 1, {"trial": True}),
+        ("metrics", 1, {"step": 20}),
+        ("generation-ended", 1, {"last_step": 20}),
+    ]
+    assert taken_up(*trial) == (-1, -1)
+    trained = [("generation", 2, {"trial": False}), ("checkpoint", 2, {"step": 60, "saved_step": 60})]
+    assert taken_up(*trial, *trained, ("metrics", 2, {"step": 75})) == (60, 75)
+    again = ("damaged", 3, {"step": 0, "restarted": True})
+    assert taken_up(*trained, again) == (-1, -1), "what was before is given up"
+    assert taken_up(*trained, again, ("checkpoint", 3, {"step": 10, "saved_step": 10})) == (10, 10)
+    named = ("damaged", 3, {"step": 0, "restarted": False})
+    assert taken_up(*trained, named) == (60, 60)
+
+
+def test_a_run_is_not_finished_before_its_end_is_saved() -> None:
+    class Told:
+        def __init__(self, *reports: Report) -> None:
+            self._reports = list(reports)
+
+        def reports(self) -> list[Report]:
+            said, self._reports = self._reports, []
+            return said
+
+    def ended(**content: Any) -> tuple[str, str]:
+        report = Report("finished", 0, 0.0, 12, content)
+        nobody: Any = {}
+        generation = Generation(
+            1,
+            {},
+            nobody,
+            nobody,
+            SystemClock(),
+            lambda kind, **said: None,
+            RULE,
+            1.0,
+            1.0,
+        )
+        generation._channel = Told(report)  # type: ignore[assignment]
+        assert generation.look({})
+        end = generation.end()
+        return end.kind, end.reason
+
+    assert ended(saved=True)[0] == "finished"
+    assert ended(saved=False) == ("failed", "the script came to its end, and step 12 is not saved")
+    assert ended()[0] == "failed"

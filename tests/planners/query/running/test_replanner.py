@@ -1,0 +1,277 @@
+"""Stay, switch or wait."""
+
+import time
+from dataclasses import replace
+from math import inf
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from ebbflow.planners.errors import OptionError
+from ebbflow.planners.model import Share
+from ebbflow.planners.query.plan.qep import QueryExecutionPlan
+from ebbflow.planners.query.plan.state import ExecutionState, ReplanDecision, RunningStage
+from ebbflow.planners.query.running.baselines import clarinet
+from ebbflow.planners.query.running.execution import Execution
+from ebbflow.planners.query.running.replanner import Replanner, assess, share_change, validate_options
+from tests.planners.query.replanning_cases import Engine, fig_2_4, output, plan, queries, share, shares, stage
+
+PLANS = fig_2_4()
+LEFT_DEEP, BUSHY, WIDE = PLANS
+
+
+def at_one_second() -> ExecutionState:
+    """The bushy plan of figure 2.4 one second after its start."""
+    ab, cd, _ = BUSHY.stages
+    running = {s.output_fp: RunningStage(s, 0, 1, 0, task_seconds_left=2, tasks_running=1) for s in (ab, cd)}
+    return ExecutionState(BUSHY, running=running)
+
+
+def decide(h: float, **options: float) -> ReplanDecision:
+    return Replanner(PLANS, hysteresis=h, **options).decide(
+        at_one_second(), share(4, epoch=7), 1, "arrived: w2"
+    )
+
+
+def test_figure_2_4_switches_at_fifteen_percent() -> None:
+    decision = decide(0.15)
+    assert (decision.kind, decision.current, decision.chosen) == ("switch", BUSHY.id, WIDE.id)
+    assert (decision.epoch, decision.at, decision.trigger) == (7, 1, "arrived: w2")
+    assert {e.plan_id: e.seconds for e in decision.estimates} == {BUSHY.id: 6, WIDE.id: 5, LEFT_DEEP.id: 8}
+    assert decision.reason == (
+        "switch: (AC)(BD) would finish in 5.0 s against 6.0 s of (AB)(CD), 17 % sooner, above the 15 % "
+        "threshold; 0 checkpoints reused, 3 stages to run"
+    )
+
+
+def test_figure_2_4_stays_at_twenty_percent() -> None:
+    decision = decide(0.20)
+    assert (decision.kind, decision.chosen) == ("stay", BUSHY.id)
+    assert decision.reason == (
+        "stay: best alternative (AC)(BD) would finish in 5.0 s against 6.0 s, 17 % sooner, "
+        "below the 20 % threshold"
+    )
+
+
+@pytest.mark.parametrize(("h", "end", "plans"), [(0.15, 6, 2), (0.20, 7, 1)])
+def test_figure_2_4_runs_to_its_published_end(h: float, end: float, plans: int) -> None:
+    engine = Engine(Execution(PLANS, None, "qoop", Replanner(PLANS, hysteresis=h)), share(2))
+    engine.begin()
+    engine.run(until=1)
+    engine.resize(share(4, epoch=1))
+    engine.run()
+    assert engine.finished_at == end
+    assert len({d.chosen for d in engine.execution.decisions}) == plans
+    assert sorted(engine.cancelled) == (["AB", "CD"] if plans == 2 else [])
+
+
+def test_the_switch_cost_counts_against_alternatives_only() -> None:
+    decision = decide(0.1, switch_cost=0.75)
+    assert decision.kind == "stay"
+    assert "5.8 s against 6.0 s" in decision.reason
+    assert "0.8 s for switching included" in decision.reason
+
+
+def test_a_saving_of_exactly_the_threshold_is_not_enough() -> None:
+    ten, nine = plan("ten", stage("A", duration=10)), plan("nine", stage("B", duration=9))
+    decision = Replanner([ten, nine], hysteresis=0.1).decide(ExecutionState(ten), share(1), 0, "t")
+    assert decision.kind == "stay"
+    assert decision.reason.endswith("10 % sooner, at the 10 % threshold")
+
+
+def test_a_saving_close_to_the_threshold_is_shown_with_enough_digits() -> None:
+    slow, fast = plan("slow", stage("A", duration=100)), plan("fast", stage("B", duration=85.2))
+    decision = Replanner([slow, fast]).decide(ExecutionState(slow), share(1), 0, "t")
+    assert "14.8 % sooner, below the 15 % threshold" in decision.reason
+
+
+def test_ties_go_to_the_current_plan_then_to_less_work_then_to_the_id() -> None:
+    def one(name: str, fp: str, tasks: int = 1, duration: float = 4) -> QueryExecutionPlan:
+        return plan(name, stage(fp, tasks=tasks, duration=duration))
+
+    costly, cheap, twin = one("a", "A", tasks=2), one("c", "B"), one("b", "C")
+    current = one("z", "Z", duration=9)
+    replanner = Replanner([costly, cheap, twin, current])
+    assert replanner.decide(ExecutionState(current), share(2), 0, "t").chosen == "b"
+    assert replanner.decide(ExecutionState(costly), share(2), 0, "t").kind == "stay"
+
+
+def test_an_infinite_current_plan_is_left_whatever_the_threshold() -> None:
+    big, small = plan("big", stage("A", memory=9)), plan("small", stage("B", duration=99))
+    decision = Replanner([big, small], hysteresis=0.9).decide(ExecutionState(big), share(2, 8), 0, "t")
+    assert (decision.kind, decision.chosen) == ("switch", "small")
+    assert "stage A of big needs 1 cores and 9.00 GiB" in decision.reason
+
+
+def test_without_nodes_every_plan_waits() -> None:
+    decision = Replanner(PLANS).decide(ExecutionState(BUSHY), share(0, 0, nodes=0), 0, "left: w1")
+    assert (decision.kind, decision.chosen) == ("wait", BUSHY.id)
+    assert decision.reason == "wait: there is no usable node"
+    assert {e.seconds for e in decision.estimates} == {inf}
+
+
+def test_a_single_plan_stays() -> None:
+    decision = Replanner([BUSHY]).decide(ExecutionState(BUSHY), share(2), 0, "t")
+    assert decision.reason == "stay: (AB)(CD) is the only plan and would finish in 7.0 s"
+
+
+def test_progress_counts_for_every_plan_that_can_use_it() -> None:
+    state = ExecutionState(LEFT_DEEP, checkpoints={"AC": output("AC"), "BD": output("BD")})
+    decision = Replanner(PLANS).decide(state, share(4), 0, "t")
+    assert decision.chosen == WIDE.id
+    assert next(e for e in decision.estimates if e.plan_id == WIDE.id).reused == 2
+
+
+def last_join(duration: float, left: float) -> tuple[ExecutionState, QueryExecutionPlan]:
+    """A running last join with ``left`` seconds to go, and a plan whose own form takes ``duration``."""
+    running = plan("running", stage("AB"), stage("ABC", ("AB",), duration=50))
+    own = plan("own", stage("AC"), stage("ABC", ("AC",), duration=duration))
+    state = ExecutionState(
+        running,
+        checkpoints={"AB": output("AB"), "AC": output("AC")},
+        running={"ABC": RunningStage(running.sink, 0, 1, 0, task_seconds_left=left, tasks_running=1)},
+    )
+    return state, own
+
+
+def test_a_running_stage_in_another_form_is_adopted_when_that_is_sooner() -> None:
+    state, own = last_join(duration=10, left=4)
+    assessed = assess(own, state, share(1))
+    assert (assessed.estimate.seconds, assessed.estimate.adopted, assessed.estimate.needed) == (4, 1, 0)
+
+
+def test_a_running_stage_in_another_form_is_aborted_when_the_own_form_is_sooner() -> None:
+    state, own = last_join(duration=10, left=40)
+    assessed = assess(own, state, share(1))
+    assert (assessed.estimate.seconds, assessed.estimate.adopted, assessed.estimate.needed) == (10, 0, 1)
+    decision = Replanner([state.plan, own]).decide(state, share(1), 0, "t")
+    assert (decision.kind, decision.chosen) == ("switch", "own")
+
+
+def test_the_current_plan_keeps_what_runs() -> None:
+    state, own = last_join(duration=10, left=40)
+    assert assess(own, replace(state, plan=own), share(1)).estimate.seconds == 40
+
+
+@given(queries(), shares(), shares(), st.sampled_from([0.05, 0.15, 0.3]), st.integers(0, 40))
+def test_decisions_at_one_instant_settle_since_every_switch_saves_more_than_the_threshold(
+    plans: tuple[QueryExecutionPlan, ...], before: Share, after: Share, h: float, steps: int
+) -> None:
+    """No endless A→B→A: a plan that was left is taken again only when it has become better."""
+    replanner = Replanner(plans, hysteresis=h, min_share_delta=0)
+    engine = Engine(Execution(plans, None, "qoop", replanner), before)
+    engine.begin()
+    engine.run(until=steps / 4)
+    assume(not engine.execution.finished)
+    left = inf
+    for epoch in range(1, 50):
+        engine.resize(replace(after, epoch=epoch))
+        decision = engine.execution.decisions[-1]
+        seconds = {e.plan_id: e.seconds for e in decision.estimates}
+        assert engine.execution.expected(engine.now).estimate.seconds == pytest.approx(
+            seconds[decision.chosen]
+        )
+        if decision.kind == "stay":
+            break
+        assert seconds[decision.chosen] < (1 - h) * min(left, seconds[decision.current])
+        left = seconds[decision.chosen]
+    else:
+        pytest.fail("still switching")
+
+
+@given(queries(), shares(), st.sampled_from([0.05, 0.15, 0.3]))
+def test_static_capacity_never_switches(
+    plans: tuple[QueryExecutionPlan, ...], capacity: Share, h: float
+) -> None:
+    engine = Engine(Execution(plans, None, "qoop", Replanner(plans, hysteresis=h)), capacity)
+    engine.begin()
+    for step in range(1, 9):
+        engine.run(until=step)
+        if not engine.execution.finished:
+            engine.resize(replace(capacity, epoch=step))
+    engine.run()
+    assert engine.result is not None
+    assert {d.kind for d in engine.execution.decisions} <= {"start", "stay"}
+    assert {d.chosen for d in engine.execution.decisions} == {clarinet(plans, capacity).id}
+
+
+@given(queries(), shares(), shares(), st.floats(0, 0.9), st.floats(0, 5))
+def test_a_switch_always_saves_more_than_the_threshold(
+    plans: tuple[QueryExecutionPlan, ...], before: Share, after: Share, h: float, cost: float
+) -> None:
+    replanner = Replanner(plans, hysteresis=h, switch_cost=cost)
+    current = clarinet(plans, before)
+    decision = replanner.decide(ExecutionState(current), after, 0, "t")
+    seconds = {e.plan_id: e.seconds + (cost if e.plan_id != current.id else 0) for e in decision.estimates}
+    best = min(seconds.values())
+    if decision.kind == "switch":
+        assert seconds[decision.chosen] == pytest.approx(best)
+        assert seconds[decision.chosen] < (1 - h) * seconds[current.id]
+    else:
+        assert decision.chosen == current.id
+        assert best >= (1 - h) * seconds[current.id] - 1e-6
+
+
+def test_share_changes_below_the_threshold_are_insignificant() -> None:
+    replanner = Replanner(PLANS, min_share_delta=0.05)
+    assert not replanner.significant(share(100, 100), share(104, 104))
+    assert replanner.significant(share(100, 100), share(100, 95))
+    assert replanner.significant(share(0, 0), share(1, 1))
+    assert Replanner(PLANS, min_share_delta=0).significant(share(4), share(4))
+
+
+def test_a_change_of_the_largest_node_alone_is_a_change_of_the_share() -> None:
+    assert share_change(share(4, 8, nodes=1), share(4, 8, nodes=2)) == 0.5
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ((1.0, 0, 0), r"hysteresis must be in \[0, 1\).*got 1.0"),
+        ((-0.1, 0, 0), "hysteresis"),
+        ((float("nan"), 0, 0), "hysteresis"),
+        ((0.1, -1, 0), "switch_cost must be >= 0 seconds and finite; got -1"),
+        ((0.1, inf, 0), "switch_cost"),
+        ((0.1, 0, 1.5), r"min_share_delta must be in \[0, 1\).*got 1.5"),
+        ((0.1, 0, 0, -1), "max_parallel_stages must be >= 0.*got -1"),
+    ],
+)
+def test_options_outside_their_rule_are_refused(options: tuple[float, ...], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        validate_options(*options)  # type: ignore[arg-type]
+
+
+def test_candidates_must_exist_and_have_different_ids() -> None:
+    with pytest.raises(OptionError, match="at least one plan"):
+        Replanner([])
+    with pytest.raises(OptionError, match="more than once"):
+        Replanner([BUSHY, BUSHY])
+
+
+def test_eight_plans_of_eight_stages_are_decided_within_fifty_milliseconds() -> None:
+    plans = []
+    for number in range(8):
+        stages = [stage(f"{number}.0", tasks=200, memory=1), stage("1", tasks=64, memory=1.5)]
+        stages += [
+            stage(
+                f"{number}.{i}" if i < 7 else "sink", (f"{number}.{i - 1}" if i > 2 else "1", f"{number}.0")
+            )
+            for i in range(2, 8)
+        ]
+        plans.append(plan(f"q{number}", *stages))
+    sink = replace(plans[0].sink, physical_key="elsewhere")
+    state = ExecutionState(
+        plans[0],
+        running={
+            "1": RunningStage(plans[0].stages[1], 0, 64, 3, 0.5, 4),
+            "sink": RunningStage(sink, 0, 1, 0, 0.5, 1),
+        },
+    )
+    replanner = Replanner(plans)
+    times = []
+    for _ in range(7):
+        begin = time.perf_counter()
+        replanner.decide(state, share(6, 24, nodes=3), 1, "t")
+        times.append(time.perf_counter() - begin)
+    assert min(times) < 0.05

@@ -1,0 +1,299 @@
+import duckdb
+import pytest
+from sqlglot import exp
+
+from ebbflow.planners.errors import (
+    SqlSyntaxError,
+    UnknownColumnError,
+    UnknownTableError,
+    UnsupportedQueryError,
+)
+from ebbflow.planners.query.sql.dialect import duckdb_sql, spark_sql
+from ebbflow.planners.query.sql.parse import is_volatile, parse, parse_query, table_names
+from tests.planners.query.statements import NOW, catalogue
+
+TABLES = catalogue(
+    {
+        "orders": "o_key int, o_total double, o_date date",
+        "lines": "l_key int, l_part int, l_tags array<string>",
+        "Mixed": "Id int, Full Name string",
+    }
+)
+
+
+def parsed(text, **options):
+    return parse_query(text, TABLES, now=NOW, **options)
+
+
+def test_a_syntax_error_names_line_column_and_the_piece_it_stumbles_over():
+    with pytest.raises(SqlSyntaxError) as caught:
+        parse("SELECT o_key\nFROM orders\nWHERE o_key ===> 3")
+    assert "line 3" in str(caught.value)
+    assert "column 16" in str(caught.value)
+    assert "EQ is incomplete" in str(caught.value)
+    assert "o_key ==>>>=><<< 3" in str(caught.value)
+
+
+def test_text_that_cannot_even_be_split_into_words_is_a_syntax_error():
+    with pytest.raises(SqlSyntaxError, match="cannot be read"):
+        parse("SELECT 'never closed")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "found none"),
+        ("  -- only a comment\n", "found none"),
+        ("SELECT 1; SELECT 2", "found 2"),
+        ("DROP TABLE orders", "got DROP"),
+        ("INSERT INTO orders VALUES (1, 2, NULL)", "got INSERT"),
+    ],
+)
+def test_anything_but_one_query_is_refused_with_what_was_found(text, words):
+    with pytest.raises(UnsupportedQueryError, match=words):
+        parse(text)
+
+
+def test_a_trailing_semicolon_and_surrounding_parentheses_are_no_matter():
+    assert parse("(SELECT 1 AS x);").sql() == parse("SELECT 1 AS x").sql()
+
+
+def test_values_alone_are_a_query_with_sparks_column_names():
+    found = parsed("VALUES (1, 'a'), (2, 'b')")
+    assert found.expression.named_selects == ["col1", "col2"]
+
+
+def test_an_unknown_table_is_told_with_the_nearest_known_one():
+    with pytest.raises(UnknownTableError, match="unknown table 'ordres'; did you mean 'orders'"):
+        parsed("SELECT 1 FROM ordres")
+
+
+def test_an_unknown_table_without_a_near_one_is_told_with_all_known_ones():
+    with pytest.raises(UnknownTableError, match="known: lines, mixed, orders"):
+        parsed("SELECT 1 FROM zzz")
+
+
+def test_qualified_table_names_are_refused_with_what_to_write_instead():
+    with pytest.raises(UnknownTableError, match=r"'db.orders'.*name the table 'orders' alone"):
+        parsed("SELECT 1 FROM db.orders")
+
+
+def test_a_name_defined_in_one_with_is_unknown_outside_it():
+    with pytest.raises(UnknownTableError, match="unknown table 'inner_one'"):
+        parsed("SELECT * FROM (WITH inner_one AS (SELECT 1 AS x) SELECT x FROM inner_one) q, inner_one")
+
+
+@pytest.mark.parametrize("text", ["SELECT o_totl FROM orders", "SELECT o.o_totl FROM orders o"])
+def test_an_unknown_column_is_told_with_the_nearest_known_one(text):
+    with pytest.raises(UnknownColumnError, match="did you mean 'o_total'"):
+        parsed(text)
+
+
+def test_an_ambiguous_column_is_told_with_the_tables_that_have_it():
+    with pytest.raises(UnknownColumnError, match="'o_key' is ambiguous: qualify it with one of a, b"):
+        parsed("SELECT o_key FROM orders a JOIN orders b ON a.o_key = b.o_key")
+
+
+def test_clock_functions_are_frozen_once_for_the_run_and_noted():
+    found = parsed("SELECT current_date() AS d, now() AS a, current_timestamp() AS b FROM orders")
+    text = spark_sql(found.expression)
+    assert "CAST('2026-03-04' AS DATE) AS d" in text
+    assert text.count("CAST('2026-03-04 05:06:07.890123+00:00' AS TIMESTAMP)") == 2
+    assert sum("frozen" in note for note in found.notes) == 3
+
+
+def test_unix_timestamp_of_now_is_frozen_too():
+    found = parsed("SELECT unix_timestamp() AS u FROM orders")
+    assert not found.expression.find(exp.CurrentTimestamp)
+
+
+def test_a_local_timestamp_is_frozen_without_a_time_zone():
+    found = parsed("SELECT localtimestamp() AS t FROM orders")
+    assert "CAST('2026-03-04 05:06:07.890123' AS TIMESTAMP_NTZ)" in spark_sql(found.expression)
+
+
+@pytest.mark.parametrize(
+    ("moment", "value"),
+    [
+        ("DATE'today'", "2026-03-04"),
+        ("CAST('Tomorrow' AS DATE)", "2026-03-05"),
+        ("to_date(' yesterday ')", "2026-03-03"),
+        ("TIMESTAMP'now'", "2026-03-04 05:06:07.890123+00:00"),
+        ("TIMESTAMP_NTZ'today'", "2026-03-04 00:00:00.000000"),
+    ],
+)
+def test_words_for_today_are_frozen_too(moment, value):
+    found = parsed(f"SELECT {moment} AS m, 'today' AS word FROM orders")
+    text = spark_sql(found.expression)
+    assert f"('{value}'" in text
+    assert "'today' AS word" in text
+    assert any(f"frozen to {value}" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        ("(SELECT o_key FROM orders) LIMIT 2", "SELECT * FROM (SELECT o_key FROM orders) AS _s1 LIMIT 2"),
+        (
+            "((SELECT o_key FROM orders LIMIT 5)) ORDER BY o_key OFFSET 1",
+            "SELECT * FROM ((SELECT o_key FROM orders LIMIT 5)) AS _s1 ORDER BY o_key OFFSET 1",
+        ),
+        (
+            "WITH v AS ((SELECT 1 AS _s1) LIMIT 1) SELECT _s1 FROM v",
+            "WITH v AS ((SELECT * FROM (SELECT 1 AS _s1) AS _s2 LIMIT 1)) SELECT _s1 FROM v",
+        ),
+        ("(SELECT 1) UNION ALL (SELECT 2) LIMIT 1",) * 2,
+        ("(SELECT 1 AS a ORDER BY a LIMIT 1)", "SELECT 1 AS a ORDER BY a LIMIT 1"),
+    ],
+)
+def test_what_follows_a_query_in_parentheses_stays(written, expected):
+    assert spark_sql(parse(written)) == expected
+
+
+@pytest.mark.parametrize("call", ["get_current_timestamp()", "transaction_timestamp()", "localtime"])
+def test_duckdbs_clocks_are_frozen_too(call):
+    assert any("frozen" in n for n in parsed(f"SELECT {call} AS t FROM orders", dialect="duckdb").notes)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "rand()", "rand(7)", "uuid()", "monotonically_increasing_id()", "shuffle(array(1, 2))", "uniform(1, 9)",
+        "randstr(3)", "input_file_block_start()", "reflect('java.util.UUID', 'randomUUID')", "current_user()",
+        "java_method('java.lang.System', 'nanoTime')", "version()", "current_timezone()", "current_path()",
+        "current_setting('TimeZone')", "ago(INTERVAL 1 DAY)", "age(o_date)", "txid_current()", "current_query()",
+    ],
+)  # fmt: skip
+def test_volatile_functions_are_left_and_noted(call):
+    found = parsed(f"SELECT {call} AS v FROM orders", allowed=["reflect", "java_method", "current_setting"])
+    assert is_volatile(found.expression)
+    assert any("not deterministic" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        ("'O''Brien'", r"'O\'Brien'"),
+        ('"a""b"', "'a\"b'"),
+        ("'a' 'b'", "CONCAT('a', 'b')"),
+        ("percentile_cont(0.25) WITHIN GROUP (ORDER BY x DESC)",) * 2,
+        ("percentile_disc(0.25) WITHIN GROUP (ORDER BY x)",) * 2,
+        ("percentile(x, 0.5)",) * 2,
+        ("percentile(x, 0.5, y)",) * 2,
+        ("max_by(x, y, 2)",) * 2,
+        ("log10(x)",) * 2,
+        ("to_char(x, '999')",) * 2,
+        ("parse_json(x)",) * 2,
+        ("listagg(x)", "listagg(x, '')"),
+        ("listagg(x, '-')",) * 2,
+        ("to_date(x)",) * 2,
+        ("to_date(x, 'yyyy-MM-dd')",) * 2,  # of '2020-1-1' an error, but a date without the format
+        ("to_date(x, 'dd.MM.yyyy')",) * 2,
+        ("cast('10:20:30' as time)",) * 2,
+    ],
+)
+def test_spark_is_written_as_it_was_read(written, expected):
+    assert spark_sql(parse(f"SELECT {written}")).lower() == f"select {expected}".lower()
+
+
+@pytest.mark.parametrize(
+    ("call", "value"),
+    [
+        ("percentile(x, 0.25)", 1.75),
+        ("percentile_cont(0.25) WITHIN GROUP (ORDER BY x DESC)", 5.25),
+        ("percentile_disc(0.25) WITHIN GROUP (ORDER BY x DESC)", 9),
+    ],
+)
+def test_duckdb_computes_the_percentiles_that_spark_would(call, value):
+    text = duckdb_sql(parse(f"SELECT {call} FROM (VALUES (1), (2), (4), (9), (NULL)) AS t(x)"))
+    assert duckdb.sql(text).fetchall() == [(value,)]
+
+
+@pytest.mark.parametrize(
+    ("items", "whole"),
+    [
+        ("rand() AS r, r + 1 AS s FROM orders", True),
+        ("floor(rand() * 3) AS g, count(*) AS n FROM orders GROUP BY g", True),
+        ("rand() AS r, rank() OVER (ORDER BY r) AS n FROM orders", True),
+        ("rand() AS r, o_key AS s FROM orders ORDER BY r", False),
+        ("o_key + 1 AS r, r + 1 AS s FROM orders", False),
+    ],
+)
+def test_a_random_value_under_an_alias_is_not_drawn_again(items, whole):
+    found = parsed(f"SELECT {items}")
+    assert found.qualified is not whole
+    assert spark_sql(found.expression).count("RAND()") == ("rand()" in items)
+    assert any("used again" in note for note in found.notes) is whole
+
+
+def test_a_table_sample_is_volatile():
+    found = parsed("SELECT o_key FROM orders TABLESAMPLE (10 PERCENT)")
+    assert is_volatile(found.expression)
+
+
+def test_a_query_that_stays_the_same_from_run_to_run_has_no_notes():
+    assert parsed("SELECT o_key FROM orders").notes == ()
+
+
+def test_output_names_keep_the_authors_case():
+    found = parsed("SELECT o_key AS MyKey, O_TOTAL, count(*) AS `N rows` FROM orders GROUP BY o_key, O_TOTAL")
+    assert found.expression.named_selects == ["MyKey", "O_TOTAL", "N rows"]
+
+
+def test_a_star_gives_the_names_that_the_table_has():
+    assert parsed("SELECT * FROM Mixed").expression.named_selects == ["Id", "Full Name"]
+
+
+def test_two_output_columns_of_one_name_get_distinct_names_and_a_note():
+    found = parsed(
+        "SELECT a.o_key, b.o_key, a.o_total AS O_KEY FROM orders a JOIN orders b ON a.o_key = b.o_key"
+    )
+    assert found.expression.named_selects == ["o_key", "o_key_1", "O_KEY_2"]
+    assert len(found.notes) == 2
+
+
+def test_a_fresh_output_name_is_none_that_the_query_has():
+    found = parsed(
+        "SELECT a.o_key, b.o_key, a.o_total AS o_key_1 FROM orders a JOIN orders b ON a.o_key = b.o_key "
+        "ORDER BY o_key_1"
+    )
+    assert found.expression.named_selects == ["o_key", "o_key_2", "o_key_1"]
+
+
+def test_columns_that_only_the_engine_knows_leave_the_query_whole_instead_of_failing():
+    found = parsed("SELECT o_key, key, value FROM orders LATERAL VIEW explode(map('a', o_key)) e")
+    assert not found.qualified
+    assert any("runs whole" in note for note in found.notes)
+
+
+def test_table_names_are_those_that_no_with_in_scope_defines():
+    text = (
+        "WITH orders AS (SELECT * FROM orders), x AS (SELECT * FROM orders) SELECT * FROM x, lines, range(3)"
+    )
+    assert table_names(parse(text)) == {"orders", "lines"}
+    assert table_names(parse("WITH x AS (SELECT 1 AS a) SELECT * FROM x")) == frozenset()
+    recursive = (
+        "WITH RECURSIVE r AS (SELECT 1 AS n UNION ALL SELECT n + 1 FROM r WHERE n < 3) SELECT * FROM r"
+    )
+    assert table_names(parse(recursive)) == frozenset()
+
+
+def test_another_dialect_is_read_as_such():
+    found = parsed('SELECT "o_key" FROM orders', dialect="duckdb")
+    assert spark_sql(found.expression) == "SELECT orders.`o_key` AS `o_key` FROM orders AS orders"
+
+
+def test_what_orders_a_select_distinct_is_named_as_its_output():
+    text = "SELECT DISTINCT (o.o_key) AS k, o.o_total FROM orders o ORDER BY o.o_key DESC, o_total"
+    assert spark_sql(parsed(text).expression).endswith("ORDER BY k DESC, o_total")
+    plain = "SELECT o.o_key AS k FROM orders o ORDER BY o.o_key"
+    assert spark_sql(parsed(plain).expression).endswith("ORDER BY o.o_key")
+
+
+def test_duckdbs_division_is_one_of_doubles_on_every_engine():
+    text = "SELECT o_total / 3 + CAST(o_key AS DOUBLE) / (o_total / 2 / 1) AS x FROM orders"
+    assert spark_sql(parsed(text, dialect="duckdb").expression.selects[0].this) == (
+        "CAST(orders.o_total AS DOUBLE) / 3 + CAST(orders.o_key AS DOUBLE) / "
+        "(CAST(CAST(orders.o_total AS DOUBLE) / 2 AS DOUBLE) / 1)"
+    )
+    assert "CAST" not in spark_sql(parsed("SELECT o_total / 3 AS x FROM orders").expression)

@@ -1,0 +1,49 @@
+"""What is said of a cluster: figures that only some decisions tell of, and reports that cannot be read."""
+
+from pathlib import Path
+
+import pytest
+
+from ebbflow.infra.ledger import Ledger, Unread
+from ebbflow.planners.model.ledger import AppEntered, AppSpec, Decided
+from ebbflow.tasks.apps.unread import problems
+from ebbflow.tasks.capacity.status import look
+
+
+def auction(rho: dict[str, float | None], others: int | None = None) -> Decided:
+    bids = {app: {} if one is None else {"rho": one} for app, one in rho.items()}
+    more = {} if others is None else {"others": others}
+    return Decided("auction", "for a test", inputs={"apps": bids, **more})
+
+
+def shown(ledger: Ledger) -> dict[str, float | None]:
+    return {app.id: app.rho for app in look(ledger).apps}
+
+
+@pytest.mark.parametrize("between", [0, 60])
+def test_each_apps_rho_is_of_the_newest_auction_that_tells_of_it(between: int, tmp_path: Path) -> None:
+    with Ledger.open(str(tmp_path / "ledger.db")) as ledger:
+        ledger.write([AppEntered(AppSpec(id_, "training", gpus=1)) for id_ in "abcd"])
+        ledger.write([auction({"a": 9.0, "d": 9.0})])
+        ledger.write([auction({"a": 1.0, "b": 2.0, "c": 3.0})])  # of all that took part, so d has none
+        ledger.write([Decided("replan", "for a test")] * between)
+        ledger.write([auction({"b": 2.5}, others=2), auction({"c": None}, others=2)])
+        assert shown(ledger) == {"a": 1.0, "b": 2.5, "c": None, "d": None}
+
+
+def test_without_an_auction_that_tells_of_all_the_others_are_told_of(tmp_path: Path) -> None:
+    with Ledger.open(str(tmp_path / "ledger.db")) as ledger:
+        ledger.write([AppEntered(AppSpec(id_, "training", gpus=1)) for id_ in "ab"])
+        assert shown(ledger) == {"a": None, "b": None}
+        ledger.write([auction({"b": 2.5}, others=1)])
+        assert shown(ledger) == {"a": None, "b": 2.5}
+
+
+def test_of_many_reports_that_cannot_be_read_some_are_named() -> None:
+    assert problems({}) == ()
+    said = problems({f"a{n}": Unread(1.0, "a newer Ebbflow " + "x" * 500) for n in range(9)})
+    assert [one[:41] for one in said[:3]] == [
+        f"the report of a{n} is left out: a newer Ebb" for n in range(3)
+    ]
+    assert said[3:] == ("the reports of 6 more cannot be read either",)
+    assert max(map(len, said)) < 400

@@ -1,0 +1,67 @@
+"""Elastic jobs as the command line runs them."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ebbflow.planners.errors import OptionError
+from ebbflow.tasks.elastic.run import Change, ElasticRequest, demo_data, parse_change, run_elastic
+
+pytestmark = pytest.mark.processes
+
+
+def test_changes() -> None:
+    assert parse_change("10s:4") == Change(10.0, workers=4)
+    assert parse_change("2.5s:kill:n1") == Change(2.5, kill="n1")
+    assert parse_change("3s:leave:n12") == Change(3.0, leave="n12")
+    with pytest.raises(OptionError, match=r"a change looks like 10s:4, .*; got '10:4'"):
+        parse_change("10:4")
+
+
+@pytest.mark.parametrize("app", ["mlr", "kmeans", "lda"])
+def test_a_run_whose_workers_change(app: str, tmp_path: Path) -> None:
+    said: list[str] = []
+    changes = (Change(0.0, workers=2), Change(1.0, kill="n1"))
+    request = ElasticRequest(app, groups=4, executors=4, iterations=3, workers=1, changes=changes)
+    report = run_elastic(request, tmp_path, said.append)
+    assert len(report["history"]) == 3
+    assert np.isfinite(report["objective"])
+    assert [event["kind"] for event in report["events"]][-1] == "finished"
+    assert len(said) == len(report["events"])
+
+
+def test_without_a_snapshot_a_run_starts_again(tmp_path: Path) -> None:
+    demo_data("mlr", 3, tmp_path / "data.npz")
+    request = ElasticRequest(
+        "mlr", str(tmp_path / "data.npz"), 3, 4, 5, workers=1, folder=str(tmp_path / "job")
+    )
+    first = run_elastic(request, tmp_path, lambda _: None)
+    again = ElasticRequest(
+        "mlr", str(tmp_path / "data.npz"), 3, 4, 5, workers=1, folder=str(tmp_path / "job"), resume=True
+    )
+    assert run_elastic(again, tmp_path, lambda _: None)["objective"] == first["objective"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"app": "svm"}, "applications are mlr, kmeans, lda; got 'svm'"),
+        ({"app": "mlr", "executors": 0}, "executors must be >= 1; got 0"),
+        ({"app": "mlr", "changes": (Change(1.0, workers=0),)}, "at least one worker must stay"),
+        ({"app": "lda", "iterations": 1, "partial": True}, "Lda does not allow"),
+    ],
+)
+def test_requests_that_cannot_run(arguments: dict[str, object], message: str, tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match=message):
+        run_elastic(ElasticRequest(**arguments), tmp_path, lambda _: None)  # type: ignore[arg-type]
+
+
+def test_data_that_does_not_fit(tmp_path: Path) -> None:
+    np.savez(tmp_path / "other.npz", z=np.zeros(3))
+    for data, words in (
+        (tmp_path / "other.npz", "it lacks the arrays x, y"),
+        (tmp_path / "none.npz", "No such file"),
+    ):
+        with pytest.raises(OptionError, match=words):
+            run_elastic(ElasticRequest("mlr", str(data)), tmp_path, lambda _: None)

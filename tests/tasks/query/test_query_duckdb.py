@@ -1,0 +1,87 @@
+"""All TPC-H queries, end to end on DuckDB, under every policy, against DuckDB's own answers."""
+
+from pathlib import Path
+
+import pytest
+
+from ebbflow.infra.query.checkpoints import ParquetCheckpointStore
+from ebbflow.tasks.query.planning import meaning
+from ebbflow.tasks.query.request import QueryRequest
+from ebbflow.tasks.query.run import PlainOrchestrator, execute
+
+QUERIES = sorted(
+    (Path(__file__).parents[2] / "fixtures" / "tpch").glob("q*.sql"),
+    key=lambda p: int(p.stem.removeprefix("q")),
+)
+
+
+@pytest.mark.parametrize("policy", ["qoop", "clarinet", "volcano", "single"])
+def test_every_tpch_query_is_answered_rightly(policy: str, tpch: str, tmp_path: Path) -> None:
+    assert len(QUERIES) == 22
+    wrong = {}
+    for path in QUERIES:
+        request = QueryRequest.of(
+            str(path),
+            tables=tpch,
+            engine="duckdb",
+            policy=policy,
+            cuts="every-join" if policy == "qoop" else "cost",
+            store=str(tmp_path / "store"),
+            title=path.stem,
+            verify=True,
+        )
+        report = execute(request, PlainOrchestrator()).report
+        if report.verified is not True:
+            wrong[path.stem] = report.verification
+        assert {s.status for s in report.stages} <= {"completed", "reused", "cancelled"}
+        assert report.decisions[0].kind == "start"
+        assert report.policy == policy
+        if policy != "qoop":
+            assert len({s.plan for s in report.stages}) == 1
+    assert not wrong
+
+
+@pytest.mark.parametrize(("budget", "times"), [(20.0, 1), (0.0, 3)])
+def test_a_store_is_not_looked_through_after_every_query(
+    budget: float, times: int, tpch: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[int] = []
+    monkeypatch.setattr(ParquetCheckpointStore, "collect", lambda _, size, keep: looked.append(size))
+    for name in ("nation", "region", "supplier"):
+        sql = f"SELECT count(*) AS n FROM {name}"
+        request = QueryRequest(sql, tables=tpch, engine="duckdb", store=str(tmp_path), store_budget=budget)
+        execute(request, PlainOrchestrator())
+    assert looked == [int(budget * 2**30)] * times
+
+
+def test_every_output_that_was_asked_for_is_written(tpch: str, tmp_path: Path) -> None:
+    import pyarrow.parquet as pq
+
+    from ebbflow.tasks.query.report import QueryReport
+
+    out, json, html = tmp_path / "out" / "r.parquet", tmp_path / "r.json", tmp_path / "r.html"
+    request = QueryRequest(
+        "SELECT n_name, count(*) AS n FROM customer JOIN nation ON c_nationkey = n_nationkey GROUP BY n_name",
+        tables=tpch,
+        engine="duckdb",
+        store=str(tmp_path / "store"),
+        out=str(out),
+        json=str(json),
+        report=str(html),
+    )
+    outcome = execute(request, PlainOrchestrator())
+    assert pq.read_table(out).num_rows == outcome.report.rows == 25
+    assert QueryReport.from_json(json.read_text()) == outcome.report
+    assert "<html" in html.read_text()
+    assert outcome.report.verified is None
+
+
+def test_checkpoints_of_another_engine_or_meaning_are_not_reused(tpch: str) -> None:
+    def of(engine: str = "spark", **settings: str) -> str:
+        conf = {f"spark.sql.{key.replace('_', '.')}": value for key, value in settings.items()}
+        return meaning(QueryRequest("SELECT 1", tables=tpch, engine=engine, conf=conf))  # type: ignore[arg-type]
+
+    assert of() != of("duckdb")
+    assert of() != of(session_timeZone="Asia/Tokyo") != of(session_timeZone="UTC")
+    assert of(ansi_enabled="false") != of(ansi_enabled="true")
+    assert of(shuffle_partitions="8", adaptive_enabled="false") == of()

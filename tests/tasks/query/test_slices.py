@@ -1,0 +1,234 @@
+"""Stages in slices: what a slice has computed stays, whatever becomes of the others."""
+
+import re
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import duckdb
+import pytest
+
+from ebbflow.infra.errors import StageCancelledError, StageFailedError
+from ebbflow.infra.protocols import StageJob
+from ebbflow.infra.query.slices import SliceIndex
+from ebbflow.planners.query.plan.qep import QueryExecutionPlan, Stage
+from ebbflow.tasks.query.driver import Driver
+from ebbflow.tasks.query.request import QueryRequest
+from ebbflow.tasks.query.verify import verify
+from tests.tasks.driving import Obedient, Ride, Scripted, capacity, until_cancelled
+
+QUERY = """
+    SELECT o_orderpriority, count(*) AS items, sum(l_quantity) AS quantity, avg(l_discount) AS discount
+    FROM orders JOIN lineitem ON l_orderkey = o_orderkey
+    WHERE l_shipmode IN ('AIR', 'MAIL')
+    GROUP BY o_orderpriority ORDER BY o_orderpriority
+"""
+OFTEN = 1e9  # losses per node-hour: even queries of milliseconds are divided
+
+
+@pytest.fixture(name="tables", scope="module")
+def _tables(tpch: str, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Tables in small row groups, so that a small table is worth dividing."""
+    folder = tmp_path_factory.mktemp("sliced")
+    with duckdb.connect() as connection:
+        for name in ("orders", "lineitem"):
+            source, target = Path(tpch) / f"{name}.parquet", folder / f"{name}.parquet"
+            connection.execute(f"COPY (FROM '{source}') TO '{target}' (ROW_GROUP_SIZE 2048)")
+    return str(folder)
+
+
+@pytest.fixture(name="request_")
+def _request(tables: str, tmp_path: Path) -> QueryRequest:
+    return QueryRequest(QUERY, tables=tables, engine="duckdb", store=str(tmp_path / "store"))
+
+
+@pytest.fixture(name="engine")
+def _engine() -> Iterator[Scripted]:
+    engine = Scripted()
+    yield engine
+    engine.close()
+
+
+def sliced(plans: tuple[QueryExecutionPlan, ...]) -> list[tuple[QueryExecutionPlan, Stage]]:
+    """Return the plans whose partial result is divided, with that stage."""
+    return [(p, s) for p in plans for s in p.stages if s.slicing is not None and len(p.stages) == 2]
+
+
+def cells(job: StageJob) -> tuple[int, int] | None:
+    found = re.search(r"\[(\d+)-(\d+) of 16\]", job.name)
+    return (int(found[1]), int(found[2])) if found else None
+
+
+def right(ride: Ride, driver: Driver) -> bool:
+    assert driver.record.result is not None
+    return verify(ride.prepared, driver.record.result)[0] is True
+
+
+def test_every_cell_is_computed_once_and_the_answer_is_right(
+    request_: QueryRequest, engine: Scripted
+) -> None:
+    ride = Ride(request_, hazard=OFTEN)
+    plan, stage = sliced(ride.plans)[0]
+    driver = ride.drive(engine, chosen=plan)
+    assert right(ride, driver)
+    done = sorted(c for job in engine.jobs if (c := cells(job)))
+    assert [c for first, last in done for c in range(first, last)] == list(range(16))
+    assert stage.slicing is not None
+    assert len(done) == stage.slicing.slices > 1
+    report = next(s for s in driver.record.stages if s.fingerprint == stage.output_fp)
+    assert (report.status, report.note) == ("completed", f"{stage.slicing.slices} slices")
+
+
+def test_what_a_failed_run_has_left_is_used_by_the_next(request_: QueryRequest, engine: Scripted) -> None:
+    ride = Ride(request_, hazard=OFTEN)
+    plan, stage = sliced(ride.plans)[0]
+
+    def breaks(job: StageJob, before: int, _event: object) -> None:
+        if before == 5:
+            raise StageFailedError("out of luck")
+
+    engine.before = breaks
+    with pytest.raises(StageFailedError, match="out of luck"):
+        ride.drive(engine, chosen=plan)
+    finished = {checkpoint.fingerprint for checkpoint in ride.store.checkpoints()}
+    assert finished
+    again = Scripted()
+    try:
+        second = Ride(request_, hazard=OFTEN)
+        driver = second.drive(again, chosen=next(p for p, _ in sliced(second.plans) if p.id == plan.id))
+    finally:
+        again.close()
+    assert right(second, driver)
+    run = {c for job in again.jobs if (c := cells(job))}
+    covered = {c for first, last in run for c in range(first, last)}
+    assert stage.slicing is not None
+    assert 0 < len(covered) < 16
+    assert len(covered) == 16 - 16 // stage.slicing.slices * len(finished)
+    report = next(s for s in driver.record.stages if s.fingerprint == stage.output_fp)
+    assert report.note == f"{stage.slicing.slices} slices, {len(finished)} from before"
+    # figures of a stage that was not computed as a whole would mislead calibration
+    assert len(driver.record.measured) == 1
+
+
+def _without_reuse(request_: QueryRequest, engine: Scripted) -> tuple[Ride, QueryExecutionPlan]:
+    """Leave a run's slices in the store, and return a run that must not use them, and its plan of the same id."""
+    ride = Ride(request_, hazard=OFTEN)
+    plan, _ = sliced(ride.plans)[0]
+    ride.drive(engine, chosen=plan)
+    fresh = Ride(QueryRequest(**{**_options(request_), "reuse": False}), hazard=OFTEN)
+    return fresh, next(p for p in fresh.plans if p.id == plan.id)
+
+
+def test_a_run_that_must_not_reuse_anything_computes_all_cells(
+    request_: QueryRequest, engine: Scripted
+) -> None:
+    fresh, plan = _without_reuse(request_, engine)
+    first = len(engine.jobs)
+    driver = fresh.drive(engine, chosen=plan)
+    assert right(fresh, driver)
+    assert len(engine.jobs) == 2 * first
+
+
+def test_a_run_that_must_not_reuse_anything_uses_what_it_has_computed_itself(
+    request_: QueryRequest, engine: Scripted
+) -> None:
+    """Where an older slice of equal content is in the store, that one stays there."""
+    fresh, plan = _without_reuse(request_, engine)
+    again = Scripted()
+
+    def breaks(job: StageJob, before: int, _event: object) -> None:
+        if before == 5:
+            fresh.tell(capacity(2, nodes=1))
+            raise StageFailedError("lost a node")
+
+    again.before = breaks
+    try:
+        driver = fresh.drive(again, Obedient(fresh.plans, []), plan)
+    finally:
+        again.close()
+    assert right(fresh, driver)
+    computed = Counter(c for job in again.jobs if (c := cells(job)))
+    assert sum(count > 1 for count in computed.values()) <= 2  # what failed, and what ran beside it
+
+
+def test_a_slice_that_always_fails_is_given_up_although_others_are_there(
+    request_: QueryRequest, engine: Scripted
+) -> None:
+    ride = Ride(request_, hazard=OFTEN)
+    plan, stage = sliced(ride.plans)[0]
+    index = SliceIndex(ride.store, ride.store.cache("slices"))
+    failed: list[str] = []
+
+    def breaks(job: StageJob, _before: int, cancelled: threading.Event) -> None:
+        if (found := cells(job)) is not None and found[0] > 0:
+            while not index.divisions(stage.output_fp):  # the first slice is not done yet
+                if cancelled.wait(0.01):
+                    raise StageCancelledError("another has failed")
+            failed.append(job.name)
+            ride.tell(capacity(1 + len(failed)))
+            if len(failed) > 30:
+                raise KeyError("it is tried for ever")
+            raise StageFailedError("lost a node")
+
+    engine.before = breaks
+    with pytest.raises(StageFailedError, match="lost a node"):
+        ride.drive(engine, Obedient(ride.plans, []), plan)
+    reports = [s.status for s in ride.driver.record.stages if s.fingerprint == stage.output_fp]
+    assert reports == ["failed"] * 3
+
+
+def test_slices_serve_the_plan_that_is_switched_to(request_: QueryRequest, engine: Scripted) -> None:
+    ride = Ride(request_, hazard=OFTEN)
+    (one, stage), (other, twin) = sliced(ride.plans)[:2]
+    assert stage.output_fp == twin.output_fp
+    assert stage.physical_key != twin.physical_key
+
+    def held(job: StageJob, before: int, cancelled: object) -> None:
+        if cells(job) is not None and before == 4 and not told:
+            told.append(job.name)
+            ride.tell(capacity(2, nodes=1))
+            until_cancelled(job, cancelled)  # type: ignore[arg-type]
+
+    told: list[str] = []
+    engine.before = held
+    driver = ride.drive(engine, replanner=Refusing(ride.plans, [other.id]), chosen=one)
+    assert right(ride, driver)
+    assert [d.chosen for d in driver._execution.decisions if d.kind == "switch"] == [other.id]
+    stages = [s for s in driver.record.stages if s.fingerprint == stage.output_fp]
+    assert [s.status for s in stages] == ["cancelled", "completed"]
+    computed = [c for job in engine.jobs if (found := cells(job)) for c in range(*found)]
+    assert set(computed) == set(range(16))
+    assert len(computed) < 24  # the slices of before the switch were not computed again
+
+
+def test_slices_are_cancelled_with_their_stage(request_: QueryRequest, engine: Scripted) -> None:
+    ride = Ride(request_, hazard=OFTEN)
+    plan, _ = sliced(ride.plans)[0]
+
+    def interrupt(job: StageJob, before: int, cancelled: object) -> None:
+        if before == 2:
+            ride.inbox.put(KeyError("stop"))  # whatever ends the driver ends its stages
+        if before >= 2:
+            until_cancelled(job, cancelled)  # type: ignore[arg-type]
+
+    engine.before = interrupt
+    with pytest.raises(KeyError, match="stop"):
+        ride.drive(engine, chosen=plan)
+    held = [job.id for job in engine.jobs[2:]]
+    assert held
+    assert set(held) <= set(engine.cancelled)
+
+
+class Refusing(Obedient):
+    """An obedient replanner that takes no running stage along."""
+
+    def assess(self, plan, state, share, now):  # type: ignore[no-untyped-def]
+        if plan.id != state.plan.id:
+            state = type(state)(state.plan, state.checkpoints, {}, state.done_tasks, state.sliced)
+        return super().assess(plan, state, share, now)
+
+
+def _options(request: QueryRequest) -> dict[str, object]:
+    names = ("sql", "tables", "engine", "store")
+    return {name: getattr(request, name) for name in names}

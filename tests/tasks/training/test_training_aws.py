@@ -1,0 +1,145 @@
+"""A training takes the instances that are free, waits until they are enough, and uses those that come later."""
+
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from ebbflow.infra.errors import ClusterError, StorageError
+from ebbflow.infra.protocols import TrainingJob
+from ebbflow.planners.errors import OptionError
+from ebbflow.planners.model.capacity import Node
+from ebbflow.planners.model.fleet import Fleet, PoolState
+from ebbflow.tasks.training.aws import AwsSite, shipped
+from ebbflow.tasks.training.request import TrainingRequest, slots_of
+
+
+class Control:
+    """A fleet whose instances a test sets."""
+
+    def __init__(self, *names):
+        self.names = names
+
+    def observe(self):
+        nodes = tuple(Node(name, 8, 60.0, host="127.0.0.1", gpus=2) for name in sorted(self.names))
+        gang = PoolState("gpu/run-1", 1, 1, (Node("i-gang", 8, 60.0, host="127.0.0.1", gpus=2),))
+        return Fleet(1, 0.0, (PoolState("gpu", 3, 3, nodes), gang))
+
+    def take_notices(self, notices):
+        return 1
+
+
+@pytest.fixture
+def script(tmp_path):
+    (tmp_path / "train.py").write_text("print('trained')\n")
+    return str(tmp_path / "train.py")
+
+
+@pytest.fixture
+def request_of(script):
+    return lambda **options: TrainingRequest(
+        **({"script": script, "nodes": "aws:gpu:3x2", "folder": "s3://bucket/runs"} | options)
+    )
+
+
+def site(request, control):
+    settings = SimpleNamespace(pools={"gpu": None}, region="us-east-1")
+    cluster = SimpleNamespace(settings=settings, control=control, runner=lambda _register: None)
+    return AwsSite(request, cluster)
+
+
+def until(true, seconds=20.0):
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline, "it did not come true"
+        time.sleep(0.05)
+
+
+def test_nodes_of_a_fleet_are_named_by_pool_number_and_slots(request_of):
+    request = request_of()
+    assert (request.pool, request.gpus) == ("gpu", 6)
+    assert request.placement == {"node-1": 2, "node-2": 2, "node-3": 2}
+    assert request_of(nodes="local:2x1").pool == ""
+    with pytest.raises(OptionError, match=r"such as local:3x2; got 'aws:gpu:3x2'"):
+        slots_of("aws:gpu:3x2")
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"nodes": "aws:GPU:1x1"}, "or aws:POOL:NODESxSLOTS; got 'aws:GPU:1x1'"),
+        ({"folder": "/here"}, "folder must be on S3, which all nodes of aws:gpu:3x2 reach; got /here"),
+        ({"at": ("5s:add:1",)}, "at and cpus are for nodes of this machine; got nodes aws:gpu:3x2"),
+        ({"cpus": 1.0}, "at and cpus are for nodes of this machine"),
+    ],
+)
+def test_what_nodes_of_a_fleet_cannot_do_is_refused(request_of, options, problem):
+    with pytest.raises(OptionError, match=problem):
+        request_of(**options)
+
+
+def test_a_run_begins_on_what_is_free_and_grows_into_what_comes(request_of, monkeypatch):
+    monkeypatch.setattr("ebbflow.tasks.training.aws._LOOK", 0.05)
+    control = Control("i-1")
+    with site(request_of(), control) as nodes:
+        handle = nodes.handle(5.0)
+        assert handle.nodes.there() == {"node-1": 2}
+        nodes._nodes._nodes["node-1"] = SimpleNamespace(instance="i-1", ended="", job=None)
+        control.names = ("i-1", "i-2", "i-3", "i-4")
+        nodes._capacity.look()
+        until(lambda: len(handle.nodes.there()) == 3)
+        time.sleep(0.5)
+        assert sorted(handle.nodes.there()) == ["node-1", "node-2", "node-3"]  # as many as were asked for
+        nodes._nodes._nodes["node-1"].ended = "its instance i-1 is gone"
+
+
+def test_too_few_instances_are_waited_for_and_then_said(request_of, monkeypatch):
+    monkeypatch.setattr("ebbflow.tasks.training.aws._LOOK", 0.05)
+    with (
+        site(request_of(min_gpus=4), Control("i-1")) as nodes,
+        pytest.raises(ClusterError, match=r"has 1 free instances .* ebbflow fleet grow gpu 3"),
+    ):
+        nodes.handle(0.2)
+
+
+def test_instances_that_are_too_small_do_not_count(request_of):
+    with (
+        site(request_of(nodes="aws:gpu:1x4"), Control("i-1")) as nodes,
+        pytest.raises(ClusterError, match="has 0 free instances with 4 slots"),
+    ):
+        nodes.handle(0.0)
+
+
+def test_a_pool_must_be_the_clusters(request_of):
+    with pytest.raises(OptionError, match="there is no pool 'etl' in this cluster; there are gpu"):
+        site(request_of(nodes="aws:etl:1x1"), Control())
+
+
+def test_scripted_faults_are_refused(request_of):
+    with site(request_of(), Control()) as nodes, pytest.raises(ClusterError, match="nodes of this machine"):
+        nodes.nodes.kill("node-1")
+
+
+def test_a_script_is_shipped_into_the_runs_folder(aws_account, script):
+    aws_account.client("s3").create_bucket(Bucket="shipped")
+    job = shipped(TrainingJob("run", script, folder="s3://shipped/runs/run"), "us-east-1")
+    assert job.script == "s3://shipped/runs/run/script/train.py"
+    assert job.environment == {"AWS_REGION": "us-east-1"}
+    stored = aws_account.client("s3").get_object(Bucket="shipped", Key="runs/run/script/train.py")
+    assert stored["Body"].read() == b"print('trained')\n"
+    assert shipped(job, "eu-west-1").script == job.script
+    with pytest.raises(StorageError, match="put the script into s3://missing"):
+        shipped(TrainingJob("run", script, folder="s3://missing/runs/run"), "us-east-1")
+
+
+def test_a_gang_is_trained_on_by_its_name(request_of):
+    request = request_of(nodes="aws:gpu/run-1:1x2")
+    assert request.pool == "gpu/run-1"
+    with site(request, Control("a", "b", "c")) as found:
+        assert found.handle(0.0).nodes.there() == {"node-1": 2}
+        assert list(found._nodes.placement()) == ["i-gang"]
+    with (
+        site(request_of(nodes="aws:gpu/run-1:2x2", min_gpus=4), Control("a", "b", "c")) as small,
+        pytest.raises(ClusterError, match="a gang does not grow"),
+    ):
+        small.handle(0.0)

@@ -1,0 +1,332 @@
+"""Searches over trials that train nothing: who runs where, who is stopped, what a search goes on with."""
+
+import json
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ebbflow.infra.errors import RunLockedError, StorageFullError, TrainingError
+from ebbflow.infra.storage.locks import RunLock
+from ebbflow.planners.errors import OptionError
+from ebbflow.tasks.training.listening import TrainingListener
+from ebbflow.tasks.training.report import (
+    FailureReport,
+    GenerationReport,
+    MetricReport,
+    NodeShare,
+    TrainingReport,
+)
+from ebbflow.tasks.training.request import TrainingRequest
+from ebbflow.tasks.training.run import Handle, write_report
+from ebbflow.tasks.tuning.report import TrialReport, TuningReport
+from ebbflow.tasks.tuning.request import Parameter, TuningRequest, read_space
+from ebbflow.tasks.tuning.run import run_tuning
+from ebbflow.tasks.tuning.trial import recorded
+
+EPOCHS = 9
+SPACE = (Parameter("lr", "log", 0.001, 1.0),)
+Curve = Callable[[float, int], float]
+
+
+def rising(lr: float, epoch: int) -> float:
+    """Return an accuracy that ends higher for larger rates."""
+    return (0.3 + 0.6 * lr) * (1 - 1 / (epoch + 1))
+
+
+class Trainings:
+    """Trains by formula, in the search's threads, and keeps what happened."""
+
+    def __init__(self, curve: Curve = rising, fail: str = "", epochs: int = EPOCHS) -> None:
+        self.curve, self.fail, self.epochs = curve, fail, epochs
+        self.lock = threading.Lock()
+        self.busy = self.most = 0
+        self.runs: list[tuple[str, bool]] = []
+        self.nodes: list[dict[str, int]] = []
+
+    def __call__(
+        self, request: TrainingRequest, listener: TrainingListener, handle: Handle, resume: bool
+    ) -> TrainingReport:
+        request.save()
+        with self.lock:
+            self.busy += handle.nodes.slots
+            self.most = max(self.most, self.busy)
+            self.runs.append((request.id, resume))
+            self.nodes.append(handle.nodes.there())
+            held = handle.nodes.slots
+        done = 0
+        try:
+            lr = float(request.arguments[request.arguments.index("--lr") + 1])
+            while done < self.epochs and not handle.stopped and not self.fail:
+                done += 1
+                listener.metrics(done * 10, done - 1, {"accuracy": self.curve(lr, done)})
+                # as a real epoch would, so that a stop comes in time; the second trial is slow
+                threading.Event().wait(0.2 if request.id == "trial-001" else 0.03)
+            state = "failed" if self.fail else "stopped" if handle.stopped else "finished"
+            return self._report(request, state, done)
+        finally:
+            with self.lock:
+                self.busy -= held
+
+    def _report(self, request: TrainingRequest, state: Any, epochs: int) -> TrainingReport:
+        failure = FailureReport("syntax-error", "user", "abc", self.fail) if self.fail else None
+        generation = GenerationReport(1, (NodeShare("a", 1),), 0.0, 1.0, state, "", failure=failure)
+        return TrainingReport(
+            request.id, request.script, request.run_folder, 0.0, 1.0, state, self.fail, steps=epochs * 10,
+            gpu_seconds=float(epochs), generations=(generation,),
+        )  # fmt: skip
+
+
+@pytest.fixture
+def request_of(tmp_path: Path) -> Callable[..., TuningRequest]:
+    script = tmp_path / "train.py"
+    script.write_text("")
+
+    def make(**options: Any) -> TuningRequest:
+        chosen = {"nodes": "local:2x1", "trials": 8, "epochs": EPOCHS, "id": "s", **options}
+        return TuningRequest(str(script), SPACE, "accuracy", folder=str(tmp_path / "runs"), **chosen)
+
+    return make
+
+
+def test_halving_stops_trials_and_gives_their_gpus_to_others(request_of: Any) -> None:
+    trainings = Trainings()
+    report = run_tuning(request_of(), train=trainings)
+    assert report.state == "finished"
+    assert len(report.trials) == 8
+    states = {trial.state for trial in report.trials}
+    assert states == {"complete", "pruned"}
+    assert trainings.most == 2
+    best = max(float(trial.parameters["lr"]) for trial in report.trials if trial.state == "complete")
+    assert report.best is not None
+    assert report.best.parameters["lr"] == best
+    pruned = [trial for trial in report.trials if trial.state == "pruned"]
+    assert all(trial.epochs < EPOCHS for trial in pruned)
+    assert all(trial.epochs == EPOCHS for trial in report.trials if trial.state == "complete")
+    assert report.outlooks
+    assert all(outlook["work"] >= 0 for outlook in report.outlooks)
+
+
+def test_no_pruner_no_pruning(request_of: Any) -> None:
+    report = run_tuning(request_of(pruner="none", trials=4), train=Trainings())
+    assert [trial.state for trial in report.trials] == ["complete"] * 4
+
+
+def test_curves_stop_what_cannot_win(request_of: Any) -> None:
+    def by_order(lr: float, epoch: int) -> float:
+        level = 0.9 if lr > 0.03 else 0.3
+        return level - 1 / (2.0 * epoch + 1.5)
+
+    request = request_of(pruner="curve", trials=6, nodes="local:1x1", epochs=12, sampler="random")
+    report = run_tuning(request, train=Trainings(by_order, epochs=12))
+    good = [trial for trial in report.trials if trial.parameters["lr"] > 0.03]
+    poor = [trial for trial in report.trials if trial.parameters["lr"] <= 0.03]
+    assert good
+    assert poor
+    assert all(trial.state == "complete" for trial in good)
+    first = min(trial.number for trial in good)
+    late = [trial for trial in poor if trial.number > first]
+    assert late
+    assert all(trial.state == "pruned" and trial.epochs < 12 for trial in late)
+
+
+def test_a_trial_takes_what_others_leave(request_of: Any) -> None:
+    trainings = Trainings()
+    run_tuning(request_of(trials=1, nodes="local:2x2", gpus=1, max_gpus=3, pruner="none"), train=trainings)
+    assert sum(trainings.nodes[0].values()) == 3
+
+
+def test_gangs_run_whole(request_of: Any) -> None:
+    trainings = Trainings()
+    run_tuning(request_of(trials=4, nodes="local:2x2", gpus=2, pruner="none"), train=trainings)
+    assert {sum(nodes.values()) for nodes in trainings.nodes} == {2}
+    assert trainings.most <= 4
+
+
+def test_three_trials_that_fail_alike_end_the_search(request_of: Any) -> None:
+    report = run_tuning(request_of(nodes="local:1x1"), train=Trainings(fail="SyntaxError: no"))
+    assert report.state == "failed"
+    assert "SyntaxError: no" in report.reason
+    assert len([trial for trial in report.trials if trial.state == "failed"]) == 3
+
+
+def test_a_metric_that_is_never_reported(request_of: Any) -> None:
+    report = run_tuning(request_of(nodes="local:1x1"), train=Trainings(epochs=0))
+    assert report.state == "failed"
+    assert "never reported accuracy" in report.reason
+
+
+def test_a_metric_that_is_not_a_number_ends_its_trial(request_of: Any) -> None:
+    report = run_tuning(request_of(trials=2), train=Trainings(lambda lr, epoch: float("nan")))
+    assert [trial.state for trial in report.trials] == ["pruned", "pruned"]
+    assert report.best is None
+
+
+def test_a_report_is_json_whatever_the_metric_was() -> None:
+    trial = TrialReport(0, "trial-000", {"lr": 0.1}, "failed", float("nan"))
+    report = TuningReport("s", "/runs", "loss", False, "failed", "nan", 0.0, 1.0, (trial,))
+
+    def refuse(text: str) -> None:
+        raise AssertionError(f"{text} is no JSON")
+
+    assert json.loads(report.to_json(), parse_constant=refuse)["trials"][0]["value"] is None
+
+
+def test_an_interrupted_search_goes_on(request_of: Any) -> None:
+    request, first = request_of(trials=3, pruner="none"), Trainings()
+    interrupts = iter([KeyboardInterrupt])
+
+    def interrupt(text: str) -> None:
+        if "after 9 epochs" in text and (error := next(interrupts, None)):
+            raise error
+
+    report = run_tuning(request, interrupt, train=first)
+    assert report.state == "stopped"
+    assert {trial.state for trial in report.trials} >= {"complete"}
+    ended = {trial.run for trial in report.trials if trial.state == "complete"}
+    second = Trainings()
+    loaded = TuningRequest.load(request.folder, "s", {"trials": 4})
+    report = run_tuning(loaded, train=second, resume=True)
+    assert report.state == "finished"
+    assert [trial.state for trial in report.trials] == ["complete"] * 4
+    assert not ended & {run for run, _ in second.runs}
+    assert any(resumed for _, resumed in second.runs)
+
+
+class FullFor(Trainings):
+    """Trainings on a disk that is full for the first few of them."""
+
+    def __init__(self, times: int, at_the_end: bool = False) -> None:
+        super().__init__()
+        self.times, self.at_the_end = times, at_the_end
+
+    def __call__(
+        self, request: TrainingRequest, listener: TrainingListener, handle: Handle, resume: bool
+    ) -> TrainingReport:
+        with self.lock:
+            self.times -= 1
+            full = self.times >= 0
+        if full and self.at_the_end:  # it trained, and its last checkpoint found no space
+            report = self._report(request, "failed", EPOCHS)
+            failure = FailureReport("no-space", "resource", "abc", "StorageFullError: no space left")
+            return replace(
+                report,
+                reason="no space left",
+                generations=(replace(report.generations[0], failure=failure),),
+            )
+        if full:
+            raise StorageFullError("cannot write the run: no space left")
+        return super().__call__(request, listener, handle, resume)
+
+
+@pytest.mark.parametrize("at_the_end", [False, True])
+@pytest.mark.parametrize("nodes", ["local:1x1", "local:2x1"])
+def test_a_full_disk_is_no_trials_failure(request_of: Any, nodes: str, at_the_end: bool) -> None:
+    request, trainings = request_of(trials=3, pruner="none", nodes=nodes), FullFor(1, at_the_end)
+    with pytest.raises(StorageFullError, match="no space left"):
+        run_tuning(request, train=trainings)
+    trainings.times = 0  # there is room again
+    report = run_tuning(request, train=trainings, resume=True)
+    assert report.state == "finished"
+    assert [trial.state for trial in report.trials] == ["complete"] * 3
+
+
+def test_an_id_is_used_once(request_of: Any) -> None:
+    run_tuning(request_of(trials=1), train=Trainings())
+    with pytest.raises(TrainingError, match="--resume s"):
+        run_tuning(request_of(trials=1), train=Trainings())
+    with pytest.raises(TrainingError, match="no search 'other'"):
+        TuningRequest.load(request_of().folder, "other")
+
+
+def test_a_search_that_lives_is_not_gone_on_with(request_of: Any) -> None:
+    request = request_of(id="one")
+    with (
+        RunLock(request.search_folder, "one"),
+        pytest.raises(RunLockedError, match=f"run by process {os.getpid()} of"),
+    ):
+        run_tuning(request, resume=True)
+    assert not (Path(request.search_folder) / "optuna.journal").exists()
+
+
+def test_spaces(tmp_path: Path) -> None:
+    path = tmp_path / "space.yaml"
+    path.write_text(
+        "lr: {log: [0.001, 1]}\nlayers: {int: [1, 4]}\nact: {choice: [relu, tanh]}\ndrop: {float: [0, 0.5]}\n"
+    )
+    assert read_space(path) == (
+        Parameter("lr", "log", 0.001, 1.0),
+        Parameter("layers", "int", 1.0, 4.0),
+        Parameter("act", "choice", choices=("relu", "tanh")),
+        Parameter("drop", "float", 0.0, 0.5),
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "must name parameters"),
+        ("lr: 3", "a parameter is"),
+        ("lr: {log: [0, 1]}", "numbers > 0"),
+        ("lr: {float: [1, 1]}", "smaller first"),
+        ("lr: {int: [1, 2.5]}", "two numbers"),
+        ("lr: {gauss: [0, 1]}", "a parameter is"),
+        ("a: {choice: []}", "choices are different"),
+        ("a: {choice: [1, 1]}", "choices are different"),
+        ("3: {int: [1, 2]}", "name begins with a letter"),
+        ("a: [", "is not YAML"),
+    ],
+)
+def test_bad_spaces(tmp_path: Path, text: str, words: str) -> None:
+    path = tmp_path / "space.yaml"
+    path.write_text(text)
+    with pytest.raises(OptionError, match=words):
+        read_space(path)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"trials": 0}, "trials"),
+        ({"gpus": 3}, "a trial needs 3"),
+        ({"gpus": 2, "max_gpus": 1}, "max_gpus"),
+        ({"pruner": "curve", "epochs": None}, "--epochs"),
+        ({"pruner": "best"}, "halving, curve or none"),
+        ({"factor": 1}, "factor"),
+        ({"nodes": "x"}, "local:NODESxSLOTS"),
+        ({"sampler": "grid"}, "tpe or random"),
+    ],
+)
+def test_bad_searches(request_of: Any, options: dict[str, Any], words: str) -> None:
+    with pytest.raises(OptionError, match=words):
+        request_of(**options)
+
+
+def test_a_trial_that_finished_unheard_is_not_trained_again(request_of: Any) -> None:
+    request, trainings = request_of(trials=1, pruner="none"), Trainings()
+
+    def crash(text: str) -> None:
+        if text.startswith("trial-000:") and "lr" in text:
+            raise MemoryError
+
+    with pytest.raises(MemoryError):
+        run_tuning(request, crash, train=trainings)
+    whole = trainings._report(request.trial("trial-000", ()), "finished", EPOCHS)
+    points = tuple(MetricReport(0.0, n * 10, n, "accuracy", 0.1 * n) for n in range(EPOCHS))
+    run = request.trial("trial-000", ())
+    run.save()
+    assert not write_report(replace(whole, metrics=points), run)
+    file = Path(run.run_folder) / "report.json"
+    written = file.read_text()
+    file.write_text(written.replace('"finished"', '"finishes"'))
+    assert recorded(run) is None
+    file.write_text(written)
+    report = run_tuning(request, train=trainings, resume=True)
+    assert [(t.state, t.epochs, t.steps) for t in report.trials] == [("complete", EPOCHS, 90)]
+    assert report.best is not None
+    assert report.best.value == pytest.approx(0.8)
+    assert not trainings.runs
