@@ -20,9 +20,8 @@ from ebbflow.flows.ledger import cli as ledger_cli
 from ebbflow.flows.nodes import cli as nodes_cli
 from ebbflow.flows.nodes import spark as cluster_cli
 from ebbflow.flows.pipeline import cli as pipeline_cli
-from ebbflow.flows.runs.allowing import AllowFunctions
 from ebbflow.flows.runs.option_checks import CheckedGroup
-from ebbflow.flows.runs.runner import Runner, wants_prefect
+from ebbflow.flows.runs.options import AllowFunctions, Runner, wants_prefect
 from ebbflow.flows.setup import data as data_cli
 from ebbflow.flows.setup import deployments as prefect_cli
 from ebbflow.flows.training import cli as train_cli
@@ -195,9 +194,10 @@ def query(
         ),
     ] = Runner.auto,
 ) -> None:
-    from ebbflow.flows.query.command import interruptible, run_on_terminal
+    from ebbflow.flows.query.command import run_on_terminal
     from ebbflow.flows.query.summary import print_summary
     from ebbflow.flows.query.terminal import show_result
+    from ebbflow.flows.runs.command import interruptible
     from ebbflow.flows.runs.options import parse_settings
     from ebbflow.planners.query.sql.forbidden import checked_functions
     from ebbflow.tasks.query.request import QueryRequest, default_store
@@ -280,8 +280,8 @@ def explain(
 ) -> None:
     from ebbflow.flows.query.summary import print_candidates
     from ebbflow.flows.runs.options import parse_capacity
+    from ebbflow.infra.storage.files import write_text
     from ebbflow.planners.query.sql.forbidden import checked_functions
-    from ebbflow.tasks.query.report import write_text
     from ebbflow.tasks.query.request import QueryRequest, default_store
     from ebbflow.tasks.query.run import explain as explain_request
     from ebbflow.tasks.report.query import explain_html

@@ -58,8 +58,8 @@ def elastic(
     from ebbflow.infra.packages import require
 
     require("zmq", "an elastic job", "train")
+    from ebbflow.infra.storage.files import write_text
     from ebbflow.tasks.elastic.run import ElasticRequest, parse_change, run_elastic
-    from ebbflow.tasks.query.report import write_text
 
     changes = tuple(parse_change(text) for text in at or ())
     request = ElasticRequest(

@@ -154,7 +154,7 @@ def _check(ledger: "Ledger", made: "ClusterReport", pipeline: str | None) -> Non
 
 
 def _write_json(made: "ClusterReport", path: str) -> None:
-    from ebbflow.tasks.query.report import write_text
+    from ebbflow.infra.storage.files import write_text
 
     if path == "-":
         typer.echo(made.to_json(), nl=False)
@@ -163,7 +163,7 @@ def _write_json(made: "ClusterReport", path: str) -> None:
 
 
 def _write_page(made: "ClusterReport", path: str, show: bool) -> None:
-    from ebbflow.tasks.query.report import write_text
+    from ebbflow.infra.storage.files import write_text
     from ebbflow.tasks.report.cluster.page import cluster_html
     from ebbflow.tasks.report.cluster.words import verdict
 

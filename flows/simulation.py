@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from ebbflow.flows.runs.native_output import without_native_output
+from ebbflow.flows.runs.options import without_native_output
 from ebbflow.flows.simulate_evaluation import EVALUATION_HELP, evaluation
 from ebbflow.flows.simulate_fleet import FLEET_HELP, fleet
 from ebbflow.flows.simulate_rework import REWORK_HELP, rework
@@ -259,8 +259,8 @@ def training(
     fresh: Annotated[bool, typer.Option("--fresh", help="Simulate again what is in the cache.")] = False,
     jobs: Annotated[int, typer.Option(help="Processes.")] = 1,
 ) -> None:
+    from ebbflow.infra.storage.files import write_text
     from ebbflow.planners.scheduling.catalogue import policy_entries
-    from ebbflow.tasks.query.report import write_text
     from ebbflow.tasks.simulation import request as asked
     from ebbflow.tasks.simulation.inputs import Inputs, Options
     from ebbflow.tasks.simulation.report import csv_text, json_text, notes_of, report_page

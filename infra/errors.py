@@ -229,3 +229,7 @@ class SimulationError(InfraError):
 
 class DataError(InfraError):
     """Benchmark data cannot be made."""
+
+
+class ReportError(EbbflowError):
+    """A text that is not a report, one of a format that this version cannot read, or a place to write none."""

@@ -78,8 +78,8 @@ def query(
     if not app:
         return execute(request, orchestrator)
     from ebbflow.infra.ledger import Ledger
-    from ebbflow.tasks.apps.specs import query_spec
     from ebbflow.tasks.query.app import run_query_app
+    from ebbflow.tasks.query.app_requests import query_spec
 
     with Ledger.open(address, cluster=cluster, create=False) as ledger:
         spec = query_spec(request, id=app, **asked)
@@ -108,8 +108,8 @@ def train_on_leases(
     """
     from ebbflow.infra.ledger import Ledger
     from ebbflow.infra.local_fleet import LocalFleet
-    from ebbflow.tasks.apps.specs import training_spec
     from ebbflow.tasks.training.leased.app import run_training_app
+    from ebbflow.tasks.training.leased.spec import training_spec
 
     kind, _, name = fleet.partition(":")
     if kind != "local":

@@ -111,14 +111,14 @@ def sql_command(
         bool, typer.Option("--summary-only", help="Run nothing; sum up what is in DIR.")
     ] = False,
 ) -> None:
-    from ebbflow.flows.query.command import interruptible
+    from ebbflow.flows.runs.command import interruptible
     from ebbflow.flows.runs.options import parse_settings
     from ebbflow.infra.clock import SystemClock
+    from ebbflow.infra.storage.files import home
     from ebbflow.tasks.bench.cases import Plan, chosen_queries
     from ebbflow.tasks.bench.class_archive import java_options
     from ebbflow.tasks.bench.rig import RigOptions
     from ebbflow.tasks.bench.runner import Bench
-    from ebbflow.tasks.query.request import home
 
     if summary_only:
         _sum_up(out)
@@ -214,7 +214,7 @@ def _words(text: str) -> tuple[str, ...]:
 
 def _folders(suites: tuple[str, ...], tables: str | None, scale: float) -> dict[str, Path]:
     """Return each suite's folder; that it exists is checked here, for a helpful answer."""
-    from ebbflow.tasks.query.request import home
+    from ebbflow.infra.storage.files import home
 
     found = {suite: home() / suite / f"sf{scale:g}" for suite in suites}
     if tables and "=" not in tables:

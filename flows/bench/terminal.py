@@ -10,10 +10,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from ebbflow.infra.storage.files import write_text
 from ebbflow.tasks.bench.records import Record
 from ebbflow.tasks.drawing.charts import cdf_svg
 from ebbflow.tasks.drawing.wording import number_text, plural, shorten
-from ebbflow.tasks.query.report import write_text
 
 JSON_FILE, PICTURE = "sql.json", "sql-cdf.svg"
 _EVENTS = 12  # shown in a run's line

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from ebbflow.flows.runs.runner import Runner, wants_prefect
+from ebbflow.flows.runs.options import Runner, wants_prefect
 from ebbflow.planners.errors import OptionError
 
 if TYPE_CHECKING:
@@ -200,7 +200,7 @@ def _lead(request: "CapacityRequest", stop: threading.Event, quiet: bool, prefec
     listener = None if quiet else Teller(console)
     if prefect:
         from ebbflow.flows.capacity.flow import run_attached
-        from ebbflow.flows.query.command import quiet_prefect, start_temporary_server
+        from ebbflow.flows.runs.command import quiet_prefect, start_temporary_server
 
         quiet_prefect()
         start_temporary_server()
@@ -350,7 +350,7 @@ def stop(
 ) -> None:
     from ebbflow.infra.errors import LedgerError
     from ebbflow.tasks.apps.loop_report import STOP, stop_request
-    from ebbflow.tasks.capacity.leader import leads
+    from ebbflow.tasks.capacity.leading import leads
     from ebbflow.tasks.capacity.status import wait_for_end
 
     try:

@@ -1,13 +1,11 @@
 """What a capacity loop does with flow runs by Prefect's API: how one stands, that it crashed, that one begins."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 from uuid import UUID
 
-import httpx
-from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.filters import (
     FlowRunFilter,
     FlowRunFilterState,
@@ -15,9 +13,10 @@ from prefect.client.schemas.filters import (
     FlowRunFilterTags,
 )
 from prefect.client.schemas.objects import FlowRun, StateType
-from prefect.exceptions import ObjectNotFound, PrefectException
+from prefect.exceptions import ObjectNotFound
 from prefect.states import Cancelled, Crashed
 
+from ebbflow.flows.runs.deployed import answering
 from ebbflow.infra.errors import InfraError
 
 _ENDED = (StateType.COMPLETED, StateType.FAILED, StateType.CRASHED, StateType.CANCELLED)
@@ -130,16 +129,6 @@ class PrefectRuns:
                 job_variables=dict(job_variables) or None,
             )
             return _view(client, made)
-
-
-@contextmanager
-def answering() -> Iterator[SyncPrefectClient]:
-    """Open a client of the present settings. Raises ``InfraError`` when the API does not answer as it should."""
-    try:
-        with get_client(sync_client=True) as client:
-            yield client
-    except (httpx.HTTPError, PrefectException, RuntimeError, OSError) as error:
-        raise InfraError(f"Prefect's API did not answer as it should: {error}") from error
 
 
 def _view(client: SyncPrefectClient, run: FlowRun) -> RunView:

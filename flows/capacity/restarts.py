@@ -20,7 +20,7 @@ from prefect.client.schemas.filters import (
 from prefect.client.schemas.objects import StateType
 from prefect.client.schemas.sorting import FlowRunSort
 
-from ebbflow.flows.capacity.flow_runs import answering
+from ebbflow.flows.runs.deployed import answering
 
 FIRST = 10.0  # s after two failures, doubled for each that follows
 MOST = 300.0  # s

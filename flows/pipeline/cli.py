@@ -7,8 +7,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from ebbflow.flows.runs.allowing import AllowFunctions
-from ebbflow.flows.runs.runner import Runner, wants_prefect
+from ebbflow.flows.runs.options import AllowFunctions, Runner, wants_prefect
 from ebbflow.planners.errors import OptionError
 
 if TYPE_CHECKING:
@@ -142,7 +141,7 @@ def print_schema() -> None:
 def run_on_terminal(request: "PipelineRequest", console: Console, *, prefect: bool) -> "PipelineOutcome":
     """Run a pipeline and show its progress and outcome; as a Prefect flow run if ``prefect``."""
     from ebbflow.flows.pipeline.terminal import PipelineScreen
-    from ebbflow.flows.query.command import interruptible, quiet_prefect, start_temporary_server
+    from ebbflow.flows.runs.command import interruptible, quiet_prefect, start_temporary_server
     from ebbflow.infra.clock import SystemClock
     from ebbflow.tasks.pipeline.run import run_steps
 

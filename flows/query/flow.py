@@ -202,8 +202,8 @@ def run_query(
         def work() -> QueryOutcome:
             if ledger is None:
                 return execute(request, orchestrator)
-            from ebbflow.tasks.apps.specs import query_spec
             from ebbflow.tasks.query.app import run_query_app
+            from ebbflow.tasks.query.app_requests import query_spec
 
             id_ = app or f"query-{uuid.uuid4().hex[:8]}"
             spec = query_spec(request, id_, **app_fields(team=team))

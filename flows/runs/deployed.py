@@ -1,13 +1,27 @@
 """What the present flow run is to Prefect, as an app of a cluster says it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 from uuid import UUID
 
+import httpx
+from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.context import FlowRunContext
+from prefect.exceptions import PrefectException
 from prefect.runtime import deployment, flow_run
 
-from ebbflow.flows.capacity.flow_runs import answering
+from ebbflow.infra.errors import InfraError
+
+
+@contextmanager
+def answering() -> Iterator[SyncPrefectClient]:
+    """Open a client of the present settings. Raises ``InfraError`` when the API does not answer as it should."""
+    try:
+        with get_client(sync_client=True) as client:
+            yield client
+    except (httpx.HTTPError, PrefectException, RuntimeError, OSError) as error:
+        raise InfraError(f"Prefect's API did not answer as it should: {error}") from error
 
 
 def run_id() -> str:

@@ -1,4 +1,20 @@
-"""Parsing of command-line values."""
+"""Parsing of command-line values.
+
+Keeping what libraries print by themselves out of a command's output.
+
+``--runner``: whether a command records what it does on a Prefect server.
+
+The option by which whoever runs SQL lets it call functions that reach beyond its tables.
+"""
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from enum import StrEnum
+from typing import Annotated
+
+import typer
 
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model import Share
@@ -36,3 +52,54 @@ def parse_settings(pairs: list[str]) -> dict[str, str]:
             raise OptionError(f"a Spark setting must look like spark.some.key=value; got {pair!r}")
         out[key.strip()] = value.strip()
     return out
+
+
+@contextmanager
+def without_native_output() -> Iterator[None]:
+    """Let only Python write to standard output.
+
+    The solver HiGHS prints a line to the process' own standard output now and then, whatever it is told; there it
+    would end up in the middle of a table or of JSON. Where Python's standard output is something else already,
+    nothing is done.
+    """
+    number = -1
+    with suppress(OSError, ValueError, AttributeError):
+        number = sys.stdout.fileno()
+    if number != 1:
+        yield
+        return
+    before = sys.stdout
+    before.flush()
+    copy = os.dup(1)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    sys.stdout = open(copy, "w", encoding=before.encoding, errors=before.errors, buffering=1)  # noqa: SIM115
+    try:
+        os.dup2(nowhere, 1)
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(copy, 1)
+        sys.stdout.close()
+        os.close(nowhere)
+        sys.stdout = before
+
+
+class Runner(StrEnum):
+    auto = "auto"
+    prefect = "prefect"
+    plain = "plain"
+
+
+def wants_prefect(runner: Runner) -> bool:
+    """Tell whether a run is to be recorded on a Prefect server; by ``auto`` where one is configured."""
+    return runner is Runner.prefect or (runner is Runner.auto and bool(os.environ.get("PREFECT_API_URL")))
+
+
+AllowFunctions = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Functions that the SQL may call though they read files, a network or settings or run code, such as "
+        "read_csv; by commas. Repeatable.",
+        metavar="NAME[,NAME...]",
+    ),
+]

@@ -86,7 +86,7 @@ def tpcds_tables(scale: float, folder: Path, console: Console) -> Path:
 
 
 def _home() -> Path:
-    from ebbflow.tasks.query.request import home  # planners and all: too much for a --help
+    from ebbflow.infra.storage.files import home
 
     return home()
 

@@ -12,17 +12,19 @@ import typer
 from rich.console import Console
 
 from ebbflow.flows.pipeline.cli import run_on_terminal as run_on_terminal_pipeline
-from ebbflow.flows.query.command import interruptible, quiet_prefect, run_on_terminal
+from ebbflow.flows.query.command import run_on_terminal
 from ebbflow.flows.query.summary import print_summary
+from ebbflow.flows.runs.command import interruptible, quiet_prefect
 from ebbflow.flows.setup.data import tpch_tables
 from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.spark.cluster.cluster import LocalSparkCluster
+from ebbflow.infra.storage.files import home
 from ebbflow.planners.errors import EbbflowError, OptionError
 from ebbflow.planners.query.plan.qep import Stage
 from ebbflow.planners.query.planner import CutPolicy
 from ebbflow.tasks.pipeline.file.parameters import parse_set
 from ebbflow.tasks.pipeline.run import PipelineRequest
-from ebbflow.tasks.query.request import QueryRequest, home
+from ebbflow.tasks.query.request import QueryRequest
 
 QUERIES = (5, 7, 8, 9)
 WORKERS = 3

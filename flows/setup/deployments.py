@@ -10,8 +10,8 @@ import typer
 import yaml
 from rich.console import Console
 
+from ebbflow.infra.storage.files import write_text
 from ebbflow.planners.errors import OptionError
-from ebbflow.tasks.query.report import write_text
 
 DEPLOYMENTS, AUTOMATIONS = "prefect.yaml", "automations.yaml"
 

@@ -13,8 +13,8 @@ from rich.table import Table
 
 from ebbflow.infra.query.local import machine_memory
 from ebbflow.infra.storage import private
+from ebbflow.infra.storage.files import home
 from ebbflow.planners.errors import EbbflowError
-from ebbflow.tasks.query.request import home
 
 _PACKAGES = ("prefect", "fastapi", "sqlglot", "duckdb", "pyarrow", "numpy", "scipy")
 _EXTRAS = {

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from ebbflow.flows.runs.runner import Runner, wants_prefect
+from ebbflow.flows.runs.options import Runner, wants_prefect
 from ebbflow.planners.errors import OptionError
 
 console = Console()
@@ -186,7 +186,7 @@ def train(
         ),
     ] = Runner.auto,
 ) -> None:
-    from ebbflow.tasks.report.training import print_training
+    from ebbflow.flows.training.terminal import print_training
 
     given: dict[str, Any] = {
         "nodes": nodes,
@@ -265,7 +265,7 @@ def _request(
 
 
 def _run(request: Any, *, prefect: bool, resume: bool) -> Any:
-    from ebbflow.flows.query.command import interruptible, quiet_prefect, start_temporary_server
+    from ebbflow.flows.runs.command import interruptible, quiet_prefect, start_temporary_server
     from ebbflow.flows.training.terminal import TrainingScreen
     from ebbflow.tasks.training.run import run_training
 

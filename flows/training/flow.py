@@ -261,8 +261,8 @@ class _Work:
         return run_training(request, listener, resume=self._resume, handle=self._handle)
 
     def _on_leases(self, place: ClusterPlace, fields: Mapping[str, Any]) -> TrainingReport:
-        from ebbflow.tasks.apps.specs import training_spec
         from ebbflow.tasks.training.leased.app import run_training_app
+        from ebbflow.tasks.training.leased.spec import training_spec
 
         request = self._request
         request.save()

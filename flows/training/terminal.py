@@ -1,6 +1,7 @@
 """A training run on a terminal while it goes on: one line of figures, events above it; plain lines elsewhere."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from threading import Lock
 from types import TracebackType
 
@@ -8,9 +9,10 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from ebbflow.tasks.drawing.wording import count_text, number_text, plural, printable
+from ebbflow.tasks.drawing.wording import count_text, number_text, plural, printable, seconds_text
+from ebbflow.tasks.report.training import STATE_WORDS, generation_rows
 from ebbflow.tasks.training.listening import Silent
-from ebbflow.tasks.training.report import EventReport, PointReport
+from ebbflow.tasks.training.report import EventReport, PointReport, TrainingReport
 
 EVERY = 5.0  # s between lines of figures where there is no terminal
 
@@ -91,3 +93,42 @@ class TrainingScreen(Silent):
         self._console.print(
             Text(printable(" ".join(words.split())), style=style), soft_wrap=not self._console.is_terminal
         )
+
+
+def print_training(report: TrainingReport, console: Console) -> None:
+    """Print what happened."""
+    head = Text.assemble(
+        (report.state, STATE_WORDS[report.state]), f" after {seconds_text(report.seconds)}: ",
+        f"{plural(report.steps, 'step')}, {plural(len(report.generations), 'generation')}",
+    )  # fmt: skip
+    console.print(head)
+    if report.state != "finished" and report.reason not in ("", "stop"):  # the head says as much
+        console.print(Text(printable(report.reason)), soft_wrap=True)
+    if report.failure and report.failure.advice:
+        console.print(Text(printable(report.failure.advice), style="italic"), soft_wrap=True)
+    if report.final_metrics:
+        said = ", ".join(
+            f"{n} {number_text(v)}" if v is not None else n for n, v in report.final_metrics.items()
+        )
+        console.print(f"metrics: {printable(said)}", highlight=False, soft_wrap=True)
+    figures = [f"lost steps: {report.lost_steps}", f"GPU time: {seconds_text(report.gpu_seconds)}"]
+    for name in ("throughput", "goodput"):
+        if (mean := report.mean(name)) is not None:
+            figures.append(f"{name}: {count_text(mean)} examples/s")
+    if report.state != "finished" and report.saved_step is not None:
+        figures.append(f"saved: step {report.saved_step}")
+    if report.skipped_steps:
+        figures.append(f"skipped steps: {report.skipped_steps}")
+    if report.price:
+        figures.append(f"cost: ${report.dollars:.4f}")
+    console.print(" · ".join(figures), highlight=False, soft_wrap=True)
+    for text in report.unusable:
+        console.print(Text(printable(f"checkpoint that cannot be used: {text}")), soft_wrap=True)
+    if report.spilled is not None:
+        console.print(Text(printable(f"{report.spilled}"), style="bold red"), soft_wrap=True)
+    if report.state == "failed" and report.generations:
+        where = Path(report.folder) / "logs" / f"generation-{report.generations[-1].number}"
+        if where.is_dir():
+            console.print(f"what the processes wrote: {where}", highlight=False, soft_wrap=True)
+    if len(report.generations) > 1:
+        console.print(generation_rows(report))

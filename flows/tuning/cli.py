@@ -90,7 +90,7 @@ def tune(
     ] = None,
     json: Annotated[str | None, typer.Option(help="Write the report as JSON.", metavar="FILE")] = None,
 ) -> None:
-    from ebbflow.flows.query.command import interruptible
+    from ebbflow.flows.runs.command import interruptible
     from ebbflow.flows.tuning.terminal import print_tuning
     from ebbflow.tasks.training.request import default_folder
     from ebbflow.tasks.tuning.request import TuningRequest, read_space

@@ -167,8 +167,8 @@ class _Work:
     def _on_leases(
         self, say: Callable[[str], None], place: ClusterPlace, fields: Mapping[str, Any]
     ) -> TuningReport:
-        from ebbflow.tasks.apps.specs import tuning_spec
         from ebbflow.tasks.tuning.app import run_tuning_app
+        from ebbflow.tasks.tuning.app_spec import tuning_spec
 
         request = self._request
         spec = tuning_spec(request, **fields)

@@ -9,7 +9,8 @@ from typing import NamedTuple
 from sqlalchemy import Connection, bindparam, select
 
 from ebbflow.infra.errors import DoubleBookingError, LedgerError
-from ebbflow.infra.ledger import history, snapshots
+from ebbflow.infra.ledger import history
+from ebbflow.infra.ledger import history as snapshots
 from ebbflow.infra.ledger.database.database import Database
 from ebbflow.infra.ledger.database.schema import clusters, events
 from ebbflow.infra.ledger.history import Known

@@ -8,7 +8,8 @@ from sqlalchemy import Connection, select
 
 from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.errors import LedgerError
-from ebbflow.infra.ledger import clusters, history, retention
+from ebbflow.infra.ledger import history, retention
+from ebbflow.infra.ledger import overview as clusters
 from ebbflow.infra.ledger.address import Address, parse
 from ebbflow.infra.ledger.database.database import Database
 from ebbflow.infra.ledger.database.schema import events, mentions, reports

@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 from sqlalchemy import ColumnElement, Connection, and_, bindparam, delete, func, select, update
 
 from ebbflow.infra.errors import LedgerError
-from ebbflow.infra.ledger import history, snapshots
+from ebbflow.infra.ledger import history
+from ebbflow.infra.ledger import history as snapshots
 from ebbflow.infra.ledger.database.database import Database
 from ebbflow.infra.ledger.database.schema import apps, clusters, events, mentions, reports
 from ebbflow.infra.ledger.database.schema import snapshots as snapshot_table

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Self
 from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.errors import ClusterError, PriceError
 from ebbflow.infra.local_fleet import begin
+from ebbflow.infra.local_fleet.begin import prune
 from ebbflow.infra.local_fleet.faults import Mishaps
 from ebbflow.infra.local_fleet.provider.life import finish, look
-from ebbflow.infra.local_fleet.pruning import prune
 from ebbflow.infra.local_fleet.state import changes
 from ebbflow.infra.local_fleet.state import labels as marks
 from ebbflow.infra.local_fleet.state.fleet_state import FleetBook

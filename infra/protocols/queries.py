@@ -5,17 +5,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+from ebbflow.infra.storage.files import FileEntry
+
 # --- tables and checkpoints -------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class FileEntry:
-    """One file of a table or checkpoint."""
-
-    path: str  # as pyarrow.fs wants it, without scheme
-    size: int  # bytes
-    modified: float  # seconds since the Unix epoch; 0 when the storage does not tell
-    xxh64: str = ""  # of the whole file as it was written; empty for a user's tables, which carry none
 
 
 @dataclass(frozen=True, slots=True)

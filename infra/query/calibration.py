@@ -13,8 +13,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from ebbflow.infra.protocols import FileEntry, Relation, SqlEngine, StageJob, StageResult
+from ebbflow.infra.protocols import Relation, SqlEngine, StageJob, StageResult
 from ebbflow.infra.storage import private
+from ebbflow.infra.storage.files import FileEntry
 from ebbflow.infra.storage.filesystems import resolve, split, to_uri
 from ebbflow.planners.model import Measured, Work
 

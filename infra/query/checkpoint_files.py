@@ -10,8 +10,9 @@ from typing import Any
 
 from ebbflow.infra.clock import Clock
 from ebbflow.infra.errors import StorageError
-from ebbflow.infra.protocols import Checkpoint, FileEntry, Relation
+from ebbflow.infra.protocols import Checkpoint, Relation
 from ebbflow.infra.storage import checksums, files, private
+from ebbflow.infra.storage.files import FileEntry
 from ebbflow.infra.storage.filesystems import filesystem, split, to_uri, translated
 from ebbflow.infra.storage.manifest import (
     FINGERPRINT,

@@ -20,10 +20,11 @@ from typing import Any
 
 from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.errors import StorageError, StorageFullError
-from ebbflow.infra.protocols import Attempt, Checkpoint, FileEntry
+from ebbflow.infra.protocols import Attempt, Checkpoint
 from ebbflow.infra.query.checkpoint_files import StoreFiles
 from ebbflow.infra.storage import files, private
 from ebbflow.infra.storage.checksums import ChecksumEngine
+from ebbflow.infra.storage.files import FileEntry
 from ebbflow.infra.storage.filesystems import split, to_uri, translated
 from ebbflow.infra.storage.jsonstore import JsonStore
 from ebbflow.infra.storage.manifest import (

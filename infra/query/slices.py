@@ -11,8 +11,9 @@ from dataclasses import replace
 from typing import Any
 
 from ebbflow.infra.errors import StorageError, TableError
-from ebbflow.infra.protocols import Checkpoint, CheckpointStore, FileEntry, Relation
+from ebbflow.infra.protocols import Checkpoint, CheckpointStore, Relation
 from ebbflow.infra.storage import files
+from ebbflow.infra.storage.files import FileEntry
 from ebbflow.infra.storage.jsonstore import JsonStore
 from ebbflow.infra.storage.manifest import FINGERPRINT
 from ebbflow.infra.tables.clustering import outside

@@ -14,9 +14,8 @@ from typing import Any, get_args
 import numpy as np
 
 from ebbflow.infra.errors import SimulationError
-from ebbflow.infra.simulation.entry import ROUNDING, Entry
+from ebbflow.infra.simulation.entry import ROUNDING, Entry, Ledger, admissible, contended
 from ebbflow.infra.simulation.jobs.plain import plain_jobs
-from ebbflow.infra.simulation.ledger import Ledger, admissible, contended
 from ebbflow.infra.simulation.metrics import Contention
 from ebbflow.infra.simulation.protocols import ModelOf, Saves
 from ebbflow.infra.simulation.result import Rejected, Result, result_of

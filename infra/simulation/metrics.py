@@ -9,12 +9,10 @@ from typing import Literal
 import numpy as np
 
 from ebbflow.planners.errors import OptionError
+from ebbflow.planners.model.scheduling import UNFAIR
 
 Contention = Literal["static", "lifetime", "share"]
 """What a job's time alone is multiplied by; see ``finish_time_fairness``."""
-
-UNFAIR = 1.05
-"""A job with a larger ρ counts as unfairly treated (Shockwave, NSDI 2023)."""
 
 
 @dataclass(frozen=True, slots=True)

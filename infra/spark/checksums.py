@@ -6,10 +6,10 @@ import uuid
 from collections.abc import Sequence
 from typing import Any
 
-from ebbflow.infra.protocols import FileEntry
 from ebbflow.infra.spark.failures import first_line
 from ebbflow.infra.spark.relations import location
 from ebbflow.infra.storage import checksums
+from ebbflow.infra.storage.files import FileEntry
 
 LARGEST = 64 << 20  # bytes of a file that executors hash: Spark takes it into memory as a whole
 _STARTING = 0.3  # seconds that a Spark job takes beside its work

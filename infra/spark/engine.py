@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.errors import EngineUnavailableError, StageCancelledError
-from ebbflow.infra.protocols import FileEntry, Relation, StageJob, StageProgress, StageResult
-from ebbflow.infra.query.outputs import count_rows
+from ebbflow.infra.protocols import Relation, StageJob, StageProgress, StageResult
+from ebbflow.infra.query.results import count_rows
 from ebbflow.infra.spark import checksums as executors
 from ebbflow.infra.spark import relations
 from ebbflow.infra.spark.failures import chain, first_line, parse, translate
@@ -21,6 +21,7 @@ from ebbflow.infra.spark.pools import Pools
 from ebbflow.infra.spark.session import DriverProcess, start_session, stop_session
 from ebbflow.infra.spark.settings import ExecutorShape, mebibytes, settings, stays_on_this_machine
 from ebbflow.infra.storage import checksums
+from ebbflow.infra.storage.files import FileEntry
 from ebbflow.planners.errors import OptionError
 
 _POLL = 0.25  # seconds between looks at a running job

@@ -11,8 +11,8 @@ from typing import Any, Protocol, runtime_checkable
 import xxhash
 
 from ebbflow.infra.errors import StorageError
-from ebbflow.infra.protocols import FileEntry
 from ebbflow.infra.storage import files
+from ebbflow.infra.storage.files import FileEntry
 from ebbflow.infra.storage.filesystems import filesystem, split, translated
 
 SEED = 42  # Spark's own: what its function xxhash64 returns in an executor is compared with what is computed here

@@ -9,13 +9,25 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, TypeVar
 
 from ebbflow.infra.clock import Clock
-from ebbflow.infra.errors import StorageError
-from ebbflow.infra.protocols import FileEntry
+from ebbflow.infra.errors import ReportError, StorageError
 from ebbflow.infra.storage import private
+
+
+@dataclass(frozen=True, slots=True)
+class FileEntry:
+    """One file of a table or checkpoint."""
+
+    path: str  # as pyarrow.fs wants it, without scheme
+    size: int  # bytes
+    modified: float  # seconds since the Unix epoch; 0 when the storage does not tell
+    xxh64: str = ""  # of the whole file as it was written; empty for a user's tables, which carry none
+
 
 In = TypeVar("In")
 Out = TypeVar("Out")
@@ -159,3 +171,37 @@ def sync_folder(folder: str) -> None:
             os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def write_text(path: Path | str, text: str, *, kept: bool = False) -> Path:
+    """Write ``text`` to ``path`` so that readers see the old file or the whole new one, never a part.
+
+    Missing folders are made. It follows the umask, as what a user names does; with ``kept`` it is part of a run or
+    store, for its user alone. Raises ``ReportError`` when the folder cannot be written.
+    """
+    target = Path(path)
+    temporary = target.parent / f".{target.name}.{uuid.uuid4().hex}"
+    try:
+        if kept:
+            private.make_folder(target.parent)
+        else:
+            target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with open(temporary, "x", encoding="utf-8", opener=private.opener if kept else None) as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(target)
+        finally:
+            temporary.unlink(missing_ok=True)
+    except OSError as error:
+        raise ReportError(f"cannot write {target}: {error.strerror or error}") from error
+    return target
+
+
+GIB = 2**30
+
+
+def home() -> Path:
+    """Return Ebbflow's own folder: ``$EBBFLOW_HOME``, or ``~/.cache/ebbflow``."""
+    return Path(os.environ.get("EBBFLOW_HOME") or Path.home() / ".cache" / "ebbflow")

@@ -6,8 +6,9 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from ebbflow.infra.errors import TableError
-from ebbflow.infra.protocols import FileEntry, Relation
+from ebbflow.infra.protocols import Relation
 from ebbflow.infra.storage import files
+from ebbflow.infra.storage.files import FileEntry
 from ebbflow.infra.storage.filesystems import filesystem, split, to_uri, translated
 from ebbflow.infra.tables.datatypes import spark_type
 

@@ -7,8 +7,9 @@ from typing import Any
 
 from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.errors import InfraError, StorageError, TableError
-from ebbflow.infra.protocols import FileEntry, Relation
+from ebbflow.infra.protocols import Relation
 from ebbflow.infra.storage import checksums, files
+from ebbflow.infra.storage.files import FileEntry
 from ebbflow.infra.storage.filesystems import filesystem, to_uri, translated
 from ebbflow.infra.storage.jsonstore import JsonStore
 from ebbflow.infra.tables.parquet import footer, version

@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 from ebbflow.infra.training.data import Samples, to_device
 from ebbflow.infra.training.prepared import Prepared
 from ebbflow.infra.training.process.world import World
-from ebbflow.infra.training.progress import Progress
-from ebbflow.infra.training.random_state import seed_everything
+from ebbflow.infra.training.progress import Progress, seed_everything
 from ebbflow.infra.training.stepper import Stepper, StepPlan
 from ebbflow.planners.training.saving.data_order import DataOrder, Share, shares
 

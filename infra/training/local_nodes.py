@@ -18,6 +18,7 @@ from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.errors import ClusterError
 from ebbflow.infra.machine import cgroups, devices, processes
 from ebbflow.infra.machine.guardian import Guardian
+from ebbflow.infra.protocols.trainings import SETTINGS
 from ebbflow.infra.storage import private
 from ebbflow.infra.training.channel import keys
 from ebbflow.infra.training.channel.wire import ENTRY, Entry, to_json
@@ -32,7 +33,7 @@ _NOT_HANDED_DOWN = (
     channel.RUN_FOLDER,
     channel.GENERATION,
     channel.CHANNEL,
-    channel.SETTINGS,
+    SETTINGS,
     keys.SERVER_KEY,
 )
 _STOPPED = ("T", "t")  # the kernel's letters for a process that is stopped, or traced and stopped

@@ -29,6 +29,7 @@ import torch
 
 from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.errors import TrainingError
+from ebbflow.infra.protocols.trainings import SETTINGS, RunSettings
 from ebbflow.infra.storage.locks import RunLock
 from ebbflow.infra.training.checkpoints.folder import CheckpointFolder
 from ebbflow.infra.training.data import Collate, Samples
@@ -37,12 +38,11 @@ from ebbflow.infra.training.feeding import Feed
 from ebbflow.infra.training.metrics import Rates, RunStatistics
 from ebbflow.infra.training.prepared import OptimizerFactory, Options, Precision, Prepared, prepare
 from ebbflow.infra.training.process import channel as names
-from ebbflow.infra.training.process.channel import Channel, RunSettings
+from ebbflow.infra.training.process.channel import Channel
 from ebbflow.infra.training.process.leaving import RunStopped
 from ebbflow.infra.training.process.link import Link
 from ebbflow.infra.training.process.world import World, peer_lost
-from ebbflow.infra.training.progress import EpochUnit, Progress
-from ebbflow.infra.training.random_state import seed_everything
+from ebbflow.infra.training.progress import EpochUnit, Progress, seed_everything
 from ebbflow.infra.training.resuming import Choice, check_not_lost, choose, load
 from ebbflow.infra.training.running_saves import RunningSaves
 from ebbflow.infra.training.saver import Saver
@@ -111,7 +111,7 @@ class ElasticRun:
         environment = os.environ
         settings = (
             RunSettings.from_environment()
-            if names.SETTINGS in environment
+            if SETTINGS in environment
             else replace(settings or RunSettings(), restart=restart)
         )
         place = environment.get(names.RUN_FOLDER)

@@ -8,8 +8,8 @@ import logging
 from typing import Any
 
 from ebbflow.infra.errors import StorageError
+from ebbflow.infra.protocols.trainings import RunSettings
 from ebbflow.infra.training.prepared import Prepared
-from ebbflow.infra.training.process.channel import RunSettings
 from ebbflow.infra.training.process.world import World
 from ebbflow.infra.training.running.checkpoint import Recovery, RunningCheckpoint
 from ebbflow.infra.training.running.folder import RunningFolder

@@ -11,8 +11,8 @@ from typing import Any
 
 from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.errors import StorageError
+from ebbflow.infra.protocols.trainings import RunSettings
 from ebbflow.infra.training.checkpoints.folder import TIMEOUT, CheckpointFolder, Found, Saved
-from ebbflow.infra.training.process.channel import RunSettings
 from ebbflow.infra.training.process.link import Link
 from ebbflow.infra.training.process.world import World
 from ebbflow.infra.training.spill import Spill

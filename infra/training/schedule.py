@@ -9,8 +9,7 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from ebbflow.planners.errors import OptionError
-from ebbflow.planners.training.speed.goodput import GradientStatistics
-from ebbflow.planners.training.speed.learning_rate import adascale, legw, linear, square_root
+from ebbflow.planners.training.speed.goodput import GradientStatistics, adascale, legw, linear, square_root
 
 RuleName = Literal["auto", "adascale", "square-root", "linear", "legw", "none"]
 # scale, statistics, progress -> factor on the learning rate

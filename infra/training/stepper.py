@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ebbflow.infra.errors import TrainingError
-from ebbflow.infra.training.gradients.moments import rescale_moments
+from ebbflow.infra.training.gradients.preconditioner import rescale_moments
 from ebbflow.infra.training.metrics import RunStatistics
 from ebbflow.infra.training.prepared import Prepared
 from ebbflow.infra.training.process.world import World

@@ -9,9 +9,7 @@ from typing import Any
 import numpy as np
 
 from ebbflow.planners.capacity.cycle_state import Scene
-from ebbflow.planners.capacity.guarding import unsaved
-from ebbflow.planners.capacity.quotas import over_quota
-from ebbflow.planners.capacity.terms import Terms
+from ebbflow.planners.capacity.guarding import Terms, over_quota, unsaved
 from ebbflow.planners.capacity.values import Memory, Wanted
 from ebbflow.planners.capacity.view import Seen
 from ebbflow.planners.model.scheduling import App, Decision, View, gpus_of, take

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from math import inf, isfinite
 
 from ebbflow.planners.capacity.cycle_state import Scene, bounds, is_gang, placement_of
-from ebbflow.planners.capacity.quotas import Rooms
+from ebbflow.planners.capacity.guarding import Rooms
 from ebbflow.planners.capacity.values import Plan, Wanted
 from ebbflow.planners.model.capacity import Node
 from ebbflow.planners.model.ledger import AppRecord, Change, Extended, Granted, Lease, Recalled

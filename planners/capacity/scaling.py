@@ -4,6 +4,8 @@ Nodes are added when an app's deadline cannot be met on what there is, and when 
 with the cheapest useful GPU or core (``planners.fleet.market``) grow first. Nodes leave when they have been of no use
 for a while, drained first; of those with leases none is taken. Every wish goes through hysteresis
 (``scaling.steady``), on-demand nodes where spot is dry (``fallback``) and the guard.
+
+What nodes do and hold, for who is to choose those that leave.
 """
 
 from collections.abc import Mapping, MutableMapping, Sequence
@@ -14,17 +16,36 @@ from ebbflow.planners.capacity.cycle_state import Scene
 from ebbflow.planners.capacity.demand import Need, core_need, gpu_need
 from ebbflow.planners.capacity.liveness import Presence
 from ebbflow.planners.capacity.replacing import Successors, successors
-from ebbflow.planners.capacity.uses import uses_of
-from ebbflow.planners.capacity.values import Memory, Scaling, Situation
+from ebbflow.planners.capacity.values import Memory, Plan, Scaling, Situation
 from ebbflow.planners.fleet import guard
 from ebbflow.planners.fleet.fallback import amended
 from ebbflow.planners.fleet.guard import RunMoney
 from ebbflow.planners.fleet.market import Interruption
-from ebbflow.planners.fleet.scaling.scale_in import may_end, with_drains
+from ebbflow.planners.fleet.scaling.scale_in import NodeUse, may_end, with_drains
 from ebbflow.planners.fleet.scaling.steady import Held
 from ebbflow.planners.model.capacity import Notice
 from ebbflow.planners.model.fleet import Fleet, PoolState, Target
 from ebbflow.planners.model.ledger import Change, Decided
+
+
+def uses_of(situation: Situation, scene: Scene, plan: Plan) -> dict[str, NodeUse]:
+    """Return what nodes do and hold, leases included: a node with a lease is busy until it was let go of, and one
+    that the plan wants is so already."""
+    found = dict(situation.uses)
+    counts: dict[str, int] = {}
+    for leases in scene.mine.values():
+        for lease in leases.values():
+            counts[lease.node] = counts.get(lease.node, 0) + 1
+    for wanted in plan.wanted.values():
+        for node, gpus in wanted.placement:
+            if node not in scene.closed:
+                counts[node] = max(counts.get(node, 0), gpus)
+    for node, gpus in counts.items():
+        use = found.get(node, NodeUse())
+        found[node] = replace(
+            use, busy=use.busy + gpus * scene.settings.grace_s, work=max(use.work, float(gpus))
+        )
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -197,3 +197,7 @@ class Policy(Protocol):
     def decide(self, view: View, memory: Any, rng: np.random.Generator) -> Decision:
         """Return what everyone holds from now on; ``memory`` is the last decision's, ``None`` at first."""
         ...
+
+
+UNFAIR = 1.05
+"""A job with a larger ρ counts as unfairly treated (Shockwave, NSDI 2023)."""

@@ -1,6 +1,6 @@
 """How capacity is divided among queries that run at once: weighted max-min fair shares (QOOP, 2.3.1 and 2.4)."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import ceil, floor, inf, isfinite
 
 from ebbflow.planners.errors import OptionError
@@ -84,3 +84,15 @@ def whole_cores(shares: Mapping[str, float], total_cores: int) -> dict[str, int]
         query = max((q for q in served if given[q] > 1), key=lambda q: (given[q] - quota[q], order[q]))
         given[query] -= 1
     return given
+
+
+def jain(shares: Sequence[float]) -> float:
+    """Return Jain's fairness index (Σx)²/(n·Σx²): 1 when all x are equal, 1/n when one has everything.
+
+    Nobody having anything is fair: 1. Raises ``OptionError`` for no shares or a negative one (Jain, Chiu and
+    Hawe, DEC-TR-301, 1984).
+    """
+    if not shares or min(shares) < 0:
+        raise OptionError(f"Jain's index is over one or more shares >= 0; got {list(shares)}")
+    squares = sum(x * x for x in shares)
+    return sum(shares) ** 2 / (len(shares) * squares) if squares > 0 else 1.0

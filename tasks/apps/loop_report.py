@@ -1,10 +1,15 @@
-"""The loop's own row among the reports of the ledger: what it is doing, and how to ask it to stop."""
+"""The loop's own row among the reports of the ledger: what it is doing, and how to ask it to stop.
+
+Reports that this version of Ebbflow cannot read: they are left out, and named among the problems.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ebbflow.infra.ledger import Unread
 from ebbflow.planners.model.ledger import AppReport
+from ebbflow.tasks.drawing.wording import shorten
 
 LOOP = "_loop"
 """Under this id a loop reports what it is doing. Apps' ids begin with a letter or digit."""
@@ -60,3 +65,18 @@ def asked_to_stop(reports: Mapping[str, AppReport], token: int) -> bool:
     """Tell whether the loop with ``token`` was asked to stop."""
     found = reports.get(STOP)
     return found is not None and found.job.get("token") == token
+
+
+_NAMED = 3  # of which the reason is given too
+
+
+_LONG = 300  # characters of one reason
+
+
+def problems(unread: Mapping[str, Unread]) -> tuple[str, ...]:
+    """Return a sentence for each report that cannot be read; of many only how many more there are."""
+    named = sorted(unread.items())
+    found = [f"the report of {app} is left out: {shorten(one.why, _LONG)}" for app, one in named[:_NAMED]]
+    if len(named) > _NAMED:
+        found.append(f"the reports of {len(named) - _NAMED} more cannot be read either")
+    return tuple(found)

@@ -1,14 +1,10 @@
 """What apps ask the ledger for, made from requests; and what starts one of them again."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model.ledger import AppSpec
-from ebbflow.tasks.query.request import QueryRequest
-from ebbflow.tasks.training.request import TrainingRequest
-from ebbflow.tasks.tuning.request import TuningRequest
 
 _KINDS = ("query", "training", "tuning")
 
@@ -40,70 +36,10 @@ class Resume(NamedTuple):
         return cls(**values)
 
 
-def training_spec(request: TrainingRequest, *, deployment: str = "", **fields: Any) -> AppSpec:
-    """Return what a training asks for: its GPUs between ``min_gpus`` and ``max_gpus``. ``fields`` are others of
-    ``AppSpec``. Raises ``OptionError`` for a request without an id."""
-    most = request.gpus if request.max_gpus is None else request.max_gpus
-    given: dict[str, Any] = {
-        "id": request.id,
-        "title": request.title,
-        "gpus": min(request.gpus, most),
-        "min_gpus": request.min_gpus,
-        "max_gpus": most,
-        "resume": Resume("training", request.folder, request.id, deployment).to_dict(),
-    }
-    return _spec("training", given, fields)
-
-
-def tuning_spec(request: TuningRequest, *, deployment: str = "", **fields: Any) -> AppSpec:
-    """Return what a search asks for: from one trial's GPUs to those of its nodes; see ``training_spec``."""
-    together = min(sum(request.placement.values()), request.trials * request.most_gpus)
-    given: dict[str, Any] = {
-        "id": request.id,
-        "gpus": together,
-        "min_gpus": request.gpus,
-        "max_gpus": max(together, request.gpus),
-        "resume": Resume("tuning", request.folder, request.id, deployment).to_dict(),
-    }
-    return _spec("tuning", given, fields)
-
-
-def query_spec(request: QueryRequest, id: str, *, deployment: str = "", **fields: Any) -> AppSpec:
-    """Return what a query asks for: no GPU, its weight among queries; see ``training_spec``."""
-    given: dict[str, Any] = {
-        "id": id,
-        "title": request.title,
-        "weight": request.weight,
-        "resume": Resume("query", request.store, id, deployment).to_dict(),
-    }
-    return _spec("query", given, fields)
-
-
-def _spec(
+def app_spec(
     kind: Literal["query", "training", "tuning"], given: dict[str, Any], fields: dict[str, Any]
 ) -> AppSpec:
     spec = AppSpec(kind=kind, **{**given, **fields})
     if not spec.id:
         raise OptionError("an app needs an id, by which it is found again; got none")
     return spec
-
-
-def held_to(request: TrainingRequest, spec: AppSpec) -> TrainingRequest:
-    """Return the training's request with the app's id and GPUs; where it runs, its leases say.
-
-    Raises ``OptionError`` for a request with scripted faults: nodes belong to the cluster.
-    """
-    if request.at:
-        raise OptionError(
-            f"scripted faults (at) are for a training on its own nodes; got {', '.join(request.at)}"
-        )
-    least, most = max(spec.min_gpus or spec.gpus, 1), max(spec.gpus, spec.max_gpus, 1)
-    return replace(
-        request,
-        id=request.id or spec.id,
-        title=request.title or spec.title,
-        nodes=f"local:{most}x1",
-        min_gpus=least,
-        max_gpus=most,
-        cpus=None,
-    )

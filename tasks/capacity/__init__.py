@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ebbflow.tasks.apps.loop_report import LOOP, RESERVED, LoopRow
-    from ebbflow.tasks.capacity.evicting import Evictor, LocalEvictor, RemoteEvictor
+    from ebbflow.tasks.capacity.actuator import Evictor, LocalEvictor, RemoteEvictor
     from ebbflow.tasks.capacity.intervals import LoopPace
     from ebbflow.tasks.capacity.listening import LoopEvent, LoopListener
     from ebbflow.tasks.capacity.loop import CapacityLoop, LoopEnd
@@ -31,16 +31,16 @@ __all__ = [
 
 _PLACES = {
     "CapacityLoop": "ebbflow.tasks.capacity.loop",
-    "Evictor": "ebbflow.tasks.capacity.evicting",
+    "Evictor": "ebbflow.tasks.capacity.actuator",
     "LOOP": "ebbflow.tasks.apps.loop_report",
-    "LocalEvictor": "ebbflow.tasks.capacity.evicting",
+    "LocalEvictor": "ebbflow.tasks.capacity.actuator",
     "LoopEnd": "ebbflow.tasks.capacity.loop",
     "LoopEvent": "ebbflow.tasks.capacity.listening",
     "LoopListener": "ebbflow.tasks.capacity.listening",
     "LoopPace": "ebbflow.tasks.capacity.intervals",
     "LoopRow": "ebbflow.tasks.apps.loop_report",
     "RESERVED": "ebbflow.tasks.apps.loop_report",
-    "RemoteEvictor": "ebbflow.tasks.capacity.evicting",
+    "RemoteEvictor": "ebbflow.tasks.capacity.actuator",
     "Rented": "ebbflow.tasks.capacity.observing",
 }
 

@@ -17,14 +17,12 @@ from ebbflow.planners.model.capacity import Capacity
 from ebbflow.planners.model.ledger import AppReport, Change, Decided, Event, Granted, State
 from ebbflow.tasks.apps.loop_report import RESERVED
 from ebbflow.tasks.capacity import events as telling
-from ebbflow.tasks.capacity.actuator import Done, Evicted, Hands, Scaled
-from ebbflow.tasks.capacity.change import change
-from ebbflow.tasks.capacity.evicting import Evictor
+from ebbflow.tasks.capacity.actuator import Done, Evicted, Evictor, Hands, Scaled
 from ebbflow.tasks.capacity.intervals import LoopPace
 from ebbflow.tasks.capacity.leading import Lead
 from ebbflow.tasks.capacity.listening import Announcer, LoopEvent
 from ebbflow.tasks.capacity.metrics import Figures
-from ebbflow.tasks.capacity.observing import Sight, Watch
+from ebbflow.tasks.capacity.observing import Sight, Watch, change
 from ebbflow.tasks.drawing.wording import plural
 
 _REFUSED = 5  # decisions in a row that the ledger refuses before the loop gives up on its memory

@@ -1,85 +1,20 @@
 """A pipeline on the fleet that Terraform has made: its nodes for trainings, and how they are given back."""
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
+from dataclasses import replace
 
 from ebbflow.infra.clock import Clock
 from ebbflow.infra.errors import InfraError
 from ebbflow.infra.ledger import Ledger
-from ebbflow.infra.protocols import FleetControl, Trainer
-from ebbflow.infra.training.launcher.pool import NodePool
+from ebbflow.infra.protocols import FleetControl
 from ebbflow.planners.capacity import Settings
-from ebbflow.planners.errors import OptionError
-from ebbflow.planners.hazard import hazard
 from ebbflow.tasks.capacity import CapacityLoop
-from ebbflow.tasks.capacity.leader import leads
-from ebbflow.tasks.pipeline.file.spec import AwsSpec
+from ebbflow.tasks.capacity.leading import leads
 
-_REFRESH = 3.0  # s between looks at the pools
 _RETURN = 180.0  # s for nodes to be given back: draining takes two minutes at most
 _LOOK = 1.0  # s between looks whether they are
 _END = 30.0  # s for the loop to end
-
-MakePools = Callable[[str, float, Mapping[str, str]], Callable[[], NodePool]]
-"""From an app's id, its grace (s) and its environment to what makes pools of nodes for it."""
-
-
-@dataclass(frozen=True)
-class AwsRoom:
-    """What trainings need of a fleet."""
-
-    pools: MakePools  # of instances, under their own ids
-    make: Callable[..., Trainer]  # the launcher on them
-    listed: Callable[[], Mapping[str, float]]  # asks for on-demand prices, $/h, by instance type
-
-
-@contextmanager
-def opened_pools(cluster: AwsSpec, clock: Clock) -> Iterator[AwsRoom]:
-    """Open what trainings need.
-
-    Raises ``SettingsError``, ``OptionError`` for a pool that the cluster does not have, ``AwsError``.
-    """
-    from ebbflow.infra.aws.capacity import AwsCapacity, Untold
-    from ebbflow.infra.aws.train_nodes import FORM, LOGS, AwsNodes
-    from ebbflow.tasks.fleet.request import FleetRequest
-    from ebbflow.tasks.fleet.steps import opened
-    from ebbflow.tasks.training.aws import ShippingTrainer
-
-    asked = FleetRequest(config=cluster.config or None, prices=cluster.prices or None)
-    with ExitStack() as stack:
-        fleet = stack.enter_context(opened(asked, clock))
-        for pool in cluster.pools:
-            if pool not in fleet.settings.pools:
-                known = ", ".join(fleet.settings.pools) or "none"
-                raise OptionError(f"there is no pool {pool!r} in this cluster; there are {known}")
-        # the queue of notices has one reader, the loop: a training is told by the node's own agent
-        capacity = AwsCapacity(
-            fleet.control, Untold(), hazard=hazard, pools=list(cluster.pools), refresh=_REFRESH, clock=clock
-        )
-        stack.enter_context(capacity)
-
-        def pools(app: str, grace: float, environment: Mapping[str, str]) -> Callable[[], NodePool]:
-            if environment:
-                raise OptionError(
-                    f"environment is for nodes of this machine; got {', '.join(environment)}: on AWS a node reads "
-                    "its secrets by its own role"
-                )
-            return lambda: AwsNodes(fleet.runner(FORM), capacity, named=True, look=capacity.look, clock=clock)
-
-        def make(pool: NodePool, **options: Any) -> Trainer:
-            given = {"form": FORM, **options, "logs": Path(LOGS) / str(pool.uid)}
-            return ShippingTrainer(pool, fleet.settings.region, **given)  # type: ignore[arg-type]
-
-        def listed() -> Mapping[str, float]:
-            types = {kind for pool in cluster.pools for kind in fleet.settings.pools[pool].instance_types}
-            found = {kind: fleet.prices.on_demand(kind) for kind in sorted(types)}
-            return {kind: price for kind, price in found.items() if price is not None}
-
-        yield AwsRoom(pools, make, listed)
 
 
 def give_back(

@@ -3,6 +3,8 @@
 A lead is a row with a token and a time. Whoever writes nodes or leases names its token, and the ledger refuses every
 token but the newest: so a loop that was suspended, cut off or has a wrong clock can do nothing, whatever it believes.
 The time only decides when another may take over without being told to.
+
+Whether a loop leads, for those who only look: their clock may be another than the loop's.
 """
 
 import logging
@@ -179,3 +181,79 @@ class Lead:
                 delay = min(_RETRY, self._pace.lead / 3)
             else:
                 delay = self._pace.lead / 3
+
+
+_SPARE = 1.0  # s that a renewal may be late
+
+
+_LONGEST = 60.0  # s that is waited for a renewal; a lead of ``LoopPace`` is 15 s
+
+
+_LOOK = 0.1  # s
+
+
+def leads(ledger: Ledger, clock: Clock) -> bool:
+    """Tell whether a loop leads the cluster of ``ledger``.
+
+    A loop's clock goes on steadily when the machine's is set, so a process that began later may see the end of a
+    lead in the past, or too far in the future. A loop whose renewal is late leads on as long as nobody takes over. So
+    what looks as if it had run out is watched for the time of a whole lead, and leads if it is renewed meanwhile; a
+    ledger that does not answer is asked again as long. Raises ``LedgerError``.
+    """
+    lead = ledger.leader()
+    if lead is None or lead.until == 0:
+        return False
+    if lead.alive(clock.now()):
+        return True
+    found = _next(ledger, clock, lead)
+    return found is not None and found.until != 0
+
+
+def led_soon(ledger: Ledger, clock: Clock) -> bool:
+    """Tell whether a loop leads, or begins to within the time of the last lead: one that stands by takes over.
+
+    Raises ``LedgerError``.
+    """
+    if leads(ledger, clock):
+        return True
+    last = ledger.leader()
+    if last is None or last.until != 0:  # nobody ever led, or it was watched already
+        return False
+    found = _next(ledger, clock, last)
+    return found is not None and found.until != 0
+
+
+def _next(ledger: Ledger, clock: Clock, lead: Row) -> Row | None:
+    """Return what follows a lead within its time; ``None``: nothing."""
+    end = clock.now() + min(lead.seconds, _LONGEST) + _SPARE
+    while True:
+        clock.sleep(_LOOK)
+        late = clock.now() >= end
+        try:
+            found = ledger.leader()
+        except LedgerUnavailableError:
+            if late:
+                raise
+            continue
+        if found is not None and found != lead:
+            return found
+        if late:
+            return None
+
+
+class Watched:
+    """Sees a lead come to its end without regard to clocks: it was given back, or not renewed for all of its time."""
+
+    def __init__(self, token: int, clock: Clock) -> None:
+        self._token, self._clock = token, clock
+        self._row: Row | None = None
+        self._since = clock.now()
+
+    def over(self, lead: Row | None) -> bool:
+        """Tell whether it has ended, by the cluster's lead as read now."""
+        if lead is None or lead.token != self._token or lead.until == 0:
+            return True
+        now = self._clock.now()
+        if lead != self._row:
+            self._row, self._since = lead, now
+        return now - self._since > lead.seconds

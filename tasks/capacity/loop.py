@@ -14,9 +14,12 @@ Safe at every point, whatever is killed when. The order of a cycle makes it so:
 
 All of a cycle's changes are one transaction with the loop's token. So there is nothing that a new loop needs beside
 the ledger, the fleet's plan and what it observes; what it remembers between cycles only makes decisions better.
+
+A ledger that is away: for how long it is waited for, and that it is told once.
 """
 
 import logging
+import random
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -29,16 +32,62 @@ from ebbflow.infra.protocols import CapacitySource, FleetControl
 from ebbflow.planners.capacity import Cycle, Settings
 from ebbflow.planners.model.ledger import AppReport, State
 from ebbflow.tasks.apps.loop_report import LOOP, RESERVED, LoopRow, asked_to_stop
-from ebbflow.tasks.apps.unread import problems as unread_problems
-from ebbflow.tasks.capacity.actuator import Hands
+from ebbflow.tasks.apps.loop_report import problems as unread_problems
+from ebbflow.tasks.capacity.actuator import Evictor, Hands
 from ebbflow.tasks.capacity.cycle import Cycles, Parts, Point, concerned
-from ebbflow.tasks.capacity.evicting import Evictor
 from ebbflow.tasks.capacity.intervals import LoopPace
 from ebbflow.tasks.capacity.leading import Lead, holder_name
 from ebbflow.tasks.capacity.listening import Announcer, LoopEvent, LoopListener
 from ebbflow.tasks.capacity.metrics import Figures
 from ebbflow.tasks.capacity.observing import Rented, Watch
-from ebbflow.tasks.capacity.outage import Outage
+
+_FIRST = 0.1  # s before the first attempt
+
+
+_MOST = 5.0  # s between attempts
+
+
+class Outage:
+    """Counts one outage after another. Attempts back off with jitter, so that many processes do not come at once."""
+
+    def __init__(self, patience: float, clock: Clock, seed: str = "") -> None:
+        self._patience, self._clock = patience, clock
+        self._jitter = random.Random(f"outage {seed}")  # noqa: S311 - spreads attempts, no secret
+        self.since: float | None = None
+        self.why = ""
+        self.count = 0
+        self.away = 0.0  # s, of outages that are over
+        self._attempts = 0
+
+    def failed(self, error: Exception) -> float:
+        """Note that an attempt failed; return for how long, s, to wait. Raises ``error`` beyond the patience."""
+        now = self._clock.now()
+        if self.since is None:
+            self.since, self._attempts = now, 0
+            self.count += 1
+            log.warning(
+                "the ledger does not answer: nothing is granted, apps keep what they hold; trying for %.0f s: %s",
+                self._patience,
+                error,
+            )
+        self.why = str(error)
+        if now - self.since > self._patience:
+            log.error("the ledger has been away for %.0f s; the loop gives up", now - self.since)
+            raise error
+        delay = min(_MOST, _FIRST * 2.0**self._attempts)
+        self._attempts = min(self._attempts + 1, 16)
+        return delay * self._jitter.uniform(0.5, 1.0)
+
+    def answered(self) -> float | None:
+        """Note that the ledger answers; return how long, s, it was away if it was."""
+        if self.since is None:
+            return None
+        seconds = self._clock.now() - self.since
+        self.away += seconds
+        self.since, self.why = None, ""
+        log.warning("the ledger answers again, after %.1f s", seconds)
+        return seconds
+
 
 _MOST_REST = 5.0  # s between cycles, however long one took: notices do not wait
 _JUMP = 1.0  # s by which the machine's clock must jump to be told

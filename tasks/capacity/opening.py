@@ -1,10 +1,13 @@
-"""Everything that a loop works on, opened from what was asked for."""
+"""Everything that a loop works on, opened from what was asked for.
+
+What nodes cost, where the source that sees them does not know: leases and budgets count by it.
+"""
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ebbflow.infra.clock import Clock, SystemClock
@@ -15,14 +18,51 @@ from ebbflow.planners.capacity import Settings
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.hazard import hazard
 from ebbflow.planners.model.capacity import Capacity
-from ebbflow.planners.model.fleet import Fleet
-from ebbflow.tasks.capacity.evicting import Evictor, LocalEvictor, RemoteEvictor
+from ebbflow.planners.model.fleet import Fleet, Offer
+from ebbflow.tasks.capacity.actuator import Evictor, LocalEvictor, RemoteEvictor
 from ebbflow.tasks.capacity.listening import LoopListener
 from ebbflow.tasks.capacity.loop import CapacityLoop
 from ebbflow.tasks.capacity.observing import Rented
-from ebbflow.tasks.capacity.pricing import Priced
 from ebbflow.tasks.capacity.request import CapacityRequest, LoopRules
 from ebbflow.tasks.query.request import check_master
+
+Offers = Mapping[str, tuple[Offer, ...]]
+
+
+class Priced:
+    """A source whose nodes have the prices that were offered last. For several threads.
+
+    ``first`` returns the offers, by pool, for the first look at nodes; it is asked once, since a market that does not
+    answer must not delay the word of a notice, and what it cannot say ``learn`` is told later. Until then nodes keep
+    the price that the source gives them.
+    """
+
+    def __init__(self, source: CapacitySource, first: Callable[[], Offers]) -> None:
+        self._source = source
+        self._first: Callable[[], Offers] | None = first
+        self._prices: dict[tuple[str, str, str], float] = {}  # $/h, by type, zone and market
+
+    def learn(self, offers: Offers) -> None:
+        """Take in what pools are offered; what is offered no more keeps its last price."""
+        found = {(o.instance_type, o.zone, o.market): o.price for some in offers.values() for o in some}
+        self._prices = {**self._prices, **found}
+
+    def capacity(self) -> Capacity:
+        """See ``CapacitySource``."""
+        seen = self._source.capacity()
+        if seen.nodes and (first := self._first) is not None:
+            self._first = None
+            try:
+                self.learn(first())
+            except InfraError as error:
+                log.warning("what nodes cost is not known yet, they count as free: %s", error)
+        prices = self._prices
+        nodes = tuple(
+            replace(node, price=prices.get((node.instance_type, node.zone, node.market), node.price))
+            for node in seen.nodes
+        )
+        return replace(seen, nodes=nodes)
+
 
 log = logging.getLogger(__name__)
 

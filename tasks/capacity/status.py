@@ -8,8 +8,8 @@ from typing import Any
 from ebbflow.infra.ledger import Ledger, Unread
 from ebbflow.planners.model.ledger import OVER, AppRecord, AppReport, Decided, Event, State
 from ebbflow.tasks.apps.loop_report import LOOP, LoopRow
-from ebbflow.tasks.apps.unread import problems as unread_problems
-from ebbflow.tasks.capacity.leader import Watched
+from ebbflow.tasks.apps.loop_report import problems as unread_problems
+from ebbflow.tasks.capacity.leading import Watched
 
 _BACK = 50  # decisions among which the newest auctions are looked for
 _FAR = 1000  # the same where none of those tells of all apps

@@ -12,13 +12,9 @@ from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from ebbflow.planners.errors import EbbflowError
+from ebbflow.infra.errors import ReportError
 
 T = TypeVar("T")
-
-
-class ReportError(EbbflowError):
-    """A text that is not a report, one of a format that this version cannot read, or a place to write none."""
 
 
 def to_text(report: Any, form: int, **more: Any) -> str:

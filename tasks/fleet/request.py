@@ -12,12 +12,12 @@ from ebbflow.infra.aws.prices.listed import ListedPrices
 from ebbflow.infra.aws.settings import Settings
 from ebbflow.infra.errors import SettingsError
 from ebbflow.infra.storage import user_files
+from ebbflow.infra.storage.files import home
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.fleet.fallback import Fallback
 from ebbflow.planners.fleet.limits import Limits
 from ebbflow.planners.fleet.market import Interruption, Terms
 from ebbflow.planners.sections import number, only, table
-from ebbflow.tasks.query.request import home
 
 T = TypeVar("T")
 

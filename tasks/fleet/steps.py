@@ -24,6 +24,7 @@ from ebbflow.infra.aws.settings import Settings
 from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.errors import InfraError, StorageError
 from ebbflow.infra.protocols import Applied, FleetControl, GangControl, PriceSource, Refusal
+from ebbflow.infra.storage.files import home
 from ebbflow.infra.storage.jsonstore import JsonStore
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.fleet import guard as guarding
@@ -34,7 +35,6 @@ from ebbflow.planners.fleet.scaling.scale_in import NodeUse
 from ebbflow.planners.model.capacity import Node
 from ebbflow.planners.model.fleet import Fleet, Offer, PoolState, Target
 from ebbflow.tasks.fleet.request import FleetRequest, FleetRules
-from ebbflow.tasks.query.request import home
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,13 @@
-"""Carries out a pipeline's steps as apps of its cluster."""
+"""Carries out a pipeline's steps as apps of its cluster.
 
+What a step's processes find in their environment. Nothing here is ever written down.
+
+Where a query finds its tables when they are in several folders, or are results of other queries.
+"""
+
+import os
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from math import isfinite
 from pathlib import Path
@@ -13,24 +20,83 @@ from ebbflow.infra.errors import (
     PipelineRunError,
     RunLockedError,
     StageCancelledError,
+    StorageError,
 )
 from ebbflow.infra.storage import checksums, private
+from ebbflow.infra.storage.filesystems import split
+from ebbflow.infra.tables.parquet import discover
+from ebbflow.planners.errors import OptionError
 from ebbflow.tasks.apps.lease_table import Rules
-from ebbflow.tasks.apps.specs import query_spec, training_spec, tuning_spec
 from ebbflow.tasks.pipeline.coordinator import Attempt, Carried
+from ebbflow.tasks.pipeline.file.references import Reference, fill_in
 from ebbflow.tasks.pipeline.file.requests import (
+    Fill,
     places_of,
     query_request,
+    resolved,
     search_request,
     team_weight,
     training_request,
     wanted_gpus,
 )
-from ebbflow.tasks.pipeline.file.spec import Pipeline
+from ebbflow.tasks.pipeline.file.spec import Pipeline, StepSpec
 from ebbflow.tasks.pipeline.record import RunFolder
-from ebbflow.tasks.pipeline.secretly import environment_of
-from ebbflow.tasks.pipeline.site import Site
-from ebbflow.tasks.pipeline.tables import tables_of
+from ebbflow.tasks.pipeline.site import Site, from_environment
+from ebbflow.tasks.query.app_requests import query_spec
+from ebbflow.tasks.training.leased.spec import training_spec
+from ebbflow.tasks.tuning.app_spec import tuning_spec
+
+
+def tables_of(step: StepSpec, pipeline: Pipeline, folder: Path, fill: Fill) -> str | None:
+    """Return the one folder that holds all tables of a query step; ``None`` for a catalogue's.
+
+    Several folders of this machine are put together by links in the run's folder. Raises ``OptionError``,
+    ``TableError``, ``StorageError``.
+    """
+    named = [resolved(fill(text), pipeline) for text in step.options.get("tables", ())]
+    if len(named) <= 1:
+        return named[0] if named else None
+    if remote := [one for one in named if split(one)[0] != "file"]:
+        raise OptionError(f"tables of several folders must be on this machine; got {remote[0]}")
+    place = folder / "tables" / step.name
+    seen: dict[str, str] = {}
+    try:
+        private.make_folder(place)
+        for one in named:
+            discover(one)  # says what is wrong with a folder that has no tables
+            entries = [Path(one)] if Path(one).is_file() else sorted(Path(one).iterdir())
+            for entry in entries:
+                if entry.name.startswith((".", "_")):
+                    continue
+                key = entry.name.lower()
+                if key in seen and seen[key] != str(entry):
+                    raise OptionError(
+                        f"tables must have different names; {entry.name} is in {seen[key]} and {entry}"
+                    )
+                seen[key] = str(entry)
+                link(place / entry.name, entry)
+    except OSError as error:
+        raise StorageError(f"cannot put the tables together in {place}: {error.strerror or error}") from error
+    return str(place)
+
+
+def link(name: Path, target: Path) -> None:
+    """Make ``name`` a link to ``target``, in place of an older one."""
+    with suppress(FileNotFoundError):
+        if os.readlink(name) == str(target):
+            return
+        name.unlink()
+    name.symlink_to(target)
+
+
+def environment_of(attempt: Attempt) -> Mapping[str, str]:
+    """Return the environment that a step asks for, on top of its processes' own. Raises ``OptionError``."""
+
+    def value(reference: Reference) -> str:
+        return from_environment(reference) if reference.of == "env" else attempt.fill(str(reference))
+
+    return {name: fill_in(text, value) for name, text in attempt.step.environment.items()}
+
 
 Say = Callable[[str], None]
 Told = Callable[[Attempt, str], None]

@@ -16,7 +16,7 @@ from typing import Any
 from ebbflow.infra.clock import Clock
 from ebbflow.infra.errors import PipelineRunError, RunLockedError, StorageError
 from ebbflow.infra.storage import checksums, user_files
-from ebbflow.infra.storage.files import write_atomic
+from ebbflow.infra.storage.files import home, write_atomic
 from ebbflow.infra.storage.locks import RunLock
 from ebbflow.planners.errors import OptionError
 from ebbflow.tasks.pipeline.checking import Say
@@ -24,7 +24,6 @@ from ebbflow.tasks.pipeline.file.kinds import nearest
 from ebbflow.tasks.pipeline.file.read import parse_pipeline
 from ebbflow.tasks.pipeline.file.spec import Pipeline
 from ebbflow.tasks.pipeline.outcome import StepState
-from ebbflow.tasks.query.request import home
 
 FORMAT = 1
 _FILE, _TEXT = "run.json", "pipeline.yaml"

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.errors import PipelineRunError
+from ebbflow.infra.storage.files import write_text
 from ebbflow.infra.storage.user_files import output_problem
 from ebbflow.planners.errors import EbbflowError, OptionError
 from ebbflow.tasks.capacity import LoopListener
@@ -30,7 +31,6 @@ from ebbflow.tasks.pipeline.outcome import PipelineOutcome, StepOutcome, overall
 from ebbflow.tasks.pipeline.record import RunFolder, RunRecord, app_id, default_folder, new_run_id
 from ebbflow.tasks.pipeline.site import Site, opened_site
 from ebbflow.tasks.pipeline.view import ClusterView
-from ebbflow.tasks.query.report import write_text
 
 FORMAT = 1  # of the outcome's JSON; grows when a key changes its meaning
 PAGE, CLUSTER, OUTCOME = "report.html", "cluster.json", "outcome.json"  # in the run's folder

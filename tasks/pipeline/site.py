@@ -16,15 +16,16 @@ from ebbflow.planners.capacity import Settings
 from ebbflow.planners.errors import EbbflowError
 from ebbflow.planners.hazard import hazard
 from ebbflow.tasks.capacity import CapacityLoop, LoopListener, Rented
-from ebbflow.tasks.capacity.evicting import LocalEvictor
-from ebbflow.tasks.capacity.giving_back import MakePools, give_back, opened_pools
+from ebbflow.tasks.capacity.actuator import LocalEvictor
+from ebbflow.tasks.capacity.giving_back import give_back
 from ebbflow.tasks.capacity.intervals import LoopPace
-from ebbflow.tasks.capacity.leader import leads, led_soon
+from ebbflow.tasks.capacity.leading import leads, led_soon
 from ebbflow.tasks.pipeline.checking import from_environment
 from ebbflow.tasks.pipeline.faulting import Faults
 from ebbflow.tasks.pipeline.file.deciding import settings_of
 from ebbflow.tasks.pipeline.file.references import fill_in
 from ebbflow.tasks.pipeline.file.spec import AwsSpec, ExistingSpec, LocalSpec, Pipeline
+from ebbflow.tasks.training.leased.aws import MakePools, opened_pools
 
 LEDGER = "ledger.db"  # in the run's folder, of a cluster that comes and goes with the run
 _UP = 120.0  # s for the first nodes of this machine, beside their boot time

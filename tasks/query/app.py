@@ -1,10 +1,14 @@
-"""A query as an app of the cluster: no GPU, a share of the cores by its team's weight, its re-plans on record."""
+"""A query as an app of the cluster: no GPU, a share of the cores by its team's weight, its re-plans on record.
+
+When a query's stages ran, as its reports carry it: ``cluster_decisions.stages`` reads it.
+"""
 
 import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from math import isfinite
+from typing import Any
 
 from ebbflow.infra.clock import Clock
 from ebbflow.infra.errors import LedgerError, StageCancelledError, StorageError
@@ -26,7 +30,40 @@ from ebbflow.tasks.query.report import StageReport, spoken
 from ebbflow.tasks.query.request import QueryRequest
 from ebbflow.tasks.query.run import Orchestrator, PlainOrchestrator, QueryOutcome, execute
 from ebbflow.tasks.query.sharing import Demand
-from ebbflow.tasks.query.stage_times import StageTimes
+
+_MOST = 200  # stages that a report carries: the newest
+
+
+class StageTimes:
+    """Collects stages as they start and end; times are s since the Unix epoch."""
+
+    def __init__(self) -> None:
+        self._running: dict[str, dict[str, Any]] = {}
+        self._over: list[dict[str, Any]] = []
+
+    def started(self, stage: Stage, now: float) -> None:
+        """Note that a stage runs from ``now`` on."""
+        self._running[stage.output_fp] = {"name": stage.name[:200], "status": "running", "started": now}
+
+    def ended(self, stage: Stage, report: StageReport, now: float) -> None:
+        """Note how a stage, or one that was reused and never started, ended."""
+        known = self._running.pop(stage.output_fp, {"name": stage.name[:200], "started": now})
+        self._over.append(
+            {
+                **known,
+                "status": report.status,
+                "ended": now,
+                "plan": report.plan,
+                "rows": report.rows,
+                "note": report.note[:200],
+            }
+        )
+        del self._over[:-_MOST]
+
+    def figures(self) -> dict[str, Any]:
+        """Return the ``job`` of the query's next report."""
+        return {"stages": [*self._over, *self._running.values()]}
+
 
 _LOOK = 1.0  # s between estimates of what is left
 

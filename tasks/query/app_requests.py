@@ -3,12 +3,15 @@
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, fields
+from typing import Any
 
 from ebbflow.infra.spark.cluster.authentication import is_sensitive
 from ebbflow.infra.storage import checksums, private
 from ebbflow.infra.storage.files import write_atomic
 from ebbflow.infra.storage.filesystems import filesystem, split, translated
 from ebbflow.planners.errors import OptionError
+from ebbflow.planners.model.ledger import AppSpec
+from ebbflow.tasks.apps.specs import Resume, app_spec
 from ebbflow.tasks.query.request import QueryRequest
 
 _FORMAT = 1
@@ -86,3 +89,14 @@ def _address(store: str, id: str) -> str:
             f"an app's id holds letters, digits, dashes, dots and underscores, 100 at most; got {id!r}"
         )
     return f"{store.rstrip('/')}/apps/{id}.json"
+
+
+def query_spec(request: QueryRequest, id: str, *, deployment: str = "", **fields: Any) -> AppSpec:
+    """Return what a query asks for: no GPU, its weight among queries; see ``training_spec``."""
+    given: dict[str, Any] = {
+        "id": id,
+        "title": request.title,
+        "weight": request.weight,
+        "resume": Resume("query", request.store, id, deployment).to_dict(),
+    }
+    return app_spec("query", given, fields)

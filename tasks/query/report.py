@@ -4,19 +4,17 @@ All times called ``at``, ``started`` and ``ended`` inside a report are seconds a
 """
 
 import math
-import os
-import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from ebbflow.infra.storage import private
+from ebbflow.infra.storage.files import write_text
 from ebbflow.planners.model import Capacity, CapacityDiff, Share
 from ebbflow.planners.query.coverage import BlockCoverage
 from ebbflow.planners.query.plan.qep import QueryExecutionPlan, Stage
 from ebbflow.planners.query.plan.state import DecisionKind, Estimate, ReplanDecision
-from ebbflow.tasks.drawing.codec import ReportError, encode, from_text, to_text
+from ebbflow.tasks.drawing.codec import encode, from_text, to_text
 
 FORMAT = 1  # of the JSON form; grows when a key changes its meaning
 
@@ -313,29 +311,3 @@ def spoken(decision: ReplanDecision) -> str:
 
 def _finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
-
-
-def write_text(path: Path | str, text: str, *, kept: bool = False) -> Path:
-    """Write ``text`` to ``path`` so that readers see the old file or the whole new one, never a part.
-
-    Missing folders are made. It follows the umask, as what a user names does; with ``kept`` it is part of a run or
-    store, for its user alone. Raises ``ReportError`` when the folder cannot be written.
-    """
-    target = Path(path)
-    temporary = target.parent / f".{target.name}.{uuid.uuid4().hex}"
-    try:
-        if kept:
-            private.make_folder(target.parent)
-        else:
-            target.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with open(temporary, "x", encoding="utf-8", opener=private.opener if kept else None) as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(target)
-        finally:
-            temporary.unlink(missing_ok=True)
-    except OSError as error:
-        raise ReportError(f"cannot write {target}: {error.strerror or error}") from error
-    return target

@@ -1,7 +1,6 @@
 """What a user asks for: one query run, checked before anything starts."""
 
 import math
-import os
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,19 +9,13 @@ from typing import Any
 from sqlglot.dialects.dialect import Dialect
 
 from ebbflow.infra.storage import user_files
+from ebbflow.infra.storage.files import home
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.query.planner import CutPolicy, PlannerOptions
 from ebbflow.planners.query.running.baselines import policy_named
 from ebbflow.planners.query.running.replanner import validate_options
 from ebbflow.planners.query.sql.forbidden import checked_functions
 from ebbflow.planners.query.sql.nesting import LONGEST
-
-GIB = 2**30
-
-
-def home() -> Path:
-    """Return Ebbflow's own folder: ``$EBBFLOW_HOME``, or ``~/.cache/ebbflow``."""
-    return Path(os.environ.get("EBBFLOW_HOME") or Path.home() / ".cache" / "ebbflow")
 
 
 def default_store() -> str:

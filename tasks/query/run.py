@@ -15,6 +15,7 @@ from ebbflow.infra.query.calibration import calibrate as measure_engine
 from ebbflow.infra.query.checkpoints import ParquetCheckpointStore
 from ebbflow.infra.query.results import write_result
 from ebbflow.infra.query.slices import SliceIndex
+from ebbflow.infra.storage.files import GIB, write_text
 from ebbflow.planners.model import Capacity, Share
 from ebbflow.planners.query.costs.cost import CostModel, calibrate
 from ebbflow.planners.query.coverage import coverage, sentences
@@ -29,8 +30,8 @@ from ebbflow.tasks.query.feedback import Feedback
 from ebbflow.tasks.query.listening import CapacityChanged, Fan, Inbox, Listener, Silent, StageOutcome, Threads
 from ebbflow.tasks.query.opening import Opened, arrived_capacity, opened_engine, shared_source
 from ebbflow.tasks.query.planning import Prepared, prepare, remember
-from ebbflow.tasks.query.report import DecisionReport, PlanReport, QueryReport, spoken, write_text
-from ebbflow.tasks.query.request import GIB, QueryRequest
+from ebbflow.tasks.query.report import DecisionReport, PlanReport, QueryReport, spoken
+from ebbflow.tasks.query.request import QueryRequest
 from ebbflow.tasks.query.sharing import Demand, SharedCapacity
 from ebbflow.tasks.query.verify import verify
 from ebbflow.tasks.report.query import report_html

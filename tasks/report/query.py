@@ -8,6 +8,7 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from ebbflow.infra.storage.files import write_text
 from ebbflow.tasks.drawing.wording import (
     against,
     bytes_text,
@@ -17,7 +18,7 @@ from ebbflow.tasks.drawing.wording import (
     plural,
     seconds_text,
 )
-from ebbflow.tasks.query.report import DecisionReport, PlanReport, QueryReport, write_text
+from ebbflow.tasks.query.report import DecisionReport, PlanReport, QueryReport
 from ebbflow.tasks.report.bars import MARKS
 from ebbflow.tasks.report.dag import Direction, dag_svg
 from ebbflow.tasks.report.timeline import timeline_svg

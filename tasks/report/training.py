@@ -1,19 +1,17 @@
 """One training run as one page, and as lines on a console."""
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from ebbflow.tasks.drawing.charts import lines_svg
-from ebbflow.tasks.drawing.wording import count_text, number_text, plural, printable, seconds_text, shorten
+from ebbflow.tasks.drawing.wording import number_text, plural, printable, seconds_text, shorten
 from ebbflow.tasks.report.query import page
 from ebbflow.tasks.training.report import GenerationReport, PointReport, TrainingReport
 
 _WIDE, _NARROW = 980.0, 380.0
-_STATE = {"finished": "bold green", "stopped": "bold yellow", "failed": "bold red"}
+STATE_WORDS = {"finished": "bold green", "stopped": "bold yellow", "failed": "bold red"}
 
 
 def training_html(report: TrainingReport) -> str:
@@ -89,46 +87,7 @@ def placement_text(generation: GenerationReport) -> str:
     )
 
 
-def print_training(report: TrainingReport, console: Console) -> None:
-    """Print what happened."""
-    head = Text.assemble(
-        (report.state, _STATE[report.state]), f" after {seconds_text(report.seconds)}: ",
-        f"{plural(report.steps, 'step')}, {plural(len(report.generations), 'generation')}",
-    )  # fmt: skip
-    console.print(head)
-    if report.state != "finished" and report.reason not in ("", "stop"):  # the head says as much
-        console.print(Text(printable(report.reason)), soft_wrap=True)
-    if report.failure and report.failure.advice:
-        console.print(Text(printable(report.failure.advice), style="italic"), soft_wrap=True)
-    if report.final_metrics:
-        said = ", ".join(
-            f"{n} {number_text(v)}" if v is not None else n for n, v in report.final_metrics.items()
-        )
-        console.print(f"metrics: {printable(said)}", highlight=False, soft_wrap=True)
-    figures = [f"lost steps: {report.lost_steps}", f"GPU time: {seconds_text(report.gpu_seconds)}"]
-    for name in ("throughput", "goodput"):
-        if (mean := report.mean(name)) is not None:
-            figures.append(f"{name}: {count_text(mean)} examples/s")
-    if report.state != "finished" and report.saved_step is not None:
-        figures.append(f"saved: step {report.saved_step}")
-    if report.skipped_steps:
-        figures.append(f"skipped steps: {report.skipped_steps}")
-    if report.price:
-        figures.append(f"cost: ${report.dollars:.4f}")
-    console.print(" · ".join(figures), highlight=False, soft_wrap=True)
-    for text in report.unusable:
-        console.print(Text(printable(f"checkpoint that cannot be used: {text}")), soft_wrap=True)
-    if report.spilled is not None:
-        console.print(Text(printable(f"{report.spilled}"), style="bold red"), soft_wrap=True)
-    if report.state == "failed" and report.generations:
-        where = Path(report.folder) / "logs" / f"generation-{report.generations[-1].number}"
-        if where.is_dir():
-            console.print(f"what the processes wrote: {where}", highlight=False, soft_wrap=True)
-    if len(report.generations) > 1:
-        console.print(_generations(report))
-
-
-def _generations(report: TrainingReport) -> Table:
+def generation_rows(report: TrainingReport) -> Table:
     table = Table("", "GPUs", "steps", "lost", "pause", "end", "what followed", box=None, header_style="bold")
     for g in report.generations:
         done = f"{max(g.first_step, 0)}-{g.last_step}" if g.first_step >= 0 else "–"

@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 
 from ebbflow.planners.model.scheduling import App, Decision, Policy, View
-from ebbflow.planners.scheduling.beliefs import iteration_time
 from ebbflow.planners.scheduling.finish_time import ActiveAverage, FinishTime
-from ebbflow.planners.scheduling.locality import Array, Level, Slowdown
+from ebbflow.planners.scheduling.locality import Array, Level, Slowdown, iteration_time
 
 NO_SLOWDOWN = Slowdown(1.0, 1.0, 1.0, 1.0)
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
 
+from ebbflow.infra.storage.files import home
 from ebbflow.infra.storage.jsonstore import JsonStore
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.scheduling.catalogue import Entry, Kind, policy_entry
-from ebbflow.tasks.query.request import home
 from ebbflow.tasks.simulation.inputs import Inputs, Options
 from ebbflow.tasks.simulation.records import FORMAT, Record
 from ebbflow.tasks.simulation.scenarios import run_world

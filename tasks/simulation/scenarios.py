@@ -1,6 +1,9 @@
-"""One run: the world that a workload's kind implies, and the policy with what its apps report."""
+"""One run: the world that a workload's kind implies, and the policy with what its apps report.
 
-from collections.abc import Callable
+What runs beside a simulated job and chooses its batch.
+"""
+
+from collections.abc import Callable, Mapping
 from time import process_time
 from typing import Any
 
@@ -10,6 +13,7 @@ from ebbflow.infra.simulation.engine import Result, simulate
 from ebbflow.infra.simulation.faults import slow_nodes, slowed
 from ebbflow.infra.simulation.jobs.adaptdl import adaptdl_jobs
 from ebbflow.infra.simulation.jobs.plain import plain_jobs
+from ebbflow.infra.simulation.jobs.profiles import Profile
 from ebbflow.infra.simulation.jobs.tuning import Pause, TunedApp, tuned_apps
 from ebbflow.infra.simulation.protocols import ModelOf, Saves
 from ebbflow.infra.simulation.rounds.scenario import RoundsWorld
@@ -20,12 +24,26 @@ from ebbflow.infra.simulation.traces.workloads import Job
 from ebbflow.planners.model.scheduling import App, Decision, Policy, View
 from ebbflow.planners.scheduling.catalogue import Entry, Setting
 from ebbflow.planners.scheduling.locality import Slowdown
-from ebbflow.tasks.simulation.agents import goodput_agent
+from ebbflow.planners.training.speed.batch_agent import GoodputAgent
+from ebbflow.planners.training.speed.batch_size import BatchLimits
 from ebbflow.tasks.simulation.bidding import Agents, TunedBidder
 from ebbflow.tasks.simulation.informed import NO_SLOWDOWN, Informed
 from ebbflow.tasks.simulation.inputs import Inputs
 from ebbflow.tasks.simulation.records import Record, of_outcome, of_result
 from ebbflow.tasks.simulation.sources import Loaded
+
+FIXED_TOTALS: Mapping[str, int] = {"ncf": 32768}  # what the authors of Pollux set by hand, examples
+
+
+def limits_of(profile: Profile) -> BatchLimits:
+    """Return the batches that an application was measured with."""
+    return BatchLimits(profile.first_batch, profile.last_batch, profile.local_min, profile.local_max)
+
+
+def goodput_agent(job: Job, profile: Profile) -> GoodputAgent:
+    """Return Pollux's agent for ``job``; the batch and the GPUs that its user asks for do not count."""
+    return GoodputAgent(limits_of(profile), FIXED_TOTALS.get(profile.name), profile.most_gpus)
+
 
 TICK = 60.0  # s between decisions where profiles say how jobs progress (AdaptDL's simulator)
 RESTART = 30.0  # s

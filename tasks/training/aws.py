@@ -15,10 +15,11 @@ from ebbflow.infra.aws.train_nodes import FORM, LOGS, NEVER, AwsNodes
 from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.errors import ClusterError
 from ebbflow.infra.protocols import Decide, Trainer, TrainingJob
+from ebbflow.infra.protocols.trainings import RunSettings
 from ebbflow.infra.storage.filesystems import translated
 from ebbflow.infra.storage.places import Place
 from ebbflow.infra.training.launcher.trainer import TorchTrainer
-from ebbflow.infra.training.process.channel import Report, RunSettings
+from ebbflow.infra.training.process.channel import Report
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.hazard import hazard
 from ebbflow.planners.model.fleet import family

@@ -10,7 +10,6 @@ from ebbflow.infra.clock import Clock
 from ebbflow.infra.protocols import GenerationEnd, TrainingEvent, TrainingStatus
 from ebbflow.infra.training.process.channel import Report
 from ebbflow.tasks.training.listening import TrainingListener, spoken
-from ebbflow.tasks.training.outlook import Outlook, outlook
 from ebbflow.tasks.training.report import (
     CapacityPoint,
     EventReport,
@@ -18,9 +17,11 @@ from ebbflow.tasks.training.report import (
     GenerationReport,
     MetricReport,
     NodeShare,
+    Outlook,
     PointReport,
     Spilled,
     TrainingReport,
+    outlook,
 )
 from ebbflow.tasks.training.request import TrainingRequest
 

@@ -1,15 +1,64 @@
 """What a training run did and why: the values behind every report, and their JSON form.
 
 All times called ``at``, ``started`` and ``ended`` inside a report are seconds after ``TrainingReport.started``.
+
+What a run believes of its own goodput, and so what more or fewer GPUs would give.
 """
 
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+from ebbflow.infra.errors import ReportError
+from ebbflow.infra.storage import checksums
+from ebbflow.infra.storage.files import write_text
+from ebbflow.planners.training.speed.job_report import JobReport
+from ebbflow.planners.training.speed.throughput import ThroughputParameters
 from ebbflow.tasks.drawing.codec import encode, from_text, to_text
-from ebbflow.tasks.query.report import write_text
-from ebbflow.tasks.training.outlook import Outlook
+from ebbflow.tasks.training.request import TrainingRequest
+
+
+@dataclass(frozen=True, slots=True)
+class BestBatch:
+    """The batch with the best predicted goodput on so many GPUs."""
+
+    gpus: int
+    nodes: int
+    batch: int  # examples of a step on all GPUs
+    passes: int
+    goodput: float  # examples/s at the initial batch that would make the same progress
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """A run's report to whoever hands GPUs out, as of ``at``: every 30 s once a few steps were measured."""
+
+    at: float
+    noise_scale: float  # examples
+    speed: ThroughputParameters  # what was never measured costs nothing
+    best: tuple[BestBatch, ...]  # by GPUs, up to twice the most that the run ever held
+
+
+def outlook(at: float, said: Mapping[str, Any]) -> Outlook | None:
+    """Return what the report of a job (``JobReport.to_dict``) means; ``None`` before anything was fitted.
+
+    Nodes are taken to be as large as those that the job holds. Raises ``OptionError`` for what is no report.
+    """
+    report = JobReport.from_dict(said)
+    model = report.model
+    if model is None:
+        return None
+    each = -(-report.gpus // report.nodes)
+    best = []
+    for gpus in range(1, report.max_gpus + 1):
+        nodes = -(-gpus // each)
+        goodput, split = model.best_split(nodes, gpus)
+        best.append(BestBatch(gpus, nodes, split.total(gpus), split.accumulation + 1, goodput))
+    noise = report.statistics.noise_scale(report.limits.initial)
+    return Outlook(at, noise, model.speed, tuple(best))
+
 
 FORMAT = 1  # of the JSON form; grows when a key changes its meaning
 
@@ -212,3 +261,12 @@ class TrainingReport:
     def write_json(self, path: Path | str) -> Path:
         """Write the report to ``path`` atomically and return the path."""
         return write_text(path, self.to_json())
+
+
+def recorded(request: TrainingRequest) -> TrainingReport | None:
+    """Return what the last launcher of a run has reported, if it lived to; ``None`` too for a damaged report."""
+    try:
+        content = checksums.unsealed((Path(request.run_folder) / "report.json").read_bytes())
+        return TrainingReport.from_json(json.dumps(content))
+    except (OSError, checksums.DamagedError, ReportError):
+        return None

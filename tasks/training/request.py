@@ -8,12 +8,11 @@ from typing import Any, Literal
 
 from ebbflow.infra.errors import StorageError, TrainingError
 from ebbflow.infra.storage import checksums, private
-from ebbflow.infra.storage.files import write_atomic
+from ebbflow.infra.storage.files import home, write_atomic
 from ebbflow.infra.storage.filesystems import filesystem, split, translated
 from ebbflow.infra.storage.scripts import check_script
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model import names
-from ebbflow.tasks.query.request import home
 from ebbflow.tasks.training.failures import failure_table
 from ebbflow.tasks.training.faults import ScriptedFault
 

@@ -3,86 +3,35 @@
 import json
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 
 from ebbflow.infra.clock import Clock, SystemClock
+from ebbflow.infra.errors import ReportError
 from ebbflow.infra.packages import require
-from ebbflow.infra.protocols import Decide, Trainer, TrainingJob
+from ebbflow.infra.protocols import TrainingJob
+from ebbflow.infra.protocols.trainings import RunSettings
 from ebbflow.infra.storage import checksums
+from ebbflow.infra.storage.files import write_text
 from ebbflow.infra.storage.locks import RunLock
-from ebbflow.infra.training.process.channel import Report, RunSettings
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.hazard import hazard
 from ebbflow.planners.training.failures.canary import CanaryPlan, GateQuestion, plan, should_gate
 from ebbflow.planners.training.failures.retries import BlindRetry, Retries, RetryPolicy
-from ebbflow.tasks.query.report import ReportError, write_text
 from ebbflow.tasks.report.training import training_html
 from ebbflow.tasks.training.driver import Driver, Handle, own_events
 from ebbflow.tasks.training.failures import failure_table
-from ebbflow.tasks.training.faults import FaultSchedule, Faulty
+from ebbflow.tasks.training.faults import FaultSchedule
 from ebbflow.tasks.training.listening import Silent, TrainingListener
 from ebbflow.tasks.training.recorder import Book
 from ebbflow.tasks.training.report import TrainingReport
 from ebbflow.tasks.training.request import TrainingRequest
+from ebbflow.tasks.training.sites import LocalSite, Site
 from ebbflow.tasks.training.supervisor import Supervisor
-
-
-class Site(Protocol):
-    """Where a run takes place: its nodes, and the launcher on them."""
-
-    @property
-    def nodes(self) -> Faulty:
-        """Return what scripted faults happen to."""
-        ...
-
-    def trainer(self, request: TrainingRequest, decide: Decide, hear: Callable[[Report], None]) -> Trainer:
-        """Return a launcher that has launched nothing yet."""
-        ...
-
-    def go_on(
-        self, trainer: Trainer, folder: str, placement: Mapping[str, int], settings: RunSettings
-    ) -> None:
-        """Launch what is in the run's folder, from its newest checkpoint, with these settings from now on."""
-        ...
-
-
-class LocalSite:
-    """Nodes on this machine, each a group of processes of its own."""
-
-    def __init__(self, request: TrainingRequest) -> None:
-        from ebbflow.infra.training.local_nodes import LocalNodes
-
-        self._pool = LocalNodes(cpus=request.cpus, grace=request.grace)
-
-    @property
-    def nodes(self) -> Faulty:
-        return self._pool
-
-    def trainer(self, request: TrainingRequest, decide: Decide, hear: Callable[[Report], None]) -> Trainer:
-        from ebbflow.infra.training.launcher.trainer import TorchTrainer
-
-        logs = request_logs(request)
-        return TorchTrainer(
-            self._pool, logs=logs, decide=decide, patience=max(request.wait_limit, 1e-3), on_report=hear
-        )
-
-    def go_on(
-        self, trainer: Trainer, folder: str, placement: Mapping[str, int], settings: RunSettings
-    ) -> None:
-        trainer.resume(folder, placement, settings)  # type: ignore[attr-defined]
-
-
-def request_logs(request: TrainingRequest) -> Path | None:
-    """Return where the processes' logs go; ``None``: into the run's folder, which is local."""
-    from ebbflow.tasks.query.request import home
-
-    return home() / "run-logs" / request.id if "://" in request.folder else None
 
 
 def new_id(request: TrainingRequest) -> str:

@@ -8,7 +8,7 @@ import numpy as np
 
 from ebbflow.infra.clock import Clock
 from ebbflow.infra.protocols import Continue, GenerationEnd, Halt, RankFailure, TrainingEvent
-from ebbflow.infra.training.process.channel import RunSettings
+from ebbflow.infra.protocols.trainings import RunSettings
 from ebbflow.planners.hazard import hazard
 from ebbflow.planners.training.failures.canary import CanaryPlan, verdict
 from ebbflow.planners.training.failures.failures import (

@@ -16,6 +16,7 @@ import numpy as np
 from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.errors import StorageError, StorageFullError, TrainingError
 from ebbflow.infra.packages import require
+from ebbflow.infra.storage.files import write_text
 from ebbflow.infra.storage.locks import RunLock
 from ebbflow.planners.model.capacity import Capacity
 from ebbflow.planners.model.scheduling import App, Placement, View, gpus_of
@@ -23,17 +24,16 @@ from ebbflow.planners.scheduling.gangs.las import leased_las
 from ebbflow.planners.scheduling.locality import Level
 from ebbflow.planners.training.failures.failures import FailureReason
 from ebbflow.planners.tuning.early_stopping import TrialState, epochs_left, outlook, rungs
-from ebbflow.tasks.query.report import write_text
 from ebbflow.tasks.training.driver import Handle
 from ebbflow.tasks.training.listening import TrainingListener
-from ebbflow.tasks.training.report import TrainingReport
+from ebbflow.tasks.training.report import TrainingReport, recorded
 from ebbflow.tasks.training.request import TrainingRequest
 from ebbflow.tasks.training.run import run_training
 from ebbflow.tasks.tuning.report import TrialEnd, TrialReport, TuningReport
 from ebbflow.tasks.tuning.request import TuningRequest
 from ebbflow.tasks.tuning.resources import OwnRoom, Room
 from ebbflow.tasks.tuning.study import Study, as_arguments
-from ebbflow.tasks.tuning.trial import Reporter, SearchStatus, Trial, TrialStatus, recorded
+from ebbflow.tasks.tuning.trial import Reporter, SearchStatus, Trial, TrialStatus
 
 SAME_FAILURES = 3  # trials that fail alike before the search gives up
 _PAUSE = 0.2  # s between looks

@@ -1,20 +1,14 @@
 """One trial of a search that runs: its training, and what it says."""
 
-import json
 import queue
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from ebbflow.infra.storage import checksums
 from ebbflow.planners.model.scheduling import App
-from ebbflow.tasks.query.report import ReportError
 from ebbflow.tasks.training.driver import Handle
 from ebbflow.tasks.training.listening import Silent
-from ebbflow.tasks.training.report import TrainingReport
-from ebbflow.tasks.training.request import TrainingRequest
 
 
 @dataclass(slots=True)
@@ -60,15 +54,6 @@ class SearchStatus:
     begun: int  # trials so far, those included that have ended
     ended: int
     best: float | None  # of the metric, over complete trials
-
-
-def recorded(request: TrainingRequest) -> TrainingReport | None:
-    """Return what the last launcher of a run has reported, if it lived to; ``None`` too for a damaged report."""
-    try:
-        content = checksums.unsealed((Path(request.run_folder) / "report.json").read_bytes())
-        return TrainingReport.from_json(json.dumps(content))
-    except (OSError, checksums.DamagedError, ReportError):
-        return None
 
 
 class Reporter(Silent):

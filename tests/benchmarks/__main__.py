@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 
 from ebbflow.flows.setup.data import tpch_tables
-from ebbflow.tasks.query.request import home
+from ebbflow.infra.storage.files import home
 
 OUT = "docs/benchmarks"
 

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ebbflow.infra.storage.files import write_text
 from ebbflow.planners.model.capacity import Capacity
 from ebbflow.planners.scheduling.auction.auction import AuctionOptions, auction
 from ebbflow.planners.scheduling.auction.payments import kept_fractions
@@ -27,7 +28,6 @@ from ebbflow.planners.scheduling.bids import BidTable, Offer, prepare_bid
 from ebbflow.planners.scheduling.finish_time import Job, SingleJob
 from ebbflow.planners.scheduling.locality import Slowdown
 from ebbflow.tasks.drawing.charts import bars_svg
-from ebbflow.tasks.query.report import write_text
 
 MACHINE = 8  # GPUs
 NETWORK = Slowdown(1.0, 1.0, 1.29, 1.6)  # VGG-like

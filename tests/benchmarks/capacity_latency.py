@@ -31,6 +31,7 @@ from ebbflow.infra.clock import SystemClock
 from ebbflow.infra.ledger import Ledger
 from ebbflow.infra.local_fleet import LocalFleet, LocalPool
 from ebbflow.infra.local_fleet.state.fleet_state import LocalNode
+from ebbflow.infra.storage.files import write_text
 from ebbflow.planners.model import Capacity
 from ebbflow.planners.model.ledger import AppSpec, CapacityChanged, Change, Decided, Ended, Granted, Recalled
 from ebbflow.planners.query.plan.qep import Stage
@@ -42,7 +43,6 @@ from ebbflow.tasks.capacity.request import CapacityRequest
 from ebbflow.tasks.drawing.charts import bars_svg
 from ebbflow.tasks.query.listening import Silent
 from ebbflow.tasks.query.opening import opened_engine
-from ebbflow.tasks.query.report import write_text
 from ebbflow.tasks.query.request import QueryRequest
 from ebbflow.tasks.query.run import PlainOrchestrator
 
@@ -215,8 +215,8 @@ class Queries(Silent):
         return math.nan if done is None and self.count != count else done
 
     def _run(self) -> None:
-        from ebbflow.tasks.apps.specs import query_spec
         from ebbflow.tasks.query.app import run_query_app
+        from ebbflow.tasks.query.app_requests import query_spec
 
         try:
             with opened_engine(self.request, self.site.clock) as opened:

@@ -29,13 +29,13 @@ import psutil
 from ebbflow.infra.clock import SystemClock
 from ebbflow.infra.ledger import Ledger
 from ebbflow.infra.ledger.audit import audit
+from ebbflow.infra.storage.files import write_text
 from ebbflow.planners.capacity import Settings
 from ebbflow.planners.model.ledger import AppEntered, CapacityChanged, Ended, Event, Granted, Recalled
 from ebbflow.planners.scheduling.live import live_policy
 from ebbflow.tasks.capacity import CapacityLoop, LoopPace
 from ebbflow.tasks.capacity.metrics import percentile
 from ebbflow.tasks.drawing.charts import lines_svg
-from ebbflow.tasks.query.report import write_text
 from tests.benchmarks.capacity_churn import Apps, Churn, SureEvictor, run_apps
 from tests.evaluation.renting.virtual_clock import VirtualClock
 

@@ -23,13 +23,14 @@ from rich.console import Console
 from ebbflow.flows.runs.options import parse_settings
 from ebbflow.flows.setup.data import tpcds_tables, tpch_tables
 from ebbflow.infra.clock import SystemClock
+from ebbflow.infra.storage.files import home, write_text
 from ebbflow.infra.tables.benchmark_data import default_folder
 from ebbflow.planners.errors import EbbflowError
 from ebbflow.planners.model import Share
 from ebbflow.planners.query.planner import CutPolicy
 from ebbflow.tasks.query.opening import Opened, opened_engine
-from ebbflow.tasks.query.report import QueryReport, write_text
-from ebbflow.tasks.query.request import QueryRequest, home
+from ebbflow.tasks.query.report import QueryReport
+from ebbflow.tasks.query.request import QueryRequest
 from ebbflow.tasks.query.run import PlainOrchestrator, execute, explain
 
 SHARE = Share.uniform(2.0, 4.0, 2)  # what planning times and shared views are told for: two small nodes

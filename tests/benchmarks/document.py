@@ -5,7 +5,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from ebbflow.tasks.query.report import write_text
+from ebbflow.infra.storage.files import write_text
 from tests.benchmarks import (
     document_capacity,
     document_chaos,

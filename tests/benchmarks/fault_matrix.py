@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from ebbflow.tasks.query.report import write_text
+from ebbflow.infra.storage.files import write_text
 
 FILES = (
     "tests/chaos/test_loop_faults.py",

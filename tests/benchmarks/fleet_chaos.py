@@ -20,8 +20,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ebbflow.infra.storage.files import write_text
 from ebbflow.tasks.drawing.charts import cdf_svg
-from ebbflow.tasks.query.report import write_text
 
 SPEED = 30.0  # seconds of the clock per second of the wall
 LIMIT = 4 * 3600  # seconds for all runs

@@ -31,10 +31,10 @@ from ebbflow.infra.protocols import Relation
 from ebbflow.infra.query.checkpoints import ParquetCheckpointStore
 from ebbflow.infra.query.results import read_checkpoint
 from ebbflow.infra.storage import checksums
+from ebbflow.infra.storage.files import write_text
 from ebbflow.infra.tables import sampling, statistics
 from ebbflow.planners.query.plan.qep import QueryExecutionPlan, Stage
 from ebbflow.tasks.query.driver import Driver
-from ebbflow.tasks.query.report import write_text
 from ebbflow.tasks.query.request import QueryRequest
 from tests.damaged_store import Store, computed
 from tests.flips import KINDS, Flip, apply, choose, regions

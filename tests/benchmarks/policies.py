@@ -25,12 +25,12 @@ from ebbflow.infra.simulation.rounds.setting import GAVEL, SHOCKWAVE, Rules
 from ebbflow.infra.simulation.rounds.trace import read_throughputs, read_trace
 from ebbflow.infra.simulation.traces.cluster import Cluster
 from ebbflow.infra.simulation.traces.workloads import read_adaptdl
+from ebbflow.infra.storage.files import write_text
 from ebbflow.planners.scheduling.catalogue import Setting, policy_entry
 from ebbflow.tasks.drawing.svg import document, tag, text, ticks, titled
 from ebbflow.tasks.drawing.wording import number_text
-from ebbflow.tasks.query.report import write_text
-from ebbflow.tasks.simulation.agents import goodput_agent
 from ebbflow.tasks.simulation.informed import NO_SLOWDOWN, Informed
+from ebbflow.tasks.simulation.scenarios import goodput_agent
 
 DATA = Path(__file__).parent.parent / "fixtures" / "training"
 OURS = "rho-bounded"

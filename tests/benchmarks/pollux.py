@@ -26,7 +26,7 @@ from ebbflow.infra.simulation.traces.cluster import Cluster
 from ebbflow.infra.simulation.traces.workloads import read_adaptdl
 from ebbflow.planners.scheduling.goodput.pollux import Pollux
 from ebbflow.tasks.drawing.charts import bars_svg
-from ebbflow.tasks.simulation.agents import goodput_agent
+from ebbflow.tasks.simulation.scenarios import goodput_agent
 
 DATA = Path(__file__).parent.parent / "fixtures" / "training" / "adaptdl"
 WORKLOADS = (1, 2, 3, 4)

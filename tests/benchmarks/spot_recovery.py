@@ -9,7 +9,7 @@ import argparse
 import json
 from pathlib import Path
 
-from ebbflow.infra.simulation.traces.spot_rows import read_spot_rows
+from ebbflow.infra.simulation.traces.rows import read_spot_rows
 from ebbflow.planners.training.saving.checkpointing import HazardAware
 from ebbflow.tasks.drawing.charts import bars_svg
 from tests.benchmarks.spot.models import MODELS

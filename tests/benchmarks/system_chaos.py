@@ -25,8 +25,8 @@ from typing import Any
 
 import psutil
 
+from ebbflow.infra.storage.files import write_text
 from ebbflow.tasks.drawing.charts import bars_svg
-from ebbflow.tasks.query.report import write_text
 from tests.chaos.faults import Kind
 from tests.chaos.invariants import marked
 from tests.chaos.run import OUTCOME

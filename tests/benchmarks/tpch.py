@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from ebbflow.infra.clock import SystemClock
+from ebbflow.infra.storage.files import write_text
 from ebbflow.tasks.drawing.charts import bars_svg
 from ebbflow.tasks.query.opening import opened_engine
-from ebbflow.tasks.query.report import write_text
 from ebbflow.tasks.query.request import QueryRequest
 from ebbflow.tasks.query.run import PlainOrchestrator, execute
 

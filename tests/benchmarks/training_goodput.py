@@ -23,8 +23,7 @@ from ebbflow.infra.training.gradients.noise import DENSE, EVERY, GradientMeter
 from ebbflow.infra.training.process.world import World
 from ebbflow.infra.training.schedule import scaled
 from ebbflow.planners.training.speed.batch_size import BatchLimits, Split, split
-from ebbflow.planners.training.speed.goodput import GradientStatistics, gain
-from ebbflow.planners.training.speed.learning_rate import adascale
+from ebbflow.planners.training.speed.goodput import GradientStatistics, adascale, gain
 from ebbflow.planners.training.speed.throughput import Observation, fit, throughput
 
 INITIAL = 32  # M0, examples

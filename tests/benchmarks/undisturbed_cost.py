@@ -25,7 +25,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from ebbflow.tasks.query.report import write_text
+from ebbflow.infra.storage.files import write_text
 
 KINDS = ("query", "again", "save", "ledger")
 BOUND = 1.02

@@ -23,7 +23,7 @@ from typing import Any
 from ebbflow.infra.errors import InfraError, LedgerError
 from ebbflow.infra.ledger import Ledger
 from ebbflow.infra.local_fleet import list_fleets
-from ebbflow.tasks.query.report import write_text
+from ebbflow.infra.storage.files import write_text
 from tests.chaos import fit_data, invariants
 from tests.chaos.faults import Script
 from tests.chaos.injecting import Injector

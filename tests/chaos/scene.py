@@ -15,8 +15,8 @@ import yaml
 
 from ebbflow.infra.ledger import Ledger
 from ebbflow.infra.local_fleet import LocalFleet, LocalPool
+from ebbflow.infra.storage.files import write_text
 from ebbflow.infra.tables.benchmark_data import tpch
-from ebbflow.tasks.query.report import write_text
 from tests.chaos.faults import Script
 from tests.chaos.proxy import Proxy
 

@@ -18,8 +18,8 @@ from ebbflow.infra.ledger import Ledger
 from ebbflow.planners.model.ledger import AppMoved, LoopBegan
 from ebbflow.tasks.apps.agent import Pace
 from ebbflow.tasks.apps.lease_table import Rules
-from ebbflow.tasks.apps.specs import training_spec
 from ebbflow.tasks.training.leased.app import run_training_app
+from ebbflow.tasks.training.leased.spec import training_spec
 from ebbflow.tasks.training.request import TrainingRequest
 from tests.chaos.faketime import FakeTime
 from tests.chaos.proxy import Proxy

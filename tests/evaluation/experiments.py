@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from ebbflow.tasks.query.report import write_text
+from ebbflow.infra.storage.files import write_text
 
 Progress = Callable[[str, int, int], None]
 """What runs, and how much of all is done, of how much."""

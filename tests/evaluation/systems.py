@@ -6,8 +6,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from ebbflow.infra.storage.files import write_text
 from ebbflow.planners.errors import OptionError
-from ebbflow.tasks.query.report import write_text
 from tests.evaluation.experiments import Experiment, Found, Progress, run_experiments
 from tests.evaluation.page import Pictures
 

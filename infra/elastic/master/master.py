@@ -8,8 +8,7 @@ from math import inf
 
 from ebbflow.infra.elastic.application import Application
 from ebbflow.infra.elastic.master.job_state import Board
-from ebbflow.infra.elastic.master.membership import Membership
-from ebbflow.infra.elastic.master.moves import Moves
+from ebbflow.infra.elastic.master.moves import Membership, Moves
 from ebbflow.infra.elastic.master.placement import Kind, Node, node_of
 from ebbflow.infra.elastic.master.recovery import Recovery
 from ebbflow.infra.elastic.master.snapshots import Captures

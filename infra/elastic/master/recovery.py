@@ -4,10 +4,8 @@ from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from ebbflow.infra.elastic.application import Key
-from ebbflow.infra.elastic.master.job_state import Board
-from ebbflow.infra.elastic.master.ledger import Ledger
-from ebbflow.infra.elastic.master.membership import Membership
-from ebbflow.infra.elastic.master.moves import Moves
+from ebbflow.infra.elastic.master.job_state import Board, Ledger
+from ebbflow.infra.elastic.master.moves import Membership, Moves
 from ebbflow.infra.elastic.master.placement import Node
 from ebbflow.infra.elastic.master.snapshots import Captures
 from ebbflow.infra.elastic.wire.messages import Address, Install, Relocated

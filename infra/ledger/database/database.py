@@ -28,8 +28,9 @@ from sqlalchemy.pool import QueuePool
 from ebbflow.infra.clock import Clock
 from ebbflow.infra.errors import LedgerError, LedgerUnavailableError
 from ebbflow.infra.ledger.address import Address
-from ebbflow.infra.ledger.database import gates, watchdog
 from ebbflow.infra.ledger.database import sqlite as forks
+from ebbflow.infra.ledger.database import sqlite as gates
+from ebbflow.infra.ledger.database import watchdog
 from ebbflow.infra.ledger.database.failures import understand
 from ebbflow.infra.storage import private
 

@@ -4,6 +4,10 @@ SQLite keeps a process' locks on a file in one place, which a child inherits wit
 then is not protected, and its neighbours may take the write-ahead log away from under it. So a fork waits until no
 connection is in use, and closes all that are idle; parent and child open new ones. ``subprocess`` is not a fork in
 this sense.
+
+One lock for all threads of a process that write to one SQLite file.
+
+They queue for it before they want SQLite's own.
 """
 
 import os
@@ -12,9 +16,27 @@ import time
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Protocol
 
-from ebbflow.infra.ledger.database import gates
+_gates: dict[str, threading.Lock] = {}
+
+
+_making = threading.Lock()
+
+
+def gate(path: Path) -> "threading.Lock":
+    """Return the lock of the file at ``path``."""
+    with _making:
+        return _gates.setdefault(os.path.realpath(path), threading.Lock())
+
+
+def forget() -> None:
+    """Begin anew in a child: a thread that is not there may have held one."""
+    global _making  # noqa: PLW0603
+    _gates.clear()
+    _making = threading.Lock()
+
 
 _PATIENCE = 10.0  # s that a fork waits for connections in use
 
@@ -88,7 +110,7 @@ def _after_in_child() -> None:
     global _uses  # noqa: PLW0603
     safe = _uses.safe
     _uses = _Uses()  # the other threads are not here
-    gates.forget()
+    forget()
     for holder in list(_holders):
         holder.after_fork(safe=safe)
 

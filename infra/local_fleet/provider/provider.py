@@ -1,6 +1,11 @@
-"""Machine rooms: how nodes of one kind are started, looked at and ended. The keeper and every handle use them."""
+"""Machine rooms: how nodes of one kind are started, looked at and ended. The keeper and every handle use them.
+
+Tell the training nodes that launchers run on a machine that it will be gone soon.
+"""
 
 import contextlib
+import json
+import os
 import signal
 import sys
 import time
@@ -16,6 +21,7 @@ from ebbflow.infra.local_fleet.state.clock import shift
 from ebbflow.infra.local_fleet.state.fleet_state import FleetBook, Identity, LocalNode
 from ebbflow.infra.local_fleet.state.pools import LocalPool, PoolKind
 from ebbflow.infra.machine import processes
+from ebbflow.infra.storage import private
 
 _MACHINE = "ebbflow.infra.local_fleet.provider.machine"
 READY = "ready"  # file in a machine's folder, once it is up
@@ -104,7 +110,6 @@ class GpuRoom:
 
     def tell(self, book: FleetBook, node: LocalNode, deadline: float) -> None:
         """Give notice to the training nodes of all launchers there, as an agent on the machine would."""
-        from ebbflow.infra.local_fleet.provider.telling import tell
 
         tell(book.uid, node.id, deadline + shift(time.time(), self._clock))  # they go by the wall's
 
@@ -207,3 +212,44 @@ def work(folder: Path, node: str) -> Path:
 def rooms(folder: Path, clock: Clock) -> Mapping[PoolKind, Room]:
     """Return the rooms of this machine."""
     return {"gpu": GpuRoom(folder, clock), "spark": SparkRoom(clock)}
+
+
+_ENTRY = "EBBFLOW_NODE_ENTRY"  # see ``infra.training.channel.wire``
+
+
+_NOTICE = "notice"  # see ``infra.training.launcher.node``
+
+
+def tell(fleet: str, node: str, deadline: float) -> int:
+    """Tell all that are ready for it and have not been told of this deadline; return how many that were.
+
+    One that is still importing would end by the signal: it is told at a later call.
+    """
+    by_mark: dict[str, dict[int, Mapping[str, str]]] = {}
+    for pid, environment in marks.environments(marks.below(fleet, node)):
+        if _ENTRY in environment:
+            by_mark.setdefault(environment[processes.MARK], {})[pid] = environment
+    told = 0
+    for found in by_mark.values():
+        for pid in marks.leaders(found):
+            told += _tell(pid, _folder(found[pid]), deadline)
+    return told
+
+
+def _tell(pid: int, folder: Path | None, deadline: float) -> bool:
+    if folder is None or not folder.is_dir() or not marks.catches(pid, signal.SIGTERM):
+        return False
+    note = folder / _NOTICE
+    with contextlib.suppress(OSError, ProcessLookupError):
+        if note.exists() and note.read_text() == repr(deadline):
+            return False
+        private.write_text(note, repr(deadline))
+        os.kill(pid, signal.SIGTERM)
+        return True
+    return False
+
+
+def _folder(environment: Mapping[str, str]) -> Path | None:
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        return Path(json.loads(environment[_ENTRY])["folder"])
+    return None

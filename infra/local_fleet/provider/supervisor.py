@@ -6,10 +6,13 @@ ends everything when the fleet is taken down or its owner is no more. Whatever i
 next keeper: its orders and its memory are the book.
 
 Run as ``python -m ebbflow.infra.local_fleet.provider.supervisor FOLDER UID`` by ``LocalFleet``.
+
+The Spark cluster whose workers are a fleet's Spark nodes.
 """
 
 import contextlib
 import logging
+import os
 import sys
 import threading
 from collections.abc import Callable, Mapping
@@ -23,9 +26,12 @@ from ebbflow.infra.local_fleet.provider.provider import Room, rooms
 from ebbflow.infra.local_fleet.state import labels as marks
 from ebbflow.infra.local_fleet.state.changes import give, missing, take
 from ebbflow.infra.local_fleet.state.clock import MachineClock
-from ebbflow.infra.local_fleet.state.fleet_state import FleetBook, LocalNode, by_number
+from ebbflow.infra.local_fleet.state.fleet_state import FleetBook, LocalNode, SparkPart, by_number
 from ebbflow.infra.local_fleet.state.pools import LocalPool, PoolKind
 from ebbflow.infra.local_fleet.state.store import BookFile
+from ebbflow.infra.machine import cgroups
+from ebbflow.infra.spark.cluster.cluster import LocalSparkCluster
+from ebbflow.infra.spark.cluster.state import StateFile
 from ebbflow.planners.errors import EbbflowError
 
 LOOK = 0.2  # s between looks at the book and the nodes
@@ -201,7 +207,6 @@ class Keeper:
 
 def main(folder: str, uid: str) -> None:
     """Keep the fleet in ``folder``."""
-    from ebbflow.infra.local_fleet.provider.spark_part import ensure_cluster
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     file = BookFile(Path(folder))
@@ -214,3 +219,35 @@ def main(folder: str, uid: str) -> None:
 
 if __name__ == "__main__":
     main(sys.argv[1], sys.argv[2])
+
+
+_kept: list[LocalSparkCluster] = []  # of this process, the keeper: a cluster ends with who started it
+
+
+def ensure_cluster(file: BookFile, book: FleetBook, pool: LocalPool, clock: Clock) -> FleetBook:
+    """Return the book with a cluster for a Spark node of ``pool``; it is started where there is none.
+
+    It ends with this process. Raises ``ClusterError`` and ``EngineUnavailableError``.
+    """
+    if pool.kind != "spark":
+        return book
+    current = file.read() or book
+    if current.spark is not None:
+        state = StateFile.of(current.spark.name).read()
+        if state is not None and state.uid == current.spark.uid and state.alive:
+            return current
+    workers = max(1, sum(other.start for other in book.pools if other.kind == "spark"))
+    machine = len(os.sched_getaffinity(0))
+    per_core = cgroups.per_core_quota(machine, workers * pool.cores) if pool.cpus is None else pool.cpus
+    cluster = LocalSparkCluster.start(
+        book.name,
+        workers=0,
+        cores=pool.cores,
+        memory=f"{max(1, round(pool.memory * 1024))}m",
+        cpus=min(float(pool.cores), pool.cores * per_core),
+        directory=file.folder / "spark",
+        clock=clock,
+    )
+    _kept[:] = [cluster]
+    part = SparkPart(cluster.name, cluster.state.uid, cluster.master_url)
+    return file.change(book.uid, lambda b: replace(b, spark=part))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from ebbflow.infra.simulation.traces.spot_rows import read_spot_rows
+from ebbflow.infra.simulation.traces.rows import read_spot_rows
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model.capacity import Node, Notice
 

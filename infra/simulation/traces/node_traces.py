@@ -10,8 +10,7 @@ from pathlib import Path
 
 from ebbflow.infra.errors import WorkloadError
 from ebbflow.infra.simulation.traces.cluster import CapacityChange, Cluster
-from ebbflow.infra.simulation.traces.rows import count, not_negative, read_rows, text
-from ebbflow.infra.simulation.traces.spot_rows import read_spot_rows
+from ebbflow.infra.simulation.traces.rows import count, not_negative, read_rows, read_spot_rows, text
 from ebbflow.infra.storage import user_files
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model.capacity import Node, Notice

@@ -15,9 +15,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ebbflow.infra.errors import TrainingError
-from ebbflow.infra.training.gradients.norms import LocalNorms
 from ebbflow.infra.training.gradients.preconditioner import AdamPreconditioner
-from ebbflow.infra.training.gradients.squares import SquareSums
+from ebbflow.infra.training.gradients.squares import LocalNorms, SquareSums
 
 AVERAGING = ("cuda", "nccl")  # averages while it sums; gloo sums, and then divides in a pass of its own
 

@@ -24,10 +24,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ebbflow.infra.errors import TrainingError
 from ebbflow.infra.training.gradients.comm_hook import RankSamples
-from ebbflow.infra.training.gradients.norms import LocalNorms
 from ebbflow.infra.training.gradients.pass_samples import PassSamples
 from ebbflow.infra.training.gradients.preconditioner import AdamPreconditioner
-from ebbflow.infra.training.gradients.squares import SquareSums
+from ebbflow.infra.training.gradients.squares import LocalNorms, SquareSums
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.training.speed.goodput import GradientStatistics
 from ebbflow.planners.training.speed.noise_scale import SMOOTHING, Average, GradientNoise, from_samples

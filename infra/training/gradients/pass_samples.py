@@ -6,9 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ebbflow.infra.training.gradients.norms import LocalNorms
 from ebbflow.infra.training.gradients.preconditioner import AdamPreconditioner
-from ebbflow.infra.training.gradients.squares import SquareSums
+from ebbflow.infra.training.gradients.squares import LocalNorms, SquareSums
 
 
 @dataclass(frozen=True, slots=True)

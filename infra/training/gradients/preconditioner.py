@@ -3,6 +3,12 @@
 P = 1 / (sqrt(v) + eps), with v the bias-corrected second moment. The noise scale of a step is unbiased whatever P is,
 as long as P does not depend on that step's gradient and is the same for the gradients compared. So P is taken from
 the steps before, and made anew only as often as v can have changed.
+
+Adam's moments when the batch changes.
+
+Pollux' own library sets them to zero and begins bias correction anew. Under ten changes of batch between M0 and 16 M0
+that ended at a higher loss after equal progress than the fixed batch did; with second moments at their new level it
+ended at a lower one (scikit-learn's digits, eight seeds).
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,6 +19,7 @@ import torch
 from torch import Tensor
 
 from ebbflow.infra.training.gradients.squares import in_pieces, pieces
+from ebbflow.planners.training.speed.goodput import GradientStatistics
 
 IDENTITY_STEPS = 5  # Adam's second moments mean little before
 WINDOW_SHARE = 16  # P is made anew when a sixteenth of the steps that v remembers is new
@@ -120,3 +127,27 @@ def _factors(out: list[Tensor], moments: list[Tensor], roots: list[float], eps: 
 
 def _kept(made_at: int) -> int:
     return 0 if made_at < 0 else max(1, min(made_at // WINDOW_SHARE, MOST_STEPS_KEPT))
+
+
+_SECOND = ("exp_avg_sq", "max_exp_avg_sq")
+
+
+def rescale_moments(
+    optimizer: torch.optim.Optimizer, statistics: GradientStatistics, before: float, after: float
+) -> bool:
+    """Bring Adam's second moments to the level of gradients over another batch.
+
+    ``before`` and ``after`` are batches over the initial one; ``statistics`` are the gradient's at the initial one.
+    The mean square of a batch's gradient is ``sqr + var / scale`` in their units, which for Adam are those of
+    pre-conditioned gradients, so its ratio is that of the second moments. First moments do not depend on the batch.
+    Other optimisers are left alone; tells whether it was done.
+    """
+    if not AdamPreconditioner.serves(optimizer) or before == after:
+        return False
+    sqr, var = statistics
+    ratio = (sqr + var / after) / (sqr + var / before)
+    for state in optimizer.state.values():
+        for name in _SECOND:
+            if name in state:
+                state[name].mul_(ratio)
+    return True

@@ -14,8 +14,7 @@ from ebbflow.planners.training.speed.batch_agent import GoodputAgent
 from ebbflow.planners.training.speed.batch_size import BatchLimits, Split, first_split
 from ebbflow.planners.training.speed.goodput import GoodputModel, GradientStatistics
 from ebbflow.planners.training.speed.job_report import JobReport
-from ebbflow.planners.training.speed.profile import MedianMeasurements
-from ebbflow.planners.training.speed.throughput import Observation
+from ebbflow.planners.training.speed.throughput import MedianMeasurements, Observation
 
 EVERY = 30.0  # seconds between two looks at the batch
 IMPROVEMENT = 1.05  # of predicted goodput: less is not worth a change

@@ -10,18 +10,19 @@ from typing import TYPE_CHECKING
 from ebbflow.infra.clock import Clock
 from ebbflow.infra.errors import InfraError, StorageError
 from ebbflow.infra.protocols import Continue, Decide, GenerationEnd, Halt, TrainingJob
+from ebbflow.infra.protocols.trainings import SETTINGS, RunSettings
 from ebbflow.infra.training.channel import keys
 from ebbflow.infra.training.channel.wire import Order
+from ebbflow.infra.training.launcher import decide as placements
 from ebbflow.infra.training.launcher import job as jobs
-from ebbflow.infra.training.launcher import placement as placements
 from ebbflow.infra.training.launcher.control import Control
 from ebbflow.infra.training.launcher.generation import Generation
 from ebbflow.infra.training.launcher.job import Options
+from ebbflow.infra.training.launcher.journal import Record
 from ebbflow.infra.training.launcher.members import Members
 from ebbflow.infra.training.launcher.moves import Moves
-from ebbflow.infra.training.launcher.record import Record
 from ebbflow.infra.training.process import channel as names
-from ebbflow.infra.training.process.channel import Report, RunSettings
+from ebbflow.infra.training.process.channel import Report
 from ebbflow.planners.errors import EbbflowError
 
 if TYPE_CHECKING:
@@ -189,7 +190,7 @@ class Loop:
             names.GENERATION: str(status.generation),
             names.CHANNEL: self._exchange.address,
             keys.SERVER_KEY: self._exchange.public,
-            names.SETTINGS: settings.to_json(),
+            SETTINGS: settings.to_json(),
         }
         return Order(
             "launch",

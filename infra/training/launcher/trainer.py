@@ -11,18 +11,18 @@ from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.errors import TrainingError
 from ebbflow.infra.machine import processes
 from ebbflow.infra.protocols import Decide, TrainingEvent, TrainingJob, TrainingStatus
+from ebbflow.infra.protocols.trainings import RunSettings
 from ebbflow.infra.storage.locks import RunLock
-from ebbflow.infra.training.launcher import placement as placements
+from ebbflow.infra.training.launcher import decide as placements
 from ebbflow.infra.training.launcher.control import Control
 from ebbflow.infra.training.launcher.decide import Persist
 from ebbflow.infra.training.launcher.hang import HangRule
 from ebbflow.infra.training.launcher.job import PRELOAD, Options, checked
-from ebbflow.infra.training.launcher.journal import Journal
+from ebbflow.infra.training.launcher.journal import Journal, Record
 from ebbflow.infra.training.launcher.loop import Loop
 from ebbflow.infra.training.launcher.members import Members
 from ebbflow.infra.training.launcher.pool import NodePool
-from ebbflow.infra.training.launcher.record import Record
-from ebbflow.infra.training.process.channel import Report, RunSettings
+from ebbflow.infra.training.process.channel import Report
 
 log = logging.getLogger(__name__)
 

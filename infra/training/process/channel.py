@@ -6,16 +6,15 @@ between one launch and the next. Messages carry the generation, so a process of 
 anything in a newer one.
 """
 
-import json
 import os
 import secrets
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal
 
 from ebbflow.infra.errors import LauncherLostError, MessageError
+from ebbflow.infra.protocols.trainings import RunSettings
 from ebbflow.infra.training.channel import keys, messages
 from ebbflow.infra.training.channel.messages import Answer, Ask, Report, ReportKind, StopRequest
 
@@ -28,46 +27,8 @@ RUN_ID = "EBBFLOW_RUN_ID"
 RUN_FOLDER = "EBBFLOW_RUN_FOLDER"  # a path or s3:// address that all nodes share
 GENERATION = "EBBFLOW_GENERATION"
 CHANNEL = "EBBFLOW_CHANNEL"  # host:port of the launcher
-SETTINGS = "EBBFLOW_RUN_SETTINGS"  # JSON of ``RunSettings``
 TIMEOUT = 20.0  # seconds for one answer of the launcher
 _ANSWERS = messages.by_name(Answer)
-
-
-@dataclass(frozen=True, slots=True)
-class RunSettings:
-    """What the launcher asks of a run; a script's own arguments to ``prepare`` go first where both speak."""
-
-    grace: float = 30.0  # seconds from SIGTERM to SIGKILL, unless a stop request says otherwise
-    checkpoint_every: float | None = (
-        None  # seconds; None: Daly's interval from the measured costs and the hazard
-    )
-    keep: int = 2  # full checkpoints kept
-    hazard: float = 0.0  # losses expected per node and hour
-    adaptive: bool = True  # whether the batch may change
-    collective_timeout: float = 60.0  # seconds after which a collective that hangs is an error
-    max_local: int | None = None  # examples that a process gets in a pass at most: after its memory ran out
-    canary_steps: int = 0  # > 0: run so many steps, save, load and stop with a "canary" report
-    running_every: int = (
-        0  # > 0: iterations C after which a running (partial) checkpoint has seen everything once
-    )
-    running_fraction: float = 0.125  # r of it saved each r*C iterations
-    retune_every: float = 30.0  # seconds between two looks at the batch, where it may change
-    save_within: float = 120.0  # seconds that the save of a run's end is tried again in before it is spilled
-    spill: str = ""  # folder for what the run's own cannot take; "": of the node's own disk
-    saved_step: int = -1  # newest step that the run's journal has as saved; -1: none
-    restart: bool = False  # whether a run all of whose checkpoints are damaged begins again
-
-    @classmethod
-    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Self:
-        """Return the launcher's settings; the defaults where there is none."""
-        return cls(**json.loads(environment.get(SETTINGS, "{}")))
-
-    def keeping(self, earlier: "RunSettings") -> "RunSettings":
-        """Return these, with what a process' memory was found to hold before unless they say it anew."""
-        return replace(self, max_local=self.max_local or earlier.max_local)
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
 
 
 class Channel:

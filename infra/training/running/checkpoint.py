@@ -33,9 +33,10 @@ from ebbflow.infra.errors import StorageError
 from ebbflow.infra.training.checkpoints.states import Staging, check_model, signature
 from ebbflow.infra.training.checkpoints.writer import BackgroundWriter
 from ebbflow.infra.training.process import agreeing
-from ebbflow.infra.training.running.block_cache import BlockCache, copies
 from ebbflow.infra.training.running.blocks import (
+    BlockCache,
     BlockSpec,
+    copies,
     partition_by_layer,
     partition_by_shard,
     place_blocks,

@@ -12,8 +12,7 @@ from functools import cached_property
 from sqlglot import exp
 
 from ebbflow.planners.model import Catalogue
-from ebbflow.planners.query.plan.averages import averages_add_up
-from ebbflow.planners.query.plan.partial import Split, split, type_of
+from ebbflow.planners.query.plan.partial import Split, averages_add_up, split, type_of
 from ebbflow.planners.query.plan.render import (
     BlockRenderer,
     checkpoint_name,

@@ -21,7 +21,7 @@ from sqlglot import exp
 from ebbflow.planners.model import Catalogue, ColumnStatistics, TableStatistics
 from ebbflow.planners.query.costs.cost import CostModel
 from ebbflow.planners.query.costs.operators import Size, scan
-from ebbflow.planners.query.estimates.membership import Values, member_values, values_after
+from ebbflow.planners.query.estimates.relations import Values, member_values, values_after
 from ebbflow.planners.query.estimates.selectivity import conjunction
 from ebbflow.planners.query.sql.joingraph import Column
 from ebbflow.planners.query.sql.parse import is_volatile

@@ -1,4 +1,9 @@
-"""Rigid gangs in an order: the common part of the simple policies that Tiresias is compared with (NSDI 2019)."""
+"""Rigid gangs in an order: the common part of the simple policies that Tiresias is compared with (NSDI 2019).
+
+First in, first out without preemption (YARN-CS in Tiresias' comparison, NSDI 2019, section 5).
+
+Smallest or shortest first, preemptive, with durations known (Tiresias, NSDI 2019, section 2 and Table 1).
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from ebbflow.planners.model.scheduling import App, Decision, Grant, View, gpus_of
-from ebbflow.planners.scheduling.placement import Placer, Room, by_skew
+from ebbflow.planners.model.scheduling import App, Decision, Grant, Placement, View, gpus_of
+from ebbflow.planners.scheduling.locality import remaining_service, remaining_time
+from ebbflow.planners.scheduling.placement import Placer, Room, by_skew, consolidated, rack_aware
 
 Key = Callable[[App, View], tuple[float, ...]]
 """What apps are sorted by, ascending; submission decides between equals."""
@@ -72,3 +78,52 @@ class Ordered:
 def _stays(app: App, room: Room) -> bool:
     """Tell whether an app holds its whole gang on nodes that stay."""
     return bool(app.held) and gpus_of(app.held) == app.gpus and room.covers(app.held)
+
+
+def _arrival(app: App, view: View) -> tuple[float, ...]:
+    return (app.arrival,)
+
+
+def consolidated_if_possible(room: Room, app: App, gpus: int) -> Placement | None:
+    """Consolidate, or wait for it; only a gang that no rack could hold even if empty is spread."""
+    placement = consolidated(room, app, gpus)
+    if placement is None and consolidated(Room(room.nodes), app, gpus) is None:
+        return rack_aware(room, app, gpus)
+    return placement
+
+
+def yarn_cs(placer: Placer = consolidated_if_possible) -> Ordered:
+    """By submission; the first gang that finds no place blocks all later ones."""
+    return Ordered("yarn-cs", _arrival, preemptive=False, blocking=True, placer=placer)
+
+
+def best_effort(placer: Placer = consolidated_if_possible) -> Ordered:
+    """By submission, but any later gang that fits may start."""
+    return Ordered("best-effort", _arrival, preemptive=False, placer=placer)
+
+
+def smallest_first(placer: Placer = by_skew) -> Ordered:
+    """Fewest GPUs first, whatever the duration."""
+
+    def gpus(app: App, view: View) -> tuple[float, ...]:
+        return app.gpus, app.arrival
+
+    return Ordered("smallest-first", gpus, placer=placer)
+
+
+def srtf(placer: Placer = by_skew) -> Ordered:
+    """Shortest remaining time first."""
+
+    def left(app: App, view: View) -> tuple[float, ...]:
+        return remaining_time(app, app.gpus), app.arrival
+
+    return Ordered("srtf", left, placer=placer)
+
+
+def srsf(placer: Placer = by_skew) -> Ordered:
+    """Shortest remaining service first: remaining time x GPUs."""
+
+    def left(app: App, view: View) -> tuple[float, ...]:
+        return remaining_service(app, app.gpus), app.arrival
+
+    return Ordered("srsf", left, placer=placer)

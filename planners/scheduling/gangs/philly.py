@@ -9,7 +9,6 @@ import numpy as np
 
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model.scheduling import App, Decision, Grant, Placement, View, gpus_of
-from ebbflow.planners.scheduling.beliefs import remaining_time
 from ebbflow.planners.scheduling.gangs.defragmentation import MigrationPlan, Move, Resident, plan_migrations
 from ebbflow.planners.scheduling.gangs.spread import (
     SLOWDOWNS,
@@ -20,6 +19,7 @@ from ebbflow.planners.scheduling.gangs.spread import (
     place_within,
     spread_of,
 )
+from ebbflow.planners.scheduling.locality import remaining_time
 from ebbflow.planners.scheduling.placement import Room
 
 Relaxation = Literal["cost", "attempts", "never", "at-once"]

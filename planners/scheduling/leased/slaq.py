@@ -7,8 +7,8 @@ import numpy as np
 
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model.scheduling import App
-from ebbflow.planners.scheduling.beliefs import iteration_time
 from ebbflow.planners.scheduling.leased.leased import Desk, Leased, Moment, one_more
+from ebbflow.planners.scheduling.locality import iteration_time
 
 
 @dataclass(frozen=True, slots=True)

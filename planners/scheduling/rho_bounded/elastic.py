@@ -18,8 +18,7 @@ from ebbflow.planners.model.scheduling import App, Decision, Goodput, Grant, Pla
 from ebbflow.planners.scheduling.goodput.objective import FLOOR, Objective, Problem, most_gpus, problem_of
 from ebbflow.planners.scheduling.goodput.pollux import decision_of
 from ebbflow.planners.scheduling.goodput.search import Effort, local_search
-from ebbflow.planners.scheduling.rho_bounded.groups import Group, Moves
-from ebbflow.planners.scheduling.rho_bounded.outlook import Outlook
+from ebbflow.planners.scheduling.rho_bounded.outlook import Group, Moves, Outlook
 from ebbflow.planners.scheduling.rho_bounded.rollout import MARGIN
 
 EXPONENT = -0.3  # of the mean; nearer to 0 than Pollux' -1, since the weights say who comes first

@@ -8,8 +8,7 @@ import numpy as np
 
 from ebbflow.planners.model.scheduling import App, Grant, Placement, gpus_of
 from ebbflow.planners.scheduling.placement import Placer
-from ebbflow.planners.scheduling.rho_bounded.groups import Group, Moves
-from ebbflow.planners.scheduling.rho_bounded.outlook import Outlook
+from ebbflow.planners.scheduling.rho_bounded.outlook import Group, Moves, Outlook
 from ebbflow.planners.scheduling.rho_bounded.rollout import CAN_WAIT, Gangs, Rule, order
 
 REASONS = ("all would be over later without it", "its fairness bound runs out", "the shortest that fits")

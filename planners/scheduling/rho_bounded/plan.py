@@ -9,8 +9,7 @@ from math import inf
 
 import numpy as np
 
-from ebbflow.planners.scheduling.rho_bounded.groups import Group
-from ebbflow.planners.scheduling.rho_bounded.outlook import Outlook
+from ebbflow.planners.scheduling.rho_bounded.outlook import Group, Outlook
 from ebbflow.planners.scheduling.rho_bounded.rollout import Gangs, Rule, rollout
 
 GANG_POWERS = (0.0, 0.25, 0.5, 0.75, 1.0)

@@ -17,8 +17,14 @@ from ebbflow.planners.scheduling.goodput.search import Effort
 from ebbflow.planners.scheduling.placement import Placer, fewest_nodes
 from ebbflow.planners.scheduling.rho_bounded.elastic import Elastic
 from ebbflow.planners.scheduling.rho_bounded.gangs import assign, queue
-from ebbflow.planners.scheduling.rho_bounded.groups import Group, Moves, groups_of
-from ebbflow.planners.scheduling.rho_bounded.outlook import History, Outlook, outlooks
+from ebbflow.planners.scheduling.rho_bounded.outlook import (
+    Group,
+    History,
+    Moves,
+    Outlook,
+    groups_of,
+    outlooks,
+)
 from ebbflow.planners.scheduling.rho_bounded.plan import Bounds, Plan, due, gangs_of, replan
 
 

@@ -1,4 +1,9 @@
-"""Least attained service as max-min fairness over shares (Gavel, OSDI 2020, section 4.1)."""
+"""Least attained service as max-min fairness over shares (Gavel, OSDI 2020, section 4.1).
+
+The most throughput in sum (Gavel, OSDI 2020): fast apps first, slow ones only with what is left.
+
+The least makespan over shares (Gavel, OSDI 2020, section 4.2).
+"""
 
 from dataclasses import dataclass
 from typing import Any
@@ -6,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ebbflow.planners.scheduling.shares.linear_program import Programme
-from ebbflow.planners.scheduling.shares.rules import Array, Demand
+from ebbflow.planners.scheduling.shares.rules import Array, Demand, reference_throughput
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,3 +43,45 @@ class MaxMin:
         equal = speed @ (each / each.sum())
         rates = speed * (demand.gang / (demand.weight * np.where(equal > 0, equal, 1.0)))[:, None]
         return Programme(demand).fairest(rates, (equal > 0).astype(float)), None
+
+
+@dataclass(frozen=True, slots=True)
+class MaxSum:
+    """Maximises Σ iterations/s, not normalised; of equal sums, the one that gives most to the oldest apps."""
+
+    name: str = "max-sum"
+    fastest_first: bool = True
+    work_conserving: bool = True
+
+    def shares(self, demand: Demand, memory: Any = None) -> tuple[Array, Any]:
+        """Return shares of the largest sum of throughputs."""
+        if not demand.apps:
+            return demand.throughput, None
+        # Age decides between equals: a bonus of a millionth outweighs no difference of throughputs that is real.
+        age = demand.age / max(float(demand.age.max()), 1.0)
+        return Programme(demand).maximise(demand.throughput * (1 + 1e-6 * age[:, None])), None
+
+
+@dataclass(frozen=True, slots=True)
+class MinMakespan:
+    """Every app so fast that the last one ends as early as can be; then the next to last, and so on."""
+
+    perf: bool = False
+    reference: str = "v100"
+    work_conserving: bool = True
+
+    @property
+    def name(self) -> str:
+        return "min-makespan-perf" if self.perf else "min-makespan"
+
+    @property
+    def fastest_first(self) -> bool:
+        return self.perf
+
+    def shares(self, demand: Demand, memory: Any = None) -> tuple[Array, Any]:
+        """Return shares that maximise the least rate over remaining work."""
+        speed = demand.throughput if self.perf else reference_throughput(demand, self.reference)
+        if not demand.apps:
+            return speed, None
+        floors = np.maximum(demand.remaining, 0.0)
+        return Programme(demand).fairest(speed, floors / max(float(floors.max()), 1.0)), None

@@ -14,7 +14,7 @@ import numpy as np
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model.capacity import Node
 from ebbflow.planners.model.scheduling import App, Decision, Grant, Placement, Run, View, gpus_of
-from ebbflow.planners.scheduling.beliefs import throughput
+from ebbflow.planners.scheduling.locality import throughput
 from ebbflow.planners.scheduling.placement import Room, fewest_nodes
 from ebbflow.planners.scheduling.shares.rules import Demand, ShareRule
 

@@ -6,8 +6,13 @@ from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model.scheduling import App
 from ebbflow.planners.training.speed.batch_size import BatchLimits, Split, first_split, split
 from ebbflow.planners.training.speed.goodput import GoodputModel, GradientStatistics
-from ebbflow.planners.training.speed.profile import FirstMeasurements, Profile
-from ebbflow.planners.training.speed.throughput import Observation, ThroughputParameters, fit
+from ebbflow.planners.training.speed.throughput import (
+    FirstMeasurements,
+    Observation,
+    Profile,
+    ThroughputParameters,
+    fit,
+)
 
 
 class GoodputAgent:

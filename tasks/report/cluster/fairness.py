@@ -20,10 +20,10 @@ from itertools import accumulate, groupby
 from operator import itemgetter
 
 import numpy as np
-from tests.evaluation.qoop.fairness import jain
 
-from ebbflow.infra.simulation.metrics import UNFAIR
 from ebbflow.planners.model.ledger import OVER, AppReport, AppSpec
+from ebbflow.planners.model.scheduling import UNFAIR
+from ebbflow.planners.query.shares import jain
 from ebbflow.tasks.drawing.wording import number_text, plural, seconds_text
 from ebbflow.tasks.report.cluster.history import AppHistory, History
 from ebbflow.tasks.report.cluster.values import AppRow, FairnessReport, RhoReport

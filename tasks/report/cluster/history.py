@@ -24,7 +24,7 @@ from ebbflow.planners.model.ledger import (
     State,
     fold,
 )
-from ebbflow.tasks.report.cluster.inputs import KeptInputs, without_inputs
+from ebbflow.tasks.report.cluster.explained import KeptInputs, without_inputs
 from ebbflow.tasks.report.cluster.values import (
     DECISIONS,
     CapacityChange,

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from ebbflow.infra.simulation.metrics import UNFAIR
+from ebbflow.planners.model.scheduling import UNFAIR
 from ebbflow.tasks.drawing.wording import (
     clock_text,
     count_text,

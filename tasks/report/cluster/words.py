@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ebbflow.infra.simulation.metrics import UNFAIR
+from ebbflow.planners.model.scheduling import UNFAIR
 from ebbflow.tasks.drawing.wording import label_text, money_text, number_text, plural, seconds_text
 from ebbflow.tasks.report.cluster.values import AppRow, ClusterReport, MoneyRow
 

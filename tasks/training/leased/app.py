@@ -1,10 +1,13 @@
-"""A training as an app of the cluster: it runs on the GPUs that it has leases on, and nowhere else."""
+"""A training as an app of the cluster: it runs on the GPUs that it has leases on, and nowhere else.
+
+One report of a training that ran in several stretches, with waits between them.
+"""
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeVar
 
 from ebbflow.infra.clock import Clock
 from ebbflow.infra.errors import TrainingError
@@ -16,19 +19,80 @@ from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model.ledger import AppPhase, AppSpec
 from ebbflow.tasks.apps.agent import AppAgent, Pace
 from ebbflow.tasks.apps.lease_table import Rules
-from ebbflow.tasks.apps.specs import held_to
 from ebbflow.tasks.drawing.wording import plural
 from ebbflow.tasks.training.driver import Handle
 from ebbflow.tasks.training.leased.enforcer import Warden
 from ebbflow.tasks.training.leased.metrics import Figures
 from ebbflow.tasks.training.leased.nodes import LeasedNodes
 from ebbflow.tasks.training.leased.site import LeasedSite, MakePool, MakeTrainer, await_end_of_earlier
-from ebbflow.tasks.training.leased.stints import together
+from ebbflow.tasks.training.leased.spec import held_to
 from ebbflow.tasks.training.listening import Fan, Silent, TrainingListener
-from ebbflow.tasks.training.report import EventReport, RunState, TrainingReport
+from ebbflow.tasks.training.report import (
+    CapacityPoint,
+    EventReport,
+    MetricReport,
+    PointReport,
+    RunState,
+    TrainingReport,
+    recorded,
+)
 from ebbflow.tasks.training.request import TrainingRequest
 from ebbflow.tasks.training.run import run_training, write_report
-from ebbflow.tasks.tuning.trial import recorded
+
+Timed = TypeVar("Timed", PointReport, MetricReport, CapacityPoint, EventReport)
+
+
+def together(reports: Sequence[TrainingReport]) -> TrainingReport:
+    """Return one report of a training's stretches, in order: sums, and all that happened, as of the first's start.
+
+    GPUs were not rented between two stretches. How it ended is what the last says.
+    """
+    if len(reports) == 1:
+        return reports[0]
+    first, last = reports[0], reports[-1]
+    shifts = [report.started - first.started for report in reports]
+    trained = [report for report in reports if report.steps or report.generations]
+    capacity: list[CapacityPoint] = []
+    for report, shift in zip(reports, shifts, strict=True):
+        capacity += [*_moved(report.capacity, shift), CapacityPoint(report.seconds + shift, 0, 0)]
+    return replace(
+        last,
+        started=first.started,
+        seconds=last.started + last.seconds - first.started,
+        steps=max(report.steps for report in reports),
+        epoch=max(report.epoch for report in reports),
+        resumed_from=first.resumed_from,
+        lost_steps=sum(report.lost_steps for report in reports),
+        skipped_steps=max(report.skipped_steps for report in reports),
+        saved_step=next((r.saved_step for r in reversed(reports) if r.saved_step is not None), None),
+        spilled=trained[-1].spilled if trained else None,
+        unusable=tuple(dict.fromkeys(text for report in reports for text in report.unusable)),
+        checkpoints=sum(report.checkpoints for report in reports),
+        stall_seconds=sum(report.stall_seconds for report in reports),
+        gpu_seconds=sum(report.gpu_seconds for report in reports),
+        rented_gpu_seconds=sum(report.rented_gpu_seconds for report in reports),
+        price=max(report.price for report in reports),
+        dollars=sum(report.dollars for report in reports),
+        outlook=next((report.outlook for report in reversed(trained) if report.outlook), None),
+        generations=tuple(
+            replace(g, started=g.started + shift, ended=g.ended + shift)
+            for report, shift in zip(reports, shifts, strict=True)
+            for g in report.generations
+        ),
+        series=_all([report.series for report in reports], shifts),
+        metrics=_all([report.metrics for report in reports], shifts),
+        capacity=tuple(capacity[:-1]),
+        events=_all([report.events for report in reports], shifts),
+    )
+
+
+def _all(parts: Sequence[tuple[Timed, ...]], shifts: Sequence[float]) -> tuple[Timed, ...]:
+    return tuple(one for part, shift in zip(parts, shifts, strict=True) for one in _moved(part, shift))
+
+
+def _moved(part: tuple[Timed, ...], shift: float) -> list[Timed]:
+    return [replace(one, at=one.at + shift) for one in part]
+
 
 LEAVING = 3.0  # s before a deadline by which a run that stops has to be saved; what is left then is still to be ended
 _LEAST = 1.0  # s to save in, however late it is

@@ -59,9 +59,9 @@ class ClusterPlace:
     def _aws(
         self, config: str, app: str, grace: float, clock: Clock
     ) -> "Iterator[tuple[MakePool, Callable[..., Trainer]]]":
-        from ebbflow.tasks.capacity.giving_back import opened_pools
         from ebbflow.tasks.fleet.request import FleetRequest
         from ebbflow.tasks.pipeline.file.spec import AwsSpec
+        from ebbflow.tasks.training.leased.aws import opened_pools
 
         settings = FleetRequest(config=config or None).settings()
         pools = self.pools or tuple(name for name, pool in settings.pools.items() if pool.kind == "gpu")

@@ -6,14 +6,15 @@ from typing import Any, NoReturn
 from ebbflow.infra.clock import Clock
 from ebbflow.infra.errors import ClusterError, TrainingError
 from ebbflow.infra.protocols import Decide, Trainer
+from ebbflow.infra.protocols.trainings import RunSettings
 from ebbflow.infra.training.launcher.journal import Journal
 from ebbflow.infra.training.launcher.pool import NodePool
-from ebbflow.infra.training.process.channel import Report, RunSettings
+from ebbflow.infra.training.process.channel import Report
 from ebbflow.tasks.apps.agent import AppAgent
 from ebbflow.tasks.training.leased.enforcer import Warden
 from ebbflow.tasks.training.leased.nodes import FencedPool, Numbers
 from ebbflow.tasks.training.request import TrainingRequest
-from ebbflow.tasks.training.run import request_logs
+from ebbflow.tasks.training.sites import request_logs
 
 _LOOK = 0.2  # s between looks for processes of an earlier self
 _BEYOND = 60.0  # s that they get beyond their own grace

@@ -8,7 +8,7 @@ nodes; a checkpoint counts if it was finished before the loss; and the policy sa
 import heapq
 from math import inf
 
-from ebbflow.infra.simulation.traces.spot_rows import SpotRow
+from ebbflow.infra.simulation.traces.rows import SpotRow
 from ebbflow.planners.model.recovery import RecoveryPolicy, Situation
 from tests.benchmarks.spot.models import SpotModel, position
 from tests.benchmarks.spot.recovery import CHECKPOINT, HOUR, PIPELINE_NODES, RENDEZVOUS, Event, Replay

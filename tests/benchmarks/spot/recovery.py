@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import nan
 from typing import Literal
 
-from ebbflow.infra.simulation.traces.spot_rows import SpotRow
+from ebbflow.infra.simulation.traces.rows import SpotRow
 from tests.benchmarks.spot.models import SpotModel, position
 
 SETUP_MS = 45_000

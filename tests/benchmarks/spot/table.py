@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
-from ebbflow.infra.simulation.traces.spot_rows import SpotRow
+from ebbflow.infra.simulation.traces.rows import SpotRow
 from ebbflow.planners.model.recovery import RecoveryPolicy
 from tests.benchmarks.spot.models import SpotModel
 from tests.benchmarks.spot.policy import PolicyReplay

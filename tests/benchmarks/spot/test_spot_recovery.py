@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from ebbflow.infra.errors import WorkloadError
-from ebbflow.infra.simulation.traces.spot_rows import SpotRow, read_spot_rows
+from ebbflow.infra.simulation.traces.rows import SpotRow, read_spot_rows
 from ebbflow.planners.training.saving.checkpointing import HazardAware
 from tests.benchmarks.spot.models import MODELS
 from tests.benchmarks.spot.policy import PolicyReplay

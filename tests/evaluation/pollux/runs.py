@@ -20,7 +20,7 @@ from ebbflow.planners.scheduling.goodput.objective import Objective
 from ebbflow.planners.scheduling.goodput.pollux import Pollux
 from ebbflow.planners.scheduling.placement import most_free_first
 from ebbflow.planners.training.speed.batch_agent import GoodputAgent
-from ebbflow.tasks.simulation.agents import goodput_agent
+from ebbflow.tasks.simulation.scenarios import goodput_agent
 from tests.evaluation.experiments import Experiment
 from tests.evaluation.pollux.node_scaling import NodeScaling
 from tests.evaluation.runs import Run, kept

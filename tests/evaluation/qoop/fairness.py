@@ -4,19 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ebbflow.planners.errors import OptionError
+from ebbflow.planners.query.shares import jain
 from tests.evaluation.qoop.ledger import Job
-
-
-def jain(shares: Sequence[float]) -> float:
-    """Return Jain's fairness index (Σx)²/(n·Σx²): 1 when all x are equal, 1/n when one has everything.
-
-    Nobody having anything is fair: 1. Raises ``OptionError`` for no shares or a negative one (Jain, Chiu and
-    Hawe, DEC-TR-301, 1984).
-    """
-    if not shares or min(shares) < 0:
-        raise OptionError(f"Jain's index is over one or more shares >= 0; got {list(shares)}")
-    squares = sum(x * x for x in shares)
-    return sum(shares) ** 2 / (len(shares) * squares) if squares > 0 else 1.0
 
 
 class Fairness:

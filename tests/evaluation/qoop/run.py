@@ -5,8 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ebbflow.infra.storage.files import write_text
 from ebbflow.planners.errors import OptionError
-from ebbflow.tasks.query.report import write_text
 from tests.evaluation.qoop.document import text_of
 from tests.evaluation.qoop.micro import benchmark, sweeps
 from tests.evaluation.qoop.motivation import run_motivation

@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ebbflow.planners.errors import OptionError
-from tests.evaluation.qoop.fairness import Fairness, jain, percentile
+from ebbflow.planners.query.shares import jain
+from tests.evaluation.qoop.fairness import Fairness, percentile
 
 shares = st.lists(st.floats(0.001, 1000), min_size=1, max_size=20)
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ebbflow.infra.simulation.traces.prices import PriceHistory, moment, read_prices
-from ebbflow.infra.simulation.traces.spot_rows import read_spot_rows
+from ebbflow.infra.simulation.traces.rows import read_spot_rows
 from tests.evaluation.experiments import Experiment
 from tests.evaluation.renting.driver import World, run
 from tests.evaluation.renting.jobs import MACHINES, Job, job_of

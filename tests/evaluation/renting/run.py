@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from ebbflow.tasks.query.report import write_text
+from ebbflow.infra.storage.files import write_text
 from tests.evaluation.experiments import Progress, run_experiments
 from tests.evaluation.renting.page import page
 from tests.evaluation.renting.plan import experiments

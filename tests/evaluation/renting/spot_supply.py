@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ebbflow.infra.errors import WorkloadError
-from ebbflow.infra.simulation.traces.spot_rows import SpotRow
+from ebbflow.infra.simulation.traces.rows import SpotRow
 from ebbflow.planners.model.prices import Series
 
 ROUNDING = 1e-3  # s; more than a sum of Unix times is off by

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ebbflow.infra.errors import WorkloadError
 from ebbflow.infra.protocols import FleetControl
-from ebbflow.infra.simulation.traces.spot_rows import SpotRow
+from ebbflow.infra.simulation.traces.rows import SpotRow
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model.capacity import Notice
 from ebbflow.planners.model.fleet import Fleet, PoolState, Target

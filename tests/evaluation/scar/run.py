@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from ebbflow.infra.storage.files import write_text
 from ebbflow.planners.errors import OptionError
-from ebbflow.tasks.query.report import write_text
 from tests.evaluation.experiments import Experiment, Progress, run_experiments
 from tests.evaluation.scar.page import page
 from tests.evaluation.scar.plan import experiments

@@ -16,14 +16,11 @@ from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model.scheduling import Policy
 from ebbflow.planners.scheduling.auction.auction import AuctionOptions
 from ebbflow.planners.scheduling.gangs.las import leased_las
-from ebbflow.planners.scheduling.leased.gandiva import gandiva
+from ebbflow.planners.scheduling.leased.gandiva import gandiva, throughput_first
 from ebbflow.planners.scheduling.leased.leased import Leased
-from ebbflow.planners.scheduling.leased.simple import leased_srsf, leased_srtf
+from ebbflow.planners.scheduling.leased.simple import leased_srsf, leased_srtf, worst_off_first
 from ebbflow.planners.scheduling.leased.slaq import slaq
-from ebbflow.planners.scheduling.leased.throughput_first import throughput_first
-from ebbflow.planners.scheduling.leased.worst_off_first import worst_off_first
-from ebbflow.planners.scheduling.themis.leftovers import Leftovers
-from ebbflow.planners.scheduling.themis.themis import Themis
+from ebbflow.planners.scheduling.themis.themis import Leftovers, Themis
 from ebbflow.tasks.simulation.bidding import Agents, Belief, TunedBidder, believed_slowdown
 
 APPS, HOURS, BUSY = 60, 16.0, 80.0  # the trace of 85 apps in two weeks, made smaller

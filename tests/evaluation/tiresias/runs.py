@@ -13,9 +13,8 @@ from ebbflow.infra.simulation.traces.generators import WEEK, philly_like, tiresi
 from ebbflow.infra.simulation.traces.workloads import Workload
 from ebbflow.planners.model.scheduling import App, Placement, Policy
 from ebbflow.planners.model.skew import TENSORS, is_skewed
-from ebbflow.planners.scheduling.gangs.fifo import best_effort, yarn_cs
 from ebbflow.planners.scheduling.gangs.gittins import ServiceDistribution
-from ebbflow.planners.scheduling.gangs.shortest import smallest_first, srsf, srtf
+from ebbflow.planners.scheduling.gangs.ordered import best_effort, smallest_first, srsf, srtf, yarn_cs
 from ebbflow.planners.scheduling.gangs.tiresias import Tiresias
 from ebbflow.planners.scheduling.placement import Placer, Room, by_skew
 from tests.evaluation.experiments import Experiment

@@ -347,7 +347,7 @@ def test_while_prefect_is_away_nothing_is_written_and_nothing_forgotten(ledger: 
 def test_a_run_that_prefect_has_forgotten_goes_on_by_the_deployment_that_the_app_named(
     ledger: Ledger, tmp_path: Path
 ) -> None:
-    from ebbflow.tasks.apps.specs import training_spec
+    from ebbflow.tasks.training.leased.spec import training_spec
     from ebbflow.tasks.training.request import TrainingRequest
 
     (tmp_path / "fit.py").write_text("")
@@ -379,8 +379,7 @@ def test_a_query_goes_on_under_its_own_id() -> None:
 
 
 def test_a_query_whose_run_prefect_has_forgotten_goes_on_as_it_was_asked(tmp_path: Path) -> None:
-    from ebbflow.tasks.apps.specs import query_spec
-    from ebbflow.tasks.query.app_requests import save_query
+    from ebbflow.tasks.query.app_requests import query_spec, save_query
     from ebbflow.tasks.query.request import QueryRequest
 
     store, out = str(tmp_path / "store"), str(tmp_path / "rows.parquet")

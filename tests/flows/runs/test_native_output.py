@@ -5,7 +5,7 @@ import sys
 
 SCRIPT = """
 import os
-from ebbflow.flows.runs.native_output import without_native_output
+from ebbflow.flows.runs.options import without_native_output
 
 print("before")
 with without_native_output():

@@ -22,7 +22,7 @@ def acted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
         clock = ScriptedClock()
         monkeypatch.setattr(
-            "ebbflow.tasks.training.run.LocalSite", lambda request: FakeSite(*acts, clock=clock)
+            "ebbflow.tasks.training.sites.LocalSite", lambda request: FakeSite(*acts, clock=clock)
         )
         monkeypatch.setattr("ebbflow.tasks.training.run.SystemClock", lambda: clock)
         return train(str(script), folder=str(tmp_path), nodes="local:2x1", canary="never", **options)

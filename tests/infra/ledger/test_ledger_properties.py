@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from ebbflow.infra.errors import DoubleBookingError, LedgerBusyError, StaleLoopError
-from ebbflow.infra.ledger import Leadership, Ledger, audit, history, snapshots
+from ebbflow.infra.ledger import Leadership, Ledger, audit, history
+from ebbflow.infra.ledger import history as snapshots
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model import ledger as ledger_model
 from ebbflow.planners.model.capacity import Node, Notice

@@ -6,7 +6,8 @@ import pytest
 from sqlalchemy import select, text
 
 from ebbflow.infra.errors import LedgerError
-from ebbflow.infra.ledger import Ledger, audit, retention, snapshots
+from ebbflow.infra.ledger import Ledger, audit, retention
+from ebbflow.infra.ledger import history as snapshots
 from ebbflow.infra.ledger.rows import seals
 from ebbflow.planners.model.ledger import AppMoved, Decided, Ended
 from tests.infra.ledger.conftest import Place

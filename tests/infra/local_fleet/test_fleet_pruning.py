@@ -10,8 +10,8 @@ import pytest
 from ebbflow.infra.clock import SystemClock
 from ebbflow.infra.errors import ClusterError
 from ebbflow.infra.local_fleet import begin
+from ebbflow.infra.local_fleet.begin import prune
 from ebbflow.infra.local_fleet.fleet import LocalFleet
-from ebbflow.infra.local_fleet.pruning import prune
 from ebbflow.infra.local_fleet.state import labels as marks
 from ebbflow.infra.local_fleet.state.pools import LocalPool
 from ebbflow.infra.local_fleet.state.store import BookFile

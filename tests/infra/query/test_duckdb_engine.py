@@ -10,9 +10,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from ebbflow.infra.errors import StageCancelledError, StageFailedError
-from ebbflow.infra.protocols import FileEntry, Relation, StageJob
+from ebbflow.infra.protocols import Relation, StageJob
 from ebbflow.infra.query.duckdb import DuckDbEngine
-from ebbflow.infra.query.outputs import count_rows
+from ebbflow.infra.query.results import count_rows
+from ebbflow.infra.storage.files import FileEntry
 from ebbflow.infra.storage.filesystems import resolve
 
 

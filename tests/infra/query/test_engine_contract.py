@@ -22,7 +22,8 @@ from ebbflow.infra.errors import (
     StageFailedError,
     StorageFullError,
 )
-from ebbflow.infra.protocols import FileEntry, Relation, SqlEngine, StageJob, StageProgress
+from ebbflow.infra.protocols import Relation, SqlEngine, StageJob, StageProgress
+from ebbflow.infra.storage.files import FileEntry
 
 ROWS = 40_000
 # 10^12 joined rows; sorted inputs, because Spark's generated loops over a hash join are deaf to interrupts

@@ -18,10 +18,9 @@ from ebbflow.infra.simulation.traces.workloads import Job, Workload, read_adaptd
 from ebbflow.planners.model.capacity import Notice
 from ebbflow.planners.scheduling.rho_bounded.policy import RhoBounded
 from ebbflow.planners.scheduling.shares.allox import AlloX
-from ebbflow.planners.scheduling.shares.gandiva_fair import GandivaFair
 from ebbflow.planners.scheduling.shares.rounds import RoundBased
-from ebbflow.planners.scheduling.shares.simple import Isolated
-from ebbflow.tasks.simulation.agents import goodput_agent
+from ebbflow.planners.scheduling.shares.simple import GandivaFair, Isolated
+from ebbflow.tasks.simulation.scenarios import goodput_agent
 
 DATA = Path(__file__).parents[2] / "fixtures" / "training"
 

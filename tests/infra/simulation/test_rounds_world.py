@@ -17,15 +17,11 @@ from ebbflow.infra.simulation.rounds.trace import Throughputs, TraceJob, read_th
 from ebbflow.planners.model.scheduling import Decision, Grant, Policy, View
 from ebbflow.planners.scheduling.gangs.las import leased_las
 from ebbflow.planners.scheduling.shares.allox import AlloX
-from ebbflow.planners.scheduling.shares.fifo_perf import FifoPerf
-from ebbflow.planners.scheduling.shares.gandiva_fair import GandivaFair
 from ebbflow.planners.scheduling.shares.least_rho import FinishTimeProgramme
-from ebbflow.planners.scheduling.shares.max_min import MaxMin
-from ebbflow.planners.scheduling.shares.max_sum import MaxSum
-from ebbflow.planners.scheduling.shares.min_makespan import MinMakespan
+from ebbflow.planners.scheduling.shares.max_min import MaxMin, MaxSum, MinMakespan
 from ebbflow.planners.scheduling.shares.rounds import RoundBased
 from ebbflow.planners.scheduling.shares.rules import ShareRule
-from ebbflow.planners.scheduling.shares.simple import Isolated
+from ebbflow.planners.scheduling.shares.simple import FifoPerf, GandivaFair, Isolated
 
 FOLDER = Path(__file__).parents[2] / "fixtures/training"
 PUBLISHED = json.loads((FOLDER / "shockwave/published.json").read_text())["simulated"]["simulation"]

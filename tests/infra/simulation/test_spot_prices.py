@@ -12,7 +12,7 @@ from ebbflow.infra.simulation.traces.node_traces import NodeEvent, with_trace
 from ebbflow.infra.simulation.traces.prices import cost, first_moment, moment, read_prices, with_prices
 from ebbflow.infra.simulation.traces.workloads import Job, Workload
 from ebbflow.planners.model.capacity import Node
-from ebbflow.planners.scheduling.gangs.fifo import best_effort
+from ebbflow.planners.scheduling.gangs.ordered import best_effort
 
 HEADER = "timestamp,availability_zone,instance_type,product,spot_price_usd_per_hour\n"
 ROWS = """2020-01-01T00:00:00Z,z1,p3,Linux/UNIX,1.0

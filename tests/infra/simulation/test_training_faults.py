@@ -15,7 +15,7 @@ from ebbflow.infra.simulation.traces.cluster import Cluster
 from ebbflow.infra.simulation.traces.node_traces import NodeEvent, presences, with_trace
 from ebbflow.infra.simulation.traces.workloads import Job, Workload
 from ebbflow.planners.errors import OptionError
-from ebbflow.planners.scheduling.gangs.fifo import best_effort
+from ebbflow.planners.scheduling.gangs.ordered import best_effort
 
 WEEK = 7 * 86_400.0
 

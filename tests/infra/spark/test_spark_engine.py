@@ -21,11 +21,12 @@ from ebbflow.infra.errors import (
     StageFailedError,
     StorageFullError,
 )
-from ebbflow.infra.protocols import FileEntry, Relation, StageJob, StageProgress
+from ebbflow.infra.protocols import Relation, StageJob, StageProgress
 from ebbflow.infra.spark.failures import headline, is_own, parse, translate
 from ebbflow.infra.spark.metrics import group_metrics
 from ebbflow.infra.spark.session import check_master
 from ebbflow.infra.spark.settings import addresses, executor_memory, settings, stays_on_this_machine
+from ebbflow.infra.storage.files import FileEntry
 
 TOO_LARGE = BroadcastTooLargeError
 

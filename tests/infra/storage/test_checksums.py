@@ -8,11 +8,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from ebbflow.infra.protocols import FileEntry
 from ebbflow.infra.query.checkpoints import ParquetCheckpointStore
 from ebbflow.infra.query.slices import SliceIndex
 from ebbflow.infra.spark.checksums import LARGEST, by_executors
 from ebbflow.infra.storage import checksums
+from ebbflow.infra.storage.files import FileEntry
 from ebbflow.infra.storage.filesystems import resolve
 from ebbflow.infra.storage.jsonstore import JsonStore
 from ebbflow.infra.tables import sampling

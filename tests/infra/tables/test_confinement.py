@@ -11,8 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from ebbflow.infra.errors import StageFailedError
-from ebbflow.infra.protocols import FileEntry, Relation, StageJob, StageProgress
+from ebbflow.infra.protocols import Relation, StageJob, StageProgress
 from ebbflow.infra.query.duckdb import DuckDbEngine
+from ebbflow.infra.storage.files import FileEntry
 from ebbflow.infra.tables.confinement import NOTHING, Reach, configuration, lock
 from ebbflow.infra.tables.statistics import collect, selectivity
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ebbflow.infra.tables.distinct import estimate, jackknife, shlosser, skewed
+from ebbflow.infra.tables.statistics import estimate, jackknife, shlosser, skewed
 
 
 def sample(values: np.ndarray, n: int, seed: int = 1) -> np.ndarray:

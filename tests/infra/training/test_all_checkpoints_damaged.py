@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from ebbflow.infra.errors import CheckpointsLostError, StorageError
+from ebbflow.infra.protocols.trainings import RunSettings
 from ebbflow.infra.training import ElasticRun
 from ebbflow.infra.training.checkpoints.folder import CheckpointFolder
-from ebbflow.infra.training.process.channel import RunSettings
 from ebbflow.infra.training.running.folder import read_running
 from tests.infra.training.checkpoint_cases import names
 

@@ -9,10 +9,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from ebbflow.infra.protocols.trainings import RunSettings
 from ebbflow.infra.training.checkpoints.folder import Saved
 from ebbflow.infra.training.metrics import Rates
 from ebbflow.infra.training.prepared import CPU_BUCKET, Options, prepare
-from ebbflow.infra.training.process.channel import RunSettings, StopRequest
+from ebbflow.infra.training.process.channel import StopRequest
 from ebbflow.infra.training.process.link import Link
 from ebbflow.infra.training.process.world import World
 from ebbflow.infra.training.progress import Progress

@@ -12,9 +12,10 @@ import pytest
 from exchanges import Speakers
 from rank_server import Rank, RankServer, rank_server
 
+from ebbflow.infra.protocols.trainings import SETTINGS, RunSettings
 from ebbflow.infra.training.checkpoints.folder import CheckpointFolder
 from ebbflow.infra.training.process import channel as names
-from ebbflow.infra.training.process.channel import Report, RunSettings, StopRequest
+from ebbflow.infra.training.process.channel import Report, StopRequest
 from ebbflow.planners.training.speed.job_report import JobReport
 
 pytestmark = pytest.mark.processes
@@ -44,7 +45,7 @@ class Launch:
         environment = {
             **self.speakers.environment(self.generation),
             names.RUN_FOLDER: str(self.folder / "run"),
-            names.SETTINGS: (settings or RunSettings()).to_json(),
+            SETTINGS: (settings or RunSettings()).to_json(),
             "CASE": json.dumps({"log": str(self.folder / f"log-{self.generation}")} | case),
         }
         return self.server.start(SCRIPT, world, environment)

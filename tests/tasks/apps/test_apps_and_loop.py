@@ -14,14 +14,15 @@ from ebbflow.infra.ledger import Ledger
 from ebbflow.planners.capacity import Settings
 from ebbflow.planners.model.capacity import Capacity, Node, Notice
 from ebbflow.planners.model.ledger import Ended, Granted
-from ebbflow.planners.scheduling.leased.floors import equal_share
+from ebbflow.planners.scheduling.leased.simple import equal_share
 from ebbflow.tasks.apps.agent import Pace
 from ebbflow.tasks.apps.lease_table import Rules
-from ebbflow.tasks.apps.specs import training_spec, tuning_spec
 from ebbflow.tasks.capacity import CapacityLoop, LoopPace
 from ebbflow.tasks.training.leased.app import run_training_app
+from ebbflow.tasks.training.leased.spec import training_spec
 from ebbflow.tasks.training.request import TrainingRequest
 from ebbflow.tasks.tuning.app import run_tuning_app
+from ebbflow.tasks.tuning.app_spec import tuning_spec
 from ebbflow.tasks.tuning.request import Parameter, TuningRequest
 
 PACE = Pace(look=0.02, report=0.1, parting=5.0)

@@ -12,7 +12,7 @@ from ebbflow.infra.ledger import Ledger
 from ebbflow.planners.capacity import Settings
 from ebbflow.planners.model.capacity import Capacity, Node, Notice
 from ebbflow.planners.model.ledger import AppEntered, AppMoved, AppReport, AppSpec, Ended, Granted, Lease
-from ebbflow.planners.scheduling.leased.floors import equal_share
+from ebbflow.planners.scheduling.leased.simple import equal_share
 from ebbflow.tasks.capacity import CapacityLoop, LoopEvent, LoopPace
 from tests.evaluation.renting.virtual_clock import VirtualClock
 

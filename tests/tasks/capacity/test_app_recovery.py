@@ -10,8 +10,9 @@ from ebbflow.infra.errors import TrainingError
 from ebbflow.infra.ledger import Ledger
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model.ledger import AppEntered, AppMoved, AppSpec, Decided
-from ebbflow.tasks.apps.specs import Resume, training_spec
+from ebbflow.tasks.apps.specs import Resume
 from ebbflow.tasks.capacity.recovery import LostApp, Patience, lost_apps, request_of, resume_lost
+from ebbflow.tasks.training.leased.spec import training_spec
 from ebbflow.tasks.training.request import TrainingRequest
 
 PATIENCE = Patience(first=10.0, start=100.0, losses=3)

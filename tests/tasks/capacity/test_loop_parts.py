@@ -16,9 +16,9 @@ from ebbflow.tasks.capacity import LoopEvent, LoopPace, LoopRow, RemoteEvictor
 from ebbflow.tasks.capacity.actuator import Evicted, Hands, Scaled
 from ebbflow.tasks.capacity.events import of_done
 from ebbflow.tasks.capacity.listening import Announcer
+from ebbflow.tasks.capacity.loop import Outage
 from ebbflow.tasks.capacity.metrics import Figures, percentile
 from ebbflow.tasks.capacity.observing import Watch, look_at
-from ebbflow.tasks.capacity.outage import Outage
 from tests.evaluation.renting.virtual_clock import VirtualClock
 
 PACE = LoopPace()

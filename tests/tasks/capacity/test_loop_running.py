@@ -21,7 +21,7 @@ from loopcases import (
 from ebbflow.infra.errors import LedgerError, LedgerUnavailableError, StaleLoopError
 from ebbflow.infra.ledger import Ledger
 from ebbflow.planners.model.ledger import CapacityChanged
-from ebbflow.planners.scheduling.leased.floors import equal_share
+from ebbflow.planners.scheduling.leased.simple import equal_share
 from ebbflow.tasks.apps.loop_report import STOP, stop_request
 from ebbflow.tasks.capacity import LOOP, CapacityLoop, LoopRow
 from ebbflow.tasks.capacity import cycle as loop_module

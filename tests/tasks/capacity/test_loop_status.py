@@ -6,7 +6,7 @@ import pytest
 
 from ebbflow.infra.ledger import Ledger, Unread
 from ebbflow.planners.model.ledger import AppEntered, AppSpec, Decided
-from ebbflow.tasks.apps.unread import problems
+from ebbflow.tasks.apps.loop_report import problems
 from ebbflow.tasks.capacity.status import look
 
 

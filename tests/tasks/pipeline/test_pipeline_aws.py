@@ -14,16 +14,16 @@ import yaml
 from pipelines import pairs_script, write_pairs
 
 from ebbflow.infra.ledger import Ledger
+from ebbflow.infra.protocols.trainings import RunSettings
 from ebbflow.infra.storage.places import Place
 from ebbflow.infra.training.channel.wire import Entry
 from ebbflow.infra.training.launcher.journal import Journal
-from ebbflow.infra.training.process.channel import RunSettings
 from ebbflow.planners.capacity import Scaling, Settings
 from ebbflow.planners.errors import PipelineFileError
 from ebbflow.planners.model.ledger import AppEntered, AppMoved, AppSpec, Decided, Ended, Recalled
 from ebbflow.tasks.apps.agent import AppAgent, Pace
 from ebbflow.tasks.capacity import CapacityLoop, LoopPace
-from ebbflow.tasks.capacity.giving_back import give_back, opened_pools
+from ebbflow.tasks.capacity.giving_back import give_back
 from ebbflow.tasks.capacity.opening import opened_nodes
 from ebbflow.tasks.capacity.request import CapacityRequest
 from ebbflow.tasks.pipeline.file.read import read_pipeline
@@ -31,6 +31,7 @@ from ebbflow.tasks.pipeline.file.spec import AwsSpec
 from ebbflow.tasks.pipeline.outcome import PipelineOutcome
 from ebbflow.tasks.pipeline.run import PipelineRequest, Quiet, run_steps
 from ebbflow.tasks.pipeline.view import ClusterView
+from ebbflow.tasks.training.leased.aws import opened_pools
 from ebbflow.tasks.training.leased.enforcer import Warden
 from ebbflow.tasks.training.leased.site import LeasedSite
 from ebbflow.tasks.training.request import TrainingRequest

@@ -13,9 +13,8 @@ from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model.ledger import Decided
 from ebbflow.planners.query.plan.qep import Stage
 from ebbflow.tasks.apps.agent import Pace
-from ebbflow.tasks.apps.specs import query_spec
 from ebbflow.tasks.query.app import run_query_app
-from ebbflow.tasks.query.app_requests import load_query, save_query
+from ebbflow.tasks.query.app_requests import load_query, query_spec, save_query
 from ebbflow.tasks.query.listening import Silent
 from ebbflow.tasks.query.request import QueryRequest
 from ebbflow.tasks.query.run import PlainOrchestrator

@@ -9,18 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ebbflow.infra.errors import ReportError
+from ebbflow.infra.storage.files import write_text
 from ebbflow.planners.model import Capacity, Node, Notice, Resources, Work
 from ebbflow.planners.query.plan.qep import QueryExecutionPlan, Stage, Text
 from ebbflow.planners.query.plan.state import Estimate, ReplanDecision
-from ebbflow.tasks.query.report import (
-    CapacityReport,
-    DecisionReport,
-    PlanReport,
-    QueryReport,
-    ReportError,
-    StageReport,
-    write_text,
-)
+from ebbflow.tasks.query.report import CapacityReport, DecisionReport, PlanReport, QueryReport, StageReport
 from tests.tasks.sample import STARTED, bare_report, hostile_report, sample_report, single_stage_report
 
 EVERY = [sample_report, hostile_report, bare_report, single_stage_report]

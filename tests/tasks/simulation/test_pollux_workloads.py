@@ -12,7 +12,7 @@ from ebbflow.infra.simulation.traces.workloads import read_adaptdl
 from ebbflow.planners.scheduling.goodput.genetic import Genetic
 from ebbflow.planners.scheduling.goodput.pollux import Pollux
 from ebbflow.planners.training.speed.batch_size import BatchLimits
-from ebbflow.tasks.simulation.agents import goodput_agent, limits_of
+from ebbflow.tasks.simulation.scenarios import goodput_agent, limits_of
 
 DATA = Path(__file__).parents[2] / "fixtures" / "training" / "adaptdl"
 

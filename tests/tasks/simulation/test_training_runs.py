@@ -13,7 +13,7 @@ from ebbflow.infra.simulation.protocols import Saves
 from ebbflow.infra.simulation.traces.cluster import Cluster
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.scheduling.catalogue import ENTRIES, policy_entries
-from ebbflow.planners.scheduling.gangs.shortest import srtf
+from ebbflow.planners.scheduling.gangs.ordered import srtf
 from ebbflow.tasks.simulation import runs as runs_module
 from ebbflow.tasks.simulation.inputs import Inputs, Options
 from ebbflow.tasks.simulation.records import FIGURES, details, public

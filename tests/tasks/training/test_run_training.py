@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from ebbflow.infra.errors import EngineUnavailableError, TrainingError
+from ebbflow.flows.training.terminal import print_training
+from ebbflow.infra.errors import EngineUnavailableError, ReportError, TrainingError
 from ebbflow.infra.protocols import TrainingEvent, TrainingStatus
 from ebbflow.infra.training.process.channel import Report
 from ebbflow.planners.errors import OptionError
@@ -18,12 +19,10 @@ from ebbflow.planners.training.speed.batch_size import BatchLimits, Split
 from ebbflow.planners.training.speed.goodput import GradientStatistics
 from ebbflow.planners.training.speed.job_report import JobReport
 from ebbflow.planners.training.speed.throughput import ThroughputParameters
-from ebbflow.tasks.query.report import ReportError
-from ebbflow.tasks.report.training import print_training, training_html
+from ebbflow.tasks.report.training import training_html
 from ebbflow.tasks.training.listening import Silent
-from ebbflow.tasks.training.outlook import BestBatch
 from ebbflow.tasks.training.recorder import Book
-from ebbflow.tasks.training.report import EventReport, TrainingReport
+from ebbflow.tasks.training.report import BestBatch, EventReport, TrainingReport
 from ebbflow.tasks.training.request import TrainingRequest
 from ebbflow.tasks.training.run import Handle, run_training
 from tests.training_fakes import Act, FakeSite, ScriptedClock, failed

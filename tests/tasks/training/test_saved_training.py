@@ -11,7 +11,8 @@ from ebbflow.infra.training.launcher.trainer import TorchTrainer
 from ebbflow.infra.training.process.channel import Report
 from ebbflow.tasks.training.report import TrainingReport
 from ebbflow.tasks.training.request import TrainingRequest
-from ebbflow.tasks.training.run import LocalSite, request_logs, run_training
+from ebbflow.tasks.training.run import run_training
+from ebbflow.tasks.training.sites import LocalSite, request_logs
 
 pytestmark = pytest.mark.processes
 

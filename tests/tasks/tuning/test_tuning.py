@@ -20,13 +20,13 @@ from ebbflow.tasks.training.report import (
     MetricReport,
     NodeShare,
     TrainingReport,
+    recorded,
 )
 from ebbflow.tasks.training.request import TrainingRequest
 from ebbflow.tasks.training.run import Handle, write_report
 from ebbflow.tasks.tuning.report import TrialReport, TuningReport
 from ebbflow.tasks.tuning.request import Parameter, TuningRequest, read_space
 from ebbflow.tasks.tuning.run import run_tuning
-from ebbflow.tasks.tuning.trial import recorded
 
 EPOCHS = 9
 SPACE = (Parameter("lr", "log", 0.001, 1.0),)

@@ -13,8 +13,8 @@ from ebbflow.infra.ledger import Ledger
 from ebbflow.planners.errors import OptionError
 from ebbflow.tasks.apps.agent import Pace
 from ebbflow.tasks.apps.lease_table import Rules
-from ebbflow.tasks.apps.specs import tuning_spec
 from ebbflow.tasks.tuning.app import run_tuning_app
+from ebbflow.tasks.tuning.app_spec import tuning_spec
 from ebbflow.tasks.tuning.report import TuningReport
 from ebbflow.tasks.tuning.request import Parameter, TuningRequest
 from tests.tasks.apps.app_loops import ScriptedLoop, begin, until

@@ -9,7 +9,7 @@ from botocore.stub import ANY, Stubber
 from ebbflow.infra.aws.clients import Clients
 from ebbflow.infra.aws.fleet import gangs as module
 from ebbflow.infra.aws.fleet.fleet import SpotFleet
-from ebbflow.infra.aws.fleet.gang_request import call, shortage
+from ebbflow.infra.aws.fleet.gangs import call, shortage
 from ebbflow.infra.aws.fleet.state import FleetState, FolderStore
 from ebbflow.infra.aws.naming import MANAGED_BY_LOOP, TAG_GANG, TAG_GANG_SIZE, Names
 from ebbflow.infra.aws.settings import Pool

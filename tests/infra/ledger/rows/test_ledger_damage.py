@@ -14,7 +14,8 @@ import pytest
 from sqlalchemy import text
 
 from ebbflow.infra.errors import LedgerError, LedgerUnavailableError
-from ebbflow.infra.ledger import Ledger, snapshots
+from ebbflow.infra.ledger import Ledger
+from ebbflow.infra.ledger import history as snapshots
 from ebbflow.infra.ledger.rows import codec, seals
 from ebbflow.planners.model.ledger import AppReport
 from tests.infra.ledger import ledger_child

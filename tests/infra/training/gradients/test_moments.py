@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ebbflow.infra.training.gradients.moments import rescale_moments
+from ebbflow.infra.training.gradients.preconditioner import rescale_moments
 from ebbflow.planners.training.speed.goodput import GradientStatistics
 
 

@@ -12,11 +12,11 @@ import pytest
 from ebbflow.infra.errors import RunLockedError
 from ebbflow.infra.machine import processes
 from ebbflow.infra.protocols import TrainingJob, TrainingStatus
+from ebbflow.infra.protocols.trainings import RunSettings
 from ebbflow.infra.training.launcher.hang import HangRule
 from ebbflow.infra.training.launcher.journal import Journal
 from ebbflow.infra.training.launcher.trainer import TorchTrainer
 from ebbflow.infra.training.local_nodes import LocalNodes
-from ebbflow.infra.training.process.channel import RunSettings
 from ebbflow.planners.errors import OptionError
 
 SCRIPT = Path(__file__).parents[1] / "launched_script.py"

@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 from ebbflow.infra.clock import SystemClock
 from ebbflow.infra.errors import TrainingError
 from ebbflow.infra.protocols import Continue, GenerationEnd, Halt, RankFailure, TrainingEvent, TrainingJob
+from ebbflow.infra.protocols.trainings import RunSettings
 from ebbflow.infra.training.channel.wire import RankState
-from ebbflow.infra.training.launcher import placement
+from ebbflow.infra.training.launcher import decide as placement
 from ebbflow.infra.training.launcher.decide import Persist
 from ebbflow.infra.training.launcher.generation import Generation, describe
 from ebbflow.infra.training.launcher.hang import HangRule, HangWatch
-from ebbflow.infra.training.launcher.journal import Journal
-from ebbflow.infra.training.launcher.lateness import Lateness
-from ebbflow.infra.training.launcher.record import Record
-from ebbflow.infra.training.process.channel import Report, RunSettings
+from ebbflow.infra.training.launcher.journal import Journal, Record
+from ebbflow.infra.training.launcher.moves import Lateness
+from ebbflow.infra.training.process.channel import Report
 from ebbflow.infra.training.process.leaving import PEER_LOST
 from ebbflow.planners.errors import OptionError
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 import pytest
 
 from ebbflow.infra.errors import LauncherLostError
-from ebbflow.infra.training.process import channel
-from ebbflow.infra.training.process.channel import Channel, Report, RunSettings, StopRequest
+from ebbflow.infra.protocols.trainings import SETTINGS, RunSettings
+from ebbflow.infra.training.process.channel import Channel, Report, StopRequest
 from tests.infra.training.exchanges import Speakers
 
 
@@ -88,7 +88,7 @@ def test_without_a_launcher_there_is_no_channel() -> None:
 
 def test_settings_travel_through_the_environment() -> None:
     settings = RunSettings(grace=5.0, keep=3, adaptive=False)
-    assert RunSettings.from_environment({channel.SETTINGS: settings.to_json()}) == settings
+    assert RunSettings.from_environment({SETTINGS: settings.to_json()}) == settings
     assert json.loads(settings.to_json())["checkpoint_every"] is None
     assert RunSettings.from_environment({}) == RunSettings()
 

@@ -7,8 +7,7 @@ from sqlglot import exp, parse_one
 
 from ebbflow.planners.model import Catalogue, ColumnStatistics, Table, TableStatistics
 from ebbflow.planners.query.costs.sizes import Sizes
-from ebbflow.planners.query.estimates.groups import having_fraction
-from ebbflow.planners.query.estimates.selectivity import UNKNOWN
+from ebbflow.planners.query.estimates.selectivity import UNKNOWN, having_fraction
 from tests.planners.query.statements import analyse
 
 QUANTITY = ColumnStatistics(50.0, 0.0, 1.0, 50.0, 8.0)

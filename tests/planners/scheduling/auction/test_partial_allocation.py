@@ -8,12 +8,11 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from ebbflow.planners.errors import OptionError
-from ebbflow.planners.scheduling.auction.auction import AuctionOptions, Outcome, auction
+from ebbflow.planners.scheduling.auction.auction import AuctionOptions, Outcome, auction, kept_gpus, released
 from ebbflow.planners.scheduling.auction.concave import is_concave
 from ebbflow.planners.scheduling.auction.payments import kept_fractions, lower_bounds
 from ebbflow.planners.scheduling.auction.problem import Problem
 from ebbflow.planners.scheduling.auction.relaxation import relax
-from ebbflow.planners.scheduling.auction.rounding import kept_gpus, released
 from ebbflow.planners.scheduling.auction.search import solve_search
 from ebbflow.planners.scheduling.bids import BidRow, BidTable, Offer, prepare_bid
 from ebbflow.planners.scheduling.finish_time import Job, SingleJob

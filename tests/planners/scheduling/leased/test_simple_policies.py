@@ -15,16 +15,18 @@ from ebbflow.infra.simulation.traces.workloads import Job, Workload
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model.capacity import Capacity, Node, Notice
 from ebbflow.planners.model.scheduling import App, Decision, Placement, Policy, View, gpus_of
-from ebbflow.planners.scheduling.gangs.fifo import best_effort, yarn_cs
 from ebbflow.planners.scheduling.gangs.las import las, leased_las
-from ebbflow.planners.scheduling.gangs.shortest import smallest_first, srsf, srtf
-from ebbflow.planners.scheduling.leased.drf import drf
-from ebbflow.planners.scheduling.leased.floors import equal_share, random_policy
-from ebbflow.planners.scheduling.leased.gandiva import gandiva
-from ebbflow.planners.scheduling.leased.simple import leased_srsf, leased_srtf
+from ebbflow.planners.scheduling.gangs.ordered import best_effort, smallest_first, srsf, srtf, yarn_cs
+from ebbflow.planners.scheduling.leased.gandiva import gandiva, throughput_first
+from ebbflow.planners.scheduling.leased.simple import (
+    drf,
+    equal_share,
+    leased_srsf,
+    leased_srtf,
+    random_policy,
+    worst_off_first,
+)
 from ebbflow.planners.scheduling.leased.slaq import LossCurve, slaq
-from ebbflow.planners.scheduling.leased.throughput_first import throughput_first
-from ebbflow.planners.scheduling.leased.worst_off_first import worst_off_first
 from tests.evaluation.tiresias.time_sharing import TimeSharing
 
 RIGID: list[Callable[[], Policy]] = [smallest_first, srtf, srsf, las, yarn_cs, best_effort, TimeSharing]

@@ -11,8 +11,7 @@ from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model.capacity import Capacity, Node, Notice
 from ebbflow.planners.model.scheduling import App, View, gpus_of
 from ebbflow.planners.scheduling.rho_bounded.elastic import size_weights
-from ebbflow.planners.scheduling.rho_bounded.groups import groups_of
-from ebbflow.planners.scheduling.rho_bounded.outlook import outlooks
+from ebbflow.planners.scheduling.rho_bounded.outlook import groups_of, outlooks
 from ebbflow.planners.scheduling.rho_bounded.plan import Bounds, Plan, replan
 from ebbflow.planners.scheduling.rho_bounded.policy import RhoBounded
 from ebbflow.planners.scheduling.rho_bounded.rollout import Gangs, Rule, order, rollout

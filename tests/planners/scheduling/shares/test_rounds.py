@@ -17,13 +17,11 @@ from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model.capacity import Capacity, Node, Notice
 from ebbflow.planners.model.scheduling import App, Decision, Run, View, gpus_of
 from ebbflow.planners.scheduling.shares.allox import AlloX
-from ebbflow.planners.scheduling.shares.gandiva_fair import GandivaFair
 from ebbflow.planners.scheduling.shares.least_rho import FinishTimeProgramme
-from ebbflow.planners.scheduling.shares.max_min import MaxMin
-from ebbflow.planners.scheduling.shares.max_sum import MaxSum
+from ebbflow.planners.scheduling.shares.max_min import MaxMin, MaxSum
 from ebbflow.planners.scheduling.shares.rounds import RoundBased, shuffle
 from ebbflow.planners.scheduling.shares.rules import Array, Demand
-from ebbflow.planners.scheduling.shares.simple import Isolated
+from ebbflow.planners.scheduling.shares.simple import GandivaFair, Isolated
 
 
 @dataclass(frozen=True)

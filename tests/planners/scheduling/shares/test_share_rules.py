@@ -11,15 +11,11 @@ from hypothesis import strategies as st
 from ebbflow.infra.simulation.rounds.trace import read_throughputs, read_trace
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.scheduling.shares.allox import AlloX
-from ebbflow.planners.scheduling.shares.fifo_perf import FifoPerf
-from ebbflow.planners.scheduling.shares.gandiva_fair import GandivaFair
 from ebbflow.planners.scheduling.shares.least_rho import FinishTimeProgramme, Isolation
 from ebbflow.planners.scheduling.shares.linear_program import root
-from ebbflow.planners.scheduling.shares.max_min import MaxMin
-from ebbflow.planners.scheduling.shares.max_sum import MaxSum
-from ebbflow.planners.scheduling.shares.min_makespan import MinMakespan
+from ebbflow.planners.scheduling.shares.max_min import MaxMin, MaxSum, MinMakespan
 from ebbflow.planners.scheduling.shares.rules import Demand, ShareRule, isolated, reference_throughput
-from ebbflow.planners.scheduling.shares.simple import Isolated
+from ebbflow.planners.scheduling.shares.simple import FifoPerf, GandivaFair, Isolated
 
 FOLDER = Path(__file__).parents[3] / "fixtures/training/gavel"
 WITHIN_CAPACITY: list[ShareRule] = [

@@ -14,8 +14,7 @@ from ebbflow.planners.model.scheduling import App, Decision, Placement, View, gp
 from ebbflow.planners.scheduling.auction.auction import AuctionOptions
 from ebbflow.planners.scheduling.locality import Slowdown
 from ebbflow.planners.scheduling.themis.leases import Lease, Leases, standings
-from ebbflow.planners.scheduling.themis.leftovers import give_away
-from ebbflow.planners.scheduling.themis.themis import Themis
+from ebbflow.planners.scheduling.themis.themis import Themis, give_away
 from tests.planners.scheduling.auction_worlds import capacity, job
 
 

@@ -8,8 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ebbflow.planners.errors import OptionError
-from ebbflow.planners.training.speed.goodput import GradientStatistics, efficiency
-from ebbflow.planners.training.speed.learning_rate import adascale, legw, linear, square_root
+from ebbflow.planners.training.speed.goodput import (
+    GradientStatistics,
+    adascale,
+    efficiency,
+    legw,
+    linear,
+    square_root,
+)
 from ebbflow.planners.training.speed.noise_scale import (
     LEAST_VARIANCE,
     Average,

@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ebbflow.planners.errors import OptionError
-from ebbflow.planners.training.speed.profile import FirstMeasurements, MedianMeasurements
-from ebbflow.planners.training.speed.throughput import Observation
+from ebbflow.planners.training.speed.throughput import FirstMeasurements, MedianMeasurements, Observation
 
 
 def test_the_first_measurement_counts():

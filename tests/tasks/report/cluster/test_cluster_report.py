@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ebbflow.infra.errors import ReportError
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model.capacity import Notice
 from ebbflow.planners.model.ledger import (
@@ -24,12 +25,11 @@ from ebbflow.planners.model.ledger import (
     State,
     fold,
 )
-from ebbflow.tasks.query.report import ReportError, StageReport
-from ebbflow.tasks.query.stage_times import StageTimes
+from ebbflow.tasks.query.app import StageTimes
+from ebbflow.tasks.query.report import StageReport
 from ebbflow.tasks.report.cluster import history as cluster_history
-from ebbflow.tasks.report.cluster.explained import decision_rows
+from ebbflow.tasks.report.cluster.explained import KeptInputs, decision_rows
 from ebbflow.tasks.report.cluster.history import History, Shown
-from ebbflow.tasks.report.cluster.inputs import KeptInputs
 from ebbflow.tasks.report.cluster.report import ClusterReport, cluster_report
 from tests.cluster_day import simulated_day
 from tests.cluster_events import CORES, START, A, B, Book, books, training, two_apps

@@ -22,8 +22,8 @@ from ebbflow.planners.training.speed.job_report import JobReport
 from ebbflow.planners.training.speed.throughput import ThroughputParameters
 from ebbflow.tasks.apps.agent import Pace
 from ebbflow.tasks.apps.lease_table import Rules
-from ebbflow.tasks.apps.specs import training_spec
 from ebbflow.tasks.training.leased.app import run_training_app
+from ebbflow.tasks.training.leased.spec import training_spec
 from ebbflow.tasks.training.report import TrainingReport
 from ebbflow.tasks.training.request import TrainingRequest
 from tests.tasks.apps.app_loops import Outage, ScriptedLoop, begin, until

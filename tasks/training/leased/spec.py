@@ -1,0 +1,45 @@
+"""What a training asks for as an app, and the request that its leases hold it to."""
+
+from dataclasses import replace
+from typing import Any
+
+from ebbflow.planners.errors import OptionError
+from ebbflow.planners.model.ledger import AppSpec
+from ebbflow.tasks.apps.specs import Resume, app_spec
+from ebbflow.tasks.training.request import TrainingRequest
+
+
+def training_spec(request: TrainingRequest, *, deployment: str = "", **fields: Any) -> AppSpec:
+    """Return what a training asks for: its GPUs between ``min_gpus`` and ``max_gpus``. ``fields`` are others of
+    ``AppSpec``. Raises ``OptionError`` for a request without an id."""
+    most = request.gpus if request.max_gpus is None else request.max_gpus
+    given: dict[str, Any] = {
+        "id": request.id,
+        "title": request.title,
+        "gpus": min(request.gpus, most),
+        "min_gpus": request.min_gpus,
+        "max_gpus": most,
+        "resume": Resume("training", request.folder, request.id, deployment).to_dict(),
+    }
+    return app_spec("training", given, fields)
+
+
+def held_to(request: TrainingRequest, spec: AppSpec) -> TrainingRequest:
+    """Return the training's request with the app's id and GPUs; where it runs, its leases say.
+
+    Raises ``OptionError`` for a request with scripted faults: nodes belong to the cluster.
+    """
+    if request.at:
+        raise OptionError(
+            f"scripted faults (at) are for a training on its own nodes; got {', '.join(request.at)}"
+        )
+    least, most = max(spec.min_gpus or spec.gpus, 1), max(spec.gpus, spec.max_gpus, 1)
+    return replace(
+        request,
+        id=request.id or spec.id,
+        title=request.title or spec.title,
+        nodes=f"local:{most}x1",
+        min_gpus=least,
+        max_gpus=most,
+        cpus=None,
+    )

@@ -1,0 +1,63 @@
+"""Where a training runs: its nodes, and the launcher on them."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Protocol
+
+from ebbflow.infra.protocols import Decide, Trainer
+from ebbflow.infra.protocols.trainings import RunSettings
+from ebbflow.infra.training.process.channel import Report
+from ebbflow.tasks.training.faults import Faulty
+from ebbflow.tasks.training.request import TrainingRequest
+
+
+class Site(Protocol):
+    """Where a run takes place: its nodes, and the launcher on them."""
+
+    @property
+    def nodes(self) -> Faulty:
+        """Return what scripted faults happen to."""
+        ...
+
+    def trainer(self, request: TrainingRequest, decide: Decide, hear: Callable[[Report], None]) -> Trainer:
+        """Return a launcher that has launched nothing yet."""
+        ...
+
+    def go_on(
+        self, trainer: Trainer, folder: str, placement: Mapping[str, int], settings: RunSettings
+    ) -> None:
+        """Launch what is in the run's folder, from its newest checkpoint, with these settings from now on."""
+        ...
+
+
+class LocalSite:
+    """Nodes on this machine, each a group of processes of its own."""
+
+    def __init__(self, request: TrainingRequest) -> None:
+        from ebbflow.infra.training.local_nodes import LocalNodes
+
+        self._pool = LocalNodes(cpus=request.cpus, grace=request.grace)
+
+    @property
+    def nodes(self) -> Faulty:
+        return self._pool
+
+    def trainer(self, request: TrainingRequest, decide: Decide, hear: Callable[[Report], None]) -> Trainer:
+        from ebbflow.infra.training.launcher.trainer import TorchTrainer
+
+        logs = request_logs(request)
+        return TorchTrainer(
+            self._pool, logs=logs, decide=decide, patience=max(request.wait_limit, 1e-3), on_report=hear
+        )
+
+    def go_on(
+        self, trainer: Trainer, folder: str, placement: Mapping[str, int], settings: RunSettings
+    ) -> None:
+        trainer.resume(folder, placement, settings)  # type: ignore[attr-defined]
+
+
+def request_logs(request: TrainingRequest) -> Path | None:
+    """Return where the processes' logs go; ``None``: into the run's folder, which is local."""
+    from ebbflow.infra.storage.files import home
+
+    return home() / "run-logs" / request.id if "://" in request.folder else None

@@ -1,0 +1,20 @@
+"""What a tuning run asks for as an app."""
+
+from typing import Any
+
+from ebbflow.planners.model.ledger import AppSpec
+from ebbflow.tasks.apps.specs import Resume, app_spec
+from ebbflow.tasks.tuning.request import TuningRequest
+
+
+def tuning_spec(request: TuningRequest, *, deployment: str = "", **fields: Any) -> AppSpec:
+    """Return what a search asks for: from one trial's GPUs to those of its nodes; see ``training_spec``."""
+    together = min(sum(request.placement.values()), request.trials * request.most_gpus)
+    given: dict[str, Any] = {
+        "id": request.id,
+        "gpus": together,
+        "min_gpus": request.gpus,
+        "max_gpus": max(together, request.gpus),
+        "resume": Resume("tuning", request.folder, request.id, deployment).to_dict(),
+    }
+    return app_spec("tuning", given, fields)
