@@ -114,18 +114,16 @@ def _code() -> str:
     """Return a hash of the code that decides and simulates, so that a changed policy is run again."""
     from ebbflow import infra, planners
 
-    roots = [Path(planners.__path__[0]), Path(infra.__path__[0]) / "sim"]
-    here = Path(__file__).parent
+    deciding = Path(planners.__path__[0])
     folders = [
-        *(roots[0] / name for name in ("model", "scheduling", "training")),
-        roots[1],
-        here,
-        here / "evaluation",
+        *(deciding / name for name in ("model", "scheduling", "training", "tuning")),
+        Path(infra.__path__[0]) / "simulation",
+        Path(__file__).parent,
     ]
     total = hashlib.sha256()
     for folder in folders:
-        for path in sorted(folder.glob("*.py")):
-            total.update(path.name.encode())
+        for path in sorted(folder.rglob("*.py")):
+            total.update(path.relative_to(folder).as_posix().encode())
             total.update(path.read_bytes())
     return total.hexdigest()
 

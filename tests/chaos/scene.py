@@ -257,7 +257,7 @@ def shop(scene: Scene, number: int, *, trains: bool) -> Work:
     own = files("ebbflow.flows")
     drawn = TPCH[(scene.script.seed + number) % len(TPCH)]
     sql = {
-        "baskets": (own / "demo" / "baskets.sql").read_text(),
+        "baskets": (own / "setup" / "demo_files" / "baskets.sql").read_text(),
         drawn: (own / "tpch" / f"{drawn}.sql").read_text(),
     }
     wide = Training("wide", "baskets", "pieces", "total", epochs=6, pause=0.25, gpus=2, least=0.4)

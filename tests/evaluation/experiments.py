@@ -22,8 +22,7 @@ ROOTS = (
     "ebbflow.planners",
     "ebbflow.infra",
     "ebbflow.tasks.simulation",
-    "tests.evaluation.scar",
-    "tests.evaluation.renting",
+    "tests.evaluation",
 )
 
 

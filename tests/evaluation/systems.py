@@ -43,8 +43,8 @@ def evaluations(names: str) -> list[Evaluation]:
 
 
 def _load(name: str) -> Evaluation:
-    folder = "tests.evaluation"
-    runs, page = import_module(f"{folder}.{name}_runs"), import_module(f"{folder}.{name}_page")
+    folder = f"tests.evaluation.{name}"
+    runs, page = import_module(f"{folder}.runs"), import_module(f"{folder}.page")
     return Evaluation(name, runs.experiments, page.page, page.TITLE, page.PARAMETERS)
 
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from ebbflow.flows.simulation import app
 from ebbflow.planners.errors import OptionError
+from tests.evaluation.__main__ import app
 from tests.evaluation.experiments import Experiment, key_of, run_experiments
 from tests.evaluation.optimus.jobs import MODELS, blocks, largest_share, made, packed
 from tests.evaluation.optimus.optimus_tasks import Tasks
@@ -27,10 +27,11 @@ SYSTEMS = ("tiresias", "optimus", "pollux")
 @pytest.fixture(scope="module")
 def quick(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("evaluation")
-    result = CliRunner().invoke(
-        app, ["evaluation", "--quick", "--out", str(out), "--document", str(out / "docs")]
-    )
-    assert result.exit_code == 0, result.output
+    for system in SYSTEMS:
+        result = CliRunner().invoke(
+            app, [system, "--quick", "--out", str(out), "--document", str(out / "docs")]
+        )
+        assert result.exit_code == 0, result.output
     return out
 
 

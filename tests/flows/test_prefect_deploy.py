@@ -29,7 +29,7 @@ def deployments(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def test_the_repository_and_the_package_deploy_the_same_flows() -> None:
-    ours, packaged = ROOT / "prefect.yaml", ROOT / "flows" / "prefect_files" / "prefect.yaml"
+    ours, packaged = ROOT / "prefect.yaml", ROOT / "flows" / "setup" / "prefect_files" / "prefect.yaml"
     changed = difflib.unified_diff(
         ours.read_text().splitlines(), packaged.read_text().splitlines(), n=0, lineterm=""
     )
@@ -48,7 +48,7 @@ def test_the_repository_and_the_package_deploy_the_same_flows() -> None:
 def test_each_deployment_names_a_flow_and_parameters_that_it_has(name: str) -> None:
     from prefect.flows import load_flow_from_entrypoint
 
-    one = deployments(ROOT / "flows" / "prefect_files" / "prefect.yaml")[name]
+    one = deployments(ROOT / "flows" / "setup" / "prefect_files" / "prefect.yaml")[name]
     assert ":" not in one["entrypoint"]  # a module's flow: no code is copied
     flow = load_flow_from_entrypoint(one["entrypoint"], use_placeholder_flow=False)
     flow.validate_parameters(one["parameters"])

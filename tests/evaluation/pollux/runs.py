@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from ebbflow.infra.errors import WorkloadError
@@ -20,12 +19,13 @@ from ebbflow.planners.scheduling.goodput.objective import Objective
 from ebbflow.planners.scheduling.goodput.pollux import Pollux
 from ebbflow.planners.scheduling.placement import most_free_first
 from ebbflow.planners.training.speed.batch_agent import GoodputAgent
+from ebbflow.tasks.simulation import sources
 from ebbflow.tasks.simulation.scenarios import goodput_agent
 from tests.evaluation.experiments import Experiment
 from tests.evaluation.pollux.node_scaling import NodeScaling
 from tests.evaluation.runs import Run, kept
 
-DATA = Path(__file__).parent.parent / "data" / "adaptdl"
+DATA = sources.DATA / "adaptdl"
 NODES, PER_NODE = 16, 4
 GPUS = NODES * PER_NODE
 WORKLOADS = (1, 2, 3, 4)

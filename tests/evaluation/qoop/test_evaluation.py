@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from ebbflow.flows.simulation import app
 from ebbflow.infra.errors import TableError
 from ebbflow.planners.errors import OptionError
+from tests.evaluation.__main__ import app
 from tests.evaluation.qoop.families import chosen, plan, stored
 from tests.evaluation.qoop.micro import Variant, compare, mistaken
 from tests.evaluation.qoop.motivation import example, figure_2_4
@@ -129,6 +129,6 @@ def test_the_document_is_made_of_the_parts_that_are_there(tmp_path: Path) -> Non
 
 
 def test_the_command_says_what_it_does() -> None:
-    shown = CliRunner().invoke(app, ["queries", "--help"]).output
+    shown = CliRunner().invoke(app, ["qoop", "--help"]).output
     assert "competitive" in shown
     assert "--hysteresis" in shown

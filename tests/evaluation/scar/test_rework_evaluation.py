@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from ebbflow.flows.simulation import app
 from ebbflow.planners.errors import OptionError
+from tests.evaluation.__main__ import app
 from tests.evaluation.experiments import run_experiments
 from tests.evaluation.scar.bounds import KINDS, quadratic, regression
 from tests.evaluation.scar.metrics import Trials, Value, against, holds
@@ -22,9 +22,7 @@ from tests.evaluation.scar.run import chosen, evaluate
 @pytest.fixture(scope="module")
 def quick(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("rework")
-    result = CliRunner().invoke(
-        app, ["rework", "--quick", "--out", str(out), "--document", str(out / "docs")]
-    )
+    result = CliRunner().invoke(app, ["scar", "--quick", "--out", str(out), "--document", str(out / "docs")])
     assert result.exit_code == 0, result.output
     return out
 

@@ -19,7 +19,7 @@ from ebbflow.tasks.pipeline.file.spec import FaultSpec, LocalSpec, Pipeline
 from tests.tasks.pipeline.pipelines import changed, content, read, text_of
 
 ROOT = Path(__file__).parents[4]
-DEMO = Path(ebbflow.flows.__path__[0]) / "demo" / "pipeline.yaml"
+DEMO = Path(ebbflow.flows.__path__[0]) / "setup" / "demo_files" / "pipeline.yaml"
 EXAMPLE = ROOT / "examples" / "pipeline.yaml"
 
 

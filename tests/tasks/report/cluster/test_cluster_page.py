@@ -39,7 +39,7 @@ from tests.cluster_events import GPU, START, Book, books, two_apps
 from tests.tasks.report.test_page import Page as SmallPage
 
 HOSTILE = "</style></script><script>alert(1)</script>\"'><img src=x onerror=alert(1)>\u202eevil\u2066 &amp; {{ 7*7 }}"
-TEMPLATES = Path(cluster_page.__file__).parent / "templates"
+TEMPLATES = Path(cluster_page.__file__).parents[1] / "templates"
 
 
 class Page(SmallPage):

@@ -1,17 +1,17 @@
-"""``ebbflow simulate fleet`` as users call it."""
+"""``python -m tests.evaluation renting`` as one calls it."""
 
 import re
 from pathlib import Path
 
 from typer.testing import CliRunner
 
-from ebbflow.flows.simulation import app
+from tests.evaluation.__main__ import app
 
 
 def test_a_quick_run_writes_the_page_and_its_pictures(tmp_path: Path) -> None:
     done = CliRunner().invoke(
         app,
-        ["fleet", "--quick", "--out", str(tmp_path / "out"), "--document", str(tmp_path)],
+        ["renting", "--quick", "--out", str(tmp_path / "out"), "--document", str(tmp_path)],
         env={"COLUMNS": "200"},
     )
     assert done.exit_code == 0, done.output
@@ -23,8 +23,8 @@ def test_a_quick_run_writes_the_page_and_its_pictures(tmp_path: Path) -> None:
 
 
 def test_help_names_options_that_exist() -> None:
-    text = CliRunner().invoke(app, ["fleet", "--help"], env={"COLUMNS": "160"}).output
-    examples = re.findall(r"^ *ebbflow simulate fleet (.*)", text, re.M)
+    text = CliRunner().invoke(app, ["renting", "--help"], env={"COLUMNS": "160"}).output
+    examples = re.findall(r"^ *python -m tests.evaluation renting (.*)", text, re.M)
     assert examples
     known = set(re.findall(r"--[a-z-]+", text.split("Options")[-1]))
     assert {word for example in examples for word in example.split() if word.startswith("--")} <= known
