@@ -67,7 +67,7 @@ def _progress(column: ProgressColumn | None = None) -> Iterator[experiments.Prog
 
 
 def _written(path: Path) -> None:
-    console.print(f"written: {path}", markup=False, highlight=False)
+    console.print(f"written: {path}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _scheduler(system: str, out: Path, document: Path | None, quick: bool) -> None:

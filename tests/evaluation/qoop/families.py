@@ -3,7 +3,6 @@
 import gzip
 import json
 from collections.abc import Callable, Sequence
-from importlib import resources
 from math import isfinite
 from pathlib import Path
 from statistics import median
@@ -26,7 +25,7 @@ ABSURD = 20.0  # times the median: a family whose plans take longer rests on a c
 
 def stored() -> tuple[Family, ...]:
     """Return the families that come with the package, in the order of their queries."""
-    packed = resources.files("tests.evaluation.qoop").joinpath("data", STORED).read_bytes()
+    packed = (Path(__file__).parent / "data" / STORED).read_bytes()
     return decode(json.loads(gzip.decompress(packed)))
 
 

@@ -4,7 +4,7 @@ import csv
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
-from importlib import resources
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -87,7 +87,7 @@ def regret(
 
 def recent_prices() -> list[tuple[float, float]]:
     """Return (hours since the first, $/h) of each change of a real price, December 2019 to March 2020."""
-    path = resources.files("tests.evaluation.qoop").joinpath("data", "spot-2020", RECENT)
+    path = Path(__file__).parent / "data" / "spot-2020" / RECENT
     rows = list(csv.DictReader(path.read_text().splitlines()))
     first = datetime.fromisoformat(rows[0]["timestamp"])
     return [

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib import resources
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -40,7 +40,7 @@ class World:
 
 def prices() -> tuple[float, ...]:
     """Return the stored price trace: $/h each minute."""
-    text = resources.files("tests.evaluation.qoop").joinpath("data", PRICES).read_text()
+    text = (Path(__file__).parent / "data" / PRICES).read_text()
     return tuple(json.loads(text)["prices"])
 
 
