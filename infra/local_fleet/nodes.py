@@ -3,7 +3,7 @@
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from ebbflow.infra.clock import Clock
 from ebbflow.infra.errors import ClusterError
@@ -17,8 +17,19 @@ from ebbflow.infra.training.channel.wire import Entry
 from ebbflow.infra.training.launcher.pool import Admit, nobody
 from ebbflow.infra.training.local_nodes import LocalNodes
 
-if TYPE_CHECKING:
-    from ebbflow.infra.local_fleet.fleet import LocalFleet
+
+class Hosts(Protocol):
+    """What ``FleetNodes`` needs of the fleet whose nodes it uses."""
+
+    @property
+    def folder(self) -> Path: ...
+    @property
+    def uid(self) -> str: ...
+    @property
+    def book(self) -> FleetBook: ...
+    def lost(self, id_: str, /) -> str: ...
+    def frozen(self, id_: str, /) -> bool: ...
+    def left_over(self, app: str) -> tuple[marks.Occupant, ...]: ...
 
 
 class FleetNodes(LocalNodes):
@@ -34,7 +45,7 @@ class FleetNodes(LocalNodes):
 
     def __init__(
         self,
-        fleet: "LocalFleet",
+        fleet: Hosts,
         app: str,
         logs: Path | str | None = None,
         *,

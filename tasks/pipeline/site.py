@@ -160,7 +160,7 @@ def _aws(
 ) -> Iterator[Site]:
     with ExitStack() as stack:
         ledger = stack.enter_context(_ledger(cluster.ledger, cluster.name, clock))
-        room = stack.enter_context(opened_pools(cluster, clock))
+        room = stack.enter_context(opened_pools(cluster.pools, cluster.config, cluster.prices, clock))
         site = Site(ledger, cluster.name, pools=room.pools, make=room.make, listed=room.listed(), joined=True)
         if cluster.loop and not leads(ledger, clock):
             settings = settings_of(pipeline, allowed)

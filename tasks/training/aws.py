@@ -23,11 +23,8 @@ from ebbflow.infra.training.process.channel import Report
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.hazard import hazard
 from ebbflow.planners.model.fleet import family
-from ebbflow.tasks.fleet.request import FleetRequest
-from ebbflow.tasks.fleet.steps import Opened, opened
+from ebbflow.tasks.fleet.steps import Opened
 from ebbflow.tasks.training.driver import Handle
-from ebbflow.tasks.training.listening import TrainingListener
-from ebbflow.tasks.training.report import TrainingReport
 from ebbflow.tasks.training.request import TrainingRequest
 
 _LOOK = 5.0  # seconds between looks for instances that have come
@@ -159,25 +156,6 @@ class AwsSite:
             more = min(self._count - len(there), self._free() - waiting)
             if more > 0:
                 handle.nodes.add(more)
-
-
-def train_on_aws(
-    request: TrainingRequest,
-    listener: TrainingListener | None = None,
-    *,
-    fleet: FleetRequest | None = None,
-    resume: bool = False,
-    clock: Clock | None = None,
-    seed: int = 0,
-) -> TrainingReport:
-    """Run ``request`` on the pool that its ``nodes`` name; see ``run_training``. ``fleet`` says which cluster."""
-    from ebbflow.tasks.training.run import run_training
-
-    with opened(fleet or FleetRequest(), clock) as cluster, AwsSite(request, cluster, clock) as site:
-        handle = site.handle(request.wait_limit)
-        return run_training(
-            request, listener, resume=resume, site=site, handle=handle, clock=clock, seed=seed
-        )
 
 
 def shipped(job: TrainingJob, region: str) -> TrainingJob:

@@ -12,7 +12,6 @@ import numpy as np
 
 from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.errors import ReportError
-from ebbflow.infra.packages import require
 from ebbflow.infra.protocols import TrainingJob
 from ebbflow.infra.protocols.trainings import RunSettings
 from ebbflow.infra.storage import checksums
@@ -30,7 +29,7 @@ from ebbflow.tasks.training.listening import Silent, TrainingListener
 from ebbflow.tasks.training.recorder import Book
 from ebbflow.tasks.training.report import TrainingReport
 from ebbflow.tasks.training.request import TrainingRequest
-from ebbflow.tasks.training.sites import LocalSite, Site
+from ebbflow.tasks.training.sites import Site, open_site
 from ebbflow.tasks.training.supervisor import Supervisor
 
 
@@ -112,16 +111,22 @@ def run_training(
     """
     if resume:
         nobody_runs(request)
-    if site is None and request.pool:
-        from ebbflow.tasks.training.aws import train_on_aws
-
-        return train_on_aws(request, listener, resume=resume, clock=clock, seed=seed)
     clock = clock or SystemClock()
+    if site is None:
+        with open_site(request, clock) as (here, own):
+            return run_training(
+                request,
+                listener,
+                resume=resume,
+                site=here,
+                handle=own or handle,
+                clock=clock,
+                seed=seed,
+                known=known,
+            )
     request = request if request.id else replace(request, id=new_id(request))
     table = failure_table(request.failures)
     request = request if resume else replace(request, restart=False)
-    if site is None:
-        require("torch", "a training", "train")
     if not (resume or known):
         _fresh(request)
     request.save()
@@ -143,7 +148,6 @@ def run_training(
     )
     if canary is not None:
         book.say("canary", f"a trial of {canary.steps} steps on {canary.ranks} GPUs first: {why}")
-    site = site or LocalSite(request)
     trainer = site.trainer(request, supervisor, book.hear)
     supervisor.told = partial(own_events, trainer)
     try:

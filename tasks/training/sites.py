@@ -1,14 +1,20 @@
 """Where a training runs: its nodes, and the launcher on them."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
+from ebbflow.infra.clock import Clock
+from ebbflow.infra.packages import require
 from ebbflow.infra.protocols import Decide, Trainer
 from ebbflow.infra.protocols.trainings import RunSettings
 from ebbflow.infra.training.process.channel import Report
 from ebbflow.tasks.training.faults import Faulty
 from ebbflow.tasks.training.request import TrainingRequest
+
+if TYPE_CHECKING:
+    from ebbflow.tasks.training.driver import Handle
 
 
 class Site(Protocol):
@@ -54,6 +60,24 @@ class LocalSite:
         self, trainer: Trainer, folder: str, placement: Mapping[str, int], settings: RunSettings
     ) -> None:
         trainer.resume(folder, placement, settings)  # type: ignore[attr-defined]
+
+
+@contextmanager
+def open_site(request: TrainingRequest, clock: Clock) -> "Iterator[tuple[Site, Handle | None]]":
+    """Open where ``request`` runs: this machine, or the pool of a fleet, which says what nodes the run begins with.
+
+    Raises ``EbbflowError``: packages that are missing, a pool that there is not or that has too few free instances.
+    """
+    if not request.pool:
+        require("torch", "a training", "train")
+        yield LocalSite(request), None
+        return
+    from ebbflow.tasks.fleet.request import FleetRequest
+    from ebbflow.tasks.fleet.steps import opened
+    from ebbflow.tasks.training.aws import AwsSite
+
+    with opened(FleetRequest(), clock) as cluster, AwsSite(request, cluster, clock) as site:
+        yield site, site.handle(request.wait_limit)
 
 
 def request_logs(request: TrainingRequest) -> Path | None:

@@ -1,6 +1,6 @@
 """Instances of a fleet on AWS that trainings run on."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +11,6 @@ from ebbflow.infra.protocols import Trainer
 from ebbflow.infra.training.launcher.pool import NodePool
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.hazard import hazard
-from ebbflow.tasks.pipeline.file.spec import AwsSpec
 
 _REFRESH = 3.0  # s between looks at the pools
 
@@ -30,8 +29,10 @@ class AwsRoom:
 
 
 @contextmanager
-def opened_pools(cluster: AwsSpec, clock: Clock) -> Iterator[AwsRoom]:
-    """Open what trainings need.
+def opened_pools(names: Sequence[str], config: str, prices: str, clock: Clock) -> Iterator[AwsRoom]:
+    """Open what trainings need of the pools ``names`` of a fleet.
+
+    ``config`` is its file of settings, ``prices`` one of on-demand prices; empty: the environment's, and AWS's list.
 
     Raises ``SettingsError``, ``OptionError`` for a pool that the cluster does not have, ``AwsError``.
     """
@@ -41,16 +42,16 @@ def opened_pools(cluster: AwsSpec, clock: Clock) -> Iterator[AwsRoom]:
     from ebbflow.tasks.fleet.steps import opened
     from ebbflow.tasks.training.aws import ShippingTrainer
 
-    asked = FleetRequest(config=cluster.config or None, prices=cluster.prices or None)
+    asked = FleetRequest(config=config or None, prices=prices or None)
     with ExitStack() as stack:
         fleet = stack.enter_context(opened(asked, clock))
-        for pool in cluster.pools:
+        for pool in names:
             if pool not in fleet.settings.pools:
                 known = ", ".join(fleet.settings.pools) or "none"
                 raise OptionError(f"there is no pool {pool!r} in this cluster; there are {known}")
         # the queue of notices has one reader, the loop: a training is told by the node's own agent
         capacity = AwsCapacity(
-            fleet.control, Untold(), hazard=hazard, pools=list(cluster.pools), refresh=_REFRESH, clock=clock
+            fleet.control, Untold(), hazard=hazard, pools=list(names), refresh=_REFRESH, clock=clock
         )
         stack.enter_context(capacity)
 
@@ -67,7 +68,7 @@ def opened_pools(cluster: AwsSpec, clock: Clock) -> Iterator[AwsRoom]:
             return ShippingTrainer(pool, fleet.settings.region, **given)  # type: ignore[arg-type]
 
         def listed() -> Mapping[str, float]:
-            types = {kind for pool in cluster.pools for kind in fleet.settings.pools[pool].instance_types}
+            types = {kind for pool in names for kind in fleet.settings.pools[pool].instance_types}
             found = {kind: fleet.prices.on_demand(kind) for kind in sorted(types)}
             return {kind: price for kind, price in found.items() if price is not None}
 

@@ -60,10 +60,9 @@ class ClusterPlace:
         self, config: str, app: str, grace: float, clock: Clock
     ) -> "Iterator[tuple[MakePool, Callable[..., Trainer]]]":
         from ebbflow.tasks.fleet.request import FleetRequest
-        from ebbflow.tasks.pipeline.file.spec import AwsSpec
         from ebbflow.tasks.training.leased.aws import opened_pools
 
         settings = FleetRequest(config=config or None).settings()
         pools = self.pools or tuple(name for name, pool in settings.pools.items() if pool.kind == "gpu")
-        with opened_pools(AwsSpec(pools, settings.store, "", config, name=self.name), clock) as room:
+        with opened_pools(pools, config, "", clock) as room:
             yield room.pools(app, grace, {}), room.make

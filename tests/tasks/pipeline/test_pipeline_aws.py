@@ -263,7 +263,7 @@ def test_what_an_app_that_falls_silent_left_on_a_node_is_really_ended(
     with (
         Ledger.open(str(tmp_path / "ledger.db")) as ledger,
         opened_nodes(request, ledger, ledger.clock) as nodes,
-        opened_pools(AwsSpec(("gpu",), lab.settings.store, "", **place), ledger.clock) as room,
+        opened_pools(("gpu",), place["config"], place["prices"], ledger.clock) as room,
     ):
         assert room.listed() == {"g5.xlarge": 1.006}
         loop = nodes.loop(ledger, settings, pace=pace)
