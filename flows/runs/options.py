@@ -84,6 +84,12 @@ def without_native_output() -> Iterator[None]:
         sys.stdout = before
 
 
+class Cuts(StrEnum):
+    cost = "cost"
+    every_join = "every-join"
+    none = "none"
+
+
 class Runner(StrEnum):
     auto = "auto"
     prefect = "prefect"

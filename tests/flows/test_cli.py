@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 
 from ebbflow.flows import cli
 from ebbflow.flows.nodes import spark as cluster_cli
+from ebbflow.flows.query import cli as query_cli
 from ebbflow.flows.setup import doctor
 
 COMMANDS = [
@@ -181,7 +182,7 @@ def test_a_query_without_tables_is_told_how_to_name_them(complaint: Complain) ->
 def test_an_unknown_policy_is_answered_with_the_known_ones(tables: str) -> None:
     done = CliRunner().invoke(cli.app, ["query", JOINED, *duckdb(tables), "--policy", "best"])
     assert done.exit_code == 2
-    assert all(policy.value in done.output for policy in cli.Policy)
+    assert all(policy.value in done.output for policy in query_cli.Policy)
 
 
 # --- explain ----------------------------------------------------------------------------------------------
