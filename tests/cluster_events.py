@@ -22,9 +22,8 @@ from ebbflow.planners.model.ledger import (
     Lease,
     LoopBegan,
     Recalled,
-    State,
-    fold,
 )
+from ebbflow.planners.model.ledger_state import State, fold
 
 START = 1_790_000_000.0  # 2026-09-21 14:13:20 UTC
 

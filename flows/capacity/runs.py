@@ -20,16 +20,8 @@ from ebbflow.flows.capacity.flow_runs import FlowRuns, PrefectRuns, RunView
 from ebbflow.infra.errors import InfraError, LedgerError
 from ebbflow.infra.ledger import Ledger
 from ebbflow.planners.errors import EbbflowError
-from ebbflow.planners.model.ledger import (
-    OVER,
-    AppEntered,
-    AppMoved,
-    AppPhase,
-    AppRecord,
-    AppSpec,
-    LoopBegan,
-    State,
-)
+from ebbflow.planners.model.ledger import OVER, AppEntered, AppMoved, AppPhase, AppRecord, AppSpec, LoopBegan
+from ebbflow.planners.model.ledger_state import State
 from ebbflow.tasks.capacity.leading import holder_name
 from ebbflow.tasks.capacity.recovery import LostApp, Patience, lost_apps, request_of, resume_lost
 from ebbflow.tasks.query.request import QueryRequest

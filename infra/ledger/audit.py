@@ -16,8 +16,8 @@ from ebbflow.planners.model.ledger import (
     Lease,
     LoopBegan,
     Recalled,
-    State,
 )
+from ebbflow.planners.model.ledger_state import State
 
 
 def audit(events: Iterable[Event], start: State | None = None) -> list[str]:

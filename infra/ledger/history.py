@@ -17,7 +17,8 @@ from ebbflow.infra.errors import LedgerError
 from ebbflow.infra.ledger.database.schema import clusters, events, snapshots
 from ebbflow.infra.ledger.rows import codec, seals
 from ebbflow.planners.errors import OptionError
-from ebbflow.planners.model.ledger import Event, State, fold
+from ebbflow.planners.model.ledger import Event
+from ebbflow.planners.model.ledger_state import State, fold
 
 PAGE = 2000  # events read at once
 _GLANCE = 200  # rows of a look that mostly finds none

@@ -15,7 +15,8 @@ from ebbflow.infra.ledger.database.database import Database
 from ebbflow.infra.ledger.database.schema import clusters, events
 from ebbflow.infra.ledger.history import Known
 from ebbflow.infra.ledger.rows import codec, projections, remembering
-from ebbflow.planners.model.ledger import AppRecord, Change, Event, Granted, Slot, State, fold
+from ebbflow.planners.model.ledger import AppRecord, Change, Event, Granted, Slot
+from ebbflow.planners.model.ledger_state import State, fold
 
 _LAST = (
     select(events.c.batch)

@@ -9,7 +9,8 @@ from ebbflow.infra.errors import LedgerBusyError, StaleLoopError
 from ebbflow.infra.ledger.database.schema import leads
 from ebbflow.infra.ledger.rows import projections
 from ebbflow.planners.errors import OptionError
-from ebbflow.planners.model.ledger import Change, Event, LoopBegan, State
+from ebbflow.planners.model.ledger import Change, Event, LoopBegan
+from ebbflow.planners.model.ledger_state import State
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -21,7 +21,8 @@ from ebbflow.infra.ledger.rows import codec, projections, remembering, seals, va
 from ebbflow.infra.ledger.verify import verify
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model import names
-from ebbflow.planners.model.ledger import FENCED, AppRecord, AppReport, Change, Event, State
+from ebbflow.planners.model.ledger import FENCED, AppRecord, AppReport, Change, Event
+from ebbflow.planners.model.ledger_state import State
 
 
 class Unread(NamedTuple):

@@ -13,7 +13,7 @@ from ebbflow.infra.ledger.database.database import Database
 from ebbflow.infra.ledger.database.schema import apps, clusters, events, metadata, snapshots
 from ebbflow.infra.ledger.leadership import Lead, lead_of
 from ebbflow.infra.ledger.migrate import version
-from ebbflow.planners.model.ledger import State
+from ebbflow.planners.model.ledger_state import State
 
 
 def names(connection: Connection) -> tuple[str, ...]:

@@ -12,7 +12,8 @@ from ebbflow.infra.ledger.database.database import Database
 from ebbflow.infra.ledger.database.schema import apps, clusters, events, mentions, reports
 from ebbflow.infra.ledger.database.schema import snapshots as snapshot_table
 from ebbflow.infra.ledger.rows import codec, seals
-from ebbflow.planners.model.ledger import GONE, Decided, Event, State
+from ebbflow.planners.model.ledger import GONE, Decided, Event
+from ebbflow.planners.model.ledger_state import State
 
 _BATCH = 2000  # rows in one transaction: writers wait for no more than that
 

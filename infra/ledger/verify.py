@@ -9,7 +9,8 @@ from ebbflow.infra.ledger import history
 from ebbflow.infra.ledger.database.schema import clusters, decisions, events, snapshots
 from ebbflow.infra.ledger.rows.tables import accounts, differences, from_tables
 from ebbflow.planners.errors import OptionError
-from ebbflow.planners.model.ledger import GONE, AppEntered, AppRecord, State, fold
+from ebbflow.planners.model.ledger import GONE, AppEntered, AppRecord
+from ebbflow.planners.model.ledger_state import State, fold
 
 
 def verify(connection: Connection, cluster: str) -> list[str]:

@@ -6,7 +6,8 @@ from math import inf
 
 from ebbflow.planners.capacity.values import Settings, Situation
 from ebbflow.planners.model.capacity import Node
-from ebbflow.planners.model.ledger import GONE, AppRecord, AppReport, Lease, State
+from ebbflow.planners.model.ledger import GONE, AppRecord, AppReport, Lease
+from ebbflow.planners.model.ledger_state import State
 from ebbflow.planners.model.scheduling import Placement
 
 HOUR = 3600.0

@@ -6,7 +6,8 @@ from math import inf
 
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model.capacity import Node, Notice
-from ebbflow.planners.model.ledger import Slot, State
+from ebbflow.planners.model.ledger import Slot
+from ebbflow.planners.model.ledger_state import State
 
 
 @dataclass(frozen=True, slots=True)

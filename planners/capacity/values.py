@@ -12,7 +12,8 @@ from ebbflow.planners.fleet.scaling.scale_in import NodeUse
 from ebbflow.planners.fleet.scaling.steady import Held, Steady
 from ebbflow.planners.model.capacity import Notice
 from ebbflow.planners.model.fleet import Fleet, Offer, Target
-from ebbflow.planners.model.ledger import AppReport, Change, Lease, State
+from ebbflow.planners.model.ledger import AppReport, Change, Lease
+from ebbflow.planners.model.ledger_state import State
 from ebbflow.planners.model.scheduling import Placement, Policy
 from ebbflow.planners.scheduling.rho_bounded.policy import RhoBounded
 

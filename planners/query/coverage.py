@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from sqlglot import exp
 
-from ebbflow.planners.query.plan.staging import Analysis
+from ebbflow.planners.query.plan.analysis import Analysis
 from ebbflow.planners.query.views.blocks import barrier_words, inner_relations
 
 

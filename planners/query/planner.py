@@ -15,17 +15,10 @@ from ebbflow.planners.query.costs.dividing import Divider
 from ebbflow.planners.query.costs.sizes import Sizes
 from ebbflow.planners.query.orders.enumerate import enumerate_trees
 from ebbflow.planners.query.plan import cuts as cutting
+from ebbflow.planners.query.plan.analysis import Analysis, BlockId
 from ebbflow.planners.query.plan.qep import QueryExecutionPlan, Slicing, Stage, Statement, Text
 from ebbflow.planners.query.plan.render import quote, without_broadcast, without_hints
-from ebbflow.planners.query.plan.staging import (
-    Analysis,
-    BlockId,
-    Choice,
-    Rendered,
-    Staging,
-    Unit,
-    single_unit,
-)
+from ebbflow.planners.query.plan.staging import Choice, Rendered, Staging, Unit, single_unit
 from ebbflow.planners.query.plan.state import StageOutput
 from ebbflow.planners.query.plan.trees import Tree, algebra, joins
 from ebbflow.planners.query.sql.dialect import duckdb_sql, spark_sql

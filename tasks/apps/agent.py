@@ -24,8 +24,8 @@ from ebbflow.planners.model.ledger import (
     DecisionKind,
     Lease,
     Saved,
-    State,
 )
+from ebbflow.planners.model.ledger_state import State
 from ebbflow.tasks.apps.lease_table import LeaseBook, Rules
 from ebbflow.tasks.apps.loop_report import LOOP, LoopRow
 from ebbflow.tasks.apps.outbox import Outbox

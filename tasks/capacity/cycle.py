@@ -14,7 +14,8 @@ from ebbflow.infra.ledger import Ledger
 from ebbflow.planners.capacity import Cycle, Memory, Settings, Situation, decide
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model.capacity import Capacity
-from ebbflow.planners.model.ledger import AppReport, Change, Decided, Event, Granted, State
+from ebbflow.planners.model.ledger import AppReport, Change, Decided, Event, Granted
+from ebbflow.planners.model.ledger_state import State
 from ebbflow.tasks.apps.loop_report import RESERVED
 from ebbflow.tasks.capacity import events as telling
 from ebbflow.tasks.capacity.actuator import Done, Evicted, Evictor, Hands, Scaled

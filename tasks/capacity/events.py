@@ -3,16 +3,8 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from ebbflow.planners.model.ledger import (
-    AppMoved,
-    CapacityChanged,
-    Change,
-    Decided,
-    Granted,
-    Lease,
-    Recalled,
-    State,
-)
+from ebbflow.planners.model.ledger import AppMoved, CapacityChanged, Change, Decided, Granted, Lease, Recalled
+from ebbflow.planners.model.ledger_state import State
 from ebbflow.tasks.capacity.actuator import Done, Scaled
 from ebbflow.tasks.capacity.listening import LoopEvent
 from ebbflow.tasks.drawing.wording import plural

@@ -30,7 +30,8 @@ from ebbflow.infra.errors import LedgerError, LedgerUnavailableError, StaleLoopE
 from ebbflow.infra.ledger import Ledger, Unread
 from ebbflow.infra.protocols import CapacitySource, FleetControl
 from ebbflow.planners.capacity import Cycle, Settings
-from ebbflow.planners.model.ledger import AppReport, State
+from ebbflow.planners.model.ledger import AppReport
+from ebbflow.planners.model.ledger_state import State
 from ebbflow.tasks.apps.loop_report import LOOP, RESERVED, LoopRow, asked_to_stop
 from ebbflow.tasks.apps.loop_report import problems as unread_problems
 from ebbflow.tasks.capacity.actuator import Evictor, Hands

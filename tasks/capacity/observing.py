@@ -17,7 +17,8 @@ from ebbflow.infra.protocols import CapacitySource, FleetControl
 from ebbflow.planners.fleet.scaling.scale_in import NodeUse
 from ebbflow.planners.model.capacity import Capacity, CapacityDiff, Node, Notice
 from ebbflow.planners.model.fleet import Fleet, Offer
-from ebbflow.planners.model.ledger import CapacityChanged, State
+from ebbflow.planners.model.ledger import CapacityChanged
+from ebbflow.planners.model.ledger_state import State
 from ebbflow.tasks.capacity.intervals import LoopPace
 
 T = TypeVar("T")

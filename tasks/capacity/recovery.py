@@ -12,7 +12,8 @@ from functools import partial
 from ebbflow.infra.clock import Clock
 from ebbflow.infra.ledger import Ledger
 from ebbflow.planners.errors import EbbflowError, OptionError
-from ebbflow.planners.model.ledger import AppEntered, AppMoved, AppRecord, AppSpec, Decided, Event, State
+from ebbflow.planners.model.ledger import AppEntered, AppMoved, AppRecord, AppSpec, Decided, Event
+from ebbflow.planners.model.ledger_state import State
 from ebbflow.tasks.apps.specs import Resume
 from ebbflow.tasks.query.app_requests import load_query
 from ebbflow.tasks.query.request import QueryRequest

@@ -6,7 +6,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ebbflow.infra.ledger import Ledger, Unread
-from ebbflow.planners.model.ledger import OVER, AppRecord, AppReport, Decided, Event, State
+from ebbflow.planners.model.ledger import OVER, AppRecord, AppReport, Decided, Event
+from ebbflow.planners.model.ledger_state import State
 from ebbflow.tasks.apps.loop_report import LOOP, LoopRow
 from ebbflow.tasks.apps.loop_report import problems as unread_problems
 from ebbflow.tasks.capacity.leading import Watched

@@ -8,7 +8,8 @@ from ebbflow.infra.errors import ClusterError, LedgerError
 from ebbflow.infra.ledger import Ledger
 from ebbflow.infra.local_fleet import LocalFleet
 from ebbflow.planners.errors import EbbflowError
-from ebbflow.planners.model.ledger import OVER, State
+from ebbflow.planners.model.ledger import OVER
+from ebbflow.planners.model.ledger_state import State
 from ebbflow.tasks.pipeline.file.spec import FaultSpec
 
 _LOOK = 0.2  # s

@@ -8,8 +8,9 @@ from ebbflow.infra.errors import LedgerError
 from ebbflow.infra.ledger import Ledger
 from ebbflow.planners.errors import OptionError
 from ebbflow.tasks.pipeline.record import app_id
-from ebbflow.tasks.report.cluster.history import History, Shown
+from ebbflow.tasks.report.cluster.history import History
 from ebbflow.tasks.report.cluster.report import cluster_report
+from ebbflow.tasks.report.cluster.spans import Shown
 from ebbflow.tasks.report.cluster.values import ClusterReport
 
 _PAGE = 1000  # events a read

@@ -11,7 +11,8 @@ from ebbflow.infra.clock import Clock
 from ebbflow.infra.errors import LedgerUnavailableError
 from ebbflow.infra.ledger import Ledger
 from ebbflow.planners.model.capacity import Capacity, Node, Notice
-from ebbflow.planners.model.ledger import AppEntered, AppMoved, AppReport, AppSpec, State
+from ebbflow.planners.model.ledger import AppEntered, AppMoved, AppReport, AppSpec
+from ebbflow.planners.model.ledger_state import State
 from ebbflow.planners.training.speed.batch_size import BatchLimits, Split
 from ebbflow.planners.training.speed.goodput import GradientStatistics
 from ebbflow.planners.training.speed.job_report import JobReport

@@ -30,8 +30,8 @@ from ebbflow.planners.model.ledger import (
     Lease,
     LoopBegan,
     Slot,
-    State,
 )
+from ebbflow.planners.model.ledger_state import State
 from tests.chaos import invariants
 from tests.chaos.faults import NAMED, Script
 from tests.chaos.injecting import Done

@@ -8,7 +8,8 @@ from ebbflow.infra.errors import LedgerError
 from ebbflow.infra.ledger import Ledger
 from ebbflow.infra.local_fleet import Occupant
 from ebbflow.infra.local_fleet.state import labels as marks
-from ebbflow.planners.model.ledger import Slot, State
+from ebbflow.planners.model.ledger import Slot
+from ebbflow.planners.model.ledger_state import State
 
 _LOOK = 0.4  # s
 

@@ -37,8 +37,8 @@ from ebbflow.planners.model.ledger import (
     Lease,
     Recalled,
     Saved,
-    State,
 )
+from ebbflow.planners.model.ledger_state import State
 
 _CHUNK = 500  # values in one IN list
 _HEAD = ("number", "at", "token", "holder", "epoch", "last_lease", "hazard")

@@ -8,7 +8,8 @@ from sqlalchemy import ColumnElement, Connection, func, select
 
 from ebbflow.infra.ledger.database.schema import apps
 from ebbflow.infra.ledger.rows.tables import app_of
-from ebbflow.planners.model.ledger import OVER, AppEntered, AppMoved, AppRecord, Change, Past, Saved, State
+from ebbflow.planners.model.ledger import OVER, AppEntered, AppMoved, AppRecord, Change, Past, Saved
+from ebbflow.planners.model.ledger_state import State
 
 
 def completed(connection: Connection, cluster: str, state: State, change: Change) -> Iterator[Change]:

@@ -18,7 +18,8 @@ from ebbflow.infra.ledger.database.schema import (
 )
 from ebbflow.infra.ledger.rows import codec
 from ebbflow.planners.model.capacity import Node, Notice
-from ebbflow.planners.model.ledger import AppRecord, AppSpec, Lease, Slot, State
+from ebbflow.planners.model.ledger import AppRecord, AppSpec, Lease, Slot
+from ebbflow.planners.model.ledger_state import State
 
 _CLOSE = 1e-9  # relative: sums of the same numbers in another order
 

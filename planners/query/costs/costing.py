@@ -10,9 +10,10 @@ from ebbflow.planners.model import Resources, Share, Work
 from ebbflow.planners.query.costs import cost
 from ebbflow.planners.query.costs.cost import CostModel, Size
 from ebbflow.planners.query.costs.sizes import Sizes
+from ebbflow.planners.query.plan.analysis import BlockId
 from ebbflow.planners.query.plan.cuts import NodeCost
 from ebbflow.planners.query.plan.slicing import Grid, aligned_tables
-from ebbflow.planners.query.plan.staging import BlockId, Choice, Unit
+from ebbflow.planners.query.plan.staging import Choice, Unit
 from ebbflow.planners.query.plan.trees import Join, Leaf, Tree, joins
 from ebbflow.planners.query.views.views import View
 

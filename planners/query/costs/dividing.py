@@ -11,8 +11,9 @@ from ebbflow.planners.model import Catalogue, Work
 from ebbflow.planners.query.costs.costing import Bill, Coster
 from ebbflow.planners.query.estimates.relations import RelationInput
 from ebbflow.planners.query.plan import slicing
+from ebbflow.planners.query.plan.analysis import Analysis
 from ebbflow.planners.query.plan.slicing import Grid
-from ebbflow.planners.query.plan.staging import Analysis, Choice, Unit
+from ebbflow.planners.query.plan.staging import Choice, Unit
 from ebbflow.planners.query.plan.trees import Leaf, Tree, joins
 from ebbflow.planners.query.sql.joingraph import Column
 from ebbflow.planners.query.views.views import View

@@ -10,7 +10,7 @@ from ebbflow.planners.model import Catalogue, ColumnStatistics
 from ebbflow.planners.query.estimates.cardinality import Cardinalities, RelationInput
 from ebbflow.planners.query.estimates.relations import member_values
 from ebbflow.planners.query.estimates.selectivity import conjunction, distinct_of, having_fraction
-from ebbflow.planners.query.plan.staging import Analysis, BlockId
+from ebbflow.planners.query.plan.analysis import Analysis, BlockId
 from ebbflow.planners.query.plan.state import StageOutput
 from ebbflow.planners.query.sql.joingraph import Column, JoinGraph
 from ebbflow.planners.query.sql.predicates import canonical, columns_of, conjuncts, has_subquery

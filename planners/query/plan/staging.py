@@ -4,15 +4,14 @@ What a stage computes and reads is known from the choice alone; its SQL is rende
 since most candidates are only compared.
 """
 
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from sqlglot import exp
 
-from ebbflow.planners.model import Catalogue
-from ebbflow.planners.query.plan.partial import Split, averages_add_up, split, type_of
+from ebbflow.planners.query.plan.analysis import Analysis, BlockId, output_names
+from ebbflow.planners.query.plan.partial import Split, split, type_of
 from ebbflow.planners.query.plan.render import (
     BlockRenderer,
     checkpoint_name,
@@ -25,93 +24,7 @@ from ebbflow.planners.query.plan.trees import Join, Leaf, Tree, joins
 from ebbflow.planners.query.sql.dialect import duckdb_sql, spark_sql
 from ebbflow.planners.query.sql.joingraph import Column
 from ebbflow.planners.query.sql.parse import outside_tables
-from ebbflow.planners.query.views.blocks import Block, extract
-from ebbflow.planners.query.views.column_types import families
-from ebbflow.planners.query.views.fingerprint import Fingerprints, digest
-from ebbflow.planners.query.views.views import ROOT, View, ViewChain
-
-BlockId = tuple[str, int]  # (view name, position among the view's SELECTs)
-
-_UNNAMED = "__partial"  # stands for a partial result whose fingerprint does not matter
-
-
-@dataclass(frozen=True)
-class Analysis:
-    """A query taken apart: its views, their blocks, fingerprints, and why anything stays as written."""
-
-    chain: ViewChain
-    blocks: Mapping[BlockId, Block]
-    fingerprints: Fingerprints
-    notes: tuple[str, ...]
-    whole: frozenset[str] = frozenset()  # views with averages that parts do not add up to
-
-    @classmethod
-    def of(cls, chain: ViewChain, catalogue: Catalogue, salt: str) -> "Analysis":
-        """Extract the blocks of every view. ``salt`` is unique to the run and marks volatile stages."""
-        blocks: dict[BlockId, Block] = {}
-        notes = list(chain.notes)
-        known = families(chain, catalogue)
-        for view in chain.views:
-            for position, select in enumerate(view.selects()):
-                found = extract(view, select, known[view.name])
-                if found.block is not None:
-                    blocks[view.name, position] = found.block
-                elif found.reason:
-                    notes.append(found.reason)
-        versions = {name: table.version for name, table in catalogue.tables.items()}
-        whole = frozenset(v.name for v in chain.views if not averages_add_up(v, catalogue, known[v.name]))
-        return cls(chain, blocks, Fingerprints(chain.views, versions, salt), tuple(notes), whole)
-
-    def blocks_of(self, view: str) -> Iterable[BlockId]:
-        """Return the ids of a view's blocks, in order."""
-        return [key for key in self.blocks if key[0] == view]
-
-    @cached_property
-    def strangers(self) -> Mapping[str, frozenset[str]]:
-        """Return per view the tables and views that it names outside its blocks and their predicates.
-
-        They stand in outer joins, in other subqueries, or are the only table of a SELECT.
-        """
-        return {view.name: self._strangers(view.name, view.query) for view in self.chain.views}
-
-    @cached_property
-    def strangers_below(self) -> Mapping[str, frozenset[str]]:
-        """Return per divisible view those of its strangers that its partial result reads."""
-        return {view: self._strangers(view, found.partial) for view, found in self.splits.items()}
-
-    @cached_property
-    def merged(self) -> Mapping[str, tuple[str, ...]]:
-        """Return per divisible view what the merging of its partial result reads besides that."""
-        return {
-            view: tuple(name for name in _named(found.merge) if name != _UNNAMED)
-            for view, found in self.splits.items()
-        }
-
-    def _strangers(self, view: str, query: exp.Expr) -> frozenset[str]:
-        names = Counter(_named(query))
-        for key in self.blocks_of(view):
-            graph = self.blocks[key].graph
-            names.subtract(r.source for r in graph.relations)
-            for predicate in graph.predicates:
-                if predicate.subquery and not predicate.implied:
-                    names.subtract(_named(predicate.expression))
-        return frozenset(n for n, count in names.items() if count > 0)
-
-    @cached_property
-    def splits(self) -> Mapping[str, Split]:
-        """Return, of the views that can be computed from parts, the two statements as written."""
-        out = {}
-        for view in self.chain.views:
-            possible = not view.opaque and not view.volatile and view.name not in self.whole
-            if isinstance(view.query, exp.Select) and possible:
-                found = split(view.query, _UNNAMED, type_of(""))
-                if found is not None:
-                    out[view.name] = found
-        return out
-
-    def partial_fp(self, view: str) -> str:
-        """Return the output fingerprint of a view's partial result."""
-        return digest("partial", self.fingerprints.view(view))
+from ebbflow.planners.query.views.views import ROOT, View
 
 
 @dataclass(frozen=True)
@@ -263,7 +176,7 @@ class Staging:
             inside = not predicate.relations & ~node.mask
             done = any(not predicate.relations & ~mask for mask in below)
             if predicate.subquery and inside and not done:
-                for name in _named(predicate.expression):
+                for name in output_names(predicate.expression):
                     self._read_source(view, name, reads)
 
     def _read_view(self, view: View, reads: _Reads, strangers: frozenset[str] | None = None) -> None:
@@ -404,11 +317,6 @@ class Rendered:
         return duckdb_sql(without_hints(self.tree))
 
 
-def _named(node: exp.Expr) -> list[str]:
-    """Return the table and view names under ``node``, with repetitions, without those that it defines."""
-    return [t.name for t in outside_tables(node)]
-
-
 def _reachable(units: tuple[Unit, ...]) -> tuple[Unit, ...]:
     """Drop stages that the result does not need, such as a cut inside a cut view that nobody reads."""
     needed = {units[-1].output_fp}
@@ -421,5 +329,5 @@ def _reachable(units: tuple[Unit, ...]) -> tuple[Unit, ...]:
 def single_unit(analysis: Analysis, query: exp.Query) -> Unit:
     """Return the whole query as one stage, as its author wrote it: the ``single`` policy."""
     covers = frozenset(f"{k[0]}.{r.alias}" for k, b in analysis.blocks.items() for r in b.graph.relations)
-    tables = tuple(sorted(set(_named(query))))
+    tables = tuple(sorted(set(output_names(query))))
     return Unit(ROOT, analysis.fingerprints.view(ROOT), (), tables, covers, "as written")

@@ -7,7 +7,7 @@ from dataclasses import replace
 from sqlglot import exp
 
 from ebbflow.planners.model import Catalogue
-from ebbflow.planners.query.plan.staging import BlockId
+from ebbflow.planners.query.plan.analysis import BlockId
 from ebbflow.planners.query.sql.joingraph import Column
 from ebbflow.planners.query.sql.parse import outside_tables
 from ebbflow.planners.query.sql.predicates import canonical, conjuncts, free_columns

@@ -8,7 +8,7 @@ from ebbflow.planners.model import Catalogue
 from ebbflow.planners.query.costs.cost import CostModel
 from ebbflow.planners.query.costs.sizes import Sizes
 from ebbflow.planners.query.estimates.relations import member_values
-from ebbflow.planners.query.plan.staging import Analysis
+from ebbflow.planners.query.plan.analysis import Analysis
 from ebbflow.planners.query.sql.predicates import free_columns
 from ebbflow.planners.query.subqueries.factoring import factored
 from ebbflow.planners.query.subqueries.reduction import MOST_KEYS, Fractions, broadcast, reduced

@@ -21,7 +21,7 @@ from ebbflow.planners.model import Catalogue, Share
 from ebbflow.planners.query.costs.cost import CostModel, Size, scan, write
 from ebbflow.planners.query.costs.sizes import Sizes
 from ebbflow.planners.query.orders.enumerate import enumerate_trees
-from ebbflow.planners.query.plan.staging import Analysis, BlockId
+from ebbflow.planners.query.plan.analysis import Analysis, BlockId
 from ebbflow.planners.query.sql.joingraph import Column
 from ebbflow.planners.query.subqueries.lifting import joins_view, lifted_name, reading, unused_names
 from ebbflow.planners.query.subqueries.reduction import Fractions

@@ -9,7 +9,8 @@ import numpy as np
 
 from ebbflow.planners.model.ledger import AppReport, Decided
 from ebbflow.tasks.drawing.wording import plural, seconds_text
-from ebbflow.tasks.report.cluster.history import AppHistory, History, number
+from ebbflow.tasks.report.cluster.history import History
+from ebbflow.tasks.report.cluster.spans import AppHistory, number
 from ebbflow.tasks.report.cluster.values import DecisionRow, LatencyRow, StageSpan
 
 

@@ -25,7 +25,8 @@ from ebbflow.planners.model.ledger import OVER, AppReport, AppSpec
 from ebbflow.planners.model.scheduling import UNFAIR
 from ebbflow.planners.query.shares import jain
 from ebbflow.tasks.drawing.wording import number_text, plural, seconds_text
-from ebbflow.tasks.report.cluster.history import AppHistory, History
+from ebbflow.tasks.report.cluster.history import History
+from ebbflow.tasks.report.cluster.spans import AppHistory
 from ebbflow.tasks.report.cluster.values import AppRow, FairnessReport, RhoReport
 
 

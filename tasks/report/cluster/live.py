@@ -10,11 +10,13 @@ from ebbflow.infra.clock import Clock
 from ebbflow.infra.ledger import Unread
 from ebbflow.infra.machine.page_server import Answer
 from ebbflow.planners.errors import EbbflowError
-from ebbflow.planners.model.ledger import AppReport, Event, State
+from ebbflow.planners.model.ledger import AppReport, Event
+from ebbflow.planners.model.ledger_state import State
 from ebbflow.tasks.drawing.wording import clock_text, printable
-from ebbflow.tasks.report.cluster.history import History, Shown
+from ebbflow.tasks.report.cluster.history import History
 from ebbflow.tasks.report.cluster.page import cluster_html, cluster_parts, digest, page_policy
 from ebbflow.tasks.report.cluster.report import ClusterReport, cluster_report
+from ebbflow.tasks.report.cluster.spans import Shown
 
 _BATCH = 5000  # events of one read
 _LEAST = 1.0  # s between looks at the ledger

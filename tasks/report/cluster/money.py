@@ -11,7 +11,7 @@ from typing import Literal
 
 from ebbflow.planners.fleet.spending import Cost, Stay, spent
 from ebbflow.planners.model.prices import HOUR, Series
-from ebbflow.tasks.report.cluster.history import NodeSpan
+from ebbflow.tasks.report.cluster.spans import NodeSpan
 from ebbflow.tasks.report.cluster.values import (
     AppRow,
     LeaseReport,

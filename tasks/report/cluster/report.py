@@ -9,8 +9,9 @@ from typing import cast
 from ebbflow.planners.model.ledger import OVER, AppPhase, AppReport, Event
 from ebbflow.tasks.report.cluster.decisions import changed, decisions, latency, paced, stages
 from ebbflow.tasks.report.cluster.fairness import Crowd, fairness, last_phase, rho, service_of
-from ebbflow.tasks.report.cluster.history import AppHistory, History, LeaseSpan, goodput_of
+from ebbflow.tasks.report.cluster.history import History, goodput_of
 from ebbflow.tasks.report.cluster.money import counted, money, node_report
+from ebbflow.tasks.report.cluster.spans import AppHistory, LeaseSpan
 from ebbflow.tasks.report.cluster.values import (
     AppRow,
     CapacityStep,

@@ -12,7 +12,7 @@ import pytest
 from ebbflow.planners.model import Catalogue, Share
 from ebbflow.planners.query.costs.cost import SPARK
 from ebbflow.planners.query.coverage import coverage
-from ebbflow.planners.query.plan.staging import Analysis
+from ebbflow.planners.query.plan.analysis import Analysis
 from ebbflow.planners.query.planner import QueryPlanner
 from ebbflow.planners.query.sql.parse import parse_query
 from ebbflow.planners.query.views.views import view_chain

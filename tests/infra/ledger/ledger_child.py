@@ -23,8 +23,8 @@ from ebbflow.planners.model.ledger import (
     Granted,
     Lease,
     Slot,
-    State,
 )
+from ebbflow.planners.model.ledger_state import State
 
 GPUS = [(f"n{n}", slot) for n in range(3) for slot in range(4)]
 APPS = [f"a{n}" for n in range(4)]

@@ -4,17 +4,8 @@ import pytest
 
 from ebbflow.infra.ledger import audit
 from ebbflow.planners.model.capacity import Notice
-from ebbflow.planners.model.ledger import (
-    CapacityChanged,
-    Change,
-    Ended,
-    Event,
-    Extended,
-    LoopBegan,
-    Recalled,
-    State,
-    fold,
-)
+from ebbflow.planners.model.ledger import CapacityChanged, Change, Ended, Event, Extended, LoopBegan, Recalled
+from ebbflow.planners.model.ledger_state import State, fold
 from tests.infra.ledger.ledger_values import app, decision, grant, lease, node, nodes
 
 START: tuple[Change, ...] = (app("a"), app("b"), LoopBegan(1, "x"), nodes("n1", "n2"))

@@ -31,8 +31,8 @@ from ebbflow.planners.model.ledger import (
     LoopBegan,
     Recalled,
     Saved,
-    State,
 )
+from ebbflow.planners.model.ledger_state import State
 from tests.infra.ledger.ledger_values import app, decision
 
 words = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x00"), max_size=8)
@@ -204,7 +204,8 @@ def test_what_is_near_enough_to_json_is_stored() -> None:
 
 
 def test_a_whole_state_comes_back_with_every_field() -> None:
-    from ebbflow.planners.model.ledger import Event, fold
+    from ebbflow.planners.model.ledger import Event
+    from ebbflow.planners.model.ledger_state import fold
 
     state = State()
     for number, change in enumerate(

@@ -24,9 +24,8 @@ from ebbflow.planners.model.ledger import (
     Recalled,
     Saved,
     Slot,
-    State,
-    fold,
 )
+from ebbflow.planners.model.ledger_state import State, fold
 from tests.infra.ledger.conftest import Place
 from tests.infra.ledger.ledger_values import SetClock, app, decision, grant, lease, node, nodes
 

@@ -16,9 +16,8 @@ from ebbflow.planners.model.ledger import (
     Ended,
     Event,
     Saved,
-    State,
-    fold,
 )
+from ebbflow.planners.model.ledger_state import State, fold
 from tests.infra.ledger.conftest import Place
 from tests.infra.ledger.ledger_values import SetClock, app, decision, grant, lease, nodes
 

@@ -39,9 +39,8 @@ from ebbflow.planners.model.ledger import (
     Recalled,
     Saved,
     Slot,
-    State,
-    fold,
 )
+from ebbflow.planners.model.ledger_state import State, fold
 from tests.infra.ledger.ledger_values import SetClock
 
 APPS, NODES = ["a", "b", "c"], ["n1", "n2", "n3"]

@@ -24,9 +24,8 @@ from ebbflow.planners.model.ledger import (
     Granted,
     Lease,
     Recalled,
-    State,
-    fold,
 )
+from ebbflow.planners.model.ledger_state import State, fold
 
 START = 1_700_000_000.0
 

@@ -9,17 +9,8 @@ from hypothesis import strategies as st
 from ebbflow.planners.capacity.need import Need, Room, room, room_of
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model.capacity import Node, Notice
-from ebbflow.planners.model.ledger import (
-    AppEntered,
-    AppSpec,
-    CapacityChanged,
-    Event,
-    Granted,
-    Lease,
-    Slot,
-    State,
-    fold,
-)
+from ebbflow.planners.model.ledger import AppEntered, AppSpec, CapacityChanged, Event, Granted, Lease, Slot
+from ebbflow.planners.model.ledger_state import State, fold
 
 NODES = (Node("a", 4, 16.0, gpus=2), Node("b", 8, 32.0, gpus=4), Node("c", 2, 8.0))
 

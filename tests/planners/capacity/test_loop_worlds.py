@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from ledger_worlds import World, app, node
 
 from ebbflow.planners.capacity import Settings, Team
-from ebbflow.planners.model.ledger import OVER, Event, State, fold
+from ebbflow.planners.model.ledger import OVER, Event
+from ebbflow.planners.model.ledger_state import State, fold
 from ebbflow.planners.scheduling.live import live_policy
 
 POLICIES = (

@@ -16,10 +16,11 @@ from ebbflow.infra.query.duckdbtypes import quoted, to_spark
 from ebbflow.planners.model import Catalogue, ColumnStatistics, Table, TableStatistics
 from ebbflow.planners.query.costs.dividing import Divider
 from ebbflow.planners.query.estimates.relations import RelationInput
+from ebbflow.planners.query.plan.analysis import Analysis
 from ebbflow.planners.query.plan.partial import bound
 from ebbflow.planners.query.plan.render import checkpoint_name
 from ebbflow.planners.query.plan.slicing import Grid, runs
-from ebbflow.planners.query.plan.staging import Analysis, Choice, Rendered, Staging, Unit
+from ebbflow.planners.query.plan.staging import Choice, Rendered, Staging, Unit
 from ebbflow.planners.query.plan.trees import Join, JoinMethod, Leaf, Tree, joins
 from ebbflow.planners.query.sql.joingraph import JoinGraph
 from ebbflow.planners.query.sql.parse import parse_query

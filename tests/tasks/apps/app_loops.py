@@ -23,8 +23,8 @@ from ebbflow.planners.model.ledger import (
     Granted,
     Lease,
     Recalled,
-    State,
 )
+from ebbflow.planners.model.ledger_state import State
 
 LONG = 60.0  # seconds: a bound for a busy machine, not an expectation
 

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from loopcases import node
 
 from ebbflow.planners.model.capacity import Capacity, Notice
-from ebbflow.planners.model.ledger import CapacityChanged, Event, State, fold
+from ebbflow.planners.model.ledger import CapacityChanged, Event
+from ebbflow.planners.model.ledger_state import State, fold
 from ebbflow.tasks.capacity.observing import change, known
 
 NAMES = st.sampled_from([f"n{i}" for i in range(6)])

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ebbflow.planners.model import Catalogue, ColumnStatistics, Share, Table, TableStatistics, Work
 from ebbflow.planners.query.costs.cost import DUCKDB, SPARK
 from ebbflow.planners.query.costs.sizes import Sizes
-from ebbflow.planners.query.plan.staging import Analysis
+from ebbflow.planners.query.plan.analysis import Analysis
 from ebbflow.planners.query.planner import QueryPlanner
 from ebbflow.planners.query.subqueries.factoring import factored
 from ebbflow.planners.query.subqueries.reduction import reduced

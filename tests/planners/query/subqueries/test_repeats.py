@@ -10,7 +10,7 @@ from test_reduction import filled  # noqa: F401  (fixture)
 
 from ebbflow.planners.model import Share, Work
 from ebbflow.planners.query.costs.cost import SPARK
-from ebbflow.planners.query.plan.staging import Analysis
+from ebbflow.planners.query.plan.analysis import Analysis
 from ebbflow.planners.query.planner import QueryPlanner
 from ebbflow.planners.query.subqueries.repeats import shared_joins
 from tests.planners.query.plan.test_staging import HARD, TPCH, small, tpch  # noqa: F401  (fixtures)

@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ebbflow.planners.model import Catalogue
+from ebbflow.planners.query.plan.analysis import Analysis
 from ebbflow.planners.query.plan.render import BlockRenderer
-from ebbflow.planners.query.plan.staging import Analysis, Choice, Rendered, Staging
+from ebbflow.planners.query.plan.staging import Choice, Rendered, Staging
 from ebbflow.planners.query.plan.trees import joins
 from ebbflow.planners.query.sql.parse import parse_query
 from ebbflow.planners.query.views.fingerprint import digest

@@ -8,7 +8,8 @@ from test_cluster_page import HOSTILE, crowded, hostile_report
 
 from ebbflow.infra.clock import SystemClock
 from ebbflow.infra.machine.page_server import PageServer
-from ebbflow.planners.model.ledger import AppReport, Decided, Event, State
+from ebbflow.planners.model.ledger import AppReport, Decided, Event
+from ebbflow.planners.model.ledger_state import State
 from ebbflow.tasks.report.cluster.live import ClusterFollower
 from ebbflow.tasks.report.cluster.page import MOST, cluster_html
 from ebbflow.tasks.report.cluster.report import cluster_report
