@@ -19,14 +19,13 @@ from ebbflow.infra.errors import (
     StorageFullError,
 )
 from ebbflow.infra.protocols import Relation, StageJob, StageProgress, StageResult
-from ebbflow.infra.query.duckdbtypes import quoted, to_duckdb, to_spark
+from ebbflow.infra.query.duckdb_statements import register_view, storable
 from ebbflow.infra.storage import private
 from ebbflow.infra.storage.filesystems import filesystem, split
 from ebbflow.infra.tables.confinement import NOTHING, Reach, configuration, lock
 
 _POLL = 0.1  # seconds between looks at a running job
 _PART = "part-00000.parquet"
-_PATTERN = frozenset("*?[]{}\\")  # in a path, read_parquet takes these for a pattern
 _BATCH = 1 << 17  # rows
 _HELD = "file system operations are disabled by configuration"
 _log = logging.getLogger(__name__)
@@ -235,8 +234,8 @@ class DuckDbEngine:
         cursor.execute("SET enable_progress_bar_print = false")
         cursor.execute("SET progress_bar_time = 0")
         for relation in job.relations:
-            _register(cursor, relation)
-        statement, columns = _storable(cursor, job)
+            register_view(cursor, relation)
+        statement, columns = storable(cursor, job)
         scheme, folder = split(job.output_uri)
         cursor.execute("SET enable_profiling = 'no_output'")
         if running.cancelled.is_set():
@@ -283,52 +282,6 @@ class _Listener:
         except Exception:  # a listener's mistake must not lose the work it listens to
             _log.exception("the progress listener of %s failed; it is not called again", self._job)
             self._on_progress = None
-
-
-def _register(cursor: Any, relation: Relation) -> None:
-    """Make ``relation`` a temporary view of exactly its declared columns and types."""
-    if relation.external:
-        return
-    columns = ", ".join(f"CAST({quoted(n)} AS {to_duckdb(t)}) AS {quoted(n)}" for n, t in relation.columns)
-    if not relation.files:
-        columns = ", ".join(f"CAST(NULL AS {to_duckdb(t)}) AS {quoted(n)}" for n, t in relation.columns)
-        source = "(SELECT 1) WHERE false"
-    elif relation.scheme == "file" and not any(_PATTERN & set(f.path) for f in relation.files):
-        listed = ", ".join("'" + f.path.replace("'", "''") + "'" for f in relation.files)
-        source = f"read_parquet([{listed}], union_by_name = true, hive_partitioning = false)"
-    else:
-        source = quoted(f"__files_of_{relation.name}")
-        cursor.register(f"__files_of_{relation.name}", _dataset(relation))
-    cursor.execute(f"CREATE TEMP VIEW {quoted(relation.name)} AS SELECT {columns} FROM {source}")
-
-
-def _dataset(relation: Relation) -> Any:
-    import pyarrow.dataset as ds
-
-    return ds.dataset(
-        [f.path for f in relation.files], filesystem=filesystem(relation.scheme), format="parquet"
-    )
-
-
-def _storable(cursor: Any, job: StageJob) -> tuple[str, tuple[tuple[str, str], ...]]:
-    """Return the job's statement with a cast of every column that Spark has no type for, and its columns."""
-    sql = job.sql.strip().rstrip(";")
-    plan = cursor.sql(sql)  # binds, does not run
-    names = list(plan.columns)
-    twice = {n for n in names if [m.lower() for m in names].count(n.lower()) > 1}
-    if twice:
-        raise StageFailedError(
-            f"{job.name}: the column {sorted(twice)[0]!r} appears twice; give one an alias"
-        )
-    kinds = [to_spark(dtype) for dtype in plan.types]
-    columns = tuple((name, spark) for name, (spark, _) in zip(names, kinds, strict=True))
-    if all(cast is None for _, cast in kinds):
-        return sql + "\n", columns
-    chosen = ", ".join(
-        f"CAST({quoted(name)} AS {cast}) AS {quoted(name)}" if cast else quoted(name)
-        for name, (_, cast) in zip(names, kinds, strict=True)
-    )
-    return f"SELECT {chosen} FROM (\n{sql}\n)", columns
 
 
 def _stream(running: _Running, statement: str, scheme: str, path: str) -> int:

@@ -1,11 +1,11 @@
-"""From SQL text to one qualified query: parsing, checks, and freezing of what changes from run to run."""
+"""From SQL text to one qualified query: parsing, checks, and names."""
 
 import difflib
 import itertools
 import re
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from typing import Any, cast
 
 import sqlglot
@@ -22,22 +22,13 @@ from ebbflow.planners.errors import (
 from ebbflow.planners.model import Catalogue
 from ebbflow.planners.query.sql.dialect import Spark4, kept, spark_sql
 from ebbflow.planners.query.sql.forbidden import check_reach
+from ebbflow.planners.query.sql.freezing import draws_again, freeze
 from ebbflow.planners.query.sql.functions import (
     BARE,
-    CALLS,
-    CLOCK_DATES,
-    CLOCK_LOCAL,
-    CLOCK_NAMES,
-    CLOCK_TIMES,
-    CLOCKS,
-    changes,
 )
 from ebbflow.planners.query.sql.nesting import check_depth, check_length, within_bounds
 
 _AFTER = ("with_", "distribute", "sort", "cluster", "order", "limit", "offset")  # what may follow a query
-# Days from today, of the words that Spark reads as a date or a time.
-_DAYS = {"now": 0, "today": 0, "tomorrow": 1, "yesterday": -1}
-_TIMES = (exp.DType.TIMESTAMP, exp.DType.TIMESTAMPTZ, exp.DType.TIMESTAMPLTZ, exp.DType.TIMESTAMPNTZ)
 
 
 @dataclass(frozen=True)
@@ -154,76 +145,6 @@ def _nearest(name: str, known: Iterable[str]) -> str:
     return f"known: {shown}" if names else "none is known"
 
 
-def freeze(query: exp.Query, now: datetime) -> tuple[exp.Query, tuple[str, ...]]:
-    """Replace clock functions by literals of ``now`` (UTC) and note volatile functions.
-
-    Spark evaluates clock functions once per statement; a query that is split into statements must fix them
-    once for all of them.
-    """
-    stamp = now.astimezone(UTC)
-    notes: dict[str, None] = {}
-
-    def literal(node: exp.Expr) -> exp.Expr:
-        word = _moment(node, stamp)
-        if word is not None:
-            notes[f"{spark_sql(node)} frozen to {word.name} for this run"] = None
-            node.set("this", word)
-            return node
-        name = node.name.lower() if isinstance(node, exp.Anonymous) else node.key
-        clock = isinstance(node, CLOCKS) or (isinstance(node, exp.Anonymous) and name in CLOCK_NAMES)
-        if not clock:
-            if is_volatile_function(node):
-                notes[f"{spark_sql(node)} is not deterministic: stages that contain it are never reused"] = (
-                    None
-                )
-            return node
-        if isinstance(node, exp.CurrentDate) or name in CLOCK_DATES:
-            kind, value = "DATE", stamp.date().isoformat()
-        elif isinstance(node, exp.CurrentTime | exp.Localtime) or name in CLOCK_TIMES:
-            kind, value = "TIME", stamp.strftime("%H:%M:%S.%f")
-        elif isinstance(node, exp.Localtimestamp | exp.CurrentDatetime) or name in CLOCK_LOCAL:
-            kind, value = "TIMESTAMPNTZ", stamp.strftime("%Y-%m-%d %H:%M:%S.%f")
-        else:  # an instant, whatever the session's time zone is
-            kind, value = "TIMESTAMPTZ", stamp.strftime("%Y-%m-%d %H:%M:%S.%f+00:00")
-        notes[f"{spark_sql(node)} frozen to {value} for this run"] = None
-        return exp.cast(exp.Literal.string(value), kind)
-
-    return cast("exp.Query", query.transform(literal)), tuple(notes)
-
-
-def _moment(node: exp.Expr, stamp: datetime) -> exp.Literal | None:
-    """Return the literal for a word such as ``today`` that ``node`` reads as a date or a time."""
-    if isinstance(node, exp.Cast):
-        kind = node.to.this
-    elif isinstance(node, exp.TsOrDsToDate) and node.args.get("format") is None:
-        kind = exp.DType.DATE
-    else:
-        return None
-    word = node.this.name.strip().lower() if isinstance(node.this, exp.Literal) else ""
-    if word not in _DAYS or kind not in (exp.DType.DATE, *_TIMES):
-        return None
-    day = stamp + timedelta(days=_DAYS[word])
-    if kind == exp.DType.DATE:
-        return exp.Literal.string(day.date().isoformat())
-    if word != "now":
-        day = day.replace(hour=0, minute=0, second=0, microsecond=0)
-    zone = "" if kind == exp.DType.TIMESTAMPNTZ else "+00:00"
-    return exp.Literal.string(day.strftime("%Y-%m-%d %H:%M:%S.%f") + zone)
-
-
-def is_volatile_function(node: exp.Expr) -> bool:
-    """Tell whether ``node`` itself is a call whose value differs from row to row or run to run, or a word that
-    stands for another day each day where it is compared with a date."""
-    if isinstance(node, exp.Literal):
-        return node.is_string and node.name.strip().lower() in _DAYS
-    return changes(node)
-
-
-def is_volatile(node: exp.Expr) -> bool:
-    """Tell whether ``node`` contains a volatile function or a sample."""
-    return any(is_volatile_function(n) for n in node.find_all(*CALLS, exp.Literal))
-
-
 def outside_tables(node: exp.Expr, bound: frozenset[str] = frozenset()) -> Iterator[exp.Table]:
     """Yield the tables under ``node`` that no WITH in scope defines; table functions are none.
 
@@ -278,7 +199,7 @@ def parse_query(
     """
     query = _divided(parse(text, dialect, allowed), dialect)
     check_tables(query, catalogue)
-    if _draws_again(query):
+    if draws_again(query):
         frozen, notes = freeze(_called(query, catalogue), now)
         reason = "the query runs whole: an alias of what is not deterministic is used again in its SELECT"
         return ParsedQuery(frozen, text, (*notes, reason), qualified=False)
@@ -292,18 +213,6 @@ def parse_query(
     named, renamed = _named(_ordered_by_outputs(qualified), query, catalogue)
     frozen, notes = freeze(named, now)  # after qualify, which names the projections
     return ParsedQuery(frozen, text, (*notes, *renamed))
-
-
-def _draws_again(query: exp.Query) -> bool:
-    """Tell whether a SELECT uses an alias for a random value: qualifying would put the call in the alias' place."""
-    for select in query.find_all(exp.Select):
-        drawn = {i.alias.lower() for i in select.selects if isinstance(i, exp.Alias) and is_volatile(i)}
-        for column in select.find_all(exp.Column) if drawn else ():
-            order = column.find_ancestor(exp.Order)  # that of a SELECT names its outputs
-            own = order is None or isinstance(order.parent, exp.Window)
-            if own and not column.table and column.name.lower() in drawn:
-                return True
-    return False
 
 
 def _called(query: exp.Query, catalogue: Catalogue) -> exp.Query:

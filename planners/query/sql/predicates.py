@@ -5,8 +5,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from sqlglot import ErrorLevel, exp
 
 from ebbflow.planners.query.sql.dialect import duckdb_sql, spark_sql
+from ebbflow.planners.query.sql.freezing import is_volatile
 from ebbflow.planners.query.sql.joingraph import Column
-from ebbflow.planners.query.sql.parse import is_volatile
 
 
 def conjuncts(condition: exp.Expr | None) -> list[exp.Expr]:

@@ -22,7 +22,7 @@ from ebbflow.planners.query.costs.cost import CostModel, write
 from ebbflow.planners.query.costs.operators import Size, scan
 from ebbflow.planners.query.costs.sizes import Sizes
 from ebbflow.planners.query.plan.analysis import Analysis, BlockId
-from ebbflow.planners.query.sql.parse import is_volatile
+from ebbflow.planners.query.sql.freezing import is_volatile
 from ebbflow.planners.query.sql.predicates import canonical
 from ebbflow.planners.query.subqueries.lifting import joins_view, lifted_name, reading, unused_names
 from ebbflow.planners.query.subqueries.reduction import (

@@ -23,8 +23,8 @@ from ebbflow.planners.query.costs.cost import CostModel
 from ebbflow.planners.query.costs.operators import Size, scan
 from ebbflow.planners.query.estimates.relations import Values, member_values, values_after
 from ebbflow.planners.query.estimates.selectivity import conjunction
+from ebbflow.planners.query.sql.freezing import is_volatile
 from ebbflow.planners.query.sql.joingraph import Column
-from ebbflow.planners.query.sql.parse import is_volatile
 from ebbflow.planners.query.sql.predicates import (
     canonical,
     columns_of,

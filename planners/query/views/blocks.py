@@ -12,8 +12,8 @@ from typing import cast
 from sqlglot import exp
 
 from ebbflow.planners.query.sql.dialect import spark_sql
+from ebbflow.planners.query.sql.freezing import is_volatile
 from ebbflow.planners.query.sql.joingraph import Column, EqualityClass, JoinGraph, Predicate, RelationRef
-from ebbflow.planners.query.sql.parse import is_volatile
 from ebbflow.planners.query.sql.predicates import (
     canonical,
     columns_of,

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from sqlglot import exp
 
-from ebbflow.planners.query.sql.parse import is_volatile
+from ebbflow.planners.query.sql.freezing import is_volatile
 from ebbflow.planners.query.sql.predicates import conjuncts, free_columns, sources
 
 KEPT = "KEPT"  # any ``kind`` of a SELECT is a reason for sqlglot not to merge it

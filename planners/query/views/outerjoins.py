@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from sqlglot import exp
 
-from ebbflow.planners.query.sql.parse import is_volatile
+from ebbflow.planners.query.sql.freezing import is_volatile
 from ebbflow.planners.query.sql.predicates import aliases_of, conjuncts, has_subquery
 
 _COMPARISONS = (exp.EQ, exp.NEQ, exp.LT, exp.LTE, exp.GT, exp.GTE, exp.Like)

@@ -14,7 +14,8 @@ from sqlglot.optimizer.annotate_types import annotate_types
 
 from ebbflow.planners.model import Catalogue
 from ebbflow.planners.query.sql.dialect import spark_sql
-from ebbflow.planners.query.sql.parse import is_volatile, outside_tables
+from ebbflow.planners.query.sql.freezing import is_volatile
+from ebbflow.planners.query.sql.parse import outside_tables
 from ebbflow.planners.query.sql.predicates import all_of, any_of, conjuncts, free_columns, has_subquery
 
 _UNKNOWN = (exp.DType.UNKNOWN, exp.DType.NULL)

@@ -9,6 +9,7 @@ import duckdb
 import pytest
 from sqlglot import ParseError, exp, parse_one
 
+from ebbflow.planners.query.sql.freezing import freeze, is_volatile
 from ebbflow.planners.query.sql.functions import (
     CLOCK_NAMES,
     CODE,
@@ -21,7 +22,7 @@ from ebbflow.planners.query.sql.functions import (
     names_of,
     refused,
 )
-from ebbflow.planners.query.sql.parse import freeze, is_volatile, parse
+from ebbflow.planners.query.sql.parse import parse
 from tests.planners.query.statements import NOW
 
 REFUSED = FILES | NETWORK | SETTINGS | CODE

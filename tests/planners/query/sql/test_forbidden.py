@@ -4,8 +4,9 @@ import pytest
 
 from ebbflow.planners.errors import ForbiddenSqlError, OptionError, PlanningError, UnknownTableError
 from ebbflow.planners.query.sql.forbidden import checked_functions
+from ebbflow.planners.query.sql.freezing import is_volatile
 from ebbflow.planners.query.sql.functions import CODE, FILES, NETWORK, SETTINGS, reaches_out
-from ebbflow.planners.query.sql.parse import is_volatile, parse, parse_query
+from ebbflow.planners.query.sql.parse import parse, parse_query
 from tests.planners.query.statements import NOW, catalogue
 
 TABLES = catalogue({"t": "a bigint, b string, l array<int>", "book": "a bigint"})

@@ -9,7 +9,8 @@ from ebbflow.planners.errors import (
     UnsupportedQueryError,
 )
 from ebbflow.planners.query.sql.dialect import duckdb_sql, spark_sql
-from ebbflow.planners.query.sql.parse import is_volatile, parse, parse_query, table_names
+from ebbflow.planners.query.sql.freezing import is_volatile
+from ebbflow.planners.query.sql.parse import parse, parse_query, table_names
 from tests.planners.query.statements import NOW, catalogue
 
 TABLES = catalogue(

@@ -1,0 +1,56 @@
+"""What a job's statement is on DuckDB: views of its relations, and columns of types that Spark knows."""
+
+from typing import Any
+
+from ebbflow.infra.errors import StageFailedError
+from ebbflow.infra.protocols import Relation, StageJob
+from ebbflow.infra.query.duckdbtypes import quoted, to_duckdb, to_spark
+from ebbflow.infra.storage.filesystems import filesystem
+
+_PATTERN = frozenset("*?[]{}\\")  # in a path, read_parquet takes these for a pattern
+
+
+def register_view(cursor: Any, relation: Relation) -> None:
+    """Make ``relation`` a temporary view of exactly its declared columns and types."""
+    if relation.external:
+        return
+    columns = ", ".join(f"CAST({quoted(n)} AS {to_duckdb(t)}) AS {quoted(n)}" for n, t in relation.columns)
+    if not relation.files:
+        columns = ", ".join(f"CAST(NULL AS {to_duckdb(t)}) AS {quoted(n)}" for n, t in relation.columns)
+        source = "(SELECT 1) WHERE false"
+    elif relation.scheme == "file" and not any(_PATTERN & set(f.path) for f in relation.files):
+        listed = ", ".join("'" + f.path.replace("'", "''") + "'" for f in relation.files)
+        source = f"read_parquet([{listed}], union_by_name = true, hive_partitioning = false)"
+    else:
+        source = quoted(f"__files_of_{relation.name}")
+        cursor.register(f"__files_of_{relation.name}", _dataset(relation))
+    cursor.execute(f"CREATE TEMP VIEW {quoted(relation.name)} AS SELECT {columns} FROM {source}")
+
+
+def _dataset(relation: Relation) -> Any:
+    import pyarrow.dataset as ds
+
+    return ds.dataset(
+        [f.path for f in relation.files], filesystem=filesystem(relation.scheme), format="parquet"
+    )
+
+
+def storable(cursor: Any, job: StageJob) -> tuple[str, tuple[tuple[str, str], ...]]:
+    """Return the job's statement with a cast of every column that Spark has no type for, and its columns."""
+    sql = job.sql.strip().rstrip(";")
+    plan = cursor.sql(sql)  # binds, does not run
+    names = list(plan.columns)
+    twice = {n for n in names if [m.lower() for m in names].count(n.lower()) > 1}
+    if twice:
+        raise StageFailedError(
+            f"{job.name}: the column {sorted(twice)[0]!r} appears twice; give one an alias"
+        )
+    kinds = [to_spark(dtype) for dtype in plan.types]
+    columns = tuple((name, spark) for name, (spark, _) in zip(names, kinds, strict=True))
+    if all(cast is None for _, cast in kinds):
+        return sql + "\n", columns
+    chosen = ", ".join(
+        f"CAST({quoted(name)} AS {cast}) AS {quoted(name)}" if cast else quoted(name)
+        for name, (_, cast) in zip(names, kinds, strict=True)
+    )
+    return f"SELECT {chosen} FROM (\n{sql}\n)", columns
