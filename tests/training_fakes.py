@@ -15,8 +15,8 @@ from ebbflow.infra.protocols import (
     TrainingJob,
     TrainingStatus,
 )
-from ebbflow.infra.protocols.trainings import RunSettings
 from ebbflow.infra.training.process.channel import Report
+from ebbflow.planners.model.trainings import RunSettings
 from ebbflow.tasks.training.request import TrainingRequest
 
 TRACEBACK = 'Traceback (most recent call last):\n  File "/job/train.py", line 3, in main\n'

@@ -15,7 +15,6 @@ from ebbflow.infra.aws.train_nodes import FORM, LOGS, NEVER, AwsNodes
 from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.errors import ClusterError
 from ebbflow.infra.protocols import Decide, Trainer, TrainingJob
-from ebbflow.infra.protocols.trainings import RunSettings
 from ebbflow.infra.storage.filesystems import translated
 from ebbflow.infra.storage.places import Place
 from ebbflow.infra.training.launcher.trainer import TorchTrainer
@@ -23,6 +22,7 @@ from ebbflow.infra.training.process.channel import Report
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.hazard import hazard
 from ebbflow.planners.model.fleet import family
+from ebbflow.planners.model.trainings import RunSettings
 from ebbflow.tasks.fleet.steps import Opened
 from ebbflow.tasks.training.driver import Handle
 from ebbflow.tasks.training.request import TrainingRequest

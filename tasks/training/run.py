@@ -13,12 +13,12 @@ import numpy as np
 from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.errors import ReportError
 from ebbflow.infra.protocols import TrainingJob
-from ebbflow.infra.protocols.trainings import RunSettings
 from ebbflow.infra.storage import checksums
 from ebbflow.infra.storage.files import write_text
 from ebbflow.infra.storage.locks import RunLock
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.hazard import hazard
+from ebbflow.planners.model.trainings import RunSettings
 from ebbflow.planners.training.failures.canary import CanaryPlan, GateQuestion, plan, should_gate
 from ebbflow.planners.training.failures.retries import BlindRetry, Retries, RetryPolicy
 from ebbflow.tasks.report.training import training_html

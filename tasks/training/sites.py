@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Protocol
 from ebbflow.infra.clock import Clock
 from ebbflow.infra.packages import require
 from ebbflow.infra.protocols import Decide, Trainer
-from ebbflow.infra.protocols.trainings import RunSettings
 from ebbflow.infra.training.process.channel import Report
+from ebbflow.planners.model.trainings import RunSettings
 from ebbflow.tasks.training.faults import Faulty
 from ebbflow.tasks.training.request import TrainingRequest
 

@@ -8,8 +8,8 @@ import numpy as np
 
 from ebbflow.infra.clock import Clock
 from ebbflow.infra.protocols import Continue, GenerationEnd, Halt, RankFailure, TrainingEvent
-from ebbflow.infra.protocols.trainings import RunSettings
 from ebbflow.planners.hazard import hazard
+from ebbflow.planners.model.trainings import RunSettings
 from ebbflow.planners.training.failures.canary import CanaryPlan, verdict
 from ebbflow.planners.training.failures.failures import (
     Failure,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ebbflow.infra.clock import Clock
 from ebbflow.infra.errors import InfraError, StorageError
 from ebbflow.infra.protocols import Continue, Decide, GenerationEnd, Halt, TrainingJob
-from ebbflow.infra.protocols.trainings import SETTINGS, RunSettings
+from ebbflow.infra.protocols.trainings import SETTINGS
 from ebbflow.infra.training.channel import keys
 from ebbflow.infra.training.channel.wire import Order
 from ebbflow.infra.training.launcher import decide as placements
@@ -24,6 +24,7 @@ from ebbflow.infra.training.launcher.moves import Moves
 from ebbflow.infra.training.process import channel as names
 from ebbflow.infra.training.process.channel import Report
 from ebbflow.planners.errors import EbbflowError
+from ebbflow.planners.model.trainings import RunSettings
 
 if TYPE_CHECKING:
     from ebbflow.infra.training.channel.exchange import Exchange

@@ -6,10 +6,10 @@ from typing import Any, NoReturn
 from ebbflow.infra.clock import Clock
 from ebbflow.infra.errors import ClusterError, TrainingError
 from ebbflow.infra.protocols import Decide, Trainer
-from ebbflow.infra.protocols.trainings import RunSettings
 from ebbflow.infra.training.launcher.journal import Journal
 from ebbflow.infra.training.launcher.pool import NodePool
 from ebbflow.infra.training.process.channel import Report
+from ebbflow.planners.model.trainings import RunSettings
 from ebbflow.tasks.apps.agent import AppAgent
 from ebbflow.tasks.training.leased.enforcer import Warden
 from ebbflow.tasks.training.leased.nodes import FencedPool, Numbers

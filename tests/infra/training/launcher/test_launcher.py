@@ -13,11 +13,11 @@ import pytest
 
 from ebbflow.infra.errors import ClusterError, RunLockedError, TrainingError
 from ebbflow.infra.protocols import TrainingEvent, TrainingJob, TrainingStatus
-from ebbflow.infra.protocols.trainings import RunSettings
 from ebbflow.infra.training.launcher.hang import HangRule
 from ebbflow.infra.training.launcher.members import Members
 from ebbflow.infra.training.launcher.trainer import TorchTrainer
 from ebbflow.infra.training.local_nodes import LocalNodes
+from ebbflow.planners.model.trainings import RunSettings
 
 SCRIPT = Path(__file__).parents[1] / "launched_script.py"
 PRELOAD = ("torch.distributed", "ebbflow.infra.training.process.world")
