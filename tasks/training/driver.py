@@ -4,7 +4,6 @@ import threading
 from collections.abc import Mapping, Sequence
 
 from ebbflow.infra.protocols import Trainer, TrainingEvent, TrainingStatus
-from ebbflow.planners.training.failures.canary import CanaryPlan
 from ebbflow.tasks.training.capacity import Nodes
 from ebbflow.tasks.training.faults import FaultSchedule
 from ebbflow.tasks.training.listening import TrainingListener
@@ -51,11 +50,10 @@ class Driver:
         handle: Handle,
         supervisor: Supervisor,
         book: Book,
-        canary: CanaryPlan | None,
         listener: TrainingListener,
     ) -> None:
         self._trainer, self._handle, self._nodes = trainer, handle, handle.nodes
-        self._supervisor, self._book, self._canary, self._listener = supervisor, book, canary, listener
+        self._supervisor, self._book, self._listener = supervisor, book, listener
         self._read = 0
         self._interrupts = 0
         self._stopping = False
@@ -138,8 +136,7 @@ class Driver:
         self._book.capacity(max(self._nodes.slots, used), used)
         self._reconcile(status)
         self._listener.tick()
-        if self._canary is not None and self._supervisor.trying and self._book.now > self._canary.limit:
-            self._supervisor.canary_is_late()
+        if self._supervisor.overdue(self._book.now):
             self._trainer.end_generation(status.generation, "the trial is over its limit")
 
     def _interrupted(self) -> None:

@@ -3,12 +3,9 @@
 import json
 import time
 import uuid
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-
-import numpy as np
 
 from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.errors import ReportError
@@ -17,13 +14,8 @@ from ebbflow.infra.storage import checksums
 from ebbflow.infra.storage.files import write_text
 from ebbflow.infra.storage.locks import RunLock
 from ebbflow.planners.errors import OptionError
-from ebbflow.planners.hazard import hazard
-from ebbflow.planners.model.trainings import RunSettings
-from ebbflow.planners.training.failures.canary import CanaryPlan, GateQuestion, plan, should_gate
-from ebbflow.planners.training.failures.retries import BlindRetry, Retries, RetryPolicy
 from ebbflow.tasks.report.training import training_html
 from ebbflow.tasks.training.driver import Driver, Handle, own_events
-from ebbflow.tasks.training.failures import failure_table
 from ebbflow.tasks.training.faults import FaultSchedule
 from ebbflow.tasks.training.listening import Silent, TrainingListener
 from ebbflow.tasks.training.recorder import Book
@@ -37,47 +29,6 @@ def new_id(request: TrainingRequest) -> str:
     """Return an id for a run: the script's name, the time, and a few letters."""
     stem = "".join(c if c.isalnum() or c in "-_" else "-" for c in Path(request.script).stem).strip("-_")
     return f"{stem or 'run'}-{time.strftime('%m%d-%H%M%S')}-{uuid.uuid4().hex[:4]}"
-
-
-def settings_of(request: TrainingRequest) -> RunSettings:
-    """Return what the launcher asks of the run's processes."""
-    return RunSettings(
-        grace=request.grace,
-        checkpoint_every=request.checkpoint_every,
-        keep=request.keep,
-        running_every=request.running_every,
-        running_fraction=request.running_fraction,
-        hazard=hazard(0, 0.0) if request.hazard is None else request.hazard,
-        adaptive=request.adaptive,
-        collective_timeout=request.collective_timeout,
-        save_within=request.save_within,
-        spill=request.spill,
-        restart=request.restart,
-    )
-
-
-def canary_of(
-    request: TrainingRequest, resumes: bool, placement: Mapping[str, int]
-) -> tuple[CanaryPlan | None, str]:
-    """Return the trial that comes before a run on ``placement``, if one does, and why."""
-    gpus = min(sum(placement.values()), request.most_gpus)
-    if request.canary == "never" or not gpus:
-        return None, ""
-    wanted = plan(gpus, min(len(placement), gpus), request.canary_steps)
-    if request.canary == "always":
-        return wanted, "asked for"
-    if gpus <= wanted.ranks:
-        return None, "the run is no larger than a trial"
-    # Processes of this machine wait for nobody and cost nothing but time.
-    gate = should_gate(GateQuestion(gpus, wanted.ranks, resumes=resumes, free=request.price == 0))
-    return (wanted if gate.gate else None), gate.reason
-
-
-def policy_of(request: TrainingRequest) -> Retries:
-    """Return the retry policy that the request names."""
-    if request.retries == "blind":
-        return BlindRetry()
-    return RetryPolicy(first_delay=request.back_off, most_delay=max(1800.0, request.back_off))
 
 
 def run_training(
@@ -125,34 +76,24 @@ def run_training(
                 known=known,
             )
     request = request if request.id else replace(request, id=new_id(request))
-    table = failure_table(request.failures)
-    request = request if resume else replace(request, restart=False)
     if not (resume or known):
         _fresh(request)
+    handle = handle or Handle(request.placement, request.most_gpus, request.min_gpus)
+    nodes = handle.nodes
+    plan = request.plan(nodes.there(), resumes=resume, seed=seed)
     request.save()
     listener = listener or Silent()
     book = Book(request, clock, listener)
-    handle = handle or Handle(request.placement, request.most_gpus, request.min_gpus)
-    nodes = handle.nodes
-    canary, why = canary_of(request, resume, nodes.there())
-    supervisor = Supervisor(
-        nodes,
-        table,
-        policy_of(request),
-        settings_of(request),
-        canary,
-        book,
-        np.random.default_rng(seed),
-        clock,
-        learns=request.hazard is None,
-    )
-    if canary is not None:
-        book.say("canary", f"a trial of {canary.steps} steps on {canary.ranks} GPUs first: {why}")
+    supervisor = Supervisor(plan, nodes, book, clock)
+    if plan.canary is not None:
+        book.say(
+            "canary", f"a trial of {plan.canary.steps} steps on {plan.canary.ranks} GPUs first: {plan.why}"
+        )
     trainer = site.trainer(request, supervisor, book.hear)
     supervisor.told = partial(own_events, trainer)
     try:
         placement, settings = supervisor.begin()
-        driver = Driver(trainer, handle, supervisor, book, canary, listener)
+        driver = Driver(trainer, handle, supervisor, book, listener)
         faults = FaultSchedule(
             request.faults,
             site.nodes,
