@@ -41,6 +41,17 @@ class TrainingJob:
 
 
 @dataclass(frozen=True, slots=True)
+class TrainingEvent:
+    """Something that happened to a run."""
+
+    number: int  # counts up from 1 over the run's whole life
+    time: float  # seconds since the Unix epoch
+    kind: str
+    generation: int
+    content: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class RankFailure:
     """How one process ended badly."""
 
@@ -70,6 +81,7 @@ class GenerationEnd:
     last_step: int  # the last that it reported or saved
     saved_step: int  # of the newest checkpoint that it reported; -1: none
     idle: int = 0  # generations in a row, this one included, in which no step was won
+    events: tuple[TrainingEvent, ...] = ()  # of it, and of those before it that nobody was asked about
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,17 +105,6 @@ class Halt:
 
 
 Decide = Callable[[GenerationEnd], Continue | Halt]
-
-
-@dataclass(frozen=True, slots=True)
-class TrainingEvent:
-    """Something that happened to a run."""
-
-    number: int  # counts up from 1 over the run's whole life
-    time: float  # seconds since the Unix epoch
-    kind: str
-    generation: int
-    content: Mapping[str, object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

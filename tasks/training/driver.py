@@ -34,13 +34,6 @@ class Handle:
         return self._stop.is_set()
 
 
-def own_events(trainer: Trainer, after: int) -> Sequence[TrainingEvent]:
-    """Return the launcher's events with numbers above ``after``, without those of launchers before it."""
-    events = trainer.events(after)
-    begun = max((place for place, event in enumerate(events, 1) if event.kind == "launched"), default=0)
-    return events[begun:]
-
-
 class Driver:
     """Follows a launched run until it ends."""
 
@@ -111,7 +104,7 @@ class Driver:
         if self._handle.stopped and not self._stopping:
             self._stopping = True
             self._trainer.stop(self._handle.deadline)
-        for event in own_events(self._trainer, self._read):
+        for event in self._news():
             self._read = event.number
             if (
                 event.kind == "started"
@@ -138,6 +131,12 @@ class Driver:
         self._listener.tick()
         if self._supervisor.overdue(self._book.now):
             self._trainer.end_generation(status.generation, "the trial is over its limit")
+
+    def _news(self) -> Sequence[TrainingEvent]:
+        """Return the launcher's events since the last look, without those of launchers before it."""
+        events = self._trainer.events(self._read)
+        begun = max((place for place, event in enumerate(events, 1) if event.kind == "launched"), default=0)
+        return events[begun:]
 
     def _interrupted(self) -> None:
         self._interrupts += 1

@@ -4,7 +4,6 @@ import json
 import time
 import uuid
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 from ebbflow.infra.clock import Clock, SystemClock
@@ -15,7 +14,7 @@ from ebbflow.infra.storage.files import write_text
 from ebbflow.infra.storage.locks import RunLock
 from ebbflow.planners.errors import OptionError
 from ebbflow.tasks.report.training import training_html
-from ebbflow.tasks.training.driver import Driver, Handle, own_events
+from ebbflow.tasks.training.driver import Driver, Handle
 from ebbflow.tasks.training.faults import FaultSchedule
 from ebbflow.tasks.training.listening import Silent, TrainingListener
 from ebbflow.tasks.training.recorder import Book
@@ -90,7 +89,6 @@ def run_training(
             "canary", f"a trial of {plan.canary.steps} steps on {plan.canary.ranks} GPUs first: {plan.why}"
         )
     trainer = site.trainer(request, supervisor, book.hear)
-    supervisor.told = partial(own_events, trainer)
     try:
         placement, settings = supervisor.begin()
         driver = Driver(trainer, handle, supervisor, book, listener)

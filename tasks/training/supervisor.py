@@ -1,13 +1,12 @@
 """What follows when a generation of a run has ended: the launcher asks, the failure classes answer."""
 
 import threading
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from ebbflow.infra.clock import Clock
-from ebbflow.infra.protocols import Continue, GenerationEnd, Halt, RankFailure, TrainingEvent
+from ebbflow.infra.protocols import Continue, GenerationEnd, Halt, RankFailure
 from ebbflow.planners.model.trainings import RunSettings
 from ebbflow.planners.training.failures.canary import verdict
 from ebbflow.planners.training.failures.failures import (
@@ -51,10 +50,7 @@ class Supervisor:
         self._noticed: set[str] = set()
         self._repeated = False  # the canary
         self._late = threading.Event()  # the canary took too long
-
         self.tried = 0  # the canary's last generation
-        self.told: Callable[[int], Sequence[TrainingEvent]] = lambda _: ()  # the launcher's events
-        self._read = 0
 
     # --- what others tell ---------------------------------------------------------------------------------
 
@@ -111,8 +107,7 @@ class Supervisor:
         self._settings = replace(self._settings, hazard=rate)
 
     def _take_in(self, end: GenerationEnd) -> None:
-        for event in self.told(self._read):
-            self._read = event.number
+        for event in end.events:
             if event.kind == "node-notice":
                 self.noticed(str(event.content.get("node", "")))
         gone = [name for name in end.placement if name not in end.left]

@@ -60,6 +60,8 @@ class Loop:
         self._settings = job.settings or RunSettings()
         self._environment: dict[str, str] = {}
         self._moves = Moves(control, members, record, options, clock)
+        # number of the last event that whoever decides knows of; those of earlier launchers are no news
+        self._told = max((event.number for event in record.events()), default=0)
         self.generation: Generation | None = None
         self.over = threading.Event()
 
@@ -284,7 +286,9 @@ class Loop:
             return self._towards(target, control.reason)
         if end.idle >= _HOPELESS:
             return Halt("failed", f"{end.reason} (no step won in {end.idle} generations)")
-        return self._decide(end)
+        events = tuple(self._record.events(self._told))
+        self._told = max((event.number for event in events), default=self._told)
+        return self._decide(replace(end, events=events))
 
     def _towards(self, target: dict[str, int], reason: str) -> Continue:
         """Go to ``target``: at once, or first to those of its nodes that are ready, where they are enough."""
