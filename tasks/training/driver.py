@@ -1,6 +1,5 @@
 """Follows a launched run until it ends: events, nodes that come and go, interrupts."""
 
-import threading
 from collections.abc import Mapping, Sequence
 
 from ebbflow.infra.protocols import Trainer, TrainingEvent, TrainingStatus
@@ -13,39 +12,18 @@ from ebbflow.tasks.training.supervisor import Supervisor
 LOOK_EVERY = 0.2  # s
 
 
-class Handle:
-    """Lets another thread say which nodes a run has, and end it."""
-
-    def __init__(self, nodes: Nodes | Mapping[str, int], most: int = 1, least: int = 1) -> None:
-        self.nodes = nodes if isinstance(nodes, Nodes) else Nodes(nodes, most, least)
-        self.deadline: float | None = (
-            None  # of a stop, seconds since the Unix epoch; None: the run's own grace
-        )
-        self._stop = threading.Event()
-
-    def stop(self, deadline: float | None = None) -> None:
-        """Ask the run to save and leave before ``deadline`` (seconds since the Unix epoch), or within its grace."""
-        self.deadline = deadline
-        self._stop.set()
-
-    @property
-    def stopped(self) -> bool:
-        """Tell whether the run has been asked to leave."""
-        return self._stop.is_set()
-
-
 class Driver:
     """Follows a launched run until it ends."""
 
     def __init__(
         self,
         trainer: Trainer,
-        handle: Handle,
+        nodes: Nodes,
         supervisor: Supervisor,
         book: Book,
         listener: TrainingListener,
     ) -> None:
-        self._trainer, self._handle, self._nodes = trainer, handle, handle.nodes
+        self._trainer, self._nodes = trainer, nodes
         self._supervisor, self._book, self._listener = supervisor, book, listener
         self._read = 0
         self._interrupts = 0
@@ -68,14 +46,6 @@ class Driver:
                 return status
             except KeyboardInterrupt:
                 self._interrupted()
-
-    def add(self, count: int) -> None:
-        """Take more nodes in."""
-        self._nodes.add(count)
-
-    def remove(self, count: int) -> None:
-        """Give nodes back, the newest first."""
-        self._nodes.remove(self._nodes.newest(count))
 
     def _reconcile(self, status: TrainingStatus) -> None:
         """Ask for the nodes that are there, unless the end of a generation is about to settle that anyway."""
@@ -101,9 +71,9 @@ class Driver:
             self._trainer.end_generation(status.generation, "its nodes are to be left")
 
     def _look(self, status: TrainingStatus, faults: FaultSchedule) -> None:
-        if self._handle.stopped and not self._stopping:
+        if self._nodes.stopped and not self._stopping:
             self._stopping = True
-            self._trainer.stop(self._handle.deadline)
+            self._trainer.stop(self._nodes.stop_by)
         for event in self._news():
             self._read = event.number
             if (

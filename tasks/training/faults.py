@@ -101,8 +101,8 @@ class FaultSchedule(Generic[F]):
         self,
         faults: Sequence[F],
         nodes: Faulty,
-        add: Callable[[int], None],
-        remove: Callable[[int], None],
+        add: Callable[[int], object],
+        remove: Callable[[int], object],
         say: Callable[[str], None],
         clock: Clock,
     ) -> None:

@@ -14,7 +14,8 @@ from ebbflow.infra.storage.files import write_text
 from ebbflow.infra.storage.locks import RunLock
 from ebbflow.planners.errors import OptionError
 from ebbflow.tasks.report.training import training_html
-from ebbflow.tasks.training.driver import Driver, Handle
+from ebbflow.tasks.training.capacity import Nodes
+from ebbflow.tasks.training.driver import Driver
 from ebbflow.tasks.training.faults import FaultSchedule
 from ebbflow.tasks.training.listening import Silent, TrainingListener
 from ebbflow.tasks.training.recorder import Book
@@ -36,7 +37,7 @@ def run_training(
     *,
     resume: bool = False,
     site: Site | None = None,
-    handle: Handle | None = None,
+    nodes: Nodes | None = None,
     clock: Clock | None = None,
     seed: int = 0,
     known: bool = False,
@@ -50,7 +51,7 @@ def run_training(
         listener: hears what happens.
         resume: go on from the newest checkpoint of a run of this id.
         site: where it runs; by default this machine, or the pool of the fleet that ``nodes`` names.
-        handle: by which others change its nodes; those of the request by default.
+        nodes: that it has, which others change, and by which they end it; those of the request by default.
         clock: the time.
         seed: of the jitter of delays.
         known: whether a run that has this id and was never launched may be begun.
@@ -69,7 +70,7 @@ def run_training(
                 listener,
                 resume=resume,
                 site=here,
-                handle=own or handle,
+                nodes=own or nodes,
                 clock=clock,
                 seed=seed,
                 known=known,
@@ -77,8 +78,7 @@ def run_training(
     request = request if request.id else replace(request, id=new_id(request))
     if not (resume or known):
         _fresh(request)
-    handle = handle or Handle(request.placement, request.most_gpus, request.min_gpus)
-    nodes = handle.nodes
+    nodes = nodes or Nodes(request.placement, request.most_gpus, request.min_gpus)
     plan = request.plan(nodes.there(), resumes=resume, seed=seed)
     request.save()
     listener = listener or Silent()
@@ -91,12 +91,12 @@ def run_training(
     trainer = site.trainer(request, supervisor, book.hear)
     try:
         placement, settings = supervisor.begin()
-        driver = Driver(trainer, handle, supervisor, book, listener)
+        driver = Driver(trainer, nodes, supervisor, book, listener)
         faults = FaultSchedule(
             request.faults,
             site.nodes,
-            driver.add,
-            driver.remove,
+            nodes.add,
+            nodes.shrink,
             lambda text: book.say("scripted", text),
             clock,
         )

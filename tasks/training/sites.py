@@ -14,7 +14,7 @@ from ebbflow.tasks.training.faults import Faulty
 from ebbflow.tasks.training.request import TrainingRequest
 
 if TYPE_CHECKING:
-    from ebbflow.tasks.training.driver import Handle
+    from ebbflow.tasks.training.capacity import Nodes
 
 
 class Site(Protocol):
@@ -63,7 +63,7 @@ class LocalSite:
 
 
 @contextmanager
-def open_site(request: TrainingRequest, clock: Clock) -> "Iterator[tuple[Site, Handle | None]]":
+def open_site(request: TrainingRequest, clock: Clock) -> "Iterator[tuple[Site, Nodes | None]]":
     """Open where ``request`` runs: this machine, or the pool of a fleet, which says what nodes the run begins with.
 
     Raises ``EbbflowError``: packages that are missing, a pool that there is not or that has too few free instances.
@@ -77,7 +77,7 @@ def open_site(request: TrainingRequest, clock: Clock) -> "Iterator[tuple[Site, H
     from ebbflow.tasks.training.aws import AwsSite
 
     with opened(FleetRequest(), clock) as cluster, AwsSite(request, cluster, clock) as site:
-        yield site, site.handle(request.wait_limit)
+        yield site, site.take(request.wait_limit)
 
 
 def request_logs(request: TrainingRequest) -> Path | None:

@@ -20,7 +20,6 @@ from ebbflow.planners.model.ledger import AppPhase, AppSpec
 from ebbflow.tasks.apps.agent import AppAgent, Pace
 from ebbflow.tasks.apps.lease_table import Rules
 from ebbflow.tasks.drawing.wording import plural
-from ebbflow.tasks.training.driver import Handle
 from ebbflow.tasks.training.leased.enforcer import Warden
 from ebbflow.tasks.training.leased.metrics import Figures
 from ebbflow.tasks.training.leased.nodes import LeasedNodes
@@ -216,7 +215,6 @@ class _App(Silent):
         self._request, self._agent, self._figures, self._site = request, agent, figures, site
         self._told, self._clock, self._stop, self._save, self._seed = told, clock, stop, save, seed
         self._nodes = LeasedNodes(agent.book, request.most_gpus, request.min_gpus, clock)
-        self._handle = Handle(self._nodes)
         self._yielded = ""  # why the present stretch was ended
         self._lost = False  # a node, in the present stretch
         self._fruitless = 0
@@ -267,7 +265,7 @@ class _App(Silent):
     def _stretch(self) -> TrainingReport | None:
         """Train on the leases that there are until the training ends, or too few are left."""
         request = self._priced()
-        self._handle = Handle(self._nodes)
+        self._nodes.restart()
         self._yielded, self._lost = "", False
         gpus = plural(self._nodes.slots, "GPU")
         self._agent.moved("running", f"on {gpus}")
@@ -279,7 +277,7 @@ class _App(Silent):
                 resume=request.launched,
                 known=True,
                 site=self._site,
-                handle=self._handle,
+                nodes=self._nodes,
                 clock=self._clock,
                 seed=self._seed,
             )
@@ -308,20 +306,20 @@ class _App(Silent):
 
     def tick(self) -> None:
         """Let the training save and leave where too few GPUs are left for it, or somebody wants that."""
-        if self._handle.stopped:
+        if self._nodes.stopped:
             return
         if self._stop.is_set():
             save = self._save
             if save is None or save >= self._request.grace:
-                self._handle.stop()
+                self._nodes.stop()
             else:
-                self._handle.stop(self._clock.now() + save)
+                self._nodes.stop(self._clock.now() + save)
         elif self._nodes.placement() is None:
             left = self._nodes.slots
             self._yielded = f"{plural(left, 'GPU')} left of the {self._nodes.least} that it needs"
             by = self._nodes.deadline({})
             now = self._clock.now()
-            self._handle.stop(None if by is None else max(by - LEAVING, now + _LEAST))
+            self._nodes.stop(None if by is None else max(by - LEAVING, now + _LEAST))
 
     def event(self, event: EventReport) -> None:
         """Write down what becomes of nodes, where the ledger does not know it."""
