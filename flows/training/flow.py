@@ -23,7 +23,7 @@ from ebbflow.infra.errors import TrainingError
 from ebbflow.planners.errors import OptionError
 from ebbflow.tasks.drawing.charts import lines_svg
 from ebbflow.tasks.drawing.wording import shorten
-from ebbflow.tasks.report.training import placement_text
+from ebbflow.tasks.report.training import deliver, placement_text
 from ebbflow.tasks.training.capacity import Nodes
 from ebbflow.tasks.training.leased.place import ClusterPlace
 from ebbflow.tasks.training.listening import Fan, Silent, TrainingListener
@@ -257,8 +257,11 @@ class _Work:
         if self._where is not None:
             return self._on_leases(*self._where)
         if request.pool:  # its nodes are those that are free there
-            return run_training(request, Fan(listener, StopTraining(self._stop)), resume=self._resume)
-        return run_training(request, listener, resume=self._resume, nodes=self._nodes)
+            report = run_training(request, Fan(listener, StopTraining(self._stop)), resume=self._resume)
+        else:
+            report = run_training(request, listener, resume=self._resume, nodes=self._nodes)
+        deliver(report, request)
+        return report
 
     def _on_leases(self, place: ClusterPlace, fields: Mapping[str, Any]) -> TrainingReport:
         from ebbflow.tasks.training.leased.app import run_training_app
@@ -269,7 +272,15 @@ class _Work:
         spec = training_spec(request, **fields)
         with place.opened() as ledger, place.nodes(request.id, request.grace) as (pool, make):
             return run_training_app(
-                request, spec, ledger, pool, self._listener, stop=self._stop, save=SAVE, make=make
+                request,
+                spec,
+                ledger,
+                pool,
+                self._listener,
+                stop=self._stop,
+                save=SAVE,
+                make=make,
+                deliver=deliver,
             )
 
     def leave(self) -> None:

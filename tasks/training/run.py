@@ -1,25 +1,20 @@
 """Runs one elastic training: launcher, supervisor, account, faults on request."""
 
-import json
 import time
 import uuid
 from dataclasses import replace
 from pathlib import Path
 
 from ebbflow.infra.clock import Clock, SystemClock
-from ebbflow.infra.errors import ReportError
 from ebbflow.infra.protocols import TrainingJob
-from ebbflow.infra.storage import checksums
-from ebbflow.infra.storage.files import write_text
 from ebbflow.infra.storage.locks import RunLock
 from ebbflow.planners.errors import OptionError
-from ebbflow.tasks.report.training import training_html
 from ebbflow.tasks.training.capacity import Nodes
 from ebbflow.tasks.training.driver import Driver
 from ebbflow.tasks.training.faults import FaultSchedule
 from ebbflow.tasks.training.listening import Silent, TrainingListener
 from ebbflow.tasks.training.recorder import Book
-from ebbflow.tasks.training.report import TrainingReport
+from ebbflow.tasks.training.report import TrainingReport, record
 from ebbflow.tasks.training.request import TrainingRequest
 from ebbflow.tasks.training.sites import Site, open_site
 from ebbflow.tasks.training.supervisor import Supervisor
@@ -45,6 +40,8 @@ def run_training(
     """Run ``request`` to its end and return what happened.
 
     An interrupt (Ctrl-C) lets the run save and leave; a second one ends it at once. The report then says ``stopped``.
+    It is kept in the run's folder; the files that the request names, whoever asked for them writes
+    (``tasks.report.training.deliver``).
 
     Args:
         request: what to run; one without an id gets one.
@@ -116,7 +113,7 @@ def run_training(
     finally:
         trainer.close()
     report = book.report(status)
-    if problem := write_report(report, request):
+    if problem := record(report, request):
         book.say("failure", problem)
     return report
 
@@ -134,23 +131,3 @@ def _fresh(request: TrainingRequest) -> None:
         f"there is a run {request.id!r} in {request.folder} already: go on with it (ebbflow train --resume "
         f"{request.id}), or choose another id"
     )
-
-
-def write_report(report: TrainingReport, request: TrainingRequest) -> str:
-    """Write a run's report into its folder where that is local, and wherever else was asked for.
-
-    Returns why the run's folder could not take it, empty where it did: how the run ended must be heard of
-    nevertheless. Raises ``ReportError`` for a file that was asked for.
-    """
-    problem = ""
-    if "://" not in request.folder:
-        try:
-            sealed = checksums.sealed(json.loads(report.to_json()), indent=1)
-            write_text(Path(request.run_folder) / "report.json", sealed.decode(), kept=True)
-        except ReportError as error:
-            problem = str(error)
-    if request.json:
-        report.write_json(request.json)
-    if request.report:
-        write_text(request.report, training_html(report))
-    return problem

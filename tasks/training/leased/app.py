@@ -4,7 +4,7 @@ One report of a training that ran in several stretches, with waits between them.
 """
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, TypeVar
@@ -33,11 +33,13 @@ from ebbflow.tasks.training.report import (
     PointReport,
     RunState,
     TrainingReport,
+    record,
     recorded,
 )
 from ebbflow.tasks.training.request import TrainingRequest
-from ebbflow.tasks.training.run import run_training, write_report
+from ebbflow.tasks.training.run import run_training
 
+Deliver = Callable[[TrainingReport, TrainingRequest], None]
 Timed = TypeVar("Timed", PointReport, MetricReport, CapacityPoint, EventReport)
 
 
@@ -116,6 +118,7 @@ def run_training_app(
     pace: Pace | None = None,
     make: MakeTrainer | None = None,
     options: Mapping[str, Any] | None = None,
+    deliver: Deliver = lambda *_: None,
 ) -> TrainingReport:
     """Run ``request`` as the app of ``spec`` to its end and return what happened, over all its stretches.
 
@@ -136,6 +139,8 @@ def run_training_app(
         rules: when leases count as over.
         pace: of the agent.
         make, options: of the launcher; see ``LeasedSite``.
+        deliver: called with the report of each stretch when it ends, so that there is one while the app waits, and
+            with the whole one; ``tasks.report.training.deliver`` writes the files that the request names.
 
     Raises:
         RunLockedError: another process runs this app.
@@ -163,7 +168,7 @@ def run_training_app(
         figures = Figures()
         heard = Heard(agent, figures)
         site = LeasedSite(pool, agent, warden, heard, clock, make=make, options=options)
-        app = _App(request, agent, figures, site, told, clock, stop or threading.Event(), save, seed)
+        app = _App(request, agent, figures, site, told, clock, stop or threading.Event(), save, seed, deliver)
         report = app.run()
         agent.moved(_PHASES[report.state], report.reason)
         agent.figures(**figures.fields(holding=False))
@@ -211,9 +216,11 @@ class _App(Silent):
         stop: threading.Event,
         save: float | None,
         seed: int,
+        deliver: Deliver,
     ) -> None:
         self._request, self._agent, self._figures, self._site = request, agent, figures, site
         self._told, self._clock, self._stop, self._save, self._seed = told, clock, stop, save, seed
+        self._deliver = deliver
         self._nodes = LeasedNodes(agent.book, request.most_gpus, request.min_gpus, clock)
         self._yielded = ""  # why the present stretch was ended
         self._lost = False  # a node, in the present stretch
@@ -228,6 +235,7 @@ class _App(Silent):
             if report is None:  # what it was about to run on went before it began
                 continue
             self._reports.append(report)
+            self._deliver(report, self._request)
             if not (self._yielded and report.state == "stopped") or self._stop.is_set():
                 break
             why = self._yielded
@@ -237,7 +245,8 @@ class _App(Silent):
             self._reports.append(without_training(self._request, "stopped", why, self._clock.now()))
         report = together(self._reports)
         if len(self._reports) > 1:
-            write_report(report, self._request)  # in place of the last stretch's
+            record(report, self._request)  # in place of the last stretch's
+            self._deliver(report, self._request)
         return report
 
     # --- waiting --------------------------------------------------------------------------------------------

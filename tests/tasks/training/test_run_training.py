@@ -19,11 +19,11 @@ from ebbflow.planners.training.speed.batch_size import BatchLimits, Split
 from ebbflow.planners.training.speed.goodput import GradientStatistics
 from ebbflow.planners.training.speed.job_report import JobReport
 from ebbflow.planners.training.speed.throughput import ThroughputParameters
-from ebbflow.tasks.report.training import training_html
+from ebbflow.tasks.report.training import deliver, training_html
 from ebbflow.tasks.training.capacity import Nodes
 from ebbflow.tasks.training.listening import Silent
 from ebbflow.tasks.training.recorder import Book
-from ebbflow.tasks.training.report import BestBatch, EventReport, TrainingReport
+from ebbflow.tasks.training.report import BestBatch, EventReport, TrainingReport, recorded
 from ebbflow.tasks.training.request import TrainingRequest
 from ebbflow.tasks.training.run import run_training
 from tests.training_fakes import Act, FakeSite, ScriptedClock, failed
@@ -511,5 +511,26 @@ def test_a_folder_that_cannot_take_the_report_does_not_hide_how_a_run_ended(scri
     (Path(script).parent / "runs" / "r" / "report.json").mkdir(parents=True)
     report, _ = run(script, Act())
     assert report.state == "finished"
+
+
+def test_a_run_keeps_its_report_and_whoever_asked_for_files_writes_them(script: str) -> None:
+    asked = {"json": str(Path(script).parent / "a.json"), "report": str(Path(script).parent / "a.html")}
+    leaving = Nodes({"a": 1}, 8)
+    leaving.stop()
+    for name, act, there, state in (
+        ("ends", Act(), None, "finished"),
+        ("fails", failed("TypeError: no"), None, "failed"),
+        ("leaves", Act("stopped", wait=True), leaving, "stopped"),
+    ):
+        report, _ = run(script, act, there=there, id=name, **asked)
+        request = TrainingRequest.load(str(Path(script).parent / "runs"), name)
+        assert report.state == state
+        assert recorded(request) == report
+        assert not Path(asked["json"]).exists()
+        deliver(report, request)
+        assert TrainingReport.from_json(Path(asked["json"]).read_text()) == report
+        assert name in Path(asked["report"]).read_text()
+        Path(asked["json"]).unlink()
+    Path(asked["json"]).mkdir()
     with pytest.raises(ReportError):
-        run(script, Act(), id="asked", json=str(Path(script).parent / "runs" / "r" / "report.json"))
+        deliver(report, request)

@@ -21,10 +21,10 @@ from ebbflow.tasks.training.report import (
     MetricReport,
     NodeShare,
     TrainingReport,
+    record,
     recorded,
 )
 from ebbflow.tasks.training.request import TrainingRequest
-from ebbflow.tasks.training.run import write_report
 from ebbflow.tasks.tuning.report import TrialReport, TuningReport
 from ebbflow.tasks.tuning.request import Parameter, TuningRequest, read_space
 from ebbflow.tasks.tuning.run import run_tuning
@@ -320,7 +320,7 @@ def test_a_trial_that_finished_unheard_is_not_trained_again(request_of: Any) -> 
     points = tuple(MetricReport(0.0, n * 10, n, "accuracy", 0.1 * n) for n in range(EPOCHS))
     run = request.trial("trial-000", ())
     run.save()
-    assert not write_report(replace(whole, metrics=points), run)
+    assert not record(replace(whole, metrics=points), run)
     file = Path(run.run_folder) / "report.json"
     written = file.read_text()
     file.write_text(written.replace('"finished"', '"finishes"'))
