@@ -219,9 +219,6 @@ class FakeSite:
         self.made = FakeTrainer(self.acts, decide, hear, self.clock)
         return self.made
 
-    def go_on(self, trainer: Any, folder: str, placement: Mapping[str, int], settings: RunSettings) -> None:
-        trainer.resume(folder, placement, settings)
-
     def kill(self, name: str) -> None:
         self.told.append(("kill", name))
 

@@ -129,6 +129,13 @@ class Trainer(Protocol):
         """Start the run. Raises ``OptionError`` or ``TrainingError``."""
         ...
 
+    def resume(self, folder: str, placement: Mapping[str, int], settings: RunSettings) -> None:
+        """Go on with the run in ``folder``, whose launcher is gone, from its newest checkpoint with these settings.
+
+        Raises ``TrainingError`` where there is none to go on with, and ``RunLockedError`` when its launcher lives.
+        """
+        ...
+
     def resize(self, placement: Mapping[str, int], deadline: float | None = None) -> None:
         """Grow, shrink or move: new nodes are made ready, the run saves, and goes on on ``placement``.
 

@@ -22,7 +22,6 @@ from ebbflow.infra.training.process.channel import Report
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.hazard import hazard
 from ebbflow.planners.model.fleet import family
-from ebbflow.planners.model.trainings import RunSettings
 from ebbflow.tasks.fleet.steps import Opened
 from ebbflow.tasks.training.capacity import Nodes
 from ebbflow.tasks.training.request import TrainingRequest
@@ -98,12 +97,6 @@ class AwsSite:
             form=FORM,
             on_report=hear,
         )
-
-    def go_on(
-        self, trainer: Trainer, folder: str, placement: Mapping[str, int], settings: RunSettings
-    ) -> None:
-        """See ``Site``."""
-        trainer.resume(folder, placement, settings)  # type: ignore[attr-defined]
 
     def take(self, patience: float) -> Nodes:
         """Return the run's nodes: as many as are free, once they are enough, and from then on those that come.

@@ -98,7 +98,7 @@ def run_training(
             clock,
         )
         if resume:
-            site.go_on(trainer, request.run_folder, placement, settings)
+            trainer.resume(request.run_folder, placement, settings)
         else:
             trainer.launch(
                 TrainingJob(request.id, request.script, request.arguments, request.run_folder, settings),

@@ -1,6 +1,6 @@
 """Where a training runs: its nodes, and the launcher on them."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -9,7 +9,6 @@ from ebbflow.infra.clock import Clock
 from ebbflow.infra.packages import require
 from ebbflow.infra.protocols import Decide, Trainer
 from ebbflow.infra.training.process.channel import Report
-from ebbflow.planners.model.trainings import RunSettings
 from ebbflow.tasks.training.faults import Faulty
 from ebbflow.tasks.training.request import TrainingRequest
 
@@ -27,12 +26,6 @@ class Site(Protocol):
 
     def trainer(self, request: TrainingRequest, decide: Decide, hear: Callable[[Report], None]) -> Trainer:
         """Return a launcher that has launched nothing yet."""
-        ...
-
-    def go_on(
-        self, trainer: Trainer, folder: str, placement: Mapping[str, int], settings: RunSettings
-    ) -> None:
-        """Launch what is in the run's folder, from its newest checkpoint, with these settings from now on."""
         ...
 
 
@@ -55,11 +48,6 @@ class LocalSite:
         return TorchTrainer(
             self._pool, logs=logs, decide=decide, patience=max(request.wait_limit, 1e-3), on_report=hear
         )
-
-    def go_on(
-        self, trainer: Trainer, folder: str, placement: Mapping[str, int], settings: RunSettings
-    ) -> None:
-        trainer.resume(folder, placement, settings)  # type: ignore[attr-defined]
 
 
 @contextmanager

@@ -9,7 +9,6 @@ from ebbflow.infra.protocols import Decide, Trainer
 from ebbflow.infra.training.launcher.journal import Journal
 from ebbflow.infra.training.launcher.pool import NodePool
 from ebbflow.infra.training.process.channel import Report
-from ebbflow.planners.model.trainings import RunSettings
 from ebbflow.tasks.apps.agent import AppAgent
 from ebbflow.tasks.training.leased.enforcer import Warden
 from ebbflow.tasks.training.leased.nodes import FencedPool, Numbers
@@ -94,12 +93,6 @@ class LeasedSite:
         except BaseException:
             fenced.close()
             raise
-
-    def go_on(
-        self, trainer: Trainer, folder: str, placement: Mapping[str, int], settings: RunSettings
-    ) -> None:
-        """See ``Site``."""
-        trainer.resume(folder, placement, settings)  # type: ignore[attr-defined]
 
     def _maker(self) -> MakeTrainer:
         if self._make is not None:
