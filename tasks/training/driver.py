@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from ebbflow.infra.protocols import Trainer, TrainingEvent, TrainingStatus
 from ebbflow.tasks.training.capacity import Nodes
 from ebbflow.tasks.training.faults import FaultSchedule
-from ebbflow.tasks.training.listening import TrainingListener
 from ebbflow.tasks.training.recorder import Book
 from ebbflow.tasks.training.supervisor import Supervisor
 
@@ -21,10 +20,8 @@ class Driver:
         nodes: Nodes,
         supervisor: Supervisor,
         book: Book,
-        listener: TrainingListener,
     ) -> None:
-        self._trainer, self._nodes = trainer, nodes
-        self._supervisor, self._book, self._listener = supervisor, book, listener
+        self._trainer, self._nodes, self._supervisor, self._book = trainer, nodes, supervisor, book
         self._read = 0
         self._interrupts = 0
         self._stopping = False
@@ -96,9 +93,9 @@ class Driver:
             self._book.close(status.end)  # of which nobody asked what follows: it was told before
         running = status.state in ("running", "stopping", "starting")
         used = sum(status.placement.values()) if running else 0
-        self._book.capacity(max(self._nodes.slots, used), used)
+        self._book.capacity(self._nodes.slots, used)
         self._reconcile(status)
-        self._listener.tick()
+        self._book.tick()
         if self._supervisor.overdue(self._book.now):
             self._trainer.end_generation(status.generation, "the trial is over its limit")
 

@@ -2,7 +2,9 @@
 
 import time
 import uuid
+from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from ebbflow.infra.clock import Clock, SystemClock
@@ -47,7 +49,7 @@ def run_training(
         request: what to run; one without an id gets one.
         listener: hears what happens.
         resume: go on from the newest checkpoint of a run of this id.
-        site: where it runs; by default this machine, or the pool of the fleet that ``nodes`` names.
+        site: where it runs; by default this machine, or the pool of a fleet that the request names.
         nodes: that it has, which others change, and by which they end it; those of the request by default.
         clock: the time.
         seed: of the jitter of delays.
@@ -59,62 +61,30 @@ def run_training(
     """
     if resume:
         nobody_runs(request)
-    clock = clock or SystemClock()
-    if site is None:
-        with open_site(request, clock) as (here, own):
-            return run_training(
-                request,
-                listener,
-                resume=resume,
-                site=here,
-                nodes=own or nodes,
-                clock=clock,
-                seed=seed,
-                known=known,
-            )
-    request = request if request.id else replace(request, id=new_id(request))
-    if not (resume or known):
-        _fresh(request)
-    nodes = nodes or Nodes(request.placement, request.most_gpus, request.min_gpus)
-    plan = request.plan(nodes.there(), resumes=resume, seed=seed)
-    request.save()
-    listener = listener or Silent()
-    book = Book(request, clock, listener)
-    supervisor = Supervisor(plan, nodes, book, clock)
-    if plan.canary is not None:
-        book.say(
-            "canary", f"a trial of {plan.canary.steps} steps on {plan.canary.ranks} GPUs first: {plan.why}"
-        )
-    trainer = site.trainer(request, supervisor, book.hear)
-    try:
-        placement, settings = supervisor.begin()
-        driver = Driver(trainer, nodes, supervisor, book, listener)
-        faults = FaultSchedule(
-            request.faults,
-            site.nodes,
-            nodes.add,
-            nodes.shrink,
-            lambda text: book.say("scripted", text),
-            clock,
-        )
-        if resume:
-            trainer.resume(request.run_folder, placement, settings)
-        else:
-            trainer.launch(
-                TrainingJob(request.id, request.script, request.arguments, request.run_folder, settings),
-                placement,
-            )
-        used = sum(placement.values())
-        book.capacity(max(nodes.slots, used), used)
-        try:
-            status = driver.drive(faults)
-        finally:
-            faults.end()
-    finally:
-        trainer.close()
-    report = book.report(status)
-    if problem := record(report, request):
-        book.say("failure", problem)
+    clock, listener = clock or SystemClock(), listener or Silent()
+    with open_site(request, clock, site) as (here, own):
+        request = request if request.id else replace(request, id=new_id(request))
+        if not (resume or known):
+            _fresh(request)
+        nodes = own or nodes or Nodes(request.placement, request.most_gpus, request.min_gpus)
+        plan = request.plan(nodes.there(), resumes=resume, seed=seed)
+        request.save()
+        book = Book(request, clock, listener)
+        supervisor = Supervisor(plan, nodes, book, clock)
+        with closing(here.trainer(request, supervisor, book.hear)) as trainer:
+            placement, settings = supervisor.begin()
+            if resume:
+                trainer.resume(request.run_folder, placement, settings)
+            else:
+                job = TrainingJob(request.id, request.script, request.arguments, request.run_folder, settings)
+                trainer.launch(job, placement)
+            book.capacity(nodes.slots, sum(placement.values()))
+            say = partial(book.say, "scripted")
+            with FaultSchedule(request.faults, here.nodes, nodes.add, nodes.shrink, say, clock) as faults:
+                status = Driver(trainer, nodes, supervisor, book).drive(faults)
+        report = book.report(status)
+        if problem := record(report, request):
+            book.say("failure", problem)
     return report
 
 

@@ -3,17 +3,15 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from ebbflow.infra.clock import Clock
 from ebbflow.infra.packages import require
 from ebbflow.infra.protocols import Decide, Trainer
 from ebbflow.infra.training.process.channel import Report
+from ebbflow.tasks.training.capacity import Nodes
 from ebbflow.tasks.training.faults import Faulty
 from ebbflow.tasks.training.request import TrainingRequest
-
-if TYPE_CHECKING:
-    from ebbflow.tasks.training.capacity import Nodes
 
 
 class Site(Protocol):
@@ -51,11 +49,18 @@ class LocalSite:
 
 
 @contextmanager
-def open_site(request: TrainingRequest, clock: Clock) -> "Iterator[tuple[Site, Nodes | None]]":
+def open_site(
+    request: TrainingRequest, clock: Clock, given: Site | None = None
+) -> Iterator[tuple[Site, Nodes | None]]:
     """Open where ``request`` runs: this machine, or the pool of a fleet, which says what nodes the run begins with.
+
+    A site that is ``given`` is open and stays so.
 
     Raises ``EbbflowError``: packages that are missing, a pool that there is not or that has too few free instances.
     """
+    if given is not None:
+        yield given, None
+        return
     if not request.pool:
         require("torch", "a training", "train")
         yield LocalSite(request), None

@@ -64,8 +64,10 @@ class Supervisor:
         return self._nodes.placement(self._shape.memory)
 
     def begin(self) -> tuple[dict[str, int], RunSettings]:
-        """Return the first placement and its settings: the canary's where there is one."""
-        if self._canary is not None:
+        """Return the first placement and its settings: the canary's where there is one, which is told."""
+        if (canary := self._canary) is not None:
+            gpus = f"{canary.steps} steps on {canary.ranks} GPUs"
+            self._book.say("canary", f"a trial of {gpus} first: {self._plan.why}")
             return self._trial()
         return self.wanted() or self._nodes.there(), self._settings
 
