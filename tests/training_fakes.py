@@ -15,8 +15,8 @@ from ebbflow.infra.protocols import (
     TrainingJob,
     TrainingStatus,
 )
-from ebbflow.infra.protocols.trainings import RunSettings
 from ebbflow.infra.training.process.channel import Report
+from ebbflow.planners.model.trainings import RunSettings
 from ebbflow.tasks.training.request import TrainingRequest
 
 TRACEBACK = 'Traceback (most recent call last):\n  File "/job/train.py", line 3, in main\n'
@@ -65,6 +65,7 @@ class FakeTrainer:
     ) -> None:
         self._acts, self._decide, self._hear, self._clock = list(acts), decide, hear, clock
         self._events: list[TrainingEvent] = []
+        self._told = 0  # events that ``decide`` knows of
         self._step = self._saved = 0
         self.launches: list[tuple[dict[str, int], RunSettings]] = []
         self.resizes: list[dict[str, int]] = []
@@ -85,6 +86,7 @@ class FakeTrainer:
         self._settings = settings
         self._note("started", restored=None, world=6)  # by an earlier launcher, to which this happened
         self._note("node-notice", node="node-1", deadline=0.0)
+        self._told = len(self._events)
         self._note("launched")
         self._begin(dict(placement))
 
@@ -159,7 +161,8 @@ class FakeTrainer:
         elif self._target is not None and end.kind == "stopped":
             answer, self._target = Continue(self._target, "resize"), None
         else:
-            answer = self._decide(end)
+            news, self._told = tuple(self._events[self._told :]), len(self._events)
+            answer = self._decide(replace(end, events=news))
         if isinstance(answer, Halt):
             self._status = replace(self._status, state=answer.state, reason=answer.reason)
             self._note("waiting" if answer.state == "waiting" else "ended", reason=answer.reason)
@@ -215,9 +218,6 @@ class FakeSite:
     ) -> FakeTrainer:
         self.made = FakeTrainer(self.acts, decide, hear, self.clock)
         return self.made
-
-    def go_on(self, trainer: Any, folder: str, placement: Mapping[str, int], settings: RunSettings) -> None:
-        trainer.resume(folder, placement, settings)
 
     def kill(self, name: str) -> None:
         self.told.append(("kill", name))

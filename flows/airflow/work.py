@@ -88,9 +88,12 @@ def query(
 
 def train(request: TrainingRequest, resume: bool, stopper: StopTraining) -> TrainingReport:
     """Run a training on nodes of its own. Raises ``EbbflowError``; how it ended, the report says."""
+    from ebbflow.tasks.report.training import deliver
     from ebbflow.tasks.training.run import run_training
 
-    return run_training(request, stopper, resume=resume)
+    report = run_training(request, stopper, resume=resume)
+    deliver(report, request)
+    return report
 
 
 def train_on_leases(
@@ -108,6 +111,7 @@ def train_on_leases(
     """
     from ebbflow.infra.ledger import Ledger
     from ebbflow.infra.local_fleet import LocalFleet
+    from ebbflow.tasks.report.training import deliver
     from ebbflow.tasks.training.leased.app import run_training_app
     from ebbflow.tasks.training.leased.spec import training_spec
 
@@ -120,7 +124,7 @@ def train_on_leases(
     ):
         spec = training_spec(request, **asked)
         return run_training_app(
-            request, spec, ledger, lambda: nodes.nodes_for(request.id), stop=stopper.asked
+            request, spec, ledger, lambda: nodes.nodes_for(request.id), stop=stopper.asked, deliver=deliver
         )
 
 

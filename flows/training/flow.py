@@ -23,8 +23,8 @@ from ebbflow.infra.errors import TrainingError
 from ebbflow.planners.errors import OptionError
 from ebbflow.tasks.drawing.charts import lines_svg
 from ebbflow.tasks.drawing.wording import shorten
-from ebbflow.tasks.report.training import placement_text
-from ebbflow.tasks.training.driver import Handle
+from ebbflow.tasks.report.training import deliver, placement_text
+from ebbflow.tasks.training.capacity import Nodes
 from ebbflow.tasks.training.leased.place import ClusterPlace
 from ebbflow.tasks.training.listening import Fan, Silent, TrainingListener
 from ebbflow.tasks.training.report import EventReport, PointReport, TrainingReport
@@ -250,15 +250,18 @@ class _Work:
     ) -> None:
         self._request, self._listener, self._resume, self._where = request, listener, resume, where
         self._stop = threading.Event()
-        self._handle = Handle(request.placement, request.most_gpus, request.min_gpus)
+        self._nodes = Nodes(request.placement, request.most_gpus, request.min_gpus)
 
     def __call__(self) -> TrainingReport:
         request, listener = self._request, self._listener
         if self._where is not None:
             return self._on_leases(*self._where)
-        if request.pool:  # its nodes have a handle of their own
-            return run_training(request, Fan(listener, StopTraining(self._stop)), resume=self._resume)
-        return run_training(request, listener, resume=self._resume, handle=self._handle)
+        if request.pool:  # its nodes are those that are free there
+            report = run_training(request, Fan(listener, StopTraining(self._stop)), resume=self._resume)
+        else:
+            report = run_training(request, listener, resume=self._resume, nodes=self._nodes)
+        deliver(report, request)
+        return report
 
     def _on_leases(self, place: ClusterPlace, fields: Mapping[str, Any]) -> TrainingReport:
         from ebbflow.tasks.training.leased.app import run_training_app
@@ -269,13 +272,21 @@ class _Work:
         spec = training_spec(request, **fields)
         with place.opened() as ledger, place.nodes(request.id, request.grace) as (pool, make):
             return run_training_app(
-                request, spec, ledger, pool, self._listener, stop=self._stop, save=SAVE, make=make
+                request,
+                spec,
+                ledger,
+                pool,
+                self._listener,
+                stop=self._stop,
+                save=SAVE,
+                make=make,
+                deliver=deliver,
             )
 
     def leave(self) -> None:
         """Let the run save and leave, within what a cancelled run has."""
         self._stop.set()
-        self._handle.stop(SystemClock().now() + min(self._request.grace, SAVE))
+        self._nodes.stop(SystemClock().now() + min(self._request.grace, SAVE))
 
 
 class _PrefectListener(Silent):

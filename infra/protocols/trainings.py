@@ -1,54 +1,18 @@
 """Trainings on nodes that come and go."""
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import Literal, Protocol
 
-if TYPE_CHECKING:
-    pass
-import json
-import os
-from dataclasses import asdict, replace
-from typing import Self
+from ebbflow.planners.model.trainings import RunSettings
 
 SETTINGS = "EBBFLOW_RUN_SETTINGS"  # JSON of ``RunSettings``
 
 
-@dataclass(frozen=True, slots=True)
-class RunSettings:
-    """What the launcher asks of a run; a script's own arguments to ``prepare`` go first where both speak."""
-
-    grace: float = 30.0  # seconds from SIGTERM to SIGKILL, unless a stop request says otherwise
-    checkpoint_every: float | None = (
-        None  # seconds; None: Daly's interval from the measured costs and the hazard
-    )
-    keep: int = 2  # full checkpoints kept
-    hazard: float = 0.0  # losses expected per node and hour
-    adaptive: bool = True  # whether the batch may change
-    collective_timeout: float = 60.0  # seconds after which a collective that hangs is an error
-    max_local: int | None = None  # examples that a process gets in a pass at most: after its memory ran out
-    canary_steps: int = 0  # > 0: run so many steps, save, load and stop with a "canary" report
-    running_every: int = (
-        0  # > 0: iterations C after which a running (partial) checkpoint has seen everything once
-    )
-    running_fraction: float = 0.125  # r of it saved each r*C iterations
-    retune_every: float = 30.0  # seconds between two looks at the batch, where it may change
-    save_within: float = 120.0  # seconds that the save of a run's end is tried again in before it is spilled
-    spill: str = ""  # folder for what the run's own cannot take; "": of the node's own disk
-    saved_step: int = -1  # newest step that the run's journal has as saved; -1: none
-    restart: bool = False  # whether a run all of whose checkpoints are damaged begins again
-
-    @classmethod
-    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Self:
-        """Return the launcher's settings; the defaults where there is none."""
-        return cls(**json.loads(environment.get(SETTINGS, "{}")))
-
-    def keeping(self, earlier: "RunSettings") -> "RunSettings":
-        """Return these, with what a process' memory was found to hold before unless they say it anew."""
-        return replace(self, max_local=self.max_local or earlier.max_local)
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
+def launcher_settings(environment: Mapping[str, str] = os.environ) -> RunSettings:
+    """Return the settings that the launcher has put into ``environment``; the defaults where there are none."""
+    return RunSettings.from_json(environment.get(SETTINGS, "{}"))
 
 
 TrainingState = Literal["starting", "running", "stopping", "waiting", "finished", "stopped", "failed"]
@@ -72,8 +36,19 @@ class TrainingJob:
     script: str  # path or s3:// address of a Python file that every node can read
     arguments: tuple[str, ...] = ()
     folder: str = ""  # the run's own folder, a path or s3:// address that all nodes share
-    settings: "RunSettings | None" = None  # what the launcher asks of the run; None: the defaults
+    settings: RunSettings | None = None  # what the launcher asks of the run; None: the defaults
     environment: Mapping[str, str] = field(default_factory=dict)  # on top of the nodes' own
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingEvent:
+    """Something that happened to a run."""
+
+    number: int  # counts up from 1 over the run's whole life
+    time: float  # seconds since the Unix epoch
+    kind: str
+    generation: int
+    content: Mapping[str, object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +81,7 @@ class GenerationEnd:
     last_step: int  # the last that it reported or saved
     saved_step: int  # of the newest checkpoint that it reported; -1: none
     idle: int = 0  # generations in a row, this one included, in which no step was won
+    events: tuple[TrainingEvent, ...] = ()  # of it, and of those before it that nobody was asked about
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +92,7 @@ class Continue:
     reason: str = ""
     delay: float = 0.0
     then: Mapping[str, int] | None = None  # placement to move to as soon as its nodes are ready
-    settings: "RunSettings | None" = None
+    settings: RunSettings | None = None
     environment: Mapping[str, str] = field(default_factory=dict)  # additions
 
 
@@ -129,17 +105,6 @@ class Halt:
 
 
 Decide = Callable[[GenerationEnd], Continue | Halt]
-
-
-@dataclass(frozen=True, slots=True)
-class TrainingEvent:
-    """Something that happened to a run."""
-
-    number: int  # counts up from 1 over the run's whole life
-    time: float  # seconds since the Unix epoch
-    kind: str
-    generation: int
-    content: Mapping[str, object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +127,13 @@ class Trainer(Protocol):
 
     def launch(self, job: TrainingJob, placement: Mapping[str, int]) -> None:
         """Start the run. Raises ``OptionError`` or ``TrainingError``."""
+        ...
+
+    def resume(self, folder: str, placement: Mapping[str, int], settings: RunSettings) -> None:
+        """Go on with the run in ``folder``, whose launcher is gone, from its newest checkpoint with these settings.
+
+        Raises ``TrainingError`` where there is none to go on with, and ``RunLockedError`` when its launcher lives.
+        """
         ...
 
     def resize(self, placement: Mapping[str, int], deadline: float | None = None) -> None:

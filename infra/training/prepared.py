@@ -8,13 +8,13 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from ebbflow.infra.errors import TrainingError
-from ebbflow.infra.protocols.trainings import RunSettings
 from ebbflow.infra.training.gradients.noise import GradientMeter
 from ebbflow.infra.training.gradients.tuner import BatchTuner
 from ebbflow.infra.training.process.world import World
 from ebbflow.infra.training.progress import Progress
 from ebbflow.infra.training.schedule import ProgressSchedule, Rule, SchedulerFactory, ScheduleUnit, rule_for
 from ebbflow.planners.errors import OptionError
+from ebbflow.planners.model.trainings import RunSettings
 from ebbflow.planners.training.speed.batch_size import BatchLimits
 
 Precision = Literal["fp32", "bf16", "fp16"]

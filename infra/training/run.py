@@ -29,7 +29,7 @@ import torch
 
 from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.errors import TrainingError
-from ebbflow.infra.protocols.trainings import SETTINGS, RunSettings
+from ebbflow.infra.protocols.trainings import SETTINGS, launcher_settings
 from ebbflow.infra.storage.locks import RunLock
 from ebbflow.infra.training.checkpoints.folder import CheckpointFolder
 from ebbflow.infra.training.data import Collate, Samples
@@ -49,6 +49,7 @@ from ebbflow.infra.training.saver import Saver
 from ebbflow.infra.training.schedule import RuleName, SchedulerFactory, ScheduleUnit
 from ebbflow.infra.training.spill import Spill
 from ebbflow.infra.training.stepper import Stepper
+from ebbflow.planners.model.trainings import RunSettings
 from ebbflow.planners.training.saving.data_order import DataOrder, Share
 
 log = logging.getLogger(__name__)
@@ -110,7 +111,7 @@ class ElasticRun:
         """
         environment = os.environ
         settings = (
-            RunSettings.from_environment()
+            launcher_settings()
             if SETTINGS in environment
             else replace(settings or RunSettings(), restart=restart)
         )

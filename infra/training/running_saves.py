@@ -8,13 +8,13 @@ import logging
 from typing import Any
 
 from ebbflow.infra.errors import StorageError
-from ebbflow.infra.protocols.trainings import RunSettings
 from ebbflow.infra.training.prepared import Prepared
 from ebbflow.infra.training.process.world import World
 from ebbflow.infra.training.running.checkpoint import Recovery, RunningCheckpoint
 from ebbflow.infra.training.running.folder import RunningFolder
 from ebbflow.infra.training.running.segments import STATE
 from ebbflow.infra.training.running.store import DamagedError
+from ebbflow.planners.model.trainings import RunSettings
 
 log = logging.getLogger(__name__)
 

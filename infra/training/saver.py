@@ -11,11 +11,11 @@ from typing import Any
 
 from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.errors import StorageError
-from ebbflow.infra.protocols.trainings import RunSettings
 from ebbflow.infra.training.checkpoints.folder import TIMEOUT, CheckpointFolder, Found, Saved
 from ebbflow.infra.training.process.link import Link
 from ebbflow.infra.training.process.world import World
 from ebbflow.infra.training.spill import Spill
+from ebbflow.planners.model.trainings import RunSettings
 from ebbflow.planners.training.saving.checkpointing import daly_interval
 
 UNKNOWN_HAZARD_EVERY = 600.0  # seconds between checkpoints where no loss was ever seen

@@ -1,17 +1,27 @@
-"""One training run as one page, and as lines on a console."""
+"""One training run as one page and as lines on a console, and the files that were asked for."""
 
 from collections.abc import Callable, Sequence
 
 from rich.table import Table
 from rich.text import Text
 
+from ebbflow.infra.storage.files import write_text
 from ebbflow.tasks.drawing.charts import lines_svg
 from ebbflow.tasks.drawing.wording import number_text, plural, printable, seconds_text, shorten
 from ebbflow.tasks.report.query import page
 from ebbflow.tasks.training.report import GenerationReport, PointReport, TrainingReport
+from ebbflow.tasks.training.request import TrainingRequest
 
 _WIDE, _NARROW = 980.0, 380.0
 STATE_WORDS = {"finished": "bold green", "stopped": "bold yellow", "failed": "bold red"}
+
+
+def deliver(report: TrainingReport, request: TrainingRequest) -> None:
+    """Write a run's report to the files that ``request`` asks for. Raises ``ReportError``."""
+    if request.json:
+        report.write_json(request.json)
+    if request.report:
+        write_text(request.report, training_html(report))
 
 
 def training_html(report: TrainingReport) -> str:

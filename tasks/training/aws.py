@@ -15,7 +15,6 @@ from ebbflow.infra.aws.train_nodes import FORM, LOGS, NEVER, AwsNodes
 from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.errors import ClusterError
 from ebbflow.infra.protocols import Decide, Trainer, TrainingJob
-from ebbflow.infra.protocols.trainings import RunSettings
 from ebbflow.infra.storage.filesystems import translated
 from ebbflow.infra.storage.places import Place
 from ebbflow.infra.training.launcher.trainer import TorchTrainer
@@ -24,7 +23,7 @@ from ebbflow.planners.errors import OptionError
 from ebbflow.planners.hazard import hazard
 from ebbflow.planners.model.fleet import family
 from ebbflow.tasks.fleet.steps import Opened
-from ebbflow.tasks.training.driver import Handle
+from ebbflow.tasks.training.capacity import Nodes
 from ebbflow.tasks.training.request import TrainingRequest
 
 _LOOK = 5.0  # seconds between looks for instances that have come
@@ -55,7 +54,7 @@ class ShippingTrainer(TorchTrainer):
 
 
 class AwsSite:
-    """Nodes on instances of one pool. A ``Site``; ``handle`` must be the run's, for new instances to be used.
+    """Nodes on instances of one pool. A ``Site``; ``take`` returns the run's, for new instances to be used.
 
     Raises ``OptionError`` for a pool that the cluster does not have.
     """
@@ -99,13 +98,7 @@ class AwsSite:
             on_report=hear,
         )
 
-    def go_on(
-        self, trainer: Trainer, folder: str, placement: Mapping[str, int], settings: RunSettings
-    ) -> None:
-        """See ``Site``."""
-        trainer.resume(folder, placement, settings)  # type: ignore[attr-defined]
-
-    def handle(self, patience: float) -> Handle:
+    def take(self, patience: float) -> Nodes:
         """Return the run's nodes: as many as are free, once they are enough, and from then on those that come.
 
         Raises ``ClusterError`` when they are not enough within ``patience`` seconds, and ``EngineUnavailableError``.
@@ -124,10 +117,10 @@ class AwsSite:
                 )
             self._clock.wait(self._stop, min(_LOOK, max(0.0, end - self._clock.now())))
         names = [f"node-{number}" for number in range(1, free + 1)]
-        handle = Handle(dict.fromkeys(names, self._slots), self._most, self._least)
-        self._follower = threading.Thread(target=self._follow, args=(handle,), daemon=True)
+        nodes = Nodes(dict.fromkeys(names, self._slots), self._most, self._least)
+        self._follower = threading.Thread(target=self._follow, args=(nodes,), daemon=True)
         self._follower.start()
-        return handle
+        return nodes
 
     def close(self) -> None:
         """Let go of everything; instances stay. May be called twice."""
@@ -148,14 +141,14 @@ class AwsSite:
         """Return how many instances are free and large enough."""
         return sum(size >= self._slots for size in self._nodes.placement().values())
 
-    def _follow(self, handle: Handle) -> None:
+    def _follow(self, nodes: Nodes) -> None:
         """Take instances that come in, up to the number that was asked for."""
         while not self._clock.wait(self._stop, _LOOK):
-            there = handle.nodes.there()
+            there = nodes.there()
             waiting = sum(self._nodes.lost(name) == NEVER for name in there)
             more = min(self._count - len(there), self._free() - waiting)
             if more > 0:
-                handle.nodes.add(more)
+                nodes.add(more)
 
 
 def shipped(job: TrainingJob, region: str) -> TrainingJob:

@@ -11,7 +11,10 @@ _NUMBERED = re.compile(r"node-(\d+)")
 
 
 class Nodes:
-    """The nodes of one run as they come and go. Safe for several threads. A name is never used twice."""
+    """The nodes of one run as they come and go, until it is asked to leave. Safe for several threads.
+
+    A name is never used twice.
+    """
 
     def __init__(self, nodes: Mapping[str, int], most: int, least: int = 1) -> None:
         self._nodes = dict(nodes)
@@ -19,6 +22,23 @@ class Nodes:
         self._names = set(nodes)
         self._each = max(nodes.values(), default=1)
         self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self.stop_by: float | None = None  # s since the Unix epoch; None: within the run's own grace
+
+    def stop(self, deadline: float | None = None) -> None:
+        """Ask the run to save and leave before ``deadline`` (seconds since the Unix epoch), or within its grace."""
+        self.stop_by = deadline
+        self._stop.set()
+
+    @property
+    def stopped(self) -> bool:
+        """Tell whether the run has been asked to leave."""
+        return self._stop.is_set()
+
+    def restart(self) -> None:
+        """Let a run begin again that was asked to leave."""
+        self._stop.clear()
+        self.stop_by = None
 
     @property
     def slots(self) -> int:
@@ -64,6 +84,10 @@ class Nodes:
         """Return the nodes that came last."""
         with self._lock:
             return list(self._nodes)[len(self._nodes) - min(count, len(self._nodes)) :]
+
+    def shrink(self, count: int) -> None:
+        """Take note that so many nodes are given back, the newest first."""
+        self.remove(self.newest(count))
 
     def instead_of(self, names: Iterable[str]) -> None:
         """Replace nodes by new ones of the same size."""

@@ -1,45 +1,14 @@
 """Follows a launched run until it ends: events, nodes that come and go, interrupts."""
 
-import threading
 from collections.abc import Mapping, Sequence
 
 from ebbflow.infra.protocols import Trainer, TrainingEvent, TrainingStatus
-from ebbflow.planners.training.failures.canary import CanaryPlan
 from ebbflow.tasks.training.capacity import Nodes
 from ebbflow.tasks.training.faults import FaultSchedule
-from ebbflow.tasks.training.listening import TrainingListener
 from ebbflow.tasks.training.recorder import Book
 from ebbflow.tasks.training.supervisor import Supervisor
 
 LOOK_EVERY = 0.2  # s
-
-
-class Handle:
-    """Lets another thread say which nodes a run has, and end it."""
-
-    def __init__(self, nodes: Nodes | Mapping[str, int], most: int = 1, least: int = 1) -> None:
-        self.nodes = nodes if isinstance(nodes, Nodes) else Nodes(nodes, most, least)
-        self.deadline: float | None = (
-            None  # of a stop, seconds since the Unix epoch; None: the run's own grace
-        )
-        self._stop = threading.Event()
-
-    def stop(self, deadline: float | None = None) -> None:
-        """Ask the run to save and leave before ``deadline`` (seconds since the Unix epoch), or within its grace."""
-        self.deadline = deadline
-        self._stop.set()
-
-    @property
-    def stopped(self) -> bool:
-        """Tell whether the run has been asked to leave."""
-        return self._stop.is_set()
-
-
-def own_events(trainer: Trainer, after: int) -> Sequence[TrainingEvent]:
-    """Return the launcher's events with numbers above ``after``, without those of launchers before it."""
-    events = trainer.events(after)
-    begun = max((place for place, event in enumerate(events, 1) if event.kind == "launched"), default=0)
-    return events[begun:]
 
 
 class Driver:
@@ -48,14 +17,11 @@ class Driver:
     def __init__(
         self,
         trainer: Trainer,
-        handle: Handle,
+        nodes: Nodes,
         supervisor: Supervisor,
         book: Book,
-        canary: CanaryPlan | None,
-        listener: TrainingListener,
     ) -> None:
-        self._trainer, self._handle, self._nodes = trainer, handle, handle.nodes
-        self._supervisor, self._book, self._canary, self._listener = supervisor, book, canary, listener
+        self._trainer, self._nodes, self._supervisor, self._book = trainer, nodes, supervisor, book
         self._read = 0
         self._interrupts = 0
         self._stopping = False
@@ -77,14 +43,6 @@ class Driver:
                 return status
             except KeyboardInterrupt:
                 self._interrupted()
-
-    def add(self, count: int) -> None:
-        """Take more nodes in."""
-        self._nodes.add(count)
-
-    def remove(self, count: int) -> None:
-        """Give nodes back, the newest first."""
-        self._nodes.remove(self._nodes.newest(count))
 
     def _reconcile(self, status: TrainingStatus) -> None:
         """Ask for the nodes that are there, unless the end of a generation is about to settle that anyway."""
@@ -110,10 +68,10 @@ class Driver:
             self._trainer.end_generation(status.generation, "its nodes are to be left")
 
     def _look(self, status: TrainingStatus, faults: FaultSchedule) -> None:
-        if self._handle.stopped and not self._stopping:
+        if self._nodes.stopped and not self._stopping:
             self._stopping = True
-            self._trainer.stop(self._handle.deadline)
-        for event in own_events(self._trainer, self._read):
+            self._trainer.stop(self._nodes.stop_by)
+        for event in self._news():
             self._read = event.number
             if (
                 event.kind == "started"
@@ -135,12 +93,17 @@ class Driver:
             self._book.close(status.end)  # of which nobody asked what follows: it was told before
         running = status.state in ("running", "stopping", "starting")
         used = sum(status.placement.values()) if running else 0
-        self._book.capacity(max(self._nodes.slots, used), used)
+        self._book.capacity(self._nodes.slots, used)
         self._reconcile(status)
-        self._listener.tick()
-        if self._canary is not None and self._supervisor.trying and self._book.now > self._canary.limit:
-            self._supervisor.canary_is_late()
+        self._book.tick()
+        if self._supervisor.overdue(self._book.now):
             self._trainer.end_generation(status.generation, "the trial is over its limit")
+
+    def _news(self) -> Sequence[TrainingEvent]:
+        """Return the launcher's events since the last look, without those of launchers before it."""
+        events = self._trainer.events(self._read)
+        begun = max((place for place, event in enumerate(events, 1) if event.kind == "launched"), default=0)
+        return events[begun:]
 
     def _interrupted(self) -> None:
         self._interrupts += 1

@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Generic, Literal, Protocol, TypeVar
+from typing import Generic, Literal, Protocol, Self, TypeVar
 
 from ebbflow.infra.clock import Clock
 from ebbflow.planners.errors import EbbflowError, OptionError
@@ -92,7 +92,7 @@ F = TypeVar("F", bound=Timed)
 
 
 class FaultSchedule(Generic[F]):
-    """Carries out faults in a thread of its own, from ``begin`` on.
+    """Carries out faults in a thread of its own, from ``begin`` on; a context manager that ends it.
 
     ``add`` and ``remove`` change how many nodes there are; ``say`` hears of everything.
     """
@@ -101,8 +101,8 @@ class FaultSchedule(Generic[F]):
         self,
         faults: Sequence[F],
         nodes: Faulty,
-        add: Callable[[int], None],
-        remove: Callable[[int], None],
+        add: Callable[[int], object],
+        remove: Callable[[int], object],
         say: Callable[[str], None],
         clock: Clock,
     ) -> None:
@@ -113,6 +113,12 @@ class FaultSchedule(Generic[F]):
         self._clock = clock
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ebbflow-faults", daemon=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
 
     def begin(self) -> None:
         """Start the schedule; later calls do nothing."""

@@ -137,8 +137,13 @@ class Book:
             self._gap = at - self._last_step_at if self._last_step_at is not None else None
         self._last_step_at = at
 
+    def tick(self) -> None:
+        """Let the listener do what takes longer."""
+        self._listener.tick()
+
     def capacity(self, rented: int, used: int) -> None:
-        """Take note of how many GPUs there are from now on."""
+        """Take note of how many GPUs there are from now on; those that leave are there while they are used."""
+        rented = max(rented, used)
         with self._lock:
             if not self._capacity or (self._capacity[-1].rented, self._capacity[-1].used) != (rented, used):
                 self._capacity.append(CapacityPoint(self.now, rented, used))

@@ -270,3 +270,18 @@ def recorded(request: TrainingRequest) -> TrainingReport | None:
         return TrainingReport.from_json(json.dumps(content))
     except (OSError, checksums.DamagedError, ReportError):
         return None
+
+
+def record(report: TrainingReport, request: TrainingRequest) -> str:
+    """Keep a run's report in its folder where that is local, for ``recorded``; return why that was not possible.
+
+    Empty: it was. How the run ended must be heard of nevertheless.
+    """
+    if "://" in request.folder:
+        return ""
+    try:
+        sealed = checksums.sealed(json.loads(report.to_json()), indent=1)
+        write_text(Path(request.run_folder) / "report.json", sealed.decode(), kept=True)
+    except ReportError as error:
+        return str(error)
+    return ""

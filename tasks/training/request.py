@@ -4,7 +4,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Literal
+from typing import Any
 
 from ebbflow.infra.errors import StorageError, TrainingError
 from ebbflow.infra.storage import checksums, private
@@ -13,10 +13,10 @@ from ebbflow.infra.storage.filesystems import filesystem, split, translated
 from ebbflow.infra.storage.scripts import check_script
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model import names
+from ebbflow.planners.model.trainings import RunSettings
+from ebbflow.planners.training.plan import CanaryChoice, RetryChoice, TrainingPlan
 from ebbflow.tasks.training.failures import failure_table
 from ebbflow.tasks.training.faults import ScriptedFault
-
-Canary = Literal["auto", "always", "never"]
 
 _FORMAT = 1
 _FILE = "request.json"
@@ -64,11 +64,11 @@ class TrainingRequest:
     hazard: float | None = None  # losses expected per node-hour; None: learnt from what happens
     collective_timeout: float = 60.0  # s
     grace: float = 30.0  # s to save and leave in after a stop
-    canary: Canary = "auto"
+    canary: CanaryChoice = "auto"
     canary_steps: int = 20
     price: float = 0.0  # dollars per GPU-hour
     failures: str | None = None  # a failure table of one's own, TOML or YAML
-    retries: Literal["by-class", "blind"] = "by-class"
+    retries: RetryChoice = "by-class"
     back_off: float = 120.0  # s, first delay after a failure of the infrastructure
     wait_limit: float = 3600.0  # s to wait for capacity when fewer than min_gpus are left
     save_within: float = 120.0  # s in which the save of the run's end is tried again before it is spilled
@@ -149,6 +149,38 @@ class TrainingRequest:
     def faults(self) -> tuple[ScriptedFault, ...]:
         """Return the scripted faults in order of time."""
         return tuple(sorted((ScriptedFault.parse(text) for text in self.at), key=lambda fault: fault.after))
+
+    def plan(self, placement: Mapping[str, int], *, resumes: bool, seed: int = 0) -> TrainingPlan:
+        """Return what is decided of the run before it begins on ``placement`` (node -> slots).
+
+        Raises ``OptionError`` for a failure table that cannot be read.
+        """
+        settings = RunSettings(
+            grace=self.grace,
+            checkpoint_every=self.checkpoint_every,
+            keep=self.keep,
+            running_every=self.running_every,
+            running_fraction=self.running_fraction,
+            adaptive=self.adaptive,
+            collective_timeout=self.collective_timeout,
+            save_within=self.save_within,
+            spill=self.spill,
+            restart=self.restart and resumes,
+        )
+        return TrainingPlan.of(
+            settings,
+            failure_table(self.failures),
+            placement=placement,
+            max_gpus=self.most_gpus,
+            hazard=self.hazard,
+            canary=self.canary,
+            canary_steps=self.canary_steps,
+            retries=self.retries,
+            back_off=self.back_off,
+            free=self.price == 0,  # processes of this machine wait for nobody and cost nothing but time
+            resumes=resumes,
+            seed=seed,
+        )
 
     @property
     def run_folder(self) -> str:

@@ -1,33 +1,22 @@
 """Runs one elastic training: launcher, supervisor, account, faults on request."""
 
-import json
 import time
 import uuid
-from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-import numpy as np
-
 from ebbflow.infra.clock import Clock, SystemClock
-from ebbflow.infra.errors import ReportError
 from ebbflow.infra.protocols import TrainingJob
-from ebbflow.infra.protocols.trainings import RunSettings
-from ebbflow.infra.storage import checksums
-from ebbflow.infra.storage.files import write_text
 from ebbflow.infra.storage.locks import RunLock
 from ebbflow.planners.errors import OptionError
-from ebbflow.planners.hazard import hazard
-from ebbflow.planners.training.failures.canary import CanaryPlan, GateQuestion, plan, should_gate
-from ebbflow.planners.training.failures.retries import BlindRetry, Retries, RetryPolicy
-from ebbflow.tasks.report.training import training_html
-from ebbflow.tasks.training.driver import Driver, Handle, own_events
-from ebbflow.tasks.training.failures import failure_table
+from ebbflow.tasks.training.capacity import Nodes
+from ebbflow.tasks.training.driver import Driver
 from ebbflow.tasks.training.faults import FaultSchedule
 from ebbflow.tasks.training.listening import Silent, TrainingListener
 from ebbflow.tasks.training.recorder import Book
-from ebbflow.tasks.training.report import TrainingReport
+from ebbflow.tasks.training.report import TrainingReport, record
 from ebbflow.tasks.training.request import TrainingRequest
 from ebbflow.tasks.training.sites import Site, open_site
 from ebbflow.tasks.training.supervisor import Supervisor
@@ -39,54 +28,13 @@ def new_id(request: TrainingRequest) -> str:
     return f"{stem or 'run'}-{time.strftime('%m%d-%H%M%S')}-{uuid.uuid4().hex[:4]}"
 
 
-def settings_of(request: TrainingRequest) -> RunSettings:
-    """Return what the launcher asks of the run's processes."""
-    return RunSettings(
-        grace=request.grace,
-        checkpoint_every=request.checkpoint_every,
-        keep=request.keep,
-        running_every=request.running_every,
-        running_fraction=request.running_fraction,
-        hazard=hazard(0, 0.0) if request.hazard is None else request.hazard,
-        adaptive=request.adaptive,
-        collective_timeout=request.collective_timeout,
-        save_within=request.save_within,
-        spill=request.spill,
-        restart=request.restart,
-    )
-
-
-def canary_of(
-    request: TrainingRequest, resumes: bool, placement: Mapping[str, int]
-) -> tuple[CanaryPlan | None, str]:
-    """Return the trial that comes before a run on ``placement``, if one does, and why."""
-    gpus = min(sum(placement.values()), request.most_gpus)
-    if request.canary == "never" or not gpus:
-        return None, ""
-    wanted = plan(gpus, min(len(placement), gpus), request.canary_steps)
-    if request.canary == "always":
-        return wanted, "asked for"
-    if gpus <= wanted.ranks:
-        return None, "the run is no larger than a trial"
-    # Processes of this machine wait for nobody and cost nothing but time.
-    gate = should_gate(GateQuestion(gpus, wanted.ranks, resumes=resumes, free=request.price == 0))
-    return (wanted if gate.gate else None), gate.reason
-
-
-def policy_of(request: TrainingRequest) -> Retries:
-    """Return the retry policy that the request names."""
-    if request.retries == "blind":
-        return BlindRetry()
-    return RetryPolicy(first_delay=request.back_off, most_delay=max(1800.0, request.back_off))
-
-
 def run_training(
     request: TrainingRequest,
     listener: TrainingListener | None = None,
     *,
     resume: bool = False,
     site: Site | None = None,
-    handle: Handle | None = None,
+    nodes: Nodes | None = None,
     clock: Clock | None = None,
     seed: int = 0,
     known: bool = False,
@@ -94,13 +42,15 @@ def run_training(
     """Run ``request`` to its end and return what happened.
 
     An interrupt (Ctrl-C) lets the run save and leave; a second one ends it at once. The report then says ``stopped``.
+    It is kept in the run's folder; the files that the request names, whoever asked for them writes
+    (``tasks.report.training.deliver``).
 
     Args:
         request: what to run; one without an id gets one.
         listener: hears what happens.
         resume: go on from the newest checkpoint of a run of this id.
-        site: where it runs; by default this machine, or the pool of the fleet that ``nodes`` names.
-        handle: by which others change its nodes; those of the request by default.
+        site: where it runs; by default this machine, or the pool of a fleet that the request names.
+        nodes: that it has, which others change, and by which they end it; those of the request by default.
         clock: the time.
         seed: of the jitter of delays.
         known: whether a run that has this id and was never launched may be begun.
@@ -111,74 +61,30 @@ def run_training(
     """
     if resume:
         nobody_runs(request)
-    clock = clock or SystemClock()
-    if site is None:
-        with open_site(request, clock) as (here, own):
-            return run_training(
-                request,
-                listener,
-                resume=resume,
-                site=here,
-                handle=own or handle,
-                clock=clock,
-                seed=seed,
-                known=known,
-            )
-    request = request if request.id else replace(request, id=new_id(request))
-    table = failure_table(request.failures)
-    request = request if resume else replace(request, restart=False)
-    if not (resume or known):
-        _fresh(request)
-    request.save()
-    listener = listener or Silent()
-    book = Book(request, clock, listener)
-    handle = handle or Handle(request.placement, request.most_gpus, request.min_gpus)
-    nodes = handle.nodes
-    canary, why = canary_of(request, resume, nodes.there())
-    supervisor = Supervisor(
-        nodes,
-        table,
-        policy_of(request),
-        settings_of(request),
-        canary,
-        book,
-        np.random.default_rng(seed),
-        clock,
-        learns=request.hazard is None,
-    )
-    if canary is not None:
-        book.say("canary", f"a trial of {canary.steps} steps on {canary.ranks} GPUs first: {why}")
-    trainer = site.trainer(request, supervisor, book.hear)
-    supervisor.told = partial(own_events, trainer)
-    try:
-        placement, settings = supervisor.begin()
-        driver = Driver(trainer, handle, supervisor, book, canary, listener)
-        faults = FaultSchedule(
-            request.faults,
-            site.nodes,
-            driver.add,
-            driver.remove,
-            lambda text: book.say("scripted", text),
-            clock,
-        )
-        if resume:
-            site.go_on(trainer, request.run_folder, placement, settings)
-        else:
-            trainer.launch(
-                TrainingJob(request.id, request.script, request.arguments, request.run_folder, settings),
-                placement,
-            )
-        used = sum(placement.values())
-        book.capacity(max(nodes.slots, used), used)
-        try:
-            status = driver.drive(faults)
-        finally:
-            faults.end()
-    finally:
-        trainer.close()
-    report = book.report(status)
-    if problem := write_report(report, request):
-        book.say("failure", problem)
+    clock, listener = clock or SystemClock(), listener or Silent()
+    with open_site(request, clock, site) as (here, own):
+        request = request if request.id else replace(request, id=new_id(request))
+        if not (resume or known):
+            _fresh(request)
+        nodes = own or nodes or Nodes(request.placement, request.most_gpus, request.min_gpus)
+        plan = request.plan(nodes.there(), resumes=resume, seed=seed)
+        request.save()
+        book = Book(request, clock, listener)
+        supervisor = Supervisor(plan, nodes, book, clock)
+        with closing(here.trainer(request, supervisor, book.hear)) as trainer:
+            placement, settings = supervisor.begin()
+            if resume:
+                trainer.resume(request.run_folder, placement, settings)
+            else:
+                job = TrainingJob(request.id, request.script, request.arguments, request.run_folder, settings)
+                trainer.launch(job, placement)
+            book.capacity(nodes.slots, sum(placement.values()))
+            say = partial(book.say, "scripted")
+            with FaultSchedule(request.faults, here.nodes, nodes.add, nodes.shrink, say, clock) as faults:
+                status = Driver(trainer, nodes, supervisor, book).drive(faults)
+        report = book.report(status)
+        if problem := record(report, request):
+            book.say("failure", problem)
     return report
 
 
@@ -195,23 +101,3 @@ def _fresh(request: TrainingRequest) -> None:
         f"there is a run {request.id!r} in {request.folder} already: go on with it (ebbflow train --resume "
         f"{request.id}), or choose another id"
     )
-
-
-def write_report(report: TrainingReport, request: TrainingRequest) -> str:
-    """Write a run's report into its folder where that is local, and wherever else was asked for.
-
-    Returns why the run's folder could not take it, empty where it did: how the run ended must be heard of
-    nevertheless. Raises ``ReportError`` for a file that was asked for.
-    """
-    problem = ""
-    if "://" not in request.folder:
-        try:
-            sealed = checksums.sealed(json.loads(report.to_json()), indent=1)
-            write_text(Path(request.run_folder) / "report.json", sealed.decode(), kept=True)
-        except ReportError as error:
-            problem = str(error)
-    if request.json:
-        report.write_json(request.json)
-    if request.report:
-        write_text(request.report, training_html(report))
-    return problem

@@ -1,20 +1,17 @@
 """Where a training runs: its nodes, and the launcher on them."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from ebbflow.infra.clock import Clock
 from ebbflow.infra.packages import require
 from ebbflow.infra.protocols import Decide, Trainer
-from ebbflow.infra.protocols.trainings import RunSettings
 from ebbflow.infra.training.process.channel import Report
+from ebbflow.tasks.training.capacity import Nodes
 from ebbflow.tasks.training.faults import Faulty
 from ebbflow.tasks.training.request import TrainingRequest
-
-if TYPE_CHECKING:
-    from ebbflow.tasks.training.driver import Handle
 
 
 class Site(Protocol):
@@ -27,12 +24,6 @@ class Site(Protocol):
 
     def trainer(self, request: TrainingRequest, decide: Decide, hear: Callable[[Report], None]) -> Trainer:
         """Return a launcher that has launched nothing yet."""
-        ...
-
-    def go_on(
-        self, trainer: Trainer, folder: str, placement: Mapping[str, int], settings: RunSettings
-    ) -> None:
-        """Launch what is in the run's folder, from its newest checkpoint, with these settings from now on."""
         ...
 
 
@@ -56,18 +47,20 @@ class LocalSite:
             self._pool, logs=logs, decide=decide, patience=max(request.wait_limit, 1e-3), on_report=hear
         )
 
-    def go_on(
-        self, trainer: Trainer, folder: str, placement: Mapping[str, int], settings: RunSettings
-    ) -> None:
-        trainer.resume(folder, placement, settings)  # type: ignore[attr-defined]
-
 
 @contextmanager
-def open_site(request: TrainingRequest, clock: Clock) -> "Iterator[tuple[Site, Handle | None]]":
+def open_site(
+    request: TrainingRequest, clock: Clock, given: Site | None = None
+) -> Iterator[tuple[Site, Nodes | None]]:
     """Open where ``request`` runs: this machine, or the pool of a fleet, which says what nodes the run begins with.
+
+    A site that is ``given`` is open and stays so.
 
     Raises ``EbbflowError``: packages that are missing, a pool that there is not or that has too few free instances.
     """
+    if given is not None:
+        yield given, None
+        return
     if not request.pool:
         require("torch", "a training", "train")
         yield LocalSite(request), None
@@ -77,7 +70,7 @@ def open_site(request: TrainingRequest, clock: Clock) -> "Iterator[tuple[Site, H
     from ebbflow.tasks.training.aws import AwsSite
 
     with opened(FleetRequest(), clock) as cluster, AwsSite(request, cluster, clock) as site:
-        yield site, site.handle(request.wait_limit)
+        yield site, site.take(request.wait_limit)
 
 
 def request_logs(request: TrainingRequest) -> Path | None:

@@ -1,25 +1,23 @@
 """What follows when a generation of a run has ended: the launcher asks, the failure classes answer."""
 
 import threading
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from ebbflow.infra.clock import Clock
-from ebbflow.infra.protocols import Continue, GenerationEnd, Halt, RankFailure, TrainingEvent
-from ebbflow.infra.protocols.trainings import RunSettings
-from ebbflow.planners.hazard import hazard
-from ebbflow.planners.training.failures.canary import CanaryPlan, verdict
+from ebbflow.infra.protocols import Continue, GenerationEnd, Halt, RankFailure
+from ebbflow.planners.model.trainings import RunSettings
+from ebbflow.planners.training.failures.canary import verdict
 from ebbflow.planners.training.failures.failures import (
     Failure,
     FailureClass,
     FailureEvent,
-    FailureTable,
     RankEnd,
     classify,
 )
-from ebbflow.planners.training.failures.retries import Attempt, Requeue, Retries, Retry, Shape, Stop
+from ebbflow.planners.training.failures.retries import Attempt, Requeue, Retry, Shape, Stop
+from ebbflow.planners.training.plan import TrainingPlan
 from ebbflow.tasks.training.capacity import Nodes
 from ebbflow.tasks.training.recorder import Book
 from ebbflow.tasks.training.report import FailureReport
@@ -35,43 +33,24 @@ class Supervisor:
     """Decides for one run. Called in the launcher's thread, one end at a time; implements ``Decide``.
 
     Args:
+        plan: of the run.
         nodes: that the run has.
-        table: classifies failures.
-        retries: what follows from their class.
-        settings: of the run itself, without a canary.
-        canary: the trial that comes first, if one does.
         book: where ends and decisions are written down.
-        rng: for the jitter of delays.
-        learns: whether the settings' hazard follows what happens.
+        clock: the time.
     """
 
-    def __init__(
-        self,
-        nodes: Nodes,
-        table: FailureTable,
-        retries: Retries,
-        settings: RunSettings,
-        canary: CanaryPlan | None,
-        book: Book,
-        rng: np.random.Generator,
-        clock: Clock,
-        *,
-        learns: bool = False,
-    ) -> None:
-        self._nodes, self._table, self._retries = nodes, table, retries
-        self._settings, self._canary, self._book = settings, canary, book
-        self._rng, self._clock = rng, clock
-        self._learns, self._losses, self._node_seconds = learns, 0, 0.0
+    def __init__(self, plan: TrainingPlan, nodes: Nodes, book: Book, clock: Clock) -> None:
+        self._plan, self._nodes, self._book, self._clock = plan, nodes, book, clock
+        self._settings, self._canary = plan.settings, plan.canary  # as of now
+        self._rng = np.random.default_rng(plan.seed)
+        self._losses, self._node_seconds = 0, 0.0
         self._history: list[Attempt] = []
         self._shape = Shape()
         self._saved = -1  # newest step that is saved
         self._noticed: set[str] = set()
         self._repeated = False  # the canary
         self._late = threading.Event()  # the canary took too long
-
         self.tried = 0  # the canary's last generation
-        self.told: Callable[[int], Sequence[TrainingEvent]] = lambda _: ()  # the launcher's events
-        self._read = 0
 
     # --- what others tell ---------------------------------------------------------------------------------
 
@@ -85,8 +64,10 @@ class Supervisor:
         return self._nodes.placement(self._shape.memory)
 
     def begin(self) -> tuple[dict[str, int], RunSettings]:
-        """Return the first placement and its settings: the canary's where there is one."""
-        if self._canary is not None:
+        """Return the first placement and its settings: the canary's where there is one, which is told."""
+        if (canary := self._canary) is not None:
+            gpus = f"{canary.steps} steps on {canary.ranks} GPUs"
+            self._book.say("canary", f"a trial of {gpus} first: {self._plan.why}")
             return self._trial()
         return self.wanted() or self._nodes.there(), self._settings
 
@@ -95,9 +76,13 @@ class Supervisor:
         self._noticed.add(node)
         self._nodes.remove([node])
 
-    def canary_is_late(self) -> None:
-        """Take note that the trial is being ended at its limit."""
+    def overdue(self, now: float) -> bool:
+        """Tell whether a trial is over its limit ``now`` (s after the run's start), which is to be ended for it."""
+        canary = self._canary
+        if canary is None or now <= canary.limit:
+            return False
         self._late.set()
+        return True
 
     # --- what follows -------------------------------------------------------------------------------------
 
@@ -117,17 +102,14 @@ class Supervisor:
         return decision
 
     def _learn(self, end: GenerationEnd, failure: Failure | None) -> None:
-        """Let the checkpoints' interval follow the losses seen so far, unless a hazard was stated."""
-        if not self._learns:
-            return
+        """Let the checkpoints' interval follow the losses seen so far."""
         self._node_seconds += len(end.placement) * (end.ended - end.started)
         self._losses += failure is not None and failure.failure_class is FailureClass.SCHEDULER
-        rate = hazard(self._losses, self._node_seconds)
+        rate = self._plan.hazard(self._losses, self._node_seconds)
         self._settings = replace(self._settings, hazard=rate)
 
     def _take_in(self, end: GenerationEnd) -> None:
-        for event in self.told(self._read):
-            self._read = event.number
+        for event in end.events:
             if event.kind == "node-notice":
                 self.noticed(str(event.content.get("node", "")))
         gone = [name for name in end.placement if name not in end.left]
@@ -145,7 +127,7 @@ class Supervisor:
             return self._go_on(end, "")
         attempt = self._attempt(end, failure)
         self._history.append(attempt)
-        answer = self._retries.decide(self._history, self._current_shape(), self._rng)
+        answer = self._plan.retries.decide(self._history, self._current_shape(), self._rng)
         if isinstance(answer, Stop):
             return Halt("failed", answer.reason)
         if isinstance(answer, Requeue):
@@ -201,7 +183,7 @@ class Supervisor:
     def _smaller_trial(self, end: GenerationEnd, failure: Failure) -> Continue | Halt:
         """Try again in another shape where that may help; the whole run keeps it."""
         self._history.append(self._attempt(end, failure))
-        answer = self._retries.decide(self._history, self._current_shape(), self._rng)
+        answer = self._plan.retries.decide(self._history, self._current_shape(), self._rng)
         if not isinstance(answer, Retry) or answer.shape is None:
             return Halt("failed", f"canary: {answer.reason}")
         self._shape = answer.shape
@@ -221,7 +203,7 @@ class Supervisor:
             return None
         if end.kind == "stopped" and all(node in end.left for node in end.placement):
             return None  # somebody asked for it
-        return classify(_ends(end), self._table, self._events(end))
+        return classify(_ends(end), self._plan.table, self._events(end))
 
     def _events(self, end: GenerationEnd) -> list[FailureEvent]:
         gone = [name for name in end.placement if name not in end.left]

@@ -18,7 +18,7 @@ from ebbflow.planners.model.ledger import AppSpec
 from ebbflow.tasks.apps.agent import AppAgent, Pace
 from ebbflow.tasks.apps.lease_table import Rules
 from ebbflow.tasks.drawing.wording import plural
-from ebbflow.tasks.training.driver import Handle
+from ebbflow.tasks.training.capacity import Nodes
 from ebbflow.tasks.training.leased.app import without_training
 from ebbflow.tasks.training.leased.enforcer import Warden
 from ebbflow.tasks.training.leased.metrics import Figures
@@ -133,7 +133,7 @@ class Trials:
         self._waits_since: float | None = None
 
     def train(
-        self, request: TrainingRequest, listener: TrainingListener, handle: Handle, resume: bool
+        self, request: TrainingRequest, listener: TrainingListener, nodes: Nodes, resume: bool
     ) -> TrainingReport:
         """Train one trial on the leases it is dealt. In the trial's thread."""
         site = LeasedSite(
@@ -153,11 +153,11 @@ class Trials:
                 resume=request.launched,
                 known=True,
                 site=site,
-                handle=handle,
+                nodes=nodes,
                 clock=self._clock,
             )
         except (OptionError, TrainingError) as error:
-            if not handle.stopped and handle.nodes.placement() is not None:
+            if not nodes.stopped and nodes.placement() is not None:
                 raise
             # what it was about to run on went before it began
             return without_training(request, "stopped", str(error), self._clock.now())

@@ -8,7 +8,6 @@ from ebbflow.planners.model.capacity import Node
 from ebbflow.planners.model.ledger import Lease
 from ebbflow.planners.model.scheduling import Placement
 from ebbflow.tasks.apps.lease_table import LeaseBook
-from ebbflow.tasks.training.driver import Handle
 from ebbflow.tasks.training.leased.nodes import Avoided, LeasedNodes
 from ebbflow.tasks.tuning.request import TuningRequest
 from ebbflow.tasks.tuning.trial import Trial
@@ -62,9 +61,9 @@ class LeasedRoom:
                 free = [n for n in here if n not in dealt and n not in others and n not in used]
                 mine |= set((kept + free)[: wanted.get(node, 0)])
             self._dealt[one.run] = frozenset(mine)
-        if one.handle is None:
+        if one.nodes is None:
             request = self._request
-            nodes = LeasedNodes(
+            one.nodes = LeasedNodes(
                 self._book,
                 request.most_gpus,
                 request.gpus,
@@ -72,7 +71,6 @@ class LeasedRoom:
                 lambda: self.dealt(one.run),
                 self._avoided,
             )
-            one.handle = Handle(nodes)
 
     def mend(self, one: Trial) -> None:
         """Do nothing: a trial sees for itself what it has."""

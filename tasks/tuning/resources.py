@@ -4,7 +4,7 @@ from typing import Protocol
 
 from ebbflow.planners.model.capacity import Node
 from ebbflow.planners.model.scheduling import Placement, gpus_of
-from ebbflow.tasks.training.driver import Handle
+from ebbflow.tasks.training.capacity import Nodes
 from ebbflow.tasks.tuning.request import TuningRequest
 from ebbflow.tasks.tuning.trial import Trial
 
@@ -21,7 +21,7 @@ class Room(Protocol):
         ...
 
     def give(self, one: Trial, placement: Placement) -> None:
-        """Give a trial these GPUs in place of those that it has; its ``handle`` is there afterwards."""
+        """Give a trial these GPUs in place of those that it has; its ``nodes`` are there afterwards."""
         ...
 
     def mend(self, one: Trial) -> None:
@@ -64,14 +64,14 @@ class OwnRoom:
                 one.turns += 1
                 one.names[node] = f"{node}.{one.turns}"
             wanted[one.names[node]] = slots
-        if one.handle is None:
-            one.handle = Handle(wanted, self._request.most_gpus, self._request.gpus)
+        if one.nodes is None:
+            one.nodes = Nodes(wanted, self._request.most_gpus, self._request.gpus)
         else:
-            one.handle.nodes.become(wanted)
+            one.nodes.become(wanted)
 
     def mend(self, one: Trial) -> None:
         """See ``Room``."""
-        if one.handle is not None and one.handle.nodes.slots < gpus_of(one.app.held):
+        if one.nodes is not None and one.nodes.slots < gpus_of(one.app.held):
             one.names.clear()  # its processes are gone, the node is not
             self.give(one, one.app.held)
 

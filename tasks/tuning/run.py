@@ -24,7 +24,7 @@ from ebbflow.planners.scheduling.gangs.las import leased_las
 from ebbflow.planners.scheduling.locality import Level
 from ebbflow.planners.training.failures.failures import FailureReason
 from ebbflow.planners.tuning.early_stopping import TrialState, epochs_left, outlook, rungs
-from ebbflow.tasks.training.driver import Handle
+from ebbflow.tasks.training.capacity import Nodes
 from ebbflow.tasks.training.listening import TrainingListener
 from ebbflow.tasks.training.report import TrainingReport, recorded
 from ebbflow.tasks.training.request import TrainingRequest
@@ -41,14 +41,14 @@ _UNKNOWN_EPOCHS = 10**6
 
 Say = Callable[[str], None]
 Watch = Callable[[SearchStatus], None]
-RunTrial = Callable[[TrainingRequest, TrainingListener, Handle, bool], TrainingReport]
+RunTrial = Callable[[TrainingRequest, TrainingListener, Nodes, bool], TrainingReport]
 
 
 def run_trial(
-    request: TrainingRequest, listener: TrainingListener, handle: Handle, resume: bool
+    request: TrainingRequest, listener: TrainingListener, nodes: Nodes, resume: bool
 ) -> TrainingReport:
-    """Train one trial to its end, on the nodes that ``handle`` says."""
-    return run_training(request, listener, resume=resume, handle=handle)
+    """Train one trial to its end, on nodes that come and go."""
+    return run_training(request, listener, resume=resume, nodes=nodes)
 
 
 def new_search() -> str:
@@ -214,7 +214,7 @@ class _Search:
             one.app.remaining = self._left(one)
             if not one.pausing:
                 one.app.held = self._room.held(one)
-                if one.handle is not None and gpus_of(one.app.held) < one.app.min_gpus:
+                if one.nodes is not None and gpus_of(one.app.held) < one.app.min_gpus:
                     self._pause(one)
         apps = tuple(
             sorted((o.app for o in self._running.values() if not o.pausing), key=lambda app: app.number)
@@ -245,19 +245,19 @@ class _Search:
 
     def _pause(self, one: Trial) -> None:
         """Let a trial that has lost too many GPUs save and leave; it goes on when there are some again."""
-        assert one.handle is not None
+        assert one.nodes is not None
         one.pausing, one.app.held = True, ()
         self._say(f"{one.run}: pauses, too few GPUs are left for it")
-        one.handle.stop(self._room.deadline(one))
+        one.nodes.stop(self._room.deadline(one))
 
     def _paused(self, one: Trial, report: TrainingReport) -> None:
         one.spent += report.gpu_seconds
-        one.handle, one.thread = None, None
+        one.nodes, one.thread = None, None
         one.pausing, one.resumes = False, True
 
     def _work(self, one: Trial) -> None:
         """Train a trial, in its own thread."""
-        assert one.handle is not None
+        assert one.nodes is not None
         arguments = self._request.arguments + as_arguments(one.parameters)
         try:
             request = self._request.trial(one.run, arguments)
@@ -271,7 +271,7 @@ class _Search:
                 self._inbox.put(("ended", one.run, done, None))
                 return
             report = self._train(
-                request, Reporter(self._inbox, one.run, self._request.metric), one.handle, resumes
+                request, Reporter(self._inbox, one.run, self._request.metric), one.nodes, resumes
             )
             self._inbox.put(("ended", one.run, report, None))
         except Exception as error:
@@ -299,8 +299,8 @@ class _Search:
         if not isfinite(value) or self._study.report(one.trial, epoch, value):
             one.pruned = True
             self._say(f"{one.run}: stopped after epoch {epoch}, {self._request.metric} {value:.4g}")
-            assert one.handle is not None
-            one.handle.stop()
+            assert one.nodes is not None
+            one.nodes.stop()
         self._note_outlook()
 
     def _end(self, one: Trial, report: TrainingReport | None, error: Exception | None) -> None:
@@ -362,10 +362,10 @@ class _Search:
         """Let all trials that run save and leave, and wait for them."""
         self._leaving = True
         for one in list(self._running.values()):
-            if one.handle is None:
+            if one.nodes is None:
                 del self._running[one.run]
             else:
-                one.handle.stop()
+                one.nodes.stop()
         end = self._clock.now() + 2 * self._request.grace + 60.0
         while self._running and self._clock.now() < end:
             try:
@@ -380,7 +380,7 @@ class _Search:
 
     def _spent(self, one: Trial, now: float) -> float:
         """Return about how many GPU-seconds a trial has had."""
-        running = (now - one.since) * max(gpus_of(one.app.held), 1) if one.handle is not None else 0.0
+        running = (now - one.since) * max(gpus_of(one.app.held), 1) if one.nodes is not None else 0.0
         return one.spent + running
 
     def _status(self) -> SearchStatus:

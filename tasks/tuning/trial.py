@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ebbflow.planners.model.scheduling import App
-from ebbflow.tasks.training.driver import Handle
+from ebbflow.tasks.training.capacity import Nodes
 from ebbflow.tasks.training.listening import Silent
 
 
@@ -20,7 +20,7 @@ class Trial:
     run: str
     parameters: dict[str, Any]
     resumes: bool
-    handle: Handle | None = None
+    nodes: Nodes | None = None  # None: it does not run
     thread: threading.Thread | None = None
     names: dict[str, str] = field(default_factory=dict)  # node -> the name that the run knows it by
     turns: int = 0

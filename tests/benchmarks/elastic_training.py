@@ -26,10 +26,10 @@ from typing import Any
 
 from ebbflow.infra.errors import ClusterError
 from ebbflow.infra.protocols import TrainingJob
-from ebbflow.infra.protocols.trainings import RunSettings
 from ebbflow.infra.training.launcher.trainer import TorchTrainer
 from ebbflow.infra.training.local_nodes import LocalNodes
 from ebbflow.infra.training.process.channel import Report
+from ebbflow.planners.model.trainings import RunSettings
 from ebbflow.tasks.drawing.charts import bars_svg
 
 SCRIPT = str(Path(__file__).with_name("elastic_tasks.py"))

@@ -19,11 +19,11 @@ from typing import Any
 import torch
 
 from ebbflow.infra.protocols import TrainingEvent, TrainingJob
-from ebbflow.infra.protocols.trainings import RunSettings
 from ebbflow.infra.training.launcher.decide import fresh
 from ebbflow.infra.training.launcher.hang import HangRule
 from ebbflow.infra.training.launcher.trainer import TorchTrainer
 from ebbflow.infra.training.local_nodes import LocalNodes
+from ebbflow.planners.model.trainings import RunSettings
 from ebbflow.tasks.drawing.charts import bars_svg
 
 SCRIPT = Path(__file__).with_name("recovery_script.py")

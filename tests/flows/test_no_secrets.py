@@ -142,6 +142,7 @@ def test_a_ledger_holds_what_apps_say_and_nothing_of_their_environment(tmp_path:
 def test_a_training_that_fails_writes_nothing_of_its_environment(
     tmp_path: Path, home: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    from ebbflow.tasks.report.training import deliver
     from ebbflow.tasks.training.request import TrainingRequest
     from ebbflow.tasks.training.run import run_training
 
@@ -161,6 +162,8 @@ def test_a_training_that_fails_writes_nothing_of_its_environment(
         report=str(tmp_path / "report.html"),
     )
     report = run_training(request)
+    deliver(report, request)
+    assert (tmp_path / "report.html").stat().st_size > 1000
     assert report.state == "failed"
     assert "no such data" in report.reason
     assert os.environ["HF_TOKEN"] == SECRETS["HF_TOKEN"]

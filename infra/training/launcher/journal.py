@@ -14,9 +14,9 @@ from typing import Any
 from ebbflow.infra.clock import Clock
 from ebbflow.infra.errors import StorageError, TrainingError
 from ebbflow.infra.protocols import TrainingEvent, TrainingJob, TrainingStatus
-from ebbflow.infra.protocols.trainings import RunSettings
 from ebbflow.infra.storage import checksums, files, private
 from ebbflow.infra.storage.filesystems import filesystem, split, to_uri, translated
+from ebbflow.planners.model.trainings import RunSettings
 
 _FORMAT = 1
 _RUN = "run.json"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ebbflow.infra.clock import Clock
 from ebbflow.infra.errors import InfraError, StorageError
 from ebbflow.infra.protocols import Continue, Decide, GenerationEnd, Halt, TrainingJob
-from ebbflow.infra.protocols.trainings import SETTINGS, RunSettings
+from ebbflow.infra.protocols.trainings import SETTINGS
 from ebbflow.infra.training.channel import keys
 from ebbflow.infra.training.channel.wire import Order
 from ebbflow.infra.training.launcher import decide as placements
@@ -24,6 +24,7 @@ from ebbflow.infra.training.launcher.moves import Moves
 from ebbflow.infra.training.process import channel as names
 from ebbflow.infra.training.process.channel import Report
 from ebbflow.planners.errors import EbbflowError
+from ebbflow.planners.model.trainings import RunSettings
 
 if TYPE_CHECKING:
     from ebbflow.infra.training.channel.exchange import Exchange
@@ -59,6 +60,8 @@ class Loop:
         self._settings = job.settings or RunSettings()
         self._environment: dict[str, str] = {}
         self._moves = Moves(control, members, record, options, clock)
+        # number of the last event that whoever decides knows of; those of earlier launchers are no news
+        self._told = max((event.number for event in record.events()), default=0)
         self.generation: Generation | None = None
         self.over = threading.Event()
 
@@ -283,7 +286,9 @@ class Loop:
             return self._towards(target, control.reason)
         if end.idle >= _HOPELESS:
             return Halt("failed", f"{end.reason} (no step won in {end.idle} generations)")
-        return self._decide(end)
+        events = tuple(self._record.events(self._told))
+        self._told = max((event.number for event in events), default=self._told)
+        return self._decide(replace(end, events=events))
 
     def _towards(self, target: dict[str, int], reason: str) -> Continue:
         """Go to ``target``: at once, or first to those of its nodes that are ready, where they are enough."""

@@ -11,7 +11,6 @@ from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.errors import TrainingError
 from ebbflow.infra.machine import processes
 from ebbflow.infra.protocols import Decide, TrainingEvent, TrainingJob, TrainingStatus
-from ebbflow.infra.protocols.trainings import RunSettings
 from ebbflow.infra.storage.locks import RunLock
 from ebbflow.infra.training.launcher import decide as placements
 from ebbflow.infra.training.launcher.control import Control
@@ -23,6 +22,7 @@ from ebbflow.infra.training.launcher.loop import Loop
 from ebbflow.infra.training.launcher.members import Members
 from ebbflow.infra.training.launcher.pool import NodePool
 from ebbflow.infra.training.process.channel import Report
+from ebbflow.planners.model.trainings import RunSettings
 
 log = logging.getLogger(__name__)
 

@@ -14,14 +14,13 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from ebbflow.infra.errors import LauncherLostError, MessageError
-from ebbflow.infra.protocols.trainings import RunSettings
 from ebbflow.infra.training.channel import keys, messages
 from ebbflow.infra.training.channel.messages import Answer, Ask, Report, ReportKind, StopRequest
 
 if TYPE_CHECKING:
     from ebbflow.infra.training.channel.client import MessageClient
 
-__all__ = ["Channel", "Report", "ReportKind", "RunSettings", "StopRequest"]
+__all__ = ["Channel", "Report", "ReportKind", "StopRequest"]
 
 RUN_ID = "EBBFLOW_RUN_ID"
 RUN_FOLDER = "EBBFLOW_RUN_FOLDER"  # a path or s3:// address that all nodes share

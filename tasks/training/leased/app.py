@@ -4,7 +4,7 @@ One report of a training that ran in several stretches, with waits between them.
 """
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, TypeVar
@@ -20,7 +20,6 @@ from ebbflow.planners.model.ledger import AppPhase, AppSpec
 from ebbflow.tasks.apps.agent import AppAgent, Pace
 from ebbflow.tasks.apps.lease_table import Rules
 from ebbflow.tasks.drawing.wording import plural
-from ebbflow.tasks.training.driver import Handle
 from ebbflow.tasks.training.leased.enforcer import Warden
 from ebbflow.tasks.training.leased.metrics import Figures
 from ebbflow.tasks.training.leased.nodes import LeasedNodes
@@ -34,11 +33,13 @@ from ebbflow.tasks.training.report import (
     PointReport,
     RunState,
     TrainingReport,
+    record,
     recorded,
 )
 from ebbflow.tasks.training.request import TrainingRequest
-from ebbflow.tasks.training.run import run_training, write_report
+from ebbflow.tasks.training.run import run_training
 
+Deliver = Callable[[TrainingReport, TrainingRequest], None]
 Timed = TypeVar("Timed", PointReport, MetricReport, CapacityPoint, EventReport)
 
 
@@ -117,6 +118,7 @@ def run_training_app(
     pace: Pace | None = None,
     make: MakeTrainer | None = None,
     options: Mapping[str, Any] | None = None,
+    deliver: Deliver = lambda *_: None,
 ) -> TrainingReport:
     """Run ``request`` as the app of ``spec`` to its end and return what happened, over all its stretches.
 
@@ -137,6 +139,8 @@ def run_training_app(
         rules: when leases count as over.
         pace: of the agent.
         make, options: of the launcher; see ``LeasedSite``.
+        deliver: called with the report of each stretch when it ends, so that there is one while the app waits, and
+            with the whole one; ``tasks.report.training.deliver`` writes the files that the request names.
 
     Raises:
         RunLockedError: another process runs this app.
@@ -164,7 +168,7 @@ def run_training_app(
         figures = Figures()
         heard = Heard(agent, figures)
         site = LeasedSite(pool, agent, warden, heard, clock, make=make, options=options)
-        app = _App(request, agent, figures, site, told, clock, stop or threading.Event(), save, seed)
+        app = _App(request, agent, figures, site, told, clock, stop or threading.Event(), save, seed, deliver)
         report = app.run()
         agent.moved(_PHASES[report.state], report.reason)
         agent.figures(**figures.fields(holding=False))
@@ -212,11 +216,12 @@ class _App(Silent):
         stop: threading.Event,
         save: float | None,
         seed: int,
+        deliver: Deliver,
     ) -> None:
         self._request, self._agent, self._figures, self._site = request, agent, figures, site
         self._told, self._clock, self._stop, self._save, self._seed = told, clock, stop, save, seed
+        self._deliver = deliver
         self._nodes = LeasedNodes(agent.book, request.most_gpus, request.min_gpus, clock)
-        self._handle = Handle(self._nodes)
         self._yielded = ""  # why the present stretch was ended
         self._lost = False  # a node, in the present stretch
         self._fruitless = 0
@@ -230,6 +235,7 @@ class _App(Silent):
             if report is None:  # what it was about to run on went before it began
                 continue
             self._reports.append(report)
+            self._deliver(report, self._request)
             if not (self._yielded and report.state == "stopped") or self._stop.is_set():
                 break
             why = self._yielded
@@ -239,7 +245,8 @@ class _App(Silent):
             self._reports.append(without_training(self._request, "stopped", why, self._clock.now()))
         report = together(self._reports)
         if len(self._reports) > 1:
-            write_report(report, self._request)  # in place of the last stretch's
+            record(report, self._request)  # in place of the last stretch's
+            self._deliver(report, self._request)
         return report
 
     # --- waiting --------------------------------------------------------------------------------------------
@@ -267,7 +274,7 @@ class _App(Silent):
     def _stretch(self) -> TrainingReport | None:
         """Train on the leases that there are until the training ends, or too few are left."""
         request = self._priced()
-        self._handle = Handle(self._nodes)
+        self._nodes.restart()
         self._yielded, self._lost = "", False
         gpus = plural(self._nodes.slots, "GPU")
         self._agent.moved("running", f"on {gpus}")
@@ -279,7 +286,7 @@ class _App(Silent):
                 resume=request.launched,
                 known=True,
                 site=self._site,
-                handle=self._handle,
+                nodes=self._nodes,
                 clock=self._clock,
                 seed=self._seed,
             )
@@ -308,20 +315,20 @@ class _App(Silent):
 
     def tick(self) -> None:
         """Let the training save and leave where too few GPUs are left for it, or somebody wants that."""
-        if self._handle.stopped:
+        if self._nodes.stopped:
             return
         if self._stop.is_set():
             save = self._save
             if save is None or save >= self._request.grace:
-                self._handle.stop()
+                self._nodes.stop()
             else:
-                self._handle.stop(self._clock.now() + save)
+                self._nodes.stop(self._clock.now() + save)
         elif self._nodes.placement() is None:
             left = self._nodes.slots
             self._yielded = f"{plural(left, 'GPU')} left of the {self._nodes.least} that it needs"
             by = self._nodes.deadline({})
             now = self._clock.now()
-            self._handle.stop(None if by is None else max(by - LEAVING, now + _LEAST))
+            self._nodes.stop(None if by is None else max(by - LEAVING, now + _LEAST))
 
     def event(self, event: EventReport) -> None:
         """Write down what becomes of nodes, where the ledger does not know it."""

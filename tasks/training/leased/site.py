@@ -6,7 +6,6 @@ from typing import Any, NoReturn
 from ebbflow.infra.clock import Clock
 from ebbflow.infra.errors import ClusterError, TrainingError
 from ebbflow.infra.protocols import Decide, Trainer
-from ebbflow.infra.protocols.trainings import RunSettings
 from ebbflow.infra.training.launcher.journal import Journal
 from ebbflow.infra.training.launcher.pool import NodePool
 from ebbflow.infra.training.process.channel import Report
@@ -94,12 +93,6 @@ class LeasedSite:
         except BaseException:
             fenced.close()
             raise
-
-    def go_on(
-        self, trainer: Trainer, folder: str, placement: Mapping[str, int], settings: RunSettings
-    ) -> None:
-        """See ``Site``."""
-        trainer.resume(folder, placement, settings)  # type: ignore[attr-defined]
 
     def _maker(self) -> MakeTrainer:
         if self._make is not None:

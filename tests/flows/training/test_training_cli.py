@@ -5,12 +5,16 @@ import re
 from pathlib import Path
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from ebbflow.flows.simulation import app
 from ebbflow.planners.errors import EbbflowError
 from ebbflow.planners.scheduling.catalogue import ENTRIES
 from tests.flows.flowcases import run_cli
+
+commands = typer.Typer()  # as the command line has it: a group of one command alone would be that command
+commands.add_typer(app, name="simulate")
 
 JOBS = "id,arrival_s,gpus,duration_s\na,0,4,3600\nb,10,2,1800\nc,20,1,600\n"
 
@@ -23,11 +27,13 @@ def jobs(tmp_path: Path) -> Path:
 
 
 def invoke(*arguments: object):
-    return CliRunner().invoke(app, ["training", *map(str, arguments)], env={"COLUMNS": "200"})
+    return CliRunner().invoke(
+        commands, ["simulate", "training", *map(str, arguments)], env={"COLUMNS": "200"}
+    )
 
 
 def test_help_lists_every_policy_and_names_options_that_exist() -> None:
-    text = CliRunner().invoke(app, ["training", "--help"], env={"COLUMNS": "160"}).output
+    text = CliRunner().invoke(commands, ["simulate", "training", "--help"], env={"COLUMNS": "160"}).output
     for entry in ENTRIES:
         assert re.search(rf"\b{re.escape(entry.name)}\b +{re.escape(entry.line)}", text), entry.name
     examples = re.findall(r"^ *ebbflow simulate training (.*)", text, re.M)

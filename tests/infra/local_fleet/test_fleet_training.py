@@ -8,8 +8,8 @@ import pytest
 
 from ebbflow.infra.local_fleet import LocalFleet, LocalPool
 from ebbflow.infra.protocols import TrainingJob
-from ebbflow.infra.protocols.trainings import RunSettings
 from ebbflow.infra.training.launcher.trainer import TorchTrainer
+from ebbflow.planners.model.trainings import RunSettings
 
 pytestmark = pytest.mark.processes
 

@@ -11,10 +11,10 @@ import torch
 from torch import nn
 
 from ebbflow.infra.errors import CheckpointsLostError, StorageError
-from ebbflow.infra.protocols.trainings import RunSettings
 from ebbflow.infra.training import ElasticRun
 from ebbflow.infra.training.checkpoints.folder import CheckpointFolder
 from ebbflow.infra.training.running.folder import read_running
+from ebbflow.planners.model.trainings import RunSettings
 from tests.infra.training.checkpoint_cases import names
 
 SEED = 20261124

@@ -22,13 +22,13 @@ from ebbflow.infra.errors import (
     StorageFullError,
     TrainingError,
 )
-from ebbflow.infra.protocols.trainings import RunSettings
 from ebbflow.infra.training import ElasticRun, RunStopped
 from ebbflow.infra.training.checkpoints.folder import CheckpointFolder
 from ebbflow.infra.training.data import Samples
 from ebbflow.infra.training.process.world import peer_lost
 from ebbflow.infra.training.progress import seed_everything
 from ebbflow.planners.errors import OptionError
+from ebbflow.planners.model.trainings import RunSettings
 from ebbflow.planners.training.saving.data_order import Cursor
 
 X = torch.randn(50, 4, generator=torch.Generator().manual_seed(1))

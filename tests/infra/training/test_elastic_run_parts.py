@@ -9,7 +9,6 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from ebbflow.infra.protocols.trainings import RunSettings
 from ebbflow.infra.training.checkpoints.folder import Saved
 from ebbflow.infra.training.metrics import Rates
 from ebbflow.infra.training.prepared import CPU_BUCKET, Options, prepare
@@ -20,6 +19,7 @@ from ebbflow.infra.training.progress import Progress
 from ebbflow.infra.training.saver import LEAST_EVERY, UNKNOWN_HAZARD_EVERY, Costs, Saver
 from ebbflow.infra.training.schedule import ProgressSchedule, rule_for, scaled
 from ebbflow.planners.errors import OptionError
+from ebbflow.planners.model.trainings import RunSettings
 from ebbflow.planners.training.saving.checkpointing import daly_interval
 from ebbflow.planners.training.saving.data_order import Cursor
 from ebbflow.planners.training.speed.goodput import GradientStatistics, gain

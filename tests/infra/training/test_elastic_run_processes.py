@@ -12,10 +12,11 @@ import pytest
 from exchanges import Speakers
 from rank_server import Rank, RankServer, rank_server
 
-from ebbflow.infra.protocols.trainings import SETTINGS, RunSettings
+from ebbflow.infra.protocols.trainings import SETTINGS
 from ebbflow.infra.training.checkpoints.folder import CheckpointFolder
 from ebbflow.infra.training.process import channel as names
 from ebbflow.infra.training.process.channel import Report, StopRequest
+from ebbflow.planners.model.trainings import RunSettings
 from ebbflow.planners.training.speed.job_report import JobReport
 
 pytestmark = pytest.mark.processes

@@ -14,11 +14,11 @@ import torch
 from torch import nn
 
 from ebbflow.infra.errors import StorageError, StorageFullError
-from ebbflow.infra.protocols.trainings import RunSettings
 from ebbflow.infra.training import ElasticRun, RunStopped, saver, spill
 from ebbflow.infra.training.checkpoints.folder import CheckpointFolder
 from ebbflow.infra.training.process.link import Link
 from ebbflow.infra.training.running.store import BlockStore
+from ebbflow.planners.model.trainings import RunSettings
 from tests.infra.training.checkpoint_cases import names
 
 X = torch.randn(50, 4, generator=torch.Generator().manual_seed(1))

@@ -18,11 +18,11 @@ from ebbflow.infra.protocols import (
     TrainingJob,
     TrainingStatus,
 )
-from ebbflow.infra.protocols.trainings import RunSettings
 from ebbflow.infra.training.channel.wire import Entry
 from ebbflow.infra.training.launcher.journal import Journal
 from ebbflow.infra.training.launcher.pool import Admit, nobody
 from ebbflow.infra.training.process.channel import Report
+from ebbflow.planners.model.trainings import RunSettings
 
 Interval = tuple[str, int, float, float]  # node, slot, from, to
 

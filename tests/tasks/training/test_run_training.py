@@ -19,12 +19,13 @@ from ebbflow.planners.training.speed.batch_size import BatchLimits, Split
 from ebbflow.planners.training.speed.goodput import GradientStatistics
 from ebbflow.planners.training.speed.job_report import JobReport
 from ebbflow.planners.training.speed.throughput import ThroughputParameters
-from ebbflow.tasks.report.training import training_html
+from ebbflow.tasks.report.training import deliver, training_html
+from ebbflow.tasks.training.capacity import Nodes
 from ebbflow.tasks.training.listening import Silent
 from ebbflow.tasks.training.recorder import Book
-from ebbflow.tasks.training.report import BestBatch, EventReport, TrainingReport
+from ebbflow.tasks.training.report import BestBatch, EventReport, TrainingReport, recorded
 from ebbflow.tasks.training.request import TrainingRequest
-from ebbflow.tasks.training.run import Handle, run_training
+from ebbflow.tasks.training.run import run_training
 from tests.training_fakes import Act, FakeSite, ScriptedClock, failed
 
 pytestmark = pytest.mark.processes
@@ -40,12 +41,12 @@ def script(tmp_path: Path) -> str:
     return str(path)
 
 
-def run(script: str, *acts: Act, handle: Handle | None = None, resume: bool = False, **options: Any) -> Any:
+def run(script: str, *acts: Act, there: Nodes | None = None, resume: bool = False, **options: Any) -> Any:
     """Return the report and the trainer."""
     options = {"canary": "never", "nodes": "local:3x2", "id": "r", **options}
     request = TrainingRequest(script, folder=str(Path(script).parent / "runs"), **options)
     site = FakeSite(*acts)
-    report = run_training(request, site=site, clock=site.clock, handle=handle, resume=resume)
+    report = run_training(request, site=site, clock=site.clock, nodes=there, resume=resume)
     assert site.made.closed
     return report, site
 
@@ -192,16 +193,16 @@ def test_too_few_nodes_wait_and_a_new_one_ends_the_wait(script: str) -> None:
 
 
 def test_others_may_change_the_nodes(script: str) -> None:
-    handle = Handle({"a": 1}, 8)
+    nodes = Nodes({"a": 1}, 8)
 
     class Growing(Silent):
         def event(self, event: EventReport) -> None:
             if event.kind == "generation" and event.at == 0:
-                handle.nodes.become({"a": 1, "b": 1})
+                nodes.become({"a": 1, "b": 1})
 
     request = TrainingRequest(script, folder=str(Path(script).parent), id="g", canary="never")
     site = FakeSite(Act("stopped", wait=True), Act())
-    report = run_training(request, Growing(), site=site, clock=site.clock, handle=handle)
+    report = run_training(request, Growing(), site=site, clock=site.clock, nodes=nodes)
     assert report.state == "finished"
     assert site.made.resizes == [{"a": 1, "b": 1}]
     assert [g.gpus for g in report.generations] == [1, 2]
@@ -226,9 +227,9 @@ def test_the_report_says_what_more_gpus_would_give(script: str) -> None:
 
 
 def test_others_may_end_it(script: str) -> None:
-    handle = Handle({"a": 1}, 8)
-    handle.stop()
-    report, _ = run(script, Act("stopped", wait=True), handle=handle)
+    nodes = Nodes({"a": 1}, 8)
+    nodes.stop()
+    report, _ = run(script, Act("stopped", wait=True), there=nodes)
     assert report.state == "stopped"
 
 
@@ -510,5 +511,26 @@ def test_a_folder_that_cannot_take_the_report_does_not_hide_how_a_run_ended(scri
     (Path(script).parent / "runs" / "r" / "report.json").mkdir(parents=True)
     report, _ = run(script, Act())
     assert report.state == "finished"
+
+
+def test_a_run_keeps_its_report_and_whoever_asked_for_files_writes_them(script: str) -> None:
+    asked = {"json": str(Path(script).parent / "a.json"), "report": str(Path(script).parent / "a.html")}
+    leaving = Nodes({"a": 1}, 8)
+    leaving.stop()
+    for name, act, there, state in (
+        ("ends", Act(), None, "finished"),
+        ("fails", failed("TypeError: no"), None, "failed"),
+        ("leaves", Act("stopped", wait=True), leaving, "stopped"),
+    ):
+        report, _ = run(script, act, there=there, id=name, **asked)
+        request = TrainingRequest.load(str(Path(script).parent / "runs"), name)
+        assert report.state == state
+        assert recorded(request) == report
+        assert not Path(asked["json"]).exists()
+        deliver(report, request)
+        assert TrainingReport.from_json(Path(asked["json"]).read_text()) == report
+        assert name in Path(asked["report"]).read_text()
+        Path(asked["json"]).unlink()
+    Path(asked["json"]).mkdir()
     with pytest.raises(ReportError):
-        run(script, Act(), id="asked", json=str(Path(script).parent / "runs" / "r" / "report.json"))
+        deliver(report, request)

@@ -82,14 +82,14 @@ def test_a_run_begins_on_what_is_free_and_grows_into_what_comes(request_of, monk
     monkeypatch.setattr("ebbflow.tasks.training.aws._LOOK", 0.05)
     control = Control("i-1")
     with site(request_of(), control) as nodes:
-        handle = nodes.handle(5.0)
-        assert handle.nodes.there() == {"node-1": 2}
+        taken = nodes.take(5.0)
+        assert taken.there() == {"node-1": 2}
         nodes._nodes._nodes["node-1"] = SimpleNamespace(instance="i-1", ended="", job=None)
         control.names = ("i-1", "i-2", "i-3", "i-4")
         nodes._capacity.look()
-        until(lambda: len(handle.nodes.there()) == 3)
+        until(lambda: len(taken.there()) == 3)
         time.sleep(0.5)
-        assert sorted(handle.nodes.there()) == ["node-1", "node-2", "node-3"]  # as many as were asked for
+        assert sorted(taken.there()) == ["node-1", "node-2", "node-3"]  # as many as were asked for
         nodes._nodes._nodes["node-1"].ended = "its instance i-1 is gone"
 
 
@@ -99,7 +99,7 @@ def test_too_few_instances_are_waited_for_and_then_said(request_of, monkeypatch)
         site(request_of(min_gpus=4), Control("i-1")) as nodes,
         pytest.raises(ClusterError, match=r"has 1 free instances .* ebbflow fleet grow gpu 3"),
     ):
-        nodes.handle(0.2)
+        nodes.take(0.2)
 
 
 def test_instances_that_are_too_small_do_not_count(request_of):
@@ -107,7 +107,7 @@ def test_instances_that_are_too_small_do_not_count(request_of):
         site(request_of(nodes="aws:gpu:1x4"), Control("i-1")) as nodes,
         pytest.raises(ClusterError, match="has 0 free instances with 4 slots"),
     ):
-        nodes.handle(0.0)
+        nodes.take(0.0)
 
 
 def test_a_pool_must_be_the_clusters(request_of):
@@ -136,10 +136,10 @@ def test_a_gang_is_trained_on_by_its_name(request_of):
     request = request_of(nodes="aws:gpu/run-1:1x2")
     assert request.pool == "gpu/run-1"
     with site(request, Control("a", "b", "c")) as found:
-        assert found.handle(0.0).nodes.there() == {"node-1": 2}
+        assert found.take(0.0).there() == {"node-1": 2}
         assert list(found._nodes.placement()) == ["i-gang"]
     with (
         site(request_of(nodes="aws:gpu/run-1:2x2", min_gpus=4), Control("a", "b", "c")) as small,
         pytest.raises(ClusterError, match="a gang does not grow"),
     ):
-        small.handle(0.0)
+        small.take(0.0)

@@ -105,6 +105,23 @@ def test_nodes_up_to_the_most_and_never_below_the_least() -> None:
     assert nodes.add(1) == ["node-10"]
 
 
+def test_nodes_are_given_back_the_newest_first() -> None:
+    nodes = Nodes({"a": 1, "b": 1, "c": 1}, most=9)
+    nodes.shrink(2)
+    assert nodes.there() == {"a": 1}
+    nodes.shrink(5)
+    assert nodes.there() == {}
+
+
+def test_a_run_that_was_asked_to_leave_may_begin_again() -> None:
+    nodes = Nodes({"a": 1}, most=9)
+    assert not nodes.stopped
+    nodes.stop(17.0)
+    assert (nodes.stopped, nodes.stop_by) == (True, 17.0)
+    nodes.restart()
+    assert (nodes.stopped, nodes.stop_by) == (False, None)
+
+
 def test_more_memory_means_fewer_processes() -> None:
     nodes = Nodes({"a": 4, "b": 1}, most=10)
     assert nodes.placement(1.5) == {"a": 2, "b": 1}

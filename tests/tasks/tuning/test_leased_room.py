@@ -45,8 +45,8 @@ def test_a_lease_is_dealt_once(room_of: Any) -> None:
     assert (room.dealt("one"), room.dealt("two")) == ({1}, {2, 3})
     assert room.held(two) == (("a", 1), ("b", 1))
     assert sizes(room) == {"a": 2, "b": 1}, "those that trials have are counted"
-    assert one.handle is not None
-    assert one.handle.nodes.there() == {"a": 1}
+    assert one.nodes is not None
+    assert one.nodes.there() == {"a": 1}
     room.take_back(one)
     assert room.held(one) == ()
     room.give(two, (("a", 2), ("b", 1)))

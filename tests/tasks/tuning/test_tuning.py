@@ -13,6 +13,7 @@ import pytest
 from ebbflow.infra.errors import RunLockedError, StorageFullError, TrainingError
 from ebbflow.infra.storage.locks import RunLock
 from ebbflow.planners.errors import OptionError
+from ebbflow.tasks.training.capacity import Nodes
 from ebbflow.tasks.training.listening import TrainingListener
 from ebbflow.tasks.training.report import (
     FailureReport,
@@ -20,10 +21,10 @@ from ebbflow.tasks.training.report import (
     MetricReport,
     NodeShare,
     TrainingReport,
+    record,
     recorded,
 )
 from ebbflow.tasks.training.request import TrainingRequest
-from ebbflow.tasks.training.run import Handle, write_report
 from ebbflow.tasks.tuning.report import TrialReport, TuningReport
 from ebbflow.tasks.tuning.request import Parameter, TuningRequest, read_space
 from ebbflow.tasks.tuning.run import run_tuning
@@ -49,24 +50,24 @@ class Trainings:
         self.nodes: list[dict[str, int]] = []
 
     def __call__(
-        self, request: TrainingRequest, listener: TrainingListener, handle: Handle, resume: bool
+        self, request: TrainingRequest, listener: TrainingListener, nodes: Nodes, resume: bool
     ) -> TrainingReport:
         request.save()
         with self.lock:
-            self.busy += handle.nodes.slots
+            self.busy += nodes.slots
             self.most = max(self.most, self.busy)
             self.runs.append((request.id, resume))
-            self.nodes.append(handle.nodes.there())
-            held = handle.nodes.slots
+            self.nodes.append(nodes.there())
+            held = nodes.slots
         done = 0
         try:
             lr = float(request.arguments[request.arguments.index("--lr") + 1])
-            while done < self.epochs and not handle.stopped and not self.fail:
+            while done < self.epochs and not nodes.stopped and not self.fail:
                 done += 1
                 listener.metrics(done * 10, done - 1, {"accuracy": self.curve(lr, done)})
                 # as a real epoch would, so that a stop comes in time; the second trial is slow
                 threading.Event().wait(0.2 if request.id == "trial-001" else 0.03)
-            state = "failed" if self.fail else "stopped" if handle.stopped else "finished"
+            state = "failed" if self.fail else "stopped" if nodes.stopped else "finished"
             return self._report(request, state, done)
         finally:
             with self.lock:
@@ -205,7 +206,7 @@ class FullFor(Trainings):
         self.times, self.at_the_end = times, at_the_end
 
     def __call__(
-        self, request: TrainingRequest, listener: TrainingListener, handle: Handle, resume: bool
+        self, request: TrainingRequest, listener: TrainingListener, nodes: Nodes, resume: bool
     ) -> TrainingReport:
         with self.lock:
             self.times -= 1
@@ -220,7 +221,7 @@ class FullFor(Trainings):
             )
         if full:
             raise StorageFullError("cannot write the run: no space left")
-        return super().__call__(request, listener, handle, resume)
+        return super().__call__(request, listener, nodes, resume)
 
 
 @pytest.mark.parametrize("at_the_end", [False, True])
@@ -319,7 +320,7 @@ def test_a_trial_that_finished_unheard_is_not_trained_again(request_of: Any) -> 
     points = tuple(MetricReport(0.0, n * 10, n, "accuracy", 0.1 * n) for n in range(EPOCHS))
     run = request.trial("trial-000", ())
     run.save()
-    assert not write_report(replace(whole, metrics=points), run)
+    assert not record(replace(whole, metrics=points), run)
     file = Path(run.run_folder) / "report.json"
     written = file.read_text()
     file.write_text(written.replace('"finished"', '"finishes"'))

@@ -19,7 +19,6 @@ from torch.distributed import TCPStore
 
 from ebbflow.infra.errors import LauncherLostError
 from ebbflow.infra.protocols import TrainingJob
-from ebbflow.infra.protocols.trainings import RunSettings
 from ebbflow.infra.training.channel import keys, messages
 from ebbflow.infra.training.channel.keys import KeyPair
 from ebbflow.infra.training.channel.messages import MAX_FRAME, Ask
@@ -38,6 +37,7 @@ from ebbflow.infra.training.launcher.trainer import TorchTrainer
 from ebbflow.infra.training.local_nodes import LocalNodes
 from ebbflow.infra.training.process import channel
 from ebbflow.infra.training.process.channel import Channel, Report
+from ebbflow.planners.model.trainings import RunSettings
 from tests.infra.training.exchanges import Speakers
 
 SCRIPT = Path(__file__).with_name("launched_script.py")

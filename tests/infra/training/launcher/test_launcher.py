@@ -13,11 +13,11 @@ import pytest
 
 from ebbflow.infra.errors import ClusterError, RunLockedError, TrainingError
 from ebbflow.infra.protocols import TrainingEvent, TrainingJob, TrainingStatus
-from ebbflow.infra.protocols.trainings import RunSettings
 from ebbflow.infra.training.launcher.hang import HangRule
 from ebbflow.infra.training.launcher.members import Members
 from ebbflow.infra.training.launcher.trainer import TorchTrainer
 from ebbflow.infra.training.local_nodes import LocalNodes
+from ebbflow.planners.model.trainings import RunSettings
 
 SCRIPT = Path(__file__).parents[1] / "launched_script.py"
 PRELOAD = ("torch.distributed", "ebbflow.infra.training.process.world")
@@ -129,15 +129,26 @@ def test_a_run_grows_and_shrinks_without_losing_a_step(run: Run) -> None:
         run.nodes.pids("node-1")
 
 
-def test_a_generation_can_be_ended_alone_and_the_next_is_decided_on(run: Run) -> None:
+def test_a_generation_can_be_ended_alone_and_the_next_is_decided_on(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run.on({"node-2": 1, "node-3": 2})
     number = run.status.generation
+    loop, asked = run.trainer._loop, []
+    assert loop is not None
+    decide = loop._decide
+    monkeypatch.setattr(loop, "_decide", lambda end: asked.append(end) or decide(end))
     run.trainer.end_generation(number, "enough")
     end = run.end_of(number)
     assert (end["how"], end["reason"]) == ("stopped", "enough")
     run.until(lambda: run.has("started", number + 1), "next generation")
     run.training_on({"node-2": 1, "node-3": 2})
     assert run.status.generation == number + 1, "only the one that was named"
+    assert [one.generation for one in asked] == [number]
+    told = asked[0].events
+    assert [event.number for event in told] == list(range(told[0].number, told[-1].number + 1))
+    assert {"generation", "started", "stop-requested"} <= {e.kind for e in told if e.generation == number}
+    assert (told[-1].kind, told[-1].generation) == ("generation-ended", number)
     assert run.event("started", number + 1).content["step"] == end["saved_step"] >= end["last_step"]
 
 

@@ -12,12 +12,12 @@ import pytest
 from ebbflow.infra.errors import RunLockedError
 from ebbflow.infra.machine import processes
 from ebbflow.infra.protocols import TrainingJob, TrainingStatus
-from ebbflow.infra.protocols.trainings import RunSettings
 from ebbflow.infra.training.launcher.hang import HangRule
 from ebbflow.infra.training.launcher.journal import Journal
 from ebbflow.infra.training.launcher.trainer import TorchTrainer
 from ebbflow.infra.training.local_nodes import LocalNodes
 from ebbflow.planners.errors import OptionError
+from ebbflow.planners.model.trainings import RunSettings
 
 SCRIPT = Path(__file__).parents[1] / "launched_script.py"
 PRELOAD = ("torch.distributed", "ebbflow.infra.training.process.world")
@@ -26,7 +26,7 @@ LONG = 60.0  # seconds: a bound for a busy machine, not an expectation
 LAUNCH = """
 import sys, time
 from ebbflow.infra.protocols import TrainingJob
-from ebbflow.infra.training.process.channel import RunSettings
+from ebbflow.planners.model.trainings import RunSettings
 from ebbflow.infra.training.launcher.trainer import TorchTrainer
 from ebbflow.infra.training.local_nodes import LocalNodes
 

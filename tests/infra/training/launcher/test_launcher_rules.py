@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from ebbflow.infra.clock import SystemClock
 from ebbflow.infra.errors import TrainingError
 from ebbflow.infra.protocols import Continue, GenerationEnd, Halt, RankFailure, TrainingEvent, TrainingJob
-from ebbflow.infra.protocols.trainings import RunSettings
 from ebbflow.infra.training.channel.wire import RankState
 from ebbflow.infra.training.launcher import decide as placement
 from ebbflow.infra.training.launcher.decide import Persist
@@ -22,6 +21,7 @@ from ebbflow.infra.training.launcher.moves import Lateness
 from ebbflow.infra.training.process.channel import Report
 from ebbflow.infra.training.process.leaving import PEER_LOST
 from ebbflow.planners.errors import OptionError
+from ebbflow.planners.model.trainings import RunSettings
 
 RULE = HangRule(stopped=2.0, floor=30.0, factor=10.0, start=120.0, limit=1000.0, busy=0.02)
 

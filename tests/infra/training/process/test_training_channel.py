@@ -6,8 +6,9 @@ from collections.abc import Iterator
 import pytest
 
 from ebbflow.infra.errors import LauncherLostError
-from ebbflow.infra.protocols.trainings import SETTINGS, RunSettings
+from ebbflow.infra.protocols.trainings import SETTINGS, launcher_settings
 from ebbflow.infra.training.process.channel import Channel, Report, StopRequest
+from ebbflow.planners.model.trainings import RunSettings
 from tests.infra.training.exchanges import Speakers
 
 
@@ -88,9 +89,9 @@ def test_without_a_launcher_there_is_no_channel() -> None:
 
 def test_settings_travel_through_the_environment() -> None:
     settings = RunSettings(grace=5.0, keep=3, adaptive=False)
-    assert RunSettings.from_environment({SETTINGS: settings.to_json()}) == settings
+    assert launcher_settings({SETTINGS: settings.to_json()}) == settings
     assert json.loads(settings.to_json())["checkpoint_every"] is None
-    assert RunSettings.from_environment({}) == RunSettings()
+    assert launcher_settings({}) == RunSettings()
 
 
 def test_what_a_process_holds_is_remembered_by_later_settings() -> None:

@@ -46,6 +46,7 @@ class World:
         self.runs: list[Future[TrainingReport]] = []
         self.stops: list[threading.Event] = []
         self.scripts: list[Script] = []
+        self.delivered: list[TrainingReport] = []
 
     def request(self, id: str, **options: Any) -> TrainingRequest:
         options = {"canary": "never", "nodes": "local:4x1", "grace": 5.0, **options}
@@ -67,6 +68,7 @@ class World:
             rules=RULES,
             pace=PACE,
             make=script.trainer,
+            deliver=lambda report, _: self.delivered.append(report),
         )
         self.runs.append(run)
         self.stops.append(stop)
@@ -148,6 +150,7 @@ def test_it_saves_within_what_whoever_stops_it_has(world: World, save: float) ->
     training_on(world, ("a", 0))
     world.stops[0].set()
     assert run.result(60.0).state == "stopped"
+    assert [len(so_far.generations) for so_far in world.delivered] == [1], "whoever looks meanwhile finds it"
     (by,) = world.scripts[0].made[0].stops
     if save < 5.0:  # the request's grace
         assert by is not None
@@ -205,6 +208,7 @@ def test_without_leases_it_waits_saved_and_goes_on(world: World) -> None:
     until(lambda: world.loop.ended(leases[0]), "end of the lease")
     assert not world.machines.busy, "too few GPUs are none"
     assert leases[1] in world.ledger.state().leases, "it keeps what nobody wants back"
+    assert [len(so_far.generations) for so_far in world.delivered] == [1], "whoever looks meanwhile finds it"
     (by,) = world.scripts[0].made[0].stops
     assert by is not None
     assert by < time.time() + 7.0, "before the deadline"
@@ -224,6 +228,7 @@ def test_without_leases_it_waits_saved_and_goes_on(world: World) -> None:
     assert report.generations[1].started > report.generations[0].ended, "one clock for all stretches"
     kinds = [p.used for p in report.capacity]
     assert 0 in kinds, "the wait is in the account"
+    assert world.delivered[-1] == report
     world.check()
 
 
