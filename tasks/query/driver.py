@@ -1,4 +1,4 @@
-"""Carries out what ``planners.query.running.execution`` decides: runs stages, hears of capacity, keeps the record.
+"""Carries out what ``planners.query.running.execution`` decides: runs stages, hears of capacity.
 
 Free of any orchestrator: Prefect and Airflow pass in how work is put into the background and who listens.
 """
@@ -10,7 +10,7 @@ import uuid
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from ebbflow.infra.clock import Clock
 from ebbflow.infra.errors import (
@@ -20,15 +20,15 @@ from ebbflow.infra.errors import (
     StageFailedError,
     StorageError,
 )
-from ebbflow.infra.protocols import Checkpoint, CheckpointStore, Relation, SqlEngine, StageResult
+from ebbflow.infra.protocols import Checkpoint, CheckpointStore, Relation, SqlEngine
 from ebbflow.infra.query.results import is_whole
 from ebbflow.infra.query.slices import SliceIndex, covers, together
 from ebbflow.planners.model import Capacity, Measured, Share
 from ebbflow.planners.query.plan.qep import QueryExecutionPlan, Stage, Statement
 from ebbflow.planners.query.plan.state import StageOutput
 from ebbflow.planners.query.running.execution import Action, Cancel, Execution, Finish, Reuse, Start
-from ebbflow.tasks.query.listening import Background, CapacityChanged, Inbox, Listener, StageOutcome
-from ebbflow.tasks.query.report import CapacityReport, StageReport
+from ebbflow.tasks.query.book import Book
+from ebbflow.tasks.query.listening import Background, CapacityChanged, Inbox, StageOutcome
 from ebbflow.tasks.query.slices import SlicesDone
 from ebbflow.tasks.query.stagework import Run, StageWork
 
@@ -38,19 +38,6 @@ _NEWS = 3.0  # seconds for which a failure waits for word of a change of capacit
 _DEVIATION = 2.0  # actual / estimated rows beyond which plans are made anew (q-error)
 
 
-@dataclass
-class Record:
-    """Everything that happened in a run; times are seconds since the run's start."""
-
-    started: float  # seconds since the Unix epoch
-    stages: list[StageReport] = field(default_factory=list)
-    capacity: list[CapacityReport] = field(default_factory=list)
-    measured: list[Measured] = field(default_factory=list)
-    plans: dict[str, QueryExecutionPlan] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)  # what went differently, as sentences for people
-    result: Checkpoint | None = None
-
-
 Replan = Callable[[Share, Mapping[str, StageOutput]], Sequence[QueryExecutionPlan]]
 
 
@@ -58,8 +45,8 @@ class Driver:
     """Runs one query to its end.
 
     ``relations`` are the base tables by name, ``versions`` theirs, ``replan`` makes candidates anew from
-    actual sizes, ``fraction`` is the app's share of the cluster. ``inbox`` is where the feedback task puts
-    ``CapacityChanged``, or the exception that ended it.
+    actual sizes, ``fraction`` is the app's share of the cluster, ``book`` hears of everything. ``inbox`` is
+    where the feedback task puts ``CapacityChanged``, or the exception that ended it.
     """
 
     def __init__(
@@ -73,12 +60,11 @@ class Driver:
         versions: Mapping[str, str],
         replan: Replan,
         background: Background,
-        listener: Listener,
+        book: Book,
         clock: Clock,
         inbox: Inbox,
         fraction: float = 1.0,
         reuse: bool = True,
-        started: float | None = None,
         slices: SliceIndex | None = None,
     ) -> None:
         self._execution = execution
@@ -89,7 +75,7 @@ class Driver:
         self._versions = {k.lower(): v for k, v in versions.items()}
         self._replan = replan
         self._background = background
-        self._listener = listener
+        self.book = book
         self._clock = clock
         self._inbox = inbox
         self._fraction = fraction
@@ -113,22 +99,22 @@ class Driver:
         self._insisted = 0.0  # when cancelled runs were last cancelled again, seconds since the Unix epoch
         self._capacity: Capacity | None = None
         self._share: Share | None = None
-        self.record = Record(started if started is not None else clock.now())
-        since = 0.0 if reuse else self.record.started
+        self.result: Checkpoint | None = None
+        since = 0.0 if reuse else book.started
         self._work = StageWork(engine, store, self._relations, inbox, slices, reuse=reuse, since=since)
 
-    def run(self, capacity: Capacity) -> Record:
-        """Run to the end and return the record. Raises the first error that cannot be mended; running stages
+    def run(self, capacity: Capacity) -> Checkpoint:
+        """Run to the end and return the result. Raises the first error that cannot be mended; running stages
         are cancelled then, finished ones stay in the store."""
         self._learn(self._candidates)
         try:
             share = self._note_capacity(capacity, "")
             self._act(self._execution.begin(share, self._known_outputs(self._candidates), self._clock.now()))
-            while self.record.result is None:
+            while self.result is None:
                 self._handle(self._next())
             for run in self._runs.values():
-                self._file(run.stage, run, self._clock.now(), "cancelled", None, None)
-            return self.record
+                self.book.ended(run, self._clock.now(), self._execution.plan.id, "cancelled")
+            return self.result
         finally:
             for run in self._runs.values():
                 self._work.stop(run)
@@ -136,8 +122,8 @@ class Driver:
     def _learn(self, plans: Sequence[QueryExecutionPlan]) -> None:
         """Remember new plans, and which versions of which tables their stages are computed from."""
         for plan in plans:
-            if plan.id not in self.record.plans:
-                self.record.plans[plan.id] = plan
+            if plan.id not in self.book.plans:
+                self.book.plans[plan.id] = plan
                 self._unrendered.extend(stage.statement for stage in plan.stages)
             for stage in plan.stages:
                 names = [t.lower() for t in stage.tables]
@@ -202,16 +188,13 @@ class Driver:
             if run is not None:
                 run.progress = progress
                 self._tell_progress(run, now)
-                self._listener.stage_progress(run.stage, progress)
+                self.book.stage_progress(run.stage, progress)
 
     def _note_capacity(self, capacity: Capacity, change: str) -> Share:
-        report = CapacityReport.of(capacity, self._capacity, self.record.started)
-        self.record.capacity.append(replace(report, at=max(0.0, report.at)))  # seen before the query began
         self._capacity = capacity
         self._share = Share.of(capacity, self._fraction)
         self._engine.resize(self._share.total.cores, self._share.total.memory)
-        if change:
-            self._listener.capacity_changed(capacity, change)
+        self.book.capacity_changed(capacity, change)
         return self._share
 
     def _tell_progress(self, run: Run, now: float) -> None:
@@ -235,17 +218,27 @@ class Driver:
         if not late:
             del self._current[stage.output_fp]
         self._checkpoints[stage.output_fp] = checkpoint
-        status = "completed" if outcome.result is not None else "reused"
-        self._file(
-            stage,
+        result = outcome.result
+        if result is not None and not outcome.reused_slices:
+            # figures of a stage that was not computed as a whole would mislead calibration
+            self.book.measured.append(
+                Measured(
+                    self._engine.name,
+                    stage.work,
+                    result.task_seconds,
+                    result.seconds,
+                    result.tasks,
+                    run.cores,
+                )
+            )
+        self.book.ended(
             run,
             now,
-            status,
+            self._execution.plan.id,
+            "completed" if result is not None else "reused",
             checkpoint,
-            outcome.result,
-            note=_slices_words(outcome),
-            # figures of a stage that was not computed as a whole would mislead calibration
-            whole=not outcome.reused_slices,
+            result,
+            _slices_words(outcome),
         )
         output = StageOutput(stage.output_fp, checkpoint.rows, checkpoint.bytes)
         actions = self._execution.on_finished(output, now, late=late)
@@ -275,7 +268,7 @@ class Driver:
         assert error is not None
         fp = stage.output_fp
         if self._current.get(fp) != run.job_id:  # we have cancelled it: whatever it says is no failure
-            self._file(stage, run, now, "cancelled", None, None)
+            self.book.ended(run, now, self._execution.plan.id, "cancelled")
             return
         lost = self._lost(run, error)
         why = self._mendable(run, error, lost)
@@ -287,13 +280,13 @@ class Driver:
             why = self._mendable(run, error, lost)
         del self._current[fp]
         cancelled = isinstance(error, StageCancelledError)  # by somebody else, such as in Spark's own page
-        status, said = ("cancelled", "") if cancelled else ("failed", str(error))
-        self._file(stage, run, now, status, None, None, said)
+        said = "" if cancelled else str(error)
+        self.book.ended(run, now, self._execution.plan.id, "cancelled" if cancelled else "failed", note=said)
         self._failures[fp] += 1
         if why is None or self._failures[fp] >= _MAX_FAILURES:
             raise error
         self._note_problems()
-        self._note(f"{stage.name} {why}")
+        self.book.note(f"{stage.name} {why}")
         gone = [c.fingerprint for c in lost if self._checkpoints.get(c.fingerprint) is c]
         for output_fp in gone:
             del self._checkpoints[output_fp]
@@ -346,9 +339,8 @@ class Driver:
 
     def _act(self, actions: Sequence[Action]) -> None:
         decisions = self._execution.decisions
-        for i in range(self._told, len(decisions)):
-            decisions[i] = replace(decisions[i], seconds=self._clock.now() - decisions[i].at)
-            self._listener.decided(decisions[i])
+        for decision in decisions[self._told :]:
+            self.book.decided(replace(decision, seconds=self._clock.now() - decision.at))
         self._told = len(decisions)
         for action in actions:
             if isinstance(action, Start):
@@ -358,17 +350,14 @@ class Driver:
                 if job_id is not None:
                     self._work.stop(self._runs[job_id])
             elif isinstance(action, Reuse):
-                self._reused(action.stage)
+                checkpoint = self._checkpoints[action.stage.output_fp]
+                self.book.reused(action.stage, checkpoint, self._clock.now(), self._execution.plan.id)
             elif isinstance(action, Finish):
-                self.record.result = self._checkpoints[action.output.fingerprint]
+                self.result = self._checkpoints[action.output.fingerprint]
 
     def _note_problems(self) -> None:
         for problem in self._store.problems():
-            self._note(problem)
-
-    def _note(self, text: str) -> None:
-        self.record.notes.append(text)
-        self._listener.note(text)
+            self.book.note(problem)
 
     def _start(self, stage: Stage) -> None:
         now = self._clock.now()
@@ -380,7 +369,7 @@ class Driver:
         run = self._runs[job_id] = Run(stage, job_id, now, epoch, cores, hazard, inputs)
         if stage.slicing is not None and self._work.divides(stage):
             self.divided[stage.output_fp] = (stage.slicing.grid.name, stage.slicing.slices)
-        self._listener.stage_started(stage)
+        self.book.stage_started(stage)
         sources = self._sources[stage.output_fp]
         fallback = stage.physical_key in self._unfit
 
@@ -393,24 +382,6 @@ class Driver:
             return outcome
 
         self._background.submit(stage, work)
-
-    def _reused(self, stage: Stage) -> None:
-        checkpoint = self._checkpoints[stage.output_fp]
-        now = self._clock.now() - self.record.started
-        report = StageReport(
-            stage.name,
-            stage.output_fp,
-            "reused",
-            self._execution.plan.id,
-            now,
-            now,
-            checkpoint.rows,
-            checkpoint.bytes,
-            estimated_rows=stage.rows,
-            saved_seconds=checkpoint.seconds,
-        )
-        self.record.stages.append(report)
-        self._listener.stage_ended(stage, report)
 
     def _known_outputs(self, plans: Sequence[QueryExecutionPlan]) -> dict[str, StageOutput]:
         """Look in the store for what earlier runs have finished.
@@ -444,48 +415,6 @@ class Driver:
         if found:
             self._execution.on_slices(fp, sum(last - first for first, last in found) / cells)
         return None
-
-    def _file(
-        self,
-        stage: Stage,
-        run: Run,
-        now: float,
-        status: str,
-        checkpoint: Checkpoint | None,
-        result: StageResult | None,
-        note: str = "",
-        whole: bool = True,
-    ) -> None:
-        origin = self.record.started
-        report = StageReport(
-            stage.name,
-            stage.output_fp,
-            status,  # type: ignore[arg-type]
-            self._execution.plan.id,
-            run.started - origin,
-            now - origin,
-            checkpoint.rows if checkpoint else 0,
-            checkpoint.bytes if checkpoint else 0,
-            now - run.started,
-            result.tasks if result else run.progress.tasks_total,
-            result.failed_tasks if result else run.progress.tasks_failed,
-            stage.latency + max(stage.duration, stage.core_seconds / max(run.cores, 1e-9)),
-            stage.rows,
-            note=note,
-        )
-        self.record.stages.append(report)
-        if result is not None and whole:
-            self.record.measured.append(
-                Measured(
-                    self._engine.name,
-                    stage.work,
-                    result.task_seconds,
-                    result.seconds,
-                    result.tasks,
-                    run.cores,
-                )
-            )
-        self._listener.stage_ended(stage, report)
 
 
 def _slices_words(outcome: StageOutcome) -> str:

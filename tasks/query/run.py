@@ -25,12 +25,13 @@ from ebbflow.planners.query.running.execution import Execution
 from ebbflow.planners.query.running.packing import simulate
 from ebbflow.planners.query.running.progress import drift, repriced
 from ebbflow.planners.query.running.replanner import Replanner
-from ebbflow.tasks.query.driver import Driver, Record
+from ebbflow.tasks.query.book import Book
+from ebbflow.tasks.query.driver import Driver
 from ebbflow.tasks.query.feedback import Feedback
 from ebbflow.tasks.query.listening import CapacityChanged, Fan, Inbox, Listener, Silent, StageOutcome, Threads
 from ebbflow.tasks.query.opening import Opened, arrived_capacity, opened_engine, shared_source
 from ebbflow.tasks.query.planning import Prepared, prepare, remember
-from ebbflow.tasks.query.report import DecisionReport, PlanReport, QueryReport, spoken
+from ebbflow.tasks.query.report import PlanReport, QueryReport, spoken
 from ebbflow.tasks.query.request import QueryRequest
 from ebbflow.tasks.query.sharing import Demand, SharedCapacity
 from ebbflow.tasks.query.verify import verify
@@ -144,6 +145,7 @@ def execute(
         listener = _listeners(orchestrator.listener, run.execution, source, started_engine.engine)
         if follow is not None:
             listener = Fan(listener, follow(run.execution))
+        book = Book(started, listener)
         stop = threading.Event()
         feedback.begin(capacity)
         try:
@@ -157,27 +159,24 @@ def execute(
                 versions=prepared.versions,
                 replan=run.replan,
                 background=orchestrator,
-                listener=listener,
+                book=book,
                 clock=clock,
                 inbox=feedback_inbox,
                 fraction=request.fraction,
                 reuse=request.reuse,
-                started=started,
                 slices=index,
             )
             run.driver = driver
-            record = driver.run(capacity)
+            result = driver.run(capacity)
         finally:
             stop.set()
             orchestrator.settle()
         seconds = clock.now() - started
-    remember(store, request, record.measured)
-    result = record.result
-    assert result is not None
+    remember(store, request, book.measured)
     if request.out:
         write_result(result, request.out)
     verdict = verify(prepared, result) if request.verify else (None, "")
-    report = run.report(record, result, seconds, verdict, store.problems())
+    report = book.report(request, prepared.planner, result, seconds, verdict, store.problems())
     if request.json:
         report.write_json(request.json)
     if request.report:
@@ -262,7 +261,7 @@ class _Run:
             return ()
         if self.driver is not None:
             self._planner.keep_divided(self.driver.divided)
-            measured = [*self._prepared.history, *self.driver.record.measured]
+            measured = [*self._prepared.history, *self.driver.book.measured]
             model = calibrate(self._prepared.prior, measured)
             cores = (self._cores + share.total.cores) / 2  # about what the running stages have had
             self._planner.model = model.slower(self._drift(model, cores))
@@ -278,54 +277,6 @@ class _Run:
         now = self._clock.now()
         running = self.execution.state(now).running.values()
         return drift([repriced(r, model.core_seconds(r.stage.work)) for r in running], cores, now)
-
-    def report(
-        self,
-        record: Record,
-        result: Checkpoint,
-        seconds: float,
-        verdict: tuple[bool | None, str],
-        problems: Sequence[str],
-    ) -> QueryReport:
-        """Return the report of the finished run."""
-        request = self._request
-        decisions = tuple(DecisionReport.of(d, record.started) for d in self.execution.decisions)
-        first = decisions[0] if decisions else None
-        estimates = {e.plan_id: e.seconds for e in first.estimates} if first else {}
-        chosen = first.chosen if first else ""
-        known = frozenset(s.fingerprint for s in record.stages if s.status in ("completed", "reused"))
-        cores = record.capacity[0].cores
-        return QueryReport(
-            query=request.sql,
-            policy=request.policy,
-            engine=request.engine,
-            master=request.master if request.engine == "spark" else "",
-            title=request.title,
-            started=record.started,
-            seconds=seconds,
-            rows=result.rows,
-            columns=result.relation.columns,
-            result_path=request.out or result.uri,
-            stages=tuple(record.stages),
-            decisions=decisions,
-            capacity=tuple(record.capacity),
-            plans=tuple(
-                PlanReport.of(
-                    plan,
-                    estimated_seconds=estimates.get(plan.id),
-                    cores=cores,
-                    chosen=plan.id == chosen,
-                    reason=first.reason if first and plan.id == chosen else "",
-                    checkpoints=known,
-                )
-                for plan in record.plans.values()
-            ),
-            expected_seconds=estimates.get(chosen),
-            problems=(*self._planner.notes, *record.notes, *problems),
-            verified=verdict[0],
-            verification=verdict[1],
-            blocks=coverage(self._planner.analysis),
-        )
 
 
 def planning_share(capacity: Capacity, fraction: float = 1.0) -> Share:

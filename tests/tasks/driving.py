@@ -17,6 +17,7 @@ from ebbflow.planners.query.plan.qep import QueryExecutionPlan, Stage
 from ebbflow.planners.query.plan.state import ExecutionState, ReplanDecision
 from ebbflow.planners.query.running.execution import Execution
 from ebbflow.planners.query.running.replanner import Replanner
+from ebbflow.tasks.query.book import Book
 from ebbflow.tasks.query.driver import Driver
 from ebbflow.tasks.query.listening import CapacityChanged, Inbox, Silent, Threads
 from ebbflow.tasks.query.planning import Prepared, prepare
@@ -168,7 +169,7 @@ class Ride:
         chosen: QueryExecutionPlan | None = None,
         first: Capacity | None = None,
     ) -> Driver:
-        """Run to the end; return the driver, whose record tells everything. Raises what the run raises."""
+        """Run to the end; return the driver, whose book tells everything. Raises what the run raises."""
         execution = Execution(
             self.plans, chosen, self.request.policy, replanner or Replanner(self.plans), max_parallel_stages=4
         )
@@ -182,7 +183,7 @@ class Ride:
             versions=self.prepared.versions,
             replan=lambda share, outputs: self.plans,
             background=threads,
-            listener=self.listener,
+            book=Book(self.clock.now(), self.listener),
             clock=self.clock,
             inbox=self.inbox,
             reuse=self.request.reuse,

@@ -38,7 +38,7 @@ def test_a_slow_machine_stays_slow_at_every_change_of_capacity(tpch: str, tmp_pa
     prepared = replace(prepared, prior=prepared.prior.slower(1e5))  # these tables take milliseconds
     prepared.planner.model = prepared.prior
     run = _Run(request, prepared, seen(1), clock, SliceIndex(store, store.cache("slices")))
-    run.driver = SimpleNamespace(divided={}, record=SimpleNamespace(measured=[]))  # type: ignore[assignment]
+    run.driver = SimpleNamespace(divided={}, book=SimpleNamespace(measured=[]))  # type: ignore[assignment]
     run.execution.begin(Share.of(seen(1)), {}, clock.now())
     (stage,) = run.execution.running
     expected = stage.latency + stage.core_seconds / 6
