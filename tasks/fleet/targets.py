@@ -7,10 +7,11 @@ from ebbflow.planners.fleet.scaling import DeadlineScaling, QueryCurve
 from ebbflow.planners.model import Resources, Share
 from ebbflow.planners.model.fleet import Target
 from ebbflow.planners.query.plan.state import ExecutionState
+from ebbflow.planners.query.running.session import MAX_PARALLEL_STAGES, candidates
 from ebbflow.tasks.fleet.steps import Observation
 from ebbflow.tasks.query.planning import prepare
 from ebbflow.tasks.query.request import QueryRequest
-from ebbflow.tasks.query.run import MAX_PARALLEL_STAGES, candidates
+from ebbflow.tasks.query.run import session_of
 
 BOOT = 180.0
 """Seconds from asking for a node to work on it, assumed: cloud-init installs Spark and Ebbflow first."""
@@ -33,10 +34,14 @@ def for_query(
     state = seen.pool(pool)
     node = smallest(seen, pool)
     prepared = prepare(request, ParquetCheckpointStore(request.store, clock=clock), clock, run_id="fleet")
-    plans = {}
-    for nodes in sorted({1, max(state.planned, 1), max(state.most, 1)}):
-        share = Share.uniform(node.cores * nodes, node.memory * nodes, nodes)
-        plans |= {plan.id: plan for plan in candidates(prepared, request.policy, share)}
+    first, *others = (
+        Share.uniform(node.cores * nodes, node.memory * nodes, nodes)
+        for nodes in sorted({1, max(state.planned, 1), max(state.most, 1)})
+    )
+    session = session_of(request, prepared, first)
+    plans = dict(session.plans)
+    for share in others:
+        plans |= {plan.id: plan for plan in candidates(session.planner, request.policy, share)}
     found = tuple(plans.values())
     curve = QueryCurve(found, ExecutionState(found[0]), node, clock.now(), MAX_PARALLEL_STAGES)
     return DeadlineScaling(seconds, boot).decide(state, seen.fleet.epoch, curve)

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ebbflow.infra.protocols import Checkpoint, StageProgress, StageResult
-from ebbflow.planners.model import Capacity, Measured
+from ebbflow.planners.model import Capacity
 from ebbflow.planners.query.coverage import coverage
-from ebbflow.planners.query.plan.qep import QueryExecutionPlan, Stage
+from ebbflow.planners.query.plan.qep import Stage
 from ebbflow.planners.query.plan.state import ReplanDecision
-from ebbflow.planners.query.planner import QueryPlanner
+from ebbflow.planners.query.running.session import Session
 from ebbflow.tasks.query.listening import Listener
 from ebbflow.tasks.query.report import (
     CapacityReport,
@@ -33,8 +33,6 @@ class Book(Listener):
         self.stages: list[StageReport] = []
         self.capacity: list[CapacityReport] = []
         self.decisions: list[ReplanDecision] = []
-        self.measured: list[Measured] = []
-        self.plans: dict[str, QueryExecutionPlan] = {}  # all that were considered, by id
         self.notes: list[str] = []  # what went differently, as sentences for people
         self._listener = listener
         self._seen: Capacity | None = None
@@ -121,7 +119,7 @@ class Book(Listener):
     def report(
         self,
         request: QueryRequest,
-        planner: QueryPlanner,
+        session: Session,
         result: Checkpoint,
         seconds: float,
         verdict: tuple[bool | None, str],
@@ -131,7 +129,7 @@ class Book(Listener):
 
         Args:
             request: what was asked for.
-            planner: that made the plans.
+            session: that made the plans.
             result: of the query.
             seconds: from start to result.
             verdict: whether the result is right, if it was checked, and how that is known.
@@ -165,11 +163,11 @@ class Book(Listener):
                     reason=first.reason if first and plan.id == chosen else "",
                     checkpoints=known,
                 )
-                for plan in self.plans.values()
+                for plan in session.plans.values()
             ),
             expected_seconds=estimates.get(chosen),
-            problems=(*planner.notes, *self.notes, *problems),
+            problems=(*session.planner.notes, *self.notes, *problems),
             verified=verdict[0],
             verification=verdict[1],
-            blocks=coverage(planner.analysis),
+            blocks=coverage(session.planner.analysis),
         )

@@ -14,7 +14,7 @@ from ebbflow.infra.storage.jsonstore import JsonStore
 from ebbflow.infra.tables import parquet as tables
 from ebbflow.infra.tables import statistics
 from ebbflow.planners.model import Catalogue, Measured, Table, Work
-from ebbflow.planners.query.costs.cost import DEFAULTS, CostModel, calibrate
+from ebbflow.planners.query.costs.cost import DEFAULTS
 from ebbflow.planners.query.costs.sampling import questions
 from ebbflow.planners.query.planner import PlannerOptions, QueryPlanner
 from ebbflow.planners.query.sql.functions import reaches_out
@@ -33,10 +33,9 @@ _HOW = (
 class Prepared:
     """Everything that planning and running need to know of the data."""
 
-    planner: QueryPlanner
+    planner: QueryPlanner  # with the engine's built-in costs: a session fits them to the history
     relations: Mapping[str, Relation]  # by lower-case name
     versions: Mapping[str, str]
-    prior: CostModel  # before history
     history: Sequence[Measured]
     everything: bool = False  # functions are allowed that may read whatever the process may
 
@@ -78,12 +77,10 @@ def prepare(
         for name, relation in relations.items()
     }
     catalogue = Catalogue(known)
-    prior = DEFAULTS[request.engine]
-    history = read_history(store, request)
     planner = QueryPlanner(
         request.sql,
         catalogue,
-        calibrate(prior, history),
+        DEFAULTS[request.engine],
         now=datetime.fromtimestamp(clock.now(), UTC),
         salt=run_id,
         dialect=request.dialect,
@@ -92,9 +89,8 @@ def prepare(
     )
     planner.sample(_measure(planner, catalogue, relations, cache))
     versions = {name: table.version for name, table in known.items()}
-    return Prepared(
-        planner, relations, versions, prior, history, reaches_out(frozenset(request.allow_functions))
-    )
+    history = read_history(store, request)
+    return Prepared(planner, relations, versions, history, reaches_out(frozenset(request.allow_functions)))
 
 
 def _relations(request: QueryRequest, engine: SqlEngine | None) -> dict[str, Relation]:

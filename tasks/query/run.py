@@ -2,7 +2,7 @@
 
 import threading
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -11,20 +11,17 @@ from typing import Any, Protocol
 from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.errors import EngineUnavailableError, StorageError
 from ebbflow.infra.protocols import CapacitySource, Checkpoint, SqlEngine
-from ebbflow.infra.query.calibration import calibrate as measure_engine
+from ebbflow.infra.query.calibration import calibrate
 from ebbflow.infra.query.checkpoints import ParquetCheckpointStore
 from ebbflow.infra.query.results import write_result
 from ebbflow.infra.query.slices import SliceIndex
 from ebbflow.infra.storage.files import GIB, write_text
-from ebbflow.planners.model import Capacity, Share
-from ebbflow.planners.query.costs.cost import CostModel, calibrate
+from ebbflow.planners.model import Share
 from ebbflow.planners.query.coverage import coverage, sentences
-from ebbflow.planners.query.plan.qep import QueryExecutionPlan, Stage
-from ebbflow.planners.query.plan.state import StageOutput
+from ebbflow.planners.query.plan.qep import Stage
 from ebbflow.planners.query.running.execution import Execution
 from ebbflow.planners.query.running.packing import simulate
-from ebbflow.planners.query.running.progress import drift, repriced
-from ebbflow.planners.query.running.replanner import Replanner
+from ebbflow.planners.query.running.session import MAX_PARALLEL_STAGES, Session, planning_share
 from ebbflow.tasks.query.book import Book
 from ebbflow.tasks.query.driver import Driver
 from ebbflow.tasks.query.feedback import Feedback
@@ -34,11 +31,9 @@ from ebbflow.tasks.query.planning import Prepared, prepare, remember
 from ebbflow.tasks.query.report import PlanReport, QueryReport, spoken
 from ebbflow.tasks.query.request import QueryRequest
 from ebbflow.tasks.query.sharing import Demand, SharedCapacity
+from ebbflow.tasks.query.stagework import StageWork
 from ebbflow.tasks.query.verify import verify
 from ebbflow.tasks.report.query import report_html
-
-MAX_PARALLEL_STAGES = 4
-_SLICES_LEFT = 8  # into which a stage is divided of which an earlier run has left slices
 
 
 class Orchestrator(Protocol):
@@ -84,20 +79,6 @@ class QueryOutcome:
     result: Checkpoint
 
 
-def calibrated(
-    prepared: Prepared,
-    request: QueryRequest,
-    store: ParquetCheckpointStore,
-    engine: SqlEngine,
-    capacity: Capacity,
-) -> Prepared:
-    """Measure ``engine`` by a short run, remember the figures and fit the planner's costs to them."""
-    measured = measure_engine(engine, max(Share.of(capacity).total.cores, 1.0))
-    remember(store, request, measured)
-    prepared.planner.model = calibrate(prepared.prior, measured)
-    return replace(prepared, history=measured)
-
-
 def execute(
     request: QueryRequest,
     orchestrator: Orchestrator,
@@ -135,48 +116,42 @@ def execute(
         prepared = found
         if request.calibrate and not found.history:
             orchestrator.listener.note("measuring the engine, once")
-            prepared = calibrated(found, request, store, started_engine.engine, capacity)
+            cores = max(Share.of(capacity).total.cores, 1.0)
+            prepared = replace(found, history=calibrate(started_engine.engine, cores))
+            remember(store, request, prepared.history)
         started_engine.engine.confine(prepared.read(), [store.uri], prepared.everything)
         started = clock.now()
-        index = SliceIndex(store, store.cache("slices"))
-        run = _Run(request, prepared, capacity, clock, index)
-        for note in prepared.planner.notes:
+        slices = SliceIndex(store, store.cache("slices"))
+        session = session_of(request, prepared, planning_share(capacity, request.fraction), slices)
+        for note in session.planner.notes:
             orchestrator.listener.note(note)
-        listener = _listeners(orchestrator.listener, run.execution, source, started_engine.engine)
+        listener = _listeners(orchestrator.listener, session.execution, source, started_engine.engine)
         if follow is not None:
-            listener = Fan(listener, follow(run.execution))
+            listener = Fan(listener, follow(session.execution))
         book = Book(started, listener)
+        work = StageWork(
+            started_engine.engine,
+            store,
+            prepared.relations,
+            slices,
+            feedback_inbox,
+            reuse=request.reuse,
+            since=started,
+        )
         stop = threading.Event()
         feedback.begin(capacity)
         try:
             orchestrator.watch(feedback, stop)
-            driver = Driver(
-                run.execution,
-                run.candidates,
-                engine=started_engine.engine,
-                store=store,
-                relations=prepared.relations,
-                versions=prepared.versions,
-                replan=run.replan,
-                background=orchestrator,
-                book=book,
-                clock=clock,
-                inbox=feedback_inbox,
-                fraction=request.fraction,
-                reuse=request.reuse,
-                slices=index,
-            )
-            run.driver = driver
-            result = driver.run(capacity)
+            result = Driver(session, work, book, orchestrator, clock).run(capacity)
         finally:
             stop.set()
             orchestrator.settle()
         seconds = clock.now() - started
-    remember(store, request, book.measured)
+    remember(store, request, session.measured)
     if request.out:
         write_result(result, request.out)
     verdict = verify(prepared, result) if request.verify else (None, "")
-    report = book.report(request, prepared.planner, result, seconds, verdict, store.problems())
+    report = book.report(request, session, result, seconds, verdict, store.problems())
     if request.json:
         report.write_json(request.json)
     if request.report:
@@ -210,6 +185,26 @@ def _prepared_and_opened(
             raise
 
 
+def session_of(
+    request: QueryRequest, prepared: Prepared, share: Share, slices: SliceIndex | None = None
+) -> Session:
+    """Return the query's session, with its first candidates for ``share``; ``slices`` are those of earlier runs."""
+    session = Session(
+        prepared.planner,
+        share,
+        request.policy,
+        hysteresis=request.hysteresis,
+        fraction=request.fraction,
+        history=prepared.history,
+        versions=prepared.versions,
+    )
+    if slices is None or not request.reuse or request.policy == "single":
+        return session
+    if begun := slices.begun(session.fingerprints):  # an earlier run has left slices
+        session.divide_as_before(begun)
+    return session
+
+
 def _listeners(
     listener: Listener, execution: Execution, source: CapacitySource, engine: SqlEngine
 ) -> Listener:
@@ -219,83 +214,6 @@ def _listeners(
     return Fan(listener, Demand(execution, source.want))
 
 
-class _Run:
-    """The planning side of one run: candidates now, and anew when sizes turn out differently."""
-
-    def __init__(
-        self,
-        request: QueryRequest,
-        prepared: Prepared,
-        capacity: Capacity,
-        clock: Clock,
-        index: SliceIndex,
-    ) -> None:
-        self._request = request
-        self._planner = prepared.planner
-        self._prepared = prepared
-        self._clock = clock
-        self.driver: Driver | None = None
-        share = planning_share(capacity, request.fraction)
-        self._cores = share.total.cores  # at the start: what the first stages' estimates assumed
-        before = clock.now()
-        self.candidates = candidates(prepared, request.policy, share)
-        if request.reuse and request.policy != "single":
-            fps = {*self._planner.partial_fps, *(s.output_fp for p in self.candidates for s in p.stages)}
-            begun = {fp: names[0] for fp in sorted(fps) if (names := index.divisions(fp))}
-            if begun:  # an earlier run has left slices
-                self._planner.keep_divided({fp: (name, _SLICES_LEFT) for fp, name in begun.items()})
-                self.candidates = candidates(prepared, request.policy, share)
-        self.planning_seconds = clock.now() - before
-        self.execution = Execution(
-            self.candidates,
-            None,
-            request.policy,
-            Replanner(self.candidates, request.hysteresis),
-            MAX_PARALLEL_STAGES,
-        )
-
-    def replan(self, share: Share, outputs: Mapping[str, StageOutput]) -> Sequence[QueryExecutionPlan]:
-        """Return candidates for ``share`` from actual sizes, the current plan among them, with rates fitted to
-        this run; none for a policy that never re-plans or a share without cores."""
-        if not self.execution.policy.replans:
-            return ()
-        if self.driver is not None:
-            self._planner.keep_divided(self.driver.divided)
-            measured = [*self._prepared.history, *self.driver.book.measured]
-            model = calibrate(self._prepared.prior, measured)
-            cores = (self._cores + share.total.cores) / 2  # about what the running stages have had
-            self._planner.model = model.slower(self._drift(model, cores))
-        if share.total.cores <= 0:
-            return ()
-        return self._planner.candidates(share, outputs, also=(self.execution.plan.id,))
-
-    def _drift(self, model: CostModel, cores: float) -> float:
-        """Return how many times slower than by ``model`` the stages run that run now.
-
-        Their estimates are as old as the last planning, and count how slow things were then already.
-        """
-        now = self._clock.now()
-        running = self.execution.state(now).running.values()
-        return drift([repriced(r, model.core_seconds(r.stage.work)) for r in running], cores, now)
-
-
-def planning_share(capacity: Capacity, fraction: float = 1.0) -> Share:
-    """Return the share to plan for; without any node yet, that of one small node."""
-    share = Share.of(capacity, fraction)
-    return share if share.total.cores > 0 else _nominal(share)
-
-
-def _nominal(share: Share) -> Share:
-    return Share.uniform(1.0, 1.0, 1, epoch=share.epoch, hazard=share.hazard)
-
-
-def candidates(prepared: Prepared, policy: str, share: Share) -> tuple[QueryExecutionPlan, ...]:
-    """Return the plans that ``policy`` chooses among."""
-    if policy == "single":
-        return (prepared.planner.single(share),)
-    return prepared.planner.candidates(share)
-
-
 def explain(
     request: QueryRequest, share: Share, clock: Clock | None = None
 ) -> tuple[tuple[PlanReport, ...], tuple[str, ...]]:
@@ -303,12 +221,9 @@ def explain(
     clock = clock or SystemClock()
     store = ParquetCheckpointStore(request.store, clock=clock)
     prepared = prepare(request, store, clock, run_id="explain")
-    plans = candidates(prepared, request.policy, share)
-    execution = Execution(
-        plans, None, request.policy, Replanner(plans, request.hysteresis), MAX_PARALLEL_STAGES
-    )
-    execution.begin(share, {}, clock.now())
-    decision = execution.decisions[0]
+    session = session_of(request, prepared, share)
+    session.begin({}, clock.now())
+    decision = session.execution.decisions[0]
     reports: list[Any] = [
         PlanReport.of(
             plan,
@@ -317,6 +232,6 @@ def explain(
             chosen=plan.id == decision.chosen,
             reason=spoken(decision) if plan.id == decision.chosen else "",
         )
-        for plan in plans
+        for plan in session.plans.values()
     ]
     return tuple(reports), (*sentences(coverage(prepared.planner.analysis)), *prepared.planner.notes)

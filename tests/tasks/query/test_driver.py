@@ -65,7 +65,7 @@ def statuses(driver: Driver, name: str) -> list[str]:
 
 def test_a_quiet_run_completes_every_stage_of_one_plan_once(ride: Ride, engine: Scripted) -> None:
     driver = ride.drive(engine)
-    plan = driver.book.plans[ride.listener.decisions[0].chosen]
+    plan = driver.session.plans[ride.listener.decisions[0].chosen]
     assert [s.status for s in driver.book.stages] == ["completed"] * len(plan.stages)
     assert {s.fingerprint for s in driver.book.stages} == set(plan.by_fp)
     assert set(engine.runs.values()) == {1}
@@ -75,7 +75,7 @@ def test_a_quiet_run_completes_every_stage_of_one_plan_once(ride: Ride, engine: 
 def test_the_record_has_times_in_order_and_what_calibration_needs(ride: Ride, engine: Scripted) -> None:
     driver = ride.drive(engine, first=replace(capacity(1), at=1.0))  # seen long before the query began
     stages = {s.fingerprint: s for s in driver.book.stages}
-    plan = driver.book.plans[driver.book.stages[0].plan]
+    plan = driver.session.plans[driver.book.stages[0].plan]
     for stage in plan.stages:
         report = stages[stage.output_fp]
         assert 0 <= report.started <= report.ended
@@ -85,8 +85,8 @@ def test_the_record_has_times_in_order_and_what_calibration_needs(ride: Ride, en
         assert report.estimated_seconds is not None
         assert report.estimated_seconds > 0
     assert [c.at for c in driver.book.capacity] == [0.0]
-    assert len(driver.book.measured) == len(plan.stages)
-    assert all(m.task_seconds > 0 and m.cores == 2 for m in driver.book.measured)
+    assert len(driver.session.measured) == len(plan.stages)
+    assert all(m.task_seconds > 0 and m.cores == 2 for m in driver.session.measured)
 
 
 def test_a_second_run_over_the_same_store_starts_nothing(ride: Ride, engine: Scripted) -> None:

@@ -108,7 +108,7 @@ def test_what_a_failed_run_has_left_is_used_by_the_next(request_: QueryRequest, 
     report = next(s for s in driver.book.stages if s.fingerprint == stage.output_fp)
     assert report.note == f"{stage.slicing.slices} slices, {len(finished)} from before"
     # figures of a stage that was not computed as a whole would mislead calibration
-    assert len(driver.book.measured) == 1
+    assert len(driver.session.measured) == 1
 
 
 def _without_reuse(request_: QueryRequest, engine: Scripted) -> tuple[Ride, QueryExecutionPlan]:
@@ -194,7 +194,7 @@ def test_slices_serve_the_plan_that_is_switched_to(request_: QueryRequest, engin
     engine.before = held
     driver = ride.drive(engine, replanner=Refusing(ride.plans, [other.id]), chosen=one)
     assert right(ride, driver)
-    assert [d.chosen for d in driver._execution.decisions if d.kind == "switch"] == [other.id]
+    assert [d.chosen for d in driver.session.execution.decisions if d.kind == "switch"] == [other.id]
     stages = [s for s in driver.book.stages if s.fingerprint == stage.output_fp]
     assert [s.status for s in stages] == ["cancelled", "completed"]
     computed = [c for job in engine.jobs if (found := cells(job)) for c in range(*found)]
