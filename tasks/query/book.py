@@ -19,7 +19,7 @@ from ebbflow.tasks.query.report import (
     StageStatus,
 )
 from ebbflow.tasks.query.request import QueryRequest
-from ebbflow.tasks.query.stagework import Run
+from ebbflow.tasks.query.slices import StageRun
 
 
 class Book(Listener):
@@ -69,7 +69,7 @@ class Book(Listener):
 
     def ended(
         self,
-        run: Run,
+        run: StageRun,
         now: float,
         plan: str,
         status: StageStatus,

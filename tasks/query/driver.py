@@ -20,8 +20,8 @@ from ebbflow.planners.query.running.session import Action, Decided, FailureKind,
 from ebbflow.tasks.query.book import Book
 from ebbflow.tasks.query.listening import Background, CapacityChanged, StageOutcome
 from ebbflow.tasks.query.report import StageStatus
-from ebbflow.tasks.query.slices import SlicesDone
-from ebbflow.tasks.query.stagework import Run, StageWork
+from ebbflow.tasks.query.slices import SlicesDone, StageRun
+from ebbflow.tasks.query.stagework import StageWork
 
 _POLL = 1.0  # seconds; the loop looks up at least this often
 _NEWS = 3.0  # seconds for which a failure waits for word of a change of capacity that explains it
@@ -49,7 +49,7 @@ class Driver:
         self._clock = clock
         self.result: Checkpoint | None = None
         self._checkpoints: dict[str, Checkpoint] = {}
-        self._runs: dict[str, Run] = {}  # by job id, cancelled ones until their thread has ended
+        self._runs: dict[str, StageRun] = {}  # by job id, cancelled ones until their thread has ended
         self._current: dict[str, str] = {}  # output_fp -> job id that the session counts as running
         self._jobs = itertools.count(1)
         # by job id: failures to judge, and until when they wait for news
@@ -130,13 +130,13 @@ class Driver:
         self._work.resize(self.session.see(capacity))
         self.book.capacity_changed(capacity, change)
 
-    def _progressed(self, run: Run, seen: StageProgress, now: float) -> None:
+    def _progressed(self, run: StageRun, seen: StageProgress, now: float) -> None:
         run.progress = seen
         if self._is_current(run):
             self.session.on_progress(run.stage, seen.tasks_total, seen.tasks_done, seen.tasks_running, now)
         self.book.stage_progress(run.stage, seen)
 
-    def _finished(self, outcome: StageOutcome, run: Run, now: float) -> None:
+    def _finished(self, outcome: StageOutcome, run: StageRun, now: float) -> None:
         stage, checkpoint = outcome.stage, outcome.checkpoint
         assert checkpoint is not None
         late = not self._is_current(run)
@@ -150,7 +150,7 @@ class Driver:
         measured = self._work.measured(run, outcome)
         self._act(self.session.on_finished(stage, output, now, late=late, measured=measured))
 
-    def _failed(self, outcome: StageOutcome, error: Exception, run: Run, now: float) -> None:
+    def _failed(self, outcome: StageOutcome, error: Exception, run: StageRun, now: float) -> None:
         stage, plan = outcome.stage, self.session.plan.id
         if not self._is_current(run):  # we have cancelled it: whatever it says is no failure
             self.book.ended(run, now, plan, "cancelled")
@@ -175,7 +175,7 @@ class Driver:
             del self._checkpoints[fp]
         self._act(actions)
 
-    def _failure(self, run: Run, error: Exception, *, anew: bool = False) -> StageFailure:
+    def _failure(self, run: StageRun, error: Exception, *, anew: bool = False) -> StageFailure:
         """Say how a run failed; ``anew`` reads what it has read, otherwise only sizes are compared."""
         lost = self._work.lost(run, error, anew=anew)
         gone = [c for c in lost if self._checkpoints.get(c.fingerprint) is c]
@@ -197,7 +197,7 @@ class Driver:
         self._doubts[outcome.job_id] = (now + _NEWS, outcome)
         return True
 
-    def _is_current(self, run: Run) -> bool:
+    def _is_current(self, run: StageRun) -> bool:
         return self._current.get(run.stage.output_fp) == run.job_id
 
     # --- actions ------------------------------------------------------------------------------------------
@@ -228,7 +228,7 @@ class Driver:
     def _start(self, stage: Stage) -> None:
         job_id = f"{stage.output_fp[:12]}-{next(self._jobs)}-{uuid.uuid4().hex[:6]}"
         share = self.session.share
-        run = self._runs[job_id] = Run(
+        run = self._runs[job_id] = StageRun(
             stage,
             job_id,
             self._clock.now(),

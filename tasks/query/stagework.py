@@ -1,40 +1,18 @@
 """Runs the stages of one query: each as one statement, or slice by slice. Knows what earlier runs have left."""
 
-import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 
 from ebbflow.infra.errors import DamagedInputError, StageCancelledError, StageFailedError, StorageError
 from ebbflow.infra.protocols import Checkpoint, CheckpointStore, Relation, SqlEngine, StageJob, StageProgress
 from ebbflow.infra.query.results import is_whole
-from ebbflow.infra.query.slices import Narrowing, SliceIndex, covers, together
+from ebbflow.infra.query.slices import SliceIndex, covers, together
 from ebbflow.planners.model import Measured, Share
-from ebbflow.planners.query.costs.operators import split_bytes
-from ebbflow.planners.query.plan.partial import bound
 from ebbflow.planners.query.plan.qep import QueryExecutionPlan, Stage, Statement
 from ebbflow.tasks.query.listening import Inbox, StageOutcome
-from ebbflow.tasks.query.slices import SliceRunner, SlicesDone, StageRun
+from ebbflow.tasks.query.slices import KnownSlices, SliceRunner, SlicesDone, StageRun
 
 Sources = Mapping[str, str]  # versions of the tables that something is computed from, by name
-
-
-@dataclass
-class Run:
-    """One run of a stage, as the driver follows it."""
-
-    stage: Stage
-    job_id: str
-    started: float  # seconds since the Unix epoch
-    epoch: int  # of the capacity that it began with
-    cores: float
-    hazard: float  # expected losses per node-hour
-    inputs: Sequence[Checkpoint] = ()
-    sources: Sources = field(default_factory=dict)
-    fallback: bool = False  # its statement is the one without broadcasts
-    progress: StageProgress = field(default_factory=lambda: StageProgress(0, 0))
-    cancelled: threading.Event = field(default_factory=threading.Event)
-    slices: SliceRunner | None = None  # of a stage that runs in slices
 
 
 class StageWork:
@@ -65,11 +43,8 @@ class StageWork:
         self.inbox = inbox
         self._store = store
         self._relations = {name.lower(): relation for name, relation in relations.items()}
-        self._slices = slices
+        self._slices = KnownSlices(slices, 0.0 if reuse else since)
         self._reuse = reuse
-        self._since = 0.0 if reuse else since
-        self._made: set[str] = set()  # fingerprints of slices that this query has computed
-        self._narrowing = Narrowing()
 
     # --- in the driver's thread ---------------------------------------------------------------------------
 
@@ -114,14 +89,14 @@ class StageWork:
         if stage.slicing is None:
             return None
         fp, cells = stage.output_fp, stage.slicing.grid.cells
-        found = self._slices.find(fp, stage.slicing.key, sources(fp), verified=False)
+        found = self._slices.index.find(fp, stage.slicing.key, sources(fp), verified=False)
         if covers(found, cells):
             return together(fp, found)
         if found:
             sliced[fp] = sum(last - first for first, last in found) / cells
         return None
 
-    def lost(self, run: Run, error: Exception, *, anew: bool = False) -> list[Checkpoint]:
+    def lost(self, run: StageRun, error: Exception, *, anew: bool = False) -> list[Checkpoint]:
         """Return what a failed run has read that is not whole any more: others may tidy the store or damage it.
 
         ``anew`` reads the files; otherwise only their sizes are compared.
@@ -137,7 +112,7 @@ class StageWork:
                     lost.append(checkpoint)
         return lost
 
-    def measured(self, run: Run, outcome: StageOutcome) -> Measured | None:
+    def measured(self, run: StageRun, outcome: StageOutcome) -> Measured | None:
         """Return the figures of a run that costs may be fitted to: of a stage that was computed as a whole."""
         result = outcome.result
         if result is None or outcome.reused_slices:
@@ -145,7 +120,7 @@ class StageWork:
         stage, seconds = run.stage, result.task_seconds
         return Measured(self.engine.name, stage.work, seconds, result.seconds, result.tasks, run.cores)
 
-    def stop(self, run: Run) -> None:
+    def stop(self, run: StageRun) -> None:
         """Ask a run to end. The engine ignores the cancellation of a job that has not reached it yet."""
         run.cancelled.set()
         if run.slices is not None:
@@ -154,7 +129,7 @@ class StageWork:
 
     # --- in a thread of the background --------------------------------------------------------------------
 
-    def execute(self, run: Run) -> StageOutcome:
+    def execute(self, run: StageRun) -> StageOutcome:
         """Run one stage and commit its checkpoint. Raises what the engine and the store raise."""
         stage, job_id, inputs = run.stage, run.job_id, run.inputs
         if self._reuse and not stage.volatile:
@@ -165,31 +140,17 @@ class StageWork:
         relations = [self._relations[t.lower()] for t in stage.tables if t.lower() in self._relations]
         relations += [c.relation for c in inputs]
 
-        def dialect(statement: Statement) -> str:
+        def text(statement: Statement) -> str:
             if self.engine.name != "spark":
                 return statement.duckdb
             return statement.fallback if run.fallback else statement.spark
 
         if stage.slicing is not None:
-            described = StageRun(
-                stage,
-                job_id,
-                inputs,
-                relations,
-                run.sources,
-                run.cancelled,
-                run.cores,
-                run.hazard,
-                dialect,
-                self._since,
-                self._made,
-            )
-            return self._in_slices(run, described)
+            return self._in_slices(run, relations, text)
         attempt = self._store.begin(stage.output_fp)
         try:
-            sql = bound(dialect(stage.statement), {c.fingerprint: c.relation.columns for c in inputs})
-            largest = max((r.bytes for r in relations), default=0)
-            split = split_bytes(largest, run.cores, run.hazard) if largest else 0
+            sql = run.bound(text(stage.statement))
+            split = run.split(max((r.bytes for r in relations), default=0))
             job = StageJob(job_id, stage.name, sql, tuple(relations), attempt.uri, stage.partitions, split)
             if run.cancelled.is_set():
                 raise StageCancelledError(f"{stage.name} was cancelled before it began")
@@ -209,11 +170,13 @@ class StageWork:
             names = ", ".join(fp[:16] for fp in damaged)
             raise DamagedInputError(f"{stage.name} reads checkpoints that are damaged: {names}", damaged)
 
-    def _in_slices(self, run: Run, described: StageRun) -> StageOutcome:
+    def _in_slices(
+        self, run: StageRun, relations: Sequence[Relation], text: Callable[[Statement], str]
+    ) -> StageOutcome:
         def tell(what: StageProgress | SlicesDone) -> None:
             self.inbox.put((run.job_id, what) if isinstance(what, StageProgress) else what)
 
-        run.slices = SliceRunner(described, self.engine, self._store, self._slices, self._narrowing, tell)
+        run.slices = SliceRunner(run, relations, text, self.engine, self._store, self._slices, tell)
         done = run.slices.run()
         return StageOutcome(
             run.stage,
