@@ -13,9 +13,8 @@ from ebbflow.infra.errors import EngineUnavailableError, StorageError
 from ebbflow.infra.protocols import CapacitySource, Checkpoint, SqlEngine
 from ebbflow.infra.query.calibration import calibrate
 from ebbflow.infra.query.checkpoints import ParquetCheckpointStore
-from ebbflow.infra.query.results import write_result
 from ebbflow.infra.query.slices import SliceIndex
-from ebbflow.infra.storage.files import GIB, write_text
+from ebbflow.infra.storage.files import GIB
 from ebbflow.planners.model import Share
 from ebbflow.planners.query.coverage import coverage, sentences
 from ebbflow.planners.query.plan.qep import Stage
@@ -33,7 +32,6 @@ from ebbflow.tasks.query.request import QueryRequest
 from ebbflow.tasks.query.sharing import Demand, SharedCapacity
 from ebbflow.tasks.query.stagework import StageWork
 from ebbflow.tasks.query.verify import verify
-from ebbflow.tasks.report.query import report_html
 
 
 class Orchestrator(Protocol):
@@ -86,7 +84,8 @@ def execute(
     opened: Opened | None = None,
     follow: Callable[[Execution], Listener] | None = None,
 ) -> QueryOutcome:
-    """Run ``request`` to its end, write what it asks for, and return the outcome.
+    """Run ``request`` to its end and return the outcome; what it asks to be written, ``deliver`` writes
+    (``ebbflow.tasks.report.query``).
 
     ``opened`` is an engine that the caller keeps (``opened_engine``); otherwise one is started and closed. ``follow``
     makes a further listener of the query's execution, which it may look at in the thread that it is called in.
@@ -148,14 +147,8 @@ def execute(
             orchestrator.settle()
         seconds = clock.now() - started
     remember(store, request, session.measured)
-    if request.out:
-        write_result(result, request.out)
     verdict = verify(prepared, result) if request.verify else (None, "")
     report = book.report(request, session, result, seconds, verdict, store.problems())
-    if request.json:
-        report.write_json(request.json)
-    if request.report:
-        write_text(request.report, report_html(report))
     with suppress(StorageError):  # housekeeping: the result is there
         written = sum(stage.bytes for stage in report.stages if stage.status == "completed")
         used = frozenset(stage.fingerprint for stage in report.stages)
