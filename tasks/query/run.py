@@ -15,9 +15,10 @@ from ebbflow.infra.query.calibration import calibrate
 from ebbflow.infra.query.checkpoints import ParquetCheckpointStore
 from ebbflow.infra.query.slices import SliceIndex
 from ebbflow.infra.storage.files import GIB
-from ebbflow.planners.model import Share
+from ebbflow.planners.model import Capacity, Share
 from ebbflow.planners.query.coverage import coverage, sentences
 from ebbflow.planners.query.plan.qep import Stage
+from ebbflow.planners.query.planner import QueryPlanner
 from ebbflow.planners.query.running.execution import Execution
 from ebbflow.planners.query.running.packing import simulate
 from ebbflow.planners.query.running.session import MAX_PARALLEL_STAGES, Session, planning_share
@@ -26,7 +27,7 @@ from ebbflow.tasks.query.driver import Driver
 from ebbflow.tasks.query.feedback import Feedback
 from ebbflow.tasks.query.listening import CapacityChanged, Fan, Inbox, Listener, Silent, StageOutcome, Threads
 from ebbflow.tasks.query.opening import Opened, arrived_capacity, opened_engine, shared_source
-from ebbflow.tasks.query.planning import Prepared, prepare, remember
+from ebbflow.tasks.query.planning import Gathered, prepare, remember
 from ebbflow.tasks.query.report import PlanReport, QueryReport, spoken
 from ebbflow.tasks.query.request import QueryRequest
 from ebbflow.tasks.query.sharing import Demand, SharedCapacity
@@ -93,61 +94,37 @@ def execute(
     Raises errors of the ``EbbflowError`` family; finished stages stay in the store whatever happens.
     """
     clock = clock or SystemClock()
-    run_id = uuid.uuid4().hex
     store = ParquetCheckpointStore(request.store, clock=clock)
     with (
         ExitStack() as leaving,  # a share is given up last: its cores are free only once the engine has closed
-        _prepared_and_opened(request, store, clock, run_id, opened) as (found, started_engine),
+        _prepared_and_opened(request, store, clock, opened) as (found, planner, running),
     ):
-        store.hash_with(started_engine.engine)
-        source = shared_source(started_engine, request, store, clock)
+        engine, inbox = running.engine, Inbox()
+        store.hash_with(engine)
+        source = shared_source(running, request, store, clock)
         if isinstance(source, SharedCapacity):
             leaving.callback(source.leave)
-        feedback_inbox: Inbox = Inbox()
-        feedback = Feedback(
-            source,
-            clock,
-            lambda capacity, change: feedback_inbox.put(CapacityChanged(capacity, change)),
-            failed=feedback_inbox.put,
-        )
-        capacity = arrived_capacity(source, clock, started_engine.settled)
-        started_engine.settled = True
-        prepared = found
+        capacity = arrived_capacity(source, clock, running.settled)
+        running.settled = True
+        gathered = found
         if request.calibrate and not found.history:
             orchestrator.listener.note("measuring the engine, once")
-            cores = max(Share.of(capacity).total.cores, 1.0)
-            prepared = replace(found, history=calibrate(started_engine.engine, cores))
-            remember(store, request, prepared.history)
-        started_engine.engine.confine(prepared.read(), [store.uri], prepared.everything)
+            measured = calibrate(engine, max(Share.of(capacity).total.cores, 1.0))
+            remember(store, request, measured)
+            gathered = replace(found, history=measured)
+        engine.confine(gathered.read(), [store.uri], gathered.everything)
         started = clock.now()
         slices = SliceIndex(store, store.cache("slices"))
-        session = session_of(request, prepared, planning_share(capacity, request.fraction), slices)
-        for note in session.planner.notes:
-            orchestrator.listener.note(note)
-        listener = _listeners(orchestrator.listener, session.execution, source, started_engine.engine)
-        if follow is not None:
-            listener = Fan(listener, follow(session.execution))
+        share = planning_share(capacity, request.fraction)
+        session = session_of(request, gathered, planner, share, slices)
+        listener = _listener(orchestrator.listener, session, source, engine, follow)
         book = Book(started, listener)
-        work = StageWork(
-            started_engine.engine,
-            store,
-            prepared.relations,
-            slices,
-            feedback_inbox,
-            reuse=request.reuse,
-            since=started,
-        )
-        stop = threading.Event()
-        feedback.begin(capacity)
-        try:
-            orchestrator.watch(feedback, stop)
+        work = StageWork(engine, store, gathered.relations, slices, inbox, reuse=request.reuse, since=started)
+        with _watched(source, capacity, inbox, orchestrator, clock):
             result = Driver(session, work, book, orchestrator, clock).run(capacity)
-        finally:
-            stop.set()
-            orchestrator.settle()
         seconds = clock.now() - started
     remember(store, request, session.measured)
-    verdict = verify(prepared, result) if request.verify else (None, "")
+    verdict = verify(gathered, result) if request.verify else (None, "")
     report = book.report(request, session, result, seconds, verdict, store.problems())
     with suppress(StorageError):  # housekeeping: the result is there
         written = sum(stage.bytes for stage in report.stages if stage.status == "completed")
@@ -158,38 +135,61 @@ def execute(
 
 @contextmanager
 def _prepared_and_opened(
-    request: QueryRequest, store: ParquetCheckpointStore, clock: Clock, run_id: str, given: Opened | None
-) -> Iterator[tuple[Prepared, Opened]]:
+    request: QueryRequest, store: ParquetCheckpointStore, clock: Clock, given: Opened | None
+) -> Iterator[tuple[Gathered, QueryPlanner, Opened]]:
     """Plan while the engine starts, which takes seconds for Spark. A bad query is told first."""
+    run_id = uuid.uuid4().hex
     if given is not None:
-        yield prepare(request, store, clock, run_id=run_id, engine=given.engine), given
+        yield *prepare(request, store, clock, run_id=run_id, engine=given.engine), given
         return
     if request.catalog:
         with opened_engine(request, clock) as opened:
-            yield prepare(request, store, clock, run_id=run_id, engine=opened.engine), opened
+            yield *prepare(request, store, clock, run_id=run_id, engine=opened.engine), opened
         return
     with ThreadPoolExecutor(1, thread_name_prefix="ebbflow-planning") as pool:
         planning = pool.submit(prepare, request, store, clock, run_id=run_id)
         try:
             with opened_engine(request, clock) as opened:
-                yield planning.result(), opened
+                yield *planning.result(), opened
         except EngineUnavailableError:
             planning.result()
             raise
 
 
+@contextmanager
+def _watched(
+    source: CapacitySource, known: Capacity, inbox: Inbox, orchestrator: Orchestrator, clock: Clock
+) -> Iterator[None]:
+    """Have changes of capacity after ``known`` put into ``inbox``; wait at the end for what was submitted."""
+    feedback = Feedback(
+        source, clock, lambda capacity, change: inbox.put(CapacityChanged(capacity, change)), failed=inbox.put
+    )
+    feedback.begin(known)
+    stop = threading.Event()
+    try:
+        orchestrator.watch(feedback, stop)
+        yield
+    finally:
+        stop.set()
+        orchestrator.settle()
+
+
 def session_of(
-    request: QueryRequest, prepared: Prepared, share: Share, slices: SliceIndex | None = None
+    request: QueryRequest,
+    gathered: Gathered,
+    planner: QueryPlanner,
+    share: Share,
+    slices: SliceIndex | None = None,
 ) -> Session:
     """Return the query's session, with its first candidates for ``share``; ``slices`` are those of earlier runs."""
     session = Session(
-        prepared.planner,
+        planner,
         share,
         request.policy,
         hysteresis=request.hysteresis,
         fraction=request.fraction,
-        history=prepared.history,
-        versions=prepared.versions,
+        history=gathered.history,
+        versions=gathered.versions,
     )
     if slices is None or not request.reuse or request.policy == "single":
         return session
@@ -198,13 +198,20 @@ def session_of(
     return session
 
 
-def _listeners(
-    listener: Listener, execution: Execution, source: CapacitySource, engine: SqlEngine
+def _listener(
+    listener: Listener,
+    session: Session,
+    source: CapacitySource,
+    engine: SqlEngine,
+    follow: Callable[[Execution], Listener] | None,
 ) -> Listener:
-    """Let the others on the cluster know what the query can use, where tasks tell."""
-    if not isinstance(source, SharedCapacity) or engine.name != "spark":
-        return listener
-    return Fan(listener, Demand(execution, source.want))
+    """Return who hears of the run; where an engine tells of tasks, the others on the cluster hear what the query can
+    use."""
+    for note in session.planner.notes:
+        listener.note(note)
+    if isinstance(source, SharedCapacity) and engine.name == "spark":
+        listener = Fan(listener, Demand(session.execution, source.want))
+    return listener if follow is None else Fan(listener, follow(session.execution))
 
 
 def explain(
@@ -213,8 +220,8 @@ def explain(
     """Plan ``request`` for ``share`` without running anything; return candidates and notes."""
     clock = clock or SystemClock()
     store = ParquetCheckpointStore(request.store, clock=clock)
-    prepared = prepare(request, store, clock, run_id="explain")
-    session = session_of(request, prepared, share)
+    gathered, planner = prepare(request, store, clock, run_id="explain")
+    session = session_of(request, gathered, planner, share)
     session.begin({}, clock.now())
     decision = session.execution.decisions[0]
     reports: list[Any] = [
@@ -227,4 +234,4 @@ def explain(
         )
         for plan in session.plans.values()
     ]
-    return tuple(reports), (*sentences(coverage(prepared.planner.analysis)), *prepared.planner.notes)
+    return tuple(reports), (*sentences(coverage(planner.analysis)), *planner.notes)

@@ -204,8 +204,8 @@ class Planning(Flips):
         named = QueryRequest(
             "SELECT count(*) AS n FROM x", tables=str(other), engine="duckdb", store=str(folder)
         )
-        self.unread = Ride(named).prepared.relations["x"]
-        self.read = store.ride.prepared.relations["b"]  # the one that has a predicate
+        self.unread = Ride(named).gathered.relations["x"]
+        self.read = store.ride.gathered.relations["b"]  # the one that has a predicate
         self.known = {relation.name: self._asked(relation) for relation in (self.unread, self.read)}
         self.forecast = self._forecast()
 

@@ -21,7 +21,7 @@ from ebbflow.planners.query.running.session import Session, candidates
 from ebbflow.tasks.query.book import Book
 from ebbflow.tasks.query.driver import Driver
 from ebbflow.tasks.query.listening import CapacityChanged, Inbox, Silent, Threads
-from ebbflow.tasks.query.planning import Prepared, prepare
+from ebbflow.tasks.query.planning import prepare
 from ebbflow.tasks.query.report import StageReport
 from ebbflow.tasks.query.request import QueryRequest
 from ebbflow.tasks.query.stagework import StageWork
@@ -152,13 +152,11 @@ class Ride:
         self.request = request
         self.clock = SystemClock()
         self.store = ParquetCheckpointStore(request.store, clock=self.clock)
-        self.prepared: Prepared = prepare(request, self.store, self.clock, run_id="ride")
+        self.gathered, self.planner = prepare(request, self.store, self.clock, run_id="ride")
         if hazard:  # statements without a fixed cost: even small stages are worth dividing
-            model = self.prepared.planner.model
-            self.prepared.planner.model = model.with_rates(model.rates, 1e-9)
-        self.plans = candidates(
-            self.prepared.planner, request.policy, Share.uniform(cores, 8.0, 2, hazard=hazard)
-        )
+            model = self.planner.model
+            self.planner.model = model.with_rates(model.rates, 1e-9)
+        self.plans = candidates(self.planner, request.policy, Share.uniform(cores, 8.0, 2, hazard=hazard))
         self.inbox: Inbox = Inbox()
         self.listener = Recorder()
 
@@ -177,17 +175,17 @@ class Ride:
             self.plans, chosen, self.request.policy, replanner or Replanner(self.plans), max_parallel_stages=4
         )
         threads = Threads(8)
-        planner = self.prepared.planner
+        planner = self.planner
         planner.candidates = lambda share, actuals=None, also=(): self.plans  # type: ignore[method-assign]
         session = Session(
-            planner, Share.of(capacity(1)), versions=self.prepared.versions, execution=execution
+            planner, Share.of(capacity(1)), versions=self.gathered.versions, execution=execution
         )
         book = Book(self.clock.now(), self.listener)
         slices = SliceIndex(self.store, self.store.cache("slices"))
         work = StageWork(
             engine,
             self.store,
-            self.prepared.relations,
+            self.gathered.relations,
             slices,
             self.inbox,
             reuse=self.request.reuse,

@@ -53,7 +53,7 @@ def _engine() -> Iterator[Scripted]:
 
 def right(ride: Ride, driver: Driver) -> bool:
     assert driver.result is not None
-    return verify(ride.prepared, driver.result)[0] is True
+    return verify(ride.gathered, driver.result)[0] is True
 
 
 def statuses(driver: Driver, name: str) -> list[str]:

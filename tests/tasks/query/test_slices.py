@@ -62,7 +62,7 @@ def cells(job: StageJob) -> tuple[int, int] | None:
 
 def right(ride: Ride, driver: Driver) -> bool:
     assert driver.result is not None
-    return verify(ride.prepared, driver.result)[0] is True
+    return verify(ride.gathered, driver.result)[0] is True
 
 
 def test_every_cell_is_computed_once_and_the_answer_is_right(
