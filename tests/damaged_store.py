@@ -47,8 +47,8 @@ class Store:
         """Run as a new process does; return the driver and the answer's rows, sorted."""
         self.ride.store = ParquetCheckpointStore(str(self.folder))
         driver = self.ride.drive(self.engine, Obedient(self.ride.plans, []), self.plan)
-        assert driver.record.result is not None
-        rows = read_checkpoint(driver.record.result).to_pylist()
+        assert driver.result is not None
+        rows = read_checkpoint(driver.result).to_pylist()
         return driver, sorted(rows, key=lambda row: str(row["name"]))
 
     def manifest(self, fingerprint: str) -> Path:
@@ -64,4 +64,4 @@ class Store:
 
 def computed(driver: Driver) -> set[str]:
     """Return the fingerprints of the stages that the run computed."""
-    return {stage.fingerprint for stage in driver.record.stages if stage.status == "completed"}
+    return {stage.fingerprint for stage in driver.book.stages if stage.status == "completed"}

@@ -72,18 +72,22 @@ def query(
     cluster: str = "local",
     **asked: Any,
 ) -> QueryOutcome:
-    """Run a query; with an ``app``'s id, as one that the cluster's ledger knows of. Raises ``EbbflowError``."""
+    """Run a query and write what it asks for; with an ``app``'s id, as one that the cluster's ledger knows of.
+
+    Raises ``EbbflowError``.
+    """
     from ebbflow.tasks.query.run import execute
+    from ebbflow.tasks.report.query import deliver
 
     if not app:
-        return execute(request, orchestrator)
+        return deliver(execute(request, orchestrator), request)
     from ebbflow.infra.ledger import Ledger
     from ebbflow.tasks.query.app import run_query_app
     from ebbflow.tasks.query.app_requests import query_spec
 
     with Ledger.open(address, cluster=cluster, create=False) as ledger:
         spec = query_spec(request, id=app, **asked)
-        return run_query_app(request, spec, ledger, orchestrator, stop=orchestrator.asked)
+        return run_query_app(request, spec, ledger, orchestrator, stop=orchestrator.asked, deliver=deliver)
 
 
 def train(request: TrainingRequest, resume: bool, stopper: StopTraining) -> TrainingReport:

@@ -21,6 +21,7 @@ from ebbflow.tasks.query.opening import arrived_capacity, opened_engine
 from ebbflow.tasks.query.planning import remember
 from ebbflow.tasks.query.request import QueryRequest
 from ebbflow.tasks.query.run import PlainOrchestrator, QueryOutcome, execute
+from ebbflow.tasks.report.query import deliver
 
 
 def run_on_terminal(
@@ -37,7 +38,7 @@ def run_on_terminal(
         if request.engine == "spark" or prefect:
             bars.note(_starting(request, prefect))
         if not prefect:
-            return execute(request, PlainOrchestrator(listener))
+            return deliver(execute(request, PlainOrchestrator(listener)), request)
         quiet_prefect()
         start_temporary_server()
         from ebbflow.flows.query.flow import run_attached

@@ -30,6 +30,7 @@ from ebbflow.tasks.query.listening import Fan, Listener, StageOutcome
 from ebbflow.tasks.query.report import QueryReport
 from ebbflow.tasks.query.request import QueryRequest
 from ebbflow.tasks.query.run import QueryOutcome, execute
+from ebbflow.tasks.report.query import deliver
 from ebbflow.tasks.report.timeline import timeline_svg
 
 _SETTLE = 30.0  # seconds
@@ -201,14 +202,16 @@ def run_query(
 
         def work() -> QueryOutcome:
             if ledger is None:
-                return execute(request, orchestrator)
+                return deliver(execute(request, orchestrator), request)
             from ebbflow.tasks.query.app import run_query_app
             from ebbflow.tasks.query.app_requests import query_spec
 
             id_ = app or f"query-{uuid.uuid4().hex[:8]}"
             spec = query_spec(request, id_, **app_fields(team=team))
             with place.place.opened() as opened:
-                return run_query_app(request, spec, opened, orchestrator, stop=orchestrator.asked)
+                return run_query_app(
+                    request, spec, opened, orchestrator, stop=orchestrator.asked, deliver=deliver
+                )
 
         # the command line has handlers of its own
         outcome = work() if attachment else attended(work, orchestrator.stop)

@@ -5,7 +5,7 @@ stage, says which slices of it exist. The index is a hint: what it names is look
 forgets is computed again. A stage whose slices cover all cells has its checkpoint in them, without a copy.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -29,6 +29,11 @@ class SliceIndex:
     def __init__(self, store: CheckpointStore, index: JsonStore) -> None:
         self._store = store
         self._index = index
+
+    def begun(self, output_fps: Collection[str]) -> dict[str, str]:
+        """Return, of these stages, those of which slices may exist, each with the name of a division of it."""
+        there = sorted(self._index.folders() & frozenset(output_fps))
+        return {fp: names[0] for fp in there if (names := self.divisions(fp))}
 
     def divisions(self, output_fp: str) -> tuple[str, ...]:
         """Return the names of the divisions of which slices of the stage may exist."""

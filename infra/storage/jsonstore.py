@@ -34,6 +34,15 @@ class JsonStore:
         """Return the store of JSON values in the folder ``name`` below this one."""
         return JsonStore(to_uri(f"{self.path}/{name}", self.scheme))
 
+    def folders(self) -> frozenset[str]:
+        """Return the names of the folders below this one; none where that cannot be told."""
+        try:
+            with translated(f"read {self.uri}"):
+                found = files.listing(filesystem(self.scheme), self.path)
+        except StorageError:
+            return frozenset()
+        return frozenset(i.base_name for i in found if not i.is_file)
+
     def values(self) -> list[Any]:
         """Return the values of all keys, in no particular order, without those of folders below. What ``get``
         would call missing is left out."""

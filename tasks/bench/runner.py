@@ -26,7 +26,7 @@ from ebbflow.tasks.bench.metrics import Metrics, Window, measure
 from ebbflow.tasks.bench.records import Journal, Record
 from ebbflow.tasks.bench.rig import Rig, RigOptions, started_rig
 from ebbflow.tasks.bench.systems import Outcome, Task, run_system
-from ebbflow.tasks.query.planning import Prepared, prepare
+from ebbflow.tasks.query.planning import Gathered, prepare
 from ebbflow.tasks.query.request import QueryRequest
 from ebbflow.tasks.query.verify import oracle
 
@@ -97,24 +97,24 @@ class Bench:
                 sql, tables=str(self.tables[query.suite]), store=str(self._template(query.suite)), reuse=False
             )
             store = ParquetCheckpointStore(request.store, clock=self.clock)
-            prepared = prepare(request, store, self.clock, run_id="bench")
-            self._answers[query] = self._answer(query, prepared)
+            gathered, _ = prepare(request, store, self.clock, run_id="bench")
+            self._answers[query] = self._answer(query, gathered)
         for suite in {q.suite for q in self._texts}:
             texts = [sql for q, sql in self._texts.items() if q.suite == suite]
             named = {n.lower() for sql in texts for n in table_names(parse(sql))}
             found = tables.discover(str(self.tables[suite]))
             self._relations[suite] = [r for r in found if r.name.lower() in named]
 
-    def _answer(self, query: Query, prepared: Prepared) -> Any:
+    def _answer(self, query: Query, gathered: Gathered) -> Any:
         """Return the right answer, ``None`` for a query that DuckDB cannot run; kept in the folder."""
         import pyarrow.parquet as pq
 
-        version = hashlib.sha256(repr(sorted(prepared.versions.items())).encode()).hexdigest()[:12]
+        version = hashlib.sha256(repr(sorted(gathered.versions.items())).encode()).hexdigest()[:12]
         path = self.out / "answers" / f"{query.name}-{version}.parquet"
         if path.is_file():
             return pq.read_table(path)
         try:
-            answer = oracle(prepared)
+            answer = oracle(gathered)
         except EngineError as error:
             self._say(f"{query.name}: not checked, DuckDB cannot run it ({error})")
             return None

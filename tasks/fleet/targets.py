@@ -7,10 +7,11 @@ from ebbflow.planners.fleet.scaling import DeadlineScaling, QueryCurve
 from ebbflow.planners.model import Resources, Share
 from ebbflow.planners.model.fleet import Target
 from ebbflow.planners.query.plan.state import ExecutionState
+from ebbflow.planners.query.running.session import MAX_PARALLEL_STAGES, candidates
 from ebbflow.tasks.fleet.steps import Observation
 from ebbflow.tasks.query.planning import prepare
 from ebbflow.tasks.query.request import QueryRequest
-from ebbflow.tasks.query.run import MAX_PARALLEL_STAGES, candidates
+from ebbflow.tasks.query.run import session_of
 
 BOOT = 180.0
 """Seconds from asking for a node to work on it, assumed: cloud-init installs Spark and Ebbflow first."""
@@ -32,11 +33,16 @@ def for_query(
     clock = clock or SystemClock()
     state = seen.pool(pool)
     node = smallest(seen, pool)
-    prepared = prepare(request, ParquetCheckpointStore(request.store, clock=clock), clock, run_id="fleet")
-    plans = {}
-    for nodes in sorted({1, max(state.planned, 1), max(state.most, 1)}):
-        share = Share.uniform(node.cores * nodes, node.memory * nodes, nodes)
-        plans |= {plan.id: plan for plan in candidates(prepared, request.policy, share)}
+    store = ParquetCheckpointStore(request.store, clock=clock)
+    gathered, planner = prepare(request, store, clock, run_id="fleet")
+    first, *others = (
+        Share.uniform(node.cores * nodes, node.memory * nodes, nodes)
+        for nodes in sorted({1, max(state.planned, 1), max(state.most, 1)})
+    )
+    session = session_of(request, gathered, planner, first)
+    plans = dict(session.plans)
+    for share in others:
+        plans |= {plan.id: plan for plan in candidates(planner, request.policy, share)}
     found = tuple(plans.values())
     curve = QueryCurve(found, ExecutionState(found[0]), node, clock.now(), MAX_PARALLEL_STAGES)
     return DeadlineScaling(seconds, boot).decide(state, seen.fleet.epoch, curve)

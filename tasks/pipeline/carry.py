@@ -147,6 +147,7 @@ class Carrier:
 
     def _query(self, attempt: Attempt) -> Carried:
         from ebbflow.tasks.query.app import run_query_app
+        from ebbflow.tasks.report.query import deliver
 
         step = attempt.step
         places = places_of(self._pipeline, str(self._folder.path), self._site.master)
@@ -164,7 +165,9 @@ class Carrier:
             )  # a place that the file names follows the umask instead
         spec = query_spec(request, attempt.app, **self._fields(attempt))
         try:
-            outcome = run_query_app(request, spec, self._site.ledger, clock=self._clock, stop=attempt.stop)
+            outcome = run_query_app(
+                request, spec, self._site.ledger, clock=self._clock, stop=attempt.stop, deliver=deliver
+            )
         except StageCancelledError as error:
             if not attempt.stop.is_set():
                 raise

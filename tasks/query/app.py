@@ -67,6 +67,8 @@ class StageTimes:
 
 _LOOK = 1.0  # s between estimates of what is left
 
+Deliver = Callable[[QueryOutcome, QueryRequest], object]
+
 
 def run_query_app(
     request: QueryRequest,
@@ -79,6 +81,7 @@ def run_query_app(
     stop: threading.Event | None = None,
     rules: Rules | None = None,
     pace: Pace | None = None,
+    deliver: Deliver = lambda outcome, request: None,
 ) -> QueryOutcome:
     """Run ``request`` as the app of ``spec`` to its end and return the outcome.
 
@@ -94,6 +97,7 @@ def run_query_app(
         opened: an engine that the caller keeps.
         stop: set by others it ends the query, which keeps its finished stages.
         rules, pace: of the agent.
+        deliver: writes what the request asks for, before the app counts as finished.
 
     Raises:
         StageCancelledError: ``stop`` was set.
@@ -125,6 +129,7 @@ def run_query_app(
                 opened,
                 follow=lambda execution: follower(execution, agent, clock),
             )
+            deliver(outcome, request)
         except StageCancelledError as error:
             if stop.is_set():
                 agent.moved("stopped", str(error))

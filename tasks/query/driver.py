@@ -1,162 +1,87 @@
-"""Carries out what ``planners.query.running.execution`` decides: runs stages, hears of capacity, keeps the record.
+"""The hands of a running query: tells its session what happens and carries out what that decides.
 
 Free of any orchestrator: Prefect and Airflow pass in how work is put into the background and who listens.
 """
 
 import itertools
-import math
 import queue
 import uuid
-from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import replace
 
 from ebbflow.infra.clock import Clock
-from ebbflow.infra.errors import (
-    BroadcastTooLargeError,
-    DamagedInputError,
-    StageCancelledError,
-    StageFailedError,
-    StorageError,
-)
-from ebbflow.infra.protocols import Checkpoint, CheckpointStore, Relation, SqlEngine, StageResult
-from ebbflow.infra.query.results import is_whole
-from ebbflow.infra.query.slices import SliceIndex, covers, together
-from ebbflow.planners.model import Capacity, Measured, Share
-from ebbflow.planners.query.plan.qep import QueryExecutionPlan, Stage, Statement
+from ebbflow.infra.errors import BroadcastTooLargeError, StageCancelledError, StageFailedError
+from ebbflow.infra.protocols import Checkpoint, StageProgress
+from ebbflow.planners.model import Capacity
+from ebbflow.planners.query.plan.qep import Stage
 from ebbflow.planners.query.plan.state import StageOutput
-from ebbflow.planners.query.running.execution import Action, Cancel, Execution, Finish, Reuse, Start
-from ebbflow.tasks.query.listening import Background, CapacityChanged, Inbox, Listener, StageOutcome
-from ebbflow.tasks.query.report import CapacityReport, StageReport
-from ebbflow.tasks.query.slices import SlicesDone
-from ebbflow.tasks.query.stagework import Run, StageWork
+from ebbflow.planners.query.running.execution import Cancel, Finish, Reuse, Start
+from ebbflow.planners.query.running.session import Action, Decided, FailureKind, Say, Session, StageFailure
+from ebbflow.tasks.query.book import Book
+from ebbflow.tasks.query.listening import Background, CapacityChanged, StageOutcome
+from ebbflow.tasks.query.report import StageStatus
+from ebbflow.tasks.query.slices import SlicesDone, StageRun
+from ebbflow.tasks.query.stagework import StageWork
 
 _POLL = 1.0  # seconds; the loop looks up at least this often
-_MAX_FAILURES = 3  # of one stage; only those that another run may mend are repeated at all
 _NEWS = 3.0  # seconds for which a failure waits for word of a change of capacity that explains it
-_DEVIATION = 2.0  # actual / estimated rows beyond which plans are made anew (q-error)
-
-
-@dataclass
-class Record:
-    """Everything that happened in a run; times are seconds since the run's start."""
-
-    started: float  # seconds since the Unix epoch
-    stages: list[StageReport] = field(default_factory=list)
-    capacity: list[CapacityReport] = field(default_factory=list)
-    measured: list[Measured] = field(default_factory=list)
-    plans: dict[str, QueryExecutionPlan] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)  # what went differently, as sentences for people
-    result: Checkpoint | None = None
-
-
-Replan = Callable[[Share, Mapping[str, StageOutput]], Sequence[QueryExecutionPlan]]
 
 
 class Driver:
     """Runs one query to its end.
 
-    ``relations`` are the base tables by name, ``versions`` theirs, ``replan`` makes candidates anew from
-    actual sizes, ``fraction`` is the app's share of the cluster. ``inbox`` is where the feedback task puts
-    ``CapacityChanged``, or the exception that ended it.
+    Args:
+        session: decides.
+        work: runs stages. Into its inbox the feedback task puts ``CapacityChanged``, or the exception that ended it.
+        book: hears of everything.
+        background: where stages run.
+        clock: of this run.
     """
 
     def __init__(
-        self,
-        execution: Execution,
-        candidates: Sequence[QueryExecutionPlan],
-        *,
-        engine: SqlEngine,
-        store: CheckpointStore,
-        relations: Mapping[str, Relation],
-        versions: Mapping[str, str],
-        replan: Replan,
-        background: Background,
-        listener: Listener,
-        clock: Clock,
-        inbox: Inbox,
-        fraction: float = 1.0,
-        reuse: bool = True,
-        started: float | None = None,
-        slices: SliceIndex | None = None,
+        self, session: Session, work: StageWork, book: Book, background: Background, clock: Clock
     ) -> None:
-        self._execution = execution
-        self._candidates = candidates
-        self._engine = engine
-        self._store = store
-        self._relations = {k.lower(): v for k, v in relations.items()}
-        self._versions = {k.lower(): v for k, v in versions.items()}
-        self._replan = replan
+        self.session = session
+        self.book = book
+        self._work = work
+        self._inbox = work.inbox
         self._background = background
-        self._listener = listener
         self._clock = clock
-        self._inbox = inbox
-        self._fraction = fraction
-        self._reuse = reuse
-        self._slices = slices  # without an index every stage runs as one statement
-        self.divided: dict[str, tuple[str, int]] = {}  # by output_fp: how stages begun here are divided
-        self._runs: dict[str, Run] = {}  # by job id, cancelled ones until their thread has ended
-        self._current: dict[str, str] = {}  # output_fp -> job id that the execution counts as running
+        self.result: Checkpoint | None = None
+        self._checkpoints: dict[str, Checkpoint] = {}
+        self._runs: dict[str, StageRun] = {}  # by job id, cancelled ones until their thread has ended
+        self._current: dict[str, str] = {}  # output_fp -> job id that the session counts as running
         self._jobs = itertools.count(1)
-        self._failures: Counter[str] = Counter()  # by output_fp
-        self._fractions: dict[str, float] = {}  # by output_fp: the most of a stage that has existed in slices
         # by job id: failures to judge, and until when they wait for news
         self._doubts: dict[str, tuple[float, StageOutcome]] = {}
         self._waited: set[str] = set()  # job ids of failures that have waited
-        self._unfit: set[str] = set()  # physical keys of stages whose broadcasts do not fit
-        self._sources: dict[str, dict[str, str]] = {}  # output_fp -> versions of all tables below it
-        self._volatile: set[str] = set()  # by output_fp
-        self._checkpoints: dict[str, Checkpoint] = {}
-        self._unrendered: deque[Statement] = deque()
-        self._told = 0  # decisions already passed on
         self._insisted = 0.0  # when cancelled runs were last cancelled again, seconds since the Unix epoch
-        self._capacity: Capacity | None = None
-        self._share: Share | None = None
-        self.record = Record(started if started is not None else clock.now())
-        since = 0.0 if reuse else self.record.started
-        self._work = StageWork(engine, store, self._relations, inbox, slices, reuse=reuse, since=since)
 
-    def run(self, capacity: Capacity) -> Record:
-        """Run to the end and return the record. Raises the first error that cannot be mended; running stages
+    def run(self, capacity: Capacity) -> Checkpoint:
+        """Run to the end and return the result. Raises the first error that cannot be mended; running stages
         are cancelled then, finished ones stay in the store."""
-        self._learn(self._candidates)
         try:
-            share = self._note_capacity(capacity, "")
-            self._act(self._execution.begin(share, self._known_outputs(self._candidates), self._clock.now()))
-            while self.record.result is None:
+            self._see(capacity, "")
+            plans = self.session.plans.values()
+            self._checkpoints, sliced = self._work.earlier(plans, self.session.sources)
+            self._note_problems()
+            found = {fp: StageOutput(fp, c.rows, c.bytes) for fp, c in self._checkpoints.items()}
+            self._act(self.session.begin(found, self._clock.now(), sliced))
+            while self.result is None:
                 self._handle(self._next())
             for run in self._runs.values():
-                self._file(run.stage, run, self._clock.now(), "cancelled", None, None)
-            return self.record
+                self.book.ended(run, self._clock.now(), self.session.plan.id, "cancelled")
+            return self.result
         finally:
             for run in self._runs.values():
                 self._work.stop(run)
 
-    def _learn(self, plans: Sequence[QueryExecutionPlan]) -> None:
-        """Remember new plans, and which versions of which tables their stages are computed from."""
-        for plan in plans:
-            if plan.id not in self.record.plans:
-                self.record.plans[plan.id] = plan
-                self._unrendered.extend(stage.statement for stage in plan.stages)
-            for stage in plan.stages:
-                names = [t.lower() for t in stage.tables]
-                sources = {t: self._versions[t] for t in names if t in self._versions}
-                for fp in stage.inputs:
-                    sources |= self._sources[fp]
-                self._sources[stage.output_fp] = sources
-                if stage.volatile:
-                    self._volatile.add(stage.output_fp)
-
     # --- events -------------------------------------------------------------------------------------------
 
     def _next(self) -> object:
-        while (
-            self._unrendered
-        ):  # a report shows every candidate: rendered while the engine works, not afterwards
-            with suppress(queue.Empty):
-                return self._inbox.get_nowait()
-            self._unrendered.popleft().spark  # noqa: B018
+        # a report shows every candidate: rendered while the engine works, not afterwards
+        while self._inbox.empty() and self.session.render():
+            pass
         self._insist()
         now = self._clock.now()
         for job_id, (due, outcome) in self._doubts.items():
@@ -181,175 +106,103 @@ class Driver:
     def _handle(self, event: object) -> None:
         now = self._clock.now()
         if isinstance(event, CapacityChanged):
-            share = self._note_capacity(event.capacity, event.change)
-            candidates = self._anew(share)
-            self._act(self._execution.on_share(share, now, event.change, candidates or None))
+            self._see(event.capacity, event.change)
+            self._act(self.session.on_capacity(event.change, now))
             self._doubts = {job_id: (now, outcome) for job_id, (_, outcome) in self._doubts.items()}
         elif isinstance(event, StageOutcome):
-            self._ended(event, now)
+            self._note_problems()
+            run = self._runs.pop(event.job_id)
+            if event.error is None:
+                self._finished(event, run, now)
+            else:
+                self._failed(event, event.error, run, now)
         elif isinstance(event, SlicesDone):
             if event.job_id in self._runs:
-                fp = self._runs[event.job_id].stage.output_fp
-                if event.fraction > self._fractions.get(fp, 0.0):
-                    self._fractions[fp] = event.fraction
-                    self._failures[fp] = 0  # a run that gets on is not one that cannot be mended
-                self._execution.on_slices(fp, event.fraction)
+                self.session.on_slices(self._runs[event.job_id].stage.output_fp, event.fraction)
         elif isinstance(event, Exception):
             raise event
         elif isinstance(event, tuple):
             job_id, progress = event
-            run = self._runs.get(job_id)
-            if run is not None:
-                run.progress = progress
-                self._tell_progress(run, now)
-                self._listener.stage_progress(run.stage, progress)
+            if job_id in self._runs:
+                self._progressed(self._runs[job_id], progress, now)
 
-    def _note_capacity(self, capacity: Capacity, change: str) -> Share:
-        report = CapacityReport.of(capacity, self._capacity, self.record.started)
-        self.record.capacity.append(replace(report, at=max(0.0, report.at)))  # seen before the query began
-        self._capacity = capacity
-        self._share = Share.of(capacity, self._fraction)
-        self._engine.resize(self._share.total.cores, self._share.total.memory)
-        if change:
-            self._listener.capacity_changed(capacity, change)
-        return self._share
+    def _see(self, capacity: Capacity, change: str) -> None:
+        self._work.resize(self.session.see(capacity))
+        self.book.capacity_changed(capacity, change)
 
-    def _tell_progress(self, run: Run, now: float) -> None:
-        fp, progress = run.stage.output_fp, run.progress
-        if self._current.get(fp) != run.job_id or not progress.tasks_total:
-            return
-        # Spark's adaptive execution submits a statement bit by bit: what it counts now is not all there will be.
-        total = max(progress.tasks_total, math.ceil(run.stage.work.tasks), progress.tasks_done + 1)
-        self._execution.on_progress(fp, total, progress.tasks_done, now, progress.tasks_running)
+    def _progressed(self, run: StageRun, seen: StageProgress, now: float) -> None:
+        run.progress = seen
+        if self._is_current(run):
+            self.session.on_progress(run.stage, seen.tasks_total, seen.tasks_done, seen.tasks_running, now)
+        self.book.stage_progress(run.stage, seen)
 
-    def _ended(self, outcome: StageOutcome, now: float) -> None:
-        self._note_problems()
-        stage = outcome.stage
-        run = self._runs.pop(outcome.job_id)
-        if outcome.error is not None:
-            self._failed(outcome, run, now)
-            return
-        checkpoint = outcome.checkpoint
+    def _finished(self, outcome: StageOutcome, run: StageRun, now: float) -> None:
+        stage, checkpoint = outcome.stage, outcome.checkpoint
         assert checkpoint is not None
-        late = self._current.get(stage.output_fp) != run.job_id
+        late = not self._is_current(run)
         if not late:
             del self._current[stage.output_fp]
         self._checkpoints[stage.output_fp] = checkpoint
-        status = "completed" if outcome.result is not None else "reused"
-        self._file(
-            stage,
-            run,
-            now,
-            status,
-            checkpoint,
-            outcome.result,
-            note=_slices_words(outcome),
-            # figures of a stage that was not computed as a whole would mislead calibration
-            whole=not outcome.reused_slices,
-        )
+        status: StageStatus = "completed" if outcome.result is not None else "reused"
+        note = _slices_words(outcome)
+        self.book.ended(run, now, self.session.plan.id, status, checkpoint, outcome.result, note)
         output = StageOutput(stage.output_fp, checkpoint.rows, checkpoint.bytes)
-        actions = self._execution.on_finished(output, now, late=late)
-        if not any(isinstance(a, Finish) for a in actions) and self._deviates(stage, checkpoint.rows):
-            actions = [*actions, *self._new_candidates(stage, checkpoint.rows, now)]
-        self._act(actions)
+        measured = self._work.measured(run, outcome)
+        self._act(self.session.on_finished(stage, output, now, late=late, measured=measured))
 
-    def _deviates(self, stage: Stage, rows: int) -> bool:
-        estimate, actual = max(stage.rows, 1.0), max(float(rows), 1.0)
-        return max(estimate / actual, actual / estimate) > _DEVIATION
-
-    def _new_candidates(self, stage: Stage, rows: int, now: float) -> list[Action]:
-        assert self._share is not None
-        plans = self._anew(self._share)
-        trigger = f"{stage.name}: {rows:,} rows, {stage.rows:,.0f} expected"
-        return list(self._execution.on_candidates(plans, now, trigger)) if plans else []
-
-    def _anew(self, share: Share) -> Sequence[QueryExecutionPlan]:
-        """Plan anew for ``share`` with the actual sizes of finished stages."""
-        outputs = {fp: StageOutput(fp, c.rows, c.bytes) for fp, c in self._checkpoints.items()}
-        plans = self._replan(share, outputs)
-        self._learn(plans)
-        return plans
-
-    def _failed(self, outcome: StageOutcome, run: Run, now: float) -> None:
-        stage, error = outcome.stage, outcome.error
-        assert error is not None
-        fp = stage.output_fp
-        if self._current.get(fp) != run.job_id:  # we have cancelled it: whatever it says is no failure
-            self._file(stage, run, now, "cancelled", None, None)
+    def _failed(self, outcome: StageOutcome, error: Exception, run: StageRun, now: float) -> None:
+        stage, plan = outcome.stage, self.session.plan.id
+        if not self._is_current(run):  # we have cancelled it: whatever it says is no failure
+            self.book.ended(run, now, plan, "cancelled")
             return
-        lost = self._lost(run, error)
-        why = self._mendable(run, error, lost)
-        if why is None and self._doubtful(outcome, now):
-            self._runs[run.job_id] = run
-            return
-        if why is None:  # nothing else explains it: before giving up, what it has read is hashed again
-            lost = self._lost(run, error, anew=True)
-            why = self._mendable(run, error, lost)
-        del self._current[fp]
-        cancelled = isinstance(error, StageCancelledError)  # by somebody else, such as in Spark's own page
-        status, said = ("cancelled", "") if cancelled else ("failed", str(error))
-        self._file(stage, run, now, status, None, None, said)
-        self._failures[fp] += 1
-        if why is None or self._failures[fp] >= _MAX_FAILURES:
+        failure = self._failure(run, error)
+        if not self.session.remedy(stage, failure):
+            if self._doubtful(outcome, error, now):
+                self._runs[run.job_id] = run
+                return
+            # nothing else explains it: before giving up, what it has read is hashed again
+            failure = self._failure(run, error, anew=True)
+        del self._current[stage.output_fp]
+        if failure.kind == "cancelled":  # by somebody else, such as in Spark's own page
+            self.book.ended(run, now, plan, "cancelled")
+        else:
+            self.book.ended(run, now, plan, "failed", note=failure.said)
+        actions = self.session.on_failed(stage, failure, now)
+        if actions is None:
             raise error
         self._note_problems()
-        self._note(f"{stage.name} {why}")
-        gone = [c.fingerprint for c in lost if self._checkpoints.get(c.fingerprint) is c]
-        for output_fp in gone:
-            del self._checkpoints[output_fp]
-        self._act(self._execution.on_failed(fp, now, gone))
+        for fp in failure.gone:
+            del self._checkpoints[fp]
+        self._act(actions)
 
-    def _lost(self, run: Run, error: Exception, *, anew: bool = False) -> list[Checkpoint]:
-        """Return what the run has read that is not whole any more: others may tidy the store or damage it.
+    def _failure(self, run: StageRun, error: Exception, *, anew: bool = False) -> StageFailure:
+        """Say how a run failed; ``anew`` reads what it has read, otherwise only sizes are compared."""
+        lost = self._work.lost(run, error, anew=anew)
+        gone = [c for c in lost if self._checkpoints.get(c.fingerprint) is c]
+        return StageFailure(
+            _kind(error),
+            str(error),
+            frozenset(c.fingerprint for c in lost),
+            frozenset(c.fingerprint for c in gone),
+            moved=self.session.share.epoch != run.epoch,
+        )
 
-        ``anew`` reads the files; otherwise only their sizes are compared.
-        """
-        if not isinstance(error, StageFailedError):
-            return []
-        damaged = error.fingerprints if isinstance(error, DamagedInputError) else frozenset()
-        lost = [c for c in run.inputs if c.fingerprint in damaged]
-        for checkpoint in run.inputs:
-            with suppress(StorageError):  # not known
-                whole = self._store.verify(checkpoint, anew=True) if anew else is_whole(checkpoint)
-                if not whole and checkpoint not in lost:
-                    lost.append(checkpoint)
-        return lost
-
-    def _doubtful(self, outcome: StageOutcome, now: float) -> bool:
+    def _doubtful(self, outcome: StageOutcome, error: Exception, now: float) -> bool:
         """Put a failure off, once, that a change of capacity may explain: an engine feels a node's loss before
         the feedback task tells of it. DuckDB's statements do not fail with nodes."""
-        explicable = isinstance(outcome.error, StageFailedError) and self._engine.name != "duckdb"
+        explicable = isinstance(error, StageFailedError) and self._work.engine.name != "duckdb"
         if not explicable or outcome.job_id in self._waited:
             return False
         self._waited.add(outcome.job_id)
         self._doubts[outcome.job_id] = (now + _NEWS, outcome)
         return True
 
-    def _mendable(self, run: Run, error: Exception, lost: Sequence[Checkpoint]) -> str | None:
-        """Tell what is done about a failed run, as a sentence's end; ``None``: another would fail too."""
-        stage = run.stage
-        if isinstance(error, StageCancelledError):
-            return "was cancelled from outside; running it again"
-        if lost:  # what is volatile would be another when computed again, and others may have read it
-            volatile = self._volatile & {c.fingerprint for c in lost}
-            return None if volatile else "has lost what it reads, which is computed again"
-        hinted = stage.physical_key not in self._unfit and stage.statement.spark != stage.statement.fallback
-        if isinstance(error, BroadcastTooLargeError) and hinted:
-            self._unfit.add(stage.physical_key)
-            return "has a broadcast that did not fit; running it again with shuffled joins"
-        moved = self._capacity is not None and self._capacity.epoch != run.epoch
-        if isinstance(error, StageFailedError) and moved:
-            return f"failed while capacity changed; trying again ({error})"
-        return None
+    def _is_current(self, run: StageRun) -> bool:
+        return self._current.get(run.stage.output_fp) == run.job_id
 
     # --- actions ------------------------------------------------------------------------------------------
 
     def _act(self, actions: Sequence[Action]) -> None:
-        decisions = self._execution.decisions
-        for i in range(self._told, len(decisions)):
-            decisions[i] = replace(decisions[i], seconds=self._clock.now() - decisions[i].at)
-            self._listener.decided(decisions[i])
-        self._told = len(decisions)
         for action in actions:
             if isinstance(action, Start):
                 self._start(action.stage)
@@ -358,35 +211,40 @@ class Driver:
                 if job_id is not None:
                     self._work.stop(self._runs[job_id])
             elif isinstance(action, Reuse):
-                self._reused(action.stage)
+                checkpoint = self._checkpoints[action.stage.output_fp]
+                self.book.reused(action.stage, checkpoint, self._clock.now(), self.session.plan.id)
             elif isinstance(action, Finish):
-                self.record.result = self._checkpoints[action.output.fingerprint]
+                self.result = self._checkpoints[action.output.fingerprint]
+            elif isinstance(action, Decided):
+                spent = self._clock.now() - action.decision.at
+                self.book.decided(replace(action.decision, seconds=spent))
+            elif isinstance(action, Say):
+                self.book.note(action.text)
 
     def _note_problems(self) -> None:
-        for problem in self._store.problems():
-            self._note(problem)
-
-    def _note(self, text: str) -> None:
-        self.record.notes.append(text)
-        self._listener.note(text)
+        for problem in self._work.problems():
+            self.book.note(problem)
 
     def _start(self, stage: Stage) -> None:
-        now = self._clock.now()
         job_id = f"{stage.output_fp[:12]}-{next(self._jobs)}-{uuid.uuid4().hex[:6]}"
-        epoch = self._capacity.epoch if self._capacity else 0
-        cores, hazard = (self._share.total.cores, self._share.hazard) if self._share else (0.0, 0.0)
+        share = self.session.share
+        run = self._runs[job_id] = StageRun(
+            stage,
+            job_id,
+            self._clock.now(),
+            share.epoch,
+            share.total.cores,
+            share.hazard,
+            [self._checkpoints[fp] for fp in stage.inputs],
+            self.session.sources(stage.output_fp),
+            self.session.fallback(stage),
+        )
         self._current[stage.output_fp] = job_id
-        inputs = [self._checkpoints[fp] for fp in stage.inputs]
-        run = self._runs[job_id] = Run(stage, job_id, now, epoch, cores, hazard, inputs)
-        if stage.slicing is not None and self._work.divides(stage):
-            self.divided[stage.output_fp] = (stage.slicing.grid.name, stage.slicing.slices)
-        self._listener.stage_started(stage)
-        sources = self._sources[stage.output_fp]
-        fallback = stage.physical_key in self._unfit
+        self.book.stage_started(stage)
 
         def work() -> StageOutcome:
             try:
-                outcome = self._work.execute(run, inputs, sources, fallback=fallback)
+                outcome = self._work.execute(run)
             except Exception as error:  # handed to the driver's thread, which decides
                 outcome = StageOutcome(stage, job_id, error=error)
             self._inbox.put(outcome)
@@ -394,98 +252,13 @@ class Driver:
 
         self._background.submit(stage, work)
 
-    def _reused(self, stage: Stage) -> None:
-        checkpoint = self._checkpoints[stage.output_fp]
-        now = self._clock.now() - self.record.started
-        report = StageReport(
-            stage.name,
-            stage.output_fp,
-            "reused",
-            self._execution.plan.id,
-            now,
-            now,
-            checkpoint.rows,
-            checkpoint.bytes,
-            estimated_rows=stage.rows,
-            saved_seconds=checkpoint.seconds,
-        )
-        self.record.stages.append(report)
-        self._listener.stage_ended(stage, report)
 
-    def _known_outputs(self, plans: Sequence[QueryExecutionPlan]) -> dict[str, StageOutput]:
-        """Look in the store for what earlier runs have finished.
-
-        Of what nothing may read only the presence is checked here: stages verify what they read as they begin.
-        The result is nobody's input, so it is verified now.
-        """
-        out = {}
-        if self._reuse:
-            stages = {s.output_fp: s for p in plans for s in p.stages if not s.volatile}
-            for fp, stage in stages.items():
-                found = self._store.find(fp, self._sources[fp], verified=False) or self._sliced(stage)
-                if found is not None:
-                    self._checkpoints[fp] = found
-            for fp in {p.sink.output_fp for p in plans} & self._checkpoints.keys():
-                if not self._store.verify(self._checkpoints[fp]):
-                    del self._checkpoints[fp]
-                    self._sliced(stages[fp])
-            out = {fp: StageOutput(fp, c.rows, c.bytes) for fp, c in self._checkpoints.items()}
-        self._note_problems()
-        return out
-
-    def _sliced(self, stage: Stage) -> Checkpoint | None:
-        """Return the stage's checkpoint if earlier runs have left all its slices; note what they have left."""
-        if stage.slicing is None or self._slices is None:
-            return None
-        fp, cells = stage.output_fp, stage.slicing.grid.cells
-        found = self._slices.find(fp, stage.slicing.key, self._sources[fp], verified=False)
-        if covers(found, cells):
-            return together(fp, found)
-        if found:
-            self._execution.on_slices(fp, sum(last - first for first, last in found) / cells)
-        return None
-
-    def _file(
-        self,
-        stage: Stage,
-        run: Run,
-        now: float,
-        status: str,
-        checkpoint: Checkpoint | None,
-        result: StageResult | None,
-        note: str = "",
-        whole: bool = True,
-    ) -> None:
-        origin = self.record.started
-        report = StageReport(
-            stage.name,
-            stage.output_fp,
-            status,  # type: ignore[arg-type]
-            self._execution.plan.id,
-            run.started - origin,
-            now - origin,
-            checkpoint.rows if checkpoint else 0,
-            checkpoint.bytes if checkpoint else 0,
-            now - run.started,
-            result.tasks if result else run.progress.tasks_total,
-            result.failed_tasks if result else run.progress.tasks_failed,
-            stage.latency + max(stage.duration, stage.core_seconds / max(run.cores, 1e-9)),
-            stage.rows,
-            note=note,
-        )
-        self.record.stages.append(report)
-        if result is not None and whole:
-            self.record.measured.append(
-                Measured(
-                    self._engine.name,
-                    stage.work,
-                    result.task_seconds,
-                    result.seconds,
-                    result.tasks,
-                    run.cores,
-                )
-            )
-        self._listener.stage_ended(stage, report)
+def _kind(error: Exception) -> FailureKind:
+    if isinstance(error, StageCancelledError):
+        return "cancelled"
+    if isinstance(error, BroadcastTooLargeError):
+        return "broadcast"
+    return "statement" if isinstance(error, StageFailedError) else "other"
 
 
 def _slices_words(outcome: StageOutcome) -> str:

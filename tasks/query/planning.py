@@ -14,11 +14,11 @@ from ebbflow.infra.storage.jsonstore import JsonStore
 from ebbflow.infra.tables import parquet as tables
 from ebbflow.infra.tables import statistics
 from ebbflow.planners.model import Catalogue, Measured, Table, Work
-from ebbflow.planners.query.costs.cost import DEFAULTS, CostModel, calibrate
+from ebbflow.planners.query.costs.cost import DEFAULTS
 from ebbflow.planners.query.costs.sampling import questions
 from ebbflow.planners.query.planner import PlannerOptions, QueryPlanner
 from ebbflow.planners.query.sql.functions import reaches_out
-from ebbflow.planners.query.sql.parse import parse, parse_query, table_names
+from ebbflow.planners.query.sql.parse import ParsedQuery, parse, parse_query, table_names
 from ebbflow.tasks.query.request import QueryRequest
 
 _HISTORY = 300  # finished stages remembered per engine and place
@@ -30,19 +30,24 @@ _HOW = (
 
 
 @dataclass(frozen=True)
-class Prepared:
-    """Everything that planning and running need to know of the data."""
+class Gathered:
+    """What is known before anything is planned: the query as it is meant, its tables, and how fast stages were."""
 
-    planner: QueryPlanner
+    parsed: ParsedQuery
+    now: datetime  # what its clock functions are frozen to
     relations: Mapping[str, Relation]  # by lower-case name
-    versions: Mapping[str, str]
-    prior: CostModel  # before history
-    history: Sequence[Measured]
+    catalogue: Catalogue  # the same, with versions; with statistics those that the query names
+    history: Sequence[Measured]  # of finished stages at this place, oldest first
     everything: bool = False  # functions are allowed that may read whatever the process may
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """Return the tables' versions by lower-case name."""
+        return {name: table.version for name, table in self.catalogue.tables.items()}
 
     def read(self) -> tuple[Relation, ...]:
         """Return the tables that the query names."""
-        named = {name.lower() for name in table_names(self.planner.parsed.expression)}
+        named = {name.lower() for name in table_names(self.parsed.expression)}
         return tuple(relation for name, relation in self.relations.items() if name in named)
 
 
@@ -53,11 +58,25 @@ def prepare(
     *,
     run_id: str,
     engine: SqlEngine | None = None,
-) -> Prepared:
-    """Find the tables, collect their statistics (cached by version), sample predicates, build the planner.
+) -> tuple[Gathered, QueryPlanner]:
+    """Gather what is known of the query, and return it with a planner that knows it, samples of tables too.
 
-    ``engine`` is needed for its catalogue only. Raises ``TableError``, ``PlanningError``, ``StorageError``.
+    ``run_id`` is unique to the run; ``engine`` is needed for its catalogue only. Raises ``TableError``,
+    ``PlanningError``, ``StorageError``.
     """
+    gathered = gather(request, store, clock, run_id=run_id, engine=engine)
+    return gathered, planner_of(request, gathered, store, run_id=run_id)
+
+
+def gather(
+    request: QueryRequest,
+    store: ParquetCheckpointStore,
+    clock: Clock,
+    *,
+    run_id: str,
+    engine: SqlEngine | None = None,
+) -> Gathered:
+    """Find the tables, and read their statistics (cached by version) and the history. Raises as ``prepare``."""
     # a syntax error is told before any file is opened
     named = {
         name.lower() for name in table_names(parse(request.sql, request.dialect, request.allow_functions))
@@ -65,36 +84,40 @@ def prepare(
     relations = _relations(request, engine)
     # unknown tables and columns too: what cannot be planned leaves nothing in the store
     plain = Catalogue({name: Table(one.name, one.columns, "") for name, one in relations.items()})
-    parse_query(
-        request.sql,
-        plain,
-        now=datetime.fromtimestamp(clock.now(), UTC),
-        dialect=request.dialect,
-        allowed=request.allow_functions,
+    now = datetime.fromtimestamp(clock.now(), UTC)
+    parsed = parse_query(
+        request.sql, plain, now=now, dialect=request.dialect, allowed=request.allow_functions
     )
     cache = store.cache("statistics")
-    known = {
-        name: _table(relation, run_id, meaning(request), cache if name in named else None, clock)
-        for name, relation in relations.items()
-    }
-    catalogue = Catalogue(known)
-    prior = DEFAULTS[request.engine]
-    history = read_history(store, request)
+    catalogue = Catalogue(
+        {
+            name: _table(relation, run_id, meaning(request), cache if name in named else None, clock)
+            for name, relation in relations.items()
+        }
+    )
+    everything = reaches_out(frozenset(request.allow_functions))
+    return Gathered(parsed, now, relations, catalogue, read_history(store, request), everything)
+
+
+def planner_of(
+    request: QueryRequest, gathered: Gathered, store: ParquetCheckpointStore, *, run_id: str
+) -> QueryPlanner:
+    """Return the query's planner, with the engine's built-in costs: a session fits them to the history.
+
+    What it would otherwise guess is measured on samples of the tables (cached). Raises as ``prepare``.
+    """
     planner = QueryPlanner(
         request.sql,
-        catalogue,
-        calibrate(prior, history),
-        now=datetime.fromtimestamp(clock.now(), UTC),
+        gathered.catalogue,
+        DEFAULTS[request.engine],
+        now=gathered.now,
         salt=run_id,
         dialect=request.dialect,
         options=PlannerOptions(cuts=request.cuts),
         allowed=request.allow_functions,
     )
-    planner.sample(_measure(planner, catalogue, relations, cache))
-    versions = {name: table.version for name, table in known.items()}
-    return Prepared(
-        planner, relations, versions, prior, history, reaches_out(frozenset(request.allow_functions))
-    )
+    planner.sample(_measure(planner, gathered, store.cache("statistics")))
+    return planner
 
 
 def _relations(request: QueryRequest, engine: SqlEngine | None) -> dict[str, Relation]:
@@ -131,15 +154,13 @@ def _table(relation: Relation, run_id: str, meaning: str, cache: JsonStore | Non
     return Table(relation.name, relation.columns, version, known)
 
 
-def _measure(
-    planner: QueryPlanner, catalogue: Catalogue, relations: Mapping[str, Relation], cache: JsonStore
-) -> dict[str, dict[str, float]]:
+def _measure(planner: QueryPlanner, gathered: Gathered, cache: JsonStore) -> dict[str, dict[str, float]]:
     out: dict[str, dict[str, float]] = {}
     by_table: dict[str, list[tuple[str, str, str]]] = {}
-    for q in questions(planner.analysis, catalogue):
+    for q in questions(planner.analysis, gathered.catalogue):
         by_table.setdefault(q.table.lower(), []).append((q.scope, q.key, q.sql))
     for name, asked in by_table.items():
-        relation = relations.get(name)
+        relation = gathered.relations.get(name)
         if relation is None or relation.external:
             continue
         fractions = statistics.selectivity(relation, [sql for _, _, sql in asked], cache)

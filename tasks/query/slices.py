@@ -42,44 +42,77 @@ class Sliced:
 
 @dataclass
 class StageRun:
-    """What the runner needs to know of one run of a stage."""
+    """One run of a stage, as the driver follows it and as it is carried out."""
 
     stage: Stage
     job_id: str
-    inputs: Sequence[Checkpoint]
-    relations: Sequence[Relation]  # all that the statement names
-    sources: Mapping[str, str]
-    cancelled: threading.Event
+    started: float  # seconds since the Unix epoch
+    epoch: int  # of the capacity that it began with
     cores: float
-    hazard: float
-    dialect: Callable[[Statement], str]
-    since: float = 0.0  # seconds since the Unix epoch; older slices are not used, but those in ``made``
-    made: set[str] = field(default_factory=set)  # fingerprints of what this query has computed itself
+    hazard: float  # expected losses per node-hour
+    inputs: Sequence[Checkpoint] = ()
+    sources: Mapping[str, str] = field(default_factory=dict)  # versions of all tables below it, by name
+    fallback: bool = False  # its statement is the one without broadcasts
+    progress: StageProgress = field(default_factory=lambda: StageProgress(0, 0))
+    cancelled: threading.Event = field(default_factory=threading.Event)
+    slices: "SliceRunner | None" = None  # of a stage that runs in slices
+
+    def bound(self, sql: str) -> str:
+        """Return ``sql`` with the columns of the checkpoints that it reads."""
+        return bound(sql, {c.fingerprint: c.relation.columns for c in self.inputs})
+
+    def split(self, largest: float) -> int:
+        """Return the bytes into which input files are split, of which the largest has ``largest``; 0: as the engine
+        likes."""
+        return split_bytes(largest, self.cores, self.hazard) if largest else 0
+
+
+@dataclass
+class KnownSlices:
+    """The slices that a query may use: those of the index, but none that others made before ``since``."""
+
+    index: SliceIndex
+    since: float = 0.0  # seconds since the Unix epoch
+    made: set[str] = field(default_factory=set)  # fingerprints of slices that this query has computed
+    narrowing: Narrowing = field(default_factory=Narrowing)
+
+    def of(self, run: StageRun, slicing: Slicing) -> dict[Cells, Checkpoint]:
+        """Return the slices of a stage that are there and whole."""
+        found = self.index.find(run.stage.output_fp, slicing.key, run.sources)
+        return {c: s for c, s in found.items() if s.created >= self.since or s.fingerprint in self.made}
+
+    def add(self, run: StageRun, slicing: Slicing, cells: Cells, fingerprint: str) -> None:
+        """Note a slice that the query has computed."""
+        self.index.add(run.stage.output_fp, slicing.key, cells, fingerprint)
+        self.made.add(fingerprint)
 
 
 class SliceRunner:
     """Runs the slices of one stage that are not in the store yet.
 
-    ``tell`` hears of progress, summed over slices, and of every slice that is done. Job ids of slices are the
-    run's, a dash and the cells; ``cancel`` stops them.
+    ``relations`` are all that its statement names, ``text`` gives a statement in the engine's dialect. ``tell``
+    hears of progress, summed over slices, and of every slice that is done. Job ids of slices are the run's, a dash
+    and the cells; ``cancel`` stops them.
     """
 
     def __init__(
         self,
         run: StageRun,
+        relations: Sequence[Relation],
+        text: Callable[[Statement], str],
         engine: SqlEngine,
         store: CheckpointStore,
-        index: SliceIndex,
-        narrowing: Narrowing,
+        known: KnownSlices,
         tell: Callable[[StageProgress | SlicesDone], None],
     ) -> None:
         assert run.stage.slicing is not None
         self._run = run
         self._slicing: Slicing = run.stage.slicing
+        self._relations = relations
+        self._text = text
         self._engine = engine
         self._store = store
-        self._index = index
-        self._narrowing = narrowing
+        self._known = known
         self._tell = tell
         self._lock = threading.Lock()
         self._done: dict[Cells, Checkpoint] = {}
@@ -98,8 +131,7 @@ class SliceRunner:
         """Run what is missing and return the whole. Raises what the engine and the store raise; slices that are
         done stay."""
         run, stage, grid = self._run, self._run.stage, self._slicing.grid
-        found = self._index.find(stage.output_fp, self._slicing.key, run.sources)
-        self._done = {c: s for c, s in found.items() if s.created >= run.since or s.fingerprint in run.made}
+        self._done = self._known.of(run, self._slicing)
         reused = len(self._done)
         if reused:
             self._tell(SlicesDone(run.job_id, self._fraction()))
@@ -152,8 +184,7 @@ class SliceRunner:
         finally:
             with self._lock:
                 self._jobs.discard(job_id)
-        self._index.add(stage.output_fp, self._slicing.key, cells, fingerprint)
-        run.made.add(fingerprint)
+        self._known.add(run, self._slicing, cells, fingerprint)
         with self._lock:
             self._done[cells] = checkpoint
             self._results.append(result)
@@ -167,27 +198,23 @@ class SliceRunner:
         narrow = {table.lower(): columns[alias] for alias, table in self._slicing.tables.items()}
         part = (cells[1] - cells[0]) / self._slicing.grid.cells
         relations, largest = [], 0.0
-        for given in run.relations:
+        for given in self._relations:
             column = narrow.get(given.name.lower())
             relation = given
             if column is not None:
-                relation = self._narrowing.narrowed(given, column, low, high)
+                relation = self._known.narrowing.narrowed(given, column, low, high)
             relations.append(relation)
             # of a single file the range is a part too, though the file cannot be left out
             size = relation.bytes * (part if column is not None and relation is given else 1.0)
             largest = max(largest, size)
-        sql = bound(
-            run.dialect(self._slicing.statement(*cells)),
-            {c.fingerprint: c.relation.columns for c in run.inputs},
-        )
         return StageJob(
             job_id,
             f"{stage.name} [{cells[0]}-{cells[1]} of {self._slicing.grid.cells}]",
-            sql,
+            run.bound(self._text(self._slicing.statement(*cells))),
             tuple(relations),
             output_uri,
             stage.partitions,
-            split_bytes(largest, run.cores, run.hazard) if largest else 0,
+            run.split(largest),
         )
 
     def _heard(self, cells: Cells, progress: StageProgress, total: int) -> None:

@@ -1,40 +1,31 @@
-"""Runs one stage: as one statement, or slice by slice. All of it happens in the background."""
+"""Runs the stages of one query: each as one statement, or slice by slice. Knows what earlier runs have left."""
 
-import threading
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 
-from ebbflow.infra.errors import DamagedInputError, StageCancelledError
+from ebbflow.infra.errors import DamagedInputError, StageCancelledError, StageFailedError, StorageError
 from ebbflow.infra.protocols import Checkpoint, CheckpointStore, Relation, SqlEngine, StageJob, StageProgress
-from ebbflow.infra.query.slices import Narrowing, SliceIndex
-from ebbflow.planners.query.costs.operators import split_bytes
-from ebbflow.planners.query.plan.partial import bound
-from ebbflow.planners.query.plan.qep import Stage, Statement
+from ebbflow.infra.query.results import is_whole
+from ebbflow.infra.query.slices import SliceIndex, covers, together
+from ebbflow.planners.model import Measured, Share
+from ebbflow.planners.query.plan.qep import QueryExecutionPlan, Stage, Statement
 from ebbflow.tasks.query.listening import Inbox, StageOutcome
-from ebbflow.tasks.query.slices import SliceRunner, SlicesDone, StageRun
+from ebbflow.tasks.query.slices import KnownSlices, SliceRunner, SlicesDone, StageRun
 
-
-@dataclass
-class Run:
-    """One run of a stage, as the driver follows it."""
-
-    stage: Stage
-    job_id: str
-    started: float  # seconds since the Unix epoch
-    epoch: int  # of the capacity that it began with
-    cores: float
-    hazard: float  # expected losses per node-hour
-    inputs: Sequence[Checkpoint] = ()
-    progress: StageProgress = field(default_factory=lambda: StageProgress(0, 0))
-    cancelled: threading.Event = field(default_factory=threading.Event)
-    slices: SliceRunner | None = None  # of a stage that runs in slices
+Sources = Mapping[str, str]  # versions of the tables that something is computed from, by name
 
 
 class StageWork:
-    """Runs stages of one query on ``engine`` and commits their checkpoints.
+    """Runs stages of one query on ``engine`` and commits their checkpoints; ``execute`` is for background threads.
 
-    ``relations`` are the base tables by lower-case name. Progress goes into ``inbox``. Without ``slices`` every
-    stage runs as one statement. ``since`` (seconds since the Unix epoch) leaves out older slices; 0 uses all.
+    Args:
+        engine: runs statements.
+        store: of checkpoints.
+        relations: the base tables by name.
+        slices: which slices there are.
+        inbox: progress and slices that are done go there.
+        reuse: take what earlier runs have left.
+        since: s since the Unix epoch; without ``reuse``, what is older is not taken.
     """
 
     def __init__(
@@ -42,74 +33,130 @@ class StageWork:
         engine: SqlEngine,
         store: CheckpointStore,
         relations: Mapping[str, Relation],
+        slices: SliceIndex,
         inbox: Inbox,
-        slices: SliceIndex | None,
         *,
         reuse: bool,
         since: float,
     ) -> None:
-        self._engine = engine
+        self.engine = engine
+        self.inbox = inbox
         self._store = store
-        self._relations = relations
-        self._inbox = inbox
-        self._slices = slices
+        self._relations = {name.lower(): relation for name, relation in relations.items()}
+        self._slices = KnownSlices(slices, 0.0 if reuse else since)
         self._reuse = reuse
-        self._since = since
-        self._made: set[str] = set()  # fingerprints of slices that this query has computed
-        self._narrowing = Narrowing()
 
-    def divides(self, stage: Stage) -> bool:
-        """Tell whether the stage runs in slices."""
-        return stage.slicing is not None and self._slices is not None
+    # --- in the driver's thread ---------------------------------------------------------------------------
 
-    def execute(
-        self, run: Run, inputs: Sequence[Checkpoint], sources: Mapping[str, str], *, fallback: bool
-    ) -> StageOutcome:
-        """Run one stage and commit its checkpoint.
+    def resize(self, share: Share) -> None:
+        """Hold the engine to a share."""
+        self.engine.resize(share.total.cores, share.total.memory)
 
-        ``inputs`` are the checkpoints that it reads, ``sources`` the versions of all tables below it;
-        ``fallback`` asks for its statement without broadcasts. Raises what the engine and the store raise.
+    def problems(self) -> Sequence[str]:
+        """Return what has been wrong with the store since the last call, as sentences."""
+        return self._store.problems()
+
+    def earlier(
+        self, plans: Iterable[QueryExecutionPlan], sources: Callable[[str], Sources]
+    ) -> tuple[dict[str, Checkpoint], dict[str, float]]:
+        """Return what earlier runs have finished of ``plans``, and the fractions of stages that they have left in
+        slices, by output fingerprint; ``sources`` gives what a stage is computed from.
+
+        Of what nothing may read only the presence is checked: stages verify what they read as they begin. The
+        result is nobody's input, so it is verified now.
         """
-        stage, job_id = run.stage, run.job_id
+        found: dict[str, Checkpoint] = {}
+        sliced: dict[str, float] = {}
+        if not self._reuse:
+            return found, sliced
+        plans = list(plans)
+        stages = {s.output_fp: s for p in plans for s in p.stages if not s.volatile}
+        for fp, stage in stages.items():
+            whole = self._store.find(fp, sources(fp), verified=False) or self._sliced(stage, sources, sliced)
+            if whole is not None:
+                found[fp] = whole
+        for fp in {p.sink.output_fp for p in plans} & found.keys():
+            if not self._store.verify(found[fp]):
+                del found[fp]
+                self._sliced(stages[fp], sources, sliced)
+        return found, sliced
+
+    def _sliced(
+        self, stage: Stage, sources: Callable[[str], Sources], sliced: dict[str, float]
+    ) -> Checkpoint | None:
+        """Return the stage's checkpoint if earlier runs have left all its slices; note in ``sliced`` what they have
+        left."""
+        if stage.slicing is None:
+            return None
+        fp, cells = stage.output_fp, stage.slicing.grid.cells
+        found = self._slices.index.find(fp, stage.slicing.key, sources(fp), verified=False)
+        if covers(found, cells):
+            return together(fp, found)
+        if found:
+            sliced[fp] = sum(last - first for first, last in found) / cells
+        return None
+
+    def lost(self, run: StageRun, error: Exception, *, anew: bool = False) -> list[Checkpoint]:
+        """Return what a failed run has read that is not whole any more: others may tidy the store or damage it.
+
+        ``anew`` reads the files; otherwise only their sizes are compared.
+        """
+        if not isinstance(error, StageFailedError):
+            return []
+        damaged = error.fingerprints if isinstance(error, DamagedInputError) else frozenset()
+        lost = [c for c in run.inputs if c.fingerprint in damaged]
+        for checkpoint in run.inputs:
+            with suppress(StorageError):  # not known
+                whole = self._store.verify(checkpoint, anew=True) if anew else is_whole(checkpoint)
+                if not whole and checkpoint not in lost:
+                    lost.append(checkpoint)
+        return lost
+
+    def measured(self, run: StageRun, outcome: StageOutcome) -> Measured | None:
+        """Return the figures of a run that costs may be fitted to: of a stage that was computed as a whole."""
+        result = outcome.result
+        if result is None or outcome.reused_slices:
+            return None
+        stage, seconds = run.stage, result.task_seconds
+        return Measured(self.engine.name, stage.work, seconds, result.seconds, result.tasks, run.cores)
+
+    def stop(self, run: StageRun) -> None:
+        """Ask a run to end. The engine ignores the cancellation of a job that has not reached it yet."""
+        run.cancelled.set()
+        if run.slices is not None:
+            run.slices.cancel()
+        self.engine.cancel(run.job_id)
+
+    # --- in a thread of the background --------------------------------------------------------------------
+
+    def execute(self, run: StageRun) -> StageOutcome:
+        """Run one stage and commit its checkpoint. Raises what the engine and the store raise."""
+        stage, job_id, inputs = run.stage, run.job_id, run.inputs
         if self._reuse and not stage.volatile:
-            found = self._store.find(stage.output_fp, sources)
+            found = self._store.find(stage.output_fp, run.sources)
             if found is not None:  # another run over the same store was faster
                 return StageOutcome(stage, job_id, found)
         self._verify(stage, inputs)
         relations = [self._relations[t.lower()] for t in stage.tables if t.lower() in self._relations]
         relations += [c.relation for c in inputs]
 
-        def dialect(statement: Statement) -> str:
-            if self._engine.name != "spark":
+        def text(statement: Statement) -> str:
+            if self.engine.name != "spark":
                 return statement.duckdb
-            return statement.fallback if fallback else statement.spark
+            return statement.fallback if run.fallback else statement.spark
 
-        if self.divides(stage):
-            described = StageRun(
-                stage,
-                job_id,
-                inputs,
-                relations,
-                sources,
-                run.cancelled,
-                run.cores,
-                run.hazard,
-                dialect,
-                self._since,
-                self._made,
-            )
-            return self._in_slices(run, described)
+        if stage.slicing is not None:
+            return self._in_slices(run, relations, text)
         attempt = self._store.begin(stage.output_fp)
         try:
-            sql = bound(dialect(stage.statement), {c.fingerprint: c.relation.columns for c in inputs})
-            largest = max((r.bytes for r in relations), default=0)
-            split = split_bytes(largest, run.cores, run.hazard) if largest else 0
+            sql = run.bound(text(stage.statement))
+            split = run.split(max((r.bytes for r in relations), default=0))
             job = StageJob(job_id, stage.name, sql, tuple(relations), attempt.uri, stage.partitions, split)
             if run.cancelled.is_set():
                 raise StageCancelledError(f"{stage.name} was cancelled before it began")
-            result = self._engine.run(job, lambda p: self._inbox.put((job_id, p)))
+            result = self.engine.run(job, lambda p: self.inbox.put((job_id, p)))
             checkpoint = self._store.commit(
-                attempt, rows=result.rows, columns=result.columns, seconds=result.seconds, sources=sources
+                attempt, rows=result.rows, columns=result.columns, seconds=result.seconds, sources=run.sources
             )
         except BaseException:
             self._store.discard(attempt)
@@ -123,20 +170,13 @@ class StageWork:
             names = ", ".join(fp[:16] for fp in damaged)
             raise DamagedInputError(f"{stage.name} reads checkpoints that are damaged: {names}", damaged)
 
-    def stop(self, run: Run) -> None:
-        """Ask a run to end. The engine ignores the cancellation of a job that has not reached it yet."""
-        run.cancelled.set()
-        if run.slices is not None:
-            run.slices.cancel()
-        self._engine.cancel(run.job_id)
-
-    def _in_slices(self, run: Run, described: StageRun) -> StageOutcome:
-        assert self._slices is not None
-
+    def _in_slices(
+        self, run: StageRun, relations: Sequence[Relation], text: Callable[[Statement], str]
+    ) -> StageOutcome:
         def tell(what: StageProgress | SlicesDone) -> None:
-            self._inbox.put((run.job_id, what) if isinstance(what, StageProgress) else what)
+            self.inbox.put((run.job_id, what) if isinstance(what, StageProgress) else what)
 
-        run.slices = SliceRunner(described, self._engine, self._store, self._slices, self._narrowing, tell)
+        run.slices = SliceRunner(run, relations, text, self.engine, self._store, self._slices, tell)
         done = run.slices.run()
         return StageOutcome(
             run.stage,

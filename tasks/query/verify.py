@@ -8,20 +8,20 @@ from ebbflow.infra.protocols import Checkpoint, StageJob
 from ebbflow.infra.query.duckdb import DuckDbEngine
 from ebbflow.infra.query.results import read_checkpoint, same_rows
 from ebbflow.planners.query.sql.dialect import duckdb_sql
-from ebbflow.tasks.query.planning import Prepared
+from ebbflow.tasks.query.planning import Gathered
 
 
-def oracle(prepared: Prepared) -> object:
+def oracle(gathered: Gathered) -> object:
     """Return the query's result as a ``pyarrow.Table``, computed by DuckDB as its author wrote it."""
     import pyarrow.parquet as pq
 
-    query = prepared.planner.parsed.expression
-    relations = prepared.read()
+    query = gathered.parsed.expression
+    relations = gathered.read()
     engine = DuckDbEngine.start()
     try:
         with tempfile.TemporaryDirectory(prefix="ebbflow-oracle-") as folder:
             uri = f"file://{folder}"
-            engine.confine(relations, [uri], prepared.everything)
+            engine.confine(relations, [uri], gathered.everything)
             job = StageJob("oracle", "oracle", duckdb_sql(query), relations, uri)
             engine.run(job)
             files = sorted(str(p) for p in Path(folder).glob("*.parquet"))
@@ -30,15 +30,15 @@ def oracle(prepared: Prepared) -> object:
         engine.close()
 
 
-def verify(prepared: Prepared, result: Checkpoint) -> tuple[bool | None, str]:
+def verify(gathered: Gathered, result: Checkpoint) -> tuple[bool | None, str]:
     """Compare ``result`` with the oracle's as multisets; return whether they agree, and a sentence.
 
     ``None`` stands for a query that DuckDB cannot run: it says nothing of a result that is there.
     """
-    if any(relation.external for relation in prepared.relations.values()):
+    if any(relation.external for relation in gathered.relations.values()):
         return None, "not compared: DuckDB cannot read the tables of the session's catalogue"
     try:
-        expected = oracle(prepared)
+        expected = oracle(gathered)
     except EngineError as error:
         return None, f"not compared: DuckDB cannot run the query ({error})"
     difference = same_rows(read_checkpoint(result), expected)

@@ -4,10 +4,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from ebbflow.infra.query.results import write_result
 from ebbflow.infra.storage.files import write_text
 from ebbflow.tasks.drawing.wording import (
     against,
@@ -23,10 +25,28 @@ from ebbflow.tasks.report.bars import MARKS
 from ebbflow.tasks.report.dag import Direction, dag_svg
 from ebbflow.tasks.report.timeline import timeline_svg
 
-__all__ = ["environment", "explain_html", "page", "report_html", "trusted", "write_text"]
+if TYPE_CHECKING:
+    from ebbflow.tasks.query.request import QueryRequest
+    from ebbflow.tasks.query.run import QueryOutcome
+
+__all__ = ["deliver", "environment", "explain_html", "page", "report_html", "trusted", "write_text"]
 
 _DEEP = 8  # stages; a longer chain is drawn downwards
 _PHONE = 380  # width of pictures on a narrow screen
+
+
+def deliver(outcome: "QueryOutcome", request: "QueryRequest") -> "QueryOutcome":
+    """Write what ``request`` asks for of a finished query: its rows, its report as JSON, and as a page.
+
+    Returns the outcome. Raises ``StorageError`` for what cannot be written; what comes after it is not written then.
+    """
+    if request.out:
+        write_result(outcome.result, request.out)
+    if request.json:
+        outcome.report.write_json(request.json)
+    if request.report:
+        write_text(request.report, report_html(outcome.report))
+    return outcome
 
 
 def report_html(report: QueryReport) -> str:

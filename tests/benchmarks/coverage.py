@@ -199,11 +199,11 @@ def _planned(request: QueryRequest) -> dict[str, Any]:
     before = time.process_time()
     explain(request, SHARE)
     spent = time.process_time() - before
-    prepared = prepare(request, ParquetCheckpointStore(request.store), SystemClock(), run_id="coverage")
-    chain = prepared.planner.analysis.chain
+    _, planner = prepare(request, ParquetCheckpointStore(request.store), SystemClock(), run_id="coverage")
+    chain = planner.analysis.chain
     uses = {view.name: chain.uses[view.name] for view in chain.views if chain.uses[view.name] > 1}
-    plans = prepared.planner.candidates(SHARE)
-    fingerprints = {v: prepared.planner.analysis.fingerprints.view(v) for v in uses}
+    plans = planner.candidates(SHARE)
+    fingerprints = {v: planner.analysis.fingerprints.view(v) for v in uses}
     best = {s.output_fp for s in plans[0].stages}
     return {
         "planning_seconds": round(spent, 3),

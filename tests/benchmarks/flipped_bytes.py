@@ -98,7 +98,7 @@ class Stages(Flips):
         demand(rows == store.rows, "the answer is wrong")
         if read:
             demand(target in computed(driver), "it was not computed again")
-            demand(any(target[:16] in note for note in driver.record.notes), "nothing was said")
+            demand(any(target[:16] in note for note in driver.book.notes), "nothing was said")
             demand(ParquetCheckpointStore(str(store.folder)).find(target) is not None, "it was not repaired")
             return flip
         demand(not computed(driver), "something was computed that was there")
@@ -145,8 +145,8 @@ class Slices(Flips):
     def _run(self) -> tuple[Driver, list[dict[str, Any]]]:
         self.ride.store = ParquetCheckpointStore(str(self.folder))
         driver = self.ride.drive(self.engine, Obedient(self.ride.plans, []), self.plan)
-        assert driver.record.result is not None
-        rows = read_checkpoint(driver.record.result).to_pylist()
+        assert driver.result is not None
+        rows = read_checkpoint(driver.result).to_pylist()
         return driver, sorted(rows, key=lambda row: str(row["p"]))
 
     def run(self, rng: random.Random, kind: str, *, read: bool) -> Flip:
@@ -168,7 +168,7 @@ class Slices(Flips):
         if read:
             ran = next(
                 s
-                for s in driver.record.stages
+                for s in driver.book.stages
                 if s.fingerprint == self.stage.output_fp and s.status == "completed"
             )
             before = f"{len(fingerprints)} slices, {len(fingerprints) - 1} from before"
@@ -204,8 +204,8 @@ class Planning(Flips):
         named = QueryRequest(
             "SELECT count(*) AS n FROM x", tables=str(other), engine="duckdb", store=str(folder)
         )
-        self.unread = Ride(named).prepared.relations["x"]
-        self.read = store.ride.prepared.relations["b"]  # the one that has a predicate
+        self.unread = Ride(named).gathered.relations["x"]
+        self.read = store.ride.gathered.relations["b"]  # the one that has a predicate
         self.known = {relation.name: self._asked(relation) for relation in (self.unread, self.read)}
         self.forecast = self._forecast()
 

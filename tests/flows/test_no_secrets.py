@@ -15,6 +15,7 @@ from ebbflow.tasks.capacity.request import CapacityRequest
 from ebbflow.tasks.pipeline.file.read import parse_pipeline
 from ebbflow.tasks.query.request import QueryRequest
 from ebbflow.tasks.query.run import PlainOrchestrator, execute
+from ebbflow.tasks.report.query import deliver
 
 CANARY = "cAnArY7q2Z"  # in every secret below; no file, log or message may hold it
 SECRETS = {
@@ -81,7 +82,7 @@ def test_a_query_writes_nothing_of_its_environment(
         json=str(tmp_path / "report.json"),
         report=str(tmp_path / "report.html"),
     )
-    outcome = execute(request, PlainOrchestrator())
+    outcome = deliver(execute(request, PlainOrchestrator()), request)
     assert (tmp_path / "report.html").stat().st_size > 1000
     assert CANARY not in outcome.report.to_json() + repr(outcome.report)
     assert leaks(tmp_path) == []

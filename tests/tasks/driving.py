@@ -17,12 +17,14 @@ from ebbflow.planners.query.plan.qep import QueryExecutionPlan, Stage
 from ebbflow.planners.query.plan.state import ExecutionState, ReplanDecision
 from ebbflow.planners.query.running.execution import Execution
 from ebbflow.planners.query.running.replanner import Replanner
+from ebbflow.planners.query.running.session import Session, candidates
+from ebbflow.tasks.query.book import Book
 from ebbflow.tasks.query.driver import Driver
 from ebbflow.tasks.query.listening import CapacityChanged, Inbox, Silent, Threads
-from ebbflow.tasks.query.planning import Prepared, prepare
+from ebbflow.tasks.query.planning import prepare
 from ebbflow.tasks.query.report import StageReport
 from ebbflow.tasks.query.request import QueryRequest
-from ebbflow.tasks.query.run import candidates
+from ebbflow.tasks.query.stagework import StageWork
 
 WAIT = 60.0  # seconds; what does not happen within them does not happen
 
@@ -150,11 +152,11 @@ class Ride:
         self.request = request
         self.clock = SystemClock()
         self.store = ParquetCheckpointStore(request.store, clock=self.clock)
-        self.prepared: Prepared = prepare(request, self.store, self.clock, run_id="ride")
+        self.gathered, self.planner = prepare(request, self.store, self.clock, run_id="ride")
         if hazard:  # statements without a fixed cost: even small stages are worth dividing
-            model = self.prepared.planner.model
-            self.prepared.planner.model = model.with_rates(model.rates, 1e-9)
-        self.plans = candidates(self.prepared, request.policy, Share.uniform(cores, 8.0, 2, hazard=hazard))
+            model = self.planner.model
+            self.planner.model = model.with_rates(model.rates, 1e-9)
+        self.plans = candidates(self.planner, request.policy, Share.uniform(cores, 8.0, 2, hazard=hazard))
         self.inbox: Inbox = Inbox()
         self.listener = Recorder()
 
@@ -168,26 +170,28 @@ class Ride:
         chosen: QueryExecutionPlan | None = None,
         first: Capacity | None = None,
     ) -> Driver:
-        """Run to the end; return the driver, whose record tells everything. Raises what the run raises."""
+        """Run to the end; return the driver, whose session and book tells everything. Raises what the run raises."""
         execution = Execution(
             self.plans, chosen, self.request.policy, replanner or Replanner(self.plans), max_parallel_stages=4
         )
         threads = Threads(8)
-        driver = Driver(
-            execution,
-            self.plans,
-            engine=engine,
-            store=self.store,
-            relations=self.prepared.relations,
-            versions=self.prepared.versions,
-            replan=lambda share, outputs: self.plans,
-            background=threads,
-            listener=self.listener,
-            clock=self.clock,
-            inbox=self.inbox,
-            reuse=self.request.reuse,
-            slices=SliceIndex(self.store, self.store.cache("slices")),
+        planner = self.planner
+        planner.candidates = lambda share, actuals=None, also=(): self.plans  # type: ignore[method-assign]
+        session = Session(
+            planner, Share.of(capacity(1)), versions=self.gathered.versions, execution=execution
         )
+        book = Book(self.clock.now(), self.listener)
+        slices = SliceIndex(self.store, self.store.cache("slices"))
+        work = StageWork(
+            engine,
+            self.store,
+            self.gathered.relations,
+            slices,
+            self.inbox,
+            reuse=self.request.reuse,
+            since=book.started,
+        )
+        driver = Driver(session, work, book, threads, self.clock)
         self.driver = driver
         try:
             driver.run(first or capacity(1))

@@ -131,6 +131,11 @@ class Execution:
         return self._plan
 
     @property
+    def candidates(self) -> tuple[QueryExecutionPlan, ...]:
+        """Return the plans that are weighed now."""
+        return self._candidates
+
+    @property
     def share(self) -> Share:
         """Return the newest share seen."""
         return self._share

@@ -34,7 +34,7 @@ def test_a_query_gives_plain_values_that_json_can_hold(tables: str, tmp_path: Pa
     request = work.query_request(
         JOIN, _options(tables, tmp_path, out=str(tmp_path / "out.parquet"), title=None)
     )
-    found = work.query_values(execute(request, StoppableOrchestrator()), request.out, 2)
+    found = work.query_values(work.query(request, StoppableOrchestrator()), request.out, 2)
     assert json.loads(json.dumps(found)) == found
     assert (found["rows"], found["result"], len(found["first"])) == (6, str(tmp_path / "out.parquet"), 2)
     assert Path(found["result"]).is_file()

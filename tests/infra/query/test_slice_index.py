@@ -78,6 +78,13 @@ def test_divisions_are_named(store):
     assert index(store).divisions("cd" * 16) == ()
 
 
+def test_of_the_stages_asked_for_those_with_slices_are_found(store):
+    assert index(store).begun({FP}) == {}
+    fill(store, (0, 4))
+    index(store).add("cd" * 16, "t.j|5", (0, 1), "cd" * 16)
+    assert index(store).begun({FP, "ef" * 16}) == {FP: "t.k"}
+
+
 def test_slices_that_are_added_at_the_same_moment_are_all_kept(store, monkeypatch):
     """Two processes: each has looked before the other has written."""
     both = threading.Barrier(2)
@@ -109,6 +116,7 @@ def test_the_index_of_a_store_on_s3_is_found(s3):
     assert index(store).divisions(FP) == ("t.k",)
     assert index(store).divisions("cd" * 16) == ("t.j",)
     assert index(store).divisions("ef" * 16) == ()
+    assert index(store).begun({FP, "ef" * 16}) == {FP: "t.k"}
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ebbflow.infra.errors import StageCancelledError
+from ebbflow.infra.errors import StageCancelledError, StorageFullError
 from ebbflow.infra.ledger import Ledger
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model.ledger import Decided
@@ -16,8 +16,10 @@ from ebbflow.tasks.apps.agent import Pace
 from ebbflow.tasks.query.app import run_query_app
 from ebbflow.tasks.query.app_requests import load_query, query_spec, save_query
 from ebbflow.tasks.query.listening import Silent
+from ebbflow.tasks.query.report import QueryReport
 from ebbflow.tasks.query.request import QueryRequest
-from ebbflow.tasks.query.run import PlainOrchestrator
+from ebbflow.tasks.query.run import PlainOrchestrator, QueryOutcome
+from ebbflow.tasks.report.query import deliver
 from tests.tasks.apps.app_loops import ScriptedLoop, begin, until
 
 PACE = Pace(look=0.02, report=0.1, parting=3.0)
@@ -91,6 +93,31 @@ def test_a_failed_query_is_failed(tpch: str, tmp_path: Path, loop: ScriptedLoop)
         run_query_app(asked, query_spec(asked, "q"), ledger, pace=PACE)
     until(lambda: loop.phase("q") == "failed", "phase")
     assert "nothing" in loop.state.apps["q"].reason
+
+
+def test_what_a_query_was_asked_to_write_is_there_before_its_app_has_finished(
+    tpch: str, tmp_path: Path, loop: ScriptedLoop
+) -> None:
+    asked = request(tpch, tmp_path, out=str(tmp_path / "rows.parquet"), json=str(tmp_path / "report.json"))
+    phases: list[str] = []
+
+    def full(outcome: QueryOutcome, request: QueryRequest) -> None:
+        raise StorageFullError("no space left")
+
+    def watched(outcome: QueryOutcome, request: QueryRequest) -> None:
+        deliver(outcome, request)
+        phases.append(loop.phase("q"))
+
+    with Ledger.open(str(tmp_path / "ledger.db")) as ledger:
+        with pytest.raises(StorageFullError):
+            run_query_app(asked, query_spec(asked, "q"), ledger, pace=PACE, deliver=full)
+        until(lambda: loop.phase("q") == "failed", "phase")
+        assert load_query(asked.store, "q") == asked
+        outcome = run_query_app(asked, query_spec(asked, "q"), ledger, pace=PACE, deliver=watched)
+    assert "finished" not in phases
+    assert loop.phase("q") == "finished"
+    assert QueryReport.from_json((tmp_path / "report.json").read_text()) == outcome.report
+    assert (tmp_path / "rows.parquet").is_file()
 
 
 def test_requests_of_queries_are_kept_without_secrets(tpch: str, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from ebbflow.infra.query.checkpoints import ParquetCheckpointStore
 from ebbflow.tasks.query.planning import meaning
 from ebbflow.tasks.query.request import QueryRequest
 from ebbflow.tasks.query.run import PlainOrchestrator, execute
+from ebbflow.tasks.report.query import deliver
 
 QUERIES = sorted(
     (Path(__file__).parents[2] / "fixtures" / "tpch").glob("q*.sql"),
@@ -69,7 +70,7 @@ def test_every_output_that_was_asked_for_is_written(tpch: str, tmp_path: Path) -
         json=str(json),
         report=str(html),
     )
-    outcome = execute(request, PlainOrchestrator())
+    outcome = deliver(execute(request, PlainOrchestrator()), request)
     assert pq.read_table(out).num_rows == outcome.report.rows == 25
     assert QueryReport.from_json(json.read_text()) == outcome.report
     assert "<html" in html.read_text()

@@ -1,0 +1,320 @@
+"""One query from its candidate plans to its result: everything that is decided on the way, and nothing done.
+
+Whoever runs the query tells what happens and carries out the actions that come back, in order, before it tells of the
+next event.
+"""
+
+import math
+from collections import Counter, deque
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from ebbflow.planners.model import Capacity, Measured, Share
+from ebbflow.planners.query.costs.cost import CostModel, calibrate
+from ebbflow.planners.query.plan.qep import QueryExecutionPlan, Stage, Statement
+from ebbflow.planners.query.plan.state import ReplanDecision, StageOutput
+from ebbflow.planners.query.planner import QueryPlanner
+from ebbflow.planners.query.running.execution import Cancel, Execution, Finish, Reuse, Start
+from ebbflow.planners.query.running.progress import drift, repriced
+from ebbflow.planners.query.running.replanner import Replanner
+
+MAX_PARALLEL_STAGES = 4
+_SLICES_LEFT = 8  # into which a stage is divided of which an earlier run has left slices
+_MAX_FAILURES = 3  # of one stage; only those that another run may mend are repeated at all
+_DEVIATION = 2.0  # actual / estimated rows beyond which plans are made anew (q-error)
+
+
+FailureKind = Literal["cancelled", "broadcast", "statement", "other"]  # of a broadcast: it did not fit
+
+
+@dataclass(frozen=True, slots=True)
+class StageFailure:
+    """How a run of a stage failed, as far as decisions depend on it."""
+
+    kind: FailureKind
+    said: str = ""
+    lost: frozenset[str] = frozenset()  # fingerprints of what it has read that is not whole any more
+    gone: frozenset[str] = frozenset()  # those of them that have not been computed again since
+    moved: bool = False  # capacity has changed since the run began
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """A decision was made. For reports; there is nothing to do."""
+
+    decision: ReplanDecision
+
+
+@dataclass(frozen=True, slots=True)
+class Say:
+    """Tell people."""
+
+    text: str
+
+
+Action = Start | Cancel | Reuse | Finish | Decided | Say
+
+
+class Session:
+    """Plans one query, and plans it anew when capacity or sizes turn out differently.
+
+    Plans are made anew, with rates fitted to this run, at every change of capacity and after a stage whose rows
+    were not as estimated, unless the policy never re-plans.
+
+    Args:
+        planner: of the query, with costs before any history; from now on it belongs to this session.
+        share: to make the first candidates for.
+        policy: by which plans are chosen; "single" runs the query as one statement.
+        hysteresis: fraction by which another plan must be sooner.
+        fraction: of the cluster that the query may count on.
+        history: stages of earlier runs at this place, which the planner's costs are fitted to.
+        versions: of the base tables, by name.
+        execution: over the planner's candidates; made unless given.
+
+    Raises:
+        PlanningError: the query cannot be planned.
+        OptionError: there is no such policy.
+    """
+
+    def __init__(
+        self,
+        planner: QueryPlanner,
+        share: Share,
+        policy: str = "qoop",
+        *,
+        hysteresis: float = 0.15,
+        fraction: float = 1.0,
+        history: Sequence[Measured] = (),
+        versions: Mapping[str, str] | None = None,
+        execution: Execution | None = None,
+    ) -> None:
+        self.planner = planner
+        self.share = share  # the newest that was told
+        self.measured: list[Measured] = []  # stages that this run has computed
+        self.plans: dict[str, QueryExecutionPlan] = {}  # all that were considered, by id, as first made
+        self._policy = policy
+        self._hysteresis = hysteresis
+        self._fraction = fraction
+        self._prior = planner.model
+        self._history = tuple(history)
+        self._versions = {name.lower(): version for name, version in (versions or {}).items()}
+        self._first = share  # what the first stages' estimates assumed
+        self._divided: dict[str, tuple[str, int]] = {}  # by output_fp: how stages begun here are divided
+        self._fractions: dict[str, float] = {}  # by output_fp: the most of a stage that has existed in slices
+        self._failures: Counter[str] = Counter()  # by output_fp
+        self._unfit: set[str] = set()  # physical keys of stages whose broadcasts do not fit
+        self._sources: dict[str, dict[str, str]] = {}  # output_fp -> versions of all tables below it
+        self._volatile: set[str] = set()  # by output_fp
+        self._unrendered: deque[Statement] = deque()
+        self._told = 0  # decisions already passed on
+        if history:
+            planner.model = calibrate(self._prior, self._history)
+        self.execution = execution or self._execution()
+        self._learn(self.execution.candidates)
+
+    # --- what is known ------------------------------------------------------------------------------------
+
+    @property
+    def plan(self) -> QueryExecutionPlan:
+        """Return the current plan."""
+        return self.execution.plan
+
+    @property
+    def fingerprints(self) -> frozenset[str]:
+        """Return the fingerprints of all stages, and of the partial results that plans may have."""
+        return frozenset(self._sources) | frozenset(self.planner.partial_fps)
+
+    def sources(self, output_fp: str) -> Mapping[str, str]:
+        """Return the versions of all tables that a stage is computed from."""
+        return self._sources[output_fp]
+
+    def fallback(self, stage: Stage) -> bool:
+        """Tell whether a stage must be run without broadcasts."""
+        return stage.physical_key in self._unfit
+
+    def render(self) -> bool:
+        """Render one more of the statements that only a report shows; return whether there was one left.
+
+        It takes milliseconds: for whoever has nothing else to do.
+        """
+        if not self._unrendered:
+            return False
+        self._unrendered.popleft().spark  # noqa: B018
+        return True
+
+    # --- what happens -------------------------------------------------------------------------------------
+
+    def divide_as_before(self, grids: Mapping[str, str]) -> None:
+        """Keep to the divisions of which earlier runs have left slices: grids' names by output fingerprint.
+
+        Only before ``begin``.
+        """
+        self.planner.keep_divided({fp: (name, _SLICES_LEFT) for fp, name in grids.items()})
+        self.plans.clear()
+        self._unrendered.clear()
+        self.execution = self._execution()
+        self._learn(self.execution.candidates)
+
+    def see(self, capacity: Capacity) -> Share:
+        """Take ``capacity`` as the present one and return the query's share of it."""
+        self.share = Share.of(capacity, self._fraction)
+        return self.share
+
+    def begin(
+        self, found: Mapping[str, StageOutput], now: float, sliced: Mapping[str, float] | None = None
+    ) -> list[Action]:
+        """Begin on the present share.
+
+        Args:
+            found: what earlier runs have finished, by output fingerprint.
+            now: s since the Unix epoch, here and below.
+            sliced: fractions of stages that they have left in slices.
+        """
+        for fp, fraction in (sliced or {}).items():
+            self.execution.on_slices(fp, fraction)
+        return self._answer(self.execution.begin(self.share, found, now))
+
+    def on_capacity(self, change: str, now: float) -> list[Action]:
+        """Plan anew for the present share; ``change`` says for people what has happened."""
+        plans = self._anew(now)
+        return self._answer(self.execution.on_share(self.share, now, change, plans or None))
+
+    def on_finished(
+        self,
+        stage: Stage,
+        output: StageOutput,
+        now: float,
+        *,
+        late: bool = False,
+        measured: Measured | None = None,
+    ) -> list[Action]:
+        """Go on from a finished stage, with other plans where its rows were not as estimated.
+
+        ``late`` is as in ``Execution.on_finished``; ``measured`` are the figures of a stage that was computed as a
+        whole.
+        """
+        if measured is not None:
+            self.measured.append(measured)
+        actions = list[Action](self.execution.on_finished(output, now, late=late))
+        if not any(isinstance(a, Finish) for a in actions) and _deviates(stage, output.rows):
+            trigger = f"{stage.name}: {output.rows:,} rows, {stage.rows:,.0f} expected"
+            if plans := self._anew(now):
+                actions += self.execution.on_candidates(plans, now, trigger)
+        return self._answer(actions)
+
+    def remedy(self, stage: Stage, failure: StageFailure) -> str:
+        """Tell what another run would do about a failure, as a sentence's end; empty if it would fail too."""
+        if failure.kind == "cancelled":
+            return "was cancelled from outside; running it again"
+        if failure.lost:  # what is volatile would be another when computed again, and others may have read it
+            return "" if self._volatile & failure.lost else "has lost what it reads, which is computed again"
+        if failure.kind == "broadcast" and self._hinted(stage):
+            return "has a broadcast that did not fit; running it again with shuffled joins"
+        if failure.kind in ("broadcast", "statement") and failure.moved:
+            return f"failed while capacity changed; trying again ({failure.said})"
+        return ""
+
+    def on_failed(self, stage: Stage, failure: StageFailure, now: float) -> list[Action] | None:
+        """Run a failed stage again, with what it has lost; ``None``: another run would not mend it."""
+        fp = stage.output_fp
+        remedy = self.remedy(stage, failure)
+        self._failures[fp] += 1
+        if failure.kind == "broadcast" and not failure.lost and self._hinted(stage):
+            self._unfit.add(stage.physical_key)
+        if not remedy or self._failures[fp] >= _MAX_FAILURES:
+            return None
+        return self._answer([Say(f"{stage.name} {remedy}"), *self.execution.on_failed(fp, now, failure.gone)])
+
+    def on_progress(self, stage: Stage, total: int, done: int, running: int | None, now: float) -> None:
+        """Note the engine's task counts of a running stage."""
+        if total:
+            # Spark's adaptive execution submits a statement bit by bit: what it counts now is not all there will be
+            total = max(total, math.ceil(stage.work.tasks), done + 1)
+            self.execution.on_progress(stage.output_fp, total, done, now, running)
+
+    def on_slices(self, output_fp: str, fraction: float) -> None:
+        """Note that ``fraction`` of a running stage exists in slices."""
+        if fraction > self._fractions.get(output_fp, 0.0):
+            self._fractions[output_fp] = fraction
+            self._failures[output_fp] = 0  # a run that gets on is not one that cannot be mended
+        self.execution.on_slices(output_fp, fraction)
+
+    # --- planning -----------------------------------------------------------------------------------------
+
+    def _execution(self) -> Execution:
+        plans = candidates(self.planner, self._policy, self._first)
+        replanner = Replanner(plans, self._hysteresis)
+        return Execution(plans, None, self._policy, replanner, MAX_PARALLEL_STAGES)
+
+    def _anew(self, now: float) -> Sequence[QueryExecutionPlan]:
+        """Return candidates for the present share from actual sizes, the current plan among them, with rates
+        fitted to this run; none for a policy that never re-plans or a share without cores."""
+        if not self.execution.policy.replans:
+            return ()
+        self.planner.keep_divided(self._divided)
+        model = calibrate(self._prior, [*self._history, *self.measured])
+        cores = (
+            self._first.total.cores + self.share.total.cores
+        ) / 2  # about what the running stages have had
+        self.planner.model = model.slower(self._drift(model, cores, now))
+        if self.share.total.cores <= 0:
+            return ()
+        plans = self.planner.candidates(self.share, self.execution.checkpoints, also=(self.plan.id,))
+        self._learn(plans)
+        return plans
+
+    def _drift(self, model: CostModel, cores: float, now: float) -> float:
+        """Return how many times slower than by ``model`` the stages run that run now.
+
+        Their estimates are as old as the last planning, and count how slow things were then already.
+        """
+        running = self.execution.state(now).running.values()
+        return drift([repriced(r, model.core_seconds(r.stage.work)) for r in running], cores, now)
+
+    def _learn(self, plans: Sequence[QueryExecutionPlan]) -> None:
+        """Remember new plans, and which versions of which tables their stages are computed from."""
+        for plan in plans:
+            if plan.id not in self.plans:
+                self.plans[plan.id] = plan
+                self._unrendered.extend(stage.statement for stage in plan.stages)
+            for stage in plan.stages:
+                names = [t.lower() for t in stage.tables]
+                sources = {t: self._versions[t] for t in names if t in self._versions}
+                for fp in stage.inputs:
+                    sources |= self._sources[fp]
+                self._sources[stage.output_fp] = sources
+                if stage.volatile:
+                    self._volatile.add(stage.output_fp)
+
+    def _hinted(self, stage: Stage) -> bool:
+        """Tell whether the stage has broadcasts that can be left out."""
+        return not self.fallback(stage) and stage.statement.spark != stage.statement.fallback
+
+    def _answer(self, actions: Collection[Action]) -> list[Action]:
+        """Return the decisions made meanwhile, then ``actions``."""
+        for action in actions:
+            if isinstance(action, Start) and action.stage.slicing is not None:
+                slicing = action.stage.slicing
+                self._divided[action.stage.output_fp] = (slicing.grid.name, slicing.slices)
+        made = self.execution.decisions[self._told :]
+        self._told += len(made)
+        return [*(Decided(decision) for decision in made), *actions]
+
+
+def candidates(planner: QueryPlanner, policy: str, share: Share) -> tuple[QueryExecutionPlan, ...]:
+    """Return the plans that ``policy`` chooses among."""
+    return (planner.single(share),) if policy == "single" else planner.candidates(share)
+
+
+def planning_share(capacity: Capacity, fraction: float = 1.0) -> Share:
+    """Return the share to plan for; without any node yet, that of one small node."""
+    share = Share.of(capacity, fraction)
+    if share.total.cores > 0:
+        return share
+    return Share.uniform(1.0, 1.0, 1, epoch=share.epoch, hazard=share.hazard)
+
+
+def _deviates(stage: Stage, rows: int) -> bool:
+    estimate, actual = max(stage.rows, 1.0), max(float(rows), 1.0)
+    return max(estimate / actual, actual / estimate) > _DEVIATION

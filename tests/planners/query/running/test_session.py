@@ -1,0 +1,305 @@
+"""What is decided about a running query, told event by event: no engine, no threads."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from ebbflow.planners.model import Capacity, Measured, Node, Share, Work
+from ebbflow.planners.query.costs.cost import DUCKDB
+from ebbflow.planners.query.plan.qep import QueryExecutionPlan, Stage, Text
+from ebbflow.planners.query.plan.state import StageOutput
+from ebbflow.planners.query.planner import QueryPlanner
+from ebbflow.planners.query.running.execution import Cancel, Finish, Reuse, Start
+from ebbflow.planners.query.running.session import (
+    Action,
+    Decided,
+    Say,
+    Session,
+    StageFailure,
+    planning_share,
+)
+from tests.planners.query.replanning_cases import fig_2_4, output, plan, share, stage
+
+LEFT_DEEP, BUSHY, WIDE = fig_2_4()
+BROKEN = StageFailure("statement", "broken")
+
+
+class Drawn:
+    """A planner whose plans are drawn by hand. It keeps what it is asked for."""
+
+    partial_fps = ("P",)
+
+    def __init__(self, *plans: QueryExecutionPlan) -> None:
+        self.plans = plans
+        self.model = DUCKDB
+        self.asked: list[tuple[Share, dict[str, StageOutput], tuple[str, ...]]] = []
+        self.divided: dict[str, tuple[str, int]] = {}
+
+    def candidates(
+        self, share: Share, actuals: Mapping[str, StageOutput] | None = None, also: Iterable[str] = ()
+    ) -> tuple[QueryExecutionPlan, ...]:
+        self.asked.append((share, dict(actuals or {}), tuple(also)))
+        return self.plans
+
+    def single(self, share: Share) -> QueryExecutionPlan:
+        return self.plans[0]
+
+    def keep_divided(self, begun: Mapping[str, tuple[str, int]]) -> None:
+        self.divided = dict(begun)
+
+
+def session(planner: Drawn, policy: str = "qoop", cores: float = 2, **options: Any) -> Session:
+    return Session(cast(QueryPlanner, planner), share(cores), policy, **options)
+
+
+def seen(cores: int, epoch: int = 1) -> Capacity:
+    return Capacity(epoch, tuple(Node(f"n{i}", 1, 64.0) for i in range(cores)))
+
+
+def started(actions: Sequence[Action]) -> list[str]:
+    return [a.stage.output_fp for a in actions if isinstance(a, Start)]
+
+
+def decisions(actions: Sequence[Action]) -> list[str]:
+    return [a.decision.kind for a in actions if isinstance(a, Decided)]
+
+
+def rows(fp: str, count: int) -> StageOutput:
+    return StageOutput(fp, count, 8 * count)
+
+
+# --- from the first plan to the result --------------------------------------------------------------------
+
+
+def test_every_decision_is_told_once_and_before_what_follows_from_it() -> None:
+    query = session(Drawn(LEFT_DEEP, BUSHY, WIDE))
+    first = query.begin({}, 0.0)
+    assert isinstance(first[0], Decided)
+    assert (first[0].decision.kind, first[0].decision.chosen) == ("start", BUSHY.id)
+    assert started(first) == ["AB", "CD"]
+    assert query.on_finished(BUSHY.by_fp["CD"], output("CD"), 3.0) == []
+    assert query.on_finished(BUSHY.by_fp["AB"], output("AB"), 3.0) == [Start(BUSHY.sink)]
+    assert query.on_finished(BUSHY.sink, output("ABCD"), 7.0) == [Finish(output("ABCD"))]
+
+
+def test_what_earlier_runs_have_left_is_reused() -> None:
+    query = session(Drawn(LEFT_DEEP))
+    (told, *rest) = query.begin({"ABC": output("ABC")}, 0.0)
+    assert isinstance(told, Decided)
+    assert rest == [Reuse(LEFT_DEEP.by_fp["ABC"], output("ABC")), Start(LEFT_DEEP.sink)]
+
+
+def test_a_share_is_a_fraction_of_the_capacity_and_the_first_plans_need_some_node() -> None:
+    query = session(Drawn(LEFT_DEEP), fraction=0.5)
+    assert query.see(seen(8)).total.cores == query.share.total.cores == 4
+    assert planning_share(seen(0)).total.cores == 1
+    assert planning_share(seen(6), 0.5).total.cores == 3
+
+
+def test_a_stage_is_computed_from_the_tables_below_it() -> None:
+    below = replace(stage("AB"), tables=("A", "B"))
+    above = replace(stage("ABC", ("AB",)), tables=("C",))
+    query = session(Drawn(plan("q", below, above)), versions={"a": "1", "B": "2", "c": "3"})
+    assert query.sources("AB") == {"a": "1", "b": "2"}
+    assert query.sources("ABC") == {"a": "1", "b": "2", "c": "3"}
+    assert query.fingerprints == {"AB", "ABC", "P"}
+
+
+# --- plans anew -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("expected", "found", "anew"),
+    [(10, 20, False), (10, 21, True), (10, 5, False), (10, 4, True), (0, 2, False)],
+)
+def test_plans_are_made_anew_when_rows_are_off_by_more_than_a_factor_of_two(
+    expected: int, found: int, anew: bool
+) -> None:
+    first = replace(stage("AB"), rows=expected)
+    planner = Drawn(plan("q", first, stage("ABC", ("AB",))))
+    query = session(planner)
+    query.begin({}, 0.0)
+    actions = query.on_finished(first, rows("AB", found), 1.0)
+    assert (len(planner.asked) == 2) is anew
+    assert decisions(actions) == (["stay"] if anew else [])
+    assert started(actions) == ["ABC"]
+    if anew:
+        assert planner.asked[-1][1:] == ({"AB": rows("AB", found)}, ("q",))
+        (told,) = (a.decision for a in actions if isinstance(a, Decided))
+        assert told.trigger == f"AB: {found} rows, {expected} expected"
+
+
+def test_the_size_of_the_result_is_no_reason_to_plan_anew() -> None:
+    planner = Drawn(plan("q", stage("AB")))
+    query = session(planner)
+    query.begin({}, 0.0)
+    assert query.on_finished(planner.plans[0].sink, rows("AB", 10**6), 1.0) == [Finish(rows("AB", 10**6))]
+    assert len(planner.asked) == 1
+
+
+def test_a_change_of_capacity_has_plans_made_for_the_new_share() -> None:
+    planner = Drawn(LEFT_DEEP, BUSHY, WIDE)
+    query = session(planner)
+    query.begin({}, 0.0)
+    query.see(seen(4))
+    actions = query.on_capacity("arrived: n2, n3", 0.0)
+    assert planner.asked[-1] == (query.share, {}, (BUSHY.id,))
+    assert decisions(actions) == ["switch"]
+    assert query.plan is WIDE
+    assert [a.stage.output_fp for a in actions if isinstance(a, Cancel)] == ["AB", "CD"]
+    assert started(actions) == ["AC", "BD"]
+
+
+def test_a_policy_that_never_replans_keeps_its_plan_and_asks_for_no_other() -> None:
+    planner = Drawn(LEFT_DEEP, BUSHY, WIDE)
+    query = session(planner, "clarinet")
+    query.begin({}, 0.0)
+    query.see(seen(4))
+    assert decisions(query.on_capacity("arrived: n2, n3", 0.0)) == ["stay"]
+    query.on_finished(BUSHY.by_fp["AB"], rows("AB", 10**6), 3.0)
+    assert len(planner.asked) == 1
+    assert planner.model is DUCKDB
+
+
+def test_without_a_core_nothing_is_planned_until_some_come() -> None:
+    planner = Drawn(LEFT_DEEP)
+    query = session(planner)
+    query.begin({}, 0.0)
+    query.see(seen(0, 1))
+    assert decisions(query.on_capacity("left: n0, n1", 1.0)) == ["wait"]
+    assert len(planner.asked) == 1
+    query.see(seen(2, 2))
+    assert decisions(query.on_capacity("arrived: n2, n3", 2.0)) == ["stay"]
+    assert len(planner.asked) == 2
+
+
+def test_costs_are_fitted_to_earlier_runs_and_to_this_one() -> None:
+    work = Work(scanned_rows=1e9)
+    expected = DUCKDB.core_seconds(work)
+    slow = Measured("duckdb", work, 3 * expected, 3 * expected, 4, 2.0)
+    planner = Drawn(plan("q", replace(stage("AB"), rows=10), stage("ABC", ("AB",))))
+    query = session(planner, history=[slow] * 20)
+    before = planner.model.core_seconds(work)
+    assert before == pytest.approx(3 * expected, rel=0.2)
+    query.begin({}, 0.0)
+    slower = replace(slow, task_seconds=9 * expected, wall_seconds=9 * expected)
+    for _ in range(200):
+        query.measured.append(slower)
+    query.on_finished(planner.plans[0].stages[0], rows("AB", 1), 0.5, measured=slower)
+    assert query.measured[-1] is slower
+    assert planner.model.core_seconds(work) > 2 * before
+
+
+# --- slices -----------------------------------------------------------------------------------------------
+
+
+def divided(one: Stage) -> Stage:
+    grid = SimpleNamespace(name="l_orderkey", cells=16)
+    return replace(one, slicing=SimpleNamespace(grid=grid, slices=4))  # type: ignore[arg-type]
+
+
+def test_stages_of_which_earlier_runs_have_left_slices_are_divided_as_then() -> None:
+    planner = Drawn(LEFT_DEEP)
+    query = session(planner)
+    planner.plans = (BUSHY,)
+    query.divide_as_before({"AB": "l_orderkey"})
+    assert planner.divided == {"AB": ("l_orderkey", 8)}
+    assert list(query.plans) == [BUSHY.id]
+    assert query.plan is BUSHY
+
+
+def test_stages_that_were_begun_in_slices_stay_divided_in_later_plans() -> None:
+    planner = Drawn(plan("q", divided(stage("AB")), stage("ABC", ("AB",))))
+    query = session(planner)
+    query.begin({}, 0.0)
+    query.see(seen(4))
+    query.on_capacity("arrived: n2, n3", 1.0)
+    assert planner.divided == {"AB": ("l_orderkey", 4)}
+
+
+def test_a_stage_with_slices_has_the_rest_to_do() -> None:
+    query = session(Drawn(plan("q", divided(stage("AB", tasks=8)))))
+    query.begin({}, 0.0, {"AB": 0.75})
+    assert query.execution.state(0.0).sliced == {"AB": 0.75}
+
+
+# --- failures ---------------------------------------------------------------------------------------------
+
+
+def failing(*stages: Stage) -> tuple[Session, Stage]:
+    """Return a query whose last stage runs, and that stage."""
+    query = session(Drawn(plan("q", *stages)))
+    query.begin({}, 0.0)
+    for one in stages[:-1]:
+        query.on_finished(one, output(one.output_fp), 1.0)
+    return query, stages[-1]
+
+
+@pytest.mark.parametrize(
+    ("failure", "said"),
+    [
+        (StageFailure("cancelled", "killed"), "was cancelled from outside; running it again"),
+        (replace(BROKEN, moved=True), "failed while capacity changed; trying again (broken)"),
+        (replace(BROKEN, lost=frozenset({"AB"})), "has lost what it reads, which is computed again"),
+        (StageFailure("broadcast", "full", moved=True), "failed while capacity changed; trying again (full)"),
+        (StageFailure("broadcast", "too large"), ""),  # it had none that could be left out
+        (BROKEN, ""),
+        (StageFailure("other", "disk full", moved=True), ""),
+    ],
+)  # fmt: skip
+def test_only_what_another_run_may_mend_is_run_again(failure: StageFailure, said: str) -> None:
+    query, sink = failing(stage("AB"), stage("ABC", ("AB",)))
+    assert query.remedy(sink, failure) == said
+    actions = query.on_failed(sink, failure, 2.0)
+    assert actions == ([Say(f"ABC {said}"), Start(sink)] if said else None)
+
+
+def test_what_is_lost_is_computed_again_first() -> None:
+    query, sink = failing(stage("AB"), stage("ABC", ("AB",)))
+    gone = frozenset({"AB"})
+    actions = query.on_failed(sink, replace(BROKEN, lost=gone, gone=gone), 2.0)
+    assert actions is not None
+    assert started(actions) == ["AB"]
+
+
+def test_what_was_drawn_at_random_is_not_drawn_again() -> None:
+    query, sink = failing(stage("AB", volatile=True), stage("ABC", ("AB",)))
+    gone = frozenset({"AB"})
+    assert query.on_failed(sink, replace(BROKEN, lost=gone, gone=gone, moved=True), 2.0) is None
+
+
+def test_a_broadcast_that_does_not_fit_is_left_out_once() -> None:
+    hinted = replace(stage("AB"), statement=Text("SELECT /*+ BROADCAST(b) */ 1", "SELECT 1"))
+    query, sink = failing(hinted)
+    failure = StageFailure("broadcast", "too large")
+    assert not query.fallback(sink)
+    said = "AB has a broadcast that did not fit; running it again with shuffled joins"
+    assert query.on_failed(sink, failure, 1.0) == [Say(said), Start(sink)]
+    assert query.fallback(sink)
+    assert query.on_failed(sink, failure, 2.0) is None
+
+
+def test_a_stage_is_given_up_at_its_third_failure_unless_it_gets_on() -> None:
+    query, sink = failing(divided(stage("AB")))
+    moved = replace(BROKEN, moved=True)
+    assert query.on_failed(sink, moved, 1.0)
+    assert query.on_failed(sink, moved, 2.0)
+    query.on_slices("AB", 0.25)
+    assert query.on_failed(sink, moved, 3.0)
+    query.on_slices("AB", 0.25)  # no more than there was
+    assert query.on_failed(sink, moved, 4.0)
+    assert query.on_failed(sink, moved, 5.0) is None
+
+
+def test_an_engine_that_counts_tasks_bit_by_bit_is_not_thought_to_be_nearly_done() -> None:
+    one = replace(stage("AB", tasks=8), work=Work(tasks=40))
+    query, sink = failing(one)
+    query.on_progress(sink, 0, 0, None, 1.0)
+    assert query.execution.state(1.0).running["AB"].tasks_total == 8
+    query.on_progress(sink, 10, 9, 1, 2.0)
+    assert query.execution.state(2.0).running["AB"].tasks_total == 40
+    query.on_progress(sink, 50, 50, 0, 3.0)
+    assert query.execution.state(3.0).running["AB"].tasks_total == 51
