@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 
 from airflow.sdk import dag
 
-from ebbflow.flows.airflow import EbbflowQueryOperator, EbbflowTrainingOperator, WaitForCapacityOperator
+from ebbflow import EbbflowQueryOperator, EbbflowTrainingOperator, WaitForCapacityOperator
 
 OUT = "{{ var.value.ebbflow_out }}/{{ dag_run.run_after | ds_nodash }}"
 

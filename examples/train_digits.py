@@ -9,7 +9,7 @@ import torch
 from sklearn.datasets import load_digits
 from torch import nn
 
-from ebbflow.infra.training import ElasticRun
+from ebbflow import ElasticRun
 
 
 def main() -> None:

@@ -10,7 +10,7 @@ import pyarrow.parquet
 import torch
 from torch import nn
 
-from ebbflow.infra.training import ElasticRun
+from ebbflow import ElasticRun
 
 
 def main() -> None:

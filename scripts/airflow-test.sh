@@ -11,9 +11,13 @@ if ! cmp -s "$lock" "$venv/installed.lock"; then
   "${PYTHON:-python3}" -m venv --clear "$venv"
   "$venv/bin/pip" install --quiet --disable-pip-version-check --require-hashes \
     --requirement "$lock" --requirement "$(scripts/torch-lock.sh "$venv")"
+  cp "$lock" "$venv/installed.lock"
+fi
+
+if [ ! "$venv/.installed" -nt pyproject.toml ]; then # which maps the packages
   # Airflow and Prefect exclude each other (FastAPI), so Ebbflow comes without its dependencies
   "$venv/bin/pip" install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
-  cp "$lock" "$venv/installed.lock"
+  touch "$venv/.installed"
 fi
 
 exec "$venv/bin/python" -m pytest --rootdir . --confcutdir tests -m "" --timeout 600 "${@:-tests/airflow_provider}"

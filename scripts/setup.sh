@@ -22,3 +22,8 @@ echo "setting up $venv (once)"
 pip() { "$venv/bin/pip" --quiet --disable-pip-version-check "$@"; }
 pip install --require-hashes --requirement requirements.lock --requirement "$(scripts/torch-lock.sh "$venv")"
 pip install --no-deps --no-build-isolation --editable .
+
+# A folder named ebbflow beside a user's script, such as this checkout, would hide the root of an editable install: there
+# Python takes a folder for a package before it asks setuptools' finder.
+site=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+echo "$PWD/.typing/first" > "$site/ebbflow_first.pth"

@@ -1,8 +1,9 @@
 """Ebbflow in Airflow: operators that run queries and trainings, and one that waits for capacity.
 
-    from ebbflow.flows.airflow import EbbflowQueryOperator, EbbflowTrainingOperator, WaitForCapacityOperator
+    from ebbflow import EbbflowQueryOperator, EbbflowTrainingOperator, WaitForCapacityOperator
 
-Nothing else of Ebbflow imports this package, and only its operators, triggers and hook import Airflow.
+Nothing else of Ebbflow imports this package but the root, for whoever asks for one of them; and only its operators,
+triggers and hook import Airflow.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -73,7 +73,7 @@ def _offered_policies(folder: Path, home: Path, snippet: Snippet) -> None:
     from ebbflow.tasks.capacity.own_policies import GROUP, policy_of
 
     page = "docs/own-policy.md"
-    begins = "from ebbflow.planners.model.scheduling"
+    begins = "from ebbflow import App"
     (folder / "mine.py").write_text(
         next(s.text for s in snippets() if s.page == page and s.text.startswith(begins))
     )

@@ -69,19 +69,19 @@ PLANS: dict[str, tuple[Plan, ...]] = {
             "reads a file of the reader's; tests/flows/test_bad_sql.py does so",
         ),
         Plan("ebbflow query revenue.sql --tables s3://", "check", AWS),
-        Plan("from ebbflow.tasks.query.run import", "run", given=("shop",)),
+        Plan("from ebbflow import", "run", given=("shop",)),
     ),
     "docs/own-policy.md": (
-        Plan("from ebbflow.planners.model.scheduling", "run", saved="mine.py"),
+        Plan("from ebbflow import App", "run", saved="mine.py"),
         Plan("from dataclasses import dataclass", "run", given=("decides",)),
-        Plan("import numpy as np", "run", after=("from ebbflow.planners.model.scheduling",)),
+        Plan("import numpy as np", "run", after=("from ebbflow import App",)),
         Plan("ebbflow capacity run", "check", "runs until it is stopped; tests/tasks/capacity start loops"),
         Plan("[policy]", "run", given=("loop rules",)),
         Plan("[project.entry-points", "run", given=("offered policies",)),
     ),
     "docs/nodes.md": (
         Plan("ebbflow nodes up", "slow"),
-        Plan("from ebbflow.infra.local_fleet", "run"),
+        Plan("from ebbflow import", "run"),
     ),
     "docs/training.md": (
         Plan("import torch", "check", OURS),
@@ -89,7 +89,7 @@ PLANS: dict[str, tuple[Plan, ...]] = {
         Plan("# take nodes away", "check", OURS),
         Plan("ebbflow fleet grow trainers", "check", AWS),
         Plan("[[rule]]", "run", given=("failure table",)),
-        Plan("from ebbflow.flows.training import train", "check", PREFECT),
+        Plan("from ebbflow import train", "check", PREFECT),
         Plan("pip install 'prefect-ebbflow[tune]'", "check", OURS),
     ),
     "docs/pipelines.md": (
@@ -98,10 +98,10 @@ PLANS: dict[str, tuple[Plan, ...]] = {
         Plan("cluster:\n  aws", "check", AWS),
         Plan("cluster:\n  existing", "check", DATABASE),
         Plan("ebbflow run --resume", "check", OURS),
-        Plan("from ebbflow.flows.pipeline", "check", PREFECT),
+        Plan("from ebbflow import", "check", PREFECT),
     ),
     "docs/elastic-executors.md": (
-        Plan("from ebbflow.infra.elastic", "check", OURS),
+        Plan("from ebbflow import", "check", OURS),
         Plan("from dataclasses import dataclass", "run"),
     ),
     "docs/fleet.md": (
@@ -124,7 +124,7 @@ PLANS: dict[str, tuple[Plan, ...]] = {
     "docs/operations.md": (
         Plan("sqlite3", "run", given=("ledger",)),
         Plan("ebbflow ledger verify", "run", given=("ledger",), after=("sqlite3",)),
-        Plan("from ebbflow.infra.ledger", "run", given=("ledger",), after=("sqlite3",)),
+        Plan("from ebbflow import", "run", given=("ledger",), after=("sqlite3",)),
         Plan("[teams.vision]", "run", given=("loop rules",)),
         Plan("make chaos", "check", EDITOR),
         Plan("", "check", DATABASE),

@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 
 FOLDERS = ("flows", "tasks", "planners", "infra")
+FACE = "ebbflow.flows.face"  # is the package ebbflow itself
 
 
 def modules_of(root: Path) -> list[str]:
@@ -27,7 +28,8 @@ def _names(root: Path) -> dict[str, Path]:
             if "migrations" in path.parts:
                 continue
             parts = path.relative_to(root).with_suffix("").parts
-            found[".".join(("ebbflow", *(parts[:-1] if parts[-1] == "__init__" else parts)))] = path
+            name = ".".join(("ebbflow", *(parts[:-1] if parts[-1] == "__init__" else parts)))
+            found["ebbflow" if name == FACE else name] = path
     return found
 
 

@@ -11,13 +11,14 @@ import pytest
 ROOT = Path(__file__).parents[2]
 LAYERS = ("flows", "tasks", "infra", "planners")  # each may use those behind it
 CROWD = 15  # modules of a folder at most
+FACE = "flows.face"  # laid as the package itself: what users import, and nothing of ours does
 
 SUBJECTS = {
     "query", "training", "tuning", "fleet", "nodes", "capacity", "pipeline", "simulation", "elastic", "report",
     "bench",
 }  # fmt: skip
 OTHERS = {  # rooms that are of no subject
-    "flows": {"airflow", "blocks", "cli", "ledger", "runs", "setup"},
+    "flows": {"airflow", "blocks", "cli", "face", "ledger", "runs", "setup"},
     "tasks": {"apps", "drawing"},
     "infra": {
         "aws", "clock", "errors", "ledger", "local_fleet", "machine", "packages", "protocols", "spark", "storage",
@@ -29,6 +30,7 @@ OTHERS = {  # rooms that are of no subject
 # from the top: a room uses rooms of lower floors, of its own floor only itself
 FLOORS = {
     "flows": (
+        "face",
         "cli",
         "setup",
         "pipeline report",
@@ -89,7 +91,7 @@ def imports(module: str) -> frozenset[str]:
         elif isinstance(node, ast.ImportFrom) and node.module:
             found |= {f"{node.module}.{one.name}" for one in node.names}
     names = {name.removeprefix("ebbflow.") for name in found if name.split(".")[0] in ("ebbflow", "tests")}
-    return frozenset(name if name in modules() else name.rpartition(".")[0] for name in names)
+    return frozenset(name if name in modules() else name.rpartition(".")[0] or FACE for name in names)
 
 
 def room(module: str) -> tuple[str, str]:
@@ -99,6 +101,10 @@ def room(module: str) -> tuple[str, str]:
 
 def test_nothing_that_is_installed_imports_tests() -> None:
     assert [m for m in modules() if any(i.split(".")[0] == "tests" for i in imports(m))] == []
+
+
+def test_nothing_that_is_installed_imports_what_is_for_users() -> None:
+    assert [m for m in modules() if FACE in imports(m)] == []
 
 
 def test_layers_use_only_those_behind_them() -> None:
@@ -151,6 +157,16 @@ def test_no_folder_is_crowded() -> None:
 
 def test_every_folder_is_installed() -> None:
     listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
-    folders = {".".join(("ebbflow", *p.parent.relative_to(ROOT).parts)) for p in modules().values()}
-    assert sorted(listed) == sorted(folders)
-    assert [f for f in folders if not (ROOT / "/".join(f.split(".")[1:]) / "__init__.py").exists()] == []
+    folders = {p.parent.relative_to(ROOT) for p in modules().values()}
+    packages = [".".join(("ebbflow", *folder.parts)) for folder in folders]
+    assert sorted(listed) == sorted("ebbflow" if p == f"ebbflow.{FACE}" else p for p in packages)
+    assert [f for f in folders if not (ROOT / f / "__init__.py").exists()] == []
+
+
+def test_what_runs_as_a_process_is_defined_before_it_begins() -> None:
+    early = []
+    for module, path in modules().items():
+        for node in ast.parse(path.read_text(encoding="utf-8")).body[:-1]:
+            if isinstance(node, ast.If) and "__main__" in ast.unparse(node.test):
+                early.append(module)
+    assert early == []

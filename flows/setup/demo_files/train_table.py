@@ -9,7 +9,7 @@ import pyarrow.dataset
 import torch
 from torch import nn
 
-from ebbflow.infra.training import ElasticRun
+from ebbflow import ElasticRun
 
 
 def read(folder: str, target: str, rows: int) -> tuple[torch.Tensor, torch.Tensor, bool]:

@@ -5,9 +5,9 @@ nodes at their deadlines; takes down what is left on nodes that are gone, and wh
 ends everything when the fleet is taken down or its owner is no more. Whatever it does can be done twice, and by the
 next keeper: its orders and its memory are the book.
 
-Run as ``python -m ebbflow.infra.local_fleet.provider.supervisor FOLDER UID`` by ``LocalFleet``.
+It also starts the Spark cluster whose workers are the fleet's Spark nodes.
 
-The Spark cluster whose workers are a fleet's Spark nodes.
+Run as ``python -m ebbflow.infra.local_fleet.provider.supervisor FOLDER UID`` by ``LocalFleet``.
 """
 
 import contextlib
@@ -217,10 +217,6 @@ def main(folder: str, uid: str) -> None:
         Keeper(file, uid, clock, common=lambda b, pool: ensure_cluster(file, b, pool, clock)).run()
 
 
-if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2])
-
-
 _kept: list[LocalSparkCluster] = []  # of this process, the keeper: a cluster ends with who started it
 
 
@@ -251,3 +247,7 @@ def ensure_cluster(file: BookFile, book: FleetBook, pool: LocalPool, clock: Cloc
     _kept[:] = [cluster]
     part = SparkPart(cluster.name, cluster.state.uid, cluster.master_url)
     return file.change(book.uid, lambda b: replace(b, spark=part))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2])

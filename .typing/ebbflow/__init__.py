@@ -1,0 +1,1 @@
+../../flows/face/__init__.py
