@@ -86,7 +86,7 @@ def failures_text() -> str:
     """Return the failure table that is shipped, which a user's own looks like."""
     from importlib.resources import files
 
-    return (files("ebbflow.planners.training") / "failures.toml").read_text(encoding="utf-8")
+    return (files("ebbflow.planners.training.failures") / "failures.toml").read_text(encoding="utf-8")
 
 
 def terraform() -> str:

@@ -433,5 +433,5 @@ def test_asked_to_drain_again_a_node_only_says_whether_it_is_idle(running, tmp_p
 
 def test_the_names_of_the_training_launcher_are_the_same():
     launcher = Path(__file__).parents[3] / "infra/training/launcher"  # importing it takes torch, and seconds
-    assert f'ENTRY = "{node_agent._ENTRY}"' in (launcher / "wire.py").read_text()
+    assert f'ENTRY = "{node_agent._ENTRY}"' in (launcher.with_name("channel") / "wire.py").read_text()
     assert 'NOTICE = "notice"' in (launcher / "node.py").read_text()

@@ -231,7 +231,7 @@ def test_any_text_gets_our_error(text: str) -> None:
 
 
 def test_the_shipped_schema_is_that_of_the_format() -> None:
-    shipped = ROOT / "tasks" / "pipeline" / "schema.json"
+    shipped = ROOT / "tasks" / "pipeline" / "file" / "schema.json"
     assert json.loads(shipped.read_text()) == json.loads(json.dumps(json_schema()))
 
 
