@@ -82,6 +82,17 @@ class QueryOutcome:
     report: QueryReport
     result: Checkpoint
 
+    def to_arrow(self) -> Any:
+        """Return all rows as a ``pyarrow.Table``; see ``QueryReport.to_arrow``."""
+        return self.report.to_arrow()
+
+    def to_pandas(self) -> Any:
+        """Return all rows as a ``pandas.DataFrame``; see ``QueryReport.to_pandas``."""
+        return self.report.to_pandas()
+
+    def _repr_html_(self) -> str:
+        return self.report._repr_html_()
+
 
 def calibrated(
     prepared: Prepared,
@@ -99,19 +110,21 @@ def calibrated(
 
 def execute(
     request: QueryRequest,
-    orchestrator: Orchestrator,
+    orchestrator: Orchestrator | None = None,
     clock: Clock | None = None,
     opened: Opened | None = None,
     follow: Callable[[Execution], Listener] | None = None,
 ) -> QueryOutcome:
     """Run ``request`` to its end, write what it asks for, and return the outcome.
 
+    Without an ``orchestrator``, stages run in threads of this process.
     ``opened`` is an engine that the caller keeps (``opened_engine``); otherwise one is started and closed. ``follow``
     makes a further listener of the query's execution, which it may look at in the thread that it is called in.
 
     Raises errors of the ``EbbflowError`` family; finished stages stay in the store whatever happens.
     """
     clock = clock or SystemClock()
+    orchestrator = orchestrator or PlainOrchestrator()
     run_id = uuid.uuid4().hex
     store = ParquetCheckpointStore(request.store, clock=clock)
     with (
@@ -186,7 +199,7 @@ def execute(
         written = sum(stage.bytes for stage in report.stages if stage.status == "completed")
         used = frozenset(stage.fingerprint for stage in report.stages)
         store.tidy(int(request.store_budget * GIB), written, used)
-    return QueryOutcome(report, result)
+    return QueryOutcome(replace(report, result=result), result)
 
 
 @contextmanager
