@@ -9,7 +9,6 @@ Layout::
 """
 
 import os
-import re
 import shutil
 import threading
 import uuid
@@ -44,7 +43,6 @@ SMALLEST_FREE = 1 << 20  # bytes; with less a local store counts as full
 ABANDONED_AFTER = 86_400.0  # seconds
 TIDY_EVERY = 3_600.0  # seconds after which a store is tidied again...
 TIDY_PART = 0.05  # ...or as soon as this part of its budget has been written
-_NATURAL = re.compile(r"(\d+)")
 
 
 class ParquetCheckpointStore:
@@ -272,7 +270,7 @@ class ParquetCheckpointStore:
     def _data_files(self, folder: str) -> list[FileEntry]:
         found = files.listing(self._files.fs(), folder)
         visible = [info for info in found if info.is_file and not files.hidden(info.base_name)]
-        return sorted((files.entry(info) for info in visible), key=lambda f: _natural(f.path))
+        return sorted((files.entry(info) for info in visible), key=lambda f: files.natural(f.path))
 
     def _write_empty(self, path: str, columns: Sequence[tuple[str, str]]) -> None:
         import pyarrow.parquet as pq
@@ -354,12 +352,6 @@ class ParquetCheckpointStore:
 def _check_fingerprint(fingerprint: str) -> None:
     if not FINGERPRINT.fullmatch(fingerprint):
         raise StorageError(f"a fingerprint must be 1 to 128 hex digits in lower case; got {fingerprint!r}")
-
-
-def _natural(path: str) -> list[tuple[int, int, str]]:
-    """Return a sort key in which ``data_2`` comes before ``data_10``."""
-    pieces = _NATURAL.split(path)
-    return [(1, int(p), "") if p.isdigit() else (0, 0, p) for p in pieces]
 
 
 def _footer(fs: Any, path: str) -> tuple[int, list[str]]:

@@ -5,19 +5,19 @@ Looking at the Parquet files that an engine has written.
 
 import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
-from ebbflow.infra.errors import StageFailedError
-from ebbflow.infra.protocols import Checkpoint
+from ebbflow.infra.errors import StageFailedError, StorageError
+from ebbflow.infra.protocols import Checkpoint, Relation
 from ebbflow.infra.query.comparison import Difference, same_rows
-from ebbflow.infra.storage import private
+from ebbflow.infra.storage import files, private
 from ebbflow.infra.storage.filesystems import filesystem, split, translated
 from ebbflow.infra.tables.datatypes import arrow_schema
 
-__all__ = ["Difference", "is_whole", "preview", "read_checkpoint", "same_rows", "write_result"]
+__all__ = ["Difference", "is_whole", "preview", "read_checkpoint", "result_at", "same_rows", "write_result"]
 
 _BATCH = 65_536  # rows
 
@@ -52,6 +52,31 @@ def preview(checkpoint: Checkpoint, rows: int) -> Any:
             taken.append(batch.slice(0, missing))
             missing -= taken[-1].num_rows
         return pa.Table.from_batches(taken, schema)
+
+
+def result_at(path: str, columns: Sequence[tuple[str, str]], rows: int) -> Checkpoint:
+    """Return the result that is at ``path``: one Parquet file, or a checkpoint's folder of them.
+
+    Args:
+        path: as a query's report has it, local or S3.
+        columns: names and Spark SQL types, for a result without files.
+        rows: how many the query has found; it is not checked.
+
+    Raises:
+        StorageError: nothing is there any more, or it cannot be reached.
+    """
+    scheme, target = split(path)
+    with translated(f"read the result {path}"):
+        (found,) = filesystem(scheme).get_file_info([target])
+        parts = [found] if found.is_file else files.listing(filesystem(scheme), target)
+    parts = [one for one in parts if one.is_file and not files.hidden(one.base_name)]
+    if not parts and found.type.name != "Directory":
+        raise StorageError(
+            f"there is no result at {path} any more: run the query again; finished stages are reused"
+        )
+    entries = tuple(files.entry(one) for one in sorted(parts, key=lambda one: files.natural(one.path)))
+    relation = Relation("result", scheme, entries, tuple(columns))
+    return Checkpoint("", path, relation, rows, relation.bytes, seconds=0.0, created=0.0)
 
 
 def write_result(checkpoint: Checkpoint, path: str) -> str:

@@ -4,6 +4,7 @@ import errno
 import fcntl
 import logging
 import os
+import re
 import socket
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -36,6 +37,7 @@ PARALLEL_READS = 8
 LOCK_TIMEOUT = 30.0  # seconds
 _LOCK_POLL = 0.01  # seconds
 _LOCK_TOLD = 1.0  # seconds of waiting after which it is said for whom
+_DIGITS = re.compile(r"(\d+)")
 _HOLDER = 200  # bytes of a lock file that say who holds it
 
 log = logging.getLogger(__name__)
@@ -53,6 +55,12 @@ def listing(filesystem: Any, folder: str, *, recursive: bool = False) -> list[An
     found = filesystem.get_file_info(FileSelector(folder, allow_not_found=True, recursive=recursive))
     # S3 lists the folder's own marker object as well
     return sorted((info for info in found if info.path.rstrip("/") != folder), key=lambda info: info.path)
+
+
+def natural(path: str) -> list[tuple[int, int, str]]:
+    """Return a sort key in which ``data_2`` comes before ``data_10``."""
+    pieces = _DIGITS.split(path)
+    return [(1, int(p), "") if p.isdigit() else (0, 0, p) for p in pieces]
 
 
 def entry(info: Any) -> FileEntry:

@@ -1,8 +1,8 @@
 """Frozen dataclasses to plain JSON values and back, led by their type hints; reports as JSON texts.
 
-A field's JSON key is its name, or ``metadata["json"]``. Tuples become lists; named tuples, and mappings of plain
-values, objects. Numbers that JSON lacks become ``null``; where the field is a plain ``float`` they come back as
-infinity.
+A field's JSON key is its name, or ``metadata["json"]``; where that is ``None`` the field is left out. Tuples become
+lists; named tuples, and mappings of plain values, objects. Numbers that JSON lacks become ``null``; where the field
+is a plain ``float`` they come back as infinity.
 """
 
 import json
@@ -44,7 +44,11 @@ def from_text(kind: type[T], text: str, form: int) -> T:
 def encode(value: Any) -> Any:
     """Return ``value`` as dictionaries, lists, strings, numbers, booleans and ``None``."""
     if is_dataclass(value) and not isinstance(value, type):
-        return {f.metadata.get("json", f.name): encode(getattr(value, f.name)) for f in fields(value)}
+        return {
+            key: encode(getattr(value, f.name))
+            for f in fields(value)
+            if (key := f.metadata.get("json", f.name)) is not None
+        }
     if isinstance(value, tuple) and hasattr(value, "_asdict"):
         value = value._asdict()
     if isinstance(value, tuple | list):

@@ -6,17 +6,24 @@ All times called ``at``, ``started`` and ``ended`` inside a report are seconds a
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from html import escape
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+from ebbflow.infra.errors import InfraError, StorageError
+from ebbflow.infra.packages import require
+from ebbflow.infra.protocols import Checkpoint
 from ebbflow.infra.storage.files import write_text
 from ebbflow.planners.model import Capacity, CapacityDiff, Share
 from ebbflow.planners.query.coverage import BlockCoverage
 from ebbflow.planners.query.plan.qep import QueryExecutionPlan, Stage
 from ebbflow.planners.query.plan.state import DecisionKind, Estimate, ReplanDecision
 from ebbflow.tasks.drawing.codec import encode, from_text, to_text
+from ebbflow.tasks.drawing.tables import table_html
+from ebbflow.tasks.drawing.wording import label_text, plural, seconds_text
 
 FORMAT = 1  # of the JSON form; grows when a key changes its meaning
+_SHOWN = 10  # rows in a notebook
 
 StageStatus = Literal["completed", "reused", "cancelled", "failed"]
 
@@ -255,6 +262,9 @@ class QueryReport:
     verified: bool | None = None  # None: not checked
     verification: str = ""  # how, or what differed
     blocks: tuple[BlockCoverage, ...] = ()  # the query's inner-join blocks, planned or left as written
+    result: Checkpoint | None = field(  # the rows; only in the process that ran the query
+        default=None, compare=False, repr=False, metadata={"json": None}
+    )
 
     @property
     def switches(self) -> tuple[SwitchReport, ...]:
@@ -286,6 +296,60 @@ class QueryReport:
     def with_status(self, status: StageStatus) -> tuple[StageReport, ...]:
         """Return the stage runs that ended in ``status``."""
         return tuple(s for s in self.stages if s.status == status)
+
+    def to_arrow(self) -> Any:
+        """Return all rows of the result as a ``pyarrow.Table``.
+
+        Raises ``StorageError`` where they are not there any more, or not as the query wrote them.
+        """
+        from ebbflow.infra.query.results import read_checkpoint
+
+        place = self._place()
+        table = read_checkpoint(place)
+        if table.num_rows != self.rows:
+            raise StorageError(
+                f"the result at {place.uri} has {plural(table.num_rows, 'row')}, not the {self.rows:,} that the "
+                "query wrote: run the query again"
+            )
+        return table
+
+    def to_pandas(self) -> Any:
+        """Return all rows of the result as a ``pandas.DataFrame``; pandas is not installed with Ebbflow.
+
+        Raises ``EngineUnavailableError`` without pandas, and what ``to_arrow`` raises.
+        """
+        require("pandas", "to_pandas()")
+        return self.to_arrow().to_pandas()
+
+    def _place(self) -> Checkpoint:
+        """Return where the rows are. Raises ``StorageError``."""
+        from ebbflow.infra.query.results import is_whole, result_at
+
+        if self.result is not None and is_whole(self.result):
+            return self.result
+        return result_at(self.result_path, self.columns, self.rows)
+
+    def _repr_html_(self) -> str:
+        """Return what notebooks show: what it was, and the first rows where this process has run it."""
+        said = (
+            f"{plural(self.rows, 'row')} in {seconds_text(self.seconds)}, {self.engine}, policy {self.policy}"
+        )
+        head = f"<b>{escape(label_text(self.title, 80))}</b> " if self.title else ""
+        return f"<div><p>{head}{escape(said)}</p>{self._rows_html()}</div>"
+
+    def _rows_html(self) -> str:
+        from ebbflow.infra.query.results import preview
+
+        if self.result is None:  # read from a file, which may name any place
+            return f"<p>{escape(label_text(self.result_path, 300))}</p>"
+        try:
+            return table_html(preview(self._place(), _SHOWN), self.rows)
+        except (
+            InfraError,
+            ValueError,
+            OverflowError,
+        ) as error:  # a notebook shows nothing of a repr that raises
+            return f"<p>{escape(label_text(str(error), 300))}</p>"
 
     def to_json(self) -> str:
         """Return the report as JSON text; infinite and undefined numbers are ``null``."""

@@ -77,10 +77,21 @@ class QueryOutcome:
     report: QueryReport
     result: Checkpoint
 
+    def to_arrow(self) -> Any:
+        """Return all rows as a ``pyarrow.Table``; see ``QueryReport.to_arrow``."""
+        return self.report.to_arrow()
+
+    def to_pandas(self) -> Any:
+        """Return all rows as a ``pandas.DataFrame``; see ``QueryReport.to_pandas``."""
+        return self.report.to_pandas()
+
+    def _repr_html_(self) -> str:
+        return self.report._repr_html_()
+
 
 def execute(
     request: QueryRequest,
-    orchestrator: Orchestrator,
+    orchestrator: Orchestrator | None = None,
     clock: Clock | None = None,
     opened: Opened | None = None,
     follow: Callable[[Execution], Listener] | None = None,
@@ -88,12 +99,14 @@ def execute(
     """Run ``request`` to its end and return the outcome; what it asks to be written, ``deliver`` writes
     (``ebbflow.tasks.report.query``).
 
+    Without an ``orchestrator``, stages run in threads of this process.
     ``opened`` is an engine that the caller keeps (``opened_engine``); otherwise one is started and closed. ``follow``
     makes a further listener of the query's execution, which it may look at in the thread that it is called in.
 
     Raises errors of the ``EbbflowError`` family; finished stages stay in the store whatever happens.
     """
     clock = clock or SystemClock()
+    orchestrator = orchestrator or PlainOrchestrator()
     store = ParquetCheckpointStore(request.store, clock=clock)
     with (
         ExitStack() as leaving,  # a share is given up last: its cores are free only once the engine has closed
@@ -130,7 +143,7 @@ def execute(
         written = sum(stage.bytes for stage in report.stages if stage.status == "completed")
         used = frozenset(stage.fingerprint for stage in report.stages)
         store.tidy(int(request.store_budget * GIB), written, used)
-    return QueryOutcome(report, result)
+    return QueryOutcome(replace(report, result=result), result)
 
 
 @contextmanager
