@@ -53,7 +53,7 @@ class QueryPlanner:
     @within_bounds
     def __init__(
         self,
-        text_: str,
+        query: str | ParsedQuery,
         catalogue: Catalogue,
         model: CostModel,
         *,
@@ -63,12 +63,14 @@ class QueryPlanner:
         options: PlannerOptions | None = None,
         allowed: Collection[str] = (),
     ) -> None:
-        """Parse and take apart ``text_``.
+        """Take apart ``query``, a text or one that was parsed against tables of these columns.
 
         ``now`` is what clock functions are frozen to, ``salt`` is unique to the run (see ``Fingerprints``);
         functions in ``allowed`` may read more than tables. Raises the errors of ``parse_query``.
         """
-        self.parsed: ParsedQuery = parse_query(text_, catalogue, now=now, dialect=dialect, allowed=allowed)
+        if isinstance(query, str):
+            query = parse_query(query, catalogue, now=now, dialect=dialect, allowed=allowed)
+        self.parsed: ParsedQuery = query
         self.model = model
         self.options = options or PlannerOptions()
         self._catalogue = catalogue

@@ -107,14 +107,12 @@ def planner_of(
     What it would otherwise guess is measured on samples of the tables (cached). Raises as ``prepare``.
     """
     planner = QueryPlanner(
-        request.sql,
+        gathered.parsed,
         gathered.catalogue,
         DEFAULTS[request.engine],
         now=gathered.now,
         salt=run_id,
-        dialect=request.dialect,
         options=PlannerOptions(cuts=request.cuts),
-        allowed=request.allow_functions,
     )
     planner.sample(_measure(planner, gathered, store.cache("statistics")))
     return planner
