@@ -76,11 +76,10 @@ def query(
 
     Raises ``EbbflowError``.
     """
-    from ebbflow.tasks.query.run import execute
-    from ebbflow.tasks.report.query import deliver
+    from ebbflow.tasks.report.query import deliver, execute
 
     if not app:
-        return deliver(execute(request, orchestrator), request)
+        return execute(request, orchestrator)
     from ebbflow.infra.ledger import Ledger
     from ebbflow.tasks.query.app import run_query_app
     from ebbflow.tasks.query.app_requests import query_spec
@@ -92,12 +91,9 @@ def query(
 
 def train(request: TrainingRequest, resume: bool, stopper: StopTraining) -> TrainingReport:
     """Run a training on nodes of its own. Raises ``EbbflowError``; how it ended, the report says."""
-    from ebbflow.tasks.report.training import deliver
-    from ebbflow.tasks.training.run import run_training
+    from ebbflow.tasks.report.training import run_training
 
-    report = run_training(request, stopper, resume=resume)
-    deliver(report, request)
-    return report
+    return run_training(request, stopper, resume=resume)
 
 
 def train_on_leases(

@@ -108,10 +108,11 @@ if TYPE_CHECKING:
     from ebbflow.tasks.pipeline.outcome import PipelineOutcome
     from ebbflow.tasks.query.report import QueryReport
     from ebbflow.tasks.query.request import QueryRequest
-    from ebbflow.tasks.query.run import PlainOrchestrator, QueryOutcome, execute, explain
+    from ebbflow.tasks.query.run import PlainOrchestrator, QueryOutcome, explain
+    from ebbflow.tasks.report.query import execute
+    from ebbflow.tasks.report.training import run_training
     from ebbflow.tasks.training.report import TrainingReport
     from ebbflow.tasks.training.request import TrainingRequest
-    from ebbflow.tasks.training.run import run_training
     from ebbflow.tasks.tuning.report import TuningReport
     from ebbflow.tasks.tuning.request import Parameter, TuningRequest, read_space
     from ebbflow.tasks.tuning.run import run_tuning
@@ -253,10 +254,11 @@ _NAMES = {
     "ebbflow.flows.airflow.operators": "EbbflowQueryOperator EbbflowTrainingOperator WaitForCapacityOperator",
     "ebbflow.flows.airflow.triggers": "WaitForCapacityTrigger",
     "ebbflow.tasks.query.request": "QueryRequest",
-    "ebbflow.tasks.query.run": "PlainOrchestrator QueryOutcome execute explain",
+    "ebbflow.tasks.query.run": "PlainOrchestrator QueryOutcome explain",
+    "ebbflow.tasks.report.query": "execute",
     "ebbflow.tasks.query.report": "QueryReport",
     "ebbflow.tasks.training.request": "TrainingRequest",
-    "ebbflow.tasks.training.run": "run_training",
+    "ebbflow.tasks.report.training": "run_training",
     "ebbflow.tasks.training.report": "TrainingReport",
     "ebbflow.tasks.tuning.request": "Parameter TuningRequest read_space",
     "ebbflow.tasks.tuning.run": "run_tuning",

@@ -20,8 +20,8 @@ from ebbflow.planners.query.plan.qep import Stage
 from ebbflow.tasks.query.opening import arrived_capacity, opened_engine
 from ebbflow.tasks.query.planning import remember
 from ebbflow.tasks.query.request import QueryRequest
-from ebbflow.tasks.query.run import PlainOrchestrator, QueryOutcome, execute
-from ebbflow.tasks.report.query import deliver
+from ebbflow.tasks.query.run import PlainOrchestrator, QueryOutcome
+from ebbflow.tasks.report.query import execute
 
 
 def run_on_terminal(
@@ -38,7 +38,7 @@ def run_on_terminal(
         if request.engine == "spark" or prefect:
             bars.note(_starting(request, prefect))
         if not prefect:
-            return deliver(execute(request, PlainOrchestrator(listener)), request)
+            return execute(request, PlainOrchestrator(listener))
         quiet_prefect()
         start_temporary_server()
         from ebbflow.flows.query.flow import run_attached

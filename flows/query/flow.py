@@ -29,8 +29,8 @@ from ebbflow.tasks.query.feedback import Feedback
 from ebbflow.tasks.query.listening import Fan, Listener, StageOutcome
 from ebbflow.tasks.query.report import QueryReport
 from ebbflow.tasks.query.request import QueryRequest
-from ebbflow.tasks.query.run import QueryOutcome, execute
-from ebbflow.tasks.report.query import deliver
+from ebbflow.tasks.query.run import QueryOutcome
+from ebbflow.tasks.report.query import deliver, execute
 from ebbflow.tasks.report.timeline import timeline_svg
 
 _SETTLE = 30.0  # seconds
@@ -202,7 +202,7 @@ def run_query(
 
         def work() -> QueryOutcome:
             if ledger is None:
-                return deliver(execute(request, orchestrator), request)
+                return execute(request, orchestrator)
             from ebbflow.tasks.query.app import run_query_app
             from ebbflow.tasks.query.app_requests import query_spec
 

@@ -267,15 +267,12 @@ def _request(
 def _run(request: Any, *, prefect: bool, resume: bool) -> Any:
     from ebbflow.flows.runs.command import interruptible, quiet_prefect, start_temporary_server
     from ebbflow.flows.training.terminal import TrainingScreen
-    from ebbflow.tasks.report.training import deliver
-    from ebbflow.tasks.training.run import run_training
+    from ebbflow.tasks.report.training import run_training
 
     with interruptible(errors, "the run's checkpoints are kept"), TrainingScreen(console) as screen:
         console.print(f"run [bold]{request.id}[/] in {request.run_folder}", highlight=False, soft_wrap=True)
         if not prefect:
-            report = run_training(request, screen, resume=resume)
-            deliver(report, request)
-            return report
+            return run_training(request, screen, resume=resume)
         quiet_prefect()
         start_temporary_server()
         from ebbflow.flows.training.flow import train_attached

@@ -23,13 +23,13 @@ from ebbflow.infra.errors import TrainingError
 from ebbflow.planners.errors import OptionError
 from ebbflow.tasks.drawing.charts import lines_svg
 from ebbflow.tasks.drawing.wording import shorten
-from ebbflow.tasks.report.training import deliver, placement_text
+from ebbflow.tasks.report.training import deliver, placement_text, run_training
 from ebbflow.tasks.training.capacity import Nodes
 from ebbflow.tasks.training.leased.place import ClusterPlace
 from ebbflow.tasks.training.listening import Fan, Silent, TrainingListener
 from ebbflow.tasks.training.report import EventReport, PointReport, TrainingReport
 from ebbflow.tasks.training.request import TrainingRequest, default_folder
-from ebbflow.tasks.training.run import new_id, run_training
+from ebbflow.tasks.training.run import new_id
 
 PUBLISH_EVERY = 10.0  # s between two versions of the live artifact
 _SETTLE = 5.0  # s for the last of them to be published
@@ -257,11 +257,8 @@ class _Work:
         if self._where is not None:
             return self._on_leases(*self._where)
         if request.pool:  # its nodes are those that are free there
-            report = run_training(request, Fan(listener, StopTraining(self._stop)), resume=self._resume)
-        else:
-            report = run_training(request, listener, resume=self._resume, nodes=self._nodes)
-        deliver(report, request)
-        return report
+            return run_training(request, Fan(listener, StopTraining(self._stop)), resume=self._resume)
+        return run_training(request, listener, resume=self._resume, nodes=self._nodes)
 
     def _on_leases(self, place: ClusterPlace, fields: Mapping[str, Any]) -> TrainingReport:
         from ebbflow.tasks.training.leased.app import run_training_app

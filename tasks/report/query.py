@@ -1,6 +1,6 @@
 """Reports as single HTML files: no network, light and dark, for screen, phone and paper."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
@@ -26,13 +26,38 @@ from ebbflow.tasks.report.dag import Direction, dag_svg
 from ebbflow.tasks.report.timeline import timeline_svg
 
 if TYPE_CHECKING:
+    from ebbflow.infra.clock import Clock
+    from ebbflow.planners.query.running.execution import Execution
+    from ebbflow.tasks.query.opening import Opened
     from ebbflow.tasks.query.request import QueryRequest
-    from ebbflow.tasks.query.run import QueryOutcome
+    from ebbflow.tasks.query.run import Listener, Orchestrator, QueryOutcome
 
-__all__ = ["deliver", "environment", "explain_html", "page", "report_html", "trusted", "write_text"]
+__all__ = [
+    "deliver",
+    "environment",
+    "execute",
+    "explain_html",
+    "page",
+    "report_html",
+    "trusted",
+    "write_text",
+]
 
 _DEEP = 8  # stages; a longer chain is drawn downwards
 _PHONE = 380  # width of pictures on a narrow screen
+
+
+def execute(
+    request: "QueryRequest",
+    orchestrator: "Orchestrator | None" = None,
+    clock: "Clock | None" = None,
+    opened: "Opened | None" = None,
+    follow: "Callable[[Execution], Listener] | None" = None,
+) -> "QueryOutcome":
+    """Run ``request`` to its end, write what it asks for, and return the outcome; see ``tasks.query.run.execute``."""
+    from ebbflow.tasks.query import run
+
+    return deliver(run.execute(request, orchestrator, clock, opened, follow), request)
 
 
 def deliver(outcome: "QueryOutcome", request: "QueryRequest") -> "QueryOutcome":

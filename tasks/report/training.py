@@ -9,11 +9,28 @@ from ebbflow.infra.storage.files import write_text
 from ebbflow.tasks.drawing.charts import lines_svg
 from ebbflow.tasks.drawing.wording import number_text, plural, printable, seconds_text, shorten
 from ebbflow.tasks.report.query import page
+from ebbflow.tasks.training.capacity import Nodes
+from ebbflow.tasks.training.listening import TrainingListener
 from ebbflow.tasks.training.report import GenerationReport, PointReport, TrainingReport
 from ebbflow.tasks.training.request import TrainingRequest
 
 _WIDE, _NARROW = 980.0, 380.0
 STATE_WORDS = {"finished": "bold green", "stopped": "bold yellow", "failed": "bold red"}
+
+
+def run_training(
+    request: TrainingRequest,
+    listener: TrainingListener | None = None,
+    *,
+    resume: bool = False,
+    nodes: Nodes | None = None,
+) -> TrainingReport:
+    """Run ``request`` to its end, write what it asks for, and return the report; see ``tasks.training.run``."""
+    from ebbflow.tasks.training import run
+
+    report = run.run_training(request, listener, resume=resume, nodes=nodes)
+    deliver(report, request)
+    return report
 
 
 def deliver(report: TrainingReport, request: TrainingRequest) -> None:

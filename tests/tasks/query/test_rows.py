@@ -12,7 +12,8 @@ from ebbflow.infra.errors import EngineUnavailableError, StorageError
 from ebbflow.tasks.drawing.tables import table_html
 from ebbflow.tasks.query.report import QueryReport
 from ebbflow.tasks.query.request import QueryRequest
-from ebbflow.tasks.query.run import QueryOutcome, execute
+from ebbflow.tasks.query.run import QueryOutcome
+from ebbflow.tasks.report.query import execute
 
 
 @pytest.fixture
