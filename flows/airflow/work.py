@@ -95,9 +95,7 @@ def train(request: TrainingRequest, resume: bool, stopper: StopTraining) -> Trai
     from ebbflow.tasks.report.training import deliver
     from ebbflow.tasks.training.run import run_training
 
-    report = run_training(request, stopper, resume=resume)
-    deliver(report, request)
-    return report
+    return deliver(run_training(request, stopper, resume=resume), request)
 
 
 def train_on_leases(

@@ -273,9 +273,7 @@ def _run(request: Any, *, prefect: bool, resume: bool) -> Any:
     with interruptible(errors, "the run's checkpoints are kept"), TrainingScreen(console) as screen:
         console.print(f"run [bold]{request.id}[/] in {request.run_folder}", highlight=False, soft_wrap=True)
         if not prefect:
-            report = run_training(request, screen, resume=resume)
-            deliver(report, request)
-            return report
+            return deliver(run_training(request, screen, resume=resume), request)
         quiet_prefect()
         start_temporary_server()
         from ebbflow.flows.training.flow import train_attached

@@ -260,8 +260,7 @@ class _Work:
             report = run_training(request, Fan(listener, StopTraining(self._stop)), resume=self._resume)
         else:
             report = run_training(request, listener, resume=self._resume, nodes=self._nodes)
-        deliver(report, request)
-        return report
+        return deliver(report, request)
 
     def _on_leases(self, place: ClusterPlace, fields: Mapping[str, Any]) -> TrainingReport:
         from ebbflow.tasks.training.leased.app import run_training_app

@@ -16,12 +16,13 @@ _WIDE, _NARROW = 980.0, 380.0
 STATE_WORDS = {"finished": "bold green", "stopped": "bold yellow", "failed": "bold red"}
 
 
-def deliver(report: TrainingReport, request: TrainingRequest) -> None:
-    """Write a run's report to the files that ``request`` asks for. Raises ``ReportError``."""
+def deliver(report: TrainingReport, request: TrainingRequest) -> TrainingReport:
+    """Write a run's report to the files that ``request`` asks for, and return it. Raises ``ReportError``."""
     if request.json:
         report.write_json(request.json)
     if request.report:
         write_text(request.report, training_html(report))
+    return report
 
 
 def training_html(report: TrainingReport) -> str:
