@@ -28,17 +28,16 @@ def run_training(
     """Run ``request`` to its end, write what it asks for, and return the report; see ``tasks.training.run``."""
     from ebbflow.tasks.training import run
 
-    report = run.run_training(request, listener, resume=resume, nodes=nodes)
-    deliver(report, request)
-    return report
+    return deliver(run.run_training(request, listener, resume=resume, nodes=nodes), request)
 
 
-def deliver(report: TrainingReport, request: TrainingRequest) -> None:
-    """Write a run's report to the files that ``request`` asks for. Raises ``ReportError``."""
+def deliver(report: TrainingReport, request: TrainingRequest) -> TrainingReport:
+    """Write a run's report to the files that ``request`` asks for, and return it. Raises ``ReportError``."""
     if request.json:
         report.write_json(request.json)
     if request.report:
         write_text(request.report, training_html(report))
+    return report
 
 
 def training_html(report: TrainingReport) -> str:

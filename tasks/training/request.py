@@ -76,8 +76,8 @@ class TrainingRequest:
     restart: bool = False  # begin again where none of the run's checkpoints can be used; holds for one launch
     at: tuple[str, ...] = ()  # scripted faults: 20s:kill:node-2
     cpus: float | None = None  # processors behind one local slot; None: no cap
-    json: str | None = None  # write the report here
-    report: str | None = None  # write the page here
+    json: str | None = None  # whoever asks for the run writes the report here
+    report: str | None = None  # and the page here
 
     def __post_init__(self) -> None:
         """Check everything that can be checked without starting anything."""

@@ -39,7 +39,7 @@ from ebbflow.tasks.training.report import (
 from ebbflow.tasks.training.request import TrainingRequest
 from ebbflow.tasks.training.run import run_training
 
-Deliver = Callable[[TrainingReport, TrainingRequest], None]
+Deliver = Callable[[TrainingReport, TrainingRequest], object]
 Timed = TypeVar("Timed", PointReport, MetricReport, CapacityPoint, EventReport)
 
 

@@ -40,7 +40,7 @@ from ebbflow.infra.training.process.channel import Channel, Report
 from ebbflow.planners.model.trainings import RunSettings
 from tests.infra.training.exchanges import Speakers
 
-SCRIPT = Path(__file__).with_name("launched_script.py")
+SCRIPT = Path(__file__).parents[1] / "launched_script.py"
 PRELOAD = ("torch.distributed", "ebbflow.infra.training.process.world")
 LONG = 90.0  # seconds: a bound for a busy machine, not an expectation
 
