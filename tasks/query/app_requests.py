@@ -6,9 +6,7 @@ from dataclasses import asdict, fields
 from typing import Any
 
 from ebbflow.infra.spark.cluster.authentication import is_sensitive
-from ebbflow.infra.storage import checksums, private
-from ebbflow.infra.storage.files import write_atomic
-from ebbflow.infra.storage.filesystems import filesystem, split, translated
+from ebbflow.infra.storage import records
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model.ledger import AppSpec
 from ebbflow.tasks.apps.specs import Resume, app_spec
@@ -25,18 +23,12 @@ def save_query(request: QueryRequest, id: str) -> str:
     whoever runs it again gives them anew. Raises ``OptionError``
     for an id that is no file's name, ``StorageError``.
     """
-    scheme, path = split(_address(request.store, id))
+    address = _address(request.store, id)
     said = asdict(request) | {"conf": {k: v for k, v in request.conf.items() if not is_sensitive(k)}}
     left_out = sorted(request.conf.keys() - said["conf"].keys())
     functions = list(said.pop("allow_functions"))
-    data = checksums.sealed(
-        {"format": _FORMAT, "left_out": left_out, "functions": functions, **said}, indent=1
-    )
-    with translated(f"write {path}"):
-        store = filesystem(scheme)
-        private.folder_maker(store, scheme)(path.rpartition("/")[0])
-        write_atomic(store, scheme, path, data)
-    return _address(request.store, id)
+    records.save(address, {"left_out": left_out, "functions": functions, **said}, _FORMAT)
+    return address
 
 
 def load_query(store: str, id: str, conf: Mapping[str, str] | None = None) -> QueryRequest:
@@ -45,13 +37,9 @@ def load_query(store: str, id: str, conf: Mapping[str, str] | None = None) -> Qu
     Raises ``StorageError`` where there is none, ``OptionError`` for one that is damaged or of another version, where
     settings that were left out are not given, and where functions had been allowed.
     """
-    scheme, path = split(_address(store, id))
-    with translated(f"read {path}"), filesystem(scheme).open_input_file(path) as file:
-        data = file.read()
+    address = _address(store, id)
     try:
-        said = checksums.unsealed(data)
-        if said.pop("format") != _FORMAT:
-            raise OptionError(f"query {id} was begun by another version of Ebbflow; go on with that one")
+        said = records.load(address, _FORMAT)
         if missing := sorted(set(said.get("left_out", ())) - set(conf or ())):
             raise OptionError(
                 f"query {id} was begun with conf that is never written down, as it holds secrets: "
@@ -65,17 +53,17 @@ def load_query(store: str, id: str, conf: Mapping[str, str] | None = None) -> Qu
         known = {f.name for f in fields(QueryRequest)} - {"allow_functions"}
         values = {name: value for name, value in said.items() if name in known}
         return QueryRequest(**{**values, "store": store, "conf": {**values["conf"], **(conf or {})}})
+    except records.OtherVersionError:
+        raise OptionError(
+            f"query {id} was begun by another version of Ebbflow; go on with that one"
+        ) from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise OptionError(f"{path} is damaged ({error}); run the query anew") from error
+        raise OptionError(f"{address} is damaged ({error}); run the query anew") from error
 
 
 def forget_query(store: str, id: str) -> None:
     """Remove the request of an app that is over. Raises ``StorageError``; what is not there is fine."""
-    scheme, path = split(_address(store, id))
-    with translated(f"remove {path}"):
-        place = filesystem(scheme)
-        if place.get_file_info(path).is_file:
-            place.delete_file(path)
+    records.remove(_address(store, id))
 
 
 def lock_folder(store: str, id: str) -> str:

@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from ebbflow.infra.errors import StorageError, TrainingError
-from ebbflow.infra.storage import checksums, private
-from ebbflow.infra.storage.files import home, write_atomic
+from ebbflow.infra.storage import records
+from ebbflow.infra.storage.files import home
 from ebbflow.infra.storage.filesystems import filesystem, split, translated
 from ebbflow.infra.storage.scripts import check_script
 from ebbflow.planners.errors import OptionError
@@ -204,34 +204,27 @@ class TrainingRequest:
 
     def save(self) -> None:
         """Write the request into the run's folder, for ``--resume``. Raises ``StorageError``."""
-        scheme, path = split(self.run_folder)
-        data = checksums.sealed({"format": _FORMAT, **asdict(self), "restart": False}, indent=1)
-        with translated(f"write {self.run_folder}/{_FILE}"):
-            store = filesystem(scheme)
-            private.folder_maker(store, scheme)(path)
-            write_atomic(store, scheme, f"{path}/{_FILE}", data)
+        records.save(f"{self.run_folder}/{_FILE}", {**asdict(self), "restart": False}, _FORMAT)
 
     @classmethod
     def load(cls, folder: str, run: str, changes: Mapping[str, Any] | None = None) -> "TrainingRequest":
         """Return the recorded request of ``run``, with ``changes``. Raises ``TrainingError`` or ``OptionError``."""
         names.RUN.check(run)
-        scheme, path = split(f"{folder.rstrip('/')}/{run}")
+        where = f"{folder.rstrip('/')}/{run}/{_FILE}"
         try:
-            with (
-                translated(f"read {path}/{_FILE}"),
-                filesystem(scheme).open_input_file(f"{path}/{_FILE}") as file,
-            ):
-                data = checksums.unsealed(file.read())
-            if data.pop("format") != _FORMAT:
-                raise TrainingError(f"run {run} was begun by another version of Ebbflow; go on with that one")
+            data = records.load(where, _FORMAT)
             known = {f.name for f in fields(cls)}
             values = {name: value for name, value in data.items() if name in known}
             values |= {"arguments": tuple(values["arguments"]), "at": (), "folder": folder}
         except StorageError as error:
             raise TrainingError(f"there is no run {run!r} in {folder} to go on with: {error}") from error
+        except records.OtherVersionError:
+            raise TrainingError(
+                f"run {run} was begun by another version of Ebbflow; go on with that one"
+            ) from None
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise TrainingError(
-                f"{path}/{_FILE} is not what was written ({error}); bring it back from a copy, or name the script "
+                f"{where} is not what was written ({error}); bring it back from a copy, or name the script "
                 f"with the options that it was begun with and another --id"
             ) from error
         return cls(**(values | dict(changes or {})))

@@ -8,9 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ebbflow.infra.errors import StorageError, TrainingError
-from ebbflow.infra.storage import checksums, private, user_files
-from ebbflow.infra.storage.files import write_atomic
-from ebbflow.infra.storage.filesystems import filesystem, split, translated
+from ebbflow.infra.storage import records, user_files
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model import names
 from ebbflow.tasks.training.request import TrainingRequest, default_folder, slots_of
@@ -168,36 +166,27 @@ class TuningRequest:
 
     def save(self) -> None:
         """Write the request into the search's folder, for ``--resume``. Raises ``StorageError``."""
-        scheme, path = split(self.search_folder)
-        data = checksums.sealed({"format": _FORMAT, **asdict(self), "restart": False}, indent=1)
-        with translated(f"write {self.search_folder}/{_FILE}"):
-            store = filesystem(scheme)
-            private.folder_maker(store, scheme)(path)
-            write_atomic(store, scheme, f"{path}/{_FILE}", data)
+        records.save(f"{self.search_folder}/{_FILE}", {**asdict(self), "restart": False}, _FORMAT)
 
     @classmethod
     def load(cls, folder: str, id: str, changes: Mapping[str, Any] | None = None) -> "TuningRequest":
         """Return the recorded request of search ``id``, with ``changes``. Raises ``TrainingError``."""
         names.RUN.check(id)
-        scheme, path = split(f"{folder.rstrip('/')}/{id}")
+        where = f"{folder.rstrip('/')}/{id}/{_FILE}"
         try:
-            with (
-                translated(f"read {path}/{_FILE}"),
-                filesystem(scheme).open_input_file(f"{path}/{_FILE}") as file,
-            ):
-                data = checksums.unsealed(file.read())
-            if data.pop("format") != _FORMAT:
-                raise TrainingError(
-                    f"search {id} was begun by another version of Ebbflow; go on with that one"
-                )
+            data = records.load(where, _FORMAT)
             space = tuple(Parameter(**{**p, "choices": tuple(p["choices"])}) for p in data["space"])
             values = {f.name: data[f.name] for f in fields(cls) if f.name in data}
             values |= {"space": space, "arguments": tuple(data["arguments"]), "folder": folder}
         except StorageError as error:
             raise TrainingError(f"there is no search {id!r} in {folder} to go on with: {error}") from error
+        except records.OtherVersionError:
+            raise TrainingError(
+                f"search {id} was begun by another version of Ebbflow; go on with that one"
+            ) from None
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise TrainingError(
-                f"{path}/{_FILE} is not what was written ({error}); bring it back from a copy, or start the search "
+                f"{where} is not what was written ({error}); bring it back from a copy, or start the search "
                 f"anew"
             ) from error
         return cls(**(values | dict(changes or {})))
