@@ -11,7 +11,8 @@ import numpy as np
 from ebbflow.infra.clock import Clock
 from ebbflow.infra.errors import DoubleBookingError, InfraError, LedgerUnavailableError
 from ebbflow.infra.ledger import Ledger
-from ebbflow.planners.capacity import Cycle, Memory, Settings, Situation, decide
+from ebbflow.planners.capacity.deciding import decide
+from ebbflow.planners.capacity.values import Cycle, Memory, Settings, Situation
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model.capacity import Capacity
 from ebbflow.planners.model.ledger import AppReport, Change, Decided, Event, Granted

@@ -29,7 +29,7 @@ from ebbflow.infra.clock import Clock
 from ebbflow.infra.errors import LedgerError, LedgerUnavailableError, StaleLoopError
 from ebbflow.infra.ledger import Ledger, Unread
 from ebbflow.infra.protocols import CapacitySource, FleetControl
-from ebbflow.planners.capacity import Cycle, Settings
+from ebbflow.planners.capacity.values import Cycle, Settings
 from ebbflow.planners.model.ledger import AppReport
 from ebbflow.planners.model.ledger_state import State
 from ebbflow.tasks.apps.loop_report import LOOP, RESERVED, LoopRow, asked_to_stop

@@ -14,7 +14,7 @@ from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.errors import InfraError
 from ebbflow.infra.ledger import Ledger
 from ebbflow.infra.protocols import CapacitySource, FleetControl
-from ebbflow.planners.capacity import Settings
+from ebbflow.planners.capacity.values import Settings
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.hazard import hazard
 from ebbflow.planners.model.capacity import Capacity

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ebbflow.infra.storage import user_files
-from ebbflow.planners.capacity import Scaling, Settings, Team
+from ebbflow.planners.capacity.values import Scaling, Settings, Team
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model import names
 from ebbflow.planners.sections import number, only, table
@@ -30,7 +30,7 @@ class LoopRules:
         name = "rho-bounded"           # or one of an installed package, or "mymodule:MyPolicy" with --allow-policy
         options = { rho = 1.5 }
 
-        [loop]                         # seconds; ``planners.capacity.Settings`` has them all
+        [loop]                         # seconds; ``planners.capacity.values.Settings`` has them all
         lease_s = 300
         interval_s = 60
 

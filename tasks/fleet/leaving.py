@@ -7,7 +7,7 @@ from typing import Protocol
 from ebbflow.infra.aws.remote import Outcome
 from ebbflow.infra.clock import Clock
 from ebbflow.infra.errors import AwsError
-from ebbflow.planners.fleet.scaling import NodeUse, may_end
+from ebbflow.planners.fleet.scaling.scale_in import NodeUse, may_end
 from ebbflow.planners.model.capacity import Node
 from ebbflow.tasks.drawing.wording import plural
 

@@ -30,8 +30,7 @@ from ebbflow.planners.errors import OptionError
 from ebbflow.planners.fleet import guard as guarding
 from ebbflow.planners.fleet.fallback import amended
 from ebbflow.planners.fleet.guard import RunMoney, Verdict, new_nodes
-from ebbflow.planners.fleet.scaling import with_drains
-from ebbflow.planners.fleet.scaling.scale_in import NodeUse
+from ebbflow.planners.fleet.scaling.scale_in import NodeUse, with_drains
 from ebbflow.planners.model.capacity import Node
 from ebbflow.planners.model.fleet import Fleet, Offer, PoolState, Target
 from ebbflow.tasks.fleet.request import FleetRequest, FleetRules

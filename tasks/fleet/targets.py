@@ -3,7 +3,7 @@
 from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.query.checkpoints import ParquetCheckpointStore
 from ebbflow.planners.errors import OptionError
-from ebbflow.planners.fleet.scaling import DeadlineScaling, QueryCurve
+from ebbflow.planners.fleet.scaling.deadline import DeadlineScaling, QueryCurve
 from ebbflow.planners.model import Resources, Share
 from ebbflow.planners.model.fleet import Target
 from ebbflow.planners.query.plan.state import ExecutionState

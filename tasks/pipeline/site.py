@@ -12,14 +12,16 @@ from ebbflow.infra.errors import PipelineRunError
 from ebbflow.infra.ledger import Ledger
 from ebbflow.infra.local_fleet import LocalFleet
 from ebbflow.infra.protocols import Trainer
-from ebbflow.planners.capacity import Settings
+from ebbflow.planners.capacity.values import Settings
 from ebbflow.planners.errors import EbbflowError
 from ebbflow.planners.hazard import hazard
-from ebbflow.tasks.capacity import CapacityLoop, LoopListener, Rented
 from ebbflow.tasks.capacity.actuator import LocalEvictor
 from ebbflow.tasks.capacity.giving_back import give_back
 from ebbflow.tasks.capacity.intervals import LoopPace
 from ebbflow.tasks.capacity.leading import leads, led_soon
+from ebbflow.tasks.capacity.listening import LoopListener
+from ebbflow.tasks.capacity.loop import CapacityLoop
+from ebbflow.tasks.capacity.observing import Rented
 from ebbflow.tasks.pipeline.checking import from_environment
 from ebbflow.tasks.pipeline.faulting import Faults
 from ebbflow.tasks.pipeline.file.deciding import settings_of

@@ -17,7 +17,7 @@ import pytest
 
 from ebbflow.infra.ledger import Ledger
 from ebbflow.infra.local_fleet import LocalFleet, LocalPool
-from ebbflow.planners.capacity import Settings
+from ebbflow.planners.capacity.values import Settings
 from ebbflow.planners.model.capacity import Node
 from ebbflow.planners.model.ledger import CapacityChanged
 from ebbflow.tasks.capacity.loop import CapacityLoop

@@ -30,10 +30,11 @@ from ebbflow.infra.clock import SystemClock
 from ebbflow.infra.ledger import Ledger
 from ebbflow.infra.ledger.audit import audit
 from ebbflow.infra.storage.files import write_text
-from ebbflow.planners.capacity import Settings
+from ebbflow.planners.capacity.values import Settings
 from ebbflow.planners.model.ledger import AppEntered, CapacityChanged, Ended, Event, Granted, Recalled
 from ebbflow.planners.scheduling.live import live_policy
-from ebbflow.tasks.capacity import CapacityLoop, LoopPace
+from ebbflow.tasks.capacity.intervals import LoopPace
+from ebbflow.tasks.capacity.loop import CapacityLoop
 from ebbflow.tasks.capacity.metrics import percentile
 from ebbflow.tasks.drawing.charts import lines_svg
 from tests.benchmarks.capacity_churn import Apps, Churn, SureEvictor, run_apps

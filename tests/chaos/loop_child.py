@@ -13,7 +13,7 @@ from pathlib import Path
 from ebbflow.infra.errors import EbbflowError
 from ebbflow.infra.ledger import Ledger
 from ebbflow.infra.ledger.database import database
-from ebbflow.tasks.capacity import CapacityLoop
+from ebbflow.tasks.capacity.loop import CapacityLoop
 from tests.tasks.capacity.loopcases import FAST, settings
 from tests.tasks.capacity.loopprocess import FileSource
 

@@ -4,7 +4,7 @@ from collections.abc import Collection
 from math import inf
 from typing import Any
 
-from ebbflow.planners.capacity import Scaling, Settings, Team
+from ebbflow.planners.capacity.values import Scaling, Settings, Team
 from ebbflow.planners.model.scheduling import Policy
 from ebbflow.planners.scheduling.live import live_policy
 from ebbflow.tasks.capacity.own_policies import check_policy, policy_of

@@ -6,7 +6,7 @@ from math import inf
 
 from ebbflow.infra.protocols import FleetControl
 from ebbflow.planners.fleet.market import Place, Seen
-from ebbflow.planners.fleet.scaling import NodeUse, may_end, with_drains
+from ebbflow.planners.fleet.scaling.scale_in import NodeUse, may_end, with_drains
 from ebbflow.planners.model.capacity import Node
 from ebbflow.planners.model.fleet import Fleet, Target
 from ebbflow.planners.model.prices import offers_of

@@ -8,7 +8,8 @@ from typing import NamedTuple, Protocol
 
 from ebbflow.planners.errors import PlanningError
 from ebbflow.planners.fleet.market import Interruption, Place, Seen, Terms, choose, with_rates
-from ebbflow.planners.fleet.scaling import DeadlineScaling, Held, Steady
+from ebbflow.planners.fleet.scaling.deadline import DeadlineScaling
+from ebbflow.planners.fleet.scaling.steady import Held, Steady
 from ebbflow.planners.model.capacity import Market, Node
 from ebbflow.planners.model.fleet import Offer, PoolState
 from ebbflow.planners.model.prices import HOUR

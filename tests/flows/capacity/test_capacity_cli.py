@@ -23,8 +23,8 @@ from ebbflow.planners.model.ledger import (
     Granted,
     Lease,
 )
-from ebbflow.tasks.apps.loop_report import STOP, stop_request
-from ebbflow.tasks.capacity import LOOP, CapacityLoop, LoopRow
+from ebbflow.tasks.apps.loop_report import LOOP, STOP, LoopRow, stop_request
+from ebbflow.tasks.capacity.loop import CapacityLoop
 from ebbflow.tasks.capacity.opening import Nodes
 from ebbflow.tasks.capacity.request import CapacityRequest, LoopRules
 

@@ -13,7 +13,7 @@ from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model.capacity import Capacity, Node
 from ebbflow.planners.model.ledger import AppSpec
 from ebbflow.tasks.apps.loop_report import STOP, stop_request
-from ebbflow.tasks.capacity import LoopEvent
+from ebbflow.tasks.capacity.listening import LoopEvent
 from ebbflow.tasks.capacity.opening import Nodes
 from ebbflow.tasks.capacity.recovery import LostApp
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from ebbflow.planners.capacity import Cycle, Memory, Settings, Situation, decide
+from ebbflow.planners.capacity.deciding import decide
+from ebbflow.planners.capacity.values import Cycle, Memory, Settings, Situation
 from ebbflow.planners.model.capacity import Node, Notice
 from ebbflow.planners.model.fleet import Fleet, Offer, PoolState, Target
 from ebbflow.planners.model.ledger import (

@@ -3,7 +3,7 @@
 import pytest
 from ledger_worlds import World, app, node
 
-from ebbflow.planners.capacity import Settings
+from ebbflow.planners.capacity.values import Settings
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.scheduling.live import DEFAULT, live_options, live_policies, live_policy
 

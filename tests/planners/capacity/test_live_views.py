@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from ledger_worlds import START, World, app, node
 
-from ebbflow.planners.capacity import Memory, Plan, Settings, Team, Wanted, view
+from ebbflow.planners.capacity import view
 from ebbflow.planners.capacity.cycle_state import MOST_GPUS, Scene, bounds
 from ebbflow.planners.capacity.estimates import UNKNOWN, LiveBidder, belief
-from ebbflow.planners.capacity.values import Ran, Situation
+from ebbflow.planners.capacity.values import Memory, Plan, Ran, Settings, Situation, Team, Wanted
 from ebbflow.planners.model.ledger import AppReport, Decided, Ended
 from ebbflow.planners.scheduling.finish_time import CurveStopping, Job
 from ebbflow.planners.scheduling.live import live_policy

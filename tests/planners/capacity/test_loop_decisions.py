@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from ledger_worlds import START, World, app, copied, node
 
-from ebbflow.planners.capacity import Memory, Settings, Situation, decide
+from ebbflow.planners.capacity.deciding import decide
+from ebbflow.planners.capacity.values import Memory, Settings, Situation
 from ebbflow.planners.model.ledger import AppMoved, AppReport, Decided, Ended, Extended, Granted, Recalled
 from ebbflow.planners.model.scheduling import Decision, Grant
 from ebbflow.planners.scheduling.live import live_policy

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from ledger_worlds import World, app, node
 
-from ebbflow.planners.capacity import Settings, Team
+from ebbflow.planners.capacity.values import Settings, Team
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.fleet.limits import Limits
 from ebbflow.planners.model.scheduling import Decision, Grant

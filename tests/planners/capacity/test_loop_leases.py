@@ -5,10 +5,9 @@ from dataclasses import replace
 import pytest
 from ledger_worlds import World, app, node
 
-from ebbflow.planners.capacity import Plan, Settings, Team, Wanted
 from ebbflow.planners.capacity.cycle_state import Scene
 from ebbflow.planners.capacity.leases import Moves, carry_out
-from ebbflow.planners.capacity.values import Situation
+from ebbflow.planners.capacity.values import Plan, Settings, Situation, Team, Wanted
 from ebbflow.planners.model.ledger import AppEntered, Granted, Lease, Recalled
 from ebbflow.planners.scheduling.live import live_policy
 

@@ -6,8 +6,8 @@ from math import inf
 import pytest
 from ledger_worlds import START, World, app, fleet_of, node, pool
 
-from ebbflow.planners.capacity import Scaling, Settings
 from ebbflow.planners.capacity.replacing import AGAIN, Successors, successors
+from ebbflow.planners.capacity.values import Scaling, Settings
 from ebbflow.planners.fleet.limits import Limits
 from ebbflow.planners.model.capacity import Notice
 from ebbflow.planners.model.fleet import Offer, PoolState

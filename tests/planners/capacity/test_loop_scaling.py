@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 from ledger_worlds import START, World, app, applied, fleet_of, node, pool
 
-from ebbflow.planners.capacity import Scaling, Settings
 from ebbflow.planners.capacity.scaling import becomes
+from ebbflow.planners.capacity.values import Scaling, Settings
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.fleet.limits import Limits, PoolLimits
 from ebbflow.planners.model.capacity import Notice

@@ -6,10 +6,10 @@ from math import inf
 import pytest
 from ledger_worlds import START, World, app, node
 
-from ebbflow.planners.capacity import Plan, Settings, Situation, Wanted
 from ebbflow.planners.capacity.cycle_state import Scene
 from ebbflow.planners.capacity.leases import HEAD
 from ebbflow.planners.capacity.triggers import due
+from ebbflow.planners.capacity.values import Plan, Settings, Situation, Wanted
 from ebbflow.planners.model.scheduling import Decision, Grant
 from ebbflow.planners.scheduling.live import live_policy
 

@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from ledger_worlds import World, app, node
 
-from ebbflow.planners.capacity import Settings, Team
+from ebbflow.planners.capacity.values import Settings, Team
 from ebbflow.planners.model.ledger import OVER, Event
 from ebbflow.planners.model.ledger_state import State, fold
 from ebbflow.planners.scheduling.live import live_policy

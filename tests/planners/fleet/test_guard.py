@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.fleet.guard import NewNode, RunMoney, Verdict, check, closed, open_nodes
 from ebbflow.planners.fleet.limits import Limits, PoolLimits, Quota
-from ebbflow.planners.fleet.scaling import NodeUse
+from ebbflow.planners.fleet.scaling.scale_in import NodeUse
 from ebbflow.planners.model.capacity import Node, Notice
 from ebbflow.planners.model.fleet import Fleet, PoolState, Target
 

@@ -11,13 +11,14 @@ from app_loops import begin, until
 from toy_trainings import Machines, Script
 
 from ebbflow.infra.ledger import Ledger
-from ebbflow.planners.capacity import Settings
+from ebbflow.planners.capacity.values import Settings
 from ebbflow.planners.model.capacity import Capacity, Node, Notice
 from ebbflow.planners.model.ledger import Ended, Granted
 from ebbflow.planners.scheduling.leased.simple import equal_share
 from ebbflow.tasks.apps.agent import Pace
 from ebbflow.tasks.apps.lease_table import Rules
-from ebbflow.tasks.capacity import CapacityLoop, LoopPace
+from ebbflow.tasks.capacity.intervals import LoopPace
+from ebbflow.tasks.capacity.loop import CapacityLoop
 from ebbflow.tasks.training.leased.app import run_training_app
 from ebbflow.tasks.training.leased.spec import training_spec
 from ebbflow.tasks.training.request import TrainingRequest

@@ -9,11 +9,13 @@ from typing import Any
 from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.errors import LedgerUnavailableError
 from ebbflow.infra.ledger import Ledger
-from ebbflow.planners.capacity import Settings
+from ebbflow.planners.capacity.values import Settings
 from ebbflow.planners.model.capacity import Capacity, Node, Notice
 from ebbflow.planners.model.ledger import AppEntered, AppMoved, AppReport, AppSpec, Ended, Granted, Lease
 from ebbflow.planners.scheduling.leased.simple import equal_share
-from ebbflow.tasks.capacity import CapacityLoop, LoopEvent, LoopPace
+from ebbflow.tasks.capacity.intervals import LoopPace
+from ebbflow.tasks.capacity.listening import LoopEvent
+from ebbflow.tasks.capacity.loop import CapacityLoop
 from tests.evaluation.renting.virtual_clock import VirtualClock
 
 WAIT = 60.0  # seconds; what does not happen within them does not happen

@@ -9,7 +9,7 @@ from pathlib import Path
 from ebbflow.infra.clock import SystemClock
 from ebbflow.infra.ledger import Ledger
 from ebbflow.planners.model.capacity import Capacity
-from ebbflow.tasks.capacity import CapacityLoop
+from ebbflow.tasks.capacity.loop import CapacityLoop
 from tests.tasks.capacity.loopcases import BRIEF, node, settings
 
 POINTS = ("observed", "capacity written", "decided", "written", "scaled", "evicted", "ended")

@@ -9,12 +9,14 @@ import pytest
 from loopcases import START, FakeEvictor, FakeSource, Recorder, ScriptedApp, World, node, nodes, settings
 
 from ebbflow.infra.errors import ClusterError, LedgerBusyError, LedgerUnavailableError, StaleLoopError
-from ebbflow.planners.capacity import Scaling
+from ebbflow.planners.capacity.values import Scaling
 from ebbflow.planners.model.fleet import Offer
 from ebbflow.planners.model.ledger import Decided, Ended, Granted, LoopBegan, Recalled
 from ebbflow.planners.model.prices import Machine, Series
-from ebbflow.tasks.capacity import LOOP, CapacityLoop, LoopRow, Rented
+from ebbflow.tasks.apps.loop_report import LOOP, LoopRow
 from ebbflow.tasks.capacity import cycle as loop_module
+from ebbflow.tasks.capacity.loop import CapacityLoop
+from ebbflow.tasks.capacity.observing import Rented
 from ebbflow.tasks.capacity.status import look
 from tests.evaluation.renting.fleet import SimulatedFleet, SimulatedPool
 from tests.evaluation.renting.spot_supply import Supply

@@ -7,7 +7,7 @@ import pytest
 from ebbflow.infra.ledger import Ledger
 from ebbflow.infra.ledger.audit import audit
 from ebbflow.planners.model.ledger import AppMoved, Granted, LoopBegan, Recalled
-from ebbflow.tasks.capacity import CapacityLoop
+from ebbflow.tasks.capacity.loop import CapacityLoop
 from tests.benchmarks.capacity_churn import Apps, Churn, SureEvictor
 from tests.benchmarks.capacity_load import all_events, settings
 from tests.evaluation.renting.virtual_clock import VirtualClock

@@ -11,7 +11,7 @@ from loopprocess import POINTS, FileSource, run, write
 
 from ebbflow.infra.ledger import Ledger
 from ebbflow.planners.model.ledger import LoopBegan
-from ebbflow.tasks.capacity import CapacityLoop
+from ebbflow.tasks.capacity.loop import CapacityLoop
 
 
 @pytest.mark.processes

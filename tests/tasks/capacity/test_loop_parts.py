@@ -12,10 +12,11 @@ from ebbflow.infra.errors import AwsError, ClusterError, LedgerUnavailableError
 from ebbflow.infra.protocols import Applied, Ask, Refusal
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model.fleet import Fleet, Offer, PoolState, Target
-from ebbflow.tasks.capacity import LoopEvent, LoopPace, LoopRow, RemoteEvictor
-from ebbflow.tasks.capacity.actuator import Evicted, Hands, Scaled
+from ebbflow.tasks.apps.loop_report import LoopRow
+from ebbflow.tasks.capacity.actuator import Evicted, Hands, RemoteEvictor, Scaled
 from ebbflow.tasks.capacity.events import of_done
-from ebbflow.tasks.capacity.listening import Announcer
+from ebbflow.tasks.capacity.intervals import LoopPace
+from ebbflow.tasks.capacity.listening import Announcer, LoopEvent
 from ebbflow.tasks.capacity.loop import Outage
 from ebbflow.tasks.capacity.metrics import Figures, percentile
 from ebbflow.tasks.capacity.observing import Watch, look_at

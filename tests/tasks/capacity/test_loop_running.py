@@ -22,9 +22,9 @@ from ebbflow.infra.errors import LedgerError, LedgerUnavailableError, StaleLoopE
 from ebbflow.infra.ledger import Ledger
 from ebbflow.planners.model.ledger import CapacityChanged
 from ebbflow.planners.scheduling.leased.simple import equal_share
-from ebbflow.tasks.apps.loop_report import STOP, stop_request
-from ebbflow.tasks.capacity import LOOP, CapacityLoop, LoopRow
+from ebbflow.tasks.apps.loop_report import LOOP, STOP, LoopRow, stop_request
 from ebbflow.tasks.capacity import cycle as loop_module
+from ebbflow.tasks.capacity.loop import CapacityLoop
 from ebbflow.tasks.capacity.status import wait_for_end
 
 

@@ -17,13 +17,14 @@ from ebbflow.infra.ledger import Ledger
 from ebbflow.infra.storage.places import Place
 from ebbflow.infra.training.channel.wire import Entry
 from ebbflow.infra.training.launcher.journal import Journal
-from ebbflow.planners.capacity import Scaling, Settings
+from ebbflow.planners.capacity.values import Scaling, Settings
 from ebbflow.planners.errors import PipelineFileError
 from ebbflow.planners.model.ledger import AppEntered, AppMoved, AppSpec, Decided, Ended, Recalled
 from ebbflow.planners.model.trainings import RunSettings
 from ebbflow.tasks.apps.agent import AppAgent, Pace
-from ebbflow.tasks.capacity import CapacityLoop, LoopPace
 from ebbflow.tasks.capacity.giving_back import give_back
+from ebbflow.tasks.capacity.intervals import LoopPace
+from ebbflow.tasks.capacity.loop import CapacityLoop
 from ebbflow.tasks.capacity.opening import opened_nodes
 from ebbflow.tasks.capacity.request import CapacityRequest
 from ebbflow.tasks.pipeline.file.read import read_pipeline

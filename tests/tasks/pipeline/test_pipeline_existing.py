@@ -10,11 +10,11 @@ from pipelines import pairs_script, write_pairs
 
 from ebbflow.infra.ledger import Ledger
 from ebbflow.infra.local_fleet import LocalFleet, LocalPool
-from ebbflow.planners.capacity import Settings
+from ebbflow.planners.capacity.values import Settings
 from ebbflow.planners.errors import PipelineFileError
 from ebbflow.planners.model.ledger import Granted
 from ebbflow.tasks.apps.agent import rules_of
-from ebbflow.tasks.capacity import LoopPace
+from ebbflow.tasks.capacity.intervals import LoopPace
 from ebbflow.tasks.capacity.opening import opened_nodes
 from ebbflow.tasks.capacity.request import CapacityRequest
 from ebbflow.tasks.pipeline.outcome import PipelineOutcome

@@ -12,7 +12,7 @@ from pipelines import changed, content, read
 
 from ebbflow.infra.clock import SystemClock
 from ebbflow.infra.errors import ClusterError
-from ebbflow.tasks.capacity import LocalEvictor
+from ebbflow.tasks.capacity.actuator import LocalEvictor
 from ebbflow.tasks.pipeline import site as sites
 from ebbflow.tasks.pipeline.faulting import Faults
 from ebbflow.tasks.pipeline.file.spec import FaultSpec, Pipeline

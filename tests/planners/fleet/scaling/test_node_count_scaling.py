@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ebbflow.planners.errors import OptionError
-from ebbflow.planners.fleet.scaling import goodput_per_gpu, nodes_wanted
+from ebbflow.planners.fleet.scaling.per_gpu import goodput_per_gpu, nodes_wanted
 from ebbflow.planners.training.speed.batch_size import BatchLimits
 from ebbflow.planners.training.speed.goodput import GoodputModel, GradientStatistics
 from ebbflow.planners.training.speed.throughput import ThroughputParameters

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from pools import plan, pool, stage
 
 from ebbflow.planners.errors import OptionError
-from ebbflow.planners.fleet.scaling import DeadlineScaling, QueryCurve
+from ebbflow.planners.fleet.scaling.deadline import DeadlineScaling, QueryCurve
 from ebbflow.planners.model import Resources, Share
 from ebbflow.planners.query.plan.qep import QueryExecutionPlan
 from ebbflow.planners.query.plan.state import ExecutionState, RunningStage, StageOutput

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from pools import nodes, pool
 
 from ebbflow.planners.errors import OptionError
-from ebbflow.planners.fleet.scaling import NodeUse, leaving, may_end, with_drains
+from ebbflow.planners.fleet.scaling.scale_in import NodeUse, leaving, may_end, with_drains
 from ebbflow.planners.model.capacity import Node, Notice
 from ebbflow.planners.model.fleet import Target
 

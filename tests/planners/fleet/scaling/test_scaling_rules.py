@@ -11,18 +11,11 @@ from hypothesis import strategies as st
 from pools import pool
 
 from ebbflow.planners.errors import OptionError
-from ebbflow.planners.fleet.scaling import (
-    DeadlineScaling,
-    PerGpuScaling,
-    Recorded,
-    UtilityBand,
-    by_throughput,
-    nodes_wanted,
-    per_gpu_curve,
-    recorded,
-    utility_curve,
-    utility_now,
-)
+from ebbflow.planners.fleet.scaling.band import UtilityBand
+from ebbflow.planners.fleet.scaling.deadline import DeadlineScaling
+from ebbflow.planners.fleet.scaling.per_gpu import PerGpuScaling, by_throughput, nodes_wanted, per_gpu_curve
+from ebbflow.planners.fleet.scaling.record import Recorded, recorded
+from ebbflow.planners.fleet.scaling.utility import utility_curve, utility_now
 from ebbflow.planners.model.capacity import Capacity, Node
 from ebbflow.planners.model.scheduling import App, Decision, Grant, View
 from ebbflow.planners.training.speed.batch_size import BatchLimits

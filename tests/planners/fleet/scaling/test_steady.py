@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ebbflow.planners.errors import OptionError
-from ebbflow.planners.fleet.scaling import Held, Steady
+from ebbflow.planners.fleet.scaling.steady import Held, Steady
 
 PATIENCE = 600.0
 
