@@ -30,7 +30,7 @@ class LoopRules:
         name = "rho-bounded"           # or one of an installed package, or "mymodule:MyPolicy" with --allow-policy
         options = { rho = 1.5 }
 
-        [loop]                         # seconds; ``planners.capacity.values.Settings`` has them all
+        [loop]                         # seconds; ``planners.capacity.values`` has all
         lease_s = 300
         interval_s = 60
 
