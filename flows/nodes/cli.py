@@ -266,10 +266,10 @@ def play(
         ebbflow nodes play 20s:notice:gpu:10s 40s:kill:spark
     """
     from ebbflow.infra.clock import SystemClock
-    from ebbflow.tasks.nodes import FleetFault, FleetFaults
+    from ebbflow.tasks.nodes import FAULTS, schedule_of
 
-    script = [FleetFault.parse(text) for text in faults]
-    schedule = FleetFaults(script, LocalFleet.attach(name), console.print, SystemClock())
+    script = [FAULTS.parse(text) for text in faults]
+    schedule = schedule_of(script, LocalFleet.attach(name), console.print, SystemClock())
     schedule.begin()
     try:
         schedule.wait()

@@ -172,6 +172,7 @@ def print_pipeline(pipeline: "Pipeline", console: Console) -> None:
     """Print what a file would run."""
     from ebbflow.flows.pipeline.terminal import plain
     from ebbflow.tasks.drawing.wording import plural
+    from ebbflow.tasks.pipeline.file.faults import planned
     from ebbflow.tasks.pipeline.file.spec import LocalSpec
 
     console.print(
@@ -186,7 +187,7 @@ def print_pipeline(pipeline: "Pipeline", console: Console) -> None:
     console.print(table)
     if isinstance(pipeline.cluster, LocalSpec):
         for fault in pipeline.cluster.faults:
-            console.print(plain(f"on purpose: {fault}"), soft_wrap=True)
+            console.print(plain(f"on purpose: {planned(fault)}"), soft_wrap=True)
 
 
 def print_outcome(outcome: "PipelineOutcome", console: Console) -> None:

@@ -1,6 +1,5 @@
 """The demos, for real: a pipeline of two teams, or one TPC-H query, on nodes that come and go."""
 
-import threading
 import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,9 +18,9 @@ from ebbflow.flows.setup.data import tpch_tables
 from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.spark.cluster.cluster import LocalSparkCluster
 from ebbflow.infra.storage.files import home
-from ebbflow.planners.errors import EbbflowError, OptionError
-from ebbflow.planners.query.plan.qep import Stage
+from ebbflow.planners.errors import OptionError
 from ebbflow.planners.query.planner import CutPolicy
+from ebbflow.tasks.faults import Schedule, scripted
 from ebbflow.tasks.pipeline.file.parameters import parse_set
 from ebbflow.tasks.pipeline.run import PipelineRequest
 from ebbflow.tasks.query.request import QueryRequest
@@ -48,37 +47,17 @@ SCHEDULE = (
 HAZARD = 2 / (WORKERS * 6.0 / 3600.0)
 
 
-class Faults:
-    """Carries out a schedule in a thread of its own, from the first stage's start on."""
+def schedule_of(cluster: LocalSparkCluster, say: Callable[[str], None], clock: Clock) -> Schedule:
+    """Return the demo's schedule on ``cluster``; ``say`` hears of everything."""
 
-    def __init__(self, cluster: LocalSparkCluster, say: Callable[[str], None], clock: Clock) -> None:
-        self._cluster = cluster
-        self._say = say
-        self._clock = clock
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="ebbflow-demo-faults", daemon=True)
+    def tell(line: str) -> None:
+        say(f"[bold magenta]demo[/]: {line}")
 
-    def begin(self, _: Stage | None = None) -> None:
-        """Start the schedule; later calls do nothing."""
-        if self._thread.ident is None and not self._stop.is_set():
-            self._thread.start()
+    def do(fault: Fault) -> None:
+        tell(fault.words)
+        fault.act(cluster)
 
-    def end(self) -> None:
-        """Stop what has not happened yet; waits for what is going on."""
-        self._stop.set()
-        if self._thread.ident is not None:
-            self._thread.join(60.0)
-
-    def _run(self) -> None:
-        start = self._clock.now()
-        for fault in SCHEDULE:
-            if self._clock.wait(self._stop, start + fault.after - self._clock.now()):
-                return
-            self._say(f"[bold magenta]demo[/]: {fault.words}")
-            try:
-                fault.act(self._cluster)
-            except EbbflowError as error:
-                self._say(f"[bold magenta]demo[/]: that did not work: {error}")
+    return Schedule(clock, scripted(clock, SCHEDULE, do, tell))
 
 
 def run_demo(
@@ -155,7 +134,7 @@ def _run(
     console: Console,
 ) -> bool:
     console.print(f"[bold]TPC-H Q{query}[/]: the Prefect flow run_query; workers will come and go")
-    faults = Faults(cluster, console.print, clock)
+    faults = schedule_of(cluster, console.print, clock)
     request = QueryRequest(
         sql=(files("ebbflow.flows") / "tpch" / f"q{query}.sql").read_text(),
         tables=str(tables),
@@ -172,7 +151,7 @@ def _run(
         store_budget=2.0,
     )
     try:
-        outcome = run_on_terminal(request, console, prefect=True, also=faults.begin)
+        outcome = run_on_terminal(request, console, prefect=True, also=lambda _: faults.begin())
     finally:
         faults.end()
     console.print()

@@ -1,7 +1,6 @@
 """Carries out a schedule on a cluster while a query runs."""
 
 import random
-import threading
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -11,6 +10,7 @@ from ebbflow.infra.spark.cluster.cluster import LocalSparkCluster
 from ebbflow.planners.errors import EbbflowError
 from ebbflow.tasks.bench.records import Happening
 from ebbflow.tasks.bench.schedules import Change
+from ebbflow.tasks.faults import Schedule
 
 _END = 180.0  # seconds to wait for what is going on when a run ends
 _ARRIVAL = 60.0  # seconds for the executor of a worker that has come
@@ -38,13 +38,11 @@ class Faults:
         notices: bool,
     ) -> None:
         self._cluster = cluster
-        self._changes = changes
         self._clock = clock
         self._dice = random.Random(f"victims/{seed}")  # noqa: S311
         self._notices = notices
         self._serving = serving
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="ebbflow-bench-faults", daemon=True)
+        self._schedule = Schedule(clock, self._script(changes), patience=_END)
         self._began = 0.0
         self._up: list[str] = []
         self.happenings: list[Happening] = []
@@ -54,49 +52,41 @@ class Faults:
         """Start the schedule; ``began`` is when the query was handed over, in seconds since the Unix epoch."""
         self._began = began
         self._up = up(self._cluster)
-        self._thread.start()
+        self._schedule.begin()
 
     def end(self) -> None:
         """Stop what has not happened yet; waits, bounded, for what is going on."""
-        self._stop.set()
-        if self._thread.ident is not None:
-            self._thread.join(_END)
+        self._schedule.end()
 
-    def _run(self) -> None:
+    def _script(self, changes: Iterator[Change]) -> Iterator[float]:
+        """Yield the moments to wait for, and do what is due then."""
         try:
             since = 0.0
-            for change in self._changes:
-                if not self._carry_out(change, since + change.after):
-                    return
+            for change in changes:
+                yield from self._carry_out(change, since + change.after)
                 since = self._now()
         except EbbflowError as error:
             self.problem = str(error)
 
-    def _carry_out(self, change: Change, at: float) -> bool:
-        """Return whether the schedule goes on."""
+    def _carry_out(self, change: Change, at: float) -> Iterator[float]:
         leaving = self._dice.sample(self._up, max(0, len(self._up) - change.workers))
         if leaving and change.notice and self._notices:
-            if self._wait_until(at - change.notice):
-                return False
+            yield self._began + at - change.notice
             self._each(leaving, lambda node: self._warn(node, at, len(self._up) - len(leaving)))
-        if self._wait_until(at):
-            return False
+        yield self._began + at
         self._up = [node for node in self._up if node not in leaving]
         self._each(leaving, self._kill)
         if len(self._up) < change.workers:
             self._each(range(change.workers - len(self._up)), lambda _: self._add())
             self._up.sort(key=node_number)
-            return self._await_executors()
-        return True
+            yield from self._arrival()
 
-    def _await_executors(self) -> bool:
-        """Return whether the schedule goes on; it does so too when executors do not come."""
+    def _arrival(self) -> Iterator[float]:
+        """Wait for the executors; the schedule goes on when they do not come, too."""
         end = self._now() + _ARRIVAL
         while not self._serving(self._up) and self._now() < end:
-            if self._wait_until(self._now() + _LOOK):
-                return False
+            yield self._clock.now() + _LOOK
         self._note("serving", "", len(self._up))
-        return True
 
     def _each(self, items: Collection[Any], act: Callable[[Any], None]) -> None:
         """Do the same to each item, all at once."""
@@ -123,10 +113,6 @@ class Faults:
 
     def _now(self) -> float:
         return self._clock.now() - self._began
-
-    def _wait_until(self, at: float) -> bool:
-        """Return whether the run has ended."""
-        return self._clock.wait(self._stop, at - self._now())
 
 
 def up(cluster: LocalSparkCluster) -> list[str]:

@@ -23,7 +23,7 @@ from ebbflow.tasks.capacity.listening import LoopListener
 from ebbflow.tasks.capacity.loop import CapacityLoop
 from ebbflow.tasks.capacity.observing import Rented
 from ebbflow.tasks.pipeline.checking import from_environment
-from ebbflow.tasks.pipeline.faulting import Faults
+from ebbflow.tasks.pipeline.faulting import schedule_of
 from ebbflow.tasks.pipeline.file.deciding import settings_of
 from ebbflow.tasks.pipeline.file.references import fill_in
 from ebbflow.tasks.pipeline.file.spec import AwsSpec, ExistingSpec, LocalSpec, Pipeline
@@ -145,7 +145,7 @@ def _local(
             holder=f"pipeline {run}",
         )
         stack.enter_context(_running(loop, site, say))
-        faults = Faults(cluster.faults, fleet, ledger, apps, say, clock)
+        faults = schedule_of(cluster.faults, fleet, ledger, apps, say, clock)
         faults.begin()
         stack.callback(faults.end)
         yield site

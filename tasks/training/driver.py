@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 
 from ebbflow.infra.protocols import Trainer, TrainingEvent, TrainingStatus
+from ebbflow.tasks.faults import Schedule
 from ebbflow.tasks.training.capacity import Nodes
-from ebbflow.tasks.training.faults import FaultSchedule
 from ebbflow.tasks.training.recorder import Book
 from ebbflow.tasks.training.supervisor import Supervisor
 
@@ -28,7 +28,7 @@ class Driver:
         self._leaving = False  # the generation that runs is being stopped, or has lost a node
         self._asked: dict[str, int] | None = None  # placement that was asked for last
 
-    def drive(self, faults: FaultSchedule) -> TrainingStatus:
+    def drive(self, faults: Schedule) -> TrainingStatus:
         """Return where the run stands when it has ended."""
         while True:
             try:
@@ -67,7 +67,7 @@ class Driver:
         if status.state == "running" and any(there.get(n, 0) < k for n, k in status.placement.items()):
             self._trainer.end_generation(status.generation, "its nodes are to be left")
 
-    def _look(self, status: TrainingStatus, faults: FaultSchedule) -> None:
+    def _look(self, status: TrainingStatus, faults: Schedule) -> None:
         if self._nodes.stopped and not self._stopping:
             self._stopping = True
             self._trainer.stop(self._nodes.stop_by)

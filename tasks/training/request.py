@@ -15,8 +15,9 @@ from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model import names
 from ebbflow.planners.model.trainings import RunSettings
 from ebbflow.planners.training.plan import CanaryChoice, RetryChoice, TrainingPlan
+from ebbflow.tasks.faults import Fault
 from ebbflow.tasks.training.failures import failure_table
-from ebbflow.tasks.training.faults import ScriptedFault
+from ebbflow.tasks.training.faults import FAULTS
 
 _FORMAT = 1
 _FILE = "request.json"
@@ -146,9 +147,9 @@ class TrainingRequest:
         return 10_000 if self.max_gpus is None else self.max_gpus
 
     @property
-    def faults(self) -> tuple[ScriptedFault, ...]:
+    def faults(self) -> tuple[Fault, ...]:
         """Return the scripted faults in order of time."""
-        return tuple(sorted((ScriptedFault.parse(text) for text in self.at), key=lambda fault: fault.after))
+        return tuple(sorted((FAULTS.parse(text) for text in self.at), key=lambda fault: fault.after))
 
     def plan(self, placement: Mapping[str, int], *, resumes: bool, seed: int = 0) -> TrainingPlan:
         """Return what is decided of the run before it begins on ``placement`` (node -> slots).

@@ -13,7 +13,7 @@ from ebbflow.infra.storage.locks import RunLock
 from ebbflow.planners.errors import OptionError
 from ebbflow.tasks.training.capacity import Nodes
 from ebbflow.tasks.training.driver import Driver
-from ebbflow.tasks.training.faults import FaultSchedule
+from ebbflow.tasks.training.faults import schedule_of
 from ebbflow.tasks.training.listening import Silent, TrainingListener
 from ebbflow.tasks.training.recorder import Book
 from ebbflow.tasks.training.report import TrainingReport, record
@@ -80,7 +80,7 @@ def run_training(
                 trainer.launch(job, placement)
             book.capacity(nodes.slots, sum(placement.values()))
             say = partial(book.say, "scripted")
-            with FaultSchedule(request.faults, here.nodes, nodes.add, nodes.shrink, say, clock) as faults:
+            with schedule_of(request.faults, here.nodes, nodes.add, nodes.shrink, say, clock) as faults:
                 status = Driver(trainer, nodes, supervisor, book).drive(faults)
         report = book.report(status)
         if problem := record(report, request):

@@ -15,9 +15,9 @@ from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model import names
 from ebbflow.planners.model.numbers import parse_number, parse_seconds, parse_whole
 from ebbflow.tasks.elastic.run import parse_change
-from ebbflow.tasks.nodes import FleetFault
+from ebbflow.tasks.nodes import FAULTS as FLEET
 from ebbflow.tasks.pipeline.file.units import parse_duration, parse_gib
-from ebbflow.tasks.training.faults import ScriptedFault
+from ebbflow.tasks.training.faults import FAULTS as TRAINING
 
 BAD = ("nan", "inf", "-inf", "1e309", "-1", "", " ", "x", "١٢", "1_0", "0x1", "9" * 400, "1,5")
 
@@ -39,10 +39,10 @@ BAD = ("nan", "inf", "-inf", "1e309", "-1", "", " ", "x", "١٢", "1_0", "0x1", 
         lambda text: parse_capacity(f"hazard={text}"),
         lambda text: parse_change(f"{text}s:4"),
         lambda text: parse_change(f"3s:{text}"),
-        lambda text: ScriptedFault.parse(f"{text}s:kill:node-1"),
-        lambda text: ScriptedFault.parse(f"3s:add:{text}"),
-        lambda text: FleetFault.parse(f"{text}s:kill:gpu"),
-        lambda text: FleetFault.parse(f"3s:add:gpu:{text}"),
+        lambda text: TRAINING.parse(f"{text}s:kill:node-1"),
+        lambda text: TRAINING.parse(f"3s:add:{text}"),
+        lambda text: FLEET.parse(f"{text}s:kill:gpu"),
+        lambda text: FLEET.parse(f"3s:add:gpu:{text}"),
     ],
 )
 def test_numbers_that_are_none_are_refused(parse: Callable[[str], object], text: str) -> None:

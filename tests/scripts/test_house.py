@@ -19,7 +19,7 @@ SUBJECTS = {
 }  # fmt: skip
 OTHERS = {  # rooms that are of no subject
     "flows": {"airflow", "blocks", "cli", "face", "ledger", "runs", "setup"},
-    "tasks": {"apps", "drawing"},
+    "tasks": {"apps", "drawing", "faults"},  # faults: scripted ones, of trainings, fleets, pipelines, benchmarks
     "infra": {
         "aws", "clock", "errors", "ledger", "local_fleet", "machine", "packages", "protocols", "spark", "storage",
         "tables",
@@ -47,7 +47,7 @@ FLOORS = {
         "fleet bench",
         "query",
         "apps elastic",
-        "drawing",
+        "drawing faults",
     ),
     "infra": (
         "local_fleet",

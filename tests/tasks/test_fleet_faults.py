@@ -5,30 +5,31 @@ import pytest
 from ebbflow.infra.clock import SystemClock
 from ebbflow.infra.local_fleet.state.pools import LocalPool
 from ebbflow.planners.errors import OptionError
-from ebbflow.tasks.nodes import FleetFault, FleetFaults
+from ebbflow.tasks.faults import Fault
+from ebbflow.tasks.nodes import FAULTS, schedule_of
 from tests.infra.local_fleet.quick_room import QuickFleet, there
 
 
 @pytest.mark.parametrize(
     ("text", "fault", "told"),
     [
-        ("20s:notice:gpu-2:5s", FleetFault(20, "notice", "gpu-2", 5), "notice to gpu-2: it leaves in 5 s"),
+        ("20s:notice:gpu-2:5s", Fault(20, "notice", "gpu-2", 5), "notice to gpu-2: it leaves in 5 s"),
         (
             "20:advise:gpu:1.5s",
-            FleetFault(20, "advise", "gpu", 1.5),
+            Fault(20, "advise", "gpu", 1.5),
             "advice about gpu: it may leave in 1.5 s",
         ),
-        ("30s:kill:spark-1", FleetFault(30, "kill", "spark-1"), "spark-1 is killed without notice"),
-        ("0.5s:freeze:gpu", FleetFault(0.5, "freeze", "gpu"), "gpu stands still"),
-        ("1s:thaw:gpu", FleetFault(1, "thaw", "gpu"), "gpu goes on"),
-        ("1s:add:gpu", FleetFault(1, "add", "gpu"), "1 more gpu node"),
-        ("1s:add:gpu:3", FleetFault(1, "add", "gpu", count=3), "3 more gpu nodes"),
-        ("1s:shut:gpu:9s", FleetFault(1, "shut", "gpu", 9), "there are no gpu nodes to be had for 9 s"),
+        ("30s:kill:spark-1", Fault(30, "kill", "spark-1"), "spark-1 is killed without notice"),
+        ("0.5s:freeze:gpu", Fault(0.5, "freeze", "gpu"), "gpu stands still"),
+        ("1s:thaw:gpu", Fault(1, "thaw", "gpu"), "gpu goes on"),
+        ("1s:add:gpu", Fault(1, "add", "gpu"), "1 more gpu node"),
+        ("1s:add:gpu:3", Fault(1, "add", "gpu", count=3), "3 more gpu nodes"),
+        ("1s:shut:gpu:9s", Fault(1, "shut", "gpu", 9), "there are no gpu nodes to be had for 9 s"),
     ],
 )
 def test_a_fault_names_a_node_or_a_pool(text, fault, told):
-    assert FleetFault.parse(text) == fault
-    assert fault.told(fault.of) == told
+    assert FAULTS.parse(text) == fault
+    assert fault.told() == told
 
 
 @pytest.mark.parametrize(
@@ -37,14 +38,14 @@ def test_a_fault_names_a_node_or_a_pool(text, fault, told):
 )  # fmt: skip
 def test_what_is_no_fault_is_refused_with_the_form(text):
     with pytest.raises(OptionError, match=r"looks like 30s:kill:spark-1.*got"):
-        FleetFault.parse(text)
+        FAULTS.parse(text)
 
 
 def test_faults_happen_in_their_order_and_what_cannot_be_done_is_said(tmp_path):
     quick = QuickFleet(tmp_path, [LocalPool("gpu", "gpu", initial=2, most=4)])
     quick.until(lambda book: len(there(book)) == 2)
     said, texts = [], ["0.3s:kill:gpu-9", "0.2s:add:gpu:9", "0s:freeze:gpu", "0.1s:kill:gpu", "0.4s:thaw:gpu"]
-    faults = FleetFaults([FleetFault.parse(t) for t in texts], quick.fleet, said.append, SystemClock())
+    faults = schedule_of([FAULTS.parse(t) for t in texts], quick.fleet, said.append, SystemClock())
     faults.begin()
     faults.wait()
     faults.end()

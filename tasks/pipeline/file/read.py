@@ -368,13 +368,13 @@ class _Reader:
             if fault.step and fault.step not in pipeline.steps:
                 said = f"there is no step {fault.step!r}{nearest(fault.step, list(pipeline.steps))}"
                 self._say(local, "at", said)
-            of = fault.node.rpartition("-")[0] or fault.node
-            if fault.node not in pools and of not in pools:
+            of = fault.of.rpartition("-")[0] or fault.of
+            if fault.of not in pools and of not in pools:
                 self._say(
                     local,
                     "at",
-                    f"there is no pool or node {fault.node!r}; nodes are called POOL-NUMBER, pools "
-                    f"{', '.join(pools)}{nearest(fault.node, pools)}",
+                    f"there is no pool or node {fault.of!r}; nodes are called POOL-NUMBER, pools "
+                    f"{', '.join(pools)}{nearest(fault.of, pools)}",
                 )
 
     def say(self, section: str, key: str, rule: str) -> None:

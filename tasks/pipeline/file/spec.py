@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from ebbflow.infra.local_fleet.state.pools import LocalPool, PoolKind
 from ebbflow.planners.fleet.limits import Limits
+from ebbflow.tasks.faults import Fault
 from ebbflow.tasks.pipeline.file.kinds import Due
 
 StepKind = Literal["query", "training", "search"]
@@ -24,29 +25,12 @@ class TeamSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class FaultSpec:
-    """What is done to a node on purpose."""
-
-    after: float  # s
-    kind: Literal["kill", "notice"]
-    node: str  # or a pool: a node of it, one in use where there is one
-    notice: float = 0.0  # s
-    step: str = ""  # after whose beginning ``after`` counts; empty: of whichever begins first
-
-    def __str__(self) -> str:
-        what = (
-            f"{self.node} is killed" if self.kind == "kill" else f"notice to {self.node}: {self.notice:g} s"
-        )
-        return f"{self.after:g} s after {self.step or 'the first step'} has begun: {what}"
-
-
-@dataclass(frozen=True, slots=True)
 class LocalSpec:
     """A cluster on this machine."""
 
     pools: tuple[LocalPool, ...]
     hazard: float | None = None  # losses per node-hour
-    faults: tuple[FaultSpec, ...] = ()
+    faults: tuple[Fault, ...] = ()
 
     def of(self, kind: PoolKind) -> tuple[LocalPool, ...]:
         """Return the pools of one kind."""

@@ -13,9 +13,10 @@ from pipelines import changed, content, read
 from ebbflow.infra.clock import SystemClock
 from ebbflow.infra.errors import ClusterError
 from ebbflow.tasks.capacity.actuator import LocalEvictor
+from ebbflow.tasks.faults import Fault
 from ebbflow.tasks.pipeline import site as sites
-from ebbflow.tasks.pipeline.faulting import Faults
-from ebbflow.tasks.pipeline.file.spec import FaultSpec, Pipeline
+from ebbflow.tasks.pipeline.faulting import schedule_of
+from ebbflow.tasks.pipeline.file.spec import Pipeline
 from ebbflow.tasks.pipeline.site import Site, opened_site
 
 
@@ -82,8 +83,8 @@ def test_a_fault_whose_nodes_are_out_of_reach_is_tried_again(tmp_path: Path) -> 
     fleet: Any = SimpleNamespace(view=view, kill=lambda _: done.set())
     record = SimpleNamespace(phase="running", first_lease=None)
     ledger: Any = SimpleNamespace(state=lambda: SimpleNamespace(apps={"one.fit": record}, booked={}))
-    faults = Faults(
-        [FaultSpec(0.0, "kill", "gpu")], fleet, ledger, lambda _: "", lambda _: None, SystemClock()
+    faults = schedule_of(
+        [Fault(0.0, "kill", "gpu")], fleet, ledger, lambda _: "", lambda _: None, SystemClock()
     )
     faults.begin()
     assert done.wait(60.0), "it was given up"

@@ -15,9 +15,10 @@ from ebbflow.infra.errors import ClusterError
 from ebbflow.infra.protocols import TrainingEvent
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.training.failures.failures import RankEnd, classify
+from ebbflow.tasks.faults import Fault
 from ebbflow.tasks.training.capacity import Nodes
 from ebbflow.tasks.training.failures import built_in, failure_table
-from ebbflow.tasks.training.faults import FaultSchedule, ScriptedFault
+from ebbflow.tasks.training.faults import FAULTS, schedule_of
 from ebbflow.tasks.training.listening import spoken
 from ebbflow.tasks.training.report import EventReport, PointReport
 
@@ -25,17 +26,17 @@ from ebbflow.tasks.training.report import EventReport, PointReport
 @pytest.mark.parametrize(
     ("text", "fault"),
     [
-        ("20s:kill:node-2", ScriptedFault(20.0, "kill", "node-2")),
-        ("35s:notice:node-1:10s", ScriptedFault(35.0, "notice", "node-1", notice=10.0)),
-        ("50s:add:1", ScriptedFault(50.0, "add", count=1)),
-        ("0.5:remove:2", ScriptedFault(0.5, "remove", count=2)),
-        ("1s:freeze:a", ScriptedFault(1.0, "freeze", "a")),
-        ("2s:thaw:a", ScriptedFault(2.0, "thaw", "a")),
+        ("20s:kill:node-2", Fault(20.0, "kill", "node-2")),
+        ("35s:notice:node-1:10s", Fault(35.0, "notice", "node-1", seconds=10.0)),
+        ("50s:add:1", Fault(50.0, "add", count=1)),
+        ("0.5:remove:2", Fault(0.5, "remove", count=2)),
+        ("1s:freeze:a", Fault(1.0, "freeze", "a")),
+        ("2s:thaw:a", Fault(2.0, "thaw", "a")),
     ],
 )
-def test_faults(text: str, fault: ScriptedFault) -> None:
-    assert ScriptedFault.parse(text) == fault
-    assert str(fault)
+def test_faults(text: str, fault: Fault) -> None:
+    assert FAULTS.parse(text) == fault
+    assert fault.told()
 
 
 @pytest.mark.parametrize(
@@ -43,7 +44,7 @@ def test_faults(text: str, fault: ScriptedFault) -> None:
 )
 def test_bad_faults(text: str) -> None:
     with pytest.raises(OptionError, match="scripted fault looks like"):
-        ScriptedFault.parse(text)
+        FAULTS.parse(text)
 
 
 class Recorder:
@@ -76,15 +77,15 @@ def test_a_schedule_goes_on_after_what_does_not_work() -> None:
         "0.04s:thaw:a",
         "0.05s:remove:1",
     )
-    faults = [ScriptedFault.parse(text) for text in texts]
+    faults = [FAULTS.parse(text) for text in texts]
     add, remove = (lambda n: nodes.done.append(f"add {n}")), (lambda n: nodes.done.append(f"remove {n}"))
-    schedule = FaultSchedule(faults, nodes, add, remove, said.append, SystemClock())
+    schedule = schedule_of(faults, nodes, add, remove, said.append, SystemClock())
     schedule.end()
     schedule.begin()  # too late
     assert not nodes.done
-    schedule = FaultSchedule(faults, nodes, add, remove, said.append, SystemClock())
+    schedule = schedule_of(faults, nodes, add, remove, said.append, SystemClock())
     schedule.begin()
-    schedule._thread.join(30)
+    schedule.wait()
     schedule.end()
     assert nodes.done == ["notice a 3", "add 2", "freeze a", "thaw a", "remove 1"]
     assert any("no node 'gone'" in line for line in said)

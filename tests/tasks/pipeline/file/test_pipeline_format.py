@@ -13,9 +13,10 @@ from jsonschema import Draft202012Validator
 
 import ebbflow.flows
 from ebbflow.planners.errors import PipelineFileError
+from ebbflow.tasks.faults import Fault
 from ebbflow.tasks.pipeline.file.form import json_schema
 from ebbflow.tasks.pipeline.file.read import parse_pipeline, read_pipeline
-from ebbflow.tasks.pipeline.file.spec import FaultSpec, LocalSpec, Pipeline
+from ebbflow.tasks.pipeline.file.spec import LocalSpec, Pipeline
 from tests.tasks.pipeline.pipelines import changed, content, read, text_of
 
 ROOT = Path(__file__).parents[4]
@@ -45,7 +46,7 @@ def test_what_a_file_says(tmp_path: Path) -> None:
     assert fit.options["checkpoint_every"] == 0.5
     assert isinstance(found.cluster, LocalSpec)
     assert found.cluster.faults == (
-        FaultSpec(20.0, "kill", "gpu-1"), FaultSpec(1.5, "notice", "gpu", 60.0, "fit")
+        Fault(20.0, "kill", "gpu-1"), Fault(1.5, "notice", "gpu", 60.0, step="fit")
     )  # fmt: skip
     assert found.cluster.gpus == 3
     assert found.teams["research"].gpus == 2
