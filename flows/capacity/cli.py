@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from ebbflow.flows.fleet.options import AsJson
 from ebbflow.flows.runs.options import Runner, wants_prefect
 from ebbflow.planners.errors import OptionError
 
@@ -270,7 +271,7 @@ def status(
         typer.Option(help="Look again every so often, until Ctrl-C.", metavar="SECONDS", min=0.2),
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="Show all rows of long tables.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
+    json: AsJson = False,
 ) -> None:
     from ebbflow.infra.errors import LedgerError
     from ebbflow.tasks.capacity.status import look

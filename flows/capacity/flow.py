@@ -3,8 +3,7 @@
 import logging
 import threading
 from collections.abc import Callable, Mapping
-from contextvars import ContextVar, copy_context
-from dataclasses import dataclass, field
+from contextvars import copy_context
 from typing import Any
 
 from prefect import flow
@@ -17,6 +16,7 @@ from ebbflow.flows.capacity import restarts
 from ebbflow.flows.capacity.flow_runs import RunView
 from ebbflow.flows.capacity.runs import holder_in, mending
 from ebbflow.flows.runs import artifacts
+from ebbflow.flows.runs.attached import Attached, Attachment
 from ebbflow.flows.runs.block_refs import found
 from ebbflow.flows.runs.cancelling import attended
 from ebbflow.flows.runs.deployed import allowed, deployment_id
@@ -43,31 +43,17 @@ RESUMED = "ebbflow.app.resumed"
 log = logging.getLogger(__name__)
 
 
-@dataclass
-class _Attachment:
-    """Somebody in this process who runs the loop himself (the command line)."""
-
-    request: CapacityRequest
-    stop: threading.Event
-    listener: LoopListener | None = None
-    end: LoopEnd | None = field(default=None)
-
-
-_ATTACHED: ContextVar[_Attachment | None] = ContextVar("ebbflow_capacity_attached", default=None)
+_Given = tuple[CapacityRequest, threading.Event, LoopListener | None]
+_ATTACHED: Attached[_Given, LoopEnd] = Attached("capacity")
 
 
 def run_attached(
     request: CapacityRequest, stop: threading.Event, listener: LoopListener | None = None
 ) -> LoopEnd:
     """Run ``request`` as a flow run of ``capacity_loop`` until ``stop`` is set (the command line)."""
-    attachment = _Attachment(request, stop, listener)
-    token = _ATTACHED.set(attachment)
-    try:
-        capacity_loop(cluster=request.cluster, source=request.source)
-    finally:
-        _ATTACHED.reset(token)
-    assert attachment.end is not None
-    return attachment.end
+    return _ATTACHED.run(
+        (request, stop, listener), lambda: capacity_loop(cluster=request.cluster, source=request.source)
+    )
 
 
 def _run_name() -> str:
@@ -134,7 +120,7 @@ def capacity_loop(
     """
     attached = _ATTACHED.get()
     if attached is not None:
-        return _lead(attached.request, attached)
+        return _lead(attached.given[0], attached)
     _wait_out(deployment_id())
     with found(ledger, cluster, source, ledger_secret) as place:
         request = CapacityRequest(
@@ -170,11 +156,11 @@ def _wait_out(deployment: str) -> None:
         attended(lambda: stop.wait(seconds), stop.set)
 
 
-def _lead(request: CapacityRequest, attached: _Attachment | None) -> dict[str, Any]:
+def _lead(request: CapacityRequest, attached: Attachment[_Given, LoopEnd] | None) -> dict[str, Any]:
     """Lead until the end; ``attached`` has handlers of its own."""
-    stop = attached.stop if attached is not None else threading.Event()
+    _, stop, also = attached.given if attached is not None else (request, threading.Event(), None)
     own = PrefectTeller(str(flow_run.id), request.cluster)
-    listener = own if attached is None or attached.listener is None else _Both(own, attached.listener)
+    listener = own if also is None else _Both(own, also)
     with opened_loop(request, listener, holder=holder_in(str(flow_run.id))) as opened:
         get_run_logger().info(
             "cluster %s, %s, policy %s", request.cluster, request.source, opened.settings.policy.name
@@ -187,7 +173,7 @@ def _lead(request: CapacityRequest, attached: _Attachment | None) -> dict[str, A
             end = work() if attached is not None else attended(work, stop.set)
         _publish(end)
     if attached is not None:
-        attached.end = end
+        attached.outcome = end
     return dict(end.figures)
 
 

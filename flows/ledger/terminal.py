@@ -2,30 +2,18 @@
 
 from collections.abc import Sequence
 
-from ebbflow.planners.model.ledger import (
-    AppEntered,
-    AppMoved,
-    CapacityChanged,
-    Change,
-    Decided,
-    Ended,
-    Extended,
-    Granted,
-    LoopBegan,
-    Recalled,
-    Saved,
-)
+from ebbflow.planners.model import ledger
 from ebbflow.tasks.drawing.wording import plural
 
 _SHOWN = 4  # names in a sentence
 
 
-def sentence(change: Change) -> str:
+def sentence(change: ledger.Change) -> str:
     """Return what happened, in one line without its reason: ``3 leases granted: a on n1, n2``."""
     match change:
-        case LoopBegan():
+        case ledger.LoopBegan():
             return f"loop {change.holder} leads with token {change.token}"
-        case CapacityChanged():
+        case ledger.CapacityChanged():
             parts = [
                 ("nodes", [node.id for node in change.nodes]),
                 ("left", list(change.left)),
@@ -33,31 +21,31 @@ def sentence(change: Change) -> str:
             ]
             said = [f"{word} {_names(ids)}" for word, ids in parts if ids]
             return f"capacity is at epoch {change.epoch}" + (": " + "; ".join(said) if said else "")
-        case AppEntered():
+        case ledger.AppEntered():
             team = f" of team {change.spec.team}" if change.spec.team else ""
             return f"{change.spec.kind} {change.spec.id}{team} entered"
-        case AppMoved():
+        case ledger.AppMoved():
             return f"{change.app} is {change.phase}"
-        case Granted():
+        case ledger.Granted():
             return f"{plural(len(change.leases), 'lease')} granted: {_grants(change)}"
-        case Extended():
+        case ledger.Extended():
             return f"{plural(len(change.leases), 'lease')} extended: {_names(change.leases)}"
-        case Recalled():
+        case ledger.Recalled():
             return f"{plural(len(change.leases), 'lease')} called back: {_names(change.leases)}"
-        case Ended():
+        case ledger.Ended():
             return f"{plural(len(change.leases), 'lease')} ended: {_names(change.leases)}"
-        case Decided():
+        case ledger.Decided():
             return change.kind + (f" for {change.app}" if change.app else "")
-        case Saved():
+        case ledger.Saved():
             return f"{change.app} saved step {change.step}"
 
 
-def reason(change: Change) -> str:
+def reason(change: ledger.Change) -> str:
     """Return why it happened, where that is known."""
-    return getattr(change, "reason", "") or (change.uri if isinstance(change, Saved) else "")
+    return getattr(change, "reason", "") or (change.uri if isinstance(change, ledger.Saved) else "")
 
 
-def _grants(change: Granted) -> str:
+def _grants(change: ledger.Granted) -> str:
     nodes: dict[str, dict[str, int]] = {}
     for lease in change.leases:
         of_app = nodes.setdefault(lease.app, {})

@@ -7,7 +7,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from ebbflow.flows.runs.options import AllowFunctions, Runner, wants_prefect
+from ebbflow.flows.runs.options import AllowFunctions, Runner, RunnerOption, wants_prefect
 from ebbflow.planners.errors import OptionError
 
 if TYPE_CHECKING:
@@ -83,13 +83,7 @@ def run(
         str | None, typer.Option(help="Write the report as one HTML page here, too.", metavar="FILE")
     ] = None,
     json: Annotated[str | None, typer.Option(help="Write the outcome as JSON.", metavar="FILE")] = None,
-    runner: Annotated[
-        Runner,
-        typer.Option(
-            metavar="HOW",
-            help="prefect records the run on a Prefect server, plain does not; auto if one is configured.",
-        ),
-    ] = Runner.auto,
+    runner: RunnerOption = Runner.auto,
 ) -> None:
     from ebbflow.flows.pipeline.terminal import plain
     from ebbflow.planners.query.sql.forbidden import checked_functions

@@ -4,8 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from prefect import flow, task
@@ -21,6 +20,7 @@ from ebbflow.flows.blocks import environment
 from ebbflow.flows.capacity.flow import PrefectTeller
 from ebbflow.flows.runs import artifacts
 from ebbflow.flows.runs.artifacts import Publisher
+from ebbflow.flows.runs.attached import Attached, run_name
 from ebbflow.flows.runs.block_refs import found
 from ebbflow.flows.runs.cancelling import SAVE, attended
 from ebbflow.flows.runs.deployed import allowed
@@ -29,7 +29,6 @@ from ebbflow.infra.errors import PipelineRunError
 from ebbflow.infra.ledger.address import VARIABLE
 from ebbflow.planners.query.sql.forbidden import checked_functions
 from ebbflow.tasks.capacity.own_policies import checked_names
-from ebbflow.tasks.drawing.wording import shorten
 from ebbflow.tasks.pipeline.coordinator import Carried
 from ebbflow.tasks.pipeline.file.spec import StepSpec
 from ebbflow.tasks.pipeline.outcome import PipelineOutcome, StepOutcome
@@ -45,42 +44,21 @@ _SETTLE = 30.0  # s
 _SETTLE_ARTIFACTS = 5.0  # s
 
 
-@dataclass
-class _Attachment:
-    """Somebody in this process who watches the flow run and wants its outcome."""
-
-    request: PipelineRequest
-    listener: Watcher
-    clock: Clock
-    outcome: PipelineOutcome | None = None
-
-
-_ATTACHED: ContextVar[_Attachment | None] = ContextVar("ebbflow_pipeline_attached", default=None)
+_ATTACHED: Attached[tuple[PipelineRequest, Watcher, Clock], PipelineOutcome] = Attached("pipeline")
 
 
 def run_attached(request: PipelineRequest, listener: Watcher, clock: Clock) -> PipelineOutcome:
     """Run ``request`` as a flow run with a listener in this process (the command line)."""
-    attachment = _Attachment(request, listener, clock)
-    token = _ATTACHED.set(attachment)
-    try:
+
+    def call() -> None:
         run_pipeline(request.file or None, resume=request.resume or None, id=request.id or None)
-    except PipelineRunError:
-        if attachment.outcome is None:
-            raise
-    finally:
-        _ATTACHED.reset(token)
-    assert attachment.outcome is not None
-    return attachment.outcome
 
-
-def _run_name() -> str:
-    given = flow_run.parameters
-    return f"pipeline {shorten(str(given.get('resume') or given.get('id') or given.get('file') or ''), 60)}"
+    return _ATTACHED.run((request, listener, clock), call, told=PipelineRunError)
 
 
 @flow(
     name="run-pipeline",
-    flow_run_name=_run_name,
+    flow_run_name=run_name("pipeline", "resume", "id", "file"),
     validate_parameters=True,
     task_runner=ThreadPoolTaskRunner(max_workers=MOST_STEPS),  # type: ignore[arg-type]
 )
@@ -130,8 +108,10 @@ def run_pipeline(
         EbbflowError: bad input.
     """
     attachment = _ATTACHED.get()
+    also: Watcher = Quiet()
+    clock: Clock = SystemClock()
     if attachment is not None:
-        request = attachment.request
+        request, also, clock = attachment.given
     else:
         request = PipelineRequest(
             file or "",
@@ -145,8 +125,7 @@ def run_pipeline(
             allow_policies=checked_names(allowed("allow_policies", allow_policies)),
             allow_functions=checked_functions(allowed("allow_functions", allow_functions)),
         )
-    clock = attachment.clock if attachment else SystemClock()
-    own = _PrefectListener(clock, attachment.listener if attachment else Quiet())
+    own = _PrefectListener(clock, also)
     background = PrefectBackground()
     run, stop = str(flow_run.id or ""), threading.Event()
 

@@ -2,13 +2,13 @@
 
 from collections.abc import Callable
 from threading import RLock
-from types import TracebackType
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from ebbflow.flows.runs.screen import Screen
 from ebbflow.infra.clock import Clock
 from ebbflow.planners.model.ledger import OVER
 from ebbflow.tasks.drawing.wording import number_text, plural, printable, seconds_text, shorten
@@ -27,14 +27,15 @@ _STYLES = {"finished": "green", "failed": "bold red", "skipped": "dim", "stopped
 Steps = Callable[[], tuple[StepOutcome, ...]]
 
 
-class PipelineScreen(Silent):
-    """Shows a pipeline. A context manager; its methods may be called from any thread.
+class PipelineScreen(Screen[Live], Silent):
+    """Shows a pipeline. Its methods may be called from any thread.
 
     ``watch`` tells it where to look, once the ledger is open.
     """
 
     def __init__(self, console: Console, clock: Clock, *, every: float = LINES_EVERY) -> None:
-        self._console, self._clock, self._every = console, clock, every
+        super().__init__(console, lambda: Live(Text(""), console=console, transient=True, auto_refresh=False))
+        self._clock, self._every = clock, every
         self._lock = RLock()
         self._view: ClusterView | None = None
         self._steps: Steps = tuple
@@ -42,20 +43,6 @@ class PipelineScreen(Silent):
         self._said = 0  # number of the last decision that was printed
         self._lines_at = clock.now()
         self._shown: ClusterReport | None = None
-        self._live: Live | None = None
-        if console.is_terminal and not console.is_dumb_terminal:
-            self._live = Live(Text(""), console=console, transient=True, auto_refresh=False)
-
-    def __enter__(self) -> "PipelineScreen":
-        if self._live:
-            self._live.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._live:
-            self._live.stop()
 
     def watch(self, view: ClusterView, steps: Steps) -> None:
         """Look there from now on."""
@@ -84,8 +71,7 @@ class PipelineScreen(Silent):
     def say(self, text: str, style: str = "") -> None:
         """Print a line with its time, above the table where there is one."""
         with self._lock:
-            line = f"{self._clock.now() - self._began:6.1f} s  {' '.join(text.split())}"
-            self._console.print(Text(printable(line), style=style), soft_wrap=not self._console.is_terminal)
+            self._say(text, style, time=f"{self._clock.now() - self._began:6.1f} s  ")
 
     def tick(self) -> None:
         """Look and show, if it is time."""
@@ -94,10 +80,10 @@ class PipelineScreen(Silent):
             if report is None:
                 return
             self._decisions(report)
-            if self._live:
+            if self._drawing:
                 if report is not self._shown:
                     self._shown = report
-                    self._live.update(self._table(report), refresh=True)
+                    self._drawing.update(self._table(report), refresh=True)
             elif self._clock.now() - self._lines_at >= self._every:
                 self._lines_at = self._clock.now()
                 self._lines(report)
@@ -109,7 +95,7 @@ class PipelineScreen(Silent):
         for one in report.decisions:
             if one.number > self._said:
                 self._said = one.number
-                if self._live is None and not dull(one):
+                if self._drawing is None and not dull(one):
                     self.say(decision_text(one))
 
     def _lines(self, report: ClusterReport) -> None:

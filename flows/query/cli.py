@@ -9,7 +9,15 @@ from rich.console import Console
 from rich.markup import escape
 
 from ebbflow.flows.nodes.spark import resolve_master
-from ebbflow.flows.runs.options import AllowFunctions, Cuts, Runner, wants_prefect
+from ebbflow.flows.runs.options import (
+    AllowFunctions,
+    Cuts,
+    JsonOut,
+    ReportOut,
+    Runner,
+    RunnerOption,
+    wants_prefect,
+)
 
 console = Console()
 errors = Console(stderr=True)
@@ -100,10 +108,8 @@ def query(
     out: Annotated[
         str | None, typer.Option(help="Write the result to this Parquet file.", metavar="FILE")
     ] = None,
-    json: Annotated[str | None, typer.Option(help="Write the report as JSON.", metavar="FILE")] = None,
-    report: Annotated[
-        str | None, typer.Option(help="Write the report as one HTML page.", metavar="FILE")
-    ] = None,
+    json: JsonOut = None,
+    report: ReportOut = None,
     store: Store = None,
     reuse: Annotated[bool, typer.Option(help="Take finished stages of earlier runs.")] = True,
     hysteresis: Annotated[
@@ -123,13 +129,7 @@ def query(
     conf: Annotated[list[str] | None, typer.Option(help="A Spark setting, key=value. Repeatable.")] = None,
     verify: Annotated[bool, typer.Option("--verify", help="Compare the result with DuckDB's.")] = False,
     allow_functions: AllowFunctions = None,
-    runner: Annotated[
-        Runner,
-        typer.Option(
-            metavar="HOW",
-            help="prefect records the run on a Prefect server, plain does not; auto if one is configured.",
-        ),
-    ] = Runner.auto,
+    runner: RunnerOption = Runner.auto,
 ) -> None:
     from ebbflow.flows.query.command import run_on_terminal
     from ebbflow.flows.query.summary import print_summary

@@ -4,13 +4,11 @@ import inspect
 import threading
 import uuid
 from collections.abc import Callable
-from contextvars import ContextVar
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any
 
 from prefect import flow
 from prefect.futures import PrefectFuture
-from prefect.runtime import flow_run
 
 from ebbflow.flows.query.orchestration import (
     PrefectBackground,
@@ -19,12 +17,12 @@ from ebbflow.flows.query.orchestration import (
     task_runner,
     watch_capacity,
 )
+from ebbflow.flows.runs.attached import Attached, run_name
 from ebbflow.flows.runs.block_refs import found, of_a_cluster, store_of
 from ebbflow.flows.runs.cancelling import attended
 from ebbflow.flows.runs.deployed import allowed, app_fields
 from ebbflow.flows.runs.stopping import StopQuery
 from ebbflow.planners.query.plan.qep import Stage
-from ebbflow.tasks.drawing.wording import shorten
 from ebbflow.tasks.query.feedback import Feedback
 from ebbflow.tasks.query.listening import Fan, Listener, StageOutcome
 from ebbflow.tasks.query.report import QueryReport
@@ -59,15 +57,7 @@ class PrefectOrchestrator(StopQuery):
             future.wait(_SETTLE)
 
 
-@dataclass
-class _Attachment:
-    """Somebody in this process who watches the flow run and wants its outcome."""
-
-    listener: Listener
-    outcome: QueryOutcome | None = None
-
-
-_ATTACHED: ContextVar[_Attachment | None] = ContextVar("ebbflow_attached", default=None)
+_ATTACHED: Attached[Listener, QueryOutcome] = Attached("query")
 
 
 def parameters_of(request: QueryRequest) -> dict[str, Any]:
@@ -79,22 +69,15 @@ def parameters_of(request: QueryRequest) -> dict[str, Any]:
 
 def run_attached(request: QueryRequest, listener: Listener) -> QueryOutcome:
     """Run ``request`` as a flow run of ``run_query`` with a listener in this process (the command line)."""
-    attachment = _Attachment(listener)
-    token = _ATTACHED.set(attachment)
-    try:
-        run_query(**parameters_of(request))
-    finally:
-        _ATTACHED.reset(token)
-    assert attachment.outcome is not None
-    return attachment.outcome
+    return _ATTACHED.run(listener, lambda: run_query(**parameters_of(request)))
 
 
-def _run_name() -> str:
-    given = flow_run.parameters
-    return f"query {shorten(given.get('title') or given.get('app') or given['sql'], 60)}"
-
-
-@flow(name="run-query", flow_run_name=_run_name, task_runner=task_runner(), validate_parameters=True)
+@flow(
+    name="run-query",
+    flow_run_name=run_name("query", "title", "app", "sql"),
+    task_runner=task_runner(),
+    validate_parameters=True,
+)
 def run_query(
     sql: str,
     tables: str | None = None,
@@ -198,7 +181,7 @@ def run_query(
             allow_functions=allowed("allow_functions", allow_functions),
             **chosen,
         )
-        orchestrator = PrefectOrchestrator(attachment.listener if attachment else None)
+        orchestrator = PrefectOrchestrator(attachment.given if attachment else None)
 
         def work() -> QueryOutcome:
             if ledger is None:

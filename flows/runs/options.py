@@ -1,10 +1,6 @@
-"""Parsing of command-line values.
+"""Options of commands: parsing their values, and those that several commands have.
 
-Keeping what libraries print by themselves out of a command's output.
-
-``--runner``: whether a command records what it does on a Prefect server.
-
-The option by which whoever runs SQL lets it call functions that reach beyond its tables.
+Also keeps what libraries print by themselves out of a command's output.
 """
 
 import os
@@ -101,6 +97,15 @@ def wants_prefect(runner: Runner) -> bool:
     return runner is Runner.prefect or (runner is Runner.auto and bool(os.environ.get("PREFECT_API_URL")))
 
 
+RunnerOption = Annotated[
+    Runner,
+    typer.Option(
+        metavar="HOW",
+        help="prefect records the run on a Prefect server, plain does not; auto if one is configured.",
+    ),
+]
+JsonOut = Annotated[str | None, typer.Option(help="Write the report as JSON.", metavar="FILE")]
+ReportOut = Annotated[str | None, typer.Option(help="Write the report as one HTML page.", metavar="FILE")]
 AllowFunctions = Annotated[
     list[str] | None,
     typer.Option(

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from ebbflow.flows.runs.options import Runner, wants_prefect
+from ebbflow.flows.runs.options import JsonOut, ReportOut, Runner, RunnerOption, wants_prefect
 from ebbflow.planners.errors import OptionError
 
 console = Console()
@@ -174,17 +174,9 @@ def train(
             metavar="FAULT",
         ),
     ] = None,
-    json: Annotated[str | None, typer.Option(help="Write the report as JSON.", metavar="FILE")] = None,
-    report: Annotated[
-        str | None, typer.Option(help="Write the report as one HTML page.", metavar="FILE")
-    ] = None,
-    runner: Annotated[
-        Runner,
-        typer.Option(
-            metavar="HOW",
-            help="prefect records the run on a Prefect server, plain does not; auto if one is configured.",
-        ),
-    ] = Runner.auto,
+    json: JsonOut = None,
+    report: ReportOut = None,
+    runner: RunnerOption = Runner.auto,
 ) -> None:
     from ebbflow.flows.training.terminal import print_training
 

@@ -2,8 +2,6 @@
 
 import threading
 from collections.abc import Callable, Mapping
-from contextvars import ContextVar
-from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from prefect import flow, task
@@ -14,6 +12,7 @@ from prefect.runtime import flow_run
 
 from ebbflow.flows.runs import artifacts
 from ebbflow.flows.runs.artifacts import Publisher
+from ebbflow.flows.runs.attached import Attached, run_name
 from ebbflow.flows.runs.block_refs import found, of_a_cluster, runs_of
 from ebbflow.flows.runs.cancelling import SAVE, attended
 from ebbflow.flows.runs.deployed import app_fields
@@ -22,7 +21,6 @@ from ebbflow.infra.clock import SystemClock
 from ebbflow.infra.errors import TrainingError
 from ebbflow.planners.errors import OptionError
 from ebbflow.tasks.drawing.charts import lines_svg
-from ebbflow.tasks.drawing.wording import shorten
 from ebbflow.tasks.report.training import deliver, placement_text, run_training
 from ebbflow.tasks.training.capacity import Nodes
 from ebbflow.tasks.training.leased.place import ClusterPlace
@@ -42,40 +40,19 @@ _EVENTS = {
 }
 
 
-@dataclass
-class _Attachment:
-    """Somebody in this process who watches the flow run, wants its report, and may ask it to resume."""
-
-    request: TrainingRequest
-    listener: TrainingListener
-    resume: bool = False
-    report: TrainingReport | None = field(default=None)
-
-
-_ATTACHED: ContextVar[_Attachment | None] = ContextVar("ebbflow_training_attached", default=None)
+_ATTACHED: Attached[tuple[TrainingRequest, TrainingListener, bool], TrainingReport] = Attached("training")
 
 
 def train_attached(request: TrainingRequest, listener: TrainingListener, *, resume: bool) -> TrainingReport:
     """Run ``request`` as a flow run of ``train`` with a listener in this process (the command line)."""
-    attachment = _Attachment(request, listener, resume)
-    token = _ATTACHED.set(attachment)
-    try:
+
+    def call() -> None:
         train(request.script, arguments=list(request.arguments), title=request.title, id=request.id)
-    except TrainingError:
-        if attachment.report is None:
-            raise
-    finally:
-        _ATTACHED.reset(token)
-    assert attachment.report is not None
-    return attachment.report
+
+    return _ATTACHED.run((request, listener, resume), call, told=TrainingError)
 
 
-def _run_name() -> str:
-    given = flow_run.parameters
-    return f"train {shorten(given.get('title') or given.get('id') or str(given['script']), 60)}"
-
-
-@flow(name="train", flow_run_name=_run_name, validate_parameters=True)
+@flow(name="train", flow_run_name=run_name("train", "title", "id", "script"), validate_parameters=True)
 def train(
     script: str,
     *,
@@ -174,7 +151,7 @@ def train(
     with found(ledger, cluster, fleet) as told:
         place = runs_of(folder, told.storage) or default_folder()
         if attachment is not None:
-            request, resume = attachment.request, attachment.resume
+            request, _, resume = attachment.given
         elif resume:
             changes = {"json": json_report, "report": html_report, "at": tuple(at or ()), "restart": restart}
             request = TrainingRequest.load(place, id, changes)
@@ -214,7 +191,7 @@ def train(
         if not request.id:
             request = TrainingRequest(**{**vars(request), "id": new_id(request)})
         own = _PrefectListener(request)
-        listener = own if attachment is None else Fan(own, attachment.listener)
+        listener = own if attachment is None else Fan(own, attachment.given[1])
         fields = app_fields(team=team, weight=weight, deadline=deadline, budget=budget)
         where = None if ledger is None else (told.place, fields)
         work = _Work(request, listener, resume, where)
@@ -226,7 +203,7 @@ def train(
     own.artifacts.settle(_SETTLE)
     _publish(report)
     if attachment is not None:
-        attachment.report = report
+        attachment.outcome = report
     if report.state == "failed":
         raise TrainingError(report.reason)
     return report

@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 from pathlib import Path
 from threading import Lock
-from types import TracebackType
 
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from ebbflow.flows.runs.screen import Screen
 from ebbflow.tasks.drawing.wording import count_text, number_text, plural, printable, seconds_text
 from ebbflow.tasks.report.training import STATE_WORDS, generation_rows
 from ebbflow.tasks.training.listening import Silent
@@ -32,34 +32,22 @@ _STYLES = {
 }
 
 
-class TrainingScreen(Silent):
-    """Shows a run. A context manager; its methods may be called from any thread."""
+class TrainingScreen(Screen[Live], Silent):
+    """Shows a run. Its methods may be called from any thread."""
 
     def __init__(self, console: Console) -> None:
-        self._console = console
+        super().__init__(
+            console, lambda: Live(Text(""), console=console, transient=True, refresh_per_second=4)
+        )
         self._lock = Lock()
         self._last: PointReport | None = None
         self._shown_at = -EVERY
-        self._live: Live | None = None
-        if console.is_terminal and not console.is_dumb_terminal:
-            self._live = Live(Text(""), console=console, transient=True, refresh_per_second=4)
-
-    def __enter__(self) -> "TrainingScreen":
-        if self._live:
-            self._live.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._live:
-            self._live.stop()
 
     def point(self, point: PointReport) -> None:
         with self._lock:
             self._last = point
-            if self._live:
-                self._live.update(Text(self._line(point), no_wrap=True, overflow="ellipsis"))
+            if self._drawing:
+                self._drawing.update(Text(self._line(point), no_wrap=True, overflow="ellipsis"))
             elif point.at - self._shown_at >= EVERY:
                 self._shown_at = point.at
                 self._say(self._line(point))
@@ -88,11 +76,6 @@ class TrainingScreen(Silent):
             f"${point.dollars:.2f}" if point.dollars else "",
         ]
         return " · ".join(part for part in parts if part)
-
-    def _say(self, words: str, style: str = "") -> None:
-        self._console.print(
-            Text(printable(" ".join(words.split())), style=style), soft_wrap=not self._console.is_terminal
-        )
 
 
 def print_training(report: TrainingReport, console: Console) -> None:

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from ebbflow.flows.runs.options import JsonOut
 from ebbflow.flows.training.cli import Arguments, Script
 from ebbflow.planners.errors import OptionError
 
@@ -88,7 +89,7 @@ def tune(
             help="With --resume: let trials begin again none of whose checkpoints can be used.",
         ),
     ] = None,
-    json: Annotated[str | None, typer.Option(help="Write the report as JSON.", metavar="FILE")] = None,
+    json: JsonOut = None,
 ) -> None:
     from ebbflow.flows.runs.command import interruptible
     from ebbflow.flows.tuning.terminal import print_tuning

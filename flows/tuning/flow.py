@@ -9,15 +9,14 @@ from typing import Any, Literal
 from prefect import flow, task
 from prefect.cache_policies import NO_CACHE
 from prefect.logging import get_run_logger
-from prefect.runtime import flow_run
 
 from ebbflow.flows.runs import artifacts
+from ebbflow.flows.runs.attached import run_name
 from ebbflow.flows.runs.block_refs import found, of_a_cluster, runs_of
 from ebbflow.flows.runs.cancelling import SAVE, attended
 from ebbflow.flows.runs.deployed import app_fields
 from ebbflow.infra.errors import TrainingError
 from ebbflow.planners.errors import OptionError
-from ebbflow.tasks.drawing.wording import shorten
 from ebbflow.tasks.training.leased.place import ClusterPlace
 from ebbflow.tasks.training.request import default_folder
 from ebbflow.tasks.tuning.report import TuningReport
@@ -25,12 +24,7 @@ from ebbflow.tasks.tuning.request import Parameter, TuningRequest
 from ebbflow.tasks.tuning.run import new_search, run_tuning
 
 
-def _run_name() -> str:
-    given = flow_run.parameters
-    return f"search {shorten(given.get('id') or str(given['script']), 60)}"
-
-
-@flow(name="search", flow_run_name=_run_name, validate_parameters=True)
+@flow(name="search", flow_run_name=run_name("search", "id", "script"), validate_parameters=True)
 def search(
     script: str,
     space: dict[str, dict[str, list[Any]]] | None = None,

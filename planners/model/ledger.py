@@ -240,6 +240,19 @@ Change = (
     | Decided
     | Saved
 )
+CHANGES: Mapping[str, type[Change]] = {
+    "loop-began": LoopBegan,
+    "capacity-changed": CapacityChanged,
+    "app-entered": AppEntered,
+    "app-moved": AppMoved,
+    "granted": Granted,
+    "extended": Extended,
+    "recalled": Recalled,
+    "ended": Ended,
+    "decided": Decided,
+    "saved": Saved,
+}
+"""Every kind of change by the name under which it is stored."""
 FENCED = (LoopBegan, CapacityChanged, Granted, Extended, Recalled, Ended)
 """Changes that only the loop with the newest token may write."""
 

@@ -8,37 +8,13 @@ from typing import Any, NamedTuple, TypeVar
 from ebbflow.infra.errors import LedgerError
 from ebbflow.infra.ledger.rows import values
 from ebbflow.planners.errors import OptionError
-from ebbflow.planners.model.ledger import (
-    AppEntered,
-    AppMoved,
-    CapacityChanged,
-    Change,
-    Decided,
-    Ended,
-    Extended,
-    Granted,
-    LoopBegan,
-    Recalled,
-    Saved,
-)
+from ebbflow.planners.model.ledger import CHANGES, Change
 
 T = TypeVar("T")
 
 FORMAT = 1
 LARGEST = 16 * 1024 * 1024  # characters of one change
-KINDS: Mapping[str, type[Change]] = {
-    "loop-began": LoopBegan,
-    "capacity-changed": CapacityChanged,
-    "app-entered": AppEntered,
-    "app-moved": AppMoved,
-    "granted": Granted,
-    "extended": Extended,
-    "recalled": Recalled,
-    "ended": Ended,
-    "decided": Decided,
-    "saved": Saved,
-}
-_NAMES: Mapping[type, str] = {kind: name for name, kind in KINDS.items()}
+_NAMES: Mapping[type, str] = {kind: name for name, kind in CHANGES.items()}
 
 
 class Packed(NamedTuple):
@@ -52,12 +28,12 @@ class Packed(NamedTuple):
 def kind_of(change: type[Change] | str) -> str:
     """Return the stored name of a kind of change: ``Granted``, ``"Granted"`` and ``"granted"`` are one."""
     if isinstance(change, str):
-        for name, kind in KINDS.items():
+        for name, kind in CHANGES.items():
             if change in (name, kind.__name__):
                 return name
     elif change in _NAMES:
         return _NAMES[change]
-    raise OptionError(f"there is no kind of change {change!r}; there are {', '.join(KINDS)}")
+    raise OptionError(f"there is no kind of change {change!r}; there are {', '.join(CHANGES)}")
 
 
 def pack(change: Change) -> Packed:
@@ -68,14 +44,14 @@ def pack(change: Change) -> Packed:
     """
     kind = _NAMES.get(type(change))
     if kind is None:
-        raise OptionError(f"{type(change).__name__} is not a kind of change; there are {', '.join(KINDS)}")
+        raise OptionError(f"{type(change).__name__} is not a kind of change; there are {', '.join(CHANGES)}")
     body, again = _through(type(change), change)
     return Packed(kind, body, again)
 
 
 def unpack(kind: str, version: int, body: str) -> Change:
     """Return the change that ``pack`` stored. Raises ``LedgerError`` for one that this Ebbflow cannot read."""
-    known = KINDS.get(kind)
+    known = CHANGES.get(kind)
     if known is None or version > FORMAT:
         raise LedgerError(
             f"the ledger holds changes of kind {kind!r}, format {version}, which a newer Ebbflow wrote: "

@@ -152,7 +152,7 @@ def test_progress_on_a_terminal_shows_a_bar_while_a_stage_runs():
         bars.progress("f", 3, 8)
         bars.progress("unknown", 1, 2)
         bars.progress("f", 0, 0)
-        bars._progress.refresh()  # the display thread's next tick, now
+        bars._drawing.refresh()  # the display thread's next tick, now
         assert "3/8" in printed(target)
         bars.started("f", "orders")  # again, after a failure
         bars.finished("f", "failed", "out of memory")

@@ -15,6 +15,7 @@ from ebbflow.infra.ledger.rows import codec
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model.capacity import Node, Notice
 from ebbflow.planners.model.ledger import (
+    CHANGES,
     AppEntered,
     AppMoved,
     AppPhase,
@@ -95,8 +96,8 @@ def test_a_report_comes_back_as_it_was(report: AppReport) -> None:
 
 
 def test_every_kind_of_change_has_a_name() -> None:
-    assert set(codec.KINDS.values()) == set(get_args(Change))
-    for name, kind in codec.KINDS.items():
+    assert set(CHANGES.values()) == set(get_args(Change))
+    for name, kind in CHANGES.items():
         assert codec.kind_of(kind) == codec.kind_of(name) == codec.kind_of(kind.__name__) == name
 
 
@@ -127,7 +128,7 @@ def test_the_format_of_today_is_read_for_ever() -> None:
         ),
         "saved": ('{"app":"a","uri":"u","step":3}', Saved("a", "u", 3)),
     }
-    assert set(kept) == set(codec.KINDS)
+    assert set(kept) == set(CHANGES)
     for kind, (body, change) in kept.items():
         assert codec.unpack(kind, 1, body) == change
         assert codec.pack(change).body == body
