@@ -49,6 +49,11 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalSparkClus
 @pytest.fixture(scope="module")
 def engine(cluster: LocalSparkCluster) -> Iterator[SparkEngine]:
     made = SparkEngine.start(cluster.master_url, memory="600m", cores=1, conf=CONF)
+    clock = SystemClock()
+    end = clock.now() + LONG
+    while len(executors(made)) < 3:  # two, and the driver
+        assert clock.now() < end, executors(made)
+        clock.sleep(0.2)
     yield made
     made.close()
 
