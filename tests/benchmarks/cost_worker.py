@@ -12,6 +12,7 @@ import tempfile
 import time
 import types
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,14 @@ QUERY = """
 """
 MODEL = 12_000_000  # parameters
 EVENTS = 100
+
+
+def _first(*names: str) -> types.ModuleType:
+    """Return the first of these modules that the checkout has: the last is where it was in older ones."""
+    for name in names[:-1]:
+        with suppress(ModuleNotFoundError):
+            return importlib.import_module(name)
+    return importlib.import_module(names[-1])
 
 
 class Work:
@@ -39,8 +48,8 @@ class Work:
         return place
 
     def _query(self, store: Path) -> None:
-        query = importlib.import_module("ebbflow.tasks.query.run")
-        request = importlib.import_module("ebbflow.tasks.query.request")
+        query = _first("ebbflow.tasks.query.run", "ebbflow.tasks.query")
+        request = _first("ebbflow.tasks.query.request", "ebbflow.tasks.request")
         asked = request.QueryRequest(
             QUERY,
             tables=self._tables,
@@ -73,7 +82,9 @@ class Work:
         """A full checkpoint of a model, until it is durable."""
         import torch
 
-        checkpoints = importlib.import_module("ebbflow.infra.training.checkpoints.folder")
+        checkpoints = _first(
+            "ebbflow.infra.training.checkpoints.folder", "ebbflow.infra.training.checkpoints"
+        )
         state = {"model": {"w": torch.ones(MODEL)}, "run": {"step": 1}}
         folder = checkpoints.CheckpointFolder(str(self._fresh()))
         return lambda: folder.save(state, 1)
