@@ -9,6 +9,7 @@ from ebbflow.tasks.drawing.codec import to_text
 FORMAT = 1
 
 TrialEnd = Literal["complete", "pruned", "failed", "stopped"]
+SearchEnd = Literal["finished", "stopped", "failed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,7 @@ class TuningReport:
     folder: str
     metric: str
     maximise: bool
-    state: Literal["finished", "stopped", "failed"]
+    state: SearchEnd
     reason: str
     started: float  # seconds since the Unix epoch
     seconds: float

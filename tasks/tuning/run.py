@@ -3,7 +3,7 @@
 import queue
 import threading
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -21,23 +21,21 @@ from ebbflow.infra.storage.locks import RunLock
 from ebbflow.planners.model.capacity import Capacity
 from ebbflow.planners.model.scheduling import App, Placement, View, gpus_of
 from ebbflow.planners.scheduling.gangs.las import leased_las
-from ebbflow.planners.scheduling.locality import Level
 from ebbflow.planners.training.failures.failures import FailureReason
-from ebbflow.planners.tuning.early_stopping import TrialState, epochs_left, outlook, rungs
 from ebbflow.tasks.training.capacity import Nodes
 from ebbflow.tasks.training.listening import TrainingListener
 from ebbflow.tasks.training.report import TrainingReport, recorded
 from ebbflow.tasks.training.request import TrainingRequest
 from ebbflow.tasks.training.run import run_training
-from ebbflow.tasks.tuning.report import TrialEnd, TrialReport, TuningReport
+from ebbflow.tasks.tuning.recorder import Book
+from ebbflow.tasks.tuning.report import SearchEnd, TrialEnd, TuningReport
 from ebbflow.tasks.tuning.request import TuningRequest
 from ebbflow.tasks.tuning.resources import OwnRoom, Room
 from ebbflow.tasks.tuning.study import Study, as_arguments
-from ebbflow.tasks.tuning.trial import Reporter, SearchStatus, Trial, TrialStatus
+from ebbflow.tasks.tuning.trial import Reporter, SearchStatus, Trial
 
 SAME_FAILURES = 3  # trials that fail alike before the search gives up
 _PAUSE = 0.2  # s between looks
-_UNKNOWN_EPOCHS = 10**6
 
 Say = Callable[[str], None]
 Watch = Callable[[SearchStatus], None]
@@ -129,23 +127,20 @@ class _Search:
         self._clock, self._room, self._stop, self._watch = clock, room, stop, watch
         self._leaving = False
         self._running: dict[str, Trial] = {}
-        self._ended: list[TrialReport] = []
+        self._book = Book(request, study, clock)
         self._inbox: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
         self._policy = leased_las(inf)  # equal service; GPUs are kept until a trial ends
         self._memory: Any = None
         self._rng = np.random.default_rng(request.seed)
         self._signatures: dict[str, int] = {}
-        self._outlooks: list[Mapping[str, float]] = []
-        self._begun = clock.now()
         self._nodes = room.nodes()
-        compared = rungs(request.least_epochs, request.epochs, request.factor) if request.epochs else ()
-        self._rungs = compared if request.pruner == "halving" else ()
 
     def run(self) -> TuningReport:
         """Run all trials that are left."""
         for trial in self._study.unfinished():
             self._enter(trial, resumes=True)
-        state, reason = "finished", "all trials have ended"
+        state: SearchEnd = "finished"
+        reason = "all trials have ended"
         try:
             while self._step():
                 pass
@@ -160,7 +155,7 @@ class _Search:
         except BaseException:
             self._leave()
             raise
-        return self._report(state, reason)
+        return self._book.report(state, reason)
 
     def _step(self) -> bool:
         """Hand GPUs out, take in what trials say; tell whether there is more to do."""
@@ -172,7 +167,7 @@ class _Search:
             return False
         self._share()
         if self._watch is not None:
-            self._watch(self._status())
+            self._watch(self._book.status(self._running.values()))
         try:
             self._take(self._inbox.get(timeout=_PAUSE))
             while True:
@@ -211,7 +206,7 @@ class _Search:
         """Let the policy hand out free GPUs: equal service to all trials."""
         now = self._clock.now()
         for one in self._running.values():
-            one.app.remaining = self._left(one)
+            one.app.remaining = self._book.left(one)
             if not one.pausing:
                 one.app.held = self._room.held(one)
                 if one.nodes is not None and gpus_of(one.app.held) < one.app.min_gpus:
@@ -301,7 +296,7 @@ class _Search:
             self._say(f"{one.run}: stopped after epoch {epoch}, {self._request.metric} {value:.4g}")
             assert one.nodes is not None
             one.nodes.stop()
-        self._note_outlook()
+        self._book.look_ahead(self._running.values(), sum(node.gpus for node in self._nodes))
 
     def _end(self, one: Trial, report: TrainingReport | None, error: Exception | None) -> None:
         self._room.take_back(one)
@@ -312,23 +307,7 @@ class _Search:
         state, reason = self._outcome(one, report, error)
         if state != "stopped":
             self._study.tell(one.trial, one.value, state)
-        spent = one.spent + (report.gpu_seconds if report else 0.0)
-        took = self._clock.now() - one.begun if one.begun else 0.0
-        steps = report.steps if report else 0
-        self._ended.append(
-            TrialReport(
-                one.trial.number,
-                one.run,
-                one.parameters,
-                state,
-                one.value,
-                one.epochs,
-                steps,
-                took,
-                spent,
-                reason,
-            )
-        )
+        self._book.ended(one, state, reason, report)
         if state == "complete":
             self._say(f"{one.run}: {self._request.metric} {one.value:.4g} after {one.epochs} epochs")
         elif state == "failed":
@@ -375,85 +354,6 @@ class _Search:
             if said[0] == "ended" and (one := self._running.get(said[1])) is not None:
                 with suppress(StorageError):  # not written down: a search that goes on sees it for itself
                     self._end(one, said[2], said[3])
-
-    # --- what is left -------------------------------------------------------------------------------------
-
-    def _spent(self, one: Trial, now: float) -> float:
-        """Return about how many GPU-seconds a trial has had."""
-        running = (now - one.since) * max(gpus_of(one.app.held), 1) if one.nodes is not None else 0.0
-        return one.spent + running
-
-    def _status(self) -> SearchStatus:
-        now = self._clock.now()
-        trials = tuple(
-            TrialStatus(
-                one.run, one.epochs, self._left(one), gpus_of(one.app.held), self._spent(one, now), one.value
-            )
-            for one in self._running.values()
-        )
-        begun = self._study.begun()
-        return SearchStatus(trials, begun, begun - len(trials), self._study.best_value())
-
-    def _left(self, one: Trial) -> float:
-        """Return the epochs that a trial is expected to live yet."""
-        if self._request.epochs is None:
-            return _UNKNOWN_EPOCHS
-        done = min(one.epochs, self._request.epochs)
-        return epochs_left(done, self._request.epochs, self._rungs, self._request.factor)
-
-    def _note_outlook(self) -> None:
-        """Write down the work left, as a scheduler of several searches would ask for it."""
-        if self._request.epochs is None or not self._running:
-            return
-        now = self._clock.now()
-        states = []
-        for one in self._running.values():
-            used = self._spent(one, now)
-            seconds = used / one.epochs if one.epochs else inf
-            states.append(TrialState(one.epochs, self._left(one), seconds, self._request.epochs - one.epochs))
-        spent = sum(trial.gpu_seconds for trial in self._ended)
-        app = outlook(states, self._request.most_gpus, spent)
-        gpus = np.array([max(sum(node.gpus for node in self._nodes), 1)])
-        seconds = float(app.remaining(gpus, Level.SLOT)[0])
-        self._outlooks.append(
-            {"at": now - self._begun, "work": sum(j.work for j in app.jobs), "seconds": seconds}
-        )
-
-    def _report(self, state: Any, reason: str) -> TuningReport:
-        known = {trial.number: trial for trial in self._ended}
-        names = {"COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "failed"}
-        trials = []
-        for frozen in self._study.trials():
-            if frozen.number in known:
-                trials.append(known[frozen.number])
-            elif frozen.state.name in names:
-                last = max(frozen.intermediate_values, default=0)
-                value = frozen.intermediate_values.get(last, frozen.value)
-                run = f"trial-{frozen.number:03d}"
-                done = recorded(self._request.trial(run, ()))
-                spent = (done.steps, done.seconds, done.gpu_seconds) if done else (0, 0.0, 0.0)
-                trials.append(
-                    TrialReport(
-                        frozen.number, run, frozen.params, names[frozen.state.name], value, last, *spent
-                    )  # type: ignore[arg-type]
-                )
-        complete = [trial for trial in trials if trial.state == "complete" and trial.value is not None]
-        sign = 1 if self._request.maximise else -1
-        best = max(complete, key=lambda trial: sign * float(trial.value or 0.0), default=None)
-        return TuningReport(
-            self._request.id,
-            self._request.search_folder,
-            self._request.metric,
-            self._request.maximise,
-            state,
-            reason,
-            self._begun,
-            self._clock.now() - self._begun,
-            tuple(trials),
-            best,
-            sum(trial.gpu_seconds for trial in trials),
-            tuple(self._outlooks),
-        )
 
 
 def _full(report: TrainingReport | None, error: Exception | None) -> StorageFullError | None:

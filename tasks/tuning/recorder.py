@@ -1,0 +1,127 @@
+"""The account of a search: trials that have ended, work that is left, and the report made of both."""
+
+from collections.abc import Collection, Mapping
+from math import inf
+from typing import Any
+
+import numpy as np
+
+from ebbflow.infra.clock import Clock
+from ebbflow.planners.model.scheduling import gpus_of
+from ebbflow.planners.scheduling.locality import Level
+from ebbflow.planners.tuning.early_stopping import TrialState, epochs_left, outlook, rungs
+from ebbflow.tasks.training.report import TrainingReport, recorded
+from ebbflow.tasks.tuning.report import SearchEnd, TrialEnd, TrialReport, TuningReport
+from ebbflow.tasks.tuning.request import TuningRequest
+from ebbflow.tasks.tuning.study import Study
+from ebbflow.tasks.tuning.trial import SearchStatus, Trial, TrialStatus
+
+_UNKNOWN_EPOCHS = 10**6
+_ENDS: Mapping[str, TrialEnd] = {
+    "COMPLETE": "complete",
+    "PRUNED": "pruned",
+    "FAIL": "failed",
+}  # as Optuna has them
+
+
+class Book:
+    """Keeps the account of one search. Times are seconds since the Unix epoch, effort is in GPU-seconds."""
+
+    def __init__(self, request: TuningRequest, study: Study, clock: Clock) -> None:
+        self._request, self._study, self._clock = request, study, clock
+        self._begun = clock.now()
+        self._ended: dict[int, TrialReport] = {}  # by number
+        self._outlooks: list[Mapping[str, float]] = []
+        compared = rungs(request.least_epochs, request.epochs, request.factor) if request.epochs else ()
+        self._rungs = compared if request.pruner == "halving" else ()
+
+    def left(self, one: Trial) -> float:
+        """Return the epochs that a trial is expected to live yet."""
+        if self._request.epochs is None:
+            return _UNKNOWN_EPOCHS
+        done = min(one.epochs, self._request.epochs)
+        return epochs_left(done, self._request.epochs, self._rungs, self._request.factor)
+
+    def status(self, running: Collection[Trial]) -> SearchStatus:
+        """Return where the search stands."""
+        now = self._clock.now()
+        trials = tuple(
+            TrialStatus(
+                one.run, one.epochs, self.left(one), gpus_of(one.app.held), _spent(one, now), one.value
+            )
+            for one in running
+        )
+        begun = self._study.begun()
+        return SearchStatus(trials, begun, begun - len(trials), self._study.best_value())
+
+    def look_ahead(self, running: Collection[Trial], gpus: int) -> None:
+        """Write down the work left on ``gpus`` GPUs, as a scheduler of several searches would ask for it."""
+        if self._request.epochs is None or not running:
+            return
+        now = self._clock.now()
+        states = []
+        for one in running:
+            seconds = _spent(one, now) / one.epochs if one.epochs else inf
+            states.append(TrialState(one.epochs, self.left(one), seconds, self._request.epochs - one.epochs))
+        spent = sum(trial.gpu_seconds for trial in self._ended.values())
+        app = outlook(states, self._request.most_gpus, spent)
+        seconds = float(app.remaining(np.array([max(gpus, 1)]), Level.SLOT)[0])
+        self._outlooks.append(
+            {"at": now - self._begun, "work": sum(job.work for job in app.jobs), "seconds": seconds}
+        )
+
+    def ended(self, one: Trial, state: TrialEnd, reason: str, report: TrainingReport | None) -> None:
+        """Note how a trial has ended; ``report`` is of its last stretch."""
+        self._ended[one.trial.number] = TrialReport(
+            one.trial.number,
+            one.run,
+            one.parameters,
+            state,
+            one.value,
+            one.epochs,
+            report.steps if report else 0,
+            self._clock.now() - one.begun if one.begun else 0.0,
+            one.spent + (report.gpu_seconds if report else 0.0),
+            reason,
+        )
+
+    def report(self, state: SearchEnd, reason: str) -> TuningReport:
+        """Return the report of the search, with trials that ended before it was gone on with."""
+        trials = []
+        for frozen in self._study.trials():
+            if frozen.number in self._ended:
+                trials.append(self._ended[frozen.number])
+            elif frozen.state.name in _ENDS:
+                trials.append(self._earlier(frozen))
+        complete = [trial for trial in trials if trial.state == "complete" and trial.value is not None]
+        sign = 1 if self._request.maximise else -1
+        best = max(complete, key=lambda trial: sign * float(trial.value or 0.0), default=None)
+        return TuningReport(
+            self._request.id,
+            self._request.search_folder,
+            self._request.metric,
+            self._request.maximise,
+            state,
+            reason,
+            self._begun,
+            self._clock.now() - self._begun,
+            tuple(trials),
+            best,
+            sum(trial.gpu_seconds for trial in trials),
+            tuple(self._outlooks),
+        )
+
+    def _earlier(self, frozen: Any) -> TrialReport:
+        """Return the report of a trial that ended in an earlier process."""
+        last = max(frozen.intermediate_values, default=0)
+        value = frozen.intermediate_values.get(last, frozen.value)
+        run = f"trial-{frozen.number:03d}"
+        done = recorded(self._request.trial(run, ()))
+        spent = (done.steps, done.seconds, done.gpu_seconds) if done else (0, 0.0, 0.0)
+        return TrialReport(frozen.number, run, frozen.params, _ENDS[frozen.state.name], value, last, *spent)
+
+
+def _spent(one: Trial, now: float) -> float:
+    """Return about how many GPU-seconds a trial has had."""
+    running = (now - one.since) * max(gpus_of(one.app.held), 1) if one.nodes is not None else 0.0
+    return one.spent + running
