@@ -6,26 +6,17 @@ from pathlib import Path
 from typing import Any
 
 from ebbflow.infra.local_fleet.state.pools import LocalPool, check
-from ebbflow.planners.errors import EbbflowError, OptionError
+from ebbflow.planners.errors import OptionError
 from ebbflow.planners.fleet.limits import Limits
 from ebbflow.tasks.pipeline.checking import Say
-from ebbflow.tasks.pipeline.file.deciding import check_loop
+from ebbflow.tasks.pipeline.file.cross_checks import CrossChecks
 from ebbflow.tasks.pipeline.file.document import Problems, read_document, read_text
 from ebbflow.tasks.pipeline.file.faults import parse_fault
 from ebbflow.tasks.pipeline.file.form import PIPELINE
 from ebbflow.tasks.pipeline.file.kinds import MISSING, Values, nearest
-from ebbflow.tasks.pipeline.file.order import find_cycle
 from ebbflow.tasks.pipeline.file.parameters import with_parameters
 from ebbflow.tasks.pipeline.file.references import Reference, references
 from ebbflow.tasks.pipeline.file.requests import (
-    engine_of,
-    gpu_bounds,
-    places_of,
-    query_request,
-    resolved,
-    search_request,
-    training_request,
-    wanted_gpus,
     within,
 )
 from ebbflow.tasks.pipeline.file.spec import (
@@ -84,7 +75,7 @@ def parse_pipeline(
 
 
 class _Reader:
-    """Turns what the sections say into values, and checks what one section alone cannot."""
+    """Turns what the sections say into values."""
 
     def __init__(self, values: Values, problems: Problems) -> None:
         self._values = values
@@ -119,13 +110,7 @@ class _Reader:
             folder=folder,
             text=text,
         )
-        self._check_loop(found)
-        self._check_needs(found)
-        for step in found.steps.values():
-            self._check_step(found, step)
-        self._check_spark(found)
-        self._check_faults(found)
-        self._check_limits(found)
+        CrossChecks(values, self._problems).check(found)
         return found
 
     # --- steps ------------------------------------------------------------------------------------------
@@ -192,84 +177,6 @@ class _Reader:
                 self._say(one, key, said + nearest(parameter, space))
         return {reference.name}
 
-    def _check_needs(self, pipeline: Pipeline) -> None:
-        cycle = find_cycle(pipeline.needs)
-        if cycle:
-            step = pipeline.steps[cycle[0]]
-            self._problems.add(step.line, step.path, f"steps wait for each other: {' -> '.join(cycle)}")
-
-    def _check_step(self, pipeline: Pipeline, step: StepSpec) -> None:
-        one: Values = self._values[TABLES[step.kind]][step.name]
-        if step.team and step.team not in pipeline.teams:
-            self._say(
-                one,
-                "team",
-                f"there is no team {step.team!r} in teams{nearest(step.team, list(pipeline.teams))}",
-            )
-        if not step.team and pipeline.teams:
-            self._say(one, "", f"team is missing: one of {', '.join(pipeline.teams)}")
-        try:
-            _request(pipeline, step)
-        except EbbflowError as error:
-            self._say(one, _key_of(str(error), one), str(error))
-            return
-        if step.kind == "query":
-            self._check_query(pipeline, step, one)
-        else:
-            self._check_gpus(pipeline, step, one)
-
-    def _check_query(self, pipeline: Pipeline, step: StepSpec, one: Values) -> None:
-        for text in step.options.get("tables", ()):
-            if "${" not in text and "://" not in text and not Path(resolved(text, pipeline)).exists():
-                self._say(one, "tables", f"there is no folder {text!r}")
-        cluster = pipeline.cluster
-        if engine_of(step, pipeline) == "spark" and not (
-            cluster.of("spark") if isinstance(cluster, LocalSpec) else cluster.master
-        ):
-            rule = (
-                "a pool of kind spark" if isinstance(cluster, LocalSpec) else "the address of a Spark master"
-            )
-            self._say(one, "engine", f"engine spark needs {rule} in cluster; got none")
-
-    def _check_spark(self, pipeline: Pipeline) -> None:
-        """Queries of one process share a SparkContext, of which Spark allows one."""
-        on_spark = [step for step in pipeline.of("query") if engine_of(step, pipeline) == "spark"]
-        for step in on_spark[1:]:
-            for key in ("conf", "executor_memory"):
-                if step.options.get(key) != on_spark[0].options.get(key):
-                    said = (
-                        f"all queries on Spark share one application: it must be that of {on_spark[0].name}"
-                    )
-                    self._say(self._values["queries"][step.name], key, said)
-        cluster = pipeline.cluster
-        if (
-            on_spark
-            and isinstance(cluster, LocalSpec)
-            and not any(pool.start for pool in cluster.of("spark"))
-        ):
-            local: Values = self._values["cluster"]["local"]
-            self._say(
-                local, "pools", "a pool of kind spark begins with a node at least: its master comes with it"
-            )
-
-    def _check_gpus(self, pipeline: Pipeline, step: StepSpec, one: Values) -> None:
-        cluster = pipeline.cluster
-        if step.kind == "search" and "://" in places_of(pipeline, "/nowhere/run").folder:
-            rule = (
-                "the study of a search is kept on this machine, beside its trials: it runs on local nodes; got the "
-                f"cluster's folder {cluster.folder}"  # type: ignore[union-attr]
-            )
-            self._say(one, "", rule)
-        if isinstance(cluster, AwsSpec) and step.environment:
-            rule = "environment is for nodes of this machine: on AWS a node reads its secrets by its own role"
-            self._say(one, "environment", rule)
-        if not isinstance(cluster, LocalSpec):
-            return
-        least = max(gpu_bounds(step)[0], wanted_gpus(step))
-        if cluster.gpus < least:
-            rule = f"needs {least} GPUs; the pools of kind gpu have {cluster.gpus} at most"
-            self._say(one, "gpus", rule)
-
     # --- the rest ---------------------------------------------------------------------------------------
 
     def _cluster(self, values: Values, folder: str) -> ClusterSpec:
@@ -329,13 +236,6 @@ class _Reader:
         scaling = found.pop("scaling", None)
         return LoopSpec(scaling=dict(scaling or {}), **found)
 
-    def _check_loop(self, pipeline: Pipeline) -> None:
-        one: Values = self._values.get("loop") or self._values
-        try:
-            check_loop(pipeline)
-        except OptionError as error:
-            self._say(one, _key_of(str(error), one), str(error))
-
     def _limits(self, one: Values | None) -> Limits:
         if one is None:
             return Limits()
@@ -345,37 +245,6 @@ class _Reader:
         except OptionError as error:
             self._say(one, "", str(error))
             return Limits()
-
-    def _check_limits(self, pipeline: Pipeline) -> None:
-        """A limit of a pool that there is not would limit nothing."""
-        cluster = pipeline.cluster
-        if isinstance(cluster, ExistingSpec):
-            return
-        pools = (
-            [pool.name for pool in cluster.pools] if isinstance(cluster, LocalSpec) else list(cluster.pools)
-        )
-        for name in pipeline.limits.pools:
-            if name not in pools:
-                said = f"there is no pool {name!r}; pools are {', '.join(pools)}{nearest(name, pools)}"
-                self._say(self._values["limits"], "pools", said)
-
-    def _check_faults(self, pipeline: Pipeline) -> None:
-        if not isinstance(pipeline.cluster, LocalSpec):
-            return
-        local: Values = self._values["cluster"]["local"]
-        pools = [pool.name for pool in pipeline.cluster.pools]
-        for fault in pipeline.cluster.faults:
-            if fault.step and fault.step not in pipeline.steps:
-                said = f"there is no step {fault.step!r}{nearest(fault.step, list(pipeline.steps))}"
-                self._say(local, "at", said)
-            of = fault.of.rpartition("-")[0] or fault.of
-            if fault.of not in pools and of not in pools:
-                self._say(
-                    local,
-                    "at",
-                    f"there is no pool or node {fault.of!r}; nodes are called POOL-NUMBER, pools "
-                    f"{', '.join(pools)}{nearest(fault.of, pools)}",
-                )
 
     def say(self, section: str, key: str, rule: str) -> None:
         """Write down that ``key`` of a section such as ``queries.orders`` breaks ``rule``."""
@@ -388,20 +257,6 @@ class _Reader:
         self._problems.add(one.line(key), one.path(key), rule)
 
 
-def _request(pipeline: Pipeline, step: StepSpec) -> object:
-    """Make a step's request with its references left as they are, to see whether it can be made."""
-    places = places_of(pipeline, "/nowhere/run", "spark://nowhere:7077")
-
-    def keep(text: str) -> str:
-        return text
-
-    if step.kind == "query":
-        return query_request(step, pipeline, places, keep)
-    if step.kind == "training":
-        return training_request(step, pipeline, places, keep, "probe")
-    return search_request(step, pipeline, places, keep, "probe")
-
-
 def _texts(step: StepSpec) -> list[tuple[str, str]]:
     """Return the texts of a step that may hold references, with the keys they stand at."""
     found = [("environment", text) for text in step.environment.values()]
@@ -412,14 +267,3 @@ def _texts(step: StepSpec) -> list[tuple[str, str]]:
 
 def _named(one: Values) -> dict[str, Any]:
     return {key: value for key, value in one.items() if value is not MISSING}
-
-
-def _given(one: Values) -> Mapping[str, Any]:
-    table = one.entry.value
-    return table if isinstance(table, dict) else {}
-
-
-def _key_of(message: str, one: Values) -> str:
-    """Return the key that a request's error is about: its messages begin with it."""
-    word = message.split(" ", 1)[0].rstrip(":")
-    return word if word in _given(one) else ""

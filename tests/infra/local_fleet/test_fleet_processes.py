@@ -322,7 +322,8 @@ def test_a_keeper_that_stands_still_loses_no_node_and_does_what_was_asked_meanwh
     with LocalFleet.start([pool], "still", gpus=()) as fleet:
         (first,) = [node.process.pid for node in fleet.book.nodes]
         keeper = fleet.book.keeper.pid
-        os.kill(keeper, signal.SIGSTOP)
+        with BookFile(fleet.folder).locked():  # a keeper that is stopped while it holds the lock keeps it
+            os.kill(keeper, signal.SIGSTOP)
         try:
             fleet.apply(Target("gpu", 2, fleet.observe().epoch, "for a test"))
             assert psutil.Process(keeper).status() == "stopped"
