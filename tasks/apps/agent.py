@@ -42,9 +42,7 @@ class Pace:
 
     look: float = 0.25  # between looks at the ledger
     report: float = 1.0  # between reports where nothing changes
-    entry: float = (
-        300.0  # that the ledger may be away when the app enters, and an earlier self may hold its lock
-    )
+    entry: float = 300.0  # that the ledger may be away at the entry, and an earlier self may hold the lock
     parting: float = 10.0  # for the last words
 
 

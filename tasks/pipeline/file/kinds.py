@@ -372,9 +372,8 @@ class Section:
     def schema(self) -> Schema:
         properties = {}
         for key in self.keys:
-            said = key.help + (
-                f" Default: {shown_default(key.default)}." if shown_default(key.default) else ""
-            )
+            default = shown_default(key.default)
+            said = f"{key.help} Default: {default}." if default else key.help
             properties[key.name] = key.kind.schema() | {"description": said}
         found: Schema = {"type": "object", "properties": properties, "additionalProperties": False}
         if required := [key.name for key in self.keys if key.required]:
