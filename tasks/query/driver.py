@@ -17,8 +17,8 @@ from ebbflow.planners.query.plan.qep import Stage
 from ebbflow.planners.query.plan.state import StageOutput
 from ebbflow.planners.query.running.execution import Cancel, Finish, Reuse, Start
 from ebbflow.planners.query.running.session import Action, Decided, FailureKind, Say, Session, StageFailure
-from ebbflow.tasks.query.book import Book
 from ebbflow.tasks.query.listening import Background, CapacityChanged, StageOutcome
+from ebbflow.tasks.query.recorder import RunRecorder
 from ebbflow.tasks.query.report import StageStatus
 from ebbflow.tasks.query.slices import SlicesDone, StageRun
 from ebbflow.tasks.query.stagework import StageWork
@@ -39,7 +39,7 @@ class Driver:
     """
 
     def __init__(
-        self, session: Session, work: StageWork, book: Book, background: Background, clock: Clock
+        self, session: Session, work: StageWork, book: RunRecorder, background: Background, clock: Clock
     ) -> None:
         self.session = session
         self.book = book

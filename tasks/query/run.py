@@ -22,12 +22,12 @@ from ebbflow.planners.query.planner import QueryPlanner
 from ebbflow.planners.query.running.execution import Execution
 from ebbflow.planners.query.running.packing import simulate
 from ebbflow.planners.query.running.session import MAX_PARALLEL_STAGES, Session, planning_share
-from ebbflow.tasks.query.book import Book
 from ebbflow.tasks.query.driver import Driver
 from ebbflow.tasks.query.feedback import Feedback
 from ebbflow.tasks.query.listening import CapacityChanged, Fan, Inbox, Listener, Silent, StageOutcome, Threads
 from ebbflow.tasks.query.opening import Opened, arrived_capacity, opened_engine, shared_source
 from ebbflow.tasks.query.planning import Gathered, prepare, remember
+from ebbflow.tasks.query.recorder import RunRecorder
 from ebbflow.tasks.query.report import PlanReport, QueryReport, spoken
 from ebbflow.tasks.query.request import QueryRequest
 from ebbflow.tasks.query.sharing import Demand, SharedCapacity
@@ -131,7 +131,7 @@ def execute(
         share = planning_share(capacity, request.fraction)
         session = session_of(request, gathered, planner, share, slices)
         listener = _listener(orchestrator.listener, session, source, engine, follow)
-        book = Book(started, listener)
+        book = RunRecorder(started, listener)
         work = StageWork(engine, store, gathered.relations, slices, inbox, reuse=request.reuse, since=started)
         with _watched(source, capacity, inbox, orchestrator, clock):
             result = Driver(session, work, book, orchestrator, clock).run(capacity)

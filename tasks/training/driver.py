@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from ebbflow.infra.protocols import Trainer, TrainingEvent, TrainingStatus
 from ebbflow.tasks.faults import Schedule
 from ebbflow.tasks.training.capacity import Nodes
-from ebbflow.tasks.training.recorder import Book
+from ebbflow.tasks.training.recorder import RunRecorder
 from ebbflow.tasks.training.supervisor import Supervisor
 
 LOOK_EVERY = 0.2  # s
@@ -19,7 +19,7 @@ class Driver:
         trainer: Trainer,
         nodes: Nodes,
         supervisor: Supervisor,
-        book: Book,
+        book: RunRecorder,
     ) -> None:
         self._trainer, self._nodes, self._supervisor, self._book = trainer, nodes, supervisor, book
         self._read = 0

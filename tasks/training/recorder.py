@@ -28,7 +28,7 @@ from ebbflow.tasks.training.request import TrainingRequest
 MOST_POINTS = 4000  # of a series; beyond it every other one is dropped
 
 
-class Book:
+class RunRecorder:
     """The account of one run. Safe for several threads; listeners are called in whichever speaks."""
 
     def __init__(self, request: TrainingRequest, clock: Clock, listener: TrainingListener) -> None:
@@ -194,7 +194,7 @@ class Book:
             self._waiting, self._gap = True, None
 
     def _lose(self, first: int) -> None:
-        """Book the steps that the last generation which made any did in vain; a trial's are none of the run's."""
+        """Count the steps that the last generation which made any did in vain; a trial's are none of the run's."""
         for at in range(len(self._generations) - 1, -1, -1):
             before = self._generations[at]
             if first >= 0 and before.first_step >= 0 and not before.trial:

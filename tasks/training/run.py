@@ -15,7 +15,7 @@ from ebbflow.tasks.training.capacity import Nodes
 from ebbflow.tasks.training.driver import Driver
 from ebbflow.tasks.training.faults import schedule_of
 from ebbflow.tasks.training.listening import Silent, TrainingListener
-from ebbflow.tasks.training.recorder import Book
+from ebbflow.tasks.training.recorder import RunRecorder
 from ebbflow.tasks.training.report import TrainingReport, record
 from ebbflow.tasks.training.request import TrainingRequest
 from ebbflow.tasks.training.sites import Site, open_site
@@ -69,7 +69,7 @@ def run_training(
         nodes = own or nodes or Nodes(request.placement, request.most_gpus, request.min_gpus)
         plan = request.plan(nodes.there(), resumes=resume, seed=seed)
         request.save()
-        book = Book(request, clock, listener)
+        book = RunRecorder(request, clock, listener)
         supervisor = Supervisor(plan, nodes, book, clock)
         with closing(here.trainer(request, supervisor, book.hear)) as trainer:
             placement, settings = supervisor.begin()

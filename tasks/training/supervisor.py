@@ -19,7 +19,7 @@ from ebbflow.planners.training.failures.failures import (
 from ebbflow.planners.training.failures.retries import Attempt, Requeue, Retry, Shape, Stop
 from ebbflow.planners.training.plan import TrainingPlan
 from ebbflow.tasks.training.capacity import Nodes
-from ebbflow.tasks.training.recorder import Book
+from ebbflow.tasks.training.recorder import RunRecorder
 from ebbflow.tasks.training.report import FailureReport
 
 SURVIVOR = 75  # exit status of a process that saved because another was lost
@@ -39,7 +39,7 @@ class Supervisor:
         clock: the time.
     """
 
-    def __init__(self, plan: TrainingPlan, nodes: Nodes, book: Book, clock: Clock) -> None:
+    def __init__(self, plan: TrainingPlan, nodes: Nodes, book: RunRecorder, clock: Clock) -> None:
         self._plan, self._nodes, self._book, self._clock = plan, nodes, book, clock
         self._settings, self._canary = plan.settings, plan.canary  # as of now
         self._rng = np.random.default_rng(plan.seed)

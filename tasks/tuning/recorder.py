@@ -24,7 +24,7 @@ _ENDS: Mapping[str, TrialEnd] = {
 }  # as Optuna has them
 
 
-class Book:
+class SearchRecorder:
     """Keeps the account of one search. Times are seconds since the Unix epoch, effort is in GPU-seconds."""
 
     def __init__(self, request: TuningRequest, study: Study, clock: Clock) -> None:

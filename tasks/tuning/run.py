@@ -27,7 +27,7 @@ from ebbflow.tasks.training.listening import TrainingListener
 from ebbflow.tasks.training.report import TrainingReport, recorded
 from ebbflow.tasks.training.request import TrainingRequest
 from ebbflow.tasks.training.run import run_training
-from ebbflow.tasks.tuning.recorder import Book
+from ebbflow.tasks.tuning.recorder import SearchRecorder
 from ebbflow.tasks.tuning.report import SearchEnd, TrialEnd, TuningReport
 from ebbflow.tasks.tuning.request import TuningRequest
 from ebbflow.tasks.tuning.resources import OwnRoom, Room
@@ -127,7 +127,7 @@ class _Search:
         self._clock, self._room, self._stop, self._watch = clock, room, stop, watch
         self._leaving = False
         self._running: dict[str, Trial] = {}
-        self._book = Book(request, study, clock)
+        self._book = SearchRecorder(request, study, clock)
         self._inbox: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
         self._policy = leased_las(inf)  # equal service; GPUs are kept until a trial ends
         self._memory: Any = None

@@ -20,7 +20,7 @@ def test_going_down_is_no_climb() -> None:
 
 
 def test_a_caller_that_goes_on_makes_a_stay_but_no_climb() -> None:
-    walk = Walk.of([Call("", RUN), Call(RUN, FILES), Call(RUN, RUN), Call(RUN, "tasks.query.book")])
+    walk = Walk.of([Call("", RUN), Call(RUN, FILES), Call(RUN, RUN), Call(RUN, "tasks.query.recorder")])
     assert (walk.stays, walk.modules, walk.rooms, walk.climbs) == (4, 3, 2, 0)
 
 

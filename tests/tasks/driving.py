@@ -18,10 +18,10 @@ from ebbflow.planners.query.plan.state import ExecutionState, ReplanDecision
 from ebbflow.planners.query.running.execution import Execution
 from ebbflow.planners.query.running.replanner import Replanner
 from ebbflow.planners.query.running.session import Session, candidates
-from ebbflow.tasks.query.book import Book
 from ebbflow.tasks.query.driver import Driver
 from ebbflow.tasks.query.listening import CapacityChanged, Inbox, Silent, Threads
 from ebbflow.tasks.query.planning import prepare
+from ebbflow.tasks.query.recorder import RunRecorder
 from ebbflow.tasks.query.report import StageReport
 from ebbflow.tasks.query.request import QueryRequest
 from ebbflow.tasks.query.stagework import StageWork
@@ -180,7 +180,7 @@ class Ride:
         session = Session(
             planner, Share.of(capacity(1)), versions=self.gathered.versions, execution=execution
         )
-        book = Book(self.clock.now(), self.listener)
+        book = RunRecorder(self.clock.now(), self.listener)
         slices = SliceIndex(self.store, self.store.cache("slices"))
         work = StageWork(
             engine,

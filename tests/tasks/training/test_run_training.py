@@ -22,7 +22,7 @@ from ebbflow.planners.training.speed.throughput import ThroughputParameters
 from ebbflow.tasks.report.training import deliver, training_html
 from ebbflow.tasks.training.capacity import Nodes
 from ebbflow.tasks.training.listening import Silent
-from ebbflow.tasks.training.recorder import Book
+from ebbflow.tasks.training.recorder import RunRecorder
 from ebbflow.tasks.training.report import BestBatch, EventReport, TrainingReport, recorded
 from ebbflow.tasks.training.request import TrainingRequest
 from ebbflow.tasks.training.run import run_training
@@ -464,7 +464,7 @@ def test_the_clock_of_these_tests_stands_still() -> None:
 def test_a_report_tells_what_is_saved_spilled_and_lost(script: str) -> None:
     def told(*said: tuple[str, int, dict[str, Any]], state: Any = "failed", step: int = 12) -> TrainingReport:
         request = TrainingRequest(script, folder=str(Path(script).parent / "runs"), id="r")
-        book = Book(request, ScriptedClock(), Silent())
+        book = RunRecorder(request, ScriptedClock(), Silent())
         for number, (kind, at, content) in enumerate(said, 1):
             if kind == "resumed":
                 book.event(TrainingEvent(number, 0.0, kind, 1, content))

@@ -7,7 +7,7 @@ import pytest
 from ebbflow.infra.protocols import Checkpoint, Relation, StageProgress, StageResult
 from ebbflow.planners.model import Capacity, Node
 from ebbflow.planners.query.plan.state import ReplanDecision
-from ebbflow.tasks.query.book import Book
+from ebbflow.tasks.query.recorder import RunRecorder
 from ebbflow.tasks.query.slices import StageRun
 from tests.planners.query.replanning_cases import stage
 from tests.tasks.driving import Recorder
@@ -26,8 +26,8 @@ def _heard() -> Recorder:
 
 
 @pytest.fixture(name="book")
-def _book(heard: Recorder) -> Book:
-    return Book(STARTED, heard)
+def _book(heard: Recorder) -> RunRecorder:
+    return RunRecorder(STARTED, heard)
 
 
 def run() -> StageRun:
@@ -35,7 +35,9 @@ def run() -> StageRun:
     return StageRun(AB, "ab-1", STARTED + 5.0, epoch=1, cores=4.0, hazard=0.0, progress=seen)
 
 
-def test_a_completed_stage_is_reported_with_what_the_engine_has_counted(book: Book, heard: Recorder) -> None:
+def test_a_completed_stage_is_reported_with_what_the_engine_has_counted(
+    book: RunRecorder, heard: Recorder
+) -> None:
     book.ended(run(), STARTED + 8.0, "q1", "completed", CHECKPOINT, RESULT, "4 slices")
     (report,) = book.stages
     assert (report.status, report.plan, report.note) == ("completed", "q1", "4 slices")
@@ -45,13 +47,13 @@ def test_a_completed_stage_is_reported_with_what_the_engine_has_counted(book: Bo
     assert heard.ended == [report]
 
 
-def test_a_cancelled_stage_is_reported_as_far_as_it_came(book: Book) -> None:
+def test_a_cancelled_stage_is_reported_as_far_as_it_came(book: RunRecorder) -> None:
     book.ended(run(), STARTED + 8.0, "q1", "cancelled")
     (report,) = book.stages
     assert (report.status, report.rows, report.tasks, report.failed_tasks) == ("cancelled", 0, 9, 2)
 
 
-def test_a_reused_stage_took_no_time_and_saved_some(book: Book, heard: Recorder) -> None:
+def test_a_reused_stage_took_no_time_and_saved_some(book: RunRecorder, heard: Recorder) -> None:
     book.reused(AB, CHECKPOINT, STARTED + 2.0, "q1")
     (report,) = book.stages
     assert (report.status, report.started, report.ended, report.seconds) == ("reused", 2.0, 2.0, 0.0)
@@ -59,7 +61,7 @@ def test_a_reused_stage_took_no_time_and_saved_some(book: Book, heard: Recorder)
     assert heard.ended == [report]
 
 
-def test_the_first_capacity_is_kept_and_changes_are_told(book: Book, heard: Recorder) -> None:
+def test_the_first_capacity_is_kept_and_changes_are_told(book: RunRecorder, heard: Recorder) -> None:
     one, two = Node("n1", 2, 8.0), Node("n2", 2, 8.0)
     book.capacity_changed(Capacity(1, (one,), at=STARTED - 3.0), "")
     book.capacity_changed(Capacity(2, (one, two), at=STARTED + 4.0), "arrived: n2")
@@ -70,7 +72,7 @@ def test_the_first_capacity_is_kept_and_changes_are_told(book: Book, heard: Reco
     assert heard.changes == ["arrived: n2"]
 
 
-def test_everything_else_is_kept_and_passed_on(book: Book, heard: Recorder) -> None:
+def test_everything_else_is_kept_and_passed_on(book: RunRecorder, heard: Recorder) -> None:
     decision = ReplanDecision("stay", 1, STARTED, "q1", "q1", "stay: it is soonest", "left: n2")
     book.stage_started(AB)
     book.decided(decision)

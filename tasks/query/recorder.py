@@ -22,7 +22,7 @@ from ebbflow.tasks.query.request import QueryRequest
 from ebbflow.tasks.query.slices import StageRun
 
 
-class Book(Listener):
+class RunRecorder(Listener):
     """Everything that happened in a run that began at ``started`` (seconds since the Unix epoch).
 
     It is the driver's only listener; ``listener`` hears of all that is written here.
