@@ -367,8 +367,8 @@ def test_delays_grow_to_a_bound(lab, file, clock, monkeypatch):
 
 
 def test_everything_that_was_sent_is_known_in_the_end_however_it_comes(lab, feed, file):
+    set_queue(lab, VisibilityTimeout=1)  # before the faults: they would hit this call, too
     lab.account.faults(Faults(twice=0.5, again=0.3, shuffled=True, late=0.3, failed=0.1, dropped_after=0.1))
-    set_queue(lab, VisibilityTimeout=1)
     ids = [f"i-{n:02}" for n in range(40)]
     lab.account.interrupt(ids, end=False)
     lab.account.rebalance(ids[:10])
