@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from tests.aws.emulator import AccountAt, Emulator
 
 # how long an example takes depends on what else runs; the same examples each time, and others in `make fuzz`
-settings.register_profile("ebbflow", deadline=None, derandomize=True)
+settings.register_profile("ebbflow", deadline=None, derandomize=True, max_examples=50)
 settings.register_profile("search", deadline=None, max_examples=1000, print_blob=True)
 settings.load_profile("ebbflow")
 

@@ -251,9 +251,9 @@ def experiments(quick: bool) -> list[Experiment]:
     found = []
     for start in ("generic", "slowest"):
         for how in ("once", "often"):
-            parameters = {"start": start, "how": how, "trials": 50 if quick else 1000}
+            parameters = {"start": start, "how": how, "trials": 20 if quick else 1000}
             found.append(Experiment(f"qp-{start}-{how}", quadratic, parameters))
     for kind in KINDS:
-        parameters = {"kind": kind, "trials": 5 if quick else 100}
+        parameters = {"kind": kind, "trials": 2 if quick else 100}
         found.append(Experiment(f"bound-mlr-{kind}", regression, parameters, 3.0))
     return found

@@ -364,5 +364,5 @@ def test_whatever_is_tried_postgresql_is_what_its_events_add_up_to(postgres: Any
         url = postgres.url
         written: ClassVar[Counter[str]] = Counter()
 
-    run_state_machine_as_test(OnServer, settings=examples(8, 60))
+    run_state_machine_as_test(OnServer, settings=examples(4, 60))
     assert {"LoopBegan", "AppEntered"} <= set(OnServer.written)

@@ -215,7 +215,26 @@ def jvm_options() -> list[str]:
 
 
 def test_no_application_runs_without_the_secret(cluster: LocalSparkCluster, tmp_path: Path) -> None:
-    """Not that of another account, not that of who has guessed, not that of who only has SASL."""
+    """Not that of another account, with or without the file that holds it."""
+    file = StateFile.of("attacked").properties
+    attempts = {"without": ({}, None)}
+    if os.geteuid() == 0:
+        attempts["file"] = ({}, file)
+    attack(cluster, tmp_path, attempts)
+
+
+@pytest.mark.slow  # two more JVMs
+def test_no_application_runs_with_a_guessed_secret(cluster: LocalSparkCluster, tmp_path: Path) -> None:
+    """Not over TLS's handshake of Spark's own, and not over SASL alone."""
+    wrong = {"spark.authenticate": "true", "spark.authenticate.secret": "0" * 64}
+    encrypted = authenticated({"spark.master": "local"}) | wrong
+    attack(cluster, tmp_path, {"wrong": (encrypted, None), "sasl": (wrong, None)})
+
+
+def attack(
+    cluster: LocalSparkCluster, tmp_path: Path, attempts: Mapping[str, tuple[Mapping[str, str], Path | None]]
+) -> None:
+    """Submit applications of another account beside the user's own: only that one runs."""
     tmp_path.chmod(0o755)
     for folder in list(tmp_path.parents)[:3]:
         if folder.stat().st_uid == os.geteuid() and str(folder) != "/tmp":
@@ -228,37 +247,32 @@ def test_no_application_runs_without_the_secret(cluster: LocalSparkCluster, tmp_
         "spark.cores.max": "1",
         "spark.ui.enabled": "false",
     }
-    wrong = {"spark.authenticate": "true", "spark.authenticate.secret": "0" * 64}
-    file = StateFile.of("attacked").properties
-    attempts = {
-        "without": submit(cluster, tmp_path / "without", common, None, other),
-        "wrong": submit(
-            cluster,
-            tmp_path / "wrong",
-            common | authenticated({"spark.master": "local"}) | wrong,
-            None,
-            other,
-        ),
-        "sasl": submit(cluster, tmp_path / "sasl", common | wrong, None, other),
+    known = applications(cluster)
+    strangers = {
+        name: submit(cluster, tmp_path / name, common | settings, file, other)
+        for name, (settings, file) in attempts.items()
     }
-    if os.geteuid() == 0:
-        attempts["file"] = submit(cluster, tmp_path / "file", common, file, other)
-    allowed = submit(cluster, tmp_path / "allowed", common, file, os.geteuid())
+    secret = StateFile.of("attacked").properties
+    allowed = submit(cluster, tmp_path / "allowed", common, secret, os.geteuid())
     try:
         said, errors = allowed.communicate(timeout=LONG)
         assert (allowed.returncode, said.split()) == (0, ["499500"]), errors[-2000:]
-        for name, attempt in attempts.items():
-            said, errors = attempt.communicate(timeout=LONG)
-            assert attempt.returncode != 0, name
+        for name, stranger in strangers.items():
+            said, errors = stranger.communicate(timeout=LONG)
+            assert stranger.returncode != 0, name
             assert "499500" not in said, name
-        with new_client(10.0) as client:
-            answer = client.get(f"{cluster.master_ui}/json/").json()
-        others = [a for a in answer["activeapps"] + answer["completedapps"] if a["name"] != "ebbflow"]
-        assert len(others) == 1, others  # the one that was allowed
+        assert len(applications(cluster) - known) == 1  # the one that was allowed
     finally:
-        for process in (*attempts.values(), allowed):
+        for process in (*strangers.values(), allowed):
             process.kill()
             process.wait(30)
+
+
+def applications(cluster: LocalSparkCluster) -> set[str]:
+    """Return the master's applications that are not this module's own."""
+    with new_client(10.0) as client:
+        answer = client.get(f"{cluster.master_ui}/json/").json()
+    return {a["id"] for a in answer["activeapps"] + answer["completedapps"] if a["name"] != "ebbflow"}
 
 
 # --- pages, gateway ---------------------------------------------------------------------------------------
