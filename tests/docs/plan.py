@@ -15,6 +15,7 @@ PREFECT = "starts a Prefect server; tests/flows run the same flows"
 DATABASE = "needs a cluster and a database that others use"
 OURS = "shows a part of something; the text around it says of what"
 AIRFLOW = "needs Airflow, which has an environment of its own: make airflow"
+DIFF = "leads to the whole file after it: tests/docs/test_migration.py"
 EDITOR = "is read by whoever works on the project; make test and make check are run as they are"
 
 
@@ -70,6 +71,14 @@ PLANS: dict[str, tuple[Plan, ...]] = {
         ),
         Plan("ebbflow query revenue.sql --tables s3://", "check", AWS),
         Plan("from ebbflow import", "run", given=("shop",)),
+    ),
+    "docs/migration.md": (
+        Plan("-import", "check", DIFF),
+        Plan("-from pathlib", "check", DIFF),
+        Plan("import torch", "slow", saved="fit.py"),
+        Plan("ebbflow train fit.py", "slow", after=("import torch",)),
+        Plan("from ebbflow import QueryRequest", "slow", given=("shop",)),
+        Plan("from prefect import flow", "check", PREFECT),
     ),
     "docs/own-policy.md": (
         Plan("from ebbflow import App", "run", saved="mine.py"),

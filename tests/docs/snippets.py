@@ -78,6 +78,7 @@ def problems(snippet: Snippet) -> list[str]:
         "sql": _sql,
         "hcl": lambda text: [],  # terraform's own tests check the modules and what examples say of them
         "text": lambda text: [],
+        "diff": _diff,
     }
     if snippet.language not in checks:
         return [f"nothing is known of the language {snippet.language!r}"]
@@ -161,6 +162,16 @@ def _target(
             found = find(ROOT, *names[owner])
             return method_of(found, func.attr) if isinstance(found, ast.AST) else None
     return None
+
+
+# --- diffs --------------------------------------------------------------------------------------------------
+
+
+def _diff(text: str) -> list[str]:
+    """Check the Python that a diff leads to; what goes before the change is left out."""
+    lines = text.splitlines()
+    wrong = [f"{line!r} begins with none of '+', '-', ' '" for line in lines if line and line[0] not in "+- "]
+    return wrong or _python("\n".join(line[1:] for line in lines if not line.startswith("-")) + "\n")
 
 
 # --- shell --------------------------------------------------------------------------------------------------
