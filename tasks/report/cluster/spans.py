@@ -67,6 +67,23 @@ class AppHistory:
     goodput: list[Sample] = field(default_factory=list)
     before: float = 0.0  # GPU-seconds of leases that had ended before the first known event
 
+    def phase(self, until: float) -> PhaseSpan:
+        """Return the phase that it was in at ``until``."""
+        known = [span for span in self.phases if span.at <= until]
+        return known[-1] if known else self.phases[0]
+
+    def ended(self, until: float) -> float | None:
+        """Return since when it is over, as of ``until``; ``None`` while it is not."""
+        last = self.phase(until)
+        return last.at if last.phase in OVER else None
+
+    def service(self, leases: Mapping[int, LeaseSpan], until: float) -> float:
+        """Return the GPU-seconds of all its leases until ``until``; ``leases``: those of its cluster, by number."""
+        spans = (leases[number] for number in self.leases)
+        return self.before + sum(
+            max(0.0, min(until if s.until is None else s.until, until) - s.since) for s in spans
+        )
+
     def active(self, until: float) -> list[tuple[float, float]]:
         """Return the spans in which it was neither over nor not yet there."""
         found: list[tuple[float, float]] = []
