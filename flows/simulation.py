@@ -135,15 +135,16 @@ def training(
     jobs: Annotated[int, typer.Option(help="Processes.")] = 1,
 ) -> None:
     from ebbflow.infra.storage.files import write_text
-    from ebbflow.planners.scheduling.catalogue import policy_entries
     from ebbflow.tasks.simulation import request as asked
-    from ebbflow.tasks.simulation.inputs import Inputs, Options
+    from ebbflow.tasks.simulation.inputs import Inputs
     from ebbflow.tasks.simulation.report import csv_text, json_text, notes_of, report_page
     from ebbflow.tasks.simulation.runs import planned, run_all
-    from ebbflow.tasks.simulation.sources import sources
 
-    options = Options(
+    request = asked.SimulationRequest(
+        workload=workload,
+        policy=policy,
         cluster=cluster,
+        seeds=seeds,
         profiles=profiles,
         throughputs=throughputs,
         interval=interval,
@@ -157,30 +158,25 @@ def training(
         stragglers=asked.stragglers(stragglers),
         nearest=nearest_profile,
     )
-    inputs = Inputs(options)
-    workloads = sources(workload)
-    runs = planned(inputs, workloads, policy_entries(policy), seeds)
+    inputs = Inputs(request)
+    runs = planned(inputs)
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # threads would only spin over a few dozen numbers
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    os.environ.setdefault(
-        "OPENBLAS_NUM_THREADS", "1"
-    )  # threads would only spin over the models' few dozen numbers
     with without_native_output(), Progress(*columns, console=console) as bar:
         task = bar.add_task("")
 
         def show(what: str, done: int, total: int) -> None:
             bar.update(task, description=escape(what), completed=done, total=total)
 
-        records = run_all(options, runs, inputs=inputs, fresh=fresh, processes=jobs, progress=show)
-    settings = asked.shown(options, ", ".join(source.name for source in workloads), policy, seeds)
+        records = run_all(inputs, runs, fresh=fresh, processes=jobs, progress=show)
     _print_comparison(records)
     for note in notes_of(records):
         console.print(f"note: {note}", markup=False, highlight=False)
     texts = ((json, json_text), (csv, lambda found, _: csv_text(found)), (report, report_page))
     for path, make in texts:
         if path:
-            console.print(
-                f"written: {write_text(path, make(records, settings))}", markup=False, highlight=False
-            )
+            written = write_text(path, make(records, request.shown()))
+            console.print(f"written: {written}", markup=False, highlight=False)
 
 
 def _print_comparison(records: Sequence[dict[str, Any]]) -> None:

@@ -1,5 +1,12 @@
 """The boundaries between Ebbflow and what it runs on. Real adapters and the simulator implement these."""
 
+from ebbflow.infra.protocols.engine import (
+    Relation,
+    SqlEngine,
+    StageJob,
+    StageProgress,
+    StageResult,
+)
 from ebbflow.infra.protocols.nodes import (
     Applied,
     Ask,
@@ -12,18 +19,13 @@ from ebbflow.infra.protocols.nodes import (
     Refusal,
     Replacing,
 )
-from ebbflow.infra.protocols.queries import (
+from ebbflow.infra.protocols.store import (
     Attempt,
     Checkpoint,
     CheckpointStore,
     Claim,
-    Relation,
     ShareHandle,
     ShareRegistry,
-    SqlEngine,
-    StageJob,
-    StageProgress,
-    StageResult,
 )
 from ebbflow.infra.protocols.trainings import (
     Continue,

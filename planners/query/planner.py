@@ -24,10 +24,16 @@ from ebbflow.planners.query.plan.trees import Tree, algebra, joins
 from ebbflow.planners.query.sql.dialect import duckdb_sql, spark_sql
 from ebbflow.planners.query.sql.nesting import within_bounds
 from ebbflow.planners.query.sql.parse import ParsedQuery, parse_query
-from ebbflow.planners.query.subqueries.members import prepared_subqueries
-from ebbflow.planners.query.subqueries.repeats import shared_joins
+from ebbflow.planners.query.subqueries.known import Known
+from ebbflow.planners.query.subqueries.rewrites import REWRITES as CHAIN_REWRITES
+from ebbflow.planners.query.subqueries.rewrites import rewritten
 from ebbflow.planners.query.views.fingerprint import digest
-from ebbflow.planners.query.views.views import ROOT, view_chain
+from ebbflow.planners.query.views.views import HOISTING, REWRITES, ROOT, view_chain
+
+REWRITE_NAMES = tuple(
+    dict.fromkeys(name for group in (REWRITES, *CHAIN_REWRITES) for name, _ in group if name != HOISTING)
+)
+"""What ``PlannerOptions.without`` may name, in order."""
 
 CutPolicy = Literal["cost", "every-join", "none"]
 
@@ -39,12 +45,15 @@ class PlannerOptions:
     cuts: CutPolicy = "cost"  # where to cut; "every-join" reproduces QOOP's one join a stage
     keep: int = 8  # candidates (QOOP, section 5.3)
     trees: int = 6  # join trees a block that candidates are made from
+    without: frozenset[str] = frozenset()  # rewrites of the query that are left out, of ``REWRITE_NAMES``
 
     def __post_init__(self) -> None:
         if self.cuts not in ("cost", "every-join", "none"):
             raise OptionError(f"cuts must be cost, every-join or none; got {self.cuts!r}")
         if self.keep < 1 or self.trees < 1:
             raise OptionError(f"keep and trees must be >= 1; got {self.keep} and {self.trees}")
+        if unknown := sorted(self.without - {*REWRITE_NAMES}):
+            raise OptionError(f"no rewrite is called {unknown[0]!r}; they are {', '.join(REWRITE_NAMES)}")
 
 
 class QueryPlanner:
@@ -75,7 +84,7 @@ class QueryPlanner:
         self.options = options or PlannerOptions()
         self._catalogue = catalogue
         self._salt = salt
-        self.analysis = Analysis.of(view_chain(self.parsed, catalogue), catalogue, salt)
+        self.analysis = Analysis.of(view_chain(self.parsed, catalogue, self.options.without), catalogue, salt)
         self._divider = Divider(self.analysis, catalogue)
         self.selectivities: Mapping[str, Mapping[str, float]] = {}
         self._choices: dict[str, Choice] = {}  # by plan id, so that a plan can be costed anew
@@ -100,11 +109,11 @@ class QueryPlanner:
         self.selectivities = selectivities
         # with built-in rates: what a stage computes must not follow how fast the last ones ran
         model = DEFAULTS.get(self.model.engine, self.model)
-        for rewrite in (shared_joins, prepared_subqueries):
-            chain = rewrite(self.analysis, self._catalogue, model, selectivities)
-            if chain is not self.analysis.chain:
-                self.analysis = Analysis.of(chain, self._catalogue, self._salt)
-                self._divider = Divider(self.analysis, self._catalogue)
+        known = Known(self.analysis, self._catalogue, model, selectivities)
+        analysis = rewritten(known, self._salt, self.options.without)
+        if analysis is not self.analysis:
+            self.analysis = analysis
+            self._divider = Divider(self.analysis, self._catalogue)
 
     @within_bounds
     def candidates(

@@ -3,13 +3,13 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Literal, get_args
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from ebbflow.planners.errors import OptionError
 
 if TYPE_CHECKING:
     from ebbflow.planners.model.scheduling import Policy
-    from ebbflow.planners.scheduling.shares.rules import ShareRule
 
 Kind = Literal["profiles", "durations", "searches", "rounds"]
 """How jobs progress: by measured profiles (AdaptDL), by a duration, as hyper-parameter searches (Themis), or by
@@ -63,24 +63,6 @@ def _tiresias_g(setting: Setting) -> "Policy":
     return Tiresias(distribution=ServiceDistribution(setting.services), name="tiresias-g")
 
 
-def _optimus(setting: Setting) -> "Policy":
-    from ebbflow.planners.scheduling.gangs.optimus import Optimus
-
-    return Optimus()
-
-
-def _pollux(setting: Setting) -> "Policy":
-    from ebbflow.planners.scheduling.goodput.pollux import Pollux
-
-    return Pollux()
-
-
-def _pollux_genetic(setting: Setting) -> "Policy":
-    from ebbflow.planners.scheduling.goodput.pollux import Pollux
-
-    return Pollux(search="genetic", name="pollux-genetic")
-
-
 def _themis(setting: Setting) -> "Policy":
     from ebbflow.planners.scheduling.auction.auction import AuctionOptions
     from ebbflow.planners.scheduling.themis.themis import Themis
@@ -90,13 +72,15 @@ def _themis(setting: Setting) -> "Policy":
     return Themis()
 
 
-def _plain(module: str, factory: str) -> "Callable[[Setting], Policy]":
-    """Return what calls ``factory`` of a module of ``planners.scheduling`` without arguments."""
+def _named(module: str, name: str) -> Any:
+    return getattr(import_module(f"ebbflow.planners.scheduling.{module}"), name)
+
+
+def _plain(module: str, factory: str, **options: str) -> "Callable[[Setting], Policy]":
+    """Return what calls ``factory`` of a module of ``planners.scheduling`` with ``options``, whatever the setting."""
 
     def make(setting: Setting) -> "Policy":
-        from importlib import import_module
-
-        made: Policy = getattr(import_module(f"ebbflow.planners.scheduling.{module}"), factory)()
+        made: Policy = _named(module, factory)(**options)
         return made
 
     return make
@@ -106,16 +90,11 @@ def _shares(module: str, rule: str, **options: bool) -> "Callable[[Setting], Pol
     """Return what makes the round-based policy of a share rule."""
 
     def make(setting: Setting) -> "Policy":
-        from importlib import import_module
-
         from ebbflow.planners.scheduling.shares.rounds import RoundBased
 
-        kind = getattr(import_module(f"ebbflow.planners.scheduling.{module}"), rule)
-        given: dict[str, object] = dict(options)
-        if "reference" in kind.__dataclass_fields__:
-            given["reference"] = setting.types[0]
-        made: ShareRule = kind(**given)
-        return RoundBased(made, setting.round_s, setting.reset_s, setting.types)
+        kind = _named(module, rule)
+        known = {"reference": setting.types[0]} if "reference" in kind.__dataclass_fields__ else {}
+        return RoundBased(kind(**options, **known), setting.round_s, setting.reset_s, setting.types)
 
     return make
 
@@ -126,15 +105,15 @@ ENTRIES: tuple[Entry, ...] = (
           agents=True, reports=RIGID - _PROFILES),
     Entry("themis", "partial allocation auction for finish-time fairness (NSDI 2020)",
           _themis, kinds=ALL, reports=ALL),
-    Entry("pollux", "goodput, evenly; batch sizes adapt; our local search (OSDI 2021)", _pollux,
-          _PROFILES, agents=True),
-    Entry("pollux-genetic", "the same objective with the paper's genetic search", _pollux_genetic,
-          _PROFILES, agents=True),
+    Entry("pollux", "goodput, evenly; batch sizes adapt; our local search (OSDI 2021)",
+          _plain("goodput.pollux", "Pollux"), _PROFILES, agents=True),
+    Entry("pollux-genetic", "the same objective with the paper's genetic search",
+          _plain("goodput.pollux", "Pollux", search="genetic", name="pollux-genetic"), _PROFILES, agents=True),
     Entry("tiresias", "2D-LAS: queues by attained service, no knowledge needed (NSDI 2019)", _tiresias),
     Entry("tiresias-g", "2D-Gittins: the distribution of the workload's durations is known", _tiresias_g,
           frozenset({"durations"})),
-    Entry("optimus", "each further GPU where it saves most remaining time (EuroSys 2018)", _optimus,
-          kinds=ALL, reports=_ROUNDS),
+    Entry("optimus", "each further GPU where it saves most remaining time (EuroSys 2018)",
+          _plain("gangs.optimus", "Optimus"), kinds=ALL, reports=_ROUNDS),
     Entry("yarn-cs", "first in, first out, no preemption; whoever does not fit blocks",
           _plain("gangs.ordered", "yarn_cs")),
     Entry("best-effort", "first in, first out; later gangs that fit may start",

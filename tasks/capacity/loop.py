@@ -1,6 +1,13 @@
-"""The capacity loop of one cluster: observe, decide, act, record.
+"""The capacity loop of one cluster. Its state is three sets of nodes for each pool (``planners.model.fleet``):
 
-Safe at every point, whatever is killed when. The order of a cycle makes it so:
+- *planned*: what should exist, by the loop's last decision; kept durably by ``FleetControl``;
+- *requested*: what the provider has been asked for;
+- *observed*: the nodes that are there, by ``CapacitySource``, and the leases that the ledger has on them.
+
+One ``step`` observes, decides what is to be planned and leased, acts so that what is requested follows what is
+planned, and records. ``opening.NodeSource`` says what a new source of nodes must implement.
+
+Safe at every point, whatever is killed when. The order of a step makes it so:
 
 1. *What is seen is written first*: a decision rests on nodes that the ledger has.
 2. *Grants are written before anybody starts.* An app begins on a GPU because the ledger says so. A loop killed
@@ -12,7 +19,7 @@ Safe at every point, whatever is killed when. The order of a cycle makes it so:
    ended and that was certain. Killed in between, the next loop ends them once more, which harms nobody, and then
    writes the end. The other order could grant a GPU that is still in use.
 
-All of a cycle's changes are one transaction with the loop's token. So there is nothing that a new loop needs beside
+All of a step's changes are one transaction with the loop's token. So there is nothing that a new loop needs beside
 the ledger, the fleet's plan and what it observes; what it remembers between cycles only makes decisions better.
 
 A ledger that is away: for how long it is waited for, and that it is told once.
@@ -196,7 +203,7 @@ class CapacityLoop:
             self._patiently(self._cycles.recover, stop)
             while not stop.is_set() and not self._asked:
                 began = self._clock.now()
-                self._patiently(self.once, stop)
+                self._patiently(self.step, stop)
                 self._rest(stop, began)
         except StaleLoopError:
             self._lead.lost.set()
@@ -207,7 +214,7 @@ class CapacityLoop:
         return LoopEnd(reason, self._asked, self.figures.to_dict())
 
     def begin(self, *, take_over: bool = False) -> None:
-        """Take the lead without threads: whoever calls ``once`` lets time pass. Raises ``LedgerBusyError``."""
+        """Take the lead without threads: whoever calls ``step`` lets time pass. Raises ``LedgerBusyError``."""
         self._lead.take_now(take_over=take_over)
         self._cycles.recover()
 
@@ -215,8 +222,8 @@ class CapacityLoop:
         """Give the lead back, after ``begin``."""
         self._end()
 
-    def once(self) -> Cycle | None:
-        """Do one cycle; return what was decided, ``None`` when there was nothing to decide.
+    def step(self) -> Cycle | None:
+        """Observe, decide, act and record once; return what was decided, ``None`` when there was nothing to decide.
 
         Raises ``StaleLoopError`` and ``LedgerUnavailableError``.
         """
@@ -247,11 +254,11 @@ class CapacityLoop:
         self._unread = unread
         return reports
 
-    def _patiently(self, step: Callable[[], object], stop: threading.Event) -> None:
-        """Take a step; without the ledger, wait within bounds instead. What was seen is decided on afterwards."""
+    def _patiently(self, work: Callable[[], object], stop: threading.Event) -> None:
+        """Do ``work``; without the ledger, wait within bounds instead. What was seen is decided on afterwards."""
         while not self._lead.lost.is_set() and not stop.is_set():
             try:
-                step()
+                work()
             except LedgerUnavailableError as error:
                 # whether a write that got no answer was done is seen in the ledger when it is back
                 delay = self._outage.failed(error)

@@ -6,9 +6,9 @@ What nodes cost, where the source that sees them does not know: leases and budge
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.errors import InfraError
@@ -25,6 +25,10 @@ from ebbflow.tasks.capacity.loop import CapacityLoop
 from ebbflow.tasks.capacity.observing import Rented
 from ebbflow.tasks.capacity.request import CapacityRequest, LoopRules
 from ebbflow.tasks.query.request import check_master
+
+if TYPE_CHECKING:
+    from ebbflow.infra.local_fleet import LocalFleet
+    from ebbflow.tasks.fleet.request import FleetRequest
 
 Offers = Mapping[str, tuple[Offer, ...]]
 
@@ -141,114 +145,161 @@ def check_source(request: CapacityRequest, clock: Clock) -> None:
 
     Raises ``OptionError``, ``SettingsError`` or ``ClusterError``.
     """
-    from ebbflow.infra.local_fleet import LocalFleet
-    from ebbflow.infra.spark.cluster.cluster import LocalSparkCluster
-    from ebbflow.tasks.fleet.request import FleetRequest
-
-    kind, _, rest = request.source.partition(":")
-    if request.prices and kind != "aws":
+    if request.prices and request.source.partition(":")[0] != "aws":
         raise OptionError(
             f"--on-demand-prices are of nodes on AWS; the source is {request.source!r}, got {request.prices!r}"
         )
-    if kind == "local":
-        LocalFleet.attach(rest or "local", hazard=hazard, clock=clock).close()
-    elif kind == "cluster":
-        LocalSparkCluster.attach(rest or "default")
-    elif kind == "spark":
-        check_master(request.source)
-    elif kind == "aws":
-        asked = FleetRequest(config=rest or None, limits=request.limits, prices=request.prices)
-        asked.settings(), asked.rules(), asked.listed()
-    else:
-        raise OptionError(f"source must be one of {SOURCES}; got {request.source!r}")
+    node_source(request).check(request, clock)
 
 
 @contextmanager
 def opened_nodes(request: CapacityRequest, ledger: Ledger, clock: Clock) -> Iterator[Nodes]:
     """Open what ``request.source`` names. Raises ``OptionError`` for a source that there is not."""
-    kind, _, rest = request.source.partition(":")
-    if kind == "local":
-        with _local(rest or "local", clock) as nodes:
-            yield nodes
-    elif kind == "aws":
-        with _aws(request, rest or None, ledger, clock) as nodes:
-            yield nodes
-    elif kind in ("spark", "cluster"):
-        with _spark(request.source, clock) as nodes:
-            yield nodes
-    else:
-        raise OptionError(f"source must be one of {SOURCES}; got {request.source!r}")
+    with node_source(request).opened(request, ledger, clock) as nodes:
+        yield nodes
 
 
-@contextmanager
-def _local(name: str, clock: Clock) -> Iterator[Nodes]:
-    from ebbflow.infra.local_fleet import LocalFleet
-
-    fleet = LocalFleet.attach(name, hazard=hazard, clock=clock)
-
-    try:
-        yield Nodes(fleet, fleet, LocalEvictor(fleet))
-    finally:
-        fleet.close()
+# --- sources ----------------------------------------------------------------------------------------------------
 
 
-@contextmanager
-def _spark(source: str, clock: Clock) -> Iterator[Nodes]:
-    from ebbflow.infra.spark.cluster.cluster import LocalSparkCluster
-    from ebbflow.infra.spark.master_capacity import MasterCapacity
+class NodeSource(Protocol):
+    """A kind of nodes, known by what stands before the colon of ``CapacityRequest.source``.
 
-    url = source
-    if source.startswith("cluster"):
-        url = LocalSparkCluster.attach(source.partition(":")[2] or "default").master_url
-    found = MasterCapacity(url, hazard=hazard, clock=clock)
-    try:
-        yield Nodes(found)
-    finally:
-        found.close()
+    A new one implements these two and stands in ``NODE_SOURCES``. Its ``Nodes`` need a ``CapacitySource``; a fleet
+    that can be scaled brings a ``FleetControl`` as well, and one on which processes can be ended by force an
+    ``Evictor``.
+    """
+
+    def check(self, request: CapacityRequest, clock: Clock) -> None:
+        """Raise where what ``request.source`` names is not there, or its files are wrong; open and write nothing."""
+        ...
+
+    def opened(self, request: CapacityRequest, ledger: Ledger, clock: Clock) -> AbstractContextManager[Nodes]:
+        """Open the nodes; they are let go of at the end, and stay."""
+        ...
 
 
-@contextmanager
-def _aws(request: CapacityRequest, config: str | None, ledger: Ledger, clock: Clock) -> Iterator[Nodes]:
-    from ebbflow.infra.aws.capacity import REFRESH, AwsCapacity
-    from ebbflow.tasks.fleet.request import FleetRequest
-    from ebbflow.tasks.fleet.steps import observe, opened
+class _Local:
+    """Nodes that are processes of this machine."""
 
-    asked = FleetRequest(config=config, limits=request.limits, prices=request.prices)
-    # EC2 is asked for instances as often as the loop wants to know of them, but for its throttling
-    refresh = min(REFRESH, max(1.0, 2.0 * request.rules().pace.fleet))
-    with opened(asked, clock) as cluster:
-        feed = cluster.feed()
-        source = AwsCapacity(cluster.control, feed, hazard=hazard, refresh=refresh, clock=clock)
-        # EC2 does not say what a node costs, and a lease without a price counts in no budget
-        priced = Priced(
-            source, lambda: {name: cluster.prices.offers(name) for name in cluster.settings.pools}
-        )
+    def check(self, request: CapacityRequest, clock: Clock) -> None:
+        self._attach(request, clock).close()
 
-        def begin() -> None:
-            feed.start()
-            source.start()
-
-        accounts = Seldom(cluster.stays.look, _STAYS, clock)
-
-        def rented() -> Rented:
-            # what the source has seen last, so that EC2 is asked once for both
-            seen = observe(Seen(source.fleet, cluster.control), cluster.prices)
-            priced.learn(seen.offers)
-            accounts()
-            return Rented(seen.fleet, seen.offers)
-
-        runner = cluster.runner(_REGISTER)
+    @contextmanager
+    def opened(self, request: CapacityRequest, ledger: Ledger, clock: Clock) -> Iterator[Nodes]:
+        fleet = self._attach(request, clock)
         try:
-            yield Nodes(
-                FirstLook(priced, begin),
-                cluster.control,
-                RemoteEvictor(runner, lambda app: services_of(ledger, app)),
-                rented,
-                lambda: source.status().seen,
-            )
+            yield Nodes(fleet, fleet, LocalEvictor(fleet))
         finally:
-            source.close()
-            feed.close()
+            fleet.close()
+
+    def _attach(self, request: CapacityRequest, clock: Clock) -> "LocalFleet":
+        from ebbflow.infra.local_fleet import LocalFleet
+
+        return LocalFleet.attach(request.source.partition(":")[2] or "local", hazard=hazard, clock=clock)
+
+
+class _SparkMaster:
+    """The workers of a standalone Spark master, which only come and go."""
+
+    def check(self, request: CapacityRequest, clock: Clock) -> None:
+        check_master(request.source)
+
+    @contextmanager
+    def opened(self, request: CapacityRequest, ledger: Ledger, clock: Clock) -> Iterator[Nodes]:
+        from ebbflow.infra.spark.master_capacity import MasterCapacity
+
+        found = MasterCapacity(self.url(request), hazard=hazard, clock=clock)
+        try:
+            yield Nodes(found)
+        finally:
+            found.close()
+
+    def url(self, request: CapacityRequest) -> str:
+        return request.source
+
+
+class _SparkCluster(_SparkMaster):
+    """The workers of a Spark cluster of this machine."""
+
+    def check(self, request: CapacityRequest, clock: Clock) -> None:
+        self.url(request)
+
+    def url(self, request: CapacityRequest) -> str:
+        from ebbflow.infra.spark.cluster.cluster import LocalSparkCluster
+
+        return LocalSparkCluster.attach(request.source.partition(":")[2] or "default").master_url
+
+
+class _Aws:
+    """The pools of a fleet on AWS."""
+
+    def check(self, request: CapacityRequest, clock: Clock) -> None:
+        asked = self._asked(request)
+        asked.settings(), asked.rules(), asked.listed()
+
+    def _asked(self, request: CapacityRequest) -> "FleetRequest":
+        from ebbflow.tasks.fleet.request import FleetRequest
+
+        config = request.source.partition(":")[2] or None
+        return FleetRequest(config=config, limits=request.limits, prices=request.prices)
+
+    @contextmanager
+    def opened(self, request: CapacityRequest, ledger: Ledger, clock: Clock) -> Iterator[Nodes]:
+        from ebbflow.infra.aws.capacity import REFRESH, AwsCapacity
+        from ebbflow.tasks.fleet.steps import observe, opened
+
+        # EC2 is asked for instances as often as the loop wants to know of them, but for its throttling
+        refresh = min(REFRESH, max(1.0, 2.0 * request.rules().pace.fleet))
+        with opened(self._asked(request), clock) as cluster:
+            feed = cluster.feed()
+            source = AwsCapacity(cluster.control, feed, hazard=hazard, refresh=refresh, clock=clock)
+            # EC2 does not say what a node costs, and a lease without a price counts in no budget
+            priced = Priced(
+                source, lambda: {name: cluster.prices.offers(name) for name in cluster.settings.pools}
+            )
+
+            def begin() -> None:
+                feed.start()
+                source.start()
+
+            accounts = Seldom(cluster.stays.look, _STAYS, clock)
+
+            def rented() -> Rented:
+                # what the source has seen last, so that EC2 is asked once for both
+                seen = observe(Seen(source.fleet, cluster.control), cluster.prices)
+                priced.learn(seen.offers)
+                accounts()
+                return Rented(seen.fleet, seen.offers)
+
+            runner = cluster.runner(_REGISTER)
+            try:
+                yield Nodes(
+                    FirstLook(priced, begin),
+                    cluster.control,
+                    RemoteEvictor(runner, lambda app: services_of(ledger, app)),
+                    rented,
+                    lambda: source.status().seen,
+                )
+            finally:
+                source.close()
+                feed.close()
+
+
+NODE_SOURCES: Mapping[str, NodeSource] = {
+    "local": _Local(),
+    "aws": _Aws(),
+    "spark": _SparkMaster(),
+    "cluster": _SparkCluster(),
+}
+
+
+def node_source(request: CapacityRequest) -> NodeSource:
+    """Return what ``request.source`` names. Raises ``OptionError``."""
+    found = NODE_SOURCES.get(request.source.partition(":")[0])
+    if found is None:
+        raise OptionError(f"source must be one of {SOURCES}; got {request.source!r}")
+    return found
 
 
 class FirstLook:

@@ -11,9 +11,10 @@ from pathlib import Path
 from ebbflow.infra.storage.files import home
 from ebbflow.infra.storage.jsonstore import JsonStore
 from ebbflow.planners.errors import OptionError
-from ebbflow.planners.scheduling.catalogue import Entry, Kind, policy_entry
-from ebbflow.tasks.simulation.inputs import Inputs, Options
+from ebbflow.planners.scheduling.catalogue import Kind, policy_entry
+from ebbflow.tasks.simulation.inputs import Inputs
 from ebbflow.tasks.simulation.records import FORMAT, Record
+from ebbflow.tasks.simulation.request import SimulationRequest
 from ebbflow.tasks.simulation.scenarios import run_world
 from ebbflow.tasks.simulation.sources import Loaded, Source
 
@@ -37,16 +38,16 @@ class Run:
     seed: int
 
 
-def planned(inputs: Inputs, sources: Sequence[Source], entries: Sequence[Entry], seeds: int) -> list[Run]:
+def planned(inputs: Inputs) -> list[Run]:
     """Return all runs, with every input read and checked before the first begins.
 
     Raises:
-        OptionError: a policy that cannot run on a workload, options that do not go with it, or ``seeds`` < 1.
+        OptionError: a policy that cannot run on a workload, or options that do not go with it.
         WorkloadError: a file that breaks its format.
     """
-    if seeds < 1:
-        raise OptionError(f"--seeds must be >= 1; got {seeds}")
-    _check_used(inputs.options, {inputs.load(source, 0).kind for source in sources})
+    request = inputs.request
+    sources, entries = request.sources, request.policies
+    _check_used(request, {inputs.load(source, 0).kind for source in sources})
     for source in sources:
         loaded = inputs.load(source, 0)
         for entry in entries:
@@ -54,18 +55,23 @@ def planned(inputs: Inputs, sources: Sequence[Source], entries: Sequence[Entry],
                 needs = " or ".join(_NEEDS[kind] for kind in sorted(entry.kinds))
                 raise OptionError(f"policy {entry.name} needs {needs}; {source.text} has none")
         _check(inputs, loaded)
-    return [Run(source, entry.name, seed) for source in sources for entry in entries for seed in range(seeds)]
+    return [
+        Run(source, entry.name, seed)
+        for source in sources
+        for entry in entries
+        for seed in range(request.seeds)
+    ]
 
 
-def _check_used(options: Options, kinds: Collection[str]) -> None:
+def _check_used(request: SimulationRequest, kinds: Collection[str]) -> None:
     """Raise ``OptionError`` for a file that none of the workloads would have read."""
-    if options.throughputs is not None and "rounds" not in kinds:
+    if request.throughputs is not None and "rounds" not in kinds:
         raise OptionError(
             f"--throughputs is for traces in rounds (Gavel's, Shockwave's), of which --workload names none; got "
-            f"{options.throughputs}"
+            f"{request.throughputs}"
         )
-    if "profiles" not in kinds and (options.profiles is not None or options.nearest):
-        given = options.profiles if options.profiles is not None else "--nearest-profile"
+    if "profiles" not in kinds and (request.profiles is not None or request.nearest):
+        given = request.profiles if request.profiles is not None else "--nearest-profile"
         raise OptionError(
             f"--profiles and --nearest-profile are for workloads of AdaptDL's format, of which --workload names "
             f"none; got {given}"
@@ -73,20 +79,20 @@ def _check_used(options: Options, kinds: Collection[str]) -> None:
 
 
 def _check(inputs: Inputs, loaded: Loaded) -> None:
-    options = inputs.options
+    request = inputs.request
     cluster, _ = inputs.cluster(0, 0.0)
     if loaded.kind != "rounds":
         assert loaded.workload is not None
         inputs.check_prices(max(job.arrival + (job.duration or 0.0) for job in loaded.workload.jobs))
         return
     refused = {
-        "--interval": options.interval,
-        "--restart-delay": options.restart_delay,
-        "--interference": options.interference,
-        "--spot-trace": options.spot_trace,
-        "--prices": options.prices,
-        "--failures": options.failures,
-        "--stragglers": options.stragglers,
+        "--interval": request.interval,
+        "--restart-delay": request.restart_delay,
+        "--interference": request.interference,
+        "--spot-trace": request.spot_trace,
+        "--prices": request.prices,
+        "--failures": request.failures,
+        "--stragglers": request.stragglers,
     }
     for name, value in refused.items():
         if value is not None and value != 0.0:
@@ -129,10 +135,9 @@ def _code() -> str:
 
 
 def run_all(
-    options: Options,
+    inputs: Inputs,
     runs: Sequence[Run],
     *,
-    inputs: Inputs | None = None,
     fresh: bool = False,
     processes: int = 1,
     progress: Progress = lambda what, done, total: None,
@@ -145,7 +150,6 @@ def run_all(
     """
     if processes < 1:
         raise OptionError(f"--jobs must be >= 1; got {processes}")
-    inputs = inputs or Inputs(options)
     store = JsonStore(str(home() / "training-simulations"))
     sizes = [inputs.load(run.source, run.seed).jobs for run in runs]
     total, done = sum(sizes), 0
@@ -161,7 +165,7 @@ def run_all(
             todo.append(number)
     progress("cached" if records else "", done, total)
     made = (
-        _in_processes(options, runs, todo, processes)
+        _in_processes(inputs.request, runs, todo, processes)
         if processes > 1
         else _here(inputs, runs, todo, progress, done, total)
     )
@@ -192,10 +196,10 @@ def _here(
 
 
 def _in_processes(
-    options: Options, runs: Sequence[Run], todo: Sequence[int], processes: int
+    request: SimulationRequest, runs: Sequence[Run], todo: Sequence[int], processes: int
 ) -> Iterator[tuple[int, Record]]:
     with ProcessPoolExecutor(processes) as pool:
-        waiting = {pool.submit(_work, options, runs[number]): number for number in todo}
+        waiting = {pool.submit(_work, request, runs[number]): number for number in todo}
         try:
             for future in as_completed(waiting):
                 yield waiting[future], future.result()
@@ -204,12 +208,12 @@ def _in_processes(
 
 
 @lru_cache(maxsize=1)
-def _inputs(options: Options) -> Inputs:
-    return Inputs(options)
+def _inputs(request: SimulationRequest) -> Inputs:
+    return Inputs(request)
 
 
-def _work(options: Options, run: Run) -> Record:
-    return run_one(_inputs(options), run)
+def _work(request: SimulationRequest, run: Run) -> Record:
+    return run_one(_inputs(request), run)
 
 
 def run_one(inputs: Inputs, run: Run, ended: Callable[[int, int], None] | None = None) -> Record:

@@ -63,12 +63,12 @@ def run_world(inputs: Inputs, loaded: Loaded, entry: Entry, seed: int, ended: En
         cluster, listed = inputs.cluster(seed, horizon)
         result = _simulate(inputs, loaded, entry, cluster, seed, ended)
         last = max((job.finish for job in result.jobs), default=0.0)
-        if not inputs.options.failures or last <= horizon or attempt == LONGER:
+        if not inputs.request.failures or last <= horizon or attempt == LONGER:
             break
         horizon *= 2  # the same failures, and those after them
     inputs.check_prices(last)
     notes = inputs.notes(last)
-    if inputs.options.failures and last > horizon:
+    if inputs.request.failures and last > horizon:
         notes.append(f"nodes fail until {horizon:,.0f} s only; the last job ends at {last:,.0f} s")
     return of_result(result, len(loaded.workload.jobs), _on_demand(listed, result), notes)
 
@@ -76,22 +76,22 @@ def run_world(inputs: Inputs, loaded: Loaded, entry: Entry, seed: int, ended: En
 def _simulate(
     inputs: Inputs, loaded: Loaded, entry: Entry, cluster: Cluster, seed: int, ended: Ended
 ) -> Result:
-    options = inputs.options
+    request = inputs.request
     assert loaded.workload is not None
-    delay = RESTART if options.restart_delay is None else options.restart_delay
-    first, tick, models = 0.0, options.interval, plain_jobs()
+    delay = RESTART if request.restart_delay is None else request.restart_delay
+    first, tick, models = 0.0, request.interval, plain_jobs()
     policy = _policy(inputs, loaded, entry)
     if loaded.kind == "profiles":
         assert loaded.profiles is not None
         agent = goodput_agent if entry.agents else None
         models = adaptdl_jobs(loaded.profiles, agent=agent, per_node=inputs.spec.per_node)
-        first, tick = delay, TICK if options.interval is None else options.interval
+        first, tick = delay, TICK if request.interval is None else request.interval
     elif loaded.kind == "searches":
-        pause = Pause() if options.restart_delay is None else Pause(0.0, delay)
+        pause = Pause() if request.restart_delay is None else Pause(0.0, delay)
         models, policy = _searches(loaded, cluster, policy, pause)
         delay = 0.0  # pauses are the apps' own
-    if options.stragglers:
-        models = slowed(models, slow_nodes(cluster, options.stragglers, seed))
+    if request.stragglers:
+        models = slowed(models, slow_nodes(cluster, request.stragglers, seed))
     lossy = any(change.remove for change in cluster.changes)
     return simulate(
         loaded.workload,
@@ -101,8 +101,8 @@ def _simulate(
         tick=tick,
         restart_delay=delay,
         start_delay=first,
-        interference=options.interference,
-        saves=Saves(every=options.checkpoint_interval) if lossy else None,
+        interference=request.interference,
+        saves=Saves(every=request.checkpoint_interval) if lossy else None,
         contention="lifetime" if loaded.kind == "searches" else "static",
         seed=seed,
         on_finished=ended,

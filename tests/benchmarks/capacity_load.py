@@ -223,7 +223,7 @@ def virtual_hour(
                 churn.change()
                 due += 1 / rate
             crowd.step()
-            loop.once()
+            loop.step()
             clock.sleep(1.0)
             if clock.now() - began >= 60 * len(memory):
                 gc.collect()

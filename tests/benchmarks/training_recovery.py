@@ -19,8 +19,8 @@ from typing import Any
 import torch
 
 from ebbflow.infra.protocols import TrainingEvent, TrainingJob
-from ebbflow.infra.training.launcher.decide import fresh
 from ebbflow.infra.training.launcher.hang import HangRule
+from ebbflow.infra.training.launcher.job import fresh_name
 from ebbflow.infra.training.launcher.trainer import TorchTrainer
 from ebbflow.infra.training.local_nodes import LocalNodes
 from ebbflow.planners.model.trainings import RunSettings
@@ -103,7 +103,7 @@ class Bench:
 
     def whole_again(self, generation: int) -> None:
         """Bring a second node, for the next fault."""
-        name = fresh(self.names)
+        name = fresh_name(self.names)
         self.names.add(name)
         self.trainer.resize({**self.trainer.status().placement, name: 1})
         self.await_training(generation + 1)

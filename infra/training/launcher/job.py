@@ -4,6 +4,7 @@ import json
 import os
 import re
 import socket
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 # ``torch._dynamo`` takes seconds, and the first DistributedDataParallel of a process imports it
 PRELOAD = ("torch.nn.parallel", "torch._dynamo", "ebbflow.infra.training.run")
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
+_NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 _LOOPBACK = "127.0.0.1"
 _STORE_TIMEOUT = 30.0  # seconds
 
@@ -49,7 +51,7 @@ class Options:
                 raise OptionError(f"{name} must be > 0 seconds; got {value}")
 
 
-def checked(job: TrainingJob) -> TrainingJob:
+def checked_job(job: TrainingJob) -> TrainingJob:
     """Return a job that can be run, with absolute paths. Raises ``OptionError``, ``StorageError``."""
     if not _ID.fullmatch(job.id):
         raise OptionError(f"a run id holds letters, digits, dashes, dots and underscores; got {job.id!r}")
@@ -66,6 +68,27 @@ def checked(job: TrainingJob) -> TrainingJob:
     except TypeError as exc:
         raise OptionError(f"arguments and environment of a script are text; {exc}") from exc
     return replace(job, script=script, folder=folder)
+
+
+def checked_placement(placement: Mapping[str, int]) -> dict[str, int]:
+    """Return a copy of a placement that can be used: slots (GPUs, or processor slots on this machine) by node.
+
+    Raises ``OptionError``.
+    """
+    if not placement:
+        raise OptionError("a placement must name a node at least")
+    for name, slots in placement.items():
+        if not _NODE.fullmatch(name):
+            raise OptionError(f"a node's name holds letters, digits, dashes, dots, underscores; got {name!r}")
+        if isinstance(slots, bool) or not isinstance(slots, int) or slots < 1:
+            raise OptionError(f"node {name} must have 1 slot at least; got {slots!r}")
+    return dict(placement)
+
+
+def fresh_name(taken: Iterable[str]) -> str:
+    """Return a name that no node in ``taken`` ever had."""
+    numbers = [int(n.removeprefix("node-")) for n in taken if re.fullmatch(r"node-\d+", n)]
+    return f"node-{max(numbers, default=0) + 1}"
 
 
 def load_torch() -> None:

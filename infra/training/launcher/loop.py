@@ -13,14 +13,12 @@ from ebbflow.infra.protocols import Continue, Decide, GenerationEnd, Halt, Train
 from ebbflow.infra.protocols.trainings import SETTINGS
 from ebbflow.infra.training.channel import keys
 from ebbflow.infra.training.channel.wire import Order
-from ebbflow.infra.training.launcher import decide as placements
 from ebbflow.infra.training.launcher import job as jobs
-from ebbflow.infra.training.launcher.control import Control
 from ebbflow.infra.training.launcher.generation import Generation
-from ebbflow.infra.training.launcher.job import Options
+from ebbflow.infra.training.launcher.job import Options, checked_placement
 from ebbflow.infra.training.launcher.journal import Record
 from ebbflow.infra.training.launcher.members import Members
-from ebbflow.infra.training.launcher.moves import Moves
+from ebbflow.infra.training.launcher.moves import Control, Moves
 from ebbflow.infra.training.process import channel as names
 from ebbflow.infra.training.process.channel import Report
 from ebbflow.planners.errors import EbbflowError
@@ -99,7 +97,7 @@ class Loop:
                 verdict = self._wait_for_nodes(verdict)
             if isinstance(verdict, Halt):
                 return verdict
-            placement = placements.check(verdict.placement)
+            placement = checked_placement(verdict.placement)
             self._record.note(
                 "continues",
                 placement=placement,
@@ -112,7 +110,7 @@ class Loop:
                 self._job = replace(self._job, settings=self._settings)
             self._environment |= verdict.environment
             if verdict.then is not None and self._control.target is None:
-                self._control.resize(placements.check(verdict.then), "replacement")
+                self._control.resize(checked_placement(verdict.then), "replacement")
             self._delay(verdict.delay)
 
     # --- one generation -----------------------------------------------------------------------------------

@@ -1,60 +1,87 @@
-"""Carries out what is asked of a generation that runs: to stop, to yield to a notice, to move to other nodes.
+"""What is asked of a generation that runs, and its doing: to stop, to yield to a notice, to move to other nodes."""
 
-Finds the node that holds all others up, from the ranks' own times of a step.
-"""
-
-from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import threading
+from collections.abc import Mapping
 from math import inf
 
-import numpy as np
-
 from ebbflow.infra.clock import Clock
-from ebbflow.infra.training.launcher.control import Control
-from ebbflow.infra.training.launcher.decide import fresh
 from ebbflow.infra.training.launcher.generation import Generation
-from ebbflow.infra.training.launcher.job import Options
+from ebbflow.infra.training.launcher.hang import Lateness
+from ebbflow.infra.training.launcher.job import Options, fresh_name
 from ebbflow.infra.training.launcher.journal import Record
 from ebbflow.infra.training.launcher.members import Members
 from ebbflow.infra.training.process.channel import Report
-from ebbflow.planners.training.failures.stragglers import StragglerWatch, late_workers
-
-
-@dataclass(slots=True)
-class Lateness:
-    """Turns reports of rank times into the rank to replace, by the rule of
-    ``planners.training.failures.stragglers``."""
-
-    window: int = 20  # reports
-    share: float = 0.5  # of the median step that a rank must come late
-    pause: float = 300.0  # seconds between replacements
-    _rows: deque[Sequence[float]] = field(default_factory=deque)
-    _watch: StragglerWatch = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._watch = StragglerWatch(pause=self.pause)
-
-    def restart(self) -> None:
-        """Forget the times of a generation that has ended."""
-        self._rows.clear()
-
-    def look(self, now: float, ready: object) -> int | None:
-        """Take the seconds after which each rank was ready to exchange gradients, and return the rank to replace."""
-        if not isinstance(ready, Sequence) or len(ready) < 2:
-            return None
-        self._rows.append([float(seconds) for seconds in ready])
-        if len(self._rows) < self.window:
-            return None
-        rows = [row for row in self._rows if len(row) == len(ready)]
-        self._rows.clear()
-        step = float(np.median([max(row) for row in rows])) if rows else 0.0
-        return self._watch.look(now, late_workers(rows, step, self.share)) if step > 0 else None
-
 
 _PREPARING = 0.5  # of the time to a deadline, that new nodes may take; the rest is for saving
 _SPARE = 3.0  # seconds before a deadline by which a run has to save: processes take their time to end
 _LEAST = 1.0  # seconds to save in, however late it is
+
+
+class Control:
+    """The latest wishes: a placement to move to, and a deadline to stop by. Safe for several threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._changed = threading.Event()
+        self._target: dict[str, int] | None = None
+        self._reason = ""
+        self._by: float | None = None
+        self._stop: float | None = None
+        self._ending = (0, "")  # a generation, and why it is to end
+        self.closed = False
+
+    def resize(self, placement: Mapping[str, int], reason: str = "resize", by: float | None = None) -> None:
+        with self._lock:
+            self._target, self._reason, self._by = dict(placement), reason, by
+            self._changed.set()
+
+    def end_generation(self, number: int, reason: str) -> None:
+        with self._lock:
+            self._ending = number, reason
+            self._changed.set()
+
+    def ending(self, number: int) -> str:
+        """Return why this generation is to end; empty: nobody asked."""
+        of, reason = self._ending
+        return reason if of == number else ""
+
+    def stop(self, deadline: float) -> None:
+        with self._lock:
+            self._stop = deadline if self._stop is None else min(self._stop, deadline)
+            self._changed.set()
+
+    def close(self) -> None:
+        self.closed = True
+        self._changed.set()
+
+    @property
+    def target(self) -> dict[str, int] | None:
+        return self._target
+
+    @property
+    def reason(self) -> str:
+        return self._reason
+
+    @property
+    def by(self) -> float | None:
+        """Return when the nodes outside ``target`` must be free, seconds since the Unix epoch; ``None``: any time."""
+        return self._by
+
+    @property
+    def deadline(self) -> float | None:
+        """Return when to stop, seconds since the Unix epoch; ``None``: nobody asked."""
+        return self._stop
+
+    def drop(self, placement: Mapping[str, int]) -> None:
+        """Forget the wish for ``placement``, unless it has been replaced by another."""
+        with self._lock:
+            if self._target == dict(placement):
+                self._target = None
+
+    def pause(self, seconds: float, clock: Clock) -> None:
+        """Wait ``seconds``, or until something new is asked."""
+        clock.wait(self._changed, seconds)
+        self._changed.clear()
 
 
 class Moves:
@@ -99,7 +126,7 @@ class Moves:
             return
         target = {n: s for n, s in generation.placement.items() if n != node}
         if self._options.replace:
-            target[fresh(self._members.named)] = generation.placement[node]
+            target[fresh_name(self._members.named)] = generation.placement[node]
         if target:
             self._record.note("straggler", rank=rank, node=node, target=target)
             self._control.resize(target, "straggler")

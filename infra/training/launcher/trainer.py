@@ -12,14 +12,13 @@ from ebbflow.infra.errors import TrainingError
 from ebbflow.infra.machine import processes
 from ebbflow.infra.protocols import Decide, TrainingEvent, TrainingJob, TrainingStatus
 from ebbflow.infra.storage.locks import RunLock
-from ebbflow.infra.training.launcher import decide as placements
-from ebbflow.infra.training.launcher.control import Control
 from ebbflow.infra.training.launcher.decide import Persist
 from ebbflow.infra.training.launcher.hang import HangRule
-from ebbflow.infra.training.launcher.job import PRELOAD, Options, checked
+from ebbflow.infra.training.launcher.job import PRELOAD, Options, checked_job, checked_placement
 from ebbflow.infra.training.launcher.journal import Journal, Record
 from ebbflow.infra.training.launcher.loop import Loop
 from ebbflow.infra.training.launcher.members import Members
+from ebbflow.infra.training.launcher.moves import Control
 from ebbflow.infra.training.launcher.pool import NodePool
 from ebbflow.infra.training.process.channel import Report
 from ebbflow.planners.model.trainings import RunSettings
@@ -98,7 +97,7 @@ class TorchTrainer:
         try:
             if self._thread is not None or self._closed:
                 raise TrainingError("a trainer runs one training; make another one")
-            wanted, job = placements.check(placement), checked(job)
+            wanted, job = checked_placement(placement), checked_job(job)
             journal = self._record.journal or Journal(job.folder)
             logs = self._choose_logs(journal)
             if not lock.held:
@@ -172,7 +171,7 @@ class TorchTrainer:
 
     def resize(self, placement: Mapping[str, int], deadline: float | None = None) -> None:
         """Grow, shrink or move; see ``Trainer``."""
-        wanted = placements.check(placement)
+        wanted = checked_placement(placement)
         if self._loop is None or self._loop.over.is_set():
             raise TrainingError("the run has ended or was never launched; there is nothing to resize")
         self._control.resize(wanted, by=deadline)

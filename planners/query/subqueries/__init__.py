@@ -1,1 +1,1 @@
-"""Subqueries: what repeats, what correlates, what can be factored out or lifted."""
+"""Rewrites decided by cost (``rewrites``): joins that repeat, subqueries that correlate, sets that are small."""

@@ -17,16 +17,15 @@ from dataclasses import replace
 
 from sqlglot import exp
 
-from ebbflow.planners.model import Catalogue
-from ebbflow.planners.query.costs.cost import CostModel, write
+from ebbflow.planners.query.costs.cost import write
 from ebbflow.planners.query.costs.operators import Size, scan
 from ebbflow.planners.query.costs.sizes import Sizes
-from ebbflow.planners.query.plan.analysis import Analysis, BlockId
+from ebbflow.planners.query.plan.analysis import BlockId
 from ebbflow.planners.query.sql.freezing import is_volatile
 from ebbflow.planners.query.sql.predicates import canonical
+from ebbflow.planners.query.subqueries.known import Known
 from ebbflow.planners.query.subqueries.lifting import joins_view, lifted_name, reading, unused_names
 from ebbflow.planners.query.subqueries.reduction import (
-    Fractions,
     Key,
     Reduction,
     broadcast,
@@ -43,23 +42,20 @@ from ebbflow.planners.query.views.views import View, ViewChain
 _CORES = 3.0  # that a statement more is taken to keep waiting: the share is not known yet
 
 
-def factored(
-    analysis: Analysis, catalogue: Catalogue, model: CostModel, fractions: Fractions, sizes: Sizes
-) -> ViewChain:
-    """Return the chain with the joins factored out where that saves more than it costs."""
-    chain = analysis.chain
-    if not any(correlated(view) for view in chain.views):
-        return chain
-    known = families(chain, catalogue)
-    names = unused_names(chain, catalogue)
+def factored(chain: ViewChain, known: Known) -> ViewChain:
+    """Return ``chain``, that of ``known``, with the joins factored out where that saves more than it costs."""
+    if known.model.engine != "spark" or not any(correlated(view) for view in chain.views):
+        return chain  # DuckDB does as much by itself
+    analysis, kinds = known.analysis, families(chain, known.catalogue)
+    names = unused_names(chain, known.catalogue)
     views: list[View] = []
     for view in chain.views:
-        plain = Reduction(view, chain, catalogue, model, fractions, known[view.name])
+        plain = Reduction(view, chain, known, kinds[view.name])
         rest = view
         for key in analysis.blocks_of(view.name):
             block = analysis.blocks[key]
-            keys = list(_keys(view, block, known[view.name]))
-            if keys and _gain(plain, sizes, key, keys) > max(plain.gain(block.select), 0.0):
+            keys = list(_keys(view, block, kinds[view.name]))
+            if keys and _gain(plain, known.sizes, key, keys) > max(plain.gain(block.select), 0.0):
                 below, rest = _split(rest, key, block, keys, next(names))
                 views.append(below)
         views.append(rest)
@@ -83,7 +79,7 @@ def _keys(view: View, block: Block, kinds: Families) -> Iterator[tuple[exp.Selec
 
 def _gain(plain: Reduction, sizes: Sizes, block: BlockId, keys: list[tuple[exp.Select, Key]]) -> float:
     """Return the core-seconds that factoring saves."""
-    model, cardinalities = plain.model, sizes.blocks[block]
+    model, cardinalities = plain.known.model, sizes.blocks[block]
     everything = cardinalities.graph.everything
     total = -model.latency * _CORES
     for inner, key in keys:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 
 from sqlglot import exp
 
-from ebbflow.planners.model import Catalogue, ColumnStatistics, TableStatistics
+from ebbflow.planners.model import ColumnStatistics, TableStatistics
 from ebbflow.planners.query.costs.cost import CostModel
 from ebbflow.planners.query.costs.operators import Size, scan
 from ebbflow.planners.query.estimates.relations import Values, member_values, values_after
@@ -34,6 +34,7 @@ from ebbflow.planners.query.sql.predicates import (
     is_correlated,
     sources,
 )
+from ebbflow.planners.query.subqueries.known import Known
 from ebbflow.planners.query.views.column_types import Families, families
 from ebbflow.planners.query.views.views import View, ViewChain
 
@@ -41,17 +42,13 @@ KEY_BYTES = 16.0  # of one value in a broadcast set of keys
 MOST_KEYS = 1e6  # in such a set
 _NODES = 3  # that a set of keys is taken to be broadcast to: the share is not known yet
 
-Fractions = Mapping[str, Mapping[str, float]]  # measured, by "table alias" and predicate text
 
-
-def reduced(chain: ViewChain, catalogue: Catalogue, model: CostModel, fractions: Fractions) -> ViewChain:
+def reduced(chain: ViewChain, known: Known) -> ViewChain:
     """Return ``chain`` with the conditions that pay added to its correlated subqueries."""
-    if not any(correlated(view) for view in chain.views):
-        return chain
-    known = families(chain, catalogue)
-    views = tuple(
-        Reduction(view, chain, catalogue, model, fractions, known[view.name]).result() for view in chain.views
-    )
+    if known.model.engine != "spark" or not any(correlated(view) for view in chain.views):
+        return chain  # DuckDB does as much by itself
+    kinds = families(chain, known.catalogue)
+    views = tuple(Reduction(view, chain, known, kinds[view.name]).result() for view in chain.views)
     changed = any(new is not old for new, old in zip(views, chain.views, strict=True))
     return replace(chain, views=views) if changed else chain
 
@@ -79,9 +76,7 @@ class Reduction:
 
     view: View
     chain: ViewChain
-    catalogue: Catalogue
-    model: CostModel
-    fractions: Fractions
+    known: Known
     families: Families
 
     def result(self) -> View:
@@ -137,8 +132,8 @@ class Reduction:
                 continue  # a conversion could make other values equal
             local = [p for p in parts if {a for a, _ in columns_of(p)} == {column[0]} and _repeatable(p)]
             for found in self._reducers(key.inner, column, name, local):
-                gain = saved(self.model, asked, found.distinct / max(found.whole, 1.0), found.distinct)
-                gain -= self.model.core_seconds(scan(Size(found.rows, found.bytes_read)))
+                gain = saved(self.known.model, asked, found.distinct / max(found.whole, 1.0), found.distinct)
+                gain -= self.known.model.core_seconds(scan(Size(found.rows, found.bytes_read)))
                 if gain > 0.0 and (best is None or gain > best[0]):
                     best = gain, found.condition
         if best is None:
@@ -179,7 +174,7 @@ class Reduction:
     def _statistics(self, table: str) -> "_Known | None":
         if table in self.view.reads_views:
             return None
-        found = self.catalogue.get(table)
+        found = self.known.catalogue.get(table)
         return None if found is None or found.statistics is None else _Known(found.statistics)
 
     def asked_rows(self, inner: exp.Select, alias: str, source: str) -> float:
@@ -193,7 +188,7 @@ class Reduction:
         return known.rows * self._fraction(source, alias, own)
 
     def _fraction(self, table: str, alias: str, parts: Sequence[exp.Expr]) -> float:
-        measured = self.fractions.get(f"{table.lower()} {alias}", {})
+        measured = self.known.fractions.get(f"{table.lower()} {alias}", {})
         whole = measured.get(" AND ".join(sorted(canonical(p) for p in parts)))
         if whole is not None:
             return whole

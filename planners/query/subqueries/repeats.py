@@ -17,32 +17,25 @@ subexpressions as candidate views: Zhou et al., SIGMOD 2007.)
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ebbflow.planners.model import Catalogue, Share
+from ebbflow.planners.model import Share
 from ebbflow.planners.query.costs.cost import CostModel, Size, scan, write
 from ebbflow.planners.query.costs.sizes import Sizes
 from ebbflow.planners.query.orders.enumerate import enumerate_trees
 from ebbflow.planners.query.plan.analysis import Analysis, BlockId
 from ebbflow.planners.query.sql.joingraph import Column
+from ebbflow.planners.query.subqueries.known import Known
 from ebbflow.planners.query.subqueries.lifting import joins_view, lifted_name, reading, unused_names
-from ebbflow.planners.query.subqueries.reduction import Fractions
 from ebbflow.planners.query.views.views import View, ViewChain
 
 _SHARE = Share.uniform(3.0, 12.0, 3)  # three small nodes: the real one is not known yet
 
 
-def shared_joins(
-    analysis: Analysis, catalogue: Catalogue, model: CostModel, fractions: Fractions
-) -> ViewChain:
-    """Return the chain of ``analysis`` with repeated joins as views, where making them once pays; the same chain when
-    there are none."""
-    chain = analysis.chain
-    groups = _repeated(analysis)
-    if not groups:
-        return chain
-    sizes = Sizes(analysis, catalogue, fractions)
-    names = unused_names(chain, catalogue)
-    for keys in groups:
-        if _gain(analysis, keys, sizes, model) > 0.0:
+def shared_joins(chain: ViewChain, known: Known) -> ViewChain:
+    """Return ``chain``, that of ``known``, with repeated joins as views where making them once pays."""
+    analysis = known.analysis
+    names = unused_names(chain, known.catalogue)
+    for keys in _repeated(analysis):
+        if _gain(analysis, keys, known.sizes, known.model) > 0.0:
             chain = _shared(analysis, chain, keys, next(names))
     return chain
 

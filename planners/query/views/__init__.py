@@ -1,1 +1,1 @@
-"""A query as a chain of views: blocks, outer joins, conditions pushed down, fingerprints."""
+"""A query as a chain of views (``views.REWRITES``): its blocks, the types of columns, fingerprints."""

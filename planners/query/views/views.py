@@ -5,7 +5,7 @@ stage of its own. Whatever resists this rewriting stays where it stands and runs
 """
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import cast
@@ -92,12 +92,19 @@ class ViewChain:
         return counts
 
 
-def view_chain(parsed: ParsedQuery, catalogue: Catalogue) -> ViewChain:
-    """Return ``parsed`` as a chain of views; never fails: at worst the whole query is one opaque view."""
+def view_chain(parsed: ParsedQuery, catalogue: Catalogue, without: Collection[str] = ()) -> ViewChain:
+    """Return ``parsed`` as a chain of views; never fails: at worst the whole query is one opaque view.
+
+    Of ``REWRITES`` those named in ``without`` are left out.
+    """
     reason = _unseparable(parsed)
-    for rewrite in (_flattened, _hoisted) if parsed.qualified and not reason else ():
+    for rewrites in (REWRITES, _FIRST) if parsed.qualified and not reason else ():
         try:
-            query = rewrite(parsed.expression.copy(), catalogue)
+            query = parsed.expression.copy()
+            for name, rewrite in rewrites:
+                if name not in without:
+                    query = rewrite(query, catalogue)
+            query = _unmarked(query)
             qualified_copy(query, catalogue)  # a rewrite that lost a column or a view is told here
             check_tables(query, catalogue)
             _check_joins(query)
@@ -129,28 +136,23 @@ def _check_joins(query: exp.Query) -> None:
             )
 
 
-def _hoisted(query: exp.Query, _: Catalogue) -> exp.Query:
-    return _unmarked(simplify_outer_joins(_separated(query)))
-
-
-def _flattened(query: exp.Query, catalogue: Catalogue) -> exp.Query:
+def _merged(query: exp.Query) -> exp.Query:
+    """Merge views into their readers, where the result stays and a reader has no more than it can plan."""
     # Merging copies a view's expressions into its reader: a volatile one would be evaluated anew.
     if is_volatile(query):
-        return _hoisted(query, catalogue)
-    separated = simplify_outer_joins(_separated(query))
-    for select in _unmergeable(separated):
+        return query
+    for select in _unmergeable(query):
         select.set("kind", KEPT)
-    # once more: conditions have come together with the joins that they simplify
-    return restrict_views(simplify_outer_joins(_unmarked(merge_subqueries(separated))), catalogue)
+    return _unmarked(merge_subqueries(query))
 
 
-def _separated(query: exp.Query) -> exp.Query:
-    """Turn derived tables and subqueries of conditions into the WITH of ``query``.
+def _hoisted(query: exp.Query) -> exp.Query:
+    """Turn derived tables into the WITH of ``query``.
 
     A view of the name that some other relation has as its alias gets another: sqlglot takes a correlated
     subquery's reference to that alias for the view.
     """
-    query = eliminate_subqueries(separate_conditions(query))
+    query = eliminate_subqueries(query)
     with_ = query.args.get("with_")
     if with_ is None:
         return query
@@ -237,3 +239,22 @@ def _views(bodies: list[tuple[str, exp.Query]], *, opaque: bool = False) -> tupl
             opaque,
         )
     return tuple(views.values())
+
+
+HOISTING = "hoisting"  # makes the views that the others rewrite: it cannot be left out
+
+Rewrite = Callable[[exp.Query, Catalogue], exp.Query]
+REWRITES: tuple[tuple[str, Rewrite], ...] = (
+    ("conditions", lambda query, _: separate_conditions(query)),  # subqueries of conditions to derived tables
+    (HOISTING, lambda query, _: _hoisted(query)),  # derived tables to views
+    ("outer-joins", lambda query, _: simplify_outer_joins(query)),
+    ("merging", lambda query, _: _merged(query)),  # views into their readers
+    ("outer-joins", lambda query, _: simplify_outer_joins(query)),  # conditions have come together with joins
+    ("restriction", restrict_views),  # readers' filters into views that are read several times
+)
+"""What makes a chain of a query, in this order, by name; a query that it fails for gets the first ones only.
+
+Each takes a query with qualified columns and returns one with the same rows. What rewrites a chain once sizes are
+known is in ``subqueries.rewrites``.
+"""
+_FIRST = REWRITES[:3]

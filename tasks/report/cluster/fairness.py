@@ -21,7 +21,7 @@ from operator import itemgetter
 
 import numpy as np
 
-from ebbflow.planners.model.ledger import OVER, AppReport, AppSpec
+from ebbflow.planners.model.ledger import AppReport, AppSpec
 from ebbflow.planners.model.scheduling import UNFAIR
 from ebbflow.planners.query.shares import jain
 from ebbflow.tasks.drawing.wording import number_text, plural, seconds_text
@@ -34,6 +34,7 @@ class Crowd:
     """GPUs there and weights of apps that want GPUs, over time."""
 
     def __init__(self, history: History, until: float) -> None:
+        self.history, self.until = history, until
         self._gpus = _integral([(step.at, float(step.gpus)) for step in history.steps], until)
         moves: list[tuple[float, int, str]] = []
         for id_, app in history.apps.items():
@@ -97,10 +98,13 @@ def _shared(history: History, moves: Moves, until: float) -> tuple[dict[str, Ste
     return own, total
 
 
-def rho(
-    app: AppHistory, phase: str, held: int, service: float, report: AppReport | None, crowd: Crowd, now: float
-) -> RhoReport:
-    """Return ρ of ``app`` at ``now``, or at its end; ``service`` in GPU-seconds so far, of its whole life."""
+def rho(crowd: Crowd, app: AppHistory, held: int, report: AppReport | None) -> RhoReport:
+    """Return ρ of ``app`` as of the crowd's end, or at its own.
+
+    ``held``: GPUs of leases that go on; ``report``: what it says of the work left, ``None`` where it says nothing.
+    """
+    now = crowd.until
+    phase, service = app.phase(now).phase, app.service(crowd.history.leases, now)
     spec = app.spec
     if spec.kind == "query":
         return RhoReport(None, how="a query holds no GPUs: its share of cores is by weight")
@@ -158,19 +162,6 @@ def fairness(apps: Iterable[AppRow]) -> FairnessReport:
     values = [value for value, _ in known]
     worst, who = max(known)
     return FairnessReport(len(known), worst, who, jain(values), sum(value > UNFAIR for value in values))
-
-
-def service_of(app: AppHistory, history: History, now: float) -> float:
-    """Return the GPU-seconds of all leases of ``app`` until ``now``."""
-    spans = (history.leases[number] for number in app.leases)
-    return app.before + sum(max(0.0, min(now if s.until is None else s.until, now) - s.since) for s in spans)
-
-
-def last_phase(app: AppHistory, until: float) -> tuple[str, str, float | None]:
-    """Return phase, reason and, where it is over, since when, as of ``until``."""
-    known = [span for span in app.phases if span.at <= until] or app.phases[:1]
-    last = known[-1]
-    return last.phase, last.reason, last.at if last.phase in OVER else None
 
 
 Integral = tuple[np.ndarray, np.ndarray]

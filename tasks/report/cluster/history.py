@@ -20,8 +20,15 @@ from ebbflow.planners.model.ledger import (
     Saved,
 )
 from ebbflow.planners.model.ledger_state import State, fold
-from ebbflow.tasks.report.cluster.explained import KeptInputs, without_inputs
-from ebbflow.tasks.report.cluster.spans import AppHistory, LeaseSpan, NodeSpan, Shown, number
+from ebbflow.tasks.report.cluster.spans import (
+    AppHistory,
+    KeptInputs,
+    LeaseSpan,
+    NodeSpan,
+    Shown,
+    number,
+    without_inputs,
+)
 from ebbflow.tasks.report.cluster.values import (
     DECISIONS,
     CapacityChange,

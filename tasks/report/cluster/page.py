@@ -18,7 +18,6 @@ from ebbflow.planners.model.ledger import DecisionKind
 from ebbflow.tasks.drawing.svg import STYLE
 from ebbflow.tasks.drawing.wording import clock_text, dated, label_text, plural
 from ebbflow.tasks.report.cluster.drawing import axis, definitions, lane_svg
-from ebbflow.tasks.report.cluster.explained import decision_rows
 from ebbflow.tasks.report.cluster.lanes import lanes
 from ebbflow.tasks.report.cluster.report import ClusterReport
 from ebbflow.tasks.report.cluster.tables import (
@@ -31,7 +30,7 @@ from ebbflow.tasks.report.cluster.tables import (
     team_rows,
 )
 from ebbflow.tasks.report.cluster.values import DECISIONS
-from ebbflow.tasks.report.cluster.words import NAME, alerts, cards, short, verdict
+from ebbflow.tasks.report.cluster.words import NAME, alerts, cards, decision_rows, short, verdict
 from ebbflow.tasks.report.query import environment, trusted
 
 PARTS = ("head", "timeline", "apps", "fairness", "money", "decisions", "capacity", "loop")

@@ -1,13 +1,15 @@
-"""What a history of a cluster holds of each node, lease and app."""
+"""What a history of a cluster holds of each node, lease, app and decision."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from math import inf
 
 from ebbflow.planners.model.capacity import Node
 from ebbflow.planners.model.ledger import OVER, AppSpec, Decided
-from ebbflow.tasks.report.cluster.values import PhaseSpan, Sample
+from ebbflow.tasks.report.cluster.values import DecisionRow, PhaseSpan, Sample
 
+_SMALL = ("pool", "current")  # that others than the page look up
 Placement = tuple[tuple[str, int], ...]
 
 
@@ -65,6 +67,23 @@ class AppHistory:
     goodput: list[Sample] = field(default_factory=list)
     before: float = 0.0  # GPU-seconds of leases that had ended before the first known event
 
+    def phase(self, until: float) -> PhaseSpan:
+        """Return the phase that it was in at ``until``."""
+        known = [span for span in self.phases if span.at <= until]
+        return known[-1] if known else self.phases[0]
+
+    def ended(self, until: float) -> float | None:
+        """Return since when it is over, as of ``until``; ``None`` while it is not."""
+        last = self.phase(until)
+        return last.at if last.phase in OVER else None
+
+    def service(self, leases: Mapping[int, LeaseSpan], until: float) -> float:
+        """Return the GPU-seconds of all its leases until ``until``; ``leases``: those of its cluster, by number."""
+        spans = (leases[number] for number in self.leases)
+        return self.before + sum(
+            max(0.0, min(until if s.until is None else s.until, until) - s.since) for s in spans
+        )
+
     def active(self, until: float) -> list[tuple[float, float]]:
         """Return the spans in which it was neither over nor not yet there."""
         found: list[tuple[float, float]] = []
@@ -99,3 +118,56 @@ class Shown:
         return any(
             app.phases[-1].phase not in OVER for app in apps.values() if app.spec.pipeline == self.pipeline
         )
+
+
+def quiet(row: DecisionRow | Decided) -> bool:
+    """Tell whether a decision left everything as it was, as far as its outcome tells."""
+    if row.kind in ("guard", "recovery"):
+        return False
+    if row.kind == "replan":
+        return row.outcome.get("kind", "switch") != "switch"
+    if row.kind == "auction" and "placements" in row.outcome:  # those that changed
+        return not row.outcome["placements"]
+    return not any(row.outcome.values())
+
+
+class KeptInputs:
+    """Says when a decision's inputs will not be shown any more.
+
+    A page shows ``most`` rows of decisions at most: the newest that changed something, then the newest of the others;
+    equal ones that follow each other are one row, with the last one's inputs (``words.decision_rows``).
+
+    Args:
+        most: rows.
+        strip: called with the place of each decision whose inputs can go.
+    """
+
+    def __init__(self, most: int, strip: Callable[[int], None]) -> None:
+        self._most, self._strip = most, strip
+        self._rows: tuple[deque[deque[int]], deque[deque[int]]] = (deque(), deque())
+        self._last: Decided | None = None
+
+    def add(self, place: int, decided: Decided) -> None:
+        """Take the next decision that the page may show."""
+        rows = self._rows[quiet(decided)]
+        before, self._last = self._last, without_inputs(decided)
+        if before is not None and _same(before, decided):
+            row = rows[-1]
+            row.append(place)
+            # what followed of a scaling target, which nobody knows yet, can make rows of its own of them
+            if len(row) > (self._most if decided.kind == "scaling" else 1):
+                self._strip(row.popleft())
+            return
+        rows.append(deque([place]))
+        if len(rows) > self._most:
+            for gone in rows.popleft():
+                self._strip(gone)
+
+
+def without_inputs(decided: Decided) -> Decided:
+    """Return a decision without its inputs, but for those that are looked up by name."""
+    return replace(decided, inputs={name: decided.inputs[name] for name in _SMALL if name in decided.inputs})
+
+
+def _same(a: Decided, b: Decided) -> bool:
+    return (a.kind, a.app, a.reason, a.outcome) == (b.kind, b.app, b.reason, b.outcome)

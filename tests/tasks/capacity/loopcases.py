@@ -267,7 +267,7 @@ class World:
         for _ in range(2):
             for app in self.apps:
                 app.step()
-            self.loop.once()
+            self.loop.step()
             self.clock.sleep(seconds / 4)
         for app in self.apps:
             app.step()

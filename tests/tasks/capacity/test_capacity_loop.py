@@ -84,12 +84,12 @@ def test_a_node_that_one_look_missed_gets_no_lease_before_its_app_has_let_go(wor
         happens()
         for _ in range(3):
             world.clock.sleep(0.2)
-            world.loop.once()
+            world.loop.step()
     assert "n1" in world.ledger.state().nodes
     assert {lease.number for lease in world.ledger.state().held("a")} < before
     app.step()  # it has seen that its leases there are over, and nothing of it is left
     world.clock.sleep(1.0)
-    world.loop.once()
+    world.loop.step()
     world.steps(2)
     assert world.gpus("a") == 4
 
@@ -100,7 +100,7 @@ def test_a_loop_that_was_suspended_ends_nothing_before_it_knows_that_it_leads(wo
     world.clock.sleep(world.pace.lead + 1)
     world.loop._hands.evict("a", "n0", "it was late before the loop was suspended")
     assert not evictor.asked
-    world.loop.once()  # it renews its lead, and decides anew
+    world.loop.step()  # it renews its lead, and decides anew
     world.loop._hands.evict("a", "n0", "it is late")
     assert evictor.asked == [("a", "n0")]
     world.loop._lead.lost.set()
@@ -119,7 +119,7 @@ def test_an_end_by_force_whose_answer_was_lost_ends_no_lease_that_came_after(tmp
             world.clock.sleep(0.5)
             for app in world.apps:
                 app.step()
-            world.loop.once()
+            world.loop.step()
         other.finish()  # so what the end by force frees is for the same app again
         world.apps.remove(other)
         real = world.loop._lead.leadership.write
@@ -132,12 +132,12 @@ def test_an_end_by_force_whose_answer_was_lost_ends_no_lease_that_came_after(tmp
 
         world.loop._lead.leadership.write = torn
         with pytest.raises(LedgerUnavailableError):
-            world.loop.once()
+            world.loop.step()
         world.loop._lead.leadership.write = real
         granted = set(world.ledger.state().leases)
         assert len(granted) == 2
-        world.loop.once()
-        world.loop.once()
+        world.loop.step()
+        world.loop.step()
         assert set(world.ledger.state().leases) == granted
 
 
@@ -168,7 +168,7 @@ def test_a_notice_calls_leases_back_before_the_node_is_gone(world):
     world.app("a", 4)
     world.step()
     world.source.notice("n1", 120.0)
-    world.loop.once()
+    world.loop.step()
     (recalled,) = world.ledger.events(kinds=[Recalled])
     deadline = world.clock.now() + 120.0 - world.loop._cycles.parts.settings.leave_s
     assert recalled.change.deadline <= deadline + 1
@@ -233,9 +233,9 @@ def test_a_second_loop_must_wait_and_a_first_that_was_taken_over_writes_nothing(
     number = world.ledger.state().number
     world.source.take("n0")
     with pytest.raises(StaleLoopError):
-        first.once()
+        first.step()
     assert world.ledger.state().number == number
-    second.once()
+    second.step()
     assert "n0" not in world.ledger.state().nodes
 
 
@@ -303,10 +303,10 @@ def test_a_decision_for_nodes_that_have_left_meanwhile_is_dropped_once(world, mo
         return real(situation, *given)
 
     monkeypatch.setattr(loop_module, "decide", slow)
-    world.loop.once()
+    world.loop.step()
     assert world.loop.figures.dropped == 1
     assert world.gpus("a") == 0
-    world.loop.once()  # never two in a row, or a busy cluster would get no decision at all
+    world.loop.step()  # never two in a row, or a busy cluster would get no decision at all
     assert world.loop.figures.dropped == 1
     assert world.gpus("a") > 0
 
@@ -475,9 +475,9 @@ def test_apps_are_seen_that_enter_while_it_is_decided(world, monkeypatch):
         return real(*given)
 
     monkeypatch.setattr(loop_module, "decide", during)
-    world.loop.once()
+    world.loop.step()
     assert world.gpus("b") == 0  # it was not there yet
-    world.loop.once()
+    world.loop.step()
     assert world.gpus("b") == 1
 
 

@@ -33,7 +33,7 @@ def test_whatever_comes_and_goes_no_gpu_is_booked_twice(tmp_path: Path, seed: in
                 for _ in range(3):
                     churn.change()
                 apps.step()
-                loop.once()
+                loop.step()
                 clock.sleep(1.0)
             clock.sleep(20.0)  # it vanishes without a word, and its lead runs out
         events = all_events(ledger)

@@ -1,5 +1,6 @@
 """What a loop works on, opened from what was asked for."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,15 @@ from ebbflow.infra.errors import AwsError
 from ebbflow.infra.ledger import Ledger
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model.ledger import AppEntered, AppReport, AppSpec
-from ebbflow.tasks.capacity.opening import FirstLook, Seldom, opened_loop, opened_nodes, services_of
+from ebbflow.tasks.capacity.opening import (
+    NODE_SOURCES,
+    SOURCES,
+    FirstLook,
+    Seldom,
+    opened_loop,
+    opened_nodes,
+    services_of,
+)
 from ebbflow.tasks.capacity.request import CapacityRequest
 from ebbflow.tasks.fleet.request import FleetRules
 from tests.evaluation.renting.virtual_clock import VirtualClock
@@ -82,3 +91,7 @@ def test_one_file_of_limits_serves_fleet_commands_and_the_loop() -> None:
     assert FleetRules.parse(content, "fleet.toml").limits.nodes == 3
     with pytest.raises(OptionError, match="lopp"):
         FleetRules.parse({"lopp": {}}, "fleet.toml")
+
+
+def test_people_are_told_of_every_source() -> None:
+    assert [re.split(r"[:\[]", written)[0] for written in SOURCES.split(", ")] == list(NODE_SOURCES)

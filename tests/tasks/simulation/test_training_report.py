@@ -9,13 +9,12 @@ from pathlib import Path
 import pytest
 
 from ebbflow.infra.simulation.usage import Steps
-from ebbflow.planners.scheduling.catalogue import policy_entries
 from ebbflow.tasks.drawing.charts import cdf_svg, lines_svg
-from ebbflow.tasks.simulation.inputs import Inputs, Options
+from ebbflow.tasks.simulation.inputs import Inputs
 from ebbflow.tasks.simulation.pictures import allocation_svg, cumulative, summed, tracks, utilisation
 from ebbflow.tasks.simulation.report import compared, csv_text, json_text, notes_of, report_page
+from ebbflow.tasks.simulation.request import SimulationRequest
 from ebbflow.tasks.simulation.runs import planned, run_all
-from ebbflow.tasks.simulation.sources import sources
 
 
 @pytest.fixture(scope="module")
@@ -28,11 +27,8 @@ def records(tmp_path_factory: pytest.TempPathFactory):
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("EBBFLOW_HOME", str(folder))
-        options = Options(cluster="2x4")
-        inputs = Inputs(options)
-        return run_all(
-            options, planned(inputs, sources(str(path)), policy_entries("srtf,yarn-cs"), 2), inputs=inputs
-        )
+        inputs = Inputs(SimulationRequest(cluster="2x4", workload=str(path), policy="srtf,yarn-cs", seeds=2))
+        return run_all(inputs, planned(inputs))
 
 
 def test_the_page_is_whole_escaped_and_self_contained(records) -> None:
@@ -126,9 +122,8 @@ def test_a_run_without_any_job_still_has_a_page(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setenv("EBBFLOW_HOME", str(tmp_path))
     path = tmp_path / "big.csv"
     path.write_text("id,arrival_s,gpus,duration_s\nhuge,0,99,60\n", encoding="utf-8")
-    options = Options(cluster="1x4")
-    inputs = Inputs(options)
-    found = run_all(options, planned(inputs, sources(str(path)), policy_entries("srtf"), 1), inputs=inputs)
+    inputs = Inputs(SimulationRequest(cluster="1x4", workload=str(path), policy="srtf"))
+    found = run_all(inputs, planned(inputs))
     assert found[0]["figures"]["avg_jct_s"] is None
     assert "Rejected" in report_page(found, {})
     json_text(found, {})

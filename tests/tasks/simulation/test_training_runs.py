@@ -12,11 +12,12 @@ from ebbflow.infra.simulation.faults import Failures, Stragglers, with_failures
 from ebbflow.infra.simulation.protocols import Saves
 from ebbflow.infra.simulation.traces.cluster import Cluster
 from ebbflow.planners.errors import OptionError
-from ebbflow.planners.scheduling.catalogue import ENTRIES, policy_entries
+from ebbflow.planners.scheduling.catalogue import ENTRIES
 from ebbflow.planners.scheduling.gangs.ordered import srtf
 from ebbflow.tasks.simulation import runs as runs_module
-from ebbflow.tasks.simulation.inputs import Inputs, Options
+from ebbflow.tasks.simulation.inputs import Inputs
 from ebbflow.tasks.simulation.records import FIGURES, details, public
+from ebbflow.tasks.simulation.request import SimulationRequest
 from ebbflow.tasks.simulation.runs import planned, run_all
 from ebbflow.tasks.simulation.sources import sources
 
@@ -47,10 +48,9 @@ def jobs(tmp_path: Path) -> str:
 def compare(
     workload: str, policies: str, seeds: int = 1, *, fresh: bool = False, processes: int = 1, **options
 ):
-    given = Options(**{"cluster": "2x4", **options})
-    inputs = Inputs(given)
-    wanted = planned(inputs, sources(workload), policy_entries(policies), seeds)
-    return run_all(given, wanted, inputs=inputs, fresh=fresh, processes=processes)
+    given = {"cluster": "2x4", "workload": workload, "policy": policies, "seeds": seeds, **options}
+    inputs = Inputs(SimulationRequest(**given))
+    return run_all(inputs, planned(inputs), fresh=fresh, processes=processes)
 
 
 def finishes(record) -> dict[str, float]:
@@ -188,12 +188,9 @@ def test_two_processes_give_what_one_gives(jobs: str) -> None:
 
 
 def test_progress_counts_every_job_once(jobs: str) -> None:
-    inputs = Inputs(Options(cluster="2x4"))
-    wanted = planned(inputs, sources(jobs), policy_entries("srtf,srsf"), 2)
+    inputs = Inputs(SimulationRequest(cluster="2x4", workload=jobs, policy="srtf,srsf", seeds=2))
     seen = []
-    run_all(
-        inputs.options, wanted, inputs=inputs, progress=lambda what, done, total: seen.append((done, total))
-    )
+    run_all(inputs, planned(inputs), progress=lambda what, done, total: seen.append((done, total)))
     assert seen[0] == (0, 20)
     assert seen[-1] == (20, 20)
     assert [done for done, _ in seen] == sorted(done for done, _ in seen)
@@ -206,7 +203,7 @@ def test_failures_go_on_until_the_last_job_is_done(tmp_path: Path) -> None:
     (record,) = compare(str(path), "srtf", cluster="1x4", failures=failures, checkpoint_interval=3600.0)
     (job,) = record["jobs"]
     truth = simulate(
-        Inputs(Options()).load(sources(str(path))[0], 0).workload,
+        Inputs(SimulationRequest()).load(sources(str(path))[0], 0).workload,
         with_failures(Cluster.grid(1, 4), failures, 0, 1e7),
         srtf(),
         start_delay=0.0,
@@ -286,9 +283,9 @@ def test_what_does_not_go_together_is_refused_before_anything_runs(jobs: str, ho
     with pytest.raises(OptionError, match="--jobs must be >= 1"):
         compare(jobs, "srtf", processes=0)
     with pytest.raises(OptionError, match="notice needs --spot-trace"):
-        Options(notice=5.0)
+        SimulationRequest(notice=5.0)
     with pytest.raises(OptionError, match="checkpoint interval must be > 0"):
-        Options(checkpoint_interval=0.0)
+        SimulationRequest(checkpoint_interval=0.0)
     for name, value, rule in (
         ("notice", nan, "notice must be a finite number >= 0"),
         ("restart_delay", nan, "restart delay must be a finite number >= 0"),
@@ -298,5 +295,5 @@ def test_what_does_not_go_together_is_refused_before_anything_runs(jobs: str, ho
         ("interference", 1.0, "interference must be >= 0 and < 1"),
     ):
         with pytest.raises(OptionError, match=rule):
-            Options(**{name: value})
+            SimulationRequest(**{name: value})
     assert not home.exists()

@@ -9,11 +9,10 @@ from ebbflow.infra.clock import SystemClock
 from ebbflow.infra.errors import ClusterError
 from ebbflow.infra.machine import cgroups, devices
 from ebbflow.infra.training.channel.wire import Beat, Entry, Order
-from ebbflow.infra.training.launcher.control import Control
 from ebbflow.infra.training.launcher.job import Options
 from ebbflow.infra.training.launcher.journal import Record
 from ebbflow.infra.training.launcher.members import Members
-from ebbflow.infra.training.launcher.moves import Moves
+from ebbflow.infra.training.launcher.moves import Control, Moves
 from ebbflow.infra.training.launcher.pool import Admit, nobody
 from ebbflow.infra.training.local_nodes import LocalNodes
 from ebbflow.infra.training.process.channel import Report

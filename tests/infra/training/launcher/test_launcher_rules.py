@@ -12,12 +12,11 @@ from ebbflow.infra.clock import SystemClock
 from ebbflow.infra.errors import TrainingError
 from ebbflow.infra.protocols import Continue, GenerationEnd, Halt, RankFailure, TrainingEvent, TrainingJob
 from ebbflow.infra.training.channel.wire import RankState
-from ebbflow.infra.training.launcher import decide as placement
 from ebbflow.infra.training.launcher.decide import Persist
 from ebbflow.infra.training.launcher.generation import Generation, describe
-from ebbflow.infra.training.launcher.hang import HangRule, HangWatch
+from ebbflow.infra.training.launcher.hang import HangRule, HangWatch, Lateness
+from ebbflow.infra.training.launcher.job import checked_placement, fresh_name
 from ebbflow.infra.training.launcher.journal import Journal, Record
-from ebbflow.infra.training.launcher.moves import Lateness
 from ebbflow.infra.training.process.channel import Report
 from ebbflow.infra.training.process.leaving import PEER_LOST
 from ebbflow.planners.errors import OptionError
@@ -168,16 +167,11 @@ def test_a_failure_is_described_in_a_line() -> None:
 # --- placements and files ---------------------------------------------------------------------------------
 
 
-def test_placements_are_read_and_checked() -> None:
-    assert placement.parse("local:3x2") == {"node-1": 2, "node-2": 2, "node-3": 2}
-    assert placement.parse("local:1") == {"node-1": 1}
-    for text in ("local:0x2", "local:2x0", "cloud:3", "3x2", ""):
-        with pytest.raises(OptionError, match="local:NODESxSLOTS"):
-            placement.parse(text)
+def test_placements_are_checked_and_new_nodes_get_new_names() -> None:
     for bad in ({}, {"a/b": 1}, {"a": 0}, {"a": True}, {"a": 1.5}):
         with pytest.raises(OptionError):
-            placement.check(bad)
-    assert placement.fresh(["node-2", "other", "node-10"]) == "node-11"
+            checked_placement(bad)
+    assert fresh_name(["node-2", "other", "node-10"]) == "node-11"
 
 
 def test_a_run_is_written_down_and_read_back(tmp_path: Path) -> None:

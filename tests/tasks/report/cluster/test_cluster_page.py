@@ -27,13 +27,13 @@ from ebbflow.tasks.drawing.svg import STYLE, data_url
 from ebbflow.tasks.drawing.wording import clock_text, label_text
 from ebbflow.tasks.report.cluster import page as cluster_page
 from ebbflow.tasks.report.cluster.drawing import spark_svg
-from ebbflow.tasks.report.cluster.explained import decision_rows, quiet, side
 from ebbflow.tasks.report.cluster.lanes import lanes
 from ebbflow.tasks.report.cluster.page import PARTS, Room, cluster_html, cluster_parts, digest
 from ebbflow.tasks.report.cluster.picture import cluster_svg
 from ebbflow.tasks.report.cluster.report import cluster_report
+from ebbflow.tasks.report.cluster.spans import quiet
 from ebbflow.tasks.report.cluster.values import DecisionRow, Sample
-from ebbflow.tasks.report.cluster.words import verdict
+from ebbflow.tasks.report.cluster.words import decision_rows, side, verdict
 from tests.cluster_day import simulated_day
 from tests.cluster_events import GPU, START, Book, books, two_apps
 from tests.tasks.report.test_page import Page as SmallPage

@@ -27,10 +27,10 @@ from ebbflow.planners.model.ledger_state import State, fold
 from ebbflow.tasks.query.app import StageTimes
 from ebbflow.tasks.query.report import StageReport
 from ebbflow.tasks.report.cluster import history as cluster_history
-from ebbflow.tasks.report.cluster.explained import KeptInputs, decision_rows
 from ebbflow.tasks.report.cluster.history import History
 from ebbflow.tasks.report.cluster.report import ClusterReport, cluster_report
-from ebbflow.tasks.report.cluster.spans import Shown
+from ebbflow.tasks.report.cluster.spans import KeptInputs, Shown
+from ebbflow.tasks.report.cluster.words import decision_rows
 from tests.cluster_day import simulated_day
 from tests.cluster_events import CORES, START, A, B, Book, books, training, two_apps
 

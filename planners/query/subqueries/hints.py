@@ -1,34 +1,23 @@
-"""Subqueries prepared for the engine: what they may be asked for, and which of their results are small."""
+"""Hints for the engine: which of the sets that ``IN`` asks for are small."""
 
 from dataclasses import replace
 
 from sqlglot import exp
 
-from ebbflow.planners.model import Catalogue
-from ebbflow.planners.query.costs.cost import CostModel
-from ebbflow.planners.query.costs.sizes import Sizes
 from ebbflow.planners.query.estimates.relations import member_values
-from ebbflow.planners.query.plan.analysis import Analysis
 from ebbflow.planners.query.sql.predicates import free_columns
-from ebbflow.planners.query.subqueries.factoring import factored
-from ebbflow.planners.query.subqueries.reduction import MOST_KEYS, Fractions, broadcast, reduced
+from ebbflow.planners.query.subqueries.known import Known
+from ebbflow.planners.query.subqueries.reduction import MOST_KEYS, broadcast
 from ebbflow.planners.query.views.views import View, ViewChain
 
 
-def prepared_subqueries(
-    analysis: Analysis, catalogue: Catalogue, model: CostModel, fractions: Fractions
-) -> ViewChain:
-    """Return the chain of ``analysis`` with its correlated subqueries restricted (``factoring``, ``reduction``) and
-    hints where ``IN`` asks for few values; the same chain when there is nothing to do."""
-    chain = analysis.chain
-    if model.engine != "spark" or not any(_asks(view) for view in chain.views):
+def hinted(chain: ViewChain, known: Known) -> ViewChain:
+    """Return ``chain`` with a broadcast of every small set that an ``IN`` asks for; the same where there is none."""
+    if known.model.engine != "spark" or not any(_asks(view) for view in chain.views):
         return chain  # DuckDB does as much by itself
-    sizes = Sizes(analysis, catalogue, fractions)
-    changed = reduced(factored(analysis, catalogue, model, fractions, sizes), catalogue, model, fractions)
-    views = tuple(_hinted(view, chain, catalogue, sizes) for view in changed.views)
-    if all(new is old for new, old in zip(views, changed.views, strict=True)):
-        return changed
-    return replace(changed, views=views)
+    views = tuple(_hinted(view, known) for view in chain.views)
+    changed = any(new is not old for new, old in zip(views, chain.views, strict=True))
+    return replace(chain, views=views) if changed else chain
 
 
 def _asks(view: View) -> bool:
@@ -39,11 +28,12 @@ def _asks(view: View) -> bool:
     )
 
 
-def _hinted(view: View, chain: ViewChain, catalogue: Catalogue, sizes: Sizes) -> View:
+def _hinted(view: View, known: Known) -> View:
     """Return ``view`` with a broadcast of every small set that an ``IN`` asks for.
 
     The engine would see the size of the files below it, shuffle both sides, and learn better when that is done.
     """
+    chain, sizes = known.analysis.chain, known.sizes
     if view.opaque or view.name not in chain.by_name:
         return view
     query = view.query.copy()
@@ -58,9 +48,9 @@ def _hinted(view: View, chain: ViewChain, catalogue: Catalogue, sizes: Sizes) ->
             continue
         start = select.args.get("from_")
         source = start.this.name if start is not None and isinstance(start.this, exp.Table) else ""
-        table = catalogue.get(source)
-        known = source in view.reads_views or (table is not None and table.statistics is not None)
-        if not known or (source in view.reads_views and source not in chain.by_name):
+        table = known.catalogue.get(source)
+        estimated = source in view.reads_views or (table is not None and table.statistics is not None)
+        if not estimated or (source in view.reads_views and source not in chain.by_name):
             continue
         members = member_values(
             node,

@@ -1,0 +1,105 @@
+"""An engine that runs the stages of queries.
+
+Its author implements ``SqlEngine`` and meets three values: a ``StageJob`` names each ``Relation`` that its statement
+reads, and ``run`` returns a ``StageResult``; meanwhile it may tell its ``StageProgress``. Where an engine cannot be
+held to a share or to files, ``resize`` and ``confine`` do nothing; without a catalogue ``tables`` is empty.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from ebbflow.infra.storage.files import FileEntry
+
+
+@dataclass(frozen=True, slots=True)
+class Relation:
+    """Parquet files that an engine can read as a relation."""
+
+    name: str  # the name SQL uses
+    scheme: str  # "file" or "s3"
+    files: tuple[FileEntry, ...]
+    columns: tuple[tuple[str, str], ...]  # (name, Spark SQL type), in order
+    external: bool = False  # True: the engine's own catalogue knows it, ``files`` is empty
+
+    @property
+    def bytes(self) -> int:
+        return sum(f.size for f in self.files)
+
+
+@dataclass(frozen=True, slots=True)
+class StageJob:
+    """One statement to run and where its output goes."""
+
+    id: str  # unique per run of a stage
+    name: str  # for people
+    sql: str  # in the engine's dialect
+    relations: tuple[Relation, ...]  # every table and checkpoint that the statement names
+    output_uri: str  # existing empty folder; the engine writes part files into it
+    partitions: int = 0  # shuffle partitions; 0: the engine's default
+    split_bytes: int = 0  # of a file that one task reads at most; 0: the engine's default
+
+
+@dataclass(frozen=True, slots=True)
+class StageProgress:
+    """How far a running job is."""
+
+    tasks_total: int
+    tasks_done: int
+    tasks_failed: int = 0
+    tasks_running: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StageResult:
+    """What a finished job did."""
+
+    rows: int
+    columns: tuple[tuple[str, str], ...]  # (name, Spark SQL type)
+    seconds: float  # wall
+    task_seconds: float  # summed run time of all tasks, failed ones included
+    tasks: int
+    failed_tasks: int = 0
+    retried_stages: int = 0
+    shuffle_bytes: int = 0
+    spilled_bytes: int = 0
+    input_bytes: int = 0
+
+
+class SqlEngine(Protocol):
+    """Runs statements that read Parquet relations and write Parquet folders. Safe for several threads."""
+
+    name: Literal["spark", "duckdb"]
+
+    def run(self, job: StageJob, on_progress: Callable[[StageProgress], None] | None = None) -> StageResult:
+        """Run ``job`` to its end in the caller's thread.
+
+        Raises ``StageCancelledError``, ``BroadcastTooLargeError``, ``StageFailedError``, ``StorageFullError``
+        or ``EngineUnavailableError``.
+        """
+        ...
+
+    def cancel(self, job_id: str) -> None:
+        """Ask a running job to stop; it raises ``StageCancelledError`` in its thread. Unknown ids are ignored."""
+        ...
+
+    def resize(self, cores: float, memory: float) -> None:
+        """Hold the engine to this share (memory in GiB) where it can be held; later jobs follow it."""
+        ...
+
+    def confine(
+        self, relations: Sequence[Relation], folders: Sequence[str], everything: bool = False
+    ) -> None:
+        """Hold later jobs to the files of ``relations`` and to ``folders`` (URIs), where the engine can be held.
+
+        ``everything`` lifts that, for a user who has allowed functions that read files.
+        """
+        ...
+
+    def tables(self) -> Sequence[Relation]:
+        """Return the tables that the engine's own catalogue knows, for ``--catalog``."""
+        ...
+
+    def close(self) -> None:
+        """Stop the engine; running jobs are cancelled. May be called twice."""
+        ...
