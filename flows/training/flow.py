@@ -12,6 +12,7 @@ from prefect.runtime import flow_run
 
 from ebbflow.flows.runs import artifacts
 from ebbflow.flows.runs.artifacts import Publisher
+from ebbflow.flows.runs.asking import fields_of
 from ebbflow.flows.runs.attached import Attached, run_name
 from ebbflow.flows.runs.block_refs import found, of_a_cluster, runs_of
 from ebbflow.flows.runs.cancelling import SAVE
@@ -147,6 +148,7 @@ def train(
         TrainingError: the training failed, with the reason.
         EbbflowError: bad input.
     """
+    given = dict(locals())  # the parameters
     attachment = _ATTACHED.get()
     of_a_cluster(ledger, cluster=cluster, fleet=fleet, team=team, deadline=deadline, budget=budget)
     with found(ledger, cluster, fleet) as told:
@@ -159,36 +161,7 @@ def train(
         else:
             if restart:
                 raise OptionError("restart goes with resume; a new run begins at step 0 anyway")
-            request = TrainingRequest(
-                script,
-                tuple(arguments or ()),
-                id=id,
-                title=title,
-                folder=place,
-                nodes=nodes,
-                min_gpus=min_gpus,
-                max_gpus=max_gpus,
-                adaptive=adaptive,
-                checkpoint_every=checkpoint_every,
-                keep=keep,
-                running_every=running_every,
-                running_fraction=running_fraction,
-                hazard=hazard,
-                collective_timeout=collective_timeout,
-                grace=grace,
-                canary=canary,
-                price=price,
-                failures=failures,
-                retries=retries,
-                back_off=back_off,
-                wait_limit=wait_limit,
-                at=tuple(at or ()),
-                save_within=save_within,
-                spill=spill,
-                cpus=cpus,
-                json=json_report,
-                report=html_report,
-            )
+            request = TrainingRequest(**fields_of(TrainingRequest, given) | {"folder": place})
         if not request.id:
             request = TrainingRequest(**{**vars(request), "id": new_id(request)})
         own = _PrefectListener(request)

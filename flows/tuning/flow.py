@@ -11,6 +11,7 @@ from prefect import flow
 from prefect.logging import get_run_logger
 
 from ebbflow.flows.runs import artifacts
+from ebbflow.flows.runs.asking import fields_of
 from ebbflow.flows.runs.attached import run_name
 from ebbflow.flows.runs.block_refs import found, of_a_cluster, runs_of
 from ebbflow.flows.runs.cancelling import SAVE
@@ -96,6 +97,7 @@ def search(
         TrainingError: no trial came to its end.
         EbbflowError: bad input.
     """
+    given = dict(locals())  # the parameters
     of_a_cluster(ledger, cluster=cluster, fleet=fleet, team=team, deadline=deadline, budget=budget)
     with found(ledger, cluster, fleet) as told:
         place = runs_of(folder, told.storage) or default_folder()
@@ -109,25 +111,9 @@ def search(
         else:
             if not space:
                 raise OptionError("a search needs a space, such as {'lr': {'log': [0.001, 1]}}; got none")
-            request = TuningRequest(
-                script,
-                tuple(Parameter.parse(name, entry) for name, entry in space.items()),
-                metric,
-                tuple(arguments or ()),
-                id=id or new_search(),
-                folder=place,
-                nodes=nodes,
-                trials=trials,
-                gpus=gpus,
-                max_gpus=max_gpus,
-                maximise=maximise,
-                epochs=epochs,
-                pruner=pruner,
-                factor=factor,
-                sampler=sampler,
-                seed=seed,
-                json=json_report,
-            )
+            parameters = tuple(Parameter.parse(name, entry) for name, entry in space.items())
+            chosen = {"id": id or new_search(), "folder": place, "space": parameters, "restart": False}
+            request = TuningRequest(**fields_of(TuningRequest, given) | chosen)
         asked = app_fields(team=team, weight=weight, deadline=deadline, budget=budget)
         work = _work(request, resume, None if ledger is None else told.place, **asked)
         report = work.run("run-search")

@@ -1,5 +1,6 @@
 """The format of a pipeline's file: every section and key, once, for the reader and for the JSON schema."""
 
+from ebbflow.tasks.pipeline.file.asked import SEARCH_OPTIONS, TRAINING_OPTIONS, TRIAL_OPTIONS, keys_of
 from ebbflow.tasks.pipeline.file.kinds import (
     Deadline,
     Duration,
@@ -14,6 +15,8 @@ from ebbflow.tasks.pipeline.file.kinds import (
     Size,
     Text,
 )
+from ebbflow.tasks.training.request import TrainingRequest
+from ebbflow.tasks.tuning.request import TuningRequest
 
 FORMAT = 1
 STEPS = ("queries", "trainings", "searches")
@@ -50,20 +53,7 @@ _GPU_STEP = (
     _ARGUMENTS,
     _ENVIRONMENT,
     Key("gpus", Number(least=1, most=10_000, whole=True), "wanted; of a search: of each trial", 1),
-    Key("adaptive", Flag(), "whether the batch may follow the goodput", True),
-    Key("checkpoint_every", Duration(), "between full checkpoints; from measured costs unless given"),
-    Key("grace", Duration(), "to save and leave in", 30.0),
-    Key(
-        "save_within",
-        Duration(),
-        "in which the save of a run's end is tried again before it is spilled",
-        120.0,
-    ),
-    Key(
-        "spill",
-        Text("a folder"),
-        "for a checkpoint that the run's folder cannot take, local or s3://; of the node's own disk unless given",
-    ),
+    *keys_of(TrainingRequest, *TRIAL_OPTIONS),
 )
 
 QUERY = Section(
@@ -131,31 +121,8 @@ TRAINING = Section(
             Number(least=1, most=10_000, whole=True),
             "it uses no more; as many as gpus unless given",
         ),
-        Key("keep", Number(least=1, most=1000, whole=True), "full checkpoints", 2),
-        Key(
-            "running_every",
-            Number(least=0, most=1e9, whole=True),
-            "iterations of a running checkpoint; 0: none",
-            0,
-        ),
-        Key("running_fraction", Number(above=0, most=1), "of the parameters in each of its saves", 0.125),
-        Key("hazard", Number(least=0), "losses expected per node-hour; learnt unless given"),
-        Key(
-            "canary",
-            Text("a word", choices=("auto", "always", "never")),
-            "whether a short trial comes first",
-            "auto",
-        ),
+        *keys_of(TrainingRequest, *TRAINING_OPTIONS),
         Key("failures", Text("a path"), "rules of your own before the failure table; relative to this file"),
-        Key(
-            "retries",
-            Text("a word", choices=("by-class", "blind")),
-            "what a retry can mend, or three times",
-            "by-class",
-        ),
-        Key("back_off", Duration(), "before the first retry after a failure of the infrastructure", 120.0),
-        Key("wait_limit", Duration(), "to wait for GPUs", 3600.0),
-        Key("collective_timeout", Duration(), "after which a collective that hangs is an error", 60.0),
     ),
     "A PyTorch script that trains inside ElasticRun.",
 )
@@ -164,21 +131,13 @@ SEARCH = Section(
     (
         *_GPU_STEP,
         Key("space", Named(Plain()), "a parameter a line, such as lr: {log: [0.001, 1]}", required=True),
-        Key("metric", Text(), "that the script reports", "accuracy"),
-        Key("maximise", Flag(), "whether more is better", True),
-        Key("trials", Number(least=1, most=100_000, whole=True), "in all", 20),
         Key("parallel", Number(least=1, most=1000, whole=True), "trials at once at most", 4),
         Key(
             "max_gpus",
             Number(least=1, most=10_000, whole=True),
             "of a trial when others leave some; gpus unless given",
         ),
-        Key("epochs", Number(least=1, most=1e9, whole=True), "of a whole trial"),
-        Key("pruner", Text("a word", choices=("halving", "curve", "none")), "who is stopped", "halving"),
-        Key("factor", Number(least=2, most=1000, whole=True), "one trial in so many goes on", 3),
-        Key("least_epochs", Number(least=1, most=1e9, whole=True), "before a trial may be stopped", 1),
-        Key("sampler", Text("a word", choices=("tpe", "random")), "that draws parameters", "tpe"),
-        Key("seed", Number(least=0, most=2**32 - 1, whole=True), "of the sampler", 0),
+        *keys_of(TuningRequest, *SEARCH_OPTIONS),
     ),
     "A search over hyper-parameters, whose trials are trainings.",
 )
