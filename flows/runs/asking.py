@@ -1,7 +1,7 @@
 """What users ask for, as the options of a command and the parameters of a flow."""
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields
 from functools import wraps
 from typing import Annotated, Any, Literal
@@ -25,11 +25,19 @@ def _said(given: Mapping[str, Any]) -> dict[str, Any]:
     return {name: tuple(value) if isinstance(value, list) else value for name, value in said.items()}
 
 
-def asking(request: type, **before: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def asking(
+    request: type, *, only: Collection[str] = (), shown: bool = False, before: Mapping[str, str] | None = None
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command the options that a request declares.
 
-    Its own parameters come first, or after them if they are by keyword only; those that ``before`` names stand before
-    an option, and one of an option's name in its place. Of the others the command gets, as ``given``, what was typed.
+    Its own parameters come first, or after them if they are by keyword only; one of an option's name stands in its
+    place. Of the others the command gets as ``given`` what was typed.
+
+    Args:
+        request: a dataclass.
+        only: its options that the command has; all unless given.
+        shown: the command gets defaults, too, and help shows them as Typer does.
+        before: parameters of the command that stand before an option.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
@@ -37,11 +45,11 @@ def asking(request: type, **before: str) -> Callable[[Callable[..., None]], Call
         own.pop("given")
         order = [one for one in own.values() if one.kind is not inspect.Parameter.KEYWORD_ONLY]
         for name, one in declared(request).items():
-            order += [own[mine] for mine, other in before.items() if other == name]
+            order += [own[mine] for mine, other in (before or {}).items() if other == name]
             if name in own:
                 order.append(own[name])
-            elif one.said.command:
-                order.append(_parameter(one))
+            elif name in only or (one.said.command and not only):
+                order.append(_parameter(one, shown))
         order += [one for one in own.values() if one not in order]
 
         @wraps(command)
@@ -62,25 +70,22 @@ def asking(request: type, **before: str) -> Callable[[Callable[..., None]], Call
     return decorate
 
 
-def _parameter(one: Declared) -> inspect.Parameter:
-    """Return an option that says nothing unless it is typed, so that the request's default holds."""
+def _parameter(one: Declared, shown: bool) -> inspect.Parameter:
+    """Return an option that says nothing unless it is typed, or its default if that is to be ``shown``."""
+    default = one.default if shown else None
     kind: Any = Literal[one.choices] if one.choices else one.kind
-    said = typer.Option(
-        *filter(None, [one.said.flags]), help=_help(one), metavar=one.said.metavar or _metavar(one)
-    )
+    kind = list[kind] if one.many else kind
+    metavar = one.said.metavar or ("SECONDS" if one.said.unit == "s" else None)
+    said = typer.Option(*filter(None, [one.said.flags]), help=_help(one, default), metavar=metavar)
     return inspect.Parameter(
         one.name,
         inspect.Parameter.KEYWORD_ONLY,
-        default=None,
-        annotation=Annotated[(list[kind] if one.many else kind) | None, said],
+        default=default,
+        annotation=Annotated[kind | None if default is None else kind, said],
     )
 
 
-def _metavar(one: Declared) -> str | None:
-    return "HOW" if one.choices else "SECONDS" if one.said.unit == "s" else None
-
-
-def _help(one: Declared) -> str:
+def _help(one: Declared, shown: Any) -> str:
     text = f"Seconds {one.said.help}".strip() if one.said.unit == "s" else one.said.help
-    sentences = [text, one.known_default and f"Default: {one.known_default}"]
-    return " ".join(f"{sentence}." for sentence in sentences if sentence)
+    known = one.known_default if shown is None else ""
+    return " ".join(f"{sentence}." for sentence in (text, known and f"Default: {known}") if sentence)

@@ -46,7 +46,7 @@ Arguments = Annotated[
 ]
 
 
-@asking(TrainingRequest, resume="restart")
+@asking(TrainingRequest, before={"resume": "restart"})
 def train(
     script: Script = None,
     arguments: Arguments = None,

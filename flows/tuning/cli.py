@@ -38,7 +38,7 @@ A parameter is float, log, int or choice. A trial that is stopped gives its GPUs
 """
 
 
-@asking(TuningRequest, space="metric", resume="restart")
+@asking(TuningRequest, before={"space": "metric", "resume": "restart"})
 def tune(
     script: Script = None,
     arguments: Arguments = None,

@@ -105,7 +105,7 @@ class TrainingRequest:
         None, "Rules of your own before the failure table, TOML or YAML", metavar="FILE"
     )
     retries: RetryChoice = asked(
-        "by-class", "by-class: what a retry can mend; blind: three times whatever it was"
+        "by-class", "by-class: what a retry can mend; blind: three times whatever it was", metavar="HOW"
     )
     back_off: float = asked(
         120.0, "before the first retry after a failure of the infrastructure", unit="s", least=0

@@ -99,11 +99,16 @@ class TuningRequest:
         most=1e9,
     )
     pruner: Pruner = asked(
-        "halving", "halving (asynchronous, the default), curve, or none", in_file="who is stopped"
+        "halving",
+        "halving (asynchronous, the default), curve, or none",
+        in_file="who is stopped",
+        metavar="HOW",
     )
     factor: int = asked(3, "One trial in so many goes on", least=2, most=1000)
     least_epochs: int = asked(1, "Before a trial may be stopped", least=1, most=1e9, command=False)
-    sampler: Literal["tpe", "random"] = asked("tpe", "tpe or random", in_file="that draws parameters")
+    sampler: Literal["tpe", "random"] = asked(
+        "tpe", "tpe or random", in_file="that draws parameters", metavar="HOW"
+    )
     seed: int = asked(0, "Of the sampler", least=0, most=2**32 - 1)
     id: str = asked("", "Of the search", unless="made up")
     folder: str = asked(default_folder, "Where searches and runs live, a local folder", metavar="DIR")

@@ -4,6 +4,9 @@ from ebbflow.planners.model.options import Declared, declared
 from ebbflow.tasks.pipeline.file.kinds import MISSING, Duration, Flag, Key, Kind, Number, Text
 
 # what a step may say of them
+QUERY_OPTIONS = (
+    "catalog", "policy", "cuts", "dialect", "reuse", "hysteresis", "hazard", "calibrate", "executor_memory", "verify",
+)  # fmt: skip
 TRIAL_OPTIONS = ("adaptive", "checkpoint_every", "grace", "save_within", "spill")
 TRAINING_OPTIONS = (
     "keep", "running_every", "running_fraction", "hazard", "canary", "retries", "back_off", "wait_limit",

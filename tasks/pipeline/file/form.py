@@ -1,6 +1,12 @@
 """The format of a pipeline's file: every section and key, once, for the reader and for the JSON schema."""
 
-from ebbflow.tasks.pipeline.file.asked import SEARCH_OPTIONS, TRAINING_OPTIONS, TRIAL_OPTIONS, keys_of
+from ebbflow.tasks.pipeline.file.asked import (
+    QUERY_OPTIONS,
+    SEARCH_OPTIONS,
+    TRAINING_OPTIONS,
+    TRIAL_OPTIONS,
+    keys_of,
+)
 from ebbflow.tasks.pipeline.file.kinds import (
     Deadline,
     Duration,
@@ -15,6 +21,7 @@ from ebbflow.tasks.pipeline.file.kinds import (
     Size,
     Text,
 )
+from ebbflow.tasks.query.request import QueryRequest
 from ebbflow.tasks.training.request import TrainingRequest
 from ebbflow.tasks.tuning.request import TuningRequest
 
@@ -66,7 +73,6 @@ QUERY = Section(
             Items(Text("a folder"), least=1),
             "folders of Parquet tables, local or s3://, or results of other queries",
         ),
-        Key("catalog", Flag(), "use the tables of the Spark session's catalogue", False),
         Key(
             "output",
             Text("a name of letters, digits, _ and -", _NAME),
@@ -77,36 +83,13 @@ QUERY = Section(
             Text("an engine", choices=ENGINES),
             "spark where the cluster has Spark workers, else duckdb",
         ),
-        Key(
-            "policy",
-            Text("a policy", choices=("qoop", "clarinet", "volcano", "single")),
-            "how it is re-planned",
-            "qoop",
-        ),
-        Key(
-            "cuts",
-            Text("a policy", choices=("cost", "every-join", "none")),
-            "where plans are cut into stages",
-            "cost",
-        ),
-        Key("dialect", Text("a dialect"), "of the SQL, as sqlglot names it", "spark"),
-        Key("reuse", Flag(), "take finished stages of earlier runs", True),
-        Key(
-            "hysteresis",
-            Number(least=0),
-            "fraction of the remaining time by which another plan must be sooner",
-            0.15,
-        ),
-        Key("hazard", Number(least=0), "losses expected per node-hour; learnt unless given"),
-        Key("calibrate", Flag(), "measure the engine first if nothing is known of its speed", False),
-        Key("executor_memory", Text("a size as Spark writes it"), "heap of an executor, such as 1400m"),
+        *keys_of(QueryRequest, *QUERY_OPTIONS),
         Key(
             "conf",
             Named(Text("a text", empty=True), r"[A-Za-z][A-Za-z0-9._-]{0,199}", "a Spark setting's name"),
             "further Spark settings",
             {},
         ),
-        Key("verify", Flag(), "compare the result with DuckDB's on the same files", False),
     ),
     "A SQL query that re-plans itself; its result is a folder of Parquet.",
     one_of=(("sql", "file"),),

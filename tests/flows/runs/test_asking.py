@@ -43,7 +43,7 @@ def said(*arguments: str) -> tuple[str, dict[str, Any]]:
     app, got = typer.Typer(), {}
 
     @app.command()
-    @asking(Walk, back="fast")
+    @asking(Walk, before={"back": "fast"})
     def walk(where: str, *, back: bool = False, by: str | None = None, given: dict[str, Any]) -> None:
         got.update({"where": where, "back": back, "by": by, **given})
 
