@@ -55,10 +55,7 @@ def asking(
         @wraps(command)
         def asked(**values: Any) -> None:
             typed = {n: values.pop(n) for n in list(values) if n not in own}
-            given = {
-                n: tuple(v) if isinstance(v, list) else v for n, v in typed.items() if v not in (None, [])
-            }
-            command(**values, given=given)
+            command(**values, given=_said(typed))
 
         keyword = inspect.Parameter.KEYWORD_ONLY
         asked.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
