@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
@@ -163,7 +164,7 @@ def train(
                 raise OptionError("restart goes with resume; a new run begins at step 0 anyway")
             request = TrainingRequest(**fields_of(TrainingRequest, given) | {"folder": place})
         if not request.id:
-            request = TrainingRequest(**{**vars(request), "id": new_id(request)})
+            request = replace(request, id=new_id(request))
         own = _PrefectListener(request)
         listener = own if attachment is None else Fan(own, attachment.given[1])
         asked = app_fields(team=team, weight=weight, deadline=deadline, budget=budget)
