@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from ebbflow.infra.storage import user_files
+from ebbflow.infra.storage.files import home
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model import options
 from ebbflow.planners.model.options import asked
@@ -18,8 +20,6 @@ PolicyName = Literal["qoop", "clarinet", "volcano", "single"]
 
 def default_store() -> str:
     """Return where checkpoints go unless asked otherwise."""
-    from ebbflow.infra.storage.files import home
-
     return str(home() / "store")
 
 
@@ -128,7 +128,6 @@ class QueryRequest:
 
 def read_sql(text_or_path: str) -> str:
     """Return SQL text; an existing file's path, or anything ending in ``.sql``, is read."""
-    from ebbflow.infra.storage import user_files
     from ebbflow.planners.query.sql.nesting import LONGEST
 
     text = text_or_path.strip()

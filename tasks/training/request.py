@@ -9,7 +9,10 @@ from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from ebbflow.infra.errors import StorageError, TrainingError
+from ebbflow.infra.storage import records
+from ebbflow.infra.storage.files import home
 from ebbflow.infra.storage.filesystems import filesystem, split, translated
+from ebbflow.infra.storage.scripts import check_script
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model import names, options
 from ebbflow.planners.model.options import asked
@@ -31,8 +34,6 @@ _NODES = re.compile(
 
 def default_folder() -> str:
     """Return where runs live unless asked otherwise."""
-    from ebbflow.infra.storage.files import home
-
     return str(home() / "runs")
 
 
@@ -135,7 +136,6 @@ class TrainingRequest:
 
     def __post_init__(self) -> None:
         """Check everything that can be checked without starting anything."""
-        from ebbflow.infra.storage.scripts import check_script
         from ebbflow.tasks.training.failures import failure_table
 
         check_script(self.script)
@@ -248,15 +248,11 @@ class TrainingRequest:
 
     def save(self) -> None:
         """Write the request into the run's folder, for ``--resume``. Raises ``StorageError``."""
-        from ebbflow.infra.storage import records
-
         records.save(f"{self.run_folder}/{_FILE}", {**asdict(self), "restart": False}, _FORMAT)
 
     @classmethod
     def load(cls, folder: str, run: str, changes: Mapping[str, Any] | None = None) -> "TrainingRequest":
         """Return the recorded request of ``run``, with ``changes``. Raises ``TrainingError`` or ``OptionError``."""
-        from ebbflow.infra.storage import records
-
         names.RUN.check(run)
         where = f"{folder.rstrip('/')}/{run}/{_FILE}"
         try:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ebbflow.infra.errors import StorageError, TrainingError
+from ebbflow.infra.storage import records, user_files
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model import names, options
 from ebbflow.planners.model.options import asked, same
@@ -61,8 +62,6 @@ class Parameter:
 
 def read_space(path: Path | str) -> tuple[Parameter, ...]:
     """Return the parameters that a YAML file names. Raises ``OptionError``."""
-    from ebbflow.infra.storage import user_files
-
     data = user_files.read_yaml(path, error=lambda said: OptionError(f"the space: {said}"))
     if not isinstance(data, Mapping) or not data:
         raise OptionError(f"{path} must name parameters, such as `lr: {{log: [0.001, 1]}}`; got {data!r:.60}")
@@ -179,15 +178,11 @@ class TuningRequest:
 
     def save(self) -> None:
         """Write the request into the search's folder, for ``--resume``. Raises ``StorageError``."""
-        from ebbflow.infra.storage import records
-
         records.save(f"{self.search_folder}/{_FILE}", {**asdict(self), "restart": False}, _FORMAT)
 
     @classmethod
     def load(cls, folder: str, id: str, changes: Mapping[str, Any] | None = None) -> "TuningRequest":
         """Return the recorded request of search ``id``, with ``changes``. Raises ``TrainingError``."""
-        from ebbflow.infra.storage import records
-
         names.RUN.check(id)
         where = f"{folder.rstrip('/')}/{id}/{_FILE}"
         try:

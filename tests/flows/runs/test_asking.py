@@ -2,6 +2,8 @@
 
 import ast
 import inspect
+import subprocess
+import sys
 from dataclasses import MISSING, Field, dataclass, fields
 from importlib.util import find_spec
 from pathlib import Path
@@ -96,6 +98,15 @@ def test_another_request_may_have_the_same_option() -> None:
 def test_fields_are_what_the_parameters_say_something_of() -> None:
     given = {"where": "lake", "by": ["col"], "pace": None, "team": "a"}
     assert fields_of(Walk, given) == {"where": "lake", "by": ("col",)}
+
+
+def test_commands_are_made_without_what_is_heavy() -> None:
+    heavy = ["numpy", "sqlglot", "pyarrow", "prefect", "torch"]
+    code = f"import sys, ebbflow.flows.cli; print([name for name in {heavy} if name in sys.modules])"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.stdout.strip() == "[]", done.stderr
 
 
 def _default(one: "Field[Any]") -> Any:
