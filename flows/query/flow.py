@@ -17,6 +17,7 @@ from ebbflow.flows.query.orchestration import (
     task_runner,
     watch_capacity,
 )
+from ebbflow.flows.runs.asking import RENAMED, fields_of
 from ebbflow.flows.runs.attached import Attached, run_name
 from ebbflow.flows.runs.block_refs import found, of_a_cluster, store_of
 from ebbflow.flows.runs.cancelling import attended
@@ -62,8 +63,7 @@ _ATTACHED: Attached[Listener, QueryOutcome] = Attached("query")
 
 def parameters_of(request: QueryRequest) -> dict[str, Any]:
     """Return the parameters by which ``run_query`` asks for the same."""
-    renamed = {"json": "json_report", "report": "html_report"}  # pydantic reserves the name json
-    given = {renamed.get(f.name, f.name): getattr(request, f.name) for f in fields(request)}
+    given = {RENAMED.get(f.name, f.name): getattr(request, f.name) for f in fields(request)}
     return {name: value for name, value in given.items() if name in _PARAMETERS}
 
 
@@ -151,36 +151,16 @@ def run_query(
     Raises:
         EbbflowError: bad input or a fault that cannot be mended; finished stages are kept.
     """
+    given = dict(locals())  # the parameters
     attachment = _ATTACHED.get()
     of_a_cluster(ledger, cluster=cluster, app=app, team=team)
     with found(ledger, cluster) as place:
-        where = store_of(store, place.storage)
-        chosen: dict[str, Any] = {} if where is None else {"store": where}
-        request = QueryRequest.of(
-            sql,
-            tables=tables,
-            title=title,
-            catalog=catalog,
-            engine=engine,
-            master=master or place.master or "local[2]",
-            policy=policy,
-            cuts=cuts,
-            dialect=dialect,
-            reuse=reuse,
-            hysteresis=hysteresis,
-            hazard=hazard,
-            fraction=fraction,
-            weight=weight,
-            calibrate=calibrate,
-            executor_memory=executor_memory,
-            conf=conf or {},
-            out=out,
-            json=json_report,
-            report=html_report,
-            verify=verify,
-            allow_functions=allowed("allow_functions", allow_functions),
-            **chosen,
-        )
+        chosen = {
+            "master": master or place.master or "local[2]",
+            "store": store_of(store, place.storage),
+            "allow_functions": allowed("allow_functions", allow_functions),
+        }
+        request = QueryRequest.of(**fields_of(QueryRequest, {**given, **chosen}))
         orchestrator = PrefectOrchestrator(attachment.given if attachment else None)
 
         def work() -> QueryOutcome:

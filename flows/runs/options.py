@@ -104,8 +104,6 @@ RunnerOption = Annotated[
         help="prefect records the run on a Prefect server, plain does not; auto if one is configured.",
     ),
 ]
-JsonOut = Annotated[str | None, typer.Option(help="Write the report as JSON.", metavar="FILE")]
-ReportOut = Annotated[str | None, typer.Option(help="Write the report as one HTML page.", metavar="FILE")]
 AllowFunctions = Annotated[
     list[str] | None,
     typer.Option(

@@ -2,21 +2,24 @@
 
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
 from typing import Any, Literal
 
-from prefect import flow, task
-from prefect.cache_policies import NO_CACHE
+from prefect import flow
 from prefect.events import emit_event
 from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
 
 from ebbflow.flows.runs import artifacts
 from ebbflow.flows.runs.artifacts import Publisher
+from ebbflow.flows.runs.asking import fields_of
 from ebbflow.flows.runs.attached import Attached, run_name
 from ebbflow.flows.runs.block_refs import found, of_a_cluster, runs_of
-from ebbflow.flows.runs.cancelling import SAVE, attended
+from ebbflow.flows.runs.cancelling import SAVE
 from ebbflow.flows.runs.deployed import app_fields
 from ebbflow.flows.runs.stopping import StopTraining
+from ebbflow.flows.runs.work import AppWork
 from ebbflow.infra.clock import SystemClock
 from ebbflow.infra.errors import TrainingError
 from ebbflow.planners.errors import OptionError
@@ -146,6 +149,7 @@ def train(
         TrainingError: the training failed, with the reason.
         EbbflowError: bad input.
     """
+    given = dict(locals())  # the parameters
     attachment = _ATTACHED.get()
     of_a_cluster(ledger, cluster=cluster, fleet=fleet, team=team, deadline=deadline, budget=budget)
     with found(ledger, cluster, fleet) as told:
@@ -158,48 +162,15 @@ def train(
         else:
             if restart:
                 raise OptionError("restart goes with resume; a new run begins at step 0 anyway")
-            request = TrainingRequest(
-                script,
-                tuple(arguments or ()),
-                id=id,
-                title=title,
-                folder=place,
-                nodes=nodes,
-                min_gpus=min_gpus,
-                max_gpus=max_gpus,
-                adaptive=adaptive,
-                checkpoint_every=checkpoint_every,
-                keep=keep,
-                running_every=running_every,
-                running_fraction=running_fraction,
-                hazard=hazard,
-                collective_timeout=collective_timeout,
-                grace=grace,
-                canary=canary,
-                price=price,
-                failures=failures,
-                retries=retries,
-                back_off=back_off,
-                wait_limit=wait_limit,
-                at=tuple(at or ()),
-                save_within=save_within,
-                spill=spill,
-                cpus=cpus,
-                json=json_report,
-                report=html_report,
-            )
+            request = TrainingRequest(**fields_of(TrainingRequest, given) | {"folder": place})
         if not request.id:
-            request = TrainingRequest(**{**vars(request), "id": new_id(request)})
+            request = replace(request, id=new_id(request))
         own = _PrefectListener(request)
         listener = own if attachment is None else Fan(own, attachment.given[1])
-        fields = app_fields(team=team, weight=weight, deadline=deadline, budget=budget)
-        where = None if ledger is None else (told.place, fields)
-        work = _Work(request, listener, resume, where)
+        asked = app_fields(team=team, weight=weight, deadline=deadline, budget=budget)
+        work = _work(request, listener, resume, None if ledger is None else told.place, **asked)
         # the command line has handlers of its own
-        if attachment is not None:
-            report = _run(request.id, work)
-        else:
-            report = attended(lambda: _run(request.id, work), work.leave)
+        report = work.run("run-training", attend=attachment is None)
     own.artifacts.settle(_SETTLE)
     _publish(report)
     if attachment is not None:
@@ -209,58 +180,37 @@ def train(
     return report
 
 
-@task(name="run-training", task_run_name="{name}", cache_policy=NO_CACHE, persist_result=False)
-def _run(name: str, work: Callable[[], TrainingReport]) -> TrainingReport:
-    """Own the run's launcher from its start to its end."""
-    return work()
+def _work(
+    request: TrainingRequest,
+    listener: TrainingListener,
+    resume: bool,
+    cluster: ClusterPlace | None,
+    **asked: Any,
+) -> AppWork[TrainingReport]:
+    """Return the training, as an app of ``cluster`` that has ``asked``; it leaves within what a cancelled run has."""
+    stop = threading.Event()
+    nodes = Nodes(request.placement, request.most_gpus, request.min_gpus)
 
-
-class _Work:
-    """The training itself; ``where`` is the cluster that it is an app of, if it is."""
-
-    def __init__(
-        self,
-        request: TrainingRequest,
-        listener: TrainingListener,
-        resume: bool,
-        where: tuple[ClusterPlace, Mapping[str, Any]] | None,
-    ) -> None:
-        self._request, self._listener, self._resume, self._where = request, listener, resume, where
-        self._stop = threading.Event()
-        self._nodes = Nodes(request.placement, request.most_gpus, request.min_gpus)
-
-    def __call__(self) -> TrainingReport:
-        request, listener = self._request, self._listener
-        if self._where is not None:
-            return self._on_leases(*self._where)
+    def alone() -> TrainingReport:
         if request.pool:  # its nodes are those that are free there
-            return run_training(request, Fan(listener, StopTraining(self._stop)), resume=self._resume)
-        return run_training(request, listener, resume=self._resume, nodes=self._nodes)
+            return run_training(request, Fan(listener, StopTraining(stop)), resume=resume)
+        return run_training(request, listener, resume=resume, nodes=nodes)
 
-    def _on_leases(self, place: ClusterPlace, fields: Mapping[str, Any]) -> TrainingReport:
+    def as_app() -> Callable[..., TrainingReport]:
         from ebbflow.tasks.training.leased.app import run_training_app
         from ebbflow.tasks.training.leased.spec import training_spec
 
-        request = self._request
         request.save()
-        spec = training_spec(request, **fields)
-        with place.opened() as ledger, place.nodes(request.id, request.grace) as (pool, make):
-            return run_training_app(
-                request,
-                spec,
-                ledger,
-                pool,
-                self._listener,
-                stop=self._stop,
-                save=SAVE,
-                make=make,
-                deliver=deliver,
-            )
+        spec = training_spec(request, **asked)
+        return partial(
+            run_training_app, request, spec, listener=listener, stop=stop, save=SAVE, deliver=deliver
+        )
 
-    def leave(self) -> None:
-        """Let the run save and leave, within what a cancelled run has."""
-        self._stop.set()
-        self._nodes.stop(SystemClock().now() + min(self._request.grace, SAVE))
+    def leave() -> None:
+        stop.set()
+        nodes.stop(SystemClock().now() + min(request.grace, SAVE))
+
+    return AppWork(request.id, request.grace, cluster, alone, as_app, leave)
 
 
 class _PrefectListener(Silent):

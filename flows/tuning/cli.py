@@ -1,15 +1,16 @@
 """``ebbflow tune``: a search over hyper-parameters whose trials are elastic trainings."""
 
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
-from ebbflow.flows.runs.options import JsonOut
+from ebbflow.flows.runs.asking import asking
 from ebbflow.flows.training.cli import Arguments, Script
 from ebbflow.planners.errors import OptionError
+from ebbflow.tasks.training.request import default_folder
+from ebbflow.tasks.tuning.request import TuningRequest, read_space
 
 console = Console()
 errors = Console(stderr=True)
@@ -37,103 +38,38 @@ A parameter is float, log, int or choice. A trial that is stopped gives its GPUs
 """
 
 
-class PrunerKind(StrEnum):
-    halving = "halving"
-    curve = "curve"
-    none = "none"
-
-
-class SamplerKind(StrEnum):
-    tpe = "tpe"
-    random = "random"
-
-
+@asking(TuningRequest, before={"space": "metric", "resume": "restart"})
 def tune(
     script: Script = None,
     arguments: Arguments = None,
+    *,
     space: Annotated[
         str | None,
         typer.Option(help="YAML: a parameter a line, such as lr: {log: [0.001, 1]}.", metavar="FILE"),
     ] = None,
-    metric: Annotated[str | None, typer.Option(help="That the script reports. Default: accuracy.")] = None,
-    maximise: Annotated[
-        bool | None, typer.Option("--maximise/--minimise", help="Which way is better. Default: more.")
-    ] = None,
-    trials: Annotated[int | None, typer.Option(help="Default: 20.")] = None,
-    nodes: Annotated[
-        str | None, typer.Option(help="local:NODESxGPUS, shared by all trials.", metavar="NODES")
-    ] = None,
-    gpus: Annotated[int | None, typer.Option(help="Of each trial. Default: 1.")] = None,
-    max_gpus: Annotated[
-        int | None, typer.Option(help="Of a trial when there are some to spare. Default: no more.")
-    ] = None,
-    epochs: Annotated[
-        int | None, typer.Option(help="Of a whole trial: for --pruner curve and the work left.")
-    ] = None,
-    pruner: Annotated[
-        PrunerKind | None,
-        typer.Option(metavar="HOW", help="halving (asynchronous, the default), curve, or none."),
-    ] = None,
-    factor: Annotated[int | None, typer.Option(help="One trial in so many goes on. Default: 3.")] = None,
-    sampler: Annotated[SamplerKind | None, typer.Option(metavar="HOW", help="tpe or random.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Of the sampler.")] = None,
-    id: Annotated[str | None, typer.Option("--id", help="Of the search. Default: made up.")] = None,
-    folder: Annotated[
-        str | None, typer.Option(help="Where searches and runs live, a local folder.", metavar="DIR")
-    ] = None,
     resume: Annotated[str | None, typer.Option(help="Go on with this search.", metavar="ID")] = None,
-    restart: Annotated[
-        bool | None,
-        typer.Option(
-            "--restart",
-            help="With --resume: let trials begin again none of whose checkpoints can be used.",
-        ),
-    ] = None,
-    json: JsonOut = None,
+    given: dict[str, Any],
 ) -> None:
     from ebbflow.flows.runs.command import interruptible
     from ebbflow.flows.tuning.terminal import print_tuning
-    from ebbflow.tasks.training.request import default_folder
-    from ebbflow.tasks.tuning.request import TuningRequest, read_space
     from ebbflow.tasks.tuning.run import new_search, run_tuning
 
-    given: dict[str, Any] = {
-        "maximise": maximise,
-        "trials": trials,
-        "nodes": nodes,
-        "gpus": gpus,
-        "max_gpus": max_gpus,
-        "epochs": epochs,
-        "pruner": pruner.value if pruner else None,
-        "factor": factor,
-        "sampler": sampler.value if sampler else None,
-        "seed": seed,
-        "restart": restart,
-        "json": json,
-    }
-    options = {key: value for key, value in given.items() if value is not None}
+    folder = given.pop("folder", None)
     place = folder or default_folder()
     if resume is not None:
-        if script is not None or space is not None or id is not None or metric is not None:
+        if script is not None or space is not None or {"id", "metric"} & given.keys():
             raise OptionError("--resume goes on with the script, space, metric and id that are recorded")
-        request = TuningRequest.load(place, resume, options)
+        request = TuningRequest.load(place, resume, given)
     else:
-        if restart:
+        if given.get("restart"):
             raise OptionError("--restart goes with --resume ID")
         if script is None or space is None:
             raise OptionError(
                 "name the script and the space (--space FILE), or a search to go on with (--resume ID)"
             )
         place = place if "://" in place else str(Path(place).expanduser().absolute())
-        request = TuningRequest(
-            script,
-            read_space(space),
-            metric or "accuracy",
-            tuple(arguments or ()),
-            id=id or new_search(),
-            folder=place,
-            **options,
-        )
+        given |= {"id": given.get("id") or new_search(), "folder": place, "arguments": tuple(arguments or ())}
+        request = TuningRequest(script, read_space(space), **given)
     console.print(f"search [bold]{request.id}[/] in {request.search_folder}", highlight=False, soft_wrap=True)
 
     def say(text: str) -> None:

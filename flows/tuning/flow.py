@@ -1,20 +1,22 @@
 """The Prefect flow that runs a search over hyper-parameters: ``from ebbflow.flows.tuning.flow import search``."""
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from prefect import flow, task
-from prefect.cache_policies import NO_CACHE
+from prefect import flow
 from prefect.logging import get_run_logger
 
 from ebbflow.flows.runs import artifacts
+from ebbflow.flows.runs.asking import fields_of
 from ebbflow.flows.runs.attached import run_name
 from ebbflow.flows.runs.block_refs import found, of_a_cluster, runs_of
-from ebbflow.flows.runs.cancelling import SAVE, attended
+from ebbflow.flows.runs.cancelling import SAVE
 from ebbflow.flows.runs.deployed import app_fields
+from ebbflow.flows.runs.work import AppWork
 from ebbflow.infra.errors import TrainingError
 from ebbflow.planners.errors import OptionError
 from ebbflow.tasks.training.leased.place import ClusterPlace
@@ -95,6 +97,7 @@ def search(
         TrainingError: no trial came to its end.
         EbbflowError: bad input.
     """
+    given = dict(locals())  # the parameters
     of_a_cluster(ledger, cluster=cluster, fleet=fleet, team=team, deadline=deadline, budget=budget)
     with found(ledger, cluster, fleet) as told:
         place = runs_of(folder, told.storage) or default_folder()
@@ -108,70 +111,36 @@ def search(
         else:
             if not space:
                 raise OptionError("a search needs a space, such as {'lr': {'log': [0.001, 1]}}; got none")
-            request = TuningRequest(
-                script,
-                tuple(Parameter.parse(name, entry) for name, entry in space.items()),
-                metric,
-                tuple(arguments or ()),
-                id=id or new_search(),
-                folder=place,
-                nodes=nodes,
-                trials=trials,
-                gpus=gpus,
-                max_gpus=max_gpus,
-                maximise=maximise,
-                epochs=epochs,
-                pruner=pruner,
-                factor=factor,
-                sampler=sampler,
-                seed=seed,
-                json=json_report,
-            )
-        fields = app_fields(team=team, weight=weight, deadline=deadline, budget=budget)
-        work = _Work(request, resume, None if ledger is None else (told.place, fields))
-        report = attended(lambda: _run(request.id, work), work.leave)
+            parameters = tuple(Parameter.parse(name, entry) for name, entry in space.items())
+            chosen = {"id": id or new_search(), "folder": place, "space": parameters, "restart": False}
+            request = TuningRequest(**fields_of(TuningRequest, given) | chosen)
+        asked = app_fields(team=team, weight=weight, deadline=deadline, budget=budget)
+        work = _work(request, resume, None if ledger is None else told.place, **asked)
+        report = work.run("run-search")
     _publish(report)
     if report.state == "failed" or (report.state == "finished" and report.best is None):
         raise TrainingError(report.reason)
     return report
 
 
-@task(name="run-search", task_run_name="{name}", cache_policy=NO_CACHE, persist_result=False)
-def _run(name: str, work: Callable[[], TuningReport]) -> TuningReport:
-    """Own the search from its start to its end."""
-    return work()
+def _work(
+    request: TuningRequest, resume: bool, cluster: ClusterPlace | None, **asked: Any
+) -> AppWork[TuningReport]:
+    """Return the search, as an app of ``cluster`` that has ``asked``; it leaves within what a cancelled run has."""
+    request = replace(request, grace=min(request.grace, SAVE))
+    stop = threading.Event()
 
+    def alone() -> TuningReport:
+        return run_tuning(request, get_run_logger().info, resume=resume, stop=stop)
 
-class _Work:
-    """The search itself; ``where`` is the cluster that it is an app of, if it is."""
-
-    def __init__(
-        self, request: TuningRequest, resume: bool, where: tuple[ClusterPlace, Mapping[str, Any]] | None
-    ) -> None:
-        self._request = replace(request, grace=min(request.grace, SAVE))
-        self._resume, self._where = resume, where
-        self._stop = threading.Event()
-
-    def __call__(self) -> TuningReport:
-        say = get_run_logger().info
-        if self._where is None:
-            return run_tuning(self._request, say, resume=self._resume, stop=self._stop)
-        return self._on_leases(say, *self._where)
-
-    def _on_leases(
-        self, say: Callable[[str], None], place: ClusterPlace, fields: Mapping[str, Any]
-    ) -> TuningReport:
+    def as_app() -> Callable[..., TuningReport]:
         from ebbflow.tasks.tuning.app import run_tuning_app
         from ebbflow.tasks.tuning.app_spec import tuning_spec
 
-        request = self._request
-        spec = tuning_spec(request, **fields)
-        with place.opened() as ledger, place.nodes(request.id, request.grace) as (pool, make):
-            return run_tuning_app(request, spec, ledger, pool, say, stop=self._stop, make=make)
+        spec = tuning_spec(request, **asked)
+        return partial(run_tuning_app, request, spec, say=get_run_logger().info, stop=stop)
 
-    def leave(self) -> None:
-        """Let the trials save and leave."""
-        self._stop.set()
+    return AppWork(request.id, request.grace, cluster, alone, as_app, stop.set)
 
 
 def begun(folder: str, search: str) -> bool:

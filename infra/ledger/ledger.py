@@ -17,7 +17,7 @@ from ebbflow.infra.ledger.journal import Journal
 from ebbflow.infra.ledger.leadership import Lead, Leadership, begin_lead, lead_of
 from ebbflow.infra.ledger.migrate import create_or_upgrade
 from ebbflow.infra.ledger.overview import Overview, overview
-from ebbflow.infra.ledger.rows import codec, projections, remembering, seals, values
+from ebbflow.infra.ledger.rows import codec, projections, remembering, seals
 from ebbflow.infra.ledger.verify import verify
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model import names
@@ -124,10 +124,10 @@ class Ledger:
 
     def report(self, app: str, report: AppReport) -> None:
         """Keep what ``app`` says of itself in place of what it said before; no event. Raises ``OptionError``."""
-        body = seals.seal(codec.dump(report), values.plain(app))
+        body = seals.seal(codec.dump(report), codec.encode(app))
         row = {
             "cluster": self.cluster,
-            "app": values.plain(app),
+            "app": codec.encode(app),
             "at": report.at,
             "format": codec.FORMAT,
             "body": body,
@@ -155,7 +155,7 @@ class Ledger:
         if known is not None:
             return known
         return self._database.read(
-            "read an app", lambda c: remembering.recorded(c, self.cluster, values.plain(id_))
+            "read an app", lambda c: remembering.recorded(c, self.cluster, codec.encode(id_))
         )
 
     def ended(self, most: int) -> list[AppRecord]:
@@ -174,7 +174,7 @@ class Ledger:
             reports.c.cluster == self.cluster
         )
         if apps is not None:
-            wanted = wanted.where(reports.c.app.in_([values.plain(app) for app in apps]))
+            wanted = wanted.where(reports.c.app.in_([codec.encode(app) for app in apps]))
         rows = self._database.read("read the reports", lambda c: c.execute(wanted).all())
         known, found = self._reports, {}
         for row in rows:

@@ -2,7 +2,10 @@
 
 import json
 from dataclasses import asdict, dataclass, replace
-from typing import Self
+from typing import Literal, Self
+
+CanaryChoice = Literal["auto", "always", "never"]  # whether a short trial comes first
+RetryChoice = Literal["by-class", "blind"]  # of a failure, or three whatever it was
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,17 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal, Self
+from typing import Self
 
 from ebbflow.planners import hazard as losses
-from ebbflow.planners.model.trainings import RunSettings
+from ebbflow.planners.model.trainings import CanaryChoice, RetryChoice, RunSettings
 from ebbflow.planners.training.failures import canary as trials
 from ebbflow.planners.training.failures.canary import CanaryPlan, GateQuestion
 from ebbflow.planners.training.failures.failures import FailureTable
 from ebbflow.planners.training.failures.retries import BlindRetry, Retries, RetryPolicy
-
-CanaryChoice = Literal["auto", "always", "never"]
-RetryChoice = Literal["by-class", "blind"]
 
 _MAX_DELAY = 1800.0  # s, between two attempts, unless the first delay is longer
 

@@ -1,21 +1,21 @@
-"""What a user asks for: one query run, checked before anything starts."""
+"""What a user asks for: one query run, checked before anything starts.
 
-import math
+Commands are made of what it declares, so that every start of the command line imports it: what is heavy waits.
+"""
+
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-from sqlglot.dialects.dialect import Dialect
+from typing import Any, Literal
 
 from ebbflow.infra.storage import user_files
 from ebbflow.infra.storage.files import home
 from ebbflow.planners.errors import OptionError
-from ebbflow.planners.query.planner import CutPolicy, PlannerOptions
-from ebbflow.planners.query.running.baselines import policy_named
-from ebbflow.planners.query.running.replanner import validate_options
-from ebbflow.planners.query.sql.forbidden import checked_functions
-from ebbflow.planners.query.sql.nesting import LONGEST
+from ebbflow.planners.model import options
+from ebbflow.planners.model.options import asked
+
+Engine = Literal["spark", "duckdb"]
+PolicyName = Literal["qoop", "clarinet", "volcano", "single"]
 
 
 def default_store() -> str:
@@ -28,37 +28,80 @@ class QueryRequest:
     """One query run. Raises ``OptionError`` for a value that breaks its rule."""
 
     sql: str
-    tables: str | None = None  # folder of Parquet tables, local or s3://
-    catalog: bool = False  # or the tables that the engine's own catalogue knows
-    engine: str = "spark"
-    master: str = "local[2]"
-    policy: str = "qoop"
-    cuts: CutPolicy = "cost"
-    dialect: str = "spark"
-    store: str = field(default_factory=default_store)
-    reuse: bool = True  # of checkpoints that earlier runs have finished
-    hysteresis: float = 0.15  # fraction by which another plan must be sooner (QOOP, Fig 2.15: 10-25 %)
-    hazard: float | None = None  # expected losses per node-hour; None: learnt from what is observed
-    fraction: float = 1.0  # of the cluster that this query may count on
-    weight: float = 1.0  # among the queries that share the cluster
-    executor_memory: str | None = None
-    conf: dict[str, str] = field(default_factory=dict)  # further Spark settings
-    out: str | None = None  # write the result here, as one Parquet file
-    json: str | None = None  # write the report here
-    report: str | None = None  # write the HTML report here
+    tables: str | None = asked(
+        None, "Folder of Parquet files, or of folders of them: DIR or s3://bucket/prefix", metavar="DIR"
+    )
+    catalog: bool = asked(False, "Use the tables that the Spark session's catalogue knows", flags="--catalog")
+    engine: Engine = asked("spark", "spark, or duckdb: embedded, needs no Java")
+    master: str = asked(
+        "local[2]", "Spark master: local[2], spark://host:7077, ...; 'cluster' is the one of cluster up"
+    )
+    policy: PolicyName = asked(
+        "qoop",
+        "qoop re-plans at each change; clarinet and volcano choose once; single runs one statement",
+        in_file="how it is re-planned",
+        metavar="NAME",
+    )
+    cuts: Literal["cost", "every-join", "none"] = asked(
+        "cost",
+        "Where plans are cut into stages: by cost, after every-join, or none",
+        in_file="where plans are cut into stages",
+        metavar="WHERE",
+    )
+    dialect: str = asked("spark", "SQL dialect of the query, as sqlglot names it")
+    out: str | None = asked(None, "Write the result to this Parquet file", metavar="FILE")
+    json: str | None = asked(None, "Write the report as JSON", metavar="FILE")
+    report: str | None = asked(None, "Write the report as one HTML page", metavar="FILE")
+    store: str = asked(
+        default_store,
+        "Where checkpoints live, DIR or s3://bucket/prefix; it must outlive every node",
+        unless="store/ in ~/.cache/ebbflow",
+        metavar="DIR",
+    )
+    reuse: bool = asked(True, "Take finished stages of earlier runs")
+    hysteresis: float = asked(  # QOOP, Fig 2.15: 10-25 %
+        0.15, "Fraction of the remaining time by which another plan must be sooner", least=0
+    )
+    hazard: float | None = asked(
+        None,
+        "Expected losses per node-hour",
+        unless="learnt from what happens",
+        unit="losses per node-hour",
+        least=0,
+    )
+    weight: float = asked(
+        1.0, "Of this query among those that share the cluster: a share is weight over sum", above=0
+    )
+    calibrate: bool = asked(
+        False, "Measure the engine first if nothing is known of its speed", flags="--calibrate"
+    )
+    executor_memory: str | None = asked(None, "Heap of an executor, such as 1400m")
+    conf: dict[str, str] = asked(dict, "Further Spark settings")
+    verify: bool = asked(
+        False,
+        "Compare the result with DuckDB's",
+        in_file="compare the result with DuckDB's on the same files",
+        flags="--verify",
+    )
+    allow_functions: tuple[str, ...] = asked(
+        (), "That SQL may call though they reach beyond the tables, such as read_csv"
+    )
+    fraction: float = asked(
+        1.0, "Of the cluster that this query may count on", above=0, most=1, command=False
+    )
     title: str = ""
-    calibrate: bool = False  # measure the engine first if nothing is known of its speed
-    verify: bool = False  # compare the result with DuckDB on the same files
-    store_budget: float = 20.0  # GiB of checkpoints kept for later runs
-    allow_functions: tuple[
-        str, ...
-    ] = ()  # that reach beyond the tables, such as read_csv; else SQL may not call them
+    store_budget: float = asked(
+        20.0, "Of checkpoints kept for later runs", unit="GiB", least=0, command=False
+    )
 
     def __post_init__(self) -> None:
-        _one_of("engine", self.engine, ("spark", "duckdb"))
-        policy_named(self.policy)
+        from sqlglot.dialects.dialect import Dialect
+
+        from ebbflow.planners.query.running.replanner import validate_options
+        from ebbflow.planners.query.sql.forbidden import checked_functions
+
+        options.check(self)
         check_master(self.master)
-        PlannerOptions(cuts=self.cuts)
         try:
             Dialect.get_or_raise(self.dialect)
         except ValueError as error:
@@ -72,14 +115,6 @@ class QueryRequest:
             )
         if self.catalog and self.engine == "duckdb":
             raise OptionError("catalog=True needs engine spark: the embedded DuckDB has no catalogue")
-        if not 0.0 < self.fraction <= 1.0:
-            raise OptionError(f"fraction must be in (0, 1]; got {self.fraction}")
-        if not 0.0 < self.weight < math.inf:
-            raise OptionError(f"weight must be > 0 and finite; got {self.weight}")
-        if self.hazard is not None and not 0.0 <= self.hazard < math.inf:
-            raise OptionError(f"hazard must be >= 0 losses per node-hour and finite; got {self.hazard}")
-        if not 0.0 <= self.store_budget < math.inf:
-            raise OptionError(f"store_budget must be >= 0 GiB and finite; got {self.store_budget}")
         if not self.store.strip():
             raise OptionError("store must name a folder, local or s3://; got an empty text")
         validate_options(self.hysteresis, 0.0, 0.0)
@@ -93,6 +128,8 @@ class QueryRequest:
 
 def read_sql(text_or_path: str) -> str:
     """Return SQL text; an existing file's path, or anything ending in ``.sql``, is read."""
+    from ebbflow.planners.query.sql.nesting import LONGEST
+
     text = text_or_path.strip()
     looks_like_path = text.endswith(".sql") and "\n" not in text
     if looks_like_path or (len(text) < 1024 and not set("\n ") & set(text) and Path(text).is_file()):
@@ -112,8 +149,3 @@ def check_master(master: str) -> None:
     """Raise ``OptionError`` for the address of a Spark master that cannot be one. Nothing is asked."""
     if master.startswith("spark://") and not _MASTER.fullmatch(master):
         raise OptionError(f"a Spark master's address is spark://HOST:PORT; got {master!r:.120}")
-
-
-def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise OptionError(f"{name} must be one of {', '.join(allowed)}; got {value!r}")

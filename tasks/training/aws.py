@@ -5,7 +5,7 @@ instance that comes later takes the place of one that has left.
 """
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -53,6 +53,21 @@ class ShippingTrainer(TorchTrainer):
         super().launch(shipped(job, self._region), placement)
 
 
+def capacity_of(cluster: Opened, pools: Sequence[str], clock: Clock, *, gangs: bool = False) -> AwsCapacity:
+    """Return the instances of ``pools``, not yet looked at; ``gangs``: a pool may be a gang, ``POOL/GANG``.
+
+    The queue of notices has one reader, the fleet's loop: what it hears is in the fleet's state, and a training is
+    told by a node's own agent. Raises ``OptionError`` for a pool that the cluster does not have.
+    """
+    for pool in pools:
+        if (family(pool) if gangs else pool) not in cluster.settings.pools:
+            there = ", ".join(cluster.settings.pools) or "none"
+            raise OptionError(f"there is no pool {pool!r} in this cluster; there are {there}")
+    return AwsCapacity(
+        cluster.control, Untold(), hazard=hazard, pools=list(pools), refresh=_REFRESH, clock=clock
+    )
+
+
 class AwsSite:
     """Nodes on instances of one pool. A ``Site``; ``take`` returns the run's, for new instances to be used.
 
@@ -64,19 +79,7 @@ class AwsSite:
         self._count, self._slots = len(request.placement), max(request.placement.values())
         self._pool, self._cluster = request.pool, cluster
         self._least, self._most = request.min_gpus, request.most_gpus
-        if family(self._pool) not in cluster.settings.pools:
-            known = ", ".join(cluster.settings.pools) or "none"
-            raise OptionError(f"there is no pool {self._pool!r} in this cluster; there are {known}")
-        # the queue has one reader, the fleet's loop: what it hears is in the fleet's state, and the training is told
-        # by a node's own agent
-        self._capacity = AwsCapacity(
-            cluster.control,
-            Untold(),
-            hazard=hazard,
-            pools=[self._pool],
-            refresh=_REFRESH,
-            clock=self._clock,
-        )
+        self._capacity = capacity_of(cluster, [self._pool], self._clock, gangs=True)
         self._nodes = AwsNodes(cluster.runner(FORM), self._capacity, clock=self._clock)
         self._stop = threading.Event()
         self._follower: threading.Thread | None = None

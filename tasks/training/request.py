@@ -1,10 +1,12 @@
-"""What a user asks for: one elastic training, checked before anything starts."""
+"""What a user asks for: one elastic training, checked before anything starts.
 
-import math
+Commands are made of what it declares, so that every start of the command line imports it: what is heavy waits.
+"""
+
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from dataclasses import asdict, dataclass, fields
+from typing import TYPE_CHECKING, Any
 
 from ebbflow.infra.errors import StorageError, TrainingError
 from ebbflow.infra.storage import records
@@ -12,12 +14,14 @@ from ebbflow.infra.storage.files import home
 from ebbflow.infra.storage.filesystems import filesystem, split, translated
 from ebbflow.infra.storage.scripts import check_script
 from ebbflow.planners.errors import OptionError
-from ebbflow.planners.model import names
-from ebbflow.planners.model.trainings import RunSettings
-from ebbflow.planners.training.plan import CanaryChoice, RetryChoice, TrainingPlan
+from ebbflow.planners.model import names, options
+from ebbflow.planners.model.options import asked
+from ebbflow.planners.model.trainings import CanaryChoice, RetryChoice, RunSettings
 from ebbflow.tasks.faults import Fault
-from ebbflow.tasks.training.failures import failure_table
 from ebbflow.tasks.training.faults import FAULTS
+
+if TYPE_CHECKING:
+    from ebbflow.planners.training.plan import TrainingPlan
 
 _FORMAT = 1
 _FILE = "request.json"
@@ -51,37 +55,89 @@ class TrainingRequest:
 
     script: str  # path of a Python file
     arguments: tuple[str, ...] = ()  # of the script
-    id: str = ""  # of the run; empty: made of the script's name and the time
-    title: str = ""  # what people call it
-    folder: str = field(default_factory=default_folder)  # of all runs, local or s3://; all nodes reach it
-    nodes: str = "local:1x1"  # local:NODESxSLOTS, aws:POOL:NODESxSLOTS or aws:POOL/GANG:NODESxSLOTS
-    min_gpus: int = 1
-    max_gpus: int | None = None  # None: all there are
-    adaptive: bool = True  # whether the batch may change
-    checkpoint_every: float | None = None  # s; None: from measured costs and the hazard
-    keep: int = 2  # full checkpoints
-    running_every: int = 0  # iterations in which a running checkpoint is written once; 0: there is none
-    running_fraction: float = 0.125  # of the parameters in each of its saves
-    hazard: float | None = None  # losses expected per node-hour; None: learnt from what happens
-    collective_timeout: float = 60.0  # s
-    grace: float = 30.0  # s to save and leave in after a stop
-    canary: CanaryChoice = "auto"
-    canary_steps: int = 20
-    price: float = 0.0  # dollars per GPU-hour
-    failures: str | None = None  # a failure table of one's own, TOML or YAML
-    retries: RetryChoice = "by-class"
-    back_off: float = 120.0  # s, first delay after a failure of the infrastructure
-    wait_limit: float = 3600.0  # s to wait for capacity when fewer than min_gpus are left
-    save_within: float = 120.0  # s in which the save of the run's end is tried again before it is spilled
-    spill: str = ""  # folder for a checkpoint that the run's folder cannot take; "": of the node's own disk
-    restart: bool = False  # begin again where none of the run's checkpoints can be used; holds for one launch
-    at: tuple[str, ...] = ()  # scripted faults: 20s:kill:node-2
-    cpus: float | None = None  # processors behind one local slot; None: no cap
-    json: str | None = None  # whoever asks for the run writes the report here
-    report: str | None = None  # and the page here
+    nodes: str = asked(
+        "local:1x1",
+        "local:NODESxGPUS: nodes of this machine; aws:POOL:NODESxGPUS, aws:POOL/GANG:NODESxGPUS: of the cluster's "
+        "fleet",
+        metavar="NODES",
+    )
+    min_gpus: int = asked(1, "With fewer than these it waits", least=1)
+    max_gpus: int | None = asked(None, "It uses no more", unless="all there are")
+    title: str = asked("", "What people call the run", flags="--name")
+    id: str = asked("", "Of the run, for its folder and --resume", unless="made up")
+    folder: str = asked(  # all nodes reach it
+        default_folder,
+        "Where runs live, DIR or s3://bucket/prefix",
+        unless="runs/ in ~/.cache/ebbflow",
+        metavar="DIR",
+    )
+    restart: bool = asked(  # holds for one launch
+        False,
+        "With --resume: begin again at step 0 where none of the run's checkpoints can be used. Nothing is deleted",
+        flags="--restart",
+    )
+    adaptive: bool = asked(True, "Let the batch follow the goodput")
+    canary: CanaryChoice = asked("auto", "Whether a short trial comes first")
+    canary_steps: int = asked(20, least=1, command=False)
+    checkpoint_every: float | None = asked(
+        None,
+        unless="from measured costs and the hazard",
+        in_file="between full checkpoints",
+        unit="s",
+        least=0,
+    )
+    keep: int = asked(2, "Full checkpoints that are kept", least=1, most=1000)
+    running_every: int = asked(
+        0,
+        "Also write all parameters once in so many iterations, those that changed most first: it counts where all "
+        "processes are lost at once",
+        unless="not",
+        in_file="iterations of a running checkpoint; 0: none",
+        metavar="ITERATIONS",
+        least=0,
+        most=1e9,
+    )
+    running_fraction: float = asked(0.125, "Of the parameters in each of those writes", above=0, most=1)
+    hazard: float | None = asked(
+        None, "Losses expected per node-hour", unless="learnt from what happens", least=0
+    )
+    price: float = asked(0.0, "Dollars per GPU-hour, for the account", least=0)
+    failures: str | None = asked(
+        None, "Rules of your own before the failure table, TOML or YAML", metavar="FILE"
+    )
+    retries: RetryChoice = asked(
+        "by-class", "by-class: what a retry can mend; blind: three times whatever it was", metavar="HOW"
+    )
+    back_off: float = asked(
+        120.0, "before the first retry after a failure of the infrastructure", unit="s", least=0
+    )
+    wait_limit: float = asked(3600.0, "to wait for nodes", unit="s", least=0)
+    collective_timeout: float = asked(60.0, "until a collective that hangs is an error", unit="s", above=0)
+    grace: float = asked(30.0, "to save and leave in", unit="s", above=0)
+    save_within: float = asked(
+        120.0, "in which the save of the run's end is tried again before it is spilled", unit="s", least=0
+    )
+    spill: str = asked(
+        "",
+        "Folder for a checkpoint that the run's own cannot take, DIR or s3://bucket/prefix",
+        unless="/var/tmp, then the temporary folder, of the node that saves",  # noqa: S108  in words
+        in_file="for a checkpoint that the run's folder cannot take, local or s3://",
+        metavar="DIR",
+    )
+    cpus: float | None = asked(None, "Processors behind one local GPU slot; needs control groups", above=0)
+    at: tuple[str, ...] = asked(
+        (),
+        "A scripted fault: 20s:kill:node-2, 35s:notice:node-1:10s, 40s:freeze:node-1, 50s:add:1, 60s:remove:1. "
+        "Repeatable",
+        metavar="FAULT",
+    )
+    json: str | None = asked(None, "Write the report as JSON", metavar="FILE")
+    report: str | None = asked(None, "Write the report as one HTML page", metavar="FILE")
 
     def __post_init__(self) -> None:
         """Check everything that can be checked without starting anything."""
+        from ebbflow.tasks.training.failures import failure_table
+
         check_script(self.script)
         if self.failures is not None:
             try:
@@ -92,29 +148,13 @@ class TrainingRequest:
             names.RUN.check(self.id)
         if not self.folder.strip():
             raise OptionError("folder must name a folder, local or s3://; got an empty text")
-        _within("min_gpus", self.min_gpus, 1)
+        options.check(self)
         if self.max_gpus is not None and self.max_gpus < self.min_gpus:
             raise OptionError(f"max_gpus must be >= min_gpus ({self.min_gpus}); got {self.max_gpus}")
         if self.gpus < self.min_gpus:
             raise OptionError(
                 f"nodes {self.nodes} have {self.gpus} GPUs; min_gpus asks for {self.min_gpus} to begin with"
             )
-        _within("keep", self.keep, 1)
-        _within("canary_steps", self.canary_steps, 1)
-        _within("running_every", self.running_every, 0)
-        if not 0 < self.running_fraction <= 1:
-            raise OptionError(f"running_fraction must be above 0 and at most 1; got {self.running_fraction}")
-        _one_of("canary", self.canary, ("auto", "always", "never"))
-        _one_of("retries", self.retries, ("by-class", "blind"))
-        for name in ("collective_timeout", "grace"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise OptionError(f"{name} must be > 0 s and finite; got {getattr(self, name)}")
-        for name in ("price", "back_off", "wait_limit", "hazard", "checkpoint_every", "save_within"):
-            value = getattr(self, name)
-            if value is not None and not 0 <= value < math.inf:
-                raise OptionError(f"{name} must be >= 0 and finite; got {value}")
-        if self.cpus is not None and not 0 < self.cpus < math.inf:
-            raise OptionError(f"cpus must be > 0 and finite; got {self.cpus}")
         if self.spill:
             split(self.spill)
         self.faults  # noqa: B018  parsed here so that a wrong one is refused
@@ -151,11 +191,14 @@ class TrainingRequest:
         """Return the scripted faults in order of time."""
         return tuple(sorted((FAULTS.parse(text) for text in self.at), key=lambda fault: fault.after))
 
-    def plan(self, placement: Mapping[str, int], *, resumes: bool, seed: int = 0) -> TrainingPlan:
+    def plan(self, placement: Mapping[str, int], *, resumes: bool, seed: int = 0) -> "TrainingPlan":
         """Return what is decided of the run before it begins on ``placement`` (node -> slots).
 
         Raises ``OptionError`` for a failure table that cannot be read.
         """
+        from ebbflow.planners.training.plan import TrainingPlan
+        from ebbflow.tasks.training.failures import failure_table
+
         settings = RunSettings(
             grace=self.grace,
             checkpoint_every=self.checkpoint_every,
@@ -229,13 +272,3 @@ class TrainingRequest:
                 f"with the options that it was begun with and another --id"
             ) from error
         return cls(**(values | dict(changes or {})))
-
-
-def _within(name: str, value: int, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise OptionError(f"{name} must be a whole number >= {least}; got {value!r}")
-
-
-def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise OptionError(f"{name} must be one of {', '.join(allowed)}; got {value!r}")

@@ -3,14 +3,15 @@
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
 from ebbflow.infra.errors import StorageError, TrainingError
 from ebbflow.infra.storage import records, user_files
 from ebbflow.planners.errors import OptionError
-from ebbflow.planners.model import names
+from ebbflow.planners.model import names, options
+from ebbflow.planners.model.options import asked, same
 from ebbflow.tasks.training.request import TrainingRequest, default_folder, slots_of
 
 Pruner = Literal["halving", "curve", "none"]
@@ -76,28 +77,51 @@ class TuningRequest:
 
     script: str
     space: tuple[Parameter, ...]
-    metric: str  # that the script reports: run.report(METRIC=...)
+    metric: str = asked("accuracy", "That the script reports")  # run.report(METRIC=...)
     arguments: tuple[str, ...] = ()  # of the script, the same for all trials
-    id: str = ""
-    folder: str = field(default_factory=default_folder)
-    nodes: str = "local:1x1"
-    trials: int = 20
-    gpus: int = 1  # of a trial
-    max_gpus: int | None = None  # of a trial, when others leave some; None: no more than ``gpus``
-    maximise: bool = True
-    epochs: int | None = None  # of a whole trial, for ``curve`` and the outlook; None: not known
-    pruner: Pruner = "halving"
-    factor: int = 3  # of successive halving: one trial in so many goes on
-    least_epochs: int = 1  # before a trial may be stopped
-    sampler: Literal["tpe", "random"] = "tpe"
-    seed: int = 0
-    checkpoint_every: float | None = None
-    adaptive: bool = True
-    grace: float = 30.0
-    save_within: float = 120.0
-    spill: str = ""
-    restart: bool = False  # of trials none of whose checkpoints can be used; holds for one launch
-    json: str | None = None
+    maximise: bool = asked(
+        True,
+        "Which way is better",
+        unless="more",
+        in_file="whether more is better",
+        flags="--maximise/--minimise",
+    )
+    trials: int = asked(20, in_file="in all", least=1, most=100_000)
+    nodes: str = asked("local:1x1", "local:NODESxGPUS, shared by all trials", unless=None, metavar="NODES")
+    gpus: int = asked(1, "Of each trial", least=1)
+    max_gpus: int | None = asked(None, "Of a trial when there are some to spare", unless="no more")
+    epochs: int | None = asked(
+        None,
+        "Of a whole trial: for --pruner curve and the work left",
+        in_file="of a whole trial",
+        least=1,
+        most=1e9,
+    )
+    pruner: Pruner = asked(
+        "halving",
+        "halving (asynchronous, the default), curve, or none",
+        in_file="who is stopped",
+        metavar="HOW",
+    )
+    factor: int = asked(3, "One trial in so many goes on", least=2, most=1000)
+    least_epochs: int = asked(1, "Before a trial may be stopped", least=1, most=1e9, command=False)
+    sampler: Literal["tpe", "random"] = asked(
+        "tpe", "tpe or random", in_file="that draws parameters", metavar="HOW"
+    )
+    seed: int = asked(0, "Of the sampler", least=0, most=2**32 - 1)
+    id: str = asked("", "Of the search", unless="made up")
+    folder: str = asked(default_folder, "Where searches and runs live, a local folder", metavar="DIR")
+    checkpoint_every: float | None = same(TrainingRequest, "checkpoint_every")
+    adaptive: bool = same(TrainingRequest, "adaptive")
+    grace: float = same(TrainingRequest, "grace")
+    save_within: float = same(TrainingRequest, "save_within")
+    spill: str = same(TrainingRequest, "spill")
+    restart: bool = asked(  # holds for one launch
+        False,
+        "With --resume: let trials begin again none of whose checkpoints can be used",
+        flags="--restart",
+    )
+    json: str | None = same(TrainingRequest, "json", command=True)
 
     def __post_init__(self) -> None:
         """Check everything that can be checked without starting anything."""
@@ -107,21 +131,9 @@ class TuningRequest:
             raise OptionError("a search needs a parameter at least")
         if not _NAME.fullmatch(self.metric):
             raise OptionError(f"metric must be a name that the script reports; got {self.metric!r}")
-        for name in ("trials", "gpus", "least_epochs"):
-            if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
-                raise OptionError(f"{name} must be a whole number >= 1; got {getattr(self, name)!r}")
-        if self.factor < 2:
-            raise OptionError(f"factor must be >= 2; got {self.factor}")
-        if self.pruner not in ("halving", "curve", "none"):
-            raise OptionError(f"pruner must be halving, curve or none; got {self.pruner!r}")
+        options.check(self)
         if self.pruner == "curve" and self.epochs is None:
             raise OptionError("pruner curve needs to know the epochs of a whole trial (--epochs)")
-        if self.epochs is not None and self.epochs < 1:
-            raise OptionError(f"epochs must be >= 1; got {self.epochs}")
-        if not 0 <= self.seed < 2**32:
-            raise OptionError(f"seed must be a whole number from 0 to 2^32 - 1; got {self.seed}")
-        if self.sampler not in ("tpe", "random"):
-            raise OptionError(f"sampler must be tpe or random; got {self.sampler!r}")
         if self.most_gpus < self.gpus:
             raise OptionError(f"max_gpus must be >= gpus ({self.gpus}); got {self.max_gpus}")
         there = sum(slots_of(self.nodes).values())

@@ -6,19 +6,20 @@ replace one value by another atomically can be a ``FleetStore``.
 
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeVar, get_args
+from typing import Any, Literal, Protocol
 
 from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.errors import StorageError
 from ebbflow.infra.storage import checksums, files, private
+from ebbflow.infra.storage.values import Form
 from ebbflow.planners.model.capacity import Market, Notice
 
-T = TypeVar("T")
 SETTLING = 60.0
 """Seconds after a request for a gang in which its nodes may not be listed yet."""
 _VERSION = 1
+_STATES = Form(strict=True)
 
 GangPhase = Literal["asked", "held", "ending"]
 
@@ -155,30 +156,6 @@ def _encoded(state: FleetState) -> bytes:
 
 
 def _decoded(text: Any) -> FleetState:
-    if text["version"] != _VERSION:
-        raise ValueError(f"version must be {_VERSION}, got {text['version']!r}")
-    return FleetState(
-        cluster=str(text["cluster"]),
-        epoch=int(text["epoch"]),
-        plans={name: _made(Plan, plan) for name, plan in text["plans"].items()},
-        gangs={name: _gang(plan) for name, plan in text["gangs"].items()},
-        seen=tuple(_made(Seen, row) for row in text["seen"]),
-        notices=tuple(_made(Notice, row) for row in text["notices"]),
-        short={name: float(since) for name, since in text["short"].items()},
-    )
-
-
-def _gang(row: Any) -> GangPlan:
-    gang = _made(GangPlan, row)
-    if gang.phase not in get_args(GangPhase):
-        raise ValueError(f"phase must be one of {', '.join(get_args(GangPhase))}; got {gang.phase!r}")
-    return gang
-
-
-def _made(kind: type[T], row: Any) -> T:
-    names = {f.name for f in fields(kind)}  # type: ignore[arg-type]
-    if set(row) != names:
-        raise ValueError(
-            f"{kind.__name__} must have {', '.join(sorted(names))}; got {', '.join(sorted(row))}"
-        )
-    return kind(**{key: tuple(value) if isinstance(value, list) else value for key, value in row.items()})
+    if (version := text.pop("version")) != _VERSION:
+        raise ValueError(f"version must be {_VERSION}, got {version!r}")
+    return _STATES.from_plain(FleetState, text)

@@ -6,7 +6,7 @@ from dataclasses import is_dataclass
 from typing import Any, NamedTuple, TypeVar
 
 from ebbflow.infra.errors import LedgerError
-from ebbflow.infra.ledger.rows import values
+from ebbflow.infra.storage.values import Form
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model.ledger import CHANGES, Change
 
@@ -14,6 +14,7 @@ T = TypeVar("T")
 
 FORMAT = 1
 LARGEST = 16 * 1024 * 1024  # characters of one change
+VALUES = Form(strict=True, sparse=True, named=True)
 _NAMES: Mapping[type, str] = {kind: name for name, kind in CHANGES.items()}
 
 
@@ -68,7 +69,7 @@ def dump(value: Any) -> str:
 
 def dump_known(value: Any) -> str:
     """Return as JSON what was made of values that have been through ``pack``, without looking at them again."""
-    return json.dumps(values.encoder(type(value))(value), allow_nan=False, separators=(",", ":"))
+    return json.dumps(VALUES.to_plain(value), allow_nan=False, separators=(",", ":"))
 
 
 def load(kind: type[T], version: int, body: str) -> T:
@@ -78,7 +79,7 @@ def load(kind: type[T], version: int, body: str) -> T:
             f"the ledger holds a {kind.__name__} of format {version}, which a newer Ebbflow wrote; upgrade this one"
         )
     try:
-        return values.decoder(kind)(values.parse(body))  # type: ignore[no-any-return]
+        return VALUES.from_plain(kind, VALUES.parse(body))
     except (ValueError, RecursionError) as error:
         raise LedgerError(
             f"a {kind.__name__} in the ledger cannot be read: {error}; a newer Ebbflow may have written it"
@@ -87,16 +88,16 @@ def load(kind: type[T], version: int, body: str) -> T:
 
 def encode(value: Any) -> Any:
     """Return ``value`` as dictionaries, lists, strings, numbers, booleans and ``None``."""
-    return values.encoder(type(value))(value) if is_dataclass(value) else values.plain(value)
+    return VALUES.to_plain(value) if is_dataclass(value) else VALUES.plain(value)
 
 
 def _through(kind: type[T], value: T) -> tuple[str, T]:
     name = kind.__name__
     try:
-        body = json.dumps(values.encoder(kind)(value), allow_nan=False, separators=(",", ":"))
+        body = json.dumps(VALUES.to_plain(value), allow_nan=False, separators=(",", ":"))
         if len(body) > LARGEST:
             raise OptionError(f"a {name} may have {LARGEST:,} characters of JSON; this one has {len(body):,}")
-        return body, values.decoder(kind)(values.parse(body))
+        return body, VALUES.from_plain(kind, VALUES.parse(body))
     except RecursionError:
         raise OptionError(f"a {name} cannot go into the ledger: it is nested too deeply") from None
     except ValueError as error:

@@ -4,30 +4,20 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TypeVar, get_args
 
 from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.errors import ClusterError, StorageError
-from ebbflow.infra.local_fleet.state.fleet_state import (
-    FleetBook,
-    GoneNode,
-    Identity,
-    LocalNode,
-    NodePhase,
-    PoolPlan,
-    SparkPart,
-)
-from ebbflow.infra.local_fleet.state.pools import LocalPool
+from ebbflow.infra.local_fleet.state.fleet_state import FleetBook
 from ebbflow.infra.spark.cluster.state import ebbflow_home
 from ebbflow.infra.storage import checksums, files, private, user_files
+from ebbflow.infra.storage.values import Form
 from ebbflow.planners.errors import OptionError
-from ebbflow.planners.model.capacity import Notice
 
-T = TypeVar("T")
 FORMAT = 1
 BOOK, LOCK, STARTING = "fleet.json", ".lock", ".starting"
+_BOOKS = Form(strict=True)
 _AGAIN = 5  # attempts at a lock whose folder is being removed
 _TICK = 100_000_000  # ns, longer than any file system takes the same time for
 
@@ -126,41 +116,7 @@ def decoded(data: bytes) -> FleetBook:
     row = checksums.unsealed(data)
     if (form := row.pop("format")) != FORMAT:
         raise ValueError(f"format must be {FORMAT}, got {form!r}")
-    book = _made(
-        FleetBook,
-        {
-            **row,
-            "owner": _identity(row["owner"]),
-            "keeper": _identity(row["keeper"]),
-            "pools": [_made(LocalPool, pool) for pool in row["pools"]],
-            "plans": {str(name): _made(PoolPlan, plan) for name, plan in row["plans"].items()},
-            "numbers": {str(name): int(number) for name, number in row["numbers"].items()},
-            "nodes": [_node(node) for node in row["nodes"]],
-            "heard": [_made(Notice, notice) for notice in row["heard"]],
-            "gone": [_made(GoneNode, gone) for gone in row["gone"]],
-            "spark": None if row["spark"] is None else _made(SparkPart, row["spark"]),
-        },
-    )
+    book = _BOOKS.from_plain(FleetBook, row)
     if missing := [pool.name for pool in book.pools if pool.name not in book.plans]:
         raise ValueError(f"pool {missing[0]} has no plan")
     return book
-
-
-def _node(row: Any) -> LocalNode:
-    node = _made(LocalNode, {**row, "process": _identity(row["process"])})
-    if node.phase not in get_args(NodePhase):
-        raise ValueError(f"phase must be one of {', '.join(get_args(NodePhase))}; got {node.phase!r}")
-    return node
-
-
-def _identity(row: Any) -> Identity | None:
-    return None if row is None else Identity(int(row[0]), int(row[1]))
-
-
-def _made(kind: type[T], row: Any) -> T:
-    names = {f.name for f in fields(kind)}  # type: ignore[arg-type]
-    if set(row) != names:
-        raise ValueError(
-            f"{kind.__name__} must have {', '.join(sorted(names))}; got {', '.join(sorted(row))}"
-        )
-    return kind(**{key: tuple(value) if isinstance(value, list) else value for key, value in row.items()})

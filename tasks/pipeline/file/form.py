@@ -1,5 +1,12 @@
 """The format of a pipeline's file: every section and key, once, for the reader and for the JSON schema."""
 
+from ebbflow.tasks.pipeline.file.asked import (
+    QUERY_OPTIONS,
+    SEARCH_OPTIONS,
+    TRAINING_OPTIONS,
+    TRIAL_OPTIONS,
+    keys_of,
+)
 from ebbflow.tasks.pipeline.file.kinds import (
     Deadline,
     Duration,
@@ -14,6 +21,9 @@ from ebbflow.tasks.pipeline.file.kinds import (
     Size,
     Text,
 )
+from ebbflow.tasks.query.request import QueryRequest
+from ebbflow.tasks.training.request import TrainingRequest
+from ebbflow.tasks.tuning.request import TuningRequest
 
 FORMAT = 1
 STEPS = ("queries", "trainings", "searches")
@@ -50,20 +60,7 @@ _GPU_STEP = (
     _ARGUMENTS,
     _ENVIRONMENT,
     Key("gpus", Number(least=1, most=10_000, whole=True), "wanted; of a search: of each trial", 1),
-    Key("adaptive", Flag(), "whether the batch may follow the goodput", True),
-    Key("checkpoint_every", Duration(), "between full checkpoints; from measured costs unless given"),
-    Key("grace", Duration(), "to save and leave in", 30.0),
-    Key(
-        "save_within",
-        Duration(),
-        "in which the save of a run's end is tried again before it is spilled",
-        120.0,
-    ),
-    Key(
-        "spill",
-        Text("a folder"),
-        "for a checkpoint that the run's folder cannot take, local or s3://; of the node's own disk unless given",
-    ),
+    *keys_of(TrainingRequest, *TRIAL_OPTIONS),
 )
 
 QUERY = Section(
@@ -76,7 +73,6 @@ QUERY = Section(
             Items(Text("a folder"), least=1),
             "folders of Parquet tables, local or s3://, or results of other queries",
         ),
-        Key("catalog", Flag(), "use the tables of the Spark session's catalogue", False),
         Key(
             "output",
             Text("a name of letters, digits, _ and -", _NAME),
@@ -87,36 +83,13 @@ QUERY = Section(
             Text("an engine", choices=ENGINES),
             "spark where the cluster has Spark workers, else duckdb",
         ),
-        Key(
-            "policy",
-            Text("a policy", choices=("qoop", "clarinet", "volcano", "single")),
-            "how it is re-planned",
-            "qoop",
-        ),
-        Key(
-            "cuts",
-            Text("a policy", choices=("cost", "every-join", "none")),
-            "where plans are cut into stages",
-            "cost",
-        ),
-        Key("dialect", Text("a dialect"), "of the SQL, as sqlglot names it", "spark"),
-        Key("reuse", Flag(), "take finished stages of earlier runs", True),
-        Key(
-            "hysteresis",
-            Number(least=0),
-            "fraction of the remaining time by which another plan must be sooner",
-            0.15,
-        ),
-        Key("hazard", Number(least=0), "losses expected per node-hour; learnt unless given"),
-        Key("calibrate", Flag(), "measure the engine first if nothing is known of its speed", False),
-        Key("executor_memory", Text("a size as Spark writes it"), "heap of an executor, such as 1400m"),
+        *keys_of(QueryRequest, *QUERY_OPTIONS),
         Key(
             "conf",
             Named(Text("a text", empty=True), r"[A-Za-z][A-Za-z0-9._-]{0,199}", "a Spark setting's name"),
             "further Spark settings",
             {},
         ),
-        Key("verify", Flag(), "compare the result with DuckDB's on the same files", False),
     ),
     "A SQL query that re-plans itself; its result is a folder of Parquet.",
     one_of=(("sql", "file"),),
@@ -131,31 +104,8 @@ TRAINING = Section(
             Number(least=1, most=10_000, whole=True),
             "it uses no more; as many as gpus unless given",
         ),
-        Key("keep", Number(least=1, most=1000, whole=True), "full checkpoints", 2),
-        Key(
-            "running_every",
-            Number(least=0, most=1e9, whole=True),
-            "iterations of a running checkpoint; 0: none",
-            0,
-        ),
-        Key("running_fraction", Number(above=0, most=1), "of the parameters in each of its saves", 0.125),
-        Key("hazard", Number(least=0), "losses expected per node-hour; learnt unless given"),
-        Key(
-            "canary",
-            Text("a word", choices=("auto", "always", "never")),
-            "whether a short trial comes first",
-            "auto",
-        ),
+        *keys_of(TrainingRequest, *TRAINING_OPTIONS),
         Key("failures", Text("a path"), "rules of your own before the failure table; relative to this file"),
-        Key(
-            "retries",
-            Text("a word", choices=("by-class", "blind")),
-            "what a retry can mend, or three times",
-            "by-class",
-        ),
-        Key("back_off", Duration(), "before the first retry after a failure of the infrastructure", 120.0),
-        Key("wait_limit", Duration(), "to wait for GPUs", 3600.0),
-        Key("collective_timeout", Duration(), "after which a collective that hangs is an error", 60.0),
     ),
     "A PyTorch script that trains inside ElasticRun.",
 )
@@ -164,21 +114,13 @@ SEARCH = Section(
     (
         *_GPU_STEP,
         Key("space", Named(Plain()), "a parameter a line, such as lr: {log: [0.001, 1]}", required=True),
-        Key("metric", Text(), "that the script reports", "accuracy"),
-        Key("maximise", Flag(), "whether more is better", True),
-        Key("trials", Number(least=1, most=100_000, whole=True), "in all", 20),
         Key("parallel", Number(least=1, most=1000, whole=True), "trials at once at most", 4),
         Key(
             "max_gpus",
             Number(least=1, most=10_000, whole=True),
             "of a trial when others leave some; gpus unless given",
         ),
-        Key("epochs", Number(least=1, most=1e9, whole=True), "of a whole trial"),
-        Key("pruner", Text("a word", choices=("halving", "curve", "none")), "who is stopped", "halving"),
-        Key("factor", Number(least=2, most=1000, whole=True), "one trial in so many goes on", 3),
-        Key("least_epochs", Number(least=1, most=1e9, whole=True), "before a trial may be stopped", 1),
-        Key("sampler", Text("a word", choices=("tpe", "random")), "that draws parameters", "tpe"),
-        Key("seed", Number(least=0, most=2**32 - 1, whole=True), "of the sampler", 0),
+        *keys_of(TuningRequest, *SEARCH_OPTIONS),
     ),
     "A search over hyper-parameters, whose trials are trainings.",
 )

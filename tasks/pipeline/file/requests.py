@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ebbflow.planners.errors import OptionError
+from ebbflow.tasks.pipeline.file.asked import QUERY_OPTIONS, SEARCH_OPTIONS, TRAINING_OPTIONS, TRIAL_OPTIONS
 from ebbflow.tasks.pipeline.file.spec import AwsSpec, ExistingSpec, LocalSpec, Pipeline, StepSpec
 from ebbflow.tasks.query.request import QueryRequest, default_store
 from ebbflow.tasks.training.request import TrainingRequest
@@ -14,18 +15,9 @@ from ebbflow.tasks.tuning.request import Parameter, TuningRequest
 Fill = Callable[[str], str]
 """Replaces the references of a text by what they stand for."""
 
-_QUERY = (
-    "catalog", "policy", "cuts", "dialect", "reuse", "hysteresis", "hazard", "calibrate", "executor_memory",
-    "conf", "verify",
-)  # fmt: skip
-_TRAINING = (
-    "min_gpus", "max_gpus", "adaptive", "checkpoint_every", "grace", "keep", "running_every", "running_fraction",
-    "hazard", "canary", "retries", "back_off", "wait_limit", "collective_timeout", "save_within", "spill",
-)  # fmt: skip
-_SEARCH = (
-    "metric", "maximise", "trials", "gpus", "max_gpus", "epochs", "pruner", "factor", "least_epochs", "sampler",
-    "seed", "adaptive", "checkpoint_every", "grace", "save_within", "spill",
-)  # fmt: skip
+_QUERY = (*QUERY_OPTIONS, "conf")
+_TRAINING = (*TRIAL_OPTIONS, *TRAINING_OPTIONS)
+_SEARCH = ("gpus", "max_gpus", *TRIAL_OPTIONS, *SEARCH_OPTIONS)
 
 
 @dataclass(frozen=True)

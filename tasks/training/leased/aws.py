@@ -10,10 +10,6 @@ from ebbflow.infra.clock import Clock
 from ebbflow.infra.protocols import Trainer
 from ebbflow.infra.training.launcher.pool import NodePool
 from ebbflow.planners.errors import OptionError
-from ebbflow.planners.hazard import hazard
-
-_REFRESH = 3.0  # s between looks at the pools
-
 
 MakePools = Callable[[str, float, Mapping[str, str]], Callable[[], NodePool]]
 """From an app's id, its grace (s) and its environment to what makes pools of nodes for it."""
@@ -36,24 +32,15 @@ def opened_pools(names: Sequence[str], config: str, prices: str, clock: Clock) -
 
     Raises ``SettingsError``, ``OptionError`` for a pool that the cluster does not have, ``AwsError``.
     """
-    from ebbflow.infra.aws.capacity import AwsCapacity, Untold
     from ebbflow.infra.aws.train_nodes import FORM, LOGS, AwsNodes
     from ebbflow.tasks.fleet.request import FleetRequest
     from ebbflow.tasks.fleet.steps import opened
-    from ebbflow.tasks.training.aws import ShippingTrainer
+    from ebbflow.tasks.training.aws import ShippingTrainer, capacity_of
 
     asked = FleetRequest(config=config or None, prices=prices or None)
     with ExitStack() as stack:
         fleet = stack.enter_context(opened(asked, clock))
-        for pool in names:
-            if pool not in fleet.settings.pools:
-                known = ", ".join(fleet.settings.pools) or "none"
-                raise OptionError(f"there is no pool {pool!r} in this cluster; there are {known}")
-        # the queue of notices has one reader, the loop: a training is told by the node's own agent
-        capacity = AwsCapacity(
-            fleet.control, Untold(), hazard=hazard, pools=list(names), refresh=_REFRESH, clock=clock
-        )
-        stack.enter_context(capacity)
+        capacity = stack.enter_context(capacity_of(fleet, names, clock))
 
         def pools(app: str, grace: float, environment: Mapping[str, str]) -> Callable[[], NodePool]:
             if environment:

@@ -1,12 +1,15 @@
 """Requests are checked before anything starts."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from ebbflow.planners.errors import OptionError
-from ebbflow.tasks.query.request import QueryRequest, default_store, read_sql
+from ebbflow.planners.model.options import declared
+from ebbflow.planners.query.planner import CutPolicy
+from ebbflow.planners.query.running.baselines import POLICIES
+from ebbflow.tasks.query.request import PolicyName, QueryRequest, default_store, read_sql
 
 
 def request(**options: Any) -> QueryRequest:
@@ -18,14 +21,14 @@ def request(**options: Any) -> QueryRequest:
     [
         ({"engine": "trino"}, "engine must be one of spark, duckdb; got 'trino'"),
         ({"policy": "best"}, "best"),
-        ({"cuts": "never"}, "cuts must be cost, every-join or none; got 'never'"),
+        ({"cuts": "never"}, "cuts must be one of cost, every-join, none; got 'never'"),
         ({"sql": " \n"}, "sql must hold a query"),
         ({"weight": 0.0}, "weight must be > 0 and finite; got 0.0"),
         ({"tables": None}, "tables"),
         ({"tables": ""}, "tables"),
         ({"catalog": True}, "not both"),
         ({"tables": None, "catalog": True, "engine": "duckdb"}, "needs engine spark"),
-        ({"fraction": 0.0}, r"fraction must be in \(0, 1\]; got 0.0"),
+        ({"fraction": 0.0}, "fraction must be > 0 and <= 1; got 0.0"),
         ({"fraction": 1.5}, "got 1.5"),
         ({"fraction": float("nan")}, "got nan"),
         ({"hazard": -1.0}, "hazard must be >= 0 losses per node-hour and finite; got -1.0"),
@@ -77,3 +80,8 @@ def test_the_home_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("EBBFLOW_HOME", str(tmp_path))
     assert default_store() == str(tmp_path / "store")
     assert request().store == default_store()
+
+
+def test_its_choices_are_those_that_there_are() -> None:
+    assert get_args(PolicyName) == tuple(POLICIES)
+    assert declared(QueryRequest)["cuts"].choices == get_args(CutPolicy)

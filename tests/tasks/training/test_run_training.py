@@ -393,7 +393,7 @@ def test_what_is_asked_for_reaches_the_processes_also_of_a_resumed_run(script: s
         ({"grace": 0.0}, "grace"),
         ({"keep": 0}, "keep"),
         ({"running_every": -1}, "running_every"),
-        ({"running_fraction": 0.0}, "running_fraction must be above 0"),
+        ({"running_fraction": 0.0}, "running_fraction must be > 0 and <= 1"),
         ({"at": ("20s:burn:node-1",)}, "20s:kill:node-2"),
         ({"canary": "maybe"}, "canary"),
         ({"retries": "never"}, "retries"),

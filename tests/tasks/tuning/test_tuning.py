@@ -296,10 +296,10 @@ def test_bad_spaces(tmp_path: Path, text: str, words: str) -> None:
         ({"gpus": 3}, "a trial needs 3"),
         ({"gpus": 2, "max_gpus": 1}, "max_gpus"),
         ({"pruner": "curve", "epochs": None}, "--epochs"),
-        ({"pruner": "best"}, "halving, curve or none"),
+        ({"pruner": "best"}, "one of halving, curve, none"),
         ({"factor": 1}, "factor"),
         ({"nodes": "x"}, "local:NODESxSLOTS"),
-        ({"sampler": "grid"}, "tpe or random"),
+        ({"sampler": "grid"}, "one of tpe, random"),
     ],
 )
 def test_bad_searches(request_of: Any, options: dict[str, Any], words: str) -> None:

@@ -1,0 +1,88 @@
+"""What users ask for, as the options of a command and the parameters of a flow."""
+
+import inspect
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import fields
+from functools import wraps
+from typing import Annotated, Any, Literal
+
+import typer
+
+from ebbflow.planners.model.options import Declared, declared
+
+RENAMED = {"json": "json_report", "report": "html_report"}
+"""Fields that flows have by another name: pydantic reserves the name json."""
+
+
+def fields_of(request: type, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a request that a flow's parameters say something of."""
+    return _said({f.name: given.get(RENAMED.get(f.name, f.name)) for f in fields(request)})
+
+
+def _said(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what is not left out, as a request's fields have it."""
+    said = {name: value for name, value in given.items() if value is not None and value != []}
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in said.items()}
+
+
+def asking(
+    request: type, *, only: Collection[str] = (), shown: bool = False, before: Mapping[str, str] | None = None
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command the options that a request declares.
+
+    Its own parameters come first, or after them if they are by keyword only; one of an option's name stands in its
+    place. Of the others the command gets as ``given`` what was typed.
+
+    Args:
+        request: a dataclass.
+        only: its options that the command has; all unless given.
+        shown: the command gets defaults, too, and help shows them as Typer does.
+        before: parameters of the command that stand before an option.
+    """
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        own = dict(inspect.signature(command).parameters)
+        own.pop("given")
+        order = [one for one in own.values() if one.kind is not inspect.Parameter.KEYWORD_ONLY]
+        for name, one in declared(request).items():
+            order += [own[mine] for mine, other in (before or {}).items() if other == name]
+            if name in own:
+                order.append(own[name])
+            elif name in only or (one.said.command and not only):
+                order.append(_parameter(one, shown))
+        order += [one for one in own.values() if one not in order]
+
+        @wraps(command)
+        def asked(**values: Any) -> None:
+            typed = {n: values.pop(n) for n in list(values) if n not in own}
+            command(**values, given=_said(typed))
+
+        keyword = inspect.Parameter.KEYWORD_ONLY
+        asked.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+            [one.replace(kind=keyword) for one in order]
+        )
+        asked.__annotations__ = {one.name: one.annotation for one in order}
+        return asked
+
+    return decorate
+
+
+def _parameter(one: Declared, shown: bool) -> inspect.Parameter:
+    """Return an option that says nothing unless it is typed, or its default if that is to be ``shown``."""
+    default = one.default if shown else None
+    kind: Any = Literal[one.choices] if one.choices else one.kind
+    kind = list[kind] if one.many else kind
+    metavar = one.said.metavar or ("SECONDS" if one.said.unit == "s" else None)
+    said = typer.Option(*filter(None, [one.said.flags]), help=_help(one, default), metavar=metavar)
+    return inspect.Parameter(
+        one.name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=default,
+        annotation=Annotated[kind | None if default is None else kind, said],
+    )
+
+
+def _help(one: Declared, shown: Any) -> str:
+    text = f"Seconds {one.said.help}".strip() if one.said.unit == "s" else one.said.help
+    known = one.known_default if shown is None else ""
+    return " ".join(f"{sentence}." for sentence in (text, known and f"Default: {known}") if sentence)

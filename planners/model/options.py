@@ -1,0 +1,126 @@
+"""Options of a request, each once: name, type and default are a field's of its dataclass, all else stands beside it.
+
+Commands (``flows/runs/asking.py``) and the keys of a pipeline's file (``tasks/pipeline/file/asked.py``) are made of
+them, and ``check`` keeps their rules.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from functools import cache
+from types import UnionType
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from ebbflow.planners.errors import OptionError
+
+Value = TypeVar("Value")
+
+_KEY = "option"
+
+
+@dataclass(frozen=True)
+class Option:
+    """What is said of an option beside its field. Bounds hold for numbers."""
+
+    help: str = ""  # no full stop; of seconds what follows that word
+    unless: str | None = (
+        ""  # what holds when it is not given; "": the default; None: that goes without saying
+    )
+    in_file: str = ""  # what a pipeline's file says, where ``help`` is for commands only
+    metavar: str = ""  # FILE and DIR: a path
+    flags: str = ""  # of the command, unless made of the name
+    unit: str = ""  # s: seconds
+    above: float | None = None
+    least: float | None = None
+    most: float | None = None
+    command: bool = True  # whether commands have it
+
+
+def asked(default: Value | Callable[[], Value], help: str = "", **said: Any) -> Value:
+    """Return the field of a request; ``said`` are further fields of ``Option``, and ``default`` may make one anew."""
+    metadata = {_KEY: Option(help, **said)}
+    if callable(default):
+        return field(default_factory=default, metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+def same(request: type, name: str, *, command: bool = False) -> Any:
+    """Return a field with the default and the rule of another request's; ``command``: whether commands have it."""
+    other = next(f for f in fields(request) if f.name == name)
+    return asked(other.default, **{**vars(other.metadata[_KEY]), "command": command})
+
+
+@dataclass(frozen=True)
+class Declared:
+    """An option with what its field says."""
+
+    name: str
+    said: Option
+    kind: type  # of a value, or of one of several
+    default: Any  # None where it is made anew, and where there is none
+    choices: tuple[str, ...] = ()
+    many: bool = False
+
+    @property
+    def known_default(self) -> str:
+        """Return what holds when it is not given, in words; empty where the help says it or nothing does."""
+        unless = self.said.unless
+        if unless or unless is None or self.choices or self.kind is bool or not self.default:
+            return unless or ""
+        return f"{self.default:g}" if self.kind in (int, float) else str(self.default)
+
+    @property
+    def rule(self) -> str:
+        """Return what a value must be; empty where anything of its type is right."""
+        said = self.said
+        if self.choices:
+            return f"one of {', '.join(self.choices)}"
+        bounds = [
+            f"{sign} {bound:.15g}{f' {said.unit}' if said.unit else ''}"
+            for sign, bound in ((">", said.above), (">=", said.least), ("<=", said.most))
+            if bound is not None
+        ]
+        if not bounds:
+            return ""
+        if self.kind is int:
+            return f"a whole number {' and '.join(bounds)}"
+        return " and ".join(bounds if said.most is not None else [*bounds, "finite"])
+
+    def fits(self, value: Any) -> bool:
+        """Tell whether a value keeps the rule."""
+        said = self.said
+        if self.choices:
+            return value in self.choices
+        right = int if self.kind is int else (int, float)
+        if isinstance(value, bool) or not isinstance(value, right) or not math.isfinite(value):
+            return False
+        above = -math.inf if said.above is None else said.above
+        least = -math.inf if said.least is None else said.least
+        return value > above and least <= value <= (math.inf if said.most is None else said.most)
+
+
+@cache
+def declared(request: type) -> Mapping[str, Declared]:
+    """Return the options that a request's dataclass declares, in the order of its fields."""
+    hints = get_type_hints(request)
+    return {f.name: _declared(f, hints[f.name]) for f in fields(request) if _KEY in f.metadata}
+
+
+def _declared(one: Any, hint: Any) -> Declared:
+    if get_origin(hint) in (Union, UnionType):  # with None
+        hint = get_args(hint)[0]
+    default = None if one.default is MISSING else one.default
+    if get_origin(hint) is Literal:
+        return Declared(one.name, one.metadata[_KEY], str, default, choices=get_args(hint))
+    if get_origin(hint) is tuple:
+        return Declared(one.name, one.metadata[_KEY], get_args(hint)[0], default, many=True)
+    return Declared(one.name, one.metadata[_KEY], hint, default)
+
+
+def check(request: object) -> None:
+    """Raise ``OptionError`` for the first option of a request whose value breaks its rule."""
+    kind: Any = type(request)
+    for one in declared(kind).values():
+        value = getattr(request, one.name)
+        if one.rule and not (value is None and one.default is None) and not one.fits(value):
+            raise OptionError(f"{one.name} must be {one.rule}; got {value!r}")

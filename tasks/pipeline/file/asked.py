@@ -1,0 +1,47 @@
+"""Keys of steps that are options of the requests which steps become, as those declare them."""
+
+from ebbflow.planners.model.options import Declared, declared
+from ebbflow.tasks.pipeline.file.kinds import MISSING, Duration, Flag, Key, Kind, Number, Text
+
+# what a step may say of them
+QUERY_OPTIONS = (
+    "catalog", "policy", "cuts", "dialect", "reuse", "hysteresis", "hazard", "calibrate", "executor_memory", "verify",
+)  # fmt: skip
+TRIAL_OPTIONS = ("adaptive", "checkpoint_every", "grace", "save_within", "spill")
+TRAINING_OPTIONS = (
+    "keep", "running_every", "running_fraction", "hazard", "canary", "retries", "back_off", "wait_limit",
+    "collective_timeout",
+)  # fmt: skip
+SEARCH_OPTIONS = (
+    "metric", "maximise", "trials", "epochs", "pruner", "factor", "least_epochs", "sampler", "seed",
+)  # fmt: skip
+
+
+def keys_of(request: type, *names: str) -> tuple[Key, ...]:
+    """Return the keys of these options of a request's dataclass."""
+    options = declared(request)
+    return tuple(_key(options[name]) for name in names)
+
+
+def _key(one: Declared) -> Key:
+    said = one.said.in_file or one.said.help
+    if said[1:2].islower():
+        said = said[:1].lower() + said[1:]
+    nothing = one.default is None or one.default == ""
+    if nothing and one.said.unless:
+        said = f"{said}; {one.said.unless} unless given"
+    return Key(one.name, _kind(one), said, MISSING if nothing else one.default)
+
+
+def _kind(one: Declared) -> Kind:
+    said = one.said
+    if one.choices:
+        return Text("a word", choices=one.choices)
+    if one.kind is bool:
+        return Flag()
+    if said.unit == "s":
+        return Duration()
+    if one.kind in (int, float):
+        bounds = {name: bound for name in ("least", "most") if (bound := getattr(said, name)) is not None}
+        return Number(**bounds, above=said.above, whole=one.kind is int)
+    return Text({"DIR": "a folder", "FILE": "a path"}.get(said.metavar, "a text"))
