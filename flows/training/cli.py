@@ -1,5 +1,6 @@
 """``ebbflow train``: elastic training on nodes that come and go."""
 
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -253,7 +254,7 @@ def _request(
     if "://" not in place:
         place = str(Path(place).expanduser().absolute())
     request = TrainingRequest(script, tuple(arguments or ()), folder=place, **options)
-    return request if request.id else TrainingRequest(**{**vars(request), "id": new_id(request)})
+    return request if request.id else replace(request, id=new_id(request))
 
 
 def _run(request: Any, *, prefect: bool, resume: bool) -> Any:

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, Literal
 
 from prefect import flow, task
@@ -189,7 +190,7 @@ def train(
                 report=html_report,
             )
         if not request.id:
-            request = TrainingRequest(**{**vars(request), "id": new_id(request)})
+            request = replace(request, id=new_id(request))
         own = _PrefectListener(request)
         listener = own if attachment is None else Fan(own, attachment.given[1])
         fields = app_fields(team=team, weight=weight, deadline=deadline, budget=budget)

@@ -31,6 +31,7 @@ from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.errors import TrainingError
 from ebbflow.infra.protocols.trainings import SETTINGS, launcher_settings
 from ebbflow.infra.storage.locks import RunLock
+from ebbflow.infra.storage.places import Place
 from ebbflow.infra.training.checkpoints.folder import CheckpointFolder
 from ebbflow.infra.training.data import Collate, Samples
 from ebbflow.infra.training.ending import Ending
@@ -127,7 +128,7 @@ class ElasticRun:
             ) from exc
         lock = None
         if channel is None and place is not None and environment.get("RANK", "0") == "0":
-            lock = RunLock(place, Path(place).name).acquire()  # a launcher has locked its runs itself
+            lock = RunLock(Place(place), Path(place).name).acquire()  # a launcher has locked its runs itself
         try:
             world = World.join(settings.collective_timeout)
             link = Link(channel, world.rank, settings.grace)

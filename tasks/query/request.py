@@ -3,6 +3,7 @@
 import math
 import re
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from sqlglot.dialects.dialect import Dialect
 
 from ebbflow.infra.storage import user_files
 from ebbflow.infra.storage.files import home
+from ebbflow.infra.storage.places import Place
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.query.planner import CutPolicy, PlannerOptions
 from ebbflow.planners.query.running.baselines import policy_named
@@ -82,8 +84,24 @@ class QueryRequest:
             raise OptionError(f"store_budget must be >= 0 GiB and finite; got {self.store_budget}")
         if not self.store.strip():
             raise OptionError("store must name a folder, local or s3://; got an empty text")
+        self.store_place, self.tables_place, self.out_place  # noqa: B018  a wrong one is refused here
         validate_options(self.hysteresis, 0.0, 0.0)
         object.__setattr__(self, "allow_functions", checked_functions(self.allow_functions))
+
+    @cached_property
+    def store_place(self) -> Place:
+        """Return where checkpoints are."""
+        return Place(self.store)
+
+    @cached_property
+    def tables_place(self) -> Place | None:
+        """Return the folder of tables; ``None`` for those of a catalogue."""
+        return Place(self.tables) if self.tables else None
+
+    @cached_property
+    def out_place(self) -> Place | None:
+        """Return where the result is to be written."""
+        return Place(self.out) if self.out else None
 
     @classmethod
     def of(cls, sql: str, **options: Any) -> "QueryRequest":

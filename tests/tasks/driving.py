@@ -151,7 +151,7 @@ class Ride:
     def __init__(self, request: QueryRequest, cores: float = 2.0, hazard: float = 0.0) -> None:
         self.request = request
         self.clock = SystemClock()
-        self.store = ParquetCheckpointStore(request.store, clock=self.clock)
+        self.store = ParquetCheckpointStore(request.store_place, clock=self.clock)
         self.gathered, self.planner = prepare(request, self.store, self.clock, run_id="ride")
         if hazard:  # statements without a fixed cost: even small stages are worth dividing
             model = self.planner.model
