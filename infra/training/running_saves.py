@@ -10,8 +10,9 @@ from typing import Any
 from ebbflow.infra.errors import StorageError
 from ebbflow.infra.training.prepared import Prepared
 from ebbflow.infra.training.process.world import World
-from ebbflow.infra.training.running.checkpoint import Recovery, RunningCheckpoint
+from ebbflow.infra.training.running.checkpoint import RunningCheckpoint
 from ebbflow.infra.training.running.folder import RunningFolder
+from ebbflow.infra.training.running.restoring import Recovery
 from ebbflow.infra.training.running.segments import STATE
 from ebbflow.infra.training.running.store import DamagedError
 from ebbflow.planners.model.trainings import RunSettings
