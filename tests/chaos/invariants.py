@@ -253,7 +253,7 @@ def check_files(disk: Path, found: Findings) -> None:
         except ValueError as error:
             found.wrong("file", [f"{path} is half-written: {error}"])
     for folder in (disk / "runs").rglob("checkpoints"):
-        files = CheckpointFiles(folder, SystemClock())
+        files = CheckpointFiles(Place(folder), SystemClock())
         for name in files.names():
             with suppress(FileNotFoundError):
                 if not (folder / name / "manifest.json").exists():

@@ -2,7 +2,7 @@
 only what was lost is read back (SCAR: Qiao, Aragam, Zhang, Xing, "Fault Tolerance in Iterative-Convergent Machine
 Learning", ICML 2019; Qiao's thesis, CMU-CS-21-135, chapter 5).
 
-    running = RunningCheckpoint("s3://b/run/running", model, optimizer, period=16, fraction=1 / 8)
+    running = RunningCheckpoint(Place("s3://b/run/running"), model, optimizer, period=16, fraction=1 / 8)
     running.initialize()
     for iteration in ...:
         ...; optimizer.step()
@@ -18,7 +18,6 @@ over the blocks of all, and ``step`` is collective. Tensors that are sharded alo
 
 import contextlib
 import logging
-import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -30,6 +29,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from ebbflow.infra.errors import StorageError
+from ebbflow.infra.storage.places import Place
 from ebbflow.infra.training.checkpoints.states import Staging
 from ebbflow.infra.training.checkpoints.writer import BackgroundWriter
 from ebbflow.infra.training.running.blocks import BlockCache, BlockSpec, copies
@@ -71,7 +71,7 @@ class RunningCheckpoint:
     never waits for storage. A write that fails is counted in ``failures``; its blocks count as changed again.
 
     Args:
-        uri: a folder or ``s3://bucket/folder``, of this training alone.
+        place: a folder of this training alone.
         model: a module or tensors by name.
         optimizer: what it keeps of a parameter goes with the parameter's block.
         period: C, iterations in which the volume of everything is written once.
@@ -89,7 +89,7 @@ class RunningCheckpoint:
 
     def __init__(
         self,
-        uri: str | os.PathLike[str],
+        place: Place,
         model: torch.nn.Module | Mapping[str, torch.Tensor],
         optimizer: torch.optim.Optimizer | None = None,
         *,
@@ -105,7 +105,7 @@ class RunningCheckpoint:
         seed: int = 0,
         timeout: float = TIMEOUT,
     ) -> None:
-        self._folder = RunningFolder(uri)
+        self._folder = RunningFolder(place)
         self.uri = self._folder.uri
         self._owners = Owners(group, owner)
         self.owner = self._owners.owner
