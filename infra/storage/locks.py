@@ -77,8 +77,11 @@ class RunLock:
 
     @property
     def lingers(self) -> float:
-        """Return for how many seconds the lock of a holder that died may still count; 0: it is free at once."""
-        return 0.0 if self._place.local else self._ttl
+        """Return for how many seconds the lock of a holder that died may still count; 0: it is free at once.
+
+        A lease may look younger than it is by as much as clocks may differ.
+        """
+        return 0.0 if self._place.local else 1.25 * self._ttl
 
     @property
     def held(self) -> bool:

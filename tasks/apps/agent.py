@@ -32,7 +32,6 @@ from ebbflow.tasks.apps.outbox import Outbox
 from ebbflow.tasks.apps.skew import Skew, shifted
 
 _LOCK_LOOK = 0.2  # s between attempts on the app's lock
-_LOCK_LATE = 15.0  # s beyond the time for which a dead holder's lock counts
 
 log = logging.getLogger(__name__)
 
@@ -332,15 +331,10 @@ class AppAgent:
                 self._lock_of_app.acquire()
                 return
             except RunLockedError:
-                patience = self._pace.entry if self._recently_lost() else self._lock_wait()
+                patience = self._pace.entry if self._recently_lost() else self._lock_of_app.lingers
                 if self._clock.now() - begun >= patience:
                     raise
             self._clock.sleep(_LOCK_LOOK)
-
-    def _lock_wait(self) -> float:
-        """Return how long, in s, a holder is waited for that the ledger does not have down as lost."""
-        lingers = self._lock_of_app.lingers if self._lock_of_app is not None else 0.0
-        return lingers + _LOCK_LATE if lingers else 0.0
 
     def _recently_lost(self) -> bool:
         """Tell whether the ledger has the app down as lost: whoever holds its lock is about to go."""

@@ -71,4 +71,4 @@ def test_files_of_a_place(tmp_path: Path) -> None:
 
 def test_a_dead_holders_lock_lingers_only_where_it_is_a_lease(tmp_path: Path) -> None:
     assert RunLock(Place(tmp_path), "a", ttl=60).lingers == 0
-    assert RunLock(Place("s3://bucket/a"), "a", ttl=60).lingers == 60
+    assert RunLock(Place("s3://bucket/a"), "a", ttl=60).lingers == 75
