@@ -12,6 +12,7 @@ from ebbflow.infra.protocols import Relation, StageJob, StageProgress, StageResu
 from ebbflow.infra.query.checkpoints import ParquetCheckpointStore
 from ebbflow.infra.query.duckdb import DuckDbEngine
 from ebbflow.infra.query.slices import SliceIndex
+from ebbflow.infra.storage.places import Place
 from ebbflow.planners.model import Capacity, Node, Share
 from ebbflow.planners.query.plan.qep import QueryExecutionPlan, Stage
 from ebbflow.planners.query.plan.state import ExecutionState, ReplanDecision
@@ -75,7 +76,7 @@ class Scripted:
         self.sizes.append((cores, memory))
 
     def confine(
-        self, relations: Sequence[Relation], folders: Sequence[str], everything: bool = False
+        self, relations: Sequence[Relation], folders: Sequence[Place], everything: bool = False
     ) -> None:
         self.inner.confine(relations, folders, everything)
 
