@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ print(json.dumps({"verified": report.verified, "rows": report.rows, "problems": 
 
 
 def process(request: QueryRequest, environment: Mapping[str, str] | None = None) -> "subprocess.Popen[str]":
-    options = {k: v for k, v in vars(request).items() if v is not None}
+    options = {k: v for k, v in asdict(request).items() if v is not None}
     return subprocess.Popen(
         [sys.executable, "-c", _SCRIPT, json.dumps(options)],
         env={**os.environ, **(environment or {})},

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from ebbflow.infra.clock import SystemClock
@@ -17,7 +18,12 @@ from ebbflow.infra.protocols import (
 )
 from ebbflow.infra.training.process.channel import Report
 from ebbflow.planners.model.trainings import RunSettings
+from ebbflow.tasks.training.capacity import Nodes
 from ebbflow.tasks.training.request import TrainingRequest
+from ebbflow.tasks.training.run import run_training
+
+OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
+ECC = "RuntimeError: CUDA error: uncorrectable ECC error encountered"
 
 TRACEBACK = 'Traceback (most recent call last):\n  File "/job/train.py", line 3, in main\n'
 
@@ -231,3 +237,13 @@ class FakeSite:
 
     def thaw(self, name: str) -> None:
         self.told.append(("thaw", name))
+
+
+def run(script: str, *acts: Act, there: Nodes | None = None, resume: bool = False, **options: Any) -> Any:
+    """Return the report and the site of a run of ``script``, whose generations end as ``acts`` say."""
+    options = {"canary": "never", "nodes": "local:3x2", "id": "r", **options}
+    request = TrainingRequest(script, folder=str(Path(script).parent / "runs"), **options)
+    site = FakeSite(*acts)
+    report = run_training(request, site=site, clock=site.clock, nodes=there, resume=resume)
+    assert site.made.closed
+    return report, site

@@ -251,7 +251,8 @@ def plan(
     asked = None
     if query is not None:
         asked = QueryRequest.of(query, tables=tables)
-        discover(tables or "")  # before AWS is asked
+        if asked.tables_place:
+            discover(asked.tables_place)  # before AWS is asked
     with opened(request) as fleet:
         seen = observe(fleet.control, fleet.prices)
         book = fleet.stays.look()

@@ -56,7 +56,7 @@ def _starting(request: QueryRequest, prefect: bool) -> str:
 def calibrate_engine(engine: str, master: str, store: str, console: Console) -> None:
     """Measure an engine, remember the figures beside the checkpoints, and print what they make of the rates."""
     request = QueryRequest("SELECT 1", tables=".", engine=engine, master=master, store=store)
-    checkpoints = ParquetCheckpointStore(store)
+    checkpoints = ParquetCheckpointStore(request.store_place)
     with console.status(f"measuring {engine}"), opened_engine(request) as opened:
         capacity = arrived_capacity(opened.source)
         measured = calibrate(opened.engine, float(max(capacity.cores, 1)))

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from ebbflow.infra.storage.files import FileEntry
+from ebbflow.infra.storage.places import Place
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,7 @@ class StageJob:
     name: str  # for people
     sql: str  # in the engine's dialect
     relations: tuple[Relation, ...]  # every table and checkpoint that the statement names
-    output_uri: str  # existing empty folder; the engine writes part files into it
+    output: Place  # existing empty folder; the engine writes part files into it
     partitions: int = 0  # shuffle partitions; 0: the engine's default
     split_bytes: int = 0  # of a file that one task reads at most; 0: the engine's default
 
@@ -88,9 +89,9 @@ class SqlEngine(Protocol):
         ...
 
     def confine(
-        self, relations: Sequence[Relation], folders: Sequence[str], everything: bool = False
+        self, relations: Sequence[Relation], folders: Sequence[Place], everything: bool = False
     ) -> None:
-        """Hold later jobs to the files of ``relations`` and to ``folders`` (URIs), where the engine can be held.
+        """Hold later jobs to the files of ``relations`` and to ``folders``, where the engine can be held.
 
         ``everything`` lifts that, for a user who has allowed functions that read files.
         """

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from ebbflow.infra.protocols.engine import Relation
+from ebbflow.infra.storage.places import Place
 
 # --- checkpoints ------------------------------------------------------------------------------------------
 
@@ -35,13 +36,13 @@ class Attempt:
 
     fingerprint: str
     id: str
-    uri: str  # "file:///..." or "s3://..."
+    place: Place
 
 
 class CheckpointStore(Protocol):
     """Durable stage outputs, by fingerprint. Safe for several processes at once."""
 
-    uri: str
+    place: Place
 
     def begin(self, fingerprint: str) -> Attempt:
         """Make a new folder to write into. Raises ``StorageError``."""

@@ -10,13 +10,12 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any, Protocol
 
 from ebbflow.infra.protocols import Relation, SqlEngine, StageJob, StageResult
 from ebbflow.infra.storage import private
 from ebbflow.infra.storage.files import FileEntry
-from ebbflow.infra.storage.filesystems import resolve, split, to_uri
+from ebbflow.infra.storage.places import Place
 from ebbflow.planners.model import Measured, Work
 
 ROWS = {"spark": 250_000, "duckdb": 1_000_000}  # of the table "fact"; both take a fraction of a second a case
@@ -190,14 +189,14 @@ def calibrate(
     engine: SqlEngine,
     cores: float,
     *,
-    folder: str | None = None,
+    folder: Place | None = None,
     rows: int | None = None,
     cache: Cache | None = None,
     machine: str = "",
 ) -> list[Measured]:
     """Measure ``engine`` on ``cores`` cores, or return what was measured before.
 
-    ``folder`` is a path or URI that all its workers can read and write, and is left as it was; ``None``
+    ``folder`` is one that all its workers can read and write, and is left as it was; ``None``
     takes a temporary one, which suits engines on this machine. ``machine`` distinguishes cached values, such
     as by instance type. Raises the engine's errors.
     """
@@ -214,7 +213,7 @@ def calibrate(
 
 
 def measure(
-    engine: SqlEngine, cores: float, *, folder: str | None = None, rows: int | None = None
+    engine: SqlEngine, cores: float, *, folder: Place | None = None, rows: int | None = None
 ) -> Mapping[str, Measured]:
     """Run every case once on a warm engine and return its figures by name.
 
@@ -222,14 +221,14 @@ def measure(
     real stage also compiles its own code once.
     """
     rows = rows or ROWS[engine.name]
-    with _scratch(folder) as uri:
-        tables = _write_tables(uri, rows)
+    with _scratch(folder) as place:
+        tables = _write_tables(place, rows)
         for case in CASES:
             if case.name in _WARM_UP:
-                _run(engine, case, tables, uri)
+                _run(engine, case, tables, place)
         found = {}
         for case in CASES:
-            result = _run(engine, case, tables, uri)
+            result = _run(engine, case, tables, place)
             found[case.name] = _measured(engine.name, case.work(rows), result, cores)
             _log.debug("%s: %.3f s wall, %.3f s of tasks", case.name, result.seconds, result.task_seconds)
         return found
@@ -257,41 +256,38 @@ def _in_one_process(work: Work) -> Work:
     )
 
 
-def _run(engine: SqlEngine, case: Case, tables: Mapping[str, Relation], uri: str) -> StageResult:
+def _run(engine: SqlEngine, case: Case, tables: Mapping[str, Relation], place: Place) -> StageResult:
     identity = f"calibration-{uuid.uuid4().hex}"
-    output = f"{uri}/{identity}"
-    filesystem, path = resolve(output)
-    private.folder_maker(filesystem, split(output)[0])(path)
+    output = place.under(identity)
+    private.folder_maker(output.fs(), output.scheme)(output.root)
     relations = tuple(tables[name] for name in case.tables)
     try:
         return engine.run(
             StageJob(identity, f"calibration: {case.name}", case.sql, relations, output, case.partitions)
         )
     finally:
-        filesystem.delete_dir(path)
+        output.fs().delete_dir(output.root)
 
 
 @contextmanager
-def _scratch(folder: str | None) -> Iterator[str]:
+def _scratch(folder: Place | None) -> Iterator[Place]:
     """Give a new folder below ``folder`` and remove it afterwards."""
     import tempfile
 
     if folder is None:
         with tempfile.TemporaryDirectory(prefix="ebbflow-calibration-") as made:
-            yield Path(made).as_uri()
+            yield Place(made)
         return
-    scheme, root = split(folder)
-    uri = to_uri(f"{root}/calibration-{uuid.uuid4().hex}", scheme)
-    filesystem, path = resolve(uri)
-    private.folder_maker(filesystem, scheme)(path)
+    place = folder.under(f"calibration-{uuid.uuid4().hex}")
+    private.folder_maker(place.fs(), place.scheme)(place.root)
     try:
-        yield uri
+        yield place
     finally:
         with suppress(OSError):
-            filesystem.delete_dir(path)
+            place.fs().delete_dir(place.root)
 
 
-def _write_tables(uri: str, rows: int) -> dict[str, Relation]:
+def _write_tables(place: Place, rows: int) -> dict[str, Relation]:
     import numpy as np
     import pyarrow as pa
 
@@ -313,26 +309,25 @@ def _write_tables(uri: str, rows: int) -> dict[str, Relation]:
             )
         )
     dim = pa.table({"d": pa.array(random.permutation(_DIM), pa.int64()), "w": random.random(_DIM)})
-    fact = _write(uri, "fact", pieces, _FACT)
+    fact = _write(place, "fact", pieces, _FACT)
     return {
         "fact": fact,
         "part": Relation("part", fact.scheme, fact.files[:_PART], _FACT),
-        "dim": _write(uri, "dim", [dim], _DIMENSION),
-        "tiny": _write(uri, "tiny", [pa.table({"k": pa.array([1], pa.int64())})], _FACT[:1]),
+        "dim": _write(place, "dim", [dim], _DIMENSION),
+        "tiny": _write(place, "tiny", [pa.table({"k": pa.array([1], pa.int64())})], _FACT[:1]),
     }
 
 
-def _write(uri: str, name: str, pieces: list[Any], columns: tuple[tuple[str, str], ...]) -> Relation:
+def _write(place: Place, name: str, pieces: list[Any], columns: tuple[tuple[str, str], ...]) -> Relation:
     import pyarrow.parquet as pq
 
-    scheme, _ = split(uri)
     entries = []
     for number, piece in enumerate(pieces):
-        filesystem, path = resolve(f"{uri}/{name}-{number}.parquet")
-        with private.output_stream(filesystem, scheme, path) as out:
+        filesystem, path = place.fs(), place.path(f"{name}-{number}.parquet")
+        with private.output_stream(filesystem, place.scheme, path) as out:
             pq.write_table(piece, out)
         entries.append(FileEntry(path, filesystem.get_file_info(path).size or 0, 0.0))
-    return Relation(name, scheme, tuple(entries), columns)
+    return Relation(name, place.scheme, tuple(entries), columns)
 
 
 def _decoded(value: Any) -> list[Measured] | None:

@@ -2,7 +2,6 @@
 
 import errno
 import os
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
@@ -13,7 +12,7 @@ from ebbflow.infra.errors import StorageError
 from ebbflow.infra.protocols import Checkpoint, Relation
 from ebbflow.infra.storage import checksums, files, private
 from ebbflow.infra.storage.files import FileEntry
-from ebbflow.infra.storage.filesystems import filesystem, split, to_uri, translated
+from ebbflow.infra.storage.filesystems import translated
 from ebbflow.infra.storage.manifest import (
     FINGERPRINT,
     DamagedError,
@@ -23,6 +22,7 @@ from ebbflow.infra.storage.manifest import (
     UnusableError,
     decode,
 )
+from ebbflow.infra.storage.places import Place
 
 _USED_EVERY = 3_600.0  # seconds between two notes of use on S3, where each is a request
 _KNOWN = frozenset({"data", "manifests", "cache", "apps", "damaged"})
@@ -31,37 +31,35 @@ _KNOWN = frozenset({"data", "manifests", "cache", "apps", "damaged"})
 class StoreFiles:
     """Reads and writes a store's layout; ``ParquetCheckpointStore`` decides what to do with it."""
 
-    def __init__(self, uri: str, clock: Clock) -> None:
-        self.scheme, self.root = split(uri)
-        self.uri = to_uri(self.root, self.scheme)
+    def __init__(self, place: Place, clock: Clock) -> None:
+        self.place = place
         self._clock = clock
         self.hash: Callable[[str, Sequence[FileEntry]], list[str]] = checksums.of_files
         self._verified: dict[str, FileEntry] = {}  # by path: files as they were when their checksum was right
         self._used: dict[str, float] = {}
 
-    def fs(self) -> Any:
-        """Return the ``pyarrow.fs.FileSystem``."""
-        return filesystem(self.scheme)
-
     def publish(self, manifest: Manifest) -> Checkpoint | None:
         """Write the manifest unless a valid one is there; return the checkpoint that was first, if any."""
-        path, data = self._manifest_path(manifest.fingerprint), manifest.encode()
-        if self.scheme != "file":
-            files.write_atomic(self.fs(), self.scheme, path, data)
+        name, data = _manifest(manifest.fingerprint), manifest.encode()
+        if not self.place.local:
+            self._write(name, data)
             return None
         with self._exclusive():
-            if files.write_once(path, data):
+            if files.write_once(self.place.path(name), data):
                 return None
             existing = self.current(manifest.fingerprint, manifest.sources)
             if existing is None:
-                files.write_atomic(self.fs(), self.scheme, path, data)
+                self._write(name, data)
             return existing
 
+    def _write(self, name: str, data: bytes) -> None:
+        files.write_atomic(self.place.fs(), self.place.scheme, self.place.path(name), data)
+
     def _exclusive(self) -> Any:
-        if self.scheme != "file":
+        if not self.place.local:
             return nullcontext()
-        private.make_folder(f"{self.root}/manifests")
-        return files.locked(f"{self.root}/manifests/.lock", self._clock)
+        private.make_folder(self.place.path("manifests"))
+        return files.locked(self.place.path("manifests/.lock"), self._clock)
 
     def current(self, fingerprint: str, sources: Mapping[str, str]) -> Checkpoint | None:
         """Return the checkpoint if it is valid for ``sources``, else ``None``."""
@@ -79,7 +77,7 @@ class StoreFiles:
         """
         attempt = ""
         try:
-            with translated(f"read the checkpoint store {self.uri}"):
+            with translated(f"read the checkpoint store {self.place.uri}"):
                 content = self._content(fingerprint)
                 if content is None:
                     return None
@@ -95,16 +93,15 @@ class StoreFiles:
 
     def _content(self, fingerprint: str) -> bytes | None:
         try:
-            with self.fs().open_input_file(self._manifest_path(fingerprint)) as file:
-                return bytes(file.read())
+            return self.place.read(_manifest(fingerprint))
         except FileNotFoundError:
             return None
 
     def checkpoint(self, manifest: Manifest, *, verified: bool = True) -> Checkpoint:
         """Return the checkpoint after comparing its files with the manifest. Raises ``UnusableError``."""
-        folder = f"{self.root}/{manifest.data}"
-        with translated(f"read the checkpoint {to_uri(folder, self.scheme)}"):
-            there = {info.base_name: info for info in files.listing(self.fs(), folder) if info.is_file}
+        uri = self.place.uri_of(manifest.data)
+        with translated(f"read the checkpoint {uri}"):
+            there = {info.base_name: info for info in self.place.entries(manifest.data) if info.is_file}
             entries = []
             for part in manifest.parts:
                 info = there.get(part.name)
@@ -118,8 +115,8 @@ class StoreFiles:
         name = f"ckpt_{manifest.fingerprint}"
         return Checkpoint(
             manifest.fingerprint,
-            to_uri(folder, self.scheme),
-            Relation(name, self.scheme, tuple(entries), manifest.columns),
+            uri,
+            Relation(name, self.place.scheme, tuple(entries), manifest.columns),
             manifest.rows,
             manifest.size,
             manifest.seconds,
@@ -131,7 +128,7 @@ class StoreFiles:
         """Return the files just written with their checksums, which count as verified."""
         found = [
             replace(entry, xxh64=xxh64)
-            for entry, xxh64 in zip(entries, self.hash(self.scheme, entries), strict=True)
+            for entry, xxh64 in zip(entries, self.hash(self.place.scheme, entries), strict=True)
         ]
         self._verified.update({entry.path: entry for entry in found})
         return found
@@ -141,7 +138,7 @@ class StoreFiles:
         compared ``anew`` on request. Raises ``UnusableError``."""
         todo = [entry for entry in entries if anew or self._verified.get(entry.path) != entry]
         try:
-            found = self.hash(self.scheme, todo)
+            found = self.hash(self.place.scheme, todo)
         except OSError as exc:
             # gone, or on a part of a disk that cannot be read any more: the same as damaged
             if isinstance(exc, FileNotFoundError) or exc.errno == errno.EIO:
@@ -163,7 +160,7 @@ class StoreFiles:
         """
         name = f"damaged/{fingerprint}-{int(self._clock.now() * 1000):013d}.json"
         try:
-            with translated(f"set aside the checkpoint {fingerprint} of {self.uri}"), self._exclusive():
+            with translated(f"set aside the checkpoint {fingerprint} of {self.place.uri}"), self._exclusive():
                 content = self._content(fingerprint)
                 if content is None:
                     return None
@@ -174,7 +171,7 @@ class StoreFiles:
                     return None
                 except UnusableError:
                     pass
-                files.write_atomic(self.fs(), self.scheme, f"{self.root}/{name}", content)
+                self._write(name, content)
                 self._remove(fingerprint)
         except StorageError:
             return None
@@ -183,8 +180,8 @@ class StoreFiles:
     def last_used(self) -> dict[str, float]:
         """Return when each manifest was last used: its own time or its note's, whichever is later."""
         used: dict[str, float] = {}
-        with translated(f"list the checkpoint store {self.uri}"):
-            for info in files.listing(self.fs(), f"{self.root}/manifests"):
+        with translated(f"list the checkpoint store {self.place.uri}"):
+            for info in self.place.entries("manifests"):
                 fingerprint, _, kind = info.base_name.partition(".")
                 if kind in ("json", "used"):
                     used[fingerprint] = max(used.get(fingerprint, 0.0), files.entry(info).modified)
@@ -193,54 +190,54 @@ class StoreFiles:
     def touch(self, fingerprint: str) -> None:
         """Note the use; a store that may only be read goes without."""
         now = self._clock.now()
-        path = self._manifest_path(fingerprint)
+        name = _manifest(fingerprint)
         with suppress(OSError):
-            if self.scheme == "file":
-                os.utime(path, (now, now))
+            if self.place.local:
+                os.utime(self.place.path(name), (now, now))
             elif now - self._used.get(fingerprint, 0.0) >= _USED_EVERY:
                 self._used[fingerprint] = now
-                files.write_atomic(self.fs(), self.scheme, path.removesuffix("json") + "used", b"")
+                self._write(name.removesuffix("json") + "used", b"")
 
     def forget(self, fingerprint: str) -> None:
         """Delete a manifest: the checkpoint no longer exists."""
-        with translated(f"delete the checkpoint {fingerprint} of {self.uri}"), self._exclusive():
+        with translated(f"delete the checkpoint {fingerprint} of {self.place.uri}"), self._exclusive():
             self._remove(fingerprint)
 
     def _remove(self, fingerprint: str) -> None:
-        path = self._manifest_path(fingerprint)
-        for name in (path, path.removesuffix("json") + "used"):
-            with suppress(FileNotFoundError):
-                self.fs().delete_file(name)
+        name = _manifest(fingerprint)
+        self.place.remove(name)
+        self.place.remove(name.removesuffix("json") + "used")
 
     def delete(self, folder: str) -> None:
-        """Delete a folder and all in it; a missing one is no error."""
-        with translated(f"delete {to_uri(folder, self.scheme)}"):
-            if self.scheme == "file":
-                with suppress(FileNotFoundError):
-                    shutil.rmtree(folder)
-                return
-            with suppress(FileNotFoundError):
-                self.fs().delete_dir(folder)
+        """Delete a folder, by its name in the store, and all in it; a missing one is no error."""
+        with translated(f"delete {self.place.uri_of(folder)}"):
+            self.place.remove_folder(folder)
 
     def manifests(self) -> list[str]:
         """Return the fingerprints that have a manifest, valid or not, sorted."""
-        with translated(f"list the checkpoint store {self.uri}"):
-            found = files.listing(self.fs(), f"{self.root}/manifests")
+        with translated(f"list the checkpoint store {self.place.uri}"):
+            found = self.place.entries("manifests")
         return [i.base_name.removesuffix(".json") for i in found if i.is_file and _is_manifest(i.base_name)]
 
     def strangers(self) -> list[str]:
         """Return the URIs of visible files and folders that no store has."""
-        with translated(f"list the checkpoint store {self.uri}"):
-            top = [i for i in files.listing(self.fs(), self.root) if i.base_name not in _KNOWN]
+        with translated(f"list the checkpoint store {self.place.uri}"):
+            top = [i for i in self.place.entries() if i.base_name not in _KNOWN]
             inner = [
                 i
-                for i in files.listing(self.fs(), f"{self.root}/manifests")
+                for i in self.place.entries("manifests")
                 if not _is_manifest(i.base_name.removesuffix(".used").removesuffix(".json") + ".json")
             ]
-        return [to_uri(i.path, self.scheme) for i in top + inner if not files.hidden(i.base_name)]
+        return [
+            self.place.uri_of(i.path.removeprefix(f"{self.place.root}/"))
+            for i in top + inner
+            if not files.hidden(i.base_name)
+        ]
 
-    def _manifest_path(self, fingerprint: str) -> str:
-        return f"{self.root}/manifests/{fingerprint}.json"
+
+def _manifest(fingerprint: str) -> str:
+    """Return the manifest's name in the store."""
+    return f"manifests/{fingerprint}.json"
 
 
 def _is_manifest(name: str) -> bool:

@@ -24,7 +24,7 @@ from ebbflow.infra.query.checkpoint_files import StoreFiles
 from ebbflow.infra.storage import files, private
 from ebbflow.infra.storage.checksums import ChecksumEngine
 from ebbflow.infra.storage.files import FileEntry
-from ebbflow.infra.storage.filesystems import split, to_uri, translated
+from ebbflow.infra.storage.filesystems import translated
 from ebbflow.infra.storage.jsonstore import JsonStore
 from ebbflow.infra.storage.manifest import (
     ATTEMPT,
@@ -35,6 +35,7 @@ from ebbflow.infra.storage.manifest import (
     Part,
     UnusableError,
 )
+from ebbflow.infra.storage.places import Place
 from ebbflow.infra.tables.datatypes import arrow_schema
 
 __all__ = ["JsonStore", "ParquetCheckpointStore"]
@@ -52,10 +53,10 @@ class ParquetCheckpointStore:
     the manifest is then the later one's, and the earlier one's files, equal in content, stay for a day.
     """
 
-    def __init__(self, uri: str, clock: Clock | None = None) -> None:
+    def __init__(self, place: Place, clock: Clock | None = None) -> None:
         self._clock = clock or SystemClock()
-        self._files = StoreFiles(uri, self._clock)
-        self.uri = self._files.uri
+        self._files = StoreFiles(place, self._clock)
+        self.place = place
         self._lock = threading.Lock()
         self._noted: set[str] = set()
         self._problems: list[str] = []
@@ -67,7 +68,7 @@ class ParquetCheckpointStore:
 
     def cache(self, name: str) -> JsonStore:
         """Return a JSON cache that lies beside the checkpoints."""
-        return JsonStore(f"{self.uri}/cache/{name}")
+        return JsonStore(self.place.under(f"cache/{name}"))
 
     # --- writing ------------------------------------------------------------------------------------------
 
@@ -75,13 +76,13 @@ class ParquetCheckpointStore:
         """Make a new, empty folder to write into. Raises ``StorageError`` or ``StorageFullError``."""
         _check_fingerprint(fingerprint)
         name = f"{int(self._clock.now() * 1000):013d}-{os.getpid()}-{uuid.uuid4().hex[:12]}"
-        folder = f"{self._files.root}/data/{fingerprint}/{name}"
-        with translated(f"write to the checkpoint store {self.uri}"):
-            if self._files.scheme == "file":
-                self._make_local(folder)
+        place = self.place.under(f"data/{fingerprint}/{name}")
+        with translated(f"write to the checkpoint store {self.place.uri}"):
+            if place.local:
+                self._make_local(place.root)
             else:
-                self._files.fs().create_dir(folder, recursive=True)
-        return Attempt(fingerprint, name, to_uri(folder, self._files.scheme))
+                place.fs().create_dir(place.root, recursive=True)
+        return Attempt(fingerprint, name, place)
 
     def commit(
         self,
@@ -96,13 +97,13 @@ class ParquetCheckpointStore:
 
         Raises ``StorageError`` when the files are not the ``rows`` rows of ``columns`` that they should be.
         """
-        folder = self._folder(attempt)
+        self._check(attempt)
         existing = self._files.current(attempt.fingerprint, sources)
         if existing:
             self.discard(attempt)
             return existing
-        with translated(f"commit the checkpoint {attempt.uri}"):
-            parts = self._parts(folder, attempt, rows, columns)
+        with translated(f"commit the checkpoint {attempt.place.uri}"):
+            parts = self._parts(attempt, rows, columns)
             manifest = Manifest(
                 attempt.fingerprint,
                 attempt.id,
@@ -122,9 +123,9 @@ class ParquetCheckpointStore:
         """Drop an attempt's files. Missing ones are no error, nor are those that cannot be deleted now, as
         while a task of a cancelled statement still writes: ``collect`` takes them later.
         """
-        folder = self._folder(attempt)
+        name = self._check(attempt)
         with suppress(StorageError):  # often called for another error, which is the one to tell
-            self._files.delete(folder)
+            self._files.delete(name)
 
     # --- reading ------------------------------------------------------------------------------------------
 
@@ -153,7 +154,7 @@ class ParquetCheckpointStore:
         for folder, entries in groupby(checkpoint.relation.files, lambda file: file.path.rpartition("/")[0]):
             fingerprint, attempt = folder.split("/")[-2:]
             try:
-                with translated(f"read the checkpoint {to_uri(folder, self._files.scheme)}"):
+                with translated(f"read the checkpoint {self.place.uri_of(self._name_of(folder))}"):
                     self._files.verify(list(entries), anew=anew)
             except UnusableError as exc:
                 self._set_aside(fingerprint, attempt, str(exc))
@@ -213,7 +214,7 @@ class ParquetCheckpointStore:
                 continue
             checkpoint = valid[fingerprint]
             self._files.forget(fingerprint)
-            self._files.delete(split(checkpoint.uri)[1])
+            self._files.delete(checkpoint.uri.removeprefix(f"{self.place.uri}/"))
             total -= checkpoint.bytes
             freed += checkpoint.bytes
         return freed + self._collect_abandoned(used)
@@ -232,28 +233,29 @@ class ParquetCheckpointStore:
             with suppress(OSError):
                 os.rmdir(folder)
             raise StorageFullError(
-                f"cannot write to the checkpoint store {self.uri}: less than {SMALLEST_FREE >> 20} MiB free; "
+                f"cannot write to the checkpoint store {self.place.uri}: less than {SMALLEST_FREE >> 20} MiB free; "
                 f"free some space or choose another place, finished checkpoints are kept"
             )
 
-    def _folder(self, attempt: Attempt) -> str:
+    def _check(self, attempt: Attempt) -> str:
+        """Return the name of the attempt's folder in the store. Raises ``StorageError`` for one of another."""
         _check_fingerprint(attempt.fingerprint)
-        folder = f"{self._files.root}/data/{attempt.fingerprint}/{attempt.id}"
-        if not ATTEMPT.fullmatch(attempt.id) or split(attempt.uri) != (self._files.scheme, folder):
-            raise StorageError(f"attempt {attempt.id!r} at {attempt.uri} was not begun in {self.uri}")
-        return folder
+        name = f"data/{attempt.fingerprint}/{attempt.id}"
+        if not ATTEMPT.fullmatch(attempt.id) or attempt.place != self.place.under(name):
+            raise StorageError(
+                f"attempt {attempt.id!r} at {attempt.place.uri} was not begun in {self.place.uri}"
+            )
+        return name
 
-    def _parts(
-        self, folder: str, attempt: Attempt, rows: int, columns: Sequence[tuple[str, str]]
-    ) -> tuple[Part, ...]:
-        entries = self._data_files(folder)
+    def _parts(self, attempt: Attempt, rows: int, columns: Sequence[tuple[str, str]]) -> tuple[Part, ...]:
+        entries = _data_files(attempt.place)
         if not entries and rows == 0:
-            self._write_empty(f"{folder}/part-00000.parquet", columns)
-            entries = self._data_files(folder)
+            _write_empty(attempt.place, columns)
+            entries = _data_files(attempt.place)
         wanted = [name.lower() for name, _ in columns]
 
         def measure(found: FileEntry) -> Part:
-            count, names = _footer(self._files.fs(), found.path)
+            count, names = _footer(attempt.place.fs(), found.path)
             if names != wanted:
                 raise StorageError(f"{found.path} has the columns {names}, the stage should write {wanted}")
             return Part(found.path.rsplit("/", 1)[1], found.size, count, found.xxh64)
@@ -262,45 +264,30 @@ class ParquetCheckpointStore:
         parts = tuple(files.in_parallel(measure, self._files.hashed(entries)))
         if sum(part.rows for part in parts) != rows:
             raise StorageError(
-                f"checkpoint {attempt.uri} should have {rows} rows, its {len(parts)} files have "
+                f"checkpoint {attempt.place.uri} should have {rows} rows, its {len(parts)} files have "
                 f"{sum(part.rows for part in parts)}; it is not committed"
             )
         return parts
-
-    def _data_files(self, folder: str) -> list[FileEntry]:
-        found = files.listing(self._files.fs(), folder)
-        visible = [info for info in found if info.is_file and not files.hidden(info.base_name)]
-        return sorted((files.entry(info) for info in visible), key=lambda f: files.natural(f.path))
-
-    def _write_empty(self, path: str, columns: Sequence[tuple[str, str]]) -> None:
-        import pyarrow.parquet as pq
-
-        try:
-            schema = arrow_schema(columns)
-        except ValueError as exc:
-            raise StorageError(f"cannot write an empty checkpoint: {exc}") from exc
-        with private.output_stream(self._files.fs(), self._files.scheme, path) as out:
-            pq.write_table(schema.empty_table(), out)
 
     # --- housekeeping -------------------------------------------------------------------------------------
 
     def _collect_abandoned(self, manifests: Mapping[str, float]) -> int:
         now = self._clock.now()
         freed = 0
-        with translated(f"tidy the checkpoint store {self.uri}"):
-            for info in files.listing(self._files.fs(), f"{self._files.root}/data"):
+        with translated(f"tidy the checkpoint store {self.place.uri}"):
+            for info in self.place.entries("data"):
                 if info.is_file or not FINGERPRINT.fullmatch(info.base_name):
                     continue
                 in_use = self._attempt_in_use(info.base_name, now - manifests.get(info.base_name, now))
                 if in_use is not None:
                     freed += self._collect_attempts(info.path, in_use, now)
             for folder in ("manifests", "damaged"):
-                for info in files.listing(self._files.fs(), f"{self._files.root}/{folder}"):
+                for info in self.place.entries(folder):
                     old = now - (info.mtime_ns or 0) / 1e9 > ABANDONED_AFTER
                     torn = info.base_name.startswith(".") and info.base_name.endswith(".tmp")
                     if old and info.is_file and (torn or folder == "damaged"):
                         with suppress(FileNotFoundError):
-                            self._files.fs().delete_file(info.path)
+                            self.place.fs().delete_file(info.path)
         return freed
 
     def _attempt_in_use(self, fingerprint: str, unused: float) -> str | None:
@@ -318,29 +305,33 @@ class ParquetCheckpointStore:
 
     def _collect_attempts(self, folder: str, in_use: str, now: float) -> int:
         freed = 0
-        for info in files.listing(self._files.fs(), folder):
+        for info in files.listing(self.place.fs(), folder):
             match = ATTEMPT.fullmatch(info.base_name)
             if info.is_file or not match or info.base_name == in_use:
                 continue
-            inside = [i for i in files.listing(self._files.fs(), info.path, recursive=True) if i.is_file]
+            inside = [i for i in files.listing(self.place.fs(), info.path, recursive=True) if i.is_file]
             latest = max([int(match.group(1)) / 1000, *(files.entry(i).modified for i in inside)])
             if now - latest > ABANDONED_AFTER:
                 freed += sum(i.size for i in inside)
-                self._files.delete(info.path)
-        if self._files.scheme == "file":
+                self._files.delete(self._name_of(info.path))
+        if self.place.local:
             with suppress(OSError):  # only an empty folder goes
                 os.rmdir(folder)
         return freed
 
+    def _name_of(self, path: str) -> str:
+        """Return the name in the store of what is at ``path``, in pyarrow's terms."""
+        return path.removeprefix(f"{self.place.root}/")
+
     def _set_aside(self, fingerprint: str, attempt: str, why: str) -> None:
         moved = self._files.set_aside(fingerprint, attempt)
         self._note(
-            f"checkpoint {fingerprint[:16]} in {self.uri} {why}; it is not used"
+            f"checkpoint {fingerprint[:16]} in {self.place.uri} {why}; it is not used"
             + (f", its manifest was set aside as {moved}" if moved else "")
         )
 
     def _ignore(self, fingerprint: str, why: UnusableError) -> None:
-        self._note(f"checkpoint {fingerprint[:16]} in {self.uri} {why}; it is ignored")
+        self._note(f"checkpoint {fingerprint[:16]} in {self.place.uri} {why}; it is ignored")
 
     def _note(self, problem: str) -> None:
         with self._lock:
@@ -361,3 +352,19 @@ def _footer(fs: Any, path: str) -> tuple[int, list[str]]:
     with translated(f"read the Parquet footer of {path}"), fs.open_input_file(path) as file:
         found = pq.ParquetFile(file)
         return found.metadata.num_rows, [name.lower() for name in found.schema_arrow.names]
+
+
+def _data_files(folder: Place) -> list[FileEntry]:
+    visible = [info for info in folder.entries() if info.is_file and not files.hidden(info.base_name)]
+    return sorted((files.entry(info) for info in visible), key=lambda f: files.natural(f.path))
+
+
+def _write_empty(folder: Place, columns: Sequence[tuple[str, str]]) -> None:
+    import pyarrow.parquet as pq
+
+    try:
+        schema = arrow_schema(columns)
+    except ValueError as exc:
+        raise StorageError(f"cannot write an empty checkpoint: {exc}") from exc
+    with private.output_stream(folder.fs(), folder.scheme, folder.path("part-00000.parquet")) as out:
+        pq.write_table(schema.empty_table(), out)

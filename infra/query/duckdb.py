@@ -21,7 +21,8 @@ from ebbflow.infra.errors import (
 from ebbflow.infra.protocols import Relation, StageJob, StageProgress, StageResult
 from ebbflow.infra.query.duckdb_statements import register_view, storable
 from ebbflow.infra.storage import private
-from ebbflow.infra.storage.filesystems import filesystem, split
+from ebbflow.infra.storage.filesystems import filesystem
+from ebbflow.infra.storage.places import Place
 from ebbflow.infra.tables.confinement import NOTHING, Reach, configuration, lock
 
 _POLL = 0.1  # seconds between looks at a running job
@@ -83,9 +84,9 @@ class DuckDbEngine:
         return engine
 
     def confine(
-        self, relations: Sequence[Relation], folders: Sequence[str], everything: bool = False
+        self, relations: Sequence[Relation], folders: Sequence[Place], everything: bool = False
     ) -> None:
-        """Hold statements to the files of ``relations`` and to ``folders`` (URIs); ``everything`` lifts that."""
+        """Hold statements to the files of ``relations`` and to ``folders``; ``everything`` lifts that."""
         reach = Reach.of(relations, folders, everything)
         with self._lock:
             if not self._closed and self._reach != reach:
@@ -214,7 +215,7 @@ class DuckDbEngine:
                 raise EngineUnavailableError("this DuckDB engine was closed")
             if job.id in self._running:
                 raise ValueError(f"job ids must be unique; {job.id!r} is running already")
-            needed = Reach.of(job.relations, [job.output_uri])
+            needed = Reach.of(job.relations, [job.output])
             if not self._reach.covers(needed):
                 self._move(self._reach.joined(needed))
             connection = self._database()
@@ -236,16 +237,16 @@ class DuckDbEngine:
         for relation in job.relations:
             register_view(cursor, relation)
         statement, columns = storable(cursor, job)
-        scheme, folder = split(job.output_uri)
         cursor.execute("SET enable_profiling = 'no_output'")
         if running.cancelled.is_set():
             raise StageCancelledError(f"{job.name} was cancelled before it began")
-        if scheme == "file":
-            target = f"{folder}/{_PART}".replace("'", "''")
+        part = job.output.path(_PART)
+        if job.output.local:
+            target = part.replace("'", "''")
             rows = int(_scalar(cursor, f"COPY ({statement}) TO '{target}' (FORMAT parquet)"))
-            private.seal(f"{folder}/{_PART}")
+            private.seal(part)
             return rows, columns
-        return _stream(running, statement, scheme, f"{folder}/{_PART}"), columns
+        return _stream(running, statement, job.output.scheme, part), columns
 
     def _watch(self, running: _Running, listener: "_Listener") -> None:
         while not self._clock.wait(running.done, _POLL):

@@ -14,7 +14,8 @@ from ebbflow.infra.errors import StageFailedError, StorageError
 from ebbflow.infra.protocols import Checkpoint, Relation
 from ebbflow.infra.query.comparison import Difference, same_rows
 from ebbflow.infra.storage import files, private
-from ebbflow.infra.storage.filesystems import filesystem, split, translated
+from ebbflow.infra.storage.filesystems import filesystem, translated
+from ebbflow.infra.storage.places import Place
 from ebbflow.infra.tables.datatypes import arrow_schema
 
 __all__ = ["Difference", "is_whole", "preview", "read_checkpoint", "result_at", "same_rows", "write_result"]
@@ -54,33 +55,32 @@ def preview(checkpoint: Checkpoint, rows: int) -> Any:
         return pa.Table.from_batches(taken, schema)
 
 
-def result_at(path: str, columns: Sequence[tuple[str, str]], rows: int) -> Checkpoint:
-    """Return the result that is at ``path``: one Parquet file, or a checkpoint's folder of them.
+def result_at(place: Place, columns: Sequence[tuple[str, str]], rows: int) -> Checkpoint:
+    """Return the result that is at ``place``: one Parquet file, or a checkpoint's folder of them.
 
     Args:
-        path: as a query's report has it, local or S3.
+        place: as a query's report has it.
         columns: names and Spark SQL types, for a result without files.
         rows: how many the query has found; it is not checked.
 
     Raises:
         StorageError: nothing is there any more, or it cannot be reached.
     """
-    scheme, target = split(path)
-    with translated(f"read the result {path}"):
-        (found,) = filesystem(scheme).get_file_info([target])
-        parts = [found] if found.is_file else files.listing(filesystem(scheme), target)
+    with translated(f"read the result {place}"):
+        (found,) = place.fs().get_file_info([place.root])
+        parts = [found] if found.is_file else place.entries()
     parts = [one for one in parts if one.is_file and not files.hidden(one.base_name)]
     if not parts and found.type.name != "Directory":
         raise StorageError(
-            f"there is no result at {path} any more: run the query again; finished stages are reused"
+            f"there is no result at {place} any more: run the query again; finished stages are reused"
         )
     entries = tuple(files.entry(one) for one in sorted(parts, key=lambda one: files.natural(one.path)))
-    relation = Relation("result", scheme, entries, tuple(columns))
-    return Checkpoint("", path, relation, rows, relation.bytes, seconds=0.0, created=0.0)
+    relation = Relation("result", place.scheme, entries, tuple(columns))
+    return Checkpoint("", str(place), relation, rows, relation.bytes, seconds=0.0, created=0.0)
 
 
-def write_result(checkpoint: Checkpoint, path: str) -> str:
-    """Write all rows as one Parquet file at ``path`` (local or S3) and return its path.
+def write_result(checkpoint: Checkpoint, place: Place) -> None:
+    """Write all rows as one Parquet file at ``place``.
 
     Rows stream through, so memory does not grow with the result. The file appears whole or not at all; one
     that is there already is replaced. In a private folder it is private, elsewhere it follows the umask. Raises
@@ -88,13 +88,12 @@ def write_result(checkpoint: Checkpoint, path: str) -> str:
     """
     import pyarrow.parquet as pq
 
-    scheme, target = split(path)
-    fs = filesystem(scheme)
-    folder, _, name = target.rpartition("/")
+    fs = place.fs()
+    folder, _, name = place.root.rpartition("/")
     temporary = f"{folder}/.{name}.{uuid.uuid4().hex}.tmp"
-    with translated(f"write the result to {path}"):
+    with translated(f"write the result to {place}"):
         schema = _schema(checkpoint)
-        if scheme == "file":
+        if place.local:
             os.makedirs(folder or "/", exist_ok=True)
         try:
             with (
@@ -103,14 +102,13 @@ def write_result(checkpoint: Checkpoint, path: str) -> str:
             ):
                 for batch in _batches(checkpoint, schema):
                     writer.write_batch(batch)
-            if scheme == "file" and private.is_private(folder or "/"):
+            if place.local and private.is_private(folder or "/"):
                 private.seal(temporary)
-            fs.move(temporary, target)
+            fs.move(temporary, place.root)
         except BaseException:
             with suppress(Exception):  # the first error is the one to tell
                 fs.delete_file(temporary)
             raise
-    return path
 
 
 def _schema(checkpoint: Checkpoint) -> Any:
@@ -149,28 +147,24 @@ def _batches(checkpoint: Checkpoint, schema: Any, size: int = _BATCH) -> Iterato
                     )
 
 
-def count_rows(uri: str) -> int:
-    """Return the exact number of rows in the Parquet files directly in folder ``uri``, from their footers.
+def count_rows(folder: Place) -> int:
+    """Return the exact number of rows in the Parquet files directly in ``folder``, from their footers.
 
     Raises ``StageFailedError`` when there is no file or one is unreadable.
     """
     import pyarrow as pa
-    import pyarrow.fs as pafs
     import pyarrow.parquet as pq
 
-    from ebbflow.infra.storage.filesystems import resolve
-
-    filesystem, folder = resolve(uri)
+    fs = folder.fs()
 
     def rows(path: str) -> int:
-        return int(pq.read_metadata(path, filesystem=filesystem).num_rows)
+        return int(pq.read_metadata(path, filesystem=fs).num_rows)
 
     try:
-        found = filesystem.get_file_info(pafs.FileSelector(folder, allow_not_found=True))
-        paths = [f.path for f in found if f.is_file and f.path.endswith(".parquet")]
+        paths = [f.path for f in folder.entries() if f.is_file and f.path.endswith(".parquet")]
         if not paths:
-            raise StageFailedError(f"the engine reported success but wrote no Parquet file into {uri}")
+            raise StageFailedError(f"the engine reported success but wrote no Parquet file into {folder.uri}")
         with ThreadPoolExecutor(max_workers=min(8, len(paths))) as pool:
             return sum(pool.map(rows, paths))
     except (OSError, pa.ArrowException) as error:
-        raise StageFailedError(f"what was written into {uri} cannot be read back: {error}") from error
+        raise StageFailedError(f"what was written into {folder.uri} cannot be read back: {error}") from error

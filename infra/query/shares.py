@@ -17,7 +17,6 @@ import uuid
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
 
 import psutil
 
@@ -25,7 +24,8 @@ from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.errors import InfraError
 from ebbflow.infra.protocols import Claim
 from ebbflow.infra.storage import files, private
-from ebbflow.infra.storage.filesystems import filesystem, split, to_uri, translated
+from ebbflow.infra.storage.filesystems import translated
+from ebbflow.infra.storage.places import Place
 from ebbflow.planners.errors import OptionError
 
 _FORMAT = 1
@@ -50,12 +50,11 @@ class FileShareRegistry:
     """A ``ShareRegistry`` in ``<folder>/<cluster>``; ``folder`` is local, on a shared file system or on S3."""
 
     def __init__(
-        self, folder: str, cluster: str, clock: Clock | None = None, pace: RegistryPace | None = None
+        self, folder: Place, cluster: str, clock: Clock | None = None, pace: RegistryPace | None = None
     ) -> None:
-        self._scheme, root = split(folder)
-        self._folder = f"{root}/{_name(cluster)}"
+        self._place = folder.under(_name(cluster))
         self._clock = clock or SystemClock()
-        self._pace = pace or (LOCAL_PACE if self._scheme == "file" else S3_PACE)
+        self._pace = pace or (LOCAL_PACE if folder.local else S3_PACE)
         self._lock = threading.Lock()
         self._beats: dict[str, tuple[int, float]] = {}  # file name -> (its number, when that was first seen)
         self._looked = -math.inf
@@ -83,14 +82,13 @@ class FileShareRegistry:
             return self._found
 
     def _look(self, now: float) -> list[Claim]:
-        fs = filesystem(self._scheme)
-        with translated(f"read the registry of queries {to_uri(self._folder, self._scheme)}"):
+        with translated(f"read the registry of queries {self._place.uri}"):
             names = [
                 i.base_name
-                for i in files.listing(fs, self._folder)
+                for i in self._place.entries()
                 if i.is_file and i.base_name.endswith(".json") and not files.hidden(i.base_name)
             ]
-            entries = [(name, self._read(fs, name)) for name in names]
+            entries = [(name, self._read(name)) for name in names]
         self._beats = {name: self._beats[name] for name in names if name in self._beats}
         found = []
         for name, entry in entries:
@@ -107,11 +105,10 @@ class FileShareRegistry:
                 found.append(claim)
         return found
 
-    def _read(self, fs: Any, name: str) -> "tuple[Claim, int, _Home] | None":
+    def _read(self, name: str) -> "tuple[Claim, int, _Home] | None":
         """Return what a file says; ``None`` for one that has just gone or that is not ours to read."""
         try:
-            with fs.open_input_file(f"{self._folder}/{name}") as file:
-                data = json.loads(file.read())
+            data = json.loads(self._place.read(name))
             if data["format"] != _FORMAT:
                 return None
             limit = math.inf if data["limit"] is None else float(data["limit"])
@@ -123,7 +120,7 @@ class FileShareRegistry:
         except FileNotFoundError:
             return None
         except (ValueError, KeyError, TypeError) as error:
-            _log.warning("%s/%s is no claim on a cluster and is ignored: %s", self._folder, name, error)
+            _log.warning("%s is no claim on a cluster and is ignored: %s", self._place.path(name), error)
             return None
 
     def write(self, name: str, claim: Claim, beat: int) -> None:
@@ -139,15 +136,15 @@ class FileShareRegistry:
             "place": home.place,
             "pid": home.pid,
         }
-        content, path = json.dumps(data).encode(), f"{self._folder}/{name}"
-        store = self._folder.removesuffix("/").rsplit("/cache/", 1)[0]
-        with translated(f"write to the checkpoint store {to_uri(store, self._scheme)}"):
-            if self._scheme != "file":
-                files.write_atomic(filesystem(self._scheme), self._scheme, path, content)
+        content, path = json.dumps(data).encode(), self._place.path(name)
+        store = self._place.uri.rsplit("/cache/", 1)[0]
+        with translated(f"write to the checkpoint store {store}"):
+            if not self._place.local:
+                self._place.write(name, content)
                 return
             # not synced to disk: after a crash of the machine a claim is void anyway
-            private.make_folder(self._folder)
-            temporary = f"{self._folder}/.{name}.tmp"
+            private.make_folder(self._place.root)
+            temporary = self._place.path(f".{name}.tmp")
             with private.open_file(temporary, "wb") as file:
                 file.write(content)
             os.replace(temporary, path)
@@ -159,10 +156,9 @@ class FileShareRegistry:
 
     def _remove(self, name: str) -> None:
         try:
-            with suppress(FileNotFoundError):
-                filesystem(self._scheme).delete_file(f"{self._folder}/{name}")
+            self._place.remove(name)
         except Exception as error:  # it expires by itself
-            _log.debug("cannot delete %s/%s: %s", self._folder, name, error)
+            _log.debug("cannot delete %s: %s", self._place.path(name), error)
 
 
 class FileShareHandle:

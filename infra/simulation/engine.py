@@ -8,13 +8,13 @@ from bisect import insort
 from collections.abc import Callable
 from dataclasses import replace
 from math import ceil, inf
-from time import process_time
-from typing import Any, get_args
+from typing import get_args
 
 import numpy as np
 
 from ebbflow.infra.errors import SimulationError
-from ebbflow.infra.simulation.entry import ROUNDING, Entry, Ledger, admissible, contended
+from ebbflow.infra.simulation.asking import Asking
+from ebbflow.infra.simulation.entry import Entry, Ledger, admissible, contended
 from ebbflow.infra.simulation.jobs.plain import plain_jobs
 from ebbflow.infra.simulation.metrics import Contention
 from ebbflow.infra.simulation.protocols import ModelOf, Saves
@@ -24,7 +24,7 @@ from ebbflow.infra.simulation.traces.workloads import Workload
 from ebbflow.infra.simulation.usage import Usage
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model.capacity import Capacity, Notice
-from ebbflow.planners.model.scheduling import App, Decision, Placement, Policy, View
+from ebbflow.planners.model.scheduling import App, Decision, Placement, Policy
 
 __all__ = ["Rejected", "Result", "simulate"]
 
@@ -76,14 +76,12 @@ def simulate(
     run = _Run(
         workload,
         cluster,
-        policy,
+        Asking(policy, np.random.default_rng(seed), idle_limit),
         models or plain_jobs(),
         tick,
         (restart_delay if start_delay is None else start_delay, restart_delay),
         interference,
         saves or Saves(),
-        np.random.default_rng(seed),
-        idle_limit,
         on_finished,
     )
     run.to_the_end()
@@ -97,21 +95,17 @@ class _Run:
         self,
         workload: Workload,
         cluster: Cluster,
-        policy: Policy,
+        asking: Asking,
         models: ModelOf,
         tick: float | None,
         delays: tuple[float, float],
         interference: float,
         saves: Saves,
-        rng: np.random.Generator,
-        idle_limit: int,
         on_finished: Callable[[int, int], None] | None,
     ) -> None:
-        self.workload, self.cluster, self.policy, self.tick = workload, cluster, policy, tick
-        self.delays = delays
-        self.interference, self.saves, self.rng = interference, saves, rng
-        self.idle_limit, self.on_finished = idle_limit, on_finished
-        self.elastic = bool(getattr(policy, "elastic", False))
+        self.workload, self.cluster, self.asking, self.tick = workload, cluster, asking, tick
+        self.delays, self.interference, self.saves = delays, interference, saves
+        self.on_finished = on_finished
         self.ledger = Ledger()
         self.usage = Usage()
         self.notices: dict[str, Notice] = {}
@@ -130,15 +124,10 @@ class _Run:
         self.rejected: list[Rejected] = []
         self.ended = 0
         self.now = 0.0 if tick is not None else self.waiting[-1].job.arrival
-        self.wake = inf
-        self.memory: Any = None
-        self.intervals = self.decisions = self.idle = self.hasty = 0
-        self.decided = -inf
-        self.policy_seconds = self.held_seconds = 0.0
+        self.intervals = 0
+        self.held_seconds = 0.0
         self.held = 0
         self.trained = False
-        self.notes: dict[str, tuple[float, int]] = {}
-        self.reason = ""
         self._apply(CapacityChange(self.now, cluster.nodes))
 
     def to_the_end(self) -> None:
@@ -149,7 +138,7 @@ class _Run:
             if self.active and due:
                 self._decide()
             elif not self.active:
-                self.wake = inf  # it was asked for jobs that are over
+                self.asking.wake = inf  # it was asked for jobs that are over
 
     # Time
 
@@ -162,7 +151,7 @@ class _Run:
         return self.intervals * self.tick
 
     def _next_event(self) -> float:
-        at = self.wake
+        at = self.asking.wake
         if self.waiting:
             at = min(at, self.waiting[-1].job.arrival)
         if self.next_change < len(self.cluster.changes):
@@ -171,12 +160,12 @@ class _Run:
             at = min(at, *[entry.finish_at for entry in self.running])
             at = min(at, *[entry.app.lease_until for entry in self.running])
         if at == inf:
-            raise self._stuck("nothing will ever happen again")
+            raise self.asking.stuck(self.now, self.active, "nothing will ever happen again")
         return max(at, self.now)
 
     def _go_to(self, at: float) -> bool:
         """Let time pass until ``at``; tell whether anything happened that a policy should hear of."""
-        due = at >= self.wake
+        due = at >= self.asking.wake
         changes = self.cluster.changes
         while self.next_change < len(changes) and changes[self.next_change].at <= at:
             change = changes[self.next_change]
@@ -213,14 +202,14 @@ class _Run:
     # Jobs
 
     def _admit(self, entry: Entry) -> bool:
-        reason = admissible(entry.app, self.elastic, self.most_ahead[self.next_change])
+        reason = admissible(entry.app, self.asking.elastic, self.most_ahead[self.next_change])
         if reason:
             self._reject(entry, reason)
             return False
         insort(self.active, entry, key=lambda e: e.number)
         insort(self.apps, entry.app, key=lambda a: a.number)
         self.by_id[entry.job.id] = entry
-        self.idle = 0
+        self.asking.news()
         return True
 
     def _reject(self, entry: Entry, reason: str) -> None:
@@ -280,10 +269,12 @@ class _Run:
         self.usage.capacity.set(self.now, self.ledger.gpus)
         self.usage.held.set(self.now, self.held)
         self.usage.price.set(self.now, sum(node.price for node in nodes))
-        self.idle = 0
+        self.asking.news()
         if change.remove:
             most = self.most_ahead[self.next_change]
-            hopeless = [(e, admissible(e.app, self.elastic, most)) for e in self.active if not e.app.held]
+            hopeless = [
+                (e, admissible(e.app, self.asking.elastic, most)) for e in self.active if not e.app.held
+            ]
             for entry, reason in hopeless:
                 if reason:
                     self._reject(entry, reason)
@@ -321,31 +312,8 @@ class _Run:
     # Decisions
 
     def _decide(self) -> None:
-        self.idle = 0 if self.trained else self.idle + 1
-        self.trained = False
-        if self.idle > self.idle_limit:
-            raise self._stuck(f"{self.idle} decisions in a row let nobody train")
-        self.hasty = self.hasty + 1 if self.now - self.decided < ROUNDING else 0
-        self.decided = self.now
-        if self.hasty > self.idle_limit:
-            raise self._stuck(f"{self.hasty} decisions in a row came within {ROUNDING:g} s of the one before")
-        for entry in self.active:
-            entry.model.report(entry.app)
-        view = View(self.now, self.apps, self.capacity)
-        began = process_time()
-        decision = self.policy.decide(view, self.memory, self.rng)
-        self.policy_seconds += process_time() - began
-        self.decisions += 1
-        self.memory = decision.memory
-        if decision.wake <= self.now:
-            raise SimulationError(
-                f"policy {self.policy.name} at {self.now:g} s wants to be woken at {decision.wake:g} s, not later"
-            )
-        self.wake = decision.wake
-        for name, value in decision.notes.items():
-            total, times = self.notes.get(name, (0.0, 0))
-            self.notes[name] = (total + value, times + 1)
-        self._carry_out(decision)
+        trained, self.trained = self.trained, False
+        self._carry_out(self.asking.ask(self.now, self.active, self.apps, self.capacity, trained))
 
     def _carry_out(self, decision: Decision) -> None:
         grants = decision.grants
@@ -360,19 +328,15 @@ class _Run:
                 placement = grant.placement
                 if placement:
                     if grant.until <= self.now:
-                        raise SimulationError(
-                            f"policy {self.policy.name} at {self.now:g} s gives job {app.id} a lease that is over"
-                        )
+                        raise self.asking.wrong(self.now, f"gives job {app.id} a lease that is over")
                     app.lease_until = grant.until
                 else:
-                    self.reason = f"{app.id}: {grant.reason}" if grant.reason else self.reason
+                    self.asking.reason = f"{app.id}: {grant.reason}" if grant.reason else self.asking.reason
             if placement is not app.held and placement != app.held:
                 changed.append((entry, placement))
         if found != len(grants):
             unknown = sorted(set(grants) - set(self.by_id))
-            raise SimulationError(
-                f"policy {self.policy.name} at {self.now:g} s grants GPUs to jobs that are not active: {unknown[:3]}"
-            )
+            raise self.asking.wrong(self.now, f"grants GPUs to jobs that are not active: {unknown[:3]}")
         if changed:
             self._move(changed)
         if self.interference:
@@ -385,7 +349,9 @@ class _Run:
                 self._place(entry, ())
         for entry, placement in changed:
             if placement:
-                self.ledger.take(self.policy.name, entry.app, placement, elastic=self.elastic, now=self.now)
+                self.ledger.take(
+                    self.asking.name, entry.app, placement, elastic=self.asking.elastic, now=self.now
+                )
                 entry.app.lease_until = leases[entry.job.id]
                 self._hold(entry, placement)
         self.running = [entry for entry in self.active if entry.app.held]
@@ -403,14 +369,6 @@ class _Run:
                 entry.interference = factor
                 self._expect(entry)
 
-    def _stuck(self, what: str) -> SimulationError:
-        names = ", ".join(entry.job.id for entry in self.active[:3])
-        last = f"; its last reason: {self.reason}" if self.reason else ""
-        return SimulationError(
-            f"policy {self.policy.name} at {self.now:g} s leaves {len(self.active)} jobs unfinished ({names}):"
-            f" {what}{last}"
-        )
-
     def result(self, seed: int, contention: Contention) -> Result:
         """Return what the run gave."""
         refused = {job.name for job in self.rejected}
@@ -420,11 +378,11 @@ class _Run:
             self.usage,
             contention,
             workload=self.workload.name,
-            policy=self.policy.name,
+            policy=self.asking.name,
             seed=seed,
             gpu_hours=self.held_seconds / 3600,
-            policy_seconds=self.policy_seconds,
+            policy_seconds=self.asking.seconds,
             intervals=self.intervals,
-            decisions=self.decisions,
-            notes={name: total / times for name, (total, times) in self.notes.items()},
+            decisions=self.asking.decisions,
+            notes=self.asking.notes,
         )

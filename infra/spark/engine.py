@@ -22,6 +22,7 @@ from ebbflow.infra.spark.session import DriverProcess, start_session, stop_sessi
 from ebbflow.infra.spark.settings import ExecutorShape, mebibytes, settings, stays_on_this_machine
 from ebbflow.infra.storage import checksums
 from ebbflow.infra.storage.files import FileEntry
+from ebbflow.infra.storage.places import Place
 from ebbflow.planners.errors import OptionError
 
 _POLL = 0.25  # seconds between looks at a running job
@@ -119,7 +120,7 @@ class SparkEngine:
             running.done.set()
             watcher.join()
             watch.finish()
-            rows = count_rows(job.output_uri)
+            rows = count_rows(job.output)
         except Exception as error:
             running.done.set()
             watcher.join()
@@ -147,7 +148,7 @@ class SparkEngine:
         self._partitions = max(8, round(4 * cores))
 
     def confine(
-        self, relations: Sequence[Relation], folders: Sequence[str], everything: bool = False
+        self, relations: Sequence[Relation], folders: Sequence[Place], everything: bool = False
     ) -> None:
         """Do nothing: Spark's statements run with all rights of its driver and its executors."""
 
@@ -253,7 +254,7 @@ class SparkEngine:
             columns = relations.columns(frame)
             if running.cancelled.is_set():
                 raise StageCancelledError(f"{job.name} was cancelled before it began")
-            frame.write.mode("append").parquet(relations.hadoop_uri(job.output_uri))
+            frame.write.mode("append").parquet(relations.hadoop_uri(job.output.uri))
             return columns
         finally:
             self._forget_group()

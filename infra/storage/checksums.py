@@ -13,7 +13,8 @@ import xxhash
 from ebbflow.infra.errors import StorageError
 from ebbflow.infra.storage import files
 from ebbflow.infra.storage.files import FileEntry
-from ebbflow.infra.storage.filesystems import filesystem, split, translated
+from ebbflow.infra.storage.filesystems import filesystem, translated
+from ebbflow.infra.storage.places import Place
 
 SEED = 42  # Spark's own: what its function xxhash64 returns in an executor is compared with what is computed here
 DIGITS = 16
@@ -61,20 +62,19 @@ def of_files(scheme: str, entries: Sequence[FileEntry]) -> list[str]:
     return files.in_parallel(lambda entry: of_file(scheme, entry.path), entries)
 
 
-def of_uri(uri: str) -> str:
-    """Return the XXH64 of the whole file at a path or URI. Raises ``StorageError``."""
-    scheme, path = split(uri)
-    with translated(f"read {uri}"):
-        return of_file(scheme, path)
+def of_place(place: Place) -> str:
+    """Return the XXH64 of the whole file at ``place``. Raises ``StorageError``."""
+    with translated(f"read {place}"):
+        return of_file(place.scheme, place.root)
 
 
-def is_same(uri: str, xxh64: str) -> bool:
-    """Tell whether the file at a path or URI has this checksum; one that is gone or on a broken disk has none.
+def is_same(place: Place, xxh64: str) -> bool:
+    """Tell whether the file at ``place`` has this checksum; one that is gone or on a broken disk has none.
 
     Raises ``StorageError`` where nobody can tell: storage that is out of reach has lost nothing.
     """
     try:
-        return of_uri(uri) == xxh64
+        return of_place(place) == xxh64
     except StorageError as error:
         cause = error.__cause__
         if isinstance(cause, FileNotFoundError) or (isinstance(cause, OSError) and cause.errno == errno.EIO):

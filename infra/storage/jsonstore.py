@@ -5,7 +5,8 @@ from typing import Any
 
 from ebbflow.infra.errors import StorageError
 from ebbflow.infra.storage import checksums, files
-from ebbflow.infra.storage.filesystems import filesystem, split, to_uri, translated
+from ebbflow.infra.storage.filesystems import translated
+from ebbflow.infra.storage.places import Place
 
 
 class JsonStore:
@@ -15,9 +16,8 @@ class JsonStore:
     has changed since they were written read as missing: whatever is here can be computed again.
     """
 
-    def __init__(self, uri: str) -> None:
-        self.scheme, self.path = split(uri)
-        self.uri = to_uri(self.path, self.scheme)
+    def __init__(self, place: Place) -> None:
+        self.place = place
 
     def get(self, key: str) -> Any | None:
         """Return the value of ``key``, or ``None``."""
@@ -27,18 +27,18 @@ class JsonStore:
     def put(self, key: str, value: Any) -> None:
         """Keep ``value`` under ``key``. Raises ``StorageError`` when it cannot be written."""
         data = checksums.sealed({"key": key, "value": value})
-        with translated(f"write to the cache {self.uri}"):
-            files.write_atomic(filesystem(self.scheme), self.scheme, self.file(key), data)
+        with translated(f"write to the cache {self.place.uri}"):
+            files.write_atomic(self.place.fs(), self.place.scheme, self.file(key), data)
 
     def under(self, name: str) -> "JsonStore":
         """Return the store of JSON values in the folder ``name`` below this one."""
-        return JsonStore(to_uri(f"{self.path}/{name}", self.scheme))
+        return JsonStore(self.place.under(name))
 
     def folders(self) -> frozenset[str]:
         """Return the names of the folders below this one; none where that cannot be told."""
         try:
-            with translated(f"read {self.uri}"):
-                found = files.listing(filesystem(self.scheme), self.path)
+            with translated(f"read {self.place.uri}"):
+                found = self.place.entries()
         except StorageError:
             return frozenset()
         return frozenset(i.base_name for i in found if not i.is_file)
@@ -47,8 +47,8 @@ class JsonStore:
         """Return the values of all keys, in no particular order, without those of folders below. What ``get``
         would call missing is left out."""
         try:
-            with translated(f"read {self.uri}"):
-                found = files.listing(filesystem(self.scheme), self.path)
+            with translated(f"read {self.place.uri}"):
+                found = self.place.entries()
                 there = [i.path for i in found if i.is_file and i.path.endswith(".json")]
                 contents = files.in_parallel(self._content, there)
         except StorageError:
@@ -61,11 +61,11 @@ class JsonStore:
 
     def _content(self, path: str) -> dict[str, Any] | None:
         try:
-            with translated(f"read {self.uri}"), filesystem(self.scheme).open_input_file(path) as file:
+            with translated(f"read {self.place.uri}"), self.place.fs().open_input_file(path) as file:
                 return checksums.unsealed(file.read())
         except (StorageError, checksums.DamagedError):
             return None
 
     def file(self, key: str, suffix: str = ".json") -> str:
         """Return the path, in pyarrow's terms, of the file that belongs to ``key``."""
-        return f"{self.path}/{hashlib.sha256(key.encode()).hexdigest()[:40]}{suffix}"
+        return self.place.path(f"{hashlib.sha256(key.encode()).hexdigest()[:40]}{suffix}")

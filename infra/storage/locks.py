@@ -48,7 +48,7 @@ class RunLock:
     """Holds a run's folder against other processes, on this machine and others.
 
     Args:
-        uri: the run's folder, local or on S3.
+        place: the run's folder.
         run_id: for messages.
         ttl: seconds after which a lease that is not renewed is free.
         heartbeat: renew a lease in the background; without it call ``beat``.
@@ -56,7 +56,7 @@ class RunLock:
 
     def __init__(
         self,
-        uri: str | os.PathLike[str],
+        place: Place,
         run_id: str,
         *,
         ttl: float = TTL,
@@ -65,7 +65,7 @@ class RunLock:
     ) -> None:
         if not ttl > 0:
             raise OptionError(f"ttl must be > 0 s; got {ttl}")
-        self._place = Place(uri)
+        self._place = place
         self._run_id = run_id
         self._ttl = ttl
         self._heartbeat = heartbeat
@@ -74,6 +74,14 @@ class RunLock:
         self._lease: _Lease | None = None
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
+
+    @property
+    def lingers(self) -> float:
+        """Return for how many seconds the lock of a holder that died may still count; 0: it is free at once.
+
+        A lease may look younger than it is by as much as clocks may differ.
+        """
+        return 0.0 if self._place.local else 1.25 * self._ttl
 
     @property
     def held(self) -> bool:

@@ -1,10 +1,11 @@
-"""A folder, local or on S3, as checkpoints need it: durable files with checksums, small atomic ones, renames."""
+"""A folder or file, local or on S3: where it is, and durable files, small atomic ones, and renames in it."""
 
 import hashlib
 import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from copy import copy
 from typing import Any
 
 from ebbflow.infra.storage import files, private
@@ -50,11 +51,38 @@ class Sink:
 
 
 class Place:
-    """Names below a root. Errors are those of the system: wrap calls in ``filesystems.translated``."""
+    """Names below a root. Errors are those of the system: wrap calls in ``filesystems.translated``.
+
+    It is made once, where a request or a command names a path or URI, and handed down; what is below it needs no
+    reading again (``under``). As a text it is what it was named by, for people; ``uri`` is for machines. Raises
+    ``OptionError`` for what is no place.
+    """
 
     def __init__(self, uri: str | os.PathLike[str]) -> None:
         self.scheme, self.root = split(uri)
         self.uri = to_uri(self.root, self.scheme)
+        self._named = os.fspath(uri)
+
+    def __str__(self) -> str:
+        return self._named
+
+    def __repr__(self) -> str:
+        return f"Place({self._named!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Place) and self.uri == other.uri
+
+    def __hash__(self) -> int:
+        return hash(self.uri)
+
+    def under(self, name: str) -> "Place":
+        """Return the place of ``name`` in this folder; of the folder itself for an empty one."""
+        if not name:
+            return self
+        found = copy(self)
+        found.root, found.uri = self.path(name), self.uri_of(name)
+        found._named = f"{self._named.rstrip('/')}/{name}"
+        return found
 
     @property
     def local(self) -> bool:
@@ -62,7 +90,7 @@ class Place:
 
     def path(self, name: str) -> str:
         """Return the path of ``name``, in pyarrow's terms."""
-        return f"{self.root}/{name}" if name else self.root
+        return f"{self.root.rstrip('/')}/{name}" if name else self.root
 
     def uri_of(self, name: str) -> str:
         return to_uri(self.path(name), self.scheme)
@@ -116,6 +144,10 @@ class Place:
         with self.fs().open_input_stream(self.path(name)) as file:
             while piece := file.read(_PIECE):
                 yield piece
+
+    def is_file(self, name: str = "") -> bool:
+        """Tell whether there is a file of this name."""
+        return bool(self.fs().get_file_info(self.path(name)).is_file)
 
     def entries(self, name: str = "") -> list[Any]:
         """Return the ``pyarrow.fs.FileInfo`` of all in a folder, sorted; none for one that is missing."""

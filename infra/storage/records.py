@@ -5,42 +5,39 @@ from typing import Any
 
 from ebbflow.infra.storage import checksums, private
 from ebbflow.infra.storage.files import write_atomic
-from ebbflow.infra.storage.filesystems import filesystem, split, translated
+from ebbflow.infra.storage.filesystems import translated
+from ebbflow.infra.storage.places import Place
 
 
 class OtherVersionError(Exception):
     """A record that another version of Ebbflow has written."""
 
 
-def save(uri: str, content: Mapping[str, Any], version: int) -> None:
-    """Write ``content`` to ``uri``, for its user alone; its folder is made. Raises ``StorageError``."""
-    scheme, path = split(uri)
+def save(place: Place, content: Mapping[str, Any], version: int) -> None:
+    """Write ``content`` to the file ``place``, for its user alone; its folder is made. Raises ``StorageError``."""
     data = checksums.sealed({"format": version, **content}, indent=1)
-    with translated(f"write {uri}"):
-        store = filesystem(scheme)
-        private.folder_maker(store, scheme)(path.rpartition("/")[0])
-        write_atomic(store, scheme, path, data)
+    with translated(f"write {place}"):
+        store = place.fs()
+        private.folder_maker(store, place.scheme)(place.root.rpartition("/")[0])
+        write_atomic(store, place.scheme, place.root, data)
 
 
-def load(uri: str, version: int) -> dict[str, Any]:
+def load(place: Place, version: int) -> dict[str, Any]:
     """Return the content that ``save`` was given.
 
     Raises ``StorageError`` where there is none, ``DamagedError`` (a ``ValueError``) or ``KeyError`` for one that is
     not what was written, ``OtherVersionError`` for one of another ``version``.
     """
-    scheme, path = split(uri)
-    with translated(f"read {path}"), filesystem(scheme).open_input_file(path) as file:
-        data = file.read()
+    with translated(f"read {place.root}"):
+        data = place.read("")
     content = checksums.unsealed(data)
     if content.pop("format") != version:
-        raise OtherVersionError(uri)
+        raise OtherVersionError(str(place))
     return content
 
 
-def remove(uri: str) -> None:
+def remove(place: Place) -> None:
     """Remove the record; one that is not there is fine. Raises ``StorageError``."""
-    scheme, path = split(uri)
-    with translated(f"remove {path}"):
-        store = filesystem(scheme)
-        if store.get_file_info(path).is_file:
-            store.delete_file(path)
+    with translated(f"remove {place.root}"):
+        if place.is_file():
+            place.fs().delete_file(place.root)

@@ -16,6 +16,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 T = TypeVar("T")
 
 _FLOATS = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
+_NO_TEXT = re.compile("[\ud800-\udfff]")  # UTF-8 cannot carry them
 _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")  # neither of the ledger's databases takes them in a text
 
 
@@ -25,12 +26,13 @@ class Form:
     Args:
         strict: a key that is not known is refused, not dropped; unless ``sparse``, all of them are needed.
         sparse: a field that equals its default is left out, so a default is part of the format.
-        named: numbers that JSON lacks are ``{"$float": "inf"}``; else ``null``, which comes back as infinity where
+        named: the ledger's: NUL is replaced, too, and numbers that JSON lacks are ``{"$float": "inf"}``; else ``null``, which comes back as infinity where
             the field is a plain ``float``.
     """
 
     def __init__(self, *, strict: bool, sparse: bool = False, named: bool = False) -> None:
         self._strict, self._sparse, self._named = strict, sparse, named
+        self._refused = _UNSTORABLE if named else _NO_TEXT
         self._encoders: dict[Any, Callable[[Any], Any]] = {}
         self._decoders: dict[Any, Callable[[Any], Any]] = {}
 
@@ -51,7 +53,7 @@ class Form:
         if value is None or isinstance(value, bool):
             return value
         if isinstance(value, str):
-            return _UNSTORABLE.sub("\ufffd", value)
+            return self._refused.sub("\ufffd", value)
         if isinstance(value, float):
             number = float(value)
             if math.isfinite(number):
@@ -74,7 +76,7 @@ class Form:
             raise ValueError(f"key {key!r:.80} must be a string")
         if self._named and key.startswith("$float"):
             raise ValueError(f"key {key!r:.80} must not start with $float")
-        return _UNSTORABLE.sub("\ufffd", key)
+        return self._refused.sub("\ufffd", key)
 
     def _encoder(self, kind: Any) -> Callable[[Any], Any]:
         found = self._encoders.get(kind)

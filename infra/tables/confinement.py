@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ebbflow.infra.protocols import Relation
-from ebbflow.infra.storage.filesystems import split
+from ebbflow.infra.storage.places import Place
 
 # What the engine itself changes after the lock; none of it opens a place.
 _CHANGEABLE = (
@@ -28,8 +28,8 @@ class Reach:
     everything: bool = False  # all that the process may: the user has allowed functions that read files
 
     @classmethod
-    def of(cls, relations: Iterable[Relation], uris: Iterable[str], everything: bool = False) -> "Reach":
-        """Return the reach of ``relations`` and the folders ``uris``, as far as they are of this machine.
+    def of(cls, relations: Iterable[Relation], places: Iterable[Place], everything: bool = False) -> "Reach":
+        """Return the reach of ``relations`` and the folders ``places``, as far as they are of this machine.
 
         What lies elsewhere is read and written by Arrow, and no statement reaches it.
         """
@@ -42,7 +42,7 @@ class Reach:
             return f"{real[folder]}/{name}"
 
         files = (f.path for r in relations if r.scheme == "file" and not r.external for f in r.files)
-        folders = (path.rstrip("/") for scheme, path in map(split, uris) if scheme == "file")
+        folders = (place.root.rstrip("/") for place in places if place.local)
         return cls(frozenset(map(resolved, files)), frozenset(map(os.path.realpath, folders)), everything)
 
     def covers(self, other: "Reach") -> bool:

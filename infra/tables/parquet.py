@@ -9,7 +9,8 @@ from ebbflow.infra.errors import TableError
 from ebbflow.infra.protocols import Relation
 from ebbflow.infra.storage import files
 from ebbflow.infra.storage.files import FileEntry
-from ebbflow.infra.storage.filesystems import filesystem, split, to_uri, translated
+from ebbflow.infra.storage.filesystems import filesystem, to_uri, translated
+from ebbflow.infra.storage.places import Place
 from ebbflow.infra.tables.datatypes import spark_type
 
 _SUFFIXES = (".parquet", ".parq", ".pq")
@@ -25,11 +26,11 @@ class _Source(NamedTuple):
     files: tuple[FileEntry, ...]
 
 
-def discover(uri: str) -> tuple[Relation, ...]:
-    """Return the tables in the folder ``uri`` (local or S3), sorted by name.
+def discover(place: Place) -> tuple[Relation, ...]:
+    """Return the tables in the folder ``place``, sorted by name.
 
     Each ``NAME.parquet`` file is a table, and so is each sub-folder ``NAME`` or ``NAME.parquet`` that holds
-    Parquet files. ``uri`` may also name one Parquet file. Hidden and other files are skipped. Names need not
+    Parquet files. ``place`` may also be one Parquet file. Hidden and other files are skipped. Names need not
     be identifiers (SQL quotes them) but must differ in more than case.
 
     Raises ``TableError`` for a missing folder, one without Parquet, a corrupt or empty file, files of one
@@ -38,21 +39,19 @@ def discover(uri: str) -> tuple[Relation, ...]:
     """
     from pyarrow.fs import FileType
 
-    scheme, path = split(uri)
-    fs = filesystem(scheme)
-    with translated(f"read the tables in {uri}", TableError):
-        info = fs.get_file_info(path)
+    with translated(f"read the tables in {place}", TableError):
+        info = place.fs().get_file_info(place.root)
         if info.is_file:
             sources = [_Source(_stem(info.base_name), (files.entry(info),))]
         else:
-            found = files.listing(fs, path)
+            found = place.entries()
             if not found and info.type == FileType.NotFound:
-                raise TableError(f"{uri} does not exist; name a folder that holds Parquet files")
-            sources = [source for item in found if (source := _source(fs, scheme, item)) is not None]
+                raise TableError(f"{place} does not exist; name a folder that holds Parquet files")
+            sources = [source for item in found if (source := _source(place, item)) is not None]
     if not sources:
-        raise TableError(f"{uri} holds no Parquet files (*.parquet) and no folders of them")
-    _check_names(uri, [name for name, _ in sources])
-    tables = [_relation(scheme, name, entries) for name, entries in sources]
+        raise TableError(f"{place} holds no Parquet files (*.parquet) and no folders of them")
+    _check_names(place, [name for name, _ in sources])
+    tables = [_relation(place.scheme, name, entries) for name, entries in sources]
     return tuple(sorted(tables, key=lambda table: table.name.lower()))
 
 
@@ -84,19 +83,19 @@ def footer(scheme: str, file: FileEntry) -> Any:
             return pq.ParquetFile(source).metadata
 
 
-def _source(fs: Any, scheme: str, info: Any) -> _Source | None:
-    """Return the table that one entry of the folder is, or ``None`` when it is none."""
+def _source(place: Place, info: Any) -> _Source | None:
+    """Return the table that one entry of the folder ``place`` is, or ``None`` when it is none."""
     if files.hidden(info.base_name):
         return None
     if info.is_file:
         single = _Source(_stem(info.base_name), (files.entry(info),))
         return single if _is_parquet(info.base_name) else None
-    inside = files.listing(fs, info.path)
-    uri = to_uri(info.path, scheme)
+    folder = place.under(info.base_name)
+    inside = folder.entries()
     partitions = [i.base_name for i in inside if not i.is_file and "=" in i.base_name]
     if partitions:
         raise TableError(
-            f"{uri} is partitioned by folders ({partitions[0]}); that is not supported, "
+            f"{folder.uri} is partitioned by folders ({partitions[0]}); that is not supported, "
             f"write the column into the files"
         )
     entries = tuple(
@@ -105,25 +104,24 @@ def _source(fs: Any, scheme: str, info: Any) -> _Source | None:
         if i.is_file and _is_parquet(i.base_name) and not files.hidden(i.base_name)
     )
     for item in (i for i in inside if not i.is_file):
-        _check_format(fs, uri, item)
+        _check_format(folder, item)
     return _Source(_stem(info.base_name), entries) if entries else None
 
 
-def _check_format(fs: Any, uri: str, folder: Any) -> None:
-    """Refuse a folder inside a table's folder that changes what the table's rows are."""
+def _check_format(table: Place, folder: Any) -> None:
+    """Refuse a folder inside the folder of a table that changes what the table's rows are."""
     name = folder.base_name
     if name in ("_delta_log", ".hoodie") or (
-        name == "metadata"
-        and any(i.base_name.endswith(".metadata.json") for i in files.listing(fs, folder.path))
+        name == "metadata" and any(i.base_name.endswith(".metadata.json") for i in table.entries(name))
     ):
         raise TableError(
-            f"{uri} is a {_TABLE_FORMATS[name]} table; its log decides which files count, "
+            f"{table.uri} is a {_TABLE_FORMATS[name]} table; its log decides which files count, "
             f"so read it through the engine's catalogue or export it to plain Parquet"
         )
-    if not files.hidden(name) and any(
-        _is_parquet(i.base_name) for i in files.listing(fs, folder.path) if i.is_file
-    ):
-        raise TableError(f"{uri} holds Parquet in the nested folder {name!r}; a table is one folder of files")
+    if not files.hidden(name) and any(_is_parquet(i.base_name) for i in table.entries(name) if i.is_file):
+        raise TableError(
+            f"{table.uri} holds Parquet in the nested folder {name!r}; a table is one folder of files"
+        )
 
 
 def _relation(scheme: str, name: str, entries: tuple[FileEntry, ...]) -> Relation:
@@ -180,12 +178,12 @@ def _disagreement(table: str, uri: str, ours: _Columns, other: str, theirs: _Col
     return f"{start}its columns in another order than {other}; write them in one order"
 
 
-def _check_names(uri: str, names: Sequence[str]) -> None:
+def _check_names(place: Place, names: Sequence[str]) -> None:
     seen: dict[str, str] = {}
     for name in names:
         if name.lower() in seen:
             raise TableError(
-                f"{uri} holds two tables {seen[name.lower()]!r} and {name!r}; names must differ in any case"
+                f"{place} holds two tables {seen[name.lower()]!r} and {name!r}; names must differ in any case"
             )
         seen[name.lower()] = name
 

@@ -116,10 +116,10 @@ def keep(relation: Relation, sample: Sample, cache: JsonStore | None, sample_row
     table = sample.table.replace_schema_metadata({b"ebbflow.rows": str(sample.rows).encode()})
     try:
         pq.write_table(table, buffer)
-        with translated(f"write a sample to {cache.uri}"):
+        with translated(f"write a sample to {cache.place.uri}"):
             content = buffer.getvalue().to_pybytes()
             content += checksums.of_bytes(content).encode()
-            files.write_atomic(filesystem(cache.scheme), cache.scheme, _path(cache, key), content)
+            files.write_atomic(cache.place.fs(), cache.place.scheme, _path(cache, key), content)
     except (StorageError, pa.ArrowException):
         return  # a cache only: the sample is drawn again when it is needed
 
@@ -145,8 +145,8 @@ def _stored(cache: JsonStore, key: tuple[str, int]) -> Sample | None:
     import pyarrow.parquet as pq
 
     try:
-        with translated(f"read a sample in {cache.uri}"):
-            with filesystem(cache.scheme).open_input_file(_path(cache, key)) as file:
+        with translated(f"read a sample in {cache.place.uri}"):
+            with cache.place.fs().open_input_file(_path(cache, key)) as file:
                 found = file.read()
             content, digits = found[: -checksums.DIGITS], found[-checksums.DIGITS :]
             if checksums.of_bytes(content).encode() != digits:

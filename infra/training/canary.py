@@ -15,14 +15,14 @@ from ebbflow.infra.training.metrics import RunStatistics
 from ebbflow.infra.training.prepared import Prepared
 
 
-def rehearse(prepared: Prepared, statistics: RunStatistics, folder: str | None, steps: int) -> dict[str, Any]:
+def rehearse(prepared: Prepared, statistics: RunStatistics, run: Place | None, steps: int) -> dict[str, Any]:
     """Save and load the run's state beside its checkpoints and return what the ``steps`` just done took.
 
     Raises ``TrainingError`` when what is read differs from what was saved, and ``StorageError`` when it cannot be
     written.
     """
-    root = folder or tempfile.mkdtemp(prefix="ebbflow-canary-")
-    place = f"{root}/canary"
+    root = run or Place(tempfile.mkdtemp(prefix="ebbflow-canary-"))
+    place = root.under("canary")
     try:
         checkpoints = CheckpointFolder(place, keep=1)
         saved = checkpoints.save(prepared.state(), prepared.progress.step, {"reason": "canary"})
@@ -42,9 +42,9 @@ def rehearse(prepared: Prepared, statistics: RunStatistics, folder: str | None, 
         }
     finally:
         with suppress(OSError):
-            Place(root).remove_folder("canary")
-            if folder is None:
-                os.rmdir(root)
+            root.remove_folder("canary")
+            if run is None:
+                os.rmdir(root.root)
 
 
 def _equal(first: torch.Tensor, second: torch.Tensor) -> bool:

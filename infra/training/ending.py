@@ -4,15 +4,13 @@ import logging
 import os
 from typing import Any, NoReturn
 
-from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.errors import StorageError
 from ebbflow.infra.training.canary import rehearse
 from ebbflow.infra.training.metrics import RunStatistics
 from ebbflow.infra.training.prepared import Prepared
 from ebbflow.infra.training.process.channel import StopRequest
+from ebbflow.infra.training.process.generation import Generation
 from ebbflow.infra.training.process.leaving import PEER_LOST, RunStopped
-from ebbflow.infra.training.process.link import Link
-from ebbflow.infra.training.process.world import World
 from ebbflow.infra.training.saver import Saver
 
 RESCUE_TIMEOUT = 20.0  # seconds
@@ -22,13 +20,11 @@ log = logging.getLogger(__name__)
 
 
 class Ending:
-    """Saves what is to be saved, says what happened, and ends one process. ``trial``: a canary saves nothing."""
+    """Saves what is to be saved, says what happened, and ends one process."""
 
-    def __init__(
-        self, world: World, link: Link, saver: Saver, *, trial: bool, clock: Clock | None = None
-    ) -> None:
-        self._world, self._link, self._saver, self._trial = world, link, saver, trial
-        self._clock = clock or SystemClock()
+    def __init__(self, generation: Generation, saver: Saver) -> None:
+        self._generation, self._saver = generation, saver
+        self._link, self._trial, self._clock = generation.link, generation.trial, generation.clock
         self._prepared: Prepared | None = None
 
     def attach(self, prepared: Prepared) -> None:
@@ -47,7 +43,7 @@ class Ending:
         prepared = self._ready()
         stop = self._link.reason()
         step, begun = prepared.progress.step, self._clock.now()
-        if self._world.rank == 0:
+        if self._generation.is_main:
             if save and not self._trial:
                 try:
                     self._saver.last(prepared.state, step, stop.reason, stop.deadline)
@@ -70,11 +66,11 @@ class Ending:
         log.warning("%s (%s)", reason, str(error).splitlines()[0][:200] if str(error) else "")
         raise RunStopped(reason, PEER_LOST) from error
 
-    def rehearse(self, statistics: RunStatistics, folder: str | None, steps: int) -> NoReturn:
+    def rehearse(self, statistics: RunStatistics, steps: int) -> NoReturn:
         """Save, load and leave after a trial of ``steps`` steps."""
         prepared = self._ready()
-        if self._world.rank == 0:
-            content = rehearse(prepared, statistics, folder, steps)
+        if self._generation.is_main:
+            content = rehearse(prepared, statistics, self._generation.place, steps)
             self._link.post("canary", prepared.progress.step, content)
         raise RunStopped("canary")
 
@@ -85,7 +81,7 @@ class Ending:
         """
         self._link.before_deadline(0.0, None)
         prepared = self._ready()
-        if self._world.rank != 0:
+        if not self._generation.is_main:
             return
         step, begun = prepared.progress.step, self._clock.now()
         self._saver.last(prepared.state, step, "finished")

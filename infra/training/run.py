@@ -17,31 +17,24 @@ from there on another number of processes.
 
 import logging
 import os
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
 import torch
 
-from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.errors import TrainingError
-from ebbflow.infra.protocols.trainings import SETTINGS, launcher_settings
-from ebbflow.infra.storage.locks import RunLock
 from ebbflow.infra.training.checkpoints.folder import CheckpointFolder
 from ebbflow.infra.training.data import Collate, Samples
 from ebbflow.infra.training.ending import Ending
 from ebbflow.infra.training.feeding import Feed
 from ebbflow.infra.training.metrics import Rates, RunStatistics
 from ebbflow.infra.training.prepared import OptimizerFactory, Options, Precision, Prepared, prepare
-from ebbflow.infra.training.process import channel as names
-from ebbflow.infra.training.process.channel import Channel
+from ebbflow.infra.training.process.generation import Generation
 from ebbflow.infra.training.process.leaving import RunStopped
-from ebbflow.infra.training.process.link import Link
-from ebbflow.infra.training.process.world import World, peer_lost
+from ebbflow.infra.training.process.world import peer_lost
 from ebbflow.infra.training.progress import EpochUnit, Progress, seed_everything
 from ebbflow.infra.training.resuming import Choice, check_not_lost, choose, load
 from ebbflow.infra.training.running_saves import RunningSaves
@@ -58,25 +51,16 @@ log = logging.getLogger(__name__)
 class ElasticRun:
     """One process of a run; made by ``start`` and used as a context."""
 
-    def __init__(
-        self,
-        world: World,
-        link: Link,
-        settings: RunSettings,
-        folder: str | None,
-        seed: int,
-        lock: RunLock | None = None,
-        clock: Clock | None = None,
-    ) -> None:
-        self.world, self.settings, self.seed, self.folder = world, settings, seed, folder
-        self._link, self._lock = link, lock
-        self._clock = clock or SystemClock()
-        checkpoints = CheckpointFolder(f"{folder}/checkpoints", settings.keep) if folder else None
-        self._spill = Spill(folder, settings.spill) if folder else None
-        self._saver = Saver(checkpoints, world, link, settings, spill=self._spill, clock=self._clock)
-        self._ending = Ending(world, link, self._saver, trial=settings.canary_steps > 0, clock=self._clock)
-        self._running = RunningSaves(folder, world, settings)
-        self._rates = Rates(self._clock)
+    def __init__(self, generation: Generation, seed: int) -> None:
+        self._generation, self.seed = generation, seed
+        self.world, self.settings, self._link = generation.world, generation.settings, generation.link
+        place, settings = generation.place, generation.settings
+        checkpoints = CheckpointFolder(place.under("checkpoints"), settings.keep) if place else None
+        self._spill = Spill(place, settings.spill) if place else None
+        self._saver = Saver(checkpoints, generation, spill=self._spill)
+        self._ending = Ending(generation, self._saver)
+        self._running = RunningSaves(generation)
+        self._rates = Rates(generation.clock)
         self._prepared: Prepared | None = None
         self._stepper: Stepper | None = None
         self._samples: Samples | None = None
@@ -109,34 +93,14 @@ class ElasticRun:
         Raises ``TrainingError`` when the other processes or the launcher cannot be reached, and ``RunLockedError``
         where another process runs in the same folder.
         """
-        environment = os.environ
-        settings = (
-            launcher_settings()
-            if SETTINGS in environment
-            else replace(settings or RunSettings(), restart=restart)
-        )
-        place = environment.get(names.RUN_FOLDER)
-        if place is None and folder is not None:
-            place = f"{os.fspath(folder)}/{run_id or Path(sys.argv[0]).stem or 'run'}"
         seed_everything(seed)
+        generation = Generation.join(folder, run_id, settings, restart)
         try:
-            channel = Channel.connect()
-        except RuntimeError as exc:
-            raise TrainingError(
-                f"the launcher at {environment[names.CHANNEL]} cannot be reached: {exc}"
-            ) from exc
-        lock = None
-        if channel is None and place is not None and environment.get("RANK", "0") == "0":
-            lock = RunLock(place, Path(place).name).acquire()  # a launcher has locked its runs itself
-        try:
-            world = World.join(settings.collective_timeout)
-            link = Link(channel, world.rank, settings.grace)
-            run = cls(world, link, settings, place, seed, lock)
+            run = cls(generation, seed)
         except BaseException:
-            if lock is not None:
-                lock.release()
+            generation.close(0.0)
             raise
-        link.open()
+        generation.link.open()
         return run
 
     def prepare(
@@ -307,7 +271,7 @@ class ElasticRun:
             self._ending.stop(agreed.save)
         canary = self.settings.canary_steps
         if canary and self._done >= canary:
-            self._ending.rehearse(self.statistics, self.folder, self._done)
+            self._ending.rehearse(self.statistics, self._done)
         if not canary:
             self._saver.maybe(prepared.state, prepared.progress.step)
             if problem := self._running.step(prepared):
@@ -346,7 +310,12 @@ class ElasticRun:
     @property
     def is_main(self) -> bool:
         """Tell whether this is the process that speaks and writes for all."""
-        return self.world.rank == 0
+        return self._generation.is_main
+
+    @property
+    def folder(self) -> str | None:
+        """Return the run's folder, as it was named; ``None``: nothing is saved."""
+        return None if self._generation.place is None else str(self._generation.place)
 
     @property
     def device(self) -> torch.device:
@@ -385,9 +354,7 @@ class ElasticRun:
         if not self._closed:
             self._closed = True
             self._running.close(timeout)
-            self._link.close(timeout)
-            if self._lock is not None:
-                self._lock.release()
+            self._generation.close(timeout)
 
     def __enter__(self) -> Self:
         return self
@@ -399,7 +366,7 @@ class ElasticRun:
         try:
             if ended and self._prepared is not None:
                 if canary := self.settings.canary_steps:  # the script is shorter than the trial
-                    self._ending.rehearse(self.statistics, self.folder, min(canary, self._done))
+                    self._ending.rehearse(self.statistics, min(canary, self._done))
                 self._ending.finish(self.metrics, self.statistics)
             elif self.world.size > 1 and not isinstance(error, SystemExit) and peer_lost(error):
                 self._ending.bereaved(error)

@@ -9,12 +9,12 @@ from typing import Any
 
 from ebbflow.infra.errors import StorageError
 from ebbflow.infra.training.prepared import Prepared
-from ebbflow.infra.training.process.world import World
-from ebbflow.infra.training.running.checkpoint import Recovery, RunningCheckpoint
+from ebbflow.infra.training.process.generation import Generation
+from ebbflow.infra.training.running.checkpoint import RunningCheckpoint
 from ebbflow.infra.training.running.folder import RunningFolder
+from ebbflow.infra.training.running.restoring import Recovery
 from ebbflow.infra.training.running.segments import STATE
 from ebbflow.infra.training.running.store import DamagedError
-from ebbflow.planners.model.trainings import RunSettings
 
 log = logging.getLogger(__name__)
 
@@ -25,10 +25,11 @@ class RunningSaves:
     What ``prepare(state=...)`` names is saved whole each time, beside the blocks whose turn it is.
     """
 
-    def __init__(self, folder: str | None, world: World, settings: RunSettings) -> None:
-        wanted = folder is not None and settings.running_every > 0 and settings.canary_steps == 0
-        self._uri = f"{folder}/running" if wanted else None
-        self._world, self._settings = world, settings
+    def __init__(self, generation: Generation) -> None:
+        run, settings = generation.place, generation.settings
+        wanted = settings.running_every > 0 and not generation.trial
+        self._place = run.under("running") if run is not None and wanted else None
+        self._world, self._settings = generation.world, settings
         self._running: RunningCheckpoint | None = None
         self.recovered: Recovery | None = None
         self.problems: list[str] = []  # running checkpoints that cannot serve, and why
@@ -39,9 +40,9 @@ class RunningSaves:
         Every block is compared with its checksum. One that is damaged is set aside, and named in ``problems``. Raises
         ``StorageError`` where it cannot be read.
         """
-        if self._uri is None:
+        if self._place is None:
             return None
-        folder = RunningFolder(self._uri)
+        folder = RunningFolder(self._place)
         self.problems = [f"{uri} was damaged" for uri in folder.aside()]
         start = folder.latest()
         if start is None:
@@ -65,10 +66,10 @@ class RunningSaves:
 
         Raises ``StorageError`` where it can be neither read nor begun.
         """
-        if self._uri is None:
+        if self._place is None:
             return
         running = RunningCheckpoint(
-            self._uri,
+            self._place,
             prepared.inner,
             prepared.optimizer,
             period=self._settings.running_every,
@@ -78,7 +79,7 @@ class RunningSaves:
             found = self.recovered = running.recover_all()
             prepared.load_run(found.state)
             prepared.load_extra(found.state.get("extra", {}))
-            log.warning("parameters of steps %s to %s are taken from %s", found.oldest, newest, self._uri)
+            log.warning("parameters of steps %s to %s are taken from %s", found.oldest, newest, running.uri)
         self._world.from_first(None)  # all have read before the first writes
         if self._world.rank == 0:
             self._running = running

@@ -9,13 +9,10 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any
 
-from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.errors import StorageError
 from ebbflow.infra.training.checkpoints.folder import TIMEOUT, CheckpointFolder, Found, Saved
-from ebbflow.infra.training.process.link import Link
-from ebbflow.infra.training.process.world import World
+from ebbflow.infra.training.process.generation import Generation
 from ebbflow.infra.training.spill import Spill
-from ebbflow.planners.model.trainings import RunSettings
 from ebbflow.planners.training.saving.checkpointing import daly_interval
 
 UNKNOWN_HAZARD_EVERY = 600.0  # seconds between checkpoints where no loss was ever seen
@@ -49,20 +46,17 @@ class Saver:
     def __init__(
         self,
         folder: CheckpointFolder | None,
-        world: World,
-        link: Link,
-        settings: RunSettings,
+        generation: Generation,
         *,
         spill: Spill | None = None,
-        clock: Clock | None = None,
     ) -> None:
         self.folder = folder
         self._spill = spill
         self.lock = threading.RLock()
         self.saved_step = -1  # steps that the newest checkpoint holds, as far as is known here
         self.costs = Costs()
-        self._world, self._link, self._settings = world, link, settings
-        self._clock = clock or SystemClock()
+        self._world, self._link, self._settings = generation.world, generation.link, generation.settings
+        self._clock = generation.clock
         self._last = self._clock.now()
 
     @property

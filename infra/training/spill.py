@@ -48,12 +48,12 @@ class Spill:
     """The places of one run.
 
     Args:
-        folder: of the run, local or on S3.
+        run: the run's folder.
         chosen: the user's place; those of this machine unless given.
     """
 
-    def __init__(self, folder: str, chosen: str = "", *, clock: Clock | None = None) -> None:
-        self._run = Place(folder)
+    def __init__(self, run: Place, chosen: str = "", *, clock: Clock | None = None) -> None:
+        self._run = run
         self._chosen = chosen
         self._clock = clock
         self.mark = ""  # before it is known nothing is spilled, and nothing found
@@ -80,7 +80,7 @@ class Spill:
             try:
                 self._make_private(place)
                 note = {"reason": reason, "run": self._run.uri, "host": socket.gethostname()}
-                folder = CheckpointFolder(place.uri, 1, clock=self._clock)
+                folder = CheckpointFolder(place, 1, clock=self._clock)
                 return folder.save(state, step, note, timeout=timeout)
             except StorageError as exc:
                 said.append(str(exc))
@@ -119,7 +119,7 @@ class Spill:
                 found = folder.latest()
                 if found is not None and found.step <= upto:
                     folder.discard(found)
-                place = Place(folder.uri)
+                place = folder.place
                 if place.local:
                     os.rmdir(place.root)  # unless there is more in it
 
@@ -133,7 +133,7 @@ class Spill:
                         continue
                     if place.local:
                         _check_private(place)
-                    found.append(CheckpointFolder(place.uri, 1, clock=self._clock))
+                    found.append(CheckpointFolder(place, 1, clock=self._clock))
             except StorageError:  # somebody else's
                 continue
         return found
@@ -147,7 +147,7 @@ class Spill:
             return found
         for place in spill_places(self._chosen):
             try:
-                found.append(Place(f"{place.rstrip('/')}/{name}"))
+                found.append(Place(place).under(name))
             except EbbflowError:
                 continue
         return found

@@ -87,7 +87,6 @@ class AppAgent:
         changed: called in the agent's thread with each new standing; it must be quick.
         tell: called with sentences for people.
         lock: held while the app lives, so that no two processes speak for one app.
-        lock_wait: seconds to wait for it where the ledger does not have the app down as lost.
         settle: called at the start, before any lease is used or let go of: it returns when nothing of an earlier self
             of the app runs any more, and raises when that cannot be had.
     """
@@ -103,14 +102,13 @@ class AppAgent:
         changed: Callable[[Standing], None] = lambda _: None,
         tell: Callable[[str], None] = lambda _: None,
         lock: RunLock | None = None,
-        lock_wait: float = 0.0,
         settle: Callable[[], None] = lambda: None,
     ) -> None:
         self._ledger, self.spec = ledger, spec
         self._clock = clock or ledger.clock or SystemClock()
         self._pace = pace or Pace()
         self._changed, self._tell = changed, tell
-        self._lock_of_app, self._lock_wait, self._settle = lock, lock_wait, settle
+        self._lock_of_app, self._settle = lock, settle
         self.book = LeaseBook(spec.id, self._clock, rules or rules_of(ledger))
         self._lock = threading.Lock()
         self._outbox = Outbox(ledger, self._say)
@@ -333,7 +331,7 @@ class AppAgent:
                 self._lock_of_app.acquire()
                 return
             except RunLockedError:
-                patience = self._pace.entry if self._recently_lost() else self._lock_wait
+                patience = self._pace.entry if self._recently_lost() else self._lock_of_app.lingers
                 if self._clock.now() - begun >= patience:
                     raise
             self._clock.sleep(_LOCK_LOOK)

@@ -16,6 +16,7 @@ from ebbflow.infra.errors import ClusterError, EngineError
 from ebbflow.infra.protocols import Relation
 from ebbflow.infra.query.checkpoints import ParquetCheckpointStore
 from ebbflow.infra.query.comparison import same_rows
+from ebbflow.infra.storage.places import Place
 from ebbflow.infra.tables import parquet as tables
 from ebbflow.planners.errors import EbbflowError
 from ebbflow.planners.query.sql.parse import parse, table_names
@@ -96,13 +97,13 @@ class Bench:
             request = QueryRequest(
                 sql, tables=str(self.tables[query.suite]), store=str(self._template(query.suite)), reuse=False
             )
-            store = ParquetCheckpointStore(request.store, clock=self.clock)
+            store = ParquetCheckpointStore(request.store_place, clock=self.clock)
             gathered, _ = prepare(request, store, self.clock, run_id="bench")
             self._answers[query] = self._answer(query, gathered)
         for suite in {q.suite for q in self._texts}:
             texts = [sql for q, sql in self._texts.items() if q.suite == suite]
             named = {n.lower() for sql in texts for n in table_names(parse(sql))}
-            found = tables.discover(str(self.tables[suite]))
+            found = tables.discover(Place(self.tables[suite]))
             self._relations[suite] = [r for r in found if r.name.lower() in named]
 
     def _answer(self, query: Query, gathered: Gathered) -> Any:

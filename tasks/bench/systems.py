@@ -21,6 +21,7 @@ from ebbflow.infra.query.results import read_checkpoint
 from ebbflow.infra.spark.engine import SparkEngine
 from ebbflow.infra.spark.failures import first_line
 from ebbflow.infra.spark.watch import ExecutorWatch
+from ebbflow.infra.storage.places import Place
 from ebbflow.planners import hazard as recovery
 from ebbflow.planners.errors import EbbflowError
 from ebbflow.tasks.bench.cases import Suite, System
@@ -195,7 +196,7 @@ class Recorder:
             self._inputs[job.id] = tuple(f.path for r in job.relations for f in r.files)
         result = self._engine.run(job, on_progress)
         with self._lock:
-            self._outputs[job.id] = _path(job.output_uri)
+            self._outputs[job.id] = job.output.root
         return result
 
     def contributing(self, result: Sequence[str]) -> frozenset[str]:
@@ -218,7 +219,7 @@ class Recorder:
         self._engine.resize(cores, memory)
 
     def confine(
-        self, relations: Sequence[Relation], folders: Sequence[str], everything: bool = False
+        self, relations: Sequence[Relation], folders: Sequence[Place], everything: bool = False
     ) -> None:
         self._engine.confine(relations, folders, everything)
 

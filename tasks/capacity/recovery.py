@@ -11,11 +11,12 @@ from functools import partial
 
 from ebbflow.infra.clock import Clock
 from ebbflow.infra.ledger import Ledger
+from ebbflow.infra.storage.places import Place
 from ebbflow.planners.errors import EbbflowError, OptionError
 from ebbflow.planners.model.ledger import AppEntered, AppMoved, AppRecord, AppSpec, Decided, Event
 from ebbflow.planners.model.ledger_state import State
 from ebbflow.tasks.apps.specs import Resume
-from ebbflow.tasks.query.app_requests import load_query
+from ebbflow.tasks.query.app_requests import AppFolder
 from ebbflow.tasks.query.request import QueryRequest
 from ebbflow.tasks.training.request import TrainingRequest
 from ebbflow.tasks.tuning.request import TuningRequest
@@ -116,7 +117,7 @@ def request_of(resume: Resume) -> TrainingRequest | TuningRequest | QueryRequest
         return TrainingRequest.load(resume.folder, resume.id)
     if resume.kind == "tuning":
         return TuningRequest.load(resume.folder, resume.id)
-    return load_query(resume.folder, resume.id)
+    return AppFolder(Place(resume.folder), resume.id).load()
 
 
 def _start(ledger: Ledger, app: LostApp, start: Callable[[LostApp], str]) -> bool:

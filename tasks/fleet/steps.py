@@ -26,6 +26,7 @@ from ebbflow.infra.errors import InfraError, StorageError
 from ebbflow.infra.protocols import Applied, FleetControl, GangControl, PriceSource, Refusal
 from ebbflow.infra.storage.files import home
 from ebbflow.infra.storage.jsonstore import JsonStore
+from ebbflow.infra.storage.places import Place
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.fleet import guard as guarding
 from ebbflow.planners.fleet.fallback import amended
@@ -102,7 +103,7 @@ def opened(request: FleetRequest, clock: Clock | None = None) -> Iterator[Opened
             clients,
             control,
             control.gangs,
-            PriceBook(clients, settings, JsonStore(str(home() / "prices")), listed=listed, clock=clock),
+            PriceBook(clients, settings, JsonStore(Place(home() / "prices")), listed=listed, clock=clock),
             # a cluster's name has no dots, so these are nobody's plans
             Stays(clients, settings.names, folder / f"{cluster}.stays.json", clock),
             NoticeFile(folder / f"{cluster}.notices.json", clock),

@@ -33,7 +33,7 @@ def for_query(
     clock = clock or SystemClock()
     state = seen.pool(pool)
     node = smallest(seen, pool)
-    store = ParquetCheckpointStore(request.store, clock=clock)
+    store = ParquetCheckpointStore(request.store_place, clock=clock)
     gathered, planner = prepare(request, store, clock, run_id="fleet")
     first, *others = (
         Share.uniform(node.cores * nodes, node.memory * nodes, nodes)

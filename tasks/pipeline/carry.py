@@ -23,7 +23,7 @@ from ebbflow.infra.errors import (
     StorageError,
 )
 from ebbflow.infra.storage import checksums, private
-from ebbflow.infra.storage.filesystems import split
+from ebbflow.infra.storage.places import Place
 from ebbflow.infra.tables.parquet import discover
 from ebbflow.planners.errors import OptionError
 from ebbflow.tasks.apps.lease_table import Rules
@@ -56,15 +56,17 @@ def tables_of(step: StepSpec, pipeline: Pipeline, folder: Path, fill: Fill) -> s
     named = [resolved(fill(text), pipeline) for text in step.options.get("tables", ())]
     if len(named) <= 1:
         return named[0] if named else None
-    if remote := [one for one in named if split(one)[0] != "file"]:
+    places = [Place(one) for one in named]
+    if remote := [place for place in places if not place.local]:
         raise OptionError(f"tables of several folders must be on this machine; got {remote[0]}")
-    place = folder / "tables" / step.name
+    linked = folder / "tables" / step.name
     seen: dict[str, str] = {}
     try:
-        private.make_folder(place)
-        for one in named:
-            discover(one)  # says what is wrong with a folder that has no tables
-            entries = [Path(one)] if Path(one).is_file() else sorted(Path(one).iterdir())
+        private.make_folder(linked)
+        for place in places:
+            discover(place)  # says what is wrong with a folder that has no tables
+            one = Path(place.root)
+            entries = [one] if one.is_file() else sorted(one.iterdir())
             for entry in entries:
                 if entry.name.startswith((".", "_")):
                     continue
@@ -74,10 +76,12 @@ def tables_of(step: StepSpec, pipeline: Pipeline, folder: Path, fill: Fill) -> s
                         f"tables must have different names; {entry.name} is in {seen[key]} and {entry}"
                     )
                 seen[key] = str(entry)
-                link(place / entry.name, entry)
+                link(linked / entry.name, entry)
     except OSError as error:
-        raise StorageError(f"cannot put the tables together in {place}: {error.strerror or error}") from error
-    return str(place)
+        raise StorageError(
+            f"cannot put the tables together in {linked}: {error.strerror or error}"
+        ) from error
+    return str(linked)
 
 
 def link(name: Path, target: Path) -> None:
@@ -183,7 +187,7 @@ class Carrier:
         results = {"path": folder, "file": file, "rows": str(report.rows)}
         if report.verified is False:
             return Carried("failed", f"its result differs from DuckDB's: {report.verification}", {}, details)
-        return Carried("finished", "", results, details, {file: checksums.of_uri(file)})
+        return Carried("finished", "", results, details, {file: checksums.of_place(Place(file))})
 
     def _training(self, attempt: Attempt) -> Carried:
         from ebbflow.tasks.training.leased.app import run_training_app

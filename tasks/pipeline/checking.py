@@ -14,7 +14,7 @@ from typing import Protocol
 from ebbflow.infra.aws.prices.listed import ListedPrices
 from ebbflow.infra.ledger.address import parse as parse_address
 from ebbflow.infra.packages import require
-from ebbflow.infra.storage.filesystems import split
+from ebbflow.infra.storage.places import Place
 from ebbflow.infra.storage.user_files import output_problem
 from ebbflow.infra.tables.parquet import discover
 from ebbflow.planners.errors import EbbflowError, OptionError
@@ -179,11 +179,11 @@ class _Check:
         if "${" in text:
             self._skip(step, f"{text} is known once other steps have run")
             return None
-        if "://" in text and split(text)[0] != "file":
+        if "://" in text and not Place(text).local:
             self._skip(step, f"{text} is not on this machine")
             return None
         try:
-            return {one.name: one.columns for one in discover(resolved(text, self.pipeline))}
+            return {one.name: one.columns for one in discover(Place(resolved(text, self.pipeline)))}
         except EbbflowError as error:
             self._unless(quiet or not Path(resolved(text, self.pipeline)).exists(), step, "tables", error)
             return None

@@ -11,6 +11,7 @@ from typing import Any, Literal, Protocol
 from ebbflow.infra.clock import Clock
 from ebbflow.infra.errors import StorageError
 from ebbflow.infra.storage.checksums import is_same
+from ebbflow.infra.storage.places import Place
 from ebbflow.planners.errors import EbbflowError, OptionError
 from ebbflow.tasks.pipeline.file.order import hopeless, ready
 from ebbflow.tasks.pipeline.file.references import Reference, fill_in
@@ -191,7 +192,9 @@ class Coordinator:
             for name in self._pipeline.needs[left.pop()] - seen:
                 seen.add(name)
                 known = self.record.steps[name]
-                wrong = next((uri for uri, xxh64 in known.files.items() if not is_same(uri, xxh64)), None)
+                wrong = next(
+                    (uri for uri, xxh64 in known.files.items() if not is_same(Place(uri), xxh64)), None
+                )
                 if known.state == "finished" and wrong is not None:
                     label = self._pipeline.steps[name].label
                     reason = f"its result {wrong} is not what was written"

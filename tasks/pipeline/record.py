@@ -18,6 +18,7 @@ from ebbflow.infra.errors import PipelineRunError, RunLockedError, StorageError
 from ebbflow.infra.storage import checksums, user_files
 from ebbflow.infra.storage.files import home, write_atomic
 from ebbflow.infra.storage.locks import RunLock
+from ebbflow.infra.storage.places import Place
 from ebbflow.planners.errors import OptionError
 from ebbflow.tasks.pipeline.checking import Say
 from ebbflow.tasks.pipeline.file.kinds import nearest
@@ -110,7 +111,7 @@ class RunFolder:
     @contextmanager
     def held(self, clock: Clock) -> Iterator[None]:
         """Keep other processes from the run. Raises ``PipelineRunError`` while one has it, which says who."""
-        lock = RunLock(str(self.path), self.id, clock=clock)
+        lock = RunLock(Place(self.path), self.id, clock=clock)
         try:
             lock.acquire()
         except RunLockedError as error:

@@ -14,7 +14,6 @@ from ebbflow.infra.clock import Clock
 from ebbflow.infra.errors import LedgerError, StageCancelledError, StorageError
 from ebbflow.infra.ledger import Ledger
 from ebbflow.infra.protocols import StageProgress
-from ebbflow.infra.storage.locks import TTL, RunLock
 from ebbflow.planners.model import Capacity
 from ebbflow.planners.model.ledger import AppSpec
 from ebbflow.planners.query.plan.qep import Stage
@@ -22,7 +21,7 @@ from ebbflow.planners.query.plan.state import Estimate, ReplanDecision
 from ebbflow.planners.query.running.execution import Execution
 from ebbflow.tasks.apps.agent import AppAgent, Pace
 from ebbflow.tasks.apps.lease_table import Rules
-from ebbflow.tasks.query.app_requests import forget_query, lock_folder, save_query
+from ebbflow.tasks.query.app_requests import AppFolder
 from ebbflow.tasks.query.feedback import Feedback
 from ebbflow.tasks.query.listening import Fan, Listener, Silent, StageOutcome
 from ebbflow.tasks.query.opening import Opened
@@ -106,7 +105,7 @@ def run_query_app(
     clock = clock or ledger.clock
     request = replace(request, weight=spec.weight, title=request.title or spec.title)
     orchestrator = orchestrator or PlainOrchestrator()
-    lock = RunLock(lock_folder(request.store, spec.id), spec.id, clock=clock)
+    folder = AppFolder(request.store_place, spec.id, clock)
     agent = AppAgent(
         ledger,
         spec,
@@ -114,9 +113,8 @@ def run_query_app(
         rules=rules,
         pace=pace,
         tell=orchestrator.listener.note,
-        lock=lock,
-        lock_wait=TTL + 15.0 if "://" in request.store else 0.0,
-        settle=lambda: _keep(request, spec.id),
+        lock=folder.lock,
+        settle=lambda: folder.keep(request),
     )
     stop = stop or threading.Event()
     with agent:
@@ -139,11 +137,11 @@ def run_query_app(
         agent.figures(progress=1.0, seconds_left=0.0, cores=0.0)
         agent.saved(outcome.result.uri)
         agent.moved("finished", f"{outcome.report.rows:,} rows")
-    _forget(request, spec.id, ledger, lock)
+    _forget(folder, spec.id, ledger)
     return outcome
 
 
-def _forget(request: QueryRequest, id: str, ledger: Ledger, lock: RunLock) -> None:
+def _forget(folder: AppFolder, id: str, ledger: Ledger) -> None:
     """Remove the request and the lock of an app that has finished.
 
     They stay where the ledger could not be told of the end, or another process has begun the app again by now.
@@ -152,16 +150,11 @@ def _forget(request: QueryRequest, id: str, ledger: Ledger, lock: RunLock) -> No
         record = ledger.app(id)
         if record is None or record.phase != "finished":
             return
-        lock.acquire()
+        folder.lock.acquire()
         try:
-            forget_query(request.store, id)
+            folder.forget()
         finally:
-            lock.discard()
-
-
-def _keep(request: QueryRequest, id: str) -> None:
-    """Keep the request for whoever finds the app lost."""
-    save_query(request, id)
+            folder.lock.discard()
 
 
 def follower(execution: Execution, agent: AppAgent, clock: Clock) -> Listener:

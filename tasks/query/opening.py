@@ -116,7 +116,7 @@ def shared_source(
         return opened.source
     return SharedCapacity(
         opened.source,
-        FileShareRegistry(f"{store.uri}/cache/shares", opened.cluster, clock),
+        FileShareRegistry(store.place.under("cache/shares"), opened.cluster, clock),
         clock,
         weight=request.weight,
         fraction=request.fraction,

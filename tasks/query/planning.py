@@ -119,8 +119,8 @@ def planner_of(
 
 
 def _relations(request: QueryRequest, engine: SqlEngine | None) -> dict[str, Relation]:
-    if request.tables:
-        found: Iterable[Relation] = tables.discover(request.tables)
+    if request.tables_place:
+        found: Iterable[Relation] = tables.discover(request.tables_place)
     else:
         assert engine is not None
         found = engine.tables()

@@ -5,11 +5,13 @@ Commands are made of what it declares, so that every start of the command line i
 
 import re
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
 from ebbflow.infra.storage import user_files
 from ebbflow.infra.storage.files import home
+from ebbflow.infra.storage.places import Place
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model import options
 from ebbflow.planners.model.options import asked
@@ -117,8 +119,24 @@ class QueryRequest:
             raise OptionError("catalog=True needs engine spark: the embedded DuckDB has no catalogue")
         if not self.store.strip():
             raise OptionError("store must name a folder, local or s3://; got an empty text")
+        self.store_place, self.tables_place, self.out_place  # noqa: B018  a wrong one is refused here
         validate_options(self.hysteresis, 0.0, 0.0)
         object.__setattr__(self, "allow_functions", checked_functions(self.allow_functions))
+
+    @cached_property
+    def store_place(self) -> Place:
+        """Return where checkpoints are."""
+        return Place(self.store)
+
+    @cached_property
+    def tables_place(self) -> Place | None:
+        """Return the folder of tables; ``None`` for those of a catalogue."""
+        return Place(self.tables) if self.tables else None
+
+    @cached_property
+    def out_place(self) -> Place | None:
+        """Return where the result is to be written."""
+        return Place(self.out) if self.out else None
 
     @classmethod
     def of(cls, sql: str, **options: Any) -> "QueryRequest":

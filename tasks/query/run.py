@@ -107,7 +107,7 @@ def execute(
     """
     clock = clock or SystemClock()
     orchestrator = orchestrator or PlainOrchestrator()
-    store = ParquetCheckpointStore(request.store, clock=clock)
+    store = ParquetCheckpointStore(request.store_place, clock=clock)
     with (
         ExitStack() as leaving,  # a share is given up last: its cores are free only once the engine has closed
         _prepared_and_opened(request, store, clock, opened) as (found, planner, running),
@@ -125,7 +125,7 @@ def execute(
             measured = calibrate(engine, max(Share.of(capacity).total.cores, 1.0))
             remember(store, request, measured)
             gathered = replace(found, history=measured)
-        engine.confine(gathered.read(), [store.uri], gathered.everything)
+        engine.confine(gathered.read(), [store.place], gathered.everything)
         started = clock.now()
         slices = SliceIndex(store, store.cache("slices"))
         share = planning_share(capacity, request.fraction)
@@ -232,7 +232,7 @@ def explain(
 ) -> tuple[tuple[PlanReport, ...], tuple[str, ...]]:
     """Plan ``request`` for ``share`` without running anything; return candidates and notes."""
     clock = clock or SystemClock()
-    store = ParquetCheckpointStore(request.store, clock=clock)
+    store = ParquetCheckpointStore(request.store_place, clock=clock)
     gathered, planner = prepare(request, store, clock, run_id="explain")
     session = session_of(request, gathered, planner, share)
     session.begin({}, clock.now())

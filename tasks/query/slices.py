@@ -16,6 +16,7 @@ from ebbflow.infra.protocols import (
     StageResult,
 )
 from ebbflow.infra.query.slices import Cells, Narrowing, SliceIndex, covers, together
+from ebbflow.infra.storage.places import Place
 from ebbflow.planners.query.costs.operators import split_bytes
 from ebbflow.planners.query.plan.partial import bound
 from ebbflow.planners.query.plan.qep import Slicing, Stage, Statement
@@ -169,7 +170,7 @@ class SliceRunner:
         try:
             with self._lock:
                 self._jobs.add(job_id)
-            job = self._job(job_id, cells, attempt.uri)
+            job = self._job(job_id, cells, attempt.place)
             # once more: the engine ignores the cancellation of a job that has not reached it yet
             if run.cancelled.is_set() or stop.is_set():
                 raise StageCancelledError(f"{stage.name} was cancelled before all its slices began")
@@ -191,7 +192,7 @@ class SliceRunner:
             fraction = self._fraction()
         self._tell(SlicesDone(run.job_id, fraction))
 
-    def _job(self, job_id: str, cells: Cells, output_uri: str) -> StageJob:
+    def _job(self, job_id: str, cells: Cells, output: Place) -> StageJob:
         run, stage = self._run, self._run.stage
         low, high = self._slicing.grid.bounds(*cells)
         columns = dict(self._slicing.grid.columns)
@@ -212,7 +213,7 @@ class SliceRunner:
             f"{stage.name} [{cells[0]}-{cells[1]} of {self._slicing.grid.cells}]",
             run.bound(self._text(self._slicing.statement(*cells))),
             tuple(relations),
-            output_uri,
+            output,
             stage.partitions,
             run.split(largest),
         )

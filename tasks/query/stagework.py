@@ -151,7 +151,7 @@ class StageWork:
         try:
             sql = run.bound(text(stage.statement))
             split = run.split(max((r.bytes for r in relations), default=0))
-            job = StageJob(job_id, stage.name, sql, tuple(relations), attempt.uri, stage.partitions, split)
+            job = StageJob(job_id, stage.name, sql, tuple(relations), attempt.place, stage.partitions, split)
             if run.cancelled.is_set():
                 raise StageCancelledError(f"{stage.name} was cancelled before it began")
             result = self.engine.run(job, lambda p: self.inbox.put((job_id, p)))

@@ -7,6 +7,7 @@ from ebbflow.infra.errors import EngineError
 from ebbflow.infra.protocols import Checkpoint, StageJob
 from ebbflow.infra.query.duckdb import DuckDbEngine
 from ebbflow.infra.query.results import read_checkpoint, same_rows
+from ebbflow.infra.storage.places import Place
 from ebbflow.planners.query.sql.dialect import duckdb_sql
 from ebbflow.tasks.query.planning import Gathered
 
@@ -20,9 +21,9 @@ def oracle(gathered: Gathered) -> object:
     engine = DuckDbEngine.start()
     try:
         with tempfile.TemporaryDirectory(prefix="ebbflow-oracle-") as folder:
-            uri = f"file://{folder}"
-            engine.confine(relations, [uri], gathered.everything)
-            job = StageJob("oracle", "oracle", duckdb_sql(query), relations, uri)
+            place = Place(folder)
+            engine.confine(relations, [place], gathered.everything)
+            job = StageJob("oracle", "oracle", duckdb_sql(query), relations, place)
             engine.run(job)
             files = sorted(str(p) for p in Path(folder).glob("*.parquet"))
             return pq.ParquetDataset(files).read()

@@ -65,8 +65,8 @@ def deliver(outcome: "QueryOutcome", request: "QueryRequest") -> "QueryOutcome":
 
     Returns the outcome. Raises ``StorageError`` for what cannot be written; what comes after it is not written then.
     """
-    if request.out:
-        write_result(outcome.result, request.out)
+    if request.out_place:
+        write_result(outcome.result, request.out_place)
     if request.json:
         outcome.report.write_json(request.json)
     if request.report:

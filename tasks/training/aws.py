@@ -159,7 +159,7 @@ def shipped(job: TrainingJob, region: str) -> TrainingJob:
     job = replace(job, environment={"AWS_REGION": region, **job.environment})
     if "://" in job.script:
         return job
-    place, name = Place(f"{job.folder.rstrip('/')}/script"), Path(job.script).name
+    place, name = Place(job.folder).under("script"), Path(job.script).name
     with translated(f"put the script into {place.uri}"):
         place.write(name, Path(job.script).read_bytes())
     return replace(job, script=place.uri_of(name))

@@ -266,7 +266,7 @@ class TrainingReport:
 def recorded(request: TrainingRequest) -> TrainingReport | None:
     """Return what the last launcher of a run has reported, if it lived to; ``None`` too for a damaged report."""
     try:
-        content = checksums.unsealed((Path(request.run_folder) / "report.json").read_bytes())
+        content = checksums.unsealed(request.place.read("report.json"))
         return TrainingReport.from_json(json.dumps(content))
     except (OSError, checksums.DamagedError, ReportError):
         return None
@@ -277,11 +277,11 @@ def record(report: TrainingReport, request: TrainingRequest) -> str:
 
     Empty: it was. How the run ended must be heard of nevertheless.
     """
-    if "://" in request.folder:
+    if not request.place.local:
         return ""
     try:
         sealed = checksums.sealed(json.loads(report.to_json()), indent=1)
-        write_text(Path(request.run_folder) / "report.json", sealed.decode(), kept=True)
+        write_text(request.place.path("report.json"), sealed.decode(), kept=True)
     except ReportError as error:
         return str(error)
     return ""

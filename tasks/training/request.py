@@ -6,12 +6,14 @@ Commands are made of what it declares, so that every start of the command line i
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from ebbflow.infra.errors import StorageError, TrainingError
 from ebbflow.infra.storage import records
 from ebbflow.infra.storage.files import home
-from ebbflow.infra.storage.filesystems import filesystem, split, translated
+from ebbflow.infra.storage.filesystems import translated
+from ebbflow.infra.storage.places import Place
 from ebbflow.infra.storage.scripts import check_script
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model import names, options
@@ -149,6 +151,7 @@ class TrainingRequest:
         if not self.folder.strip():
             raise OptionError("folder must name a folder, local or s3://; got an empty text")
         options.check(self)
+        self.place  # noqa: B018  a wrong one is refused here
         if self.max_gpus is not None and self.max_gpus < self.min_gpus:
             raise OptionError(f"max_gpus must be >= min_gpus ({self.min_gpus}); got {self.max_gpus}")
         if self.gpus < self.min_gpus:
@@ -156,7 +159,7 @@ class TrainingRequest:
                 f"nodes {self.nodes} have {self.gpus} GPUs; min_gpus asks for {self.min_gpus} to begin with"
             )
         if self.spill:
-            split(self.spill)
+            Place(self.spill)
         self.faults  # noqa: B018  parsed here so that a wrong one is refused
         if self.pool and not self.folder.startswith(("s3://", "s3a://")):
             raise OptionError(
@@ -228,8 +231,13 @@ class TrainingRequest:
 
     @property
     def run_folder(self) -> str:
-        """Return the run's own folder."""
+        """Return the run's own folder, as its user names it."""
         return f"{self.folder.rstrip('/')}/{self.id}"
+
+    @cached_property
+    def place(self) -> Place:
+        """Return the run's own folder."""
+        return Place(self.folder).under(self.id)
 
     @property
     def recorded(self) -> bool:
@@ -242,19 +250,18 @@ class TrainingRequest:
         return self._has(_LAUNCHED)
 
     def _has(self, name: str) -> bool:
-        scheme, path = split(self.run_folder)
-        with translated(f"look at {self.run_folder}"):
-            return bool(filesystem(scheme).get_file_info(f"{path}/{name}").is_file)
+        with translated(f"look at {self.place}"):
+            return self.place.is_file(name)
 
     def save(self) -> None:
         """Write the request into the run's folder, for ``--resume``. Raises ``StorageError``."""
-        records.save(f"{self.run_folder}/{_FILE}", {**asdict(self), "restart": False}, _FORMAT)
+        records.save(self.place.under(_FILE), {**asdict(self), "restart": False}, _FORMAT)
 
     @classmethod
     def load(cls, folder: str, run: str, changes: Mapping[str, Any] | None = None) -> "TrainingRequest":
         """Return the recorded request of ``run``, with ``changes``. Raises ``TrainingError`` or ``OptionError``."""
         names.RUN.check(run)
-        where = f"{folder.rstrip('/')}/{run}/{_FILE}"
+        where = Place(folder).under(f"{run}/{_FILE}")
         try:
             data = records.load(where, _FORMAT)
             known = {f.name for f in fields(cls)}

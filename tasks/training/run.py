@@ -90,7 +90,7 @@ def run_training(
 
 def nobody_runs(request: TrainingRequest) -> None:
     """Raise ``RunLockedError`` where a process runs this run now, which says who and since when."""
-    RunLock(request.run_folder, request.id).look()
+    RunLock(request.place, request.id).look()
 
 
 def _fresh(request: TrainingRequest) -> None:

@@ -67,7 +67,6 @@ def run_tuning_app(
     """
     request = _held_to(request, spec)
     clock = clock or ledger.clock
-    folder = Path(request.search_folder)
     agent = AppAgent(
         ledger,
         spec,
@@ -75,7 +74,7 @@ def run_tuning_app(
         rules=rules,
         pace=pace,
         tell=say,
-        lock=RunLock(folder / "app", spec.id, clock=clock),
+        lock=RunLock(request.place.under("app"), spec.id, clock=clock),
         settle=lambda: await_end_of_earlier(_trials_of(request), pool, clock),
     )
     with agent, Warden(agent, clock) as warden:
@@ -84,7 +83,7 @@ def run_tuning_app(
         report = run_tuning(
             request,
             say,
-            resume=(folder / "search.json").exists(),  # as whoever held the lock before has left it
+            resume=request.recorded,  # as whoever held the lock before has left it
             train=train or trials.train,
             clock=clock,
             room=room,
@@ -107,7 +106,7 @@ def _held_to(request: TuningRequest, spec: AppSpec) -> TuningRequest:
 
 def _trials_of(request: TuningRequest) -> list[TrainingRequest]:
     """Return the trials that have been begun."""
-    folders = sorted(Path(request.search_folder).glob("trial-*/run.json"))
+    folders = sorted(Path(request.place.root).glob("trial-*/run.json"))
     return [request.trial(path.parent.name, ()) for path in folders]
 
 

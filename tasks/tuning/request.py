@@ -4,11 +4,13 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
 from ebbflow.infra.errors import StorageError, TrainingError
 from ebbflow.infra.storage import records, user_files
+from ebbflow.infra.storage.places import Place
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model import names, options
 from ebbflow.planners.model.options import asked, same
@@ -148,8 +150,18 @@ class TuningRequest:
 
     @property
     def search_folder(self) -> str:
-        """Return the search's own folder; its trials' runs are in it."""
+        """Return the search's own folder, as its user names it; its trials' runs are in it."""
         return f"{self.folder.rstrip('/')}/{self.id}"
+
+    @cached_property
+    def place(self) -> Place:
+        """Return the search's own folder."""
+        return Place(self.folder).under(self.id)
+
+    @property
+    def recorded(self) -> bool:
+        """Tell whether there is a search of this id."""
+        return self.place.local and self.place.is_file(_FILE)
 
     @property
     def placement(self) -> dict[str, int]:
@@ -178,13 +190,13 @@ class TuningRequest:
 
     def save(self) -> None:
         """Write the request into the search's folder, for ``--resume``. Raises ``StorageError``."""
-        records.save(f"{self.search_folder}/{_FILE}", {**asdict(self), "restart": False}, _FORMAT)
+        records.save(self.place.under(_FILE), {**asdict(self), "restart": False}, _FORMAT)
 
     @classmethod
     def load(cls, folder: str, id: str, changes: Mapping[str, Any] | None = None) -> "TuningRequest":
         """Return the recorded request of search ``id``, with ``changes``. Raises ``TrainingError``."""
         names.RUN.check(id)
-        where = f"{folder.rstrip('/')}/{id}/{_FILE}"
+        where = Place(folder).under(f"{id}/{_FILE}")
         try:
             data = records.load(where, _FORMAT)
             space = tuple(Parameter(**{**p, "choices": tuple(p["choices"])}) for p in data["space"])

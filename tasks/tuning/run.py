@@ -8,7 +8,6 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from math import inf, isfinite
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -82,14 +81,14 @@ def run_tuning(
     for an id that is taken, ``StorageFullError`` on a full disk: the search can be gone on with.
     """
     request = request if request.id else replace(request, id=new_search())
-    if not resume and (Path(request.search_folder) / "search.json").exists():
+    if not resume and request.recorded:
         raise TrainingError(
             f"there is a search {request.id!r} in {request.folder} already: go on with it (ebbflow tune --resume "
             f"{request.id}), or choose another id"
         )
     if train is run_trial:
         require("torch", "a training", "train")
-    with RunLock(request.search_folder, request.id, clock=clock):
+    with RunLock(request.place, request.id, clock=clock):
         study = Study(request)
         request.save()
         search = _Search(
@@ -103,7 +102,7 @@ def run_tuning(
             watch,
         )
         report = search.run()
-        write_text(Path(request.search_folder) / "report.json", report.to_json(), kept=True)
+        write_text(request.place.path("report.json"), report.to_json(), kept=True)
     if request.json:
         write_text(request.json, report.to_json())
     return report

@@ -42,7 +42,7 @@ class Study:
             raise OptionError(f"a search needs a local folder for its journal; got {request.folder!r}")
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._optuna, self._request = optuna, request
-        folder = Path(request.search_folder)
+        folder = Path(request.place.root)
         with translated(f"make {folder}"):
             private.make_folder(folder)
         self._study = optuna.create_study(

@@ -16,6 +16,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from ebbflow.infra.storage.places import Place
+
 QUERY = """
     SELECT n_name, o_orderpriority, sum(l_quantity) AS quantity, count(*) AS items
     FROM customer JOIN orders ON c_custkey = o_custkey JOIN lineitem ON l_orderkey = o_orderkey
@@ -86,7 +88,7 @@ class Work:
             "ebbflow.infra.training.checkpoints.folder", "ebbflow.infra.training.checkpoints"
         )
         state = {"model": {"w": torch.ones(MODEL)}, "run": {"step": 1}}
-        folder = checkpoints.CheckpointFolder(str(self._fresh()))
+        folder = checkpoints.CheckpointFolder(Place(self._fresh()))
         return lambda: folder.save(state, 1)
 
     def ledger(self) -> Callable[[], None]:

@@ -199,7 +199,9 @@ def _planned(request: QueryRequest) -> dict[str, Any]:
     before = time.process_time()
     explain(request, SHARE)
     spent = time.process_time() - before
-    _, planner = prepare(request, ParquetCheckpointStore(request.store), SystemClock(), run_id="coverage")
+    _, planner = prepare(
+        request, ParquetCheckpointStore(request.store_place), SystemClock(), run_id="coverage"
+    )
     chain = planner.analysis.chain
     uses = {view.name: chain.uses[view.name] for view in chain.views if chain.uses[view.name] > 1}
     plans = planner.candidates(SHARE)

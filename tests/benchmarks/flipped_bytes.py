@@ -32,6 +32,7 @@ from ebbflow.infra.query.checkpoints import ParquetCheckpointStore
 from ebbflow.infra.query.results import read_checkpoint
 from ebbflow.infra.storage import checksums
 from ebbflow.infra.storage.files import write_text
+from ebbflow.infra.storage.places import Place
 from ebbflow.infra.tables import sampling, statistics
 from ebbflow.planners.query.plan.qep import QueryExecutionPlan, Stage
 from ebbflow.tasks.query.driver import Driver
@@ -99,10 +100,12 @@ class Stages(Flips):
         if read:
             demand(target in computed(driver), "it was not computed again")
             demand(any(target[:16] in note for note in driver.book.notes), "nothing was said")
-            demand(ParquetCheckpointStore(str(store.folder)).find(target) is not None, "it was not repaired")
+            demand(
+                ParquetCheckpointStore(Place(store.folder)).find(target) is not None, "it was not repaired"
+            )
             return flip
         demand(not computed(driver), "something was computed that was there")
-        demand(ParquetCheckpointStore(str(store.folder)).find(target) is None, "the damage was not found")
+        demand(ParquetCheckpointStore(Place(store.folder)).find(target) is None, "the damage was not found")
         for path, data in whole.items():
             path.write_bytes(data)
         return flip
@@ -138,12 +141,12 @@ class Slices(Flips):
         self.stage: Stage = found[0][1]
         self.sink = self.plan.sink.output_fp
         self.rows = self._run()[1]
-        self.index = ParquetCheckpointStore(str(self.folder)).cache("slices").under(self.stage.output_fp)
+        self.index = ParquetCheckpointStore(Place(self.folder)).cache("slices").under(self.stage.output_fp)
         slices = {fingerprint for *_, fingerprint in self.index.values()}
         demand(len(slices) > 1, "there are no slices")
 
     def _run(self) -> tuple[Driver, list[dict[str, Any]]]:
-        self.ride.store = ParquetCheckpointStore(str(self.folder))
+        self.ride.store = ParquetCheckpointStore(Place(self.folder))
         driver = self.ride.drive(self.engine, Obedient(self.ride.plans, []), self.plan)
         assert driver.result is not None
         rows = read_checkpoint(driver.result).to_pylist()
@@ -156,7 +159,7 @@ class Slices(Flips):
         flip = choose(rng, kind, self.folder, target)
         in_index = kind == "manifest" and rng.random() < 0.5
         if in_index:
-            path = rng.choice(sorted(Path(self.index.path).glob("*.json")))
+            path = rng.choice(sorted(Path(self.index.place.root).glob("*.json")))
             flip = Flip(kind, path, rng.randrange(path.stat().st_size), 1 << rng.randrange(8))
         manifest = self.folder / "manifests" / f"{target}.json"
         whole = {path: path.read_bytes() for path in (flip.path, manifest)}
@@ -173,7 +176,7 @@ class Slices(Flips):
             )
             before = f"{len(fingerprints)} slices, {len(fingerprints) - 1} from before"
             demand(ran.note == before, f"{ran.note!r}, not {before!r}")
-            after = ParquetCheckpointStore(str(self.folder))
+            after = ParquetCheckpointStore(Place(self.folder))
             there = {fingerprint for *_, fingerprint in self.index.values()}
             demand(there == fingerprints, "the index was not repaired")
             demand(all(after.find(one) for one in there), "it was not repaired")
@@ -183,7 +186,9 @@ class Slices(Flips):
             there = {fingerprint for *_, fingerprint in self.index.values()}
             demand(len(there) == len(fingerprints) - 1, "the damage was not found")
         else:
-            demand(ParquetCheckpointStore(str(self.folder)).find(target) is None, "the damage was not found")
+            demand(
+                ParquetCheckpointStore(Place(self.folder)).find(target) is None, "the damage was not found"
+            )
         for path, data in whole.items():
             path.write_bytes(data)
         return flip
@@ -194,7 +199,7 @@ class Planning(Flips):
 
     def __init__(self, store: Store, folder: Path, *, samples: bool) -> None:
         self.store, self.samples = store, samples
-        self.cache = ParquetCheckpointStore(str(store.folder)).cache("statistics")
+        self.cache = ParquetCheckpointStore(Place(store.folder)).cache("statistics")
         # a table that no query names, with a cache of its own
         other = folder / "other"
         other.mkdir(parents=True)

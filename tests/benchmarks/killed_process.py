@@ -19,6 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ebbflow.infra.storage.places import Place
 from ebbflow.infra.training.running.checkpoint import RunningCheckpoint
 from ebbflow.planners.training.saving.partial import assign_lost_blocks
 
@@ -54,7 +55,7 @@ class Worker:
         self._join("first", self.rank, PROCESSES)
         fraction = 1.0 if self.way == "traditional" else 1 / EVERY
         self.running = RunningCheckpoint(
-            self.place, {"w": self.weights}, period=EVERY, fraction=fraction, shard_rows=1,
+            Place(self.place), {"w": self.weights}, period=EVERY, fraction=fraction, shard_rows=1,
             group=dist.group.WORLD, seed=self.seed,
         )  # fmt: skip
         self.running.initialize()

@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 
+from ebbflow.infra.storage.places import Place
 from ebbflow.infra.training.checkpoints.folder import CheckpointFolder
 from ebbflow.infra.training.running.checkpoint import RunningCheckpoint
 from ebbflow.infra.training.running.folder import read_running
@@ -63,7 +64,7 @@ class Trainee:
 
 def full(folder: Path, rounds: int) -> dict[str, Any]:
     """Measure checkpoints in the background."""
-    trainee, checkpoints = Trainee(), CheckpointFolder(str(folder))
+    trainee, checkpoints = Trainee(), CheckpointFolder(Place(folder))
     figures = []
     for number in range(rounds + 1):
         before = [trainee.step() for _ in range(12)]
@@ -107,7 +108,9 @@ def _cpu_of_a_save(trainee: Trainee, checkpoints: CheckpointFolder) -> float:
 def partial(folder: Path, rounds: int, fraction: float) -> dict[str, Any]:
     """Measure the critical path of running checkpoints, and what their writing slows down."""
     trainee = Trainee()
-    running = RunningCheckpoint(folder, trainee.model, trainee.optimizer, period=PERIOD, fraction=fraction)
+    running = RunningCheckpoint(
+        Place(folder), trainee.model, trainee.optimizer, period=PERIOD, fraction=fraction
+    )
     running.initialize()
     every = max(1, round(PERIOD * fraction))
     stalls, slower, steps = [], [], []
@@ -138,10 +141,10 @@ def partial(folder: Path, rounds: int, fraction: float) -> dict[str, Any]:
 def recovery(folder: Path) -> dict[str, float]:
     """Measure how long it takes to have everything, or a quarter of the blocks, in memory again."""
     trainee = Trainee()
-    checkpoints = CheckpointFolder(str(folder / "full"))
+    checkpoints = CheckpointFolder(Place(folder / "full"))
     checkpoints.save(trainee.state(), 1)
     running = RunningCheckpoint(
-        folder / "running", trainee.model, trainee.optimizer, period=PERIOD, fraction=1 / 8
+        Place(folder / "running"), trainee.model, trainee.optimizer, period=PERIOD, fraction=1 / 8
     )
     running.initialize()
     for number in range(1, 2 * PERIOD + 1):
@@ -150,7 +153,7 @@ def recovery(folder: Path) -> dict[str, float]:
         running.wait()
     found: dict[str, float] = {}
     begun = time.perf_counter()
-    latest = CheckpointFolder(str(folder / "full")).latest()
+    latest = CheckpointFolder(Place(folder / "full")).latest()
     assert latest is not None
     found["full, found and verified"] = time.perf_counter() - begun
     state = checkpoints.load(latest)
@@ -159,7 +162,9 @@ def recovery(folder: Path) -> dict[str, float]:
     found["full, in the model"] = time.perf_counter() - begun
     found["running, a quarter of the blocks"] = running.recover(range(0, len(running.blocks), 4)).seconds
     other = Trainee()
-    again = RunningCheckpoint(folder / "running", other.model, other.optimizer, period=PERIOD, fraction=1 / 8)
+    again = RunningCheckpoint(
+        Place(folder / "running"), other.model, other.optimizer, period=PERIOD, fraction=1 / 8
+    )
     found["running, everything"] = again.recover_all().seconds
     begun = time.perf_counter()
     read_running(folder / "running")

@@ -23,7 +23,7 @@ def table(rows: int, start: int = 0) -> pa.Table:
 
 
 def write(attempt: Attempt, *parts: pa.Table) -> None:
-    fs, folder = resolve(attempt.uri)
+    fs, folder = resolve(attempt.place.uri)
     for i, part in enumerate(parts):
         with fs.open_output_stream(f"{folder}/part-{i:05d}.parquet") as out:
             pq.write_table(part, out)
@@ -43,7 +43,7 @@ def save(store: ParquetCheckpointStore, fp: str = FP, rows: int = 5, **sources: 
 
 def edit(store: ParquetCheckpointStore, **changes: Any) -> None:
     """Change a manifest as somebody would who knows its checksum."""
-    uri = f"{store.uri}/manifests/{FP}.json"
+    uri = f"{store.place.uri}/manifests/{FP}.json"
     fs, path = resolve(uri)
     with fs.open_input_file(path) as file:
         raw = checksums.unsealed(file.read())

@@ -12,6 +12,7 @@ from ebbflow.infra.protocols import Relation, StageJob, StageProgress, StageResu
 from ebbflow.infra.query.checkpoints import ParquetCheckpointStore
 from ebbflow.infra.query.duckdb import DuckDbEngine
 from ebbflow.infra.query.slices import SliceIndex
+from ebbflow.infra.storage.places import Place
 from ebbflow.planners.model import Capacity, Node, Share
 from ebbflow.planners.query.plan.qep import QueryExecutionPlan, Stage
 from ebbflow.planners.query.plan.state import ExecutionState, ReplanDecision
@@ -75,7 +76,7 @@ class Scripted:
         self.sizes.append((cores, memory))
 
     def confine(
-        self, relations: Sequence[Relation], folders: Sequence[str], everything: bool = False
+        self, relations: Sequence[Relation], folders: Sequence[Place], everything: bool = False
     ) -> None:
         self.inner.confine(relations, folders, everything)
 
@@ -151,7 +152,7 @@ class Ride:
     def __init__(self, request: QueryRequest, cores: float = 2.0, hazard: float = 0.0) -> None:
         self.request = request
         self.clock = SystemClock()
-        self.store = ParquetCheckpointStore(request.store, clock=self.clock)
+        self.store = ParquetCheckpointStore(request.store_place, clock=self.clock)
         self.gathered, self.planner = prepare(request, self.store, self.clock, run_id="ride")
         if hazard:  # statements without a fixed cost: even small stages are worth dividing
             model = self.planner.model

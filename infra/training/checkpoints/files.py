@@ -35,8 +35,8 @@ class UnfinishedError(UnusableError):
 class CheckpointFiles:
     """Reads and writes a folder's layout."""
 
-    def __init__(self, uri: str | os.PathLike[str], clock: Clock) -> None:
-        self.place = Place(uri)
+    def __init__(self, place: Place, clock: Clock) -> None:
+        self.place = place
         self._clock = clock
         self._fetched: tuple[str, tempfile.TemporaryDirectory[str]] | None = None
         self._verified: set[str] = set()  # names, by this object

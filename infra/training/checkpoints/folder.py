@@ -12,7 +12,6 @@ reads them too. State that is sharded over processes is saved by all of them, se
 """
 
 import json
-import os
 import re
 import time
 import uuid
@@ -25,6 +24,7 @@ import torch
 from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.errors import StorageError
 from ebbflow.infra.storage.manifest import OtherVersionError, UnusableError
+from ebbflow.infra.storage.places import Place
 from ebbflow.infra.training.checkpoints.files import CheckpointFiles, UnfinishedError, discarded_on_error
 from ebbflow.infra.training.checkpoints.manifest import Layout, Manifest, Payload
 from ebbflow.infra.training.checkpoints.states import Signature, Staging, check_model, read_state, signature
@@ -72,14 +72,14 @@ class CheckpointFolder:
     """Saves and finds the full checkpoints of one run. One thread calls it; see ``RunLock`` for one process.
 
     Args:
-        uri: a folder or ``s3://bucket/folder``.
+        place: the folder.
         keep: how many complete checkpoints stay; the newest always does.
         timeout: seconds that a save may take before the caller hears of it.
     """
 
     def __init__(
         self,
-        uri: str | os.PathLike[str],
+        place: Place,
         keep: int = 2,
         *,
         clock: Clock | None = None,
@@ -92,8 +92,8 @@ class CheckpointFolder:
         self.keep = keep
         self._timeout = timeout
         self._clock = clock or SystemClock()
-        self._files = CheckpointFiles(uri, self._clock)
-        self.uri = self._files.place.uri
+        self._files = CheckpointFiles(place, self._clock)
+        self.place, self.uri = place, place.uri
         self._staging = Staging()
         self._writer: BackgroundWriter[Saved] = BackgroundWriter(f"the checkpoint in {self.uri}")
         self._writing = ""  # name of the one that is being written

@@ -15,7 +15,8 @@ from ebbflow.infra.clock import Clock
 from ebbflow.infra.errors import StorageError, TrainingError
 from ebbflow.infra.protocols import TrainingEvent, TrainingJob, TrainingStatus
 from ebbflow.infra.storage import checksums, files, private
-from ebbflow.infra.storage.filesystems import filesystem, split, to_uri, translated
+from ebbflow.infra.storage.filesystems import translated
+from ebbflow.infra.storage.places import Place
 from ebbflow.planners.model.trainings import RunSettings
 
 _FORMAT = 1
@@ -28,15 +29,15 @@ log = logging.getLogger(__name__)
 class Journal:
     """The two files. Locally each event is one synced line; on S3 the file is written anew with each event."""
 
-    def __init__(self, folder: str) -> None:
-        self._scheme, self._path = split(folder)
-        self.uri = to_uri(self._path, self._scheme)
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self.uri = place.uri
         self._lines: list[str] = []  # of the whole file, on S3
 
     @property
     def local(self) -> Path | None:
         """Return the folder as a path, if it is one."""
-        return Path(self._path) if self._scheme == "file" else None
+        return Path(self._place.root) if self._place.local else None
 
     def write_run(
         self, job: TrainingJob, placement: Mapping[str, int], state: str, generation: int, pool: str
@@ -51,15 +52,15 @@ class Journal:
         }
         data = checksums.sealed(fields, indent=1)
         with translated(f"write {self.uri}/{_RUN}"):
-            store = filesystem(self._scheme)
-            private.folder_maker(store, self._scheme)(self._path)
-            files.write_atomic(store, self._scheme, f"{self._path}/{_RUN}", data)
+            store, scheme = self._place.fs(), self._place.scheme
+            private.folder_maker(store, scheme)(self._place.root)
+            files.write_atomic(store, scheme, self._place.path(_RUN), data)
 
     def read_run(self) -> tuple[TrainingJob, dict[str, int], str, int, str]:
         """Return the job, its last placement, state, generation and pool. Raises ``TrainingError``."""
         try:
             with translated(f"read {self.uri}/{_RUN}"):
-                fields = checksums.unsealed(self._read(_RUN))
+                fields = checksums.unsealed(self._place.read(_RUN))
             if fields.pop("format") != _FORMAT:
                 raise TrainingError(
                     f"{self.uri}/{_RUN} is of another version of Ebbflow; go on with that one"
@@ -87,13 +88,13 @@ class Journal:
                 return
             self._lines.append(line)
             data = "".join(self._lines).encode()
-            files.write_atomic(filesystem(self._scheme), self._scheme, f"{self._path}/{_EVENTS}", data)
+            self._place.write(_EVENTS, data)
 
     def events(self) -> list[TrainingEvent]:
         """Return the events so far; a line that was torn or damaged is passed over. Raises ``StorageError``."""
         try:
             with translated(f"read {self.uri}/{_EVENTS}"):
-                lines = self._read(_EVENTS).decode(errors="replace").splitlines()
+                lines = self._place.read(_EVENTS).decode(errors="replace").splitlines()
         except StorageError as exc:
             if isinstance(exc.__cause__, FileNotFoundError):
                 return []
@@ -105,11 +106,6 @@ class Journal:
             )
         self._lines = [_line(event) for event in found]
         return found
-
-    def _read(self, name: str) -> bytes:
-        with filesystem(self._scheme).open_input_file(f"{self._path}/{name}") as file:
-            data: bytes = file.read()
-            return data
 
 
 def _append(path: Path, line: str) -> None:

@@ -12,6 +12,7 @@ from ebbflow.infra.errors import TrainingError
 from ebbflow.infra.machine import processes
 from ebbflow.infra.protocols import Decide, TrainingEvent, TrainingJob, TrainingStatus
 from ebbflow.infra.storage.locks import RunLock
+from ebbflow.infra.storage.places import Place
 from ebbflow.infra.training.launcher.decide import Persist
 from ebbflow.infra.training.launcher.hang import HangRule
 from ebbflow.infra.training.launcher.job import PRELOAD, Options, checked_job, checked_placement
@@ -90,21 +91,22 @@ class TorchTrainer:
 
     def launch(self, job: TrainingJob, placement: Mapping[str, int]) -> None:
         """Start the run. Raises ``OptionError``, ``RunLockedError`` or ``TrainingError``."""
-        self._launch(job, placement, RunLock(job.folder, job.id))
+        self._launch(job, placement)
 
-    def _launch(self, job: TrainingJob, placement: Mapping[str, int], lock: RunLock) -> None:
+    def _launch(self, job: TrainingJob, placement: Mapping[str, int], lock: RunLock | None = None) -> None:
         """Start the run, whose lock may be held already; it is free again where this fails."""
         try:
             if self._thread is not None or self._closed:
                 raise TrainingError("a trainer runs one training; make another one")
             wanted, job = checked_placement(placement), checked_job(job)
-            journal = self._record.journal or Journal(job.folder)
+            place = Place(job.folder)
+            journal = self._record.journal or Journal(place)
             logs = self._choose_logs(journal)
-            if not lock.held:
-                lock.acquire()
+            lock = lock or RunLock(place, job.id).acquire()
             self._begin(job, wanted, journal, logs, lock)
         except BaseException:
-            lock.release()
+            if lock is not None:
+                lock.release()
             raise
 
     def _begin(
@@ -152,11 +154,12 @@ class TorchTrainer:
         Raises ``TrainingError`` when there is none, it is finished, or what its launcher has left does not end, and
         ``RunLockedError``, at once, when its launcher lives.
         """
-        journal = Journal(folder)
+        place = Place(folder)
+        journal = Journal(place)
         job, last, state, generation, pool = journal.read_run()
         if state == "finished":
             raise TrainingError(f"run {job.id} is finished; there is nothing to go on with")
-        lock = RunLock(folder, job.id).acquire()
+        lock = RunLock(place, job.id).acquire()
         try:
             self._await_end_of(pool, job.settings or RunSettings())
             before = replace(

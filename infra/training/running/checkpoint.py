@@ -2,7 +2,7 @@
 only what was lost is read back (SCAR: Qiao, Aragam, Zhang, Xing, "Fault Tolerance in Iterative-Convergent Machine
 Learning", ICML 2019; Qiao's thesis, CMU-CS-21-135, chapter 5).
 
-    running = RunningCheckpoint("s3://b/run/running", model, optimizer, period=16, fraction=1 / 8)
+    running = RunningCheckpoint(Place("s3://b/run/running"), model, optimizer, period=16, fraction=1 / 8)
     running.initialize()
     for iteration in ...:
         ...; optimizer.step()
@@ -18,11 +18,10 @@ over the blocks of all, and ``step`` is collective. Tensors that are sharded alo
 
 import contextlib
 import logging
-import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,20 +29,15 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from ebbflow.infra.errors import StorageError
-from ebbflow.infra.training.checkpoints.states import Staging, check_model, signature
+from ebbflow.infra.storage.places import Place
+from ebbflow.infra.training.checkpoints.states import Staging
 from ebbflow.infra.training.checkpoints.writer import BackgroundWriter
-from ebbflow.infra.training.process import agreeing
-from ebbflow.infra.training.running.blocks import (
-    BlockCache,
-    BlockSpec,
-    copies,
-    partition_by_layer,
-    partition_by_shard,
-    place_blocks,
-)
-from ebbflow.infra.training.running.folder import RunningFolder, Table, small_bytes, small_content
+from ebbflow.infra.training.running.blocks import BlockCache, BlockSpec, copies
+from ebbflow.infra.training.running.folder import RunningFolder, Table, small_bytes
 from ebbflow.infra.training.running.live_state import LiveState
-from ebbflow.infra.training.running.segments import STATE, Record
+from ebbflow.infra.training.running.owners import OwnedBlocks, Owners, Partition
+from ebbflow.infra.training.running.restoring import Recovery, Restoring
+from ebbflow.infra.training.running.segments import Record
 from ebbflow.infra.training.running.store import BlockStore
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.training.saving.partial import (
@@ -53,28 +47,11 @@ from ebbflow.planners.training.saving.partial import (
     Strategy,
     selection,
 )
-from ebbflow.planners.training.saving.rework import rework_after_recovery
 
 TIMEOUT = 120.0  # seconds
 NOTICE_SHARE = 0.5  # of the time left at a notice that an extra save plans with
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Recovery:
-    """What was read back."""
-
-    blocks: int
-    bytes: int  # of the parameters
-    seconds: float
-    iteration: int  # of the newest block, or of the small state
-    oldest: int  # iteration of the oldest block
-    perturbation: (
-        float | None
-    )  # how far these blocks had moved from what was read, when last measured; L2 norm
-    rework: float | None  # iterations that it costs at most (theorem 5.3.1), where c and the error were given
-    state: Any = None  # of ``step``, after ``recover_all``
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +71,7 @@ class RunningCheckpoint:
     never waits for storage. A write that fails is counted in ``failures``; its blocks count as changed again.
 
     Args:
-        uri: a folder or ``s3://bucket/folder``, of this training alone.
+        place: a folder of this training alone.
         model: a module or tensors by name.
         optimizer: what it keeps of a parameter goes with the parameter's block.
         period: C, iterations in which the volume of everything is written once.
@@ -112,13 +89,13 @@ class RunningCheckpoint:
 
     def __init__(
         self,
-        uri: str | os.PathLike[str],
+        place: Place,
         model: torch.nn.Module | Mapping[str, torch.Tensor],
         optimizer: torch.optim.Optimizer | None = None,
         *,
         period: int,
         fraction: float = 1 / 8,
-        partition: Literal["shard", "layer"] = "shard",
+        partition: Partition = "shard",
         shard_rows: int | None = None,
         strategy: Strategy = "priority",
         max_age: float | None = None,
@@ -128,35 +105,18 @@ class RunningCheckpoint:
         seed: int = 0,
         timeout: float = TIMEOUT,
     ) -> None:
-        self._folder = RunningFolder(uri)
+        self._folder = RunningFolder(place)
         self.uri = self._folder.uri
-        self._group = group
-        rank, size = (dist.get_rank(group), dist.get_world_size(group)) if group is not None else (0, 1)
-        self.owner = rank if owner is None else owner
-        owners = self._everybody(self.owner)
-        if len(set(owners)) != size:
-            raise OptionError(f"owners must differ between processes; got {owners}")
+        self._owners = Owners(group, owner)
+        self.owner = self._owners.owner
         self._live = LiveState(model, optimizer, self.owner)
-        tensors = self._live.tensors
-        cut = partition_by_layer(tensors) if partition == "layer" else partition_by_shard(tensors, shard_rows)
-        self._tensors = signature(tensors)  # of all processes
-        self.placement = place_blocks(len(cut), owners, seed)
-        self._local = range(len(cut))
-        if self._live.sharded:
-            everybody = self._everybody((cut, self._tensors))
-            first = sum(len(blocks) for blocks, _ in everybody[:rank])
-            self._local = range(first, first + len(cut))
-            cut = tuple(block for blocks, _ in everybody for block in blocks)
-            self._tensors = {name: kind for _, signed in everybody for name, kind in signed.items()}
-            counts = [len(blocks) for blocks, _ in everybody]
-            self.placement = tuple(o for o, count in zip(owners, counts, strict=True) for _ in range(count))
-        self.blocks: tuple[BlockSpec, ...] = cut
-        self.sizes: NDArray[np.float64] = np.array([block.nbytes for block in cut], float)
+        self._blocks = OwnedBlocks(self._owners, self._live, partition, shard_rows, seed)
         self._plan = PartialCheckpoints(
             CheckpointSchedule(period, fraction), self.sizes.tolist(), selection(strategy), max_age
         )
         self._asynchronous, self._seed, self._timeout = asynchronous, seed, timeout
-        self._cache = BlockCache(cut, self._local)
+        self._cache = BlockCache(self.blocks, self._blocks.local)
+        self._restoring = Restoring(self._folder, self._blocks, self._live, self._cache)
         self._moved: NDArray[np.float64] | None = None  # distances after the last save
         self._start: str | None = None
         self._store: BlockStore | None = None
@@ -168,6 +128,21 @@ class RunningCheckpoint:
         self.last_error = ""  # of the last write that failed
         self.stalled = 0.0  # seconds that training spent in ``step``
 
+    @property
+    def blocks(self) -> tuple[BlockSpec, ...]:
+        """Return the blocks of all processes, by number."""
+        return self._blocks.specs
+
+    @property
+    def sizes(self) -> NDArray[np.float64]:
+        """Return the bytes of each block's parameters."""
+        return self._blocks.sizes
+
+    @property
+    def placement(self) -> tuple[int, ...]:
+        """Return the owner of each block."""
+        return self._blocks.placement
+
     # --- saving -------------------------------------------------------------------------------------------
 
     def initialize(self, state: Any = None, iteration: int = 0) -> None:
@@ -177,22 +152,22 @@ class RunningCheckpoint:
             state: JSON-like and tensors that must stay consistent: counters, data position, random states.
             iteration: after which training begins.
         """
-        start: str = self._together(lambda: self._folder.next() if self._first else "")[0]
+        start: str = self._owners.together(lambda: self._folder.next() if self._owners.first else "")[0]
         self._start, self._store = start, self._folder.store(start, self.owner)
         self._cache.fill(self._live.tensors, iteration)
         self._plan.saved[:] = iteration
         self._moved = np.zeros(len(self.blocks))
 
         def save() -> None:
-            self._write(self._mine(range(len(self.blocks))), iteration, state)
+            self._write(self._blocks.mine(range(len(self.blocks))), iteration, state)
             self._finish(self._timeout)
 
         def complete() -> None:
-            if self._first:
-                self._folder.complete(start, Table(self.blocks, self._tensors, self.placement))
+            if self._owners.first:
+                self._folder.complete(start, Table(self.blocks, self._blocks.tensors, self.placement))
 
-        self._together(save)
-        self._together(complete)
+        self._owners.together(save)
+        self._owners.together(complete)
 
     def due(self, iteration: int) -> bool:
         """Tell whether ``step`` saves something after this iteration."""
@@ -217,7 +192,7 @@ class RunningCheckpoint:
         if self._writer.busy:
             self.skipped += 1
         else:
-            saved = self._mine(chosen)
+            saved = self._blocks.mine(chosen)
             self._write(saved, iteration, state)
             far[chosen] = 0.0
         self._moved = far
@@ -238,7 +213,9 @@ class RunningCheckpoint:
         if self._store is None or self._writer.busy:
             return []
         far, healthy = self._cache.distances(self._live.tensors)
-        mine = [block for block in self._mine(range(len(self.blocks))) if healthy[block] and far[block] > 0]
+        mine = [
+            block for block in self._blocks.mine(range(len(self.blocks))) if healthy[block] and far[block] > 0
+        ]
         left = seconds - (time.monotonic() - begun)
         ratio = self._bytes(mine) / max(1.0, float(self.sizes[mine].sum())) if mine else 1.0
         budget = left * NOTICE_SHARE * self.bandwidth / ratio
@@ -288,22 +265,8 @@ class RunningCheckpoint:
         begun = time.monotonic()
         with contextlib.suppress(StorageError):
             self._finish(self._timeout, fail=False)
-        start = self._checked_start()
-        elsewhere = [block for block in lost if block not in self._local]
-        if elsewhere:
-            raise OptionError(f"blocks {elsewhere[:8]} are of shards that this process does not have")
-        records = self._folder.newest(start, lost)
-        perturbation = None if self._moved is None else float(np.linalg.norm(self._moved[list(lost)]))
-        oldest = self._put(records)
-        return Recovery(
-            len(records),
-            int(self.sizes[list(lost)].sum()),
-            time.monotonic() - begun,
-            max((record.iteration for record in records.values()), default=-1),
-            oldest,
-            perturbation,
-            _bound(contraction, error, perturbation),
-        )
+        start = self._restoring.start(self._start)
+        return self._restoring.lost(start, lost, self._moved, begun).bounded(contraction, error)
 
     def recover_all(self, *, contraction: float | None = None, error: float | None = None) -> Recovery:
         """Read back everything, after the loss of all processes; collective only in that each process calls it.
@@ -312,29 +275,13 @@ class RunningCheckpoint:
         newest save, and ``Recovery.iteration`` where training goes on.
         """
         begun = time.monotonic()
-        start = self._checked_start()
-        records = self._folder.newest(start, [*self._local, STATE])
-        iteration = records[STATE].iteration
-        small = small_content(records.pop(STATE))
-        self._live.put_small(small["live"])
-        self._cache.fill(self._live.tensors, iteration)
-        oldest = self._put(records)
-        self._live.complete()
+        start = self._restoring.start(self._start)
+        found, small = self._restoring.everything(start, begun)
         self._plan.restore(small["plan"])
         self._plan.saved[:] = self.cached
         self._moved = np.asarray(small["moved"], float)
         self._start, self._store = start, self._folder.store(start, self.owner)
-        perturbation = float(np.linalg.norm(self._moved))
-        return Recovery(
-            len(records),
-            int(self.sizes[list(records)].sum()),
-            time.monotonic() - begun,
-            iteration,
-            oldest,
-            perturbation,
-            _bound(contraction, error, perturbation),
-            small["run"],
-        )
+        return found.bounded(contraction, error)
 
     def regroup(self, group: Any, placement: Sequence[int]) -> None:
         """Go on with other processes, after a loss: ``placement`` says who owns each block from now on.
@@ -342,51 +289,21 @@ class RunningCheckpoint:
         ``planners.training.saving.partial.assign_lost_blocks`` says who should adopt which. Each process calls
         ``recover`` for what it adopts.
         """
-        if len(placement) != len(self.blocks):
-            raise OptionError(
-                f"placement must name an owner for {len(self.blocks)} blocks; got {len(placement)}"
-            )
-        self._group, self.placement = group, tuple(placement)
-
-    def _checked_start(self) -> str:
-        start = self._start or self._folder.latest()
-        if start is None:
-            raise StorageError(f"there is no running checkpoint in {self.uri}; it was never initialized")
-        table = self._folder.table(start)
-        before, now = len(set(table.placement)), len(set(self.placement))
-        if self._live.sharded and before != now:
-            raise OptionError(
-                f"{self.uri} holds the shards of {before} processes, here are {now}; read it whole with read_running"
-            )
-        check_model(table.tensors, self._tensors, self.uri)
-        if table.blocks != self.blocks:
-            raise OptionError(
-                f"{self.uri} has {len(table.blocks)} blocks, cut differently from the {len(self.blocks)} here; use "
-                f"the same partition and shard_rows"
-            )
-        return start
-
-    def _put(self, records: Mapping[int, Record]) -> int:
-        now = self._live.tensors
-        for number, record in records.items():
-            self._live.put(self.blocks[number], record)
-            self._cache.put(number, now, record.iteration)
-            if self._moved is not None:
-                self._moved[number] = 0.0
-        return min((record.iteration for record in records.values()), default=-1)
+        self._blocks.place(placement)
+        self._owners.group = group
 
     # --- one save, step by step ---------------------------------------------------------------------------
 
     def _measure(self) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
         """Return all owners' distances, each measured by the owner, and take over their iterations."""
         far, healthy = self._cache.distances(self._live.tensors)
-        if self._group is not None:
+        if self._owners.group is not None:
             owned = np.array(self.placement) == self.owner
             known = np.where(owned, [far, healthy, self.cached], 0.0)
             device = next(iter(self._live.tensors.values())).device  # NCCL knows no other
             shared = torch.from_numpy(known).to(device)
             # each column has one term that is not 0, so that nothing is rounded
-            dist.all_reduce(shared, group=self._group)
+            dist.all_reduce(shared, group=self._owners.group)
             known = shared.cpu().numpy()
             far, healthy = known[0].copy(), known[1] > 0
             self._plan.saved[:] = known[2].astype(np.int64)
@@ -457,38 +374,6 @@ class RunningCheckpoint:
         if not self._writer.busy:
             self._finish(0.0, fail=False)
 
-    def _mine(self, blocks: Sequence[int]) -> list[int]:
-        return [block for block in blocks if self.placement[block] == self.owner]
-
     def _bytes(self, blocks: Sequence[int]) -> float:
         parts = (value for number in blocks for _, value in self._live.parts(self.blocks[number]))
         return float(sum(value.numel() * value.element_size() for value in parts))
-
-    @property
-    def _first(self) -> bool:
-        return self._group is None or dist.get_rank(self._group) == 0
-
-    def _together(self, work: Callable[[], Any]) -> list[Any]:
-        """Do the work and return the results of all processes, by rank; raise what any of them raised."""
-        result, error = None, None
-        try:
-            result = work()
-        except StorageError as exc:
-            error = exc
-        everybody = self._everybody((result, error))
-        for _, failed in everybody:
-            if failed is not None:
-                raise failed
-        return [value for value, _ in everybody]
-
-    def _everybody(self, value: Any) -> list[Any]:
-        """Return what each process of the group gives, by rank."""
-        if self._group is None:
-            return [value]
-        return agreeing.from_all(value, self._group)
-
-
-def _bound(contraction: float | None, error: float | None, perturbation: float | None) -> float | None:
-    if contraction is None or error is None or perturbation is None:
-        return None
-    return rework_after_recovery(contraction, error, perturbation)

@@ -46,9 +46,9 @@ class Table:
 class RunningFolder:
     """Names of the files of a running checkpoint."""
 
-    def __init__(self, uri: str | os.PathLike[str]) -> None:
-        self.place = Place(uri)
-        self.uri = self.place.uri
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self.uri = place.uri
 
     def starts(self) -> list[str]:
         """Return all starts, complete or not, oldest first."""
@@ -92,7 +92,7 @@ class RunningFolder:
         return [n for n in names if n.startswith(_CORRUPT) and _START.fullmatch(n.removeprefix(_CORRUPT))]
 
     def store(self, start: str, owner: int) -> BlockStore:
-        return BlockStore(self.place.uri_of(f"{start}/owner-{owner}"))
+        return BlockStore(self.place.under(f"{start}/owner-{owner}"))
 
     def stores(self, start: str) -> dict[int, BlockStore]:
         """Return the stores of all who ever owned blocks of a start."""
@@ -157,7 +157,7 @@ def read_running(uri: str | os.PathLike[str]) -> tuple[dict[str, Any], int]:
     The state, ``{"model": ..., "optimizer": ..., "run": ...}``, is what ``CheckpointFolder.save`` takes. Its blocks
     are of different iterations, the newest being the iteration returned. Raises ``StorageError`` if there is none.
     """
-    folder = RunningFolder(uri)
+    folder = RunningFolder(Place(uri))
     start = folder.latest()
     if start is None:
         raise StorageError(f"there is no running checkpoint in {folder.uri}")

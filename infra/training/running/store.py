@@ -10,7 +10,6 @@ the rest is copied into one segment.
 """
 
 import json
-import os
 import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -66,9 +65,9 @@ class DamagedError(StorageError):
 class BlockStore:
     """Commits and reads records. One process writes; any may read."""
 
-    def __init__(self, uri: str | os.PathLike[str], clock: Clock | None = None) -> None:
-        self._place = Place(uri)
-        self.uri = self._place.uri
+    def __init__(self, place: Place, clock: Clock | None = None) -> None:
+        self._place = place
+        self.uri = place.uri
         self._clock = clock or SystemClock()
         self.contents = self._load()
 

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from ebbflow.infra.clock import Clock
 from ebbflow.infra.errors import TrainingError
 from ebbflow.infra.ledger import Ledger
-from ebbflow.infra.storage.locks import TTL, RunLock
+from ebbflow.infra.storage.locks import RunLock
 from ebbflow.infra.training.launcher.journal import Journal
 from ebbflow.infra.training.process.channel import Report
 from ebbflow.planners.errors import OptionError
@@ -160,8 +160,7 @@ def run_training_app(
         rules=rules,
         pace=pace,
         tell=lambda text: told.say("ledger", text),
-        lock=RunLock(f"{request.run_folder}/app", spec.id, clock=clock),
-        lock_wait=TTL + 15.0 if "://" in request.folder else 0.0,
+        lock=RunLock(request.place.under("app"), spec.id, clock=clock),
         settle=lambda: await_end_of_earlier([request], pool, clock),
     )
     with agent, Warden(agent, clock) as warden:
@@ -346,7 +345,7 @@ class _App(Silent):
 
 def _finished(request: TrainingRequest, now: float) -> TrainingReport | None:
     """Return the report of a run of this id that has finished, but whose app did not live to say so."""
-    if not request.launched or Journal(request.run_folder).read_run()[2] != "finished":
+    if not request.launched or Journal(request.place).read_run()[2] != "finished":
         return None
     reason = "it had finished before"
     done = recorded(request) or without_training(request, "finished", reason, now)

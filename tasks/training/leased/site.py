@@ -110,7 +110,7 @@ def await_end_of_earlier(requests: Collection[TrainingRequest], pool: MakePool, 
     uids = {}
     for request in requests:
         if request.launched:
-            uids[Journal(request.run_folder).read_run()[-1]] = request
+            uids[Journal(request.place).read_run()[-1]] = request
     if not uids:
         return
     asked = pool()

@@ -379,12 +379,12 @@ def test_a_query_goes_on_under_its_own_id() -> None:
 
 
 def test_a_query_whose_run_prefect_has_forgotten_goes_on_as_it_was_asked(tmp_path: Path) -> None:
-    from ebbflow.tasks.query.app_requests import query_spec, save_query
+    from ebbflow.tasks.query.app_requests import AppFolder, query_spec
     from ebbflow.tasks.query.request import QueryRequest
 
     store, out = str(tmp_path / "store"), str(tmp_path / "rows.parquet")
     request = QueryRequest("SELECT 1", tables="shop", engine="duckdb", store=store, out=out, policy="volcano")
-    save_query(request, "q-1")
+    AppFolder(request.store_place, "q-1").keep(request)
     spec = query_spec(request, "q-1")
     given = resumed(LostApp(spec, Resume.of(spec), 0.0, 1, 0.0, ""), None, "lab")
     asked = {"sql": "SELECT 1", "tables": "shop", "engine": "duckdb", "store": store, "out": out}

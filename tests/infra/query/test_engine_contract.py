@@ -24,6 +24,7 @@ from ebbflow.infra.errors import (
 )
 from ebbflow.infra.protocols import Relation, SqlEngine, StageJob, StageProgress
 from ebbflow.infra.storage.files import FileEntry
+from ebbflow.infra.storage.places import Place
 
 ROWS = 40_000
 # 10^12 joined rows; sorted inputs, because Spark's generated loops over a hash join are deaf to interrupts
@@ -79,12 +80,12 @@ def relation(
 def make_job(sql: str, *relations: Relation, out: Path, partitions: int = 0) -> StageJob:
     folder = out / uuid.uuid4().hex
     folder.mkdir(parents=True)
-    return StageJob(uuid.uuid4().hex, "the stage", sql, relations, folder.as_uri(), partitions)
+    return StageJob(uuid.uuid4().hex, "the stage", sql, relations, Place(folder.as_uri()), partitions)
 
 
 def output(job: StageJob) -> pa.Table:
     """Read a job's output, file after file in the order of their names."""
-    folder = Path(job.output_uri.removeprefix("file://"))
+    folder = Path(job.output.root)
     return pa.concat_tables([pq.read_table(path) for path in sorted(folder.glob("*.parquet"))])
 
 
@@ -116,7 +117,7 @@ def test_a_stage_reads_all_files_of_its_relations_and_counts_what_it_writes(
     assert result.seconds > 0
     assert result.task_seconds > 0
     assert result.failed_tasks == result.retried_stages == 0
-    files = [path for path in Path(job.output_uri.removeprefix("file://")).rglob("*") if path.is_file()]
+    files = [path for path in Path(job.output.root).rglob("*") if path.is_file()]
     assert {path.stat().st_mode & 0o777 for path in files} == {0o600}
 
 
@@ -125,7 +126,7 @@ def test_the_output_of_a_stage_is_an_input_of_the_next(
 ) -> None:
     first = make_job("SELECT v, half FROM numbers WHERE v < 100", numbers, out=tmp_path)
     result = engine.run(first)
-    files = sorted(Path(first.output_uri.removeprefix("file://")).glob("*.parquet"))
+    files = sorted(Path(first.output.root).glob("*.parquet"))
     checkpoint = Relation(
         "ckpt_1", "file", tuple(FileEntry(str(f), f.stat().st_size, 0) for f in files), result.columns
     )

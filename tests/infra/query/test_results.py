@@ -16,12 +16,13 @@ from ebbflow.infra.protocols import Checkpoint
 from ebbflow.infra.query.checkpoints import ParquetCheckpointStore
 from ebbflow.infra.query.results import preview, read_checkpoint, same_rows, write_result
 from ebbflow.infra.storage.filesystems import resolve
+from ebbflow.infra.storage.places import Place
 
 
 def checkpoint(uri: str, *parts: pa.Table) -> Checkpoint:
-    store = ParquetCheckpointStore(uri)
+    store = ParquetCheckpointStore(Place(uri))
     attempt = store.begin("ab" * 16)
-    fs, folder = resolve(attempt.uri)
+    fs, folder = resolve(attempt.place.uri)
     for i, part in enumerate(parts):
         with fs.open_output_stream(f"{folder}/part-{i:05d}.parquet") as out:
             pq.write_table(part, out)
@@ -59,7 +60,7 @@ def test_a_result_is_one_file_that_replaces_an_older_one(place: str) -> None:
     fs, inside = resolve(path)
     fs.create_dir(inside.rsplit("/", 1)[0], recursive=True)
     for _ in range(2):
-        assert write_result(done, path) == path
+        write_result(done, Place(path))
     assert pq.read_table(inside, filesystem=fs).equals(read_checkpoint(done))
     from pyarrow.fs import FileSelector
 
@@ -73,7 +74,7 @@ def test_a_result_whose_parts_are_gone_leaves_no_file(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out/result.parquet").write_text("older")
     with pytest.raises(StorageError, match="write the result"):
-        write_result(done, str(tmp_path / "out/result.parquet"))
+        write_result(done, Place(tmp_path / "out/result.parquet"))
     assert [p.name for p in (tmp_path / "out").iterdir()] == ["result.parquet"]
     assert (tmp_path / "out/result.parquet").read_text() == "older"
 

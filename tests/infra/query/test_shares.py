@@ -16,6 +16,7 @@ import pytest
 from ebbflow.infra.clock import SystemClock
 from ebbflow.infra.errors import StorageError
 from ebbflow.infra.query.shares import FileShareRegistry, RegistryPace
+from ebbflow.infra.storage.places import Place
 from ebbflow.planners.errors import OptionError
 
 pytestmark = pytest.mark.processes
@@ -26,7 +27,8 @@ MASTER = "spark://127.0.0.1:7077"
 HOLDER = """
 import sys, time
 from ebbflow.infra.query.shares import FileShareRegistry
-handle = FileShareRegistry(sys.argv[1], sys.argv[2]).join(float(sys.argv[3]), application="other")
+from ebbflow.infra.storage.places import Place
+handle = FileShareRegistry(Place(sys.argv[1]), sys.argv[2]).join(float(sys.argv[3]), application="other")
 print("JOINED", flush=True)
 sys.stdin.read()
 handle.leave()
@@ -52,7 +54,7 @@ class Steps:
 def registry(
     folder: Path, clock: SystemClock | Steps | None = None, cluster: str = MASTER
 ) -> FileShareRegistry:
-    return FileShareRegistry(str(folder), cluster, clock, FAST)
+    return FileShareRegistry(Place(folder), cluster, clock, FAST)
 
 
 def weights(found: FileShareRegistry) -> list[float]:
@@ -130,7 +132,7 @@ def test_another_process_is_seen_and_its_departure_too(tmp_path: Path, holder: s
 def test_a_killed_process_disappears_at_once_on_its_own_machine(
     tmp_path: Path, holder: subprocess.Popen[str]
 ) -> None:
-    ours = FileShareRegistry(str(tmp_path), MASTER)  # at the real pace
+    ours = FileShareRegistry(Place(tmp_path), MASTER)  # at the real pace
     assert weights(ours) == [3.0]
     holder.kill()  # not waited for: even a zombie holds nothing
     assert within(3.0, lambda: weights(ours) == []) < 2.0
@@ -140,7 +142,7 @@ def test_a_killed_process_disappears_at_once_on_its_own_machine(
 def test_a_process_that_hangs_expires_and_counts_again_when_it_goes_on(
     tmp_path: Path, holder: subprocess.Popen[str]
 ) -> None:
-    ours = FileShareRegistry(str(tmp_path), MASTER, None, RegistryPace(expiry=2.0, look=0.0))
+    ours = FileShareRegistry(Place(tmp_path), MASTER, None, RegistryPace(expiry=2.0, look=0.0))
     assert weights(ours) == [3.0]
     os.kill(holder.pid, signal.SIGSTOP)
     within(10.0, lambda: weights(ours) == [])

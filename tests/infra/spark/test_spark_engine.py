@@ -27,6 +27,7 @@ from ebbflow.infra.spark.metrics import group_metrics
 from ebbflow.infra.spark.session import check_master
 from ebbflow.infra.spark.settings import addresses, executor_memory, settings, stays_on_this_machine
 from ebbflow.infra.storage.files import FileEntry
+from ebbflow.infra.storage.places import Place
 
 TOO_LARGE = BroadcastTooLargeError
 
@@ -220,7 +221,7 @@ def _numbers(tmp_path_factory: pytest.TempPathFactory) -> Relation:
 def make_job(sql: str, *relations: Relation, out: Path, partitions: int = 3) -> StageJob:
     folder = out / uuid.uuid4().hex
     folder.mkdir()
-    return StageJob(uuid.uuid4().hex, "the stage", sql, relations, folder.as_uri(), partitions)
+    return StageJob(uuid.uuid4().hex, "the stage", sql, relations, Place(folder.as_uri()), partitions)
 
 
 @pytest.mark.spark
@@ -309,7 +310,7 @@ def test_no_text_of_a_statement_is_replaced_by_settings_or_the_environment(
         f"SELECT '${{{name}}}' AS v, '${{{name}}}' = concat('$', '{{{name}}}') AS same", out=tmp_path
     )
     engine.run(job)
-    table = pq.read_table(job.output_uri.removeprefix("file://"))
+    table = pq.read_table(job.output.root)
     assert table.to_pylist() == [{"v": f"${{{name}}}", "same": True}]
 
 

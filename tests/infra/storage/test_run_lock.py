@@ -25,7 +25,8 @@ from ebbflow.planners.errors import OptionError
 HOLD = """
 import sys, time
 from ebbflow.infra.storage.locks import RunLock
-RunLock(sys.argv[1], "a").acquire()
+from ebbflow.infra.storage.places import Place
+RunLock(Place(sys.argv[1]), "a").acquire()
 print("held", flush=True)
 time.sleep(60)
 """
@@ -45,14 +46,14 @@ def test_a_second_process_is_refused_until_the_first_is_killed(tmp_path: Path) -
             RunLockedError,
             match=rf"run 'a' is being run by process {process.pid} of \S+ on \S+, since 20.* UTC.*stop that process",
         ):
-            RunLock(tmp_path, "a").acquire()
+            RunLock(Place(tmp_path), "a").acquire()
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait()
-    with RunLock(tmp_path, "a") as lock:
+    with RunLock(Place(tmp_path), "a") as lock:
         lock.check()
         with pytest.raises(RunLockedError, match=f"process {os.getpid()} "):
-            RunLock(tmp_path, "a").acquire(take_over=True)
+            RunLock(Place(tmp_path), "a").acquire(take_over=True)
     with pytest.raises(RunLockedError, match="not held by this process"):
         lock.check()
     with lock:
@@ -61,17 +62,17 @@ def test_a_second_process_is_refused_until_the_first_is_killed(tmp_path: Path) -
 
 def test_a_look_says_who_has_a_run_and_changes_nothing(tmp_path: Path) -> None:
     free = tmp_path / "free"
-    RunLock(free, "a").look()
+    RunLock(Place(free), "a").look()
     assert not free.exists()
-    with RunLock(tmp_path, "a") as lock:
+    with RunLock(Place(tmp_path), "a") as lock:
         before = sorted(tmp_path.iterdir())
         with pytest.raises(
             RunLockedError, match=rf"'a' is being run by process {os.getpid()} of .*, since 20"
         ):
-            RunLock(tmp_path, "a").look()
+            RunLock(Place(tmp_path), "a").look()
         assert sorted(tmp_path.iterdir()) == before
         lock.check()
-    RunLock(tmp_path, "a").look()
+    RunLock(Place(tmp_path), "a").look()
 
 
 def test_looks_keep_nobody_from_a_run(tmp_path: Path) -> None:
@@ -80,20 +81,20 @@ def test_looks_keep_nobody_from_a_run(tmp_path: Path) -> None:
     def look() -> None:
         while not over.is_set():
             with contextlib.suppress(RunLockedError):
-                RunLock(tmp_path, "a").look()
+                RunLock(Place(tmp_path), "a").look()
 
     looking = threading.Thread(target=look)
     looking.start()
     try:
         for _ in range(200):
-            RunLock(tmp_path, "a").acquire().release()
+            RunLock(Place(tmp_path), "a").acquire().release()
     finally:
         over.set()
         looking.join(30)
 
 
 def test_a_forked_child_does_not_keep_the_lock_of_a_dead_parent(tmp_path: Path) -> None:
-    lock = RunLock(tmp_path, "a").acquire()
+    lock = RunLock(Place(tmp_path), "a").acquire()
     (ready, told), (wait, go) = os.pipe(), os.pipe()
     child = os.fork()
     if not child:
@@ -104,7 +105,7 @@ def test_a_forked_child_does_not_keep_the_lock_of_a_dead_parent(tmp_path: Path) 
     try:
         os.read(ready, 1)
         lock._close()  # what the end of this process would do: close, not unlock
-        RunLock(tmp_path, "a").acquire().release()
+        RunLock(Place(tmp_path), "a").acquire().release()
     finally:
         os.close(go)
         os.waitpid(child, 0)
@@ -115,8 +116,8 @@ def test_whoever_waited_for_a_discarded_lock_makes_a_new_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, taken: bool
 ) -> None:
     folder, flock = tmp_path / "a", fcntl.flock
-    first = RunLock(folder, "a").acquire()
-    second, third = RunLock(folder, "a"), RunLock(folder, "a")
+    first = RunLock(Place(folder), "a").acquire()
+    second, third = RunLock(Place(folder), "a"), RunLock(Place(folder), "a")
 
     def late(
         descriptor: int, operation: int
@@ -156,8 +157,8 @@ def leased(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_a_lease_is_refused_while_it_is_renewed_and_free_when_it_is_not(leased: str, clock: Any) -> None:
-    ours = RunLock(leased, "a", ttl=60, heartbeat=False, clock=clock).acquire()
-    theirs = RunLock(leased, "a", ttl=60, heartbeat=False, clock=clock)
+    ours = RunLock(Place(leased), "a", ttl=60, heartbeat=False, clock=clock).acquire()
+    theirs = RunLock(Place(leased), "a", ttl=60, heartbeat=False, clock=clock)
     for _ in range(3):
         clock.time += 50
         ours.beat()
@@ -179,18 +180,18 @@ def test_a_lease_is_refused_while_it_is_renewed_and_free_when_it_is_not(leased: 
 
 
 def test_a_look_at_a_lease_says_who_holds_it(leased: str, clock: Any) -> None:
-    RunLock(leased, "a", clock=clock).look()
+    RunLock(Place(leased), "a", clock=clock).look()
     with (
-        RunLock(leased, "a", heartbeat=False, clock=clock),
+        RunLock(Place(leased), "a", heartbeat=False, clock=clock),
         pytest.raises(RunLockedError, match=rf"run by process {os.getpid()} of .* its lease ends at"),
     ):
-        RunLock(leased, "a", clock=clock).look()
-    RunLock(leased, "a", clock=clock).look()
+        RunLock(Place(leased), "a", clock=clock).look()
+    RunLock(Place(leased), "a", clock=clock).look()
 
 
 def test_a_running_lease_is_taken_over_when_asked(leased: str, clock: Any) -> None:
-    ours = RunLock(leased, "a", heartbeat=False, clock=clock).acquire()
-    theirs = RunLock(leased, "a", heartbeat=False, clock=clock).acquire(take_over=True)
+    ours = RunLock(Place(leased), "a", heartbeat=False, clock=clock).acquire()
+    theirs = RunLock(Place(leased), "a", heartbeat=False, clock=clock).acquire(take_over=True)
     ours.beat()
     assert not ours.held
     theirs.check()
@@ -199,7 +200,7 @@ def test_a_running_lease_is_taken_over_when_asked(leased: str, clock: Any) -> No
 def test_a_lease_that_cannot_be_renewed_is_kept_until_it_runs_out(
     leased: str, clock: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ours = RunLock(leased, "a", ttl=60, heartbeat=False, clock=clock).acquire()
+    ours = RunLock(Place(leased), "a", ttl=60, heartbeat=False, clock=clock).acquire()
 
     def away(*_: Any, **__: Any) -> Any:
         raise OSError("the network is away")
@@ -217,17 +218,17 @@ def test_a_lease_that_cannot_be_renewed_is_kept_until_it_runs_out(
 
 def test_a_torn_lease_is_free(leased: str, clock: Any) -> None:
     Place(leased).write("lease.json", b'{"token": "x"')
-    RunLock(leased, "a", heartbeat=False, clock=clock).acquire().check()
+    RunLock(Place(leased), "a", heartbeat=False, clock=clock).acquire().check()
 
 
 def test_of_many_that_begin_at_once_one_gets_a_conditional_lease(s3: Callable[[], str]) -> None:
     place = f"{s3()}/a"
-    RunLock(place, "a", ttl=0.2, heartbeat=False).acquire()  # expired when the others begin
+    RunLock(Place(place), "a", ttl=0.2, heartbeat=False).acquire()  # expired when the others begin
     time.sleep(0.3)
     start, won, refused = threading.Barrier(6), [], []
 
     def one() -> None:
-        lock = RunLock(place, "a", heartbeat=False)
+        lock = RunLock(Place(place), "a", heartbeat=False)
         start.wait(20)
         try:
             won.append(lock.acquire())
@@ -244,7 +245,7 @@ def test_of_many_that_begin_at_once_one_gets_a_conditional_lease(s3: Callable[[]
 
 def test_the_heartbeat_renews_by_itself(s3: Callable[[], str]) -> None:
     place = f"{s3()}/a"
-    with RunLock(place, "a", ttl=1.0) as lock:
+    with RunLock(Place(place), "a", ttl=1.0) as lock:
         first = json.loads(Place(place).read("lease.json"))["beat"]
         deadline = time.monotonic() + 20
         while json.loads(Place(place).read("lease.json"))["beat"] == first:
@@ -256,8 +257,8 @@ def test_the_heartbeat_renews_by_itself(s3: Callable[[], str]) -> None:
 
 def test_a_rule_is_named(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="ttl must be > 0 s; got 0"):
-        RunLock(tmp_path, "a", ttl=0)
-    lock = RunLock(tmp_path, "a").acquire()
+        RunLock(Place(tmp_path), "a", ttl=0)
+    lock = RunLock(Place(tmp_path), "a").acquire()
     with pytest.raises(RunLockedError, match="holds run 'a' already"):
         lock.acquire()
     lock.release()

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ebbflow.infra.query.slices import Narrowing
+from ebbflow.infra.storage.places import Place
 from ebbflow.infra.tables import parquet as tables
 from ebbflow.infra.tables.clustering import CELLS, grid, outside
 from ebbflow.infra.tables.footers import column_footers
@@ -20,7 +21,7 @@ def relation(folder, values, row_group=100, files=1):
     for i in range(files):
         part = pa.table({"k": values[i * step : (i + 1) * step]})
         pq.write_table(part, target / f"{i:02d}.parquet", row_group_size=row_group)
-    return tables.discover(str(folder))[0]
+    return tables.discover(Place(folder))[0]
 
 
 def measured(found):

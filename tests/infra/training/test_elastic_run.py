@@ -22,6 +22,7 @@ from ebbflow.infra.errors import (
     StorageFullError,
     TrainingError,
 )
+from ebbflow.infra.storage.places import Place
 from ebbflow.infra.training import ElasticRun, RunStopped
 from ebbflow.infra.training.checkpoints.folder import CheckpointFolder
 from ebbflow.infra.training.data import Samples
@@ -286,8 +287,8 @@ def test_leaving_a_script_with_status_0_finishes_the_run(tmp_path: Path) -> None
         with pytest.raises(SystemExit) as left:
             script(status)
         assert left.value.code == status
-    assert CheckpointFolder(tmp_path / "run-0" / "checkpoints").latest() is not None
-    assert CheckpointFolder(tmp_path / "run-3" / "checkpoints").latest() is None
+    assert CheckpointFolder(Place(tmp_path / "run-0" / "checkpoints")).latest() is not None
+    assert CheckpointFolder(Place(tmp_path / "run-3" / "checkpoints")).latest() is None
 
 
 def test_a_gradient_that_is_never_finite_ends_the_run() -> None:

@@ -13,6 +13,7 @@ from ebbflow.infra.training.checkpoints.folder import Saved
 from ebbflow.infra.training.metrics import Rates
 from ebbflow.infra.training.prepared import CPU_BUCKET, Options, prepare
 from ebbflow.infra.training.process.channel import StopRequest
+from ebbflow.infra.training.process.generation import Generation
 from ebbflow.infra.training.process.link import Link
 from ebbflow.infra.training.process.world import World
 from ebbflow.infra.training.progress import Progress
@@ -68,7 +69,7 @@ def saver(settings: RunSettings, world: World | None = None) -> tuple[Saver, Fol
     clock, folder = Now(), Folder()
     found: Any = folder
     link = Link(None, 0, 30.0, clock=clock)
-    return Saver(found, world or World(), link, settings, clock=clock), folder, clock
+    return Saver(found, Generation(world or World(), link, settings, clock=clock)), folder, clock
 
 
 def test_the_interval_between_checkpoints_follows_costs_and_hazard() -> None:
@@ -103,7 +104,9 @@ def test_rescue_leaves_what_is_saved_alone() -> None:
     one, _, _ = saver(RunSettings())
     one.saved_step = 5
     assert not one.rescue(dict, 5, "rescue", 1.0)
-    assert not Saver(None, World(), Link(None, 0, 30.0), RunSettings()).rescue(dict, 5, "rescue", 1.0)
+    assert not Saver(None, Generation(World(), Link(None, 0, 30.0), RunSettings())).rescue(
+        dict, 5, "rescue", 1.0
+    )
 
 
 def test_the_last_moment_comes_once_and_in_time() -> None:

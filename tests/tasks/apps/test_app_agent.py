@@ -13,6 +13,7 @@ from ebbflow.infra.clock import SystemClock
 from ebbflow.infra.errors import LeaseError, LedgerError, RunLockedError
 from ebbflow.infra.ledger import Ledger
 from ebbflow.infra.storage.locks import RunLock
+from ebbflow.infra.storage.places import Place
 from ebbflow.planners.model.ledger import AppMoved, AppSpec, Decided, Saved
 from ebbflow.tasks.apps.agent import AppAgent, Pace, Standing
 from ebbflow.tasks.apps.lease_table import Rules
@@ -229,12 +230,12 @@ def test_a_loop_whose_clock_is_wrong_can_be_lived_with(path: Path, seconds: floa
 
 
 def test_one_process_at_a_time_speaks_for_an_app(loop: ScriptedLoop, ledger: Ledger, tmp_path: Path) -> None:
-    first = agent_of(ledger, lock=RunLock(tmp_path / "app", "t"))
+    first = agent_of(ledger, lock=RunLock(Place(tmp_path / "app"), "t"))
     with first:
         loop.grant("t", ("a", 0))
         until(lambda: first.standing.leases, "lease")
         with pytest.raises(RunLockedError, match="'t' is being run"):
-            agent_of(ledger, lock=RunLock(tmp_path / "app", "t")).__enter__()
+            agent_of(ledger, lock=RunLock(Place(tmp_path / "app"), "t")).__enter__()
         assert loop.phase("t") == "waiting", "the second has said nothing"
         assert first.standing.leases
 

@@ -170,7 +170,7 @@ class ToyOnS3(ToyTrainer):
         self._say("checkpoint", uri=f"{self._job.folder}/step", stalled=0.0, reason="stop")
 
     def resume(self, folder: str, placement: Mapping[str, int], settings: RunSettings) -> None:
-        job, _, _, _, uid = Journal(folder).read_run()
+        job, _, _, _, uid = Journal(Place(folder)).read_run()
         assert self._pool.gone(uid)
         self._step = self._saved = json.loads(Place(folder).read("step"))
         self.launch(replace(job, settings=settings, folder=folder), placement)

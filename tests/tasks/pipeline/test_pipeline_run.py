@@ -14,6 +14,7 @@ from ebbflow.infra.errors import PipelineRunError
 from ebbflow.infra.ledger import Ledger
 from ebbflow.infra.local_fleet import list_fleets
 from ebbflow.infra.storage import checksums
+from ebbflow.infra.storage.places import Place
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model.ledger import Decided
 from ebbflow.tasks.pipeline.coordinator import Attempt
@@ -99,7 +100,7 @@ def test_a_query_feeds_a_training_whose_node_is_killed(
     record = RunFolder(folder.parent, "one").load()[0]
     for query in (pairs, again):
         file_of = query.results["file"]
-        assert record.steps[query.name].files == {file_of: checksums.of_uri(file_of)}
+        assert record.steps[query.name].files == {file_of: checksums.of_place(Place(file_of))}
     with Ledger.open(str(folder / "ledger.db"), cluster="one", create=False) as ledger:
         state = ledger.state()
         assert ledger.verify() == []

@@ -12,6 +12,7 @@ import pytest
 from ebbflow.infra.clock import SystemClock
 from ebbflow.infra.query.checkpoints import ParquetCheckpointStore
 from ebbflow.infra.storage.files import locked
+from ebbflow.infra.storage.places import Place
 from ebbflow.tasks.query.request import QueryRequest
 from tests.chaos.faketime import FakeTime
 from tests.chaos.proxy import Proxy
@@ -105,7 +106,7 @@ def _bucket(aws_emulator: "Emulator", monkeypatch: pytest.MonkeyPatch, request: 
 
 
 def _checkpoints(bucket: str) -> set[str]:
-    return {checkpoint.fingerprint for checkpoint in ParquetCheckpointStore(bucket).checkpoints()}
+    return {checkpoint.fingerprint for checkpoint in ParquetCheckpointStore(Place(bucket)).checkpoints()}
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from ebbflow.planners.model.ledger import Decided
 from ebbflow.planners.query.plan.qep import Stage
 from ebbflow.tasks.apps.agent import Pace
 from ebbflow.tasks.query.app import run_query_app
-from ebbflow.tasks.query.app_requests import load_query, query_spec, save_query
+from ebbflow.tasks.query.app_requests import AppFolder, query_spec
 from ebbflow.tasks.query.listening import Silent
 from ebbflow.tasks.query.report import QueryReport
 from ebbflow.tasks.query.request import QueryRequest
@@ -79,7 +79,7 @@ def test_a_query_can_be_stopped_and_goes_on_from_its_stages(
         if error is not None:  # unless the last stage was faster
             assert isinstance(error, StageCancelledError)
             assert loop.phase("q") == "stopped"
-            assert load_query(asked.store, "q").sql == SQL
+            assert AppFolder(asked.store_place, "q").load().sql == SQL
         again = run_query_app(asked, spec, ledger, pace=PACE)
     assert again.report.rows > 0
     assert loop.phase("q") == "finished"
@@ -112,7 +112,7 @@ def test_what_a_query_was_asked_to_write_is_there_before_its_app_has_finished(
         with pytest.raises(StorageFullError):
             run_query_app(asked, query_spec(asked, "q"), ledger, pace=PACE, deliver=full)
         until(lambda: loop.phase("q") == "failed", "phase")
-        assert load_query(asked.store, "q") == asked
+        assert AppFolder(asked.store_place, "q").load() == asked
         outcome = run_query_app(asked, query_spec(asked, "q"), ledger, pace=PACE, deliver=watched)
     assert "finished" not in phases
     assert loop.phase("q") == "finished"
@@ -123,22 +123,24 @@ def test_what_a_query_was_asked_to_write_is_there_before_its_app_has_finished(
 def test_requests_of_queries_are_kept_without_secrets(tpch: str, tmp_path: Path) -> None:
     conf = {"spark.hadoop.fs.s3a.secret.key": "hush", "spark.executor.cores": "2", "spark.x.token": "hush"}
     asked = QueryRequest(SQL, tables=tpch, engine="spark", store=str(tmp_path / "store"), conf=conf)
-    path = Path(save_query(asked, "q"))
+    folder = AppFolder(asked.store_place, "q")
+    folder.keep(asked)
+    path = Path(folder.file.root)
     assert "hush" not in path.read_text()
     assert json.loads(path.read_text())["left_out"] == ["spark.hadoop.fs.s3a.secret.key", "spark.x.token"]
     given = {"spark.x.token": "t", "spark.hadoop.fs.s3a.secret.key": "k"}
-    assert load_query(asked.store, "q", given).conf == {"spark.executor.cores": "2"} | given
+    assert folder.load(given).conf == {"spark.executor.cores": "2"} | given
     with pytest.raises(
         OptionError, match=r"holds secrets: spark\.hadoop\.fs\.s3a\.secret\.key; run the query"
     ):
-        load_query(asked.store, "q", {"spark.x.token": "t"})
+        folder.load({"spark.x.token": "t"})
     with pytest.raises(OptionError, match=r"secret\.key, spark\.x\.token; run the query anew under this id"):
-        load_query(asked.store, "q")
+        folder.load()
     with pytest.raises(OptionError, match="id holds letters"):
-        save_query(asked, "../q")
+        AppFolder(asked.store_place, "../q")
     whole = path.read_bytes()
     flipped = whole[:-9] + bytes([whole[-9] ^ 1]) + whole[-8:]
     for damaged in (b"{", whole.replace(b"SELECT", b"SELECU"), flipped):
         path.write_bytes(damaged)
         with pytest.raises(OptionError, match="is damaged"):
-            load_query(asked.store, "q", given)
+            folder.load(given)

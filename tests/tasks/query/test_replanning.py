@@ -30,7 +30,7 @@ def test_a_slow_machine_stays_slow_at_every_change_of_capacity(tpch: str, tmp_pa
     """The estimate that a stage is measured by must not count the slowness that was found before."""
     clock = Clock()
     request = QueryRequest(FOUR_TABLES, tables=tpch, engine="duckdb", store=str(tmp_path / "store"))
-    store = ParquetCheckpointStore(request.store, clock=clock)
+    store = ParquetCheckpointStore(request.store_place, clock=clock)
     _, planner = prepare(request, store, clock, run_id="run")
     prior = planner.model = planner.model.slower(1e5)  # these tables take milliseconds
     session = Session(planner, Share.of(seen(1)))

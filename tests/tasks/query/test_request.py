@@ -19,6 +19,9 @@ def request(**options: Any) -> QueryRequest:
 @pytest.mark.parametrize(
     ("options", "told"),
     [
+        ({"store": "ftp://host/store"}, "'ftp://host/store' has the scheme 'ftp'"),
+        ({"tables": "hdfs://host/t"}, "'hdfs://host/t' has the scheme 'hdfs'"),
+        ({"out": "s3://"}, "'s3://' names no bucket"),
         ({"engine": "trino"}, "engine must be one of spark, duckdb; got 'trino'"),
         ({"policy": "best"}, "best"),
         ({"cuts": "never"}, "cuts must be one of cost, every-join, none; got 'never'"),

@@ -16,6 +16,7 @@ from ebbflow.infra.protocols import Claim
 from ebbflow.infra.query.duckdb import DuckDbEngine
 from ebbflow.infra.query.local import LocalCapacity
 from ebbflow.infra.query.shares import FileShareRegistry
+from ebbflow.infra.storage.places import Place
 from ebbflow.planners.model import Capacity, CapacityDiff, Node, Resources, Share
 from ebbflow.planners.query.plan.qep import Stage
 from ebbflow.tasks.query.feedback import Feedback, FeedbackPace
@@ -409,5 +410,5 @@ def test_a_query_alone_has_all_threads(tpch: str, tmp_path: Path) -> None:
         report = execute(request, PlainOrchestrator(), opened=opened).report
     assert [c.change for c in report.capacity] == ["at start"]
     assert report.capacity[0].cores == LocalCapacity().capacity().cores
-    claims = FileShareRegistry(f"file://{tmp_path}/store/cache/shares", opened.cluster).claims()
+    claims = FileShareRegistry(Place(f"file://{tmp_path}/store/cache/shares"), opened.cluster).claims()
     assert list(claims) == []

@@ -16,7 +16,7 @@ from ebbflow.planners.model import Share
 from ebbflow.planners.query.sql import forbidden, parse
 from ebbflow.tasks.pipeline.run import PipelineRequest, check_pipeline
 from ebbflow.tasks.query import run as queries
-from ebbflow.tasks.query.app_requests import load_query, save_query
+from ebbflow.tasks.query.app_requests import AppFolder
 from ebbflow.tasks.query.request import QueryRequest
 from ebbflow.tasks.query.run import PlainOrchestrator, execute, explain
 
@@ -168,19 +168,20 @@ def test_an_engine_that_is_kept_is_closed_again_after_a_query_that_was_let_out(
 
 def test_what_a_store_holds_of_a_query_allows_nothing(tables: str, tmp_path: Path) -> None:
     request = ask(LIST.format(file="x.csv"), tables, tmp_path, allow_functions=("read_csv",))
-    address = save_query(request, "theirs")
+    folder = AppFolder(request.store_place, "theirs")
+    folder.keep(request)
     with pytest.raises(
         OptionError, match=r"functions that its user has allowed \(read_csv\).*allow them again"
     ):
-        load_query(request.store, "theirs")
-    path = Path(address.removeprefix("file://"))
+        folder.load()
+    path = Path(folder.file.root)
     said = checksums.unsealed(path.read_bytes())
     assert "allow_functions" not in said
     del said["functions"]
     path.write_bytes(checksums.sealed({**said, "allow_functions": ["read_csv"]}))  # somebody else's file
-    assert load_query(request.store, "theirs").allow_functions == ()
+    assert folder.load().allow_functions == ()
     with pytest.raises(ForbiddenSqlError):
-        execute(load_query(request.store, "theirs"), PlainOrchestrator())
+        execute(folder.load(), PlainOrchestrator())
 
 
 def pipeline(tmp_path: Path, tables: str, sql: str, more: str = "") -> str:

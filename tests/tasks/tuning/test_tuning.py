@@ -247,7 +247,7 @@ def test_an_id_is_used_once(request_of: Any) -> None:
 def test_a_search_that_lives_is_not_gone_on_with(request_of: Any) -> None:
     request = request_of(id="one")
     with (
-        RunLock(request.search_folder, "one"),
+        RunLock(request.place, "one"),
         pytest.raises(RunLockedError, match=f"run by process {os.getpid()} of"),
     ):
         run_tuning(request, resume=True)

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from ebbflow.infra.errors import StorageError, StorageFullError
 from ebbflow.infra.storage.filesystems import resolve
+from ebbflow.infra.storage.places import Place
 from ebbflow.infra.training.checkpoints.files import ABANDONED_AFTER
 from ebbflow.infra.training.checkpoints.folder import CheckpointFolder
 from ebbflow.infra.training.checkpoints.manifest import MANIFEST
@@ -41,7 +42,7 @@ def damage(uri: str, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["flip", "cut", "missing", "flip manifest", "cut manifest"])
 def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_is_found(place: str, kind: str) -> None:
-    folder = CheckpointFolder(place)
+    folder = CheckpointFolder(Place(place))
     folder.save(state(1), 1)
     newer = folder.save(state(2), 2)
     damage(newer.uri, kind)
@@ -73,7 +74,7 @@ def test_no_flipped_bit_goes_unseen(
     no_sync: None, tmp_path_factory: pytest.TempPathFactory, where: float, bit: int, file: str
 ) -> None:
     place = tmp_path_factory.mktemp("bits")
-    folder = CheckpointFolder(str(place))
+    folder = CheckpointFolder(Place(place))
     folder.save(state(1), 1)
     (path,) = place.glob(f"step-*/{file}")
     data = bytearray(path.read_bytes())
@@ -86,7 +87,7 @@ def test_no_flipped_bit_goes_unseen(
 def test_a_checkpoint_that_was_never_finished_does_not_exist_and_goes_when_it_is_old(
     place: str, clock: Any
 ) -> None:
-    folder = CheckpointFolder(place, clock=clock)
+    folder = CheckpointFolder(Place(place), clock=clock)
     folder.save(state(1), 1)
     torn = folder.save(state(2), 2)
     fs, path = resolve(torn.uri)
@@ -103,12 +104,12 @@ def test_a_checkpoint_that_was_never_finished_does_not_exist_and_goes_when_it_is
 
 
 def test_retention_counts_only_what_is_whole(tmp_path: Path) -> None:
-    folder = CheckpointFolder(str(tmp_path), keep=1)
+    folder = CheckpointFolder(Place(tmp_path), keep=1)
     folder.save(state(1), 1)
     for step in (2, 3):
         folder.save(state(step), step)
         (tmp_path / names(folder)[-1] / "model.pt").write_bytes(b"cut")
-    assert CheckpointFolder(str(tmp_path)).latest() is None
+    assert CheckpointFolder(Place(tmp_path)).latest() is None
     folder.save(state(4), 4)
     (tmp_path / names(folder)[-1] / "model.pt").write_bytes(b"cut")
     folder.save(state(3), 3)  # an older one, written after the newer was damaged
@@ -118,7 +119,7 @@ def test_retention_counts_only_what_is_whole(tmp_path: Path) -> None:
 
 
 def test_only_a_few_set_aside_are_kept(tmp_path: Path) -> None:
-    folder = CheckpointFolder(str(tmp_path))
+    folder = CheckpointFolder(Place(tmp_path))
     for step in range(1, 6):
         folder.save(state(step), step)
         (tmp_path / names(folder)[-1] / "model.pt").write_bytes(b"cut")
@@ -147,7 +148,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_full_disk_leaves_the_old_checkpoint_and_no_half_one(small_disk: Path) -> None:
-    folder = CheckpointFolder(str(small_disk), keep=1)
+    folder = CheckpointFolder(Place(small_disk), keep=1)
     folder.save(state(1, 20_000), 1)
     for size in (400_000, 240_000):
         with pytest.raises(StorageFullError, match="no space left"):
@@ -165,7 +166,7 @@ def test_a_full_disk_leaves_the_old_checkpoint_and_no_half_one(small_disk: Path)
 
 
 def test_a_file_size_limit_leaves_the_old_checkpoint_and_no_half_one(tmp_path: Path) -> None:
-    folder = CheckpointFolder(str(tmp_path))
+    folder = CheckpointFolder(Place(tmp_path))
     folder.save(state(1), 1)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
@@ -185,6 +186,7 @@ def test_a_file_size_limit_leaves_the_old_checkpoint_and_no_half_one(tmp_path: P
 KILLED = """
 import os, random, signal, sys, time
 import torch
+from ebbflow.infra.storage.places import Place
 from ebbflow.infra.training.checkpoints.folder import CheckpointFolder
 
 place, rounds = sys.argv[1], int(sys.argv[2])
@@ -194,7 +196,7 @@ for round in range(rounds):
     read, write = os.pipe()
     child = os.fork()
     if not child:
-        folder = CheckpointFolder(place, keep=2)
+        folder = CheckpointFolder(Place(place), keep=2)
         while True:
             step += 1
             if step % 2:
@@ -213,7 +215,7 @@ for round in range(rounds):
         said += piece
     os.close(read)
     durable = int(said.split()[-1])
-    folder = CheckpointFolder(place)
+    folder = CheckpointFolder(Place(place))
     found = folder.latest()
     assert found is not None and found.step in (durable, durable + 1), (found, durable)
     loaded = folder.load(found)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from ebbflow.infra.clock import SystemClock
 from ebbflow.infra.errors import TrainingError
 from ebbflow.infra.protocols import Continue, GenerationEnd, Halt, RankFailure, TrainingEvent, TrainingJob
+from ebbflow.infra.storage.places import Place
 from ebbflow.infra.training.channel.wire import RankState
 from ebbflow.infra.training.launcher.decide import Persist
 from ebbflow.infra.training.launcher.generation import Generation, describe
@@ -175,7 +176,7 @@ def test_placements_are_checked_and_new_nodes_get_new_names() -> None:
 
 
 def test_a_run_is_written_down_and_read_back(tmp_path: Path) -> None:
-    journal = Journal(str(tmp_path / "run"))
+    journal = Journal(Place(tmp_path / "run"))
     job = TrainingJob("r", "/s.py", ("1",), str(tmp_path / "run"), RunSettings(grace=5.0), {"A": "b"})
     journal.write_run(job, {"node-1": 2}, "running", 7, "abc")
     assert journal.read_run() == (job, {"node-1": 2}, "running", 7, "abc")
@@ -183,11 +184,11 @@ def test_a_run_is_written_down_and_read_back(tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match="run anew"):
         journal.read_run()
     with pytest.raises(TrainingError, match="no run in"):
-        Journal(str(tmp_path / "other")).read_run()
+        Journal(Place(tmp_path / "other")).read_run()
 
 
 def test_a_line_torn_by_a_crash_costs_only_itself(tmp_path: Path) -> None:
-    journal = Journal(str(tmp_path))
+    journal = Journal(Place(tmp_path))
     events = [TrainingEvent(n, float(n), "step", 1, {"n": n}) for n in range(1, 5)]
     assert journal.events() == []
     for event in events[:3]:
@@ -200,7 +201,7 @@ def test_a_line_torn_by_a_crash_costs_only_itself(tmp_path: Path) -> None:
 
 
 def test_no_flipped_byte_of_a_runs_own_files_is_believed(tmp_path: Path) -> None:
-    journal = Journal(str(tmp_path))
+    journal = Journal(Place(tmp_path))
     job = TrainingJob("r", "/s.py", ("--lr", "0.1"), str(tmp_path), RunSettings(), {})
     journal.write_run(job, {"node-1": 2}, "running", 7, "abc")
     events = [TrainingEvent(n, float(n), "checkpoint", 1, {"saved_step": n}) for n in (1, 2)]
@@ -224,7 +225,7 @@ def test_no_flipped_byte_of_a_runs_own_files_is_believed(tmp_path: Path) -> None
 def test_a_launcher_that_resumes_knows_what_was_reached_and_saved_but_for_trials(tmp_path: Path) -> None:
     def taken_up(*said: tuple[str, int, dict[str, Any]]) -> tuple[int, int]:
         folder = tmp_path / str(len(list(tmp_path.iterdir())))
-        journal = Journal(str(folder))
+        journal = Journal(Place(folder))
         for number, (kind, generation, content) in enumerate(said, 1):
             journal.append(TrainingEvent(number, float(number), kind, generation, content))
         record = Record(SystemClock())

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from ebbflow.infra.errors import StorageError
 from ebbflow.infra.storage.manifest import UnusableError
+from ebbflow.infra.storage.places import Place
 from ebbflow.infra.training.running import segments
 from ebbflow.infra.training.running.blocks import (
     block_distances,
@@ -118,7 +119,7 @@ def test_a_record_comes_back_and_no_flipped_bit_goes_unseen(
 
 
 def test_the_store_keeps_the_newest_of_each_block_and_its_size_is_bounded(place: str) -> None:
-    store = BlockStore(place)
+    store = BlockStore(Place(place))
     rng = np.random.default_rng(0)
     newest: dict[int, int] = {}
     for iteration in range(1, 21):
@@ -126,11 +127,10 @@ def test_the_store_keeps_the_newest_of_each_block_and_its_size_is_bounded(place:
         store.commit([record(block, iteration) for block in chosen])
         newest |= dict.fromkeys(chosen, iteration)
         assert store.contents.live >= store.contents.total / 2
-    again = BlockStore(place)
+    again = BlockStore(Place(place))
     assert again.iterations() == store.iterations() == newest
     for block, found in again.read(newest).items():
         assert dict(found.parts)["param"][0] == newest[block]
-    from ebbflow.infra.storage.places import Place
 
     there = [i.size for i in Place(place).entries() if i.base_name.endswith(".seg")]
     assert sum(there) == again.contents.total
@@ -139,7 +139,7 @@ def test_the_store_keeps_the_newest_of_each_block_and_its_size_is_bounded(place:
 
 
 def test_a_commit_that_fails_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = BlockStore(tmp_path)
+    store = BlockStore(Place(tmp_path))
     store.commit([record(0, 1), record(1, 1)])
 
     def broken() -> Iterator[Record]:
@@ -148,14 +148,14 @@ def test_a_commit_that_fails_changes_nothing(tmp_path: Path, monkeypatch: pytest
 
     with pytest.raises(StorageError, match="permission denied"):
         store.commit(broken())
-    assert store.iterations() == BlockStore(tmp_path).iterations() == {0: 1, 1: 1}
+    assert store.iterations() == BlockStore(Place(tmp_path)).iterations() == {0: 1, 1: 1}
     assert len(list(tmp_path.glob("*.seg"))) == 1
     store.commit([record(0, 3)])
-    assert BlockStore(tmp_path).iterations() == {0: 3, 1: 1}
+    assert BlockStore(Place(tmp_path)).iterations() == {0: 3, 1: 1}
 
 
 def test_damage_is_named(tmp_path: Path) -> None:
-    store = BlockStore(tmp_path)
+    store = BlockStore(Place(tmp_path))
     store.commit([record(0, 1), record(1, 1)])
     (segment,) = tmp_path.glob("*.seg")
     data = bytearray(segment.read_bytes())
@@ -170,4 +170,4 @@ def test_damage_is_named(tmp_path: Path) -> None:
     manifest = tmp_path / "manifest.json"
     manifest.write_bytes(manifest.read_bytes().replace(b"1", b"2", 1))
     with pytest.raises(StorageError, match="damaged manifest"):
-        BlockStore(tmp_path)
+        BlockStore(Place(tmp_path))

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ebbflow.infra.errors import OtherModelError, StorageError
+from ebbflow.infra.storage.places import Place
 from ebbflow.infra.training.checkpoints.folder import CheckpointFolder
 from ebbflow.infra.training.running.blocks import BlockSpec, block_distances
 from ebbflow.infra.training.running.checkpoint import RunningCheckpoint
@@ -200,7 +201,9 @@ def test_everything_comes_back_into_a_fresh_process(place: str, strategy: Strate
     buffers = {k: v.clone() for k, v in model.state_dict().items() if "running" in k}
 
     other, again, _ = trainee(seed=9)
-    back = RunningCheckpoint(place, other, again, period=8, fraction=0.25, strategy=strategy, shard_rows=2)
+    back = RunningCheckpoint(
+        Place(place), other, again, period=8, fraction=0.25, strategy=strategy, shard_rows=2
+    )
     found = back.recover_all()
 
     assert found.iteration == 6
@@ -239,7 +242,7 @@ def test_with_everything_saved_and_everything_lost_it_is_the_ordinary_checkpoint
         if iteration == 8:
             expected = everything(model, optimizer)
     other, again, fresh = trainee(seed=3)
-    back = RunningCheckpoint(tmp_path, other, again, period=4, fraction=1.0, shard_rows=2)
+    back = RunningCheckpoint(Place(tmp_path), other, again, period=4, fraction=1.0, shard_rows=2)
     found = back.recover_all()
     assert found.iteration == found.oldest == 8
     restored = everything(other, again)
@@ -260,13 +263,13 @@ def test_it_can_be_exported_to_an_ordinary_checkpoint(tmp_path: Path) -> None:
         made.step(iteration, {"iteration": iteration})
         made.wait()
     state, iteration = read_running(tmp_path / "running")
-    CheckpointFolder(str(tmp_path / "full")).save(state, iteration)
+    CheckpointFolder(Place(tmp_path / "full")).save(state, iteration)
     (file,) = (tmp_path / "full").glob("step-*/optimizer.pt")
     other, again, _ = trainee(seed=4)
     other.load_state_dict(torch.load(file.parent / "model.pt", weights_only=True))
     again.load_state_dict(torch.load(file, weights_only=True))
     train(other, again, data)
-    folder = CheckpointFolder(str(tmp_path / "full"))
+    folder = CheckpointFolder(Place(tmp_path / "full"))
     found = folder.latest()
     assert found is not None
     found.check_model(other)
@@ -281,12 +284,12 @@ def test_a_new_start_never_meets_records_of_the_past(tmp_path: Path) -> None:
     made.wait()
     made = running(tmp_path, walk.now, period=1, fraction=1.0)
     assert {found.iteration for found in durable(tmp_path, len(made.blocks)).values()} == {0}
-    assert len(RunningFolder(tmp_path).starts()) == 1
+    assert len(RunningFolder(Place(tmp_path)).starts()) == 1
 
 
 def test_what_cannot_be_is_said(tmp_path: Path) -> None:
     model, optimizer, _ = trainee()
-    made = RunningCheckpoint(tmp_path, model, optimizer, period=8, shard_rows=2)
+    made = RunningCheckpoint(Place(tmp_path), model, optimizer, period=8, shard_rows=2)
     with pytest.raises(OptionError, match="call initialize"):
         made.step(1)
     with pytest.raises(StorageError, match="never initialized"):
@@ -295,11 +298,11 @@ def test_what_cannot_be_is_said(tmp_path: Path) -> None:
         read_running(tmp_path)
     made.initialize()
     with pytest.raises(OtherModelError, match="another model"):
-        RunningCheckpoint(tmp_path, torch.nn.Linear(3, 3), period=8, shard_rows=2).recover_all()
+        RunningCheckpoint(Place(tmp_path), torch.nn.Linear(3, 3), period=8, shard_rows=2).recover_all()
     with pytest.raises(OptionError, match="cut differently"):
-        RunningCheckpoint(tmp_path, model, optimizer, period=8, shard_rows=3).recover_all()
+        RunningCheckpoint(Place(tmp_path), model, optimizer, period=8, shard_rows=3).recover_all()
     with pytest.raises(OptionError, match="fraction must be"):
-        RunningCheckpoint(tmp_path, model, period=8, fraction=0.0)
+        RunningCheckpoint(Place(tmp_path), model, period=8, fraction=0.0)
 
 
 # --- when writes fail -------------------------------------------------------------------------------------
@@ -404,7 +407,10 @@ def test_a_notice_saves_what_moved_most_as_far_as_time_and_bandwidth_allow(tmp_p
     rest = made.save_before(60.0, iteration)
     assert set(rest) == {block for block in range(len(far)) if far[block] > 0} - set(saved)
     assert made.save_before(60.0, iteration) == []
-    assert RunningCheckpoint(tmp_path, walk.now, period=64, shard_rows=2).recover_all().iteration == iteration
+    assert (
+        RunningCheckpoint(Place(tmp_path), walk.now, period=64, shard_rows=2).recover_all().iteration
+        == iteration
+    )
 
 
 # --- processes that die -----------------------------------------------------------------------------------
@@ -412,6 +418,7 @@ def test_a_notice_saves_what_moved_most_as_far_as_time_and_bandwidth_allow(tmp_p
 KILLED = """
 import os, random, signal, sys, time
 import torch
+from ebbflow.infra.storage.places import Place
 from ebbflow.infra.training.running.checkpoint import RunningCheckpoint
 from ebbflow.infra.training.running.folder import read_running
 
@@ -419,7 +426,7 @@ place, rounds = sys.argv[1], int(sys.argv[2])
 rng = random.Random(11)
 def make():
     now = {"w": torch.zeros(64, 800)}
-    return now, RunningCheckpoint(place, now, period=8, fraction=0.25, shard_rows=4)
+    return now, RunningCheckpoint(Place(place), now, period=8, fraction=0.25, shard_rows=4)
 now, made = make()
 made.initialize({"iteration": 0})
 iteration = 0
@@ -474,5 +481,5 @@ def test_survivors_adopt_the_blocks_of_a_killed_process(tmp_path: Path) -> None:
 
 def test_a_block_spec_says_which_rows_it_has() -> None:
     kind: Literal["shard", "layer"] = "layer"
-    made = RunningCheckpoint("/nowhere", tensors(), period=8, partition=kind)
+    made = RunningCheckpoint(Place("/nowhere"), tensors(), period=8, partition=kind)
     assert made.blocks == (BlockSpec("a", 0, 16, 192), BlockSpec("b", 0, 16, 64))

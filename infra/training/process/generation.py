@@ -1,0 +1,87 @@
+"""What a process of a run shares with all of its parts: its generation, and the run that this belongs to."""
+
+import os
+import sys
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Self
+
+from ebbflow.infra.clock import Clock, SystemClock
+from ebbflow.infra.errors import TrainingError
+from ebbflow.infra.protocols.trainings import SETTINGS, launcher_settings
+from ebbflow.infra.storage.locks import RunLock
+from ebbflow.infra.storage.places import Place
+from ebbflow.infra.training.process import channel as names
+from ebbflow.infra.training.process.channel import Channel
+from ebbflow.infra.training.process.link import Link
+from ebbflow.infra.training.process.world import World
+from ebbflow.planners.model.trainings import RunSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """One generation of a run, as one of its processes sees it."""
+
+    world: World
+    link: Link
+    settings: RunSettings
+    place: Place | None = None  # of the run; nothing is saved without
+    lock: RunLock | None = None  # that this process holds
+    clock: Clock = field(default_factory=SystemClock)
+
+    @classmethod
+    def join(
+        cls,
+        folder: str | os.PathLike[str] | None,
+        run_id: str | None,
+        settings: RunSettings | None,
+        restart: bool,
+    ) -> Self:
+        """Join the others of this generation; a launcher's folder and settings go first. See ``ElasticRun.start``.
+
+        Raises ``TrainingError`` when they or the launcher cannot be reached, and ``RunLockedError`` where another
+        process runs in the same folder.
+        """
+        environment = os.environ
+        settings = (
+            launcher_settings()
+            if SETTINGS in environment
+            else replace(settings or RunSettings(), restart=restart)
+        )
+        place = None
+        if (given := environment.get(names.RUN_FOLDER)) is not None:
+            place = Place(given)
+        elif folder is not None:
+            place = Place(folder).under(run_id or Path(sys.argv[0]).stem or "run")
+        try:
+            channel = Channel.connect()
+        except RuntimeError as exc:
+            raise TrainingError(
+                f"the launcher at {environment[names.CHANNEL]} cannot be reached: {exc}"
+            ) from exc
+        lock = None
+        if channel is None and place is not None and environment.get("RANK", "0") == "0":
+            lock = RunLock(place, Path(place.root).name).acquire()  # a launcher has locked its runs itself
+        try:
+            world = World.join(settings.collective_timeout)
+            return cls(world, Link(channel, world.rank, settings.grace), settings, place, lock)
+        except BaseException:
+            if lock is not None:
+                lock.release()
+            raise
+
+    @property
+    def trial(self) -> bool:
+        """Tell whether this is a canary, which saves nothing."""
+        return self.settings.canary_steps > 0
+
+    @property
+    def is_main(self) -> bool:
+        """Tell whether this process speaks and writes for all."""
+        return self.world.rank == 0
+
+    def close(self, timeout: float) -> None:
+        """Say what is left to say, within ``timeout`` seconds, stop listening and free the run."""
+        self.link.close(timeout)
+        if self.lock is not None:
+            self.lock.release()

@@ -1,0 +1,74 @@
+"""Places: read once from a path or URI, told to people as they were named, and what is below them."""
+
+import pickle
+from pathlib import Path
+
+import pytest
+
+from ebbflow.infra.storage.locks import RunLock
+from ebbflow.infra.storage.places import Place
+from ebbflow.planners.errors import OptionError
+
+
+def test_what_is_below_a_place_needs_no_reading_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    place, bucket = Place("/data/a b"), Place("s3a://bucket//runs/")
+    monkeypatch.delattr("ebbflow.infra.storage.places.split")
+    below = place.under("x/y.json")
+    assert (below.scheme, below.root, below.uri) == (
+        "file",
+        "/data/a b/x/y.json",
+        "file:///data/a%20b/x/y.json",
+    )
+    below = bucket.under("one")
+    assert (below.scheme, below.root, below.uri) == ("s3", "bucket/runs/one", "s3://bucket/runs/one")
+    assert not below.local
+    assert place.under("") is place
+
+
+def test_a_place_is_told_as_it_was_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    place = Place("~/runs/")
+    assert str(place) == "~/runs/"
+    assert place.root == f"{tmp_path}/runs"
+    assert str(place.under("one")) == "~/runs/one"
+    assert place.under("one").path("lock") == f"{tmp_path}/runs/one/lock"
+    assert repr(place) == "Place('~/runs/')"
+
+
+def test_a_relative_place_stays_where_it_was_when_it_was_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    place = Place("store")
+    monkeypatch.chdir("/")
+    assert place.root == f"{tmp_path}/store"
+    assert pickle.loads(pickle.dumps(place)).root == place.root
+
+
+def test_places_are_equal_however_they_were_named(tmp_path: Path) -> None:
+    assert Place(tmp_path) == Place(tmp_path.as_uri()) == Place(tmp_path.parent).under(tmp_path.name)
+    assert len({Place(tmp_path), Place(f"{tmp_path}/"), Place("s3://b/k"), Place("s3a://b/k/")}) == 2
+    assert Place("/") != Place("/x")
+    assert Place("/").under("x") == Place("/x")
+    assert Place("/x") != "file:///x"
+
+
+@pytest.mark.parametrize("text", ["", " ", "ftp://host/x", "s3://", "s3://b/../c", "file://host/x", "a\0b"])
+def test_what_is_no_place_is_refused(text: str) -> None:
+    with pytest.raises(OptionError):
+        Place(text)
+
+
+def test_files_of_a_place(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    assert not place.is_file("a")
+    place.write("a", b"1")
+    assert place.is_file("a")
+    assert place.under("a").is_file()
+    assert not place.is_file()
+    assert place.under("a").read("") == b"1"
+
+
+def test_a_dead_holders_lock_lingers_only_where_it_is_a_lease(tmp_path: Path) -> None:
+    assert RunLock(Place(tmp_path), "a", ttl=60).lingers == 0
+    assert RunLock(Place("s3://bucket/a"), "a", ttl=60).lingers == 75

@@ -1,0 +1,155 @@
+"""What the report, the page and the files of a training say, on a launcher without processes."""
+
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from ebbflow.flows.training.terminal import print_training
+from ebbflow.infra.errors import ReportError
+from ebbflow.infra.protocols import TrainingEvent, TrainingStatus
+from ebbflow.infra.training.process.channel import Report
+from ebbflow.planners.training.speed.batch_size import BatchLimits, Split
+from ebbflow.planners.training.speed.goodput import GradientStatistics
+from ebbflow.planners.training.speed.job_report import JobReport
+from ebbflow.planners.training.speed.throughput import ThroughputParameters
+from ebbflow.tasks.report.training import deliver, training_html
+from ebbflow.tasks.training.capacity import Nodes
+from ebbflow.tasks.training.listening import Silent
+from ebbflow.tasks.training.recorder import RunRecorder
+from ebbflow.tasks.training.report import BestBatch, TrainingReport, recorded
+from ebbflow.tasks.training.request import TrainingRequest
+from tests.training_fakes import Act, ScriptedClock, failed, run
+
+pytestmark = pytest.mark.processes
+
+
+def test_the_report_says_what_more_gpus_would_give(script: str) -> None:
+    said = JobReport(
+        BatchLimits(64, 1024), GradientStatistics(1.0, 9.0), ThroughputParameters(0.01, 1e-3, 0.05, 0, 0.02, 0, 1.5),
+        3, 6, Split(20, 0), 8,
+    )  # fmt: skip
+    report, _ = run(script, Act(job=said.to_dict()))
+    assert report.outlook is not None
+    assert report.outlook.noise_scale == 64 * 9
+    assert [(b.gpus, b.nodes) for b in report.outlook.best] == [(n, -(-n // 2)) for n in range(1, 9)]
+    assert said.model is not None
+    best, split = said.model.best_split(2, 4)
+    assert report.outlook.best[3] == BestBatch(4, 2, split.total(4), split.accumulation + 1, best)
+    assert TrainingReport.from_json(report.to_json()) == report
+    assert "Goodput by GPUs, as predicted" in training_html(report)
+    assert run(script, Act(job=replace(said, speed=None).to_dict()), id="early")[0].outlook is None
+
+
+def test_reports_of_other_formats_are_refused(script: str) -> None:
+    report, _ = run(script, Act())
+    data = json.loads(report.to_json())
+    assert data["format"] == 1
+    assert data["mean_goodput"] == 80.0
+    with pytest.raises(ReportError, match="format 1"):
+        TrainingReport.from_json(json.dumps(data | {"format": 2}))
+    with pytest.raises(ReportError, match="damaged"):
+        TrainingReport.from_json(json.dumps(data | {"steps": "many"}))
+    with pytest.raises(ReportError, match="not a report"):
+        TrainingReport.from_json("<html>")
+
+
+def test_the_page_shows_everything_and_escapes_it(script: str) -> None:
+    report, _ = run(
+        script,
+        Act("lost", gone=("node-2",)),
+        failed("ValueError: <b>bad</b>"),
+        price=1.0,
+        title="<i>mine</i>",
+    )
+    page = training_html(report)
+    assert "<b>bad</b>" not in page
+    assert "&lt;b&gt;bad&lt;/b&gt;" in page
+    assert "&lt;i&gt;mine&lt;/i&gt;" in page
+    for words in ("node-lost", "Generations", "goodput", "$0.00", "Why it failed"):
+        assert words in page
+    assert "<script" not in page
+
+
+def test_a_failed_run_says_where_its_processes_wrote(script: str) -> None:
+    report, _ = run(script, failed("TypeError: no"))
+
+    def printed() -> str:
+        out = io.StringIO()
+        print_training(report, Console(file=out, width=60))
+        return out.getvalue()
+
+    assert "what the processes wrote" not in printed()
+    (Path(report.folder) / "logs" / "generation-1").mkdir(parents=True)
+    assert f"what the processes wrote: {report.folder}/logs/generation-1\n" in printed()
+
+
+def test_a_report_tells_what_is_saved_spilled_and_lost(script: str) -> None:
+    def told(*said: tuple[str, int, dict[str, Any]], state: Any = "failed", step: int = 12) -> TrainingReport:
+        request = TrainingRequest(script, folder=str(Path(script).parent / "runs"), id="r")
+        book = RunRecorder(request, ScriptedClock(), Silent())
+        for number, (kind, at, content) in enumerate(said, 1):
+            if kind == "resumed":
+                book.event(TrainingEvent(number, 0.0, kind, 1, content))
+            else:
+                book.hear(Report(kind, 0, 0.0, at, content))  # type: ignore[arg-type]
+        return book.report(TrainingStatus(state, 1, {}, step, "why"))
+
+    begun = ("started", 0, {"restored": None})
+    saved = ("checkpoint", 8, {"saved_step": 8})
+    spilled = ("spilled", 12, {"uri": "file:///scratch/x", "host": "h", "error": "full"})
+    report = told(begun, saved, spilled)
+    assert (report.saved_step, report.unsaved_steps) == (8, 4)
+    assert report.reason.startswith("why; step 12 is in file:///scratch/x on h")
+    assert told(begun, spilled, ("checkpoint", 12, {"saved_step": 12})).spilled is None
+    assert told(begun, saved, state="stopped").reason == "why; steps 9 to 12 are not saved"
+    whole = told(begun, ("finished", 12, {"saved": True}), state="finished")
+    assert (whole.saved_step, whole.unsaved_steps, whole.reason) == (12, 0, "why")
+
+    names = [f"file:///c/corrupt-step-{step:012d}-1-2 its checksum differs" for step in (5, 10)]
+    again = {"checkpoints": names, "restarted": True, "reached": 10}
+    report = told(("damaged", 0, again), begun)
+    assert (report.lost_steps, report.unusable) == (10, tuple(names)), "as far as checkpoints say"
+    report = told(("resumed", 0, {"reached": 14, "saved": 10}), ("damaged", 0, again), begun)
+    assert (report.lost_steps, report.saved_step) == (14, None)
+    older = ("started", 5, {"restored": 5})
+    assert told(("resumed", 0, {"reached": 14, "saved": 10}), older).lost_steps == 9
+    out = io.StringIO()
+    print_training(report, Console(file=out, width=200))
+    assert all(f"cannot be used: {name}" in out.getvalue() for name in names)
+    assert "lost steps: 14" in out.getvalue()
+    page = training_html(report)
+    assert all(name in page for name in names)
+
+
+def test_a_folder_that_cannot_take_the_report_does_not_hide_how_a_run_ended(script: str) -> None:
+    (Path(script).parent / "runs" / "r" / "report.json").mkdir(parents=True)
+    report, _ = run(script, Act())
+    assert report.state == "finished"
+
+
+def test_a_run_keeps_its_report_and_whoever_asked_for_files_writes_them(script: str) -> None:
+    asked = {"json": str(Path(script).parent / "a.json"), "report": str(Path(script).parent / "a.html")}
+    leaving = Nodes({"a": 1}, 8)
+    leaving.stop()
+    for name, act, there, state in (
+        ("ends", Act(), None, "finished"),
+        ("fails", failed("TypeError: no"), None, "failed"),
+        ("leaves", Act("stopped", wait=True), leaving, "stopped"),
+    ):
+        report, _ = run(script, act, there=there, id=name, **asked)
+        request = TrainingRequest.load(str(Path(script).parent / "runs"), name)
+        assert report.state == state
+        assert recorded(request) == report
+        assert not Path(asked["json"]).exists()
+        deliver(report, request)
+        assert TrainingReport.from_json(Path(asked["json"]).read_text()) == report
+        assert name in Path(asked["report"]).read_text()
+        Path(asked["json"]).unlink()
+    Path(asked["json"]).mkdir()
+    with pytest.raises(ReportError):
+        deliver(report, request)
