@@ -26,8 +26,8 @@ class Form:
     Args:
         strict: a key that is not known is refused, not dropped; unless ``sparse``, all of them are needed.
         sparse: a field that equals its default is left out, so a default is part of the format.
-        named: the ledger's: NUL is replaced, too, and numbers that JSON lacks are ``{"$float": "inf"}``; else ``null``, which comes back as infinity where
-            the field is a plain ``float``.
+        named: for a database: NUL is replaced in texts, and numbers that JSON lacks are ``{"$float": "inf"}``;
+            else ``null``, which comes back as infinity where the field is a plain ``float``.
     """
 
     def __init__(self, *, strict: bool, sparse: bool = False, named: bool = False) -> None:
@@ -155,7 +155,7 @@ class Form:
             return _named(kind, {name: self._decoder(hint) for name, hint in get_type_hints(kind).items()})
         return {
             float: _float if self._named else _float_or_null,
-            int: _integer,
+            int: _integer if self._strict else _typed(int, "an integer"),
             bool: _typed(bool, "true or false"),
             str: _typed(str, "a string"),
         }[kind]
