@@ -23,7 +23,7 @@ from ebbflow.infra.ledger.address import parse
 from ebbflow.planners.errors import EbbflowError, OptionError
 
 if TYPE_CHECKING:
-    from ebbflow.tasks.fleet.steps import Opened
+    from ebbflow.tasks.fleet.steps import OpenedFleet
 
 Kind = TypeVar("Kind", bound=Block)
 
@@ -123,7 +123,7 @@ class EbbflowAws(Block):
                 yield str(path)
 
     @contextmanager
-    def fleet(self, limits: str | None = None, prices: str | None = None) -> "Iterator[Opened]":
+    def fleet(self, limits: str | None = None, prices: str | None = None) -> "Iterator[OpenedFleet]":
         """Open the account's fleet for a flow of one's own; nothing is asked of AWS yet. See ``opened``.
 
         Args:

@@ -134,14 +134,14 @@ class Schedule:
                 return
 
 
-class Timed(Protocol):
+class TimedFault(Protocol):
     """A fault with a time."""
 
     @property
     def after(self) -> float: ...
 
 
-F = TypeVar("F", bound=Timed)
+F = TypeVar("F", bound=TimedFault)
 
 
 def scripted(

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 from ebbflow.infra.query.checkpoints import ParquetCheckpointStore
 from ebbflow.infra.query.results import read_checkpoint
 from ebbflow.infra.storage.checksums import unsealed
-from ebbflow.infra.storage.places import Place
+from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.planners.query.plan.qep import QueryExecutionPlan
 from ebbflow.tasks.query.driver import Driver
 from ebbflow.tasks.query.request import QueryRequest
@@ -46,7 +46,7 @@ class Store:
 
     def run(self) -> tuple[Driver, list[dict[str, Any]]]:
         """Run as a new process does; return the driver and the answer's rows, sorted."""
-        self.ride.store = ParquetCheckpointStore(Place(self.folder))
+        self.ride.store = ParquetCheckpointStore(StorageLocation(self.folder))
         driver = self.ride.drive(self.engine, Obedient(self.ride.plans, []), self.plan)
         assert driver.result is not None
         rows = read_checkpoint(driver.result).to_pylist()

@@ -8,12 +8,12 @@ from typing import Any
 
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
-from ebbflow.flows.airflow.wait import Lookout, lookout
+from ebbflow.flows.airflow.wait import CapacityProbe, lookout
 from ebbflow.infra.errors import InfraError
 from ebbflow.planners.capacity.need import Need
 
 
-def open_lookout(where: dict[str, Any]) -> Lookout:
+def open_lookout(where: dict[str, Any]) -> CapacityProbe:
     """Return where to look, a connection of Airflow looked up. Not for the event loop's thread."""
     address, cluster = where.get("ledger") or "", where.get("cluster") or ""
     if where.get("ledger_conn_id"):
@@ -44,7 +44,7 @@ class WaitForCapacityTrigger(BaseTrigger):
         super().__init__()
         self.need, self.where, self.deadline, self.poll = need, where, deadline, poll
         self._need = Need(**need)
-        self._open: Lookout | None = None
+        self._open: CapacityProbe | None = None
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """Return what makes the same trigger elsewhere."""

@@ -9,17 +9,17 @@ from ebbflow.infra.errors import EngineUnavailableError
 from ebbflow.infra.ledger import Ledger
 from ebbflow.infra.spark.master_api import MasterView, get_master, new_client
 from ebbflow.infra.spark.masters import find_master
-from ebbflow.planners.capacity.need import Room, room, room_of
+from ebbflow.planners.capacity.need import UsableCapacity, room, room_of
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model.capacity import Node
 
 _TIMEOUT = 5.0  # seconds for a master's answer
 
 
-class Lookout(Protocol):
+class CapacityProbe(Protocol):
     """Where somebody sees how much room there is. Safe for several threads, one look at a time."""
 
-    def look(self) -> Room:
+    def look(self) -> UsableCapacity:
         """Look now. Raises ``InfraError`` when nothing can be seen."""
         ...
 
@@ -28,7 +28,7 @@ class Lookout(Protocol):
         ...
 
 
-class LedgerLookout:
+class LedgerProbe:
     """The ledger that a capacity loop keeps; raises ``LedgerError`` where there is none.
 
     Nodes that no loop sees any more count until a loop says otherwise.
@@ -37,16 +37,16 @@ class LedgerLookout:
     def __init__(self, url: str | None = None, cluster: str = "local") -> None:
         self._ledger = Ledger.open(url, cluster=cluster, create=False)
 
-    def look(self) -> Room:
-        """See ``Lookout``."""
+    def look(self) -> UsableCapacity:
+        """See ``CapacityProbe``."""
         return room_of(self._ledger.state())
 
     def close(self) -> None:
-        """See ``Lookout``."""
+        """See ``CapacityProbe``."""
         self._ledger.close()
 
 
-class MasterLookout:
+class MasterProbe:
     """A standalone Spark master: workers that are alive, and the cores that no application holds."""
 
     def __init__(self, url: str) -> None:
@@ -55,8 +55,8 @@ class MasterLookout:
         self._url = url
         self._client = new_client(_TIMEOUT)
 
-    def look(self) -> Room:
-        """See ``Lookout``. Raises ``EngineUnavailableError``."""
+    def look(self) -> UsableCapacity:
+        """See ``CapacityProbe``. Raises ``EngineUnavailableError``."""
         master = find_master(self._url)
         if master is None:
             raise EngineUnavailableError(
@@ -68,22 +68,22 @@ class MasterLookout:
             raise EngineUnavailableError(f"the Spark master {self._url} does not answer: {error}") from error
 
     def close(self) -> None:
-        """See ``Lookout``."""
+        """See ``CapacityProbe``."""
         self._client.close()
 
 
-def workers_room(view: MasterView) -> Room:
+def workers_room(view: MasterView) -> UsableCapacity:
     """Return what the workers of a master come to that are alive."""
     alive = [worker for worker in view.workers if worker.state == "ALIVE"]
     nodes = [Node(worker.id, worker.cores, worker.memory / 1024, worker.host) for worker in alive]
     return room(nodes, used_cores=sum(worker.cores_used for worker in alive))
 
 
-def lookout(*, master: str | None = None, ledger: str | None = None, cluster: str = "local") -> Lookout:
+def lookout(*, master: str | None = None, ledger: str | None = None, cluster: str = "local") -> CapacityProbe:
     """Return where to look: at ``master`` where one is named, else in the ledger.
 
     Raises ``OptionError`` for both at once.
     """
     if master and ledger:
         raise OptionError("look at a master or in a ledger, not both")
-    return MasterLookout(master) if master else LedgerLookout(ledger, cluster)
+    return MasterProbe(master) if master else LedgerProbe(ledger, cluster)

@@ -134,7 +134,7 @@ def sql_command(
     rig = RigOptions(workers, cores_per_worker, memory, settings, java_options(home()))
     with (
         interruptible(errors, f"runs that ended are kept; the same command goes on (in {out})"),
-        _Shown() as shown,
+        _BenchProgress() as shown,
     ):
         bench = Bench(
             plan, folders, rig, out, SystemClock(), shown.step,  # type: ignore[arg-type]
@@ -157,7 +157,7 @@ def _calm_logging() -> None:
     logging.getLogger().addHandler(handler)
 
 
-class _Shown:
+class _BenchProgress:
     """Progress on a terminal: a line for each run that ended, and a bar."""
 
     def __init__(self) -> None:
@@ -172,7 +172,7 @@ class _Shown:
         )
         self._task = self._bar.add_task("starting", total=None, eta="")
 
-    def __enter__(self) -> "_Shown":
+    def __enter__(self) -> "_BenchProgress":
         self._bar.start()
         return self
 

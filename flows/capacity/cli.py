@@ -198,7 +198,7 @@ def _until(stop: threading.Event, work: "Callable[[], LoopEnd]") -> "LoopEnd":
 
 
 def _lead(request: "CapacityRequest", stop: threading.Event, quiet: bool, prefect: bool) -> "LoopEnd":
-    listener = None if quiet else Teller(console)
+    listener = None if quiet else ConsoleLoopListener(console)
     if prefect:
         from ebbflow.flows.capacity.flow import run_attached
         from ebbflow.flows.runs.command import quiet_prefect, start_temporary_server
@@ -220,7 +220,7 @@ def _lead(request: "CapacityRequest", stop: threading.Event, quiet: bool, prefec
         return opened.loop.run(stop, take_over=request.take_over)
 
 
-class Teller:
+class ConsoleLoopListener:
     """Says on the console what a loop does, a line each. A ``LoopListener``."""
 
     def __init__(self, console: Console) -> None:

@@ -159,7 +159,7 @@ def _wait_out(deployment: str) -> None:
 def _lead(request: CapacityRequest, attached: Attachment[_Given, LoopEnd] | None) -> dict[str, Any]:
     """Lead until the end; ``attached`` has handlers of its own."""
     _, stop, also = attached.given if attached is not None else (request, threading.Event(), None)
-    own = PrefectTeller(str(flow_run.id), request.cluster)
+    own = PrefectLoopListener(str(flow_run.id), request.cluster)
     listener = own if also is None else _Both(own, also)
     with opened_loop(request, listener, holder=holder_in(str(flow_run.id))) as opened:
         get_run_logger().info(
@@ -177,7 +177,7 @@ def _lead(request: CapacityRequest, attached: Attachment[_Given, LoopEnd] | None
     return dict(end.figures)
 
 
-class PrefectTeller:
+class PrefectLoopListener:
     """Tells Prefect what a loop does: an event each, related to the flow run. A ``LoopListener``."""
 
     def __init__(

@@ -23,7 +23,7 @@ from ebbflow.planners.errors import EbbflowError
 from ebbflow.planners.model.ledger import OVER, AppEntered, AppMoved, AppPhase, AppRecord, AppSpec, LoopBegan
 from ebbflow.planners.model.ledger_state import State
 from ebbflow.tasks.capacity.leading import holder_name
-from ebbflow.tasks.capacity.recovery import LostApp, Patience, lost_apps, request_of, resume_lost
+from ebbflow.tasks.capacity.recovery import LostApp, RestartPolicy, lost_apps, request_of, resume_lost
 from ebbflow.tasks.query.request import QueryRequest
 
 LOOK = 5.0  # s between looks
@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class _Standing:
+class _AppStatus:
     """What the ledger says of a flow run's apps."""
 
     apps: tuple[AppRecord, ...]  # that it was the last to enter
@@ -54,7 +54,7 @@ class _Standing:
         return any(app.phase not in OVER and app.phase != "lost" for app in self.apps)
 
 
-class Mender:
+class FlowRunRecovery:
     """Looks after the flow runs of a cluster's apps.
 
     A run none of whose apps is alive, and one of which is lost, is marked: Crashed, or Cancelled where somebody has
@@ -80,7 +80,7 @@ class Mender:
         runs: FlowRuns,
         leads: Callable[[], bool] = lambda: True,
         told: Told = lambda app, run: None,
-        patience: Patience | None = None,
+        patience: RestartPolicy | None = None,
     ) -> None:
         self._ledger, self._runs, self._leads = ledger, runs, leads
         self._told, self._patience = told, patience
@@ -113,7 +113,7 @@ class Mender:
         gone = {_of(record.spec) for record in records if record.phase == "lost"}
         self._resting = {app: rest for app, rest in self._resting.items() if app in gone}
         for run in list(self._open):
-            standing = _Standing(tuple(a for a in records if a.spec.flow_run == run))
+            standing = _AppStatus(tuple(a for a in records if a.spec.flow_run == run))
             if not standing.lost or any(not self._rests(app.spec, now) for app in standing.lost):
                 self._mend(run, standing, now)
         lost = [a for a in self._ledger.state().apps.values() if a.phase == "lost"]
@@ -151,7 +151,7 @@ class Mender:
             del self._runs_of[app]
         self._marked.discard(run)
 
-    def _mend(self, run: str, standing: _Standing, now: float) -> None:
+    def _mend(self, run: str, standing: _AppStatus, now: float) -> None:
         if standing.live:
             return
         if standing.lost or not self._open[run]:  # without any, all its apps have gone on in other runs
@@ -161,7 +161,7 @@ class Mender:
         else:
             self._ended(run, standing, now)
 
-    def _mark(self, run: str, standing: _Standing) -> None:
+    def _mark(self, run: str, standing: _AppStatus) -> None:
         view = self._view(run)
         if view is None:
             self._close(run)
@@ -205,7 +205,7 @@ class Mender:
             seen.add(above.id)
             view = above
 
-    def _ended(self, run: str, standing: _Standing, now: float) -> None:
+    def _ended(self, run: str, standing: _AppStatus, now: float) -> None:
         """Take note of a run whose apps are all over; it may have been terminated."""
         last = max(app.ended or 0.0 for app in standing.apps)
         if now - last > RECENT:
@@ -290,7 +290,7 @@ _HELD = " in flow run "
 
 
 def holder_in(run: str) -> str:
-    """Return who leads, for people and for ``Mender``: machine, process and flow run."""
+    """Return who leads, for people and for ``FlowRunRecovery``: machine, process and flow run."""
     return f"{holder_name()}{_HELD}{run}"
 
 
@@ -340,7 +340,7 @@ def resumed(app: LostApp, view: RunView | None, cluster: str = "local") -> dict[
 @task(
     name="flow-run-recovery", task_run_name="flow-run-recovery", cache_policy=NO_CACHE, persist_result=False
 )
-def mend_runs(mender: Mender, stop: threading.Event, every: float = LOOK) -> int:
+def mend_runs(mender: FlowRunRecovery, stop: threading.Event, every: float = LOOK) -> int:
     """Look after flow runs every so often until ``stop`` is set; return how often it was done."""
     said = get_run_logger()  # in the user interface, too
     mender.say = said.warning
@@ -373,7 +373,7 @@ def mending(
 ) -> Iterator[None]:
     """Look after the flow runs of a cluster's apps while the block runs, in a task run of its own."""
     stop = threading.Event()
-    future = mend_runs.submit(Mender(ledger, runs or PrefectRuns(), leads, told), stop, every)
+    future = mend_runs.submit(FlowRunRecovery(ledger, runs or PrefectRuns(), leads, told), stop, every)
     try:
         yield
     finally:

@@ -11,10 +11,10 @@ from ebbflow.planners.errors import OptionError
 from ebbflow.tasks.drawing.wording import plural
 
 if TYPE_CHECKING:
-    from ebbflow.planners.fleet.guard import Verdict
+    from ebbflow.planners.fleet.guard import GuardResult
     from ebbflow.planners.model.fleet import Target
     from ebbflow.tasks.fleet.request import FleetRequest
-    from ebbflow.tasks.fleet.steps import Observation, Opened
+    from ebbflow.tasks.fleet.steps import Observation, OpenedFleet
 
 console = Console()
 
@@ -187,7 +187,7 @@ def drain(
 
 
 def _change(
-    fleet: "Opened",
+    fleet: "OpenedFleet",
     wanted: "Callable[[Observation], Target]",
     question: str,
     dry_run: bool,
@@ -200,7 +200,7 @@ def _change(
     from ebbflow.tasks.fleet.plan import plan as make
     from ebbflow.tasks.fleet.steps import act, decide, guard, observe, same_choice
 
-    def judged() -> "tuple[Observation, Verdict]":
+    def judged() -> "tuple[Observation, GuardResult]":
         seen = observe(fleet.control, fleet.prices)
         return seen, guard(seen, decide(seen, wanted(seen), fleet.rules), fleet.rules)
 
@@ -225,7 +225,7 @@ def _change(
     return seen, again.target
 
 
-def _leave(fleet: "Opened", seen: "Observation", target: "Target", wait: float, *, end: bool) -> None:
+def _leave(fleet: "OpenedFleet", seen: "Observation", target: "Target", wait: float, *, end: bool) -> None:
     """Drain the nodes of ``target`` with progress, and end them."""
     from ebbflow.flows.fleet.terminal import applied_lines
     from ebbflow.tasks.fleet.leaving import drain as let_finish
@@ -265,7 +265,7 @@ def _ids(given: Sequence[str] | None) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for name in names if name))
 
 
-def _of_group(fleet: "Opened", pool: str) -> None:
+def _of_group(fleet: "OpenedFleet", pool: str) -> None:
     if pool not in fleet.settings.pools:
         known = ", ".join(sorted(fleet.settings.pools)) or "none"
         hint = (

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ebbflow.planners.model.fleet import PoolState, Target
     from ebbflow.tasks.fleet.report import Status
     from ebbflow.tasks.fleet.request import FleetRequest
-    from ebbflow.tasks.fleet.steps import Opened
+    from ebbflow.tasks.fleet.steps import OpenedFleet
 
 app = typer.Typer(
     help="The nodes of a cluster on AWS: what there is, what it costs, more of it, less of it.\n\n"
@@ -77,7 +77,7 @@ def status(
         _watch(lambda: _status(fleet), watch, json, fleet.clock)
 
 
-def _status(fleet: "Opened") -> "Status":
+def _status(fleet: "OpenedFleet") -> "Status":
     from ebbflow.infra.errors import AwsError
     from ebbflow.tasks.fleet.report import status as report
     from ebbflow.tasks.fleet.steps import observe

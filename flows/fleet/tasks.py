@@ -12,12 +12,12 @@ from prefect.runtime import flow_run
 
 from ebbflow.flows.fleet.terminal import applied_lines, target_text, verdict_lines
 from ebbflow.flows.runs import artifacts
-from ebbflow.infra.protocols import Applied, FleetControl, GangControl, PriceSource
-from ebbflow.planners.fleet.guard import RunMoney, Verdict
+from ebbflow.infra.protocols import ApplyResult, FleetControl, GangControl, PriceSource
+from ebbflow.planners.fleet.guard import GuardResult, RunMoney
 from ebbflow.planners.model.fleet import Target
 from ebbflow.planners.model.gangs import GangRequest
 from ebbflow.tasks.fleet import gangs as fleet_gangs
-from ebbflow.tasks.fleet.gangs import Started
+from ebbflow.tasks.fleet.gangs import GangStartResult
 from ebbflow.tasks.fleet.report import Status, status
 from ebbflow.tasks.fleet.request import FleetRules
 from ebbflow.tasks.fleet.steps import Observation, act, decide, guard, observe
@@ -28,13 +28,13 @@ DECISIONS = "ebbflow-fleet-decisions"
 
 
 @dataclass(frozen=True)
-class Settled:
+class ScaleResult:
     """What became of a wish."""
 
     wanted: Target
     target: Target
-    verdict: Verdict
-    applied: Applied
+    verdict: GuardResult
+    applied: ApplyResult
 
     @property
     def changed(self) -> bool:
@@ -74,7 +74,7 @@ def apply_target(
     rules: FleetRules,
     *,
     dry_run: bool = False,
-) -> Settled:
+) -> ScaleResult:
     """Bring a pool to ``wanted`` as far as the guard lets it; nodes to leave are planned, not ended.
 
     The decision becomes the table artifact ``ebbflow-fleet-decisions-CLUSTER``, and what was asked for the event
@@ -84,7 +84,7 @@ def apply_target(
     target = decide(seen, wanted, rules)
     verdict = guard(seen, target, rules)
     applied = act(control, verdict, dry_run=dry_run)
-    settled = Settled(wanted, target, verdict, applied)
+    settled = ScaleResult(wanted, target, verdict, applied)
     log = get_run_logger()
     for reason in verdict.reasons:
         log.info("guard, pool %s: %s", wanted.pool, reason)
@@ -108,7 +108,7 @@ def start_gang(
     run: RunMoney | None = None,
     why: str = "a flow",
     dry_run: bool = False,
-) -> Started:
+) -> GangStartResult:
     """Start a gang if the guard lets it through whole; ``nodes`` is empty where it was refused.
 
     ``run`` says what the gang's run has cost and how long it is expected to go on. Artifact and event are those of
@@ -129,7 +129,7 @@ def start_gang(
 @task(name="end-gang", task_run_name="end-gang {cluster} {name}", cache_policy=NO_CACHE, persist_result=False)
 def end_gang(
     cluster: str, gangs: GangControl, seen: Observation, name: str, *, dry_run: bool = False
-) -> Applied:
+) -> ApplyResult:
     """Return a gang; what runs on its nodes is not waited for. One that there is not asks for nothing.
 
     Raises ``AwsError``.
@@ -164,7 +164,7 @@ def _pools(found: Status) -> Sequence[dict[str, Any]]:
     ] or [{"pool": "none"}]
 
 
-def _row(settled: Settled) -> dict[str, Any]:
+def _row(settled: ScaleResult) -> dict[str, Any]:
     wanted, target = settled.wanted, settled.verdict.target
     said = "none" if target is None else target_text(target.nodes, target.on_demand, target.drain)
     guarded = "; ".join(verdict_lines(settled.verdict))
@@ -172,7 +172,7 @@ def _row(settled: Settled) -> dict[str, Any]:
 
 
 def _decision(
-    pool: str, epoch: int, wanted: str, target: str, guard: str, applied: Applied
+    pool: str, epoch: int, wanted: str, target: str, guard: str, applied: ApplyResult
 ) -> dict[str, Any]:
     return {
         "pool": pool,
@@ -185,7 +185,7 @@ def _decision(
     }
 
 
-def _settle(cluster: str, row: dict[str, Any], applied: Applied) -> None:
+def _settle(cluster: str, row: dict[str, Any], applied: ApplyResult) -> None:
     """Log what was asked, keep the decision as an artifact, and tell of it where anything was asked."""
     log = get_run_logger()
     for line in applied_lines(applied):

@@ -10,8 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from ebbflow.infra.aws.notices.dead_letters import DeadLetter
-from ebbflow.infra.protocols import Applied
-from ebbflow.planners.fleet.guard import Verdict, new_nodes
+from ebbflow.infra.protocols import ApplyResult
+from ebbflow.planners.fleet.guard import GuardResult, new_nodes
 from ebbflow.planners.fleet.guard_gang import GangVerdict, gang_node
 from ebbflow.planners.model.gangs import GangRequest
 from ebbflow.tasks.drawing.wording import money_text as money
@@ -195,7 +195,7 @@ def plan_view(plans: Sequence[PoolPlan], problems: Iterable[str]) -> RenderableT
 
 
 def gang_view(
-    request: GangRequest, seen: Observation, verdict: GangVerdict, would: Applied
+    request: GangRequest, seen: Observation, verdict: GangVerdict, would: ApplyResult
 ) -> RenderableType:
     """Return what starting a gang comes to."""
     table = Table(box=None, show_header=False, pad_edge=False)
@@ -221,14 +221,14 @@ def _would(plan: PoolPlan) -> list[str]:
     return [*asked, *lines] if plan.would.asked or plan.would.refused or not lines else lines
 
 
-def verdict_lines(verdict: Verdict) -> list[str]:
+def verdict_lines(verdict: GuardResult) -> list[str]:
     """Return the guard's word."""
     if verdict.target is None:
         return list(verdict.reasons)
     return list(verdict.reasons) if verdict.changed else ["passes unchanged", *verdict.reasons]
 
 
-def applied_lines(applied: Applied) -> list[str]:
+def applied_lines(applied: ApplyResult) -> list[str]:
     """Return what was asked for, and what was not."""
     asked = [f"{ask}  ({ask.call})" if ask.call else str(ask) for ask in applied.asked]
     return [*asked, *(f"not {refusal.of}: {refusal.why}" for refusal in applied.refused)] or [

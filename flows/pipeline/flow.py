@@ -17,7 +17,7 @@ from prefect.states import Cancelled, Completed, Failed, State
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from ebbflow.flows.blocks import environment
-from ebbflow.flows.capacity.flow import PrefectTeller
+from ebbflow.flows.capacity.flow import PrefectLoopListener
 from ebbflow.flows.runs import artifacts
 from ebbflow.flows.runs.artifacts import Publisher
 from ebbflow.flows.runs.attached import Attached, run_name
@@ -29,11 +29,11 @@ from ebbflow.infra.errors import PipelineRunError
 from ebbflow.infra.ledger.address import VARIABLE
 from ebbflow.planners.query.sql.forbidden import checked_functions
 from ebbflow.tasks.capacity.own_policies import checked_names
-from ebbflow.tasks.pipeline.coordinator import Carried
+from ebbflow.tasks.pipeline.coordinator import AttemptResult
 from ebbflow.tasks.pipeline.file.spec import StepSpec
 from ebbflow.tasks.pipeline.outcome import PipelineOutcome, StepOutcome
 from ebbflow.tasks.pipeline.record import app_id
-from ebbflow.tasks.pipeline.run import PipelineRequest, Quiet, Steps, Watcher, run_steps
+from ebbflow.tasks.pipeline.run import NullWatcher, PipelineRequest, Steps, Watcher, run_steps
 from ebbflow.tasks.pipeline.view import ClusterView
 from ebbflow.tasks.report.cluster.picture import cluster_svg
 from ebbflow.tasks.report.cluster.values import ClusterReport
@@ -108,7 +108,7 @@ def run_pipeline(
         EbbflowError: bad input.
     """
     attachment = _ATTACHED.get()
-    also: Watcher = Quiet()
+    also: Watcher = NullWatcher()
     clock: Clock = SystemClock()
     if attachment is not None:
         request, also, clock = attachment.given
@@ -138,7 +138,7 @@ def run_pipeline(
             replace(request, flow_run=run, save=None if attachment is not None else SAVE),
             own,
             background=background,
-            loop_listener=PrefectTeller(run, request.name()),
+            loop_listener=PrefectLoopListener(run, request.name()),
             clock=clock,
             stop=stop,
         )
@@ -155,7 +155,7 @@ def run_pipeline(
 
 
 @task(name="run-step", task_run_name="{name}", cache_policy=NO_CACHE, persist_result=False)
-def run_step(name: str, kind: str, work: Callable[[], Carried]) -> State[Any]:
+def run_step(name: str, kind: str, work: Callable[[], AttemptResult]) -> State[Any]:
     """Carry out one step of a pipeline. What is to be tried again, the pipeline decides, not Prefect's retries."""
     carried = work()
     if carried.state == "finished":
@@ -172,10 +172,10 @@ class PrefectBackground:
     def __init__(self) -> None:
         self._futures: list[PrefectFuture[Any]] = []
 
-    def submit(self, step: StepSpec, work: Callable[[], Carried], lost: Callable[[str], None]) -> None:
+    def submit(self, step: StepSpec, work: Callable[[], AttemptResult], lost: Callable[[str], None]) -> None:
         begun = threading.Event()
 
-        def begin() -> Carried:
+        def begin() -> AttemptResult:
             begun.set()
             return work()
 

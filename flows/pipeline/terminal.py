@@ -12,7 +12,7 @@ from ebbflow.flows.runs.screen import Screen
 from ebbflow.infra.clock import Clock
 from ebbflow.planners.model.ledger import OVER
 from ebbflow.tasks.drawing.wording import number_text, plural, printable, seconds_text, shorten
-from ebbflow.tasks.pipeline.coordinator import Silent
+from ebbflow.tasks.pipeline.coordinator import NullPipelineListener
 from ebbflow.tasks.pipeline.outcome import StepOutcome
 from ebbflow.tasks.pipeline.view import ClusterView
 from ebbflow.tasks.report.cluster.values import AppRow, ClusterReport, DecisionRow
@@ -27,7 +27,7 @@ _STYLES = {"finished": "green", "failed": "bold red", "skipped": "dim", "stopped
 Steps = Callable[[], tuple[StepOutcome, ...]]
 
 
-class PipelineScreen(Screen[Live], Silent):
+class PipelineScreen(Screen[Live], NullPipelineListener):
     """Shows a pipeline. Its methods may be called from any thread.
 
     ``watch`` tells it where to look, once the ledger is open.

@@ -25,7 +25,7 @@ from ebbflow.flows.runs.deployed import allowed, app_fields
 from ebbflow.flows.runs.stopping import StopQuery
 from ebbflow.planners.query.plan.qep import Stage
 from ebbflow.tasks.query.feedback import Feedback
-from ebbflow.tasks.query.listening import Fan, Listener, StageOutcome
+from ebbflow.tasks.query.listening import CompositeQueryListener, Listener, StageOutcome
 from ebbflow.tasks.query.report import QueryReport
 from ebbflow.tasks.query.request import QueryRequest
 from ebbflow.tasks.query.run import QueryOutcome
@@ -41,7 +41,7 @@ class PrefectOrchestrator(StopQuery):
     def __init__(self, listener: Listener | None = None) -> None:
         super().__init__()
         own = PrefectListener()
-        self.listener: Listener = Fan(own, listener) if listener is not None else own
+        self.listener: Listener = CompositeQueryListener(own, listener) if listener is not None else own
         self._background = PrefectBackground()
         self._watching: list[PrefectFuture[Any]] = []
 

@@ -21,7 +21,7 @@ from ebbflow.planners.model import Capacity
 from ebbflow.planners.query.plan.qep import Stage
 from ebbflow.planners.query.plan.state import ReplanDecision
 from ebbflow.tasks.query.feedback import Feedback
-from ebbflow.tasks.query.listening import Silent, StageOutcome
+from ebbflow.tasks.query.listening import NullQueryListener, StageOutcome
 from ebbflow.tasks.query.report import QueryReport, StageReport, spoken
 
 MAX_PARALLEL_STAGES = 4
@@ -74,7 +74,7 @@ class PrefectBackground:
                 future.wait(timeout)
 
 
-class PrefectListener(Silent):
+class PrefectListener(NullQueryListener):
     """Tells Prefect what happens: events for capacity and switches, logs for everything."""
 
     def __init__(self) -> None:

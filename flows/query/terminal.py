@@ -13,13 +13,13 @@ from ebbflow.planners.model import Capacity
 from ebbflow.planners.query.plan.qep import Stage
 from ebbflow.planners.query.plan.state import ReplanDecision
 from ebbflow.tasks.drawing.wording import plural
-from ebbflow.tasks.query.listening import Silent
+from ebbflow.tasks.query.listening import NullQueryListener
 from ebbflow.tasks.query.report import StageReport
 
 _SHOWN = 20  # rows of the result
 
 
-class TerminalListener(Silent):
+class TerminalListener(NullQueryListener):
     """Shows a run on a console while it goes on. ``also`` hears of each stage's start (the demo's schedule)."""
 
     def __init__(self, bars: StageBars, also: Callable[[Stage], Any] | None = None) -> None:

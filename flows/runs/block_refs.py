@@ -11,7 +11,7 @@ from ebbflow.tasks.training.leased.place import ClusterPlace
 
 
 @dataclass(frozen=True)
-class Found:
+class ClusterSettings:
     """What a flow was told of its cluster, with what the cluster's block says where the flow was told nothing."""
 
     ledger: str | None = field(default=None, repr=False)
@@ -37,7 +37,7 @@ def found(
     cluster: str | None = None,
     source: str | None = None,
     secret: str | None = None,
-) -> Iterator[Found]:
+) -> Iterator[ClusterSettings]:
     """Return the cluster that a flow's parameters name; blocks are loaded.
 
     Args:
@@ -69,7 +69,7 @@ def found(
             aws = load_block(account, EbbflowAws, "ebbflow-aws")
         if aws is not None:
             where = f"aws:{stack.enter_context(aws.opened())}"
-        yield Found(
+        yield ClusterSettings(
             address,
             cluster or (block.cluster if block else "local"),
             where,

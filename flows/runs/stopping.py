@@ -7,7 +7,7 @@ import threading
 
 from ebbflow.infra.errors import StageCancelledError
 from ebbflow.tasks.query.feedback import Feedback
-from ebbflow.tasks.training.listening import Silent
+from ebbflow.tasks.training.listening import NullTrainingListener
 
 
 class StopQuery:
@@ -30,7 +30,7 @@ class StopQuery:
             self._feedback.fail(StageCancelledError("the query was stopped; finished stages are kept"))
 
 
-class StopTraining(Silent):
+class StopTraining(NullTrainingListener):
     """A listener that lets another thread stop a training as Ctrl-C would: it saves and leaves.
 
     ``asked`` is for those who take an event instead of a listener.

@@ -27,7 +27,7 @@ from ebbflow.tasks.drawing.charts import lines_svg
 from ebbflow.tasks.report.training import deliver, placement_text, run_training
 from ebbflow.tasks.training.capacity import Nodes
 from ebbflow.tasks.training.leased.place import ClusterPlace
-from ebbflow.tasks.training.listening import Fan, Silent, TrainingListener
+from ebbflow.tasks.training.listening import CompositeTrainingListener, NullTrainingListener, TrainingListener
 from ebbflow.tasks.training.report import EventReport, PointReport, TrainingReport
 from ebbflow.tasks.training.request import TrainingRequest, default_folder
 from ebbflow.tasks.training.run import new_id
@@ -166,7 +166,7 @@ def train(
         if not request.id:
             request = replace(request, id=new_id(request))
         own = _PrefectListener(request)
-        listener = own if attachment is None else Fan(own, attachment.given[1])
+        listener = own if attachment is None else CompositeTrainingListener(own, attachment.given[1])
         asked = app_fields(team=team, weight=weight, deadline=deadline, budget=budget)
         work = _work(request, listener, resume, None if ledger is None else told.place, **asked)
         # the command line has handlers of its own
@@ -193,7 +193,9 @@ def _work(
 
     def alone() -> TrainingReport:
         if request.pool:  # its nodes are those that are free there
-            return run_training(request, Fan(listener, StopTraining(stop)), resume=resume)
+            return run_training(
+                request, CompositeTrainingListener(listener, StopTraining(stop)), resume=resume
+            )
         return run_training(request, listener, resume=resume, nodes=nodes)
 
     def as_app() -> Callable[..., TrainingReport]:
@@ -213,7 +215,7 @@ def _work(
     return AppWork(request.id, request.grace, cluster, alone, as_app, leave)
 
 
-class _PrefectListener(Silent):
+class _PrefectListener(NullTrainingListener):
     """Tells Prefect what happens: live figures as an artifact, changes as events, logs for everything."""
 
     def __init__(self, request: TrainingRequest) -> None:

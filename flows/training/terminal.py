@@ -11,7 +11,7 @@ from rich.text import Text
 from ebbflow.flows.runs.screen import Screen
 from ebbflow.tasks.drawing.wording import count_text, number_text, plural, printable, seconds_text
 from ebbflow.tasks.report.training import STATE_WORDS, generation_rows
-from ebbflow.tasks.training.listening import Silent
+from ebbflow.tasks.training.listening import NullTrainingListener
 from ebbflow.tasks.training.report import EventReport, PointReport, TrainingReport
 
 EVERY = 5.0  # s between lines of figures where there is no terminal
@@ -32,7 +32,7 @@ _STYLES = {
 }
 
 
-class TrainingScreen(Screen[Live], Silent):
+class TrainingScreen(Screen[Live], NullTrainingListener):
     """Shows a run. Its methods may be called from any thread."""
 
     def __init__(self, console: Console) -> None:

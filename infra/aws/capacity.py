@@ -32,7 +32,7 @@ class Notices(Protocol):
     def listen(self, heard: Callable[[Sequence[Event]], None]) -> None: ...
 
 
-class Untold:
+class NullNotices:
     """The notices of who must not read the queue, because another process does: none but those the fleet shows."""
 
     def notices(self) -> tuple[Notice, ...]:

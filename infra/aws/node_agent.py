@@ -54,7 +54,7 @@ log = logging.getLogger("ebbflow.agent")
 
 
 @dataclass(frozen=True, slots=True)
-class Leaving:
+class NodeDeparture:
     """The node will be gone at ``deadline``, seconds since the Unix epoch."""
 
     deadline: float
@@ -65,11 +65,11 @@ class Leaving:
 class Node(Protocol):
     """What the agent does to its node."""
 
-    def drain(self, leaving: Leaving) -> None:
+    def drain(self, leaving: NodeDeparture) -> None:
         """Tell everything that runs here."""
         ...
 
-    def report(self, leaving: Leaving) -> bool:
+    def report(self, leaving: NodeDeparture) -> bool:
         """Tell the capacity loop; False where that must be tried again."""
         ...
 
@@ -126,18 +126,18 @@ def instance_arn(metadata: Metadata, region: str) -> str:
     return ""
 
 
-def look(metadata: Metadata, now: float, rebalance: str, seconds: float) -> Leaving | None:
+def look(metadata: Metadata, now: float, rebalance: str, seconds: float) -> NodeDeparture | None:
     """Return why and when this node will be gone, or None; the firmest reason first.
 
     ``now`` is in seconds since the Unix epoch; ``seconds`` is what a group or a recommendation leaves.
     """
     if (action := metadata.get("spot/instance-action")) is not None:
-        return Leaving(_deadline(action, "time", now), "spot interruption")
+        return NodeDeparture(_deadline(action, "time", now), "spot interruption")
     if metadata.get("autoscaling/target-lifecycle-state") == "Terminated":
-        return Leaving(now + seconds, "its group ends it", group_waits=True)
+        return NodeDeparture(now + seconds, "its group ends it", group_waits=True)
     if (advice := metadata.get("events/recommendations/rebalance")) is not None:
         if rebalance == "drain":
-            return Leaving(_deadline(advice, "noticeTime", now) + seconds, "rebalance recommendation")
+            return NodeDeparture(_deadline(advice, "noticeTime", now) + seconds, "rebalance recommendation")
         log.info("rebalance recommendation: %s", advice)
     return None
 
@@ -166,7 +166,7 @@ class Agent:
         self._rebalance = rebalance
         self._seconds = seconds
         self._now = (clock or SystemClock()).now
-        self._leaving: Leaving | None = None
+        self._leaving: NodeDeparture | None = None
         self._reported = False
         self._told_group = False
 
@@ -187,15 +187,15 @@ class Agent:
             self._node.tell_group()
             self._told_group = True
 
-    def _take(self, found: Leaving) -> None:
+    def _take(self, found: NodeDeparture) -> None:
         old = self._leaving
         if old is not None:
             # the group's deadline is counted from its first sight on
             waits = old.group_waits or found.group_waits
             if found.deadline > old.deadline - _AHEAD:
-                self._leaving = Leaving(old.deadline, old.why, waits)
+                self._leaving = NodeDeparture(old.deadline, old.why, waits)
                 return
-            found = Leaving(found.deadline, found.why, waits)
+            found = NodeDeparture(found.deadline, found.why, waits)
         self._leaving, self._reported = found, False
         log.warning("%s: gone in %.0f s; draining", found.why, found.deadline - self._now())
         self._node.drain(found)
@@ -226,7 +226,7 @@ class SystemdNode:
         self._draining = draining
         self._told_spark = False
 
-    def drain(self, leaving: Leaving) -> None:
+    def drain(self, leaving: NodeDeparture) -> None:
         """See ``Node``. What cannot be told is logged, so that it keeps nothing else from being told."""
         try:
             self._draining.parent.mkdir(parents=True, exist_ok=True)
@@ -257,7 +257,7 @@ class SystemdNode:
         except (OSError, ValueError):
             return False
 
-    def report(self, leaving: Leaving) -> bool:
+    def report(self, leaving: NodeDeparture) -> bool:
         """See ``Node``. One short attempt: the agent looks again a second later."""
         if not (self._cluster and self._arn):
             return True
@@ -355,7 +355,7 @@ def _entry_folder(pid: int) -> str:
 def drain_now(node: SystemdNode, deadline: float) -> None:
     """Drain unless that was done already, and print ``idle`` or ``busy``: asked again, it only looks."""
     if not node.told(deadline):
-        node.drain(Leaving(deadline, "asked for"))
+        node.drain(NodeDeparture(deadline, "asked for"))
     print("idle" if node.idle() else "busy")
 
 

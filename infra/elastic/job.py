@@ -28,7 +28,7 @@ from ebbflow.infra.errors import ElasticError
 from ebbflow.infra.machine import processes
 from ebbflow.infra.storage import private
 from ebbflow.infra.storage.locks import RunLock
-from ebbflow.infra.storage.places import Place
+from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.planners.errors import OptionError
 
 _TICK = 0.02  # seconds between looks at processes and requests
@@ -87,7 +87,9 @@ class ElasticJob:
         self._clock = clock or SystemClock()
         # two jobs in one folder would take each other's snapshots for their own
         self._lock = (
-            RunLock(Place(folder), Path(folder).absolute().name, clock=self._clock) if folder else None
+            RunLock(StorageLocation(folder), Path(folder).absolute().name, clock=self._clock)
+            if folder
+            else None
         )
         if self._lock is not None:
             self._lock.acquire()

@@ -2,9 +2,9 @@
 
 from ebbflow.infra.ledger.audit import audit
 from ebbflow.infra.ledger.leadership import Lead, Leadership
-from ebbflow.infra.ledger.ledger import Ledger, Unread
+from ebbflow.infra.ledger.ledger import Ledger, UnreadableReport
 from ebbflow.infra.ledger.migrate import upgrade
 from ebbflow.infra.ledger.overview import Overview
 from ebbflow.infra.ledger.retention import Pruned
 
-__all__ = ["Lead", "Leadership", "Ledger", "Overview", "Pruned", "Unread", "audit", "upgrade"]
+__all__ = ["Lead", "Leadership", "Ledger", "Overview", "Pruned", "UnreadableReport", "audit", "upgrade"]

@@ -28,7 +28,7 @@ def audit(events: Iterable[Event], start: State | None = None) -> list[str]:
     extended while nobody held it; a gap in the numbers, or a token that did not grow. ``start`` is the state before
     the first event, where older ones were pruned (``Ledger.origin``).
     """
-    book = _Book()
+    book = _AuditState()
     if start is not None:
         book.begin(start)
     for event in events:
@@ -37,7 +37,7 @@ def audit(events: Iterable[Event], start: State | None = None) -> list[str]:
 
 
 @dataclass
-class _Book:
+class _AuditState:
     """What is known of GPUs, nodes and apps while the events go by."""
 
     said: list[str] = field(default_factory=list)

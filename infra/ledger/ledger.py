@@ -25,7 +25,7 @@ from ebbflow.planners.model.ledger import FENCED, AppRecord, AppReport, Change, 
 from ebbflow.planners.model.ledger_state import State
 
 
-class Unread(NamedTuple):
+class UnreadableReport(NamedTuple):
     """A report that this Ebbflow cannot read."""
 
     at: float  # s since the Unix epoch, as its app said
@@ -163,7 +163,10 @@ class Ledger:
         return self._database.read("read the apps", lambda c: remembering.ended(c, self.cluster, most))
 
     def reports(
-        self, apps: Collection[str] | None = None, *, unread: MutableMapping[str, Unread] | None = None
+        self,
+        apps: Collection[str] | None = None,
+        *,
+        unread: MutableMapping[str, UnreadableReport] | None = None,
     ) -> dict[str, AppReport]:
         """Return the newest report of each app, also of apps that are over; with ``apps``, of these alone.
 
@@ -185,7 +188,7 @@ class Ledger:
                 except LedgerError as error:
                     if unread is None:
                         raise
-                    unread[row.app] = Unread(row.at, str(error))
+                    unread[row.app] = UnreadableReport(row.at, str(error))
                     continue
             found[row.app] = same
         self._reports = found

@@ -22,9 +22,9 @@ from ebbflow.infra.local_fleet.provider.life import teardown
 from ebbflow.infra.local_fleet.provider.provider import RUNS, rooms
 from ebbflow.infra.local_fleet.state import labels as marks
 from ebbflow.infra.local_fleet.state.clock import MachineClock
-from ebbflow.infra.local_fleet.state.fleet_state import FleetBook, PoolPlan
+from ebbflow.infra.local_fleet.state.fleet_state import LocalFleetState, PoolPlan
 from ebbflow.infra.local_fleet.state.pools import LocalPool
-from ebbflow.infra.local_fleet.state.store import BOOK, LOCK, STARTING, BookFile
+from ebbflow.infra.local_fleet.state.store import BOOK, LOCK, STARTING, LocalFleetStateFile
 from ebbflow.infra.machine import processes
 from ebbflow.infra.spark.cluster.state import ebbflow_home
 from ebbflow.infra.storage import files
@@ -39,7 +39,7 @@ def keeper_mark(uid: str) -> str:
     return f"{uid}-keeper"
 
 
-def spawn_keeper(file: BookFile, uid: str, clock: Clock) -> subprocess.Popen[bytes]:
+def spawn_keeper(file: LocalFleetStateFile, uid: str, clock: Clock) -> subprocess.Popen[bytes]:
     """Start a keeper and wait until one is there. Raises ``ClusterError``."""
     log = file.folder / "logs" / "keeper.log"
     command = [sys.executable, "-P", "-m", _KEEPER, str(file.folder), uid]
@@ -56,7 +56,7 @@ def spawn_keeper(file: BookFile, uid: str, clock: Clock) -> subprocess.Popen[byt
     return child
 
 
-def _kept(file: BookFile, uid: str) -> bool:
+def _kept(file: LocalFleetStateFile, uid: str) -> bool:
     book = file.read()
     if book is None or book.uid != uid:
         raise ClusterError(f"the fleet {file.folder.name!r} has been taken down")
@@ -64,7 +64,12 @@ def _kept(file: BookFile, uid: str) -> bool:
 
 
 def claim(
-    file: BookFile, name: str, found: Sequence[LocalPool], gpus: tuple[str, ...], stay: bool, clock: Clock
+    file: LocalFleetStateFile,
+    name: str,
+    found: Sequence[LocalPool],
+    gpus: tuple[str, ...],
+    stay: bool,
+    clock: Clock,
 ) -> str:
     """Begin a new life of the fleet ``name``, after clearing what a crash has left of the last; return its uid.
 
@@ -93,8 +98,8 @@ def claim(
         if current is not None and (old is None or current.uid != old.uid):
             raise ClusterError(f"the fleet {name!r} is being started by another process")
         shutil.rmtree(file.folder / RUNS, ignore_errors=True)
-        last = current or FleetBook(name, uid)
-        book = FleetBook(
+        last = current or LocalFleetState(name, uid)
+        book = LocalFleetState(
             name,
             uid,
             time.offset,
@@ -110,12 +115,12 @@ def claim(
     return uid
 
 
-def list_fleets() -> list[FleetBook]:
+def list_fleets() -> list[LocalFleetState]:
     """Return the fleets of this machine that are up, by name. Books that cannot be read are passed over."""
     found = []
     for path in sorted((ebbflow_home() / "fleets").glob("*/fleet.json")):
         try:
-            book = BookFile(path.parent).read()
+            book = LocalFleetStateFile(path.parent).read()
         except InfraError:
             continue
         if book is not None and book.up:
@@ -156,13 +161,13 @@ def _oldest(parent: Path) -> list[Path]:
     found = []
     for path in parent.glob(f"*/{BOOK}"):
         with contextlib.suppress(InfraError, OSError):
-            at, book = path.stat().st_mtime, BookFile(path.parent).read()
+            at, book = path.stat().st_mtime, LocalFleetStateFile(path.parent).read()
             if book is not None and not _there(book):
                 found.append((at, path.parent))
     return [folder for _, folder in sorted(found)]
 
 
-def _there(book: FleetBook) -> bool:
+def _there(book: LocalFleetState) -> bool:
     """Tell whether a fleet lives: it is up and so is its owner, or its keeper is there."""
     return marks.alive(book.keeper) or (book.up and (book.owner is None or marks.alive(book.owner)))
 
@@ -172,7 +177,7 @@ def _take_away(folder: Path, clock: Clock) -> bool:
     trash = folder.with_name(f"{_TRASH}{secrets.token_hex(6)}")
     # whoever starts the fleet holds the first lock all the while, whoever changes its book the second
     with files.locked(str(folder / STARTING), clock, 0.0), files.locked(str(folder / LOCK), clock, 1.0):
-        book = BookFile(folder).read()
+        book = LocalFleetStateFile(folder).read()
         if book is None or _there(book) or _runs(book):
             return False
         os.rename(folder, trash)  # at once: whoever comes now finds no folder, and makes a new one
@@ -180,7 +185,7 @@ def _take_away(folder: Path, clock: Clock) -> bool:
     return True
 
 
-def _runs(book: FleetBook) -> bool:
+def _runs(book: LocalFleetState) -> bool:
     """Tell whether any process of the fleet's last life is there."""
     spark = book.spark is not None and processes.members(f"{book.spark.uid}/")
     return bool(spark or marks.nodes(book.uid) or processes.members(f"{book.uid}-keeper"))

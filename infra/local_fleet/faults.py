@@ -3,7 +3,7 @@
 from ebbflow.infra.local_fleet.handle import POLL, Handle
 from ebbflow.infra.local_fleet.provider.life import finish
 from ebbflow.infra.local_fleet.state import changes
-from ebbflow.infra.local_fleet.state.fleet_state import FleetBook
+from ebbflow.infra.local_fleet.state.fleet_state import LocalFleetState
 from ebbflow.infra.local_fleet.view import known
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model.capacity import Notice, NoticeKind
@@ -11,7 +11,7 @@ from ebbflow.planners.model.capacity import Notice, NoticeKind
 _HELD = 5.0  # s for processes to stand still, which those in the midst of a system call do a moment later
 
 
-class Mishaps(Handle):
+class FaultInjector(Handle):
     """Notices, losses and machines that hang; more nodes and fewer by hand."""
 
     def notice(self, id_: str, seconds: float = 120.0, kind: NoticeKind = "interruption") -> float:
@@ -29,7 +29,7 @@ class Mishaps(Handle):
             self._change(lambda book: changes.hear(book, advice))
             return deadline + by
 
-        def change(book: FleetBook) -> FleetBook:
+        def change(book: LocalFleetState) -> LocalFleetState:
             book.there(id_)
             return book.noted(id_, deadline=deadline).short(self._clock.now())
 
@@ -44,7 +44,7 @@ class Mishaps(Handle):
         Its pool starts another if it is planned. Raises ``ClusterError`` for a node that is not there.
         """
 
-        def change(book: FleetBook) -> FleetBook:
+        def change(book: LocalFleetState) -> LocalFleetState:
             book.there(id_)
             return book.noted(id_, fate="killed without notice")
 
@@ -67,7 +67,7 @@ class Mishaps(Handle):
         """
         found = known(self.book, pool)
 
-        def change(book: FleetBook) -> FleetBook:
+        def change(book: LocalFleetState) -> LocalFleetState:
             plan = book.plans[pool]
             nodes = min(max(plan.nodes + count, found.least), found.most)
             later = book.planned(pool, nodes=nodes, reason="by hand", again=0.0)

@@ -15,17 +15,17 @@ from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.errors import ClusterError, PriceError
 from ebbflow.infra.local_fleet import begin
 from ebbflow.infra.local_fleet.begin import prune
-from ebbflow.infra.local_fleet.faults import Mishaps
+from ebbflow.infra.local_fleet.faults import FaultInjector
 from ebbflow.infra.local_fleet.provider.life import finish, look
 from ebbflow.infra.local_fleet.state import changes
 from ebbflow.infra.local_fleet.state import labels as marks
-from ebbflow.infra.local_fleet.state.fleet_state import FleetBook
+from ebbflow.infra.local_fleet.state.fleet_state import LocalFleetState
 from ebbflow.infra.local_fleet.state.labels import Occupant
 from ebbflow.infra.local_fleet.state.pools import LocalPool, check, shared
-from ebbflow.infra.local_fleet.state.store import BookFile
+from ebbflow.infra.local_fleet.state.store import LocalFleetStateFile
 from ebbflow.infra.local_fleet.view import known, offers
 from ebbflow.infra.machine import devices
-from ebbflow.infra.protocols import Applied, Refusal
+from ebbflow.infra.protocols import ApplyResult, Refusal
 from ebbflow.infra.spark.cluster import options
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model.capacity import Capacity, Notice
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from ebbflow.infra.local_fleet.nodes import FleetNodes
 
 
-class LocalFleet(Mishaps):
+class LocalFleet(FaultInjector):
     """A handle on one fleet. A ``FleetControl``, a ``CapacitySource``, a ``PriceSource``, and what evicts apps.
 
     Get one by ``start`` or ``attach``. ``close`` lets go of the fleet, ``down`` takes it down; a fleet that is not to
@@ -74,7 +74,7 @@ class LocalFleet(Mishaps):
         options.check(name, 0, 1)
         found = check(pools)
         clock = clock or SystemClock()
-        file = BookFile.of(name, clock)
+        file = LocalFleetStateFile.of(name, clock)
         gpus = shared(found, devices.visible(), gpus)
         with file.starting():  # until others see that it runs
             uid = begin.claim(file, name, found, gpus, stay, clock)
@@ -107,7 +107,7 @@ class LocalFleet(Mishaps):
         """Open a fleet that this or another process started. Raises ``ClusterError`` when there is none."""
         options.check(name, 0, 1)
         clock = clock or SystemClock()
-        file = BookFile.of(name, clock)
+        file = LocalFleetStateFile.of(name, clock)
         book = file.read()
         if book is None or not book.up:
             running = ", ".join(fleet.name for fleet in begin.list_fleets()) or "none"
@@ -133,7 +133,7 @@ class LocalFleet(Mishaps):
         heard = _moved(notices, -self._shift())
         return self._change(lambda book: changes.hear(book, heard)).epoch
 
-    def apply(self, target: Target, *, dry_run: bool = False) -> Applied:
+    def apply(self, target: Target, *, dry_run: bool = False) -> ApplyResult:
         """See ``FleetControl``."""
         book = self.book
         known(book, target.pool)
@@ -141,12 +141,12 @@ class LocalFleet(Mishaps):
             raise OptionError(
                 f"a target must have nodes >= on_demand >= 0; got {target.nodes} nodes, {target.on_demand} on-demand"
             )
-        said = Applied(0)
+        said = ApplyResult(0)
 
-        def change(current: FleetBook) -> FleetBook:
+        def change(current: LocalFleetState) -> LocalFleetState:
             nonlocal said
             later, asked, refused = changes.plan(current, target, self._clock.now())
-            said = Applied(current.epoch, asked, refused, dry_run)
+            said = ApplyResult(current.epoch, asked, refused, dry_run)
             return later
 
         with self._acting:
@@ -156,14 +156,14 @@ class LocalFleet(Mishaps):
                 self._ensure_keeper()
         return said if dry_run else replace(said, epoch=after.epoch)
 
-    def terminate(self, ids: Sequence[str], *, dry_run: bool = False) -> Applied:
+    def terminate(self, ids: Sequence[str], *, dry_run: bool = False) -> ApplyResult:
         """See ``FleetControl``. The nodes are gone when this returns. Raises ``ClusterError`` for one that stays."""
-        said = Applied(0)
+        said = ApplyResult(0)
 
-        def change(current: FleetBook) -> FleetBook:
+        def change(current: LocalFleetState) -> LocalFleetState:
             nonlocal said
             later, asked, refused = changes.end(current, ids, "ended, as was asked")
-            said = Applied(current.epoch, asked, refused, dry_run)
+            said = ApplyResult(current.epoch, asked, refused, dry_run)
             return later
 
         with self._acting:
@@ -177,7 +177,7 @@ class LocalFleet(Mishaps):
                     finish(self._file, book, node, self._rooms, self._clock)
             return replace(said, epoch=self.book.epoch)
 
-    def repair(self, *, dry_run: bool = False) -> Applied:
+    def repair(self, *, dry_run: bool = False) -> ApplyResult:
         """Start another keeper where there is none: it does the rest, as it does all the time."""
         book = self.book if dry_run else look(self._file, self.book, self._rooms, self._clock)
         refused: tuple[Refusal, ...] = ()
@@ -187,7 +187,7 @@ class LocalFleet(Mishaps):
             refused = (
                 Refusal(book.name, "its keeper is gone, and nothing is started before there is another"),
             )
-        return Applied(book.epoch, (), refused, dry_run)
+        return ApplyResult(book.epoch, (), refused, dry_run)
 
     def close(self) -> None:
         """Let go of the fleet, which goes on. May be called twice."""

@@ -16,12 +16,12 @@ from ebbflow.infra.clock import Clock
 from ebbflow.infra.errors import ClusterError, InfraError
 from ebbflow.infra.local_fleet import begin
 from ebbflow.infra.local_fleet.provider.life import look, teardown
-from ebbflow.infra.local_fleet.provider.provider import Room, rooms
+from ebbflow.infra.local_fleet.provider.provider import NodeProvider, rooms
 from ebbflow.infra.local_fleet.state import labels as marks
 from ebbflow.infra.local_fleet.state.clock import MachineClock, shift
-from ebbflow.infra.local_fleet.state.fleet_state import FleetBook, LocalNode
+from ebbflow.infra.local_fleet.state.fleet_state import LocalFleetState, LocalNode
 from ebbflow.infra.local_fleet.state.pools import PoolKind
-from ebbflow.infra.local_fleet.state.store import BookFile
+from ebbflow.infra.local_fleet.state.store import LocalFleetStateFile
 from ebbflow.infra.local_fleet.view import NodeView, view
 from ebbflow.infra.machine import processes
 
@@ -34,12 +34,12 @@ class Handle:
 
     def __init__(
         self,
-        file: BookFile,
+        file: LocalFleetStateFile,
         uid: str,
         clock: Clock,
         *,
         hazard: Callable[[int, float], float] | None = None,
-        own: Mapping[PoolKind, Room] | None = None,
+        own: Mapping[PoolKind, NodeProvider] | None = None,
         keeper: Callable[[], None] | None = None,
         mine: bool = False,
     ) -> None:
@@ -56,7 +56,7 @@ class Handle:
     # --- what it is -----------------------------------------------------------------------------------------
 
     @property
-    def book(self) -> FleetBook:
+    def book(self) -> LocalFleetState:
         """Return all that is known of the fleet. Raises ``ClusterError`` once it is down."""
         book = self._file.read()
         if book is None or book.uid != self.uid or not book.up:
@@ -104,7 +104,7 @@ class Handle:
         book = look(self._file, self.book, self._rooms, self._clock)
         return view(book, self._rooms, self._shift())
 
-    def wait(self, reached: Callable[[FleetBook], bool], seconds: float) -> FleetBook:
+    def wait(self, reached: Callable[[LocalFleetState], bool], seconds: float) -> LocalFleetState:
         """Return the book once ``reached`` holds of it. Raises ``ClusterError`` when that takes longer."""
         end = self._clock.now() + seconds
         while not reached(book := self.book):
@@ -160,10 +160,10 @@ class Handle:
         """Return what to add to a time of the book to have it by the clock of whoever uses this handle, s."""
         return shift(self._theirs.now(), self._clock)
 
-    def _change(self, how: Callable[[FleetBook], FleetBook]) -> FleetBook:
+    def _change(self, how: Callable[[LocalFleetState], LocalFleetState]) -> LocalFleetState:
         return self._file.change(self.uid, how)
 
-    def _room(self, node: LocalNode) -> Room:
+    def _room(self, node: LocalNode) -> NodeProvider:
         pool = self.book.pool(node.pool)
         assert pool is not None
         return self._rooms[pool.kind]

@@ -9,7 +9,7 @@ from ebbflow.infra.clock import Clock
 from ebbflow.infra.errors import ClusterError
 from ebbflow.infra.local_fleet.provider.provider import BY, RUNS, work
 from ebbflow.infra.local_fleet.state import labels as marks
-from ebbflow.infra.local_fleet.state.fleet_state import FleetBook, LocalNode
+from ebbflow.infra.local_fleet.state.fleet_state import LocalFleetState, LocalNode
 from ebbflow.infra.machine import cgroups, devices
 from ebbflow.infra.machine.guardian import Guardian
 from ebbflow.infra.storage import files, private
@@ -26,7 +26,7 @@ class Hosts(Protocol):
     @property
     def uid(self) -> str: ...
     @property
-    def book(self) -> FleetBook: ...
+    def book(self) -> LocalFleetState: ...
     def lost(self, id_: str, /) -> str: ...
     def frozen(self, id_: str, /) -> bool: ...
     def left_over(self, app: str) -> tuple[marks.Occupant, ...]: ...
@@ -137,7 +137,7 @@ class FleetNodes(LocalNodes):
             variables[devices.VISIBLE] = ",".join(node.gpus[number] for number in numbers)
         return (), variables
 
-    def _known_node(self, name: str) -> tuple[FleetBook, LocalNode]:
+    def _known_node(self, name: str) -> tuple[LocalFleetState, LocalNode]:
         book = self._fleet.book
         node = book.there(name)
         pool = book.pool(node.pool)

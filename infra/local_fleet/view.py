@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from ebbflow.infra.local_fleet.provider.provider import Room
+from ebbflow.infra.local_fleet.provider.provider import NodeProvider
 from ebbflow.infra.local_fleet.state import labels as marks
-from ebbflow.infra.local_fleet.state.fleet_state import FleetBook, LocalNode, by_number
+from ebbflow.infra.local_fleet.state.fleet_state import LocalFleetState, LocalNode, by_number
 from ebbflow.infra.local_fleet.state.labels import Occupant
 from ebbflow.infra.local_fleet.state.pools import LocalPool, PoolKind
 from ebbflow.planners.errors import OptionError
@@ -34,7 +34,9 @@ class NodeView:
     occupants: tuple[Occupant, ...] = ()
 
 
-def view(book: FleetBook, rooms: Mapping[PoolKind, Room], by: float = 0.0) -> tuple[NodeView, ...]:
+def view(
+    book: LocalFleetState, rooms: Mapping[PoolKind, NodeProvider], by: float = 0.0
+) -> tuple[NodeView, ...]:
     """Return all nodes, those that start too, with what runs on them, as people count; times are later ``by`` s."""
     running = marks.occupants(book.uid)
     found = []
@@ -60,7 +62,7 @@ def view(book: FleetBook, rooms: Mapping[PoolKind, Room], by: float = 0.0) -> tu
     return tuple(found)
 
 
-def _state(node: LocalNode, room: Room) -> NodeState:
+def _state(node: LocalNode, room: NodeProvider) -> NodeState:
     if node.fate:
         return "ending"
     if node.phase == "starting":
@@ -70,7 +72,7 @@ def _state(node: LocalNode, room: Room) -> NodeState:
     return "alive" if node.deadline is None else "noticed"
 
 
-def known(book: FleetBook, name: str) -> LocalPool:
+def known(book: LocalFleetState, name: str) -> LocalPool:
     """Return a pool. Raises ``OptionError`` where there is none of this name."""
     found = book.pool(name)
     if found is None:

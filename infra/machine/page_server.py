@@ -30,7 +30,7 @@ _POLICY = "default-src 'none'; frame-ancestors 'none'; base-uri 'none'; form-act
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class PageResponse:
     """What one address holds."""
 
     body: str
@@ -39,7 +39,7 @@ class Answer:
     policy: str = _POLICY  # Content-Security-Policy
 
 
-Answerer = Callable[[str, Mapping[str, str]], Answer | None]
+Answerer = Callable[[str, Mapping[str, str]], PageResponse | None]
 """Path and query in, answer out; ``None`` where there is nothing. Called from several threads."""
 
 
@@ -114,24 +114,26 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _refuse(self) -> None:
         self.close_connection = True  # what the request carries is not read
-        self._send(Answer("This page is to be read only.\n", "text/plain; charset=utf-8", 405), body=True)
+        self._send(
+            PageResponse("This page is to be read only.\n", "text/plain; charset=utf-8", 405), body=True
+        )
 
     do_POST = do_PUT = do_PATCH = do_DELETE = do_OPTIONS = do_TRACE = do_CONNECT = _refuse
 
-    def _answer(self) -> Answer:
+    def _answer(self) -> PageResponse:
         port = self.server.server_address[1]
         names = {f"{name}:{port}" for name in (HOST, "localhost")} | (
             {HOST, "localhost"} if port == 80 else set()
         )
         if self.headers.get("Host", "").lower() not in names:
-            return Answer(
+            return PageResponse(
                 "This server answers to this machine's own name only.\n", "text/plain; charset=utf-8", 421
             )
         parts = urlsplit(self.path)
         found = self.server.answer(parts.path, dict(parse_qsl(parts.query)))
-        return found or Answer("There is nothing here.\n", "text/plain; charset=utf-8", 404)
+        return found or PageResponse("There is nothing here.\n", "text/plain; charset=utf-8", 404)
 
-    def _send(self, answer: Answer, *, body: bool) -> None:
+    def _send(self, answer: PageResponse, *, body: bool) -> None:
         content = answer.body.encode("utf-8", "replace")
         self.send_response(answer.status)
         headers = {

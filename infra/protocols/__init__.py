@@ -8,16 +8,16 @@ from ebbflow.infra.protocols.engine import (
     StageResult,
 )
 from ebbflow.infra.protocols.nodes import (
-    Applied,
-    Ask,
+    ApplyResult,
     AskKind,
     CapacitySource,
     FleetControl,
     Gang,
     GangControl,
     PriceSource,
+    ProviderCall,
     Refusal,
-    Replacing,
+    ReplacingFleetControl,
 )
 from ebbflow.infra.protocols.store import (
     Attempt,
@@ -42,8 +42,7 @@ from ebbflow.infra.protocols.trainings import (
 )
 
 __all__ = [
-    "Applied",
-    "Ask",
+    "ApplyResult",
     "AskKind",
     "Attempt",
     "CapacitySource",
@@ -59,10 +58,11 @@ __all__ = [
     "GenerationKind",
     "Halt",
     "PriceSource",
+    "ProviderCall",
     "RankFailure",
     "Refusal",
     "Relation",
-    "Replacing",
+    "ReplacingFleetControl",
     "ShareHandle",
     "ShareRegistry",
     "SqlEngine",

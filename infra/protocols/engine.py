@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from ebbflow.infra.storage.files import FileEntry
-from ebbflow.infra.storage.places import Place
+from ebbflow.infra.storage.places import StorageLocation
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class StageJob:
     name: str  # for people
     sql: str  # in the engine's dialect
     relations: tuple[Relation, ...]  # every table and checkpoint that the statement names
-    output: Place  # existing empty folder; the engine writes part files into it
+    output: StorageLocation  # existing empty folder; the engine writes part files into it
     partitions: int = 0  # shuffle partitions; 0: the engine's default
     split_bytes: int = 0  # of a file that one task reads at most; 0: the engine's default
 
@@ -89,7 +89,7 @@ class SqlEngine(Protocol):
         ...
 
     def confine(
-        self, relations: Sequence[Relation], folders: Sequence[Place], everything: bool = False
+        self, relations: Sequence[Relation], folders: Sequence[StorageLocation], everything: bool = False
     ) -> None:
         """Hold later jobs to the files of ``relations`` and to ``folders``, where the engine can be held.
 

@@ -59,7 +59,7 @@ AskKind = Literal["size", "on-demand", "protect", "end", "gang"]
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class ProviderCall:
     """One thing that was asked of the provider, or that a dry run would ask."""
 
     kind: AskKind
@@ -88,11 +88,11 @@ class Refusal:
 
 
 @dataclass(frozen=True, slots=True)
-class Applied:
+class ApplyResult:
     """What became of a target."""
 
     epoch: int  # of the fleet when it was applied
-    asked: tuple[Ask, ...] = ()
+    asked: tuple[ProviderCall, ...] = ()
     refused: tuple[Refusal, ...] = ()
     dry_run: bool = False
 
@@ -120,7 +120,7 @@ class FleetControl(Protocol):
         """
         ...
 
-    def apply(self, target: Target, *, dry_run: bool = False) -> Applied:
+    def apply(self, target: Target, *, dry_run: bool = False) -> ApplyResult:
         """Plan what ``target`` says, and ask for it.
 
         Growth is asked for at once. No node is ended here: a smaller target first cancels what has not arrived, and
@@ -130,7 +130,7 @@ class FleetControl(Protocol):
         """
         ...
 
-    def terminate(self, ids: Sequence[str], *, dry_run: bool = False) -> Applied:
+    def terminate(self, ids: Sequence[str], *, dry_run: bool = False) -> ApplyResult:
         """End these nodes, in order. They must have been drained: nothing is asked of them any more.
 
         Those beyond the planned number of their pool are not replaced, others are. Nodes that are gone are refused,
@@ -139,7 +139,7 @@ class FleetControl(Protocol):
         """
         ...
 
-    def repair(self, *, dry_run: bool = False) -> Applied:
+    def repair(self, *, dry_run: bool = False) -> ApplyResult:
         """Ask again for what is planned and not asked for, and end or adopt what a crash left half done.
 
         Call it at the start, and now and then; when there is nothing to do it asks for nothing.
@@ -158,7 +158,7 @@ class Gang:
     name: str
     pool: str
     nodes: tuple[str, ...]  # empty after a dry run, and for one that was not started
-    ask: Ask | None = None  # None for a gang that was held already, and for one that was not started
+    ask: ProviderCall | None = None  # None for a gang that was held already, and for one that was not started
     refused: str = ""  # why it was not started; it never is for want of machines, which is an error
 
 
@@ -182,7 +182,7 @@ class GangControl(Protocol):
         """
         ...
 
-    def end(self, name: str, *, dry_run: bool = False) -> Sequence[Ask]:
+    def end(self, name: str, *, dry_run: bool = False) -> Sequence[ProviderCall]:
         """Return a gang's nodes; return what was asked. Unknown and ended gangs ask for nothing.
 
         Raises ``NotOursError`` with nothing done, and ``AwsError``.
@@ -191,10 +191,10 @@ class GangControl(Protocol):
 
 
 @runtime_checkable
-class Replacing(Protocol):
+class ReplacingFleetControl(Protocol):
     """A ``FleetControl`` whose provider starts a node only when another is gone, unless it is asked before."""
 
-    def replace_leaving(self, notices: Sequence[Notice], *, dry_run: bool = False) -> Applied:
+    def replace_leaving(self, notices: Sequence[Notice], *, dry_run: bool = False) -> ApplyResult:
         """Have nodes started at once in place of those with these firm notices, which keep the time that is left.
 
         Those that are gone or were replaced already are passed over; those that cannot be replaced yet are refused,

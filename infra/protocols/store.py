@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from ebbflow.infra.protocols.engine import Relation
-from ebbflow.infra.storage.places import Place
+from ebbflow.infra.storage.places import StorageLocation
 
 # --- checkpoints ------------------------------------------------------------------------------------------
 
@@ -36,13 +36,13 @@ class Attempt:
 
     fingerprint: str
     id: str
-    place: Place
+    place: StorageLocation
 
 
 class CheckpointStore(Protocol):
     """Durable stage outputs, by fingerprint. Safe for several processes at once."""
 
-    place: Place
+    place: StorageLocation
 
     def begin(self, fingerprint: str) -> Attempt:
         """Make a new folder to write into. Raises ``StorageError``."""

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from ebbflow.infra.protocols import Relation, SqlEngine, StageJob, StageResult
 from ebbflow.infra.storage import private
 from ebbflow.infra.storage.files import FileEntry
-from ebbflow.infra.storage.places import Place
+from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.planners.model import Measured, Work
 
 ROWS = {"spark": 250_000, "duckdb": 1_000_000}  # of the table "fact"; both take a fraction of a second a case
@@ -189,7 +189,7 @@ def calibrate(
     engine: SqlEngine,
     cores: float,
     *,
-    folder: Place | None = None,
+    folder: StorageLocation | None = None,
     rows: int | None = None,
     cache: Cache | None = None,
     machine: str = "",
@@ -213,7 +213,7 @@ def calibrate(
 
 
 def measure(
-    engine: SqlEngine, cores: float, *, folder: Place | None = None, rows: int | None = None
+    engine: SqlEngine, cores: float, *, folder: StorageLocation | None = None, rows: int | None = None
 ) -> Mapping[str, Measured]:
     """Run every case once on a warm engine and return its figures by name.
 
@@ -256,7 +256,9 @@ def _in_one_process(work: Work) -> Work:
     )
 
 
-def _run(engine: SqlEngine, case: Case, tables: Mapping[str, Relation], place: Place) -> StageResult:
+def _run(
+    engine: SqlEngine, case: Case, tables: Mapping[str, Relation], place: StorageLocation
+) -> StageResult:
     identity = f"calibration-{uuid.uuid4().hex}"
     output = place.under(identity)
     private.folder_maker(output.fs(), output.scheme)(output.root)
@@ -270,13 +272,13 @@ def _run(engine: SqlEngine, case: Case, tables: Mapping[str, Relation], place: P
 
 
 @contextmanager
-def _scratch(folder: Place | None) -> Iterator[Place]:
+def _scratch(folder: StorageLocation | None) -> Iterator[StorageLocation]:
     """Give a new folder below ``folder`` and remove it afterwards."""
     import tempfile
 
     if folder is None:
         with tempfile.TemporaryDirectory(prefix="ebbflow-calibration-") as made:
-            yield Place(made)
+            yield StorageLocation(made)
         return
     place = folder.under(f"calibration-{uuid.uuid4().hex}")
     private.folder_maker(place.fs(), place.scheme)(place.root)
@@ -287,7 +289,7 @@ def _scratch(folder: Place | None) -> Iterator[Place]:
             place.fs().delete_dir(place.root)
 
 
-def _write_tables(place: Place, rows: int) -> dict[str, Relation]:
+def _write_tables(place: StorageLocation, rows: int) -> dict[str, Relation]:
     import numpy as np
     import pyarrow as pa
 
@@ -318,7 +320,9 @@ def _write_tables(place: Place, rows: int) -> dict[str, Relation]:
     }
 
 
-def _write(place: Place, name: str, pieces: list[Any], columns: tuple[tuple[str, str], ...]) -> Relation:
+def _write(
+    place: StorageLocation, name: str, pieces: list[Any], columns: tuple[tuple[str, str], ...]
+) -> Relation:
     import pyarrow.parquet as pq
 
     entries = []

@@ -22,7 +22,7 @@ from ebbflow.infra.storage.manifest import (
     UnusableError,
     decode,
 )
-from ebbflow.infra.storage.places import Place
+from ebbflow.infra.storage.places import StorageLocation
 
 _USED_EVERY = 3_600.0  # seconds between two notes of use on S3, where each is a request
 _KNOWN = frozenset({"data", "manifests", "cache", "apps", "damaged"})
@@ -31,7 +31,7 @@ _KNOWN = frozenset({"data", "manifests", "cache", "apps", "damaged"})
 class StoreFiles:
     """Reads and writes a store's layout; ``ParquetCheckpointStore`` decides what to do with it."""
 
-    def __init__(self, place: Place, clock: Clock) -> None:
+    def __init__(self, place: StorageLocation, clock: Clock) -> None:
         self.place = place
         self._clock = clock
         self.hash: Callable[[str, Sequence[FileEntry]], list[str]] = checksums.of_files

@@ -35,7 +35,7 @@ from ebbflow.infra.storage.manifest import (
     Part,
     UnusableError,
 )
-from ebbflow.infra.storage.places import Place
+from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.infra.tables.datatypes import arrow_schema
 
 __all__ = ["JsonStore", "ParquetCheckpointStore"]
@@ -53,7 +53,7 @@ class ParquetCheckpointStore:
     the manifest is then the later one's, and the earlier one's files, equal in content, stay for a day.
     """
 
-    def __init__(self, place: Place, clock: Clock | None = None) -> None:
+    def __init__(self, place: StorageLocation, clock: Clock | None = None) -> None:
         self._clock = clock or SystemClock()
         self._files = StoreFiles(place, self._clock)
         self.place = place
@@ -354,12 +354,12 @@ def _footer(fs: Any, path: str) -> tuple[int, list[str]]:
         return found.metadata.num_rows, [name.lower() for name in found.schema_arrow.names]
 
 
-def _data_files(folder: Place) -> list[FileEntry]:
+def _data_files(folder: StorageLocation) -> list[FileEntry]:
     visible = [info for info in folder.entries() if info.is_file and not files.hidden(info.base_name)]
     return sorted((files.entry(info) for info in visible), key=lambda f: files.natural(f.path))
 
 
-def _write_empty(folder: Place, columns: Sequence[tuple[str, str]]) -> None:
+def _write_empty(folder: StorageLocation, columns: Sequence[tuple[str, str]]) -> None:
     import pyarrow.parquet as pq
 
     try:

@@ -22,8 +22,8 @@ from ebbflow.infra.protocols import Relation, StageJob, StageProgress, StageResu
 from ebbflow.infra.query.duckdb_statements import register_view, storable
 from ebbflow.infra.storage import private
 from ebbflow.infra.storage.filesystems import filesystem
-from ebbflow.infra.storage.places import Place
-from ebbflow.infra.tables.confinement import NOTHING, Reach, configuration, lock
+from ebbflow.infra.storage.places import StorageLocation
+from ebbflow.infra.tables.confinement import NOTHING, AllowedAccess, configuration, lock
 
 _POLL = 0.1  # seconds between looks at a running job
 _PART = "part-00000.parquet"
@@ -84,10 +84,10 @@ class DuckDbEngine:
         return engine
 
     def confine(
-        self, relations: Sequence[Relation], folders: Sequence[Place], everything: bool = False
+        self, relations: Sequence[Relation], folders: Sequence[StorageLocation], everything: bool = False
     ) -> None:
         """Hold statements to the files of ``relations`` and to ``folders``; ``everything`` lifts that."""
-        reach = Reach.of(relations, folders, everything)
+        reach = AllowedAccess.of(relations, folders, everything)
         with self._lock:
             if not self._closed and self._reach != reach:
                 self._move(reach)
@@ -151,7 +151,7 @@ class DuckDbEngine:
                 with suppress(duckdb.Error):
                     self._set("memory_limit", f"{_mib(memory)}MiB")
 
-    def _move(self, reach: Reach) -> None:
+    def _move(self, reach: AllowedAccess) -> None:
         """Go on with a database of this reach: another one, for a lock cannot be undone."""
         if self._connection is not None:
             self._left.append(self._connection)
@@ -215,7 +215,7 @@ class DuckDbEngine:
                 raise EngineUnavailableError("this DuckDB engine was closed")
             if job.id in self._running:
                 raise ValueError(f"job ids must be unique; {job.id!r} is running already")
-            needed = Reach.of(job.relations, [job.output])
+            needed = AllowedAccess.of(job.relations, [job.output])
             if not self._reach.covers(needed):
                 self._move(self._reach.joined(needed))
             connection = self._database()

@@ -15,7 +15,7 @@ from ebbflow.infra.protocols import Checkpoint, Relation
 from ebbflow.infra.query.comparison import Difference, same_rows
 from ebbflow.infra.storage import files, private
 from ebbflow.infra.storage.filesystems import filesystem, translated
-from ebbflow.infra.storage.places import Place
+from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.infra.tables.datatypes import arrow_schema
 
 __all__ = ["Difference", "is_whole", "preview", "read_checkpoint", "result_at", "same_rows", "write_result"]
@@ -55,7 +55,7 @@ def preview(checkpoint: Checkpoint, rows: int) -> Any:
         return pa.Table.from_batches(taken, schema)
 
 
-def result_at(place: Place, columns: Sequence[tuple[str, str]], rows: int) -> Checkpoint:
+def result_at(place: StorageLocation, columns: Sequence[tuple[str, str]], rows: int) -> Checkpoint:
     """Return the result that is at ``place``: one Parquet file, or a checkpoint's folder of them.
 
     Args:
@@ -79,7 +79,7 @@ def result_at(place: Place, columns: Sequence[tuple[str, str]], rows: int) -> Ch
     return Checkpoint("", str(place), relation, rows, relation.bytes, seconds=0.0, created=0.0)
 
 
-def write_result(checkpoint: Checkpoint, place: Place) -> None:
+def write_result(checkpoint: Checkpoint, place: StorageLocation) -> None:
     """Write all rows as one Parquet file at ``place``.
 
     Rows stream through, so memory does not grow with the result. The file appears whole or not at all; one
@@ -147,7 +147,7 @@ def _batches(checkpoint: Checkpoint, schema: Any, size: int = _BATCH) -> Iterato
                     )
 
 
-def count_rows(folder: Place) -> int:
+def count_rows(folder: StorageLocation) -> int:
     """Return the exact number of rows in the Parquet files directly in ``folder``, from their footers.
 
     Raises ``StageFailedError`` when there is no file or one is unreadable.

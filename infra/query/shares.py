@@ -25,7 +25,7 @@ from ebbflow.infra.errors import InfraError
 from ebbflow.infra.protocols import Claim
 from ebbflow.infra.storage import files, private
 from ebbflow.infra.storage.filesystems import translated
-from ebbflow.infra.storage.places import Place
+from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.planners.errors import OptionError
 
 _FORMAT = 1
@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class RegistryPace:
+class RegistryIntervals:
     """Seconds. On S3 every look and every sign of life is a request, so they are rarer there."""
 
     beat: float = 1.0  # between two signs of life
@@ -42,15 +42,19 @@ class RegistryPace:
     remains: float = 600.0  # after which a file without signs of life is deleted
 
 
-LOCAL_PACE = RegistryPace()
-S3_PACE = RegistryPace(beat=5.0, expiry=20.0, look=1.5)
+LOCAL_PACE = RegistryIntervals()
+S3_PACE = RegistryIntervals(beat=5.0, expiry=20.0, look=1.5)
 
 
 class FileShareRegistry:
     """A ``ShareRegistry`` in ``<folder>/<cluster>``; ``folder`` is local, on a shared file system or on S3."""
 
     def __init__(
-        self, folder: Place, cluster: str, clock: Clock | None = None, pace: RegistryPace | None = None
+        self,
+        folder: StorageLocation,
+        cluster: str,
+        clock: Clock | None = None,
+        pace: RegistryIntervals | None = None,
     ) -> None:
         self._place = folder.under(_name(cluster))
         self._clock = clock or SystemClock()

@@ -105,7 +105,7 @@ def together(output_fp: str, slices: Mapping[Cells, Checkpoint]) -> Checkpoint:
     )
 
 
-class Narrowing:
+class FilePruning:
     """Leaves out files of a table that a range cannot touch, by their footers, which are read once."""
 
     def __init__(self) -> None:

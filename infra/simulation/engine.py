@@ -18,7 +18,7 @@ from ebbflow.infra.simulation.entry import Entry, Ledger, admissible, contended
 from ebbflow.infra.simulation.jobs.plain import plain_jobs
 from ebbflow.infra.simulation.metrics import Contention
 from ebbflow.infra.simulation.protocols import ModelOf, Saves
-from ebbflow.infra.simulation.result import Rejected, Result, result_of
+from ebbflow.infra.simulation.result import RejectedJob, Result, result_of
 from ebbflow.infra.simulation.traces.cluster import CapacityChange, Cluster
 from ebbflow.infra.simulation.traces.workloads import Workload
 from ebbflow.infra.simulation.usage import Usage
@@ -26,7 +26,7 @@ from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model.capacity import Capacity, Notice
 from ebbflow.planners.model.scheduling import App, Decision, Placement, Policy
 
-__all__ = ["Rejected", "Result", "simulate"]
+__all__ = ["RejectedJob", "Result", "simulate"]
 
 
 def simulate(
@@ -121,7 +121,7 @@ class _Run:
         self.apps: list[App] = []
         self.by_id: dict[str, Entry] = {}
         self.running: list[Entry] = []
-        self.rejected: list[Rejected] = []
+        self.rejected: list[RejectedJob] = []
         self.ended = 0
         self.now = 0.0 if tick is not None else self.waiting[-1].job.arrival
         self.intervals = 0
@@ -213,7 +213,7 @@ class _Run:
         return True
 
     def _reject(self, entry: Entry, reason: str) -> None:
-        self.rejected.append(Rejected(entry.job.id, reason))
+        self.rejected.append(RejectedJob(entry.job.id, reason))
         self._count_ended(1)
 
     def _count_ended(self, more: int) -> None:

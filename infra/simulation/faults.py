@@ -12,7 +12,7 @@ import numpy as np
 
 from ebbflow.infra.simulation.protocols import JobModel, ModelOf
 from ebbflow.infra.simulation.traces.cluster import Cluster
-from ebbflow.infra.simulation.traces.node_traces import Presence, cluster_of, presences
+from ebbflow.infra.simulation.traces.node_traces import AvailabilityInterval, cluster_of, presences
 from ebbflow.infra.simulation.traces.workloads import Job
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model.capacity import Node
@@ -64,7 +64,7 @@ def with_failures(cluster: Cluster, failures: Failures, seed: int, horizon: floa
     if failures.rate == 0:
         return cluster
     down: dict[str, list[tuple[float, float]]] = {}
-    pieces: list[Presence] = []
+    pieces: list[AvailabilityInterval] = []
     for whole in presences(cluster):
         id_ = whole.node.id
         if id_ not in down:

@@ -9,7 +9,7 @@ from ebbflow.infra.simulation.usage import Usage
 
 
 @dataclass(frozen=True, slots=True)
-class Rejected:
+class RejectedJob:
     """A job that was not admitted, and why."""
 
     name: str
@@ -24,7 +24,7 @@ class Result:
     policy: str
     seed: int
     jobs: tuple[JobResult, ...]
-    rejected: tuple[Rejected, ...]
+    rejected: tuple[RejectedJob, ...]
     gpu_hours: float  # held
     dollars: float  # for all nodes that were there, first arrival to last finish, at their list price
     policy_seconds: float  # CPU
@@ -48,7 +48,7 @@ class Result:
 
 def result_of(
     jobs: Sequence[JobResult],
-    rejected: tuple[Rejected, ...],
+    rejected: tuple[RejectedJob, ...],
     usage: Usage,
     contention: Contention,
     **figures: Any,

@@ -22,7 +22,7 @@ from ebbflow.infra.spark.session import DriverProcess, start_session, stop_sessi
 from ebbflow.infra.spark.settings import ExecutorShape, mebibytes, settings, stays_on_this_machine
 from ebbflow.infra.storage import checksums
 from ebbflow.infra.storage.files import FileEntry
-from ebbflow.infra.storage.places import Place
+from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.planners.errors import OptionError
 
 _POLL = 0.25  # seconds between looks at a running job
@@ -148,7 +148,7 @@ class SparkEngine:
         self._partitions = max(8, round(4 * cores))
 
     def confine(
-        self, relations: Sequence[Relation], folders: Sequence[Place], everything: bool = False
+        self, relations: Sequence[Relation], folders: Sequence[StorageLocation], everything: bool = False
     ) -> None:
         """Do nothing: Spark's statements run with all rights of its driver and its executors."""
 

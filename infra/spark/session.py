@@ -27,7 +27,7 @@ _lock = threading.Lock()  # the environment and SparkContext's class attributes 
 
 
 @dataclass
-class _Started:
+class _SharedSession:
     """The session that this process has started, and how many engines use it."""
 
     chosen: Mapping[str, str]
@@ -36,7 +36,7 @@ class _Started:
     users: int = 1
 
 
-_started: list[_Started] = []  # one at most
+_started: list[_SharedSession] = []  # one at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +97,11 @@ def start_session(chosen: Mapping[str, str]) -> tuple[Any, DriverProcess]:
                 "or not of our making): stop it, or use SparkEngine.attach"
             )
         session, process = _launch(chosen, java_home)
-        _started[:] = [_Started(dict(chosen), session, process)]
+        _started[:] = [_SharedSession(dict(chosen), session, process)]
         return session, process
 
 
-def _lives(started: _Started, active: Any) -> bool:
+def _lives(started: _SharedSession, active: Any) -> bool:
     child = started.process.gateway.proc
     return started.session.sparkContext is active and (child is None or child.poll() is None)
 

@@ -14,7 +14,7 @@ from ebbflow.infra.errors import StorageError
 from ebbflow.infra.storage import files
 from ebbflow.infra.storage.files import FileEntry
 from ebbflow.infra.storage.filesystems import filesystem, translated
-from ebbflow.infra.storage.places import Place
+from ebbflow.infra.storage.places import StorageLocation
 
 SEED = 42  # Spark's own: what its function xxhash64 returns in an executor is compared with what is computed here
 DIGITS = 16
@@ -62,13 +62,13 @@ def of_files(scheme: str, entries: Sequence[FileEntry]) -> list[str]:
     return files.in_parallel(lambda entry: of_file(scheme, entry.path), entries)
 
 
-def of_place(place: Place) -> str:
+def of_place(place: StorageLocation) -> str:
     """Return the XXH64 of the whole file at ``place``. Raises ``StorageError``."""
     with translated(f"read {place}"):
         return of_file(place.scheme, place.root)
 
 
-def is_same(place: Place, xxh64: str) -> bool:
+def is_same(place: StorageLocation, xxh64: str) -> bool:
     """Tell whether the file at ``place`` has this checksum; one that is gone or on a broken disk has none.
 
     Raises ``StorageError`` where nobody can tell: storage that is out of reach has lost nothing.

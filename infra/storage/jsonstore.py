@@ -6,7 +6,7 @@ from typing import Any
 from ebbflow.infra.errors import StorageError
 from ebbflow.infra.storage import checksums, files
 from ebbflow.infra.storage.filesystems import translated
-from ebbflow.infra.storage.places import Place
+from ebbflow.infra.storage.places import StorageLocation
 
 
 class JsonStore:
@@ -16,7 +16,7 @@ class JsonStore:
     has changed since they were written read as missing: whatever is here can be computed again.
     """
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: StorageLocation) -> None:
         self.place = place
 
     def get(self, key: str) -> Any | None:

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from ebbflow.infra.clock import Clock
 from ebbflow.infra.storage.filesystems import CONNECT_TIMEOUT, MAX_ATTEMPTS, REQUEST_TIMEOUT
-from ebbflow.infra.storage.places import Place
+from ebbflow.infra.storage.places import StorageLocation
 
 SETTLE = 2.0  # seconds until what was written is read back, where no conditional write exists
 _LOST_RACE = ("PreconditionFailed", "ConditionalRequestConflict", "412", "409")
@@ -28,7 +28,7 @@ class LeaseFile(Protocol):
         ...
 
 
-def lease_file(place: Place, name: str, clock: Clock) -> LeaseFile:
+def lease_file(place: StorageLocation, name: str, clock: Clock) -> LeaseFile:
     """Return the file with the strongest promise to be had: conditional writes on S3 if boto3 is installed."""
     if not place.local:
         try:
@@ -42,7 +42,7 @@ def lease_file(place: Place, name: str, clock: Clock) -> LeaseFile:
 class ReadBack:
     """Writes, waits, and looks whether it is still there. The content's token is its version."""
 
-    def __init__(self, place: Place, name: str, clock: Clock, settle: float = SETTLE) -> None:
+    def __init__(self, place: StorageLocation, name: str, clock: Clock, settle: float = SETTLE) -> None:
         self._place, self._name, self._clock, self._settle = place, name, clock, settle
 
     def read(self) -> tuple[dict[str, Any], str] | None:
@@ -65,7 +65,7 @@ class ReadBack:
 class Conditional:
     """S3's conditional writes; the entity tag is the version."""
 
-    def __init__(self, place: Place, name: str) -> None:
+    def __init__(self, place: StorageLocation, name: str) -> None:
         self._bucket, _, self._key = place.path(name).partition("/")
         self._client = _client()
 

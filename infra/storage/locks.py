@@ -31,7 +31,7 @@ from ebbflow.infra.errors import RunLockedError, StorageError
 from ebbflow.infra.storage import private
 from ebbflow.infra.storage.filesystems import translated
 from ebbflow.infra.storage.lease_files import LeaseFile, lease_file
-from ebbflow.infra.storage.places import Place
+from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.planners.errors import OptionError
 
 TTL = 60.0  # seconds
@@ -56,7 +56,7 @@ class RunLock:
 
     def __init__(
         self,
-        place: Place,
+        place: StorageLocation,
         run_id: str,
         *,
         ttl: float = TTL,

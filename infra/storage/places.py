@@ -18,7 +18,7 @@ class Sink:
     """A file that is being written: counts and hashes what passes, and keeps the first error for the end.
 
     The libraries that write into it close their archive even after an error, some of them in a destructor where a
-    second one would end the process. So nothing is raised until ``Place.writing`` ends.
+    second one would end the process. So nothing is raised until ``StorageLocation.writing`` ends.
     """
 
     def __init__(self, raw: Any) -> None:
@@ -39,7 +39,7 @@ class Sink:
         return len(view)
 
     def flush(self) -> None:
-        """Do nothing; ``Place.writing`` makes the file durable."""
+        """Do nothing; ``StorageLocation.writing`` makes the file durable."""
 
     def tell(self) -> int:
         return self.size
@@ -50,7 +50,7 @@ class Sink:
         return self._hash.hexdigest()
 
 
-class Place:
+class StorageLocation:
     """Names below a root. Errors are those of the system: wrap calls in ``filesystems.translated``.
 
     It is made once, where a request or a command names a path or URI, and handed down; what is below it needs no
@@ -70,12 +70,12 @@ class Place:
         return f"Place({self._named!r})"
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Place) and self.uri == other.uri
+        return isinstance(other, StorageLocation) and self.uri == other.uri
 
     def __hash__(self) -> int:
         return hash(self.uri)
 
-    def under(self, name: str) -> "Place":
+    def under(self, name: str) -> "StorageLocation":
         """Return the place of ``name`` in this folder; of the folder itself for an empty one."""
         if not name:
             return self

@@ -6,14 +6,14 @@ from typing import Any
 from ebbflow.infra.storage import checksums, private
 from ebbflow.infra.storage.files import write_atomic
 from ebbflow.infra.storage.filesystems import translated
-from ebbflow.infra.storage.places import Place
+from ebbflow.infra.storage.places import StorageLocation
 
 
 class OtherVersionError(Exception):
     """A record that another version of Ebbflow has written."""
 
 
-def save(place: Place, content: Mapping[str, Any], version: int) -> None:
+def save(place: StorageLocation, content: Mapping[str, Any], version: int) -> None:
     """Write ``content`` to the file ``place``, for its user alone; its folder is made. Raises ``StorageError``."""
     data = checksums.sealed({"format": version, **content}, indent=1)
     with translated(f"write {place}"):
@@ -22,7 +22,7 @@ def save(place: Place, content: Mapping[str, Any], version: int) -> None:
         write_atomic(store, place.scheme, place.root, data)
 
 
-def load(place: Place, version: int) -> dict[str, Any]:
+def load(place: StorageLocation, version: int) -> dict[str, Any]:
     """Return the content that ``save`` was given.
 
     Raises ``StorageError`` where there is none, ``DamagedError`` (a ``ValueError``) or ``KeyError`` for one that is
@@ -36,7 +36,7 @@ def load(place: Place, version: int) -> dict[str, Any]:
     return content
 
 
-def remove(place: Place) -> None:
+def remove(place: StorageLocation) -> None:
     """Remove the record; one that is not there is fine. Raises ``StorageError``."""
     with translated(f"remove {place.root}"):
         if place.is_file():

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ebbflow.infra.protocols import Relation
-from ebbflow.infra.storage.places import Place
+from ebbflow.infra.storage.places import StorageLocation
 
 # What the engine itself changes after the lock; none of it opens a place.
 _CHANGEABLE = (
@@ -20,7 +20,7 @@ _CHANGEABLE = (
 
 
 @dataclass(frozen=True, slots=True)
-class Reach:
+class AllowedAccess:
     """What the statements of a database may touch, besides its spill folder."""
 
     files: frozenset[str] = frozenset()  # to read
@@ -28,7 +28,9 @@ class Reach:
     everything: bool = False  # all that the process may: the user has allowed functions that read files
 
     @classmethod
-    def of(cls, relations: Iterable[Relation], places: Iterable[Place], everything: bool = False) -> "Reach":
+    def of(
+        cls, relations: Iterable[Relation], places: Iterable[StorageLocation], everything: bool = False
+    ) -> "AllowedAccess":
         """Return the reach of ``relations`` and the folders ``places``, as far as they are of this machine.
 
         What lies elsewhere is read and written by Arrow, and no statement reaches it.
@@ -45,7 +47,7 @@ class Reach:
         folders = (place.root.rstrip("/") for place in places if place.local)
         return cls(frozenset(map(resolved, files)), frozenset(map(os.path.realpath, folders)), everything)
 
-    def covers(self, other: "Reach") -> bool:
+    def covers(self, other: "AllowedAccess") -> bool:
         """Tell whether ``other`` is within this one."""
         if self.everything:
             return True
@@ -56,14 +58,14 @@ class Reach:
             and all(path in self.files or path.startswith(within) for path in other.files)
         )
 
-    def joined(self, other: "Reach") -> "Reach":
+    def joined(self, other: "AllowedAccess") -> "AllowedAccess":
         """Return what this one and ``other`` reach together."""
-        return Reach(
+        return AllowedAccess(
             self.files | other.files, self.folders | other.folders, self.everything or other.everything
         )
 
 
-NOTHING = Reach()
+NOTHING = AllowedAccess()
 
 
 def configuration() -> dict[str, Any]:
@@ -78,7 +80,7 @@ def configuration() -> dict[str, Any]:
     }
 
 
-def lock(connection: Any, reach: Reach) -> None:
+def lock(connection: Any, reach: AllowedAccess) -> None:
     """Hold all statements of the connection's database to ``reach``, for good.
 
     The order matters: places can be named only as long as the rest is open, and the lock comes last. A closed

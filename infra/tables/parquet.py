@@ -10,7 +10,7 @@ from ebbflow.infra.protocols import Relation
 from ebbflow.infra.storage import files
 from ebbflow.infra.storage.files import FileEntry
 from ebbflow.infra.storage.filesystems import filesystem, to_uri, translated
-from ebbflow.infra.storage.places import Place
+from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.infra.tables.datatypes import spark_type
 
 _SUFFIXES = (".parquet", ".parq", ".pq")
@@ -26,7 +26,7 @@ class _Source(NamedTuple):
     files: tuple[FileEntry, ...]
 
 
-def discover(place: Place) -> tuple[Relation, ...]:
+def discover(place: StorageLocation) -> tuple[Relation, ...]:
     """Return the tables in the folder ``place``, sorted by name.
 
     Each ``NAME.parquet`` file is a table, and so is each sub-folder ``NAME`` or ``NAME.parquet`` that holds
@@ -83,7 +83,7 @@ def footer(scheme: str, file: FileEntry) -> Any:
             return pq.ParquetFile(source).metadata
 
 
-def _source(place: Place, info: Any) -> _Source | None:
+def _source(place: StorageLocation, info: Any) -> _Source | None:
     """Return the table that one entry of the folder ``place`` is, or ``None`` when it is none."""
     if files.hidden(info.base_name):
         return None
@@ -108,7 +108,7 @@ def _source(place: Place, info: Any) -> _Source | None:
     return _Source(_stem(info.base_name), entries) if entries else None
 
 
-def _check_format(table: Place, folder: Any) -> None:
+def _check_format(table: StorageLocation, folder: Any) -> None:
     """Refuse a folder inside the folder of a table that changes what the table's rows are."""
     name = folder.base_name
     if name in ("_delta_log", ".hoodie") or (
@@ -178,7 +178,7 @@ def _disagreement(table: str, uri: str, ours: _Columns, other: str, theirs: _Col
     return f"{start}its columns in another order than {other}; write them in one order"
 
 
-def _check_names(place: Place, names: Sequence[str]) -> None:
+def _check_names(place: StorageLocation, names: Sequence[str]) -> None:
     seen: dict[str, str] = {}
     for name in names:
         if name.lower() in seen:

@@ -9,19 +9,21 @@ from typing import Any
 import torch
 
 from ebbflow.infra.errors import TrainingError
-from ebbflow.infra.storage.places import Place
+from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.infra.training.checkpoints.folder import CheckpointFolder
 from ebbflow.infra.training.metrics import RunStatistics
-from ebbflow.infra.training.prepared import Prepared
+from ebbflow.infra.training.prepared import PreparedTraining
 
 
-def rehearse(prepared: Prepared, statistics: RunStatistics, run: Place | None, steps: int) -> dict[str, Any]:
+def rehearse(
+    prepared: PreparedTraining, statistics: RunStatistics, run: StorageLocation | None, steps: int
+) -> dict[str, Any]:
     """Save and load the run's state beside its checkpoints and return what the ``steps`` just done took.
 
     Raises ``TrainingError`` when what is read differs from what was saved, and ``StorageError`` when it cannot be
     written.
     """
-    root = run or Place(tempfile.mkdtemp(prefix="ebbflow-canary-"))
+    root = run or StorageLocation(tempfile.mkdtemp(prefix="ebbflow-canary-"))
     place = root.under("canary")
     try:
         checkpoints = CheckpointFolder(place, keep=1)

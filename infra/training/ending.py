@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 from ebbflow.infra.errors import StorageError
 from ebbflow.infra.training.canary import rehearse
 from ebbflow.infra.training.metrics import RunStatistics
-from ebbflow.infra.training.prepared import Prepared
+from ebbflow.infra.training.prepared import PreparedTraining
 from ebbflow.infra.training.process.channel import StopRequest
 from ebbflow.infra.training.process.generation import Generation
 from ebbflow.infra.training.process.leaving import PEER_LOST, RunStopped
@@ -25,9 +25,9 @@ class Ending:
     def __init__(self, generation: Generation, saver: Saver) -> None:
         self._generation, self._saver = generation, saver
         self._link, self._trial, self._clock = generation.link, generation.trial, generation.clock
-        self._prepared: Prepared | None = None
+        self._prepared: PreparedTraining | None = None
 
-    def attach(self, prepared: Prepared) -> None:
+    def attach(self, prepared: PreparedTraining) -> None:
         """From now on there is something to save."""
         self._prepared = prepared
         self.watch()
@@ -103,6 +103,6 @@ class Ending:
         content |= {"seconds": self._clock.now() - begun, "saved_step": self._saver.saved_step}
         self._link.post(kind, step, content)
 
-    def _ready(self) -> Prepared:
+    def _ready(self) -> PreparedTraining:
         assert self._prepared is not None
         return self._prepared

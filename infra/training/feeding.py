@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ebbflow.infra.training.data import Samples, to_device
-from ebbflow.infra.training.prepared import Prepared
+from ebbflow.infra.training.prepared import PreparedTraining
 from ebbflow.infra.training.process.world import World
 from ebbflow.infra.training.progress import Progress, seed_everything
 from ebbflow.infra.training.stepper import Stepper, StepPlan
@@ -24,7 +24,7 @@ class Feed:
     """The batches of one epoch, from wherever the run is in its data."""
 
     def __init__(
-        self, world: World, prepared: Prepared, stepper: Stepper, samples: Samples, order: DataOrder
+        self, world: World, prepared: PreparedTraining, stepper: Stepper, samples: Samples, order: DataOrder
     ) -> None:
         self._world, self._prepared, self._stepper = world, prepared, stepper
         self._samples, self._order = samples, order

@@ -63,7 +63,7 @@ class Options:
 
 
 @dataclass(slots=True)
-class Prepared:
+class PreparedTraining:
     """All that a step works on. ``inner`` is the script's model, ``model`` what is called."""
 
     model: torch.nn.Module
@@ -136,7 +136,7 @@ def prepare(
     options: Options,
     settings: RunSettings,
     state: dict[str, Any] | None,
-) -> Prepared:
+) -> PreparedTraining:
     """Put everything together; see ``ElasticRun.prepare``. ``state`` is a checkpoint's, if there is one."""
     limits = options.limits(world.size)
     adaptive = settings.adaptive and limits.largest > limits.initial
@@ -162,7 +162,7 @@ def prepare(
     schedule = None
     if options.scheduler is not None:
         schedule = ProgressSchedule(options.scheduler(optimizer), options.scheduler_unit)
-    made = Prepared(
+    made = PreparedTraining(
         model=called,
         inner=model,
         optimizer=optimizer,

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from ebbflow.infra.errors import DatasetError, TrainingError
-from ebbflow.planners.training.saving.data_order import Cursor
+from ebbflow.planners.training.saving.data_order import DataPosition
 
 EpochUnit = Literal["progress", "pass"]
 _ROUNDING = 1e-6  # iterations: what a sum of gains may lack of an epoch's end
@@ -34,7 +34,7 @@ class Progress:
     skipped_in_row: int = 0
     gained: float = 0.0  # iterations at the initial batch
     samples: int = 0  # that complete steps have used
-    cursor: Cursor = field(default_factory=Cursor)
+    cursor: DataPosition = field(default_factory=DataPosition)
     epoch: int = 0  # the one that is under way
     unit: EpochUnit = "progress"
     epoch_end: float | None = None  # ``gained`` at which it is over
@@ -58,7 +58,7 @@ class Progress:
         """Return N/M0: iterations of an epoch at the initial batch."""
         return self.length / self.initial
 
-    def took(self, count: int, gain: float, cursor: Cursor) -> None:
+    def took(self, count: int, gain: float, cursor: DataPosition) -> None:
         """Book a step over ``count`` samples that made ``gain`` iterations' progress."""
         self.step += 1
         self.samples += count
@@ -66,7 +66,7 @@ class Progress:
         self.skipped_in_row = 0
         self.cursor = cursor
 
-    def left_out(self, count: int, cursor: Cursor) -> None:
+    def left_out(self, count: int, cursor: DataPosition) -> None:
         """Book a step that was skipped: its samples count as seen, and the epoch is not longer for it."""
         self.step += 1
         self.samples += count
@@ -122,7 +122,7 @@ class Progress:
                 f"the run began with batch_size={state['initial']} and goes on with {initial}: progress and learning "
                 "rate are counted in it; keep it or use another run id"
             )
-        return cls(**(state | {"cursor": Cursor(*state["cursor"])}))
+        return cls(**(state | {"cursor": DataPosition(*state["cursor"])}))
 
 
 MOST_SEED = 2**32 - 1

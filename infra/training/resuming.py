@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ebbflow.infra.errors import CheckpointsLostError, StorageError
-from ebbflow.infra.training.checkpoints.folder import CheckpointFolder, Found
+from ebbflow.infra.training.checkpoints.folder import CheckpointFolder, VerifiedCheckpoint
 from ebbflow.infra.training.process.agreeing import exchangeable
 from ebbflow.infra.training.process.world import World
 from ebbflow.infra.training.running_saves import RunningSaves
@@ -20,7 +20,7 @@ _STEP = re.compile(r"/(?:corrupt-)?step-(\d{12})-")
 class Choice:
     """What the first process has found; equal on all."""
 
-    found: Found | None = None  # in the run's own folder
+    found: VerifiedCheckpoint | None = None  # in the run's own folder
     running: int | None = None  # step of the running checkpoint, where that is newer
     passed_over: tuple[str, ...] = ()  # newer checkpoints that cannot serve, and why
     damaged: tuple[str, ...] = ()  # finished ones, where none of them can serve

@@ -31,7 +31,7 @@ from ebbflow.infra.training.data import Collate, Samples
 from ebbflow.infra.training.ending import Ending
 from ebbflow.infra.training.feeding import Feed
 from ebbflow.infra.training.metrics import Rates, RunStatistics
-from ebbflow.infra.training.prepared import OptimizerFactory, Options, Precision, Prepared, prepare
+from ebbflow.infra.training.prepared import OptimizerFactory, Options, Precision, PreparedTraining, prepare
 from ebbflow.infra.training.process.generation import Generation
 from ebbflow.infra.training.process.leaving import RunStopped
 from ebbflow.infra.training.process.world import peer_lost
@@ -61,7 +61,7 @@ class ElasticRun:
         self._ending = Ending(generation, self._saver)
         self._running = RunningSaves(generation)
         self._rates = Rates(generation.clock)
-        self._prepared: Prepared | None = None
+        self._prepared: PreparedTraining | None = None
         self._stepper: Stepper | None = None
         self._samples: Samples | None = None
         self._in_epoch = False
@@ -284,7 +284,7 @@ class ElasticRun:
         """Return the steps that this process has taken part in."""
         return self._ready()[0].progress.step - self._began_at
 
-    def _account(self, prepared: Prepared, stepper: Stepper) -> None:
+    def _account(self, prepared: PreparedTraining, stepper: Stepper) -> None:
         last = stepper.last
         if last.gain == 0.0 and self.is_main:
             self._link.post("skipped", last.step, {"skipped": last.skipped})
@@ -342,7 +342,7 @@ class ElasticRun:
             stall_seconds=self._saver.costs.stall,
         )
 
-    def _ready(self) -> tuple[Prepared, Stepper]:
+    def _ready(self) -> tuple[PreparedTraining, Stepper]:
         if self._prepared is None or self._stepper is None:
             raise TrainingError("call run.prepare(model, optimizer, batch_size=...) first")
         return self._prepared, self._stepper

@@ -8,7 +8,7 @@ import logging
 from typing import Any
 
 from ebbflow.infra.errors import StorageError
-from ebbflow.infra.training.prepared import Prepared
+from ebbflow.infra.training.prepared import PreparedTraining
 from ebbflow.infra.training.process.generation import Generation
 from ebbflow.infra.training.running.checkpoint import RunningCheckpoint
 from ebbflow.infra.training.running.folder import RunningFolder
@@ -61,7 +61,7 @@ class RunningSaves:
             return None
         return newest
 
-    def begin(self, prepared: Prepared, newest: int | None) -> None:
+    def begin(self, prepared: PreparedTraining, newest: int | None) -> None:
         """Take up the running checkpoint of step ``newest``, if one is given; then begin to save.
 
         Raises ``StorageError`` where it can be neither read nor begun.
@@ -86,7 +86,7 @@ class RunningSaves:
             if newest is None:
                 running.initialize(_small(prepared), prepared.progress.step)
 
-    def step(self, prepared: Prepared) -> str:
+    def step(self, prepared: PreparedTraining) -> str:
         """Save the blocks whose turn it is; return why an earlier write has failed, once, else an empty text."""
         if self._running is None:
             return ""
@@ -105,6 +105,6 @@ class RunningSaves:
                 log.warning("the running checkpoint is not complete: %s", exc)
 
 
-def _small(prepared: Prepared) -> dict[str, Any]:
+def _small(prepared: PreparedTraining) -> dict[str, Any]:
     """Return what is saved each time; in the form of a full checkpoint's ``run``, which ``read_running`` returns."""
     return prepared.run_state() | {"extra": prepared.extra_state()}

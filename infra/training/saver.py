@@ -10,7 +10,12 @@ from math import inf
 from typing import Any
 
 from ebbflow.infra.errors import StorageError
-from ebbflow.infra.training.checkpoints.folder import TIMEOUT, CheckpointFolder, Found, Saved
+from ebbflow.infra.training.checkpoints.folder import (
+    TIMEOUT,
+    CheckpointFolder,
+    SavedCheckpoint,
+    VerifiedCheckpoint,
+)
 from ebbflow.infra.training.process.generation import Generation
 from ebbflow.infra.training.spill import Spill
 from ebbflow.planners.training.saving.checkpointing import daly_interval
@@ -201,14 +206,14 @@ class Saver:
             over.set()
             thread.join(SIGN_OF_LIFE)
 
-    def took_over(self, found: Found, taken_from: str) -> None:
+    def took_over(self, found: VerifiedCheckpoint, taken_from: str) -> None:
         """Take note of the checkpoint that the run goes on from, and of one that was taken over for it."""
         self.saved_step = found.step
         if taken_from:
             content = {"reason": f"taken over from {taken_from}", "uri": found.uri, "bytes": found.bytes}
             self._link.post("checkpoint", found.step, content | {"saved_step": found.step})
 
-    def _told(self, saved: Saved, reason: str) -> None:
+    def _told(self, saved: SavedCheckpoint, reason: str) -> None:
         self.saved_step = max(self.saved_step, saved.step)
         content = {"reason": reason, "uri": saved.uri, "bytes": saved.bytes}
         content |= {"seconds": saved.seconds, "stalled": saved.stalled, "saved_step": saved.step}

@@ -27,8 +27,8 @@ from ebbflow.infra.clock import Clock
 from ebbflow.infra.errors import StorageError
 from ebbflow.infra.storage import private
 from ebbflow.infra.storage.filesystems import translated
-from ebbflow.infra.storage.places import Place
-from ebbflow.infra.training.checkpoints.folder import CheckpointFolder, Found, Saved
+from ebbflow.infra.storage.places import StorageLocation
+from ebbflow.infra.training.checkpoints.folder import CheckpointFolder, SavedCheckpoint, VerifiedCheckpoint
 from ebbflow.planners.errors import EbbflowError
 
 _MARK = "mark"
@@ -52,7 +52,7 @@ class Spill:
         chosen: the user's place; those of this machine unless given.
     """
 
-    def __init__(self, run: Place, chosen: str = "", *, clock: Clock | None = None) -> None:
+    def __init__(self, run: StorageLocation, chosen: str = "", *, clock: Clock | None = None) -> None:
         self._run = run
         self._chosen = chosen
         self._clock = clock
@@ -73,7 +73,7 @@ class Spill:
         self.mark = said
         return said
 
-    def save(self, state: Mapping[str, Any], step: int, reason: str, timeout: float) -> Saved:
+    def save(self, state: Mapping[str, Any], step: int, reason: str, timeout: float) -> SavedCheckpoint:
         """Save in the first place that takes it. Raises ``StorageError`` with what each place says."""
         said = []
         for place in self._places():
@@ -86,13 +86,13 @@ class Spill:
                 said.append(str(exc))
         raise StorageError("; ".join(said) or "there is no place for it on this machine")
 
-    def newest(self, above: int) -> tuple[CheckpointFolder, Found] | None:
+    def newest(self, above: int) -> tuple[CheckpointFolder, VerifiedCheckpoint] | None:
         """Return the newest whole checkpoint of more than ``above`` steps.
 
         A place of this machine that cannot be read is passed over, and noted in ``problems``. Raises ``StorageError``
         for one that the user chose: what is in it may be all that there is of the last steps.
         """
-        best: tuple[CheckpointFolder, Found] | None = None
+        best: tuple[CheckpointFolder, VerifiedCheckpoint] | None = None
         for folder in self._there():
             try:
                 found = folder.latest()
@@ -138,21 +138,21 @@ class Spill:
                 continue
         return found
 
-    def _places(self) -> list[Place]:
+    def _places(self) -> list[StorageLocation]:
         run = self._run.root.rsplit("/", 1)[-1][:60]
         mark = hashlib.sha256(f"{self._run.uri}\n{self.mark}".encode()).hexdigest()[:16]
         name = f"ebbflow-spill-{os.geteuid()}-{run}-{mark}"
-        found: list[Place] = []
+        found: list[StorageLocation] = []
         if not self.mark:
             return found
         for place in spill_places(self._chosen):
             try:
-                found.append(Place(place).under(name))
+                found.append(StorageLocation(place).under(name))
             except EbbflowError:
                 continue
         return found
 
-    def _make_private(self, place: Place) -> None:
+    def _make_private(self, place: StorageLocation) -> None:
         if place.local:
             with translated(f"make {place.uri}"):
                 private.make_folder(os.path.dirname(place.root))
@@ -161,7 +161,7 @@ class Spill:
                 _check_private(place)
 
 
-def _check_private(place: Place) -> None:
+def _check_private(place: StorageLocation) -> None:
     """Raise ``StorageError`` for a folder that another user may have made or can write: its model is not ours."""
     there = os.lstat(place.root)
     if not stat.S_ISDIR(there.st_mode) or there.st_uid != os.geteuid() or there.st_mode & 0o077:

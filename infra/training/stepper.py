@@ -15,11 +15,11 @@ import torch
 from ebbflow.infra.errors import TrainingError
 from ebbflow.infra.training.gradients.preconditioner import rescale_moments
 from ebbflow.infra.training.metrics import RunStatistics
-from ebbflow.infra.training.prepared import Prepared
+from ebbflow.infra.training.prepared import PreparedTraining
 from ebbflow.infra.training.process.world import World
 from ebbflow.infra.training.schedule import scaled
-from ebbflow.planners.training.saving.data_order import Cursor, Share
-from ebbflow.planners.training.speed.batch_size import Split
+from ebbflow.planners.training.saving.data_order import DataPosition, Share
+from ebbflow.planners.training.speed.batch_size import BatchSplit
 from ebbflow.planners.training.speed.goodput import GradientStatistics, gain
 
 MOST_SKIPPED = 100  # steps in a row whose gradient is not finite: then it is not going to get better
@@ -35,12 +35,12 @@ class StepPlan:
     """What one step is over: ``count`` samples, after which the run is at ``after``."""
 
     count: int
-    after: Cursor
+    after: DataPosition
     passes: int
 
 
 @dataclass(frozen=True, slots=True)
-class Agreed:
+class StepConsensus:
     """What all processes know after a step."""
 
     stop: bool = False
@@ -49,7 +49,7 @@ class Agreed:
 
 
 @dataclass(slots=True)
-class _Pass:
+class _GradientPass:
     share: Share
     last: bool
     plan: StepPlan
@@ -60,9 +60,9 @@ class _Pass:
 class Stepper:
     """Carries out the steps of one prepared run. ``mutating`` is held while the state changes."""
 
-    def __init__(self, world: World, prepared: Prepared, mutating: Any) -> None:
+    def __init__(self, world: World, prepared: PreparedTraining, mutating: Any) -> None:
         self._world, self._prepared, self._mutating = world, prepared, mutating
-        self._open: _Pass | None = None
+        self._open: _GradientPass | None = None
         self._under_way = False  # whether passes of an unfinished step have left gradients
         self._loss = torch.zeros((), device=world.device)
         self._fresh = 0  # steps with the present split so far
@@ -73,14 +73,14 @@ class Stepper:
 
     # --- the batch ----------------------------------------------------------------------------------------
 
-    def _first_split(self) -> Split:
+    def _first_split(self) -> BatchSplit:
         chosen = self._prepared.tuner.split(self._world.nodes, self._world.size)
         if not self._prepared.adaptive or self._world.size == 1:
             return chosen
         first: Any = self._world.from_first(tuple(chosen))
-        return Split(*first)
+        return BatchSplit(*first)
 
-    def _set(self, chosen: Split) -> None:
+    def _set(self, chosen: BatchSplit) -> None:
         prepared, before = self._prepared, self.total
         prepared.tuner.adopt(self._world.nodes, self._world.size, chosen)
         if prepared.adaptive:
@@ -104,7 +104,7 @@ class Stepper:
             raise TrainingError(
                 f"each batch needs run.backward(loss) and then run.step(); {what} was not called"
             )
-        self._open = _Pass(share, last, plan, time.perf_counter())
+        self._open = _GradientPass(share, last, plan, time.perf_counter())
         if self._world.size > 1:
             # what no_sync() does: it has to hold while the model is called, not only in backward
             self._prepared.model.require_backward_grad_sync = last
@@ -131,7 +131,7 @@ class Stepper:
             (prepared.scaler.scale(weighted) if prepared.scaler is not None else weighted).backward()
         now.backward = True
 
-    def step(self, vote: tuple[bool, bool]) -> Agreed | None:
+    def step(self, vote: tuple[bool, bool]) -> StepConsensus | None:
         """End a pass, and with the last one the step; ``None`` where passes of it are left.
 
         ``vote`` is whether this process wants to stop, and to save then.
@@ -167,8 +167,8 @@ class Stepper:
         self._observe(now.plan, step_s, sync_s, statistics)
         retuned = summed[_BATCH] > 0
         if retuned:
-            self._set(Split(round(summed[_BATCH]), round(summed[_PASSES]) - 1))
-        return Agreed(summed[_VOTES] > 0, summed[_SAVE] > 0, retuned)
+            self._set(BatchSplit(round(summed[_BATCH]), round(summed[_PASSES]) - 1))
+        return StepConsensus(summed[_VOTES] > 0, summed[_SAVE] > 0, retuned)
 
     def abandon(self) -> None:
         """Forget the passes of a step that will not be finished."""
@@ -261,7 +261,7 @@ class Stepper:
             self._prepared.tuner.observe(
                 world.nodes,
                 world.size,
-                Split(local, self.passes - 1),
+                BatchSplit(local, self.passes - 1),
                 step_s,
                 min(sync_s, 0.99 * step_s),
                 statistics,

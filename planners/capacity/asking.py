@@ -8,20 +8,20 @@ from typing import Any
 
 import numpy as np
 
-from ebbflow.planners.capacity.cycle_state import Scene
+from ebbflow.planners.capacity.cycle_state import CycleState
 from ebbflow.planners.capacity.guarding import Terms, over_quota, unsaved
-from ebbflow.planners.capacity.values import Memory, Wanted
-from ebbflow.planners.capacity.view import Seen
+from ebbflow.planners.capacity.values import DesiredAllocation, Memory
+from ebbflow.planners.capacity.view import PolicyView
 from ebbflow.planners.model.scheduling import App, Decision, View, gpus_of, take
 
 ROUNDS = 4  # times that a policy is asked in one auction
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class AuctionResult:
     """What everyone is to hold, or why there is no answer."""
 
-    wanted: Mapping[str, Wanted] = field(default_factory=dict)
+    wanted: Mapping[str, DesiredAllocation] = field(default_factory=dict)
     memory: Any = None
     wake: float = inf
     notes: Mapping[str, float] = field(default_factory=dict)
@@ -29,7 +29,7 @@ class Answer:
     problem: str = ""
 
 
-def ask(scene: Scene, seen: Seen, memory: Memory, seed: int) -> Answer:
+def ask(scene: CycleState, seen: PolicyView, memory: Memory, seed: int) -> AuctionResult:
     """Return the policy's answer within what the guard allows.
 
     A policy that raises, or breaks a rule of placement, has a ``problem`` in place of an answer. Each time it is
@@ -46,16 +46,16 @@ def ask(scene: Scene, seen: Seen, memory: Memory, seed: int) -> Answer:
             decision = settings.policy.decide(asked, memory.policy, np.random.default_rng(seed))
             problem = broken(asked, decision, settings.elastic)
         except Exception as error:
-            return Answer(problem=f"policy {name} failed: {type(error).__name__}: {error}")
+            return AuctionResult(problem=f"policy {name} failed: {type(error).__name__}: {error}")
         if problem:
-            return Answer(problem=f"policy {name} broke a rule: {problem}")
+            return AuctionResult(problem=f"policy {name} broke a rule: {problem}")
         nodes = {node.id: node for node in scene.usable}
         found = over_quota(scene, asked.apps, decision.grants, nodes, terms.spared)
         found.merge(unsaved(scene, asked.apps, decision.grants, memory))
         if not terms.merge(found):
             break
     assert decision is not None  # asked at least once
-    return Answer(
+    return AuctionResult(
         _wanted(scene, view, decision, terms),
         decision.memory,
         decision.wake if not isnan(decision.wake) else inf,
@@ -133,7 +133,7 @@ def _capped(app: App, terms: Terms) -> App:
     return app
 
 
-def _wanted(scene: Scene, view: View, decision: Decision, terms: Terms) -> dict[str, Wanted]:
+def _wanted(scene: CycleState, view: View, decision: Decision, terms: Terms) -> dict[str, DesiredAllocation]:
     """Return what each app of the auction is to hold, in the order of their arrival.
 
     What was refused in the last round still has its place in the decision, and who is spared may be in the way of
@@ -143,26 +143,26 @@ def _wanted(scene: Scene, view: View, decision: Decision, terms: Terms) -> dict[
     for placement, _ in terms.spared.values():
         for node, gpus in placement:
             free[node] = free.get(node, 0) - gpus
-    found: dict[str, Wanted] = {}
+    found: dict[str, DesiredAllocation] = {}
     for app in view.apps:
         grant = decision.grants.get(app.id)
         if app.id in terms.refused:
-            found[app.id] = Wanted((), inf, terms.refused[app.id])
+            found[app.id] = DesiredAllocation((), inf, terms.refused[app.id])
         elif app.id in terms.spared:
-            found[app.id] = Wanted(terms.spared[app.id][0], inf, terms.spared[app.id][1])
+            found[app.id] = DesiredAllocation(terms.spared[app.id][0], inf, terms.spared[app.id][1])
         elif grant is None:
-            found[app.id] = Wanted((), inf, "the policy has nothing for it")
+            found[app.id] = DesiredAllocation((), inf, "the policy has nothing for it")
         else:
             most, why = terms.capped.get(app.id, (inf, ""))
             if (
                 any(free.get(node, 0) < gpus for node, gpus in grant.placement)
                 or gpus_of(grant.placement) > most
             ):
-                found[app.id] = Wanted((), inf, why or "apps that are spared hold its GPUs")
+                found[app.id] = DesiredAllocation((), inf, why or "apps that are spared hold its GPUs")
                 continue
             for node, gpus in grant.placement:
                 free[node] -= gpus
             reason = "; ".join(part for part in (grant.reason, why) if part)
             placed = tuple(sorted((str(node), int(gpus)) for node, gpus in grant.placement))
-            found[app.id] = Wanted(placed, grant.until, reason)
+            found[app.id] = DesiredAllocation(placed, grant.until, reason)
     return found

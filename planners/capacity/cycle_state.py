@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from math import inf
 
-from ebbflow.planners.capacity.values import Settings, Situation
+from ebbflow.planners.capacity.values import SchedulerInput, Settings
 from ebbflow.planners.model.capacity import Node
 from ebbflow.planners.model.ledger import GONE, AppRecord, AppReport, Lease
 from ebbflow.planners.model.ledger_state import State
@@ -16,7 +16,7 @@ MOST_GPUS = 10_000
 
 
 @dataclass(slots=True)
-class Scene:
+class CycleState:
     """What is there now. Whoever ends a lease in this cycle calls ``end``; nothing of the situation is changed."""
 
     now: float
@@ -32,7 +32,9 @@ class Scene:
     ended: list[int] = field(default_factory=list)
 
     @classmethod
-    def of(cls, situation: Situation, settings: Settings, draining: frozenset[str] = frozenset()) -> "Scene":
+    def of(
+        cls, situation: SchedulerInput, settings: Settings, draining: frozenset[str] = frozenset()
+    ) -> "CycleState":
         """Return what ``situation`` says; ``draining`` counts where it knows of no fleet."""
         state = situation.state
         if situation.fleet is not None:
@@ -142,7 +144,7 @@ def placement_of(leases: Iterable[Lease]) -> Placement:
 
 
 def closed_nodes(
-    situation: Situation, settings: Settings, draining: Collection[str]
+    situation: SchedulerInput, settings: Settings, draining: Collection[str]
 ) -> dict[str, tuple[float, str]]:
     """Return the nodes on which nothing new may start: by when they must be empty, and why.
 

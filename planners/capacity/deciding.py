@@ -9,22 +9,22 @@ import numpy as np
 from ebbflow.planners.capacity import liveness as present
 from ebbflow.planners.capacity import triggers, view
 from ebbflow.planners.capacity.asking import ask
-from ebbflow.planners.capacity.cycle_state import Scene
+from ebbflow.planners.capacity.cycle_state import CycleState
 from ebbflow.planners.capacity.guarding import over_budget
 from ebbflow.planners.capacity.leases import Moves, carry_out, without
-from ebbflow.planners.capacity.liveness import Presence
+from ebbflow.planners.capacity.liveness import LivenessResult
 from ebbflow.planners.capacity.recording import auction_event, guard_events
 from ebbflow.planners.capacity.scaling import scale
-from ebbflow.planners.capacity.triggers import Signs
-from ebbflow.planners.capacity.values import Cycle, Memory, Plan, Settings, Situation, Wanted
-from ebbflow.planners.capacity.view import Seen
+from ebbflow.planners.capacity.triggers import AuctionInputs
+from ebbflow.planners.capacity.values import Cycle, DesiredAllocation, Memory, Plan, SchedulerInput, Settings
+from ebbflow.planners.capacity.view import PolicyView
 from ebbflow.planners.model.ledger import Change, Decided
 
 AGAIN = 1.0  # s, after which a policy is asked again that wants it at once
 FAILED = 10.0  # s, after which a policy is asked again that failed
 
 
-def decide(situation: Situation, settings: Settings, memory: Memory, rng: np.random.Generator) -> Cycle:
+def decide(situation: SchedulerInput, settings: Settings, memory: Memory, rng: np.random.Generator) -> Cycle:
     """Return what is to be done now. Equal arguments and generators give equal cycles.
 
     ``memory`` is what the last cycle returned, ``Memory()`` at first, after a crash too. One number is drawn from
@@ -38,10 +38,10 @@ class _Cycle:
     """The steps of one cycle, each of which adds changes."""
 
     def __init__(
-        self, situation: Situation, settings: Settings, memory: Memory, rng: np.random.Generator
+        self, situation: SchedulerInput, settings: Settings, memory: Memory, rng: np.random.Generator
     ) -> None:
         self.situation, self.settings, self.memory, self.rng = situation, settings, memory, rng
-        self.scene = Scene.of(situation, settings, memory.draining)
+        self.scene = CycleState.of(situation, settings, memory.draining)
         self.changes: list[Change] = []
         self.told = dict(memory.told)
 
@@ -101,7 +101,12 @@ class _Cycle:
         )
 
     def _auction(
-        self, memory: Memory, presence: Presence, refused: Mapping[str, str], found: Signs, why: str
+        self,
+        memory: Memory,
+        presence: LivenessResult,
+        refused: Mapping[str, str],
+        found: AuctionInputs,
+        why: str,
     ) -> tuple[Memory, list[Change]]:
         """Ask the policy; where it fails the last plan stays."""
         scene, settings, now = self.scene, self.settings, self.scene.now
@@ -131,7 +136,11 @@ class _Cycle:
             plan = Plan(kept, scene.state.epoch, memory.plan.at, memory.plan.complete)
             return replace(decided, plan=plan, asked=now + FAILED), said
         self.told.pop("policy", None)
-        rest = {app: Wanted((), inf, why) for app, why in seen.left_out.items() if app not in presence.silent}
+        rest = {
+            app: DesiredAllocation((), inf, why)
+            for app, why in seen.left_out.items()
+            if app not in presence.silent
+        }
         plan = Plan({**answer.wanted, **rest}, scene.state.epoch, now, False)
         wake = answer.wake if isfinite(answer.wake) else inf
         decided = replace(
@@ -148,11 +157,11 @@ class _Cycle:
             decided = replace(decided, recorded=now, whole=now if record.whole else memory.whole)
         return decided, said
 
-    def _held(self, kept: dict[str, Wanted], seen: Seen) -> dict[str, Wanted]:
+    def _held(self, kept: dict[str, DesiredAllocation], seen: PolicyView) -> dict[str, DesiredAllocation]:
         """Add to a plan what apps hold that it does not know: a loop that has just begun takes it over."""
         for app in seen.view.apps:
             if app.id not in kept:
-                kept[app.id] = Wanted(app.held, inf, "kept as it was found")
+                kept[app.id] = DesiredAllocation(app.held, inf, "kept as it was found")
         return kept
 
     def _once(self, key: str, event: Decided) -> list[Change]:

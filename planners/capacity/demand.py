@@ -8,8 +8,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from math import ceil, inf
 
-from ebbflow.planners.capacity.cycle_state import Scene, bounds, needs
-from ebbflow.planners.capacity.estimates import Belief, belief
+from ebbflow.planners.capacity.cycle_state import CycleState, bounds, needs
+from ebbflow.planners.capacity.estimates import AppEstimate, belief
 from ebbflow.planners.capacity.values import Memory, Scaling
 from ebbflow.planners.capacity.view import active, service_of
 from ebbflow.planners.model.ledger import AppRecord
@@ -28,7 +28,7 @@ class Need:
     soonest: float = inf  # Unix s, when somebody will have waited for too long
 
 
-def gpu_need(scene: Scene, memory: Memory, rules: Scaling, out: Collection[str]) -> Need:
+def gpu_need(scene: CycleState, memory: Memory, rules: Scaling, out: Collection[str]) -> Need:
     """Return the GPUs that trainings and searches need, those in ``out`` left aside."""
     now = scene.now
     apps: dict[str, int] = {}
@@ -71,14 +71,14 @@ def gpu_need(scene: Scene, memory: Memory, rules: Scaling, out: Collection[str])
     return Need(total, why or f"{total} GPUs are needed", apps, driver, seconds, soonest)
 
 
-def believed(scene: Scene, record: AppRecord) -> Belief:
+def believed(scene: CycleState, record: AppRecord) -> AppEstimate:
     """Return what is believed of an app."""
     _, asked, most = bounds(record)
     search = record.spec.kind == "tuning"
     return belief(scene.report(record.spec.id), asked, most, service_of(scene, record), search)
 
 
-def worthwhile(one: Belief, record: AppRecord, worth: float) -> int:
+def worthwhile(one: AppEstimate, record: AppRecord, worth: float) -> int:
     """Return the most GPUs of which each gives ``worth`` of a single one's goodput (Pollux, OSDI 2021, section 5.10
     of the thesis, which aims at a half). An app without a model makes no claim beyond what it asked for."""
     _, asked, _ = bounds(record)
@@ -91,7 +91,7 @@ def worthwhile(one: Belief, record: AppRecord, worth: float) -> int:
 
 
 def gpus_in_time(
-    one: Belief, record: AppRecord, holds: int, now: float, rules: Scaling
+    one: AppEstimate, record: AppRecord, holds: int, now: float, rules: Scaling
 ) -> tuple[int, float, bool]:
     """Return the fewest GPUs on which an app ends before its deadline, the seconds that it then takes, and whether
     it can at all; else those on which it ends soonest.
@@ -112,7 +112,7 @@ def gpus_in_time(
     return best, soonest, False
 
 
-def core_need(scene: Scene, rules: Scaling, cores: int, each: int, planned: int) -> Need:
+def core_need(scene: CycleState, rules: Scaling, cores: int, each: int, planned: int) -> Need:
     """Return the cores that queries need; ``cores`` are there, ``planned`` are to be, a node has ``each`` at least.
 
     A query with a deadline needs as many as do the work that it has left in time. Another works with what there is:

@@ -37,7 +37,7 @@ class LinearSpeed:
         return 1.0 / max(min(gpus, self.most), 1)
 
 
-class Tabled:
+class GoodputTable:
     """A goodput that is worked out once for up to ``most`` GPUs on one node and on several, and then looked up."""
 
     __slots__ = ("_model", "near", "spread")
@@ -61,7 +61,7 @@ class ModelSpeed:
 
     __slots__ = ("_near", "_spread")
 
-    def __init__(self, known: Tabled) -> None:
+    def __init__(self, known: GoodputTable) -> None:
         # more GPUs than the largest batch keeps busy are as good as those that it does
         self._near = np.maximum.accumulate(known.near[1:])
         self._spread = np.maximum.accumulate(np.concatenate((self._near[:1], known.spread[2:])))
@@ -103,7 +103,7 @@ class SearchSpeed:
 
 
 @dataclass(frozen=True, slots=True)
-class Belief:
+class AppEstimate:
     """What is believed of one app. A unit is an example, or a GPU-second where there is no model."""
 
     speed: Speed
@@ -118,7 +118,7 @@ class Belief:
         return self.left * self.speed.iteration_time(gpus) if gpus > 0 else inf
 
 
-def belief(report: AppReport | None, asked: int, most: int, service: float, search: bool) -> Belief:
+def belief(report: AppReport | None, asked: int, most: int, service: float, search: bool) -> AppEstimate:
     """Return what is believed of an app that asked for ``asked`` GPUs, can use ``most`` and has had ``service``
     GPU-seconds."""
     model, job = _model(report)
@@ -128,12 +128,14 @@ def belief(report: AppReport | None, asked: int, most: int, service: float, sear
             each = max(min(_most_each(report), most), 1)
             speed = SearchSpeed(works, each)
             left = sum(works)
-            return Belief(speed, left, _total(report, left, service), min(most, speed.demand), None, True)
+            return AppEstimate(
+                speed, left, _total(report, left, service), min(most, speed.demand), None, True
+            )
     if model is None or job is None:
         left, sure = _gpu_seconds(report, asked, service)
-        return Belief(LinearSpeed(most), left, _total(report, left, service), most, None, sure)
+        return AppEstimate(LinearSpeed(most), left, _total(report, left, service), most, None, sure)
     dares = max(min(most, job.max_gpus), 1)
-    known = Tabled(model, max(most, asked, 1))
+    known = GoodputTable(model, max(most, asked, 1))
     fast = ModelSpeed(known)
     one = 1.0 / fast.iteration_time(1)
     if report is not None and _good(report.seconds_left) and job.gpus > 0:
@@ -144,7 +146,7 @@ def belief(report: AppReport | None, asked: int, most: int, service: float, sear
     whole = _share_left(report)
     done = service / max(asked * fast.iteration_time(asked), 1e-12)
     total = left / whole if whole else left + done
-    return Belief(fast, left, max(total, left, 1e-9), dares, known, sure)
+    return AppEstimate(fast, left, max(total, left, 1e-9), dares, known, sure)
 
 
 def _model(report: AppReport | None) -> tuple[GoodputModel | None, JobReport | None]:
@@ -229,7 +231,7 @@ def _number(value: Any) -> float | None:
 class LiveBidder(FinishTime):
     """Finish-time fairness of a live app by what is believed of it (Themis, NSDI 2020, sections 4 and 5.2)."""
 
-    believed: Belief = field(kw_only=True)
+    believed: AppEstimate = field(kw_only=True)
     slowdown: Slowdown = field(default_factory=Slowdown)
 
     def remaining(self, gpus: Array, level: Level) -> Array:

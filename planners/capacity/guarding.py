@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from math import inf
 
-from ebbflow.planners.capacity.cycle_state import HOUR, Scene, needs, placement_of
+from ebbflow.planners.capacity.cycle_state import HOUR, CycleState, needs, placement_of
 from ebbflow.planners.capacity.values import Memory, Settings, Team
 from ebbflow.planners.model.capacity import Node
 from ebbflow.planners.model.ledger import AppRecord
@@ -50,10 +50,10 @@ def limited(settings: Settings) -> dict[str, Team]:
     }
 
 
-class Rooms:
+class TeamHeadroom:
     """What teams may still be granted: what their apps hold and may use counts, what is called back does not."""
 
-    def __init__(self, scene: Scene) -> None:
+    def __init__(self, scene: CycleState) -> None:
         self._teams = limited(scene.settings)
         self._gpus: dict[str, int] = {}
         self._rate: dict[str, float] = {}
@@ -79,7 +79,7 @@ class Rooms:
 
 
 def over_quota(
-    scene: Scene,
+    scene: CycleState,
     apps: Collection[App],
     grants: Mapping[str, Grant],
     nodes: Mapping[str, Node],
@@ -100,7 +100,7 @@ def over_quota(
         share = shares.get(scene.state.apps[id_].spec.team)
         if share is not None:
             share.add(gpus_of(placement), sum(count * price_of(nodes[node]) for node, count in placement))
-    asking: dict[str, list[_Asks]] = {}
+    asking: dict[str, list[_AppRequest]] = {}
     for app in sorted(apps, key=lambda a: (not a.held, a.number)):
         grant = grants.get(app.id)
         if app.team in teams:
@@ -108,7 +108,9 @@ def over_quota(
             number = gpus_of(placement)
             cost = sum(count * price_of(nodes[node]) for node, count in placement)
             elastic = scene.settings.elastic and app.min_gpus < app.max_gpus
-            asks = _Asks(app, number, cost / number if number else 0.0, app.min_gpus if elastic else number)
+            asks = _AppRequest(
+                app, number, cost / number if number else 0.0, app.min_gpus if elastic else number
+            )
             asking.setdefault(app.team, []).append(asks)
     for name, some in asking.items():
         share = shares[name]
@@ -119,7 +121,7 @@ def over_quota(
 
 
 @dataclass(slots=True)
-class _Asks:
+class _AppRequest:
     """One app of a team and what it was given, before the team's quota counts."""
 
     app: App
@@ -152,7 +154,7 @@ class _Share:
         return f"team {name} may spend ${self.dollars:g}/h, its other apps spend ${self.rate:.4g}/h"
 
 
-def _divide(name: str, share: _Share, some: list[_Asks], found: Terms) -> None:
+def _divide(name: str, share: _Share, some: list[_AppRequest], found: Terms) -> None:
     """Divide a team's quota: first what each needs to run, in order; then GPU by GPU to who has least by weight."""
     for one in some:
         if share.holds(one.least, one.least * one.price):
@@ -179,7 +181,7 @@ def price_of(node: Node) -> float:
     return node.price / node.gpus if node.gpus else 0.0
 
 
-def over_budget(scene: Scene, records: Collection[AppRecord]) -> tuple[dict[str, str], float]:
+def over_budget(scene: CycleState, records: Collection[AppRecord]) -> tuple[dict[str, str], float]:
     """Return the apps whose budget is spent, with the reason, and when the next will be.
 
     Budgets are an app's own, its pipeline's, its team's and ``Limits.dollars_per_run``. What an app pays while it
@@ -226,7 +228,7 @@ def over_budget(scene: Scene, records: Collection[AppRecord]) -> tuple[dict[str,
     return found, soonest
 
 
-def _budgets(scene: Scene) -> dict[tuple[str, str], float]:
+def _budgets(scene: CycleState) -> dict[tuple[str, str], float]:
     """Return what apps, pipelines and teams may spend, dollars, of those that are active."""
     found: dict[tuple[str, str], float] = {}
 
@@ -245,7 +247,7 @@ def _budgets(scene: Scene) -> dict[tuple[str, str], float]:
     return found
 
 
-def unsaved(scene: Scene, apps: Collection[App], grants: Mapping[str, Grant], memory: Memory) -> Terms:
+def unsaved(scene: CycleState, apps: Collection[App], grants: Mapping[str, Grant], memory: Memory) -> Terms:
     """Return the apps that are to lose GPUs now although much of their work is in no checkpoint.
 
     Each is spared for a while at most, in which it can save, so nobody waits for ever. GPUs that leave by themselves

@@ -9,9 +9,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from math import inf, isfinite
 
-from ebbflow.planners.capacity.cycle_state import Scene, bounds, is_gang, placement_of
-from ebbflow.planners.capacity.guarding import Rooms
-from ebbflow.planners.capacity.values import Plan, Wanted
+from ebbflow.planners.capacity.cycle_state import CycleState, bounds, is_gang, placement_of
+from ebbflow.planners.capacity.guarding import TeamHeadroom
+from ebbflow.planners.capacity.values import DesiredAllocation, Plan
 from ebbflow.planners.model.capacity import Node
 from ebbflow.planners.model.ledger import AppRecord, Change, Extended, Granted, Lease, Recalled
 
@@ -47,11 +47,11 @@ class Moves:
 
 
 @dataclass(slots=True)
-class _Desk:
+class _PendingGrant:
     """One app while its leases are settled."""
 
     record: AppRecord
-    wanted: Wanted
+    wanted: DesiredAllocation
     live: list[Lease]  # not called back, on open nodes
     gang: bool
     undecided: bool = False  # a part of it is lost, and where it goes is not decided
@@ -61,7 +61,7 @@ class _Desk:
 
 
 def carry_out(
-    scene: Scene, plan: Plan, silent: Collection[str], late: Collection[int], *, undecided: bool = False
+    scene: CycleState, plan: Plan, silent: Collection[str], late: Collection[int], *, undecided: bool = False
 ) -> Moves:
     """Return what brings the leases nearer to ``plan``.
 
@@ -82,7 +82,7 @@ def carry_out(
     nodes = {node.id: node for node in scene.usable}
     free = {id_: scene.free(nodes[id_]) for id_ in sorted(wanted)}
     short = _contested(scene, desks, free, late)
-    rooms = Rooms(scene)
+    rooms = TeamHeadroom(scene)
     number = scene.state.last_lease
     patient = scene.now < plan.at + scene.settings.grace_s
     for desk in desks.values():
@@ -104,7 +104,7 @@ def carry_out(
     return moves
 
 
-def without(plan: Plan, returned: Mapping[str, Counts], scene: Scene) -> Plan:
+def without(plan: Plan, returned: Mapping[str, Counts], scene: CycleState) -> Plan:
     """Return the plan without GPUs that apps gave back unasked: they get none for them before the next auction."""
     wanted = dict(plan.wanted)
     for app, counts in returned.items():
@@ -117,7 +117,7 @@ def without(plan: Plan, returned: Mapping[str, Counts], scene: Scene) -> Plan:
     return replace(plan, wanted=wanted)
 
 
-def end_of(scene: Scene, until: float) -> float:
+def end_of(scene: CycleState, until: float) -> float:
     """Return when a lease ends that the policy gives until ``until``.
 
     The policy decides anew at that moment; its holder then has the grace to save before the lease itself is over.
@@ -126,7 +126,7 @@ def end_of(scene: Scene, until: float) -> float:
     return until + settings.grace_s + HEAD if isfinite(until) else scene.now + settings.lease_s
 
 
-def _close(scene: Scene, moves: Moves) -> None:
+def _close(scene: CycleState, moves: Moves) -> None:
     """Call back what is on nodes that leave, or are drained."""
     for leases in scene.mine.values():
         for lease in leases.values():
@@ -140,7 +140,9 @@ def _close(scene: Scene, moves: Moves) -> None:
                 moves.recalled.setdefault((deadline, why), []).append(lease.number)
 
 
-def _desks(scene: Scene, plan: Plan, silent: Collection[str], undecided: bool) -> dict[str, _Desk]:
+def _desks(
+    scene: CycleState, plan: Plan, silent: Collection[str], undecided: bool
+) -> dict[str, _PendingGrant]:
     """Return for each app of the plan what it keeps, has beyond the plan and lacks."""
     desks = {}
     for app, wanted in plan.wanted.items():
@@ -154,7 +156,7 @@ def _desks(scene: Scene, plan: Plan, silent: Collection[str], undecided: bool) -
         lost = gang and len(there) < len(wanted.placement)
         if lost:
             left = dict(placement_of(live)) if undecided else {}
-        desk = _Desk(record, wanted, live, gang, lost and undecided)
+        desk = _PendingGrant(record, wanted, live, gang, lost and undecided)
         for lease in sorted(live, key=lambda one: (one.node, one.slot)):
             if left.get(lease.node, 0) > 0:
                 left[lease.node] -= 1
@@ -167,7 +169,10 @@ def _desks(scene: Scene, plan: Plan, silent: Collection[str], undecided: bool) -
 
 
 def _contested(
-    scene: Scene, desks: Mapping[str, _Desk], free: Mapping[str, list[int]], late: Collection[int]
+    scene: CycleState,
+    desks: Mapping[str, _PendingGrant],
+    free: Mapping[str, list[int]],
+    late: Collection[int],
 ) -> Counts:
     """Return how many GPUs are wanted on each node beyond those that are free or called back already."""
     short: Counts = {}
@@ -182,14 +187,14 @@ def _contested(
     return short
 
 
-def _fits(rooms: Rooms, desk: _Desk, taken: Counts, nodes: Mapping[str, Node]) -> bool:
+def _fits(rooms: TeamHeadroom, desk: _PendingGrant, taken: Counts, nodes: Mapping[str, Node]) -> bool:
     """Tell whether an app's team may have ``taken`` too, with what a move gives back."""
     gpus = sum(taken.values()) - len(desk.surplus)
     rate = _rate(taken, nodes) - sum(lease.price for lease in desk.surplus)
     return rooms.fits(desk.record.spec.team, gpus, rate)
 
 
-def _count(rooms: Rooms, desk: _Desk, taken: Counts, nodes: Mapping[str, Node]) -> None:
+def _count(rooms: TeamHeadroom, desk: _PendingGrant, taken: Counts, nodes: Mapping[str, Node]) -> None:
     """Count what an app has after its turn."""
     gone = sum(lease.price for lease in desk.live) - sum(lease.price for lease in desk.keep)
     gpus = sum(taken.values()) + len(desk.keep) - len(desk.live)
@@ -200,7 +205,7 @@ def _rate(taken: Counts, nodes: Mapping[str, Node]) -> float:
     return sum(gpus * nodes[id_].price / nodes[id_].gpus for id_, gpus in taken.items())
 
 
-def _taken(desk: _Desk, free: Mapping[str, list[int]], patient: bool) -> Counts:
+def _taken(desk: _PendingGrant, free: Mapping[str, list[int]], patient: bool) -> Counts:
     """Return what an app gets now of what it lacks."""
     if not desk.missing:
         return {}
@@ -217,7 +222,7 @@ def _taken(desk: _Desk, free: Mapping[str, list[int]], patient: bool) -> Counts:
     return {} if desk.keep and patient else there
 
 
-def _let_go(scene: Scene, desk: _Desk, taken: Counts, short: Counts, moves: Moves) -> None:
+def _let_go(scene: CycleState, desk: _PendingGrant, taken: Counts, short: Counts, moves: Moves) -> None:
     """Call back what an app has beyond the plan, unless it waits for a better place that nobody else delays."""
     surplus = desk.surplus
     moving = bool(desk.missing) and not taken
@@ -239,23 +244,23 @@ def _let_go(scene: Scene, desk: _Desk, taken: Counts, short: Counts, moves: Move
         moves.recalled.setdefault((deadline, _why(desk, lease)), []).append(lease.number)
 
 
-def _whole(desk: _Desk, taken: Counts) -> bool:
+def _whole(desk: _PendingGrant, taken: Counts) -> bool:
     """Tell whether a gang has all its GPUs after this cycle."""
     return len(desk.keep) + sum(taken.values()) == bounds(desk.record)[1]
 
 
-def _why(desk: _Desk, lease: Lease) -> str:
+def _why(desk: _PendingGrant, lease: Lease) -> str:
     if not desk.wanted.placement:
         return desk.wanted.reason or "others come first"
     return f"moves to {said(desk.wanted)}" if desk.missing else f"its share is now {said(desk.wanted)}"
 
 
-def said(wanted: Wanted) -> str:
+def said(wanted: DesiredAllocation) -> str:
     """Return a placement for people."""
     return ", ".join(f"{gpus} of {node}" for node, gpus in wanted.placement) or "nothing"
 
 
-def _recall_all(scene: Scene, app: str, moves: Moves) -> None:
+def _recall_all(scene: CycleState, app: str, moves: Moves) -> None:
     """Call back all that an app holds that the plan does not know."""
     record = scene.state.apps[app]
     why = f"the app has {record.phase}" if not scene.trains(record) else "it takes no part in the auction"
@@ -264,7 +269,7 @@ def _recall_all(scene: Scene, app: str, moves: Moves) -> None:
         moves.recalled.setdefault((deadline, why), []).append(lease.number)
 
 
-def _extend(scene: Scene, desk: _Desk, moves: Moves) -> None:
+def _extend(scene: CycleState, desk: _PendingGrant, moves: Moves) -> None:
     """Let what an app keeps go on before it ends."""
     settings = scene.settings
     end = end_of(scene, desk.wanted.until)
@@ -279,7 +284,7 @@ def _extend(scene: Scene, desk: _Desk, moves: Moves) -> None:
             moves.extended.setdefault((end, desk.wanted.reason), []).append(lease.number)
 
 
-def _lease(scene: Scene, desk: _Desk, node: Node, slot: int, number: int) -> Lease:
+def _lease(scene: CycleState, desk: _PendingGrant, node: Node, slot: int, number: int) -> Lease:
     return Lease(
         number,
         desk.record.spec.id,

@@ -13,8 +13,8 @@ was away or a clock that jumps makes nobody silent.
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from ebbflow.planners.capacity.cycle_state import Scene
-from ebbflow.planners.capacity.values import Evict, Heard, Left, Memory, Situation
+from ebbflow.planners.capacity.cycle_state import CycleState
+from ebbflow.planners.capacity.values import Evict, LastHeartbeat, Memory, OrphanedLease, SchedulerInput
 from ebbflow.planners.model.ledger import OVER, AppMoved, Change, Decided, Ended, Lease
 
 STEPS = 3  # cycles at least between an app's last word and its loss
@@ -24,16 +24,16 @@ LET_GO = "let go"
 
 
 @dataclass(slots=True)
-class Presence:
+class LivenessResult:
     """What was found out, and what follows from it."""
 
-    heard: dict[str, Heard]
+    heard: dict[str, LastHeartbeat]
     evicting: dict[tuple[str, str], float]
     changes: list[Change] = field(default_factory=list)
     evict: list[Evict] = field(default_factory=list)
     silent: dict[str, str] = field(default_factory=dict)  # apps that do not take part, with the reason
     late: set[int] = field(default_factory=set)  # leases that ought to have been let go of
-    left: dict[int, Left] = field(
+    left: dict[int, OrphanedLease] = field(
         default_factory=dict
     )  # leases of nodes that left, not let go of for certain
     awaited: set[str] = field(default_factory=set)  # nodes that are back and closed because of them
@@ -42,9 +42,9 @@ class Presence:
     )  # GPUs that apps gave back unasked, by node
 
 
-def look(scene: Scene, situation: Situation, memory: Memory) -> Presence:
+def look(scene: CycleState, situation: SchedulerInput, memory: Memory) -> LivenessResult:
     """Return who is there, and end what has ended in ``scene``."""
-    found = Presence(_heard(scene, memory), {})
+    found = LivenessResult(_heard(scene, memory), {})
     ended: dict[str, list[Lease]] = {}
     for leases in scene.mine.values():
         for lease in leases.values():
@@ -64,7 +64,7 @@ def look(scene: Scene, situation: Situation, memory: Memory) -> Presence:
     return found
 
 
-def _heard(scene: Scene, memory: Memory) -> dict[str, Heard]:
+def _heard(scene: CycleState, memory: Memory) -> dict[str, LastHeartbeat]:
     """Return for how long each app has been quiet."""
     most = scene.settings.silent_s / STEPS
     step = min(max(scene.now - memory.at, 0.0), most) if memory.at > 0 else 0.0
@@ -77,19 +77,21 @@ def _heard(scene: Scene, memory: Memory) -> dict[str, Heard]:
         before = memory.heard.get(id_)
         # an app that is lost and enters again has said something, too
         if before is None or before.said != said:
-            found[id_] = Heard(said)
+            found[id_] = LastHeartbeat(said)
         else:
-            found[id_] = Heard(said, before.quiet + step)
+            found[id_] = LastHeartbeat(said, before.quiet + step)
     return found
 
 
-def is_silent(scene: Scene, found: Presence, app: str) -> bool:
+def is_silent(scene: CycleState, found: LivenessResult, app: str) -> bool:
     """Tell whether an app has said nothing for too long."""
     heard = found.heard.get(app)
     return heard is None or heard.quiet >= scene.settings.silent_s
 
 
-def _over(scene: Scene, situation: Situation, memory: Memory, lease: Lease, found: Presence) -> str:
+def _over(
+    scene: CycleState, situation: SchedulerInput, memory: Memory, lease: Lease, found: LivenessResult
+) -> str:
     """Return why nobody uses the GPU of a lease any more; empty: somebody may."""
     app = lease.app
     if lease.node not in scene.state.nodes:
@@ -100,7 +102,7 @@ def _over(scene: Scene, situation: Situation, memory: Memory, lease: Lease, foun
     return _unused(scene, situation, memory, lease, is_silent(scene, found, app))
 
 
-def _unused(scene: Scene, situation: Situation, memory: Memory, lease: Lease, silent: bool) -> str:
+def _unused(scene: CycleState, situation: SchedulerInput, memory: Memory, lease: Lease, silent: bool) -> str:
     """Return why an app uses the GPU of a lease no more without a word of its own about it; empty: it may."""
     app = lease.app
     if (app, lease.node) in situation.evicted and (app, lease.node) in memory.evicting:
@@ -115,14 +117,18 @@ def _unused(scene: Scene, situation: Situation, memory: Memory, lease: Lease, si
 
 
 def _left(
-    scene: Scene, situation: Situation, memory: Memory, ended: Iterable[Lease], found: Presence
+    scene: CycleState,
+    situation: SchedulerInput,
+    memory: Memory,
+    ended: Iterable[Lease],
+    found: LivenessResult,
 ) -> None:
     """Note which leases ended with their node and may still be used, and close the nodes among them that are back."""
     left = {number: one for number, one in memory.left.items() if number not in scene.state.leases}
     for lease in ended:
         if lease.node not in scene.state.nodes:
             report = scene.report(lease.app)
-            left[lease.number] = Left(lease, scene.now, report.at if report is not None else None)
+            left[lease.number] = OrphanedLease(lease, scene.now, report.at if report is not None else None)
     for number, one in left.items():
         mute = one.mute or is_silent(scene, found, one.lease.app)
         if _unused(scene, situation, memory, one.lease, mute) or (not mute and _has_let_go(scene, one)):
@@ -135,7 +141,7 @@ def _left(
                 scene.close(node, f"{node} is back, and {one.lease.app} may still use it")
 
 
-def _has_let_go(scene: Scene, left: Left) -> bool:
+def _has_let_go(scene: CycleState, left: OrphanedLease) -> bool:
     """Tell whether an app has said that it does not use a GPU whose lease ended with the node."""
     report, number = scene.report(left.lease.app), left.lease.number
     if report is None:
@@ -144,7 +150,7 @@ def _has_let_go(scene: Scene, left: Left) -> bool:
     return number in report.released or (report.at != left.said and number not in report.holds)
 
 
-def _tell_of_nodes(scene: Scene, ended: dict[str, list[Lease]], found: Presence) -> None:
+def _tell_of_nodes(scene: CycleState, ended: dict[str, list[Lease]], found: LivenessResult) -> None:
     """Say which apps lost GPUs with nodes that left before they had let go."""
     lost: dict[str, dict[str, int]] = {}
     for some in ended.values():
@@ -165,7 +171,7 @@ def _tell_of_nodes(scene: Scene, ended: dict[str, list[Lease]], found: Presence)
         )
 
 
-def _by_force(scene: Scene, memory: Memory, found: Presence) -> None:
+def _by_force(scene: CycleState, memory: Memory, found: LivenessResult) -> None:
     """Ask for the end of what did not let go in time, and of what silent apps left behind."""
     late: dict[tuple[str, str], str] = {}
     for app, leases in scene.mine.items():
@@ -204,7 +210,7 @@ def _by_force(scene: Scene, memory: Memory, found: Presence) -> None:
         found.evicting[app, node] = asked
 
 
-def _lost(scene: Scene, found: Presence) -> None:
+def _lost(scene: CycleState, found: LivenessResult) -> None:
     """Move silent apps of which nothing is left to "lost"."""
     for record in scene.active:
         id_ = record.spec.id

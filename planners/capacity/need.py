@@ -11,7 +11,7 @@ from ebbflow.planners.model.ledger_state import State
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class UsableCapacity:
     """What a cluster has that may be counted on: nodes with a firm notice are left out."""
 
     nodes: int = 0
@@ -40,7 +40,7 @@ class Need:
         if not (self.nodes or self.gpus or self.cores or self.memory):
             raise OptionError("name what to wait for: at least one of nodes, gpus, cores and memory above 0")
 
-    def lacking(self, room: Room) -> tuple[str, ...]:
+    def lacking(self, room: UsableCapacity) -> tuple[str, ...]:
         """Return what is short, in words: empty where there is enough."""
         free = " free" if self.free else ""
         rows = (
@@ -57,7 +57,7 @@ def room(
     notices: Iterable[Notice] = (),
     booked: Iterable[Slot] = (),
     used_cores: int = 0,
-) -> Room:
+) -> UsableCapacity:
     """Return what these nodes come to, less those with a firm notice.
 
     ``booked`` are the GPUs that somebody holds, ``used_cores`` the cores on nodes that stay.
@@ -67,7 +67,7 @@ def room(
     gpus = sum(node.gpus for node in usable.values())
     held = sum(slot.node in usable for slot in booked)
     cores = sum(node.cores for node in usable.values())
-    return Room(
+    return UsableCapacity(
         nodes=len(usable),
         gpus=gpus,
         cores=cores,
@@ -77,6 +77,6 @@ def room(
     )
 
 
-def room_of(state: State) -> Room:
+def room_of(state: State) -> UsableCapacity:
     """Return what the ledger of a cluster knows of; which cores are busy it does not know."""
     return room(state.nodes.values(), state.notices.values(), state.booked)

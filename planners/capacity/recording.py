@@ -6,11 +6,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ebbflow.planners.capacity.asking import Answer
-from ebbflow.planners.capacity.cycle_state import Scene
+from ebbflow.planners.capacity.asking import AuctionResult
+from ebbflow.planners.capacity.cycle_state import CycleState
 from ebbflow.planners.capacity.leases import said
-from ebbflow.planners.capacity.values import Memory, Wanted
-from ebbflow.planners.capacity.view import Seen
+from ebbflow.planners.capacity.values import DesiredAllocation, Memory
+from ebbflow.planners.capacity.view import PolicyView
 from ebbflow.planners.model.ledger import Change, Decided
 from ebbflow.planners.model.scheduling import App, gpus_of
 
@@ -26,7 +26,7 @@ class Recorded(NamedTuple):
 
 
 def auction_event(
-    scene: Scene, seen: Seen, answer: Answer, memory: Memory, seed: int, why: str
+    scene: CycleState, seen: PolicyView, answer: AuctionResult, memory: Memory, seed: int, why: str
 ) -> Recorded | None:
     """Return what is written down of an auction; ``None`` where it changed nothing and the last is not long ago.
 
@@ -75,9 +75,9 @@ def auction_event(
 
 
 def guard_events(
-    scene: Scene,
-    seen: Seen,
-    answer: Answer,
+    scene: CycleState,
+    seen: PolicyView,
+    answer: AuctionResult,
     refused: Mapping[str, str],
     told: MutableMapping[str, str],
 ) -> list[Change]:
@@ -105,11 +105,11 @@ def guard_events(
     return found
 
 
-def _before(memory: Memory, app: str) -> Wanted:
-    return memory.plan.wanted.get(app) or Wanted()
+def _before(memory: Memory, app: str) -> DesiredAllocation:
+    return memory.plan.wanted.get(app) or DesiredAllocation()
 
 
-def _bid(seen: Seen, app: App, wanted: Wanted, now: float) -> dict[str, Any]:
+def _bid(seen: PolicyView, app: App, wanted: DesiredAllocation, now: float) -> dict[str, Any]:
     """Return what an app's share was decided on. ``rho`` is with what it gets; with what it asked for if it waits."""
     believed = seen.beliefs[app.id]
     gpus = gpus_of(wanted.placement)
@@ -132,7 +132,7 @@ def _bid(seen: Seen, app: App, wanted: Wanted, now: float) -> dict[str, Any]:
     return found
 
 
-def _sentence(answer: Answer, changed: Mapping[str, Wanted], there: int, why: str) -> str:
+def _sentence(answer: AuctionResult, changed: Mapping[str, DesiredAllocation], there: int, why: str) -> str:
     gets = {app: wanted for app, wanted in answer.wanted.items() if wanted.placement}
     given = sum(gpus_of(wanted.placement) for wanted in gets.values())
     if not answer.wanted:

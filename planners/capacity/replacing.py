@@ -20,7 +20,7 @@ Passed = Callable[[PoolState, int], tuple[int, Sequence[str]]]
 
 
 @dataclass(frozen=True, slots=True)
-class Successors:
+class Replacements:
     """What is asked for."""
 
     now: tuple[Notice, ...] = ()  # of nodes that others are to be started for, the first to leave first
@@ -41,7 +41,7 @@ def successors(
     epoch: int,
     told: MutableMapping[str, str],
     passed: Passed,
-) -> Successors:
+) -> Replacements:
     """Return which nodes with a firm notice need a successor now.
 
     Args:
@@ -82,7 +82,7 @@ def successors(
         again = [id_ for id_ in old if not 0 <= now - before[id_] < AGAIN]
         due += [*again, *granted]
         asked |= dict.fromkeys([*again, *granted], now)
-    return Successors(
+    return Replacements(
         tuple(Notice(id_, leaving[id_]) for id_ in due),
         asked,
         tuple(changes),

@@ -12,23 +12,23 @@ from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import ceil, inf
 
-from ebbflow.planners.capacity.cycle_state import Scene
+from ebbflow.planners.capacity.cycle_state import CycleState
 from ebbflow.planners.capacity.demand import Need, core_need, gpu_need
-from ebbflow.planners.capacity.liveness import Presence
-from ebbflow.planners.capacity.replacing import Successors, successors
-from ebbflow.planners.capacity.values import Memory, Plan, Scaling, Situation
+from ebbflow.planners.capacity.liveness import LivenessResult
+from ebbflow.planners.capacity.replacing import Replacements, successors
+from ebbflow.planners.capacity.values import Memory, Plan, Scaling, SchedulerInput
 from ebbflow.planners.fleet import guard
 from ebbflow.planners.fleet.fallback import amended
 from ebbflow.planners.fleet.guard import RunMoney
 from ebbflow.planners.fleet.market import Interruption
 from ebbflow.planners.fleet.scaling.scale_in import NodeUse, may_end, with_drains
-from ebbflow.planners.fleet.scaling.steady import Held
+from ebbflow.planners.fleet.scaling.steady import StabilizedTarget
 from ebbflow.planners.model.capacity import Notice
 from ebbflow.planners.model.fleet import Fleet, PoolState, Target
 from ebbflow.planners.model.ledger import Change, Decided
 
 
-def uses_of(situation: Situation, scene: Scene, plan: Plan) -> dict[str, NodeUse]:
+def uses_of(situation: SchedulerInput, scene: CycleState, plan: Plan) -> dict[str, NodeUse]:
     """Return what nodes do and hold, leases included: a node with a lease is busy until it was let go of, and one
     that the plan wants is so already."""
     found = dict(situation.uses)
@@ -49,12 +49,12 @@ def uses_of(situation: Situation, scene: Scene, plan: Plan) -> dict[str, NodeUse
 
 
 @dataclass(frozen=True, slots=True)
-class Sized:
+class FleetPlan:
     """What is to become of the fleet."""
 
     targets: tuple[Target, ...] = ()
     changes: tuple[Change, ...] = ()
-    pools: Mapping[str, Held] = field(default_factory=dict)
+    pools: Mapping[str, StabilizedTarget] = field(default_factory=dict)
     end: tuple[str, ...] = ()
     wake: float = inf
     sizes: Mapping[tuple[str, str], int] = field(default_factory=dict)  # what a node of a pool has
@@ -65,17 +65,17 @@ class Sized:
 
 
 def scale(
-    situation: Situation,
-    scene: Scene,
+    situation: SchedulerInput,
+    scene: CycleState,
     memory: Memory,
-    presence: Presence,
+    presence: LivenessResult,
     told: MutableMapping[str, str],
-) -> Sized:
+) -> FleetPlan:
     """Return the targets of all pools that are to change, with what they were decided on. ``told`` is kept up to
     date."""
     fleet, rules = situation.fleet, scene.settings.scaling
     if fleet is None or rules is None:
-        return Sized(pools=memory.pools, sizes=memory.sizes, replacing=memory.replacing)
+        return FleetPlan(pools=memory.pools, sizes=memory.sizes, replacing=memory.replacing)
     return _Scaling(situation, scene, memory, presence, told, fleet, rules).run()
 
 
@@ -84,10 +84,10 @@ class _Scaling:
 
     def __init__(
         self,
-        situation: Situation,
-        scene: Scene,
+        situation: SchedulerInput,
+        scene: CycleState,
         memory: Memory,
-        presence: Presence,
+        presence: LivenessResult,
         told: MutableMapping[str, str],
         fleet: Fleet,
         rules: Scaling,
@@ -102,9 +102,9 @@ class _Scaling:
         self.new = guard.new_nodes(situation.offers)
         self.uses = uses_of(situation, scene, memory.plan)
         self.changes: list[Change] = []
-        self.held: dict[str, Held] = {}
+        self.held: dict[str, StabilizedTarget] = {}
 
-    def run(self) -> Sized:
+    def run(self) -> FleetPlan:
         scene, rules = self.scene, self.rules
         pools = [pool for pool in self.fleet.pools if "/" not in pool.name]  # gangs have their own requests
         kinds = {pool.name: self.kind(pool) for pool in pools}
@@ -128,7 +128,7 @@ class _Scaling:
         )
         found = self.successors(pools, targets, {name: need for name, (_, need) in wishes.items()})
         self.changes += found.changes
-        return Sized(
+        return FleetPlan(
             tuple(targets),
             tuple(self.changes),
             self.held,
@@ -141,10 +141,10 @@ class _Scaling:
 
     def successors(
         self, pools: Sequence[PoolState], targets: Sequence[Target], needs: Mapping[str, Need]
-    ) -> Successors:
+    ) -> Replacements:
         """Return the nodes that others are asked for in place of, within the guard's limits."""
         if not self.situation.asks:
-            return Successors()
+            return Replacements()
         sizes = {pool.name: pool.planned for pool in pools} | {one.pool: one.nodes for one in targets}
         drains = {id_ for one in targets for id_ in one.drain}
         # the ledger hears of notices before the fleet is looked at again
@@ -248,9 +248,9 @@ class _Scaling:
         wished = min(max(wished, pool.least), pool.most)
         before = self.memory.pools.get(pool.name)
         # whoever else changed the plan, it is what counts now
-        before = Held(pool.planned) if before is None else replace(before, nodes=pool.planned)
+        before = StabilizedTarget(pool.planned) if before is None else replace(before, nodes=pool.planned)
         if before.asked > now:
-            before = Held(pool.planned)  # the clock was set back
+            before = StabilizedTarget(pool.planned)  # the clock was set back
         held = self.rules.steady.settle(before, wished, now)
         self.held[pool.name] = held
         wanted = Target(
@@ -281,7 +281,7 @@ class _Scaling:
             self.fleet = _planned(self.fleet, passed)
         return passed
 
-    def checked(self, target: Target, run: RunMoney | None, fleet: Fleet | None = None) -> guard.Verdict:
+    def checked(self, target: Target, run: RunMoney | None, fleet: Fleet | None = None) -> guard.GuardResult:
         return guard.check(
             target,
             fleet or self.fleet,

@@ -4,15 +4,15 @@ from collections.abc import Mapping
 from math import inf
 from typing import NamedTuple
 
-from ebbflow.planners.capacity.cycle_state import Scene
-from ebbflow.planners.capacity.liveness import AGAIN, LATE, STEPS, Presence
+from ebbflow.planners.capacity.cycle_state import CycleState
+from ebbflow.planners.capacity.liveness import AGAIN, LATE, STEPS, LivenessResult
 from ebbflow.planners.capacity.values import Memory, Plan
 from ebbflow.planners.capacity.view import active
 
 SOON = 0.5  # s between looks while GPUs are waited for
 
 
-class Signs(NamedTuple):
+class AuctionInputs(NamedTuple):
     """What an auction depends on besides time and the apps' own figures."""
 
     epoch: int
@@ -22,7 +22,7 @@ class Signs(NamedTuple):
     late: frozenset[int]
 
 
-class Due(NamedTuple):
+class AuctionDue(NamedTuple):
     """Whether an auction is due now, why, and since when changes wait for one."""
 
     now: bool
@@ -30,16 +30,16 @@ class Due(NamedTuple):
     dirty: float | None
 
 
-def signs(scene: Scene, presence: Presence, refused: Mapping[str, str]) -> Signs:
+def signs(scene: CycleState, presence: LivenessResult, refused: Mapping[str, str]) -> AuctionInputs:
     """Return what an auction would be decided on now."""
     apps = tuple(
         (r.spec.id, r.spec.gpus, r.spec.min_gpus, r.spec.max_gpus, r.spec.weight) for r in active(scene)
     )
     out = frozenset((*presence.silent, *refused))
-    return Signs(scene.state.epoch, frozenset(scene.closed), apps, out, frozenset(presence.late))
+    return AuctionInputs(scene.state.epoch, frozenset(scene.closed), apps, out, frozenset(presence.late))
 
 
-def due(scene: Scene, memory: Memory, found: Signs) -> Due:
+def due(scene: CycleState, memory: Memory, found: AuctionInputs) -> AuctionDue:
     """Tell whether an auction is due.
 
     Changes are gathered for ``debounce_s``, so that a burst of them is decided on once.
@@ -50,23 +50,23 @@ def due(scene: Scene, memory: Memory, found: Signs) -> Due:
     if dirty is not None and dirty > now:
         dirty = now  # the clock was set back
     if memory.seen is None:
-        return Due(True, "the loop begins", dirty)
+        return AuctionDue(True, "the loop begins", dirty)
     if dirty is not None and now >= dirty + settings.debounce_s:
-        return Due(True, change, dirty)
+        return AuctionDue(True, change, dirty)
     if not found.apps:
-        return Due(False, "", dirty)
+        return AuctionDue(False, "", dirty)
     if now >= memory.asked:
-        return Due(True, "the policy asked for it", dirty)
+        return AuctionDue(True, "the policy asked for it", dirty)
     if now >= lease_end(memory.plan):
-        return Due(True, "leases end", dirty)
+        return AuctionDue(True, "leases end", dirty)
     if not memory.plan.complete and now >= memory.plan.at + settings.grace_s + settings.plan_s:
-        return Due(True, "the last plan could not be carried out in time", dirty)
+        return AuctionDue(True, "the last plan could not be carried out in time", dirty)
     if now >= memory.decided + settings.interval_s or now < memory.decided:
-        return Due(True, "the period is over", dirty)
-    return Due(False, "", dirty)
+        return AuctionDue(True, "the period is over", dirty)
+    return AuctionDue(False, "", dirty)
 
 
-def what_changed(before: Signs | None, now: Signs) -> str:
+def what_changed(before: AuctionInputs | None, now: AuctionInputs) -> str:
     """Return what differs, for people; empty: nothing does."""
     if before is None or before == now:
         return ""
@@ -98,7 +98,7 @@ def lease_end(plan: Plan) -> float:
     return min((wanted.until for wanted in plan.wanted.values() if wanted.placement), default=inf)
 
 
-def wake(scene: Scene, memory: Memory, presence: Presence, refresh: float, waiting: bool) -> float:
+def wake(scene: CycleState, memory: Memory, presence: LivenessResult, refresh: float, waiting: bool) -> float:
     """Return when the loop has something to do even if nothing happens. ``memory`` is the new one."""
     now, settings = scene.now, scene.settings
     times = [refresh]

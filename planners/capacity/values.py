@@ -9,7 +9,7 @@ from ebbflow.planners.errors import OptionError
 from ebbflow.planners.fleet.fallback import Fallback
 from ebbflow.planners.fleet.limits import Limits
 from ebbflow.planners.fleet.scaling.scale_in import NodeUse
-from ebbflow.planners.fleet.scaling.steady import Held, Steady
+from ebbflow.planners.fleet.scaling.steady import StabilizationWindow, StabilizedTarget
 from ebbflow.planners.model.capacity import Notice
 from ebbflow.planners.model.fleet import Fleet, Offer, Target
 from ebbflow.planners.model.ledger import AppReport, Change, Lease
@@ -27,7 +27,7 @@ class Evict(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Situation:
+class SchedulerInput:
     """All that one decision is based on. Nothing in it is changed."""
 
     now: float
@@ -87,9 +87,9 @@ class Scaling:
                 raise OptionError(f"pool {pool} must be for 'gpus' or 'cores'; got {kind!r}")
 
     @property
-    def steady(self) -> Steady:
+    def steady(self) -> StabilizationWindow:
         """Return what keeps wishes from becoming a flapping fleet."""
-        return Steady(self.idle_s, self.hold_s, tolerance=self.tolerance)
+        return StabilizationWindow(self.idle_s, self.hold_s, tolerance=self.tolerance)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +130,7 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class DesiredAllocation:
     """What the standing plan has for one app."""
 
     placement: Placement = ()
@@ -142,14 +142,14 @@ class Wanted:
 class Plan:
     """What a decision wants everyone to hold; GPUs that others must let go of first are granted later."""
 
-    wanted: Mapping[str, Wanted] = field(default_factory=dict)
+    wanted: Mapping[str, DesiredAllocation] = field(default_factory=dict)
     epoch: int = -1
     at: float = -inf
     complete: bool = True  # False: something of it is still to be carried out
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class LastHeartbeat:
     """When an app was last heard of."""
 
     said: tuple[float, str]  # its report's own time, and its phase
@@ -157,7 +157,7 @@ class Heard:
 
 
 @dataclass(frozen=True, slots=True)
-class Left:
+class OrphanedLease:
     """A lease that ended because its node was gone, while its app may not know: its processes may live on there."""
 
     lease: Lease
@@ -169,7 +169,7 @@ class Left:
 
 
 @dataclass(frozen=True, slots=True)
-class Ran:
+class AppHistoryRecord:
     """What the loop has seen of one app's life."""
 
     crowd: float  # app-seconds of the cluster when it was first seen
@@ -193,14 +193,16 @@ class Memory:
     seen: Any = None  # what the last auction was decided on
     dirty: float | None = None  # since when there are changes that no auction has seen
     asked: float = inf  # when the policy wants to be asked again
-    heard: Mapping[str, Heard] = field(default_factory=dict)
-    ran: Mapping[str, Ran] = field(default_factory=dict)
+    heard: Mapping[str, LastHeartbeat] = field(default_factory=dict)
+    ran: Mapping[str, AppHistoryRecord] = field(default_factory=dict)
     crowd: tuple[float, float] = (0.0, 0.0)  # app-seconds up to the last cycle, and the apps since then
     spared: Mapping[str, float] = field(default_factory=dict)  # app -> since when
     told: Mapping[str, str] = field(default_factory=dict)  # what was said of each thing, not to say it twice
     evicting: Mapping[tuple[str, str], float] = field(default_factory=dict)  # when it was last asked for
-    left: Mapping[int, Left] = field(default_factory=dict)  # leases of nodes that are gone, by number
-    pools: Mapping[str, Held] = field(default_factory=dict)
+    left: Mapping[int, OrphanedLease] = field(
+        default_factory=dict
+    )  # leases of nodes that are gone, by number
+    pools: Mapping[str, StabilizedTarget] = field(default_factory=dict)
     sizes: Mapping[tuple[str, str], int] = field(default_factory=dict)  # GPUs and cores of a node, by pool
     draining: frozenset[str] = frozenset()  # nodes, as last known
     waits: Mapping[str, float] = field(default_factory=dict)  # app -> since when it waits for GPUs

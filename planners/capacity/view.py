@@ -4,35 +4,35 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from math import inf, isfinite
 
-from ebbflow.planners.capacity.cycle_state import Scene, bounds, is_gang, is_trainer, needs, placement_of
-from ebbflow.planners.capacity.estimates import Belief, LiveBidder, belief
-from ebbflow.planners.capacity.values import Memory, Ran, Team
+from ebbflow.planners.capacity.cycle_state import CycleState, bounds, is_gang, is_trainer, needs, placement_of
+from ebbflow.planners.capacity.estimates import AppEstimate, LiveBidder, belief
+from ebbflow.planners.capacity.values import AppHistoryRecord, Memory, Team
 from ebbflow.planners.model.capacity import Capacity, Node
 from ebbflow.planners.model.ledger import AppRecord, AppSpec
 from ebbflow.planners.model.scheduling import App, Placement, View, gpus_of
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class PolicyView:
     """A view for a policy, what else is known of its apps, and who was left out, with the reason."""
 
     view: View
     records: Mapping[str, AppRecord]
-    beliefs: Mapping[str, Belief]
+    beliefs: Mapping[str, AppEstimate]
     left_out: Mapping[str, str]
 
 
-def active(scene: Scene) -> list[AppRecord]:
+def active(scene: CycleState) -> list[AppRecord]:
     """Return the apps that may hold GPUs, in the order of their arrival."""
     return [record for record in scene.active if is_trainer(record)]
 
 
-def lives(scene: Scene, memory: Memory) -> tuple[dict[str, Ran], tuple[float, float]]:
+def lives(scene: CycleState, memory: Memory) -> tuple[dict[str, AppHistoryRecord], tuple[float, float]]:
     """Return what is known of each app's life up to now, and the integral of the number of apps."""
     apps = active(scene)
     passed = max(scene.now - memory.at, 0.0) if isfinite(memory.at) else 0.0
     area = memory.crowd[0] + memory.crowd[1] * passed
-    found: dict[str, Ran] = {}
+    found: dict[str, AppHistoryRecord] = {}
     for record in apps:
         id_ = record.spec.id
         held = placement_of(lease for lease in scene.held(id_) if lease.recalled is None)
@@ -40,10 +40,10 @@ def lives(scene: Scene, memory: Memory) -> tuple[dict[str, Ran], tuple[float, fl
         before = memory.ran.get(id_)
         if before is None:
             seconds = service_of(scene, record) / max(gpus, bounds(record)[1])
-            found[id_] = Ran(area, scene.now, seconds, 0, gpus, held)
+            found[id_] = AppHistoryRecord(area, scene.now, seconds, 0, gpus, held)
             continue
         again = bool(held) and held != before.held and before.most > 0
-        found[id_] = Ran(
+        found[id_] = AppHistoryRecord(
             before.crowd,
             before.since,
             before.seconds + (passed if before.held else 0.0),
@@ -55,14 +55,14 @@ def lives(scene: Scene, memory: Memory) -> tuple[dict[str, Ran], tuple[float, fl
 
 
 def look(
-    scene: Scene,
+    scene: CycleState,
     memory: Memory,
-    lives: Mapping[str, Ran],
+    lives: Mapping[str, AppHistoryRecord],
     crowd: tuple[float, float],
     stuck: Collection[int],
     out: Mapping[str, str],
     most_ever: float,
-) -> Seen:
+) -> PolicyView:
     """Return what the policy is to see.
 
     ``stuck`` are leases that nobody knows when they end: their GPUs are not there for anybody. ``out`` are apps that
@@ -96,10 +96,10 @@ def look(
         apps.append(app)
     notices = tuple(n for n in scene.state.notices.values() if n.kind == "rebalance")
     capacity = Capacity(scene.state.epoch, nodes, notices, scene.now, scene.state.hazard)
-    return Seen(View(scene.now, apps, capacity), records, beliefs, left_out)
+    return PolicyView(View(scene.now, apps, capacity), records, beliefs, left_out)
 
 
-def without_stuck(scene: Scene, leases: Collection[int]) -> tuple[Node, ...]:
+def without_stuck(scene: CycleState, leases: Collection[int]) -> tuple[Node, ...]:
     """Return the usable nodes with the GPUs that none of ``leases`` holds."""
     stuck: dict[str, int] = {}
     for number in leases:
@@ -112,7 +112,7 @@ def without_stuck(scene: Scene, leases: Collection[int]) -> tuple[Node, ...]:
 
 
 def standing(
-    scene: Scene, memory: Memory, records: list[AppRecord], nodes: tuple[Node, ...]
+    scene: CycleState, memory: Memory, records: list[AppRecord], nodes: tuple[Node, ...]
 ) -> dict[str, Placement]:
     """Return what each app holds for the policy: what the standing plan promised it, else its leases.
 
@@ -169,7 +169,7 @@ def team_weights(specs: Collection[AppSpec], teams: Mapping[str, Team]) -> dict[
     return found
 
 
-def pressure(believed: Belief, record: AppRecord, now: float, most: float) -> float:
+def pressure(believed: AppEstimate, record: AppRecord, now: float, most: float) -> float:
     """Return times how much an app counts because of its deadline: twice the time that it needs on what it asked for
     over the time that it has, from 1 to ``most``.
 
@@ -181,21 +181,21 @@ def pressure(believed: Belief, record: AppRecord, now: float, most: float) -> fl
     return min(max(2.0 * believed.seconds(bounds(record)[1]) / (deadline - now), 1.0), most)
 
 
-def service_of(scene: Scene, record: AppRecord) -> float:
+def service_of(scene: CycleState, record: AppRecord) -> float:
     """Return the GPU-seconds that an app has had, those of running leases up to now."""
     running = sum(max(0.0, scene.now - lease.since) for lease in scene.held(record.spec.id))
     return record.service + running
 
 
 def _app(
-    scene: Scene,
+    scene: CycleState,
     record: AppRecord,
-    ran: Ran | None,
+    ran: AppHistoryRecord | None,
     crowd: tuple[float, float],
     held: Placement,
     types: set[str],
     cluster: int,
-) -> tuple[App, Belief]:
+) -> tuple[App, AppEstimate]:
     spec = record.spec
     least, asked, most = bounds(record)
     service = service_of(scene, record)
@@ -208,7 +208,7 @@ def _app(
         most = min(most, max(believed.most, asked, gpus))
     ends = [lease.until for lease in scene.live(spec.id)]
     area, apps = crowd
-    ran = ran or Ran(area, scene.now)
+    ran = ran or AppHistoryRecord(area, scene.now)
     lived = scene.now - ran.since
     bidder = LiveBidder(
         arrival=record.entered,

@@ -11,12 +11,12 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import floor, inf
 
-from ebbflow.planners.fleet.guard_draft import Draft, NewNode, Prices
+from ebbflow.planners.fleet.guard_draft import NewNode, Prices, TargetDraft
 from ebbflow.planners.fleet.limits import Limits, PoolLimits, Quota
 from ebbflow.planners.fleet.scaling.scale_in import NodeUse
 from ebbflow.planners.model.fleet import Fleet, Offer, PoolState, Target
 
-__all__ = ["Limits", "NewNode", "RunMoney", "Verdict", "check", "closed", "new_nodes", "open_nodes"]
+__all__ = ["GuardResult", "Limits", "NewNode", "RunMoney", "check", "closed", "new_nodes", "open_nodes"]
 
 _ROUNDS = 8
 
@@ -30,7 +30,7 @@ class RunMoney:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class GuardResult:
     """What may be applied, and what of it the rules changed or would have changed, in sentences for people."""
 
     target: Target | None  # None: refused
@@ -47,7 +47,7 @@ def check(
     uses: Mapping[str, NodeUse] | None = None,
     elsewhere: Collection[str] = (),
     run: RunMoney | None = None,
-) -> Verdict:
+) -> GuardResult:
     """Return what of ``target`` may be applied to ``fleet``.
 
     ``new`` says by pool what another node costs: without a price a pool that has a limit of dollars does not grow.
@@ -69,7 +69,7 @@ def check(
     changed = passed != target
     if changed:
         passed = replace(passed, reason=f"{target.reason}; guard: {'; '.join(reasons)}")
-    return Verdict(passed, changed, tuple(reasons))
+    return GuardResult(passed, changed, tuple(reasons))
 
 
 def _once(
@@ -80,7 +80,7 @@ def _once(
     uses: Mapping[str, NodeUse],
     elsewhere: frozenset[str],
     run: RunMoney | None,
-) -> Verdict:
+) -> GuardResult:
     """Go through all rules once."""
     if target.epoch != fleet.epoch:
         return _refused(f"decided for epoch {target.epoch}; the fleet is at epoch {fleet.epoch}")
@@ -90,7 +90,7 @@ def _once(
         return _refused(
             f"0 <= on_demand <= nodes must hold; got {target.on_demand} on-demand of {target.nodes} nodes"
         )
-    draft = Draft(target, fleet, Prices(fleet, new), uses, elsewhere, limits.shrink)
+    draft = TargetDraft(target, fleet, Prices(fleet, new), uses, elsewhere, limits.shrink)
     own = _own(draft, limits)
     draft.take_drain()
     draft.lower(draft.pool.planned + limits.grow, f"one decision adds {limits.grow:g} at most")
@@ -107,7 +107,7 @@ def _once(
     draft.settle()
     _on_demand(draft, own, limits)
     passed = replace(target, nodes=draft.nodes, on_demand=draft.on_demand, drain=tuple(draft.drain))
-    return Verdict(passed, passed != target, tuple(draft.reasons))
+    return GuardResult(passed, passed != target, tuple(draft.reasons))
 
 
 def closed(fleet: Fleet) -> dict[str, str]:
@@ -152,11 +152,11 @@ def new_nodes(offers: Mapping[str, Sequence[Offer]]) -> dict[str, NewNode]:
     return found
 
 
-def _refused(why: str) -> Verdict:
-    return Verdict(None, True, (f"refused: {why}",))
+def _refused(why: str) -> GuardResult:
+    return GuardResult(None, True, (f"refused: {why}",))
 
 
-def _on_demand(draft: Draft, own: PoolLimits, limits: Limits) -> None:
+def _on_demand(draft: TargetDraft, own: PoolLimits, limits: Limits) -> None:
     """Keep the nodes that must be on-demand within the pool's limits; the most wins."""
     draft.on_demand_least = int(min(max(own.on_demand_least, draft.pool.base), own.on_demand_most))
     most = min(own.on_demand_most, draft.nodes)
@@ -172,7 +172,7 @@ def _on_demand(draft: Draft, own: PoolLimits, limits: Limits) -> None:
         draft.on_demand = wanted
 
 
-def _ceilings(draft: Draft, own: PoolLimits, limits: Limits) -> list[tuple[float, str]]:
+def _ceilings(draft: TargetDraft, own: PoolLimits, limits: Limits) -> list[tuple[float, str]]:
     """Return how many nodes the pool may have by each limit of nodes, and how to say it."""
     others, kin = _size(draft.others), _size(draft.kin)
     rest = f", of which {draft.rest} {kin}" if kin else ""
@@ -195,7 +195,7 @@ def _ceilings(draft: Draft, own: PoolLimits, limits: Limits) -> list[tuple[float
     return found
 
 
-def _rooms(draft: Draft, limits: Limits, run: RunMoney | None) -> list[tuple[float, str]]:
+def _rooms(draft: TargetDraft, limits: Limits, run: RunMoney | None) -> list[tuple[float, str]]:
     """Return what the pool may cost, $/h, by each limit of dollars, and how to say it."""
     found: list[tuple[float, str]] = []
     if limits.dollars_per_hour < inf:
@@ -218,7 +218,7 @@ def _rooms(draft: Draft, limits: Limits, run: RunMoney | None) -> list[tuple[flo
     return found
 
 
-def _quotas(draft: Draft, limits: Limits) -> list[tuple[str, Quota]]:
+def _quotas(draft: TargetDraft, limits: Limits) -> list[tuple[str, Quota]]:
     return [(team, quota) for team, quota in limits.teams.items() if draft.pool.family in quota.pools]
 
 
@@ -227,7 +227,7 @@ def _size(pools: Iterable[PoolState]) -> int:
     return sum(max(pool.planned, pool.requested, len(pool.nodes)) for pool in pools)
 
 
-def _own(draft: Draft, limits: Limits) -> PoolLimits:
+def _own(draft: TargetDraft, limits: Limits) -> PoolLimits:
     """Return what of its pool's limits is left to the pool beside its gangs, or to a gang beside the rest.
 
     What a pool must have at least is not the gangs' business.

@@ -84,7 +84,7 @@ def _new_of(pool: PoolState, new: Mapping[str, NewNode]) -> NewNode:
     return new.get(pool.name) or new.get(pool.family) or _UNKNOWN
 
 
-class Draft:
+class TargetDraft:
     """What is left of a target: ``nodes``, ``on_demand`` and ``drain``; every change leaves a reason."""
 
     def __init__(

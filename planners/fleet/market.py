@@ -52,14 +52,16 @@ def by_gpus(offer: Offer) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class SpotObservation:
     """What was seen of the spot nodes of one type and zone."""
 
     losses: int
     node_seconds: float
 
 
-def rates(seen: Mapping[Place, Seen], places: Iterable[Place], weight: float = 24.0) -> dict[Place, float]:
+def rates(
+    seen: Mapping[Place, SpotObservation], places: Iterable[Place], weight: float = 24.0
+) -> dict[Place, float]:
     """Return expected interruptions per node-hour.
 
     All that was seen gives the rate of the market (``recovery.hazard``, a Gamma posterior mean). It is the prior mean
@@ -69,7 +71,7 @@ def rates(seen: Mapping[Place, Seen], places: Iterable[Place], weight: float = 2
     if not (weight > 0 and isfinite(weight)):
         raise OptionError(f"weight must be > 0 node-hours; got {weight}")
     market = hazard(sum(one.losses for one in seen.values()), sum(one.node_seconds for one in seen.values()))
-    never = Seen(0, 0.0)
+    never = SpotObservation(0, 0.0)
     found: dict[Place, float] = {}
     for place in places:
         own = seen.get(place, never)
@@ -78,7 +80,7 @@ def rates(seen: Mapping[Place, Seen], places: Iterable[Place], weight: float = 2
 
 
 def with_rates(
-    offers: Iterable[Offer], seen: Mapping[Place, Seen], weight: float = 24.0
+    offers: Iterable[Offer], seen: Mapping[Place, SpotObservation], weight: float = 24.0
 ) -> tuple[Offer, ...]:
     """Return spot offers with the interruptions that ``seen`` lets expect; on-demand ones as they are."""
     offers = tuple(offers)

@@ -30,7 +30,7 @@ ListOf = Callable[[Node], float | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Stay:
+class UsageInterval:
     """A node that is rented from ``start``, s since the Unix epoch, until ``end``; None: it is there yet."""
 
     node: Node
@@ -90,7 +90,7 @@ class Cost:
         return 1 - self.dollars / self.list_dollars
 
 
-def spent(stays: Iterable[Stay], prices: PricesOf, listed: ListOf, now: float) -> Cost:
+def spent(stays: Iterable[UsageInterval], prices: PricesOf, listed: ListOf, now: float) -> Cost:
     """Return what ``stays`` cost until ``now``.
 
     An on-demand node costs its list price; ``node.price`` stands in where that is not known. Raises ``OptionError``
@@ -102,7 +102,7 @@ def spent(stays: Iterable[Stay], prices: PricesOf, listed: ListOf, now: float) -
     return total
 
 
-def _cost(stay: Stay, prices: PricesOf, listed: ListOf, now: float) -> Cost:
+def _cost(stay: UsageInterval, prices: PricesOf, listed: ListOf, now: float) -> Cost:
     until = stay.until(now)
     hours = (until - stay.start) / HOUR * stay.part
     rate = listed(stay.node)
@@ -126,7 +126,9 @@ class Forecast:
     seconds: float
 
 
-def forecast(stays: Iterable[Stay], prices: PricesOf, listed: ListOf, now: float, seconds: float) -> Forecast:
+def forecast(
+    stays: Iterable[UsageInterval], prices: PricesOf, listed: ListOf, now: float, seconds: float
+) -> Forecast:
     """Return what those of ``stays`` that are there at ``now`` will cost for ``seconds`` more.
 
     Expected is the present price held. The range is that of mean prices over all windows of this length in the known
@@ -191,7 +193,7 @@ def _flat(node: Node, rate: float | None) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Bill:
+class RunCost:
     """What a run has cost and will have cost."""
 
     so_far: Cost
@@ -219,8 +221,8 @@ class Bill:
 
 
 def bill(
-    stays: Iterable[Stay], prices: PricesOf, listed: ListOf, now: float, *, seconds: float = 0.0
-) -> Bill:
+    stays: Iterable[UsageInterval], prices: PricesOf, listed: ListOf, now: float, *, seconds: float = 0.0
+) -> RunCost:
     """Return what a run has cost and will cost, if its nodes that are there stay ``seconds`` more."""
     stays = tuple(stays)
-    return Bill(spent(stays, prices, listed, now), forecast(stays, prices, listed, now, seconds))
+    return RunCost(spent(stays, prices, listed, now), forecast(stays, prices, listed, now, seconds))

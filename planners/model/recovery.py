@@ -7,7 +7,7 @@ from typing import Protocol
 
 
 @dataclass(frozen=True, slots=True)
-class Situation:
+class RecoveryInput:
     """One job between two steps. Times in seconds."""
 
     now: float
@@ -31,10 +31,10 @@ class RecoveryPolicy(Protocol):
     @property
     def name(self) -> str: ...
 
-    def save(self, seen: Situation) -> bool:
+    def save(self, seen: RecoveryInput) -> bool:
         """Tell whether to save a checkpoint before the next step."""
         ...
 
-    def grow(self, seen: Situation) -> bool:
+    def grow(self, seen: RecoveryInput) -> bool:
         """Tell whether to save and restart now, so that the spare nodes take part."""
         ...

@@ -10,7 +10,7 @@ from typing import Literal
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model import Catalogue, Share
 from ebbflow.planners.query.costs.cost import DEFAULTS, CostModel
-from ebbflow.planners.query.costs.costing import Coster
+from ebbflow.planners.query.costs.costing import StatementCoster
 from ebbflow.planners.query.costs.dividing import Divider
 from ebbflow.planners.query.costs.sizes import Sizes
 from ebbflow.planners.query.orders.enumerate import enumerate_trees
@@ -24,7 +24,7 @@ from ebbflow.planners.query.plan.trees import Tree, algebra, joins
 from ebbflow.planners.query.sql.dialect import duckdb_sql, spark_sql
 from ebbflow.planners.query.sql.nesting import within_bounds
 from ebbflow.planners.query.sql.parse import ParsedQuery, parse_query
-from ebbflow.planners.query.subqueries.known import Known
+from ebbflow.planners.query.subqueries.known import AnalyzedChain
 from ebbflow.planners.query.subqueries.rewrites import REWRITES as CHAIN_REWRITES
 from ebbflow.planners.query.subqueries.rewrites import rewritten
 from ebbflow.planners.query.views.fingerprint import digest
@@ -109,7 +109,7 @@ class QueryPlanner:
         self.selectivities = selectivities
         # with built-in rates: what a stage computes must not follow how fast the last ones ran
         model = DEFAULTS.get(self.model.engine, self.model)
-        known = Known(self.analysis, self._catalogue, model, selectivities)
+        known = AnalyzedChain(self.analysis, self._catalogue, model, selectivities)
         analysis = rewritten(known, self._salt, self.options.without)
         if analysis is not self.analysis:
             self.analysis = analysis
@@ -153,7 +153,9 @@ class QueryPlanner:
             spark_sql(without_broadcast(query)),
             duckdb_sql(without_hints(query)),
         )
-        stage = self._stage(unit, Choice(trees), Coster(sizes, self.model, share), text, named="whole query")
+        stage = self._stage(
+            unit, Choice(trees), StatementCoster(sizes, self.model, share), text, named="whole query"
+        )
         return QueryExecutionPlan(f"single-{stage.physical_key[:4]}", (stage,), "as written", self.notes)
 
     # --- choices ------------------------------------------------------------------------------------------
@@ -176,7 +178,7 @@ class QueryPlanner:
 
         Blocks add up almost independently, so varying one at a time finds the front without a product.
         """
-        coster = Coster(sizes, self.model, share)
+        coster = StatementCoster(sizes, self.model, share)
         trees = {key: self._trees(key, sizes, share) for key in self.analysis.blocks}
         required, paying = self._cut_views(trees, coster)
         options: dict[BlockId, list[tuple[Tree, frozenset[int]]]] = {}
@@ -199,7 +201,7 @@ class QueryPlanner:
         ]
         return [c for choice in choices for c in (choice, *self._in_parts(choice, coster))]
 
-    def _in_parts(self, choice: Choice, coster: Coster) -> list[Choice]:
+    def _in_parts(self, choice: Choice, coster: StatementCoster) -> list[Choice]:
         """Return ``choice`` with partial results for the views that slices of them would pay for."""
         if self.options.cuts == "none":
             return []
@@ -215,7 +217,7 @@ class QueryPlanner:
         return [replace(choice, partials=frozenset(paying))] if paying else []
 
     def _block_options(
-        self, key: BlockId, trees: Sequence[Tree], coster: Coster, below: Choice
+        self, key: BlockId, trees: Sequence[Tree], coster: StatementCoster, below: Choice
     ) -> list[tuple[Tree, frozenset[int]]]:
         """Return one block's trees with cuts, best first; ``below`` says how the views it reads are made."""
         if self._volatile(key) or self.options.cuts == "none":
@@ -239,7 +241,7 @@ class QueryPlanner:
         return any(self.analysis.chain.by_name[v].volatile for v in view.reads_views)
 
     def _cut_views(
-        self, trees: Mapping[BlockId, Sequence[Tree]], coster: Coster
+        self, trees: Mapping[BlockId, Sequence[Tree]], coster: StatementCoster
     ) -> tuple[frozenset[str], frozenset[str]]:
         """Return the views that must be computed once (volatile ones that are read twice), and the views that
         pay for it (costly ones that are read twice)."""
@@ -264,7 +266,7 @@ class QueryPlanner:
     # --- plans --------------------------------------------------------------------------------------------
 
     def _plan(self, choice: Choice, sizes: Sizes, share: Share) -> QueryExecutionPlan:
-        coster = Coster(sizes, self.model, share)
+        coster = StatementCoster(sizes, self.model, share)
         staging = Staging(self.analysis, choice)
         built = tuple(self._stage(u, choice, coster, Rendered(staging, u)) for u in staging.units)
         shape = "; ".join(
@@ -277,7 +279,7 @@ class QueryPlanner:
         return QueryExecutionPlan(plan_id, built, shape or "no inner joins", self.notes)
 
     def _stage(
-        self, unit: Unit, choice: Choice, coster: Coster, statement: Statement, named: str = ""
+        self, unit: Unit, choice: Choice, coster: StatementCoster, statement: Statement, named: str = ""
     ) -> Stage:
         bill, stored = coster.unit(unit, choice)
         cores = max(coster.share.total.cores, 1.0)

@@ -1,7 +1,7 @@
 """Where GPUs are taken, apart from who gets them.
 
-A placer takes the GPUs of one app out of a ``Room`` and returns the placement in the order of taking, or ``None`` and
-takes nothing where its rule finds no place.
+A placer takes the GPUs of one app out of a ``FreeCapacity`` and returns the placement in the order of taking, or
+``None`` and takes nothing where its rule finds no place.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -10,7 +10,7 @@ from ebbflow.planners.model.capacity import Node
 from ebbflow.planners.model.scheduling import App, Placement
 
 
-class Room:
+class FreeCapacity:
     """Free GPUs by node, in the order of the nodes."""
 
     __slots__ = ("_index", "free", "ids", "nodes")
@@ -24,9 +24,9 @@ class Room:
         for placement in held:
             self.hold(placement)
 
-    def copy(self) -> "Room":
+    def copy(self) -> "FreeCapacity":
         """Return an independent copy."""
-        other = Room.__new__(Room)
+        other = FreeCapacity.__new__(FreeCapacity)
         other.nodes, other.ids, other._index = self.nodes, self.ids, self._index
         other.free = self.free.copy()
         return other
@@ -60,11 +60,11 @@ class Room:
         return tuple((self.ids[at], gpus) for at, gpus in picks)
 
 
-Placer = Callable[[Room, App, int], Placement | None]
+Placer = Callable[[FreeCapacity, App, int], Placement | None]
 """Takes that many GPUs for an app out of a room."""
 
 
-def most_free_first(room: Room, app: App, gpus: int) -> Placement | None:
+def most_free_first(room: FreeCapacity, app: App, gpus: int) -> Placement | None:
     """Take from the node with most free GPUs, the first among equals, until it is enough (AdaptDL's simulator)."""
     free = room.free
     picks: list[tuple[int, int]] = []
@@ -80,7 +80,7 @@ def most_free_first(room: Room, app: App, gpus: int) -> Placement | None:
     return tuple((room.ids[at], taken) for at, taken in picks)
 
 
-def fewest_nodes(room: Room, app: App, gpus: int) -> Placement | None:
+def fewest_nodes(room: FreeCapacity, app: App, gpus: int) -> Placement | None:
     """Take as few nodes as the free GPUs allow, leaving the least behind on the last one (Tiresias, section 3.4).
 
     One node with enough is best, the fullest of these; otherwise the nodes with most free GPUs, the last one again
@@ -101,7 +101,7 @@ def fewest_nodes(room: Room, app: App, gpus: int) -> Placement | None:
     return room.take(picks)
 
 
-def fill_fragments(room: Room, app: App, gpus: int) -> Placement | None:
+def fill_fragments(room: FreeCapacity, app: App, gpus: int) -> Placement | None:
     """Take the nodes with least free GPUs first, so that whole nodes stay whole (Tiresias, section 3.4)."""
     free = room.free
     if sum(free) < gpus:
@@ -116,13 +116,13 @@ def fill_fragments(room: Room, app: App, gpus: int) -> Placement | None:
     return room.take(picks)
 
 
-def by_skew(room: Room, app: App, gpus: int) -> Placement | None:
+def by_skew(room: FreeCapacity, app: App, gpus: int) -> Placement | None:
     """Consolidate apps whose model is skewed, fill fragments with all others (Tiresias, NSDI 2019, section 3.4)."""
     place = fewest_nodes if app.skewed and gpus > 1 else fill_fragments
     return place(room, app, gpus)
 
 
-def consolidated(room: Room, app: App, gpus: int) -> Placement | None:
+def consolidated(room: FreeCapacity, app: App, gpus: int) -> Placement | None:
     """Take no more nodes than ``gpus`` needs on empty ones, all in one rack, or nothing (YARN-CS).
 
     Up to a node's GPUs: one node, the fullest that fits. More: entirely free nodes of one rack, and one node there
@@ -139,7 +139,7 @@ def consolidated(room: Room, app: App, gpus: int) -> Placement | None:
     return None
 
 
-def _whole(room: Room, members: Sequence[int], gpus: int) -> list[tuple[int, int]] | None:
+def _whole(room: FreeCapacity, members: Sequence[int], gpus: int) -> list[tuple[int, int]] | None:
     size = max(room.nodes[at].gpus for at in members)
     if size == 0:
         return None
@@ -157,7 +157,7 @@ def _whole(room: Room, members: Sequence[int], gpus: int) -> list[tuple[int, int
     return picks
 
 
-def rack_aware(room: Room, app: App, gpus: int) -> Placement | None:
+def rack_aware(room: FreeCapacity, app: App, gpus: int) -> Placement | None:
     """Stay in one rack if any can serve (the one with the least room), else take the emptiest racks first.
 
     Within a rack as few nodes as its free GPUs allow.
@@ -179,7 +179,7 @@ def rack_aware(room: Room, app: App, gpus: int) -> Placement | None:
         wanted = min(left, gpus)
         if not wanted:
             break
-        part = Room([room.nodes[at] for at in members])
+        part = FreeCapacity([room.nodes[at] for at in members])
         part.free = [room.free[at] for at in members]
         picked = fewest_nodes(part, app, wanted)
         assert picked is not None  # the rack's room was counted above

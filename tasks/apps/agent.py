@@ -26,8 +26,8 @@ from ebbflow.planners.model.ledger import (
     Saved,
 )
 from ebbflow.planners.model.ledger_state import State
-from ebbflow.tasks.apps.lease_table import LeaseBook, Rules
-from ebbflow.tasks.apps.loop_report import LOOP, LoopRow
+from ebbflow.tasks.apps.lease_table import LeaseTable, Rules
+from ebbflow.tasks.apps.loop_report import LOOP, LoopStatusRecord
 from ebbflow.tasks.apps.outbox import Outbox
 from ebbflow.tasks.apps.skew import Skew, shifted
 
@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class AgentIntervals:
     """How often an agent looks and speaks, and how long it waits. Seconds."""
 
     look: float = 0.25  # between looks at the ledger
@@ -47,7 +47,7 @@ class Pace:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class AllocationStatus:
     """What an app may use now."""
 
     leases: tuple[Lease, ...] = ()  # that it may use, by number
@@ -67,7 +67,7 @@ def rules_of(ledger: Ledger) -> Rules:
     """Return when leases count as over for the loop that led the cluster last; the defaults where it does not say."""
     with suppress(LedgerError):
         if (said := ledger.reports([LOOP]).get(LOOP)) is not None:
-            grace = LoopRow.of(said).grace
+            grace = LoopStatusRecord.of(said).grace
             return Rules() if grace is None else Rules(grace=grace)
     return Rules()
 
@@ -98,24 +98,24 @@ class AppAgent:
         clock: Clock | None = None,
         *,
         rules: Rules | None = None,
-        pace: Pace | None = None,
-        changed: Callable[[Standing], None] = lambda _: None,
+        pace: AgentIntervals | None = None,
+        changed: Callable[[AllocationStatus], None] = lambda _: None,
         tell: Callable[[str], None] = lambda _: None,
         lock: RunLock | None = None,
         settle: Callable[[], None] = lambda: None,
     ) -> None:
         self._ledger, self.spec = ledger, spec
         self._clock = clock or ledger.clock or SystemClock()
-        self._pace = pace or Pace()
+        self._pace = pace or AgentIntervals()
         self._changed, self._tell = changed, tell
         self._lock_of_app, self._settle = lock, settle
-        self.book = LeaseBook(spec.id, self._clock, rules or rules_of(ledger))
+        self.book = LeaseTable(spec.id, self._clock, rules or rules_of(ledger))
         self._lock = threading.Lock()
         self._outbox = Outbox(ledger, self._say)
         self._phase: AppPhase = "waiting"
         self._reason = ""
         self._fields: dict[str, Any] = {}  # of the report
-        self._standing = Standing()
+        self._standing = AllocationStatus()
         self._skew = Skew()
         self._state: State | None = None
         self._away: float | None = None  # since when the ledger does not answer
@@ -209,16 +209,16 @@ class AppAgent:
             self.poke()
 
     def left(self, user: str) -> None:
-        """Say that no process of ``user`` is left on its GPUs; see ``LeaseBook.enter``."""
+        """Say that no process of ``user`` is left on its GPUs; see ``LeaseTable.enter``."""
         self.book.leave(user)
         self._wake.set()
 
     # --- what the app hears ---------------------------------------------------------------------------------
 
     @property
-    def standing(self) -> Standing:
+    def standing(self) -> AllocationStatus:
         """Return what may be used now."""
-        return Standing(self.book.allowed(), self.book.placement(), self.book.due(), self.book.led)
+        return AllocationStatus(self.book.allowed(), self.book.placement(), self.book.due(), self.book.led)
 
     @property
     def state(self) -> State | None:

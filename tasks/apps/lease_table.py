@@ -33,7 +33,7 @@ class Rules:
                 raise OptionError(f"{name} must be >= 0 s and finite; got {getattr(self, name)}")
 
 
-class LeaseBook:
+class LeaseTable:
     """The leases of one app. Safe for several threads.
 
     Before ``settle`` nothing may be used and nothing is released: processes of the app's earlier self may be there.

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ebbflow.infra.ledger import Unread
+from ebbflow.infra.ledger import UnreadableReport
 from ebbflow.planners.model.ledger import AppReport
 from ebbflow.tasks.drawing.wording import shorten
 
@@ -19,7 +19,7 @@ RESERVED = frozenset({LOOP, STOP})
 
 
 @dataclass(frozen=True, slots=True)
-class LoopRow:
+class LoopStatusRecord:
     """What a loop says of itself about every second. Plain values, for people and pages."""
 
     token: int
@@ -35,7 +35,7 @@ class LoopRow:
     dropped_events: int = 0
     clock_off: float = 0.0  # s by which the machine's clock has jumped since the start
     problems: tuple[str, ...] = ()
-    figures: Mapping[str, Any] = field(default_factory=dict)  # ``Figures.to_dict``
+    figures: Mapping[str, Any] = field(default_factory=dict)  # ``LoopMetrics.to_dict``
     grace: float | None = (
         None  # s beyond a lease's end that a silent app may keep its GPU; None: it did not say
     )
@@ -49,7 +49,7 @@ class LoopRow:
         return AppReport(at, phase=phase, job=row, message=message)  # type: ignore[arg-type]
 
     @classmethod
-    def of(cls, report: AppReport) -> "LoopRow":
+    def of(cls, report: AppReport) -> "LoopStatusRecord":
         """Read it; what another version wrote beyond this one's fields is left out."""
         known = {name: report.job[name] for name in cls.__slots__ if name in report.job}
         known["problems"] = tuple(known.get("problems", ()))
@@ -73,7 +73,7 @@ _NAMED = 3  # of which the reason is given too
 _LONG = 300  # characters of one reason
 
 
-def problems(unread: Mapping[str, Unread]) -> tuple[str, ...]:
+def problems(unread: Mapping[str, UnreadableReport]) -> tuple[str, ...]:
     """Return a sentence for each report that cannot be read; of many only how many more there are."""
     named = sorted(unread.items())
     found = [f"the report of {app} is left out: {shorten(one.why, _LONG)}" for app, one in named[:_NAMED]]

@@ -8,7 +8,7 @@ from typing import Any
 from ebbflow.infra.clock import Clock
 from ebbflow.infra.spark.cluster.cluster import LocalSparkCluster
 from ebbflow.planners.errors import EbbflowError
-from ebbflow.tasks.bench.records import Happening
+from ebbflow.tasks.bench.records import ClusterEvent
 from ebbflow.tasks.bench.schedules import Change
 from ebbflow.tasks.faults import Schedule
 
@@ -45,7 +45,7 @@ class Faults:
         self._schedule = Schedule(clock, self._script(changes), patience=_END)
         self._began = 0.0
         self._up: list[str] = []
-        self.happenings: list[Happening] = []
+        self.happenings: list[ClusterEvent] = []
         self.problem = ""
 
     def begin(self, began: float) -> None:
@@ -109,7 +109,7 @@ class Faults:
         self._note("up", node, len(self._up))
 
     def _note(self, what: str, node: str, workers: int) -> None:
-        self.happenings.append(Happening(round(self._now(), 3), what, node, workers))
+        self.happenings.append(ClusterEvent(round(self._now(), 3), what, node, workers))
 
     def _now(self) -> float:
         return self._clock.now() - self._began

@@ -61,7 +61,7 @@ class Metrics:
 
 
 @dataclass(frozen=True)
-class Raw:
+class ApiSnapshot:
     """Answers of the status API about one run."""
 
     jobs: Sequence[Mapping[str, Any]]
@@ -79,7 +79,7 @@ class Window:
         self._job = max((j["jobId"] for j in jobs), default=-1)
         self._execution = max((e["id"] for e in executions), default=-1)
 
-    def close(self) -> Raw:
+    def close(self) -> ApiSnapshot:
         """Wait, bounded, until nothing runs any more, and return what happened. Raises ``OSError``."""
         quiet(self._api, self._clock, _SETTLE)
         jobs, executions = self._list(details=True)
@@ -89,7 +89,7 @@ class Window:
         attempts = [
             a for answer in answers for a in answer or () if a["status"] not in ("SKIPPED", "PENDING")
         ]
-        return Raw(mine, attempts, [e for e in executions if e["id"] > self._execution])
+        return ApiSnapshot(mine, attempts, [e for e in executions if e["id"] > self._execution])
 
     def _list(self, details: bool = False) -> tuple[list[Any], list[Any]]:
         sql = f"sql?details={str(details).lower()}&planDescription=false&length=1000"
@@ -110,7 +110,7 @@ def quiet(api: StatusApi, clock: Clock, timeout: float) -> bool:
 
 
 def measure(
-    raw: Raw, began: float, ended: float, *, useful: Callable[[str], bool] = lambda group: True
+    raw: ApiSnapshot, began: float, ended: float, *, useful: Callable[[str], bool] = lambda group: True
 ) -> Metrics:
     """Return the figures of a run from ``began`` to ``ended`` (seconds since the Unix epoch).
 

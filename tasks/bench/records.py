@@ -16,7 +16,7 @@ FILE = "runs.jsonl"
 
 
 @dataclass(frozen=True, slots=True)
-class Happening:
+class ClusterEvent:
     """Something that was done to the cluster during a run."""
 
     at: float  # seconds after the query was handed over
@@ -42,7 +42,7 @@ class Record:
     span: float = 0.0  # seconds that the schedule was scaled by
     hazard: float | None = None
     metrics: dict[str, float] = field(default_factory=dict)  # ``Metrics``
-    happenings: tuple[Happening, ...] = ()
+    happenings: tuple[ClusterEvent, ...] = ()
     statements: int = 1  # that were handed to Spark
     switches: int = 0  # of plan
     started: float = 0.0  # seconds since the Unix epoch
@@ -145,7 +145,7 @@ class Journal:
         elif kind == "span":
             self.spans[line["query"]] = float(line["seconds"])
         elif kind in ("run", "baseline"):
-            happenings = tuple(Happening(**h) for h in line.pop("happenings"))
+            happenings = tuple(ClusterEvent(**h) for h in line.pop("happenings"))
             record = Record(**line, happenings=happenings)
             if kind == "run":
                 self.records[record.key] = record

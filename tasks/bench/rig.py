@@ -59,7 +59,7 @@ class RigOptions:
     java_options: str = ""  # of executors, unless ``conf`` has some
 
 
-class Rig:
+class TestCluster:
     """A running cluster with one application on it. Made by ``started_rig``."""
 
     def __init__(self, cluster: LocalSparkCluster, session: Any, options: RigOptions, clock: Clock) -> None:
@@ -216,7 +216,7 @@ class Rig:
 
 
 @contextmanager
-def started_rig(options: RigOptions, clock: Clock) -> Iterator[Rig]:
+def started_rig(options: RigOptions, clock: Clock) -> Iterator[TestCluster]:
     """Start cluster and application; both end with the block. Raises ``EbbflowError``."""
     name = f"bench-{uuid.uuid4().hex[:6]}"
     cluster = LocalSparkCluster.start(
@@ -227,7 +227,7 @@ def started_rig(options: RigOptions, clock: Clock) -> Iterator[Rig]:
         heap = executor_memory(parse_memory(options.memory) / 1024)
         chosen = settings(cluster.master_url, app_name="ebbflow-bench", memory=heap, conf=conf)
         session, process = start_session(chosen)
-        rig = Rig(cluster, session, options, clock)
+        rig = TestCluster(cluster, session, options, clock)
         try:
             yield rig
         finally:

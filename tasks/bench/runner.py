@@ -16,7 +16,7 @@ from ebbflow.infra.errors import ClusterError, EngineError
 from ebbflow.infra.protocols import Relation
 from ebbflow.infra.query.checkpoints import ParquetCheckpointStore
 from ebbflow.infra.query.comparison import same_rows
-from ebbflow.infra.storage.places import Place
+from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.infra.tables import parquet as tables
 from ebbflow.planners.errors import EbbflowError
 from ebbflow.planners.query.sql.parse import parse, table_names
@@ -25,7 +25,7 @@ from ebbflow.tasks.bench.cases import Plan, Query, Run, Suite, System, query_tex
 from ebbflow.tasks.bench.faults import Faults
 from ebbflow.tasks.bench.metrics import Metrics, Window, measure
 from ebbflow.tasks.bench.records import Journal, Record
-from ebbflow.tasks.bench.rig import Rig, RigOptions, started_rig
+from ebbflow.tasks.bench.rig import RigOptions, TestCluster, started_rig
 from ebbflow.tasks.bench.systems import Outcome, Task, run_system
 from ebbflow.tasks.query.planning import Gathered, prepare
 from ebbflow.tasks.query.request import QueryRequest
@@ -103,7 +103,7 @@ class Bench:
         for suite in {q.suite for q in self._texts}:
             texts = [sql for q, sql in self._texts.items() if q.suite == suite]
             named = {n.lower() for sql in texts for n in table_names(parse(sql))}
-            found = tables.discover(Place(self.tables[suite]))
+            found = tables.discover(StorageLocation(self.tables[suite]))
             self._relations[suite] = [r for r in found if r.name.lower() in named]
 
     def _answer(self, query: Query, gathered: Gathered) -> Any:
@@ -127,7 +127,7 @@ class Bench:
     def _template(self, suite: Suite) -> Path:
         return self._scratch / f"store-{suite}"
 
-    def _setup(self, rig: Rig) -> dict[str, Any]:
+    def _setup(self, rig: TestCluster) -> dict[str, Any]:
         import pyspark
 
         versions = {
@@ -181,13 +181,13 @@ class Bench:
     def _analyses(self) -> bool:
         return "spark-cbo" in self.plan.systems
 
-    def _rehearse(self, rig: Rig) -> None:
+    def _rehearse(self, rig: TestCluster) -> None:
         for number in range(self.rehearsals):
             for system in self.plan.systems:
                 self._say(f"rehearsal {number + 1} of {self.rehearsals}: {system}")
                 self._one(rig, Run(self.plan.queries[0], "none", -1, system), 0, 0.0)
 
-    def _baseline(self, rig: Rig, query: Query) -> None:
+    def _baseline(self, rig: TestCluster, query: Query) -> None:
         """Let every system run the query once, then measure plain Spark; its median scales the schedules."""
         order: list[System] = [*self.plan.systems, *(["spark"] * self.baselines)]  # type: ignore[list-item]
         walls = []
@@ -204,7 +204,7 @@ class Bench:
                 walls.append(record.wall)
         self._journal.add_span(query, statistics.median(walls))
 
-    def _timed(self, rig: Rig, run: Run, order: int) -> None:
+    def _timed(self, rig: TestCluster, run: Run, order: int) -> None:
         span = self._journal.spans[run.query.name]
         # a schedule's changes leave young executors, which the next run would find much slower than the old
         if self.rehearsals and (run.schedule != "none" or (run.query, run.system) not in self._known):
@@ -214,14 +214,14 @@ class Bench:
         self._journal.add(record)
         self._report(record)
 
-    def _counted(self, rig: Rig, run: Run, order: int, span: float) -> Record:
+    def _counted(self, rig: TestCluster, run: Run, order: int, span: float) -> Record:
         started = self.clock.now()
         self._say(self._words(run))
         record = self._one(rig, run, order, span)
         self._spent += self.clock.now() - started
         return record
 
-    def _one(self, rig: Rig, run: Run, order: int, span: float, *, disturbed: bool = True) -> Record:
+    def _one(self, rig: TestCluster, run: Run, order: int, span: float, *, disturbed: bool = True) -> Record:
         """Run once on a restored cluster, with the schedule's changes if ``disturbed``, and return what came of it.
         Ebbflow is told of the losses in either case."""
         rig.warm_with(run.query.suite, self._relations[run.query.suite])

@@ -21,13 +21,13 @@ from ebbflow.infra.query.results import read_checkpoint
 from ebbflow.infra.spark.engine import SparkEngine
 from ebbflow.infra.spark.failures import first_line
 from ebbflow.infra.spark.watch import ExecutorWatch
-from ebbflow.infra.storage.places import Place
+from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.planners import hazard as recovery
 from ebbflow.planners.errors import EbbflowError
 from ebbflow.tasks.bench.cases import Suite, System
 from ebbflow.tasks.bench.metrics import contributing
-from ebbflow.tasks.bench.rig import Rig, Watchdog
-from ebbflow.tasks.query.opening import Opened
+from ebbflow.tasks.bench.rig import TestCluster, Watchdog
+from ebbflow.tasks.query.opening import OpenedEngine
 from ebbflow.tasks.query.request import QueryRequest
 from ebbflow.tasks.query.run import PlainOrchestrator, execute
 
@@ -63,7 +63,7 @@ class Outcome:
     note: str = ""
 
 
-def run_system(system: System, rig: Rig, task: Task, template: Path) -> Outcome:
+def run_system(system: System, rig: TestCluster, task: Task, template: Path) -> Outcome:
     """Run ``task`` under ``system``; a failure is an outcome too.
 
     ``template`` is Ebbflow's prepared store: its statistics, and how long its stages took in the runs before. Results
@@ -74,7 +74,7 @@ def run_system(system: System, rig: Rig, task: Task, template: Path) -> Outcome:
     return _plain(rig, task, analysed=system == "spark-cbo")
 
 
-def _plain(rig: Rig, task: Task, *, analysed: bool) -> Outcome:
+def _plain(rig: TestCluster, task: Task, *, analysed: bool) -> Outcome:
     session = rig.plain_session(task.suite, analysed=analysed)
     group = f"bench-{uuid.uuid4().hex[:8]}"
     target = task.folder / "result"
@@ -112,7 +112,7 @@ def _read(folder: Path) -> Any:
     return pq.ParquetDataset(sorted(str(p) for p in folder.glob("*.parquet"))).read()
 
 
-def _ebbflow(rig: Rig, task: Task, template: Path) -> Outcome:
+def _ebbflow(rig: TestCluster, task: Task, template: Path) -> Outcome:
     store = task.folder / "store"
     shutil.copytree(template / "cache", store / "cache")
     request = QueryRequest(
@@ -140,7 +140,7 @@ def _ebbflow(rig: Rig, task: Task, template: Path) -> Outcome:
             task.begun(began)
             try:
                 outcome = execute(
-                    request, PlainOrchestrator(), rig.clock, Opened(engine, watch, settled=True)
+                    request, PlainOrchestrator(), rig.clock, OpenedEngine(engine, watch, settled=True)
                 )
             except Exception as failure:
                 known = isinstance(failure, EbbflowError)
@@ -219,7 +219,7 @@ class Recorder:
         self._engine.resize(cores, memory)
 
     def confine(
-        self, relations: Sequence[Relation], folders: Sequence[Place], everything: bool = False
+        self, relations: Sequence[Relation], folders: Sequence[StorageLocation], everything: bool = False
     ) -> None:
         self._engine.confine(relations, folders, everything)
 

@@ -17,7 +17,7 @@ from typing import Protocol
 
 from ebbflow.infra.clock import Clock
 from ebbflow.infra.errors import AwsError, InfraError
-from ebbflow.infra.protocols import Applied, FleetControl, Replacing
+from ebbflow.infra.protocols import ApplyResult, FleetControl, ReplacingFleetControl
 from ebbflow.planners.errors import EbbflowError
 from ebbflow.planners.model.capacity import Notice
 from ebbflow.planners.model.fleet import Target
@@ -35,7 +35,7 @@ class Evictor(Protocol):
         ...
 
 
-class Occupied(Protocol):
+class NodeOccupants(Protocol):
     """Which app runs on which node."""
 
     @property
@@ -50,7 +50,7 @@ class Occupancy(Protocol):
 
     def evict(self, app: str, node: str) -> bool: ...
 
-    def occupants(self) -> Sequence[Occupied]: ...
+    def occupants(self) -> Sequence[NodeOccupants]: ...
 
 
 class LocalEvictor:
@@ -113,7 +113,7 @@ _EVICTING = 4  # evictions at a time: one of a node that does not answer must no
 
 
 @dataclass(frozen=True, slots=True)
-class Evicted:
+class EvictionResult:
     """What became of one eviction."""
 
     app: str
@@ -123,20 +123,20 @@ class Evicted:
 
 
 @dataclass(frozen=True, slots=True)
-class Scaled:
+class ScaleResult:
     """What became of one thing that was asked of the fleet."""
 
     what: str  # for people
-    applied: Applied | None = None
+    applied: ApplyResult | None = None
     target: Target | None = None
     error: str = ""
 
 
-Done = Evicted | Scaled
+Done = EvictionResult | ScaleResult
 _Job = tuple[str, Callable[[], Done]]
 
 
-class Hands:
+class ActionExecutor:
     """Carries out what a cycle decided; ``done`` tells what became of it. For one caller.
 
     With ``start`` in threads; without, at once. A thing that is under way or waits is not taken a second time.
@@ -154,7 +154,7 @@ class Hands:
     ) -> None:
         self._fleet, self._evictor, self._clock = fleet, evictor, clock
         self._may = may
-        self._replaces = isinstance(fleet, Replacing)
+        self._replaces = isinstance(fleet, ReplacingFleetControl)
         self._wake = wake
         self._queues: dict[str, queue.Queue[_Job | None]] = {}
         self._threads: list[threading.Thread] = []
@@ -257,11 +257,11 @@ class Hands:
 
     def _finish(self, key: str, work: Callable[[], Done]) -> None:
         try:
-            found: Done = work() if self._may() else Scaled(key, error=_UNSURE)
+            found: Done = work() if self._may() else ScaleResult(key, error=_UNSURE)
         except Exception as error:
             # a defect in an adapter ends neither the thread nor the loop; the error is on record with the outcome
             log.exception("%s failed", key)
-            found = Scaled(key, error=repr(error))
+            found = ScaleResult(key, error=repr(error))
         with self._lock:
             self._asked.discard(key)
             self._done.append(found)
@@ -269,40 +269,40 @@ class Hands:
     def _apply(self, target: Target) -> Done:
         what = f"{target.pool}: {plural(target.nodes, 'node')}, {target.reason}"
         if self._fleet is None:
-            return Scaled(what, target=target, error="there is no fleet to be scaled")
+            return ScaleResult(what, target=target, error="there is no fleet to be scaled")
         try:
-            return Scaled(what, self._fleet.apply(target), target)
+            return ScaleResult(what, self._fleet.apply(target), target)
         except EbbflowError as error:
-            return Scaled(what, target=target, error=str(error))
+            return ScaleResult(what, target=target, error=str(error))
 
     def _terminate(self, nodes: tuple[str, ...]) -> Done:
         assert self._fleet is not None
         what = f"end {', '.join(nodes)}, drained"
         try:
-            return Scaled(what, self._fleet.terminate(nodes))
+            return ScaleResult(what, self._fleet.terminate(nodes))
         except EbbflowError as error:
-            return Scaled(what, error=str(error))
+            return ScaleResult(what, error=str(error))
 
     def _replace(self, notices: tuple[Notice, ...]) -> Done:
-        assert isinstance(self._fleet, Replacing)
+        assert isinstance(self._fleet, ReplacingFleetControl)
         what = f"nodes in place of {', '.join(notice.node_id for notice in notices)}"
         try:
-            return Scaled(what, self._fleet.replace_leaving(notices))
+            return ScaleResult(what, self._fleet.replace_leaving(notices))
         except EbbflowError as error:
-            return Scaled(what, error=str(error))
+            return ScaleResult(what, error=str(error))
 
     def _repair(self) -> Done:
         assert self._fleet is not None
         try:
-            return Scaled("repair", self._fleet.repair())
+            return ScaleResult("repair", self._fleet.repair())
         except EbbflowError as error:
-            return Scaled("repair", error=str(error))
+            return ScaleResult("repair", error=str(error))
 
     def _evict(self, app: str, node: str, why: str) -> Done:
         if self._evictor is None:
-            return Evicted(app, node, False, "nobody here can end processes there")
+            return EvictionResult(app, node, False, "nobody here can end processes there")
         try:
             ended = self._evictor.evict(app, node)
         except InfraError as error:
-            return Evicted(app, node, False, str(error))
-        return Evicted(app, node, ended, why if ended else "the node cannot be reached")
+            return EvictionResult(app, node, False, str(error))
+        return EvictionResult(app, node, ended, why if ended else "the node cannot be reached")

@@ -12,19 +12,19 @@ from ebbflow.infra.clock import Clock
 from ebbflow.infra.errors import DoubleBookingError, InfraError, LedgerUnavailableError
 from ebbflow.infra.ledger import Ledger
 from ebbflow.planners.capacity.deciding import decide
-from ebbflow.planners.capacity.values import Cycle, Memory, Settings, Situation
+from ebbflow.planners.capacity.values import Cycle, Memory, SchedulerInput, Settings
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model.capacity import Capacity
 from ebbflow.planners.model.ledger import AppReport, Change, Decided, Event, Granted
 from ebbflow.planners.model.ledger_state import State
 from ebbflow.tasks.apps.loop_report import RESERVED
 from ebbflow.tasks.capacity import events as telling
-from ebbflow.tasks.capacity.actuator import Done, Evicted, Evictor, Hands, Scaled
-from ebbflow.tasks.capacity.intervals import LoopPace
+from ebbflow.tasks.capacity.actuator import ActionExecutor, Done, EvictionResult, Evictor, ScaleResult
+from ebbflow.tasks.capacity.intervals import LoopIntervals
 from ebbflow.tasks.capacity.leading import Lead
-from ebbflow.tasks.capacity.listening import Announcer, LoopEvent
-from ebbflow.tasks.capacity.metrics import Figures
-from ebbflow.tasks.capacity.observing import Sight, Watch, change
+from ebbflow.tasks.capacity.listening import EventDispatcher, LoopEvent
+from ebbflow.tasks.capacity.metrics import LoopMetrics
+from ebbflow.tasks.capacity.observing import ObservedState, Watch, change
 from ebbflow.tasks.drawing.wording import plural
 
 _REFUSED = 5  # decisions in a row that the ledger refuses before the loop gives up on its memory
@@ -61,16 +61,16 @@ def concerned(state: State, memory: Memory) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Parts:
+class CycleComponents:
     """What cycles work with."""
 
     ledger: Ledger
     lead: Lead
     watch: Watch
-    hands: Hands
-    announcer: Announcer
+    hands: ActionExecutor
+    announcer: EventDispatcher
     settings: Settings
-    pace: LoopPace
+    pace: LoopIntervals
     clock: Clock
     evictor: Evictor | None = None
     point: Point = lambda _: None
@@ -79,7 +79,7 @@ class Parts:
 class Cycles:
     """The cycles of one loop, and what it remembers between them. For one thread."""
 
-    def __init__(self, parts: Parts, seed: int = 0) -> None:
+    def __init__(self, parts: CycleComponents, seed: int = 0) -> None:
         self.parts = parts
         self._ledger, self._lead, self._watch, self._hands = (
             parts.ledger,
@@ -90,8 +90,8 @@ class Cycles:
         self._settings, self._pace, self._clock = parts.settings, parts.pace, parts.clock
         self._point = parts.point
         self._rng = np.random.default_rng(seed)
-        self.figures = Figures()
-        self.sight = Sight()  # what the last cycle saw
+        self.figures = LoopMetrics()
+        self.sight = ObservedState()  # what the last cycle saw
         self.memory = Memory()
         self.next = 0.0  # when a decision is due even if nothing happens
         self._pending = _Pending()
@@ -144,7 +144,7 @@ class Cycles:
 
     # --- observe ------------------------------------------------------------------------------------------------
 
-    def _seen(self, state: State, sight: Sight) -> State:
+    def _seen(self, state: State, sight: ObservedState) -> State:
         """Write what is seen where it is news, and return the state with it."""
         found = change(state, sight.capacity) if sight.capacity is not None else None
         if found is None:
@@ -174,13 +174,13 @@ class Cycles:
                     self._pending.stamps.append(now)
                 self._pending.due = True
         for one in done:
-            if isinstance(one, Evicted):
+            if isinstance(one, EvictionResult):
                 self._pending.due = True
                 if one.done:
                     self._evicted.add((one.app, one.node))
                 else:
                     log.warning("what %s runs on %s could not be ended: %s", one.app, one.node, one.why)
-            elif isinstance(one, Scaled):
+            elif isinstance(one, ScaleResult):
                 if one.error:
                     log.warning("%s: %s", one.what, one.error)
                 elif one.applied is not None and (one.applied.asked or one.applied.refused):
@@ -189,10 +189,10 @@ class Cycles:
     # --- decide -------------------------------------------------------------------------------------------------
 
     def _decide(
-        self, state: State, reports: Mapping[str, AppReport], sight: Sight, now: float
+        self, state: State, reports: Mapping[str, AppReport], sight: ObservedState, now: float
     ) -> Cycle | None:
         rented = sight.fresh(now, self._pace.stale)
-        situation = Situation(
+        situation = SchedulerInput(
             now,
             state,
             reports,

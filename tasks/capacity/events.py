@@ -5,7 +5,7 @@ from typing import Any
 
 from ebbflow.planners.model.ledger import AppMoved, CapacityChanged, Change, Decided, Granted, Lease, Recalled
 from ebbflow.planners.model.ledger_state import State
-from ebbflow.tasks.capacity.actuator import Done, Scaled
+from ebbflow.tasks.capacity.actuator import Done, ScaleResult
 from ebbflow.tasks.capacity.listening import LoopEvent
 from ebbflow.tasks.drawing.wording import plural
 
@@ -52,7 +52,7 @@ def of_changes(before: State, changes: Sequence[Change], at: float) -> Iterator[
 def of_done(done: Iterable[Done], at: float) -> Iterator[LoopEvent]:
     """Return what to tell of what was asked of the fleet."""
     for one in done:
-        if isinstance(one, Scaled) and one.applied is not None:
+        if isinstance(one, ScaleResult) and one.applied is not None:
             asked = [str(ask) for ask in one.applied.asked]
             refused = [f"{refusal.of}: {refusal.why}" for refusal in one.applied.refused]
             if asked:

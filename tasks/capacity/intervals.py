@@ -6,7 +6,7 @@ from ebbflow.planners.errors import OptionError
 
 
 @dataclass(frozen=True, slots=True)
-class LoopPace:
+class LoopIntervals:
     """Times of a loop; what is decided, and how often without a cause, stands in ``planners.capacity.values``."""
 
     look: float = 0.2  # between looks at the ledger for apps that entered, moved or let go

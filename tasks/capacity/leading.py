@@ -20,7 +20,7 @@ from ebbflow.infra.clock import Clock
 from ebbflow.infra.errors import LedgerBusyError, LedgerError, LedgerUnavailableError, StaleLoopError
 from ebbflow.infra.ledger import Lead as Row
 from ebbflow.infra.ledger import Leadership, Ledger
-from ebbflow.tasks.capacity.intervals import LoopPace
+from ebbflow.tasks.capacity.intervals import LoopIntervals
 
 _DEAD = 1.5  # of a lead's time without a renewal, after which its loop is dead, whatever clocks say
 _RETRY = 1.0  # s between attempts to renew when the ledger does not answer
@@ -35,7 +35,7 @@ def holder_name() -> str:
 
 
 @dataclass
-class Waited:
+class ElectionDelay:
     """What had to be waited for before the lead was taken."""
 
     seconds: float = 0.0
@@ -45,7 +45,7 @@ class Waited:
 class Lead:
     """The lead of one loop. ``lost`` is set once another loop has it, and ``wake`` with it."""
 
-    def __init__(self, ledger: Ledger, holder: str, pace: LoopPace, clock: Clock) -> None:
+    def __init__(self, ledger: Ledger, holder: str, pace: LoopIntervals, clock: Clock) -> None:
         self._ledger, self._pace, self._clock = ledger, pace, clock
         self.holder = holder
         self.lost = threading.Event()
@@ -69,7 +69,7 @@ class Lead:
 
     def take(
         self, stop: threading.Event, *, take_over: bool = False, say: Callable[[str], None] | None = None
-    ) -> Waited | None:
+    ) -> ElectionDelay | None:
         """Wait until the lead is free, and take it; ``None`` when ``stop`` was set before.
 
         ``take_over`` takes it from one that lives. One whose row has not changed for the whole time of a lead, by
@@ -78,7 +78,7 @@ class Lead:
         Raises ``LedgerUnavailableError`` when the ledger has been away for longer than the pace's patience.
         """
         begun = self._clock.now()
-        waited = Waited()
+        waited = ElectionDelay()
         away: float | None = None
         row: Row | None = None
         since = begun  # when the row was last seen to change
@@ -186,7 +186,7 @@ class Lead:
 _SPARE = 1.0  # s that a renewal may be late
 
 
-_LONGEST = 60.0  # s that is waited for a renewal; a lead of ``LoopPace`` is 15 s
+_LONGEST = 60.0  # s that is waited for a renewal; a lead of ``LoopIntervals`` is 15 s
 
 
 _LOOK = 0.1  # s
@@ -241,7 +241,7 @@ def _next(ledger: Ledger, clock: Clock, lead: Row) -> Row | None:
             return None
 
 
-class Watched:
+class LeaseExpiryWatch:
     """Sees a lead come to its end without regard to clocks: it was given back, or not renewed for all of its time."""
 
     def __init__(self, token: int, clock: Clock) -> None:

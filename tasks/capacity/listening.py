@@ -31,7 +31,7 @@ class LoopListener(Protocol):
     def heard(self, event: LoopEvent) -> None: ...
 
 
-class Announcer:
+class EventDispatcher:
     """Hands events to a listener from a thread of its own; what a slow one has no room for is dropped and counted.
 
     Nothing here ever blocks the caller or raises.

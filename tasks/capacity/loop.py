@@ -34,20 +34,20 @@ from dataclasses import dataclass, field
 
 from ebbflow.infra.clock import Clock
 from ebbflow.infra.errors import LedgerError, LedgerUnavailableError, StaleLoopError
-from ebbflow.infra.ledger import Ledger, Unread
+from ebbflow.infra.ledger import Ledger, UnreadableReport
 from ebbflow.infra.protocols import CapacitySource, FleetControl
 from ebbflow.planners.capacity.values import Cycle, Settings
 from ebbflow.planners.model.ledger import AppReport
 from ebbflow.planners.model.ledger_state import State
-from ebbflow.tasks.apps.loop_report import LOOP, RESERVED, LoopRow, asked_to_stop
+from ebbflow.tasks.apps.loop_report import LOOP, RESERVED, LoopStatusRecord, asked_to_stop
 from ebbflow.tasks.apps.loop_report import problems as unread_problems
-from ebbflow.tasks.capacity.actuator import Evictor, Hands
-from ebbflow.tasks.capacity.cycle import Cycles, Parts, Point, concerned
-from ebbflow.tasks.capacity.intervals import LoopPace
+from ebbflow.tasks.capacity.actuator import ActionExecutor, Evictor
+from ebbflow.tasks.capacity.cycle import CycleComponents, Cycles, Point, concerned
+from ebbflow.tasks.capacity.intervals import LoopIntervals
 from ebbflow.tasks.capacity.leading import Lead, holder_name
-from ebbflow.tasks.capacity.listening import Announcer, LoopEvent, LoopListener
-from ebbflow.tasks.capacity.metrics import Figures
-from ebbflow.tasks.capacity.observing import Rented, Watch
+from ebbflow.tasks.capacity.listening import EventDispatcher, LoopEvent, LoopListener
+from ebbflow.tasks.capacity.metrics import LoopMetrics
+from ebbflow.tasks.capacity.observing import FleetObservation, Watch
 
 _FIRST = 0.1  # s before the first attempt
 
@@ -138,8 +138,8 @@ class CapacityLoop:
         evictor: Evictor | None = None,
         clock: Clock | None = None,
         listener: LoopListener | None = None,
-        pace: LoopPace | None = None,
-        rented: Callable[[], Rented] | None = None,
+        pace: LoopIntervals | None = None,
+        rented: Callable[[], FleetObservation] | None = None,
         answered: Callable[[], float | None] | None = None,
         holder: str = "",
         seed: int = 0,
@@ -147,15 +147,15 @@ class CapacityLoop:
     ) -> None:
         self._ledger = ledger
         self._clock = clock or ledger.clock
-        self._pace = pace or LoopPace()
+        self._pace = pace or LoopIntervals()
         self._wake = threading.Event()
         self._watch = Watch(source, fleet, self._pace, self._clock, rented, answered)
         self._lead = Lead(ledger, holder or holder_name(), self._pace, self._clock)
-        self._hands = Hands(fleet, evictor, self._clock, self._wake, lambda: self._lead.sure)
-        self._announcer = Announcer(listener)
+        self._hands = ActionExecutor(fleet, evictor, self._clock, self._wake, lambda: self._lead.sure)
+        self._announcer = EventDispatcher(listener)
         self._outage = Outage(self._pace.patience, self._clock, self._lead.holder)
         self._cycles = Cycles(
-            Parts(
+            CycleComponents(
                 ledger,
                 self._lead,
                 self._watch,
@@ -170,7 +170,7 @@ class CapacityLoop:
             seed,
         )
         self._asked = False
-        self._unread: Mapping[str, Unread] = {}
+        self._unread: Mapping[str, UnreadableReport] = {}
         self._status_at = 0.0
         self._off = 0.0  # s by which the machine's clock has jumped
         self._zero = time.time() - time.monotonic()
@@ -182,7 +182,7 @@ class CapacityLoop:
         return self._lead.taken and not self._lead.lost.is_set()
 
     @property
-    def figures(self) -> Figures:
+    def figures(self) -> LoopMetrics:
         """Return counts and times so far."""
         return self._cycles.figures
 
@@ -242,7 +242,7 @@ class CapacityLoop:
     def _reports(self, state: State) -> Mapping[str, AppReport]:
         """Return what apps said last; of one whose report cannot be read, that it lives and holds what it has."""
         memory = self._cycles.memory
-        unread: dict[str, Unread] = {}
+        unread: dict[str, UnreadableReport] = {}
         reports = self._ledger.reports(concerned(state, memory), unread=unread)
         for app, one in unread.items():
             if app not in self._unread:
@@ -293,7 +293,7 @@ class CapacityLoop:
 
     # --- telling ------------------------------------------------------------------------------------------------
 
-    def _row(self, phase: str = "running") -> LoopRow:
+    def _row(self, phase: str = "running") -> LoopStatusRecord:
         now, sight = self._clock.now(), self._cycles.sight
         off = time.time() - time.monotonic() - self._zero
         if abs(off - self._off) > _JUMP:
@@ -301,7 +301,7 @@ class CapacityLoop:
                 "the machine's clock has jumped by %.1f s; the loop's own goes on as before", off - self._off
             )
             self._off = off
-        return LoopRow(
+        return LoopStatusRecord(
             self._lead.leadership.token,
             self._lead.holder,
             self._cycles.parts.settings.policy.name,

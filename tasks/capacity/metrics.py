@@ -18,7 +18,7 @@ def percentile(values: Sequence[float], share: float) -> float | None:
 
 
 @dataclass
-class Figures:
+class LoopMetrics:
     """Counts since the loop began, and times of the newest changes and cycles."""
 
     cycles: int = 0

@@ -19,7 +19,7 @@ from ebbflow.planners.model.capacity import Capacity, CapacityDiff, Node, Notice
 from ebbflow.planners.model.fleet import Fleet, Offer
 from ebbflow.planners.model.ledger import CapacityChanged
 from ebbflow.planners.model.ledger_state import State
-from ebbflow.tasks.capacity.intervals import LoopPace
+from ebbflow.tasks.capacity.intervals import LoopIntervals
 
 T = TypeVar("T")
 
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Rented:
+class FleetObservation:
     """A fleet, what can be had beside it, and what its nodes do."""
 
     fleet: Fleet
@@ -41,12 +41,12 @@ class Rented:
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
+class ObservedState:
     """What was last seen. Times are seconds of the loop's clock."""
 
     capacity: Capacity | None = None  # None: never answered
     capacity_at: float = 0.0
-    rented: Rented | None = None
+    rented: FleetObservation | None = None
     rented_at: float = 0.0
     changed: tuple[float, ...] = ()  # when each change since the last ``take`` was seen
     problems: tuple[str, ...] = ()  # what does not answer now, as sentences
@@ -55,7 +55,7 @@ class Sight:
         """Return how old the capacity is, s."""
         return max(0.0, now - self.capacity_at)
 
-    def fresh(self, now: float, stale: float) -> Rented | None:
+    def fresh(self, now: float, stale: float) -> FleetObservation | None:
         """Return the fleet, unless it or the capacity is older than ``stale`` seconds: nothing is scaled by that."""
         if self.rented is None or now - self.rented_at > stale or self.age(now) > stale:
             return None
@@ -69,15 +69,15 @@ class Offering(Protocol):
     def offers(self, pool: str) -> tuple[Offer, ...]: ...
 
 
-def look_at(fleet: FleetControl) -> Rented:
+def look_at(fleet: FleetControl) -> FleetObservation:
     """Look at a fleet, and at its offers where it knows them itself. Raises an ``InfraError``."""
     seen = fleet.observe()
     if not isinstance(fleet, Offering):
-        return Rented(seen)
-    return Rented(seen, {pool.name: fleet.offers(pool.name) for pool in seen.pools})
+        return FleetObservation(seen)
+    return FleetObservation(seen, {pool.name: fleet.offers(pool.name) for pool in seen.pools})
 
 
-class _Look(Generic[T]):
+class _Poll(Generic[T]):
     """One thing that is looked at again and again; what was seen last stays when a look fails."""
 
     def __init__(
@@ -144,19 +144,19 @@ class Watch:
         self,
         source: CapacitySource,
         fleet: FleetControl | None,
-        pace: LoopPace,
+        pace: LoopIntervals,
         clock: Clock,
-        rented: Callable[[], Rented] | None = None,
+        rented: Callable[[], FleetObservation] | None = None,
         answered: Callable[[], float | None] | None = None,
     ) -> None:
         # `answered` tells when the source last had an answer, for one that hides for how long it has had none
         self._clock = clock
         self._answered = answered
-        self._capacity = _Look("the capacity", source.capacity, Capacity.same_nodes, pace.source, clock)
+        self._capacity = _Poll("the capacity", source.capacity, Capacity.same_nodes, pace.source, clock)
         if rented is None and fleet is not None:
             rented = partial(look_at, fleet)
         self._fleet = (
-            _Look("the fleet", rented, _same_fleet, pace.fleet, clock) if rented is not None else None
+            _Poll("the fleet", rented, _same_fleet, pace.fleet, clock) if rented is not None else None
         )
         self._threads: list[threading.Thread] = []
         self._stop = threading.Event()
@@ -179,7 +179,7 @@ class Watch:
             self._fleet.soon()
             self._hurry.set()
 
-    def take(self) -> Sight:
+    def take(self) -> ObservedState:
         """Return what was last seen, and the changes since the last call."""
         if not self._threads:
             for look in self._looks():
@@ -196,7 +196,7 @@ class Watch:
             # a source that cannot be reached returns what it knew, with the time of that
             told = self._answered() if self._answered is not None else seen.at
             at = min(at, told) if told else at
-        return Sight(
+        return ObservedState(
             seen,
             at,
             fleet.seen if fleet else None,
@@ -216,10 +216,10 @@ class Watch:
         for thread in self._threads:
             thread.join(_END)
 
-    def _looks(self) -> "tuple[_Look[Capacity] | _Look[Rented], ...]":
+    def _looks(self) -> "tuple[_Poll[Capacity] | _Poll[FleetObservation], ...]":
         return (self._capacity,) if self._fleet is None else (self._capacity, self._fleet)
 
-    def _run(self, look: "_Look[Capacity] | _Look[Rented]", wake: threading.Event) -> None:
+    def _run(self, look: "_Poll[Capacity] | _Poll[FleetObservation]", wake: threading.Event) -> None:
         hurried = look is self._fleet
         while not self._stop.is_set():
             left = look.due - self._clock.now()
@@ -239,7 +239,7 @@ class Watch:
                 look.due = self._clock.now() + _MOST_DELAY
 
 
-def _same_fleet(before: Rented, after: Rented) -> bool:
+def _same_fleet(before: FleetObservation, after: FleetObservation) -> bool:
     return before.fleet.epoch == after.fleet.epoch
 
 

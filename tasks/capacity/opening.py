@@ -22,7 +22,7 @@ from ebbflow.planners.model.fleet import Fleet, Offer
 from ebbflow.tasks.capacity.actuator import Evictor, LocalEvictor, RemoteEvictor
 from ebbflow.tasks.capacity.listening import LoopListener
 from ebbflow.tasks.capacity.loop import CapacityLoop
-from ebbflow.tasks.capacity.observing import Rented
+from ebbflow.tasks.capacity.observing import FleetObservation
 from ebbflow.tasks.capacity.request import CapacityRequest, LoopRules
 from ebbflow.tasks.query.request import check_master
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 Offers = Mapping[str, tuple[Offer, ...]]
 
 
-class Priced:
+class PricedSource:
     """A source whose nodes have the prices that were offered last. For several threads.
 
     ``first`` returns the offers, by pool, for the first look at nodes; it is asked once, since a market that does not
@@ -82,7 +82,7 @@ class Nodes:
     source: CapacitySource
     fleet: FleetControl | None = None
     evictor: Evictor | None = None
-    rented: Callable[[], Rented] | None = None
+    rented: Callable[[], FleetObservation] | None = None
     answered: Callable[[], float | None] | None = None
 
     def loop(self, ledger: Ledger, settings: Settings, **options: Any) -> CapacityLoop:
@@ -255,7 +255,7 @@ class _Aws:
             feed = cluster.feed()
             source = AwsCapacity(cluster.control, feed, hazard=hazard, refresh=refresh, clock=clock)
             # EC2 does not say what a node costs, and a lease without a price counts in no budget
-            priced = Priced(
+            priced = PricedSource(
                 source, lambda: {name: cluster.prices.offers(name) for name in cluster.settings.pools}
             )
 
@@ -263,14 +263,14 @@ class _Aws:
                 feed.start()
                 source.start()
 
-            accounts = Seldom(cluster.stays.look, _STAYS, clock)
+            accounts = RateLimited(cluster.stays.look, _STAYS, clock)
 
-            def rented() -> Rented:
+            def rented() -> FleetObservation:
                 # what the source has seen last, so that EC2 is asked once for both
-                seen = observe(Seen(source.fleet, cluster.control), cluster.prices)
+                seen = observe(ObservedFleet(source.fleet, cluster.control), cluster.prices)
                 priced.learn(seen.offers)
                 accounts()
-                return Rented(seen.fleet, seen.offers)
+                return FleetObservation(seen.fleet, seen.offers)
 
             runner = cluster.runner(_REGISTER)
             try:
@@ -322,7 +322,7 @@ class FirstLook:
         return self._source.capacity()
 
 
-class Seen:
+class ObservedFleet:
     """A fleet as somebody else has seen it; everything but ``observe`` is the fleet's own."""
 
     def __init__(self, look: Callable[[], Fleet], fleet: FleetControl) -> None:
@@ -331,7 +331,7 @@ class Seen:
         self.repair, self.close = fleet.repair, fleet.close
 
 
-class Seldom:
+class RateLimited:
     """Does something that may fail, no more often than ``every`` seconds."""
 
     def __init__(self, work: Callable[[], object], every: float, clock: Clock) -> None:

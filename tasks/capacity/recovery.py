@@ -11,7 +11,7 @@ from functools import partial
 
 from ebbflow.infra.clock import Clock
 from ebbflow.infra.ledger import Ledger
-from ebbflow.infra.storage.places import Place
+from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.planners.errors import EbbflowError, OptionError
 from ebbflow.planners.model.ledger import AppEntered, AppMoved, AppRecord, AppSpec, Decided, Event
 from ebbflow.planners.model.ledger_state import State
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class RestartPolicy:
     """How often a lost app is started again. Raises ``OptionError``."""
 
     first: float = 2.0  # s after its loss until the first start, doubled for each loss before
@@ -64,9 +64,9 @@ class LostApp:
         return not self.hopeless and now >= self.due
 
 
-def lost_apps(ledger: Ledger, now: float, patience: Patience | None = None) -> tuple[LostApp, ...]:
+def lost_apps(ledger: Ledger, now: float, patience: RestartPolicy | None = None) -> tuple[LostApp, ...]:
     """Return the apps that are lost, in the order of their arrival. Raises ``LedgerError``."""
-    patience = patience or Patience()
+    patience = patience or RestartPolicy()
     return tuple(
         _lost(ledger, record, now, patience) for record in ledger.state().active() if record.phase == "lost"
     )
@@ -76,7 +76,7 @@ def resume_lost(
     ledger: Ledger,
     start: Callable[[LostApp], str],
     clock: Clock | None = None,
-    patience: Patience | None = None,
+    patience: RestartPolicy | None = None,
     mine: Callable[[LostApp], bool] = lambda _: True,
 ) -> tuple[LostApp, ...]:
     """Start lost apps again that are due, and return them. What is done stands in the ledger before it is done.
@@ -117,7 +117,7 @@ def request_of(resume: Resume) -> TrainingRequest | TuningRequest | QueryRequest
         return TrainingRequest.load(resume.folder, resume.id)
     if resume.kind == "tuning":
         return TuningRequest.load(resume.folder, resume.id)
-    return AppFolder(Place(resume.folder), resume.id).load()
+    return AppFolder(StorageLocation(resume.folder), resume.id).load()
 
 
 def _start(ledger: Ledger, app: LostApp, start: Callable[[LostApp], str]) -> bool:
@@ -144,7 +144,7 @@ def _start(ledger: Ledger, app: LostApp, start: Callable[[LostApp], str]) -> boo
     return True
 
 
-def _lost(ledger: Ledger, record: AppRecord, now: float, patience: Patience) -> LostApp:
+def _lost(ledger: Ledger, record: AppRecord, now: float, patience: RestartPolicy) -> LostApp:
     events = _events(ledger, record.spec.id)
     losses = [e.at for e in events if isinstance(e.change, AppMoved) and e.change.phase == "lost"]
     since = losses[-1] if losses else record.entered

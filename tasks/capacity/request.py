@@ -12,7 +12,7 @@ from ebbflow.planners.capacity.values import Scaling, Settings, Team
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model import names
 from ebbflow.planners.sections import number, only, table
-from ebbflow.tasks.capacity.intervals import LoopPace
+from ebbflow.tasks.capacity.intervals import LoopIntervals
 from ebbflow.tasks.capacity.own_policies import policy_of
 from ebbflow.tasks.fleet.request import LIMITS, FleetRules
 
@@ -42,7 +42,7 @@ class LoopRules:
         weight = 2
         gpus = 48
 
-        [pace]                         # seconds; ``LoopPace`` has them all
+        [pace]                         # seconds; ``LoopIntervals`` has them all
         source = 0.3
     """
 
@@ -52,7 +52,7 @@ class LoopRules:
     times: Mapping[str, float] = field(default_factory=dict)
     scaling: Scaling | None = field(default_factory=Scaling)
     teams: Mapping[str, Team] = field(default_factory=dict)
-    pace: LoopPace = field(default_factory=LoopPace)
+    pace: LoopIntervals = field(default_factory=LoopIntervals)
 
     @classmethod
     def read(cls, path: str | Path) -> "LoopRules":
@@ -78,9 +78,9 @@ class LoopRules:
                 name: Team(**_numbers(team, f"{source}: teams.{name}", tuple(f.name for f in fields(Team))))
                 for name, team in table(content.get("teams", {}), f"{source}: teams").items()
             },
-            LoopPace(
+            LoopIntervals(
                 **_numbers(
-                    content.get("pace", {}), f"{source}: pace", tuple(f.name for f in fields(LoopPace))
+                    content.get("pace", {}), f"{source}: pace", tuple(f.name for f in fields(LoopIntervals))
                 )
             ),
         )

@@ -5,12 +5,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ebbflow.infra.ledger import Ledger, Unread
+from ebbflow.infra.ledger import Ledger, UnreadableReport
 from ebbflow.planners.model.ledger import OVER, AppRecord, AppReport, Decided, Event
 from ebbflow.planners.model.ledger_state import State
-from ebbflow.tasks.apps.loop_report import LOOP, LoopRow
+from ebbflow.tasks.apps.loop_report import LOOP, LoopStatusRecord
 from ebbflow.tasks.apps.loop_report import problems as unread_problems
-from ebbflow.tasks.capacity.leading import Watched
+from ebbflow.tasks.capacity.leading import LeaseExpiryWatch
 
 _BACK = 50  # decisions among which the newest auctions are looked for
 _FAR = 1000  # the same where none of those tells of all apps
@@ -77,7 +77,7 @@ class ClusterView:
     events: int
     leader: str  # empty: nobody
     leads: bool  # its lead has not run out
-    loop: LoopRow | None
+    loop: LoopStatusRecord | None
     loop_silent: float | None  # s since its last row
     nodes: tuple[NodeView, ...]
     leases: tuple[LeaseView, ...]
@@ -98,7 +98,7 @@ def look(ledger: Ledger, *, decisions: int = 8, over: int = 5) -> ClusterView:
     state, leader, ended = ledger.state(), ledger.leader(), ledger.ended(over)
     active = {record.spec.id for record in state.active()}
     ended = [record for record in ended if record.spec.id not in active]  # it may just have come back
-    unread: dict[str, Unread] = {}
+    unread: dict[str, UnreadableReport] = {}
     reports = ledger.reports([LOOP, *active, *(record.spec.id for record in ended)], unread=unread)
     now = ledger.clock.now()
     rho = _rho(reports)
@@ -111,7 +111,7 @@ def look(ledger: Ledger, *, decisions: int = 8, over: int = 5) -> ClusterView:
         state.number,
         leader.holder if leader is not None and leader.until > 0 else "",
         leader is not None and leader.alive(now),
-        LoopRow.of(row) if row is not None else None,
+        LoopStatusRecord.of(row) if row is not None else None,
         max(0.0, now - row.at) if row is not None else None,
         _nodes(state, now),
         _leases(state, now),
@@ -238,9 +238,9 @@ def _decided_rho(decisions: Sequence[Event]) -> dict[str, float]:
 
 
 def _problems(
-    state: State, leads: bool, row: AppReport | None, now: float, unread: Mapping[str, Unread]
+    state: State, leads: bool, row: AppReport | None, now: float, unread: Mapping[str, UnreadableReport]
 ) -> tuple[str, ...]:
-    found = list(LoopRow.of(row).problems) if row is not None and leads else []
+    found = list(LoopStatusRecord.of(row).problems) if row is not None and leads else []
     found += [problem for problem in unread_problems(unread) if problem not in found]
     if not leads:
         waiting = sum(record.phase == "waiting" for record in state.active())
@@ -256,7 +256,7 @@ def _problems(
 
 def wait_for_end(ledger: Ledger, token: int, timeout: float) -> bool:
     """Wait until the loop with ``token`` leads no more; false: it still does after ``timeout`` seconds."""
-    end, watched = time.monotonic() + timeout, Watched(token, ledger.clock)
+    end, watched = time.monotonic() + timeout, LeaseExpiryWatch(token, ledger.clock)
     while time.monotonic() < end:
         if watched.over(ledger.leader()):
             return True

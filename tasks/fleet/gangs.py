@@ -8,7 +8,7 @@
 
 from dataclasses import dataclass
 
-from ebbflow.infra.protocols import Applied, Gang, GangControl, Refusal
+from ebbflow.infra.protocols import ApplyResult, Gang, GangControl, Refusal
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.fleet.guard import RunMoney, new_nodes
 from ebbflow.planners.fleet.guard_gang import GangVerdict, check_gang
@@ -43,25 +43,25 @@ def guard_gang(
 
 
 @dataclass(frozen=True)
-class Started:
+class GangStartResult:
     """What became of a wish for a gang."""
 
     nodes: tuple[str, ...]  # empty where it was not started
-    applied: Applied
+    applied: ApplyResult
 
 
-def start_gang(gangs: GangControl, verdict: GangVerdict, *, dry_run: bool = False) -> Started:
+def start_gang(gangs: GangControl, verdict: GangVerdict, *, dry_run: bool = False) -> GangStartResult:
     """Start what the guard has let through; a dry run says what would be asked.
 
     Raises what ``GangControl.start`` raises.
     """
     if verdict.target is None:
         refused = tuple(Refusal("guard", why) for why in verdict.reasons)
-        return Started((), Applied(-1, refused=refused, dry_run=dry_run))
+        return GangStartResult((), ApplyResult(-1, refused=refused, dry_run=dry_run))
     found: Gang = gangs.start(verdict.target, dry_run=dry_run)
     refused = (Refusal(found.name, found.refused),) if found.refused else ()
     asked = (found.ask,) if found.ask is not None else ()
-    return Started(found.nodes, Applied(verdict.target.epoch, asked, refused, dry_run))
+    return GangStartResult(found.nodes, ApplyResult(verdict.target.epoch, asked, refused, dry_run))
 
 
 def gang_of(seen: Observation, name: str) -> PoolState:
@@ -74,6 +74,6 @@ def gang_of(seen: Observation, name: str) -> PoolState:
     return found[name]
 
 
-def end_gang(gangs: GangControl, name: str, epoch: int = -1, *, dry_run: bool = False) -> Applied:
+def end_gang(gangs: GangControl, name: str, epoch: int = -1, *, dry_run: bool = False) -> ApplyResult:
     """Return a gang's nodes to the provider; unknown and ended gangs ask for nothing. Raises ``AwsError``."""
-    return Applied(epoch, tuple(gangs.end(name, dry_run=dry_run)), (), dry_run)
+    return ApplyResult(epoch, tuple(gangs.end(name, dry_run=dry_run)), (), dry_run)

@@ -4,12 +4,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ebbflow.infra.aws.fleet.usage import NodeStay, StayBook
+from ebbflow.infra.aws.fleet.usage import NodeUsage, UsageLog
 from ebbflow.infra.errors import InfraError
 from ebbflow.infra.protocols import PriceSource
 from ebbflow.planners.errors import OptionError
-from ebbflow.planners.fleet.market import Interruption, Place, Seen, with_rates
-from ebbflow.planners.fleet.spending import Bill, Stay, bill
+from ebbflow.planners.fleet.market import Interruption, Place, SpotObservation, with_rates
+from ebbflow.planners.fleet.spending import RunCost, UsageInterval, bill
 from ebbflow.planners.model.fleet import Offer
 from ebbflow.planners.model.prices import HOUR, Series
 from ebbflow.tasks.drawing.wording import plural
@@ -39,7 +39,7 @@ def offers(
     pool: str,
     found: Sequence[Offer],
     prices: PriceSource,
-    book: StayBook,
+    book: UsageLog,
     interruption: Interruption,
     now: float,
 ) -> tuple[list[OfferRow], list[str]]:
@@ -90,15 +90,17 @@ def _week(series: Series, now: float) -> tuple[float, float]:
     return series.mean(start, now), max(series.between(start, now).prices)
 
 
-def seen_of(stays: Iterable[NodeStay], now: float) -> dict[Place, Seen]:
+def seen_of(stays: Iterable[NodeUsage], now: float) -> dict[Place, SpotObservation]:
     """Return the losses and node-seconds of spot nodes by instance type and zone."""
-    found: dict[Place, Seen] = {}
+    found: dict[Place, SpotObservation] = {}
     for stay in stays:
         if stay.spot:
             place = stay.instance_type, stay.zone
-            old = found.get(place, Seen(0, 0.0))
+            old = found.get(place, SpotObservation(0, 0.0))
             end = now if stay.end is None else stay.end
-            found[place] = Seen(old.losses + stay.interrupted, old.node_seconds + max(0.0, end - stay.start))
+            found[place] = SpotObservation(
+                old.losses + stay.interrupted, old.node_seconds + max(0.0, end - stay.start)
+            )
     return found
 
 
@@ -111,7 +113,7 @@ class CostRow:
 
     pool: str
     nodes: int  # that were counted, ended ones too
-    bill: Bill
+    bill: RunCost
 
     def to_json(self) -> dict[str, Any]:
         """Return it as values that JSON has."""
@@ -157,7 +159,7 @@ class CostReport:
         }
 
 
-def cost(cluster: str, book: StayBook, prices: PriceSource, now: float, seconds: float) -> CostReport:
+def cost(cluster: str, book: UsageLog, prices: PriceSource, now: float, seconds: float) -> CostReport:
     """Return what all known nodes have cost until ``now``, and those that are there will in ``seconds`` more.
 
     A node whose price is not known is left out, and ``problems`` say so.
@@ -166,7 +168,7 @@ def cost(cluster: str, book: StayBook, prices: PriceSource, now: float, seconds:
     listed = {kind: prices.on_demand(kind) for kind in sorted({stay.instance_type for stay in book.stays})}
     problems += prices.problems()
 
-    def priced(stay: NodeStay) -> bool:
+    def priced(stay: NodeUsage) -> bool:
         if not stay.spot:
             return listed[stay.instance_type] is not None
         found = series.get((stay.zone, stay.instance_type))
@@ -178,9 +180,9 @@ def cost(cluster: str, book: StayBook, prices: PriceSource, now: float, seconds:
     if vague := sum(not stay.exact for stay in known):
         problems.append(f"{plural(vague, 'node')} ended while nobody looked: counted up to the next look")
 
-    def of(name: str, stays: Sequence[NodeStay]) -> CostRow:
+    def of(name: str, stays: Sequence[NodeUsage]) -> CostRow:
         found = bill(
-            [Stay(stay.node, stay.start, stay.end, stay.interrupted) for stay in stays],
+            [UsageInterval(stay.node, stay.start, stay.end, stay.interrupted) for stay in stays],
             lambda node: series[node.zone, node.instance_type],
             lambda node: listed[node.instance_type],
             now,
@@ -194,7 +196,7 @@ def cost(cluster: str, book: StayBook, prices: PriceSource, now: float, seconds:
 
 
 def _series(
-    stays: Iterable[NodeStay], prices: PriceSource
+    stays: Iterable[NodeUsage], prices: PriceSource
 ) -> tuple[dict[tuple[str, str], Series], list[str]]:
     """Return the spot prices by zone and type, each from its first stay on, and what could not be had."""
     first: dict[tuple[str, str], float] = {}

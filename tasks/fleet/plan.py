@@ -4,10 +4,10 @@ from collections import Counter
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from ebbflow.infra.aws.fleet.usage import StayBook
-from ebbflow.infra.protocols import Applied, FleetControl
+from ebbflow.infra.aws.fleet.usage import UsageLog
+from ebbflow.infra.protocols import ApplyResult, FleetControl
 from ebbflow.planners.errors import PlanningError
-from ebbflow.planners.fleet.guard import Verdict
+from ebbflow.planners.fleet.guard import GuardResult
 from ebbflow.planners.fleet.market import Choice, choose, with_rates
 from ebbflow.planners.model.fleet import PoolState, Target
 from ebbflow.tasks.fleet.money import seen_of
@@ -22,9 +22,9 @@ class PoolPlan:
     pool: PoolState
     wanted: Target  # by scaling
     target: Target  # with on-demand nodes where spot is dry, and with those that leave
-    verdict: Verdict
+    verdict: GuardResult
     market: tuple[str, ...]  # which machines the market would choose, in sentences
-    would: Applied  # what would be asked for
+    would: ApplyResult  # what would be asked for
     dollars_now: float | None  # per hour; None: not known
     dollars_then: float | None  # with every new node as dear as the dearest offer
 
@@ -58,7 +58,7 @@ class PoolPlan:
 
 
 def plan(
-    control: FleetControl, seen: Observation, wanted: Target, rules: FleetRules, book: StayBook
+    control: FleetControl, seen: Observation, wanted: Target, rules: FleetRules, book: UsageLog
 ) -> PoolPlan:
     """Return what would become of the pool of ``wanted``. Raises ``AwsError``."""
     pool = seen.pool(wanted.pool)
@@ -71,7 +71,7 @@ def plan(
     return PoolPlan(pool, wanted, target, verdict, market(seen, final, rules, book), would, now, then)
 
 
-def market(seen: Observation, target: Target, rules: FleetRules, book: StayBook) -> tuple[str, ...]:
+def market(seen: Observation, target: Target, rules: FleetRules, book: UsageLog) -> tuple[str, ...]:
     """Return which machines the market would choose for ``target``, and why; all nodes count alike in a group."""
     pool = seen.pool(target.pool)
     offers = seen.offers.get(pool.name, ())

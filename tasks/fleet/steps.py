@@ -14,23 +14,23 @@ from dataclasses import dataclass, field, replace
 from ebbflow.infra.aws.clients import Clients
 from ebbflow.infra.aws.fleet.fleet import SpotFleet
 from ebbflow.infra.aws.fleet.state import FolderStore
-from ebbflow.infra.aws.fleet.usage import Stays
+from ebbflow.infra.aws.fleet.usage import UsageStore
 from ebbflow.infra.aws.notices.dead_letters import DeadLetters
 from ebbflow.infra.aws.notices.feed import NoticeFeed
 from ebbflow.infra.aws.notices.store import NoticeFile
-from ebbflow.infra.aws.prices.prices import PriceBook
+from ebbflow.infra.aws.prices.prices import PriceCache
 from ebbflow.infra.aws.remote import RemoteRunner
 from ebbflow.infra.aws.settings import Settings
 from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.errors import InfraError, StorageError
-from ebbflow.infra.protocols import Applied, FleetControl, GangControl, PriceSource, Refusal
+from ebbflow.infra.protocols import ApplyResult, FleetControl, GangControl, PriceSource, Refusal
 from ebbflow.infra.storage.files import home
 from ebbflow.infra.storage.jsonstore import JsonStore
-from ebbflow.infra.storage.places import Place
+from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.fleet import guard as guarding
 from ebbflow.planners.fleet.fallback import amended
-from ebbflow.planners.fleet.guard import RunMoney, Verdict, new_nodes
+from ebbflow.planners.fleet.guard import GuardResult, RunMoney, new_nodes
 from ebbflow.planners.fleet.scaling.scale_in import NodeUse, with_drains
 from ebbflow.planners.model.capacity import Node
 from ebbflow.planners.model.fleet import Fleet, Offer, PoolState, Target
@@ -38,7 +38,7 @@ from ebbflow.tasks.fleet.request import FleetRequest, FleetRules
 
 
 @dataclass(frozen=True)
-class Opened:
+class OpenedFleet:
     """Everything of one cluster, ready to be used."""
 
     settings: Settings
@@ -47,7 +47,7 @@ class Opened:
     control: FleetControl
     gangs: GangControl
     prices: PriceSource
-    stays: Stays
+    stays: UsageStore
     notices: NoticeFile
     clock: Clock
 
@@ -81,7 +81,7 @@ class Opened:
 
 
 @contextmanager
-def opened(request: FleetRequest, clock: Clock | None = None) -> Iterator[Opened]:
+def opened(request: FleetRequest, clock: Clock | None = None) -> Iterator[OpenedFleet]:
     """Open the cluster that ``request`` names; nothing is asked of AWS yet.
 
     Raises ``SettingsError`` or ``OptionError`` for files that are missing or wrong, ``AwsError`` without boto3.
@@ -97,15 +97,17 @@ def opened(request: FleetRequest, clock: Clock | None = None) -> Iterator[Opened
     folder, cluster = request.folder(), settings.cluster
     control = SpotFleet(settings, clients, FolderStore(folder, cluster, clock), clock)
     try:
-        yield Opened(
+        yield OpenedFleet(
             settings,
             rules,
             clients,
             control,
             control.gangs,
-            PriceBook(clients, settings, JsonStore(Place(home() / "prices")), listed=listed, clock=clock),
+            PriceCache(
+                clients, settings, JsonStore(StorageLocation(home() / "prices")), listed=listed, clock=clock
+            ),
             # a cluster's name has no dots, so these are nobody's plans
-            Stays(clients, settings.names, folder / f"{cluster}.stays.json", clock),
+            UsageStore(clients, settings.names, folder / f"{cluster}.stays.json", clock),
             NoticeFile(folder / f"{cluster}.notices.json", clock),
             clock,
         )
@@ -172,7 +174,7 @@ def _priced(node: Node, offers: Sequence[Offer]) -> Node:
 
 
 @contextmanager
-def take_notices(fleet: Opened) -> Iterator[NoticeFeed]:
+def take_notices(fleet: OpenedFleet) -> Iterator[NoticeFeed]:
     """Read notices in this process; what they say is the fleet's once the block ends.
 
     Raises ``NoticeError`` where another process of this machine reads them.
@@ -240,7 +242,7 @@ def guard(
     uses: Mapping[str, NodeUse] | None = None,
     elsewhere: Collection[str] = (),
     run: RunMoney | None = None,
-) -> Verdict:
+) -> GuardResult:
     """Return what of ``target`` may be applied.
 
     ``uses`` says what nodes hold, ``elsewhere`` what storage has a copy of, ``run`` what the run that the pool works
@@ -260,14 +262,16 @@ def guard(
 # --- act ----------------------------------------------------------------------------------------------------
 
 
-def act(control: FleetControl, verdict: Verdict, *, dry_run: bool = False) -> Applied:
+def act(control: FleetControl, verdict: GuardResult, *, dry_run: bool = False) -> ApplyResult:
     """Apply what the guard has let through; a dry run says what would be asked. Raises ``AwsError``."""
     if verdict.target is None:
-        return Applied(-1, refused=tuple(Refusal("guard", why) for why in verdict.reasons), dry_run=dry_run)
+        return ApplyResult(
+            -1, refused=tuple(Refusal("guard", why) for why in verdict.reasons), dry_run=dry_run
+        )
     return control.apply(verdict.target, dry_run=dry_run)
 
 
-def same_choice(first: Verdict, second: Verdict) -> bool:
+def same_choice(first: GuardResult, second: GuardResult) -> bool:
     """Tell whether two verdicts change a fleet alike, whatever the epoch they are for."""
     if first.target is None or second.target is None:
         return first.target is second.target

@@ -23,11 +23,11 @@ from ebbflow.infra.errors import (
     StorageError,
 )
 from ebbflow.infra.storage import checksums, private
-from ebbflow.infra.storage.places import Place
+from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.infra.tables.parquet import discover
 from ebbflow.planners.errors import OptionError
 from ebbflow.tasks.apps.lease_table import Rules
-from ebbflow.tasks.pipeline.coordinator import Attempt, Carried
+from ebbflow.tasks.pipeline.coordinator import Attempt, AttemptResult
 from ebbflow.tasks.pipeline.file.references import Reference, fill_in
 from ebbflow.tasks.pipeline.file.requests import (
     Fill,
@@ -56,7 +56,7 @@ def tables_of(step: StepSpec, pipeline: Pipeline, folder: Path, fill: Fill) -> s
     named = [resolved(fill(text), pipeline) for text in step.options.get("tables", ())]
     if len(named) <= 1:
         return named[0] if named else None
-    places = [Place(one) for one in named]
+    places = [StorageLocation(one) for one in named]
     if remote := [place for place in places if not place.local]:
         raise OptionError(f"tables of several folders must be on this machine; got {remote[0]}")
     linked = folder / "tables" / step.name
@@ -136,20 +136,20 @@ class Carrier:
         self._site, self._pipeline, self._folder = site, pipeline, folder
         self._clock, self._flow_run, self._say, self._save = clock, flow_run, say, save
 
-    def __call__(self, attempt: Attempt) -> Carried:
+    def __call__(self, attempt: Attempt) -> AttemptResult:
         """Carry one attempt out and return how it ended. Raises ``EbbflowError`` for what no other attempt mends."""
         carry = {"query": self._query, "training": self._training, "search": self._search}
         try:
             return carry[attempt.step.kind](attempt)
         except (LedgerUnavailableError, AwsUnavailableError) as error:
-            return Carried("lost", str(error))
+            return AttemptResult("lost", str(error))
         except RunLockedError as error:
             # an earlier self that the loop has taken for lost may still be on its way out
-            return Carried("lost", str(error))
+            return AttemptResult("lost", str(error))
 
     # --- kinds ------------------------------------------------------------------------------------------
 
-    def _query(self, attempt: Attempt) -> Carried:
+    def _query(self, attempt: Attempt) -> AttemptResult:
         from ebbflow.tasks.query.app import run_query_app
         from ebbflow.tasks.report.query import deliver
 
@@ -175,7 +175,7 @@ class Carrier:
         except StageCancelledError as error:
             if not attempt.stop.is_set():
                 raise
-            return Carried("stopped", str(error))
+            return AttemptResult("stopped", str(error))
         folder, file = places.result(step)
         report = outcome.report
         details: dict[str, Any] = {"rows": report.rows}
@@ -186,10 +186,14 @@ class Carrier:
             details["equal to DuckDB's result"] = report.verified
         results = {"path": folder, "file": file, "rows": str(report.rows)}
         if report.verified is False:
-            return Carried("failed", f"its result differs from DuckDB's: {report.verification}", {}, details)
-        return Carried("finished", "", results, details, {file: checksums.of_place(Place(file))})
+            return AttemptResult(
+                "failed", f"its result differs from DuckDB's: {report.verification}", {}, details
+            )
+        return AttemptResult(
+            "finished", "", results, details, {file: checksums.of_place(StorageLocation(file))}
+        )
 
-    def _training(self, attempt: Attempt) -> Carried:
+    def _training(self, attempt: Attempt) -> AttemptResult:
         from ebbflow.tasks.training.leased.app import run_training_app
 
         places = places_of(self._pipeline, str(self._folder.path))
@@ -211,9 +215,11 @@ class Carrier:
         details = {"steps": report.steps, "lost steps": report.lost_steps, **finite(metrics)}
         results = {"folder": request.run_folder}
         results |= {f"metrics.{name}": repr(value) for name, value in metrics.items()}
-        return Carried(report.state, "" if report.state == "finished" else report.reason, results, details)
+        return AttemptResult(
+            report.state, "" if report.state == "finished" else report.reason, results, details
+        )
 
-    def _search(self, attempt: Attempt) -> Carried:
+    def _search(self, attempt: Attempt) -> AttemptResult:
         from ebbflow.tasks.tuning.app import run_tuning_app
 
         places = places_of(self._pipeline, str(self._folder.path))
@@ -241,8 +247,10 @@ class Carrier:
             }
             details |= finite({f"best {report.metric}": best.value})
         if report.state == "finished" and best is None:
-            return Carried("failed", "no trial has come to its end", results, details)
-        return Carried(report.state, "" if report.state == "finished" else report.reason, results, details)
+            return AttemptResult("failed", "no trial has come to its end", results, details)
+        return AttemptResult(
+            report.state, "" if report.state == "finished" else report.reason, results, details
+        )
 
     # --- what they share --------------------------------------------------------------------------------
 

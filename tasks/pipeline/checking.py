@@ -14,7 +14,7 @@ from typing import Protocol
 from ebbflow.infra.aws.prices.listed import ListedPrices
 from ebbflow.infra.ledger.address import parse as parse_address
 from ebbflow.infra.packages import require
-from ebbflow.infra.storage.places import Place
+from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.infra.storage.user_files import output_problem
 from ebbflow.infra.tables.parquet import discover
 from ebbflow.planners.errors import EbbflowError, OptionError
@@ -29,7 +29,7 @@ from ebbflow.tasks.query.request import check_master, read_sql
 Columns = tuple[tuple[str, str], ...]
 
 
-class Say(Protocol):
+class ReportFinding(Protocol):
     """Writes a finding down: the section of the file (``queries.orders``), its key, and the rule with the value."""
 
     def __call__(self, section: str, key: str, rule: str) -> None: ...
@@ -47,7 +47,7 @@ def from_environment(reference: Reference) -> str:
 
 
 def check_surroundings(
-    pipeline: Pipeline, say: Say, done: Collection[str] = (), functions: tuple[str, ...] = ()
+    pipeline: Pipeline, say: ReportFinding, done: Collection[str] = (), functions: tuple[str, ...] = ()
 ) -> tuple[str, ...]:
     """Look at all that ``pipeline`` needs and that can be known here; return what has not been checked, and why.
 
@@ -74,7 +74,7 @@ def check_surroundings(
 @dataclass
 class _Check:
     pipeline: Pipeline
-    say: Say
+    say: ReportFinding
     functions: tuple[str, ...] = ()
     unchecked: list[str] = field(default_factory=list)
     results: dict[str, tuple[str, Columns | None]] = field(default_factory=dict)  # by query: table, columns
@@ -179,11 +179,11 @@ class _Check:
         if "${" in text:
             self._skip(step, f"{text} is known once other steps have run")
             return None
-        if "://" in text and not Place(text).local:
+        if "://" in text and not StorageLocation(text).local:
             self._skip(step, f"{text} is not on this machine")
             return None
         try:
-            return {one.name: one.columns for one in discover(Place(resolved(text, self.pipeline)))}
+            return {one.name: one.columns for one in discover(StorageLocation(resolved(text, self.pipeline)))}
         except EbbflowError as error:
             self._unless(quiet or not Path(resolved(text, self.pipeline)).exists(), step, "tables", error)
             return None

@@ -11,7 +11,7 @@ from typing import Any, Literal, Protocol
 from ebbflow.infra.clock import Clock
 from ebbflow.infra.errors import StorageError
 from ebbflow.infra.storage.checksums import is_same
-from ebbflow.infra.storage.places import Place
+from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.planners.errors import EbbflowError, OptionError
 from ebbflow.tasks.pipeline.file.order import hopeless, ready
 from ebbflow.tasks.pipeline.file.references import Reference, fill_in
@@ -41,7 +41,7 @@ class Attempt:
 
 
 @dataclass(frozen=True, slots=True)
-class Carried:
+class AttemptResult:
     """How an attempt ended."""
 
     state: Literal["finished", "stopped", "failed", "lost"]  # lost: worth another attempt
@@ -51,13 +51,13 @@ class Carried:
     files: Mapping[str, str] = field(default_factory=dict)  # as in ``StepRecord``
 
 
-Carry = Callable[[Attempt], Carried]
+Carry = Callable[[Attempt], AttemptResult]
 
 
 class Background(Protocol):
     """Puts steps into the background: plain threads, or an orchestrator's tasks."""
 
-    def submit(self, step: StepSpec, work: Callable[[], Carried], lost: Callable[[str], None]) -> None:
+    def submit(self, step: StepSpec, work: Callable[[], AttemptResult], lost: Callable[[str], None]) -> None:
         """Start ``work`` soon, in a thread of its own; if it cannot begin, call ``lost`` with the reason, once.
 
         It never raises.
@@ -78,7 +78,7 @@ class PipelineListener(Protocol):
     def tick(self) -> None: ...
 
 
-class Silent:
+class NullPipelineListener:
     """A listener that does nothing; others extend it."""
 
     def began(self, outcome: StepOutcome) -> None: ...
@@ -93,7 +93,7 @@ class Threads:
     def __init__(self) -> None:
         self._threads: list[threading.Thread] = []
 
-    def submit(self, step: StepSpec, work: Callable[[], Carried], lost: Callable[[str], None]) -> None:
+    def submit(self, step: StepSpec, work: Callable[[], AttemptResult], lost: Callable[[str], None]) -> None:
         thread = threading.Thread(target=work, name=f"ebbflow-step-{step.name}", daemon=True)
         try:
             thread.start()
@@ -139,7 +139,7 @@ class Coordinator:
         self._pipeline, self._folder, self._carry = pipeline, folder, carry
         self._background, self._listener, self._clock = background, listener, clock
         self._asked, self._patience = asked or threading.Event(), patience
-        self._inbox: queue.SimpleQueue[tuple[str, Carried]] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[tuple[str, AttemptResult]] = queue.SimpleQueue()
         self._stops: dict[str, threading.Event] = {}  # of the steps that run
         self._again: dict[str, float] = {}  # lost steps -> when they are gone on with
         self._lost: dict[str, int] = {}  # how often, in this process
@@ -193,7 +193,8 @@ class Coordinator:
                 seen.add(name)
                 known = self.record.steps[name]
                 wrong = next(
-                    (uri for uri, xxh64 in known.files.items() if not is_same(Place(uri), xxh64)), None
+                    (uri for uri, xxh64 in known.files.items() if not is_same(StorageLocation(uri), xxh64)),
+                    None,
                 )
                 if known.state == "finished" and wrong is not None:
                     label = self._pipeline.steps[name].label
@@ -252,28 +253,28 @@ class Coordinator:
         self._note(name, state="running", reason="", attempts=number, began=known.began or self._clock.now())
         self._listener.began(self._outcome(step))
         self._background.submit(
-            step, lambda: self._work(attempt), lambda why: self._inbox.put((name, Carried("lost", why)))
+            step, lambda: self._work(attempt), lambda why: self._inbox.put((name, AttemptResult("lost", why)))
         )
 
-    def _work(self, attempt: Attempt) -> Carried:
+    def _work(self, attempt: Attempt) -> AttemptResult:
         """Carry an attempt out, in its own thread; whatever happens, the coordinator hears how it ended."""
-        carried = Carried("failed", "its thread ended")
+        carried = AttemptResult("failed", "its thread ended")
         try:
             carried = self._carry(attempt)
         except EbbflowError as error:
-            carried = Carried("failed", str(error))
+            carried = AttemptResult("failed", str(error))
         except Exception as error:
             log.exception("step %s failed", attempt.step.name)
-            carried = Carried("failed", f"{type(error).__name__}: {error}")
+            carried = AttemptResult("failed", f"{type(error).__name__}: {error}")
         finally:
             self._inbox.put((attempt.step.name, carried))
         return carried
 
-    def _take(self, name: str, carried: Carried) -> None:
+    def _take(self, name: str, carried: AttemptResult) -> None:
         del self._stops[name]
         step, now = self._pipeline.steps[name], self._clock.now()
         if carried.state == "lost" and self._stopping:
-            carried = Carried("stopped", carried.reason, details=carried.details)
+            carried = AttemptResult("stopped", carried.reason, details=carried.details)
         if carried.state == "lost":
             lost = self._lost[name] = self._lost.get(name, 0) + 1
             if lost < step.attempts:
@@ -282,7 +283,7 @@ class Coordinator:
                 self._note(name, state="waiting", reason=carried.reason)
                 self._listener.note(f"{step.label} was lost ({carried.reason}); it goes on in {delay:g} s")
                 return
-            carried = Carried("failed", f"lost {lost} times, the last time: {carried.reason}")
+            carried = AttemptResult("failed", f"lost {lost} times, the last time: {carried.reason}")
         state: StepState = carried.state  # type: ignore[assignment]
         self._note(
             name,

@@ -18,9 +18,9 @@ from ebbflow.infra.errors import PipelineRunError, RunLockedError, StorageError
 from ebbflow.infra.storage import checksums, user_files
 from ebbflow.infra.storage.files import home, write_atomic
 from ebbflow.infra.storage.locks import RunLock
-from ebbflow.infra.storage.places import Place
+from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.planners.errors import OptionError
-from ebbflow.tasks.pipeline.checking import Say
+from ebbflow.tasks.pipeline.checking import ReportFinding
 from ebbflow.tasks.pipeline.file.kinds import nearest
 from ebbflow.tasks.pipeline.file.read import parse_pipeline
 from ebbflow.tasks.pipeline.file.spec import Pipeline
@@ -31,7 +31,7 @@ _FILE, _TEXT = "run.json", "pipeline.yaml"
 _ID = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,57}")
 
 
-Rest = Callable[[Pipeline, Say, Collection[str]], object]
+Rest = Callable[[Pipeline, ReportFinding, Collection[str]], object]
 """Checks what a pipeline needs but for steps that have finished."""
 
 
@@ -111,7 +111,7 @@ class RunFolder:
     @contextmanager
     def held(self, clock: Clock) -> Iterator[None]:
         """Keep other processes from the run. Raises ``PipelineRunError`` while one has it, which says who."""
-        lock = RunLock(Place(self.path), self.id, clock=clock)
+        lock = RunLock(StorageLocation(self.path), self.id, clock=clock)
         try:
             lock.acquire()
         except RunLockedError as error:
@@ -170,7 +170,7 @@ class RunFolder:
                 "the pipeline anew"
             ) from error
 
-        def check(pipeline: Pipeline, say: Say) -> None:
+        def check(pipeline: Pipeline, say: ReportFinding) -> None:
             if further is not None:
                 further(pipeline, say, {name for name, one in steps.items() if one.state == "finished"})
 

@@ -16,13 +16,13 @@ from ebbflow.planners.errors import EbbflowError, OptionError
 from ebbflow.tasks.capacity.listening import LoopListener
 from ebbflow.tasks.capacity.own_policies import check_policy
 from ebbflow.tasks.pipeline.carry import Carrier
-from ebbflow.tasks.pipeline.checking import Say, check_surroundings
+from ebbflow.tasks.pipeline.checking import ReportFinding, check_surroundings
 from ebbflow.tasks.pipeline.coordinator import (
     Background,
     Carry,
     Coordinator,
+    NullPipelineListener,
     PipelineListener,
-    Silent,
     Threads,
 )
 from ebbflow.tasks.pipeline.file.read import read_pipeline
@@ -87,7 +87,7 @@ class PipelineRequest:
         return self.resume or self.id or Path(self.file).stem
 
 
-class Quiet(Silent):
+class NullWatcher(NullPipelineListener):
     """A watcher that neither looks nor speaks."""
 
     def watch(self, view: ClusterView, steps: Steps) -> None: ...
@@ -113,7 +113,7 @@ def _read(request: PipelineRequest) -> tuple[RunFolder, RunRecord | None, Checke
     """Return the run's directory, which is not made yet, its record where it is gone on with, and its pipeline."""
     unchecked: list[str] = []
 
-    def look(pipeline: Pipeline, say: Say, done: Collection[str] = ()) -> None:
+    def look(pipeline: Pipeline, say: ReportFinding, done: Collection[str] = ()) -> None:
         unchecked.extend(check_surroundings(pipeline, say, done, request.allow_functions))
         try:
             check_policy(pipeline.loop.policy, pipeline.loop.options, allowed=request.allow_policies)
@@ -162,7 +162,7 @@ def run_steps(
         EbbflowError: the pipeline cannot begin; how its steps ended, the outcome says.
     """
     clock = clock or SystemClock()
-    listener = listener or Quiet()
+    listener = listener or NullWatcher()
     folder, record, checked = _read(request)
     pipeline = checked.pipeline
     with folder.held(clock):
@@ -228,7 +228,7 @@ class _Run:
                 folder,
                 make(site, pipeline, folder),
                 background=background,
-                listener=_Minding(self._listener, site),
+                listener=_LoopWatchdog(self._listener, site),
                 clock=clock,
                 asked=self._stop,
             )
@@ -280,7 +280,7 @@ class _Run:
         return outcome
 
 
-class _Minding(Silent):
+class _LoopWatchdog(NullPipelineListener):
     """Passes everything on, and ends the run when the loop of this process is over: apps would wait for ever."""
 
     def __init__(self, listener: Watcher, site: Site) -> None:

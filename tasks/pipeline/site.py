@@ -17,11 +17,11 @@ from ebbflow.planners.errors import EbbflowError
 from ebbflow.planners.hazard import hazard
 from ebbflow.tasks.capacity.actuator import LocalEvictor
 from ebbflow.tasks.capacity.giving_back import give_back
-from ebbflow.tasks.capacity.intervals import LoopPace
+from ebbflow.tasks.capacity.intervals import LoopIntervals
 from ebbflow.tasks.capacity.leading import leads, led_soon
 from ebbflow.tasks.capacity.listening import LoopListener
 from ebbflow.tasks.capacity.loop import CapacityLoop
-from ebbflow.tasks.capacity.observing import Rented
+from ebbflow.tasks.capacity.observing import FleetObservation
 from ebbflow.tasks.pipeline.checking import from_environment
 from ebbflow.tasks.pipeline.faulting import schedule_of
 from ebbflow.tasks.pipeline.file.deciding import settings_of
@@ -33,7 +33,7 @@ LEDGER = "ledger.db"  # in the run's folder, of a cluster that comes and goes wi
 _UP = 120.0  # s for the first nodes of this machine, beside their boot time
 _END = 30.0  # s for the loop to end
 _PRIOR_HOURS = 1.0  # how much evidence a stated hazard counts for
-PACE = LoopPace(source=0.3, fleet=1.0, lead=6.0)  # one process, one file: quicker than across machines
+PACE = LoopIntervals(source=0.3, fleet=1.0, lead=6.0)  # one process, one file: quicker than across machines
 
 log = logging.getLogger(__name__)
 
@@ -127,9 +127,9 @@ def _local(
         listed = {pool.instance_type: pool.price_in("on-demand") for pool in cluster.pools}
         site = Site(ledger, run, fleet, _local_pools(fleet), listed=listed, grace=settings.grace_s)
 
-        def rented() -> Rented:
+        def rented() -> FleetObservation:
             seen = fleet.observe()
-            return Rented(seen, {pool.name: fleet.offers(pool.name) for pool in seen.pools})
+            return FleetObservation(seen, {pool.name: fleet.offers(pool.name) for pool in seen.pools})
 
         loop = CapacityLoop(
             ledger,

@@ -19,12 +19,12 @@ from ebbflow.planners.model.ledger import AppSpec
 from ebbflow.planners.query.plan.qep import Stage
 from ebbflow.planners.query.plan.state import Estimate, ReplanDecision
 from ebbflow.planners.query.running.execution import Execution
-from ebbflow.tasks.apps.agent import AppAgent, Pace
+from ebbflow.tasks.apps.agent import AgentIntervals, AppAgent
 from ebbflow.tasks.apps.lease_table import Rules
 from ebbflow.tasks.query.app_requests import AppFolder
 from ebbflow.tasks.query.feedback import Feedback
-from ebbflow.tasks.query.listening import Fan, Listener, Silent, StageOutcome
-from ebbflow.tasks.query.opening import Opened
+from ebbflow.tasks.query.listening import CompositeQueryListener, Listener, NullQueryListener, StageOutcome
+from ebbflow.tasks.query.opening import OpenedEngine
 from ebbflow.tasks.query.report import StageReport, spoken
 from ebbflow.tasks.query.request import QueryRequest
 from ebbflow.tasks.query.run import Orchestrator, PlainOrchestrator, QueryOutcome, execute
@@ -76,10 +76,10 @@ def run_query_app(
     orchestrator: Orchestrator | None = None,
     *,
     clock: Clock | None = None,
-    opened: Opened | None = None,
+    opened: OpenedEngine | None = None,
     stop: threading.Event | None = None,
     rules: Rules | None = None,
-    pace: Pace | None = None,
+    pace: AgentIntervals | None = None,
     deliver: Deliver = lambda outcome, request: None,
 ) -> QueryOutcome:
     """Run ``request`` as the app of ``spec`` to its end and return the outcome.
@@ -163,10 +163,10 @@ def follower(execution: Execution, agent: AppAgent, clock: Clock) -> Listener:
     def want(cores: float) -> None:
         agent.figures(cores=cores if isfinite(cores) else None)
 
-    return Fan(QueryFigures(execution, agent, clock), Demand(execution, want))
+    return CompositeQueryListener(QueryMetrics(execution, agent, clock), Demand(execution, want))
 
 
-class QueryFigures(Silent):
+class QueryMetrics(NullQueryListener):
     """Tells the ledger of a query's progress and re-plans. Called in the thread that runs the query."""
 
     def __init__(self, execution: Execution, agent: AppAgent, clock: Clock) -> None:

@@ -9,7 +9,7 @@ from ebbflow.infra.clock import Clock
 from ebbflow.infra.spark.cluster.authentication import is_sensitive
 from ebbflow.infra.storage import records
 from ebbflow.infra.storage.locks import RunLock
-from ebbflow.infra.storage.places import Place
+from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model.ledger import AppSpec
 from ebbflow.tasks.apps.specs import Resume, app_spec
@@ -28,7 +28,7 @@ class AppFolder:
         clock: of the lock.
     """
 
-    def __init__(self, store: Place, id: str, clock: Clock | None = None) -> None:
+    def __init__(self, store: StorageLocation, id: str, clock: Clock | None = None) -> None:
         if not _ID.fullmatch(id):
             raise OptionError(
                 f"an app's id holds letters, digits, dashes, dots and underscores, 100 at most; got {id!r}"

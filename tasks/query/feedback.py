@@ -13,7 +13,7 @@ Publish = Callable[[Capacity, str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class FeedbackPace:
+class FeedbackIntervals:
     """How often to look, and how long to wait for a burst to end. Seconds."""
 
     interval: float = 0.25
@@ -33,13 +33,13 @@ class Feedback:
         source: CapacitySource,
         clock: Clock,
         publish: Publish,
-        pace: FeedbackPace | None = None,
+        pace: FeedbackIntervals | None = None,
         failed: Callable[[Exception], None] | None = None,
     ) -> None:
         self._source = source
         self._clock = clock
         self._publish = publish
-        self._pace = pace or FeedbackPace()
+        self._pace = pace or FeedbackIntervals()
         self._failed = failed
         self._published: Capacity | None = None
 

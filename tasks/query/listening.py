@@ -53,11 +53,11 @@ class Listener(Protocol):
     def note(self, text: str) -> None: ...
 
 
-class Silent(Listener):
+class NullQueryListener(Listener):
     """A listener that does nothing; others extend it."""
 
 
-class Fan(Silent):
+class CompositeQueryListener(NullQueryListener):
     """Passes everything on to several listeners, in order."""
 
     def __init__(self, *listeners: Listener) -> None:

@@ -22,7 +22,7 @@ _PRIOR_HOURS = 1.0  # how much evidence a stated hazard counts for
 
 
 @dataclass
-class Opened:
+class OpenedEngine:
     """A started engine, where its capacity is seen, and with whom that is shared."""
 
     engine: SqlEngine
@@ -38,7 +38,7 @@ class Opened:
 
 
 @contextmanager
-def opened_engine(request: QueryRequest, clock: Clock | None = None) -> Iterator[Opened]:
+def opened_engine(request: QueryRequest, clock: Clock | None = None) -> Iterator[OpenedEngine]:
     """Start the engine and its capacity source; both are closed at the end."""
     clock = clock or SystemClock()
     opened = _open_duckdb(clock) if request.engine == "duckdb" else _open_spark(request, clock)
@@ -49,16 +49,16 @@ def opened_engine(request: QueryRequest, clock: Clock | None = None) -> Iterator
         yield opened
 
 
-def _open_duckdb(clock: Clock) -> Opened:
+def _open_duckdb(clock: Clock) -> OpenedEngine:
     from ebbflow.infra.query.duckdb import DuckDbEngine
 
     source = LocalCapacity(clock=clock)
     node = source.capacity().nodes[0]
     engine = DuckDbEngine.start(node.cores, node.memory, clock=clock)
-    return Opened(engine, source, cluster=f"duckdb {socket.gethostname()}")
+    return OpenedEngine(engine, source, cluster=f"duckdb {socket.gethostname()}")
 
 
-def _open_spark(request: QueryRequest, clock: Clock) -> Opened:
+def _open_spark(request: QueryRequest, clock: Clock) -> OpenedEngine:
     from ebbflow.infra.spark.engine import SparkEngine
     from ebbflow.infra.spark.masters import executors_for, find_master
     from ebbflow.infra.spark.settings import is_local
@@ -91,7 +91,7 @@ def _open_spark(request: QueryRequest, clock: Clock) -> Opened:
         shape=held,
         clock=clock,
     )
-    return Opened(
+    return OpenedEngine(
         engine,
         watch,
         [watch.close],
@@ -106,7 +106,7 @@ def _open_spark(request: QueryRequest, clock: Clock) -> Opened:
 
 
 def shared_source(
-    opened: Opened, request: QueryRequest, store: ParquetCheckpointStore, clock: Clock
+    opened: OpenedEngine, request: QueryRequest, store: ParquetCheckpointStore, clock: Clock
 ) -> CapacitySource:
     """Enter the query among those that share its cluster, and return its capacity with its share.
 

@@ -14,7 +14,7 @@ from ebbflow.infra.errors import InfraError, StorageError
 from ebbflow.infra.packages import require
 from ebbflow.infra.protocols import Checkpoint
 from ebbflow.infra.storage.files import write_text
-from ebbflow.infra.storage.places import Place
+from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.planners.model import Capacity, CapacityDiff, Share
 from ebbflow.planners.query.coverage import BlockCoverage
 from ebbflow.planners.query.plan.qep import QueryExecutionPlan, Stage
@@ -328,7 +328,7 @@ class QueryReport:
 
         if self.result is not None and is_whole(self.result):
             return self.result
-        return result_at(Place(self.result_path), self.columns, self.rows)
+        return result_at(StorageLocation(self.result_path), self.columns, self.rows)
 
     def _repr_html_(self) -> str:
         """Return what notebooks show: what it was, and the first rows where this process has run it."""

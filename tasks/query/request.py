@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from ebbflow.infra.storage import user_files
 from ebbflow.infra.storage.files import home
-from ebbflow.infra.storage.places import Place
+from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model import options
 from ebbflow.planners.model.options import asked
@@ -124,19 +124,19 @@ class QueryRequest:
         object.__setattr__(self, "allow_functions", checked_functions(self.allow_functions))
 
     @cached_property
-    def store_place(self) -> Place:
+    def store_place(self) -> StorageLocation:
         """Return where checkpoints are."""
-        return Place(self.store)
+        return StorageLocation(self.store)
 
     @cached_property
-    def tables_place(self) -> Place | None:
+    def tables_place(self) -> StorageLocation | None:
         """Return the folder of tables; ``None`` for those of a catalogue."""
-        return Place(self.tables) if self.tables else None
+        return StorageLocation(self.tables) if self.tables else None
 
     @cached_property
-    def out_place(self) -> Place | None:
+    def out_place(self) -> StorageLocation | None:
         """Return where the result is to be written."""
-        return Place(self.out) if self.out else None
+        return StorageLocation(self.out) if self.out else None
 
     @classmethod
     def of(cls, sql: str, **options: Any) -> "QueryRequest":

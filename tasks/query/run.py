@@ -24,8 +24,16 @@ from ebbflow.planners.query.running.packing import simulate
 from ebbflow.planners.query.running.session import MAX_PARALLEL_STAGES, Session, planning_share
 from ebbflow.tasks.query.driver import Driver
 from ebbflow.tasks.query.feedback import Feedback
-from ebbflow.tasks.query.listening import CapacityChanged, Fan, Inbox, Listener, Silent, StageOutcome, Threads
-from ebbflow.tasks.query.opening import Opened, arrived_capacity, opened_engine, shared_source
+from ebbflow.tasks.query.listening import (
+    CapacityChanged,
+    CompositeQueryListener,
+    Inbox,
+    Listener,
+    NullQueryListener,
+    StageOutcome,
+    Threads,
+)
+from ebbflow.tasks.query.opening import OpenedEngine, arrived_capacity, opened_engine, shared_source
 from ebbflow.tasks.query.planning import Gathered, prepare, remember
 from ebbflow.tasks.query.recorder import RunRecorder
 from ebbflow.tasks.query.report import PlanReport, QueryReport, spoken
@@ -55,7 +63,7 @@ class PlainOrchestrator:
     """Threads of this process."""
 
     def __init__(self, listener: Listener | None = None) -> None:
-        self.listener: Listener = listener or Silent()
+        self.listener: Listener = listener or NullQueryListener()
         self._stages = Threads(MAX_PARALLEL_STAGES + 2)
         self._watch = ThreadPoolExecutor(1, thread_name_prefix="ebbflow-feedback")
 
@@ -93,7 +101,7 @@ def execute(
     request: QueryRequest,
     orchestrator: Orchestrator | None = None,
     clock: Clock | None = None,
-    opened: Opened | None = None,
+    opened: OpenedEngine | None = None,
     follow: Callable[[Execution], Listener] | None = None,
 ) -> QueryOutcome:
     """Run ``request`` to its end and return the outcome; what it asks to be written, ``deliver`` writes
@@ -148,8 +156,8 @@ def execute(
 
 @contextmanager
 def _prepared_and_opened(
-    request: QueryRequest, store: ParquetCheckpointStore, clock: Clock, given: Opened | None
-) -> Iterator[tuple[Gathered, QueryPlanner, Opened]]:
+    request: QueryRequest, store: ParquetCheckpointStore, clock: Clock, given: OpenedEngine | None
+) -> Iterator[tuple[Gathered, QueryPlanner, OpenedEngine]]:
     """Plan while the engine starts, which takes seconds for Spark. A bad query is told first."""
     run_id = uuid.uuid4().hex
     if given is not None:
@@ -223,8 +231,8 @@ def _listener(
     for note in session.planner.notes:
         listener.note(note)
     if isinstance(source, SharedCapacity) and engine.name == "spark":
-        listener = Fan(listener, Demand(session.execution, source.want))
-    return listener if follow is None else Fan(listener, follow(session.execution))
+        listener = CompositeQueryListener(listener, Demand(session.execution, source.want))
+    return listener if follow is None else CompositeQueryListener(listener, follow(session.execution))
 
 
 def explain(

@@ -14,7 +14,7 @@ from ebbflow.planners.query.plan.qep import Stage
 from ebbflow.planners.query.plan.state import ReplanDecision
 from ebbflow.planners.query.running.execution import Execution
 from ebbflow.planners.query.shares import entitlements, whole_cores
-from ebbflow.tasks.query.listening import Silent
+from ebbflow.tasks.query.listening import NullQueryListener
 from ebbflow.tasks.query.report import StageReport
 
 TURN = 60.0  # seconds after which cores that do not divide go to the next query
@@ -141,7 +141,7 @@ class SharedCapacity:
         return max((cores for _, cores in tuple(demands)), default=math.inf)
 
 
-class Demand(Silent):
+class Demand(NullQueryListener):
     """Tells ``want`` how many cores a query can use: the tasks that are left of what its plan still needs.
 
     What has not finished a task yet may still turn out to have any number of them: there is no limit then.

@@ -15,8 +15,8 @@ from ebbflow.infra.protocols import (
     StageProgress,
     StageResult,
 )
-from ebbflow.infra.query.slices import Cells, Narrowing, SliceIndex, covers, together
-from ebbflow.infra.storage.places import Place
+from ebbflow.infra.query.slices import Cells, FilePruning, SliceIndex, covers, together
+from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.planners.query.costs.operators import split_bytes
 from ebbflow.planners.query.plan.partial import bound
 from ebbflow.planners.query.plan.qep import Slicing, Stage, Statement
@@ -32,7 +32,7 @@ class SlicesDone:
 
 
 @dataclass(frozen=True)
-class Sliced:
+class SlicedOutput:
     """A stage whose slices are all there."""
 
     checkpoint: Checkpoint
@@ -75,7 +75,7 @@ class KnownSlices:
     index: SliceIndex
     since: float = 0.0  # seconds since the Unix epoch
     made: set[str] = field(default_factory=set)  # fingerprints of slices that this query has computed
-    narrowing: Narrowing = field(default_factory=Narrowing)
+    narrowing: FilePruning = field(default_factory=FilePruning)
 
     def of(self, run: StageRun, slicing: Slicing) -> dict[Cells, Checkpoint]:
         """Return the slices of a stage that are there and whole."""
@@ -128,7 +128,7 @@ class SliceRunner:
         for job in jobs:
             self._engine.cancel(job)
 
-    def run(self) -> Sliced:
+    def run(self) -> SlicedOutput:
         """Run what is missing and return the whole. Raises what the engine and the store raise; slices that are
         done stay."""
         run, stage, grid = self._run, self._run.stage, self._slicing.grid
@@ -140,7 +140,9 @@ class SliceRunner:
         if todo:
             self._run_all(todo, reused)
         assert covers(self._done, grid.cells)
-        return Sliced(together(stage.output_fp, self._done), _summed(self._results), len(self._done), reused)
+        return SlicedOutput(
+            together(stage.output_fp, self._done), _summed(self._results), len(self._done), reused
+        )
 
     def _run_all(self, todo: Sequence[Cells], reused: int) -> None:
         stop = threading.Event()
@@ -192,7 +194,7 @@ class SliceRunner:
             fraction = self._fraction()
         self._tell(SlicesDone(run.job_id, fraction))
 
-    def _job(self, job_id: str, cells: Cells, output: Place) -> StageJob:
+    def _job(self, job_id: str, cells: Cells, output: StorageLocation) -> StageJob:
         run, stage = self._run, self._run.stage
         low, high = self._slicing.grid.bounds(*cells)
         columns = dict(self._slicing.grid.columns)

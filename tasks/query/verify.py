@@ -7,7 +7,7 @@ from ebbflow.infra.errors import EngineError
 from ebbflow.infra.protocols import Checkpoint, StageJob
 from ebbflow.infra.query.duckdb import DuckDbEngine
 from ebbflow.infra.query.results import read_checkpoint, same_rows
-from ebbflow.infra.storage.places import Place
+from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.planners.query.sql.dialect import duckdb_sql
 from ebbflow.tasks.query.planning import Gathered
 
@@ -21,7 +21,7 @@ def oracle(gathered: Gathered) -> object:
     engine = DuckDbEngine.start()
     try:
         with tempfile.TemporaryDirectory(prefix="ebbflow-oracle-") as folder:
-            place = Place(folder)
+            place = StorageLocation(folder)
             engine.confine(relations, [place], gathered.everything)
             job = StageJob("oracle", "oracle", duckdb_sql(query), relations, place)
             engine.run(job)

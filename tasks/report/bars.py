@@ -15,7 +15,7 @@ _WIDEST = 190.0  # a label outside its bar
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
+class Axes:
     """Where things are: seconds to units along x."""
 
     width: float
@@ -64,12 +64,12 @@ def stroke_of(status: StageStatus) -> str:
     }[status]
 
 
-def place_bars(stages: Sequence[StageReport], frame: Frame) -> list[Bar]:
+def place_bars(stages: Sequence[StageReport], frame: Axes) -> list[Bar]:
     """Return a bar for each stage in order of start; equal names and times keep a fixed order."""
     return [_bar(stage, frame) for stage in sorted(stages, key=lambda s: (s.started, s.ended, s.name))]
 
 
-def _bar(stage: StageReport, frame: Frame) -> Bar:
+def _bar(stage: StageReport, frame: Axes) -> Bar:
     """Place a stage's bar, and its label inside it, right of it, or left of it: wherever it fits."""
     x0 = frame.x(stage.started)
     instant = stage.status == "reused"

@@ -28,7 +28,6 @@ from ebbflow.tasks.report.timeline import timeline_svg
 if TYPE_CHECKING:
     from ebbflow.infra.clock import Clock
     from ebbflow.planners.query.running.execution import Execution
-    from ebbflow.tasks.query.opening import Opened
     from ebbflow.tasks.query.request import QueryRequest
     from ebbflow.tasks.query.run import Listener, Orchestrator, QueryOutcome
 
@@ -51,7 +50,7 @@ def execute(
     request: "QueryRequest",
     orchestrator: "Orchestrator | None" = None,
     clock: "Clock | None" = None,
-    opened: "Opened | None" = None,
+    opened: "OpenedEngine | None" = None,
     follow: "Callable[[Execution], Listener] | None" = None,
 ) -> "QueryOutcome":
     """Run ``request`` to its end, write what it asks for, and return the outcome; see ``tasks.query.run.execute``."""

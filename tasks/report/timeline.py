@@ -15,7 +15,7 @@ from ebbflow.tasks.drawing.svg import (
 )
 from ebbflow.tasks.drawing.wording import number_text, plural, seconds_text
 from ebbflow.tasks.query.report import CapacityReport, QueryReport, StageStatus
-from ebbflow.tasks.report.bars import LABEL, MARKS, Frame, draw_bar, fill_of, place_bars, stroke_of
+from ebbflow.tasks.report.bars import LABEL, MARKS, Axes, draw_bar, fill_of, place_bars, stroke_of
 
 _LANE = 27.0  # height of a lane of stages
 _ROW = 17.0  # height of a row of labels
@@ -30,7 +30,7 @@ def timeline_svg(report: QueryReport, width: float = 960) -> str:
     status. Switches are numbered as in the table of switches; a dashed line shows when the first plan was
     expected to finish.
     """
-    frame = Frame(width, 50.0, _span(report))
+    frame = Axes(width, 50.0, _span(report))
     key = unique(report.started, report.seconds, report.query, width)
     legend, y = _legend(frame, key, 6.0)
     top, lines, y = _top_labels(report, frame, y)
@@ -98,7 +98,7 @@ def _definitions(key: str) -> str:
     )
 
 
-def _legend(frame: Frame, key: str, y: float) -> tuple[list[str], float]:
+def _legend(frame: Axes, key: str, y: float) -> tuple[list[str], float]:
     """Draw the legend, wrapped to the width; return it and the y below it."""
     parts: list[str] = []
     x = frame.left
@@ -120,7 +120,7 @@ def _legend(frame: Frame, key: str, y: float) -> tuple[list[str], float]:
 
 
 def _top_labels(
-    report: QueryReport, frame: Frame, y: float
+    report: QueryReport, frame: Axes, y: float
 ) -> tuple[list[str], list[tuple[float, float, str, str]], float]:
     """Draw the labels of all vertical lines; return them, the lines and the y below them."""
     items: list[tuple[float, str, str, str, str]] = []  # x, label, tooltip, colour, dash
@@ -193,7 +193,7 @@ def _events(report: QueryReport) -> list[tuple[CapacityReport, str, str]]:
     return found
 
 
-def _capacity_labels(report: QueryReport, frame: Frame, y: float) -> tuple[list[str], float]:
+def _capacity_labels(report: QueryReport, frame: Axes, y: float) -> tuple[list[str], float]:
     """Draw the words for capacity changes above the panel with a line down to its top."""
     events = _events(report)
     labels = [f"{mark} {fit(words, 120, LABEL)}" for _, mark, words in events]
@@ -228,7 +228,7 @@ def _capacity_labels(report: QueryReport, frame: Frame, y: float) -> tuple[list[
     return stems + words, bottom + (0 if depth else 6)
 
 
-def _capacity(report: QueryReport, frame: Frame, y: float) -> list[str]:
+def _capacity(report: QueryReport, frame: Axes, y: float) -> list[str]:
     """Draw usable cores as a filled step line with its axis."""
     most = max((c.cores for c in report.capacity), default=0.0)
     high = max(most, 1.0) * 1.12
@@ -271,7 +271,7 @@ def _caption(words: str, middle: float) -> str:
     )
 
 
-def _axis(frame: Frame, top: float, bottom: float) -> list[str]:
+def _axis(frame: Axes, top: float, bottom: float) -> list[str]:
     about = max(3, int(frame.width / 110))
     parts = []
     for tick in ticks(frame.span, about):

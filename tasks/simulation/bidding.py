@@ -16,7 +16,7 @@ from ebbflow.planners.scheduling.locality import Array, Level, Slowdown
 
 
 @dataclass(frozen=True, slots=True)
-class Belief:
+class BidDistortion:
     """What an app reports instead of the truth: factors on work, on S of spread bundles, and on S of dense ones.
 
     A lie that inflates staggered S has ``spread`` > 1, one that deflates dense S ``dense`` < 1. S of a spread bundle
@@ -37,7 +37,7 @@ class TunedBidder(FinishTime):
     """
 
     model: TunedApp = field(kw_only=True)
-    belief: Belief = field(default_factory=Belief)
+    belief: BidDistortion = field(default_factory=BidDistortion)
     sizes: tuple[int, ...] = field(kw_only=True)  # GPUs of the cluster's nodes
 
     def slowdown(self, gpus: Array, tasks: Array | int, level: Level) -> Array:

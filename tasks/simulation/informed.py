@@ -59,7 +59,7 @@ class ReportedSpeed(FinishTime):
         return self.alone * self.n_avg
 
 
-class Informed:
+class PolicyWithReports:
     """A policy together with the reports of the apps that it is asked about. One instance serves one run.
 
     ``elastic`` is the policy's own, or true for one that bids. With ``within_request`` an app that could use other

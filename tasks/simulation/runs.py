@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ebbflow.infra.storage.files import home
 from ebbflow.infra.storage.jsonstore import JsonStore
-from ebbflow.infra.storage.places import Place
+from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.scheduling.catalogue import Kind, policy_entry
 from ebbflow.tasks.simulation.inputs import Inputs
@@ -151,7 +151,7 @@ def run_all(
     """
     if processes < 1:
         raise OptionError(f"--jobs must be >= 1; got {processes}")
-    store = JsonStore(Place(home() / "training-simulations"))
+    store = JsonStore(StorageLocation(home() / "training-simulations"))
     sizes = [inputs.load(run.source, run.seed).jobs for run in runs]
     total, done = sum(sizes), 0
     records: dict[int, Record] = {}

@@ -16,7 +16,7 @@ from ebbflow.infra.simulation.jobs.plain import plain_jobs
 from ebbflow.infra.simulation.jobs.profiles import Profile
 from ebbflow.infra.simulation.jobs.tuning import Pause, TunedApp, tuned_apps
 from ebbflow.infra.simulation.protocols import ModelOf, Saves
-from ebbflow.infra.simulation.rounds.scenario import RoundsWorld
+from ebbflow.infra.simulation.rounds.scenario import RoundsScenario
 from ebbflow.infra.simulation.rounds.setting import SHOCKWAVE
 from ebbflow.infra.simulation.traces.cluster import Cluster
 from ebbflow.infra.simulation.traces.prices import cost
@@ -27,7 +27,7 @@ from ebbflow.planners.scheduling.locality import Slowdown
 from ebbflow.planners.training.speed.batch_agent import GoodputAgent
 from ebbflow.planners.training.speed.batch_size import BatchLimits
 from ebbflow.tasks.simulation.bidding import Agents, TunedBidder
-from ebbflow.tasks.simulation.informed import NO_SLOWDOWN, Informed
+from ebbflow.tasks.simulation.informed import NO_SLOWDOWN, PolicyWithReports
 from ebbflow.tasks.simulation.inputs import Inputs
 from ebbflow.tasks.simulation.records import Record, of_outcome, of_result
 from ebbflow.tasks.simulation.sources import Loaded
@@ -143,7 +143,9 @@ def _policy(inputs: Inputs, loaded: Loaded, entry: Entry) -> Policy:
     if loaded.kind not in entry.reports or loaded.kind == "searches":
         return policy
     profiled = loaded.kind == "profiles"
-    return Informed(policy, within_request=profiled, slowdown=Slowdown() if profiled else NO_SLOWDOWN)
+    return PolicyWithReports(
+        policy, within_request=profiled, slowdown=Slowdown() if profiled else NO_SLOWDOWN
+    )
 
 
 class _Timed:
@@ -165,7 +167,7 @@ def _rounds(inputs: Inputs, loaded: Loaded, entry: Entry, seed: int, ended: Ende
     assert loaded.table is not None
     gpus = inputs.spec.by_type(loaded.rules.reference)
     apps: dict[str, App] = {}
-    world = RoundsWorld(
+    world = RoundsScenario(
         loaded.trace,
         loaded.table,
         gpus,

@@ -10,19 +10,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ebbflow.infra.aws.capacity import AwsCapacity, Untold
+from ebbflow.infra.aws.capacity import AwsCapacity, NullNotices
 from ebbflow.infra.aws.train_nodes import FORM, LOGS, NEVER, AwsNodes
 from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.errors import ClusterError
 from ebbflow.infra.protocols import Decide, Trainer, TrainingJob
 from ebbflow.infra.storage.filesystems import translated
-from ebbflow.infra.storage.places import Place
+from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.infra.training.launcher.trainer import TorchTrainer
 from ebbflow.infra.training.process.channel import Report
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.hazard import hazard
 from ebbflow.planners.model.fleet import family
-from ebbflow.tasks.fleet.steps import Opened
+from ebbflow.tasks.fleet.steps import OpenedFleet
 from ebbflow.tasks.training.capacity import Nodes
 from ebbflow.tasks.training.request import TrainingRequest
 
@@ -32,7 +32,7 @@ _REFRESH = (
 )
 
 
-class NoFaults:
+class NullFaults:
     """Scripted faults are for nodes of this machine."""
 
     def _refuse(self, *_: object) -> NoReturn:
@@ -53,7 +53,9 @@ class ShippingTrainer(TorchTrainer):
         super().launch(shipped(job, self._region), placement)
 
 
-def capacity_of(cluster: Opened, pools: Sequence[str], clock: Clock, *, gangs: bool = False) -> AwsCapacity:
+def capacity_of(
+    cluster: OpenedFleet, pools: Sequence[str], clock: Clock, *, gangs: bool = False
+) -> AwsCapacity:
     """Return the instances of ``pools``, not yet looked at; ``gangs``: a pool may be a gang, ``POOL/GANG``.
 
     The queue of notices has one reader, the fleet's loop: what it hears is in the fleet's state, and a training is
@@ -64,7 +66,7 @@ def capacity_of(cluster: Opened, pools: Sequence[str], clock: Clock, *, gangs: b
             there = ", ".join(cluster.settings.pools) or "none"
             raise OptionError(f"there is no pool {pool!r} in this cluster; there are {there}")
     return AwsCapacity(
-        cluster.control, Untold(), hazard=hazard, pools=list(pools), refresh=_REFRESH, clock=clock
+        cluster.control, NullNotices(), hazard=hazard, pools=list(pools), refresh=_REFRESH, clock=clock
     )
 
 
@@ -74,7 +76,7 @@ class AwsSite:
     Raises ``OptionError`` for a pool that the cluster does not have.
     """
 
-    def __init__(self, request: TrainingRequest, cluster: Opened, clock: Clock | None = None) -> None:
+    def __init__(self, request: TrainingRequest, cluster: OpenedFleet, clock: Clock | None = None) -> None:
         self._clock = clock or SystemClock()
         self._count, self._slots = len(request.placement), max(request.placement.values())
         self._pool, self._cluster = request.pool, cluster
@@ -85,9 +87,9 @@ class AwsSite:
         self._follower: threading.Thread | None = None
 
     @property
-    def nodes(self) -> NoFaults:
+    def nodes(self) -> NullFaults:
         """See ``Site``."""
-        return NoFaults()
+        return NullFaults()
 
     def trainer(self, request: TrainingRequest, decide: Decide, hear: Callable[[Report], None]) -> Trainer:
         """See ``Site``."""
@@ -159,7 +161,7 @@ def shipped(job: TrainingJob, region: str) -> TrainingJob:
     job = replace(job, environment={"AWS_REGION": region, **job.environment})
     if "://" in job.script:
         return job
-    place, name = Place(job.folder).under("script"), Path(job.script).name
+    place, name = StorageLocation(job.folder).under("script"), Path(job.script).name
     with translated(f"put the script into {place.uri}"):
         place.write(name, Path(job.script).read_bytes())
     return replace(job, script=place.uri_of(name))

@@ -19,7 +19,7 @@ class TrainingListener(Protocol):
         ...
 
 
-class Silent(TrainingListener):
+class NullTrainingListener(TrainingListener):
     """A listener that does nothing; others extend it."""
 
     def point(self, point: PointReport) -> None: ...
@@ -28,7 +28,7 @@ class Silent(TrainingListener):
     def tick(self) -> None: ...
 
 
-class Fan(Silent):
+class CompositeTrainingListener(NullTrainingListener):
     """Passes everything on to several listeners, in order."""
 
     def __init__(self, *listeners: TrainingListener) -> None:

@@ -15,11 +15,11 @@ from ebbflow.tasks.training.report import (
     EventReport,
     FailureReport,
     GenerationReport,
+    GoodputForecast,
     MetricReport,
     NodeShare,
-    Outlook,
     PointReport,
-    Spilled,
+    SpilledCheckpoint,
     TrainingReport,
     outlook,
 )
@@ -46,12 +46,12 @@ class RunRecorder:
         self._waiting = True  # for a generation's first step
         self._checkpoints = 0
         self._stall = 0.0
-        self._outlook: Outlook | None = None
+        self._outlook: GoodputForecast | None = None
         self._resumed: int | None = None
         self._first = 0  # step that this launcher's first generation began with
         self._reached = -1  # step that earlier launchers had reached
         self._saved = -1
-        self._spilled: Spilled | None = None
+        self._spilled: SpilledCheckpoint | None = None
         self._unusable: list[str] = []
         self._read = 0  # number of the last event taken in
         self.local_batch: int | None = None  # examples of a GPU in a pass, as last reported
@@ -85,7 +85,7 @@ class RunRecorder:
             elif report.kind == "started":
                 self._begun(report.step, content)
             elif report.kind == "spilled":
-                self._spilled = Spilled(report.step, str(content["uri"]), str(content["host"]))
+                self._spilled = SpilledCheckpoint(report.step, str(content["uri"]), str(content["host"]))
             elif report.kind == "damaged":
                 self._unusable += [text for text in content["checkpoints"] if text not in self._unusable]
                 self._reached = max(self._reached, int(content["reached"]))

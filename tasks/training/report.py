@@ -32,7 +32,7 @@ class BestBatch:
 
 
 @dataclass(frozen=True, slots=True)
-class Outlook:
+class GoodputForecast:
     """A run's report to whoever hands GPUs out, as of ``at``: every 30 s once a few steps were measured."""
 
     at: float
@@ -41,7 +41,7 @@ class Outlook:
     best: tuple[BestBatch, ...]  # by GPUs, up to twice the most that the run ever held
 
 
-def outlook(at: float, said: Mapping[str, Any]) -> Outlook | None:
+def outlook(at: float, said: Mapping[str, Any]) -> GoodputForecast | None:
     """Return what the report of a job (``JobReport.to_dict``) means; ``None`` before anything was fitted.
 
     Nodes are taken to be as large as those that the job holds. Raises ``OptionError`` for what is no report.
@@ -57,7 +57,7 @@ def outlook(at: float, said: Mapping[str, Any]) -> Outlook | None:
         goodput, split = model.best_split(nodes, gpus)
         best.append(BestBatch(gpus, nodes, split.total(gpus), split.accumulation + 1, goodput))
     noise = report.statistics.noise_scale(report.limits.initial)
-    return Outlook(at, noise, model.speed, tuple(best))
+    return GoodputForecast(at, noise, model.speed, tuple(best))
 
 
 FORMAT = 1  # of the JSON form; grows when a key changes its meaning
@@ -148,7 +148,7 @@ class GenerationReport:
 
 
 @dataclass(frozen=True, slots=True)
-class Spilled:
+class SpilledCheckpoint:
     """A checkpoint that the run's folder could not take, and that lies elsewhere."""
 
     step: int
@@ -199,7 +199,7 @@ class TrainingReport:
     saved_step: int | None = (
         None  # of the newest checkpoint in the run's folder, as far as is known; None: none
     )
-    spilled: Spilled | None = None  # a newer one, elsewhere
+    spilled: SpilledCheckpoint | None = None  # a newer one, elsewhere
     unusable: tuple[str, ...] = ()  # checkpoints that were found damaged or of another version, and why
     checkpoints: int = 0
     stall_seconds: float = 0.0  # that checkpoints held training up
@@ -207,7 +207,7 @@ class TrainingReport:
     rented_gpu_seconds: float = 0.0  # of all nodes that were there
     price: float = 0.0  # dollars per GPU-hour
     dollars: float = 0.0
-    outlook: Outlook | None = None  # what the run last said of its goodput
+    outlook: GoodputForecast | None = None  # what the run last said of its goodput
     generations: tuple[GenerationReport, ...] = ()
     series: tuple[PointReport, ...] = ()
     metrics: tuple[MetricReport, ...] = ()

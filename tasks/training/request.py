@@ -13,7 +13,7 @@ from ebbflow.infra.errors import StorageError, TrainingError
 from ebbflow.infra.storage import records
 from ebbflow.infra.storage.files import home
 from ebbflow.infra.storage.filesystems import translated
-from ebbflow.infra.storage.places import Place
+from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.infra.storage.scripts import check_script
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model import names, options
@@ -159,7 +159,7 @@ class TrainingRequest:
                 f"nodes {self.nodes} have {self.gpus} GPUs; min_gpus asks for {self.min_gpus} to begin with"
             )
         if self.spill:
-            Place(self.spill)
+            StorageLocation(self.spill)
         self.faults  # noqa: B018  parsed here so that a wrong one is refused
         if self.pool and not self.folder.startswith(("s3://", "s3a://")):
             raise OptionError(
@@ -235,9 +235,9 @@ class TrainingRequest:
         return f"{self.folder.rstrip('/')}/{self.id}"
 
     @cached_property
-    def place(self) -> Place:
+    def place(self) -> StorageLocation:
         """Return the run's own folder."""
-        return Place(self.folder).under(self.id)
+        return StorageLocation(self.folder).under(self.id)
 
     @property
     def recorded(self) -> bool:
@@ -261,7 +261,7 @@ class TrainingRequest:
     def load(cls, folder: str, run: str, changes: Mapping[str, Any] | None = None) -> "TrainingRequest":
         """Return the recorded request of ``run``, with ``changes``. Raises ``TrainingError`` or ``OptionError``."""
         names.RUN.check(run)
-        where = Place(folder).under(f"{run}/{_FILE}")
+        where = StorageLocation(folder).under(f"{run}/{_FILE}")
         try:
             data = records.load(where, _FORMAT)
             known = {f.name for f in fields(cls)}

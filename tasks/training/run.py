@@ -14,7 +14,7 @@ from ebbflow.planners.errors import OptionError
 from ebbflow.tasks.training.capacity import Nodes
 from ebbflow.tasks.training.driver import Driver
 from ebbflow.tasks.training.faults import schedule_of
-from ebbflow.tasks.training.listening import Silent, TrainingListener
+from ebbflow.tasks.training.listening import NullTrainingListener, TrainingListener
 from ebbflow.tasks.training.recorder import RunRecorder
 from ebbflow.tasks.training.report import TrainingReport, record
 from ebbflow.tasks.training.request import TrainingRequest
@@ -61,7 +61,7 @@ def run_training(
     """
     if resume:
         nobody_runs(request)
-    clock, listener = clock or SystemClock(), listener or Silent()
+    clock, listener = clock or SystemClock(), listener or NullTrainingListener()
     with open_site(request, clock, site) as (here, own):
         request = request if request.id else replace(request, id=new_id(request))
         if not (resume or known):

@@ -15,19 +15,19 @@ from ebbflow.infra.storage.locks import RunLock
 from ebbflow.infra.training.process.channel import Report
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model.ledger import AppSpec
-from ebbflow.tasks.apps.agent import AppAgent, Pace
+from ebbflow.tasks.apps.agent import AgentIntervals, AppAgent
 from ebbflow.tasks.apps.lease_table import Rules
 from ebbflow.tasks.drawing.wording import plural
 from ebbflow.tasks.training.capacity import Nodes
 from ebbflow.tasks.training.leased.app import without_training
-from ebbflow.tasks.training.leased.enforcer import Warden
-from ebbflow.tasks.training.leased.metrics import Figures
+from ebbflow.tasks.training.leased.enforcer import LeaseEnforcer
+from ebbflow.tasks.training.leased.metrics import TrainingMetrics
 from ebbflow.tasks.training.leased.site import LeasedSite, MakePool, MakeTrainer, await_end_of_earlier
-from ebbflow.tasks.training.listening import Fan, Silent, TrainingListener
+from ebbflow.tasks.training.listening import CompositeTrainingListener, NullTrainingListener, TrainingListener
 from ebbflow.tasks.training.report import EventReport, TrainingReport
 from ebbflow.tasks.training.request import TrainingRequest
 from ebbflow.tasks.training.run import run_training
-from ebbflow.tasks.tuning.leased_resources import LeasedRoom
+from ebbflow.tasks.tuning.leased_resources import LeasedTrialResources
 from ebbflow.tasks.tuning.report import TuningReport
 from ebbflow.tasks.tuning.request import TuningRequest
 from ebbflow.tasks.tuning.run import RunTrial, run_tuning
@@ -46,7 +46,7 @@ def run_tuning_app(
     clock: Clock | None = None,
     stop: threading.Event | None = None,
     rules: Rules | None = None,
-    pace: Pace | None = None,
+    pace: AgentIntervals | None = None,
     make: MakeTrainer | None = None,
     options: Mapping[str, Any] | None = None,
     train: RunTrial | None = None,
@@ -77,8 +77,8 @@ def run_tuning_app(
         lock=RunLock(request.place.under("app"), spec.id, clock=clock),
         settle=lambda: await_end_of_earlier(_trials_of(request), pool, clock),
     )
-    with agent, Warden(agent, clock) as warden:
-        room = LeasedRoom(request, agent.book, clock)
+    with agent, LeaseEnforcer(agent, clock) as warden:
+        room = LeasedTrialResources(request, agent.book, clock)
         trials = Trials(request, agent, warden, room, pool, clock, make, options)
         report = run_tuning(
             request,
@@ -117,8 +117,8 @@ class Trials:
         self,
         request: TuningRequest,
         agent: AppAgent,
-        warden: Warden,
-        room: LeasedRoom,
+        warden: LeaseEnforcer,
+        room: LeasedTrialResources,
         pool: MakePool,
         clock: Clock,
         make: MakeTrainer | None,
@@ -127,7 +127,7 @@ class Trials:
         self._request, self._agent, self._warden, self._room = request, agent, warden, room
         self._pool, self._clock, self._make, self._options = pool, clock, make, options
         self._lock = threading.Lock()
-        self._figures: dict[str, Figures] = {}
+        self._figures: dict[str, TrainingMetrics] = {}
         self._epoch_work: dict[str, float] = {}  # GPU-seconds of an epoch, of all trials that ever told
         self._waits_since: float | None = None
 
@@ -148,7 +148,7 @@ class Trials:
         try:
             return run_training(
                 request,
-                Fan(listener, _Losses(self._agent, request.id)),
+                CompositeTrainingListener(listener, _Losses(self._agent, request.id)),
                 resume=request.launched,
                 known=True,
                 site=site,
@@ -163,7 +163,7 @@ class Trials:
 
     def _hear(self, run: str, report: Report) -> None:
         with self._lock:
-            figures = self._figures.setdefault(run, Figures())
+            figures = self._figures.setdefault(run, TrainingMetrics())
         figures.hear(report)
         if report.kind == "checkpoint" and "uri" in report.content:
             self._agent.saved(str(report.content["uri"]), report.step)
@@ -268,7 +268,7 @@ class Trials:
         return min(known) if known and len(known) == len(times) else None
 
 
-class _Losses(Silent):
+class _Losses(NullTrainingListener):
     """Writes down what becomes of a trial's nodes."""
 
     def __init__(self, agent: AppAgent, run: str) -> None:

@@ -7,8 +7,8 @@ from ebbflow.infra.clock import Clock
 from ebbflow.planners.model.capacity import Node
 from ebbflow.planners.model.ledger import Lease
 from ebbflow.planners.model.scheduling import Placement
-from ebbflow.tasks.apps.lease_table import LeaseBook
-from ebbflow.tasks.training.leased.nodes import Avoided, LeasedNodes
+from ebbflow.tasks.apps.lease_table import LeaseTable
+from ebbflow.tasks.training.leased.nodes import LeasedNodes, NodeBackoff
 from ebbflow.tasks.tuning.request import TuningRequest
 from ebbflow.tasks.tuning.trial import Trial
 
@@ -16,15 +16,15 @@ LEAVING = 3.0  # s before a deadline by which a trial that pauses has to be save
 _LEAST = 1.0  # s to save in, however late it is
 
 
-class LeasedRoom:
-    """A ``Room``. Each lease is dealt to one trial at most; one that somebody still uses is dealt to nobody else.
+class LeasedTrialResources:
+    """A ``TrialResources``. Each lease is dealt to one trial at most; one that somebody still uses is dealt to nobody else.
 
     ``dealt`` may be called in any thread, all else in the search's.
     """
 
-    def __init__(self, request: TuningRequest, book: LeaseBook, clock: Clock) -> None:
+    def __init__(self, request: TuningRequest, book: LeaseTable, clock: Clock) -> None:
         self._request, self._book, self._clock = request, book, clock
-        self._avoided = Avoided(book, clock)
+        self._avoided = NodeBackoff(book, clock)
         self._lock = threading.Lock()
         self._dealt: dict[str, frozenset[int]] = {}  # run -> leases
 
@@ -34,7 +34,7 @@ class LeasedRoom:
             return self._dealt.get(run, frozenset())
 
     def nodes(self) -> tuple[Node, ...]:
-        """See ``Room``."""
+        """See ``TrialResources``."""
         mine = self._all_dealt()
         used = self._book.used()
         # what one trial uses and was not dealt any more is on its way from it to nobody yet
@@ -42,12 +42,12 @@ class LeasedRoom:
         return tuple(Node(name, count, 0.0, gpus=count) for name, count in _counts(usable))
 
     def held(self, one: Trial) -> Placement:
-        """See ``Room``."""
+        """See ``TrialResources``."""
         dealt = self.dealt(one.run)
         return _counts(lease for lease in self._usable() if lease.number in dealt)
 
     def give(self, one: Trial, placement: Placement) -> None:
-        """See ``Room``."""
+        """See ``TrialResources``."""
         wanted = dict(placement)
         with self._lock:
             dealt = self._dealt.get(one.run, frozenset())
@@ -76,14 +76,14 @@ class LeasedRoom:
         """Do nothing: a trial sees for itself what it has."""
 
     def deadline(self, one: Trial) -> float | None:
-        """See ``Room``."""
+        """See ``TrialResources``."""
         due = self._book.due(self.dealt(one.run))
         if not due:
             return None
         return max(min(due.values()) - LEAVING, self._clock.now() + _LEAST)
 
     def take_back(self, one: Trial) -> None:
-        """See ``Room``."""
+        """See ``TrialResources``."""
         with self._lock:
             self._dealt.pop(one.run, None)
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from ebbflow.infra.errors import StorageError, TrainingError
 from ebbflow.infra.storage import records, user_files
-from ebbflow.infra.storage.places import Place
+from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model import names, options
 from ebbflow.planners.model.options import asked, same
@@ -154,9 +154,9 @@ class TuningRequest:
         return f"{self.folder.rstrip('/')}/{self.id}"
 
     @cached_property
-    def place(self) -> Place:
+    def place(self) -> StorageLocation:
         """Return the search's own folder."""
-        return Place(self.folder).under(self.id)
+        return StorageLocation(self.folder).under(self.id)
 
     @property
     def recorded(self) -> bool:
@@ -196,7 +196,7 @@ class TuningRequest:
     def load(cls, folder: str, id: str, changes: Mapping[str, Any] | None = None) -> "TuningRequest":
         """Return the recorded request of search ``id``, with ``changes``. Raises ``TrainingError``."""
         names.RUN.check(id)
-        where = Place(folder).under(f"{id}/{_FILE}")
+        where = StorageLocation(folder).under(f"{id}/{_FILE}")
         try:
             data = records.load(where, _FORMAT)
             space = tuple(Parameter(**{**p, "choices": tuple(p["choices"])}) for p in data["space"])

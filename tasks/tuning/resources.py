@@ -9,7 +9,7 @@ from ebbflow.tasks.tuning.request import TuningRequest
 from ebbflow.tasks.tuning.trial import Trial
 
 
-class Room(Protocol):
+class TrialResources(Protocol):
     """What a search may use now. Called in the search's thread."""
 
     def nodes(self) -> tuple[Node, ...]:
@@ -37,7 +37,7 @@ class Room(Protocol):
         ...
 
 
-class OwnRoom:
+class OwnTrialResources:
     """The search's own nodes, which stay. A run never uses a name twice: a node that comes back has another one."""
 
     def __init__(self, request: TuningRequest) -> None:
@@ -45,15 +45,15 @@ class OwnRoom:
         self._nodes = tuple(Node(name, slots, 0.0, gpus=slots) for name, slots in request.placement.items())
 
     def nodes(self) -> tuple[Node, ...]:
-        """See ``Room``."""
+        """See ``TrialResources``."""
         return self._nodes
 
     def held(self, one: Trial) -> Placement:
-        """See ``Room``."""
+        """See ``TrialResources``."""
         return one.app.held
 
     def give(self, one: Trial, placement: Placement) -> None:
-        """See ``Room``."""
+        """See ``TrialResources``."""
         before = dict(one.app.held)
         for node in list(one.names):
             if node not in dict(placement):
@@ -70,14 +70,14 @@ class OwnRoom:
             one.nodes.become(wanted)
 
     def mend(self, one: Trial) -> None:
-        """See ``Room``."""
+        """See ``TrialResources``."""
         if one.nodes is not None and one.nodes.slots < gpus_of(one.app.held):
             one.names.clear()  # its processes are gone, the node is not
             self.give(one, one.app.held)
 
     def deadline(self, one: Trial) -> float | None:
-        """See ``Room``."""
+        """See ``TrialResources``."""
         return None
 
     def take_back(self, one: Trial) -> None:
-        """See ``Room``."""
+        """See ``TrialResources``."""

@@ -29,7 +29,7 @@ from ebbflow.tasks.training.run import run_training
 from ebbflow.tasks.tuning.recorder import SearchRecorder
 from ebbflow.tasks.tuning.report import SearchEnd, TrialEnd, TuningReport
 from ebbflow.tasks.tuning.request import TuningRequest
-from ebbflow.tasks.tuning.resources import OwnRoom, Room
+from ebbflow.tasks.tuning.resources import OwnTrialResources, TrialResources
 from ebbflow.tasks.tuning.study import Study, as_arguments
 from ebbflow.tasks.tuning.trial import Reporter, SearchStatus, Trial
 
@@ -60,7 +60,7 @@ def run_tuning(
     resume: bool = False,
     train: RunTrial = run_trial,
     clock: Clock | None = None,
-    room: Room | None = None,
+    room: TrialResources | None = None,
     stop: threading.Event | None = None,
     watch: Watch | None = None,
 ) -> TuningReport:
@@ -97,7 +97,7 @@ def run_tuning(
             say,
             train,
             clock or SystemClock(),
-            room or OwnRoom(request),
+            room or OwnTrialResources(request),
             stop or threading.Event(),
             watch,
         )
@@ -118,7 +118,7 @@ class _Search:
         say: Say,
         train: RunTrial,
         clock: Clock,
-        room: Room,
+        room: TrialResources,
         stop: threading.Event,
         watch: Watch | None,
     ) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from ebbflow.planners.model.scheduling import App
 from ebbflow.tasks.training.capacity import Nodes
-from ebbflow.tasks.training.listening import Silent
+from ebbflow.tasks.training.listening import NullTrainingListener
 
 
 @dataclass(slots=True)
@@ -56,7 +56,7 @@ class SearchStatus:
     best: float | None  # of the metric, over complete trials
 
 
-class Reporter(Silent):
+class Reporter(NullTrainingListener):
     """Puts a trial's metric into the search's inbox."""
 
     def __init__(self, inbox: "queue.SimpleQueue[tuple[Any, ...]]", run: str, metric: str) -> None:

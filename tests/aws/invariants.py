@@ -4,7 +4,7 @@ from itertools import pairwise
 from typing import Any
 
 from ebbflow.infra.aws.naming import TAG_GANG
-from ebbflow.infra.aws.notices.store import NoticeBook
+from ebbflow.infra.aws.notices.store import NoticeLog
 from tests.aws.controller import MOST, POOL
 from tests.aws.emulator import Cluster
 
@@ -13,7 +13,7 @@ TAKEN = 75.0
 
 
 def violations(
-    state: dict[str, Any], journal: list[dict[str, Any]], book: NoticeBook, cluster: Cluster, wanted: int
+    state: dict[str, Any], journal: list[dict[str, Any]], book: NoticeLog, cluster: Cluster, wanted: int
 ) -> list[str]:
     """Return what does not hold, in sentences.
 
@@ -91,7 +91,7 @@ def _ended(state: dict[str, Any], journal: list[dict[str, Any]], cluster: Cluste
 
 
 def _notices(
-    state: dict[str, Any], journal: list[dict[str, Any]], book: NoticeBook, cluster: Cluster
+    state: dict[str, Any], journal: list[dict[str, Any]], book: NoticeLog, cluster: Cluster
 ) -> list[str]:
     """Every warning is in the notice file, and those of nodes that we observed are in an epoch.
 

@@ -13,7 +13,7 @@ from ebbflow.infra.ledger import Ledger
 from ebbflow.planners.model.capacity import Capacity, Node, Notice
 from ebbflow.planners.model.ledger import AppEntered, AppMoved, AppReport, AppSpec
 from ebbflow.planners.model.ledger_state import State
-from ebbflow.planners.training.speed.batch_size import BatchLimits, Split
+from ebbflow.planners.training.speed.batch_size import BatchLimits, BatchSplit
 from ebbflow.planners.training.speed.goodput import GradientStatistics
 from ebbflow.planners.training.speed.job_report import JobReport
 from ebbflow.planners.training.speed.throughput import ThroughputParameters
@@ -211,7 +211,7 @@ def job_of(gpus: int, rng: random.Random) -> dict[str, Any]:
     )  # fmt: skip
     limits = BatchLimits(64, 4096, 8, 256)
     statistics = GradientStatistics(1.0, rng.uniform(1.0, 50.0))
-    return JobReport(limits, statistics, speed, 1, 1, Split(64, 0), gpus).to_dict()
+    return JobReport(limits, statistics, speed, 1, 1, BatchSplit(64, 0), gpus).to_dict()
 
 
 def run_apps(url: str, count: int, seed: int, stop: StopEvent, told: Any) -> None:

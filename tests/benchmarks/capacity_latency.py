@@ -36,12 +36,12 @@ from ebbflow.planners.model import Capacity
 from ebbflow.planners.model.ledger import AppSpec, CapacityChanged, Change, Decided, Ended, Granted, Recalled
 from ebbflow.planners.query.plan.qep import Stage
 from ebbflow.planners.query.plan.state import ReplanDecision
-from ebbflow.tasks.apps.agent import AppAgent, Standing
+from ebbflow.tasks.apps.agent import AllocationStatus, AppAgent
 from ebbflow.tasks.capacity.metrics import percentile
 from ebbflow.tasks.capacity.opening import opened_loop
 from ebbflow.tasks.capacity.request import CapacityRequest
 from ebbflow.tasks.drawing.charts import bars_svg
-from ebbflow.tasks.query.listening import Silent
+from ebbflow.tasks.query.listening import NullQueryListener
 from ebbflow.tasks.query.opening import opened_engine
 from ebbflow.tasks.query.request import QueryRequest
 from ebbflow.tasks.query.run import PlainOrchestrator
@@ -144,7 +144,7 @@ class Holder:
         spec = AppSpec(name, "training", gpus=gpus, min_gpus=gpus, max_gpus=gpus)
         self.agent = AppAgent(site.ledger, spec, site.clock, changed=self._changed)
 
-    def _changed(self, standing: Standing) -> None:
+    def _changed(self, standing: AllocationStatus) -> None:
         if standing.leases and self.known is None:
             self.known = self.site.clock.now()
 
@@ -166,7 +166,7 @@ class Holder:
         return found
 
 
-class Queries(Silent):
+class Queries(NullQueryListener):
     """Runs the same query over and over, and remembers when it decided on which capacity."""
 
     def __init__(self, site: Site, request: QueryRequest) -> None:

@@ -33,7 +33,7 @@ from ebbflow.infra.storage.files import write_text
 from ebbflow.planners.capacity.values import Settings
 from ebbflow.planners.model.ledger import AppEntered, CapacityChanged, Ended, Event, Granted, Recalled
 from ebbflow.planners.scheduling.live import live_policy
-from ebbflow.tasks.capacity.intervals import LoopPace
+from ebbflow.tasks.capacity.intervals import LoopIntervals
 from ebbflow.tasks.capacity.loop import CapacityLoop
 from ebbflow.tasks.capacity.metrics import percentile
 from ebbflow.tasks.drawing.charts import lines_svg
@@ -74,7 +74,7 @@ def real_time(
                 churn,
                 settings(policy),
                 evictor=SureEvictor(clock),
-                pace=LoopPace(source=0.2),
+                pace=LoopIntervals(source=0.2),
                 seed=seed,
                 point=point,
             )

@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ebbflow.infra.storage.places import Place
+from ebbflow.infra.storage.places import StorageLocation
 
 QUERY = """
     SELECT n_name, o_orderpriority, sum(l_quantity) AS quantity, count(*) AS items
@@ -88,7 +88,7 @@ class Work:
             "ebbflow.infra.training.checkpoints.folder", "ebbflow.infra.training.checkpoints"
         )
         state = {"model": {"w": torch.ones(MODEL)}, "run": {"step": 1}}
-        folder = checkpoints.CheckpointFolder(Place(self._fresh()))
+        folder = checkpoints.CheckpointFolder(StorageLocation(self._fresh()))
         return lambda: folder.save(state, 1)
 
     def ledger(self) -> Callable[[], None]:

@@ -28,7 +28,7 @@ from ebbflow.infra.tables.benchmark_data import default_folder
 from ebbflow.planners.errors import EbbflowError
 from ebbflow.planners.model import Share
 from ebbflow.planners.query.planner import CutPolicy
-from ebbflow.tasks.query.opening import Opened, opened_engine
+from ebbflow.tasks.query.opening import OpenedEngine, opened_engine
 from ebbflow.tasks.query.report import QueryReport
 from ebbflow.tasks.query.request import QueryRequest
 from ebbflow.tasks.query.run import PlainOrchestrator, execute, explain
@@ -142,7 +142,7 @@ def _one(
     policy: str,
     cuts: CutPolicy,
     store: str,
-    opened: Opened,
+    opened: OpenedEngine,
 ) -> dict[str, Any]:
     clock = SystemClock()
     request = QueryRequest(

@@ -32,7 +32,7 @@ from ebbflow.infra.query.checkpoints import ParquetCheckpointStore
 from ebbflow.infra.query.results import read_checkpoint
 from ebbflow.infra.storage import checksums
 from ebbflow.infra.storage.files import write_text
-from ebbflow.infra.storage.places import Place
+from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.infra.tables import sampling, statistics
 from ebbflow.planners.query.plan.qep import QueryExecutionPlan, Stage
 from ebbflow.tasks.query.driver import Driver
@@ -101,11 +101,15 @@ class Stages(Flips):
             demand(target in computed(driver), "it was not computed again")
             demand(any(target[:16] in note for note in driver.book.notes), "nothing was said")
             demand(
-                ParquetCheckpointStore(Place(store.folder)).find(target) is not None, "it was not repaired"
+                ParquetCheckpointStore(StorageLocation(store.folder)).find(target) is not None,
+                "it was not repaired",
             )
             return flip
         demand(not computed(driver), "something was computed that was there")
-        demand(ParquetCheckpointStore(Place(store.folder)).find(target) is None, "the damage was not found")
+        demand(
+            ParquetCheckpointStore(StorageLocation(store.folder)).find(target) is None,
+            "the damage was not found",
+        )
         for path, data in whole.items():
             path.write_bytes(data)
         return flip
@@ -141,12 +145,14 @@ class Slices(Flips):
         self.stage: Stage = found[0][1]
         self.sink = self.plan.sink.output_fp
         self.rows = self._run()[1]
-        self.index = ParquetCheckpointStore(Place(self.folder)).cache("slices").under(self.stage.output_fp)
+        self.index = (
+            ParquetCheckpointStore(StorageLocation(self.folder)).cache("slices").under(self.stage.output_fp)
+        )
         slices = {fingerprint for *_, fingerprint in self.index.values()}
         demand(len(slices) > 1, "there are no slices")
 
     def _run(self) -> tuple[Driver, list[dict[str, Any]]]:
-        self.ride.store = ParquetCheckpointStore(Place(self.folder))
+        self.ride.store = ParquetCheckpointStore(StorageLocation(self.folder))
         driver = self.ride.drive(self.engine, Obedient(self.ride.plans, []), self.plan)
         assert driver.result is not None
         rows = read_checkpoint(driver.result).to_pylist()
@@ -176,7 +182,7 @@ class Slices(Flips):
             )
             before = f"{len(fingerprints)} slices, {len(fingerprints) - 1} from before"
             demand(ran.note == before, f"{ran.note!r}, not {before!r}")
-            after = ParquetCheckpointStore(Place(self.folder))
+            after = ParquetCheckpointStore(StorageLocation(self.folder))
             there = {fingerprint for *_, fingerprint in self.index.values()}
             demand(there == fingerprints, "the index was not repaired")
             demand(all(after.find(one) for one in there), "it was not repaired")
@@ -187,7 +193,8 @@ class Slices(Flips):
             demand(len(there) == len(fingerprints) - 1, "the damage was not found")
         else:
             demand(
-                ParquetCheckpointStore(Place(self.folder)).find(target) is None, "the damage was not found"
+                ParquetCheckpointStore(StorageLocation(self.folder)).find(target) is None,
+                "the damage was not found",
             )
         for path, data in whole.items():
             path.write_bytes(data)
@@ -199,7 +206,7 @@ class Planning(Flips):
 
     def __init__(self, store: Store, folder: Path, *, samples: bool) -> None:
         self.store, self.samples = store, samples
-        self.cache = ParquetCheckpointStore(Place(store.folder)).cache("statistics")
+        self.cache = ParquetCheckpointStore(StorageLocation(store.folder)).cache("statistics")
         # a table that no query names, with a cache of its own
         other = folder / "other"
         other.mkdir(parents=True)

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ebbflow.infra.storage.places import Place
+from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.infra.training.running.checkpoint import RunningCheckpoint
 from ebbflow.planners.training.saving.partial import assign_lost_blocks
 
@@ -55,7 +55,7 @@ class Worker:
         self._join("first", self.rank, PROCESSES)
         fraction = 1.0 if self.way == "traditional" else 1 / EVERY
         self.running = RunningCheckpoint(
-            Place(self.place), {"w": self.weights}, period=EVERY, fraction=fraction, shard_rows=1,
+            StorageLocation(self.place), {"w": self.weights}, period=EVERY, fraction=fraction, shard_rows=1,
             group=dist.group.WORLD, seed=self.seed,
         )  # fmt: skip
         self.running.initialize()

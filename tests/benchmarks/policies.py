@@ -20,7 +20,7 @@ from pathlib import Path
 from ebbflow.infra.simulation.engine import simulate
 from ebbflow.infra.simulation.jobs.adaptdl import adaptdl_jobs
 from ebbflow.infra.simulation.jobs.profiles import Profiles
-from ebbflow.infra.simulation.rounds.scenario import RoundsWorld
+from ebbflow.infra.simulation.rounds.scenario import RoundsScenario
 from ebbflow.infra.simulation.rounds.setting import GAVEL, SHOCKWAVE, Rules
 from ebbflow.infra.simulation.rounds.trace import read_throughputs, read_trace
 from ebbflow.infra.simulation.traces.cluster import Cluster
@@ -29,7 +29,7 @@ from ebbflow.infra.storage.files import write_text
 from ebbflow.planners.scheduling.catalogue import Setting, policy_entry
 from ebbflow.tasks.drawing.svg import document, tag, text, ticks, titled
 from ebbflow.tasks.drawing.wording import number_text
-from ebbflow.tasks.simulation.informed import NO_SLOWDOWN, Informed
+from ebbflow.tasks.simulation.informed import NO_SLOWDOWN, PolicyWithReports
 from ebbflow.tasks.simulation.scenarios import goodput_agent
 
 DATA = Path(__file__).parent.parent / "fixtures" / "training"
@@ -69,9 +69,9 @@ def in_rounds(
         entry = policy_entry(policy)
         made = entry.make(Setting("rounds", (), tuple(gpus), rules.round_s, rules.reset_s))
         if "rounds" in entry.reports:
-            made = Informed(made, within_request=False, slowdown=NO_SLOWDOWN)
+            made = PolicyWithReports(made, within_request=False, slowdown=NO_SLOWDOWN)
         began = time.process_time()
-        outcome = RoundsWorld(jobs, throughputs, gpus, rules).run(made)
+        outcome = RoundsScenario(jobs, throughputs, gpus, rules).run(made)
         yield figure(name, policy, outcome.summary(), time.process_time() - began)
 
 
@@ -82,7 +82,7 @@ def with_profiles(number: int, profiles: Profiles, policies: Sequence[str]) -> I
         entry = policy_entry(policy)
         made = entry.make(Setting("profiles"))
         if "profiles" in entry.reports:
-            made = Informed(made, within_request=True)
+            made = PolicyWithReports(made, within_request=True)
         models = adaptdl_jobs(profiles, agent=goodput_agent if entry.agents else None)
         began = time.process_time()
         result = simulate(workload, Cluster.grid(16, 4), made, models=models, tick=60.0, restart_delay=30.0)

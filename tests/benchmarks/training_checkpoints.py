@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from ebbflow.infra.storage.places import Place
+from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.infra.training.checkpoints.folder import CheckpointFolder
 from ebbflow.infra.training.running.checkpoint import RunningCheckpoint
 from ebbflow.infra.training.running.folder import read_running
@@ -64,7 +64,7 @@ class Trainee:
 
 def full(folder: Path, rounds: int) -> dict[str, Any]:
     """Measure checkpoints in the background."""
-    trainee, checkpoints = Trainee(), CheckpointFolder(Place(folder))
+    trainee, checkpoints = Trainee(), CheckpointFolder(StorageLocation(folder))
     figures = []
     for number in range(rounds + 1):
         before = [trainee.step() for _ in range(12)]
@@ -109,7 +109,7 @@ def partial(folder: Path, rounds: int, fraction: float) -> dict[str, Any]:
     """Measure the critical path of running checkpoints, and what their writing slows down."""
     trainee = Trainee()
     running = RunningCheckpoint(
-        Place(folder), trainee.model, trainee.optimizer, period=PERIOD, fraction=fraction
+        StorageLocation(folder), trainee.model, trainee.optimizer, period=PERIOD, fraction=fraction
     )
     running.initialize()
     every = max(1, round(PERIOD * fraction))
@@ -141,10 +141,10 @@ def partial(folder: Path, rounds: int, fraction: float) -> dict[str, Any]:
 def recovery(folder: Path) -> dict[str, float]:
     """Measure how long it takes to have everything, or a quarter of the blocks, in memory again."""
     trainee = Trainee()
-    checkpoints = CheckpointFolder(Place(folder / "full"))
+    checkpoints = CheckpointFolder(StorageLocation(folder / "full"))
     checkpoints.save(trainee.state(), 1)
     running = RunningCheckpoint(
-        Place(folder / "running"), trainee.model, trainee.optimizer, period=PERIOD, fraction=1 / 8
+        StorageLocation(folder / "running"), trainee.model, trainee.optimizer, period=PERIOD, fraction=1 / 8
     )
     running.initialize()
     for number in range(1, 2 * PERIOD + 1):
@@ -153,7 +153,7 @@ def recovery(folder: Path) -> dict[str, float]:
         running.wait()
     found: dict[str, float] = {}
     begun = time.perf_counter()
-    latest = CheckpointFolder(Place(folder / "full")).latest()
+    latest = CheckpointFolder(StorageLocation(folder / "full")).latest()
     assert latest is not None
     found["full, found and verified"] = time.perf_counter() - begun
     state = checkpoints.load(latest)
@@ -163,7 +163,7 @@ def recovery(folder: Path) -> dict[str, float]:
     found["running, a quarter of the blocks"] = running.recover(range(0, len(running.blocks), 4)).seconds
     other = Trainee()
     again = RunningCheckpoint(
-        Place(folder / "running"), other.model, other.optimizer, period=PERIOD, fraction=1 / 8
+        StorageLocation(folder / "running"), other.model, other.optimizer, period=PERIOD, fraction=1 / 8
     )
     found["running, everything"] = again.recover_all().seconds
     begun = time.perf_counter()

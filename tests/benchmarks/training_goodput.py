@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ebbflow.infra.training.gradients.noise import DENSE, EVERY, GradientMeter
 from ebbflow.infra.training.process.world import World
 from ebbflow.infra.training.schedule import scaled
-from ebbflow.planners.training.speed.batch_size import BatchLimits, Split, split
+from ebbflow.planners.training.speed.batch_size import BatchLimits, BatchSplit, split
 from ebbflow.planners.training.speed.goodput import GradientStatistics, adascale, gain
 from ebbflow.planners.training.speed.throughput import Observation, fit, throughput
 
@@ -112,7 +112,7 @@ def _steps(run: Trained, iterations: float, scale: int, age: int) -> float:
     return sum(1.0 / float(gain(noise, scale)) for noise in run.noise[age : age + round(iterations)])
 
 
-def _observation(world: int, chosen: Split, times: list[tuple[float, float]]) -> Observation:
+def _observation(world: int, chosen: BatchSplit, times: list[tuple[float, float]]) -> Observation:
     """Return what the tuner would have measured: the medians of a last pass and of its synchronisation."""
     whole, sync = (statistics.median(part) for part in zip(*times, strict=True))
     alone = (whole - sync) / (chosen.accumulation + 1)
@@ -128,7 +128,7 @@ class _Trainer:
         device: str,
         data: tuple[Tensor, Tensor],
         width: int,
-        chosen: Split,
+        chosen: BatchSplit,
         seed: int,
     ) -> None:
         torch.manual_seed(seed)
@@ -185,7 +185,7 @@ def _train(trainer: _Trainer) -> Trained:
 
 
 def _times(
-    place: World, device: str, data: tuple[Tensor, Tensor], width: int, splits: dict[int, Split]
+    place: World, device: str, data: tuple[Tensor, Tensor], width: int, splits: dict[int, BatchSplit]
 ) -> dict[int, list[tuple[float, float]]]:
     """Return what steps took by scale, and how much of it for synchronisation, s."""
     trainers = {scale: _Trainer(place, device, data, width, chosen, 0) for scale, chosen in splits.items()}

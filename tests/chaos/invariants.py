@@ -18,7 +18,7 @@ from ebbflow.infra.errors import InfraError
 from ebbflow.infra.ledger import Ledger, audit
 from ebbflow.infra.query.checkpoints import ParquetCheckpointStore
 from ebbflow.infra.storage.manifest import UnusableError
-from ebbflow.infra.storage.places import Place
+from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.infra.training.checkpoints.files import CheckpointFiles
 from ebbflow.planners.model.ledger import (
     AppEntered,
@@ -231,7 +231,7 @@ def check_files(disk: Path, found: Findings) -> None:
     import pyarrow.parquet as pq
 
     for folder in (disk / "store").glob("*/manifests"):
-        store = ParquetCheckpointStore(Place(folder.parent))
+        store = ParquetCheckpointStore(StorageLocation(folder.parent))
         manifests = list(folder.glob("*.json"))
         whole = [one for one in store.checkpoints() if store.verify(one)]
         found.count(checkpoints=len(whole))
@@ -253,7 +253,7 @@ def check_files(disk: Path, found: Findings) -> None:
         except ValueError as error:
             found.wrong("file", [f"{path} is half-written: {error}"])
     for folder in (disk / "runs").rglob("checkpoints"):
-        files = CheckpointFiles(Place(folder), SystemClock())
+        files = CheckpointFiles(StorageLocation(folder), SystemClock())
         for name in files.names():
             with suppress(FileNotFoundError):
                 if not (folder / name / "manifest.json").exists():

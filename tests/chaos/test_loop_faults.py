@@ -16,7 +16,7 @@ import pytest
 
 from ebbflow.infra.ledger import Ledger
 from ebbflow.planners.model.ledger import AppMoved, LoopBegan
-from ebbflow.tasks.apps.agent import Pace
+from ebbflow.tasks.apps.agent import AgentIntervals
 from ebbflow.tasks.apps.lease_table import Rules
 from ebbflow.tasks.training.leased.app import run_training_app
 from ebbflow.tasks.training.leased.spec import training_spec
@@ -198,7 +198,7 @@ def test_a_leader_whose_clock_jumps_by_an_hour_keeps_its_apps_and_books_no_gpu_t
     with Ledger.open(path) as ledger, Ledger.open(path) as other:
         run = begin(
             run_training_app, request, training_spec(request), other, machines.pool, stop=stop,
-            rules=Rules(grace=10.0, leave=1.0, fence=60.0), pace=Pace(look=0.02, report=0.1, parting=5.0),
+            rules=Rules(grace=10.0, leave=1.0, fence=60.0), pace=AgentIntervals(look=0.02, report=0.1, parting=5.0),
             make=script.trainer,
         )  # fmt: skip
         # a process keeps the clock that it begins with: each of these leads with another one

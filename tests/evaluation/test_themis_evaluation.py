@@ -8,18 +8,18 @@ from ebbflow.infra.simulation.jobs.tuning_workloads import NETWORK
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.scheduling.finish_time import Job, SuccessiveHalving
 from ebbflow.planners.scheduling.locality import Level
-from ebbflow.tasks.simulation.bidding import Belief, TunedBidder, whole_share
+from ebbflow.tasks.simulation.bidding import BidDistortion, TunedBidder, whole_share
 from tests.evaluation.experiments import run_experiments
 from tests.evaluation.systems import evaluate, evaluations
 from tests.evaluation.themis.cases import run_case
 from tests.evaluation.themis.page import interval, over, shown, worst
 from tests.evaluation.themis.runs import experiments
 
-TRUE = Belief()
+TRUE = BidDistortion()
 SMALL = {"apps": 8, "hours": 2.0}
 
 
-def bidder(tuning: Tuning, belief: Belief = TRUE, gpus: int = 16, n: float = 1.0) -> TunedBidder:
+def bidder(tuning: Tuning, belief: BidDistortion = TRUE, gpus: int = 16, n: float = 1.0) -> TunedBidder:
     model = TunedApp(tuning, gpus)
     return TunedBidder(cluster_gpus=gpus, n_avg=n, model=model, belief=belief, sizes=(4, 4))
 
@@ -51,17 +51,17 @@ def test_beliefs_scale_work_and_slowdowns() -> None:
     tuning = Tuning((Stage(800.0, 800.0, 1, 4),), NETWORK)
     gpus, far, near = np.array([4]), np.array([int(Level.CLUSTER)]), np.array([int(Level.MACHINE)])
     truth = bidder(tuning)
-    wrong = bidder(tuning, Belief(work=2.0))
+    wrong = bidder(tuning, BidDistortion(work=2.0))
     assert wrong.rho_at(gpus, far, 0.0) == pytest.approx(
         truth.rho_at(gpus, far, 0.0)
     )  # T_id is wrong as well
     assert wrong.remaining(gpus, Level.CLUSTER) == pytest.approx(2 * truth.remaining(gpus, Level.CLUSTER))
-    inflated = bidder(tuning, Belief(spread=1.5))
+    inflated = bidder(tuning, BidDistortion(spread=1.5))
     assert inflated.rho_at(gpus, far, 0.0) == pytest.approx(1.5 * truth.rho_at(gpus, far, 0.0))
     assert inflated.rho_at(gpus, near, 0.0) == pytest.approx(truth.rho_at(gpus, near, 0.0))
-    deflated = bidder(tuning, Belief(dense=0.5))
+    deflated = bidder(tuning, BidDistortion(dense=0.5))
     assert deflated.rho_at(gpus, near, 0.0) == pytest.approx(truth.rho_at(gpus, near, 0.0) / 2)
-    assert bidder(tuning, Belief(spread=0.1)).slowdown(gpus, 4, Level.RACK) == pytest.approx([1.0])
+    assert bidder(tuning, BidDistortion(spread=0.1)).slowdown(gpus, 4, Level.RACK) == pytest.approx([1.0])
 
 
 @pytest.mark.parametrize("policy", ["themis", "gandiva"])

@@ -18,7 +18,7 @@ from ebbflow.flows.cli import app
 from ebbflow.flows.report import moment
 from ebbflow.infra.errors import InfraError, LedgerError, LedgerUnavailableError
 from ebbflow.infra.ledger import Ledger
-from ebbflow.infra.machine.page_server import Answer, PageServer
+from ebbflow.infra.machine.page_server import PageResponse, PageServer
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model.ledger import AppEntered, AppSpec, Decided, LoopBegan
 from ebbflow.tasks.report.cluster.live import ClusterFollower
@@ -297,7 +297,7 @@ def test_there_is_nothing_else(served, path):
 
 def test_a_port_that_is_taken_is_an_error():
     with (
-        PageServer(lambda path, query: Answer("x")) as server,
+        PageServer(lambda path, query: PageResponse("x")) as server,
         pytest.raises(InfraError, match="name another"),
     ):
         PageServer(lambda path, query: None, server.port)

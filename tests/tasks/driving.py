@@ -12,7 +12,7 @@ from ebbflow.infra.protocols import Relation, StageJob, StageProgress, StageResu
 from ebbflow.infra.query.checkpoints import ParquetCheckpointStore
 from ebbflow.infra.query.duckdb import DuckDbEngine
 from ebbflow.infra.query.slices import SliceIndex
-from ebbflow.infra.storage.places import Place
+from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.planners.model import Capacity, Node, Share
 from ebbflow.planners.query.plan.qep import QueryExecutionPlan, Stage
 from ebbflow.planners.query.plan.state import ExecutionState, ReplanDecision
@@ -20,7 +20,7 @@ from ebbflow.planners.query.running.execution import Execution
 from ebbflow.planners.query.running.replanner import Replanner
 from ebbflow.planners.query.running.session import Session, candidates
 from ebbflow.tasks.query.driver import Driver
-from ebbflow.tasks.query.listening import CapacityChanged, Inbox, Silent, Threads
+from ebbflow.tasks.query.listening import CapacityChanged, Inbox, NullQueryListener, Threads
 from ebbflow.tasks.query.planning import prepare
 from ebbflow.tasks.query.recorder import RunRecorder
 from ebbflow.tasks.query.report import StageReport
@@ -76,7 +76,7 @@ class Scripted:
         self.sizes.append((cores, memory))
 
     def confine(
-        self, relations: Sequence[Relation], folders: Sequence[Place], everything: bool = False
+        self, relations: Sequence[Relation], folders: Sequence[StorageLocation], everything: bool = False
     ) -> None:
         self.inner.confine(relations, folders, everything)
 
@@ -119,7 +119,7 @@ class Obedient(Replanner):
 
 
 @dataclass
-class Recorder(Silent):
+class Recorder(NullQueryListener):
     """Keeps what a listener hears; ``on_start`` is called as well."""
 
     on_start: Callable[[Stage], None] = lambda _: None

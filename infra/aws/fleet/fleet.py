@@ -23,7 +23,7 @@ from ebbflow.infra.aws.naming import DRAIN_HOOK
 from ebbflow.infra.aws.settings import Settings
 from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.errors import AwsError, AwsUnavailableError, CredentialsError, NotOursError
-from ebbflow.infra.protocols import Applied, Ask, Refusal
+from ebbflow.infra.protocols import ApplyResult, ProviderCall, Refusal
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model.capacity import Notice
 from ebbflow.planners.model.fleet import Fleet, Target
@@ -83,7 +83,7 @@ class SpotFleet:
             lambda state: state.after(replace(state, notices=merged(state.notices, notices)))
         ).epoch
 
-    def apply(self, target: Target, *, dry_run: bool = False) -> Applied:
+    def apply(self, target: Target, *, dry_run: bool = False) -> ApplyResult:
         """See ``FleetControl``. Raises also ``StorageError``."""
         if target.pool not in self._settings.pools:
             raise OptionError(f"pool must be one of {', '.join(self._settings.pools)}; got {target.pool!r}")
@@ -106,18 +106,18 @@ class SpotFleet:
             state = plan(self._store.read()) if dry_run else self._store.change(plan)
             if stale:
                 why = f"it was decided for epoch {target.epoch}, and the fleet is at {state.epoch}"
-                return Applied(state.epoch, (), (Refusal(target.pool, why),), dry_run)
+                return ApplyResult(state.epoch, (), (Refusal(target.pool, why),), dry_run)
             asks = asg.steps(group, state.plans[target.pool])
             if not dry_run:
                 self._perform(asks)
-            return Applied(state.epoch, asks, tuple(refused), dry_run)
+            return ApplyResult(state.epoch, asks, tuple(refused), dry_run)
 
-    def terminate(self, ids: Sequence[str], *, dry_run: bool = False) -> Applied:
+    def terminate(self, ids: Sequence[str], *, dry_run: bool = False) -> ApplyResult:
         """See ``FleetControl``. Raises also ``StorageError``."""
         with self._acting:
             found, groups = self._found(ids)
             state = self._store.read()
-            asked: list[Ask] = []
+            asked: list[ProviderCall] = []
             refused: list[Refusal] = []
             desired: dict[str, int] = {}
             for pool, group in groups.items():
@@ -131,10 +131,10 @@ class SpotFleet:
                     refused.append(ask)
                 else:
                     asked += self._perform([ask], dry_run)
-            return Applied(state.epoch, tuple(asked), tuple(refused), dry_run)
+            return ApplyResult(state.epoch, tuple(asked), tuple(refused), dry_run)
 
-    def replace_leaving(self, notices: Sequence[Notice], *, dry_run: bool = False) -> Applied:
-        """See ``Replacing``: the group ends such a node, which its hook holds until it is drained, and starts one.
+    def replace_leaving(self, notices: Sequence[Notice], *, dry_run: bool = False) -> ApplyResult:
+        """See ``ReplacingFleetControl``: the group ends such a node, which its hook holds until it is drained, and starts one.
 
         Where the hook holds a node for less than its notice leaves, that waits until it does not. Raises
         ``NotOursError``, ``AwsError``, ``StorageError``.
@@ -144,7 +144,7 @@ class SpotFleet:
         with self._acting:
             found, groups = self._found(left)
             state = self._store.read()
-            asked: list[Ask] = []
+            asked: list[ProviderCall] = []
             refused: list[Refusal] = []
             for name, seconds in left.items():
                 instance = found.get(name)
@@ -161,9 +161,9 @@ class SpotFleet:
                     refused.append(Refusal(name, why))
                 else:
                     asked += self._perform([asg.end(group, name, replaced=True)], dry_run)
-            return Applied(state.epoch, tuple(asked), tuple(refused), dry_run)
+            return ApplyResult(state.epoch, tuple(asked), tuple(refused), dry_run)
 
-    def repair(self, *, dry_run: bool = False) -> Applied:
+    def repair(self, *, dry_run: bool = False) -> ApplyResult:
         """See ``FleetControl``. A pool that cannot be repaired is refused with the reason, and the others go on.
 
         Raises ``AwsUnavailableError`` and ``CredentialsError``, which would meet all of them, and ``StorageError``.
@@ -176,7 +176,7 @@ class SpotFleet:
                 return replace(state, plans={**state.plans, **missing})
 
             state = adopt(self._store.read()) if dry_run else self._store.change(adopt)
-            asked: list[Ask] = []
+            asked: list[ProviderCall] = []
             refused: list[Refusal] = []
             for pool, group in groups.items():
                 try:
@@ -188,7 +188,7 @@ class SpotFleet:
                     log.error("pool %s cannot be repaired: %s", pool, error)
                     refused.append(Refusal(pool, str(error)))
             ends, unsettled = self.gangs.repair(self._instances.ours(), dry_run=dry_run)
-            return Applied(state.epoch, (*asked, *ends), (*refused, *unsettled), dry_run)
+            return ApplyResult(state.epoch, (*asked, *ends), (*refused, *unsettled), dry_run)
 
     def close(self) -> None:
         """See ``FleetControl``."""
@@ -244,7 +244,7 @@ class SpotFleet:
         groups: Mapping[str, Group],
         desired: dict[str, int],
         state: FleetState,
-    ) -> Ask | Refusal:
+    ) -> ProviderCall | Refusal:
         """Return how to end one node; ``desired`` is brought up to date with it."""
         if instance is None or instance.gone:
             return Refusal(name, "it is gone")
@@ -255,7 +255,7 @@ class SpotFleet:
             )
         member = group.member(name) if group is not None else None
         if group is None or member is None:
-            return Ask("end", name, 0, "ec2:TerminateInstances", {"InstanceIds": [name]})
+            return ProviderCall("end", name, 0, "ec2:TerminateInstances", {"InstanceIds": [name]})
         if member.leaving:
             return Refusal(name, "its group is ending it already")
         plan = state.plans.get(group.pool) or adopted(group)
@@ -271,7 +271,7 @@ class SpotFleet:
             and instance.group == self._settings.pools[instance.pool].group
         )
 
-    def _perform(self, asks: Sequence[Ask], dry_run: bool = False) -> Sequence[Ask]:
+    def _perform(self, asks: Sequence[ProviderCall], dry_run: bool = False) -> Sequence[ProviderCall]:
         """Carry requests out, in order. Raises ``AwsError``."""
         for ask in () if dry_run else asks:
             try:
@@ -285,7 +285,7 @@ class SpotFleet:
                 log.info("%s", ask)
         return asks
 
-    def _moved_on(self, ask: Ask) -> bool:
+    def _moved_on(self, ask: ProviderCall) -> bool:
         if ask.kind == "protect":
             return "InstanceIds" in ask.parameters
         if ask.kind != "end":

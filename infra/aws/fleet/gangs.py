@@ -27,7 +27,7 @@ from ebbflow.infra.errors import (
     NotOursError,
     SpotPriceTooHighError,
 )
-from ebbflow.infra.protocols import Ask, Gang, Refusal
+from ebbflow.infra.protocols import Gang, ProviderCall, Refusal
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model.capacity import Market
 from ebbflow.planners.model.gangs import GangRequest, GangTarget
@@ -38,7 +38,7 @@ _ROLES: Mapping[str, Role] = {"spark": "spark-worker", "gpu": "gpu-trainer"}
 _TAGGED = ("fleet", "instance", "volume", "network-interface")
 
 
-def call(request: GangRequest, pool: Pool, names: Names, token: str) -> Ask:
+def call(request: GangRequest, pool: Pool, names: Names, token: str) -> ProviderCall:
     """Return the request for a fleet of type instant; ``token`` makes a repetition the same request."""
     price = {} if request.max_price is None else {"MaxPrice": _price(request.max_price)}
     options: dict[str, Any] = {
@@ -74,7 +74,7 @@ def call(request: GangRequest, pool: Pool, names: Names, token: str) -> Ask:
         "TagSpecifications": _tags(request, pool, names),
         **how,
     }
-    return Ask("gang", request.name, request.size, "ec2:CreateFleet", parameters)
+    return ProviderCall("gang", request.name, request.size, "ec2:CreateFleet", parameters)
 
 
 def shortage(what: str, size: int, came: int, errors: Sequence[Mapping[str, Any]]) -> AwsError:
@@ -170,7 +170,7 @@ class Gangs:
         ask = call(request, pool, self._names, plan.token)
         return Gang(request.name, request.pool, (), ask) if dry_run else self._asked(request, plan, ask)
 
-    def end(self, name: str, *, dry_run: bool = False) -> tuple[Ask, ...]:
+    def end(self, name: str, *, dry_run: bool = False) -> tuple[ProviderCall, ...]:
         """Return a gang's nodes to AWS; return what was asked. Unknown and ended gangs ask for nothing.
 
         Raises ``NotOursError`` with nothing done, and ``AwsError``, after which ``repair`` goes on.
@@ -184,7 +184,7 @@ class Gangs:
 
     def repair(
         self, instances: Sequence[Instance], *, dry_run: bool = False
-    ) -> tuple[list[Ask], list[Refusal]]:
+    ) -> tuple[list[ProviderCall], list[Refusal]]:
         """Settle what a crash left: whole gangs are adopted, parts and what was to end are ended.
 
         ``instances`` are the cluster's. Raises ``AwsError``.
@@ -194,7 +194,7 @@ class Gangs:
             if instance.gang and not instance.gone:
                 alive.setdefault(instance.gang, []).append(instance)
         plans = self._store.read().gangs
-        asks: list[Ask] = []
+        asks: list[ProviderCall] = []
         refused: list[Refusal] = []
         for name in sorted({*plans, *alive}):
             there = sorted(alive.get(name, []), key=lambda i: i.id)
@@ -216,7 +216,7 @@ class Gangs:
 
     def _held(
         self, name: str, plan: GangPlan, there: list[str], unsettled: bool, dry_run: bool
-    ) -> tuple[Ask, ...]:
+    ) -> tuple[ProviderCall, ...]:
         """Adopt a whole gang, end what it has too many of, forget one that is gone; return what is asked."""
         if plan.phase == "asked":
             plan = replace(plan, phase="held", nodes=tuple(there[: plan.size]))
@@ -231,7 +231,7 @@ class Gangs:
             self._terminate(surplus)
         return _ends(surplus)
 
-    def _asked(self, request: GangRequest, plan: GangPlan, ask: Ask) -> Gang:
+    def _asked(self, request: GangRequest, plan: GangPlan, ask: ProviderCall) -> Gang:
         what = f"start the gang {request.name}"
         try:
             with calling(what):
@@ -333,10 +333,11 @@ def _of_tags(instances: Sequence[Instance]) -> GangPlan | None:
     return GangPlan(first.pool, int(size), market, uuid.uuid4().hex, "asked", since)
 
 
-def _ends(ids: Iterable[str]) -> tuple[Ask, ...]:
+def _ends(ids: Iterable[str]) -> tuple[ProviderCall, ...]:
     """Return requests that end nodes, each naming a bounded number of them."""
     all_ids = sorted(ids)
     parts = [all_ids[at : at + _ENDED_A_CALL] for at in range(0, len(all_ids), _ENDED_A_CALL)]
     return tuple(
-        Ask("end", ", ".join(part), 0, "ec2:TerminateInstances", {"InstanceIds": part}) for part in parts
+        ProviderCall("end", ", ".join(part), 0, "ec2:TerminateInstances", {"InstanceIds": part})
+        for part in parts
     )

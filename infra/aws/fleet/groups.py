@@ -10,7 +10,7 @@ from ebbflow.infra.aws.clients import CAPACITY_CODES, PRICE_CODES, Clients, call
 from ebbflow.infra.aws.fleet.state import Plan
 from ebbflow.infra.aws.naming import Names
 from ebbflow.infra.errors import AwsError, NotOursError
-from ebbflow.infra.protocols import Ask, AskKind
+from ebbflow.infra.protocols import AskKind, ProviderCall
 
 _NAMES_A_CALL = 50
 _PROTECTED_A_CALL = 50
@@ -96,13 +96,13 @@ def check_ours(names: Names, group: Group) -> None:
         )
 
 
-def steps(group: Group, plan: Plan) -> tuple[Ask, ...]:
+def steps(group: Group, plan: Plan) -> tuple[ProviderCall, ...]:
     """Return what must be asked so that the group follows ``plan``, in this order. Pure.
 
     Scale-in protection comes first: from then on only nodes that are named can leave. A size below the present one is
     asked for only as far as places are empty, because the group would choose whom to end.
     """
-    asks: list[Ask] = []
+    asks: list[ProviderCall] = []
     bare = [member.id for member in group.members if member.state == _SERVING and not member.protected]
     for start in range(0, len(bare), _PROTECTED_A_CALL):
         some = bare[start : start + _PROTECTED_A_CALL]
@@ -140,14 +140,14 @@ def steps(group: Group, plan: Plan) -> tuple[Ask, ...]:
     return tuple(asks)
 
 
-def end(group: Group, instance: str, *, replaced: bool) -> Ask:
+def end(group: Group, instance: str, *, replaced: bool) -> ProviderCall:
     """Return the request that ends one member; without ``replaced`` the group shrinks by it."""
     call = "autoscaling:TerminateInstanceInAutoScalingGroup"
     parameters = {"InstanceId": instance, "ShouldDecrementDesiredCapacity": not replaced}
-    return Ask("end", instance, int(replaced), call, parameters)
+    return ProviderCall("end", instance, int(replaced), call, parameters)
 
 
-def perform(clients: Clients, ask: Ask) -> None:
+def perform(clients: Clients, ask: ProviderCall) -> None:
     """Carry one request out. Raises ``AwsError``."""
     service, _, operation = ask.call.partition(":")
     from botocore import xform_name
@@ -194,8 +194,8 @@ def shortage_code(message: str) -> str:
     return "InsufficientInstanceCapacity" if _SHORTAGE.search(message) else ""
 
 
-def _ask(group: Group, kind: AskKind, value: int, operation: str, **parameters: Any) -> Ask:
-    return Ask(
+def _ask(group: Group, kind: AskKind, value: int, operation: str, **parameters: Any) -> ProviderCall:
+    return ProviderCall(
         kind, group.pool, value, f"autoscaling:{operation}", {"AutoScalingGroupName": group.name} | parameters
     )
 

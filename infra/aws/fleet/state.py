@@ -50,7 +50,7 @@ class GangPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class ObservedNode:
     """One node as it was last observed. What may change while it is the same node, its price, is left out."""
 
     id: str
@@ -68,7 +68,7 @@ class FleetState:
     epoch: int = 0
     plans: Mapping[str, Plan] = field(default_factory=dict)  # by pool
     gangs: Mapping[str, GangPlan] = field(default_factory=dict)  # by name
-    seen: tuple[Seen, ...] = ()  # sorted by id
+    seen: tuple[ObservedNode, ...] = ()  # sorted by id
     notices: tuple[Notice, ...] = ()  # sorted by node, one each, of nodes not yet seen too
     short: Mapping[str, float] = field(default_factory=dict)  # pool -> since when, Unix time, s
 

@@ -29,7 +29,7 @@ _WHEN = re.compile(r"\((\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) (?:GMT|UTC)\)")
 
 
 @dataclass(frozen=True, slots=True)
-class NodeStay:
+class NodeUsage:
     """One node from its start to its end. Times in seconds since the Unix epoch."""
 
     id: str
@@ -56,18 +56,18 @@ class NodeStay:
 
 
 @dataclass(frozen=True, slots=True)
-class StayBook:
+class UsageLog:
     """All stays that are known, sorted by start and id, and since when somebody looks."""
 
     since: float  # seconds since the Unix epoch: of the first look
-    stays: tuple[NodeStay, ...] = ()
+    stays: tuple[NodeUsage, ...] = ()
 
     @property
     def begin(self) -> float:
         """Return from when on what is known is whole: the first look, or the start of a node that it found."""
         return min((self.since, *(stay.start for stay in self.stays)))
 
-    def merged(self, found: Iterable[NodeStay], now: float) -> "StayBook":
+    def merged(self, found: Iterable[NodeUsage], now: float) -> "UsageLog":
         """Return the book after a look at ``now`` that found these nodes, ended ones too.
 
         A node that EC2 does not tell of any more has ended before ``now``.
@@ -84,10 +84,10 @@ class StayBook:
                 known[stay.id] = replace(stay, end=max(now, stay.start), exact=False)
         kept = [stay for stay in known.values() if (inf if stay.end is None else stay.end) > now - KEEP]
         since = self.since if len(kept) == len(known) else max(self.since, now - KEEP)
-        return StayBook(since, tuple(sorted(kept, key=lambda stay: (stay.start, stay.id))))
+        return UsageLog(since, tuple(sorted(kept, key=lambda stay: (stay.start, stay.id))))
 
 
-class Stays:
+class UsageStore:
     """Keeps the book of one cluster in a local file. Safe for several processes of a machine."""
 
     def __init__(self, clients: Clients, names: Names, path: str | Path, clock: Clock | None = None) -> None:
@@ -96,7 +96,7 @@ class Stays:
         self._path = Path(path)
         self._clock = clock or SystemClock()
 
-    def look(self) -> StayBook:
+    def look(self) -> UsageLog:
         """Ask EC2, keep what it tells, and return all that is known. Raises ``AwsError`` and ``StorageError``."""
         now = self._clock.now()
         found = self._ask(now)
@@ -109,15 +109,15 @@ class Stays:
             raise StorageError(f"cannot write {self._path}: {error.strerror}") from error
         return book
 
-    def read(self, now: float) -> StayBook:
+    def read(self, now: float) -> UsageLog:
         """Return what is kept; a book that begins at ``now`` where nothing is. Raises ``StorageError``."""
         try:
             content = json.loads(self._path.read_text(encoding="utf-8"))
             if content["format"] != _FORMAT:
                 raise ValueError(f"format must be {_FORMAT}; got {content['format']!r}")
-            return StayBook(float(content["since"]), tuple(NodeStay(**row) for row in content["stays"]))
+            return UsageLog(float(content["since"]), tuple(NodeUsage(**row) for row in content["stays"]))
         except FileNotFoundError:
-            return StayBook(now)
+            return UsageLog(now)
         except OSError as error:
             raise StorageError(f"cannot read {self._path}: {error.strerror}") from error
         except (ValueError, KeyError, TypeError, RecursionError) as error:
@@ -126,7 +126,7 @@ class Stays:
                 "counted from the nodes that are there"
             ) from error
 
-    def _ask(self, now: float) -> list[NodeStay]:
+    def _ask(self, now: float) -> list[NodeUsage]:
         filters = [
             {"Name": f"tag:{TAG_CLUSTER}", "Values": [self._names.cluster]},
             {"Name": f"tag:{TAG_MANAGED}", "Values": [MANAGED_BY_LOOP]},
@@ -141,10 +141,10 @@ class Stays:
             ]
 
 
-def _stay(one: Mapping[str, Any], now: float) -> NodeStay:
+def _stay(one: Mapping[str, Any], now: float) -> NodeUsage:
     launched = one["LaunchTime"]
     start = (launched if launched.tzinfo else launched.replace(tzinfo=UTC)).timestamp()
-    stay = NodeStay(
+    stay = NodeUsage(
         one["InstanceId"],
         {tag["Key"]: tag["Value"] for tag in one.get("Tags", ())}.get(TAG_POOL, ""),
         one["InstanceType"],
@@ -160,6 +160,6 @@ def _stay(one: Mapping[str, Any], now: float) -> NodeStay:
     return replace(stay, end=max(end, start), interrupted=interrupted, exact=said is not None)
 
 
-def _encoded(book: StayBook) -> bytes:
-    rows = [{name: getattr(stay, name) for name in NodeStay.__slots__} for stay in book.stays]
+def _encoded(book: UsageLog) -> bytes:
+    rows = [{name: getattr(stay, name) for name in NodeUsage.__slots__} for stay in book.stays]
     return (json.dumps({"format": _FORMAT, "since": book.since, "stays": rows}, indent=1) + "\n").encode()

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from ebbflow.infra.aws.fleet.groups import Group
 from ebbflow.infra.aws.fleet.instances import Instance
-from ebbflow.infra.aws.fleet.state import SETTLING, FleetState, Plan, Seen
+from ebbflow.infra.aws.fleet.state import SETTLING, FleetState, ObservedNode, Plan
 from ebbflow.planners.model.capacity import Node, Notice
 from ebbflow.planners.model.fleet import PoolState
 
@@ -44,7 +44,7 @@ def observed(
     ``nodes`` are those of ``instances`` that run, ``ending`` the notices of nodes that their groups end.
     """
     pool_of = {instance.id: pool_name(instance) for instance in instances}
-    seen = tuple(Seen(n.id, pool_of[n.id], n.instance_type, n.zone, n.market) for n in nodes)
+    seen = tuple(ObservedNode(n.id, pool_of[n.id], n.instance_type, n.zone, n.market) for n in nodes)
     there, before = {node.id for node in seen}, {node.id for node in state.seen}
     billed = {instance.id for instance in instances if not instance.gone}
     plans = dict(state.plans)

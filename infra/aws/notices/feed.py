@@ -16,7 +16,7 @@ from typing import Any
 from ebbflow.infra.aws.clients import Clients, calling
 from ebbflow.infra.aws.notices import events
 from ebbflow.infra.aws.notices.events import Event
-from ebbflow.infra.aws.notices.store import DRAIN, NoticeBook, NoticeFile
+from ebbflow.infra.aws.notices.store import DRAIN, NoticeFile, NoticeLog
 from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.errors import AwsError, AwsUnavailableError, NoticeError, StorageError
 from ebbflow.planners.errors import OptionError
@@ -81,8 +81,8 @@ class NoticeFeed:
         self._lock = threading.Lock()
         self._writing = threading.Lock()
         self._held = ExitStack()
-        self._book: NoticeBook | None = None
-        self._saved: NoticeBook | None = None  # what is on disk
+        self._book: NoticeLog | None = None
+        self._saved: NoticeLog | None = None  # what is on disk
         self._status = FeedStatus()
         self._failure: type[Exception] | None = None  # the last kind
         self._listeners: list[Callable[[Sequence[Event]], None]] = []
@@ -104,7 +104,7 @@ class NoticeFeed:
         """Return the instances of which EC2 has said that they shut down or are terminated."""
         return frozenset(self._current().ended)
 
-    def book(self) -> NoticeBook:
+    def book(self) -> NoticeLog:
         """Return all that is known now."""
         return self._current()
 
@@ -287,9 +287,9 @@ class NoticeFeed:
                 self._file.write(book)
                 self._saved = book
 
-    def _current(self) -> NoticeBook:
+    def _current(self) -> NoticeLog:
         with self._lock:
-            return (self._book or NoticeBook()).without_old(self._clock.now())
+            return (self._book or NoticeLog()).without_old(self._clock.now())
 
     def _answered(self, count: int) -> None:
         now = self._clock.now()

@@ -1,6 +1,6 @@
 """What the messages about nodes add up to, whatever their order and however often each one comes.
 
-``NoticeBook`` is a value with a merge that is associative, commutative and idempotent (a join semilattice: sets are
+``NoticeLog`` is a value with a merge that is associative, commutative and idempotent (a join semilattice: sets are
 united, of the rest the latest counts), so duplicates and messages out of order change nothing. ``NoticeFile`` keeps
 one on disk.
 """
@@ -47,7 +47,7 @@ class Failure:
 
 
 @dataclass(frozen=True)
-class NoticeBook:
+class NoticeLog:
     """All that is known from messages, by instance or group."""
 
     leaving: Mapping[str, frozenset[float]] = field(
@@ -57,7 +57,7 @@ class NoticeBook:
     ended: Mapping[str, float] = field(default_factory=dict)  # when it was first said to be gone
     failures: Mapping[str, Failure] = field(default_factory=dict)  # the latest of each group
 
-    def merged(self, event: Event, drain: float = DRAIN) -> "NoticeBook":
+    def merged(self, event: Event, drain: float = DRAIN) -> "NoticeLog":
         """Return the book with what ``event`` says; ``drain`` is how long a group waits for its node, seconds."""
         match event:
             case events.Interruption() | events.NodeLeaving():
@@ -95,10 +95,10 @@ class NoticeBook:
             found[instance] = Notice(instance, min(times))
         return tuple(found[name] for name in sorted(found.keys() - self.ended.keys()))
 
-    def without_old(self, now: float) -> "NoticeBook":
+    def without_old(self, now: float) -> "NoticeLog":
         """Return the book without what is over for more than ``KEEP`` seconds at ``now``."""
         since = now - KEEP
-        return NoticeBook(
+        return NoticeLog(
             {
                 name: kept
                 for name, times in self.leaving.items()
@@ -126,7 +126,7 @@ class NoticeBook:
         }
 
     @classmethod
-    def from_json(cls, fields: Mapping[str, Any]) -> "NoticeBook":
+    def from_json(cls, fields: Mapping[str, Any]) -> "NoticeLog":
         """Return the book that ``to_json`` wrote. Raises ``KeyError``, ``TypeError``, ``ValueError`` for another."""
         return cls(
             {name: frozenset(map(float, times)) for name, times in fields["leaving"].items()},
@@ -140,25 +140,25 @@ class NoticeBook:
             {group: Failure(float(at), why, zone) for group, (at, why, zone) in fields["failures"].items()},
         )
 
-    def _with_deadline(self, instance: str, deadline: float) -> "NoticeBook":
+    def _with_deadline(self, instance: str, deadline: float) -> "NoticeLog":
         known = self.leaving.get(instance, frozenset())
         return self._changed(leaving={**self.leaving, instance: known | {deadline}})
 
-    def _with_advice(self, instances: Iterable[str], about: str, advice: Advice) -> "NoticeBook":
+    def _with_advice(self, instances: Iterable[str], about: str, advice: Advice) -> "NoticeLog":
         changed = dict(self.advice)
         for instance in instances:
             told = changed.get(instance, {})
             changed[instance] = {**told, about: max(advice, told.get(about, advice))}
         return self._changed(advice=changed)
 
-    def _changed(self, **parts: Any) -> "NoticeBook":
+    def _changed(self, **parts: Any) -> "NoticeLog":
         kept = {
             "leaving": self.leaving,
             "advice": self.advice,
             "ended": self.ended,
             "failures": self.failures,
         }
-        return NoticeBook(**{**kept, **parts})
+        return NoticeLog(**{**kept, **parts})
 
 
 class NoticeFile:
@@ -168,15 +168,15 @@ class NoticeFile:
         self.path = Path(path)
         self._clock = clock or SystemClock()
 
-    def read(self) -> NoticeBook:
+    def read(self) -> NoticeLog:
         """Return the book; an empty one where there is no file. Raises ``NoticeError`` for one that is damaged."""
         try:
             fields = checksums.unsealed(self.path.read_bytes())
             if fields["format"] != _FORMAT:
                 raise NoticeError(f"{self.path} is of another version of Ebbflow; go on with that one")
-            return NoticeBook.from_json(fields)
+            return NoticeLog.from_json(fields)
         except FileNotFoundError:
-            return NoticeBook()
+            return NoticeLog()
         except OSError as error:
             raise StorageError(f"cannot read {self.path}: {error.strerror}") from error
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -185,7 +185,7 @@ class NoticeFile:
                 "again and what EC2 tells of its instances replaces it"
             ) from error
 
-    def write(self, book: NoticeBook) -> None:
+    def write(self, book: NoticeLog) -> None:
         """Replace the book, atomically and durably. Raises ``StorageError``."""
         data = checksums.sealed({"format": _FORMAT, **book.to_json()}, indent=1)
         try:

@@ -51,7 +51,7 @@ class _Spot:
     zones: Mapping[str, Series]
 
 
-class PriceBook:
+class PriceCache:
     """A ``PriceSource`` of one cluster's pools. Safe for several threads.
 
     Answers are kept in ``cache`` too, so that a new process knows them, and used when AWS does not answer: spot

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
 from ebbflow.infra.elastic.application import Application, Key, MicroTask
-from ebbflow.infra.elastic.master.placement import Holdings, Members
+from ebbflow.infra.elastic.master.placement import Members, PlacementTable
 from ebbflow.infra.elastic.settings import Event, Settings
 from ebbflow.infra.elastic.wire.actor import Actor, Now, Send
 from ebbflow.infra.elastic.wire.messages import MASTER, Address, Exit, Run
@@ -80,7 +80,7 @@ Phase = Literal[
 ]
 
 
-class Board(Actor):
+class JobState(Actor):
     """The state of a job, and the small acts on it that several parts need.
 
     One phase at a time: ``waiting`` for workers, ``installing`` executors and shards, ``running``, ``patching`` what
@@ -102,7 +102,7 @@ class Board(Actor):
         self.driver = application.driver()
         self.nodes = Members()
         self.ledger = Ledger(application.executors)
-        self.held = Holdings(application.executors, application.shards)
+        self.held = PlacementTable(application.executors, application.shards)
         self.awaited: set[Address] = set()  # whose answer the present phase waits for
 
     @property

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from math import inf
 
 from ebbflow.infra.elastic.application import Application
-from ebbflow.infra.elastic.master.job_state import Board
+from ebbflow.infra.elastic.master.job_state import JobState
 from ebbflow.infra.elastic.master.moves import Membership, Moves
 from ebbflow.infra.elastic.master.placement import Kind, Node, node_of
 from ebbflow.infra.elastic.master.recovery import Recovery
-from ebbflow.infra.elastic.master.snapshots import Captures
+from ebbflow.infra.elastic.master.snapshots import SnapshotCoordinator
 from ebbflow.infra.elastic.registry import register
 from ebbflow.infra.elastic.settings import Settings
 from ebbflow.infra.elastic.wire.actor import Now, Send
@@ -34,7 +34,7 @@ from ebbflow.infra.errors import ElasticError, MicroTaskError
 _LONG = 1.0  # seconds of a micro-task that a leaving worker, or a snapshot, should not have to wait for
 
 
-class Master(Board):
+class Master(JobState):
     """Decides everything; told of time, messages, and nodes that join or are lost."""
 
     def __init__(
@@ -57,7 +57,7 @@ class Master(Board):
         self._warned = False
         self._membership = Membership(self)
         self.moves = Moves(self, self._membership)
-        self._captures = Captures(self, self._run_on, resume=resume, restart=restart)
+        self._captures = SnapshotCoordinator(self, self._run_on, resume=resume, restart=restart)
         self._recovery = Recovery(self, self._membership, self.moves, self._captures, self._run_on)
         self._handlers = {
             Join: self._join,

@@ -3,7 +3,7 @@
 How nodes come in and go out.
 """
 
-from ebbflow.infra.elastic.master.job_state import Board
+from ebbflow.infra.elastic.master.job_state import JobState
 from ebbflow.infra.elastic.master.placement import Kind, Node
 from ebbflow.infra.elastic.wire.messages import (
     Address,
@@ -20,7 +20,7 @@ from ebbflow.infra.elastic.wire.messages import (
 class Membership:
     """Greets nodes that join, and lets those go that hold nothing any more."""
 
-    def __init__(self, board: Board) -> None:
+    def __init__(self, board: JobState) -> None:
         self._board = board
 
     def greet(self) -> None:
@@ -71,7 +71,7 @@ class Membership:
 class Moves:
     """Evens out what the members hold. ``wanted`` says that they have changed since it was last looked at."""
 
-    def __init__(self, board: Board, membership: Membership) -> None:
+    def __init__(self, board: JobState, membership: Membership) -> None:
         self._board, self._membership = board, membership
         self.wanted = False
         self.under_way: set[tuple[Kind, int]] = set()

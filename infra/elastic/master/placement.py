@@ -60,7 +60,7 @@ class Members(dict[str, Node]):
         return [address for node in self.values() for address in node.actors]
 
 
-class Holdings:
+class PlacementTable:
     """Which node has which executor, which server which shard, and how large they are."""
 
     def __init__(self, executors: int, shards: int) -> None:

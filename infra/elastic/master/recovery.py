@@ -4,10 +4,10 @@ from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from ebbflow.infra.elastic.application import Key
-from ebbflow.infra.elastic.master.job_state import Board, Ledger
+from ebbflow.infra.elastic.master.job_state import JobState, Ledger
 from ebbflow.infra.elastic.master.moves import Membership, Moves
 from ebbflow.infra.elastic.master.placement import Node
-from ebbflow.infra.elastic.master.snapshots import Captures
+from ebbflow.infra.elastic.master.snapshots import SnapshotCoordinator
 from ebbflow.infra.elastic.wire.messages import Address, Install, Relocated
 from ebbflow.infra.elastic.wire.snapshot import whole
 from ebbflow.infra.elastic.worker.running import path_of
@@ -20,10 +20,10 @@ class Recovery:
 
     def __init__(
         self,
-        board: Board,
+        board: JobState,
         membership: Membership,
         moves: Moves,
-        captures: Captures,
+        captures: SnapshotCoordinator,
         go_on: Callable[[], None],
     ) -> None:
         self._board, self._membership, self._moves = board, membership, moves

@@ -4,17 +4,17 @@ import os
 from collections.abc import Callable
 from math import inf
 
-from ebbflow.infra.elastic.master.job_state import Board
+from ebbflow.infra.elastic.master.job_state import JobState
 from ebbflow.infra.elastic.wire.messages import Address, Capture, Captured, Drain, Exit, Resume
 from ebbflow.infra.elastic.wire.snapshot import Snapshot, SnapshotFolder
 from ebbflow.infra.errors import ElasticError
 
 
-class Captures:
+class SnapshotCoordinator:
     """Takes one snapshot after another, and the result at the end. ``go_on`` is called after a snapshot."""
 
     def __init__(
-        self, board: Board, go_on: Callable[[], None], *, resume: bool, restart: bool = False
+        self, board: JobState, go_on: Callable[[], None], *, resume: bool, restart: bool = False
     ) -> None:
         self._board, self._go_on = board, go_on
         self._folder = SnapshotFolder(board.folder, board.settings.keep)

@@ -70,7 +70,7 @@ class Monitor:
         self._socket.close()
 
 
-class Pulse:
+class HeartbeatSender:
     """A node's side: beats, and ends the process when the master is silent, gone, or has given the node up."""
 
     def __init__(

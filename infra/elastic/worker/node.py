@@ -14,7 +14,7 @@ from zmq.sugar.context import Context
 from ebbflow.infra.clock import SystemClock
 from ebbflow.infra.elastic.registry import register
 from ebbflow.infra.elastic.wire.actor import serve
-from ebbflow.infra.elastic.wire.heartbeats import Pulse
+from ebbflow.infra.elastic.wire.heartbeats import HeartbeatSender
 from ebbflow.infra.elastic.wire.messages import MASTER, Join
 from ebbflow.infra.elastic.wire.zeromq import ZmqTransport
 from ebbflow.infra.elastic.worker.server import Server
@@ -29,7 +29,7 @@ def main(folder: str, name: str, silence: float, application: str) -> None:
     register(operator.attrgetter(path)(import_module(module)))
     sys.setswitchinterval(_SWITCH)
     clock, context = SystemClock(), Context()
-    pulse = Pulse(folder, name, context, clock, silence)
+    pulse = HeartbeatSender(folder, name, context, clock, silence)
     own = ZmqTransport(folder, f"{name}/worker", context)
     servers = ZmqTransport(folder, f"{name}/server", context)
     server = Server(f"{name}/server", servers.send, clock.now)

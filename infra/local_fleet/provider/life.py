@@ -9,14 +9,14 @@ from pathlib import Path
 
 from ebbflow.infra.clock import Clock
 from ebbflow.infra.errors import ClusterError, InfraError
-from ebbflow.infra.local_fleet.provider.provider import BY, RUNS, Room, work
+from ebbflow.infra.local_fleet.provider.provider import BY, RUNS, NodeProvider, work
 from ebbflow.infra.local_fleet.state import labels as marks
-from ebbflow.infra.local_fleet.state.fleet_state import FleetBook, Identity, LocalNode
+from ebbflow.infra.local_fleet.state.fleet_state import Identity, LocalFleetState, LocalNode
 from ebbflow.infra.local_fleet.state.pools import PoolKind
-from ebbflow.infra.local_fleet.state.store import BookFile
+from ebbflow.infra.local_fleet.state.store import LocalFleetStateFile
 from ebbflow.infra.machine import cgroups
 
-Rooms = Mapping[PoolKind, Room]
+Rooms = Mapping[PoolKind, NodeProvider]
 LOST = "its machine is gone"
 OVERDUE = "its notice has run out"
 _LEFT = 5.0  # s, beyond its grace, for what a launcher left behind to end by itself
@@ -24,7 +24,7 @@ _LEFT = 5.0  # s, beyond its grace, for what a launcher left behind to end by it
 log = logging.getLogger(__name__)
 
 
-def look(file: BookFile, book: FleetBook, rooms: Rooms, clock: Clock) -> FleetBook:
+def look(file: LocalFleetStateFile, book: LocalFleetState, rooms: Rooms, clock: Clock) -> LocalFleetState:
     """See which nodes are gone or due, end those, and return the book afterwards."""
     now = clock.now()
     fates: dict[str, str] = {}
@@ -41,7 +41,7 @@ def look(file: BookFile, book: FleetBook, rooms: Rooms, clock: Clock) -> FleetBo
             deadlines[node.id] = told
     if fates or deadlines or book.short(now) != book:
 
-        def change(current: FleetBook) -> FleetBook:
+        def change(current: LocalFleetState) -> LocalFleetState:
             for id_, how in fates.items():
                 found = current.node(id_)
                 if found is not None and not found.fate:
@@ -60,7 +60,9 @@ def look(file: BookFile, book: FleetBook, rooms: Rooms, clock: Clock) -> FleetBo
     return file.read() or book
 
 
-def finish(file: BookFile, book: FleetBook, node: LocalNode, rooms: Rooms, clock: Clock) -> None:
+def finish(
+    file: LocalFleetStateFile, book: LocalFleetState, node: LocalNode, rooms: Rooms, clock: Clock
+) -> None:
     """End a node whose fate is known, and take it out of the book. Raises ``ClusterError``."""
     _room(book, node, rooms).end(book, node)
     shutil.rmtree(work(file.folder, node.id), ignore_errors=True)
@@ -70,7 +72,7 @@ def finish(file: BookFile, book: FleetBook, node: LocalNode, rooms: Rooms, clock
     log.info("%s is gone: %s", node.id, node.fate)
 
 
-def sweep(book: FleetBook, clock: Clock) -> None:
+def sweep(book: LocalFleetState, clock: Clock) -> None:
     """End what runs on nodes that the fleet does not have: started in the moment in which they went."""
     known = {node.id for node in book.nodes}
     for id_ in marks.nodes(book.uid) - known:
@@ -80,7 +82,7 @@ def sweep(book: FleetBook, clock: Clock) -> None:
 
 
 def collect(
-    book: FleetBook, silent: Mapping[tuple[str, ...], float], clock: Clock
+    book: LocalFleetState, silent: Mapping[tuple[str, ...], float], clock: Clock
 ) -> dict[tuple[str, ...], float]:
     """End what launchers left behind that are gone, once it has had the time to save; return since when they are."""
     now = clock.now()
@@ -109,7 +111,7 @@ def abandoned(folder: Path, clock: Clock) -> None:
             shutil.rmtree(run, ignore_errors=True)
 
 
-def teardown(file: BookFile, uid: str, rooms: Rooms, clock: Clock) -> None:
+def teardown(file: LocalFleetStateFile, uid: str, rooms: Rooms, clock: Clock) -> None:
     """End all that belongs to one life of a fleet. What must not be used twice, ids and epochs, stays in the book."""
     with contextlib.suppress(InfraError):
         file.change(uid, lambda book: replace(book, up=False))
@@ -124,7 +126,7 @@ def teardown(file: BookFile, uid: str, rooms: Rooms, clock: Clock) -> None:
     for name in ("work", RUNS):
         shutil.rmtree(file.folder / name, ignore_errors=True)
 
-    def empty(current: FleetBook) -> FleetBook:
+    def empty(current: LocalFleetState) -> LocalFleetState:
         now = clock.now()
         for node in current.nodes:
             current = current.without(node.id, node.fate or "the fleet was taken down", now, lost=False)
@@ -134,7 +136,7 @@ def teardown(file: BookFile, uid: str, rooms: Rooms, clock: Clock) -> None:
         file.change(uid, empty)
 
 
-def _room(book: FleetBook, node: LocalNode, rooms: Rooms) -> Room:
+def _room(book: LocalFleetState, node: LocalNode, rooms: Rooms) -> NodeProvider:
     pool = book.pool(node.pool)
     assert pool is not None
     return rooms[pool.kind]

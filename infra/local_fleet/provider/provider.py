@@ -18,7 +18,7 @@ from ebbflow.infra.clock import Clock
 from ebbflow.infra.errors import ClusterError
 from ebbflow.infra.local_fleet.state import labels as marks
 from ebbflow.infra.local_fleet.state.clock import shift
-from ebbflow.infra.local_fleet.state.fleet_state import FleetBook, Identity, LocalNode
+from ebbflow.infra.local_fleet.state.fleet_state import Identity, LocalFleetState, LocalNode
 from ebbflow.infra.local_fleet.state.pools import LocalPool, PoolKind
 from ebbflow.infra.machine import processes
 from ebbflow.infra.storage import private
@@ -32,33 +32,33 @@ _START = 60.0  # s that a machine may take
 
 
 @dataclass(frozen=True, slots=True)
-class Arrived:
+class StartedNode:
     """A node that has come up."""
 
     host: str
     process: Identity | None  # that stands for the machine
 
 
-class Room(Protocol):
+class NodeProvider(Protocol):
     """Nodes of one kind. Safe for several threads; but for ``start`` also for several processes."""
 
-    def start(self, book: FleetBook, pool: LocalPool, node: LocalNode) -> Arrived:
+    def start(self, book: LocalFleetState, pool: LocalPool, node: LocalNode) -> StartedNode:
         """Start a node and return once it is up. Raises ``ClusterError``. Only the keeper does this."""
         ...
 
-    def alive(self, book: FleetBook, node: LocalNode) -> bool:
+    def alive(self, book: LocalFleetState, node: LocalNode) -> bool:
         """Tell whether a node that was up is still there."""
         ...
 
-    def deadline(self, book: FleetBook, node: LocalNode) -> float | None:
+    def deadline(self, book: LocalFleetState, node: LocalNode) -> float | None:
         """Return when the node will leave by the word of others than the fleet, Unix time in s."""
         ...
 
-    def tell(self, book: FleetBook, node: LocalNode, deadline: float) -> None:
+    def tell(self, book: LocalFleetState, node: LocalNode, deadline: float) -> None:
         """Tell what runs on a node that it will be ended; may be called again and again. Raises ``ClusterError``."""
         ...
 
-    def freeze(self, book: FleetBook, node: LocalNode, still: bool) -> None:
+    def freeze(self, book: LocalFleetState, node: LocalNode, still: bool) -> None:
         """Stop all processes of a node, or let them go on."""
         ...
 
@@ -66,23 +66,23 @@ class Room(Protocol):
         """Tell whether a node stands still."""
         ...
 
-    def end(self, book: FleetBook, node: LocalNode) -> None:
+    def end(self, book: LocalFleetState, node: LocalNode) -> None:
         """End a node with all that runs on it; nothing happens when it is gone. Raises ``ClusterError``."""
         ...
 
-    def close(self, book: FleetBook) -> None:
+    def close(self, book: LocalFleetState) -> None:
         """End what the nodes have in common, once they have gone."""
         ...
 
 
-class GpuRoom:
+class GpuNodeProvider:
     """Nodes with slots for training processes: a process that stands for the machine, and what launchers start."""
 
     def __init__(self, folder: Path, clock: Clock) -> None:
         self._folder, self._clock = folder, clock
 
-    def start(self, book: FleetBook, pool: LocalPool, node: LocalNode) -> Arrived:
-        """See ``Room``."""
+    def start(self, book: LocalFleetState, pool: LocalPool, node: LocalNode) -> StartedNode:
+        """See ``NodeProvider``."""
         folder = work(self._folder, node.id)
         (folder / READY).unlink(missing_ok=True)
         command = [sys.executable, "-P", "-m", _MACHINE, str(self._folder), book.uid, node.id]
@@ -98,58 +98,58 @@ class GpuRoom:
             if self._clock.now() > end:
                 raise ClusterError(f"the machine of {node.id} was not up within {_START:g} s; see {log}")
             self._clock.sleep(_LOOK)
-        return Arrived("127.0.0.1", marks.identity(child.pid))
+        return StartedNode("127.0.0.1", marks.identity(child.pid))
 
-    def alive(self, book: FleetBook, node: LocalNode) -> bool:
-        """See ``Room``."""
+    def alive(self, book: LocalFleetState, node: LocalNode) -> bool:
+        """See ``NodeProvider``."""
         return marks.alive(node.process)
 
-    def deadline(self, book: FleetBook, node: LocalNode) -> float | None:
+    def deadline(self, book: LocalFleetState, node: LocalNode) -> float | None:
         """Return ``None``: only the fleet ends these."""
         return None
 
-    def tell(self, book: FleetBook, node: LocalNode, deadline: float) -> None:
+    def tell(self, book: LocalFleetState, node: LocalNode, deadline: float) -> None:
         """Give notice to the training nodes of all launchers there, as an agent on the machine would."""
 
         tell(book.uid, node.id, deadline + shift(time.time(), self._clock))  # they go by the wall's
 
-    def freeze(self, book: FleetBook, node: LocalNode, still: bool) -> None:
-        """See ``Room``."""
+    def freeze(self, book: LocalFleetState, node: LocalNode, still: bool) -> None:
+        """See ``NodeProvider``."""
         marks.send(marks.below(book.uid, node.id), signal.SIGSTOP if still else signal.SIGCONT)
 
     def frozen(self, node: LocalNode) -> bool:
-        """See ``Room``."""
+        """See ``NodeProvider``."""
         return node.process is not None and marks.stopped(node.process.pid)
 
-    def end(self, book: FleetBook, node: LocalNode) -> None:
-        """See ``Room``."""
+    def end(self, book: LocalFleetState, node: LocalNode) -> None:
+        """See ``NodeProvider``."""
         marks.destroy(marks.below(book.uid, node.id), self._clock)
 
-    def close(self, book: FleetBook) -> None:
+    def close(self, book: LocalFleetState) -> None:
         """Do nothing: the machines have nothing in common."""
 
 
-class SparkRoom:
+class SparkNodeProvider:
     """Workers of a Spark standalone cluster, which starts with the first of them."""
 
     def __init__(self, clock: Clock, timeout: float = 180.0) -> None:
         self._clock, self._timeout = clock, timeout
 
-    def start(self, book: FleetBook, pool: LocalPool, node: LocalNode) -> Arrived:
-        """See ``Room``; the cluster must be there (``keeper``)."""
+    def start(self, book: LocalFleetState, pool: LocalPool, node: LocalNode) -> StartedNode:
+        """See ``NodeProvider``; the cluster must be there (``keeper``)."""
         from ebbflow.infra.spark.cluster.cluster import LocalSparkCluster
 
         assert book.spark is not None
         cluster = LocalSparkCluster.attach(book.spark.name, self._clock)
         cluster.add(self._timeout, node_id=node.id)
         record = cluster.state.node(node.id)
-        return Arrived(record.host, marks.identity(record.pid))
+        return StartedNode(record.host, marks.identity(record.pid))
 
-    def alive(self, book: FleetBook, node: LocalNode) -> bool:
-        """See ``Room``."""
+    def alive(self, book: LocalFleetState, node: LocalNode) -> bool:
+        """See ``NodeProvider``."""
         return marks.alive(node.process)
 
-    def deadline(self, book: FleetBook, node: LocalNode) -> float | None:
+    def deadline(self, book: LocalFleetState, node: LocalNode) -> float | None:
         """Return the deadline of a notice that somebody gave the worker itself (``ebbflow cluster notice``)."""
         from ebbflow.infra.spark.cluster.state import StateFile
 
@@ -162,7 +162,7 @@ class SparkRoom:
             return None
         return next((record.deadline for record in state.nodes if record.id == node.id), None)
 
-    def tell(self, book: FleetBook, node: LocalNode, deadline: float) -> None:
+    def tell(self, book: LocalFleetState, node: LocalNode, deadline: float) -> None:
         """Let Spark decommission the worker; it is told once."""
         from ebbflow.infra.spark.cluster.cluster import LocalSparkCluster
 
@@ -171,18 +171,18 @@ class SparkRoom:
             cluster = LocalSparkCluster.attach(book.spark.name, self._clock)
             cluster.notice(node.id, max(0.0, deadline - self._clock.now()))
 
-    def freeze(self, book: FleetBook, node: LocalNode, still: bool) -> None:
-        """See ``Room``."""
+    def freeze(self, book: LocalFleetState, node: LocalNode, still: bool) -> None:
+        """See ``NodeProvider``."""
         if book.spark is not None:
             mark = f"{book.spark.uid}/{node.id}"
             marks.send(mark, signal.SIGSTOP if still else signal.SIGCONT)
 
     def frozen(self, node: LocalNode) -> bool:
-        """See ``Room``."""
+        """See ``NodeProvider``."""
         return node.process is not None and marks.stopped(node.process.pid)
 
-    def end(self, book: FleetBook, node: LocalNode) -> None:
-        """See ``Room``."""
+    def end(self, book: LocalFleetState, node: LocalNode) -> None:
+        """See ``NodeProvider``."""
         from ebbflow.infra.spark.cluster.cluster import LocalSparkCluster
 
         if book.spark is None:
@@ -195,7 +195,7 @@ class SparkRoom:
         if cluster.state.uid == book.spark.uid and node.id in known:
             cluster.kill(node.id)
 
-    def close(self, book: FleetBook) -> None:
+    def close(self, book: LocalFleetState) -> None:
         """Stop the cluster."""
         from ebbflow.infra.spark.cluster import teardown
         from ebbflow.infra.spark.cluster.state import StateFile
@@ -209,9 +209,9 @@ def work(folder: Path, node: str) -> Path:
     return folder / "work" / node
 
 
-def rooms(folder: Path, clock: Clock) -> Mapping[PoolKind, Room]:
+def rooms(folder: Path, clock: Clock) -> Mapping[PoolKind, NodeProvider]:
     """Return the rooms of this machine."""
-    return {"gpu": GpuRoom(folder, clock), "spark": SparkRoom(clock)}
+    return {"gpu": GpuNodeProvider(folder, clock), "spark": SparkNodeProvider(clock)}
 
 
 _ENTRY = "EBBFLOW_NODE_ENTRY"  # see ``infra.training.channel.wire``

@@ -22,13 +22,13 @@ from pathlib import Path
 from ebbflow.infra.clock import Clock
 from ebbflow.infra.errors import InfraError
 from ebbflow.infra.local_fleet.provider.life import abandoned, collect, finish, look, sweep, teardown
-from ebbflow.infra.local_fleet.provider.provider import Room, rooms
+from ebbflow.infra.local_fleet.provider.provider import NodeProvider, rooms
 from ebbflow.infra.local_fleet.state import labels as marks
 from ebbflow.infra.local_fleet.state.changes import give, missing, take
 from ebbflow.infra.local_fleet.state.clock import MachineClock
-from ebbflow.infra.local_fleet.state.fleet_state import FleetBook, LocalNode, SparkPart, by_number
+from ebbflow.infra.local_fleet.state.fleet_state import LocalFleetState, LocalNode, SparkPart, by_number
 from ebbflow.infra.local_fleet.state.pools import LocalPool, PoolKind
-from ebbflow.infra.local_fleet.state.store import BookFile
+from ebbflow.infra.local_fleet.state.store import LocalFleetStateFile
 from ebbflow.infra.machine import cgroups
 from ebbflow.infra.spark.cluster.cluster import LocalSparkCluster
 from ebbflow.infra.spark.cluster.state import StateFile
@@ -43,16 +43,16 @@ _BACK_OFF = (1.0, 60.0)  # s before another start after one that did not work: t
 log = logging.getLogger(__name__)
 
 
-class Keeper:
+class NodeSupervisor:
     """Keeps one fleet; ``run`` returns when it is down. ``common`` starts what the nodes of a kind have in common."""
 
     def __init__(
         self,
-        file: BookFile,
+        file: LocalFleetStateFile,
         uid: str,
         clock: Clock,
-        own: Mapping[PoolKind, Room] | None = None,
-        common: Callable[[FleetBook, LocalPool], FleetBook] | None = None,
+        own: Mapping[PoolKind, NodeProvider] | None = None,
+        common: Callable[[LocalFleetState, LocalPool], LocalFleetState] | None = None,
         *,
         look: float = LOOK,
     ) -> None:
@@ -95,7 +95,7 @@ class Keeper:
         with contextlib.suppress(InfraError):
             self._file.change(self._uid, lambda book: replace(book, up=False))
 
-    def _book(self) -> FleetBook | None:
+    def _book(self) -> LocalFleetState | None:
         """Return the book of this life; ``None`` when it is over. A book that cannot be read ends nothing at once."""
         for _ in range(50):
             try:
@@ -107,7 +107,7 @@ class Keeper:
             return book if book is not None and book.uid == self._uid else None
         return None
 
-    def _tick(self, book: FleetBook) -> None:
+    def _tick(self, book: LocalFleetState) -> None:
         book = look(self._file, book, self._rooms, self._clock)
         now = self._clock.now()
         if now - self._swept >= _SWEEP:
@@ -182,7 +182,7 @@ class Keeper:
         self._file.change(self._uid, lambda book: book.without(node.id, why, now, lost=False).short(now))
 
     def _failed(self, node: LocalNode, why: str) -> None:
-        def change(book: FleetBook) -> FleetBook:
+        def change(book: LocalFleetState) -> LocalFleetState:
             now, tries = self._clock.now(), book.plans[node.pool].tries + 1
             delay = min(_BACK_OFF[0] * 2.0 ** (tries - 1), _BACK_OFF[1])
             later = book.without(node.id, "it could not be started", now, lost=False)
@@ -209,18 +209,20 @@ def main(folder: str, uid: str) -> None:
     """Keep the fleet in ``folder``."""
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    file = BookFile(Path(folder))
+    file = LocalFleetStateFile(Path(folder))
     me = marks.own()
     book = file.change(uid, lambda b: b if marks.alive(b.keeper) else replace(b, keeper=me))
     clock = MachineClock(book.offset)
     if book.keeper == me:
-        Keeper(file, uid, clock, common=lambda b, pool: ensure_cluster(file, b, pool, clock)).run()
+        NodeSupervisor(file, uid, clock, common=lambda b, pool: ensure_cluster(file, b, pool, clock)).run()
 
 
 _kept: list[LocalSparkCluster] = []  # of this process, the keeper: a cluster ends with who started it
 
 
-def ensure_cluster(file: BookFile, book: FleetBook, pool: LocalPool, clock: Clock) -> FleetBook:
+def ensure_cluster(
+    file: LocalFleetStateFile, book: LocalFleetState, pool: LocalPool, clock: Clock
+) -> LocalFleetState:
     """Return the book with a cluster for a Spark node of ``pool``; it is started where there is none.
 
     It ends with this process. Raises ``ClusterError`` and ``EngineUnavailableError``.

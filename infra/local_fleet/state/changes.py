@@ -3,20 +3,20 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ebbflow.infra.local_fleet.state.fleet_state import FleetBook, Identity, LocalNode, firmness
+from ebbflow.infra.local_fleet.state.fleet_state import Identity, LocalFleetState, LocalNode, firmness
 from ebbflow.infra.local_fleet.state.pools import LocalPool
-from ebbflow.infra.protocols import Ask, Refusal
+from ebbflow.infra.protocols import ProviderCall, Refusal
 from ebbflow.planners.model.capacity import Market, Notice
 from ebbflow.planners.model.fleet import Target
 
 
-def missing(book: FleetBook, pool: LocalPool) -> int:
+def missing(book: LocalFleetState, pool: LocalPool) -> int:
     """Return how many nodes are planned that are neither there to stay nor on their way."""
     lasting = sum(node.pool == pool.name and node.lasting for node in book.nodes)
     return max(0, book.plans[pool.name].nodes - lasting)
 
 
-def give(book: FleetBook, name: str, most: int, now: float) -> FleetBook:
+def give(book: LocalFleetState, name: str, most: int, now: float) -> LocalFleetState:
     """Return the book with nodes asked for that a pool misses, ``most`` at a time, as far as there are GPUs."""
     pool = book.pool(name)
     if pool is None or not book.up:
@@ -44,7 +44,7 @@ def give(book: FleetBook, name: str, most: int, now: float) -> FleetBook:
     return book
 
 
-def take(book: FleetBook, id_: str, host: str, process: Identity | None, now: float) -> FleetBook:
+def take(book: LocalFleetState, id_: str, host: str, process: Identity | None, now: float) -> LocalFleetState:
     """Return the book after a node has come up; nothing changes for one that is being ended."""
     node = book.node(id_)
     if node is None or node.fate:
@@ -53,7 +53,7 @@ def take(book: FleetBook, id_: str, host: str, process: Identity | None, now: fl
     return later.planned(node.pool, failed="", again=0.0, tries=0).short(now)
 
 
-def cancel(book: FleetBook, name: str) -> FleetBook:
+def cancel(book: LocalFleetState, name: str) -> LocalFleetState:
     """Return the book in which nodes beyond the plan that have not arrived are being ended, the last first."""
     for node in reversed(book.nodes):
         lasting = sum(other.pool == name and other.lasting for other in book.nodes)
@@ -68,8 +68,8 @@ def cancel(book: FleetBook, name: str) -> FleetBook:
 
 
 def plan(
-    book: FleetBook, target: Target, now: float
-) -> tuple[FleetBook, tuple[Ask, ...], tuple[Refusal, ...]]:
+    book: LocalFleetState, target: Target, now: float
+) -> tuple[LocalFleetState, tuple[ProviderCall, ...], tuple[Refusal, ...]]:
     """Return the book with what ``target`` says, what that asks for, and what is refused."""
     pool = book.pool(target.pool)
     assert pool is not None
@@ -87,9 +87,9 @@ def plan(
         Refusal(id_, f"it is no node of the pool {pool.name}") for id_ in target.drain if id_ not in members
     ]
     drain = tuple(dict.fromkeys([*old.drain, *(id_ for id_ in target.drain if id_ in members)]))
-    asked = [Ask("size", pool.name, nodes)] if nodes != old.nodes else []
+    asked = [ProviderCall("size", pool.name, nodes)] if nodes != old.nodes else []
     if on_demand != old.on_demand:
-        asked.append(Ask("on-demand", pool.name, on_demand))
+        asked.append(ProviderCall("on-demand", pool.name, on_demand))
     later = book.planned(
         pool.name,
         nodes=nodes,
@@ -103,10 +103,10 @@ def plan(
 
 
 def end(
-    book: FleetBook, ids: Sequence[str], how: str
-) -> tuple[FleetBook, tuple[Ask, ...], tuple[Refusal, ...]]:
+    book: LocalFleetState, ids: Sequence[str], how: str
+) -> tuple[LocalFleetState, tuple[ProviderCall, ...], tuple[Refusal, ...]]:
     """Return the book in which these nodes are being ended, what that asks for, and what is refused."""
-    asked, refused = list[Ask](), list[Refusal]()
+    asked, refused = list[ProviderCall](), list[Refusal]()
     left = {
         pool.name: sum(node.pool == pool.name and node.lasting and node.visible for node in book.nodes)
         for pool in book.pools
@@ -119,13 +119,13 @@ def end(
             continue
         # a plan is never below the pool's least, and what is within the plan is replaced
         surplus = left[node.pool] > book.plans[node.pool].nodes
-        asked.append(Ask("end", id_, int(node.lasting and not surplus)))
+        asked.append(ProviderCall("end", id_, int(node.lasting and not surplus)))
         left[node.pool] -= node.lasting
         book = book.noted(id_, fate=how)
     return book, tuple(asked), tuple(refused)
 
 
-def hear(book: FleetBook, notices: Sequence[Notice]) -> FleetBook:
+def hear(book: LocalFleetState, notices: Sequence[Notice]) -> LocalFleetState:
     """Return the book with what was told of nodes that are there, or may come: of each node what counts most."""
     kept = {notice.node_id: notice for notice in book.heard}
     for notice in notices:

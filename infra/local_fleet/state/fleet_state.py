@@ -91,7 +91,7 @@ class SparkPart:
 
 
 @dataclass(frozen=True, slots=True)
-class FleetBook:
+class LocalFleetState:
     """All that is kept of one fleet. It outlives the fleet itself: ids and epochs are never used twice."""
 
     name: str
@@ -208,7 +208,7 @@ class FleetBook:
 
     # --- changes --------------------------------------------------------------------------------------------
 
-    def after(self, later: "FleetBook") -> "FleetBook":
+    def after(self, later: "LocalFleetState") -> "LocalFleetState":
         """Return ``later`` with this epoch, or the next where nodes or notices that are seen differ."""
         changed = (self._sight(), self.told()) != (later._sight(), later.told())
         return replace(later, epoch=self.epoch + changed)
@@ -216,17 +216,17 @@ class FleetBook:
     def _sight(self) -> tuple[tuple[Node, ...], ...]:
         return tuple(self.seen(pool) for pool in self.pools)
 
-    def planned(self, pool: str, **changes: Any) -> "FleetBook":
+    def planned(self, pool: str, **changes: Any) -> "LocalFleetState":
         """Return the book with other values of one plan."""
         return replace(self, plans={**self.plans, pool: replace(self.plans[pool], **changes)})
 
-    def noted(self, id_: str, **changes: Any) -> "FleetBook":
+    def noted(self, id_: str, **changes: Any) -> "LocalFleetState":
         """Return the book with other values of one node."""
         return replace(
             self, nodes=tuple(replace(node, **changes) if node.id == id_ else node for node in self.nodes)
         )
 
-    def without(self, id_: str, how: str, now: float, *, lost: bool) -> "FleetBook":
+    def without(self, id_: str, how: str, now: float, *, lost: bool) -> "LocalFleetState":
         """Return the book after a node has gone. ``lost``: nobody here wanted its end."""
         node = self.node(id_)
         if node is None:
@@ -247,7 +247,7 @@ class FleetBook:
             heard=tuple(notice for notice in self.heard if notice.node_id != id_),
         )
 
-    def short(self, now: float) -> "FleetBook":
+    def short(self, now: float) -> "LocalFleetState":
         """Return the book with the shortage of each pool noted, and old notices forgotten."""
         later = self
         for name, plan in self.plans.items():

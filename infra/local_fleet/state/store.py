@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.errors import ClusterError, StorageError
-from ebbflow.infra.local_fleet.state.fleet_state import FleetBook
+from ebbflow.infra.local_fleet.state.fleet_state import LocalFleetState
 from ebbflow.infra.spark.cluster.state import ebbflow_home
 from ebbflow.infra.storage import checksums, files, private, user_files
 from ebbflow.infra.storage.values import Form
@@ -22,7 +22,7 @@ _AGAIN = 5  # attempts at a lock whose folder is being removed
 _TICK = 100_000_000  # ns, longer than any file system takes the same time for
 
 
-class BookFile:
+class LocalFleetStateFile:
     """One fleet's book. Reads are whole and cheap; a lock keeps the changes of threads and processes apart."""
 
     def __init__(self, folder: Path, clock: Clock | None = None) -> None:
@@ -30,13 +30,13 @@ class BookFile:
         self.path = folder / BOOK
         self._clock = clock or SystemClock()
         self._lock = threading.Lock()
-        self._read: tuple[tuple[int, int, int], FleetBook] | None = None
+        self._read: tuple[tuple[int, int, int], LocalFleetState] | None = None
 
     @classmethod
-    def of(cls, name: str, clock: Clock | None = None) -> "BookFile":
+    def of(cls, name: str, clock: Clock | None = None) -> "LocalFleetStateFile":
         return cls(ebbflow_home() / "fleets" / name, clock)
 
-    def read(self) -> FleetBook | None:
+    def read(self) -> LocalFleetState | None:
         """Return the book, or ``None`` without one. Raises ``StorageError`` for a file that cannot be read."""
         try:
             stat = self.path.stat()
@@ -61,7 +61,7 @@ class BookFile:
                 self._read = version, book
         return book
 
-    def change(self, uid: str, how: Callable[[FleetBook], FleetBook]) -> FleetBook:
+    def change(self, uid: str, how: Callable[[LocalFleetState], LocalFleetState]) -> LocalFleetState:
         """Replace the book by ``how`` of it, durably before this returns; the epoch follows what is seen.
 
         ``how`` must be quick. Raises ``ClusterError`` when the fleet ``uid`` is no longer there, ``StorageError``.
@@ -75,7 +75,7 @@ class BookFile:
                 self.write(after)
             return after
 
-    def write(self, book: FleetBook) -> None:
+    def write(self, book: LocalFleetState) -> None:
         """Replace the book, atomically; only for a holder of the lock. Raises ``StorageError``."""
         try:
             files.write_atomic(None, "file", str(self.path), encoded(book))
@@ -107,16 +107,16 @@ class BookFile:
             yield
 
 
-def encoded(book: FleetBook) -> bytes:
+def encoded(book: LocalFleetState) -> bytes:
     return checksums.sealed({"format": FORMAT, **asdict(book)}, indent=1)
 
 
-def decoded(data: bytes) -> FleetBook:
+def decoded(data: bytes) -> LocalFleetState:
     """Return the book that ``encoded`` wrote. Raises ``ValueError``, ``KeyError``, ``TypeError`` for other bytes."""
     row = checksums.unsealed(data)
     if (form := row.pop("format")) != FORMAT:
         raise ValueError(f"format must be {FORMAT}, got {form!r}")
-    book = _BOOKS.from_plain(FleetBook, row)
+    book = _BOOKS.from_plain(LocalFleetState, row)
     if missing := [pool.name for pool in book.pools if pool.name not in book.plans]:
         raise ValueError(f"pool {missing[0]} has no plan")
     return book

@@ -49,7 +49,7 @@ Agent = Callable[[App, float], None]
 """Equips an app, given its run time alone in seconds: with a bidder, a speed or a goodput model."""
 
 
-class RoundsWorld:
+class RoundsScenario:
     """One run of a trace under a policy."""
 
     def __init__(

@@ -17,7 +17,7 @@ from ebbflow.planners.model.capacity import Node, Notice
 
 
 @dataclass(frozen=True, slots=True)
-class Presence:
+class AvailabilityInterval:
     """A node that is there from ``start`` until just before ``end``, s; told at ``notice`` that it must leave."""
 
     node: Node
@@ -97,9 +97,9 @@ def _own(path: Path) -> list[NodeEvent]:
     return events
 
 
-def presences(cluster: Cluster) -> list[Presence]:
+def presences(cluster: Cluster) -> list[AvailabilityInterval]:
     """Return who is there when, in order of appearance."""
-    found: list[Presence] = []
+    found: list[AvailabilityInterval] = []
     here: dict[str, int] = {}
     changes = [CapacityChange(0.0, cluster.nodes), *cluster.changes]
     for change in changes:
@@ -108,14 +108,14 @@ def presences(cluster: Cluster) -> list[Presence]:
             found[number] = replace(found[number], end=change.at)
         for node in change.add:
             here[node.id] = len(found)
-            found.append(Presence(node, change.at))
+            found.append(AvailabilityInterval(node, change.at))
         for notice in change.notices:
             number = here[notice.node_id]
             found[number] = replace(found[number], notice=change.at, deadline=notice.deadline)
     return found
 
 
-def cluster_of(found: Iterable[Presence]) -> Cluster:
+def cluster_of(found: Iterable[AvailabilityInterval]) -> Cluster:
     """Return the cluster of these presences; events of one moment are one change. Inverse of ``presences``."""
     nodes: list[Node] = []
     added: dict[float, list[Node]] = {}
@@ -160,7 +160,7 @@ def with_trace(
         raise OptionError("a spot trace needs a cluster whose nodes do not come and go yet")
     if notice < 0:
         raise OptionError(f"notice must be >= 0 s; got {notice}")
-    found = [Presence(node) for node in cluster.nodes]
+    found = [AvailabilityInterval(node) for node in cluster.nodes]
     here = {node.id: number for number, node in enumerate(cluster.nodes)}
     for event in events:
         number = here.get(event.node)
@@ -170,7 +170,7 @@ def with_trace(
         if number is None:
             here[event.node] = len(found)
             node = replace(template, id=event.node, gpus=event.gpus or template.gpus)
-            found.append(Presence(node, event.at))
+            found.append(AvailabilityInterval(node, event.at))
         elif event.kind == "notice":
             found[number] = replace(found[number], notice=event.at, deadline=event.deadline)
         else:

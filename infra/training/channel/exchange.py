@@ -21,10 +21,10 @@ from ebbflow.infra.training.channel.streams import Streams
 from ebbflow.infra.training.channel.wire import (
     FROM_NODE,
     AgentEnd,
-    Beat,
     Heard,
-    NodeBeat,
+    Heartbeat,
     NodeEnd,
+    NodeHeartbeat,
     NodeOrder,
     Order,
 )
@@ -39,7 +39,7 @@ _KINDS = {**FROM_NODE, **messages.by_name(Ask)}
 @dataclass(slots=True)
 class _Node:
     connection: bytes | None = None  # by which its last sign of life came
-    beat: Beat | None = None
+    beat: Heartbeat | None = None
     ends: dict[int, AgentEnd] = field(default_factory=dict)  # by generation
     ends_read: int = 0
     orders: collections.deque[NodeOrder] = field(default_factory=collections.deque)  # not acknowledged yet
@@ -115,14 +115,14 @@ class Exchange:
             found = self._nodes.get(node)
             if found is None:
                 return  # it was ended meanwhile
-            if isinstance(message, NodeBeat):
+            if isinstance(message, NodeHeartbeat):
                 self._hear(node, found, connection, message)
             else:
                 self._take_end(node, found, message)
             heard = Heard(found.beat.number if found.beat else 0, found.ends_read)
         self._router.send(connection, messages.encode(heard))
 
-    def _hear(self, name: str, node: _Node, connection: bytes, message: NodeBeat) -> None:
+    def _hear(self, name: str, node: _Node, connection: bytes, message: NodeHeartbeat) -> None:
         self._check_ranks(name, message.beat.generation, [rank.rank for rank in message.beat.ranks])
         fresh = node.connection != connection
         node.connection = connection
@@ -205,7 +205,7 @@ class Exchange:
 
         self._router.call(act)
 
-    def look(self, name: str) -> tuple[Beat | None, Mapping[int, AgentEnd]]:
+    def look(self, name: str) -> tuple[Heartbeat | None, Mapping[int, AgentEnd]]:
         """Return what a node has said of itself, and how its agents ended, by generation."""
         with self._lock:
             node = self._nodes[name]
@@ -246,7 +246,7 @@ class Wire:
         """Send an order: the node gets it once, after those before it."""
         self._exchange.send(self._node, order)
 
-    def beat(self) -> Beat | None:
+    def beat(self) -> Heartbeat | None:
         """Return the node's latest sign of life; ``None`` before the first."""
         return self._exchange.look(self._node)[0]
 

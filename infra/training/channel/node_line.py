@@ -10,10 +10,10 @@ from ebbflow.infra.training.channel.client import MessageClient
 from ebbflow.infra.training.channel.wire import (
     TO_NODE,
     AgentEnd,
-    Beat,
     Heard,
-    NodeBeat,
+    Heartbeat,
     NodeEnd,
+    NodeHeartbeat,
     NodeOrder,
     Order,
 )
@@ -37,7 +37,7 @@ class NodeLine:
         self._client, self._silence = client, silence
         self._orders: collections.deque[Order] = collections.deque()
         self._read = 0  # number of the last order
-        self._beat: Beat | None = None
+        self._beat: Heartbeat | None = None
         self._ends: collections.deque[NodeEnd] = collections.deque()  # not acknowledged yet
         self._ended = 0
         self._sent = 0.0  # when the ends were sent
@@ -67,10 +67,10 @@ class NodeLine:
         """Return the next order, if there is one."""
         return self._orders.popleft() if self._orders else None
 
-    def show(self, beat: Beat) -> None:
+    def show(self, beat: Heartbeat) -> None:
         """Send a sign of life."""
         self._beat = beat
-        self._client.send(messages.encode(NodeBeat(beat, self._read)))
+        self._client.send(messages.encode(NodeHeartbeat(beat, self._read)))
 
     def report(self, generation: int, end: AgentEnd) -> None:
         """Say how the agent of ``generation`` ended."""

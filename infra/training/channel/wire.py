@@ -72,7 +72,7 @@ class RankState:
 
 
 @dataclass(frozen=True, slots=True)
-class Beat:
+class Heartbeat:
     """A node's sign of life."""
 
     number: int
@@ -105,10 +105,10 @@ class AgentEnd:
 
 
 @dataclass(frozen=True, slots=True)
-class NodeBeat:
+class NodeHeartbeat:
     """To the launcher: a sign of life, and the number of the last order that was read."""
 
-    beat: Beat
+    beat: Heartbeat
     read: int
 
 
@@ -137,7 +137,7 @@ class Heard:
     read: int
 
 
-FROM_NODE = messages.by_name(NodeBeat, NodeEnd)
+FROM_NODE = messages.by_name(NodeHeartbeat, NodeEnd)
 TO_NODE = messages.by_name(NodeOrder, Heard)
 
 

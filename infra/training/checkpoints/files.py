@@ -17,7 +17,7 @@ from ebbflow.infra.errors import StorageError
 from ebbflow.infra.storage import private
 from ebbflow.infra.storage.filesystems import translated
 from ebbflow.infra.storage.manifest import UnusableError
-from ebbflow.infra.storage.places import Place
+from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.infra.training.checkpoints.manifest import MANIFEST, NAME, Manifest, Payload, decode
 
 ABANDONED_AFTER = 600.0  # seconds after which files without a manifest have no writer any more
@@ -35,7 +35,7 @@ class UnfinishedError(UnusableError):
 class CheckpointFiles:
     """Reads and writes a folder's layout."""
 
-    def __init__(self, place: Place, clock: Clock) -> None:
+    def __init__(self, place: StorageLocation, clock: Clock) -> None:
         self.place = place
         self._clock = clock
         self._fetched: tuple[str, tempfile.TemporaryDirectory[str]] | None = None

@@ -24,7 +24,7 @@ import torch
 from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.errors import StorageError
 from ebbflow.infra.storage.manifest import OtherVersionError, UnusableError
-from ebbflow.infra.storage.places import Place
+from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.infra.training.checkpoints.files import CheckpointFiles, UnfinishedError, discarded_on_error
 from ebbflow.infra.training.checkpoints.manifest import Layout, Manifest, Payload
 from ebbflow.infra.training.checkpoints.states import Signature, Staging, check_model, read_state, signature
@@ -37,7 +37,7 @@ _KEY = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 @dataclass(frozen=True, slots=True)
-class Saved:
+class SavedCheckpoint:
     """A checkpoint that was written."""
 
     step: int
@@ -49,7 +49,7 @@ class Saved:
 
 @exchangeable
 @dataclass(frozen=True, slots=True)
-class Found:
+class VerifiedCheckpoint:
     """A checkpoint whose files were compared with their checksums."""
 
     step: int  # optimiser steps done
@@ -79,7 +79,7 @@ class CheckpointFolder:
 
     def __init__(
         self,
-        place: Place,
+        place: StorageLocation,
         keep: int = 2,
         *,
         clock: Clock | None = None,
@@ -95,17 +95,17 @@ class CheckpointFolder:
         self._files = CheckpointFiles(place, self._clock)
         self.place, self.uri = place, place.uri
         self._staging = Staging()
-        self._writer: BackgroundWriter[Saved] = BackgroundWriter(f"the checkpoint in {self.uri}")
+        self._writer: BackgroundWriter[SavedCheckpoint] = BackgroundWriter(f"the checkpoint in {self.uri}")
         self._writing = ""  # name of the one that is being written
         self._left: list[str] = []  # unusable ones that ``latest`` left where they are
         self.failures = 0  # saves that did not become checkpoints
-        self.last: Saved | None = None  # that became durable
+        self.last: SavedCheckpoint | None = None  # that became durable
 
     # --- saving -------------------------------------------------------------------------------------------
 
     def save(
         self, state: Mapping[str, Any], step: int, note: Any = None, *, timeout: float | None = None
-    ) -> Saved:
+    ) -> SavedCheckpoint:
         """Save now and return when it is durable. Needs no other process.
 
         A save in the background is waited for first; should that one have failed, this one is made all the same.
@@ -113,7 +113,7 @@ class CheckpointFolder:
         Args:
             state: nested state dicts by name, such as ``{"model": ..., "optimizer": ..., "run": ...}``.
             step: optimiser steps done.
-            note: JSON that ``Found.note`` gives back.
+            note: JSON that ``VerifiedCheckpoint.note`` gives back.
             timeout: seconds for everything; the folder's unless given.
 
         Raises:
@@ -147,7 +147,7 @@ class CheckpointFolder:
         self._start(state, step, note, begun)
         return True
 
-    def wait(self, timeout: float | None = None) -> Saved | None:
+    def wait(self, timeout: float | None = None) -> SavedCheckpoint | None:
         """Wait for the save in the background; return it once, ``None`` if there is none. Raises its error."""
         return self._writer.wait(self._timeout if timeout is None else timeout)
 
@@ -163,7 +163,7 @@ class CheckpointFolder:
         signed = signature(state.get("model", state))
         stalled = time.monotonic() - begun
 
-        def job() -> Saved:
+        def job() -> SavedCheckpoint:
             if ready is not None:
                 ready.synchronize()
             try:
@@ -171,7 +171,9 @@ class CheckpointFolder:
             except BaseException:
                 self.failures += 1
                 raise
-            self.last = Saved(step, self._files.place.uri_of(name), size, time.monotonic() - begun, stalled)
+            self.last = SavedCheckpoint(
+                step, self._files.place.uri_of(name), size, time.monotonic() - begun, stalled
+            )
             return self.last
 
         self._writer.start(job)
@@ -197,7 +199,9 @@ class CheckpointFolder:
 
     # --- saving state that no process holds whole ---------------------------------------------------------
 
-    def save_sharded(self, state: dict[str, Any], step: int, note: Any = None, *, group: Any = None) -> Saved:
+    def save_sharded(
+        self, state: dict[str, Any], step: int, note: Any = None, *, group: Any = None
+    ) -> SavedCheckpoint:
         """Save state with sharded tensors (``DTensor``), each process its part. Every process of ``group`` calls it.
 
         It goes through ``torch.distributed.checkpoint``; the processes hear of one another's errors, and waiting for
@@ -227,10 +231,10 @@ class CheckpointFolder:
                 self._files.discard(name)
             raise
         took = time.monotonic() - begun
-        self.last = Saved(step, place.uri_of(name), int(size), took, took)
+        self.last = SavedCheckpoint(step, place.uri_of(name), int(size), took, took)
         return self.last
 
-    def load_sharded(self, found: Found, state: dict[str, Any], *, group: Any = None) -> None:
+    def load_sharded(self, found: VerifiedCheckpoint, state: dict[str, Any], *, group: Any = None) -> None:
         """Fill ``state``, of the layout that this world needs, from a sharded checkpoint. Collective."""
         from ebbflow.infra.training.checkpoints import sharded_files
 
@@ -241,7 +245,7 @@ class CheckpointFolder:
 
     # --- finding and loading ------------------------------------------------------------------------------
 
-    def latest(self) -> Found | None:
+    def latest(self) -> VerifiedCheckpoint | None:
         """Return the newest checkpoint that is whole; each file is read and compared with its checksum.
 
         Corrupt ones are renamed to ``corrupt-...``; those, and newer ones without a manifest, are named in
@@ -280,7 +284,7 @@ class CheckpointFolder:
         """
         return self._files.aside() + self._left
 
-    def take_over(self, other: "CheckpointFolder", found: Found) -> Saved:
+    def take_over(self, other: "CheckpointFolder", found: VerifiedCheckpoint) -> SavedCheckpoint:
         """Copy a checkpoint of another folder into this one, checked on its way. Raises ``StorageError``."""
         begun = time.monotonic()
         source, target = other._files, self._files
@@ -295,15 +299,15 @@ class CheckpointFolder:
         except UnusableError as exc:
             raise StorageError(f"{found.uri} {exc}") from exc
         took = time.monotonic() - begun
-        self.last = Saved(found.step, target.place.uri_of(found.name), manifest.size, took, took)
+        self.last = SavedCheckpoint(found.step, target.place.uri_of(found.name), manifest.size, took, took)
         return self.last
 
-    def discard(self, found: Found) -> None:
+    def discard(self, found: VerifiedCheckpoint) -> None:
         """Delete a checkpoint that is of no use any more; one that cannot be deleted stays."""
         self._files.discard(found.name)
 
     def load(
-        self, found: Found, *, map_location: Any = "cpu", only: Collection[str] | None = None
+        self, found: VerifiedCheckpoint, *, map_location: Any = "cpu", only: Collection[str] | None = None
     ) -> dict[str, Any]:
         """Return the state, whole. No code from the files is run. Raises ``StorageError``.
 
@@ -330,8 +334,8 @@ class CheckpointFolder:
         return self._files.problems()
 
 
-def _found(name: str, uri: str, manifest: Manifest, passed: tuple[str, ...]) -> Found:
-    return Found(
+def _found(name: str, uri: str, manifest: Manifest, passed: tuple[str, ...]) -> VerifiedCheckpoint:
+    return VerifiedCheckpoint(
         manifest.step, name, uri, manifest.created, manifest.size, manifest.note, manifest.signature,
         manifest.layout, manifest.files, passed,
     )  # fmt: skip

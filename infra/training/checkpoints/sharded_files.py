@@ -28,7 +28,7 @@ from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 from ebbflow.infra.errors import StorageError
 from ebbflow.infra.storage import private
 from ebbflow.infra.storage.filesystems import translated
-from ebbflow.infra.storage.places import Place
+from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.infra.training.checkpoints.manifest import Payload
 from ebbflow.infra.training.process import agreeing
 
@@ -75,7 +75,7 @@ def on_first(function: Callable[[], Value], group: Any) -> Value:
     return value  # type: ignore[no-any-return]
 
 
-def write(place: Place, name: str, state: dict[str, Any], group: Any) -> tuple[Payload, ...]:
+def write(place: StorageLocation, name: str, state: dict[str, Any], group: Any) -> tuple[Payload, ...]:
     """Write all processes' parts below ``name`` and return all files, on every process. Raises ``StorageError``."""
     scratch = nullcontext(place.path(name)) if place.local else tempfile.TemporaryDirectory()
     with scratch as folder:
@@ -123,7 +123,7 @@ def _dcp_save(state: dict[str, Any], folder: str, group: Any) -> None:
         raise cause if isinstance(cause, OSError) else OSError(str(cause)) from exc
 
 
-def _deliver(place: Place, name: str, folder: Path, rank: int) -> list[Payload]:
+def _deliver(place: StorageLocation, name: str, folder: Path, rank: int) -> list[Payload]:
     """Return this process' files, taken to storage where they are not there yet."""
     ours = sorted(folder.glob(f"__{rank}_*")) + ([folder / _INDEX] if rank == 0 else [])
     found = []

@@ -11,7 +11,7 @@ from typing import Any
 
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.training.speed.batch_agent import GoodputAgent
-from ebbflow.planners.training.speed.batch_size import BatchLimits, Split, first_split
+from ebbflow.planners.training.speed.batch_size import BatchLimits, BatchSplit, first_split
 from ebbflow.planners.training.speed.goodput import GoodputModel, GradientStatistics
 from ebbflow.planners.training.speed.job_report import JobReport
 from ebbflow.planners.training.speed.throughput import MedianMeasurements, Observation
@@ -53,7 +53,7 @@ class BatchTuner:
         self._steps = 0
         self._most_held = 1
         self._placement: Placement | None = None
-        self._split: Split | None = None
+        self._split: BatchSplit | None = None
         self._model: GoodputModel | None = None  # as of the last look: a fit takes its time
         self._reported: float | None = None
 
@@ -61,7 +61,7 @@ class BatchTuner:
         self,
         nodes: int,
         gpus: int,
-        split: Split,
+        split: BatchSplit,
         step: float,
         sync: float,
         statistics: GradientStatistics,
@@ -76,7 +76,7 @@ class BatchTuner:
         self._steps += 1
         self._agent.observe(nodes, gpus, split.batch, split.accumulation, step, sync, *statistics)
 
-    def split(self, nodes: int, gpus: int) -> Split:
+    def split(self, nodes: int, gpus: int) -> BatchSplit:
         """Return the batch to train with from now on; another one than before at most every 30 s.
 
         On another number of GPUs or nodes the best known batch is taken at once. A restart does not begin the 30 s
@@ -101,7 +101,7 @@ class BatchTuner:
             self._model = model
         return self._split
 
-    def adopt(self, nodes: int, gpus: int, split: Split) -> None:
+    def adopt(self, nodes: int, gpus: int, split: BatchSplit) -> None:
         """Take over what the tuner of another process chose."""
         self._placement, self._split = (nodes, gpus), split
 
@@ -170,12 +170,12 @@ class BatchTuner:
         self._most_held = int(state["most_held"])
         if state["placement"] is not None and state["split"] is not None:
             nodes, gpus = state["placement"]
-            self._placement, self._split = (int(nodes), int(gpus)), Split(*map(int, state["split"]))
+            self._placement, self._split = (int(nodes), int(gpus)), BatchSplit(*map(int, state["split"]))
 
-    def _best(self, nodes: int, gpus: int) -> Split:
+    def _best(self, nodes: int, gpus: int) -> BatchSplit:
         known = self._steps >= LEAST_STEPS or not self.adaptive
         found = self._agent.split(nodes, gpus) if known else first_split(gpus, self.limits)
         if found.total(gpus) >= self.limits.initial:
             return found
         # cut to the largest total, which K GPUs cannot share evenly; the learning rate was made for M0 at the least
-        return Split(ceil(self.limits.initial / gpus / (found.accumulation + 1)), found.accumulation)
+        return BatchSplit(ceil(self.limits.initial / gpus / (found.accumulation + 1)), found.accumulation)

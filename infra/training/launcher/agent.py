@@ -40,7 +40,7 @@ _TAIL = 200  # lines of log that go with a failure
 _LONGEST = 32_000  # characters of them
 
 
-class Meeting(RendezvousHandler):  # type: ignore[misc]
+class Rendezvous(RendezvousHandler):  # type: ignore[misc]
     """How agents meet: the launcher has decided who takes part and in which order, and knows who is there.
 
     torch's own way keeps pickles in a store, and runs what they say. Here nothing of the store is read: the
@@ -190,7 +190,7 @@ def _run(order: Order, entry: Entry, port: int, scratch: Path) -> RunResult:
     spec = WorkerSpec(
         role="trainer",
         local_world_size=order.slots,
-        rdzv_handler=Meeting(order, port),
+        rdzv_handler=Rendezvous(order, port),
         entrypoint=run_script,
         max_restarts=0,
         monitor_interval=_LOOK,

@@ -30,7 +30,7 @@ class HangRule:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class HangDiagnosis:
     """What hangs."""
 
     reason: str
@@ -38,7 +38,7 @@ class Verdict:
 
 
 @dataclass(slots=True)
-class _Seen:
+class _RankProgress:
     since: float  # when the window began in which the process has waited
     cpu: float
     stopped: float | None = None  # since when it is stopped
@@ -50,7 +50,7 @@ class HangWatch:
 
     rule: HangRule
     begun: float
-    _ranks: dict[int, _Seen] = field(default_factory=dict)
+    _ranks: dict[int, _RankProgress] = field(default_factory=dict)
     _reported: float | None = None
     _gaps: deque[float] = field(default_factory=lambda: deque(maxlen=50))
 
@@ -65,7 +65,7 @@ class HangWatch:
         for rank in ranks:
             seen = self._ranks.get(rank.rank)
             if seen is None:
-                seen = self._ranks[rank.rank] = _Seen(now, rank.cpu)
+                seen = self._ranks[rank.rank] = _RankProgress(now, rank.cpu)
             if rank.cpu - seen.cpu > self.rule.busy * (now - seen.since) or rank.state == "D":
                 seen.since, seen.cpu = now, rank.cpu
             if rank.state not in _STOPPED:
@@ -80,7 +80,7 @@ class HangWatch:
             return self.rule.start
         return max(self.rule.floor, self.rule.factor * statistics.median(self._gaps))
 
-    def verdict(self, now: float) -> Verdict | None:
+    def verdict(self, now: float) -> HangDiagnosis | None:
         """Return what hangs, if anything does."""
         stopped = tuple(
             rank
@@ -89,18 +89,18 @@ class HangWatch:
         )
         if stopped:
             names = ", ".join(map(str, stopped))
-            return Verdict(f"rank {names} has been stopped for {self.rule.stopped:g} s", stopped)
+            return HangDiagnosis(f"rank {names} has been stopped for {self.rule.stopped:g} s", stopped)
         quiet = now - (self.begun if self._reported is None else self._reported)
         if quiet >= self.rule.limit:
-            return Verdict(f"nothing was reported for {quiet:.0f} s")
+            return HangDiagnosis(f"nothing was reported for {quiet:.0f} s")
         waiting = bool(self._ranks) and all(now - s.since >= self.bound for s in self._ranks.values())
         if waiting and quiet >= self.bound:
-            return Verdict(f"nothing was reported for {quiet:.0f} s and no process computes")
+            return HangDiagnosis(f"nothing was reported for {quiet:.0f} s and no process computes")
         return None
 
 
 @dataclass(slots=True)
-class Lateness:
+class StragglerDetector:
     """Turns reports of rank times into the rank to replace, by the rule of
     ``planners.training.failures.stragglers``."""
 

@@ -16,7 +16,7 @@ from ebbflow.infra.errors import StorageError, TrainingError
 from ebbflow.infra.protocols import TrainingEvent, TrainingJob, TrainingStatus
 from ebbflow.infra.storage import checksums, files, private
 from ebbflow.infra.storage.filesystems import translated
-from ebbflow.infra.storage.places import Place
+from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.planners.model.trainings import RunSettings
 
 _FORMAT = 1
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 class Journal:
     """The two files. Locally each event is one synced line; on S3 the file is written anew with each event."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: StorageLocation) -> None:
         self._place = place
         self.uri = place.uri
         self._lines: list[str] = []  # of the whole file, on S3

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ebbflow.infra.clock import Clock
 from ebbflow.infra.errors import ClusterError
-from ebbflow.infra.training.channel.wire import Beat, Entry, Order, is_loopback
+from ebbflow.infra.training.channel.wire import Entry, Heartbeat, Order, is_loopback
 from ebbflow.infra.training.launcher.pool import NodePool
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class Member:
     key: str
     wire: "Wire"
     started: float
-    beat: Beat | None = None
+    beat: Heartbeat | None = None
     beaten: float = 0.0  # when the launcher saw the latest sign of life
     frozen: float | None = None  # since when it is known to stand still
 

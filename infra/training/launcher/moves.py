@@ -6,7 +6,7 @@ from math import inf
 
 from ebbflow.infra.clock import Clock
 from ebbflow.infra.training.launcher.generation import Generation
-from ebbflow.infra.training.launcher.hang import Lateness
+from ebbflow.infra.training.launcher.hang import StragglerDetector
 from ebbflow.infra.training.launcher.job import Options, fresh_name
 from ebbflow.infra.training.launcher.journal import Record
 from ebbflow.infra.training.launcher.members import Members
@@ -92,7 +92,7 @@ class Moves:
     ) -> None:
         self._control, self._members, self._record = control, members, record
         self._options, self._clock = options, clock
-        self._lateness = Lateness() if options.stragglers else None
+        self._lateness = StragglerDetector() if options.stragglers else None
         self._preparing: dict[str, int] = {}  # placement whose new nodes have been started
         self._prepared_by = inf  # when the run moves even if they are not ready
 

@@ -31,8 +31,8 @@ from ebbflow.infra.training.channel.node_line import NodeLine
 from ebbflow.infra.training.channel.wire import (
     ENTRY,
     AgentEnd,
-    Beat,
     Entry,
+    Heartbeat,
     Order,
     RankState,
     agent_end_from,
@@ -102,7 +102,9 @@ class Node:
             self._last_beat = now
             self._beats += 1
             ranks = self._look_at_ranks()
-            self._line.show(Beat(self._beats, self._generation if self._agent else 0, ranks, self._notice))
+            self._line.show(
+                Heartbeat(self._beats, self._generation if self._agent else 0, ranks, self._notice)
+            )
             if self._agent and self._deserted(ranks, now):
                 # Had one ended with an error, the agent would have seen that and ended as well.
                 self._close(

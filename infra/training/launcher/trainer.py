@@ -12,7 +12,7 @@ from ebbflow.infra.errors import TrainingError
 from ebbflow.infra.machine import processes
 from ebbflow.infra.protocols import Decide, TrainingEvent, TrainingJob, TrainingStatus
 from ebbflow.infra.storage.locks import RunLock
-from ebbflow.infra.storage.places import Place
+from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.infra.training.launcher.decide import Persist
 from ebbflow.infra.training.launcher.hang import HangRule
 from ebbflow.infra.training.launcher.job import PRELOAD, Options, checked_job, checked_placement
@@ -99,7 +99,7 @@ class TorchTrainer:
             if self._thread is not None or self._closed:
                 raise TrainingError("a trainer runs one training; make another one")
             wanted, job = checked_placement(placement), checked_job(job)
-            place = Place(job.folder)
+            place = StorageLocation(job.folder)
             journal = self._record.journal or Journal(place)
             logs = self._choose_logs(journal)
             lock = lock or RunLock(place, job.id).acquire()
@@ -154,7 +154,7 @@ class TorchTrainer:
         Raises ``TrainingError`` when there is none, it is finished, or what its launcher has left does not end, and
         ``RunLockedError``, at once, when its launcher lives.
         """
-        place = Place(folder)
+        place = StorageLocation(folder)
         journal = Journal(place)
         job, last, state, generation, pool = journal.read_run()
         if state == "finished":

@@ -61,10 +61,10 @@ def _fetched(script: str, folder: Path) -> str:
     if "://" not in script:
         return script
     from ebbflow.infra.storage.files import write_atomic
-    from ebbflow.infra.storage.places import Place
+    from ebbflow.infra.storage.places import StorageLocation
 
     place, _, name = script.rpartition("/")
-    write_atomic(None, "file", str(folder / name), Place(place).read(name))
+    write_atomic(None, "file", str(folder / name), StorageLocation(place).read(name))
     return str(folder / name)
 
 

@@ -10,7 +10,7 @@ from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.errors import TrainingError
 from ebbflow.infra.protocols.trainings import SETTINGS, launcher_settings
 from ebbflow.infra.storage.locks import RunLock
-from ebbflow.infra.storage.places import Place
+from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.infra.training.process import channel as names
 from ebbflow.infra.training.process.channel import Channel
 from ebbflow.infra.training.process.link import Link
@@ -25,7 +25,7 @@ class Generation:
     world: World
     link: Link
     settings: RunSettings
-    place: Place | None = None  # of the run; nothing is saved without
+    place: StorageLocation | None = None  # of the run; nothing is saved without
     lock: RunLock | None = None  # that this process holds
     clock: Clock = field(default_factory=SystemClock)
 
@@ -50,9 +50,9 @@ class Generation:
         )
         place = None
         if (given := environment.get(names.RUN_FOLDER)) is not None:
-            place = Place(given)
+            place = StorageLocation(given)
         elif folder is not None:
-            place = Place(folder).under(run_id or Path(sys.argv[0]).stem or "run")
+            place = StorageLocation(folder).under(run_id or Path(sys.argv[0]).stem or "run")
         try:
             channel = Channel.connect()
         except RuntimeError as exc:

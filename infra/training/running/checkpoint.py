@@ -29,7 +29,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from ebbflow.infra.errors import StorageError
-from ebbflow.infra.storage.places import Place
+from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.infra.training.checkpoints.states import Staging
 from ebbflow.infra.training.checkpoints.writer import BackgroundWriter
 from ebbflow.infra.training.running.blocks import BlockCache, BlockSpec, copies
@@ -89,7 +89,7 @@ class RunningCheckpoint:
 
     def __init__(
         self,
-        place: Place,
+        place: StorageLocation,
         model: torch.nn.Module | Mapping[str, torch.Tensor],
         optimizer: torch.optim.Optimizer | None = None,
         *,

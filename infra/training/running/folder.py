@@ -21,7 +21,7 @@ import torch
 from ebbflow.infra.errors import StorageError
 from ebbflow.infra.storage import checksums
 from ebbflow.infra.storage.filesystems import translated
-from ebbflow.infra.storage.places import Place
+from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.infra.training.checkpoints.states import Signature, read_state
 from ebbflow.infra.training.running.blocks import BlockSpec
 from ebbflow.infra.training.running.live_state import whole_state
@@ -46,7 +46,7 @@ class Table:
 class RunningFolder:
     """Names of the files of a running checkpoint."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: StorageLocation) -> None:
         self.place = place
         self.uri = place.uri
 
@@ -157,7 +157,7 @@ def read_running(uri: str | os.PathLike[str]) -> tuple[dict[str, Any], int]:
     The state, ``{"model": ..., "optimizer": ..., "run": ...}``, is what ``CheckpointFolder.save`` takes. Its blocks
     are of different iterations, the newest being the iteration returned. Raises ``StorageError`` if there is none.
     """
-    folder = RunningFolder(Place(uri))
+    folder = RunningFolder(StorageLocation(uri))
     start = folder.latest()
     if start is None:
         raise StorageError(f"there is no running checkpoint in {folder.uri}")

@@ -21,7 +21,7 @@ from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.errors import StorageError
 from ebbflow.infra.storage.filesystems import translated
 from ebbflow.infra.storage.manifest import UnusableError
-from ebbflow.infra.storage.places import Place
+from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.infra.training.running import segments
 from ebbflow.infra.training.running.segments import Record
 
@@ -65,7 +65,7 @@ class DamagedError(StorageError):
 class BlockStore:
     """Commits and reads records. One process writes; any may read."""
 
-    def __init__(self, place: Place, clock: Clock | None = None) -> None:
+    def __init__(self, place: StorageLocation, clock: Clock | None = None) -> None:
         self._place = place
         self.uri = place.uri
         self._clock = clock or SystemClock()

@@ -18,7 +18,7 @@ class NodeUse:
 
 
 @dataclass(frozen=True, slots=True)
-class Leaving:
+class ScaleInPlan:
     """The nodes that are to be drained, the first to go first, and why others were left out."""
 
     drain: tuple[str, ...]
@@ -35,7 +35,7 @@ def leaving(
     draining: Collection[str] = (),
     elsewhere: Collection[str] = (),
     on_demand: int = 0,
-) -> Leaving:
+) -> ScaleInPlan:
     """Return up to ``count`` of ``nodes`` that are to leave, by these rules in their order.
 
     Those that leave anyway (an interruption notice, ``draining`` already, a rebalance advice), idle ones, the most
@@ -78,7 +78,7 @@ def leaving(
         if not firm:
             for name in use.holds:
                 copies[name] -= 1
-    return Leaving(tuple(chosen), kept, anyway)
+    return ScaleInPlan(tuple(chosen), kept, anyway)
 
 
 def with_drains(

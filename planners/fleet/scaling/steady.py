@@ -7,7 +7,7 @@ from typing import NamedTuple
 from ebbflow.planners.errors import OptionError
 
 
-class Wish(NamedTuple):
+class DesiredNodes(NamedTuple):
     """How many nodes a rule wanted, and until when."""
 
     nodes: int
@@ -15,20 +15,20 @@ class Wish(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
-    """What is held, since when, and what was wished for lately. ``Steady.settle`` returns the next one."""
+class StabilizedTarget:
+    """What is held, since when, and what was wished for lately. ``StabilizationWindow.settle`` returns the next one."""
 
     nodes: int
     grown: float = -inf  # s, when it last grew
     shrunk: float = -inf  # s, when it last shrank
-    wishes: tuple[Wish, ...] = ()  # those that no later one reaches, in order of time
+    wishes: tuple[DesiredNodes, ...] = ()  # those that no later one reaches, in order of time
     asked: float = -inf  # s, when the last wish came
     since: float = inf  # s, when wishes below what is held began; infinite while there are none
     reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Steady:
+class StabilizationWindow:
     """Keeps wishes for more and fewer nodes from becoming a flapping fleet.
 
     Growth is carried out at once, but not within ``between_growths`` of the last. The fleet shrinks only when every
@@ -52,7 +52,7 @@ class Steady:
         if not 0 <= self.tolerance < 1:
             raise OptionError(f"tolerance must be in [0, 1), a fraction of the nodes; got {self.tolerance}")
 
-    def settle(self, held: Held, wanted: int, now: float) -> Held:
+    def settle(self, held: StabilizedTarget, wanted: int, now: float) -> StabilizedTarget:
         """Return what to hold from ``now`` on, with the reason, when ``wanted`` nodes are wished for.
 
         Times of successive calls must not go back. Raises ``OptionError`` where they do, or for fewer than 0 nodes.
@@ -87,9 +87,11 @@ class Steady:
         return replace(after, nodes=peak, shrunk=now, since=now if wanted < peak else inf, reason=reason)
 
 
-def _window(wishes: tuple[Wish, ...], wanted: int, now: float, patience: float) -> tuple[Wish, ...]:
+def _window(
+    wishes: tuple[DesiredNodes, ...], wanted: int, now: float, patience: float
+) -> tuple[DesiredNodes, ...]:
     """Return the wishes that can still be the highest of a window that ends now or later; the first is so now."""
     if wishes:
         wishes = (*wishes[:-1], wishes[-1]._replace(until=now))
     kept = (wish for wish in wishes if wish.nodes > wanted and now - wish.until < patience)
-    return (*kept, Wish(wanted, inf))
+    return (*kept, DesiredNodes(wanted, inf))

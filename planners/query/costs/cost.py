@@ -38,7 +38,7 @@ __all__ = [
     "SPARK",
     "CostModel",
     "JoinCost",
-    "JoinPricer",
+    "JoinCostModel",
     "Size",
     "aggregate",
     "broadcast_join",
@@ -153,7 +153,7 @@ class JoinCost(NamedTuple):
     task: float  # GiB of one task (its part of a shuffled hash table)
 
 
-class JoinPricer:
+class JoinCostModel:
     """Prices joins for one model on one share: the arithmetic of :func:`join_work` and
     :meth:`CostModel.core_seconds` on plain floats, because enumeration asks tens of thousands of times."""
 
@@ -229,7 +229,7 @@ def join_cost(
     equality: bool = True,
 ) -> JoinCost:
     """Return the cost of one join on ``share``, its inputs not included; ``right`` is the build side."""
-    return JoinPricer(model, share).price(method, left, right, out, equality=equality)
+    return JoinCostModel(model, share).price(method, left, right, out, equality=equality)
 
 
 def calibrate(prior: CostModel, history: Sequence[Measured]) -> CostModel:

@@ -23,7 +23,7 @@ _COLUMNS_READ = 0.3  # fraction of a table's bytes that a SELECT outside any blo
 
 
 @dataclass
-class Bill:
+class CostEstimate:
     """What a statement adds up to while it is walked through."""
 
     work: Work = field(default_factory=Work)
@@ -46,23 +46,23 @@ class Bill:
 
 
 @dataclass(frozen=True)
-class Coster:
+class StatementCoster:
     """Costs statements of one query on one share."""
 
     sizes: Sizes
     model: CostModel
     share: Share
 
-    def demand(self, bill: Bill) -> Resources:
+    def demand(self, bill: CostEstimate) -> Resources:
         """Return what one task demands: one core, its own memory and its part of what is resident."""
         slots = max(self.share.largest.cores, 1.0)
         own = bill.task + bill.resident / slots
         # What any task takes is not worth waiting for: on small nodes it has what is left, and the engine spills.
         return Resources(1.0, max(own, min(self.model.task_memory + own, self.share.largest.memory / slots)))
 
-    def unit(self, unit: Unit, choice: Choice) -> tuple[Bill, Size]:
+    def unit(self, unit: Unit, choice: Choice) -> tuple[CostEstimate, Size]:
         """Return the bill of one statement and the size of its output (bytes as stored)."""
-        bill = Bill()
+        bill = CostEstimate()
         view = self.sizes.analysis.chain.by_name[unit.view]
         if unit.block is not None:
             node = next(j for j in joins(choice.trees[unit.block]) if j.mask == unit.mask)
@@ -81,9 +81,9 @@ class Coster:
         bill.add(Work(tasks=float(bill.widest)))
         return bill, stored
 
-    def repeated(self, unit: Unit, choice: Choice, grid: Grid) -> Bill:
+    def repeated(self, unit: Unit, choice: Choice, grid: Grid) -> CostEstimate:
         """Return the bill of what every slice of ``unit`` computes again: all that ``grid`` does not divide."""
-        bill = Bill()
+        bill = CostEstimate()
         view = self.sizes.analysis.chain.by_name[unit.view]
         if unit.block is not None:
             node = next(j for j in joins(choice.trees[unit.block]) if j.mask == unit.mask)
@@ -130,7 +130,7 @@ class Coster:
         cores = max(self.share.total.cores, 1.0)
         out = {}
         for join in joins(tree):
-            bill = Bill()
+            bill = CostEstimate()
             left, right = self._size(block, join.left.mask), self._size(block, join.right.mask)
             size = self._join(bill, block, join, left, right)
             for side in (join.left, join.right):
@@ -147,7 +147,7 @@ class Coster:
 
     def top_seconds(self, block: BlockId) -> float:
         """Return the time of what stands above a block in its own SELECT, on the share."""
-        bill = Bill()
+        bill = CostEstimate()
         self._above(bill, block, Size(0.0, 0.0))
         return self.model.latency + self.model.core_seconds(bill.work) / max(self.share.total.cores, 1.0)
 
@@ -157,7 +157,9 @@ class Coster:
         cardinalities = self.sizes.blocks[block]
         return Size(cardinalities.rows(mask), cardinalities.bytes(mask))
 
-    def _tree(self, bill: Bill, block: BlockId, node: Tree, choice: Choice, *, own: bool = False) -> Size:
+    def _tree(
+        self, bill: CostEstimate, block: BlockId, node: Tree, choice: Choice, *, own: bool = False
+    ) -> Size:
         size = self._size(block, node.mask)
         if not own and node.mask in choice.cuts.get(block, frozenset()):
             self._scan(bill, Size(size.rows, size.bytes * STORED))
@@ -177,7 +179,14 @@ class Coster:
         return mask
 
     def _repeated(
-        self, bill: Bill, block: BlockId, node: Tree, choice: Choice, divided: int, *, own: bool = False
+        self,
+        bill: CostEstimate,
+        block: BlockId,
+        node: Tree,
+        choice: Choice,
+        divided: int,
+        *,
+        own: bool = False,
     ) -> None:
         """Add what each slice computes of ``node``: everything that touches no relation of ``divided``."""
         stored = not own and node.mask in choice.cuts.get(block, frozenset())
@@ -211,7 +220,7 @@ class Coster:
         width = view_size.bytes / view_size.rows if view_size.rows else 32.0
         return Size(rows, rows * (width + _PARTIAL_WIDTH))
 
-    def _merge(self, bill: Bill, view: View) -> Size:
+    def _merge(self, bill: CostEstimate, view: View) -> Size:
         """Add what merging a partial result takes."""
         size = self.sizes.view(view.name)
         partial = self._partial(Size(size.rows, size.bytes_stored), view)
@@ -219,7 +228,7 @@ class Coster:
         self._above(bill, (view.name, 0), partial)
         return Size(size.rows, size.bytes_stored)
 
-    def _leaf(self, bill: Bill, block: BlockId, leaf: Leaf, choice: Choice) -> None:
+    def _leaf(self, bill: CostEstimate, block: BlockId, leaf: Leaf, choice: Choice) -> None:
         relation = self.sizes.analysis.blocks[block].graph.relations[leaf.relation]
         cardinalities = self.sizes.blocks[block]
         if relation.is_view and relation.source not in choice.cut_views:
@@ -229,12 +238,12 @@ class Coster:
             bill, Size(cardinalities.base_rows(leaf.relation), cardinalities.scanned_bytes(leaf.relation))
         )
 
-    def _scan(self, bill: Bill, size: Size) -> None:
+    def _scan(self, bill: CostEstimate, size: Size) -> None:
         work = cost.scan(size)
         bill.widest = max(bill.widest, int(work.tasks))
         bill.add(work)
 
-    def _join(self, bill: Bill, block: BlockId, join: Join, left: Size, right: Size) -> Size:
+    def _join(self, bill: CostEstimate, block: BlockId, join: Join, left: Size, right: Size) -> Size:
         out = self._size(block, join.mask)
         equality = self.sizes.blocks[block].has_equality(join.left.mask, join.right.mask)
         bill.add(cost.join_work(join.method, left, right, out, self.share, equality=equality))
@@ -246,7 +255,7 @@ class Coster:
             bill.shuffle(left.bytes + right.bytes, self.share)
         return out
 
-    def _view(self, bill: Bill, view: View, choice: Choice) -> Size:
+    def _view(self, bill: CostEstimate, view: View, choice: Choice) -> Size:
         for position in range(len(view.tables_by_select)):
             key = (view.name, position)
             if key in self.sizes.analysis.blocks:
@@ -260,7 +269,9 @@ class Coster:
         known = self.sizes.view(view.name)
         return Size(known.rows, known.bytes_stored)
 
-    def _others(self, bill: Bill, view: View, position: int, inside: Counter[str], choice: Choice) -> None:
+    def _others(
+        self, bill: CostEstimate, view: View, position: int, inside: Counter[str], choice: Choice
+    ) -> None:
         """Add tables that no block holds: outer joins, subqueries, single tables. ``inside`` is used up."""
         names = view.tables_by_select[position]
         for name in names:
@@ -278,7 +289,7 @@ class Coster:
                 bill.shuffle(size.bytes, self.share)
                 bill.add(Work(built_rows=size.rows, probed_rows=size.rows, shuffled_bytes=size.bytes))
 
-    def _above(self, bill: Bill, key: BlockId, joined: Size) -> None:
+    def _above(self, bill: CostEstimate, key: BlockId, joined: Size) -> None:
         size = self.sizes.select(*key)
         width = joined.bytes / joined.rows if joined.rows else 32.0
         source = Size(size.joined, size.joined * width)

@@ -8,7 +8,7 @@ from functools import partial
 from sqlglot import exp
 
 from ebbflow.planners.model import Catalogue, Work
-from ebbflow.planners.query.costs.costing import Bill, Coster
+from ebbflow.planners.query.costs.costing import CostEstimate, StatementCoster
 from ebbflow.planners.query.estimates.relations import RelationInput
 from ebbflow.planners.query.plan import slicing
 from ebbflow.planners.query.plan.analysis import Analysis
@@ -22,12 +22,12 @@ _LIMITS = (exp.Limit, exp.Offset, exp.Fetch)
 
 
 @dataclass(frozen=True)
-class Divided:
+class SlicedCost:
     """A grid, how many slices of it, and the bill of what they do more than the stage in one."""
 
     grid: Grid
     division: slicing.Division
-    again: Bill
+    again: CostEstimate
 
 
 class Divider:
@@ -39,20 +39,22 @@ class Divider:
         self._catalogue = catalogue
         self.begun: dict[str, tuple[str, int]] = {}
 
-    def division(self, unit: Unit, choice: Choice, coster: Coster, bill: Bill) -> Divided | None:
+    def division(
+        self, unit: Unit, choice: Choice, coster: StatementCoster, bill: CostEstimate
+    ) -> SlicedCost | None:
         """Return the best division of a unit, if any pays. ``bill`` is the unit's own."""
         begun = self.begun.get(unit.output_fp)
         if begun is None and coster.share.hazard <= 0.0:
             return None
         cores = max(coster.share.total.cores, 1.0)
 
-        def seconds(of: Bill) -> float:
+        def seconds(of: CostEstimate) -> float:
             return coster.model.core_seconds(of.work) / cores + of.serial
 
         def reread(grid: Grid, slices: int) -> float:
             return coster.model.core_seconds(coster.reread(unit, grid, slices)) / cores
 
-        best: Divided | None = None
+        best: SlicedCost | None = None
         for grid in self.grids(unit, choice, partial(coster.sizes.relation)):
             if begun is not None and begun[0] != grid.name:
                 continue
@@ -69,7 +71,7 @@ class Divider:
                 more = found.slices - 1.0
                 work = Work(*(amount * more for amount in again.work.vector()))
                 work = work.plus(coster.reread(unit, grid, found.slices))
-                best = Divided(grid, found, Bill(work, again.serial * more))
+                best = SlicedCost(grid, found, CostEstimate(work, again.serial * more))
         return best
 
     def grids(self, unit: Unit, choice: Choice, known: Callable[[View, str], RelationInput]) -> list[Grid]:

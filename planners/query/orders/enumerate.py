@@ -10,7 +10,7 @@ from itertools import combinations
 from typing import NamedTuple
 
 from ebbflow.planners.model import Share, Work
-from ebbflow.planners.query.costs.cost import CostModel, JoinPricer, Size, join_work, scan
+from ebbflow.planners.query.costs.cost import CostModel, JoinCostModel, Size, join_work, scan
 from ebbflow.planners.query.estimates.cardinality import Cardinalities
 from ebbflow.planners.query.orders.greedy import greedy_linear, greedy_trees
 from ebbflow.planners.query.orders.search import Entry, Search, affordable, pareto, tree_of
@@ -112,14 +112,16 @@ def evaluate(tree: Tree, cardinalities: Cardinalities, cost: CostModel, share: S
     sides are there, the build side of a broadcast being collected and hashed first, and then takes one task's
     time. Memory counts every broadcast table of the tree as resident until its end.
     """
-    pricer = JoinPricer(cost, share)
+    pricer = JoinCostModel(cost, share)
     work, critical, resident, task = _walk(tree, cardinalities, pricer)
     spent = cost.core_seconds(work)
     seconds = Search(cardinalities, cost, share).seconds(spent, critical)
     return Candidate(tree, work, spent, critical, resident + task + cost.task_memory, seconds)
 
 
-def _walk(tree: Tree, cardinalities: Cardinalities, pricer: JoinPricer) -> tuple[Work, float, float, float]:
+def _walk(
+    tree: Tree, cardinalities: Cardinalities, pricer: JoinCostModel
+) -> tuple[Work, float, float, float]:
     """Return work, critical path, resident GiB and a task's GiB of ``tree``."""
     if isinstance(tree, Leaf):
         i = tree.relation

@@ -10,7 +10,7 @@ from operator import itemgetter
 from typing import Any, TypeAlias
 
 from ebbflow.planners.model import Share
-from ebbflow.planners.query.costs.cost import CostModel, JoinPricer, Size, scan
+from ebbflow.planners.query.costs.cost import CostModel, JoinCostModel, Size, scan
 from ebbflow.planners.query.estimates.cardinality import Cardinalities
 from ebbflow.planners.query.orders.subgraphs import Pairs
 from ebbflow.planners.query.plan.trees import Join, JoinMethod, Leaf, Tree
@@ -40,7 +40,7 @@ class Search:
         """``build_ratio``: a side with more bytes than this times the other's is never the build side."""
         self._build_ratio = build_ratio
         self.cardinalities = cardinalities
-        self.pricer = JoinPricer(model, share)
+        self.pricer = JoinCostModel(model, share)
         self.inverse_cores = 1.0 / max(share.total.cores, 1e-3)
         self._sizes: dict[int, Size] = {}
         self._priced: dict[tuple[int, int], list[Variant]] = {}

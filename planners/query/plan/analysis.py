@@ -8,7 +8,7 @@ from functools import cached_property
 from sqlglot import exp
 
 from ebbflow.planners.model import Catalogue
-from ebbflow.planners.query.plan.partial import Split, averages_add_up, split, type_of
+from ebbflow.planners.query.plan.partial import PartialQuery, averages_add_up, split, type_of
 from ebbflow.planners.query.sql.parse import outside_tables
 from ebbflow.planners.query.views.blocks import Block, extract
 from ebbflow.planners.query.views.column_types import families
@@ -89,7 +89,7 @@ class Analysis:
         return frozenset(n for n, count in names.items() if count > 0)
 
     @cached_property
-    def splits(self) -> Mapping[str, Split]:
+    def splits(self) -> Mapping[str, PartialQuery]:
         """Return, of the views that can be computed from parts, the two statements as written."""
         out = {}
         for view in self.chain.views:

@@ -32,7 +32,7 @@ _KNOWN = {"kind", "hint", "expressions", "from_", "joins", "where", "group", "wi
 
 
 @dataclass(frozen=True)
-class Split:
+class PartialQuery:
     """A SELECT in two. ``merge`` reads its rows FROM a table called ``source``; whoever uses it sets the name."""
 
     partial: exp.Select
@@ -58,7 +58,7 @@ def bound(sql: str, columns: Mapping[str, Sequence[tuple[str, str]]]) -> str:
     return _TYPE.sub(lambda m: known[m[1], f"__{m[2]}"], sql)
 
 
-def split(select: exp.Select, source: str, type_of: Callable[[str], exp.DataType]) -> Split | None:
+def split(select: exp.Select, source: str, type_of: Callable[[str], exp.DataType]) -> PartialQuery | None:
     """Return ``select`` in two, or ``None`` when it cannot be computed from parts.
 
     ``select`` is not changed; its columns must be qualified. ``type_of`` gives the type of a column of the partial
@@ -75,7 +75,7 @@ def split(select: exp.Select, source: str, type_of: Callable[[str], exp.DataType
     merge = builder.merge(select, grouped=bool(calls) or group is not None)
     if merge is None:
         return None
-    return Split(builder.partial(select, grouped=bool(calls) or group is not None), merge)
+    return PartialQuery(builder.partial(select, grouped=bool(calls) or group is not None), merge)
 
 
 class _Builder:

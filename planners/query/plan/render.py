@@ -18,7 +18,7 @@ _WORDS = frozenset(w.lower() for words in Spark.Tokenizer.KEYWORDS for w in word
 
 
 @dataclass
-class From:
+class FromClause:
     """A rendered FROM clause: where each needed column is found now, and what must still be filtered."""
 
     first: exp.Expr
@@ -86,7 +86,7 @@ class BlockRenderer:
         _hint(select, rendered.hints)
         return select
 
-    def _project(self, rendered: From, mask: int) -> exp.Select:
+    def _project(self, rendered: FromClause, mask: int) -> exp.Select:
         columns = self._block.output(mask)
         items: list[exp.Expr] = [
             exp.alias_(exp.column(name, table=alias), output_name(c))
@@ -103,21 +103,21 @@ class BlockRenderer:
         _hint(select, rendered.hints)
         return select
 
-    def _render(self, tree: Tree, *, own: bool) -> From:
+    def _render(self, tree: Tree, *, own: bool) -> FromClause:
         if tree.mask in self._cut and not own:
             return self._checkpoint(tree.mask)
         if isinstance(tree, Leaf):
             return self._leaf(tree.relation)
         return self._join(tree)
 
-    def _checkpoint(self, mask: int) -> From:
+    def _checkpoint(self, mask: int) -> FromClause:
         fingerprint = self._cut[mask]
         alias = f"{self._prefix}c{fingerprint[:8]}"
         table = exp.alias_(exp.to_table(checkpoint_name(fingerprint)), alias, table=True)
         names = {c: (alias, output_name(c)) for c in self._block.output(mask)}
-        return From(table, names=names, mask=mask)
+        return FromClause(table, names=names, mask=mask)
 
-    def _leaf(self, i: int) -> From:
+    def _leaf(self, i: int) -> FromClause:
         graph = self._block.graph
         relation = graph.relations[i]
         alias = relation.alias
@@ -129,13 +129,13 @@ class BlockRenderer:
             own = [exp.column(name, table=a) for a, name in cls.columns if a == alias]
             filters += [one.copy().eq(other) for one, other in itertools.pairwise(own)]
         if not filters:
-            return From(table, names=names, mask=1 << i)
+            return FromClause(table, names=names, mask=1 << i)
         items: list[exp.Expr] = [exp.column(c, table=alias) for c in sorted(relation.columns)]
         scan = exp.select(*(items or [exp.Literal.number(1)])).from_(table).where(exp.and_(*filters))
         named = exp.Subquery(this=scan, alias=exp.TableAlias(this=exp.to_identifier(alias)))
-        return From(named, names=names, mask=1 << i)
+        return FromClause(named, names=names, mask=1 << i)
 
-    def _join(self, tree: Join) -> From:
+    def _join(self, tree: Join) -> FromClause:
         left = self._render(tree.left, own=False)
         right = self._render(tree.right, own=False)
         if right.joins or right.pending:
@@ -148,18 +148,18 @@ class BlockRenderer:
         alias = item.alias_or_name
         join = exp.Join(this=item, on=exp.and_(*on)) if on else exp.Join(this=item, kind="CROSS")
         hints = [*left.hints, (HINTS[tree.method], alias)]
-        return From(
+        return FromClause(
             left.first, [*left.joins, join], hints, names, left.pending + pending, left.mask | right.mask
         )
 
-    def _nested(self, inner: From) -> From:
+    def _nested(self, inner: FromClause) -> FromClause:
         alias = f"{self._prefix}j{next(self._nestings)}"
         query = self._project(inner, inner.mask)
         names = {c: (alias, output_name(c)) for c in self._block.output(inner.mask)}
         item = exp.Subquery(this=query, alias=exp.TableAlias(this=exp.to_identifier(alias)))
-        return From(item, names=names, mask=inner.mask)
+        return FromClause(item, names=names, mask=inner.mask)
 
-    def _conditions(self, left: From, right: From) -> tuple[list[exp.Expr], list[Predicate]]:
+    def _conditions(self, left: FromClause, right: FromClause) -> tuple[list[exp.Expr], list[Predicate]]:
         block, graph = self._block, self._block.graph
         both = left.mask | right.mask
         on: list[exp.Expr] = []

@@ -11,7 +11,7 @@ from functools import cached_property
 from sqlglot import exp
 
 from ebbflow.planners.query.plan.analysis import Analysis, BlockId, output_names
-from ebbflow.planners.query.plan.partial import Split, split, type_of
+from ebbflow.planners.query.plan.partial import PartialQuery, split, type_of
 from ebbflow.planners.query.plan.render import (
     BlockRenderer,
     checkpoint_name,
@@ -232,7 +232,7 @@ class _Renderer:
             statement.set("with_", exp.With(expressions=ctes))
         return statement
 
-    def _split(self, view: str, body: exp.Expr) -> Split:
+    def _split(self, view: str, body: exp.Expr) -> PartialQuery:
         fingerprint = self._analysis.partial_fp(view)
         assert isinstance(body, exp.Select)
         found = split(body, checkpoint_name(fingerprint), type_of(fingerprint))

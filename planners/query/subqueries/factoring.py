@@ -23,7 +23,7 @@ from ebbflow.planners.query.costs.sizes import Sizes
 from ebbflow.planners.query.plan.analysis import BlockId
 from ebbflow.planners.query.sql.freezing import is_volatile
 from ebbflow.planners.query.sql.predicates import canonical
-from ebbflow.planners.query.subqueries.known import Known
+from ebbflow.planners.query.subqueries.known import AnalyzedChain
 from ebbflow.planners.query.subqueries.lifting import joins_view, lifted_name, reading, unused_names
 from ebbflow.planners.query.subqueries.reduction import (
     Key,
@@ -42,7 +42,7 @@ from ebbflow.planners.query.views.views import View, ViewChain
 _CORES = 3.0  # that a statement more is taken to keep waiting: the share is not known yet
 
 
-def factored(chain: ViewChain, known: Known) -> ViewChain:
+def factored(chain: ViewChain, known: AnalyzedChain) -> ViewChain:
     """Return ``chain``, that of ``known``, with the joins factored out where that saves more than it costs."""
     if known.model.engine != "spark" or not any(correlated(view) for view in chain.views):
         return chain  # DuckDB does as much by itself

@@ -6,12 +6,12 @@ from sqlglot import exp
 
 from ebbflow.planners.query.estimates.relations import member_values
 from ebbflow.planners.query.sql.predicates import free_columns
-from ebbflow.planners.query.subqueries.known import Known
+from ebbflow.planners.query.subqueries.known import AnalyzedChain
 from ebbflow.planners.query.subqueries.reduction import MOST_KEYS, broadcast
 from ebbflow.planners.query.views.views import View, ViewChain
 
 
-def hinted(chain: ViewChain, known: Known) -> ViewChain:
+def hinted(chain: ViewChain, known: AnalyzedChain) -> ViewChain:
     """Return ``chain`` with a broadcast of every small set that an ``IN`` asks for; the same where there is none."""
     if known.model.engine != "spark" or not any(_asks(view) for view in chain.views):
         return chain  # DuckDB does as much by itself
@@ -28,7 +28,7 @@ def _asks(view: View) -> bool:
     )
 
 
-def _hinted(view: View, known: Known) -> View:
+def _hinted(view: View, known: AnalyzedChain) -> View:
     """Return ``view`` with a broadcast of every small set that an ``IN`` asks for.
 
     The engine would see the size of the files below it, shuffle both sides, and learn better when that is done.

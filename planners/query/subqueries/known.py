@@ -13,7 +13,7 @@ Fractions = Mapping[str, Mapping[str, float]]  # measured, by "table alias" and 
 
 
 @dataclass(frozen=True)
-class Known:
+class AnalyzedChain:
     """A chain taken apart, the tables that it reads, what an engine's work costs, and measured selectivities."""
 
     analysis: Analysis

@@ -34,7 +34,7 @@ from ebbflow.planners.query.sql.predicates import (
     is_correlated,
     sources,
 )
-from ebbflow.planners.query.subqueries.known import Known
+from ebbflow.planners.query.subqueries.known import AnalyzedChain
 from ebbflow.planners.query.views.column_types import Families, families
 from ebbflow.planners.query.views.views import View, ViewChain
 
@@ -43,7 +43,7 @@ MOST_KEYS = 1e6  # in such a set
 _NODES = 3  # that a set of keys is taken to be broadcast to: the share is not known yet
 
 
-def reduced(chain: ViewChain, known: Known) -> ViewChain:
+def reduced(chain: ViewChain, known: AnalyzedChain) -> ViewChain:
     """Return ``chain`` with the conditions that pay added to its correlated subqueries."""
     if known.model.engine != "spark" or not any(correlated(view) for view in chain.views):
         return chain  # DuckDB does as much by itself
@@ -76,7 +76,7 @@ class Reduction:
 
     view: View
     chain: ViewChain
-    known: Known
+    known: AnalyzedChain
     families: Families
 
     def result(self) -> View:

@@ -23,14 +23,14 @@ from ebbflow.planners.query.costs.sizes import Sizes
 from ebbflow.planners.query.orders.enumerate import enumerate_trees
 from ebbflow.planners.query.plan.analysis import Analysis, BlockId
 from ebbflow.planners.query.sql.joingraph import Column
-from ebbflow.planners.query.subqueries.known import Known
+from ebbflow.planners.query.subqueries.known import AnalyzedChain
 from ebbflow.planners.query.subqueries.lifting import joins_view, lifted_name, reading, unused_names
 from ebbflow.planners.query.views.views import View, ViewChain
 
 _SHARE = Share.uniform(3.0, 12.0, 3)  # three small nodes: the real one is not known yet
 
 
-def shared_joins(chain: ViewChain, known: Known) -> ViewChain:
+def shared_joins(chain: ViewChain, known: AnalyzedChain) -> ViewChain:
     """Return ``chain``, that of ``known``, with repeated joins as views where making them once pays."""
     analysis = known.analysis
     names = unused_names(chain, known.catalogue)

@@ -6,12 +6,12 @@ from dataclasses import replace
 from ebbflow.planners.query.plan.analysis import Analysis
 from ebbflow.planners.query.subqueries.factoring import factored
 from ebbflow.planners.query.subqueries.hints import hinted
-from ebbflow.planners.query.subqueries.known import Known
+from ebbflow.planners.query.subqueries.known import AnalyzedChain
 from ebbflow.planners.query.subqueries.reduction import reduced
 from ebbflow.planners.query.subqueries.repeats import shared_joins
 from ebbflow.planners.query.views.views import ViewChain
 
-Rewrite = Callable[[ViewChain, Known], ViewChain]
+Rewrite = Callable[[ViewChain, AnalyzedChain], ViewChain]
 REWRITES: tuple[tuple[tuple[str, Rewrite], ...], ...] = (
     (("shared-joins", shared_joins),),  # joins that several SELECTs repeat, made once
     (
@@ -27,7 +27,7 @@ What makes the chain in the first place is in ``views.views``.
 """
 
 
-def rewritten(known: Known, salt: str, without: Collection[str] = ()) -> Analysis:
+def rewritten(known: AnalyzedChain, salt: str, without: Collection[str] = ()) -> Analysis:
     """Return the analysis of the rewritten chain of ``known``, the same one where nothing was to be done.
 
     ``salt`` is unique to the run, as in ``Analysis.of``; rewrites named in ``without`` are left out.

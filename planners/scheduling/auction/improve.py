@@ -12,7 +12,7 @@ EMPTIED = 12  # apps of a rack that lose their bundles at once: enough to exchan
 PATIENCE = 50  # repairs without success after which more are unlikely to help
 
 
-class Worth:
+class RowValues:
     """What rows are worth to a climb, and each app's best row by kind and most GPUs."""
 
     def __init__(self, problem: Problem, price: Array | None = None):
@@ -31,7 +31,7 @@ class Worth:
         return top, np.take_along_axis(which, at, axis=1)
 
 
-def climb(packing: Packing, worth: Worth) -> int:
+def climb(packing: Packing, worth: RowValues) -> int:
     """Move apps to better rows, the largest improvement of Σ ``worth`` first; return the number of moves."""
     problem = packing.problem
     apps = np.arange(problem.apps)
@@ -81,8 +81,8 @@ def _limits(packing: Packing) -> tuple[Array, Array, Array]:
 
 def repair(
     packing: Packing,
-    priced: Sequence[Worth],
-    plain: Worth,
+    priced: Sequence[RowValues],
+    plain: RowValues,
     goal: float,
     rounds: int,
     rng: np.random.Generator,

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ebbflow.planners.scheduling.auction.exact import solve_exact
-from ebbflow.planners.scheduling.auction.improve import Worth, climb, repair
+from ebbflow.planners.scheduling.auction.improve import RowValues, climb, repair
 from ebbflow.planners.scheduling.auction.packing import Packing, pack
 from ebbflow.planners.scheduling.auction.problem import Bundle, Kind, Problem, Solution
 from ebbflow.planners.scheduling.auction.relaxation import Relaxation, best_rows, relax
@@ -35,9 +35,9 @@ def solve_search(
     if not problem.apps or not problem.offer.total:
         return Solution(problem.start.copy(), ({},) * problem.apps, 0.0, 0.0)
     found = relaxation or relax(problem)
-    plain = Worth(problem)
+    plain = RowValues(problem)
     price = found.prices.of(problem)
-    priced = Worth(problem, price)
+    priced = RowValues(problem, price)
     guides = [priced]
     best = _improved(problem, rounded(problem, found), priced, plain, before)
     goal = found.bound - target * problem.apps
@@ -51,7 +51,7 @@ def solve_search(
             break
         dear = np.where(problem.kind == Kind.RACK, price * (1.0 + premium), price)
         scaled, rows = cleared(problem, dear)
-        worth = Worth(problem, scaled)
+        worth = RowValues(problem, scaled)
         other = _improved(problem, rows, worth, plain, before)
         if other.value > best.value:
             best, guides = other, [worth, *guides[:2]]
@@ -72,7 +72,7 @@ def _polished(problem: Problem, relaxation: Relaxation, target: float, before: S
     packing = Packing(problem, before)
     for app in np.flatnonzero(problem.gpus[solution.rows] > 0):
         packing.set(int(app), int(solution.rows[app]), solution.bundles[app])
-    climb(packing, Worth(problem))
+    climb(packing, RowValues(problem))
     return packing
 
 
@@ -111,7 +111,7 @@ def cleared(problem: Problem, price: Array) -> tuple[Array, Array]:
 
 
 def _improved(
-    problem: Problem, rows: Array, priced: Worth, plain: Worth, before: Sequence[Bundle]
+    problem: Problem, rows: Array, priced: RowValues, plain: RowValues, before: Sequence[Bundle]
 ) -> Packing:
     packing, failed = pack(problem, rows, before)
     if failed and before:  # keeping what apps had may be what is in the way

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ebbflow.planners.errors import OptionError
-from ebbflow.planners.scheduling.placement import Room
+from ebbflow.planners.scheduling.placement import FreeCapacity
 
 MOST_MOVES = 8
 BENEFIT_FACTOR = 2.0  # by which the waiting saved must exceed the cost of moving
@@ -53,7 +53,7 @@ def fragmentation(free: Sequence[int], gpus: int) -> float:
 
 
 def plan_migrations(
-    room: Room, gpus: int, residents: Sequence[Resident], wait: float, seconds: float = 90.0
+    room: FreeCapacity, gpus: int, residents: Sequence[Resident], wait: float, seconds: float = 90.0
 ) -> MigrationPlan | None:
     """Return the cheapest moves after which ``gpus`` GPUs are free on as few nodes as they need, in one rack.
 
@@ -81,7 +81,7 @@ def plan_migrations(
 
 
 def _in_rack(
-    room: Room, members: Sequence[int], gpus: int, residents: Sequence[Resident]
+    room: FreeCapacity, members: Sequence[int], gpus: int, residents: Sequence[Resident]
 ) -> MigrationPlan | None:
     size = max(room.nodes[at].gpus for at in members)
     if size == 0:
@@ -110,7 +110,7 @@ def _in_rack(
 
 
 def _make_room(
-    after: Room, members: Sequence[int], need: int, here: dict[int, list[Resident]], chosen: list[int]
+    after: FreeCapacity, members: Sequence[int], need: int, here: dict[int, list[Resident]], chosen: list[int]
 ) -> tuple[int, list[tuple[Resident, int]]] | None:
     """Return the cheapest node to bring to ``need`` free GPUs and who goes where; ``after`` then has it so."""
 
@@ -137,7 +137,7 @@ def _make_room(
     return None
 
 
-def _best_fit(after: Room, free: Sequence[int], resident: Resident, barred: set[int]) -> int | None:
+def _best_fit(after: FreeCapacity, free: Sequence[int], resident: Resident, barred: set[int]) -> int | None:
     if not resident.movable:
         return None
     fits = [

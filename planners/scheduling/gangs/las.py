@@ -10,7 +10,7 @@ import numpy as np
 
 from ebbflow.planners.model.scheduling import App, View
 from ebbflow.planners.scheduling.gangs.ordered import Ordered
-from ebbflow.planners.scheduling.leased.leased import Desk, Leased, Moment, one_more
+from ebbflow.planners.scheduling.leased.leased import AppAllocation, Leased, RoundState, one_more
 from ebbflow.planners.scheduling.placement import Placer, by_skew
 
 
@@ -31,11 +31,11 @@ class LeastService:
     name: str = "leased-las"
     looks_at_room: bool = False
 
-    def key(self, desk: Desk, moment: Moment, rng: np.random.Generator) -> tuple[float, ...]:
+    def key(self, desk: AppAllocation, moment: RoundState, rng: np.random.Generator) -> tuple[float, ...]:
         granted = min(moment.lease_s, 1e12) * sum(desk.won.values())
         return ((desk.app.service + granted) / desk.app.weight,)
 
-    def chunk(self, desk: Desk, moment: Moment) -> int:
+    def chunk(self, desk: AppAllocation, moment: RoundState) -> int:
         return one_more(desk)
 
 

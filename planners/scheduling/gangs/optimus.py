@@ -12,7 +12,7 @@ import numpy as np
 
 from ebbflow.planners.errors import OptionError, PlanningError
 from ebbflow.planners.model.scheduling import App, Decision, Grant, Placement, View, gpus_of
-from ebbflow.planners.scheduling.placement import Placer, Room, most_free_first
+from ebbflow.planners.scheduling.placement import FreeCapacity, Placer, most_free_first
 
 
 class Optimus:
@@ -53,7 +53,7 @@ class Optimus:
 
     def decide(self, view: View, memory: Any, rng: np.random.Generator) -> Decision:
         """Hand out GPUs one by one, then place the jobs whose number changed."""
-        room = Room(view.capacity.usable)
+        room = FreeCapacity(view.capacity.usable)
         wanted = self._allocate(view.apps, room.total)
         grants: dict[str, Grant] = {}
         moved: list[tuple[int, App]] = []

@@ -14,7 +14,7 @@ import numpy as np
 
 from ebbflow.planners.model.scheduling import App, Decision, Grant, Placement, View, gpus_of
 from ebbflow.planners.scheduling.locality import remaining_service, remaining_time
-from ebbflow.planners.scheduling.placement import Placer, Room, by_skew, consolidated, rack_aware
+from ebbflow.planners.scheduling.placement import FreeCapacity, Placer, by_skew, consolidated, rack_aware
 
 Key = Callable[[App, View], tuple[float, ...]]
 """What apps are sorted by, ascending; submission decides between equals."""
@@ -39,7 +39,7 @@ class Ordered:
     def decide(self, view: View, memory: Any, rng: np.random.Generator) -> Decision:
         """Return the gangs that run, in order, and where."""
         nodes = view.capacity.usable
-        room = Room(nodes)
+        room = FreeCapacity(nodes)
         order = sorted(view.apps, key=lambda app: (*self.key(app, view), app.number))
         if not self.preemptive:
             order.sort(key=lambda app: not _stays(app, room))
@@ -58,7 +58,7 @@ class Ordered:
             view.now + self.refresh if grants else inf,
         )
 
-    def _place(self, runs: list[App], room: Room, order: list[App]) -> dict[str, Grant]:
+    def _place(self, runs: list[App], room: FreeCapacity, order: list[App]) -> dict[str, Grant]:
         grants: dict[str, Grant] = {}
         for app in runs:
             if _stays(app, room):
@@ -75,7 +75,7 @@ class Ordered:
         return grants
 
 
-def _stays(app: App, room: Room) -> bool:
+def _stays(app: App, room: FreeCapacity) -> bool:
     """Tell whether an app holds its whole gang on nodes that stay."""
     return bool(app.held) and gpus_of(app.held) == app.gpus and room.covers(app.held)
 
@@ -84,10 +84,10 @@ def _arrival(app: App, view: View) -> tuple[float, ...]:
     return (app.arrival,)
 
 
-def consolidated_if_possible(room: Room, app: App, gpus: int) -> Placement | None:
+def consolidated_if_possible(room: FreeCapacity, app: App, gpus: int) -> Placement | None:
     """Consolidate, or wait for it; only a gang that no rack could hold even if empty is spread."""
     placement = consolidated(room, app, gpus)
-    if placement is None and consolidated(Room(room.nodes), app, gpus) is None:
+    if placement is None and consolidated(FreeCapacity(room.nodes), app, gpus) is None:
         return rack_aware(room, app, gpus)
     return placement
 

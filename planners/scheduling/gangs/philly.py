@@ -20,7 +20,7 @@ from ebbflow.planners.scheduling.gangs.spread import (
     spread_of,
 )
 from ebbflow.planners.scheduling.locality import remaining_time
-from ebbflow.planners.scheduling.placement import Room
+from ebbflow.planners.scheduling.placement import FreeCapacity
 
 Relaxation = Literal["cost", "attempts", "never", "at-once"]
 Cause = Literal["fair share", "borrowed capacity", "fragmentation", "scheduler"]
@@ -28,7 +28,7 @@ _DAY = 86_400.0
 _REST = 3600.0  # s: nobody is moved more often
 
 
-def delay_cause(room: Room, app: App, level: Spread, used: int, quota: float) -> Cause:
+def delay_cause(room: FreeCapacity, app: App, level: Spread, used: int, quota: float) -> Cause:
     """Return why a gang waits that may spread as far as ``level``, its team using ``used`` GPUs of its quota."""
     if used + app.gpus > quota:
         return "fair share"
@@ -70,7 +70,7 @@ class Philly:
     def decide(self, view: View, memory: Any, rng: np.random.Generator) -> Decision:
         """Return who runs where; a waiting gang's reason names the cause of its delay."""
         before: tuple[dict[str, float], dict[str, float]] = memory or ({}, {})
-        desk = _Desk(view, before[1])
+        desk = _Decision(view, before[1])
         waiting = [app for app in view.apps if app.id not in desk.grants]
         since = {app.id: before[0].get(app.id, view.now) for app in waiting}
         wake, causes = inf, []
@@ -93,7 +93,7 @@ class Philly:
     def _quota(self, app: App) -> float:
         return self.quotas.get(app.team, inf)
 
-    def _start(self, desk: "_Desk", app: App, waited: float) -> tuple[Spread, float] | None:
+    def _start(self, desk: "_Decision", app: App, waited: float) -> tuple[Spread, float] | None:
         """Start ``app`` if it has a place, by moves if they pay; else return how far it may spread now, and for how
         many seconds no further."""
         room, slowdowns, remaining = desk.room, SLOWDOWNS[app.skewed], min(_left(app), _DAY)
@@ -101,7 +101,7 @@ class Philly:
         if placement:
             desk.start(app, placement, "starts")
             return None
-        empty = Room(room.nodes)
+        empty = FreeCapacity(room.nodes)
         least = next((level for level in Spread if feasible(empty, app, app.gpus, level)), Spread.ANYWHERE)
         waits = expected_waits(room, app, app.gpus, desk.releases())
         steps = {
@@ -126,13 +126,13 @@ class Philly:
         return level, more
 
 
-class _Desk:
+class _Decision:
     """One decision in the making."""
 
     def __init__(self, view: View, moved_at: Mapping[str, float]) -> None:
         self.now = view.now
         self.apps = {app.id: app for app in view.apps}
-        self.room = Room(view.capacity.usable)
+        self.room = FreeCapacity(view.capacity.usable)
         self.grants: dict[str, Grant] = {}
         self.moves: tuple[Move, ...] = ()
         self.moved_at = {id_: at for id_, at in moved_at.items() if id_ in self.apps}

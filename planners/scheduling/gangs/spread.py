@@ -10,7 +10,7 @@ from math import inf
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model.capacity import Node
 from ebbflow.planners.model.scheduling import App, Placement, gpus_of
-from ebbflow.planners.scheduling.placement import Room, consolidated, rack_aware
+from ebbflow.planners.scheduling.placement import FreeCapacity, consolidated, rack_aware
 
 
 class Spread(IntEnum):
@@ -25,7 +25,7 @@ SLOWDOWNS = {False: (1.0, 1.0, 1.05), True: (1.0, 1.1, 1.5)}
 """Step time by level over that of the best, for models whose tensors are even and for skewed ones, until measured."""
 
 
-def place_within(room: Room, app: App, gpus: int, level: Spread) -> Placement | None:
+def place_within(room: FreeCapacity, app: App, gpus: int, level: Spread) -> Placement | None:
     """Take ``gpus`` GPUs at ``level`` or better, the best level first; ``None`` takes nothing."""
     placement = consolidated(room, app, gpus)
     if placement is None and level >= Spread.ONE_RACK and (level > Spread.ONE_RACK or _rack_fits(room, gpus)):
@@ -33,7 +33,7 @@ def place_within(room: Room, app: App, gpus: int, level: Spread) -> Placement | 
     return placement
 
 
-def feasible(room: Room, app: App, gpus: int, level: Spread) -> bool:
+def feasible(room: FreeCapacity, app: App, gpus: int, level: Spread) -> bool:
     """Tell whether ``gpus`` GPUs are free at ``level`` or better."""
     if level == Spread.ANYWHERE:
         return room.total >= gpus
@@ -58,7 +58,11 @@ def spread_of(placement: Placement, nodes: Iterable[Node]) -> Spread:
 
 
 def expected_waits(
-    room: Room, app: App, gpus: int, releases: Sequence[tuple[float, Placement]], unknown: float = 600.0
+    room: FreeCapacity,
+    app: App,
+    gpus: int,
+    releases: Sequence[tuple[float, Placement]],
+    unknown: float = 600.0,
 ) -> tuple[float, ...]:
     """Return the seconds until each level becomes feasible, if nothing is started before.
 
@@ -67,7 +71,7 @@ def expected_waits(
     """
     waits = [inf] * len(Spread)
     for level in Spread:
-        if feasible(Room(room.nodes), app, gpus, level):
+        if feasible(FreeCapacity(room.nodes), app, gpus, level):
             waits[level] = unknown
     later = room.copy()
     open_ = [level for level in Spread if waits[level] < inf]
@@ -111,7 +115,7 @@ def allowed_level(
     return level, inf
 
 
-def _rack_fits(room: Room, gpus: int) -> bool:
+def _rack_fits(room: FreeCapacity, gpus: int) -> bool:
     racks: dict[str, int] = {}
     for at, node in enumerate(room.nodes):
         racks[node.rack] = racks.get(node.rack, 0) + room.free[at]

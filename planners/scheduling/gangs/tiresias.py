@@ -16,7 +16,7 @@ from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model.capacity import Capacity, Node
 from ebbflow.planners.model.scheduling import App, Decision, Grant, Placement, View, gpus_of
 from ebbflow.planners.scheduling.gangs.gittins import Quantum, ServiceDistribution
-from ebbflow.planners.scheduling.placement import Placer, Room, by_skew
+from ebbflow.planners.scheduling.placement import FreeCapacity, Placer, by_skew
 
 Order = Literal["first-start", "insertion", "submission"]
 """FIFO within a queue: by when a job first ran, by when it entered the queue, or by arrival."""
@@ -24,7 +24,7 @@ Order = Literal["first-start", "insertion", "submission"]
 RESTARTING = 1.0  # s: a job may be restarting, and no closer to its next queue however often one looks
 
 
-class _Standing(NamedTuple):
+class _JobState(NamedTuple):
     """What the policy remembers of one job."""
 
     queue: int
@@ -36,11 +36,11 @@ class _Standing(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Memory:
-    standings: Mapping[str, _Standing]
+    standings: Mapping[str, _JobState]
     entries: int  # how often anyone entered a queue
     capacity: Capacity
     nodes: tuple[Node, ...]
-    room: Room  # all of it, free
+    room: FreeCapacity  # all of it, free
     grants: Mapping[str, Grant]
 
 
@@ -109,7 +109,7 @@ class Tiresias:
                 budget -= app.gpus
                 runs.append(app)
         grants = self._place(view, runs, standings, room, before)
-        after: dict[str, _Standing] = {}
+        after: dict[str, _JobState] = {}
         wake = inf
         for app in view.apps:
             standing = standings[app.id]
@@ -125,19 +125,19 @@ class Tiresias:
 
     # Queues
 
-    def _attained(self, app: App, standing: _Standing) -> float:
+    def _attained(self, app: App, standing: _JobState) -> float:
         service = app.service if self.count_restarts else app.service - app.restart_time * app.gpus
         return service - standing.forgiven
 
-    def _standings(self, view: View, before: _Memory | None) -> tuple[dict[str, _Standing], int]:
+    def _standings(self, view: View, before: _Memory | None) -> tuple[dict[str, _JobState], int]:
         """Return where every job stands now: new ones in the first queue, others demoted or promoted."""
-        known: Mapping[str, _Standing] = before.standings if before else {}
+        known: Mapping[str, _JobState] = before.standings if before else {}
         entries = before.entries if before else 0
-        standings: dict[str, _Standing] = {}
+        standings: dict[str, _JobState] = {}
         for app in view.apps:
             standing = known.get(app.id)
             if standing is None:
-                standing = _Standing(0, entries, 0.0, app.arrival, False)
+                standing = _JobState(0, entries, 0.0, app.arrival, False)
                 entries += 1
             standings[app.id] = standing
         for app in view.apps:
@@ -160,11 +160,11 @@ class Tiresias:
                 entries += 1
         return standings, entries
 
-    def _promotion(self, app: App, standing: _Standing) -> float:
+    def _promotion(self, app: App, standing: _JobState) -> float:
         """Return when a waiting job has waited ``promote_knob`` times as long as it ran."""
         return standing.waits_since + self.promote_knob * self._attained(app, standing) / app.gpus
 
-    def _next(self, app: App, standing: _Standing, now: float) -> float:
+    def _next(self, app: App, standing: _JobState, now: float) -> float:
         """Return when a job will cross into the next queue, be promoted, or get a reservation."""
         if standing.running:
             end = self._ends[standing.queue]
@@ -181,7 +181,7 @@ class Tiresias:
             at = app.arrival + self.reserve_after
         return at if at > now else inf
 
-    def _walk(self, view: View, standings: Mapping[str, _Standing]) -> list[App]:
+    def _walk(self, view: View, standings: Mapping[str, _JobState]) -> list[App]:
         """Return all jobs in the order in which they may take GPUs."""
         reserved = [
             app
@@ -200,7 +200,7 @@ class Tiresias:
             keys[app.id] = (0 if app.id in first else 1, standing.queue, rank, *self._fifo(app, standing))
         return sorted(view.apps, key=lambda app: keys[app.id])
 
-    def _fifo(self, app: App, standing: _Standing) -> tuple[float, ...]:
+    def _fifo(self, app: App, standing: _JobState) -> tuple[float, ...]:
         if self.order == "insertion":
             return (standing.entered,)
         started = app.first_start if app.first_start is not None and self.order == "first-start" else inf
@@ -212,8 +212,8 @@ class Tiresias:
         self,
         view: View,
         runs: Sequence[App],
-        standings: Mapping[str, _Standing],
-        room: Room,
+        standings: Mapping[str, _JobState],
+        room: FreeCapacity,
         before: _Memory | None,
     ) -> dict[str, Grant]:
         """Keep running jobs where they are, unless a node of theirs leaves; place the others in walking order."""
@@ -259,8 +259,8 @@ def _after(now: float, at: float) -> float:
     return at if at > now else float(np.nextafter(now, inf))
 
 
-def _room(capacity: Capacity, before: _Memory | None) -> tuple[tuple[Node, ...], Room]:
+def _room(capacity: Capacity, before: _Memory | None) -> tuple[tuple[Node, ...], FreeCapacity]:
     if before is not None and before.capacity is capacity:
         return before.nodes, before.room
     nodes = capacity.usable
-    return nodes, Room(nodes)
+    return nodes, FreeCapacity(nodes)

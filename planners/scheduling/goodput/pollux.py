@@ -9,7 +9,7 @@ from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model.scheduling import Decision, Grant, Placement, View, gpus_of
 from ebbflow.planners.scheduling.goodput.genetic import Genetic, Population, genetic_search
 from ebbflow.planners.scheduling.goodput.objective import Matrix, Objective, Problem, problem_of
-from ebbflow.planners.scheduling.goodput.search import Effort, local_search
+from ebbflow.planners.scheduling.goodput.search import SearchBudget, local_search
 
 Search = Literal["local", "genetic"]
 
@@ -25,7 +25,7 @@ class Pollux:
     name: str = "pollux"
     search: Search = "local"
     objective: Objective = field(default_factory=Objective)
-    effort: Effort = field(default_factory=Effort)
+    effort: SearchBudget = field(default_factory=SearchBudget)
     genetic: Genetic = field(default_factory=Genetic)
     pinned: frozenset[str] = frozenset()  # apps that must not be moved once they hold GPUs
 

@@ -20,7 +20,7 @@ NONE = (inf, 0)
 
 
 @dataclass(frozen=True, slots=True)
-class Effort:
+class SearchBudget:
     """How long to search."""
 
     rounds: int = 120  # of ruin and recreate
@@ -29,13 +29,13 @@ class Effort:
 
 
 def local_search(
-    problem: Problem, rng: np.random.Generator, effort: Effort | None = None
+    problem: Problem, rng: np.random.Generator, effort: SearchBudget | None = None
 ) -> tuple[Matrix, float]:
     """Return the best allocation found (J, N), and the bound on the total cost.
 
     The result is feasible and never worse than the present allocation, where that is feasible.
     """
-    effort = effort or Effort()
+    effort = effort or SearchBudget()
     if not problem.ids or not problem.nodes:
         return np.zeros_like(problem.current), 0.0
     layout = _Layout(problem)

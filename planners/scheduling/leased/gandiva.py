@@ -12,9 +12,9 @@ import numpy as np
 
 from ebbflow.planners.model.scheduling import App
 from ebbflow.planners.scheduling.leased.leased import (
-    Desk,
+    AppAllocation,
     Leased,
-    Moment,
+    RoundState,
     best_placed,
     enclosing,
     merged,
@@ -33,14 +33,14 @@ class PlacementPreference:
     name: str = "gandiva"
     looks_at_room: bool = True
 
-    def key(self, desk: Desk, moment: Moment, rng: np.random.Generator) -> tuple[float, ...]:
+    def key(self, desk: AppAllocation, moment: RoundState, rng: np.random.Generator) -> tuple[float, ...]:
         gpus = min(desk.unmet, moment.room.total)
         if not gpus:
             return (np.inf, 0.0)
         bundle = merged(desk.counts, best_placed(desk, gpus, moment))
         return self.slowdown(desk.app).levels[enclosing(bundle, moment.racks)], -float(gpus)
 
-    def chunk(self, desk: Desk, moment: Moment) -> int:
+    def chunk(self, desk: AppAllocation, moment: RoundState) -> int:
         return desk.unmet
 
 
@@ -51,7 +51,7 @@ class Migration:
     slowdown: Callable[[App], Slowdown] = slowdown_of
     least_gain: float = 0.0  # by which S must fall, relative
 
-    def __call__(self, desks: dict[str, Desk], moment: Moment) -> None:
+    def __call__(self, desks: dict[str, AppAllocation], moment: RoundState) -> None:
         spread = [(self._slowness(desk, moment), desk) for desk in desks.values() if len(desk.counts) > 1]
         for slowness, desk in sorted(spread, key=lambda entry: (-entry[0], entry[1].app.number)):
             held = tuple(desk.counts.items())
@@ -59,7 +59,7 @@ class Migration:
             if moment.room.total < desk.gpus:  # some of its GPUs leave, and no others are free
                 moment.room.hold(held)
                 continue
-            fresh = Desk(desk.app, (), {}, {})
+            fresh = AppAllocation(desk.app, (), {}, {})
             new = best_placed(fresh, desk.gpus, moment)
             levels = self.slowdown(desk.app).levels
             if levels[enclosing(new, moment.racks)] < slowness * (1 - self.least_gain):
@@ -69,7 +69,7 @@ class Migration:
             else:
                 moment.room.hold(held)
 
-    def _slowness(self, desk: Desk, moment: Moment) -> float:
+    def _slowness(self, desk: AppAllocation, moment: RoundState) -> float:
         return self.slowdown(desk.app).levels[enclosing(tuple(desk.counts.items()), moment.racks)]
 
 
@@ -86,7 +86,7 @@ class RelativeGain:
     name: str = "throughput-first"
     looks_at_room: bool = True
 
-    def key(self, desk: Desk, moment: Moment, rng: np.random.Generator) -> tuple[float, ...]:
+    def key(self, desk: AppAllocation, moment: RoundState, rng: np.random.Generator) -> tuple[float, ...]:
         app, has = desk.app, desk.gpus
         if has < max(app.min_gpus, 1):
             return (-inf, app.arrival)
@@ -98,7 +98,7 @@ class RelativeGain:
         then = iteration_time(app, has + 1) * levels[enclosing(more, moment.racks)]
         return (-now / then, app.arrival)
 
-    def chunk(self, desk: Desk, moment: Moment) -> int:
+    def chunk(self, desk: AppAllocation, moment: RoundState) -> int:
         return one_more(desk)
 
 

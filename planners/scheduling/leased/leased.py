@@ -15,12 +15,12 @@ import numpy as np
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model.scheduling import App, Decision, Grant, Placement, View
 from ebbflow.planners.scheduling.locality import Level, Slowdown
-from ebbflow.planners.scheduling.placement import Room
+from ebbflow.planners.scheduling.placement import FreeCapacity
 from ebbflow.planners.scheduling.themis.leases import Counts, Lease, Leases, standings
 
 
 @dataclass(slots=True)
-class Desk:
+class AppAllocation:
     """One app while GPUs are handed out."""
 
     app: App
@@ -39,12 +39,12 @@ class Desk:
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class RoundState:
     """What rules may look at besides the app itself."""
 
     view: View
     lease_s: float
-    room: Room
+    room: FreeCapacity
     racks: Mapping[str, str]
     first_seen: Mapping[str, float]  # iterations left when an app was first seen
 
@@ -60,16 +60,16 @@ class Rule(Protocol):
         """Whether an app's key depends on which GPUs are free, so that it must be looked at again."""
         ...
 
-    def key(self, desk: Desk, moment: Moment, rng: np.random.Generator) -> tuple[float, ...]:
+    def key(self, desk: AppAllocation, moment: RoundState, rng: np.random.Generator) -> tuple[float, ...]:
         """Return what apps are sorted by, ascending, each time they may get more; submission decides ties."""
         ...
 
-    def chunk(self, desk: Desk, moment: Moment) -> int:
+    def chunk(self, desk: AppAllocation, moment: RoundState) -> int:
         """Return how many GPUs the app gets at once."""
         ...
 
 
-def one_more(desk: Desk) -> int:
+def one_more(desk: AppAllocation) -> int:
     """Return one GPU, or as many as an app with too few to run still needs."""
     return max(desk.app.min_gpus - desk.gpus, 1)
 
@@ -92,7 +92,7 @@ class Leased:
     rule: Rule
     lease_s: float = 600.0
     pool_s: float = 0.0
-    before: Callable[[dict[str, Desk], Moment], None] | None = None
+    before: Callable[[dict[str, AppAllocation], RoundState], None] | None = None
     elastic: bool = True
 
     def __post_init__(self) -> None:
@@ -105,16 +105,16 @@ class Leased:
 
     def decide(self, view: View, memory: Memory | None, rng: np.random.Generator) -> Decision:
         """Return all leases that go on, and new ones on what is free."""
-        room = Room(view.capacity.usable)
-        desks: dict[str, Desk] = {}
+        room = FreeCapacity(view.capacity.usable)
+        desks: dict[str, AppAllocation] = {}
         for standing in standings(view, memory.leases if memory else None, self.lease_s, self.pool_s):
-            desk = Desk(standing.app, standing.live, standing.kept, dict(standing.ended))
+            desk = AppAllocation(standing.app, standing.live, standing.kept, dict(standing.ended))
             desks[standing.app.id] = desk
             room.hold(tuple(desk.counts.items()))
         seen = dict(memory.first_seen) if memory else {}
         seen = {app.id: seen.get(app.id, app.remaining) for app in view.apps}
         racks = {node.id: node.rack for node in view.capacity.nodes}
-        moment = Moment(view, self.lease_s, room, racks, seen)
+        moment = RoundState(view, self.lease_s, room, racks, seen)
         if self.before:
             self.before(desks, moment)
         hand_out(desks, self.rule, moment, rng)
@@ -124,12 +124,12 @@ class Leased:
         kept = Leases({app: mine for app, mine in leases.items() if mine})
         return Decision(grants, Memory(kept, seen), min(ends, default=inf))
 
-    def _leases(self, desk: Desk, now: float) -> tuple[Lease, ...]:
+    def _leases(self, desk: AppAllocation, now: float) -> tuple[Lease, ...]:
         if not desk.won:
             return desk.live
         return (*desk.live, Lease(tuple(sorted(desk.won.items())), now + self.lease_s))
 
-    def _grant(self, desk: Desk, leases: tuple[Lease, ...]) -> Grant:
+    def _grant(self, desk: AppAllocation, leases: tuple[Lease, ...]) -> Grant:
         if not desk.counts:
             return Grant(reason="no GPUs are left by the apps before it")
         held = desk.app.held
@@ -138,7 +138,9 @@ class Leased:
         return Grant(placement, min(lease.until for lease in leases), reason)
 
 
-def hand_out(desks: Mapping[str, Desk], rule: Rule, moment: Moment, rng: np.random.Generator) -> None:
+def hand_out(
+    desks: Mapping[str, AppAllocation], rule: Rule, moment: RoundState, rng: np.random.Generator
+) -> None:
     """Give the room's GPUs to the desks by ``rule`` until nobody can use more."""
     room = moment.room
     heap = [
@@ -165,7 +167,7 @@ def hand_out(desks: Mapping[str, Desk], rule: Rule, moment: Moment, rng: np.rand
             heappush(heap, (rule.key(desk, moment, rng), desk.app.number, app))
 
 
-def give(desk: Desk, gpus: int, moment: Moment) -> None:
+def give(desk: AppAllocation, gpus: int, moment: RoundState) -> None:
     """Take the best-placed free GPUs for an app: those it just had, then near what it holds, on few nodes."""
     for node, count in best_placed(desk, gpus, moment):
         moment.room.hold(((node, count),))
@@ -173,7 +175,7 @@ def give(desk: Desk, gpus: int, moment: Moment) -> None:
         desk.won[node] = desk.won.get(node, 0) + count
 
 
-def best_placed(desk: Desk, gpus: int, moment: Moment) -> Placement:
+def best_placed(desk: AppAllocation, gpus: int, moment: RoundState) -> Placement:
     """Return which of the free GPUs ``give`` would take."""
     room, counts = moment.room, desk.counts
     free = {node: left for node, left in zip(room.ids, room.free, strict=True) if left > 0}

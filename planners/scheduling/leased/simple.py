@@ -13,7 +13,7 @@ from math import inf
 import numpy as np
 
 from ebbflow.planners.errors import OptionError
-from ebbflow.planners.scheduling.leased.leased import Desk, Leased, Moment, merged, one_more
+from ebbflow.planners.scheduling.leased.leased import AppAllocation, Leased, RoundState, merged, one_more
 from ebbflow.planners.scheduling.locality import remaining_service, remaining_time
 
 
@@ -24,10 +24,10 @@ class ShortestTime:
     name: str = "leased-srtf"
     looks_at_room: bool = True
 
-    def key(self, desk: Desk, moment: Moment, rng: np.random.Generator) -> tuple[float, ...]:
+    def key(self, desk: AppAllocation, moment: RoundState, rng: np.random.Generator) -> tuple[float, ...]:
         return (remaining_time(desk.app, desk.gpus + max(min(desk.unmet, moment.room.total), 1)),)
 
-    def chunk(self, desk: Desk, moment: Moment) -> int:
+    def chunk(self, desk: AppAllocation, moment: RoundState) -> int:
         return desk.unmet
 
 
@@ -38,10 +38,10 @@ class ShortestService:
     name: str = "leased-srsf"
     looks_at_room: bool = False
 
-    def key(self, desk: Desk, moment: Moment, rng: np.random.Generator) -> tuple[float, ...]:
+    def key(self, desk: AppAllocation, moment: RoundState, rng: np.random.Generator) -> tuple[float, ...]:
         return (remaining_service(desk.app, desk.app.gpus),)
 
-    def chunk(self, desk: Desk, moment: Moment) -> int:
+    def chunk(self, desk: AppAllocation, moment: RoundState) -> int:
         return one_more(desk)
 
 
@@ -62,10 +62,10 @@ class SmallestShare:
     name: str = "drf"
     looks_at_room: bool = False
 
-    def key(self, desk: Desk, moment: Moment, rng: np.random.Generator) -> tuple[float, ...]:
+    def key(self, desk: AppAllocation, moment: RoundState, rng: np.random.Generator) -> tuple[float, ...]:
         return (desk.gpus / desk.app.weight,)
 
-    def chunk(self, desk: Desk, moment: Moment) -> int:
+    def chunk(self, desk: AppAllocation, moment: RoundState) -> int:
         return one_more(desk)
 
 
@@ -81,10 +81,10 @@ class AnyOne:
     name: str = "random"
     looks_at_room: bool = False
 
-    def key(self, desk: Desk, moment: Moment, rng: np.random.Generator) -> tuple[float, ...]:
+    def key(self, desk: AppAllocation, moment: RoundState, rng: np.random.Generator) -> tuple[float, ...]:
         return (float(rng.random()),)
 
-    def chunk(self, desk: Desk, moment: Moment) -> int:
+    def chunk(self, desk: AppAllocation, moment: RoundState) -> int:
         return one_more(desk)
 
 
@@ -105,7 +105,7 @@ class ReportedRho:
     name: str = "worst-off-first"
     looks_at_room: bool = False
 
-    def key(self, desk: Desk, moment: Moment, rng: np.random.Generator) -> tuple[float, ...]:
+    def key(self, desk: AppAllocation, moment: RoundState, rng: np.random.Generator) -> tuple[float, ...]:
         app = desk.app
         if app.bidder is None:
             raise OptionError(f"{self.name} asks every app for its rho; {app.id!r} has no bidder")
@@ -114,7 +114,7 @@ class ReportedRho:
             return (-inf, app.arrival)
         return (-app.bidder.rho(held, moment.view.capacity, moment.view.now), app.arrival)
 
-    def chunk(self, desk: Desk, moment: Moment) -> int:
+    def chunk(self, desk: AppAllocation, moment: RoundState) -> int:
         return desk.unmet
 
 

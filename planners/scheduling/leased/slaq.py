@@ -7,7 +7,7 @@ import numpy as np
 
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model.scheduling import App
-from ebbflow.planners.scheduling.leased.leased import Desk, Leased, Moment, one_more
+from ebbflow.planners.scheduling.leased.leased import AppAllocation, Leased, RoundState, one_more
 from ebbflow.planners.scheduling.locality import iteration_time
 
 
@@ -41,7 +41,7 @@ class LossDecrease:
     name: str = "slaq"
     looks_at_room: bool = False
 
-    def key(self, desk: Desk, moment: Moment, rng: np.random.Generator) -> tuple[float, ...]:
+    def key(self, desk: AppAllocation, moment: RoundState, rng: np.random.Generator) -> tuple[float, ...]:
         app, has, more = desk.app, desk.gpus, one_more(desk)
         total = moment.first_seen[app.id]
         curve, done = self.curve(app, total), max(total - app.remaining, 0.0)
@@ -53,7 +53,7 @@ class LossDecrease:
 
         return (-(falls(has + more) - falls(has)) / more, app.arrival)
 
-    def chunk(self, desk: Desk, moment: Moment) -> int:
+    def chunk(self, desk: AppAllocation, moment: RoundState) -> int:
         return one_more(desk)
 
 

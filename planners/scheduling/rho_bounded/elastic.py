@@ -17,8 +17,8 @@ from ebbflow.planners.model.capacity import Capacity
 from ebbflow.planners.model.scheduling import App, Decision, Goodput, Grant, Placement, Speed, View, gpus_of
 from ebbflow.planners.scheduling.goodput.objective import FLOOR, Objective, Problem, most_gpus, problem_of
 from ebbflow.planners.scheduling.goodput.pollux import decision_of
-from ebbflow.planners.scheduling.goodput.search import Effort, local_search
-from ebbflow.planners.scheduling.rho_bounded.outlook import Group, Moves, Outlook
+from ebbflow.planners.scheduling.goodput.search import SearchBudget, local_search
+from ebbflow.planners.scheduling.rho_bounded.outlook import AppForecast, Group, Moves
 from ebbflow.planners.scheduling.rho_bounded.rollout import MARGIN
 
 EXPONENT = -0.3  # of the mean; nearer to 0 than Pollux' -1, since the weights say who comes first
@@ -35,14 +35,14 @@ class Elastic:
     scaling: float
     moves: Moves
     value: float | None  # dollars that a GPU-hour at one GPU's goodput is worth
-    effort: Effort
+    effort: SearchBudget
 
     def __post_init__(self) -> None:
         if not 0 <= self.scaling < 1:
             raise OptionError(f"scaling must be >= 0 and < 1; got {self.scaling}")
 
     def decide(
-        self, view: View, outlooks: Sequence[Outlook], groups: Sequence[Group], rng: np.random.Generator
+        self, view: View, outlooks: Sequence[AppForecast], groups: Sequence[Group], rng: np.random.Generator
     ) -> Decision:
         """Return what everyone holds: the search's allocation, and what else is worth having on GPUs that leave."""
         staying = self._staying(outlooks, groups, view.now)
@@ -70,7 +70,7 @@ class Elastic:
         pressed = float(sum(f > 0 for f in floors.values()))
         return Decision(grants, notes={**decision.notes, "pressed": pressed})
 
-    def _floor(self, outlook: Outlook, now: float) -> int:
+    def _floor(self, outlook: AppForecast, now: float) -> int:
         """Return the fewest GPUs that finish an app within the bound if it can't wait any longer; 0 if it can."""
         app = outlook.app
         latest = app.arrival + self.rho * (1.0 - MARGIN) * outlook.fair
@@ -86,7 +86,7 @@ class Elastic:
         enough = np.flatnonzero(table * max(late, 0.0) >= left)
         return max(int(enough[0]), 1) if enough.size and enough[0] <= asked else asked
 
-    def _cap(self, outlook: Outlook, price: float) -> int:
+    def _cap(self, outlook: AppForecast, price: float) -> int:
         """Return the most GPUs of which each adds goodput that is worth its price."""
         app = outlook.app
         if self.value is None or price <= 0:
@@ -97,7 +97,9 @@ class Elastic:
         pays = np.diff(table) / table[1] * self.value >= price
         return 0 if not pays[0] else int(pays.argmin()) if not pays.all() else app.max_gpus
 
-    def _staying(self, outlooks: Sequence[Outlook], groups: Sequence[Group], now: float) -> dict[str, Grant]:
+    def _staying(
+        self, outlooks: Sequence[AppForecast], groups: Sequence[Group], now: float
+    ) -> dict[str, Grant]:
         """Return who is over before its leaving GPUs are, and so goes on where it is."""
         found = {}
         for outlook in outlooks:
@@ -111,7 +113,7 @@ class Elastic:
         return found
 
     def _on_leaving(
-        self, idle: Sequence[Outlook], groups: Sequence[Group], grants: Mapping[str, Grant], now: float
+        self, idle: Sequence[AppForecast], groups: Sequence[Group], grants: Mapping[str, Grant], now: float
     ) -> dict[str, Grant]:
         """Give GPUs of single nodes that leave to apps that would hold nothing, if they gain by it."""
         found: dict[str, Grant] = {}
@@ -194,7 +196,7 @@ def _left(app: App) -> float:
     return app.goodput_left if app.goodput is not None else app.remaining
 
 
-def _time_where_it_is(outlook: Outlook) -> float:
+def _time_where_it_is(outlook: AppForecast) -> float:
     """Return the seconds that an app has left on the GPUs that it holds."""
     app = outlook.app
     gpus, goodput = gpus_of(app.held), _goodput(app)
@@ -204,7 +206,7 @@ def _time_where_it_is(outlook: Outlook) -> float:
     return _left(app) / rate if rate > 0 else inf
 
 
-def _service(outlook: Outlook) -> float:
+def _service(outlook: AppForecast) -> float:
     """Return the seconds that an app has left on one GPU, or on what it asks for if it can't use just one."""
     app = outlook.app
     left, goodput = _left(app), _goodput(app)

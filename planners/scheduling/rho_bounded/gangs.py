@@ -8,29 +8,29 @@ import numpy as np
 
 from ebbflow.planners.model.scheduling import App, Grant, Placement, gpus_of
 from ebbflow.planners.scheduling.placement import Placer
-from ebbflow.planners.scheduling.rho_bounded.outlook import Group, Moves, Outlook
+from ebbflow.planners.scheduling.rho_bounded.outlook import AppForecast, Group, Moves
 from ebbflow.planners.scheduling.rho_bounded.rollout import CAN_WAIT, Gangs, Rule, order
 
 REASONS = ("all would be over later without it", "its fairness bound runs out", "the shortest that fits")
 
 
-class Turn(NamedTuple):
+class QueuePosition(NamedTuple):
     """An app's place in the queue."""
 
-    outlook: Outlook
+    outlook: AppForecast
     kind: int  # see ``rho_bounded_rollout.order``
     since: float  # s: from when it cannot wait
 
 
-def queue(outlooks: Sequence[Outlook], gangs: Gangs, now: float, rule: Rule) -> list[Turn]:
+def queue(outlooks: Sequence[AppForecast], gangs: Gangs, now: float, rule: Rule) -> list[QueuePosition]:
     """Return all apps in the order in which they are served."""
     waits = np.array([not o.app.held for o in outlooks], bool)
     ranked, kind, since = order(gangs, gangs.left, waits, now, rule)
-    return [Turn(outlooks[j], int(kind[j]), float(since[j])) for j in ranked.tolist()]
+    return [QueuePosition(outlooks[j], int(kind[j]), float(since[j])) for j in ranked.tolist()]
 
 
 def assign(
-    turns: Sequence[Turn],
+    turns: Sequence[QueuePosition],
     groups: Sequence[Group],
     now: float,
     moves: Moves,

@@ -15,13 +15,13 @@ import numpy as np
 
 from ebbflow.planners.model.capacity import Node
 from ebbflow.planners.model.scheduling import App, View
-from ebbflow.planners.scheduling.placement import Room
+from ebbflow.planners.scheduling.placement import FreeCapacity
 
 UNKNOWN_LEFT = 600.0  # s: the least that an app is held to need that cannot say what it needs
 NO_MODEL: Mapping[str, float] = {}
 
 
-class Attained(NamedTuple):
+class AttainedService(NamedTuple):
     """What one app got up to now."""
 
     useful: float  # s holding GPUs, restarts not counted, of whatever type
@@ -37,11 +37,11 @@ class History:
     now: float = -inf
     demand: int = 0  # GPUs asked for by all apps
     asked: float = 0.0  # its integral, GPU-seconds
-    attained: Mapping[str, Attained] = field(default_factory=dict)
+    attained: Mapping[str, AttainedService] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
-class Outlook:
+class AppForecast:
     """One app as seen now. Times in s; ``left`` and ``alone`` on the GPUs it asks for, of its fastest type."""
 
     app: App
@@ -55,7 +55,7 @@ class Outlook:
         return self.rates.get(gpu, 0.0) if self.rates else 1.0
 
 
-def outlooks(view: View, history: History | None) -> tuple[list[Outlook], History]:
+def outlooks(view: View, history: History | None) -> tuple[list[AppForecast], History]:
     """Return the outlook of every app of ``view``, in its order, and the history for the next decision.
 
     The fair completion time is the time alone times contention: the GPUs that all apps ask for over those there are,
@@ -68,22 +68,22 @@ def outlooks(view: View, history: History | None) -> tuple[list[Outlook], Histor
     gpus = max(sum(node.gpus for node in view.capacity.usable), 1)
     types = {node.id: node.instance_type for node in view.capacity.nodes}
     demand = sum(min(app.gpus, gpus) for app in view.apps)
-    attained: dict[str, Attained] = {}
-    found: list[Outlook] = []
+    attained: dict[str, AttainedService] = {}
+    found: list[AppForecast] = []
     for app in view.apps:
         rates = rates_of(app)
         useful = max(app.run_time - app.restart_time, 0.0)
-        last = before.attained.get(app.id) or Attained(0.0, 0.0, asked, view.now)
+        last = before.attained.get(app.id) or AttainedService(0.0, 0.0, asked, view.now)
         held = [rates.get(types[node], 0.0) for node, _ in app.held if node in types] if rates else []
         done = last.done + (useful - last.useful) * min(held, default=1.0)
-        attained[app.id] = Attained(useful, done, last.asked, last.since)
+        attained[app.id] = AttainedService(useful, done, last.asked, last.since)
         left = time_left(app)
         if not isfinite(left):
             left = max(done, UNKNOWN_LEFT)
         lived = view.now - last.since
         mean = (asked - last.asked) / lived if lived > 0 else 0.0
         alone = max(done + left, 1e-9)
-        found.append(Outlook(app, left, alone, alone * max(1.0, max(mean, demand) / gpus), rates))
+        found.append(AppForecast(app, left, alone, alone * max(1.0, max(mean, demand) / gpus), rates))
     return found, History(view.now, demand, asked, attained)
 
 
@@ -128,13 +128,13 @@ class Group:
     until: float
     advised: bool  # notices that aren't firm: the last choice among equals
     price: float  # dollars per GPU-hour, of the dearest node
-    room: Room
+    room: FreeCapacity
 
     def time(self, now: float, moves: Moves) -> float:
         """Return the seconds for which its GPUs can still be used."""
         return self.until - moves.leave - now
 
-    def worth(self, outlook: Outlook, now: float, moves: Moves) -> float:
+    def worth(self, outlook: AppForecast, now: float, moves: Moves) -> float:
         """Return how fast an app gets on with a gang of these GPUs, over its fastest; 0 or less: rather not at all.
 
         GPUs that leave are worth it if the app is over in time, or trains on them for longer than it takes to start,
@@ -169,6 +169,6 @@ def groups_of(view: View) -> list[Group]:
         if node.gpus and until > view.now:
             nodes.setdefault((-until, node.id in advised, node.instance_type), []).append(node)
     return [
-        Group(gpu, -until, soft, max(n.price / n.gpus for n in members), Room(members))
+        Group(gpu, -until, soft, max(n.price / n.gpus for n in members), FreeCapacity(members))
         for (until, soft, gpu), members in sorted(nodes.items())
     ]

@@ -9,7 +9,7 @@ from math import inf
 
 import numpy as np
 
-from ebbflow.planners.scheduling.rho_bounded.outlook import Group, Outlook
+from ebbflow.planners.scheduling.rho_bounded.outlook import AppForecast, Group
 from ebbflow.planners.scheduling.rho_bounded.rollout import Gangs, Rule, rollout
 
 GANG_POWERS = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -49,7 +49,7 @@ class Plan:
     soonest: float = inf  # s: when all could be over, as seen when the last app came
 
 
-def gangs_of(outlooks: Sequence[Outlook], groups: Sequence[Group], delay: float) -> Gangs:
+def gangs_of(outlooks: Sequence[AppForecast], groups: Sequence[Group], delay: float) -> Gangs:
     """Return gangs and pools, a pool per GPU type. GPUs that leave aren't counted on."""
     stay = [group for group in groups if group.until == inf]
     types = sorted({group.type for group in stay})

@@ -13,15 +13,15 @@ import numpy as np
 
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model.scheduling import Decision, View
-from ebbflow.planners.scheduling.goodput.search import Effort
+from ebbflow.planners.scheduling.goodput.search import SearchBudget
 from ebbflow.planners.scheduling.placement import Placer, fewest_nodes
 from ebbflow.planners.scheduling.rho_bounded.elastic import Elastic
 from ebbflow.planners.scheduling.rho_bounded.gangs import assign, queue
 from ebbflow.planners.scheduling.rho_bounded.outlook import (
+    AppForecast,
     Group,
     History,
     Moves,
-    Outlook,
     groups_of,
     outlooks,
 )
@@ -65,7 +65,7 @@ class RhoBounded:
     scaling: float = 0.5
     value: float | None = None
     placer: Placer = fewest_nodes
-    effort: Effort = field(default_factory=Effort)
+    effort: SearchBudget = field(default_factory=SearchBudget)
     name: str = "rho-bounded"
 
     def __post_init__(self) -> None:
@@ -98,7 +98,7 @@ class RhoBounded:
     def _gangs(
         self,
         view: View,
-        known: Sequence[Outlook],
+        known: Sequence[AppForecast],
         groups: Sequence[Group],
         before: Memory,
         history: History,

@@ -15,7 +15,7 @@ from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model.capacity import Node
 from ebbflow.planners.model.scheduling import App, Decision, Grant, Placement, Run, View, gpus_of
 from ebbflow.planners.scheduling.locality import throughput
-from ebbflow.planners.scheduling.placement import Room, fewest_nodes
+from ebbflow.planners.scheduling.placement import FreeCapacity, fewest_nodes
 from ebbflow.planners.scheduling.shares.rules import Demand, ShareRule
 
 ByType = Mapping[str, Mapping[str, float]]
@@ -265,7 +265,7 @@ def _place(chosen: Sequence[tuple[App, str]], view: View) -> dict[str, Placement
     for node in view.capacity.usable:
         if node.gpus:
             nodes.setdefault(node.instance_type, []).append(node)
-    rooms = {gpu: Room(members) for gpu, members in nodes.items()}
+    rooms = {gpu: FreeCapacity(members) for gpu, members in nodes.items()}
     placed: dict[str, Placement] = {}
     for app, gpu in chosen:
         if app.held and gpus_of(app.held) == app.gpus and rooms[gpu].covers(app.held):

@@ -27,7 +27,7 @@ class Leases:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class BidderState:
     """One app at the start of a round."""
 
     app: App
@@ -58,7 +58,7 @@ def firm_deadlines(view: View) -> dict[str, float]:
     return {n.node_id: n.deadline for n in view.capacity.notices if n.kind == "interruption"}
 
 
-def standings(view: View, memory: Leases | None, lease_s: float, pool_s: float) -> list[Standing]:
+def standings(view: View, memory: Leases | None, lease_s: float, pool_s: float) -> list[BidderState]:
     """Return every app's leases, trimmed to what it still holds on nodes that are still there.
 
     A lost node ends a lease early; a firm notice ends it at the deadline. GPUs held without a lease are leased until
@@ -90,11 +90,11 @@ def standings(view: View, memory: Leases | None, lease_s: float, pool_s: float) 
             end = min([lease.until, *(leaves[node] for node in stays if node in leaves)])
             if stays:
                 live.append(Lease(tuple(stays.items()), end))
-        found.append(_usable(Standing(app, tuple(live), ended, lost), leaves))
+        found.append(_usable(BidderState(app, tuple(live), ended, lost), leaves))
     return found
 
 
-def _usable(standing: Standing, leaves: Mapping[str, float]) -> Standing:
+def _usable(standing: BidderState, leaves: Mapping[str, float]) -> BidderState:
     """Return the standing without GPUs above the app's demand, and without any if its gang cannot run on them."""
     app = standing.app
     surplus = sum(standing.kept.values()) - app.max_gpus
@@ -114,4 +114,4 @@ def _usable(standing: Standing, leaves: Mapping[str, float]) -> Standing:
                 ended[node] = ended.get(node, 0) + back
         if any(stays.values()):
             live.append(Lease(tuple((n, g) for n, g in stays.items() if g), lease.until))
-    return Standing(app, tuple(live), ended, standing.lost)
+    return BidderState(app, tuple(live), ended, standing.lost)

@@ -20,7 +20,7 @@ from ebbflow.planners.model.scheduling import App, Decision, Grant, Placement, V
 from ebbflow.planners.scheduling.auction.auction import AuctionOptions, Outcome, auction
 from ebbflow.planners.scheduling.bids import BidTable, Offer, prepare_bid
 from ebbflow.planners.scheduling.locality import Level, TableBidder
-from ebbflow.planners.scheduling.themis.leases import Lease, Leases, Standing, firm_deadlines, standings
+from ebbflow.planners.scheduling.themis.leases import BidderState, Lease, Leases, firm_deadlines, standings
 
 Leftovers = Literal["gpu", "machine", "affine"]
 """``gpu``: one draw a GPU. ``machine``: one draw for all that is left on a machine, which keeps gangs together.
@@ -155,7 +155,7 @@ class _Round:
         memory = Leases({app: mine for app, mine in leases.items() if mine}, rounds)
         return Decision(grants, memory, min(ends, default=inf), self.notes)
 
-    def _hold(self, wanting: list[Standing], rng: np.random.Generator) -> None:
+    def _hold(self, wanting: list[BidderState], rng: np.random.Generator) -> None:
         policy, offer = self.policy, self.offer
         rho = {s.app.id: self._current(s) for s in wanting}
         order = sorted(wanting, key=lambda s: (*(-r for r in rho[s.app.id]), s.app.service, s.app.number))
@@ -183,7 +183,7 @@ class _Round:
             "to_bidders": float(weakened), "idle": float(idle), "worst_rho": rho[order[0].app.id][0],
         }  # fmt: skip
 
-    def _current(self, standing: Standing) -> tuple[float, float]:
+    def _current(self, standing: BidderState) -> tuple[float, float]:
         """Return ρ with what the app held until now (infinite without a gang), and ρ on the smallest gang."""
         app, now = standing.app, self.view.now
         held = dict(standing.kept)
@@ -197,7 +197,7 @@ class _Round:
         alone = bidder.rho(((self.offer.nodes[0], max(app.min_gpus, 1)),), self.view.capacity, now)
         return inf, alone
 
-    def _table(self, standing: Standing) -> BidTable | None:
+    def _table(self, standing: BidderState) -> BidTable | None:
         app = standing.app
         assert app.bidder is not None
         table = prepare_bid(
@@ -226,7 +226,11 @@ class _Round:
             self.won.setdefault(app, []).append(Lease(gpus, self.view.now + lease_s))
 
     def _leftovers(
-        self, outcome: Outcome, bidders: list[Standing], others: list[Standing], rng: np.random.Generator
+        self,
+        outcome: Outcome,
+        bidders: list[BidderState],
+        others: list[BidderState],
+        rng: np.random.Generator,
     ) -> tuple[int, int]:
         """Give leftovers away; return GPUs that had to go to bidders, and those nobody takes."""
         free = {self.offer.nodes[m]: g for m, g in outcome.leftover.items()}
@@ -240,7 +244,7 @@ class _Round:
         before = {
             s.app.id: {n: g + s.kept.get(n, 0) for n, g in s.ended.items()} for s in (*bidders, *others)
         }
-        asked = _Asked(self)
+        asked = _DemandCache(self)
         sent = 0
         for group in (others, bidders):
             given = give_away(
@@ -256,7 +260,7 @@ class _Round:
                 )
         return sent, sum(free.values())
 
-    def _grant(self, standing: Standing, leases: tuple[Lease, ...]) -> Grant:
+    def _grant(self, standing: BidderState, leases: tuple[Lease, ...]) -> Grant:
         app = standing.app
         counts: dict[str, int] = {}
         for lease in leases:
@@ -272,7 +276,7 @@ class _Round:
         return Grant(placement, until, reason)
 
 
-class _Asked:
+class _DemandCache:
     """Whether apps want more GPUs, each answer asked for once."""
 
     def __init__(self, round_: _Round):

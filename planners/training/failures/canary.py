@@ -50,14 +50,14 @@ class GateQuestion:
     resumes: bool = False  # from a checkpoint
 
 
-class Gate(NamedTuple):
+class PreflightDecision(NamedTuple):
     """Whether to try first, and why."""
 
     gate: bool
     reason: str
 
 
-def should_gate(job: GateQuestion) -> Gate:
+def should_gate(job: GateQuestion) -> PreflightDecision:
     """Tell whether a trial is worth its GPU time.
 
     It is if early failures × attempts × GPUs × time to failure > ranks × limit + cost of the wait, in GPU-s.
@@ -69,13 +69,13 @@ def should_gate(job: GateQuestion) -> Gate:
             f"{job.early_failures}, {job.attempts}, {job.time_to_failure}, {job.wait_cost}"
         )
     if job.resumes:
-        return Gate(False, "it resumes from a checkpoint: it has run before")
+        return PreflightDecision(False, "it resumes from a checkpoint: it has run before")
     if job.free:
-        return Gate(True, "the trial costs nothing")
+        return PreflightDecision(True, "the trial costs nothing")
     saved = job.early_failures * job.attempts * job.gpus * min(job.time_to_failure, job.limit)
     price = job.ranks * job.limit + job.wait_cost
     words = f"it would save {saved / 60:.1f} GPU-min on average and cost at most {price / 60:.1f}"
-    return Gate(saved > price, words)
+    return PreflightDecision(saved > price, words)
 
 
 class CanaryVerdict(NamedTuple):

@@ -11,7 +11,7 @@ from math import expm1, inf, log1p, sqrt
 
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.hazard import PRIOR_LOSSES, PRIOR_NODE_HOURS, hazard
-from ebbflow.planners.model.recovery import Situation
+from ebbflow.planners.model.recovery import RecoveryInput
 
 
 def young_interval(checkpoint: float, between_losses: float) -> float:
@@ -66,12 +66,12 @@ class HazardAware:
     prior_node_hours: float = PRIOR_NODE_HOURS
     name: str = "hazard-aware"
 
-    def rate(self, seen: Situation) -> float:
+    def rate(self, seen: RecoveryInput) -> float:
         """Return the expected losses per second of the whole job. Nodes lost at once count once."""
         per_node = hazard(len(seen.gaps), seen.node_seconds, self.prior_losses, self.prior_node_hours)
         return per_node * max(seen.nodes, 1) / 3600
 
-    def save(self, seen: Situation) -> bool:
+    def save(self, seen: RecoveryInput) -> bool:
         """Save when Daly's interval is reached, or when it would be too late after one more step."""
         if seen.unsaved <= 0:
             return False
@@ -90,7 +90,7 @@ class HazardAware:
         # Steps are whole: half a step early is as good as half a step late.
         return seen.unsaved + seen.step / 2 >= window
 
-    def grow(self, seen: Situation) -> bool:
+    def grow(self, seen: RecoveryInput) -> bool:
         """Grow when the faster steps until the next loss outweigh saving and restarting.
 
         The next loss restarts everything anyway and takes the spare nodes in. While nodes are being set up, wait for

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ebbflow.planners.errors import OptionError
 
 
-class Cursor(NamedTuple):
+class DataPosition(NamedTuple):
     """How far a run is in its data."""
 
     turn: int = 0  # passes over the data that are complete
@@ -48,11 +48,11 @@ class DataOrder:
             return np.arange(start, min(stop, self.length))
         return _permutation(self.length, self.seed, turn)[start:stop]
 
-    def left(self, cursor: Cursor) -> int:
+    def left(self, cursor: DataPosition) -> int:
         """Return the samples that the present pass still has."""
         return self.length - cursor.position
 
-    def after(self, cursor: Cursor, count: int) -> Cursor:
+    def after(self, cursor: DataPosition, count: int) -> DataPosition:
         """Return the place after a step over ``count`` samples; a step never reaches into the next pass.
 
         >>> DataOrder(10).after(Cursor(0, 8), 2)
@@ -61,7 +61,11 @@ class DataOrder:
         if not 0 <= count <= self.left(cursor):
             raise OptionError(f"a step at {cursor} of {self.length} samples cannot use {count}")
         position = cursor.position + count
-        return Cursor(cursor.turn + 1, 0) if position == self.length else Cursor(cursor.turn, position)
+        return (
+            DataPosition(cursor.turn + 1, 0)
+            if position == self.length
+            else DataPosition(cursor.turn, position)
+        )
 
 
 def shares(

@@ -4,7 +4,7 @@ from functools import lru_cache
 
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model.scheduling import App
-from ebbflow.planners.training.speed.batch_size import BatchLimits, Split, first_split, split
+from ebbflow.planners.training.speed.batch_size import BatchLimits, BatchSplit, first_split, split
 from ebbflow.planners.training.speed.goodput import GoodputModel, GradientStatistics
 from ebbflow.planners.training.speed.throughput import (
     FirstMeasurements,
@@ -36,7 +36,7 @@ class GoodputAgent:
         self._profile = FirstMeasurements() if profile is None else profile
         self._statistics: GradientStatistics | None = None
         self._model: GoodputModel | None = None
-        self._splits: dict[tuple[bool, int], Split] = {}
+        self._splits: dict[tuple[bool, int], BatchSplit] = {}
 
     @property
     def adaptive(self) -> bool:
@@ -81,7 +81,7 @@ class GoodputAgent:
         self._model = None
         self._splits.clear()
 
-    def split(self, nodes: int, gpus: int) -> Split:
+    def split(self, nodes: int, gpus: int) -> BatchSplit:
         """Return the batch to train with on ``gpus`` GPUs of ``nodes`` nodes."""
         key = (nodes > 1, gpus)
         found = self._splits.get(key)
@@ -95,7 +95,7 @@ class GoodputAgent:
         app.min_gpus = 1
         app.max_gpus = self.most_gpus
 
-    def _choose(self, nodes: int, gpus: int) -> Split:
+    def _choose(self, nodes: int, gpus: int) -> BatchSplit:
         if self.fixed_total is not None:
             return split(self.fixed_total, gpus, self.limits)
         if self.model is None:

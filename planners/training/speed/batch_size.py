@@ -18,7 +18,7 @@ CANDIDATES = 50  # totals tried, evenly spaced on a logarithmic scale
 SLACK = 1e-8  # a quotient this little above a whole number is that number
 
 
-class Split(NamedTuple):
+class BatchSplit(NamedTuple):
     """A total batch on several GPUs."""
 
     batch: int  # examples a GPU in one pass
@@ -88,7 +88,7 @@ def candidates(limits: BatchLimits, gpus: int) -> Candidates:
     return Candidates(count.astype(float), batch, accumulation, total, allowed)
 
 
-def split(total: float, gpus: int, limits: BatchLimits) -> Split:
+def split(total: float, gpus: int, limits: BatchLimits) -> BatchSplit:
     """Return how ``total`` examples are trained on ``gpus`` GPUs; rounding up can make the total slightly larger.
 
     Raises ``OptionError`` for no GPUs and for a total that leaves a GPU nothing to do.
@@ -107,14 +107,14 @@ def split(total: float, gpus: int, limits: BatchLimits) -> Split:
     return within(limits, gpus, ceil(local / (accumulation + 1) - SLACK), accumulation)
 
 
-def first_split(gpus: int, limits: BatchLimits) -> Split:
+def first_split(gpus: int, limits: BatchLimits) -> BatchSplit:
     """Return the batch of a job of which nothing is known yet: the initial one, or the least that the GPUs share."""
     return split(max(limits.initial, limits.smallest_local * gpus), gpus, limits)
 
 
-def within(limits: BatchLimits, gpus: int, batch: int, accumulation: int) -> Split:
+def within(limits: BatchLimits, gpus: int, batch: int, accumulation: int) -> BatchSplit:
     """Return a split cut so that its total does not exceed the largest."""
     most = limits.largest // (gpus * (accumulation + 1))
     if most < 1:
         raise OptionError(f"a batch of at most {limits.largest} examples leaves {gpus} GPUs without work")
-    return Split(min(batch, most), accumulation)
+    return BatchSplit(min(batch, most), accumulation)

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ebbflow.planners.errors import OptionError
-from ebbflow.planners.training.speed.batch_size import BatchLimits, Split, candidates, within
+from ebbflow.planners.training.speed.batch_size import BatchLimits, BatchSplit, candidates, within
 from ebbflow.planners.training.speed.throughput import ThroughputParameters, throughput
 
 MOST_NOISE = 1e9  # examples: what a vanishing gradient's noise scale is taken for
@@ -99,7 +99,7 @@ class GoodputModel:
                     found[several, 1:] = self._grid(bool(several), most).max(axis=1)
         return np.asarray(found[(nodes > 1).astype(int), gpus])
 
-    def best_split(self, nodes: int, gpus: int) -> tuple[float, Split]:
+    def best_split(self, nodes: int, gpus: int) -> tuple[float, BatchSplit]:
         """Return the best goodput on ``gpus`` GPUs of ``nodes`` nodes, and the batch that gives it.
 
         Of equally good batches the smallest total. Raises ``OptionError`` where no batch is feasible.
@@ -114,7 +114,7 @@ class GoodputModel:
         chosen = tried.batch[gpus - 1, at], tried.accumulation[gpus - 1, at]
         return float(row[at]), within(self.limits, gpus, int(chosen[0]), int(chosen[1]))
 
-    def at(self, nodes: int, gpus: int, split: Split) -> float:
+    def at(self, nodes: int, gpus: int, split: BatchSplit) -> float:
         """Return the goodput of a given batch, examples per second; whether the limits allow it is not asked."""
         speed = float(throughput(self.speed, nodes, gpus, split.batch, split.accumulation))
         worth = efficiency(self.statistics, split.total(gpus) / self.limits.initial) if self.adaptive else 1.0

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 from ebbflow.planners.errors import OptionError
-from ebbflow.planners.training.speed.batch_size import BatchLimits, Split
+from ebbflow.planners.training.speed.batch_size import BatchLimits, BatchSplit
 from ebbflow.planners.training.speed.goodput import GoodputModel, GradientStatistics
 from ebbflow.planners.training.speed.throughput import ThroughputParameters, throughput
 
@@ -21,7 +21,7 @@ class JobReport:
     speed: ThroughputParameters | None  # None before anything was measured
     nodes: int  # that it holds
     gpus: int
-    split: Split  # that it trains with
+    split: BatchSplit  # that it trains with
     max_gpus: int  # that it dares to use: no more than twice what it ever held
 
     @property
@@ -57,7 +57,7 @@ class JobReport:
                 None if said["speed"] is None else ThroughputParameters(**said["speed"]),
                 int(said["nodes"]),
                 int(said["gpus"]),
-                Split(**said["split"]),
+                BatchSplit(**said["split"]),
                 int(said["max_gpus"]),
             )
         except (KeyError, TypeError, ValueError) as exc:

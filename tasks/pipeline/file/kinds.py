@@ -173,7 +173,7 @@ class Duration:
         )
 
 
-class Due(NamedTuple):
+class DeadlineSpec(NamedTuple):
     """A deadline: so many seconds after the pipeline's beginning, or at a moment."""
 
     after: float | None = None  # s
@@ -191,7 +191,7 @@ class Due(NamedTuple):
 class Deadline:
     """A duration from the pipeline's beginning, or a moment."""
 
-    def read(self, entry: Entry, problems: Problems) -> Due | _Missing:
+    def read(self, entry: Entry, problems: Problems) -> DeadlineSpec | _Missing:
         rule = (
             "must be a duration from the pipeline's beginning, such as 20m, or a moment with its offset, such as "
             f"2026-11-22T18:00Z; got {entry.shown()}"
@@ -200,11 +200,11 @@ class Deadline:
             return _refuse(entry, problems, rule)
         try:
             if re.match(r"\s*\d{4}-\d\d-\d\d", entry.text):
-                return Due(at=units.parse_moment(entry.text))
+                return DeadlineSpec(at=units.parse_moment(entry.text))
             seconds = units.parse_duration(entry.text)
         except OptionError:
             return _refuse(entry, problems, rule)
-        return Due(after=seconds) if seconds > 0 else _refuse(entry, problems, rule)
+        return DeadlineSpec(after=seconds) if seconds > 0 else _refuse(entry, problems, rule)
 
     def schema(self) -> Schema:
         return {"type": ["string", "number"], "examples": ["20m", "2026-11-22T18:00Z"]}

@@ -8,7 +8,7 @@ from typing import Any
 from ebbflow.infra.local_fleet.state.pools import LocalPool, check
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.fleet.limits import Limits
-from ebbflow.tasks.pipeline.checking import Say
+from ebbflow.tasks.pipeline.checking import ReportFinding
 from ebbflow.tasks.pipeline.file.cross_checks import CrossChecks
 from ebbflow.tasks.pipeline.file.document import Problems, read_document, read_text
 from ebbflow.tasks.pipeline.file.faults import parse_fault
@@ -36,7 +36,7 @@ _KINDS: Mapping[str, StepKind] = {section: kind for kind, section in TABLES.item
 _OWN = ("title", "team", "after", "deadline", "weight", "budget", "attempts", "environment")
 
 
-Further = Callable[[Pipeline, Say], object]
+Further = Callable[[Pipeline, ReportFinding], object]
 """Checks more than the file, with findings of its own."""
 
 

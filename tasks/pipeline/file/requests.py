@@ -21,7 +21,7 @@ _SEARCH = ("gpus", "max_gpus", *TRIAL_OPTIONS, *SEARCH_OPTIONS)
 
 
 @dataclass(frozen=True)
-class Places:
+class RunDirectories:
     """Where a run of a pipeline keeps things."""
 
     folder: str  # of the run: results, trainings; local or s3://
@@ -42,7 +42,7 @@ class Places:
 def query_request(
     step: StepSpec,
     pipeline: Pipeline,
-    places: Places,
+    places: RunDirectories,
     fill: Fill,
     tables: str | None = None,
     functions: tuple[str, ...] = (),
@@ -73,7 +73,7 @@ def query_request(
 
 
 def training_request(
-    step: StepSpec, pipeline: Pipeline, places: Places, fill: Fill, run: str = ""
+    step: StepSpec, pipeline: Pipeline, places: RunDirectories, fill: Fill, run: str = ""
 ) -> TrainingRequest:
     """Return what a training step asks for; ``run`` is the id of its run. Raises ``OptionError``."""
     given = step.options
@@ -94,7 +94,7 @@ def training_request(
 
 
 def search_request(
-    step: StepSpec, pipeline: Pipeline, places: Places, fill: Fill, run: str = ""
+    step: StepSpec, pipeline: Pipeline, places: RunDirectories, fill: Fill, run: str = ""
 ) -> TuningRequest:
     """Return what a search step asks for; ``run`` is the id of its search. Raises ``OptionError``."""
     given = step.options
@@ -158,7 +158,7 @@ def within(folder: str, path: str) -> str:
     return str((Path(folder or ".") / Path(path).expanduser()).absolute())
 
 
-def places_of(pipeline: Pipeline, folder: str, master: str = "") -> Places:
+def places_of(pipeline: Pipeline, folder: str, master: str = "") -> RunDirectories:
     """Return where a run in ``folder`` keeps things."""
     cluster = pipeline.cluster
     store = pipeline.store or default_store()
@@ -167,4 +167,4 @@ def places_of(pipeline: Pipeline, folder: str, master: str = "") -> Places:
             folder = f"{cluster.folder.rstrip('/')}/pipelines/{Path(folder).name}"
         store = pipeline.store or (f"{cluster.folder.rstrip('/')}/store" if cluster.folder else store)
         master = master or cluster.master
-    return Places(folder, store if "://" in store else resolved(store, pipeline), master)
+    return RunDirectories(folder, store if "://" in store else resolved(store, pipeline), master)

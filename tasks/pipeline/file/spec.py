@@ -7,7 +7,7 @@ from typing import Any, Literal
 from ebbflow.infra.local_fleet.state.pools import LocalPool, PoolKind
 from ebbflow.planners.fleet.limits import Limits
 from ebbflow.tasks.faults import Fault
-from ebbflow.tasks.pipeline.file.kinds import Due
+from ebbflow.tasks.pipeline.file.kinds import DeadlineSpec
 
 StepKind = Literal["query", "training", "search"]
 TABLES: Mapping[StepKind, str] = {"query": "queries", "training": "trainings", "search": "searches"}
@@ -95,7 +95,7 @@ class StepSpec:
     team: str = ""
     after: tuple[str, ...] = ()  # as the file says
     needs: frozenset[str] = frozenset()  # those, and the steps whose results it refers to
-    deadline: Due | None = None
+    deadline: DeadlineSpec | None = None
     weight: float = 1.0
     budget: float | None = None  # dollars
     attempts: int = 3

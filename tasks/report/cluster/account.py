@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from ebbflow.planners.model.ledger import AppReport
 from ebbflow.tasks.report.cluster.decisions import changed
-from ebbflow.tasks.report.cluster.fairness import Crowd, rho
+from ebbflow.tasks.report.cluster.fairness import ActiveApps, rho
 from ebbflow.tasks.report.cluster.history import History, goodput_of
 from ebbflow.tasks.report.cluster.spans import AppHistory
 from ebbflow.tasks.report.cluster.values import (
@@ -37,9 +37,9 @@ class Period:
         return self.begin <= at <= self.end
 
     @cached_property
-    def crowd(self) -> Crowd:
+    def crowd(self) -> ActiveApps:
         """Return the GPUs and the apps that shared them, until its end."""
-        return Crowd(self.history, self.end)
+        return ActiveApps(self.history, self.end)
 
     @cached_property
     def replans(self) -> Counter[str]:

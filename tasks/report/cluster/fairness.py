@@ -30,7 +30,7 @@ from ebbflow.tasks.report.cluster.spans import AppHistory
 from ebbflow.tasks.report.cluster.values import AppRow, FairnessReport, RhoReport
 
 
-class Crowd:
+class ActiveApps:
     """GPUs there and weights of apps that want GPUs, over time."""
 
     def __init__(self, history: History, until: float) -> None:
@@ -98,7 +98,7 @@ def _shared(history: History, moves: Moves, until: float) -> tuple[dict[str, Ste
     return own, total
 
 
-def rho(crowd: Crowd, app: AppHistory, held: int, report: AppReport | None) -> RhoReport:
+def rho(crowd: ActiveApps, app: AppHistory, held: int, report: AppReport | None) -> RhoReport:
     """Return ρ of ``app`` as of the crowd's end, or at its own.
 
     ``held``: GPUs of leases that go on; ``report``: what it says of the work left, ``None`` where it says nothing.

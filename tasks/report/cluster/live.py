@@ -7,8 +7,8 @@ from math import inf
 from typing import Protocol
 
 from ebbflow.infra.clock import Clock
-from ebbflow.infra.ledger import Unread
-from ebbflow.infra.machine.page_server import Answer
+from ebbflow.infra.ledger import UnreadableReport
+from ebbflow.infra.machine.page_server import PageResponse
 from ebbflow.planners.errors import EbbflowError
 from ebbflow.planners.model.ledger import AppReport, Event
 from ebbflow.planners.model.ledger_state import State
@@ -31,7 +31,7 @@ class Source(Protocol):
     """What is read of a ledger."""
 
     def events(self, after: int = 0, limit: int = 1000) -> Sequence[Event]: ...
-    def reports(self, *, unread: dict[str, Unread] | None = None) -> Mapping[str, AppReport]: ...
+    def reports(self, *, unread: dict[str, UnreadableReport] | None = None) -> Mapping[str, AppReport]: ...
     def origin(self) -> State: ...
     def leader(self) -> Lead | None: ...
 
@@ -87,7 +87,7 @@ class ClusterFollower:
             listed=self._listed,
         )
 
-    def answer(self, path: str, query: Mapping[str, str]) -> Answer | None:
+    def answer(self, path: str, query: Mapping[str, str]) -> PageResponse | None:
         """Answer a browser: the page, its parts that are not as ``query`` has them, or the report as JSON."""
         if path not in ("/", "/live.json", "/report.json"):
             return None
@@ -95,11 +95,11 @@ class ClusterFollower:
             self._refresh()
             report = self._report
             if report is None:
-                return Answer(f"{self._problem}\n", "text/plain; charset=utf-8", 503)
+                return PageResponse(f"{self._problem}\n", "text/plain; charset=utf-8", 503)
             if path == "/":
-                return Answer(cluster_html(report, live=True), policy=page_policy())
+                return PageResponse(cluster_html(report, live=True), policy=page_policy())
             if path == "/report.json":
-                return Answer(report.to_json(), "application/json")
+                return PageResponse(report.to_json(), "application/json")
             parts = [
                 (name, found, part)
                 for name, part in self._parts.items()
@@ -108,7 +108,7 @@ class ClusterFollower:
             wait = max(2.0, self._due - self._clock.now())
             at = f"{clock_text(self._seen)} UTC"
             body = {"at": at, "problem": self._problem, "wait": min(wait, 60.0), "parts": parts}
-            return Answer(json.dumps(body, ensure_ascii=True), "application/json")
+            return PageResponse(json.dumps(body, ensure_ascii=True), "application/json")
 
     def _refresh(self) -> None:
         """Look again where the last look is long enough ago; what was seen before stays when that fails."""

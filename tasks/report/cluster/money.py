@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from ebbflow.planners.fleet.spending import Cost, Stay, spent
+from ebbflow.planners.fleet.spending import Cost, UsageInterval, spent
 from ebbflow.planners.model.prices import HOUR, Series
 from ebbflow.tasks.report.cluster.spans import NodeSpan
 from ebbflow.tasks.report.cluster.values import (
@@ -23,7 +23,7 @@ from ebbflow.tasks.report.cluster.values import (
 
 
 @dataclass(frozen=True, slots=True)
-class Counted:
+class NodeUsage:
     """One stay of a node within the report's time."""
 
     span: NodeSpan
@@ -45,7 +45,7 @@ class Counted:
 
 def counted(
     nodes: Iterable[NodeSpan], leases: Sequence[LeaseReport], since: float, until: float
-) -> list[Counted]:
+) -> list[NodeUsage]:
     """Return the stays that overlap ``since`` to ``until``, each with what was leased of it."""
     on: dict[str, list[LeaseReport]] = defaultdict(list)
     for lease in leases:
@@ -59,11 +59,11 @@ def counted(
         leased = sum(
             (max(0.0, min(x.until, end) - max(x.since, begin)) for x in on.get(span.node.id, ())), 0.0
         )
-        found.append(Counted(span, begin, end, leased))
+        found.append(NodeUsage(span, begin, end, leased))
     return found
 
 
-def node_report(one: Counted) -> NodeReport:
+def node_report(one: NodeUsage) -> NodeReport:
     """Return a stay as the report lists it."""
     node, span = one.span.node, one.span
     ending: Literal["", "left", "reclaimed", "lost"] = ""
@@ -76,7 +76,7 @@ def node_report(one: Counted) -> NodeReport:
 
 
 def money(
-    stays: Sequence[Counted],
+    stays: Sequence[NodeUsage],
     apps: Sequence[AppRow],
     since: float,
     until: float,
@@ -113,23 +113,23 @@ def money(
     )
 
 
-def _of(stays: Sequence[Counted], kind: str, market: str) -> list[Counted]:
+def _of(stays: Sequence[NodeUsage], kind: str, market: str) -> list[NodeUsage]:
     return [s for s in stays if (s.span.node.instance_type, s.span.node.market) == (kind, market)]
 
 
-def _idle_seconds(one: Counted) -> float:
+def _idle_seconds(one: NodeUsage) -> float:
     return max(0.0, one.gpu_seconds - one.leased)
 
 
 def _row(
     kind: str,
     market: str,
-    stays: Sequence[Counted],
+    stays: Sequence[NodeUsage],
     listed: Mapping[str, float],
     since: float,
     until: float,
 ) -> MoneyRow:
-    def paid(one: Counted, now: float) -> Cost:
+    def paid(one: NodeUsage, now: float) -> Cost:
         """Return the whole bill of a stay at ``now``; what is free, or billed at least, is known late."""
         span = one.span
         if not (_priced(one) and span.since < now):
@@ -137,7 +137,7 @@ def _row(
         series, spot = _series(span), span.node.market == "spot"
         # as spot, since the ledger knows how an on-demand node's price has changed too
         node = span.node if spot else replace(span.node, market="spot")
-        stay = Stay(node, span.since, span.until, spot and span.ending == "reclaimed")
+        stay = UsageInterval(node, span.since, span.until, spot and span.ending == "reclaimed")
         found = spent([stay], lambda _: series, lambda node: listed.get(node.instance_type), now)
         return found if spot else replace(found, list_dollars=found.dollars)
 
@@ -169,7 +169,7 @@ def _minus(after: Cost, before: Cost) -> Cost:
     )
 
 
-def _priced(one: Counted) -> bool:
+def _priced(one: NodeUsage) -> bool:
     return any(price > 0 for _, price in one.span.prices)
 
 

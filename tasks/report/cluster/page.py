@@ -42,7 +42,7 @@ _SIGNS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class PageLimits:
     """How much of everything a page shows."""
 
     bars: int = 9000
@@ -53,9 +53,9 @@ class Room:
     decisions: int = DECISIONS
     changes: int = 300
 
-    def smaller(self) -> "Room":
+    def smaller(self) -> "PageLimits":
         """Return a third of it."""
-        return Room(*(max(4, getattr(self, name) // 3) for name in self.__slots__))
+        return PageLimits(*(max(4, getattr(self, name) // 3) for name in self.__slots__))
 
 
 def cluster_html(report: ClusterReport, *, live: bool = False, most: int = MOST) -> str:
@@ -63,7 +63,7 @@ def cluster_html(report: ClusterReport, *, live: bool = False, most: int = MOST)
 
     A ``live`` page fetches its parts anew from ``live.json`` beside it.
     """
-    room = Room()
+    room = PageLimits()
     for _ in range(4):
         html = _page(report, cluster_parts(report, room), live)
         if len(html.encode()) < most:
@@ -72,9 +72,9 @@ def cluster_html(report: ClusterReport, *, live: bool = False, most: int = MOST)
     return html
 
 
-def cluster_parts(report: ClusterReport, room: Room | None = None) -> dict[str, Markup]:
+def cluster_parts(report: ClusterReport, room: PageLimits | None = None) -> dict[str, Markup]:
     """Return the parts of the page by name."""
-    room = room or Room()
+    room = room or PageLimits()
     picture = lanes(report, bars=room.bars, apps=room.lanes, nodes=room.nodes)
     labels, rules = axis(picture)
     when = dated(report.since, report.until)

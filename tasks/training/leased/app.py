@@ -17,15 +17,15 @@ from ebbflow.infra.training.launcher.journal import Journal
 from ebbflow.infra.training.process.channel import Report
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model.ledger import AppPhase, AppSpec
-from ebbflow.tasks.apps.agent import AppAgent, Pace
+from ebbflow.tasks.apps.agent import AgentIntervals, AppAgent
 from ebbflow.tasks.apps.lease_table import Rules
 from ebbflow.tasks.drawing.wording import plural
-from ebbflow.tasks.training.leased.enforcer import Warden
-from ebbflow.tasks.training.leased.metrics import Figures
+from ebbflow.tasks.training.leased.enforcer import LeaseEnforcer
+from ebbflow.tasks.training.leased.metrics import TrainingMetrics
 from ebbflow.tasks.training.leased.nodes import LeasedNodes
 from ebbflow.tasks.training.leased.site import LeasedSite, MakePool, MakeTrainer, await_end_of_earlier
 from ebbflow.tasks.training.leased.spec import held_to
-from ebbflow.tasks.training.listening import Fan, Silent, TrainingListener
+from ebbflow.tasks.training.listening import CompositeTrainingListener, NullTrainingListener, TrainingListener
 from ebbflow.tasks.training.report import (
     CapacityPoint,
     EventReport,
@@ -115,7 +115,7 @@ def run_training_app(
     stop: threading.Event | None = None,
     save: float | None = None,
     rules: Rules | None = None,
-    pace: Pace | None = None,
+    pace: AgentIntervals | None = None,
     make: MakeTrainer | None = None,
     options: Mapping[str, Any] | None = None,
     deliver: Deliver = lambda *_: None,
@@ -152,7 +152,7 @@ def run_training_app(
         with AppAgent(ledger, spec, clock, rules=rules, pace=pace) as agent:
             agent.moved("finished", "it had finished before")
         return done
-    told = _Told(listener or Silent(), clock)
+    told = _AppEvents(listener or NullTrainingListener(), clock)
     agent = AppAgent(
         ledger,
         spec,
@@ -163,9 +163,9 @@ def run_training_app(
         lock=RunLock(request.place.under("app"), spec.id, clock=clock),
         settle=lambda: await_end_of_earlier([request], pool, clock),
     )
-    with agent, Warden(agent, clock) as warden:
-        figures = Figures()
-        heard = Heard(agent, figures)
+    with agent, LeaseEnforcer(agent, clock) as warden:
+        figures = TrainingMetrics()
+        heard = AppReporter(agent, figures)
         site = LeasedSite(pool, agent, warden, heard, clock, make=make, options=options)
         app = _App(request, agent, figures, site, told, clock, stop or threading.Event(), save, seed, deliver)
         report = app.run()
@@ -177,10 +177,10 @@ def run_training_app(
 _PHASES: Mapping[str, AppPhase] = {"finished": "finished", "stopped": "stopped", "failed": "failed"}
 
 
-class Heard:
+class AppReporter:
     """Passes what processes say to the app's reports."""
 
-    def __init__(self, agent: AppAgent, figures: Figures) -> None:
+    def __init__(self, agent: AppAgent, figures: TrainingMetrics) -> None:
         self._agent, self._figures = agent, figures
 
     def __call__(self, report: Report) -> None:
@@ -190,7 +190,7 @@ class Heard:
         self._agent.figures(**self._figures.fields())
 
 
-class _Told:
+class _AppEvents:
     """Passes on what the app itself has to say, as events of its training."""
 
     def __init__(self, listener: TrainingListener, clock: Clock) -> None:
@@ -201,16 +201,16 @@ class _Told:
         self.listener.event(EventReport(self._clock.now() - self.begun, kind, text))
 
 
-class _App(Silent):
+class _App(NullTrainingListener):
     """One app: stretches of training, and waits between them. Listens to its own training."""
 
     def __init__(
         self,
         request: TrainingRequest,
         agent: AppAgent,
-        figures: Figures,
+        figures: TrainingMetrics,
         site: LeasedSite,
-        told: _Told,
+        told: _AppEvents,
         clock: Clock,
         stop: threading.Event,
         save: float | None,
@@ -281,7 +281,7 @@ class _App(Silent):
         try:
             return run_training(
                 request,
-                Fan(self, self._told.listener),
+                CompositeTrainingListener(self, self._told.listener),
                 resume=request.launched,
                 known=True,
                 site=self._site,

@@ -16,7 +16,7 @@ MakePools = Callable[[str, float, Mapping[str, str]], Callable[[], NodePool]]
 
 
 @dataclass(frozen=True)
-class AwsRoom:
+class AwsProvider:
     """What trainings need of a fleet."""
 
     pools: MakePools  # of instances, under their own ids
@@ -25,7 +25,7 @@ class AwsRoom:
 
 
 @contextmanager
-def opened_pools(names: Sequence[str], config: str, prices: str, clock: Clock) -> Iterator[AwsRoom]:
+def opened_pools(names: Sequence[str], config: str, prices: str, clock: Clock) -> Iterator[AwsProvider]:
     """Open what trainings need of the pools ``names`` of a fleet.
 
     ``config`` is its file of settings, ``prices`` one of on-demand prices; empty: the environment's, and AWS's list.
@@ -59,4 +59,4 @@ def opened_pools(names: Sequence[str], config: str, prices: str, clock: Clock) -
             found = {kind: fleet.prices.on_demand(kind) for kind in sorted(types)}
             return {kind: price for kind, price in found.items() if price is not None}
 
-        yield AwsRoom(pools, make, listed)
+        yield AwsProvider(pools, make, listed)

@@ -16,7 +16,7 @@ _LOOK = 0.2  # s between looks
 log = logging.getLogger(__name__)
 
 
-class Warden:
+class LeaseEnforcer:
     """Watches one app's pools, in a thread of its own: ending a node may take its time, and the agent has to speak.
 
     A training is asked to leave in time by itself (``LeasedNodes``, the launcher); this is for one that does not: its

@@ -31,7 +31,7 @@ _POINTS = 256  # that are kept of them
 _LEAST = 2.0  # s of it before that says more than the training itself
 
 
-class Figures:
+class TrainingMetrics:
     """Keeps what one training says. Safe for several threads."""
 
     def __init__(self) -> None:

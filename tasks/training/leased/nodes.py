@@ -10,7 +10,7 @@ from ebbflow.infra.errors import LeaseError
 from ebbflow.infra.training.channel.wire import Entry
 from ebbflow.infra.training.launcher.pool import Admit, NodePool, nobody
 from ebbflow.planners.model.ledger import Lease
-from ebbflow.tasks.apps.lease_table import LeaseBook
+from ebbflow.tasks.apps.lease_table import LeaseTable
 from ebbflow.tasks.training.capacity import Nodes, Placement
 
 _AVOID = 15.0  # s for which a node that was lost is left alone; longer each time
@@ -33,13 +33,13 @@ class _Loss:
     times: int
 
 
-class Avoided:
+class NodeBackoff:
     """Nodes that were lost lately: they are left alone for a while, unless they come with new leases.
 
     Whether a node is there the ledger says, some time later. Safe for several threads.
     """
 
-    def __init__(self, book: LeaseBook, clock: Clock) -> None:
+    def __init__(self, book: LeaseTable, clock: Clock) -> None:
         self._book, self._clock = book, clock
         self._lock = threading.Lock()
         self._losses: dict[str, _Loss] = {}
@@ -89,16 +89,16 @@ class LeasedNodes(Nodes):
 
     def __init__(
         self,
-        book: LeaseBook,
+        book: LeaseTable,
         most: int,
         least: int,
         clock: Clock,
         among: Numbers = _all,
-        avoided: Avoided | None = None,
+        avoided: NodeBackoff | None = None,
     ) -> None:
         super().__init__({}, most, least)
         self._book, self._among = book, among
-        self._avoided = avoided or Avoided(book, clock)
+        self._avoided = avoided or NodeBackoff(book, clock)
         self._blamed: frozenset[str] = frozenset()
 
     @property
@@ -184,7 +184,7 @@ class FencedPool:
     def __init__(
         self,
         pool: NodePool,
-        book: LeaseBook,
+        book: LeaseTable,
         left: Callable[[str], None],
         clock: Clock,
         among: Numbers = _all,

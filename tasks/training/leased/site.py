@@ -10,7 +10,7 @@ from ebbflow.infra.training.launcher.journal import Journal
 from ebbflow.infra.training.launcher.pool import NodePool
 from ebbflow.infra.training.process.channel import Report
 from ebbflow.tasks.apps.agent import AppAgent
-from ebbflow.tasks.training.leased.enforcer import Warden
+from ebbflow.tasks.training.leased.enforcer import LeaseEnforcer
 from ebbflow.tasks.training.leased.nodes import FencedPool, Numbers
 from ebbflow.tasks.training.request import TrainingRequest
 from ebbflow.tasks.training.sites import request_logs
@@ -23,7 +23,7 @@ MakePool = Callable[[], NodePool]
 MakeTrainer = Callable[..., Trainer]
 
 
-class _NodesOfOthers:
+class _ClusterNodes:
     """Nodes that belong to the cluster."""
 
     def _refuse(self, *_: object) -> NoReturn:
@@ -50,7 +50,7 @@ class LeasedSite:
         self,
         pool: MakePool,
         agent: AppAgent,
-        warden: Warden,
+        warden: LeaseEnforcer,
         heard: Callable[[Report], None],
         clock: Clock,
         *,
@@ -64,9 +64,9 @@ class LeasedSite:
         self._request: TrainingRequest | None = None
 
     @property
-    def nodes(self) -> _NodesOfOthers:
+    def nodes(self) -> _ClusterNodes:
         """See ``Site``."""
-        return _NodesOfOthers()
+        return _ClusterNodes()
 
     def trainer(self, request: TrainingRequest, decide: Decide, hear: Callable[[Report], None]) -> Trainer:
         """See ``Site``."""

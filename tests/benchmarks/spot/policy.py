@@ -9,7 +9,7 @@ import heapq
 from math import inf
 
 from ebbflow.infra.simulation.traces.rows import SpotRow
-from ebbflow.planners.model.recovery import RecoveryPolicy, Situation
+from ebbflow.planners.model.recovery import RecoveryInput, RecoveryPolicy
 from tests.benchmarks.spot.models import SpotModel, position
 from tests.benchmarks.spot.recovery import CHECKPOINT, HOUR, PIPELINE_NODES, RENDEZVOUS, Event, Replay
 
@@ -166,7 +166,7 @@ class PolicyReplay(Replay):
         else:
             self.begin_step(now)
 
-    def _grows(self, seen: Situation) -> bool:
+    def _grows(self, seen: RecoveryInput) -> bool:
         return self.state == "running" and self.policy.grow(seen)
 
     def _go_on(self, now: int) -> None:
@@ -184,9 +184,9 @@ class PolicyReplay(Replay):
         self.node_ms += (now - self.node_since) * (len(self.usable) + len(self.creating))
         self.node_since = now
 
-    def _seen(self, now: int) -> Situation:
+    def _seen(self, now: int) -> RecoveryInput:
         self._observe(now)
-        return Situation(
+        return RecoveryInput(
             now=now / 1000,
             nodes=len(self.members),
             spare=len(self.usable) - len(self.members),

@@ -11,7 +11,7 @@ from pyarrow.fs import LocalFileSystem
 
 from ebbflow.infra.errors import TableError
 from ebbflow.infra.storage import files
-from ebbflow.infra.storage.places import Place
+from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.infra.tables import parquet as tables
 from ebbflow.infra.tables import statistics
 from ebbflow.planners.errors import OptionError, PlanningError
@@ -67,7 +67,7 @@ def plan(
         )
     known = {
         r.name.lower(): Table(r.name, r.columns, "sf1", statistics.collect(r))
-        for r in tables.discover(Place(folder))
+        for r in tables.discover(StorageLocation(folder))
     }
     catalogue = at_scale(Catalogue(known), scale)
     out: list[Family] = []

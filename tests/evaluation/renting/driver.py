@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from math import inf
 
 from ebbflow.infra.protocols import FleetControl
-from ebbflow.planners.fleet.market import Place, Seen
+from ebbflow.planners.fleet.market import Place, SpotObservation
 from ebbflow.planners.fleet.scaling.scale_in import NodeUse, may_end, with_drains
 from ebbflow.planners.model.capacity import Node
 from ebbflow.planners.model.fleet import Fleet, Target
@@ -168,7 +168,7 @@ class _Run:
             leaving=frozenset(notice.node_id for notice in fleet.notices),
         )
 
-    def _seen(self, fleet: Fleet) -> dict[Place, Seen]:
+    def _seen(self, fleet: Fleet) -> dict[Place, SpotObservation]:
         """Return what happened to the spot nodes of each place so far."""
         now = self.clock.now()
         losses: dict[Place, int] = {}
@@ -184,7 +184,7 @@ class _Run:
                 if node.market == "spot":
                     place = self.places[pool.name]
                     seconds[place] = seconds.get(place, 0.0) + now - since
-        return {place: Seen(losses.get(place, 0), spent) for place, spent in seconds.items()}
+        return {place: SpotObservation(losses.get(place, 0), spent) for place, spent in seconds.items()}
 
     # --- using ------------------------------------------------------------------------------------------------
 

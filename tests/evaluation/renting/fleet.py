@@ -23,7 +23,7 @@ import numpy as np
 
 from ebbflow.infra.clock import Clock
 from ebbflow.infra.errors import WorkloadError
-from ebbflow.infra.protocols import Applied, Ask, Refusal
+from ebbflow.infra.protocols import ApplyResult, ProviderCall, Refusal
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model.capacity import Notice
 from ebbflow.planners.model.fleet import Fleet, Target
@@ -93,7 +93,7 @@ class SimulatedFleet:
         self._look()
         return self._epoch
 
-    def apply(self, target: Target, *, dry_run: bool = False) -> Applied:
+    def apply(self, target: Target, *, dry_run: bool = False) -> ApplyResult:
         """Plan what ``target`` says. Raises ``OptionError`` for an unknown pool."""
         self._advance()
         pool = self._pools.get(target.pool)
@@ -101,16 +101,16 @@ class SimulatedFleet:
             raise OptionError(f"pool must be one of {', '.join(self._pools)}; got {target.pool!r}")
         if target.epoch != self._epoch:
             why = f"decided for epoch {target.epoch}; the fleet is at {self._epoch}"
-            return Applied(self._epoch, refused=(Refusal(target.pool, why),), dry_run=dry_run)
+            return ApplyResult(self._epoch, refused=(Refusal(target.pool, why),), dry_run=dry_run)
         least, most, refused = pool.setting.least, pool.setting.most, []
         nodes = min(max(target.nodes, least), most)
         if nodes != target.nodes:
             why = f"{target.nodes} nodes; the pool may have {least} to {most}: {nodes} it is"
             refused.append(Refusal(target.pool, why))
         on_demand = min(max(target.on_demand, pool.setting.base), nodes)
-        asked = [Ask("size", target.pool, nodes)] if nodes != pool.planned else []
+        asked = [ProviderCall("size", target.pool, nodes)] if nodes != pool.planned else []
         if on_demand != pool.on_demand:
-            asked.append(Ask("on-demand", target.pool, on_demand))
+            asked.append(ProviderCall("on-demand", target.pool, on_demand))
         if not dry_run:
             if on_demand != pool.on_demand:
                 pool.on_demand_since = self._now
@@ -120,9 +120,9 @@ class SimulatedFleet:
             pool.cancel(self._now)
             pool.fill(self._now)
             self._look()
-        return Applied(self._epoch, tuple(asked), tuple(refused), dry_run)
+        return ApplyResult(self._epoch, tuple(asked), tuple(refused), dry_run)
 
-    def terminate(self, ids: Sequence[str], *, dry_run: bool = False) -> Applied:
+    def terminate(self, ids: Sequence[str], *, dry_run: bool = False) -> ApplyResult:
         """End these nodes, in order; their pool replaces those that it still plans."""
         self._advance()
         asked, refused = [], []
@@ -137,7 +137,7 @@ class SimulatedFleet:
             if lasts and left[name] <= pool.setting.least:
                 refused.append(Refusal(id_, f"pool {name} would be below its {pool.setting.least} nodes"))
                 continue
-            asked.append(Ask("end", id_, int(lasts and left[name] <= pool.planned)))
+            asked.append(ProviderCall("end", id_, int(lasts and left[name] <= pool.planned)))
             left[name] -= lasts
             if not dry_run:
                 pool.end(id_, self._now)
@@ -145,12 +145,12 @@ class SimulatedFleet:
             for pool in self._pools.values():
                 pool.fill(self._now)
             self._look()
-        return Applied(self._epoch, tuple(asked), tuple(refused), dry_run)
+        return ApplyResult(self._epoch, tuple(asked), tuple(refused), dry_run)
 
-    def repair(self, *, dry_run: bool = False) -> Applied:
+    def repair(self, *, dry_run: bool = False) -> ApplyResult:
         """Return that there is nothing to do: what is planned here is always asked for."""
         self._advance()
-        return Applied(self._epoch, dry_run=dry_run)
+        return ApplyResult(self._epoch, dry_run=dry_run)
 
     def close(self) -> None:
         """Do nothing: there are no connections."""

@@ -7,9 +7,9 @@ from math import inf
 from typing import NamedTuple, Protocol
 
 from ebbflow.planners.errors import PlanningError
-from ebbflow.planners.fleet.market import Interruption, Place, Seen, Terms, choose, with_rates
+from ebbflow.planners.fleet.market import Interruption, Place, SpotObservation, Terms, choose, with_rates
 from ebbflow.planners.fleet.scaling.deadline import DeadlineScaling
-from ebbflow.planners.fleet.scaling.steady import Held, Steady
+from ebbflow.planners.fleet.scaling.steady import StabilizationWindow, StabilizedTarget
 from ebbflow.planners.model.capacity import Market, Node
 from ebbflow.planners.model.fleet import Offer, PoolState
 from ebbflow.planners.model.prices import HOUR
@@ -40,7 +40,7 @@ class Situation:
     until: float  # s since the Unix epoch, by when they are to be done
     offers: tuple[Offer, ...]  # at present prices
     pools: Mapping[Place, PoolState]
-    seen: Mapping[Place, Seen]  # what happened to the job's own spot nodes
+    seen: Mapping[Place, SpotObservation]  # what happened to the job's own spot nodes
     boot: float  # s from grant to work
     restart: float  # s that a change of the job's nodes takes
     leaving: frozenset[str] = frozenset()  # nodes that were told to
@@ -157,9 +157,11 @@ class Planned:
     dry_for: float = 1800.0
     guard: float = 180.0
     terms: Terms = field(default_factory=Terms)
-    steady: Steady = field(default_factory=lambda: Steady(patience=1800.0, hold=900.0))
+    steady: StabilizationWindow = field(
+        default_factory=lambda: StabilizationWindow(patience=1800.0, hold=900.0)
+    )
     dry: dict[Place, float] = field(default_factory=dict)  # place -> s since the Unix epoch, until when
-    sizes: dict[str, Held] = field(default_factory=dict)  # by type
+    sizes: dict[str, StabilizedTarget] = field(default_factory=dict)  # by type
     kind: str = ""
     firm: bool = False  # only on-demand from now on
     fallback: tuple[str, int] | None = None  # type and nodes
@@ -221,7 +223,7 @@ class Planned:
         return late, dollars, plan, f"{kind}: {size.reason}; {choice.reason}"
 
     def _settled(self, seen: Situation, size: Sized) -> int:
-        before = self.sizes.get(size.kind, Held(size.nodes))
+        before = self.sizes.get(size.kind, StabilizedTarget(size.nodes))
         after = self.steady.settle(before, size.nodes, seen.now)
         self.sizes[size.kind] = after
         return after.nodes

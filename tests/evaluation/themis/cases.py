@@ -21,7 +21,7 @@ from ebbflow.planners.scheduling.leased.leased import Leased
 from ebbflow.planners.scheduling.leased.simple import leased_srsf, leased_srtf, worst_off_first
 from ebbflow.planners.scheduling.leased.slaq import slaq
 from ebbflow.planners.scheduling.themis.themis import Leftovers, Themis
-from ebbflow.tasks.simulation.bidding import Agents, Belief, TunedBidder, believed_slowdown
+from ebbflow.tasks.simulation.bidding import Agents, BidDistortion, TunedBidder, believed_slowdown
 
 APPS, HOURS, BUSY = 60, 16.0, 80.0  # the trace of 85 apps in two weeks, made smaller
 POOL = 0.1
@@ -81,10 +81,10 @@ def run_case(
     bidders: dict[str, TunedBidder] = {}
 
     def bidder(job: Job, model: TunedApp) -> TunedBidder:
-        belief = Belief()
+        belief = BidDistortion()
         if error:
             work, spread = (float(1 + error * (2 * rng.random() - 1)) for _ in range(2))
-            belief = Belief(work, spread)
+            belief = BidDistortion(work, spread)
         if lie and job.id == given.workload.jobs[0].id:
             belief = _lied(lie, lie_about)
         bidders[job.id] = TunedBidder(
@@ -121,11 +121,11 @@ def _workload(name: str, seed: int, network: float | None, apps: int, hours: flo
     )
 
 
-def _lied(lie: float, about: str) -> Belief:
+def _lied(lie: float, about: str) -> BidDistortion:
     if about == "spread":
-        return Belief(spread=1 + lie)
+        return BidDistortion(spread=1 + lie)
     if about == "dense":
-        return Belief(dense=1 / (1 + lie))
+        return BidDistortion(dense=1 / (1 + lie))
     raise OptionError(f"a lie must be about spread or dense; got {about!r}")
 
 

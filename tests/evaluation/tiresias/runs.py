@@ -16,7 +16,7 @@ from ebbflow.planners.model.skew import TENSORS, is_skewed
 from ebbflow.planners.scheduling.gangs.gittins import ServiceDistribution
 from ebbflow.planners.scheduling.gangs.ordered import best_effort, smallest_first, srsf, srtf, yarn_cs
 from ebbflow.planners.scheduling.gangs.tiresias import Tiresias
-from ebbflow.planners.scheduling.placement import Placer, Room, by_skew
+from ebbflow.planners.scheduling.placement import FreeCapacity, Placer, by_skew
 from tests.evaluation.experiments import Experiment
 from tests.evaluation.runs import Run, kept
 from tests.evaluation.tiresias.time_sharing import TimeSharing
@@ -128,7 +128,7 @@ def _policy(name: str, given: Workload, ends: tuple[float, ...], knob: float | N
 def anywhere(rng: np.random.Generator) -> Placer:
     """Return a placer that takes free GPUs at random."""
 
-    def place(room: Room, app: App, gpus: int) -> Placement | None:
+    def place(room: FreeCapacity, app: App, gpus: int) -> Placement | None:
         if room.total < gpus:
             return None
         free = np.repeat(np.arange(len(room.free)), room.free)

@@ -12,7 +12,7 @@ import numpy as np
 
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model.scheduling import Decision, Grant, View, gpus_of
-from ebbflow.planners.scheduling.placement import Placer, Room, fewest_nodes
+from ebbflow.planners.scheduling.placement import FreeCapacity, Placer, fewest_nodes
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class TimeSharing:
         last = {app.id: before.last.get(app.id, -1) for app in view.apps}
         goes_on = frozenset() if over else before.running
         order = sorted(view.apps, key=lambda app: (app.id not in goes_on, last[app.id], app.number))
-        room = Room(view.capacity.usable)
+        room = FreeCapacity(view.capacity.usable)
         budget, runs = room.total, []
         for app in order:
             if app.gpus <= budget:

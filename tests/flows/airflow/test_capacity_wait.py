@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from ebbflow.flows.airflow.wait import LedgerLookout, MasterLookout, lookout, workers_room
+from ebbflow.flows.airflow.wait import LedgerProbe, MasterProbe, lookout, workers_room
 from ebbflow.infra.errors import EngineUnavailableError, LedgerError
 from ebbflow.infra.ledger import Ledger
 from ebbflow.infra.spark.master_api import MasterView, Worker
@@ -19,7 +19,7 @@ def test_the_ledger_of_the_named_cluster_is_looked_at(tmp_path: Path) -> None:
     with Ledger.open(file, cluster="east") as ledger:
         lead = ledger.lead("test")
         lead.write([CapacityChanged(1, (Node("n1", 4, 8.0, gpus=2),))])
-        east, west = LedgerLookout(file, "east"), LedgerLookout(file, "west")
+        east, west = LedgerProbe(file, "east"), LedgerProbe(file, "west")
         assert (east.look().gpus, west.look().gpus) == (2, 0)
         lead.write([CapacityChanged(2, (Node("n2", 4, 8.0, gpus=1),))])
         assert (east.look().nodes, east.look().free_gpus) == (2, 3)
@@ -29,7 +29,7 @@ def test_the_ledger_of_the_named_cluster_is_looked_at(tmp_path: Path) -> None:
 
 def test_a_ledger_that_is_not_there_is_not_made(tmp_path: Path) -> None:
     with pytest.raises(LedgerError):
-        LedgerLookout(str(tmp_path / "ledger.db"))
+        LedgerProbe(str(tmp_path / "ledger.db"))
     assert not (tmp_path / "ledger.db").exists()
 
 
@@ -44,7 +44,7 @@ def test_only_workers_that_live_count_and_the_cores_that_nobody_has() -> None:
 
 
 def test_a_master_that_does_not_answer_is_named() -> None:
-    away = MasterLookout("spark://127.0.0.1:9")  # the port of the discard service, where nobody listens
+    away = MasterProbe("spark://127.0.0.1:9")  # the port of the discard service, where nobody listens
     with pytest.raises(EngineUnavailableError, match=r"spark://127\.0\.0\.1:9"):
         away.look()
     away.close()
@@ -53,7 +53,7 @@ def test_a_master_that_does_not_answer_is_named() -> None:
 @pytest.mark.parametrize("url", ["local[2]", "http://host", "spark://"])
 def test_what_is_no_master_is_refused(url: str) -> None:
     with pytest.raises(OptionError, match="spark://HOST:PORT"):
-        MasterLookout(url)
+        MasterProbe(url)
 
 
 def test_a_master_and_a_ledger_at_once_are_refused() -> None:

@@ -23,7 +23,7 @@ from ebbflow.planners.model.ledger import (
     Granted,
     Lease,
 )
-from ebbflow.tasks.apps.loop_report import LOOP, STOP, LoopRow, stop_request
+from ebbflow.tasks.apps.loop_report import LOOP, STOP, LoopStatusRecord, stop_request
 from ebbflow.tasks.capacity.loop import CapacityLoop
 from ebbflow.tasks.capacity.opening import Nodes
 from ebbflow.tasks.capacity.request import CapacityRequest, LoopRules
@@ -63,7 +63,7 @@ def fill(ledger: Ledger) -> None:
         ]
     )
     ledger.report("digits[x]", AppReport(now, (1,), progress=0.4, seconds_left=90.0))
-    row = LoopRow(
+    row = LoopStatusRecord(
         1, "host:1:abc", "rho-bounded", now - 60, cycles=7, capacity_age=0.4, problems=("a price is old",)
     )
     ledger.report(LOOP, row.report(now))

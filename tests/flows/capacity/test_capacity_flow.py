@@ -39,11 +39,11 @@ def test_every_kind_of_event_has_a_name_of_its_own() -> None:
 
 
 def test_events_are_related_to_the_runs_they_are_about() -> None:
-    from ebbflow.flows.capacity.flow import PrefectTeller
+    from ebbflow.flows.capacity.flow import PrefectLoopListener
 
     emitted: list[dict[str, Any]] = []
     logger = SimpleNamespace(info=lambda *_: None)
-    teller = PrefectTeller("run-1", "lab", lambda **given: emitted.append(given), logger)
+    teller = PrefectLoopListener("run-1", "lab", lambda **given: emitted.append(given), logger)
     teller.heard(LoopEvent("lost", "a is lost", 5.0, {"app": "a", "flow_run": "run-2"}))
     (event,) = emitted
     assert event["event"] == "ebbflow.app.lost"
@@ -56,12 +56,12 @@ def test_events_are_related_to_the_runs_they_are_about() -> None:
 
 
 def test_a_resumed_app_is_an_event_related_to_the_runs_before_and_after() -> None:
-    from ebbflow.flows.capacity.flow import PrefectTeller
+    from ebbflow.flows.capacity.flow import PrefectLoopListener
     from ebbflow.flows.capacity.flow_runs import RunView
 
     emitted: list[dict[str, Any]] = []
     logger = SimpleNamespace(info=lambda *_: None)
-    teller = PrefectTeller("loop", "lab", lambda **given: emitted.append(given), logger)
+    teller = PrefectLoopListener("loop", "lab", lambda **given: emitted.append(given), logger)
     spec = AppSpec("a", "training", flow_run="before")
     teller.resumed(
         LostApp(spec, None, 0.0, 2, 0.0, "silent", "", 1), RunView("after", "new", "train", "SCHEDULED")

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from ebbflow.infra.protocols import Applied, Ask, Gang
+from ebbflow.infra.protocols import ApplyResult, Gang, ProviderCall
 from ebbflow.planners.fleet.limits import Limits
 from ebbflow.planners.model.capacity import Node
 from ebbflow.planners.model.fleet import Fleet, Offer, PoolState, Target
@@ -27,10 +27,10 @@ class Control:
         node = Node("i-1", 2, 7.0, instance_type="m5.large", zone="a")
         return Fleet(4, 1000.0, (PoolState("etl", self.planned, self.planned, (node,), most=9),))
 
-    def apply(self, target: Target, *, dry_run: bool = False) -> Applied:
+    def apply(self, target: Target, *, dry_run: bool = False) -> ApplyResult:
         if not dry_run:
             self.planned = target.nodes
-        return Applied(4, (Ask("size", target.pool, target.nodes, "test:SetSize"),), (), dry_run)
+        return ApplyResult(4, (ProviderCall("size", target.pool, target.nodes, "test:SetSize"),), (), dry_run)
 
 
 class Gangs:
@@ -46,12 +46,12 @@ class Gangs:
         request = target.request
         if not dry_run:
             self.nodes = tuple(f"i-{at}" for at in range(2, 2 + request.size))
-        ask = Ask("gang", request.name, request.size, "test:Start")
+        ask = ProviderCall("gang", request.name, request.size, "test:Start")
         return Gang(request.name, request.pool, self.nodes, ask)
 
-    def end(self, name: str, *, dry_run: bool = False) -> tuple[Ask, ...]:
+    def end(self, name: str, *, dry_run: bool = False) -> tuple[ProviderCall, ...]:
         ended, self.nodes = self.nodes, ()
-        return (Ask("end", ", ".join(ended)),)
+        return (ProviderCall("end", ", ".join(ended)),)
 
 
 class Market:

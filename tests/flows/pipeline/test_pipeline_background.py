@@ -10,7 +10,7 @@ from prefect.futures import PrefectConcurrentFuture
 from prefect.states import Crashed
 
 from ebbflow.flows.pipeline import flow as pipeline
-from ebbflow.tasks.pipeline.coordinator import Carried
+from ebbflow.tasks.pipeline.coordinator import AttemptResult
 
 STEP: Any = SimpleNamespace(name="fit", label="training fit", kind="training")
 
@@ -59,9 +59,9 @@ def test_a_task_that_never_begins_is_told_as_lost(
     monkeypatch.setattr(pipeline, "run_step", run_step)
     lost, worked = list[str](), list[bool]()
 
-    def work() -> Carried:
+    def work() -> AttemptResult:
         worked.append(True)
-        return Carried("finished")
+        return AttemptResult("finished")
 
     background = pipeline.PrefectBackground()
     background.submit(STEP, work, lost.append)

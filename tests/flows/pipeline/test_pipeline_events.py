@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ebbflow.infra.clock import SystemClock
-from ebbflow.tasks.pipeline.run import Quiet
+from ebbflow.tasks.pipeline.run import NullWatcher
 from ebbflow.tasks.report.cluster.values import DecisionRow
 
 
@@ -22,7 +22,7 @@ def test_each_change_of_plan_is_told_once(monkeypatch: pytest.MonkeyPatch) -> No
     emitted: list[dict[str, Any]] = []
     monkeypatch.setattr(pipeline, "get_run_logger", lambda: logging.getLogger(__name__))
     monkeypatch.setattr(pipeline, "emit_event", lambda **given: emitted.append(given))
-    listener = pipeline._PrefectListener(SystemClock(), Quiet())
+    listener = pipeline._PrefectListener(SystemClock(), NullWatcher())
     decisions = [
         decision(1, "auction", {"granted": 1}),
         decision(2, "replan", {"kind": "stay", "chosen": "qep-a"}),

@@ -255,7 +255,7 @@ def test_a_lost_node_is_an_event_and_a_decision(
         source = Shrinking()
         engine = LosingEngine(source)
         try:
-            yield query.Opened(engine, source)  # type: ignore[arg-type]
+            yield query.OpenedEngine(engine, source)  # type: ignore[arg-type]
         finally:
             engine.close()
 

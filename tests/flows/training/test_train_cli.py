@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from ebbflow.flows import cli
 from ebbflow.flows.training import cli as train_cli
 from ebbflow.infra.storage.locks import RunLock
-from ebbflow.infra.storage.places import Place
+from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.tasks.training.report import TrainingReport
 from ebbflow.tasks.training.request import TrainingRequest
 from tests.flows.flowcases import open_to_others, run_cli
@@ -69,7 +69,7 @@ def test_a_run_that_lives_is_not_gone_on_with_and_stays_as_it_was_asked_for(
         "prefect",
     ]
     monkeypatch.setattr(sys, "argv", ["ebbflow", *given])
-    with RunLock(Place(tmp_path / "digits"), "digits"), pytest.raises(SystemExit) as end:
+    with RunLock(StorageLocation(tmp_path / "digits"), "digits"), pytest.raises(SystemExit) as end:
         cli.main()
     assert end.value.code == 2
     said = " ".join(capsys.readouterr().err.split())

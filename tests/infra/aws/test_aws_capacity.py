@@ -14,7 +14,7 @@ from ebbflow.infra.aws.fleet.fleet import SpotFleet
 from ebbflow.infra.aws.fleet.state import FolderStore
 from ebbflow.infra.aws.notices import events
 from ebbflow.infra.aws.notices.feed import NoticeFeed
-from ebbflow.infra.aws.notices.store import NoticeBook, NoticeFile
+from ebbflow.infra.aws.notices.store import NoticeFile, NoticeLog
 from ebbflow.infra.errors import AwsUnavailableError, CredentialsError, EngineUnavailableError, StorageError
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.hazard import hazard
@@ -67,7 +67,7 @@ class FakeFeed:
     """A feed to which a test tells events."""
 
     def __init__(self):
-        self.book = NoticeBook()
+        self.book = NoticeLog()
         self.listeners = []
 
     def tell(self, *told):

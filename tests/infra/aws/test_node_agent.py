@@ -13,7 +13,15 @@ import httpx
 import pytest
 
 from ebbflow.infra.aws import node_agent
-from ebbflow.infra.aws.node_agent import Agent, Leaving, Metadata, SystemdNode, drain_now, instance_arn, look
+from ebbflow.infra.aws.node_agent import (
+    Agent,
+    Metadata,
+    NodeDeparture,
+    SystemdNode,
+    drain_now,
+    instance_arn,
+    look,
+)
 
 ACTION = '{"action": "terminate", "time": "2026-11-21T10:02:00Z"}'
 DEADLINE = 1795255320.0
@@ -121,13 +129,13 @@ def test_a_quiet_service_means_nothing_and_one_token_does_for_many_looks(service
 
 def test_an_interruption_states_its_time(service):
     service.answers["spot/instance-action"] = ACTION
-    assert look(service.metadata, NOW, "note", 120) == Leaving(DEADLINE, "spot interruption")
+    assert look(service.metadata, NOW, "note", 120) == NodeDeparture(DEADLINE, "spot interruption")
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"time": 3}', '{"time": "soon"}'])
 def test_an_interruption_that_cannot_be_read_is_at_once(service, text):
     service.answers["spot/instance-action"] = text
-    assert look(service.metadata, NOW, "note", 120) == Leaving(NOW, "spot interruption")
+    assert look(service.metadata, NOW, "note", 120) == NodeDeparture(NOW, "spot interruption")
 
 
 def test_a_token_that_has_run_out_is_replaced(service):
@@ -146,7 +154,9 @@ def test_a_service_that_is_away_means_nothing():
 def test_a_rebalance_recommendation_is_noted_or_followed(service):
     service.answers["events/recommendations/rebalance"] = '{"noticeTime": "2026-11-21T10:02:00Z"}'
     assert look(service.metadata, NOW, "note", 120) is None
-    assert look(service.metadata, NOW, "drain", 120) == Leaving(DEADLINE + 120, "rebalance recommendation")
+    assert look(service.metadata, NOW, "drain", 120) == NodeDeparture(
+        DEADLINE + 120, "rebalance recommendation"
+    )
 
 
 def test_work_is_told_once_and_again_only_for_an_earlier_deadline(service, node, clock):
@@ -244,7 +254,7 @@ def test_a_bus_that_is_away_is_tried_again(monkeypatch, tmp_path):
         cluster="lab",
         endpoint_url="http://127.0.0.1:9",
     )
-    assert not node.report(Leaving(DEADLINE, "spot interruption"))
+    assert not node.report(NodeDeparture(DEADLINE, "spot interruption"))
 
 
 class Signed:
@@ -295,7 +305,7 @@ def test_the_agent_uses_the_credentials_of_the_moment_whatever_boto3_found_first
         )
         for key in ("AKIASECOND", "AKIATHIRD"):
             monkeypatch.setenv("AWS_ACCESS_KEY_ID", key)
-            assert node.report(Leaving(DEADLINE, "spot interruption"))
+            assert node.report(NodeDeparture(DEADLINE, "spot interruption"))
             node.tell_group()
         assert service.keys == ["AKIASECOND", "AKIASECOND", "AKIATHIRD", "AKIATHIRD"]
     finally:
@@ -358,7 +368,7 @@ def _wait(path):
 
 def test_spark_is_decommissioned_and_trainings_are_told_their_deadline(running, tmp_path):
     node = SystemdNode(draining=tmp_path / "run" / "draining")
-    node.drain(Leaving(DEADLINE, "spot interruption"))
+    node.drain(NodeDeparture(DEADLINE, "spot interruption"))
     _wait(tmp_path / "spark")
     _wait(tmp_path / "torch")
     assert (tmp_path / "spark").read_text().split()[0] == "SIGPWR"
@@ -369,11 +379,11 @@ def test_spark_is_decommissioned_and_trainings_are_told_their_deadline(running, 
 
 def test_spark_is_decommissioned_once(running, tmp_path):
     node = SystemdNode(draining=tmp_path / "run" / "draining")
-    node.drain(Leaving(DEADLINE, "rebalance recommendation"))
+    node.drain(NodeDeparture(DEADLINE, "rebalance recommendation"))
     for name in ("spark", "torch"):
         _wait(tmp_path / name)
         (tmp_path / name).unlink()
-    node.drain(Leaving(DEADLINE - 60, "spot interruption"))
+    node.drain(NodeDeparture(DEADLINE - 60, "spot interruption"))
     _wait(tmp_path / "torch")
     assert (tmp_path / "torch").read_text() == f"SIGTERM {DEADLINE - 60!r}"
     assert not (tmp_path / "spark").exists()
@@ -381,7 +391,7 @@ def test_spark_is_decommissioned_once(running, tmp_path):
 
 def test_work_is_told_although_the_deadline_cannot_be_written_down(running, tmp_path, caplog):
     (tmp_path / "full").touch()
-    SystemdNode(draining=tmp_path / "full" / "draining").drain(Leaving(DEADLINE, "spot interruption"))
+    SystemdNode(draining=tmp_path / "full" / "draining").drain(NodeDeparture(DEADLINE, "spot interruption"))
     for name in ("spark", "torch"):
         _wait(tmp_path / name)
     assert "cannot be written" in caplog.text

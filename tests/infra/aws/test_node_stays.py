@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ebbflow.infra.aws.clients import Clients
-from ebbflow.infra.aws.fleet.usage import KEEP, NodeStay, StayBook, Stays, _stay
+from ebbflow.infra.aws.fleet.usage import KEEP, NodeUsage, UsageLog, UsageStore, _stay
 from ebbflow.infra.errors import StorageError
 from tests.aws.emulator import PoolShape
 
@@ -15,24 +15,24 @@ NOW = 1_795_255_200.0
 
 
 def stay(name, start=NOW - 100, **more):
-    return NodeStay(name, "etl", "m5.large", "us-east-1a", True, start, **more)
+    return NodeUsage(name, "etl", "m5.large", "us-east-1a", True, start, **more)
 
 
 def test_an_end_is_that_which_was_told_first():
-    book = StayBook(NOW).merged([stay("a"), stay("b")], NOW)
+    book = UsageLog(NOW).merged([stay("a"), stay("b")], NOW)
     book = book.merged([stay("a", end=NOW + 5), stay("b")], NOW + 10)
     book = book.merged([stay("a", end=NOW + 20), stay("b")], NOW + 20)
     assert [(s.id, s.end, s.exact) for s in book.stays] == [("a", NOW + 5, True), ("b", None, True)]
 
 
 def test_a_node_that_is_told_of_no_more_has_ended_before_the_look():
-    book = StayBook(NOW).merged([stay("a")], NOW).merged([], NOW + 5000)
+    book = UsageLog(NOW).merged([stay("a")], NOW).merged([], NOW + 5000)
     assert [(s.end, s.exact) for s in book.stays] == [(NOW + 5000, False)]
     assert book.merged([], NOW + 9000) == book
 
 
 def test_a_node_that_one_look_left_out_goes_on_and_its_true_end_counts():
-    book = StayBook(NOW).merged([stay("a"), stay("b")], NOW).merged([], NOW + 10)
+    book = UsageLog(NOW).merged([stay("a"), stay("b")], NOW).merged([], NOW + 10)
     assert {s.end for s in book.stays} == {NOW + 10}
     book = book.merged([stay("a"), stay("b", end=NOW + 4, interrupted=True)], NOW + 20)
     assert [(s.id, s.end, s.exact) for s in book.stays] == [("a", None, True), ("b", NOW + 4, True)]
@@ -40,10 +40,10 @@ def test_a_node_that_one_look_left_out_goes_on_and_its_true_end_counts():
 
 
 def test_what_ended_long_ago_is_forgotten_and_the_book_says_since_when_it_is_whole():
-    book = StayBook(NOW).merged([stay("a", end=NOW)], NOW)
+    book = UsageLog(NOW).merged([stay("a", end=NOW)], NOW)
     assert book.begin == NOW - 100
     later = NOW + KEEP + 50
-    assert book.merged([], later) == StayBook(later - KEEP)
+    assert book.merged([], later) == UsageLog(later - KEEP)
 
 
 lives = st.lists(st.tuples(st.integers(0, 50), st.integers(1, 50)), min_size=1, max_size=6)
@@ -52,7 +52,7 @@ lives = st.lists(st.tuples(st.integers(0, 50), st.integers(1, 50)), min_size=1, 
 @given(lives, st.lists(st.integers(0, 120), min_size=1, max_size=12))
 def test_looking_often_loses_nothing(spans, moments):
     """EC2 is asked at any times, tells of ended nodes for 30 s, and the book never shows a shorter stay than was."""
-    book = StayBook(0.0)
+    book = UsageLog(0.0)
     seen = set()
     for now in sorted(moments):
         told = [
@@ -98,7 +98,7 @@ def test_the_end_is_read_from_ec2s_words(reason, end, exact):
 
 def test_a_file_that_is_no_record_says_what_to_do(tmp_path):
     path = tmp_path / "lab.stays.json"
-    stays = Stays(None, None, path)
+    stays = UsageStore(None, None, path)
     for text in ("{", "[]", '{"format": 2}', '{"format": 1, "since": 1, "stays": [{}]}'):
         path.write_text(text)
         with pytest.raises(StorageError, match=r"is no record of stays .*delete it"):
@@ -110,7 +110,7 @@ def test_stays_of_an_emulated_cluster_and_of_no_other(aws_account, tmp_path):
     other = aws_account.cluster("prod", PoolShape("etl", size=2))
     aws_account.strangers(1)
     clients = Clients(cluster.settings.region)
-    stays = Stays(clients, cluster.names, tmp_path / "lab.stays.json")
+    stays = UsageStore(clients, cluster.names, tmp_path / "lab.stays.json")
     book = stays.look()
     ids = {node["id"] for node in cluster.nodes("etl")}
     assert {s.id for s in book.stays} == ids

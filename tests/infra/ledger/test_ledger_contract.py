@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from ebbflow.infra.errors import DoubleBookingError, LedgerBusyError, LedgerError, StaleLoopError
-from ebbflow.infra.ledger import Ledger, Unread, audit
+from ebbflow.infra.ledger import Ledger, UnreadableReport, audit
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model.capacity import Notice
 from ebbflow.planners.model.ledger import (
@@ -314,7 +314,7 @@ def test_a_report_of_a_newer_version_hides_no_other(place: Place) -> None:
         connection.execute(text(newer), {"c": place.cluster})
     with pytest.raises(LedgerError, match="format 99, which a newer Ebbflow wrote"):
         ledger.reports()
-    unread: dict[str, Unread] = {}
+    unread: dict[str, UnreadableReport] = {}
     assert ledger.reports(unread=unread) == {"b": AppReport(2.0)}
     assert unread["a"].at == 3.0
     assert "upgrade this one" in unread["a"].why

@@ -8,11 +8,11 @@ from ebbflow.infra.clock import SystemClock
 from ebbflow.infra.errors import ClusterError
 from ebbflow.infra.local_fleet import begin
 from ebbflow.infra.local_fleet.fleet import LocalFleet
-from ebbflow.infra.local_fleet.provider.provider import Arrived
-from ebbflow.infra.local_fleet.provider.supervisor import Keeper
+from ebbflow.infra.local_fleet.provider.provider import StartedNode
+from ebbflow.infra.local_fleet.provider.supervisor import NodeSupervisor
 from ebbflow.infra.local_fleet.state import labels as marks
 from ebbflow.infra.local_fleet.state.clock import MachineClock
-from ebbflow.infra.local_fleet.state.store import BookFile
+from ebbflow.infra.local_fleet.state.store import LocalFleetStateFile
 
 
 class QuickRoom:
@@ -30,7 +30,7 @@ class QuickRoom:
         if self.broken:
             raise ClusterError(self.broken)
         self.up.add(node.id)
-        return Arrived("127.0.0.1", None)
+        return StartedNode("127.0.0.1", None)
 
     def alive(self, book, node):
         return node.id in self.up
@@ -60,7 +60,7 @@ class QuickFleet:
     def __init__(self, folder, pools, gpus=(), name="lab", before=None):
         self.clock = SystemClock()
         self.room = QuickRoom()
-        self.file = BookFile(folder / name, self.clock)
+        self.file = LocalFleetStateFile(folder / name, self.clock)
         self.gpus, self.name = gpus, name
         self.uid = begin.claim(self.file, name, pools, gpus, True, self.clock)
         if before is not None:
@@ -78,7 +78,7 @@ class QuickFleet:
         self.file.change(self.uid, lambda book: replace(book, keeper=marks.own()))
         rooms = {"gpu": self.room, "spark": self.room}
         clock = MachineClock(self.file.read().offset)
-        self.keeper = Keeper(self.file, self.uid, clock, rooms, look=0.01)
+        self.keeper = NodeSupervisor(self.file, self.uid, clock, rooms, look=0.01)
         self.thread = threading.Thread(target=self.keeper.run, daemon=True)
         self.thread.start()
 

@@ -18,7 +18,7 @@ from ebbflow.infra.local_fleet.begin import keeper_mark
 from ebbflow.infra.local_fleet.provider import machine
 from ebbflow.infra.local_fleet.provider.life import collect
 from ebbflow.infra.local_fleet.state import labels as marks
-from ebbflow.infra.local_fleet.state.store import BookFile
+from ebbflow.infra.local_fleet.state.store import LocalFleetStateFile
 from ebbflow.infra.machine import processes
 from ebbflow.infra.training import local_nodes as training_nodes
 from ebbflow.infra.training.channel.wire import Entry
@@ -322,7 +322,9 @@ def test_a_keeper_that_stands_still_loses_no_node_and_does_what_was_asked_meanwh
     with LocalFleet.start([pool], "still", gpus=()) as fleet:
         (first,) = [node.process.pid for node in fleet.book.nodes]
         keeper = fleet.book.keeper.pid
-        with BookFile(fleet.folder).locked():  # a keeper that is stopped while it holds the lock keeps it
+        with LocalFleetStateFile(
+            fleet.folder
+        ).locked():  # a keeper that is stopped while it holds the lock keeps it
             os.kill(keeper, signal.SIGSTOP)
             eventually(lambda: psutil.Process(keeper).status() == "stopped")
         try:
@@ -344,6 +346,6 @@ def test_a_machine_ends_itself_without_a_keeper_and_when_the_fleet_has_it_no_mor
     assert clock.now() - begun < machine.PATIENCE
     (lonely := fleet.folder / "lonely").mkdir()
     book = replace(fleet.book, keeper=fleet.book.keeper._replace(ticks=1))  # as after its end
-    BookFile(lonely).write(book)
+    LocalFleetStateFile(lonely).write(book)
     machine.serve(lonely, fleet.uid, node, clock)
     assert clock.now() - begun > machine.PATIENCE

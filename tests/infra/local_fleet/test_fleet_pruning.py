@@ -14,7 +14,7 @@ from ebbflow.infra.local_fleet.begin import prune
 from ebbflow.infra.local_fleet.fleet import LocalFleet
 from ebbflow.infra.local_fleet.state import labels as marks
 from ebbflow.infra.local_fleet.state.pools import LocalPool
-from ebbflow.infra.local_fleet.state.store import BookFile
+from ebbflow.infra.local_fleet.state.store import LocalFleetStateFile
 from ebbflow.infra.storage import files
 
 POOL = LocalPool("gpu", "gpu")
@@ -22,7 +22,7 @@ CLOCK = SystemClock()
 
 
 def claimed(folder, name):
-    file = BookFile(folder / name, CLOCK)
+    file = LocalFleetStateFile(folder / name, CLOCK)
     with file.starting():
         return file, begin.claim(file, name, [POOL], (), True, CLOCK)
 

@@ -9,7 +9,7 @@ from ebbflow.infra.protocols import StageJob, StageResult
 from ebbflow.infra.query.calibration import CASES, calibrate, measure
 from ebbflow.infra.query.duckdb import DuckDbEngine
 from ebbflow.infra.storage.jsonstore import JsonStore
-from ebbflow.infra.storage.places import Place
+from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.planners.model import Measured, Work
 
 ROWS = 8_000
@@ -54,7 +54,7 @@ def test_the_cases_together_exercise_every_kind_of_work() -> None:
 def test_joins_emit_as_many_rows_as_their_work_says(engine: DuckDbEngine, tmp_path: Path) -> None:
     from ebbflow.infra.query import calibration
 
-    tables = calibration._write_tables(Place(tmp_path), ROWS)
+    tables = calibration._write_tables(StorageLocation(tmp_path), ROWS)
     by_name = {case.name: case for case in CASES}
     joins = {
         "merge join": "SELECT fact.k FROM fact JOIN part ON fact.k = part.k",
@@ -65,20 +65,20 @@ def test_joins_emit_as_many_rows_as_their_work_says(engine: DuckDbEngine, tmp_pa
         folder = tmp_path / name
         folder.mkdir()
         relations = tuple(tables[t] for t in case.tables)
-        result = engine.run(StageJob(name, name, count, relations, Place(folder.as_uri())))
+        result = engine.run(StageJob(name, name, count, relations, StorageLocation(folder.as_uri())))
         assert result.rows == case.work(ROWS).joined_rows
 
 
 def test_a_given_folder_is_left_as_it_was(engine: DuckDbEngine, tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("kept")
-    calibrate(engine, 1.0, folder=Place(tmp_path), rows=ROWS)
+    calibrate(engine, 1.0, folder=StorageLocation(tmp_path), rows=ROWS)
     assert [p.name for p in tmp_path.iterdir()] == ["mine"]
 
 
 def test_a_calibration_is_measured_once_for_an_engine_and_a_number_of_cores(
     engine: DuckDbEngine, tmp_path: Path
 ) -> None:
-    cache = JsonStore(Place(tmp_path / "cache"))
+    cache = JsonStore(StorageLocation(tmp_path / "cache"))
     first = calibrate(engine, 1.0, rows=ROWS, cache=cache)
     jobs = _CountingEngine.jobs
     assert calibrate(engine, 1.0, rows=ROWS, cache=cache) == first

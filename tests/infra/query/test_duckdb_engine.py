@@ -15,7 +15,7 @@ from ebbflow.infra.query.duckdb import DuckDbEngine
 from ebbflow.infra.query.results import count_rows
 from ebbflow.infra.storage.files import FileEntry
 from ebbflow.infra.storage.filesystems import resolve
-from ebbflow.infra.storage.places import Place
+from ebbflow.infra.storage.places import StorageLocation
 
 
 @pytest.fixture(name="engine")
@@ -25,7 +25,7 @@ def _engine() -> Iterator[DuckDbEngine]:
 
 
 def _job(sql: str, uri: str, *relations: Relation) -> StageJob:
-    return StageJob(uuid.uuid4().hex, "the stage", sql, relations, Place(uri))
+    return StageJob(uuid.uuid4().hex, "the stage", sql, relations, StorageLocation(uri))
 
 
 def _numbers(uri: str, rows: int = 1000) -> Relation:
@@ -40,7 +40,7 @@ def test_relations_and_outputs_on_s3(engine: DuckDbEngine, s3: Callable[[], str]
     result = engine.run(
         _job("SELECT v, sum(v) OVER () AS s FROM numbers ORDER BY v DESC", f"{uri}/out", _numbers(uri))
     )
-    assert result.rows == count_rows(Place(f"{uri}/out")) == 1000
+    assert result.rows == count_rows(StorageLocation(f"{uri}/out")) == 1000
     assert result.columns == (("v", "bigint"), ("s", "bigint"))
     filesystem, path = resolve(f"{uri}/out/part-00000.parquet")
     table = pq.read_table(path, filesystem=filesystem)
@@ -51,7 +51,7 @@ def test_relations_and_outputs_on_s3(engine: DuckDbEngine, s3: Callable[[], str]
 def test_an_empty_result_on_s3_has_a_schema(engine: DuckDbEngine, s3: Callable[[], str]) -> None:
     uri = s3()
     assert engine.run(_job("SELECT v FROM numbers WHERE v < 0", f"{uri}/out", _numbers(uri))).rows == 0
-    assert count_rows(Place(f"{uri}/out")) == 0
+    assert count_rows(StorageLocation(f"{uri}/out")) == 0
 
 
 def test_a_missing_object_fails_the_stage(engine: DuckDbEngine, s3: Callable[[], str]) -> None:
@@ -97,4 +97,4 @@ def test_what_does_not_fit_in_memory_is_spilled_beside_nothing_of_the_users(
 
 def test_a_folder_without_output_is_no_success(tmp_path: Path) -> None:
     with pytest.raises(StageFailedError, match="wrote no Parquet file"):
-        count_rows(Place(tmp_path.as_uri()))
+        count_rows(StorageLocation(tmp_path.as_uri()))

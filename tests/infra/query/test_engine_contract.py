@@ -24,7 +24,7 @@ from ebbflow.infra.errors import (
 )
 from ebbflow.infra.protocols import Relation, SqlEngine, StageJob, StageProgress
 from ebbflow.infra.storage.files import FileEntry
-from ebbflow.infra.storage.places import Place
+from ebbflow.infra.storage.places import StorageLocation
 
 ROWS = 40_000
 # 10^12 joined rows; sorted inputs, because Spark's generated loops over a hash join are deaf to interrupts
@@ -80,7 +80,9 @@ def relation(
 def make_job(sql: str, *relations: Relation, out: Path, partitions: int = 0) -> StageJob:
     folder = out / uuid.uuid4().hex
     folder.mkdir(parents=True)
-    return StageJob(uuid.uuid4().hex, "the stage", sql, relations, Place(folder.as_uri()), partitions)
+    return StageJob(
+        uuid.uuid4().hex, "the stage", sql, relations, StorageLocation(folder.as_uri()), partitions
+    )
 
 
 def output(job: StageJob) -> pa.Table:

@@ -16,11 +16,11 @@ from ebbflow.infra.protocols import Checkpoint
 from ebbflow.infra.query.checkpoints import ParquetCheckpointStore
 from ebbflow.infra.query.results import preview, read_checkpoint, same_rows, write_result
 from ebbflow.infra.storage.filesystems import resolve
-from ebbflow.infra.storage.places import Place
+from ebbflow.infra.storage.places import StorageLocation
 
 
 def checkpoint(uri: str, *parts: pa.Table) -> Checkpoint:
-    store = ParquetCheckpointStore(Place(uri))
+    store = ParquetCheckpointStore(StorageLocation(uri))
     attempt = store.begin("ab" * 16)
     fs, folder = resolve(attempt.place.uri)
     for i, part in enumerate(parts):
@@ -60,7 +60,7 @@ def test_a_result_is_one_file_that_replaces_an_older_one(place: str) -> None:
     fs, inside = resolve(path)
     fs.create_dir(inside.rsplit("/", 1)[0], recursive=True)
     for _ in range(2):
-        write_result(done, Place(path))
+        write_result(done, StorageLocation(path))
     assert pq.read_table(inside, filesystem=fs).equals(read_checkpoint(done))
     from pyarrow.fs import FileSelector
 
@@ -74,7 +74,7 @@ def test_a_result_whose_parts_are_gone_leaves_no_file(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out/result.parquet").write_text("older")
     with pytest.raises(StorageError, match="write the result"):
-        write_result(done, Place(tmp_path / "out/result.parquet"))
+        write_result(done, StorageLocation(tmp_path / "out/result.parquet"))
     assert [p.name for p in (tmp_path / "out").iterdir()] == ["result.parquet"]
     assert (tmp_path / "out/result.parquet").read_text() == "older"
 

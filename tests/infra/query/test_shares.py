@@ -15,13 +15,13 @@ import pytest
 
 from ebbflow.infra.clock import SystemClock
 from ebbflow.infra.errors import StorageError
-from ebbflow.infra.query.shares import FileShareRegistry, RegistryPace
-from ebbflow.infra.storage.places import Place
+from ebbflow.infra.query.shares import FileShareRegistry, RegistryIntervals
+from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.planners.errors import OptionError
 
 pytestmark = pytest.mark.processes
 
-FAST = RegistryPace(beat=0.05, expiry=0.5, look=0.0)
+FAST = RegistryIntervals(beat=0.05, expiry=0.5, look=0.0)
 MASTER = "spark://127.0.0.1:7077"
 
 HOLDER = """
@@ -54,7 +54,7 @@ class Steps:
 def registry(
     folder: Path, clock: SystemClock | Steps | None = None, cluster: str = MASTER
 ) -> FileShareRegistry:
-    return FileShareRegistry(Place(folder), cluster, clock, FAST)
+    return FileShareRegistry(StorageLocation(folder), cluster, clock, FAST)
 
 
 def weights(found: FileShareRegistry) -> list[float]:
@@ -132,7 +132,7 @@ def test_another_process_is_seen_and_its_departure_too(tmp_path: Path, holder: s
 def test_a_killed_process_disappears_at_once_on_its_own_machine(
     tmp_path: Path, holder: subprocess.Popen[str]
 ) -> None:
-    ours = FileShareRegistry(Place(tmp_path), MASTER)  # at the real pace
+    ours = FileShareRegistry(StorageLocation(tmp_path), MASTER)  # at the real pace
     assert weights(ours) == [3.0]
     holder.kill()  # not waited for: even a zombie holds nothing
     assert within(3.0, lambda: weights(ours) == []) < 2.0
@@ -142,7 +142,7 @@ def test_a_killed_process_disappears_at_once_on_its_own_machine(
 def test_a_process_that_hangs_expires_and_counts_again_when_it_goes_on(
     tmp_path: Path, holder: subprocess.Popen[str]
 ) -> None:
-    ours = FileShareRegistry(Place(tmp_path), MASTER, None, RegistryPace(expiry=2.0, look=0.0))
+    ours = FileShareRegistry(StorageLocation(tmp_path), MASTER, None, RegistryIntervals(expiry=2.0, look=0.0))
     assert weights(ours) == [3.0]
     os.kill(holder.pid, signal.SIGSTOP)
     within(10.0, lambda: weights(ours) == [])

@@ -8,7 +8,7 @@ import pytest
 from ebbflow.infra.query.checkpoints import ParquetCheckpointStore
 from ebbflow.infra.query.slices import SliceIndex, covers, together
 from ebbflow.infra.storage.jsonstore import JsonStore
-from ebbflow.infra.storage.places import Place
+from ebbflow.infra.storage.places import StorageLocation
 
 FP = "ab" * 16
 KEY = "t.k|10,20,30"
@@ -17,7 +17,7 @@ SOURCES = {"t": "1"}
 
 @pytest.fixture
 def store(tmp_path):
-    return ParquetCheckpointStore(Place(tmp_path / "store"))
+    return ParquetCheckpointStore(StorageLocation(tmp_path / "store"))
 
 
 def index(store):
@@ -110,7 +110,7 @@ def test_slices_that_are_added_at_the_same_moment_are_all_kept(store, monkeypatc
 
 
 def test_the_index_of_a_store_on_s3_is_found(s3):
-    store = ParquetCheckpointStore(Place(f"{s3()}/store"))
+    store = ParquetCheckpointStore(StorageLocation(f"{s3()}/store"))
     index(store).add(FP, KEY, (0, 2), "ab" * 16)
     index(store).add(FP, "t.k|5", (0, 1), "cd" * 16)
     index(store).add("cd" * 16, "t.j|5", (0, 1), "cd" * 16)

@@ -24,19 +24,19 @@ from ebbflow.infra.protocols import Attempt, Checkpoint
 from ebbflow.infra.query.checkpoints import JsonStore, ParquetCheckpointStore
 from ebbflow.infra.query.results import read_checkpoint
 from ebbflow.infra.storage.filesystems import resolve, split
-from ebbflow.infra.storage.places import Place
+from ebbflow.infra.storage.places import StorageLocation
 from tests.infra.stored import COLUMNS, DAY, FP, OTHER, edit, put, save, table, write
 
 # --- the contract -----------------------------------------------------------------------------------------
 
 
 def test_a_committed_checkpoint_is_found_with_all_it_was_committed_with(place: str) -> None:
-    store = ParquetCheckpointStore(Place(place))
+    store = ParquetCheckpointStore(StorageLocation(place))
     attempt = store.begin(FP)
     write(attempt, table(3), table(4, start=3))
     done = store.commit(attempt, rows=7, columns=COLUMNS, seconds=2.5, sources={"t": "v1"})
 
-    found = ParquetCheckpointStore(Place(place)).find(FP, {"t": "v1"})
+    found = ParquetCheckpointStore(StorageLocation(place)).find(FP, {"t": "v1"})
 
     assert found == done
     assert found.relation.name == f"ckpt_{FP}"
@@ -49,7 +49,7 @@ def test_a_committed_checkpoint_is_found_with_all_it_was_committed_with(place: s
 
 
 def test_an_attempt_is_invisible_until_it_is_committed(place: str) -> None:
-    store = ParquetCheckpointStore(Place(place))
+    store = ParquetCheckpointStore(StorageLocation(place))
     write(store.begin(FP), table(3))
 
     assert store.find(FP) is None
@@ -58,7 +58,7 @@ def test_an_attempt_is_invisible_until_it_is_committed(place: str) -> None:
 
 
 def test_a_discarded_attempt_leaves_no_files_and_may_be_discarded_again(place: str) -> None:
-    store = ParquetCheckpointStore(Place(place))
+    store = ParquetCheckpointStore(StorageLocation(place))
     attempt = store.begin(FP)
     write(attempt, table(3))
     store.discard(attempt)
@@ -73,7 +73,7 @@ def test_a_discarded_attempt_leaves_no_files_and_may_be_discarded_again(place: s
 def test_an_attempt_that_is_still_written_to_is_left_for_the_collector(
     tmp_path: Path, clock: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = ParquetCheckpointStore(Place(tmp_path), clock)
+    store = ParquetCheckpointStore(StorageLocation(tmp_path), clock)
     attempt = store.begin(FP)
     write(attempt, table(3))
     with monkeypatch.context() as patched:
@@ -85,7 +85,10 @@ def test_an_attempt_that_is_still_written_to_is_left_for_the_collector(
 
 
 def test_the_first_commit_of_a_fingerprint_wins_and_the_second_gets_it(place: str) -> None:
-    store, rival = ParquetCheckpointStore(Place(place)), ParquetCheckpointStore(Place(place))
+    store, rival = (
+        ParquetCheckpointStore(StorageLocation(place)),
+        ParquetCheckpointStore(StorageLocation(place)),
+    )
     ours, theirs = store.begin(FP), rival.begin(FP)
     write(ours, table(3))
     write(theirs, table(3))
@@ -97,7 +100,7 @@ def test_the_first_commit_of_a_fingerprint_wins_and_the_second_gets_it(place: st
 
 
 def test_rows_that_are_not_in_the_files_are_not_committed(place: str) -> None:
-    store = ParquetCheckpointStore(Place(place))
+    store = ParquetCheckpointStore(StorageLocation(place))
     attempt = store.begin(FP)
     write(attempt, table(3))
     with pytest.raises(StorageError, match="should have 4 rows, its 1 files have 3"):
@@ -108,7 +111,7 @@ def test_rows_that_are_not_in_the_files_are_not_committed(place: str) -> None:
 
 
 def test_a_file_that_is_not_parquet_is_not_committed(place: str) -> None:
-    store = ParquetCheckpointStore(Place(place))
+    store = ParquetCheckpointStore(StorageLocation(place))
     attempt = store.begin(FP)
     put(f"{attempt.place.uri}/part-00000.parquet", b"PAR1 but not really")
     with pytest.raises(StorageError, match="part-00000"):
@@ -117,7 +120,7 @@ def test_a_file_that_is_not_parquet_is_not_committed(place: str) -> None:
 
 @pytest.mark.parametrize("written", [(), (table(0),), (table(0), table(0))])
 def test_a_stage_without_rows_is_a_checkpoint_too(place: str, written: tuple[pa.Table, ...]) -> None:
-    store = ParquetCheckpointStore(Place(place))
+    store = ParquetCheckpointStore(StorageLocation(place))
     attempt = store.begin(FP)
     write(attempt, *written)
     columns = (*COLUMNS, ("d", "decimal(15,2)")) if not written else COLUMNS
@@ -130,7 +133,7 @@ def test_a_stage_without_rows_is_a_checkpoint_too(place: str, written: tuple[pa.
 
 
 def test_what_engines_leave_beside_the_data_is_not_part_of_it(place: str) -> None:
-    store = ParquetCheckpointStore(Place(place))
+    store = ParquetCheckpointStore(StorageLocation(place))
     attempt = store.begin(FP)
     write(attempt, table(3))
     for name in ("_SUCCESS", ".part-00000.parquet.crc", "_temporary/0/part-7.parquet"):
@@ -144,7 +147,7 @@ def test_what_engines_leave_beside_the_data_is_not_part_of_it(place: str) -> Non
 
 
 def test_parts_come_in_the_order_of_their_numbers(tmp_path: Path) -> None:
-    store = ParquetCheckpointStore(Place(tmp_path))
+    store = ParquetCheckpointStore(StorageLocation(tmp_path))
     attempt = store.begin(FP)
     for number in (10, 2, 1):
         pq.write_table(table(1, start=number), f"{attempt.place.root}/data_{number}.parquet")
@@ -153,7 +156,7 @@ def test_parts_come_in_the_order_of_their_numbers(tmp_path: Path) -> None:
 
 
 def test_other_source_versions_make_a_checkpoint_stale_and_a_new_commit_replaces_it(place: str) -> None:
-    store = ParquetCheckpointStore(Place(place))
+    store = ParquetCheckpointStore(StorageLocation(place))
     save(store, rows=5, lineitem="v1", orders="v1")
 
     assert store.find(FP, {"lineitem": "v2", "orders": "v1"}) is None
@@ -165,7 +168,7 @@ def test_other_source_versions_make_a_checkpoint_stale_and_a_new_commit_replaces
 
 
 def test_a_fingerprint_is_hexadecimal_so_that_it_cannot_leave_the_store(place: str) -> None:
-    store = ParquetCheckpointStore(Place(place))
+    store = ParquetCheckpointStore(StorageLocation(place))
     for bad in ("", "../../etc", "AB12", "abc/def", "xyz", "a" * 129):
         with pytest.raises(StorageError, match="hex"):
             store.begin(bad)
@@ -174,10 +177,10 @@ def test_a_fingerprint_is_hexadecimal_so_that_it_cannot_leave_the_store(place: s
 
 
 def test_an_attempt_of_another_place_is_refused(place: str, tmp_path: Path) -> None:
-    store = ParquetCheckpointStore(Place(place))
+    store = ParquetCheckpointStore(StorageLocation(place))
     real = store.begin(FP)
     for forged in (
-        Attempt(FP, real.id, Place(f"file://{tmp_path}/elsewhere")),
+        Attempt(FP, real.id, StorageLocation(f"file://{tmp_path}/elsewhere")),
         Attempt(FP, "..", real.place),
         Attempt(OTHER, real.id, real.place),
     ):
@@ -219,7 +222,7 @@ OUTSIDE = "data/../../elsewhere"
 def test_a_manifest_that_breaks_a_rule_is_ignored_and_told_once(
     tmp_path: Path, changes: dict[str, Any], told: str
 ) -> None:
-    store = ParquetCheckpointStore(Place(tmp_path))
+    store = ParquetCheckpointStore(StorageLocation(tmp_path))
     save(store)
     edit(store, **changes)
 
@@ -233,7 +236,7 @@ def test_a_manifest_that_breaks_a_rule_is_ignored_and_told_once(
 
 
 def test_a_torn_manifest_is_ignored_at_every_length_and_replaced_by_the_next_commit(tmp_path: Path) -> None:
-    store = ParquetCheckpointStore(Place(tmp_path))
+    store = ParquetCheckpointStore(StorageLocation(tmp_path))
     save(store)
     manifest = tmp_path / "manifests" / f"{FP}.json"
     whole = manifest.read_bytes()
@@ -246,7 +249,7 @@ def test_a_torn_manifest_is_ignored_at_every_length_and_replaced_by_the_next_com
 
 
 def test_a_truncated_missing_or_overwritten_data_file_makes_the_checkpoint_invalid(place: str) -> None:
-    store = ParquetCheckpointStore(Place(place))
+    store = ParquetCheckpointStore(StorageLocation(place))
     done = save(store)
     file = done.relation.files[0]
     fs = resolve(done.uri)[0]
@@ -263,7 +266,7 @@ def test_a_truncated_missing_or_overwritten_data_file_makes_the_checkpoint_inval
                 out.write(data)
         put(f"{place}/manifests/{FP}.json", manifest)  # what is damaged is set aside
         # as another process sees it
-        fresh = ParquetCheckpointStore(Place(place))
+        fresh = ParquetCheckpointStore(StorageLocation(place))
         assert fresh.find(FP) is None
         return fresh.problems()[0]
 
@@ -274,7 +277,7 @@ def test_a_truncated_missing_or_overwritten_data_file_makes_the_checkpoint_inval
 
 
 def test_unknown_files_are_ignored_and_told_once(place: str) -> None:
-    store = ParquetCheckpointStore(Place(place))
+    store = ParquetCheckpointStore(StorageLocation(place))
     done = save(store)
     put(f"{place}/notes.txt", b"hello")
     put(f"{place}/manifests/README", b"hello")
@@ -295,7 +298,7 @@ def test_unknown_files_are_ignored_and_told_once(place: str) -> None:
 
 
 def _commit_at_once(uri: str, fingerprints: list[str], barrier: Any, results: Any) -> None:
-    store = ParquetCheckpointStore(Place(uri))
+    store = ParquetCheckpointStore(StorageLocation(uri))
     for fingerprint in fingerprints:
         attempt = store.begin(fingerprint)
         write(attempt, table(20))
@@ -325,7 +328,7 @@ def test_processes_that_commit_one_fingerprint_at_once_all_get_the_same_checkpoi
         worker.join(30)
         assert worker.exitcode == 0
 
-    store = ParquetCheckpointStore(Place(tmp_path))
+    store = ParquetCheckpointStore(StorageLocation(tmp_path))
     for fingerprint in fingerprints:
         found = store.find(fingerprint, {"t": "v"})
         assert found is not None
@@ -338,7 +341,7 @@ def test_threads_that_commit_one_fingerprint_at_once_on_s3_all_get_a_valid_one(s
     barrier = threading.Barrier(4)
 
     def work(_: int) -> Checkpoint:
-        store = ParquetCheckpointStore(Place(uri))
+        store = ParquetCheckpointStore(StorageLocation(uri))
         attempt = store.begin(FP)
         write(attempt, table(20))
         barrier.wait(30)
@@ -347,7 +350,7 @@ def test_threads_that_commit_one_fingerprint_at_once_on_s3_all_get_a_valid_one(s
     with ThreadPoolExecutor(4) as pool:
         done = list(pool.map(work, range(4)))
 
-    found = ParquetCheckpointStore(Place(uri)).find(FP)
+    found = ParquetCheckpointStore(StorageLocation(uri)).find(FP)
     assert found is not None
     assert found.uri in {checkpoint.uri for checkpoint in done}
     for checkpoint in done:
@@ -394,7 +397,7 @@ def test_a_writer_that_is_killed_in_mid_write_leaves_nothing_visible(tmp_path: P
     child.send_signal(signal.SIGKILL)
     child.wait(20)
 
-    store = ParquetCheckpointStore(Place(tmp_path))
+    store = ParquetCheckpointStore(StorageLocation(tmp_path))
     assert store.find(FP) is None
     assert store.checkpoints() == []
     assert store.problems() == []
@@ -411,7 +414,7 @@ def test_a_committer_that_is_killed_at_any_moment_leaves_only_whole_checkpoints(
             time.sleep(0.001)
         child.kill()
         child.wait(20)
-        store = ParquetCheckpointStore(Place(tmp_path / str(round_number)))
+        store = ParquetCheckpointStore(StorageLocation(tmp_path / str(round_number)))
         whole = store.checkpoints()
         assert len(whole) == len(list(manifests.glob("*.json")))
         assert store.problems() == []
@@ -427,12 +430,12 @@ def test_a_committer_that_is_killed_at_any_moment_leaves_only_whole_checkpoints(
 def test_a_store_below_a_file_is_refused_with_its_name(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match=r"cannot write to the checkpoint store file://.*/file/store"):
-        ParquetCheckpointStore(Place(f"{tmp_path}/file/store")).begin(FP)
+        ParquetCheckpointStore(StorageLocation(f"{tmp_path}/file/store")).begin(FP)
 
 
 def test_a_bucket_that_does_not_exist_is_named(s3: Any) -> None:
     with pytest.raises(StorageError, match="no such bucket"):
-        ParquetCheckpointStore(Place("s3://never-made-this/store")).begin(FP)
+        ParquetCheckpointStore(StorageLocation("s3://never-made-this/store")).begin(FP)
 
 
 @pytest.fixture
@@ -464,7 +467,7 @@ def fill(path: Path) -> None:
 def test_a_full_disk_is_told_as_such_and_keeps_what_was_finished(small_disk: Path) -> None:
     from ebbflow.infra.query.results import write_result
 
-    store = ParquetCheckpointStore(Place(small_disk / "store"))
+    store = ParquetCheckpointStore(StorageLocation(small_disk / "store"))
     done = save(store, rows=1000)
     attempt = store.begin(OTHER)
     write(attempt, table(10))
@@ -475,9 +478,9 @@ def test_a_full_disk_is_told_as_such_and_keeps_what_was_finished(small_disk: Pat
     with pytest.raises(StorageFullError, match="free some space"):
         store.commit(attempt, rows=10, columns=COLUMNS, seconds=1, sources={})
     with pytest.raises(StorageFullError):
-        JsonStore(Place(small_disk / "cache")).put("k", "v" * 10_000)
+        JsonStore(StorageLocation(small_disk / "cache")).put("k", "v" * 10_000)
     with pytest.raises(StorageFullError):
-        write_result(done, Place(small_disk / "result.parquet"))
+        write_result(done, StorageLocation(small_disk / "result.parquet"))
 
     assert not list(small_disk.glob("*result*")) + list(small_disk.glob(".*result*"))
     assert store.find(OTHER) is None
@@ -487,9 +490,9 @@ def test_a_full_disk_is_told_as_such_and_keeps_what_was_finished(small_disk: Pat
 
 
 def test_a_read_only_store_can_still_be_read(small_disk: Path) -> None:
-    done = save(ParquetCheckpointStore(Place(small_disk)))
+    done = save(ParquetCheckpointStore(StorageLocation(small_disk)))
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
-    store = ParquetCheckpointStore(Place(small_disk))
+    store = ParquetCheckpointStore(StorageLocation(small_disk))
     assert store.find(FP) == done
     with pytest.raises(StorageError, match="cannot write to the checkpoint store"):
         store.begin(OTHER)

@@ -10,7 +10,7 @@ from ebbflow.infra.errors import StorageError
 from ebbflow.infra.query.checkpoints import JsonStore, ParquetCheckpointStore
 from ebbflow.infra.storage.checksums import sealed
 from ebbflow.infra.storage.filesystems import split
-from ebbflow.infra.storage.places import Place
+from ebbflow.infra.storage.places import StorageLocation
 from tests.infra.stored import COLUMNS, DAY, FP, OTHER, edit, save, table, write
 
 # --- collecting -------------------------------------------------------------------------------------------
@@ -19,7 +19,7 @@ from tests.infra.stored import COLUMNS, DAY, FP, OTHER, edit, save, table, write
 def test_collecting_deletes_the_least_recently_used_first_and_never_what_is_kept(
     tmp_path: Path, clock: Any
 ) -> None:
-    store = ParquetCheckpointStore(Place(tmp_path), clock)
+    store = ParquetCheckpointStore(StorageLocation(tmp_path), clock)
     names = [f"{i:032x}" for i in range(4)]
     made = {}
     for name in names:
@@ -39,7 +39,7 @@ def test_collecting_deletes_the_least_recently_used_first_and_never_what_is_kept
 
 
 def test_collecting_works_on_s3(s3: Any) -> None:
-    store = ParquetCheckpointStore(Place(f"{s3()}/store"))
+    store = ParquetCheckpointStore(StorageLocation(f"{s3()}/store"))
     kept, other = save(store, fp=FP), save(store, fp=OTHER)
     assert store.collect(0, keep=frozenset({FP})) == other.bytes
     assert store.checkpoints() == [kept]
@@ -49,7 +49,7 @@ def test_collecting_works_on_s3(s3: Any) -> None:
 def test_attempts_abandoned_for_over_a_day_are_deleted_and_younger_ones_are_not(
     place: str, clock: Any
 ) -> None:
-    store = ParquetCheckpointStore(Place(place), clock)
+    store = ParquetCheckpointStore(StorageLocation(place), clock)
     done = save(store, fp=OTHER)
     attempt = store.begin(FP)
     write(attempt, table(100))
@@ -66,7 +66,7 @@ def test_attempts_abandoned_for_over_a_day_are_deleted_and_younger_ones_are_not(
 def test_damaged_checkpoints_go_after_a_day_but_those_of_another_version_stay(
     tmp_path: Path, clock: Any
 ) -> None:
-    store = ParquetCheckpointStore(Place(tmp_path), clock)
+    store = ParquetCheckpointStore(StorageLocation(tmp_path), clock)
     newer = save(store)
     edit(store, version=3)
     damaged = save(store, fp=OTHER)
@@ -83,7 +83,7 @@ def test_damaged_checkpoints_go_after_a_day_but_those_of_another_version_stay(
 def test_tidying_is_due_once_an_hour_after_much_was_written_and_for_another_budget(
     tmp_path: Path, clock: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = ParquetCheckpointStore(Place(tmp_path), clock)
+    store = ParquetCheckpointStore(StorageLocation(tmp_path), clock)
     looked: list[int] = []
     monkeypatch.setattr(store, "collect", lambda budget, keep: looked.append(budget))
 
@@ -109,11 +109,11 @@ def test_tidying_is_due_once_an_hour_after_much_was_written_and_for_another_budg
 
 
 def test_json_values_come_back_and_others_are_missing(place: str) -> None:
-    cache = JsonStore(Place(place))
+    cache = JsonStore(StorageLocation(place))
     assert cache.get("a") is None
     cache.put("a", {"x": [1, 2.5, None, "é"]})
     cache.put("../b/c", 7)
-    assert JsonStore(Place(place)).get("a") == {"x": [1, 2.5, None, "é"]}
+    assert JsonStore(StorageLocation(place)).get("a") == {"x": [1, 2.5, None, "é"]}
     assert cache.get("../b/c") == 7
     cache.put("a", 1)
     assert cache.get("a") == 1
@@ -132,14 +132,14 @@ def test_json_values_come_back_and_others_are_missing(place: str) -> None:
     ],
 )
 def test_corrupt_json_entries_read_as_missing(tmp_path: Path, content: bytes) -> None:
-    cache = JsonStore(Place(tmp_path))
+    cache = JsonStore(StorageLocation(tmp_path))
     cache.put("a", 1)
     Path(cache.file("a")).write_bytes(content)
     assert cache.get("a") is None
 
 
 def test_readers_of_a_json_value_never_see_a_part_of_it(tmp_path: Path) -> None:
-    cache = JsonStore(Place(tmp_path))
+    cache = JsonStore(StorageLocation(tmp_path))
     cache.put("a", ["x"] * 5_000)
     stop = threading.Event()
     seen: list[Any] = []

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from ebbflow.infra.errors import WorkloadError
 from ebbflow.infra.simulation.traces.cluster import Cluster, gpu_node, read_spot_trace
 from ebbflow.infra.simulation.traces.node_traces import (
+    AvailabilityInterval,
     NodeEvent,
-    Presence,
     cluster_of,
     presences,
     read_node_trace,
@@ -98,7 +98,7 @@ def test_what_contradicts_the_cluster_is_refused(tmp_path: Path) -> None:
 @given(st.lists(st.tuples(st.integers(0, 10_000), st.integers(1, 10_000), st.integers(1, 500)), max_size=8))
 def test_presences_survive_the_way_through_a_cluster(spans: list[tuple[int, int, int]]) -> None:
     found = [
-        Presence(
+        AvailabilityInterval(
             gpu_node(f"n{i}", 4), start, start + length, start + length - min(told, length), start + length
         )
         for i, (start, length, told) in enumerate(spans)

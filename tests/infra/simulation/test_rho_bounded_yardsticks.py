@@ -10,7 +10,7 @@ from ebbflow.infra.simulation.engine import simulate
 from ebbflow.infra.simulation.jobs.adaptdl import adaptdl_jobs
 from ebbflow.infra.simulation.jobs.profiles import Profiles
 from ebbflow.infra.simulation.protocols import Saves
-from ebbflow.infra.simulation.rounds.scenario import RoundsWorld
+from ebbflow.infra.simulation.rounds.scenario import RoundsScenario
 from ebbflow.infra.simulation.rounds.setting import GAVEL, SHOCKWAVE, Outcome
 from ebbflow.infra.simulation.rounds.trace import TraceJob, read_throughputs, read_trace
 from ebbflow.infra.simulation.traces.cluster import CapacityChange, Cluster
@@ -32,7 +32,7 @@ def shockwave() -> tuple[list[TraceJob], object]:
 
 
 def in_rounds(trace, table, policy, gpus: int = 32) -> Outcome:
-    return RoundsWorld(trace, table, {"v100": gpus}, SHOCKWAVE).run(policy)
+    return RoundsScenario(trace, table, {"v100": gpus}, SHOCKWAVE).run(policy)
 
 
 def test_all_four_goals_at_once_on_the_120_jobs(shockwave):
@@ -72,7 +72,7 @@ def test_gpu_types_on_the_96_jobs():
         read_trace(folder / "jobs-96.trace"),
         read_throughputs(folder / "simulation_throughputs.json"),
     )
-    outcome = RoundsWorld(trace, table, {"v100": 8, "p100": 16, "k80": 24}, GAVEL).run(RhoBounded())
+    outcome = RoundsScenario(trace, table, {"v100": 8, "p100": 16, "k80": 24}, GAVEL).run(RhoBounded())
     found = outcome.summary()
     assert len(outcome.jobs) == 96
     # The best average of Gavel's policies there is 14,623 s, the least makespan 61,513 s (at 22,973 s on average).

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from ebbflow.infra.errors import SimulationError, WorkloadError
-from ebbflow.infra.simulation.rounds.scenario import RoundsWorld
+from ebbflow.infra.simulation.rounds.scenario import RoundsScenario
 from ebbflow.infra.simulation.rounds.setting import GAVEL, SHOCKWAVE, Outcome, gpu_cluster, python_generator
 from ebbflow.infra.simulation.rounds.trace import Throughputs, TraceJob, read_throughputs, read_trace
 from ebbflow.planners.model.scheduling import Decision, Grant, Policy, View
@@ -44,12 +44,12 @@ Files = tuple[list[TraceJob], Throughputs]
 
 
 def on_shockwave(rule: ShareRule, files: Files) -> Outcome:
-    world = RoundsWorld(*files, {"v100": 32}, SHOCKWAVE)
+    world = RoundsScenario(*files, {"v100": 32}, SHOCKWAVE)
     return world.run(RoundBased(rule, SHOCKWAVE.round_s, SHOCKWAVE.reset_s))
 
 
 def on_gavel(rule: ShareRule, files: Files) -> Outcome:
-    world = RoundsWorld(*files, {"v100": 8, "p100": 16, "k80": 24}, GAVEL)
+    world = RoundsScenario(*files, {"v100": 8, "p100": 16, "k80": 24}, GAVEL)
     return world.run(RoundBased(rule, GAVEL.round_s, GAVEL.reset_s))
 
 
@@ -84,7 +84,7 @@ def test_shockwave_job_by_job(
 
 
 def test_time_alone(shockwave_files: Files) -> None:
-    world = RoundsWorld(*shockwave_files, {"v100": 32}, SHOCKWAVE)
+    world = RoundsScenario(*shockwave_files, {"v100": 32}, SHOCKWAVE)
     assert [world.jobs[i].alone for i in (0, 1, 2, 3, 18, 40)] == [
         1224.7973776609238,
         2996.0316784762317,
@@ -198,7 +198,7 @@ def job(number: int, steps: int = 1000, gpus: int = 1, arrival: float = 0.0) -> 
 
 
 def run(jobs: list[TraceJob], gpus: Mapping[str, int], policy: Policy | None = None) -> Outcome:
-    return RoundsWorld(jobs, SMALL, gpus, SHOCKWAVE).run(policy or RoundBased(GandivaFair()))
+    return RoundsScenario(jobs, SMALL, gpus, SHOCKWAVE).run(policy or RoundBased(GandivaFair()))
 
 
 def test_one_job_alone_loses_nothing_but_rounding() -> None:
@@ -237,13 +237,13 @@ def test_shockwave_ends_in_an_idle_gap_and_says_whom_it_dropped() -> None:
     jobs = [job(0, 100), job(1, 100, arrival=9_000.0)]
     outcome = run(jobs, {"v100": 1})
     assert [(found.number, found.status) for found in outcome.dropped] == [(1, "unfinished")]
-    gavel = RoundsWorld(jobs, SMALL, {"v100": 1}, GAVEL).run(RoundBased(GandivaFair(), 360.0, 1920.0))
+    gavel = RoundsScenario(jobs, SMALL, {"v100": 1}, GAVEL).run(RoundBased(GandivaFair(), 360.0, 1920.0))
     assert [found.name for found in gavel.jobs] == ["0", "1"]
 
 
 def test_a_job_that_gains_nothing_leaves_after_five_failures() -> None:
     jobs = [TraceJob(0, "ResNet-18 (batch size 256)", 1, 2, 0.0), job(1, 2000)]  # one step on two GPUs
-    outcome = RoundsWorld(jobs, SMALL, {"v100": 3}, GAVEL).run(RoundBased(Isolated(), 360.0, 1920.0))
+    outcome = RoundsScenario(jobs, SMALL, {"v100": 3}, GAVEL).run(RoundBased(Isolated(), 360.0, 1920.0))
     assert [(found.number, found.status) for found in outcome.dropped] == [(0, "removed")]
     assert "5 micro-rounds" in outcome.dropped[0].reason
 
@@ -283,9 +283,9 @@ def test_a_policy_that_no_cluster_could_follow_is_stopped(policy: Policy, reason
 
 def test_what_was_not_measured_is_refused() -> None:
     with pytest.raises(WorkloadError, match=r"ResNet-18 \(batch size 256\) on 3 × v100"):
-        RoundsWorld([job(0, gpus=3)], SMALL, {"v100": 4}, SHOCKWAVE)
+        RoundsScenario([job(0, gpus=3)], SMALL, {"v100": 4}, SHOCKWAVE)
     with pytest.raises(WorkloadError, match="known types"):
-        RoundsWorld([job(0)], SMALL, {"h100": 4}, SHOCKWAVE)
+        RoundsScenario([job(0)], SMALL, {"h100": 4}, SHOCKWAVE)
 
 
 def test_nodes_hold_what_they_should() -> None:

@@ -20,7 +20,7 @@ from ebbflow.planners.model.capacity import Notice
 from ebbflow.planners.model.scheduling import Decision, Grant
 from ebbflow.planners.scheduling.gangs.optimus import Optimus
 from ebbflow.planners.scheduling.gangs.tiresias import Tiresias
-from ebbflow.planners.scheduling.placement import Room, most_free_first
+from ebbflow.planners.scheduling.placement import FreeCapacity, most_free_first
 
 DATA = Path(__file__).parents[2] / "fixtures" / "training" / "oobleck"
 
@@ -41,7 +41,7 @@ class Fifo:
 
     def decide(self, view, memory, rng):
         self.asked.append(view.now)
-        room = Room(view.capacity.usable, (app.held for app in view.apps))
+        room = FreeCapacity(view.capacity.usable, (app.held for app in view.apps))
         grants = {}
         for app in view.apps:
             placement = app.held or most_free_first(room, app, app.gpus) or ()

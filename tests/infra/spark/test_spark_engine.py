@@ -27,7 +27,7 @@ from ebbflow.infra.spark.metrics import group_metrics
 from ebbflow.infra.spark.session import check_master
 from ebbflow.infra.spark.settings import addresses, executor_memory, settings, stays_on_this_machine
 from ebbflow.infra.storage.files import FileEntry
-from ebbflow.infra.storage.places import Place
+from ebbflow.infra.storage.places import StorageLocation
 
 TOO_LARGE = BroadcastTooLargeError
 
@@ -221,7 +221,9 @@ def _numbers(tmp_path_factory: pytest.TempPathFactory) -> Relation:
 def make_job(sql: str, *relations: Relation, out: Path, partitions: int = 3) -> StageJob:
     folder = out / uuid.uuid4().hex
     folder.mkdir()
-    return StageJob(uuid.uuid4().hex, "the stage", sql, relations, Place(folder.as_uri()), partitions)
+    return StageJob(
+        uuid.uuid4().hex, "the stage", sql, relations, StorageLocation(folder.as_uri()), partitions
+    )
 
 
 @pytest.mark.spark

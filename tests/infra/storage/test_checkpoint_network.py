@@ -11,7 +11,7 @@ import torch
 
 from ebbflow.infra.errors import StorageError
 from ebbflow.infra.storage import filesystems
-from ebbflow.infra.storage.places import Place
+from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.infra.training.checkpoints.folder import CheckpointFolder
 from tests.chaos.proxy import Proxy
 from tests.infra.training.checkpoint_cases import state
@@ -47,7 +47,7 @@ def _uri(network: Proxy, tmp_path: Path) -> str:
 
 
 def _step(uri: str) -> int:
-    folder = CheckpointFolder(Place(uri))
+    folder = CheckpointFolder(StorageLocation(uri))
     found = folder.latest()
     assert found is not None
     assert torch.equal(folder.load(found)["model"]["w"], state(found.step)["model"]["w"])
@@ -58,13 +58,13 @@ def _step(uri: str) -> int:
 def test_a_save_without_its_network_is_an_error_and_the_one_before_stays(
     network: Proxy, uri: str, how: Any
 ) -> None:
-    folder = CheckpointFolder(Place(uri))
+    folder = CheckpointFolder(StorageLocation(uri))
     folder.save(state(1), 1)
     network.set(how)
     with pytest.raises(StorageError, match="cannot"):
         folder.save(state(2), 2)
     with pytest.raises(StorageError):  # not "there is none", upon which a run would begin again
-        CheckpointFolder(Place(uri)).latest()
+        CheckpointFolder(StorageLocation(uri)).latest()
     network.set("open")
     assert _step(uri) == 1
     folder.save(state(3), 3)
@@ -73,6 +73,6 @@ def test_a_save_without_its_network_is_an_error_and_the_one_before_stays(
 
 def test_a_slow_network_delays_a_save_and_changes_nothing(network: Proxy, uri: str) -> None:
     network.set("slow")
-    folder = CheckpointFolder(Place(uri))
+    folder = CheckpointFolder(StorageLocation(uri))
     folder.save(state(5), 5)
     assert _step(uri) == 5

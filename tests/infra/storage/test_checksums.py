@@ -15,7 +15,7 @@ from ebbflow.infra.storage import checksums
 from ebbflow.infra.storage.files import FileEntry
 from ebbflow.infra.storage.filesystems import resolve
 from ebbflow.infra.storage.jsonstore import JsonStore
-from ebbflow.infra.storage.places import Place
+from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.infra.tables import sampling
 from ebbflow.infra.tables.parquet import discover
 from ebbflow.infra.tables.sampling import Sample
@@ -34,8 +34,8 @@ def test_a_files_checksum_is_xxh64_with_sparks_seed_wherever_the_file_is(place: 
         scheme = "s3" if place.startswith("s3") else "file"
         entries = [FileEntry(resolve(f"{place}/{size}")[1], size, 0.0)]
         assert checksums.of_files(scheme, entries) == [checksums.of_bytes(data)]
-        assert checksums.of_place(Place(f"{place}/{size}")) == checksums.of_bytes(data)
-    assert not checksums.is_same(Place(f"{place}/none"), checksums.of_bytes(b""))
+        assert checksums.of_place(StorageLocation(f"{place}/{size}")) == checksums.of_bytes(data)
+    assert not checksums.is_same(StorageLocation(f"{place}/none"), checksums.of_bytes(b""))
 
 
 @pytest.mark.parametrize("indent", [None, 1])
@@ -55,7 +55,7 @@ def test_a_sealed_text_is_json_and_no_byte_of_it_can_change(indent: int | None) 
 
 
 def test_a_flipped_byte_of_a_cached_value_makes_it_missing(tmp_path: Path) -> None:
-    cache = JsonStore(Place(tmp_path))
+    cache = JsonStore(StorageLocation(tmp_path))
     cache.put("k", {"rows": 12})
     path = Path(cache.file("k"))
     whole = path.read_bytes()
@@ -70,8 +70,8 @@ def test_a_flipped_byte_of_a_cached_value_makes_it_missing(tmp_path: Path) -> No
 def test_a_flipped_byte_of_a_kept_sample_makes_it_drawn_again(tmp_path: Path) -> None:
     (tmp_path / "t").mkdir()
     pq.write_table(pa.table({"a": list(range(50))}), tmp_path / "t/t.parquet")
-    (relation,) = discover(Place(tmp_path / "t"))
-    cache = JsonStore(Place(tmp_path / "cache"))
+    (relation,) = discover(StorageLocation(tmp_path / "t"))
+    cache = JsonStore(StorageLocation(tmp_path / "cache"))
     sampling.keep(relation, Sample(pa.table({"a": list(range(50))}), 50, ()), cache, 100)
     (path,) = (tmp_path / "cache").glob("*.sample")
     whole = path.read_bytes()
@@ -83,7 +83,7 @@ def test_a_flipped_byte_of_a_kept_sample_makes_it_drawn_again(tmp_path: Path) ->
 
 
 def test_a_damaged_slice_is_no_slice_and_the_others_stay(tmp_path: Path) -> None:
-    store = ParquetCheckpointStore(Place(tmp_path / "store"))
+    store = ParquetCheckpointStore(StorageLocation(tmp_path / "store"))
     index = SliceIndex(store, store.cache("slices"))
     for cells, fp in (((0, 2), FP), ((2, 4), OTHER)):
         save(store, fp=fp)
@@ -92,18 +92,18 @@ def test_a_damaged_slice_is_no_slice_and_the_others_stay(tmp_path: Path) -> None
     data = path.read_bytes()
     path.write_bytes(data[:30] + bytes([data[30] ^ 1]) + data[31:])
 
-    fresh = ParquetCheckpointStore(Place(tmp_path / "store"))
+    fresh = ParquetCheckpointStore(StorageLocation(tmp_path / "store"))
     found = SliceIndex(fresh, fresh.cache("slices")).find("e" * 32, "by k", {})
     assert list(found) == [(2, 4)]
     assert len(fresh.problems()) == 1
 
 
 def test_listing_and_tidying_a_store_hash_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    save(ParquetCheckpointStore(Place(tmp_path)))
+    save(ParquetCheckpointStore(StorageLocation(tmp_path)))
     hashed: list[str] = []
     of_file = checksums.of_file
     monkeypatch.setattr(checksums, "of_file", lambda *a: hashed.append(a[1]) or of_file(*a))
-    store = ParquetCheckpointStore(Place(tmp_path))
+    store = ParquetCheckpointStore(StorageLocation(tmp_path))
     (found,) = store.checkpoints()
     assert store.find(FP, verified=False) == found
     store.collect(1 << 30)
@@ -120,14 +120,17 @@ def test_what_was_just_written_is_hashed_once(tmp_path: Path, monkeypatch: pytes
     hashed: list[str] = []
     of_file = checksums.of_file
     monkeypatch.setattr(checksums, "of_file", lambda *a: hashed.append(a[1]) or of_file(*a))
-    store = ParquetCheckpointStore(Place(tmp_path))
+    store = ParquetCheckpointStore(StorageLocation(tmp_path))
     done = save(store)
     assert store.find(FP) == done
     assert len(hashed) == 1
 
 
 def test_a_damaged_manifest_is_not_set_aside_once_another_has_taken_its_place(tmp_path: Path) -> None:
-    one, other = ParquetCheckpointStore(Place(tmp_path)), ParquetCheckpointStore(Place(tmp_path))
+    one, other = (
+        ParquetCheckpointStore(StorageLocation(tmp_path)),
+        ParquetCheckpointStore(StorageLocation(tmp_path)),
+    )
     old = save(one)
     path = Path(old.relation.files[0].path)
     path.write_bytes(path.read_bytes()[:-1] + b"x")
@@ -140,7 +143,7 @@ def test_a_damaged_manifest_is_not_set_aside_once_another_has_taken_its_place(tm
 
 
 def test_what_was_set_aside_is_kept_for_a_day(tmp_path: Path, clock: Any) -> None:
-    store = ParquetCheckpointStore(Place(tmp_path), clock)
+    store = ParquetCheckpointStore(StorageLocation(tmp_path), clock)
     save(store)
     edit(store, seconds="long")
     assert store.find(FP) is None
@@ -161,14 +164,14 @@ def test_a_file_on_a_part_of_a_disk_that_cannot_be_read_is_damaged_and_a_lost_ne
 
     from ebbflow.infra.errors import StorageError
 
-    save(ParquetCheckpointStore(Place(tmp_path)))
+    save(ParquetCheckpointStore(StorageLocation(tmp_path)))
 
     def fail(error: OSError) -> ParquetCheckpointStore:
         def of_file(scheme: str, path: str) -> str:
             raise error
 
         monkeypatch.setattr(checksums, "of_file", of_file)
-        return ParquetCheckpointStore(Place(tmp_path))
+        return ParquetCheckpointStore(StorageLocation(tmp_path))
 
     with pytest.raises(StorageError, match="timed out"):
         fail(OSError(errno.ETIMEDOUT, "timed out")).find(FP)

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from ebbflow.infra.storage.locks import RunLock
-from ebbflow.infra.storage.places import Place
+from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.planners.errors import OptionError
 
 
 def test_what_is_below_a_place_needs_no_reading_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    place, bucket = Place("/data/a b"), Place("s3a://bucket//runs/")
+    place, bucket = StorageLocation("/data/a b"), StorageLocation("s3a://bucket//runs/")
     monkeypatch.delattr("ebbflow.infra.storage.places.split")
     below = place.under("x/y.json")
     assert (below.scheme, below.root, below.uri) == (
@@ -27,7 +27,7 @@ def test_what_is_below_a_place_needs_no_reading_again(monkeypatch: pytest.Monkey
 
 def test_a_place_is_told_as_it_was_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    place = Place("~/runs/")
+    place = StorageLocation("~/runs/")
     assert str(place) == "~/runs/"
     assert place.root == f"{tmp_path}/runs"
     assert str(place.under("one")) == "~/runs/one"
@@ -39,28 +39,42 @@ def test_a_relative_place_stays_where_it_was_when_it_was_named(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    place = Place("store")
+    place = StorageLocation("store")
     monkeypatch.chdir("/")
     assert place.root == f"{tmp_path}/store"
     assert pickle.loads(pickle.dumps(place)).root == place.root
 
 
 def test_places_are_equal_however_they_were_named(tmp_path: Path) -> None:
-    assert Place(tmp_path) == Place(tmp_path.as_uri()) == Place(tmp_path.parent).under(tmp_path.name)
-    assert len({Place(tmp_path), Place(f"{tmp_path}/"), Place("s3://b/k"), Place("s3a://b/k/")}) == 2
-    assert Place("/") != Place("/x")
-    assert Place("/").under("x") == Place("/x")
-    assert Place("/x") != "file:///x"
+    assert (
+        StorageLocation(tmp_path)
+        == StorageLocation(tmp_path.as_uri())
+        == StorageLocation(tmp_path.parent).under(tmp_path.name)
+    )
+    assert (
+        len(
+            {
+                StorageLocation(tmp_path),
+                StorageLocation(f"{tmp_path}/"),
+                StorageLocation("s3://b/k"),
+                StorageLocation("s3a://b/k/"),
+            }
+        )
+        == 2
+    )
+    assert StorageLocation("/") != StorageLocation("/x")
+    assert StorageLocation("/").under("x") == StorageLocation("/x")
+    assert StorageLocation("/x") != "file:///x"
 
 
 @pytest.mark.parametrize("text", ["", " ", "ftp://host/x", "s3://", "s3://b/../c", "file://host/x", "a\0b"])
 def test_what_is_no_place_is_refused(text: str) -> None:
     with pytest.raises(OptionError):
-        Place(text)
+        StorageLocation(text)
 
 
 def test_files_of_a_place(tmp_path: Path) -> None:
-    place = Place(tmp_path)
+    place = StorageLocation(tmp_path)
     assert not place.is_file("a")
     place.write("a", b"1")
     assert place.is_file("a")
@@ -70,5 +84,5 @@ def test_files_of_a_place(tmp_path: Path) -> None:
 
 
 def test_a_dead_holders_lock_lingers_only_where_it_is_a_lease(tmp_path: Path) -> None:
-    assert RunLock(Place(tmp_path), "a", ttl=60).lingers == 0
-    assert RunLock(Place("s3://bucket/a"), "a", ttl=60).lingers == 75
+    assert RunLock(StorageLocation(tmp_path), "a", ttl=60).lingers == 0
+    assert RunLock(StorageLocation("s3://bucket/a"), "a", ttl=60).lingers == 75

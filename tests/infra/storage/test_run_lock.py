@@ -19,7 +19,7 @@ import pytest
 from ebbflow.infra.errors import RunLockedError
 from ebbflow.infra.storage.lease_files import Conditional, LeaseFile, ReadBack
 from ebbflow.infra.storage.locks import RunLock
-from ebbflow.infra.storage.places import Place
+from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.planners.errors import OptionError
 
 HOLD = """
@@ -46,14 +46,14 @@ def test_a_second_process_is_refused_until_the_first_is_killed(tmp_path: Path) -
             RunLockedError,
             match=rf"run 'a' is being run by process {process.pid} of \S+ on \S+, since 20.* UTC.*stop that process",
         ):
-            RunLock(Place(tmp_path), "a").acquire()
+            RunLock(StorageLocation(tmp_path), "a").acquire()
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait()
-    with RunLock(Place(tmp_path), "a") as lock:
+    with RunLock(StorageLocation(tmp_path), "a") as lock:
         lock.check()
         with pytest.raises(RunLockedError, match=f"process {os.getpid()} "):
-            RunLock(Place(tmp_path), "a").acquire(take_over=True)
+            RunLock(StorageLocation(tmp_path), "a").acquire(take_over=True)
     with pytest.raises(RunLockedError, match="not held by this process"):
         lock.check()
     with lock:
@@ -62,17 +62,17 @@ def test_a_second_process_is_refused_until_the_first_is_killed(tmp_path: Path) -
 
 def test_a_look_says_who_has_a_run_and_changes_nothing(tmp_path: Path) -> None:
     free = tmp_path / "free"
-    RunLock(Place(free), "a").look()
+    RunLock(StorageLocation(free), "a").look()
     assert not free.exists()
-    with RunLock(Place(tmp_path), "a") as lock:
+    with RunLock(StorageLocation(tmp_path), "a") as lock:
         before = sorted(tmp_path.iterdir())
         with pytest.raises(
             RunLockedError, match=rf"'a' is being run by process {os.getpid()} of .*, since 20"
         ):
-            RunLock(Place(tmp_path), "a").look()
+            RunLock(StorageLocation(tmp_path), "a").look()
         assert sorted(tmp_path.iterdir()) == before
         lock.check()
-    RunLock(Place(tmp_path), "a").look()
+    RunLock(StorageLocation(tmp_path), "a").look()
 
 
 def test_looks_keep_nobody_from_a_run(tmp_path: Path) -> None:
@@ -81,20 +81,20 @@ def test_looks_keep_nobody_from_a_run(tmp_path: Path) -> None:
     def look() -> None:
         while not over.is_set():
             with contextlib.suppress(RunLockedError):
-                RunLock(Place(tmp_path), "a").look()
+                RunLock(StorageLocation(tmp_path), "a").look()
 
     looking = threading.Thread(target=look)
     looking.start()
     try:
         for _ in range(200):
-            RunLock(Place(tmp_path), "a").acquire().release()
+            RunLock(StorageLocation(tmp_path), "a").acquire().release()
     finally:
         over.set()
         looking.join(30)
 
 
 def test_a_forked_child_does_not_keep_the_lock_of_a_dead_parent(tmp_path: Path) -> None:
-    lock = RunLock(Place(tmp_path), "a").acquire()
+    lock = RunLock(StorageLocation(tmp_path), "a").acquire()
     (ready, told), (wait, go) = os.pipe(), os.pipe()
     child = os.fork()
     if not child:
@@ -105,7 +105,7 @@ def test_a_forked_child_does_not_keep_the_lock_of_a_dead_parent(tmp_path: Path) 
     try:
         os.read(ready, 1)
         lock._close()  # what the end of this process would do: close, not unlock
-        RunLock(Place(tmp_path), "a").acquire().release()
+        RunLock(StorageLocation(tmp_path), "a").acquire().release()
     finally:
         os.close(go)
         os.waitpid(child, 0)
@@ -116,8 +116,8 @@ def test_whoever_waited_for_a_discarded_lock_makes_a_new_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, taken: bool
 ) -> None:
     folder, flock = tmp_path / "a", fcntl.flock
-    first = RunLock(Place(folder), "a").acquire()
-    second, third = RunLock(Place(folder), "a"), RunLock(Place(folder), "a")
+    first = RunLock(StorageLocation(folder), "a").acquire()
+    second, third = RunLock(StorageLocation(folder), "a"), RunLock(StorageLocation(folder), "a")
 
     def late(
         descriptor: int, operation: int
@@ -157,8 +157,8 @@ def leased(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_a_lease_is_refused_while_it_is_renewed_and_free_when_it_is_not(leased: str, clock: Any) -> None:
-    ours = RunLock(Place(leased), "a", ttl=60, heartbeat=False, clock=clock).acquire()
-    theirs = RunLock(Place(leased), "a", ttl=60, heartbeat=False, clock=clock)
+    ours = RunLock(StorageLocation(leased), "a", ttl=60, heartbeat=False, clock=clock).acquire()
+    theirs = RunLock(StorageLocation(leased), "a", ttl=60, heartbeat=False, clock=clock)
     for _ in range(3):
         clock.time += 50
         ours.beat()
@@ -180,18 +180,18 @@ def test_a_lease_is_refused_while_it_is_renewed_and_free_when_it_is_not(leased: 
 
 
 def test_a_look_at_a_lease_says_who_holds_it(leased: str, clock: Any) -> None:
-    RunLock(Place(leased), "a", clock=clock).look()
+    RunLock(StorageLocation(leased), "a", clock=clock).look()
     with (
-        RunLock(Place(leased), "a", heartbeat=False, clock=clock),
+        RunLock(StorageLocation(leased), "a", heartbeat=False, clock=clock),
         pytest.raises(RunLockedError, match=rf"run by process {os.getpid()} of .* its lease ends at"),
     ):
-        RunLock(Place(leased), "a", clock=clock).look()
-    RunLock(Place(leased), "a", clock=clock).look()
+        RunLock(StorageLocation(leased), "a", clock=clock).look()
+    RunLock(StorageLocation(leased), "a", clock=clock).look()
 
 
 def test_a_running_lease_is_taken_over_when_asked(leased: str, clock: Any) -> None:
-    ours = RunLock(Place(leased), "a", heartbeat=False, clock=clock).acquire()
-    theirs = RunLock(Place(leased), "a", heartbeat=False, clock=clock).acquire(take_over=True)
+    ours = RunLock(StorageLocation(leased), "a", heartbeat=False, clock=clock).acquire()
+    theirs = RunLock(StorageLocation(leased), "a", heartbeat=False, clock=clock).acquire(take_over=True)
     ours.beat()
     assert not ours.held
     theirs.check()
@@ -200,7 +200,7 @@ def test_a_running_lease_is_taken_over_when_asked(leased: str, clock: Any) -> No
 def test_a_lease_that_cannot_be_renewed_is_kept_until_it_runs_out(
     leased: str, clock: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ours = RunLock(Place(leased), "a", ttl=60, heartbeat=False, clock=clock).acquire()
+    ours = RunLock(StorageLocation(leased), "a", ttl=60, heartbeat=False, clock=clock).acquire()
 
     def away(*_: Any, **__: Any) -> Any:
         raise OSError("the network is away")
@@ -217,18 +217,18 @@ def test_a_lease_that_cannot_be_renewed_is_kept_until_it_runs_out(
 
 
 def test_a_torn_lease_is_free(leased: str, clock: Any) -> None:
-    Place(leased).write("lease.json", b'{"token": "x"')
-    RunLock(Place(leased), "a", heartbeat=False, clock=clock).acquire().check()
+    StorageLocation(leased).write("lease.json", b'{"token": "x"')
+    RunLock(StorageLocation(leased), "a", heartbeat=False, clock=clock).acquire().check()
 
 
 def test_of_many_that_begin_at_once_one_gets_a_conditional_lease(s3: Callable[[], str]) -> None:
     place = f"{s3()}/a"
-    RunLock(Place(place), "a", ttl=0.2, heartbeat=False).acquire()  # expired when the others begin
+    RunLock(StorageLocation(place), "a", ttl=0.2, heartbeat=False).acquire()  # expired when the others begin
     time.sleep(0.3)
     start, won, refused = threading.Barrier(6), [], []
 
     def one() -> None:
-        lock = RunLock(Place(place), "a", heartbeat=False)
+        lock = RunLock(StorageLocation(place), "a", heartbeat=False)
         start.wait(20)
         try:
             won.append(lock.acquire())
@@ -245,31 +245,31 @@ def test_of_many_that_begin_at_once_one_gets_a_conditional_lease(s3: Callable[[]
 
 def test_the_heartbeat_renews_by_itself(s3: Callable[[], str]) -> None:
     place = f"{s3()}/a"
-    with RunLock(Place(place), "a", ttl=1.0) as lock:
-        first = json.loads(Place(place).read("lease.json"))["beat"]
+    with RunLock(StorageLocation(place), "a", ttl=1.0) as lock:
+        first = json.loads(StorageLocation(place).read("lease.json"))["beat"]
         deadline = time.monotonic() + 20
-        while json.loads(Place(place).read("lease.json"))["beat"] == first:
+        while json.loads(StorageLocation(place).read("lease.json"))["beat"] == first:
             assert time.monotonic() < deadline
             time.sleep(0.05)
         lock.check()
-    assert json.loads(Place(place).read("lease.json"))["free"]
+    assert json.loads(StorageLocation(place).read("lease.json"))["free"]
 
 
 def test_a_rule_is_named(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="ttl must be > 0 s; got 0"):
-        RunLock(Place(tmp_path), "a", ttl=0)
-    lock = RunLock(Place(tmp_path), "a").acquire()
+        RunLock(StorageLocation(tmp_path), "a", ttl=0)
+    lock = RunLock(StorageLocation(tmp_path), "a").acquire()
     with pytest.raises(RunLockedError, match="holds run 'a' already"):
         lock.acquire()
     lock.release()
 
 
-def kinds(place: Place, clock: Any) -> list[LeaseFile]:
+def kinds(place: StorageLocation, clock: Any) -> list[LeaseFile]:
     return [ReadBack(place, "x", clock), *([] if place.local else [Conditional(place, "x")])]
 
 
 def test_a_lease_file_changes_only_from_the_version_that_was_read(place: str, clock: Any) -> None:
-    for i, file in enumerate(kinds(Place(f"{place}-lease"), clock)):
+    for i, file in enumerate(kinds(StorageLocation(f"{place}-lease"), clock)):
         content = {"token": f"t{i}", "beat": 1.0, "ttl": 5.0}
         if i:
             there = file.read()

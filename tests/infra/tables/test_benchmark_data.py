@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ebbflow.infra.errors import DataError
-from ebbflow.infra.storage.places import Place
+from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.infra.tables import benchmark_data
 from ebbflow.infra.tables import parquet as tables
 
@@ -32,7 +32,7 @@ def test_tpch_is_made_once(tmp_path: Path) -> None:
 
 def test_parts_make_each_table_a_folder_of_files(tmp_path: Path) -> None:
     folder = benchmark_data.tpch(0.01, tmp_path / "parts", silent, parts=3)
-    found = {t.name: len(t.files) for t in tables.discover(Place(folder))}
+    found = {t.name: len(t.files) for t in tables.discover(StorageLocation(folder))}
     assert len(found) == 8
     assert found["lineitem"] == found["orders"] == 3
 
@@ -44,7 +44,7 @@ def test_folders_are_told_apart_by_scale_and_parts() -> None:
 
 
 def test_tpcds_has_its_tables_and_queries(tpcds: Path) -> None:
-    assert len(list(tpcds.glob("*.parquet"))) == len(tables.discover(Place(tpcds))) == 24
+    assert len(list(tpcds.glob("*.parquet"))) == len(tables.discover(StorageLocation(tpcds))) == 24
     assert {p.name for p in (tpcds / "queries").iterdir()} == {f"q{n}.sql" for n in range(1, 100)}
     assert not [p.name for p in tpcds.iterdir() if p.name.startswith(".")]
     assert not [p.name for p in tpcds.parent.iterdir() if p.name.startswith(".")]

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ebbflow.infra.query.slices import Narrowing
-from ebbflow.infra.storage.places import Place
+from ebbflow.infra.query.slices import FilePruning
+from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.infra.tables import parquet as tables
 from ebbflow.infra.tables.clustering import CELLS, grid, outside
 from ebbflow.infra.tables.footers import column_footers
@@ -21,7 +21,7 @@ def relation(folder, values, row_group=100, files=1):
     for i in range(files):
         part = pa.table({"k": values[i * step : (i + 1) * step]})
         pq.write_table(part, target / f"{i:02d}.parquet", row_group_size=row_group)
-    return tables.discover(Place(folder))[0]
+    return tables.discover(StorageLocation(folder))[0]
 
 
 def measured(found):
@@ -83,7 +83,7 @@ def test_skewed_values_still_give_cells_of_about_equal_rows(tmp_path):
 )
 def test_a_file_left_out_holds_nothing_of_the_range(tmp_path_factory, values, low, high):
     found = relation(tmp_path_factory.mktemp("t"), pa.array(values, pa.int32()), row_group=3, files=4)
-    kept = Narrowing().narrowed(found, "K", low, high)
+    kept = FilePruning().narrowed(found, "K", low, high)
     assert 1 <= len(kept.files) <= len(found.files)
     for file in set(found.files) - set(kept.files):
         for value in pq.read_table("/" + file.path.lstrip("/")).column("k").to_pylist():
@@ -97,10 +97,10 @@ def test_a_file_left_out_holds_nothing_of_the_range(tmp_path_factory, values, lo
 
 def test_narrowing_leaves_out_most_of_a_table_in_order(tmp_path):
     found = relation(tmp_path, list(range(16_000)), files=8)
-    assert len(Narrowing().narrowed(found, "k", 2000, 4000).files) == 1
-    assert len(Narrowing().narrowed(found, "k", None, 1).files) == 1
+    assert len(FilePruning().narrowed(found, "k", 2000, 4000).files) == 1
+    assert len(FilePruning().narrowed(found, "k", None, 1).files) == 1
     assert (
-        len(Narrowing().narrowed(found, "k", 99_000, None).files) == 1
+        len(FilePruning().narrowed(found, "k", 99_000, None).files) == 1
     )  # an empty range still needs a schema
 
 

@@ -14,8 +14,8 @@ from ebbflow.infra.errors import StageFailedError
 from ebbflow.infra.protocols import Relation, StageJob, StageProgress
 from ebbflow.infra.query.duckdb import DuckDbEngine
 from ebbflow.infra.storage.files import FileEntry
-from ebbflow.infra.storage.places import Place
-from ebbflow.infra.tables.confinement import NOTHING, Reach, configuration, lock
+from ebbflow.infra.storage.places import StorageLocation
+from ebbflow.infra.tables.confinement import NOTHING, AllowedAccess, configuration, lock
 from ebbflow.infra.tables.statistics import collect, selectivity
 
 PATIENCE = 60.0  # seconds
@@ -37,7 +37,7 @@ def relation(folder: Path, name: str = "numbers", rows: int = 3) -> Relation:
 def job(sql: str, folder: Path, *relations: Relation) -> StageJob:
     out = folder / uuid.uuid4().hex
     out.mkdir(parents=True)
-    return StageJob(uuid.uuid4().hex, "the stage", sql, relations, Place(f"file://{out}"))
+    return StageJob(uuid.uuid4().hex, "the stage", sql, relations, StorageLocation(f"file://{out}"))
 
 
 def rows(done: StageJob) -> list[object]:
@@ -97,7 +97,7 @@ def test_what_the_lock_holds(sql: str, engine: DuckDbEngine, tmp_path: Path) -> 
     (store / "link").symlink_to("/etc")
     some_frame = pa.table({"v": [1]})
     assert some_frame.num_rows == 1
-    engine.confine([known], [Place(store.as_uri())])
+    engine.confine([known], [StorageLocation(store.as_uri())])
     text = sql.format(
         other=tmp_path / "other" / "other.parquet",
         beside=tmp_path / "other",
@@ -121,7 +121,7 @@ def test_what_the_lock_holds(sql: str, engine: DuckDbEngine, tmp_path: Path) -> 
 
 def test_the_tables_the_store_and_the_spill_folder_are_open(engine: DuckDbEngine, tmp_path: Path) -> None:
     known, store = relation(tmp_path / "tables", rows=1_000_000), tmp_path / "store"
-    engine.confine([known], [Place(store.as_uri())])
+    engine.confine([known], [StorageLocation(store.as_uri())])
     connection = engine._database()
     engine.resize(1, 0.125)
     done = job("SELECT v, repeat(md5(v::VARCHAR), 6) AS u FROM numbers ORDER BY u", store, known)
@@ -173,13 +173,13 @@ def test_a_query_that_may_read_files_reads_them_and_changes_no_setting(
 ) -> None:
     (tmp_path / "x.csv").write_text("v\n7\n")
     sql = f"SELECT v FROM read_csv('{tmp_path}/x.csv')"
-    engine.confine([], [Place(tmp_path.as_uri())], True)
+    engine.confine([], [StorageLocation(tmp_path.as_uri())], True)
     done = job(sql, tmp_path / "out")
     engine.run(done)
     assert rows(done) == [7]
     with pytest.raises(Exception, match="locked"):
         engine._database().execute("SET lock_configuration = false")
-    engine.confine([], [Place((tmp_path / "out").as_uri())])
+    engine.confine([], [StorageLocation((tmp_path / "out").as_uri())])
     with pytest.raises(StageFailedError, match="disabled by configuration"):
         engine.run(job(sql, tmp_path / "out"))
 
@@ -193,7 +193,7 @@ def test_links_are_followed_to_what_they_point_at(engine: DuckDbEngine, tmp_path
     linked = Relation(
         "numbers", "file", (FileEntry(f"{tmp_path}/tables/numbers.parquet", 1, 0.0),), (("v", "bigint"),)
     )
-    engine.confine([linked], [Place((tmp_path / "store").as_uri())])
+    engine.confine([linked], [StorageLocation((tmp_path / "store").as_uri())])
     done = job("SELECT v FROM numbers", tmp_path / "store" / "stages", linked)
     engine.run(done)
     assert rows(done) == [0, 1, 2]
@@ -213,14 +213,14 @@ def test_relative_paths_and_odd_names_are_open(
 
 def test_a_reach_covers_what_is_within_it(tmp_path: Path) -> None:
     known = relation(tmp_path / "tables")
-    reach = Reach.of([known], [Place(f"{tmp_path.as_uri()}/store")])
-    assert reach.covers(Reach.of([known], [Place(f"{tmp_path.as_uri()}/store/stages/x")]))
+    reach = AllowedAccess.of([known], [StorageLocation(f"{tmp_path.as_uri()}/store")])
+    assert reach.covers(AllowedAccess.of([known], [StorageLocation(f"{tmp_path.as_uri()}/store/stages/x")]))
     assert reach.covers(NOTHING)
-    assert not reach.covers(Reach.of([], [Place(f"{tmp_path.as_uri()}/store2")]))
-    assert not reach.covers(Reach.of([], [Place(tmp_path.as_uri())]))
-    assert not reach.covers(Reach(everything=True))
-    assert Reach(everything=True).covers(reach)
-    assert Reach.of([], [Place("s3://bucket/store")]) == NOTHING
+    assert not reach.covers(AllowedAccess.of([], [StorageLocation(f"{tmp_path.as_uri()}/store2")]))
+    assert not reach.covers(AllowedAccess.of([], [StorageLocation(tmp_path.as_uri())]))
+    assert not reach.covers(AllowedAccess(everything=True))
+    assert AllowedAccess(everything=True).covers(reach)
+    assert AllowedAccess.of([], [StorageLocation("s3://bucket/store")]) == NOTHING
 
 
 def test_predicates_on_a_sample_reach_no_file(tmp_path: Path) -> None:
@@ -241,4 +241,4 @@ def test_the_order_of_the_lock_matters() -> None:
     with duckdb.connect(config=configuration()) as connection:
         connection.execute("SET enable_external_access = false")
         with pytest.raises(duckdb.Error):  # places cannot be named any more
-            lock(connection, Reach(frozenset({"/x.parquet"})))
+            lock(connection, AllowedAccess(frozenset({"/x.parquet"})))

@@ -15,7 +15,7 @@ import pytest
 from ebbflow.infra.errors import TableError
 from ebbflow.infra.protocols import Relation
 from ebbflow.infra.storage.jsonstore import JsonStore
-from ebbflow.infra.storage.places import Place
+from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.infra.tables import sampling
 from ebbflow.infra.tables.parquet import discover
 from ebbflow.infra.tables.statistics import collect, selectivity
@@ -27,7 +27,7 @@ SAMPLE = 5_000  # 120,000 rows are more than ten times this: the table is sample
 def relation(folder: Path, table: pa.Table, **options: Any) -> Relation:
     folder.mkdir(parents=True, exist_ok=True)
     pq.write_table(table, folder / "t.parquet", **options)
-    return discover(Place(folder))[0]
+    return discover(StorageLocation(folder))[0]
 
 
 @pytest.fixture(scope="module")
@@ -139,7 +139,7 @@ def test_an_empty_table_and_one_without_footer_statistics_have_statistics_too(tm
 
 
 def test_cached_statistics_are_used_until_the_table_changes(tmp_path: Path) -> None:
-    cache = JsonStore(Place(f"{tmp_path}/cache"))
+    cache = JsonStore(StorageLocation(f"{tmp_path}/cache"))
     table = relation(tmp_path / "t", pa.table({"a": [1, 2, 3]}))
     first = collect(table, cache)
     file = tmp_path / "t/t.parquet"
@@ -151,12 +151,12 @@ def test_cached_statistics_are_used_until_the_table_changes(tmp_path: Path) -> N
     for corrupt in (b"", b"{", b"[1]"):
         for entry in (tmp_path / "cache").glob("*.json"):
             entry.write_bytes(corrupt)
-        assert collect(discover(Place(f"{tmp_path}/t"))[0], cache) == changed
+        assert collect(discover(StorageLocation(f"{tmp_path}/t"))[0], cache) == changed
 
 
 def test_a_cache_that_cannot_be_written_is_done_without(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    cache = JsonStore(Place(f"{tmp_path}/file/cache"))
+    cache = JsonStore(StorageLocation(f"{tmp_path}/file/cache"))
     table = relation(tmp_path / "t", pa.table({"a": [1, 2, 3]}))
     assert collect(table, cache).rows == 3
     assert selectivity(table, ["a > 1"], cache) == [pytest.approx(2 / 3)]
@@ -215,7 +215,7 @@ def test_predicates_that_cannot_be_evaluated_are_none_and_do_not_hurt_the_others
 def test_the_sample_is_kept_beside_the_cache_and_survives_the_process(
     tmp_path: Path, sampled: Relation, place: str
 ) -> None:
-    cache = JsonStore(Place(place))
+    cache = JsonStore(StorageLocation(place))
     collect(sampled, cache, SAMPLE)
     before = selectivity(sampled, ["small = 3"], cache, SAMPLE)
     sampling._memory.clear()

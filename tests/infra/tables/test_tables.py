@@ -12,7 +12,7 @@ import pytest
 
 from ebbflow.infra.errors import TableError
 from ebbflow.infra.storage.filesystems import resolve
-from ebbflow.infra.storage.places import Place
+from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.infra.tables.datatypes import arrow_type, spark_type
 from ebbflow.infra.tables.parquet import discover, version
 
@@ -34,7 +34,7 @@ def test_files_and_folders_are_tables_sorted_by_name(place: str) -> None:
     write(f"{place}/_temporary/x.parquet")
     write(f"{place}/notes.txt")
 
-    tables = discover(Place(place))
+    tables = discover(StorageLocation(place))
 
     assert [t.name for t in tables] == ["Lineitem", "nation", "orders"]
     assert [f.path.rsplit("/", 1)[1] for f in tables[0].files] == ["part-0.parquet", "part-1.parquet"]
@@ -47,13 +47,15 @@ def test_files_and_folders_are_tables_sorted_by_name(place: str) -> None:
 
 def test_one_file_may_be_named_and_odd_names_are_kept(tmp_path: Path) -> None:
     write(f"{tmp_path}/2024 sales (new).parquet")
-    assert [t.name for t in discover(Place(f"{tmp_path}/2024 sales (new).parquet"))] == ["2024 sales (new)"]
-    assert [t.name for t in discover(Place(tmp_path))] == ["2024 sales (new)"]
+    assert [t.name for t in discover(StorageLocation(f"{tmp_path}/2024 sales (new).parquet"))] == [
+        "2024 sales (new)"
+    ]
+    assert [t.name for t in discover(StorageLocation(tmp_path))] == ["2024 sales (new)"]
 
 
 def test_a_table_without_rows_is_a_table(tmp_path: Path) -> None:
     write(f"{tmp_path}/t.parquet", SMALL.slice(0, 0))
-    assert discover(Place(tmp_path))[0].columns == (("a", "bigint"), ("b", "string"))
+    assert discover(StorageLocation(tmp_path))[0].columns == (("a", "bigint"), ("b", "string"))
 
 
 TYPES = [
@@ -83,7 +85,7 @@ TYPES = [
 @pytest.mark.parametrize(("arrow", "spark"), TYPES, ids=[spark for _, spark in TYPES])
 def test_types_get_their_spark_names_from_the_footer(tmp_path: Path, arrow: Any, spark: str) -> None:
     write(f"{tmp_path}/t.parquet", pa.table({"c": pa.nulls(2, arrow)}))
-    assert discover(Place(tmp_path))[0].columns == (("c", spark),)
+    assert discover(StorageLocation(tmp_path))[0].columns == (("c", spark),)
     assert spark_type(arrow_type(spark)) == spark
 
 
@@ -96,11 +98,11 @@ def test_a_name_that_is_no_spark_type_is_refused(name: str) -> None:
 def test_int96_is_a_timestamp_but_nanoseconds_and_times_are_refused(tmp_path: Path) -> None:
     moment = pa.array([datetime.datetime(2024, 1, 1)], pa.timestamp("us"))
     write(f"{tmp_path}/a/t.parquet", pa.table({"c": moment}), use_deprecated_int96_timestamps=True)
-    assert discover(Place(f"{tmp_path}/a"))[0].columns == (("c", "timestamp"),)
+    assert discover(StorageLocation(f"{tmp_path}/a"))[0].columns == (("c", "timestamp"),)
     for i, bad in enumerate([moment.cast(pa.timestamp("ns")), pa.array([1], pa.time64("us"))]):
         write(f"{tmp_path}/b{i}/t.parquet", pa.table({"c": bad}))
         with pytest.raises(TableError, match=r"column 'c' of table 't'.*Spark SQL lacks"):
-            discover(Place(f"{tmp_path}/b{i}"))
+            discover(StorageLocation(f"{tmp_path}/b{i}"))
 
 
 def test_files_that_disagree_are_named_with_the_column(tmp_path: Path) -> None:
@@ -115,25 +117,25 @@ def test_files_that_disagree_are_named_with_the_column(tmp_path: Path) -> None:
     for table, told in cases:
         write(other, table)
         with pytest.raises(TableError, match=told):
-            discover(Place(tmp_path))
+            discover(StorageLocation(tmp_path))
     # how strings are held in memory is no disagreement
     write(other, SMALL.set_column(1, "b", SMALL["b"].cast(pa.string_view())))
-    assert len(discover(Place(tmp_path))[0].files) == 2
+    assert len(discover(StorageLocation(tmp_path))[0].files) == 2
 
 
 def test_broken_places_are_named_with_the_rule(place: str, tmp_path: Path) -> None:
     with pytest.raises(TableError, match=r"does not exist|no Parquet"):
-        discover(Place(f"{place}/missing"))
+        discover(StorageLocation(f"{place}/missing"))
     write(f"{place}/a/notes.txt")
     with pytest.raises(TableError, match="holds no Parquet files"):
-        discover(Place(f"{place}/a"))
+        discover(StorageLocation(f"{place}/a"))
     for name, content, told in [("empty", b"", "is empty"), ("corrupt", b"PAR1" * 9, "cannot read")]:
         fs, path = resolve(f"{place}/{name}/t.parquet")
         fs.create_dir(path.rsplit("/", 1)[0], recursive=True)
         with fs.open_output_stream(path) as out:
             out.write(content)
         with pytest.raises(TableError, match=f"{told}|t.parquet"):
-            discover(Place(f"{place}/{name}"))
+            discover(StorageLocation(f"{place}/{name}"))
 
 
 def test_a_truncated_file_is_named(tmp_path: Path) -> None:
@@ -141,42 +143,42 @@ def test_a_truncated_file_is_named(tmp_path: Path) -> None:
     whole = (tmp_path / "t.parquet").read_bytes()
     (tmp_path / "t.parquet").write_bytes(whole[:-10])
     with pytest.raises(TableError, match=r"t\.parquet"):
-        discover(Place(tmp_path))
+        discover(StorageLocation(tmp_path))
 
 
 def test_folders_whose_files_alone_are_not_the_table_are_refused(tmp_path: Path) -> None:
     write(f"{tmp_path}/a/t/year=2024/x.parquet")
     with pytest.raises(TableError, match=r"partitioned by folders \(year=2024\)"):
-        discover(Place(f"{tmp_path}/a"))
+        discover(StorageLocation(f"{tmp_path}/a"))
     write(f"{tmp_path}/b/t/x.parquet")
     (tmp_path / "b/t/_delta_log").mkdir()
     with pytest.raises(TableError, match="Delta Lake"):
-        discover(Place(f"{tmp_path}/b"))
+        discover(StorageLocation(f"{tmp_path}/b"))
     write(f"{tmp_path}/c/t/deep/x.parquet")
     with pytest.raises(TableError, match="nested folder 'deep'"):
-        discover(Place(f"{tmp_path}/c"))
+        discover(StorageLocation(f"{tmp_path}/c"))
 
 
 def test_names_must_differ_in_more_than_case(tmp_path: Path) -> None:
     write(f"{tmp_path}/a/T.parquet")
     write(f"{tmp_path}/a/t/x.parquet")
     with pytest.raises(TableError, match="'T' and 't'"):
-        discover(Place(f"{tmp_path}/a"))
+        discover(StorageLocation(f"{tmp_path}/a"))
     write(f"{tmp_path}/b/t.parquet", pa.table({"x": [1], "X": [2]}))
     with pytest.raises(TableError, match="two columns 'X'"):
-        discover(Place(f"{tmp_path}/b"))
+        discover(StorageLocation(f"{tmp_path}/b"))
 
 
 def test_the_version_changes_with_the_content_and_only_then(tmp_path: Path) -> None:
     write(f"{tmp_path}/t/1.parquet")
-    first = version(discover(Place(tmp_path))[0])
-    assert version(discover(Place(tmp_path))[0]) == first
+    first = version(discover(StorageLocation(tmp_path))[0])
+    assert version(discover(StorageLocation(tmp_path))[0]) == first
 
     write(f"{tmp_path}/t/2.parquet")
-    second = version(discover(Place(tmp_path))[0])
+    second = version(discover(StorageLocation(tmp_path))[0])
     os.utime(tmp_path / "t/2.parquet", (1, 1))
-    third = version(discover(Place(tmp_path))[0])
+    third = version(discover(StorageLocation(tmp_path))[0])
     write(f"{tmp_path}/t/2.parquet", pa.table({"a": [Decimal(1)], "b": ["z"]}).cast(SMALL.schema))
     os.utime(tmp_path / "t/2.parquet", (1, 1))
-    fourth = version(discover(Place(tmp_path))[0])
+    fourth = version(discover(StorageLocation(tmp_path))[0])
     assert len({first, second, third, fourth}) == 4

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ebbflow.infra.storage.places import Place
+from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.infra.training.running.checkpoint import RunningCheckpoint
 from ebbflow.infra.training.running.folder import RunningFolder
 from ebbflow.infra.training.running.segments import Record
@@ -38,14 +38,19 @@ def running(
     place: Any, model: Any, optimizer: Any = None, *, period: int = 8, fraction: float = 0.25, **options: Any
 ) -> RunningCheckpoint:
     made = RunningCheckpoint(
-        Place(place), model, optimizer, period=period, fraction=fraction, **{"shard_rows": 2, **options}
+        StorageLocation(place),
+        model,
+        optimizer,
+        period=period,
+        fraction=fraction,
+        **{"shard_rows": 2, **options},
     )
     made.initialize({"iteration": 0})
     return made
 
 
 def durable(place: Any, blocks: int) -> dict[int, Record]:
-    folder = RunningFolder(Place(place))
+    folder = RunningFolder(StorageLocation(place))
     start = folder.latest()
     assert start is not None
     return folder.newest(start, range(blocks))

@@ -9,7 +9,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from ebbflow.infra.storage.places import Place
+from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.infra.training.running.checkpoint import RunningCheckpoint
 from ebbflow.planners.training.saving.partial import assign_lost_blocks
 from tests.infra.training.worlds import EXCHANGE
@@ -22,7 +22,7 @@ def survivors_of(rank: int, place: str, meeting: str) -> None:
     torch.manual_seed(0)
     now = {"w": torch.randn(30, 5)}
     made = RunningCheckpoint(
-        Place(place), now, period=8, fraction=0.25, shard_rows=1, group=dist.group.WORLD, seed=5
+        StorageLocation(place), now, period=8, fraction=0.25, shard_rows=1, group=dist.group.WORLD, seed=5
     )
     made.initialize()
     past = [now["w"].clone()]

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
-from ebbflow.infra.storage.places import Place
+from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.infra.training.checkpoints.folder import CheckpointFolder
 from ebbflow.infra.training.running.checkpoint import RunningCheckpoint
 from ebbflow.planners.errors import OptionError
@@ -25,7 +25,7 @@ def state(size: int, values: torch.Tensor, step: int, name: str) -> dict[str, An
 
 def save(place: str, size: int) -> None:
     kept = state(size, VALUES, 3, "x")
-    folder = CheckpointFolder(Place(place))
+    folder = CheckpointFolder(StorageLocation(place))
     assert folder.save_sharded(kept, 3).bytes > 48 * 4
     with pytest.raises(OptionError, match=r"model\.w is sharded over processes; save it with save_sharded"):
         folder.save(kept, 3)
@@ -33,7 +33,7 @@ def save(place: str, size: int) -> None:
 
 def load(place: str, size: int, rank: int) -> None:
     kept = state(size, torch.zeros(12, 4), 0, "")
-    folder = CheckpointFolder(Place(place))
+    folder = CheckpointFolder(StorageLocation(place))
     found = folder.latest()
     assert found is not None
     folder.load_sharded(found, kept)
@@ -51,7 +51,7 @@ def running(place: str, size: int, rank: int) -> None:
     fully_shard(model, mesh=init_device_mesh("cpu", (size,)))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
     made = RunningCheckpoint(
-        Place(f"{place}/partial"),
+        StorageLocation(f"{place}/partial"),
         model,
         optimizer,
         period=4,
@@ -87,7 +87,13 @@ def running(place: str, size: int, rank: int) -> None:
             then = past[at].get(name, torch.zeros_like(after[name]))  # no moments before the first step
             assert torch.equal(after[name][spec.start : spec.stop], then[spec.start : spec.stop]), name
     last = RunningCheckpoint(
-        Place(f"{place}/full"), model, optimizer, period=1, fraction=1.0, shard_rows=2, group=dist.group.WORLD
+        StorageLocation(f"{place}/full"),
+        model,
+        optimizer,
+        period=1,
+        fraction=1.0,
+        shard_rows=2,
+        group=dist.group.WORLD,
     )
     last.initialize()
     train(model, optimizer, 9)

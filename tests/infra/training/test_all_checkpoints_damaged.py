@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from ebbflow.infra.errors import CheckpointsLostError, StorageError
-from ebbflow.infra.storage.places import Place
+from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.infra.training import ElasticRun
 from ebbflow.infra.training.checkpoints.folder import CheckpointFolder
 from ebbflow.infra.training.running.folder import read_running
@@ -70,14 +70,14 @@ def test_with_all_checkpoints_damaged_nothing_begins_again_without_the_users_wor
         assert "--restart" in str(lost.value)
     assert sorted(p.stat().st_size for p in checkpoints.rglob("*.pt")) == before, "nothing was deleted"
     assert trained(tmp_path, 1, restart=True)[0] == 0
-    folder = CheckpointFolder(Place(checkpoints))
+    folder = CheckpointFolder(StorageLocation(checkpoints))
     assert [int(name[5:17]) for name in names(folder)] == [5]
     assert len(names(folder, "corrupt-")) == 2
     assert trained(tmp_path, 2)[0] == 5, "from the new one, without another word"
 
 
 def test_what_was_set_aside_stays_until_a_whole_one_has_got_as_far(tmp_path: Path) -> None:
-    folder = CheckpointFolder(Place(tmp_path), keep=4)
+    folder = CheckpointFolder(StorageLocation(tmp_path), keep=4)
     for step in (10, 20, 30, 40):
         folder.save({"model": {"w": torch.zeros(3)}}, step)
     for path in tmp_path.glob("step-*/model.pt"):

@@ -22,7 +22,7 @@ from ebbflow.infra.errors import (
     StorageFullError,
     TrainingError,
 )
-from ebbflow.infra.storage.places import Place
+from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.infra.training import ElasticRun, RunStopped
 from ebbflow.infra.training.checkpoints.folder import CheckpointFolder
 from ebbflow.infra.training.data import Samples
@@ -30,7 +30,7 @@ from ebbflow.infra.training.process.world import peer_lost
 from ebbflow.infra.training.progress import seed_everything
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model.trainings import RunSettings
-from ebbflow.planners.training.saving.data_order import Cursor
+from ebbflow.planners.training.saving.data_order import DataPosition
 
 X = torch.randn(50, 4, generator=torch.Generator().manual_seed(1))
 Y = X @ torch.tensor([[1.0], [-2.0], [0.5], [3.0]]) + 0.1
@@ -142,9 +142,9 @@ def test_an_epoch_of_progress_is_shorter_with_a_worthwhile_larger_batch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from ebbflow.infra.training.gradients.tuner import BatchTuner
-    from ebbflow.planners.training.speed.batch_size import Split
+    from ebbflow.planners.training.speed.batch_size import BatchSplit
 
-    monkeypatch.setattr(BatchTuner, "split", lambda self, nodes, gpus: Split(10, 1))
+    monkeypatch.setattr(BatchTuner, "split", lambda self, nodes, gpus: BatchSplit(10, 1))
     noise = torch.randn(2000, 4, generator=torch.Generator().manual_seed(2))
     y = noise.sum(1, keepdim=True) + 3 * torch.randn(2000, 1, generator=torch.Generator().manual_seed(3))
     with ElasticRun.start() as run:
@@ -170,7 +170,7 @@ def test_an_epoch_that_a_script_leaves_early_is_over() -> None:
                 if epoch == 0 and len(seen) == 2:
                     break
     assert seen == [0] * 2 + [1] * 5 + [2] * 5
-    assert run.progress.cursor == Cursor(2, 20), "the data go on where they were"
+    assert run.progress.cursor == DataPosition(2, 20), "the data go on where they were"
 
 
 def test_a_run_that_finished_does_not_begin_again(tmp_path: Path) -> None:
@@ -287,8 +287,8 @@ def test_leaving_a_script_with_status_0_finishes_the_run(tmp_path: Path) -> None
         with pytest.raises(SystemExit) as left:
             script(status)
         assert left.value.code == status
-    assert CheckpointFolder(Place(tmp_path / "run-0" / "checkpoints")).latest() is not None
-    assert CheckpointFolder(Place(tmp_path / "run-3" / "checkpoints")).latest() is None
+    assert CheckpointFolder(StorageLocation(tmp_path / "run-0" / "checkpoints")).latest() is not None
+    assert CheckpointFolder(StorageLocation(tmp_path / "run-3" / "checkpoints")).latest() is None
 
 
 def test_a_gradient_that_is_never_finite_ends_the_run() -> None:

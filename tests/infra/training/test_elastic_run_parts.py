@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from ebbflow.infra.training.checkpoints.folder import Saved
+from ebbflow.infra.training.checkpoints.folder import SavedCheckpoint
 from ebbflow.infra.training.metrics import Rates
 from ebbflow.infra.training.prepared import CPU_BUCKET, Options, prepare
 from ebbflow.infra.training.process.channel import StopRequest
@@ -22,7 +22,7 @@ from ebbflow.infra.training.schedule import ProgressSchedule, rule_for, scaled
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model.trainings import RunSettings
 from ebbflow.planners.training.saving.checkpointing import daly_interval
-from ebbflow.planners.training.saving.data_order import Cursor
+from ebbflow.planners.training.saving.data_order import DataPosition
 from ebbflow.planners.training.speed.goodput import GradientStatistics, gain
 
 
@@ -48,7 +48,7 @@ class Folder:
     def __init__(self) -> None:
         self.steps: list[int] = []
         self.busy = False
-        self.done: Saved | None = None
+        self.done: SavedCheckpoint | None = None
 
     def save_async(self, state: Any, step: int, note: Any) -> bool:
         if self.busy:
@@ -58,9 +58,9 @@ class Folder:
         return True
 
     def finish(self, seconds: float) -> None:
-        self.busy, self.done = False, Saved(self.steps[-1], "there", 1, seconds, 0.0)
+        self.busy, self.done = False, SavedCheckpoint(self.steps[-1], "there", 1, seconds, 0.0)
 
-    def wait(self, timeout: float) -> Saved | None:
+    def wait(self, timeout: float) -> SavedCheckpoint | None:
         done, self.done = self.done, None
         return done
 
@@ -177,8 +177,8 @@ def test_legw_warms_up_longer_for_a_larger_batch() -> None:
 def test_progress_survives_saving() -> None:
     progress = Progress(10)
     progress.bind(95)
-    progress.took(20, 1.7, Cursor(0, 20))
-    progress.left_out(10, Cursor(0, 30))
+    progress.took(20, 1.7, DataPosition(0, 20))
+    progress.left_out(10, DataPosition(0, 30))
     assert progress.epoch_end == pytest.approx(9.5 - 1.0), (
         "samples of a step that was left out are not trained again"
     )
@@ -190,15 +190,15 @@ def test_what_is_left_of_the_epochs_is_told() -> None:
     assert progress.outlook(3) == {}, "the data are not known yet"
     progress.bind(100)
     assert progress.outlook(3) == {"examples_left": 300.0, "examples_total": 300.0, "pace": "goodput"}
-    progress.took(40, 2.5, Cursor(0, 40))  # 40 examples that are worth 25
+    progress.took(40, 2.5, DataPosition(0, 40))  # 40 examples that are worth 25
     assert progress.outlook(3) == {"examples_left": 275.0, "examples_total": 300.0, "pace": "goodput"}
-    progress.took(60, 8.0, Cursor(1, 0))
+    progress.took(60, 8.0, DataPosition(1, 0))
     progress.next_epoch()
     assert progress.outlook(3)["examples_left"] == pytest.approx(195.0)
     assert progress.outlook(1) == {}, "nothing is left"
     passes = Progress(10, unit="pass")
     passes.bind(100)
-    passes.took(40, 2.5, Cursor(0, 40))
+    passes.took(40, 2.5, DataPosition(0, 40))
     assert passes.outlook(2) == {"examples_left": 160.0, "examples_total": 200.0, "pace": "throughput"}
 
 

@@ -13,7 +13,7 @@ from exchanges import Speakers
 from rank_server import Rank, RankServer, rank_server
 
 from ebbflow.infra.protocols.trainings import SETTINGS
-from ebbflow.infra.storage.places import Place
+from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.infra.training.checkpoints.folder import CheckpointFolder
 from ebbflow.infra.training.process import channel as names
 from ebbflow.infra.training.process.channel import Report, StopRequest
@@ -71,7 +71,7 @@ class Launch:
 
     @property
     def checkpoints(self) -> CheckpointFolder:
-        return CheckpointFolder(Place(self.folder / "run" / "checkpoints"))
+        return CheckpointFolder(StorageLocation(self.folder / "run" / "checkpoints"))
 
     def log(self) -> "Log":
         return Log(self.folder)

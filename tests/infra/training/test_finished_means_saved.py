@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from ebbflow.infra.errors import StorageError, StorageFullError
-from ebbflow.infra.storage.places import Place
+from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.infra.training import ElasticRun, RunStopped, saver, spill
 from ebbflow.infra.training.checkpoints.folder import CheckpointFolder
 from ebbflow.infra.training.process.link import Link
@@ -84,7 +84,7 @@ def test_a_save_that_fails_for_a_moment_is_tried_again(tmp_path: Path, monkeypat
     tried = failing(monkeypatch, tmp_path / "one", 3)
     assert trained(tmp_path)[0] == 5
     assert len(tried) == 4
-    found = CheckpointFolder(Place(tmp_path / "one" / "checkpoints")).latest()
+    found = CheckpointFolder(StorageLocation(tmp_path / "one" / "checkpoints")).latest()
     assert found is not None
     assert found.step == 5
     assert not spilled(place)
@@ -104,7 +104,7 @@ def test_the_end_of_a_run_that_cannot_be_stored_is_an_error_and_is_taken_over_la
     steps, weights = trained(tmp_path)
     assert steps == 0, "nothing is trained again"
     assert torch.equal(weights, plain)
-    found = CheckpointFolder(Place(tmp_path / "one" / "checkpoints")).latest()
+    found = CheckpointFolder(StorageLocation(tmp_path / "one" / "checkpoints")).latest()
     assert found is not None
     assert found.step == 5
     assert not list(place.iterdir()), "what the run's folder has again is not kept twice"
@@ -300,7 +300,9 @@ def test_neither_a_full_disk_nor_a_read_only_one_costs_the_model(disk: Path, pla
     plain = trained(place / "plain", epochs=3)[1]
     with pytest.raises(StorageFullError, match="no space left"):
         trained(disk, AT_ONCE, before_end=lambda: fill(disk))
-    assert not names(CheckpointFolder(Place(disk / "one" / "checkpoints"))), "no half checkpoint is left"
+    assert not names(CheckpointFolder(StorageLocation(disk / "one" / "checkpoints"))), (
+        "no half checkpoint is left"
+    )
     with pytest.raises(StorageFullError, match=r"step 5 of the run is in .* and cannot be taken over"):
         trained(disk, AT_ONCE, epochs=2)
     (disk / "filler").unlink()

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from ebbflow.planners.capacity.deciding import decide
-from ebbflow.planners.capacity.values import Cycle, Memory, Settings, Situation
+from ebbflow.planners.capacity.values import Cycle, Memory, SchedulerInput, Settings
 from ebbflow.planners.model.capacity import Node, Notice
 from ebbflow.planners.model.fleet import Fleet, Offer, PoolState, Target
 from ebbflow.planners.model.ledger import (
@@ -77,7 +77,7 @@ class World:
         self.unreachable: set[str] = set()  # nodes on which nothing can be ended by force
         self.fleet = fleet
         self.offers: dict[str, tuple[Offer, ...]] = {}
-        self.cycles: list[tuple[Situation, Memory, dict[str, object], Cycle]] = []
+        self.cycles: list[tuple[SchedulerInput, Memory, dict[str, object], Cycle]] = []
         self.events: list[Event] = []
         self.recalls: dict[int, tuple[float, float]] = {}  # when, and by when
         self.ghosts: dict[
@@ -152,7 +152,7 @@ class World:
 
     def cycle(self) -> Cycle:
         fleet = replace(self.fleet, at=self.now) if self.fleet is not None else None
-        situation = Situation(
+        situation = SchedulerInput(
             self.now,
             self.state,
             dict(self.reports),

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ebbflow.planners.capacity.need import Need, Room, room, room_of
+from ebbflow.planners.capacity.need import Need, UsableCapacity, room, room_of
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model.capacity import Node, Notice
 from ebbflow.planners.model.ledger import AppEntered, AppSpec, CapacityChanged, Event, Granted, Lease, Slot
@@ -17,7 +17,9 @@ NODES = (Node("a", 4, 16.0, gpus=2), Node("b", 8, 32.0, gpus=4), Node("c", 2, 8.
 
 def test_nodes_with_a_firm_notice_are_left_out_and_advised_ones_stay() -> None:
     notices = (Notice("b", 100.0), Notice("c", 100.0, "rebalance"))
-    assert room(NODES, notices) == Room(nodes=2, gpus=2, cores=6, memory=24.0, free_gpus=2, free_cores=6)
+    assert room(NODES, notices) == UsableCapacity(
+        nodes=2, gpus=2, cores=6, memory=24.0, free_gpus=2, free_cores=6
+    )
 
 
 def test_gpus_that_are_booked_are_not_free_unless_their_node_leaves_anyway() -> None:
@@ -74,4 +76,4 @@ def test_the_room_of_a_ledger_follows_its_changes() -> None:
     )
     for number, change in enumerate(changes, 1):
         fold(state, Event(number, float(number), change))
-    assert room_of(state) == Room(nodes=1, gpus=4, cores=8, memory=32.0, free_gpus=3, free_cores=8)
+    assert room_of(state) == UsableCapacity(nodes=1, gpus=4, cores=8, memory=32.0, free_gpus=3, free_cores=8)

@@ -7,28 +7,36 @@ import pytest
 from ledger_worlds import START, World, app, node
 
 from ebbflow.planners.capacity import view
-from ebbflow.planners.capacity.cycle_state import MOST_GPUS, Scene, bounds
+from ebbflow.planners.capacity.cycle_state import MOST_GPUS, CycleState, bounds
 from ebbflow.planners.capacity.estimates import UNKNOWN, LiveBidder, belief
-from ebbflow.planners.capacity.values import Memory, Plan, Ran, Settings, Situation, Team, Wanted
+from ebbflow.planners.capacity.values import (
+    AppHistoryRecord,
+    DesiredAllocation,
+    Memory,
+    Plan,
+    SchedulerInput,
+    Settings,
+    Team,
+)
 from ebbflow.planners.model.ledger import AppReport, Decided, Ended
 from ebbflow.planners.scheduling.finish_time import CurveStopping, Job
 from ebbflow.planners.scheduling.live import live_policy
 from ebbflow.planners.scheduling.locality import Level
-from ebbflow.planners.training.speed.batch_size import BatchLimits, Split
+from ebbflow.planners.training.speed.batch_size import BatchLimits, BatchSplit
 from ebbflow.planners.training.speed.goodput import GradientStatistics
 from ebbflow.planners.training.speed.job_report import JobReport
 from ebbflow.planners.training.speed.throughput import ThroughputParameters
 
 SPEED = ThroughputParameters(0.1, 0.01, 0.05, 0.01, 0.1, 0.02, 1.5)
 JOB = JobReport(
-    BatchLimits(128, 1024, 32, 256), GradientStatistics(1.0, 4.0), SPEED, 1, 2, Split(64, 0), max_gpus=4
+    BatchLimits(128, 1024, 32, 256), GradientStatistics(1.0, 4.0), SPEED, 1, 2, BatchSplit(64, 0), max_gpus=4
 )
 RIGID = Settings(policy=live_policy("best-effort"))
 
 
-def seen(world: World, memory: Memory | None = None, **more) -> view.Seen:
+def seen(world: World, memory: Memory | None = None, **more) -> view.PolicyView:
     memory = memory or world.memory
-    scene = Scene.of(Situation(world.now, world.state, world.reports), world.settings)
+    scene = CycleState.of(SchedulerInput(world.now, world.state, world.reports), world.settings)
     lives, crowd = view.lives(scene, memory)
     return view.look(scene, memory, lives, crowd, more.get("stuck", ()), more.get("out", {}), 1e9)
 
@@ -101,9 +109,9 @@ def test_an_app_that_needs_more_than_there_is_takes_no_part_and_is_told_why():
 def test_a_promise_that_waits_for_others_counts_as_held():
     world = World(RIGID, [node("n1", 4)])
     world.enter(app("a", 2))
-    memory = Memory(plan=Plan({"a": Wanted((("n1", 2),))}, 1, world.now))
+    memory = Memory(plan=Plan({"a": DesiredAllocation((("n1", 2),))}, 1, world.now))
     assert seen(world, memory).view.apps[0].held == (("n1", 2),)
-    gone = Memory(plan=Plan({"a": Wanted((("n9", 2),))}, 1, world.now))
+    gone = Memory(plan=Plan({"a": DesiredAllocation((("n9", 2),))}, 1, world.now))
     assert seen(world, gone).view.apps[0].held == ()
 
 
@@ -123,7 +131,7 @@ def test_a_job_that_reports_its_goodput_counts_in_examples():
     model = JOB.model
     assert model is not None
     assert found.sure
-    assert found.left == pytest.approx(100.0 * model.at(1, 2, Split(64, 0)))
+    assert found.left == pytest.approx(100.0 * model.at(1, 2, BatchSplit(64, 0)))
     assert found.most == 4
     rate = float(model.best(np.array([1]), np.array([2]))[0])
     assert found.speed.iteration_time(2) == pytest.approx(1 / rate)
@@ -231,7 +239,7 @@ def test_an_app_counts_more_as_its_deadline_nears_whatever_it_holds():
     world.step()
     early = seen(world).view.apps[0].weight
     assert early == pytest.approx(2.0, rel=0.01)
-    held = replace(world.memory, ran={"a": Ran(0.0, START)})
+    held = replace(world.memory, ran={"a": AppHistoryRecord(0.0, START)})
     assert seen(world, held).view.apps[0].weight == pytest.approx(early, rel=0.01)
     world.now = START + 2000.0
     assert seen(world).view.apps[0].weight == 1.0

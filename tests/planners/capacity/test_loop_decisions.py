@@ -7,7 +7,7 @@ import pytest
 from ledger_worlds import START, World, app, copied, node
 
 from ebbflow.planners.capacity.deciding import decide
-from ebbflow.planners.capacity.values import Memory, Settings, Situation
+from ebbflow.planners.capacity.values import Memory, SchedulerInput, Settings
 from ebbflow.planners.model.ledger import AppMoved, AppReport, Decided, Ended, Extended, Granted, Recalled
 from ebbflow.planners.model.scheduling import Decision, Grant
 from ebbflow.planners.scheduling.live import live_policy
@@ -372,7 +372,7 @@ def test_equal_inputs_give_equal_cycles_and_change_nothing_that_they_are_given()
 
 
 def test_an_empty_cluster_asks_for_nothing_and_sleeps():
-    cycle = decide(Situation(START, World(RIGID, []).state), RIGID, Memory(), np.random.default_rng(0))
+    cycle = decide(SchedulerInput(START, World(RIGID, []).state), RIGID, Memory(), np.random.default_rng(0))
     assert cycle.changes == ()
     assert cycle.wake == float("inf")
 

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 from ledger_worlds import World, app, node
 
-from ebbflow.planners.capacity.cycle_state import Scene
+from ebbflow.planners.capacity.cycle_state import CycleState
 from ebbflow.planners.capacity.leases import Moves, carry_out
-from ebbflow.planners.capacity.values import Plan, Settings, Situation, Team, Wanted
+from ebbflow.planners.capacity.values import DesiredAllocation, Plan, SchedulerInput, Settings, Team
 from ebbflow.planners.model.ledger import AppEntered, Granted, Lease, Recalled
 from ebbflow.planners.scheduling.live import live_policy
 
@@ -33,11 +33,14 @@ def settle(
     world: World, wanted: dict[str, dict[str, int]], *, age: float = 0.0, until=float("inf"), **more
 ) -> Moves:
     plan = Plan(
-        {id_: Wanted(tuple(sorted(where.items())), until, "test") for id_, where in wanted.items()},
+        {
+            id_: DesiredAllocation(tuple(sorted(where.items())), until, "test")
+            for id_, where in wanted.items()
+        },
         1,
         world.now - age,
     )
-    scene = Scene.of(Situation(world.now, world.state), world.settings)
+    scene = CycleState.of(SchedulerInput(world.now, world.state), world.settings)
     return carry_out(scene, plan, more.pop("silent", ()), more.pop("late", ()), **more)
 
 
@@ -89,9 +92,9 @@ def test_two_gangs_that_change_places_both_let_go_and_neither_holds_a_part():
     assert recalled(moves) == set(range(1, 9))
     world.write(list(moves.changes))
     # a has let go, b has not: b's new place is free, a's is not
-    scene = Scene.of(Situation(world.now, world.state), world.settings)
+    scene = CycleState.of(SchedulerInput(world.now, world.state), world.settings)
     scene.end(list(scene.held("a")))
-    wanted = {id_: Wanted(tuple(where.items())) for id_, where in plan.items()}
+    wanted = {id_: DesiredAllocation(tuple(where.items())) for id_, where in plan.items()}
     assert {lease[0] for lease in granted(carry_out(scene, Plan(wanted, 1, world.now), (), ()))} == {"b"}
 
 

@@ -6,7 +6,7 @@ from math import inf
 import pytest
 from ledger_worlds import START, World, app, fleet_of, node, pool
 
-from ebbflow.planners.capacity.replacing import AGAIN, Successors, successors
+from ebbflow.planners.capacity.replacing import AGAIN, Replacements, successors
 from ebbflow.planners.capacity.values import Scaling, Settings
 from ebbflow.planners.fleet.limits import Limits
 from ebbflow.planners.model.capacity import Notice
@@ -117,7 +117,7 @@ def test_what_has_come_in_place_of_a_node_is_counted():
     first, _ = found(state(2), [Notice("n0", START + 90)])
     assert dict(first.asked) == {"n0": START}
     later, _ = found(state(3, planned=2), [Notice("n0", START + 90)], before=first.asked, now=START + 30)
-    assert later == Successors()
+    assert later == Replacements()
 
 
 def test_money_that_one_has_taken_is_not_given_twice():

@@ -6,10 +6,10 @@ from math import inf
 import pytest
 from ledger_worlds import START, World, app, node
 
-from ebbflow.planners.capacity.cycle_state import Scene
+from ebbflow.planners.capacity.cycle_state import CycleState
 from ebbflow.planners.capacity.leases import HEAD
 from ebbflow.planners.capacity.triggers import due
-from ebbflow.planners.capacity.values import Plan, Settings, Situation, Wanted
+from ebbflow.planners.capacity.values import DesiredAllocation, Plan, SchedulerInput, Settings
 from ebbflow.planners.model.scheduling import Decision, Grant
 from ebbflow.planners.scheduling.live import live_policy
 
@@ -118,7 +118,7 @@ def test_a_plan_that_cannot_be_carried_out_is_made_anew(age, complete, expected)
     world = World(rules, [node("n1", 4)])
     world.enter(app("a", 4))
     world.tick(1)
-    plan = Plan({"a": Wanted((("n1", 4),))}, 1, world.now - age, complete)
+    plan = Plan({"a": DesiredAllocation((("n1", 4),))}, 1, world.now - age, complete)
     memory = replace(world.memory, plan=plan)
-    scene = Scene.of(Situation(world.now, world.state, world.reports), rules)
+    scene = CycleState.of(SchedulerInput(world.now, world.state, world.reports), rules)
     assert due(scene, memory, memory.seen).now is expected

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ebbflow.planners.errors import OptionError
-from ebbflow.planners.fleet.guard import NewNode, RunMoney, Verdict, check, closed, open_nodes
+from ebbflow.planners.fleet.guard import GuardResult, NewNode, RunMoney, check, closed, open_nodes
 from ebbflow.planners.fleet.limits import Limits, PoolLimits, Quota
 from ebbflow.planners.fleet.scaling.scale_in import NodeUse
 from ebbflow.planners.model.capacity import Node, Notice
@@ -37,12 +37,12 @@ def want(nodes: int, name: str = "etl", **options: Any) -> Target:
     return Target(name, nodes, options.pop("epoch", 7), "wanted", **options)
 
 
-def passed(verdict: Verdict) -> Target:
+def passed(verdict: GuardResult) -> Target:
     assert verdict.target is not None
     return verdict.target
 
 
-def size(verdict: Verdict) -> tuple[int, int, tuple[str, ...]]:
+def size(verdict: GuardResult) -> tuple[int, int, tuple[str, ...]]:
     found = passed(verdict)
     return found.nodes, found.on_demand, found.drain
 
@@ -69,7 +69,7 @@ def test_stale_and_senseless_targets_are_refused(target: Target, said: str) -> N
 
 def test_what_breaks_no_rule_passes_as_it_is() -> None:
     target = want(3, drain=("etl-2",))
-    assert check(target, fleet(), Limits()) == Verdict(target, False)
+    assert check(target, fleet(), Limits()) == GuardResult(target, False)
 
 
 # --- nodes -------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from ebbflow.planners.errors import OptionError, PlanningError
 from ebbflow.planners.fleet.market import (
     Choice,
     Interruption,
-    Seen,
+    SpotObservation,
     Terms,
     by_gpus,
     choose,
@@ -81,7 +81,7 @@ def test_what_is_lost_raises_the_price_of_useful_work() -> None:
 
 
 def test_rates_are_the_markets_until_a_place_has_a_record_of_its_own() -> None:
-    seen = {("m", "a"): Seen(40, 100 * 3600.0), ("m", "b"): Seen(0, 900 * 3600.0)}
+    seen = {("m", "a"): SpotObservation(40, 100 * 3600.0), ("m", "b"): SpotObservation(0, 900 * 3600.0)}
     found = rates(seen, [("m", "a"), ("m", "b"), ("c", "a")])
     market = hazard(40, 1000 * 3600.0)
     assert found["c", "a"] == pytest.approx(market)

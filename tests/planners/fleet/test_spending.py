@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ebbflow.planners.errors import OptionError
-from ebbflow.planners.fleet.spending import Cost, Stay, bill, extremes, forecast, spent
+from ebbflow.planners.fleet.spending import Cost, UsageInterval, bill, extremes, forecast, spent
 from ebbflow.planners.model.capacity import Node
 from ebbflow.planners.model.prices import Series
 
@@ -24,50 +24,52 @@ def listed(node: Node) -> float | None:
     return {"m": 5.0}.get(node.instance_type)
 
 
-def dollars(*stays: Stay, now: float = 36_000.0) -> float:
+def dollars(*stays: UsageInterval, now: float = 36_000.0) -> float:
     return spent(stays, prices, listed, now).dollars
 
 
 def test_spot_is_billed_by_the_second_at_the_price_of_the_moment() -> None:
-    assert dollars(Stay(SPOT, 1800.0, 5400.0)) == pytest.approx(0.5 + 1.5)
-    assert dollars(Stay(SPOT, 0.0, 61.0)) == pytest.approx(61 / 3600)
-    cost = spent([Stay(SPOT, 1800.0, 5400.0)], prices, listed, 9000.0)
+    assert dollars(UsageInterval(SPOT, 1800.0, 5400.0)) == pytest.approx(0.5 + 1.5)
+    assert dollars(UsageInterval(SPOT, 0.0, 61.0)) == pytest.approx(61 / 3600)
+    cost = spent([UsageInterval(SPOT, 1800.0, 5400.0)], prices, listed, 9000.0)
     assert cost == Cost(pytest.approx(2.0), pytest.approx(5.0), pytest.approx(1.0), 0.0)
     assert cost.saved == pytest.approx(0.6)
 
 
 def test_at_least_a_minute_is_billed() -> None:
-    assert dollars(Stay(SPOT, 0.0, 1.0)) == pytest.approx(60 / 3600)
-    assert dollars(Stay(LISTED, 0.0, 1.0)) == pytest.approx(5 * 60 / 3600)
+    assert dollars(UsageInterval(SPOT, 0.0, 1.0)) == pytest.approx(60 / 3600)
+    assert dollars(UsageInterval(LISTED, 0.0, 1.0)) == pytest.approx(5 * 60 / 3600)
     # a node that has just come: the minute is owed already
-    assert dollars(Stay(SPOT, 100.0), now=110.0) == pytest.approx(60 / 3600)
-    assert dollars(Stay(SPOT, 100.0), now=99.0) == 0.0
+    assert dollars(UsageInterval(SPOT, 100.0), now=110.0) == pytest.approx(60 / 3600)
+    assert dollars(UsageInterval(SPOT, 100.0), now=99.0) == 0.0
 
 
 def test_interrupted_within_the_first_hour_is_free_ended_by_the_owner_is_not() -> None:
-    free = spent([Stay(SPOT, 0.0, 3599.0, interrupted=True)], prices, listed, 9000.0)
+    free = spent([UsageInterval(SPOT, 0.0, 3599.0, interrupted=True)], prices, listed, 9000.0)
     assert (free.dollars, free.node_hours) == (0.0, 0.0)
     assert free.free_hours == pytest.approx(3599 / 3600)
-    assert dollars(Stay(SPOT, 0.0, 3599.0)) == pytest.approx(3599 / 3600)
-    assert dollars(Stay(SPOT, 0.0, 3600.0, interrupted=True)) == pytest.approx(1.0)
-    assert dollars(Stay(LISTED, 0.0, 1800.0, interrupted=True)) == pytest.approx(2.5)
+    assert dollars(UsageInterval(SPOT, 0.0, 3599.0)) == pytest.approx(3599 / 3600)
+    assert dollars(UsageInterval(SPOT, 0.0, 3600.0, interrupted=True)) == pytest.approx(1.0)
+    assert dollars(UsageInterval(LISTED, 0.0, 1800.0, interrupted=True)) == pytest.approx(2.5)
     # it is not over yet: until then it is billed
-    assert dollars(Stay(SPOT, 0.0, 1800.0, interrupted=True), now=900.0) == pytest.approx(0.25)
+    assert dollars(UsageInterval(SPOT, 0.0, 1800.0, interrupted=True), now=900.0) == pytest.approx(0.25)
 
 
 def test_on_demand_costs_its_list_price_or_else_its_own() -> None:
-    assert dollars(Stay(LISTED, 0.0), now=7200.0) == pytest.approx(10.0)
+    assert dollars(UsageInterval(LISTED, 0.0), now=7200.0) == pytest.approx(10.0)
     other = Node("o", 4, 16.0, instance_type="x", market="on-demand", price=2.0)
-    cost = spent([Stay(other, 0.0, 3600.0)], prices, listed, 7200.0)
+    cost = spent([UsageInterval(other, 0.0, 3600.0)], prices, listed, 7200.0)
     assert cost.dollars == pytest.approx(2.0)
     nameless = Node("o", 4, 16.0, instance_type="x", market="on-demand")
     with pytest.raises(OptionError, match="o: the on-demand price of x is not known"):
-        spent([Stay(nameless, 0.0, 3600.0)], prices, listed, 7200.0)
+        spent([UsageInterval(nameless, 0.0, 3600.0)], prices, listed, 7200.0)
 
 
 def test_an_unknown_list_price_makes_the_comparison_unknown_and_nothing_else() -> None:
     other = Node("s", 4, 16.0, instance_type="x", market="spot")
-    cost = spent([Stay(SPOT, 0.0, 3600.0), Stay(other, 0.0, 3600.0)], prices, listed, 7200.0)
+    cost = spent(
+        [UsageInterval(SPOT, 0.0, 3600.0), UsageInterval(other, 0.0, 3600.0)], prices, listed, 7200.0
+    )
     assert cost.dollars == pytest.approx(2.0)
     assert cost.list_dollars is None
     assert cost.saved is None
@@ -80,11 +82,14 @@ def test_an_unknown_list_price_makes_the_comparison_unknown_and_nothing_else() -
 def test_what_jobs_pay_for_their_parts_is_what_the_pool_pays(
     spans: list[tuple[int, int, bool]], weights: list[int]
 ) -> None:
-    stays = [Stay(SPOT, float(a), float(a + b), taken) for a, b, taken in spans]
+    stays = [UsageInterval(SPOT, float(a), float(a + b), taken) for a, b, taken in spans]
     whole = spent(stays, prices, listed, 20_000.0)
     total = Cost()
     for weight in weights:
-        mine = [Stay(one.node, one.start, one.end, one.interrupted, weight / sum(weights)) for one in stays]
+        mine = [
+            UsageInterval(one.node, one.start, one.end, one.interrupted, weight / sum(weights))
+            for one in stays
+        ]
         total = total.plus(spent(mine, prices, listed, 20_000.0))
     assert total.dollars == pytest.approx(whole.dollars)
     assert total.node_hours == pytest.approx(whole.node_hours)
@@ -93,25 +98,29 @@ def test_what_jobs_pay_for_their_parts_is_what_the_pool_pays(
 
 @given(st.integers(0, 9000), st.integers(0, 9000), st.lists(st.integers(0, 30_000), min_size=2, max_size=2))
 def test_time_makes_nothing_cheaper(start: int, seconds: int, moments: list[int]) -> None:
-    stay = Stay(SPOT, float(start), float(start + seconds))
+    stay = UsageInterval(SPOT, float(start), float(start + seconds))
     early, late = sorted(moments)
     assert dollars(stay, now=float(early)) <= dollars(stay, now=float(late)) + 1e-12
 
 
 def test_what_is_to_come_costs_the_present_price_within_what_was_seen() -> None:
     # prices known for 2 h: 1 h at 1, 1 h at 3; any half hour lay between them
-    found = forecast([Stay(SPOT, 0.0)], prices, listed, 7200.0, 1800.0)
+    found = forecast([UsageInterval(SPOT, 0.0)], prices, listed, 7200.0, 1800.0)
     assert (found.expected, found.least, found.most) == pytest.approx((1.5, 0.5, 1.5))
     assert found.list_dollars == pytest.approx(2.5)
     # no two hours were cheaper than the two that are known, on average 2, but 3 may last
-    long = forecast([Stay(SPOT, 0.0)], prices, listed, 7200.0, 7200.0)
+    long = forecast([UsageInterval(SPOT, 0.0)], prices, listed, 7200.0, 7200.0)
     assert (long.expected, long.least, long.most) == pytest.approx((6.0, 4.0, 6.0))
-    held = forecast([Stay(LISTED, 0.0)], prices, listed, 7200.0, 7200.0)
+    held = forecast([UsageInterval(LISTED, 0.0)], prices, listed, 7200.0, 7200.0)
     assert (held.expected, held.least, held.most) == pytest.approx((10.0, 10.0, 10.0))
 
 
 def test_only_nodes_that_are_there_will_cost_anything() -> None:
-    stays = [Stay(SPOT, 0.0, 3600.0), Stay(SPOT, 9000.0), Stay(SPOT, 0.0, part=0.5)]
+    stays = [
+        UsageInterval(SPOT, 0.0, 3600.0),
+        UsageInterval(SPOT, 9000.0),
+        UsageInterval(SPOT, 0.0, part=0.5),
+    ]
     assert forecast(stays, prices, listed, 7200.0, 3600.0).expected == pytest.approx(1.5)
     with pytest.raises(OptionError, match="seconds must be >= 0; got -1"):
         forecast([], prices, listed, 0.0, -1.0)
@@ -143,21 +152,21 @@ def test_a_constant_price_has_no_range() -> None:
 
 
 def test_a_bill_says_what_was_spent_what_will_be_and_what_on_demand_would_cost() -> None:
-    found = bill([Stay(SPOT, 0.0)], prices, listed, 7200.0, seconds=3600.0)
+    found = bill([UsageInterval(SPOT, 0.0)], prices, listed, 7200.0, seconds=3600.0)
     assert found.dollars == pytest.approx(4.0 + 3.0)
     assert found.on_demand == pytest.approx(15.0)
     assert str(found) == (
         "$4.00 so far for 2 node-hours; $7.00 in all expected ($5.00 to $7.00 by past prices); $15.00 on-demand"
     )
-    unknown = bill([Stay(SPOT, 0.0)], prices, lambda _: None, 7200.0)
+    unknown = bill([UsageInterval(SPOT, 0.0)], prices, lambda _: None, 7200.0)
     assert unknown.on_demand is None
     assert str(unknown).endswith("on-demand prices are not known")
 
 
 def test_stays_that_make_no_sense_are_refused() -> None:
     with pytest.raises(OptionError, match="s: end must not be before start"):
-        Stay(SPOT, 5.0, 4.0)
+        UsageInterval(SPOT, 5.0, 4.0)
     with pytest.raises(OptionError, match=r"s: part must be 0 to 1; got 1\.5"):
-        Stay(SPOT, 5.0, part=1.5)
+        UsageInterval(SPOT, 5.0, part=1.5)
     with pytest.raises(OptionError, match="prices begin at 0"):
-        spent([Stay(SPOT, -5.0, 4.0)], prices, listed, 10.0)
+        spent([UsageInterval(SPOT, -5.0, 4.0)], prices, listed, 10.0)

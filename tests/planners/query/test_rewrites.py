@@ -13,7 +13,7 @@ from ebbflow.planners.query.costs.cost import SPARK, CostModel
 from ebbflow.planners.query.plan.analysis import Analysis
 from ebbflow.planners.query.planner import REWRITE_NAMES, PlannerOptions, QueryPlanner
 from ebbflow.planners.query.sql.parse import parse_query
-from ebbflow.planners.query.subqueries.known import Known
+from ebbflow.planners.query.subqueries.known import AnalyzedChain
 from ebbflow.planners.query.subqueries.rewrites import rewritten
 from ebbflow.planners.query.views.views import view_chain
 from tests.planners.query.random_queries import fill, random_query, random_repeats
@@ -75,7 +75,7 @@ def filled() -> Iterator[tuple[duckdb.DuckDBPyConnection, Catalogue]]:
 
 def analysed(text: str, known: Catalogue, eager: CostModel, without: Collection[str] = ()) -> Analysis:
     chain = view_chain(parse_query(text, known, now=NOW), known, without)
-    return rewritten(Known(Analysis.of(chain, known, "run"), known, eager, {}), "run", without)
+    return rewritten(AnalyzedChain(Analysis.of(chain, known, "run"), known, eager, {}), "run", without)
 
 
 @pytest.mark.parametrize("name", [*REWRITE_NAMES, "all"])

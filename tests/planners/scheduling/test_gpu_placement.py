@@ -10,7 +10,7 @@ from ebbflow.infra.simulation.traces.cluster import gpu_node
 from ebbflow.planners.model.scheduling import App, gpus_of
 from ebbflow.planners.model.skew import TENSORS, is_skewed, server_loads, tensor_skew
 from ebbflow.planners.scheduling.placement import (
-    Room,
+    FreeCapacity,
     by_skew,
     consolidated,
     fewest_nodes,
@@ -20,11 +20,11 @@ from ebbflow.planners.scheduling.placement import (
 )
 
 
-def room(*free: int, racks: str = "", size: int = 4) -> Room:
+def room(*free: int, racks: str = "", size: int = 4) -> FreeCapacity:
     nodes = [
         gpu_node(f"n{at}", max(size, left), rack=racks[at] if racks else "") for at, left in enumerate(free)
     ]
-    made = Room(nodes)
+    made = FreeCapacity(nodes)
     made.free = list(free)
     return made
 

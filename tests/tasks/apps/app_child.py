@@ -6,14 +6,14 @@ from pathlib import Path
 from ebbflow.infra.ledger import Ledger
 from ebbflow.infra.training.local_nodes import LocalNodes
 from ebbflow.planners.model.ledger import AppSpec
-from ebbflow.tasks.apps.agent import Pace
+from ebbflow.tasks.apps.agent import AgentIntervals
 from ebbflow.tasks.apps.lease_table import Rules
 from ebbflow.tasks.training.leased.app import run_training_app
 from ebbflow.tasks.training.report import TrainingReport
 from ebbflow.tasks.training.request import TrainingRequest
 
 PRELOAD = ("torch.distributed", "ebbflow.infra.training.process.world")
-PACE = Pace(look=0.05, report=0.2, entry=60.0, parting=10.0)
+PACE = AgentIntervals(look=0.05, report=0.2, entry=60.0, parting=10.0)
 
 
 def run(ledger: Ledger, script: str, folder: Path, *arguments: str, **options: object) -> TrainingReport:

@@ -2,7 +2,7 @@
 
 from ebbflow.infra.clock import SystemClock
 from ebbflow.planners.model.ledger import Lease
-from ebbflow.tasks.apps.lease_table import LeaseBook, Rules
+from ebbflow.tasks.apps.lease_table import LeaseTable, Rules
 
 RULES = Rules(grace=20.0, leave=5.0, fence=5.0)
 
@@ -22,9 +22,9 @@ def lease(number: int, node: str = "a", slot: int = 0, since: float = 1000.0, un
     return Lease(number, "app", node, slot, since, until, 1)
 
 
-def book_of(*leases: Lease, clock: Hands | None = None, lead: float = 1e9) -> tuple[LeaseBook, Hands]:
+def book_of(*leases: Lease, clock: Hands | None = None, lead: float = 1e9) -> tuple[LeaseTable, Hands]:
     clock = clock or Hands()
-    book = LeaseBook("app", clock, RULES)
+    book = LeaseTable("app", clock, RULES)
     book.learn(leases, lead)
     book.settle()
     return book, clock

@@ -13,12 +13,12 @@ from ebbflow.infra.clock import SystemClock
 from ebbflow.infra.errors import LeaseError, LedgerError, RunLockedError
 from ebbflow.infra.ledger import Ledger
 from ebbflow.infra.storage.locks import RunLock
-from ebbflow.infra.storage.places import Place
+from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.planners.model.ledger import AppMoved, AppSpec, Decided, Saved
-from ebbflow.tasks.apps.agent import AppAgent, Pace, Standing
+from ebbflow.tasks.apps.agent import AgentIntervals, AllocationStatus, AppAgent
 from ebbflow.tasks.apps.lease_table import Rules
 
-PACE = Pace(look=0.02, report=0.1, entry=5.0, parting=2.0)
+PACE = AgentIntervals(look=0.02, report=0.1, entry=5.0, parting=2.0)
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def entered(agent: AppAgent) -> bool:
 
 
 def test_an_app_enters_hears_of_leases_and_lets_go(loop: ScriptedLoop, ledger: Ledger) -> None:
-    standings: list[Standing] = []
+    standings: list[AllocationStatus] = []
     with agent_of(ledger, changed=standings.append) as agent:
         assert loop.phase("t") == "waiting"
         first, second = loop.grant("t", ("a", 0), ("b", 1))
@@ -153,7 +153,7 @@ def test_the_ledger_may_be_away_when_an_app_enters(loop: ScriptedLoop, ledger: L
         assert loop.phase("t") == "waiting"
     outage.away = True
     with pytest.raises(LedgerError, match="for a test"):
-        agent_of(outage, pace=Pace(look=0.02, entry=0.1)).__enter__()
+        agent_of(outage, pace=AgentIntervals(look=0.02, entry=0.1)).__enter__()
 
 
 def test_an_app_taken_for_lost_enters_again(loop: ScriptedLoop, ledger: Ledger) -> None:
@@ -230,12 +230,12 @@ def test_a_loop_whose_clock_is_wrong_can_be_lived_with(path: Path, seconds: floa
 
 
 def test_one_process_at_a_time_speaks_for_an_app(loop: ScriptedLoop, ledger: Ledger, tmp_path: Path) -> None:
-    first = agent_of(ledger, lock=RunLock(Place(tmp_path / "app"), "t"))
+    first = agent_of(ledger, lock=RunLock(StorageLocation(tmp_path / "app"), "t"))
     with first:
         loop.grant("t", ("a", 0))
         until(lambda: first.standing.leases, "lease")
         with pytest.raises(RunLockedError, match="'t' is being run"):
-            agent_of(ledger, lock=RunLock(Place(tmp_path / "app"), "t")).__enter__()
+            agent_of(ledger, lock=RunLock(StorageLocation(tmp_path / "app"), "t")).__enter__()
         assert loop.phase("t") == "waiting", "the second has said nothing"
         assert first.standing.leases
 
@@ -265,7 +265,7 @@ def test_leases_of_an_earlier_self_wait_until_it_is_gone(loop: ScriptedLoop, led
 
 
 def test_a_defect_in_the_app_does_not_silence_it(loop: ScriptedLoop, ledger: Ledger) -> None:
-    def broken(standing: Standing) -> None:
+    def broken(standing: AllocationStatus) -> None:
         raise ZeroDivisionError
 
     with agent_of(ledger, changed=broken, tell=broken) as agent:

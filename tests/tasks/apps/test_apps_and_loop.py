@@ -15,9 +15,9 @@ from ebbflow.planners.capacity.values import Settings
 from ebbflow.planners.model.capacity import Capacity, Node, Notice
 from ebbflow.planners.model.ledger import Ended, Granted
 from ebbflow.planners.scheduling.leased.simple import equal_share
-from ebbflow.tasks.apps.agent import Pace
+from ebbflow.tasks.apps.agent import AgentIntervals
 from ebbflow.tasks.apps.lease_table import Rules
-from ebbflow.tasks.capacity.intervals import LoopPace
+from ebbflow.tasks.capacity.intervals import LoopIntervals
 from ebbflow.tasks.capacity.loop import CapacityLoop
 from ebbflow.tasks.training.leased.app import run_training_app
 from ebbflow.tasks.training.leased.spec import training_spec
@@ -26,7 +26,7 @@ from ebbflow.tasks.tuning.app import run_tuning_app
 from ebbflow.tasks.tuning.app_spec import tuning_spec
 from ebbflow.tasks.tuning.request import Parameter, TuningRequest
 
-PACE = Pace(look=0.02, report=0.1, parting=5.0)
+PACE = AgentIntervals(look=0.02, report=0.1, parting=5.0)
 
 
 class Source:
@@ -51,7 +51,7 @@ class World:
         settings = Settings(
             policy=equal_share(5.0), debounce_s=0.0, grace_s=10.0, leave_s=1.0, silent_s=60.0, scaling=None
         )
-        pace = LoopPace(look=0.02, source=0.05, settle=0.01)
+        pace = LoopIntervals(look=0.02, source=0.05, settle=0.01)
         loop = CapacityLoop(self.ledger, None, self.source, settings, pace=pace)
         self.loop = begin(loop.run, self.over)
 

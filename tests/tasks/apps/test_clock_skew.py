@@ -6,7 +6,7 @@ import pytest
 from lease_cases import RULES, Hands, lease
 
 from ebbflow.infra.ledger import Lead
-from ebbflow.tasks.apps.lease_table import LeaseBook
+from ebbflow.tasks.apps.lease_table import LeaseTable
 from ebbflow.tasks.apps.skew import LEAST, Skew, shifted
 
 LEASE, BEFORE = 20.0, 15.0  # s that leases last, and before whose end the loop extends them
@@ -17,7 +17,7 @@ LEAVE = 10.0  # s before their end at which apps begin to leave
 def test_short_leases_are_kept_whatever_the_loops_clock_is_ahead_by(ahead: float) -> None:
     rng, clock, skew = random.Random(1), Hands(), Skew()
     rules = RULES.__class__(grace=6.0, leave=LEAVE, fence=5.0)
-    book = LeaseBook("app", clock, rules)
+    book = LeaseTable("app", clock, rules)
     book.settle()
     until, renewed = clock.time + ahead + LEASE, -1e9
     row = Lead(1, "a loop", 0.0, 15.0)

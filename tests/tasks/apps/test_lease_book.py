@@ -11,11 +11,11 @@ from lease_cases import RULES, Hands, book_of, lease
 from ebbflow.infra.errors import LeaseError
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model.ledger import Lease
-from ebbflow.tasks.apps.lease_table import LeaseBook, Rules
+from ebbflow.tasks.apps.lease_table import LeaseTable, Rules
 
 
 def test_nothing_is_used_or_released_before_the_earlier_self_is_gone() -> None:
-    book = LeaseBook("app", Hands(), RULES)
+    book = LeaseTable("app", Hands(), RULES)
     book.learn([replace(lease(1), recalled=1010.0), lease(2, slot=1)], 1e9)
     assert book.allowed() == ()
     assert book.account() == ((1, 2), ())
@@ -115,7 +115,7 @@ class Books(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.clock = Hands()
-        self.book = LeaseBook("app", self.clock, RULES)
+        self.book = LeaseTable("app", self.clock, RULES)
         self.book.settle()
         self.ledger: dict[int, Lease] = {}
         self.lead = 0.0

@@ -18,7 +18,7 @@ from ebbflow.infra.protocols import (
     TrainingJob,
     TrainingStatus,
 )
-from ebbflow.infra.storage.places import Place
+from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.infra.training.channel.wire import Entry
 from ebbflow.infra.training.launcher.journal import Journal
 from ebbflow.infra.training.launcher.pool import Admit, nobody
@@ -198,14 +198,14 @@ class ToyTrainer:
 
     def launch(self, job: TrainingJob, placement: Mapping[str, int]) -> None:
         self._job, self._settings = job, job.settings or RunSettings()
-        self._journal = Journal(Place(job.folder))
+        self._journal = Journal(StorageLocation(job.folder))
         self._journal.write_run(job, placement, "running", 0, self._pool.uid)
         self._note("launched")
         self._thread = threading.Thread(target=self._run, args=(dict(placement),), daemon=True)
         self._thread.start()
 
     def resume(self, folder: str, placement: Mapping[str, int], settings: RunSettings) -> None:
-        job, _, state, _, uid = Journal(Place(folder)).read_run()
+        job, _, state, _, uid = Journal(StorageLocation(folder)).read_run()
         assert state != "finished"
         assert self._pool.gone(uid)
         saved = Path(folder) / "step"

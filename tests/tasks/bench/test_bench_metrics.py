@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ebbflow.tasks.bench.metrics import Raw, contributing, covered, duration, measure, seconds
+from ebbflow.tasks.bench.metrics import ApiSnapshot, contributing, covered, duration, measure, seconds
 
 BEGAN = 1_790_000_000.0
 
@@ -49,7 +49,7 @@ def job(number: int, stages: list[int], group: str = "g", submitted: float = 1.0
 
 def figures(stages: list[dict[str, Any]], jobs: list[dict[str, Any]] | None = None, **options: Any) -> Any:
     jobs = jobs or [job(0, [s["stageId"] for s in stages])]
-    return measure(Raw(jobs, stages, []), BEGAN, BEGAN + 10.0, **options)
+    return measure(ApiSnapshot(jobs, stages, []), BEGAN, BEGAN + 10.0, **options)
 
 
 def test_without_faults_nothing_is_wasted() -> None:
@@ -107,7 +107,7 @@ def test_wall_is_planning_idle_and_stages() -> None:
 
 
 def test_a_run_without_any_job_is_all_planning() -> None:
-    found = measure(Raw([], [], []), BEGAN, BEGAN + 2.0)
+    found = measure(ApiSnapshot([], [], []), BEGAN, BEGAN + 2.0)
     assert (found.planning, found.idle, found.task_seconds) == (2.0, 0.0, 0.0)
 
 
@@ -121,7 +121,7 @@ def test_broadcast_times_are_summed() -> None:
         {"nodeName": "BroadcastExchange", "metrics": metrics},
         {"nodeName": "Exchange", "metrics": metrics},
     ]
-    found = measure(Raw([], [], [{"id": 0, "nodes": nodes}]), BEGAN, BEGAN + 1)
+    found = measure(ApiSnapshot([], [], [{"id": 0, "nodes": nodes}]), BEGAN, BEGAN + 1)
     assert found.broadcast == pytest.approx(1.74)
 
 

@@ -7,11 +7,11 @@ import pytest
 
 from ebbflow.planners.errors import OptionError
 from ebbflow.tasks.bench.cases import Plan, Query, Run
-from ebbflow.tasks.bench.records import Happening, Journal, Record
+from ebbflow.tasks.bench.records import ClusterEvent, Journal, Record
 
 RECORD = Record(
     "tpch", 5, "kill", 0, "spark", 0, True, 12.5, True,
-    metrics={"wasted": 1.0}, happenings=(Happening(6.0, "kill", "worker-2", 2),),
+    metrics={"wasted": 1.0}, happenings=(ClusterEvent(6.0, "kill", "worker-2", 2),),
 )  # fmt: skip
 SETUP = {"tables": {"tpch": "sf1"}, "workers": 3, "cpus": 0.5, "seed": 1}
 

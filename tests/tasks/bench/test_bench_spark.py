@@ -12,7 +12,7 @@ from ebbflow.tasks.bench import runner
 from ebbflow.tasks.bench.cases import Plan, Query, System
 from ebbflow.tasks.bench.class_archive import java_options
 from ebbflow.tasks.bench.records import Journal
-from ebbflow.tasks.bench.rig import Rig, RigOptions, started_rig
+from ebbflow.tasks.bench.rig import RigOptions, TestCluster, started_rig
 from ebbflow.tasks.bench.runner import Bench, Step
 from ebbflow.tasks.bench.summary import summarise
 from ebbflow.tasks.bench.systems import Outcome, Task, run_system
@@ -24,7 +24,7 @@ def test_one_query_with_one_kill(tpch: str, tmp_path: Path, monkeypatch: pytest.
     steps: list[Step] = []
     known: list[int] = []  # finished stages that Ebbflow remembers before each run of its own
 
-    def remembering(system: System, rig: Rig, task: Task, template: Path) -> Outcome:
+    def remembering(system: System, rig: TestCluster, task: Task, template: Path) -> Outcome:
         if system == "ebbflow":
             files = (template / "cache" / "history").glob("*.json")
             known.append(sum(len(json.loads(file.read_text())["value"]) for file in files))

@@ -13,13 +13,13 @@ from ebbflow.planners.capacity.values import Settings
 from ebbflow.planners.model.capacity import Capacity, Node, Notice
 from ebbflow.planners.model.ledger import AppEntered, AppMoved, AppReport, AppSpec, Ended, Granted, Lease
 from ebbflow.planners.scheduling.leased.simple import equal_share
-from ebbflow.tasks.capacity.intervals import LoopPace
+from ebbflow.tasks.capacity.intervals import LoopIntervals
 from ebbflow.tasks.capacity.listening import LoopEvent
 from ebbflow.tasks.capacity.loop import CapacityLoop
 from tests.evaluation.renting.virtual_clock import VirtualClock
 
 WAIT = 60.0  # seconds; what does not happen within them does not happen
-FAST = LoopPace(look=0.02, source=0.02, fleet=0.05, settle=0.01, lead=1.5, patience=20.0, status=0.1)
+FAST = LoopIntervals(look=0.02, source=0.02, fleet=0.05, settle=0.01, lead=1.5, patience=20.0, status=0.1)
 BRIEF = replace(FAST, lead=0.6)  # the next loop has not to wait for long
 
 
@@ -233,7 +233,7 @@ class World:
         self.ledger = Ledger.open(str(folder / "ledger.db"), clock=self.clock)
         self.source = FakeSource(*(nodes(2) if there is None else there), clock=self.clock)
         self.apps: list[ScriptedApp] = []
-        self.pace = LoopPace(look=0.2, source=0.1, fleet=0.1, status=1.0)
+        self.pace = LoopIntervals(look=0.2, source=0.1, fleet=0.1, status=1.0)
         self.loop: CapacityLoop
 
     def another(self, **changes: Any) -> CapacityLoop:

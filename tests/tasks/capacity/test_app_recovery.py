@@ -11,11 +11,11 @@ from ebbflow.infra.ledger import Ledger
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model.ledger import AppEntered, AppMoved, AppSpec, Decided
 from ebbflow.tasks.apps.specs import Resume
-from ebbflow.tasks.capacity.recovery import LostApp, Patience, lost_apps, request_of, resume_lost
+from ebbflow.tasks.capacity.recovery import LostApp, RestartPolicy, lost_apps, request_of, resume_lost
 from ebbflow.tasks.training.leased.spec import training_spec
 from ebbflow.tasks.training.request import TrainingRequest
 
-PATIENCE = Patience(first=10.0, start=100.0, losses=3)
+PATIENCE = RestartPolicy(first=10.0, start=100.0, losses=3)
 
 
 class Hands(SystemClock):
@@ -156,4 +156,4 @@ def test_what_is_recorded_is_found(tmp_path: Path) -> None:
 @pytest.mark.parametrize("options", [{"first": -1.0}, {"losses": 0}, {"window": float("inf")}])
 def test_patience_is_checked(options: dict[str, float]) -> None:
     with pytest.raises(OptionError, match="must be >="):
-        Patience(**options)  # type: ignore[arg-type]
+        RestartPolicy(**options)  # type: ignore[arg-type]

@@ -13,10 +13,10 @@ from ebbflow.planners.capacity.values import Scaling
 from ebbflow.planners.model.fleet import Offer
 from ebbflow.planners.model.ledger import Decided, Ended, Granted, LoopBegan, Recalled
 from ebbflow.planners.model.prices import Machine, Series
-from ebbflow.tasks.apps.loop_report import LOOP, LoopRow
+from ebbflow.tasks.apps.loop_report import LOOP, LoopStatusRecord
 from ebbflow.tasks.capacity import cycle as loop_module
 from ebbflow.tasks.capacity.loop import CapacityLoop
-from ebbflow.tasks.capacity.observing import Rented
+from ebbflow.tasks.capacity.observing import FleetObservation
 from ebbflow.tasks.capacity.status import look
 from tests.evaluation.renting.fleet import SimulatedFleet, SimulatedPool
 from tests.evaluation.renting.spot_supply import Supply
@@ -160,7 +160,7 @@ def test_a_report_of_a_newer_version_is_left_out_and_ends_neither_loop_nor_app(w
     assert world.gpus("a") == world.gpus("b") == 2
     view = look(world.ledger)
     assert [one for one in view.problems if "a is left out" in one and "mood" in one] == list(view.problems)
-    assert LoopRow.of(world.ledger.reports([LOOP])[LOOP]).problems == view.problems
+    assert LoopStatusRecord.of(world.ledger.reports([LOOP])[LOOP]).problems == view.problems
 
 
 def test_a_notice_calls_leases_back_before_the_node_is_gone(world):
@@ -245,7 +245,7 @@ def test_a_loop_that_ends_leaves_its_leases_and_frees_its_lead(world):
     world.step()
     world.loop.end()
     assert world.gpus("a") == 2
-    assert LoopRow.of(world.ledger.reports()[LOOP]).phase == "stopped"
+    assert LoopStatusRecord.of(world.ledger.reports()[LOOP]).phase == "stopped"
     world.begin()  # nobody has to wait
     world.step()
     assert world.gpus("a") == 2
@@ -351,7 +351,7 @@ class Fleet:
 
     def rented(self):
         offer = Offer("g5", "z", "spot", 0.5, 8, 32.0, 2)
-        return Rented(self.observe(), {"gpu": (offer,)})
+        return FleetObservation(self.observe(), {"gpu": (offer,)})
 
     def __getattr__(self, name):
         if self.broken is not None:
@@ -396,7 +396,7 @@ def test_nothing_is_scaled_by_what_was_seen_too_long_ago(world):
     world.app("a", 4, more={"min_gpus": 4})
     world.steps(20, 5.0)
     assert fleet.fleet.observe().pools[0].planned == planned
-    row = LoopRow.of(world.ledger.reports()[LOOP])
+    row = LoopStatusRecord.of(world.ledger.reports()[LOOP])
     assert row.fleet_age > 60.0
     assert any("the fleet has not answered" in problem for problem in row.problems)
     fleet.broken = None
@@ -435,7 +435,7 @@ def test_a_source_that_cannot_be_reached_counts_with_what_it_said_last(world):
     world.app("b", 2)
     world.steps(5, 2.0)
     assert world.gpus("b") == 2
-    row = LoopRow.of(world.ledger.reports()[LOOP])
+    row = LoopStatusRecord.of(world.ledger.reports()[LOOP])
     assert row.capacity_age >= 8.0
     assert row.problems
 

@@ -14,7 +14,7 @@ from ebbflow.tasks.capacity.opening import (
     NODE_SOURCES,
     SOURCES,
     FirstLook,
-    Seldom,
+    RateLimited,
     opened_loop,
     opened_nodes,
     services_of,
@@ -53,7 +53,7 @@ def test_what_is_done_seldom_may_fail() -> None:
         done.append(clock.now())
         raise AwsError("no answer")
 
-    seldom = Seldom(work, 60.0, clock)
+    seldom = RateLimited(work, 60.0, clock)
     for _ in range(13):
         seldom()
         clock.sleep(10.0)

@@ -9,20 +9,20 @@ from loopcases import FakeEvictor, FakeSource, Recorder, node, until
 
 from ebbflow.infra.clock import SystemClock
 from ebbflow.infra.errors import AwsError, ClusterError, LedgerUnavailableError
-from ebbflow.infra.protocols import Applied, Ask, Refusal
+from ebbflow.infra.protocols import ApplyResult, ProviderCall, Refusal
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model.fleet import Fleet, Offer, PoolState, Target
-from ebbflow.tasks.apps.loop_report import LoopRow
-from ebbflow.tasks.capacity.actuator import Evicted, Hands, RemoteEvictor, Scaled
+from ebbflow.tasks.apps.loop_report import LoopStatusRecord
+from ebbflow.tasks.capacity.actuator import ActionExecutor, EvictionResult, RemoteEvictor, ScaleResult
 from ebbflow.tasks.capacity.events import of_done
-from ebbflow.tasks.capacity.intervals import LoopPace
-from ebbflow.tasks.capacity.listening import Announcer, LoopEvent
+from ebbflow.tasks.capacity.intervals import LoopIntervals
+from ebbflow.tasks.capacity.listening import EventDispatcher, LoopEvent
 from ebbflow.tasks.capacity.loop import Outage
-from ebbflow.tasks.capacity.metrics import Figures, percentile
+from ebbflow.tasks.capacity.metrics import LoopMetrics, percentile
 from ebbflow.tasks.capacity.observing import Watch, look_at
 from tests.evaluation.renting.virtual_clock import VirtualClock
 
-PACE = LoopPace()
+PACE = LoopIntervals()
 
 
 class FakeFleet:
@@ -37,7 +37,7 @@ class FakeFleet:
         self.calls.append(what)
         if self.broken is not None:
             raise self.broken
-        return Applied(1, (Ask("size", "gpu", 3),), (Refusal("gpu", "too many"),))
+        return ApplyResult(1, (ProviderCall("size", "gpu", 3),), (Refusal("gpu", "too many"),))
 
     def observe(self):
         if self.broken is not None:
@@ -59,7 +59,7 @@ class FakeFleet:
 
 def test_hands_without_threads_do_it_at_once():
     fleet, evictor = FakeFleet(), FakeEvictor()
-    hands = Hands(fleet, evictor, SystemClock())
+    hands = ActionExecutor(fleet, evictor, SystemClock())
     hands.scale([Target("gpu", 3, 1, "more")])
     hands.terminate(["n1"])
     hands.evict("a", "n1", "late")
@@ -68,7 +68,7 @@ def test_hands_without_threads_do_it_at_once():
     assert (first.applied.epoch, second.what, third) == (
         1,
         "end n1, drained",
-        Evicted("a", "n1", True, "late"),
+        EvictionResult("a", "n1", True, "late"),
     )
     assert hands.done() == []
 
@@ -76,7 +76,7 @@ def test_hands_without_threads_do_it_at_once():
 def test_hands_do_not_take_twice_what_is_under_way():
     fleet, wake = FakeFleet(), threading.Event()
     fleet.go.clear()
-    hands = Hands(fleet, FakeEvictor(), SystemClock(), wake)
+    hands = ActionExecutor(fleet, FakeEvictor(), SystemClock(), wake)
     hands.start()
     for nodes in (1, 2, 3):
         hands.scale([Target("gpu", nodes, 1, "more")])
@@ -97,7 +97,7 @@ def test_a_slow_eviction_does_not_delay_the_fleet():
             return True
 
     held, fleet = threading.Event(), FakeFleet()
-    hands = Hands(fleet, Slow(), SystemClock())
+    hands = ActionExecutor(fleet, Slow(), SystemClock())
     hands.start()
     hands.evict("a", "n0", "late")
     hands.scale([Target("gpu", 1, 1, "more")])
@@ -117,7 +117,7 @@ def test_what_waits_is_not_begun_when_another_may_lead():
     begun, sure = threading.Event(), [True]
     fleet, evictor = Begun(), FakeEvictor()
     fleet.go.clear()
-    hands = Hands(fleet, evictor, SystemClock(), None, lambda: sure[0])
+    hands = ActionExecutor(fleet, evictor, SystemClock(), None, lambda: sure[0])
     hands.start()
     hands.scale([Target("gpu", 1, 1, "more"), Target("etl", 2, 1, "more")])
     hands.terminate(["n1"])
@@ -128,7 +128,7 @@ def test_what_waits_is_not_begun_when_another_may_lead():
     until(lambda: not hands.waiting, "the rest")
     assert fleet.calls == [1]
     assert not evictor.asked
-    left = {one.what for one in hands.done() if isinstance(one, Scaled) and "another loop" in one.error}
+    left = {one.what for one in hands.done() if isinstance(one, ScaleResult) and "another loop" in one.error}
     assert left == {"evict a n0", "target etl", "end n1"}
     hands.close(10)
 
@@ -136,15 +136,15 @@ def test_what_waits_is_not_begun_when_another_may_lead():
 @pytest.mark.parametrize("error", [AwsError("no"), OptionError("no"), ZeroDivisionError("a defect")])
 def test_what_fails_is_told_and_ends_no_thread(error):
     fleet = FakeFleet()
-    hands = Hands(fleet, FakeEvictor(broken=ClusterError("still there")), SystemClock())
+    hands = ActionExecutor(fleet, FakeEvictor(broken=ClusterError("still there")), SystemClock())
     hands.start()
     fleet.broken = error
     hands.scale([Target("gpu", 1, 1, "more")])
     hands.evict("a", "n0", "late")
     until(lambda: not hands.waiting, "the failures")
     done = hands.done()
-    assert any(isinstance(one, Scaled) and one.error for one in done)
-    assert any(isinstance(one, Evicted) and not one.done and "still there" in one.why for one in done)
+    assert any(isinstance(one, ScaleResult) and one.error for one in done)
+    assert any(isinstance(one, EvictionResult) and not one.done and "still there" in one.why for one in done)
     fleet.broken = None
     hands.scale([Target("gpu", 2, 1, "more")])
     until(lambda: fleet.calls[-1:] == [2], "the next target")
@@ -152,16 +152,20 @@ def test_what_fails_is_told_and_ends_no_thread(error):
 
 
 def test_without_anybody_to_evict_nothing_is_certain():
-    hands = Hands(None, None, SystemClock())
+    hands = ActionExecutor(None, None, SystemClock())
     hands.evict("a", "n0", "late")
     hands.repair()
     (done,) = hands.done()
-    assert isinstance(done, Evicted)
+    assert isinstance(done, EvictionResult)
     assert not done.done
 
 
 def test_what_was_refused_and_asked_is_told():
-    done = [Scaled("gpu: 3 nodes", Applied(1, (Ask("size", "gpu", 3),), (Refusal("gpu", "too many"),)))]
+    done = [
+        ScaleResult(
+            "gpu: 3 nodes", ApplyResult(1, (ProviderCall("size", "gpu", 3),), (Refusal("gpu", "too many"),))
+        )
+    ]
     assert [event.kind for event in of_done(done, 1.0)] == ["scaled", "refused"]
 
 
@@ -202,7 +206,7 @@ def event(number: int) -> LoopEvent:
 
 def test_events_arrive_in_order():
     recorder = Recorder()
-    announcer = Announcer(recorder)
+    announcer = EventDispatcher(recorder)
     for number in range(100):
         announcer.tell(event(number))
     announcer.close(30)
@@ -217,7 +221,7 @@ def test_what_a_slow_listener_has_no_room_for_is_dropped_and_counted():
             release.wait(60)
             recorder.heard(one)
 
-    announcer = Announcer(Slow(), room=10)
+    announcer = EventDispatcher(Slow(), room=10)
     for number in range(100):
         announcer.tell(event(number))  # never blocks
     assert announcer.dropped >= 88
@@ -234,7 +238,7 @@ def test_a_listener_that_raises_hears_the_next_event():
             recorder.heard(one)
             raise ZeroDivisionError
 
-    announcer = Announcer(Failing())
+    announcer = EventDispatcher(Failing())
     announcer.tell(event(1))
     announcer.tell(event(2))
     announcer.close(30)
@@ -314,7 +318,7 @@ def test_a_look_that_was_under_way_when_another_was_asked_for_is_followed_by_it(
             return Fleet(1, 0.0, ())
 
     fleet = Slow()
-    watch = Watch(FakeSource(node("n0")), fleet, LoopPace(fleet=1000.0), clock)
+    watch = Watch(FakeSource(node("n0")), fleet, LoopIntervals(fleet=1000.0), clock)
     watch.start(threading.Event())
     began.clear()
     go.clear()
@@ -380,7 +384,7 @@ def test_a_percentile_is_the_least_value_that_enough_do_not_exceed(values, share
 
 
 def test_figures_stay_small():
-    figures = Figures()
+    figures = LoopMetrics()
     for number in range(100):
         figures.saw([0.0] * 1000, float(number))
     assert figures.changes == 100_000
@@ -391,10 +395,10 @@ def test_figures_stay_small():
 def test_a_status_row_survives_the_ledger(tmp_path):
     from ebbflow.infra.ledger import Ledger
 
-    row = LoopRow(3, "me", "themis", 5.0, problems=("one",), figures={"cycles": 2})
+    row = LoopStatusRecord(3, "me", "themis", 5.0, problems=("one",), figures={"cycles": 2})
     with Ledger.open(str(tmp_path / "l.db")) as ledger:
         ledger.report("_loop", row.report(9.0))
-        assert LoopRow.of(ledger.reports()["_loop"]) == row
+        assert LoopStatusRecord.of(ledger.reports()["_loop"]) == row
 
 
 @pytest.mark.parametrize(
@@ -402,4 +406,4 @@ def test_a_status_row_survives_the_ledger(tmp_path):
 )
 def test_a_pace_that_cannot_be_kept_is_refused(changes):
     with pytest.raises(OptionError, match="must be"):
-        LoopPace(**changes)
+        LoopIntervals(**changes)

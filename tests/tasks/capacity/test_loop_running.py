@@ -22,7 +22,7 @@ from ebbflow.infra.errors import LedgerError, LedgerUnavailableError, StaleLoopE
 from ebbflow.infra.ledger import Ledger
 from ebbflow.planners.model.ledger import CapacityChanged
 from ebbflow.planners.scheduling.leased.simple import equal_share
-from ebbflow.tasks.apps.loop_report import LOOP, STOP, LoopRow, stop_request
+from ebbflow.tasks.apps.loop_report import LOOP, STOP, LoopStatusRecord, stop_request
 from ebbflow.tasks.capacity import cycle as loop_module
 from ebbflow.tasks.capacity.loop import CapacityLoop
 from ebbflow.tasks.capacity.status import wait_for_end
@@ -198,7 +198,7 @@ def test_a_loop_ends_when_the_ledger_asks_it_to(ledger, start):
     assert wait_for_end(ledger, leader.token, 60)
     running.thread.join(60)
     assert running.end.asked
-    assert LoopRow.of(ledger.reports()[LOOP]).phase == "stopped"
+    assert LoopStatusRecord.of(ledger.reports()[LOOP]).phase == "stopped"
 
 
 def test_changes_during_a_slow_decision_are_merged_and_none_is_lost(ledger, start, monkeypatch):

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from ebbflow.infra.ledger import Ledger, Unread
+from ebbflow.infra.ledger import Ledger, UnreadableReport
 from ebbflow.planners.model.ledger import AppEntered, AppSpec, Decided
 from ebbflow.tasks.apps.loop_report import problems
 from ebbflow.tasks.capacity.status import look
@@ -41,7 +41,7 @@ def test_without_an_auction_that_tells_of_all_the_others_are_told_of(tmp_path: P
 
 def test_of_many_reports_that_cannot_be_read_some_are_named() -> None:
     assert problems({}) == ()
-    said = problems({f"a{n}": Unread(1.0, "a newer Ebbflow " + "x" * 500) for n in range(9)})
+    said = problems({f"a{n}": UnreadableReport(1.0, "a newer Ebbflow " + "x" * 500) for n in range(9)})
     assert [one[:41] for one in said[:3]] == [
         f"the report of a{n} is left out: a newer Ebb" for n in range(3)
     ]

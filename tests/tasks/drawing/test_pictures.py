@@ -13,7 +13,7 @@ from ebbflow.tasks.drawing.charts import bars_svg, cdf_svg
 from ebbflow.tasks.drawing.layers import arrange, longest_path
 from ebbflow.tasks.drawing.svg import fit, lanes, place_labels, text_width, ticks
 from ebbflow.tasks.query.report import CapacityReport, PlanReport, PlanStageReport
-from ebbflow.tasks.report.bars import Frame, place_bars
+from ebbflow.tasks.report.bars import Axes, place_bars
 from ebbflow.tasks.report.dag import dag_svg
 from ebbflow.tasks.report.timeline import timeline_svg
 from tests.tasks.sample import (
@@ -137,7 +137,7 @@ def test_lanes_never_overlap_and_are_as_few_as_intervals_overlap_at_most(raw):
 )
 def test_bars_and_their_labels_never_overlap_and_stay_in_the_frame(raw, width):
     stages = [ran(name, status, "p", at, at + length) for name, status, at, length in raw]
-    frame = Frame(width, 50.0, 150.0)
+    frame = Axes(width, 50.0, 150.0)
     bars = place_bars(stages, frame)
     rows = lanes([b.extent for b in bars], gap=5)
     for bar in bars:

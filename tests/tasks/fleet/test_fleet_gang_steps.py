@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from ebbflow.infra.errors import InsufficientCapacityError
-from ebbflow.infra.protocols import Applied, Ask, Gang, Refusal
+from ebbflow.infra.protocols import ApplyResult, Gang, ProviderCall, Refusal
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.fleet.guard import RunMoney
 from ebbflow.planners.fleet.limits import Limits
@@ -42,11 +42,11 @@ class Gangs:
             return Gang(request.name, request.pool, (), refused=self.refuses)
         if self.dry:
             raise InsufficientCapacityError("there are none")
-        ask = Ask("gang", request.name, request.size, "test:Start")
+        ask = ProviderCall("gang", request.name, request.size, "test:Start")
         return Gang(request.name, request.pool, () if dry_run else ("i-2", "i-3"), ask)
 
-    def end(self, name: str, *, dry_run: bool = False) -> tuple[Ask, ...]:
-        return (Ask("end", "i-8, i-9"),) if name in self.has else ()
+    def end(self, name: str, *, dry_run: bool = False) -> tuple[ProviderCall, ...]:
+        return (ProviderCall("end", "i-8, i-9"),) if name in self.has else ()
 
 
 def seen(*pools: PoolState) -> Observation:
@@ -66,7 +66,7 @@ def test_what_the_guard_lets_through_is_started_and_a_dry_run_says_what_it_would
     assert (dry.nodes, dry.applied.dry_run, len(dry.applied.asked)) == ((), True, 1)
     done = start_gang(gangs, verdict)
     assert done.nodes == ("i-2", "i-3")
-    assert done.applied == Applied(7, (Ask("gang", "run-1", 4, "test:Start"),))
+    assert done.applied == ApplyResult(7, (ProviderCall("gang", "run-1", 4, "test:Start"),))
     assert [dry for _, dry in gangs.asked] == [True, False]
 
 

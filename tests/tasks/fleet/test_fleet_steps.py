@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ebbflow.infra.aws.fleet.usage import NodeStay, StayBook
+from ebbflow.infra.aws.fleet.usage import NodeUsage, UsageLog
 from ebbflow.infra.errors import AwsUnavailableError, PriceError, SettingsError
-from ebbflow.infra.protocols import Applied, Ask, Refusal
+from ebbflow.infra.protocols import ApplyResult, ProviderCall, Refusal
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.fleet.limits import Limits
 from ebbflow.planners.model.capacity import Node, Notice
@@ -45,9 +45,9 @@ class Control:
     def observe(self) -> Fleet:
         return self.fleet
 
-    def apply(self, target: Target, *, dry_run: bool = False) -> Applied:
+    def apply(self, target: Target, *, dry_run: bool = False) -> ApplyResult:
         self.targets.append((target, dry_run))
-        return Applied(self.fleet.epoch, (Ask("size", target.pool, target.nodes),), (), dry_run)
+        return ApplyResult(self.fleet.epoch, (ProviderCall("size", target.pool, target.nodes),), (), dry_run)
 
 
 class Market:
@@ -185,7 +185,7 @@ def test_the_size_without_some_nodes(draining, planned, requested, ids, size) ->
 def test_a_plan_says_what_would_be_asked_and_asks_nothing() -> None:
     control = Control(pool(node("a")))
     seen = observe(control, Market())
-    found = plan(control, seen, wish(seen, "etl", 4, "more"), rules(grow=2), StayBook(NOW))
+    found = plan(control, seen, wish(seen, "etl", 4, "more"), rules(grow=2), UsageLog(NOW))
     assert [dry for _, dry in control.targets] == [True]
     assert found.changes
     assert found.target.nodes == 4
@@ -222,13 +222,13 @@ def test_a_status_tells_who_leaves_when() -> None:
     assert found.to_json()["pools"][0]["short_since"] == NOW - 60
 
 
-def stay(name: str, hours: float, end: float | None = None, **more) -> NodeStay:
+def stay(name: str, hours: float, end: float | None = None, **more) -> NodeUsage:
     kept = {"spot": True, "pool": "etl", **more}
-    return NodeStay(name, kept.pop("pool"), "m5.large", ZONE, start=NOW - hours * HOUR, end=end, **kept)
+    return NodeUsage(name, kept.pop("pool"), "m5.large", ZONE, start=NOW - hours * HOUR, end=end, **kept)
 
 
 def test_costs_follow_the_price_over_time_and_first_hours_that_ec2_ends_are_free() -> None:
-    book = StayBook(
+    book = UsageLog(
         NOW - 5 * HOUR,
         (
             stay("a", 3),  # two hours at 0.09, one at 0.03
@@ -250,7 +250,7 @@ def test_costs_follow_the_price_over_time_and_first_hours_that_ec2_ends_are_free
 
 
 def test_costs_say_which_nodes_they_leave_out() -> None:
-    book = StayBook(NOW - HOUR, (stay("a", 1), stay("b", 1, NOW, exact=False)))
+    book = UsageLog(NOW - HOUR, (stay("a", 1), stay("b", 1, NOW, exact=False)))
     unknown = cost("lab", book, Market(known=False), NOW, HOUR)
     assert unknown.total.nodes == 0
     assert any("2 nodes not counted" in problem for problem in unknown.problems)
@@ -260,13 +260,13 @@ def test_costs_say_which_nodes_they_leave_out() -> None:
 
 def test_of_offers_the_cheapest_useful_hour_is_marked_not_the_cheapest_price() -> None:
     taken = [
-        NodeStay(f"i-{i}", "etl", "m5.large", ZONE, True, NOW - HOUR, NOW - HOUR / 2, True)
+        NodeUsage(f"i-{i}", "etl", "m5.large", ZONE, True, NOW - HOUR, NOW - HOUR / 2, True)
         for i in range(200)
     ]
     costly = FleetRules().interruption
     costly = replace(costly, restart=1800.0, rework=3600.0)
-    quiet, _ = offers("etl", Market().offers("etl"), Market(), StayBook(NOW), costly, NOW)
-    stormy, _ = offers("etl", Market().offers("etl"), Market(), StayBook(NOW, tuple(taken)), costly, NOW)
+    quiet, _ = offers("etl", Market().offers("etl"), Market(), UsageLog(NOW), costly, NOW)
+    stormy, _ = offers("etl", Market().offers("etl"), Market(), UsageLog(NOW, tuple(taken)), costly, NOW)
     assert (quiet[0].instance_type, quiet[0].cheapest) == ("m5.large", True)
     assert stormy[0].cheapest
     assert (stormy[0].instance_type, stormy[0].market) != ("m5.large", "spot")
@@ -365,8 +365,10 @@ def test_no_wish_gets_past_the_limits(wanted, there, on_demand, budget) -> None:
 def test_a_refusal_is_told() -> None:
     from ebbflow.flows.fleet.terminal import applied_lines
 
-    done = Applied(
-        1, (Ask("size", "etl", 3, "autoscaling:SetDesiredCapacity"),), (Refusal("i-1", "it is gone"),)
+    done = ApplyResult(
+        1,
+        (ProviderCall("size", "etl", 3, "autoscaling:SetDesiredCapacity"),),
+        (Refusal("i-1", "it is gone"),),
     )
     assert applied_lines(done) == ["etl: 3 nodes  (autoscaling:SetDesiredCapacity)", "not i-1: it is gone"]
-    assert applied_lines(Applied(1)) == ["nothing to ask for"]
+    assert applied_lines(ApplyResult(1)) == ["nothing to ask for"]

@@ -14,26 +14,26 @@ import yaml
 from pipelines import pairs_script, write_pairs
 
 from ebbflow.infra.ledger import Ledger
-from ebbflow.infra.storage.places import Place
+from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.infra.training.channel.wire import Entry
 from ebbflow.infra.training.launcher.journal import Journal
 from ebbflow.planners.capacity.values import Scaling, Settings
 from ebbflow.planners.errors import PipelineFileError
 from ebbflow.planners.model.ledger import AppEntered, AppMoved, AppSpec, Decided, Ended, Recalled
 from ebbflow.planners.model.trainings import RunSettings
-from ebbflow.tasks.apps.agent import AppAgent, Pace
+from ebbflow.tasks.apps.agent import AgentIntervals, AppAgent
 from ebbflow.tasks.capacity.giving_back import give_back
-from ebbflow.tasks.capacity.intervals import LoopPace
+from ebbflow.tasks.capacity.intervals import LoopIntervals
 from ebbflow.tasks.capacity.loop import CapacityLoop
 from ebbflow.tasks.capacity.opening import opened_nodes
 from ebbflow.tasks.capacity.request import CapacityRequest
 from ebbflow.tasks.pipeline.file.read import read_pipeline
 from ebbflow.tasks.pipeline.file.spec import AwsSpec
 from ebbflow.tasks.pipeline.outcome import PipelineOutcome
-from ebbflow.tasks.pipeline.run import PipelineRequest, Quiet, run_steps
+from ebbflow.tasks.pipeline.run import NullWatcher, PipelineRequest, run_steps
 from ebbflow.tasks.pipeline.view import ClusterView
 from ebbflow.tasks.training.leased.aws import opened_pools
-from ebbflow.tasks.training.leased.enforcer import Warden
+from ebbflow.tasks.training.leased.enforcer import LeaseEnforcer
 from ebbflow.tasks.training.leased.site import LeasedSite
 from ebbflow.tasks.training.request import TrainingRequest
 from tests.infra.aws.torch_hosts import NODE, Hosts
@@ -137,7 +137,7 @@ def shop(folder: Path, lab: "Cluster") -> dict[str, Any]:
     }
 
 
-class Interrupting(Quiet):
+class Interrupting(NullWatcher):
     """Has the node taken away on which the training has begun."""
 
     def __init__(self, lab: "Cluster") -> None:
@@ -166,13 +166,13 @@ class ToyOnS3(ToyTrainer):
 
     def _save(self) -> None:
         self._saved = self._step
-        Place(self._job.folder).write("step", json.dumps(self._step).encode())
+        StorageLocation(self._job.folder).write("step", json.dumps(self._step).encode())
         self._say("checkpoint", uri=f"{self._job.folder}/step", stalled=0.0, reason="stop")
 
     def resume(self, folder: str, placement: Mapping[str, int], settings: RunSettings) -> None:
-        job, _, _, _, uid = Journal(Place(folder)).read_run()
+        job, _, _, _, uid = Journal(StorageLocation(folder)).read_run()
         assert self._pool.gone(uid)
-        self._step = self._saved = json.loads(Place(folder).read("step"))
+        self._step = self._saved = json.loads(StorageLocation(folder).read("step"))
         self.launch(replace(job, settings=settings, folder=folder), placement)
 
 
@@ -259,7 +259,7 @@ def test_what_an_app_that_falls_silent_left_on_a_node_is_really_ended(
     settings = Settings(
         silent_s=3.0, grace_s=60.0, lease_s=600.0, debounce_s=0.0, scaling=Scaling(wait_s=0.2, idle_s=600.0)
     )
-    pace = LoopPace(look=0.05, source=0.2, fleet=0.5, settle=0.02, lead=5.0)
+    pace = LoopIntervals(look=0.05, source=0.2, fleet=0.5, settle=0.02, lead=5.0)
     stop = threading.Event()
     with (
         Ledger.open(str(tmp_path / "ledger.db")) as ledger,
@@ -271,8 +271,8 @@ def test_what_an_app_that_falls_silent_left_on_a_node_is_really_ended(
         thread = threading.Thread(target=loop.run, args=(stop,), daemon=True)
         thread.start()
         spec = AppSpec("a", "training", gpus=1, min_gpus=1, max_gpus=1)
-        agent = AppAgent(ledger, spec, pace=Pace(look=0.05, report=0.2))
-        with agent, Warden(agent, ledger.clock) as warden:
+        agent = AppAgent(ledger, spec, pace=AgentIntervals(look=0.05, report=0.2))
+        with agent, LeaseEnforcer(agent, ledger.clock) as warden:
             site = LeasedSite(
                 room.pools("a", 30.0, {}),
                 agent,

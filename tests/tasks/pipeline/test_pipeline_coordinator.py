@@ -16,7 +16,13 @@ from ebbflow.infra.clock import SystemClock
 from ebbflow.infra.errors import PipelineRunError, StorageError
 from ebbflow.infra.storage import checksums
 from ebbflow.planners.errors import OptionError
-from ebbflow.tasks.pipeline.coordinator import Attempt, Carried, Coordinator, Silent, Threads
+from ebbflow.tasks.pipeline.coordinator import (
+    Attempt,
+    AttemptResult,
+    Coordinator,
+    NullPipelineListener,
+    Threads,
+)
 from ebbflow.tasks.pipeline.outcome import StepOutcome, overall
 from ebbflow.tasks.pipeline.record import RunFolder, known_runs
 
@@ -30,26 +36,26 @@ RESULTS = {
 class World:
     """Carries steps out as a test says, and remembers what was asked."""
 
-    def __init__(self, **ends: Callable[[Attempt], Carried]) -> None:
+    def __init__(self, **ends: Callable[[Attempt], AttemptResult]) -> None:
         self.ends, self.asked, self.heard = ends, list[Attempt](), list[str]()
         self.running = threading.Event()
 
-    def carry(self, attempt: Attempt) -> Carried:
+    def carry(self, attempt: Attempt) -> AttemptResult:
         self.asked.append(attempt)
         name = attempt.step.name
-        return self.ends.get(name, lambda _: Carried("finished", results=RESULTS[name]))(attempt)
+        return self.ends.get(name, lambda _: AttemptResult("finished", results=RESULTS[name]))(attempt)
 
-    def until_stopped(self, attempt: Attempt) -> Carried:
+    def until_stopped(self, attempt: Attempt) -> AttemptResult:
         self.running.set()
         assert attempt.stop.wait(60.0)
-        return Carried("stopped", "saved")
+        return AttemptResult("stopped", "saved")
 
     @property
     def order(self) -> list[str]:
         return [attempt.step.name for attempt in self.asked]
 
 
-class Listener(Silent):
+class Listener(NullPipelineListener):
     def __init__(self, tick: Callable[[], object] = lambda: None) -> None:
         self.said: list[str] = []
         self.tick = tick  # type: ignore[method-assign]
@@ -67,7 +73,7 @@ class Listener(Silent):
 @pytest.fixture
 def make(tmp_path: Path) -> Callable[..., Coordinator]:
     def make(
-        world: World, listener: Silent | None = None, plain: dict[str, Any] | None = None
+        world: World, listener: NullPipelineListener | None = None, plain: dict[str, Any] | None = None
     ) -> Coordinator:
         pipeline = read(plain or content(tmp_path), tmp_path)
         folder = RunFolder(tmp_path / "runs", "one")
@@ -78,7 +84,7 @@ def make(tmp_path: Path) -> Callable[..., Coordinator]:
             folder,
             world.carry,
             background=Threads(),
-            listener=listener or Silent(),
+            listener=listener or NullPipelineListener(),
             clock=SystemClock(),
             patience=60.0,
         )
@@ -115,9 +121,9 @@ def test_independent_steps_run_at_the_same_time(make: Callable[..., Coordinator]
     del plain["searches"]["tune"]["after"]
     meet = threading.Barrier(2, timeout=60.0)
 
-    def together(attempt: Attempt) -> Carried:
+    def together(attempt: Attempt) -> AttemptResult:
         meet.wait()
-        return Carried("finished", results=RESULTS[attempt.step.name])
+        return AttemptResult("finished", results=RESULTS[attempt.step.name])
 
     coordinator = make(World(orders=together, tune=together), plain=plain)
     coordinator.run()
@@ -125,7 +131,7 @@ def test_independent_steps_run_at_the_same_time(make: Callable[..., Coordinator]
 
 
 def test_what_waits_for_a_failed_step_is_skipped(make: Callable[..., Coordinator]) -> None:
-    def fail(_: Attempt) -> Carried:
+    def fail(_: Attempt) -> AttemptResult:
         raise OptionError("no such table")
 
     world = World(orders=fail)
@@ -151,9 +157,9 @@ def test_a_lost_step_is_gone_on_with_within_bounds(
     plain["trainings"]["fit"]["attempts"] = 2
     ends = {"orders": ["lost", "lost", "finished"], "fit": ["lost", "lost", "finished"]}
 
-    def end(attempt: Attempt) -> Carried:
+    def end(attempt: Attempt) -> AttemptResult:
         name = attempt.step.name
-        return Carried(ends[name][attempt.number - 1], "its node went", RESULTS[name])  # type: ignore[arg-type]
+        return AttemptResult(ends[name][attempt.number - 1], "its node went", RESULTS[name])  # type: ignore[arg-type]
 
     world = World(orders=end, fit=end)
     coordinator = make(world, plain=plain)
@@ -217,8 +223,10 @@ def test_a_query_runs_again_whose_result_is_not_what_was_written_where_a_step_is
 ) -> None:
     result = tmp_path / "orders.parquet"
     result.write_bytes(b"rows")
-    carried = Carried("finished", results=RESULTS["orders"], files={str(result): checksums.of_bytes(b"rows")})
-    first = make(World(orders=lambda _: carried, fit=lambda _: Carried("failed", "a bug")))
+    carried = AttemptResult(
+        "finished", results=RESULTS["orders"], files={str(result): checksums.of_bytes(b"rows")}
+    )
+    first = make(World(orders=lambda _: carried, fit=lambda _: AttemptResult("failed", "a bug")))
     first.run()
     assert states(first) == {"orders": "finished", "fit": "failed", "tune": "skipped"}
     if damage == "one bit":
@@ -245,8 +253,10 @@ def test_a_result_that_is_out_of_reach_is_not_taken_for_damaged(
 ) -> None:
     result = tmp_path / "orders.parquet"
     result.write_bytes(b"rows")
-    carried = Carried("finished", results=RESULTS["orders"], files={str(result): checksums.of_bytes(b"rows")})
-    make(World(orders=lambda _: carried, fit=lambda _: Carried("failed", "a bug"))).run()
+    carried = AttemptResult(
+        "finished", results=RESULTS["orders"], files={str(result): checksums.of_bytes(b"rows")}
+    )
+    make(World(orders=lambda _: carried, fit=lambda _: AttemptResult("failed", "a bug"))).run()
 
     def unreachable(scheme: str, path: str) -> str:
         raise OSError(errno.ETIMEDOUT, "Connection timed out")
@@ -282,7 +292,7 @@ def test_an_interrupt_between_two_lines_loses_nothing(make: Callable[..., Coordi
 def test_a_second_interrupt_leaves_at_once(make: Callable[..., Coordinator]) -> None:
     world, hold = World(), threading.Event()
     world.ends["orders"] = lambda _: (
-        Carried("stopped") if world.running.set() or hold.wait(60.0) else Carried("lost")
+        AttemptResult("stopped") if world.running.set() or hold.wait(60.0) else AttemptResult("lost")
     )
 
     def interrupt() -> None:
@@ -309,9 +319,9 @@ def test_others_can_stop_it(make: Callable[..., Coordinator]) -> None:
 def test_a_process_that_was_killed_leaves_what_the_next_needs(
     make: Callable[..., Coordinator], tmp_path: Path
 ) -> None:
-    def look(attempt: Attempt) -> Carried:
+    def look(attempt: Attempt) -> AttemptResult:
         seen.append(RunFolder(tmp_path / "runs", "one").load()[0].steps["orders"].results)
-        return Carried("finished", results=RESULTS["fit"])
+        return AttemptResult("finished", results=RESULTS["fit"])
 
     seen: list[Any] = []
     make(World(fit=look)).run()
@@ -379,9 +389,9 @@ def test_the_runs_folder_that_steps_are_told_is_one_that_their_nodes_reach(
 def test_threads_that_do_not_end_are_waited_for_together() -> None:
     background, held = Threads(), threading.Event()
 
-    def work() -> Carried:
+    def work() -> AttemptResult:
         held.wait(60.0)
-        return Carried("finished")
+        return AttemptResult("finished")
 
     class Step:
         name = "stuck"

@@ -14,14 +14,14 @@ from ebbflow.planners.capacity.values import Settings
 from ebbflow.planners.errors import PipelineFileError
 from ebbflow.planners.model.ledger import Granted
 from ebbflow.tasks.apps.agent import rules_of
-from ebbflow.tasks.capacity.intervals import LoopPace
+from ebbflow.tasks.capacity.intervals import LoopIntervals
 from ebbflow.tasks.capacity.opening import opened_nodes
 from ebbflow.tasks.capacity.request import CapacityRequest
 from ebbflow.tasks.pipeline.outcome import PipelineOutcome
 from ebbflow.tasks.pipeline.run import PipelineRequest, run_steps
 from tests.tasks.apps.toy_trainings import Script
 
-PACE = LoopPace(look=0.05, source=0.2, fleet=0.5, settle=0.02, lead=5.0, status=0.1)
+PACE = LoopIntervals(look=0.05, source=0.2, fleet=0.5, settle=0.02, lead=5.0, status=0.1)
 
 
 def pipeline(base: Path, **existing: Any) -> Path:

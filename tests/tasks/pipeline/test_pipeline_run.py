@@ -14,12 +14,12 @@ from ebbflow.infra.errors import PipelineRunError
 from ebbflow.infra.ledger import Ledger
 from ebbflow.infra.local_fleet import list_fleets
 from ebbflow.infra.storage import checksums
-from ebbflow.infra.storage.places import Place
+from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model.ledger import Decided
 from ebbflow.tasks.pipeline.coordinator import Attempt
 from ebbflow.tasks.pipeline.record import RunFolder
-from ebbflow.tasks.pipeline.run import PipelineRequest, Quiet, run_steps
+from ebbflow.tasks.pipeline.run import NullWatcher, PipelineRequest, run_steps
 from ebbflow.tasks.pipeline.view import ClusterView
 
 
@@ -61,7 +61,7 @@ def shop(tmp_path: Path) -> dict[str, Any]:
     }  # fmt: skip
 
 
-class Heard(Quiet):
+class Heard(NullWatcher):
     def __init__(self) -> None:
         self.lines: list[str] = []
         self.view: ClusterView | None = None
@@ -100,7 +100,7 @@ def test_a_query_feeds_a_training_whose_node_is_killed(
     record = RunFolder(folder.parent, "one").load()[0]
     for query in (pairs, again):
         file_of = query.results["file"]
-        assert record.steps[query.name].files == {file_of: checksums.of_place(Place(file_of))}
+        assert record.steps[query.name].files == {file_of: checksums.of_place(StorageLocation(file_of))}
     with Ledger.open(str(folder / "ledger.db"), cluster="one", create=False) as ledger:
         state = ledger.state()
         assert ledger.verify() == []

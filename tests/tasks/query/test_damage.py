@@ -14,7 +14,7 @@ from ebbflow.infra.errors import StageFailedError
 from ebbflow.infra.protocols import StageJob
 from ebbflow.infra.query.checkpoints import ParquetCheckpointStore
 from ebbflow.infra.storage.checksums import sealed, unsealed
-from ebbflow.infra.storage.places import Place
+from ebbflow.infra.storage.places import StorageLocation
 from tests.damaged_store import Store, computed
 from tests.flips import KINDS, apply, choose
 from tests.tasks.driving import Scripted, fp_of
@@ -50,7 +50,7 @@ def test_no_flipped_byte_gives_a_wrong_answer_and_what_is_damaged_is_computed_ag
         assert rows == store.rows, flip
         assert computed(driver) >= {target} if read else computed(driver) == set(), flip
         if not read:  # it is found as soon as anybody asks for it
-            assert ParquetCheckpointStore(Place(store.folder)).find(target) is None, flip
+            assert ParquetCheckpointStore(StorageLocation(store.folder)).find(target) is None, flip
             for path, data in whole.items():
                 path.write_bytes(data)
             made[kind, read] += 1

@@ -12,7 +12,7 @@ import pytest
 from ebbflow.infra.clock import SystemClock
 from ebbflow.infra.query.checkpoints import ParquetCheckpointStore
 from ebbflow.infra.storage.files import locked
-from ebbflow.infra.storage.places import Place
+from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.tasks.query.request import QueryRequest
 from tests.chaos.faketime import FakeTime
 from tests.chaos.proxy import Proxy
@@ -106,7 +106,9 @@ def _bucket(aws_emulator: "Emulator", monkeypatch: pytest.MonkeyPatch, request: 
 
 
 def _checkpoints(bucket: str) -> set[str]:
-    return {checkpoint.fingerprint for checkpoint in ParquetCheckpointStore(Place(bucket)).checkpoints()}
+    return {
+        checkpoint.fingerprint for checkpoint in ParquetCheckpointStore(StorageLocation(bucket)).checkpoints()
+    }
 
 
 @pytest.mark.slow

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from ebbflow.infra.clock import SystemClock
 from ebbflow.infra.errors import EngineLostError, EngineUnavailableError
 from ebbflow.planners.model import Capacity, Node
-from ebbflow.tasks.query.feedback import Feedback, FeedbackPace
+from ebbflow.tasks.query.feedback import Feedback, FeedbackIntervals
 
-PACE = FeedbackPace(interval=0.5, quiet=0.25, patience=1.0)
+PACE = FeedbackIntervals(interval=0.5, quiet=0.25, patience=1.0)
 
 
 def capacity(*ids: str) -> Capacity:
@@ -145,7 +145,7 @@ def test_whoever_plans_on_capacity_is_told_when_the_watch_breaks() -> None:
 def test_stopping_does_not_wait_for_the_next_look() -> None:
     clock, stop = SystemClock(), threading.Event()
     source = Source(Timer(1.0), [(0, capacity("a"))])
-    feedback = Feedback(source, clock, lambda *_: None, FeedbackPace(interval=3600))
+    feedback = Feedback(source, clock, lambda *_: None, FeedbackIntervals(interval=3600))
     thread = threading.Thread(target=feedback.run, args=(stop,), daemon=True)
     thread.start()
     stop.set()

@@ -12,17 +12,17 @@ from ebbflow.infra.ledger import Ledger
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model.ledger import Decided
 from ebbflow.planners.query.plan.qep import Stage
-from ebbflow.tasks.apps.agent import Pace
+from ebbflow.tasks.apps.agent import AgentIntervals
 from ebbflow.tasks.query.app import run_query_app
 from ebbflow.tasks.query.app_requests import AppFolder, query_spec
-from ebbflow.tasks.query.listening import Silent
+from ebbflow.tasks.query.listening import NullQueryListener
 from ebbflow.tasks.query.report import QueryReport
 from ebbflow.tasks.query.request import QueryRequest
 from ebbflow.tasks.query.run import PlainOrchestrator, QueryOutcome
 from ebbflow.tasks.report.query import deliver
 from tests.tasks.apps.app_loops import ScriptedLoop, begin, until
 
-PACE = Pace(look=0.02, report=0.1, parting=3.0)
+PACE = AgentIntervals(look=0.02, report=0.1, parting=3.0)
 SQL = (
     "SELECT n_name, count(*) AS orders FROM customer JOIN orders ON c_custkey = o_custkey "
     "JOIN nation ON c_nationkey = n_nationkey GROUP BY n_name"
@@ -68,7 +68,7 @@ def test_a_query_can_be_stopped_and_goes_on_from_its_stages(
     spec = query_spec(asked, "q")
     stop, going = threading.Event(), threading.Event()
 
-    class Stopping(Silent):
+    class Stopping(NullQueryListener):
         def stage_started(self, stage: Stage) -> None:
             stop.set()
             going.wait(0.5)  # the driver's thread: the stop comes before the next stage

@@ -16,12 +16,12 @@ from ebbflow.infra.protocols import Claim
 from ebbflow.infra.query.duckdb import DuckDbEngine
 from ebbflow.infra.query.local import LocalCapacity
 from ebbflow.infra.query.shares import FileShareRegistry
-from ebbflow.infra.storage.places import Place
+from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.planners.model import Capacity, CapacityDiff, Node, Resources, Share
 from ebbflow.planners.query.plan.qep import Stage
-from ebbflow.tasks.query.feedback import Feedback, FeedbackPace
+from ebbflow.tasks.query.feedback import Feedback, FeedbackIntervals
 from ebbflow.tasks.query.listening import StageOutcome
-from ebbflow.tasks.query.opening import Opened, opened_engine
+from ebbflow.tasks.query.opening import OpenedEngine, opened_engine
 from ebbflow.tasks.query.report import QueryReport
 from ebbflow.tasks.query.request import QueryRequest
 from ebbflow.tasks.query.run import PlainOrchestrator, execute
@@ -299,7 +299,9 @@ def test_an_arrival_is_published_within_a_second() -> None:
 
     clock = Ticking()
     arrived = clock.time + 3
-    feedback = Feedback(a, clock, lambda _, change: published.append((clock.now(), change)), FeedbackPace())
+    feedback = Feedback(
+        a, clock, lambda _, change: published.append((clock.now(), change)), FeedbackIntervals()
+    )
     feedback.run(stop)
     ((at, change),) = published
     assert change == "2 queries share the cluster: 2 -> 1 cores"
@@ -314,12 +316,12 @@ SQL = """
 """
 
 
-def _four_cores(request: QueryRequest) -> Opened:
+def _four_cores(request: QueryRequest) -> OpenedEngine:
     """Return DuckDB on what claims to be four cores, so that shares are the same on every machine."""
     from ebbflow.infra.query.duckdb import DuckDbEngine
 
     source = LocalCapacity(cores=4, memory=4.0)
-    return Opened(DuckDbEngine.start(4, 4.0), source, cluster="four cores")
+    return OpenedEngine(DuckDbEngine.start(4, 4.0), source, cluster="four cores")
 
 
 @dataclass
@@ -329,7 +331,7 @@ class Party:
     folder: Path
     tables: str
     expected: dict[str, float]
-    engines: dict[str, Opened] = field(default_factory=dict)
+    engines: dict[str, OpenedEngine] = field(default_factory=dict)
     reports: dict[str, QueryReport] = field(default_factory=dict)
     begun: dict[str, threading.Event] = field(default_factory=dict)
     here: set[str] = field(default_factory=set)
@@ -381,7 +383,7 @@ def test_queries_on_one_machine_have_the_threads_of_their_shares(tpch: str, tmp_
     threads = []
     for name, weight in (("a", 3.0), ("b", 1.0)):
         source = LocalCapacity(cores=4, memory=4.0)  # whatever this machine has
-        party.engines[name] = Opened(DuckDbEngine.start(4, 4.0), source, cluster="four cores")
+        party.engines[name] = OpenedEngine(DuckDbEngine.start(4, 4.0), source, cluster="four cores")
         party.begun[name] = threading.Event()
         thread = threading.Thread(target=party.run, args=(name, weight))
         thread.start()
@@ -410,5 +412,7 @@ def test_a_query_alone_has_all_threads(tpch: str, tmp_path: Path) -> None:
         report = execute(request, PlainOrchestrator(), opened=opened).report
     assert [c.change for c in report.capacity] == ["at start"]
     assert report.capacity[0].cores == LocalCapacity().capacity().cores
-    claims = FileShareRegistry(Place(f"file://{tmp_path}/store/cache/shares"), opened.cluster).claims()
+    claims = FileShareRegistry(
+        StorageLocation(f"file://{tmp_path}/store/cache/shares"), opened.cluster
+    ).claims()
     assert list(claims) == []

@@ -6,14 +6,14 @@ import pytest
 
 from ebbflow.infra.clock import SystemClock
 from ebbflow.planners.query.planner import CutPolicy
-from ebbflow.tasks.query.opening import Opened, opened_engine
+from ebbflow.tasks.query.opening import OpenedEngine, opened_engine
 from ebbflow.tasks.query.report import QueryReport
 from ebbflow.tasks.query.request import QueryRequest
 from ebbflow.tasks.query.run import PlainOrchestrator, execute
 
 
 def report_of(
-    tpcds: Path, number: int, opened: Opened, store: Path, engine: str, cuts: CutPolicy
+    tpcds: Path, number: int, opened: OpenedEngine, store: Path, engine: str, cuts: CutPolicy
 ) -> QueryReport:
     request = QueryRequest(
         (tpcds / "queries" / f"q{number}.sql").read_text(),

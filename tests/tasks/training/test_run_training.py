@@ -9,7 +9,7 @@ import pytest
 from ebbflow.infra.errors import EngineUnavailableError, TrainingError
 from ebbflow.planners.errors import OptionError
 from ebbflow.tasks.training.capacity import Nodes
-from ebbflow.tasks.training.listening import Silent
+from ebbflow.tasks.training.listening import NullTrainingListener
 from ebbflow.tasks.training.report import EventReport, TrainingReport
 from ebbflow.tasks.training.request import TrainingRequest
 from ebbflow.tasks.training.run import run_training
@@ -39,7 +39,7 @@ def test_what_the_nodes_cost_is_known_while_they_are_used(script: str) -> None:
 def test_others_may_change_the_nodes(script: str) -> None:
     nodes = Nodes({"a": 1}, 8)
 
-    class Growing(Silent):
+    class Growing(NullTrainingListener):
         def event(self, event: EventReport) -> None:
             if event.kind == "generation" and event.at == 0:
                 nodes.become({"a": 1, "b": 1})

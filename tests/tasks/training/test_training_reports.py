@@ -13,13 +13,13 @@ from ebbflow.flows.training.terminal import print_training
 from ebbflow.infra.errors import ReportError
 from ebbflow.infra.protocols import TrainingEvent, TrainingStatus
 from ebbflow.infra.training.process.channel import Report
-from ebbflow.planners.training.speed.batch_size import BatchLimits, Split
+from ebbflow.planners.training.speed.batch_size import BatchLimits, BatchSplit
 from ebbflow.planners.training.speed.goodput import GradientStatistics
 from ebbflow.planners.training.speed.job_report import JobReport
 from ebbflow.planners.training.speed.throughput import ThroughputParameters
 from ebbflow.tasks.report.training import deliver, training_html
 from ebbflow.tasks.training.capacity import Nodes
-from ebbflow.tasks.training.listening import Silent
+from ebbflow.tasks.training.listening import NullTrainingListener
 from ebbflow.tasks.training.recorder import RunRecorder
 from ebbflow.tasks.training.report import BestBatch, TrainingReport, recorded
 from ebbflow.tasks.training.request import TrainingRequest
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.processes
 def test_the_report_says_what_more_gpus_would_give(script: str) -> None:
     said = JobReport(
         BatchLimits(64, 1024), GradientStatistics(1.0, 9.0), ThroughputParameters(0.01, 1e-3, 0.05, 0, 0.02, 0, 1.5),
-        3, 6, Split(20, 0), 8,
+        3, 6, BatchSplit(20, 0), 8,
     )  # fmt: skip
     report, _ = run(script, Act(job=said.to_dict()))
     assert report.outlook is not None
@@ -91,7 +91,7 @@ def test_a_failed_run_says_where_its_processes_wrote(script: str) -> None:
 def test_a_report_tells_what_is_saved_spilled_and_lost(script: str) -> None:
     def told(*said: tuple[str, int, dict[str, Any]], state: Any = "failed", step: int = 12) -> TrainingReport:
         request = TrainingRequest(script, folder=str(Path(script).parent / "runs"), id="r")
-        book = RunRecorder(request, ScriptedClock(), Silent())
+        book = RunRecorder(request, ScriptedClock(), NullTrainingListener())
         for number, (kind, at, content) in enumerate(said, 1):
             if kind == "resumed":
                 book.event(TrainingEvent(number, 0.0, kind, 1, content))

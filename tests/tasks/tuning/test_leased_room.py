@@ -8,9 +8,9 @@ import pytest
 from ebbflow.infra.errors import ClusterError, LeaseError
 from ebbflow.infra.training.channel.wire import Entry
 from ebbflow.planners.model.scheduling import App
-from ebbflow.tasks.apps.lease_table import LeaseBook
-from ebbflow.tasks.training.leased.nodes import Avoided, FencedPool, LeasedNodes
-from ebbflow.tasks.tuning.leased_resources import LeasedRoom
+from ebbflow.tasks.apps.lease_table import LeaseTable
+from ebbflow.tasks.training.leased.nodes import FencedPool, LeasedNodes, NodeBackoff
+from ebbflow.tasks.tuning.leased_resources import LeasedTrialResources
 from ebbflow.tasks.tuning.request import Parameter, TuningRequest
 from ebbflow.tasks.tuning.trial import Trial
 from tests.tasks.apps.lease_cases import Hands, book_of, lease
@@ -29,10 +29,10 @@ def room_of(tmp_path: Path) -> Any:
         str(script), (Parameter("lr", "log", 0.001, 1.0),), "accuracy", folder=str(tmp_path), nodes="local:4x1",
         max_gpus=3,
     )  # fmt: skip
-    return lambda book, clock: LeasedRoom(request, book, clock)
+    return lambda book, clock: LeasedTrialResources(request, book, clock)
 
 
-def sizes(room: LeasedRoom) -> dict[str, int]:
+def sizes(room: LeasedTrialResources) -> dict[str, int]:
     return {node.id: node.gpus for node in room.nodes()}
 
 
@@ -122,10 +122,10 @@ def test_blamed_nodes_are_left_out_while_the_others_are_enough() -> None:
     nodes.become({"z": 1})
     assert nodes.add(1) == []
     assert nodes.slots == 1, "only leases bring nodes"
-    assert LeasedNodes(book, 4, 2, clock, avoided=Avoided(book, clock)).newest(1) == ["b"]
+    assert LeasedNodes(book, 4, 2, clock, avoided=NodeBackoff(book, clock)).newest(1) == ["b"]
 
 
-def fenced(book: LeaseBook, clock: Hands, machines: Machines) -> FencedPool:
+def fenced(book: LeaseTable, clock: Hands, machines: Machines) -> FencedPool:
     return FencedPool(machines.pool(), book, book.leave, clock)
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from ebbflow.infra.ledger import Ledger
 from ebbflow.planners.errors import OptionError
-from ebbflow.tasks.apps.agent import Pace
+from ebbflow.tasks.apps.agent import AgentIntervals
 from ebbflow.tasks.apps.lease_table import Rules
 from ebbflow.tasks.tuning.app import run_tuning_app
 from ebbflow.tasks.tuning.app_spec import tuning_spec
@@ -20,7 +20,7 @@ from ebbflow.tasks.tuning.request import Parameter, TuningRequest
 from tests.tasks.apps.app_loops import ScriptedLoop, begin, until
 from tests.tasks.apps.toy_trainings import Machines, Script
 
-PACE = Pace(look=0.02, report=0.1, entry=10.0, parting=3.0)
+PACE = AgentIntervals(look=0.02, report=0.1, entry=10.0, parting=3.0)
 RULES = Rules(grace=30.0, leave=2.0, fence=60.0)
 SPACE = (Parameter("lr", "log", 0.001, 1.0),)
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ebbflow.infra.aws.fleet.state import FleetState, FolderStore, GangPlan, Plan, Seen
+from ebbflow.infra.aws.fleet.state import FleetState, FolderStore, GangPlan, ObservedNode, Plan
 from ebbflow.infra.errors import StorageError
 from ebbflow.infra.storage.checksums import sealed
 from ebbflow.planners.model.capacity import Notice
@@ -33,7 +33,7 @@ gangs = st.builds(
     nodes=st.lists(ids, max_size=3).map(tuple),
 )
 seen = st.builds(
-    Seen, id=ids, pool=ids, instance_type=ids, zone=ids, market=st.sampled_from(["spot", "on-demand"])
+    ObservedNode, id=ids, pool=ids, instance_type=ids, zone=ids, market=st.sampled_from(["spot", "on-demand"])
 )
 notices = st.builds(Notice, node_id=ids, deadline=times, kind=st.sampled_from(["interruption", "rebalance"]))
 states = st.builds(

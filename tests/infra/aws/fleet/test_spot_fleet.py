@@ -12,7 +12,7 @@ from ebbflow.infra.aws.fleet.fleet import SpotFleet
 from ebbflow.infra.aws.fleet.state import FleetState, FolderStore
 from ebbflow.infra.aws.naming import MANAGED_BY_LOOP, Names
 from ebbflow.infra.errors import AwsError, AwsUnavailableError, CredentialsError, NotOursError, StorageError
-from ebbflow.infra.protocols import Applied, Ask, Replacing
+from ebbflow.infra.protocols import ApplyResult, ProviderCall, ReplacingFleetControl
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model.capacity import Notice
 from ebbflow.planners.model.fleet import Fleet, PoolState, Target
@@ -399,7 +399,7 @@ def test_a_request_that_is_carried_out_and_not_answered_is_not_carried_out_twice
     control.apply(target(control, 3, drain=(nodes[0],)))
     perform = groups.perform
 
-    def unanswered(clients: Clients, ask: Ask) -> None:
+    def unanswered(clients: Clients, ask: ProviderCall) -> None:
         perform(clients, ask)
         raise AwsUnavailableError("cannot end it: no usable answer from AWS")
 
@@ -421,7 +421,7 @@ def test_a_node_that_goes_while_it_is_being_ended_is_no_error(open_fleet, lab, m
     control.apply(target(control, 2, drain=(nodes[0],)))
     perform = groups.perform
 
-    def overtaken(clients: Clients, ask: Ask) -> None:
+    def overtaken(clients: Clients, ask: ProviderCall) -> None:
         lab.account.take([ask.of])
         perform(clients, ask)
 
@@ -449,7 +449,7 @@ def leaving(*ids: str, seconds: float = 120.0) -> list[Notice]:
 def test_a_node_with_a_notice_is_replaced_while_it_is_there(open_fleet, lab):
     lab.account.configure(drain_seconds=60)
     control = open_fleet()
-    assert isinstance(control, Replacing)
+    assert isinstance(control, ReplacingFleetControl)
     first, *_ = grown(control, 2)
     notices = leaving(first)
     control.take_notices(notices)
@@ -484,7 +484,7 @@ def test_only_nodes_that_leave_and_are_needed_are_replaced(open_fleet, lab):
     first, second = grown(control, 2)
     stranger = lab.account.strangers(1)[0]
     advice = [Notice(first, time.time() + 60, "rebalance"), *leaving("i-00000000000000000")]
-    assert control.replace_leaving(advice) == Applied(control.observe().epoch)
+    assert control.replace_leaving(advice) == ApplyResult(control.observe().epoch)
     # a process that ended here has planned less and has not asked for it
     group = lab.names.group("etl")
     control.apply(target(control, 1, drain=(second,)))

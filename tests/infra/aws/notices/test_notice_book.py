@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 
 from ebbflow.infra.aws.notices import events
-from ebbflow.infra.aws.notices.store import KEEP, Failure, NoticeBook, NoticeFile
+from ebbflow.infra.aws.notices.store import KEEP, Failure, NoticeFile, NoticeLog
 from ebbflow.infra.errors import NoticeError, StorageError
 from ebbflow.infra.storage.checksums import sealed
 from ebbflow.planners.model import Notice
@@ -15,7 +15,7 @@ from tests.infra.aws.notice_samples import START, event, stream
 
 
 def book(*heard, drain=120.0):
-    return reduce(lambda known, one: known.merged(one, drain), heard, NoticeBook())
+    return reduce(lambda known, one: known.merged(one, drain), heard, NoticeLog())
 
 
 def warning(node="i-a", at=START):
@@ -52,7 +52,7 @@ def test_no_notice_is_lost_and_none_made_up(pair):
 @given(stream(), event())
 def test_a_book_survives_being_written(pair, later):
     known = book(*pair[0])
-    again = NoticeBook.from_json(json.loads(json.dumps(known.to_json())))
+    again = NoticeLog.from_json(json.loads(json.dumps(known.to_json())))
     assert again == known
     assert again.merged(later) == known.merged(later)
 
@@ -101,12 +101,12 @@ def test_what_is_long_over_is_forgotten_and_nothing_else():
     )
     assert known.without_old(START + KEEP) == known
     assert known.without_old(START + KEEP + 121) == book(warning("i-b", START + 500))
-    assert known.without_old(START + KEEP + 621) == NoticeBook()
+    assert known.without_old(START + KEEP + 621) == NoticeLog()
 
 
 def test_a_file_holds_a_book(tmp_path):
     file = NoticeFile(tmp_path / "lab" / "notices.json")
-    assert file.read() == NoticeBook()
+    assert file.read() == NoticeLog()
     file.write(book(warning()))
     assert NoticeFile(file.path).read() == book(warning())
     assert [p.name for p in file.path.parent.iterdir()] == ["notices.json"]
@@ -141,7 +141,7 @@ def test_a_file_of_another_version_is_refused(tmp_path):
 def test_a_folder_that_cannot_be_written_is_said(tmp_path):
     (tmp_path / "lab").write_text("a file")
     with pytest.raises(StorageError, match="cannot write"):
-        NoticeFile(tmp_path / "lab" / "notices.json").write(NoticeBook())
+        NoticeFile(tmp_path / "lab" / "notices.json").write(NoticeLog())
 
 
 def test_one_process_holds_a_file(tmp_path):

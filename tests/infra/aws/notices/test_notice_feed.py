@@ -12,11 +12,11 @@ import pytest
 
 from ebbflow.infra.aws.clients import Clients
 from ebbflow.infra.aws.naming import NODE_LEAVING, RULES, Names
-from ebbflow.infra.aws.node_agent import Leaving, SystemdNode
+from ebbflow.infra.aws.node_agent import NodeDeparture, SystemdNode
 from ebbflow.infra.aws.notices.dead_letters import DeadLetters
 from ebbflow.infra.aws.notices.events import WARNING, Interruption, LaunchFailed
 from ebbflow.infra.aws.notices.feed import NoticeFeed
-from ebbflow.infra.aws.notices.store import NoticeBook, NoticeFile
+from ebbflow.infra.aws.notices.store import NoticeFile, NoticeLog
 from ebbflow.infra.errors import AwsUnavailableError, CredentialsError, NoticeError, StorageError
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model import Notice
@@ -171,7 +171,7 @@ def test_what_a_node_finds_in_its_metadata_service_reaches_the_feed(lab, feed, t
         endpoint_url=lab.account.emulator.url,
     )
     deadline = time.time() + 77
-    attempts = (node.report(Leaving(deadline, "spot interruption")) for _ in range(20))
+    attempts = (node.report(NodeDeparture(deadline, "spot interruption")) for _ in range(20))
     assert any(attempts)  # the agent, too, tries again where the bus took too long
     while not feed.notices() and time.time() < deadline:
         feed.poll()
@@ -409,4 +409,4 @@ def test_a_wait_beyond_what_sqs_takes_is_refused(lab, file):
 
 
 def test_a_book_is_empty_before_it_is_opened(lab, file):
-    assert make(lab, file).book() == NoticeBook()
+    assert make(lab, file).book() == NoticeLog()

@@ -9,11 +9,11 @@ from botocore.stub import Stubber
 from ebbflow.infra.aws.clients import Clients
 from ebbflow.infra.aws.prices.facts import PAUSE
 from ebbflow.infra.aws.prices.listed import ListedPrices, list_filters, machine, on_demand_prices, spot_series
-from ebbflow.infra.aws.prices.prices import DAY, HISTORY, PriceBook
+from ebbflow.infra.aws.prices.prices import DAY, HISTORY, PriceCache
 from ebbflow.infra.aws.settings import Pool, Settings
 from ebbflow.infra.errors import AwsError, AwsUnavailableError, CredentialsError, PriceError
 from ebbflow.infra.storage.jsonstore import JsonStore
-from ebbflow.infra.storage.places import Place
+from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model.prices import Machine, Series
 from tests.aws.emulator import REGION, PoolShape
@@ -164,7 +164,7 @@ def on_demand(found):
 
 @pytest.fixture
 def book(desk, tmp_path):
-    return PriceBook(desk.clients, settings(), JsonStore(Place(tmp_path)), clock=desk.clock)
+    return PriceCache(desk.clients, settings(), JsonStore(StorageLocation(tmp_path)), clock=desk.clock)
 
 
 def test_offers_are_the_pools_types_in_its_zones_at_present_prices(desk, book):
@@ -237,12 +237,12 @@ def test_a_new_process_knows_what_the_last_one_has_learnt(desk, book, tmp_path):
     desk.listed("m5.large", product())
     desk.listed("m6i.large", product("m6i.large", "0.1"))
     found = book.offers("etl")
-    other = PriceBook(desk.clients, settings(), JsonStore(Place(tmp_path)), clock=desk.clock)
+    other = PriceCache(desk.clients, settings(), JsonStore(StorageLocation(tmp_path)), clock=desk.clock)
     assert other.offers("etl") == found
     desk.done()
     # but another account's zones are others
-    elsewhere = PriceBook(
-        desk.clients, settings("210987654321"), JsonStore(Place(tmp_path)), clock=desk.clock
+    elsewhere = PriceCache(
+        desk.clients, settings("210987654321"), JsonStore(StorageLocation(tmp_path)), clock=desk.clock
     )
     with pytest.raises(AwsError):
         elsewhere.offers("etl")
@@ -281,19 +281,19 @@ def test_an_outage_without_anything_known_and_missing_rights_are_errors(desk, bo
 
 
 def test_a_torn_cache_is_asked_for_again(desk, tmp_path):
-    cache = JsonStore(Place(tmp_path))
+    cache = JsonStore(StorageLocation(tmp_path))
     for content in (
         "nonsense",
         {"since": 1, "until": NOW, "zones": {"a": {"times": [1, 2], "prices": [1]}}},
         {"until": "x"},
     ):
         cache.put(f"aws prices 123456789012 {REGION} 1 spot m5.large", content)
-        book = PriceBook(desk.clients, settings(), cache, clock=desk.clock)
+        book = PriceCache(desk.clients, settings(), cache, clock=desk.clock)
         desk.history([price("m5.large", "a", 0.05, NOW - 60)], NOW - 3600, types=["m5.large"])
         assert book.series("a", "m5.large", NOW - 3600).last == 0.05
     future = {"since": 1.0, "until": NOW + DAY, "zones": {}}
     cache.put(f"aws prices 123456789012 {REGION} 1 spot m5.large", future)
-    book = PriceBook(desk.clients, settings(), cache, clock=desk.clock)
+    book = PriceCache(desk.clients, settings(), cache, clock=desk.clock)
     desk.history([price("m5.large", "a", 0.05, NOW - 60)], NOW - 3600, types=["m5.large"])
     assert book.series("a", "m5.large", NOW - 3600).last == 0.05
     desk.done()
@@ -301,7 +301,9 @@ def test_a_torn_cache_is_asked_for_again(desk, tmp_path):
 
 def test_a_cache_that_cannot_be_written_is_a_problem_and_no_error(desk, tmp_path):
     (tmp_path / "file").write_text("in the way")
-    book = PriceBook(desk.clients, settings(), JsonStore(Place(tmp_path / "file")), clock=desk.clock)
+    book = PriceCache(
+        desk.clients, settings(), JsonStore(StorageLocation(tmp_path / "file")), clock=desk.clock
+    )
     desk.history([price("m5.large", "a", 0.05, NOW - 60)], NOW - 3600, types=["m5.large"])
     assert book.series("a", "m5.large", NOW - 3600).last == 0.05
     assert "prices are not kept" in book.problems()[0]
@@ -317,7 +319,7 @@ def test_a_list_that_may_not_be_asked_is_said_and_a_persons_prices_serve(desk, b
     assert "asked again in 60 s" in book.problems()[0]
     path = tmp_path / "prices.toml"
     path.write_text(f'source = "contract of 2026"\nregion = "{REGION}"\n[on_demand]\n"m5.large" = 0.08\n')
-    own = PriceBook(desk.clients, settings(), listed=ListedPrices.read(path), clock=desk.clock)
+    own = PriceCache(desk.clients, settings(), listed=ListedPrices.read(path), clock=desk.clock)
     assert own.on_demand("m5.large") == 0.08
     assert own.problems() == []
     desk.done()
@@ -353,9 +355,9 @@ def test_what_is_asked_for_must_exist(desk, book):
     with pytest.raises(PriceError, match=r"no spot prices of m5\.large in z; there are in a"):
         book.series("z", "m5.large", NOW - 3600)
     with pytest.raises(OptionError, match="the listed prices are of eu-west-1; the cluster is in us-east-1"):
-        PriceBook(desk.clients, settings(), listed=ListedPrices("s", "eu-west-1", {}))
+        PriceCache(desk.clients, settings(), listed=ListedPrices("s", "eu-west-1", {}))
     with pytest.raises(OptionError, match="0 <= fresh <= oldest"):
-        PriceBook(desk.clients, settings(), fresh=10.0, oldest=1.0)
+        PriceCache(desk.clients, settings(), fresh=10.0, oldest=1.0)
 
 
 # --- what is read ------------------------------------------------------------------------------------------------
@@ -446,7 +448,9 @@ def test_prices_of_an_emulated_account(aws_account, tmp_path):
     clients = Clients(REGION, aws_account.emulator.url, attempts=1)
     path = tmp_path / "prices.toml"
     path.write_text(f'source = "a test"\nregion = "{REGION}"\n[on_demand]\n"m5.large" = 0.096\n')
-    book = PriceBook(clients, cluster.settings, JsonStore(Place(tmp_path)), listed=ListedPrices.read(path))
+    book = PriceCache(
+        clients, cluster.settings, JsonStore(StorageLocation(tmp_path)), listed=ListedPrices.read(path)
+    )
     found = book.offers("etl")
     assert {one.price for one in found if one.market == "spot"} == {0.00001}
     assert {one.instance_type for one in found if one.market == "spot"} == {"m5.large", "m5a.large"}

@@ -14,15 +14,15 @@ from ebbflow.infra.clock import SystemClock
 from ebbflow.infra.errors import ClusterError, StorageError
 from ebbflow.infra.local_fleet.state import changes
 from ebbflow.infra.local_fleet.state.fleet_state import (
-    FleetBook,
     GoneNode,
     Identity,
+    LocalFleetState,
     LocalNode,
     PoolPlan,
     SparkPart,
 )
 from ebbflow.infra.local_fleet.state.pools import LocalPool, check, shared
-from ebbflow.infra.local_fleet.state.store import BookFile, decoded, encoded
+from ebbflow.infra.local_fleet.state.store import LocalFleetStateFile, decoded, encoded
 from ebbflow.infra.storage import files
 from ebbflow.infra.storage.checksums import sealed, unsealed
 from ebbflow.planners.errors import OptionError
@@ -37,7 +37,7 @@ texts = st.text(max_size=20)
 
 def book_of(*pools, **changed):
     plans = {pool.name: PoolPlan(pool.start) for pool in pools}
-    return replace(FleetBook("lab", "u1", epoch=3, pools=pools, plans=plans), **changed)
+    return replace(LocalFleetState("lab", "u1", epoch=3, pools=pools, plans=plans), **changed)
 
 
 @st.composite
@@ -68,7 +68,7 @@ def books(draw):
         st.none() | reals,
         texts,
     )
-    return FleetBook(
+    return LocalFleetState(
         draw(texts),
         draw(texts),
         draw(reals),
@@ -106,14 +106,14 @@ def test_what_is_written_is_what_is_read(book):
 def test_a_book_of_another_form_is_an_error_that_names_the_file(tmp_path, spoil):
     row = unsealed(encoded(book_of(GPU)))
     spoil(row)
-    file = BookFile(tmp_path)
+    file = LocalFleetStateFile(tmp_path)
     file.path.write_bytes(sealed(row))
     with pytest.raises(StorageError, match=r"fleet\.json cannot be understood"):
         file.read()
 
 
 def test_no_flipped_byte_of_a_book_is_believed(tmp_path):
-    file, whole = BookFile(tmp_path), encoded(book_of(GPU, SQL))
+    file, whole = LocalFleetStateFile(tmp_path), encoded(book_of(GPU, SQL))
     for at in range(len(whole)):
         file.path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
         with pytest.raises(StorageError, match=r"fleet\.json cannot be understood"):
@@ -179,7 +179,7 @@ class _Written:
 def test_a_writing_that_is_cut_off_leaves_the_old_book_or_the_new(steps, reason):
     before = book_of(GPU)
     with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        file = BookFile(Path(folder))
+        file = LocalFleetStateFile(Path(folder))
         file.write(before)
         machine = Machine(steps)
         patch.setattr(files, "os", machine)
@@ -191,15 +191,15 @@ def test_a_writing_that_is_cut_off_leaves_the_old_book_or_the_new(steps, reason)
         except Crash:
             cut_off = True
         patch.undo()
-        again = BookFile(Path(folder))
+        again = LocalFleetStateFile(Path(folder))
         assert again.read() in ((before, after) if cut_off else (after,))
         last = again.change(before.uid, lambda book: replace(book, gpus=("7",)))
-        assert BookFile(Path(folder)).read() == last
+        assert LocalFleetStateFile(Path(folder)).read() == last
 
 
 def test_steps_of_a_writing_do_reach_its_end(tmp_path):
     """The crash points above are all there are: a writing takes fewer steps than the most of them."""
-    file, machine = BookFile(tmp_path), Machine(12)
+    file, machine = LocalFleetStateFile(tmp_path), Machine(12)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(files, "os", machine)
         patch.setattr(files, "open", machine.opened, raising=False)
@@ -208,7 +208,7 @@ def test_steps_of_a_writing_do_reach_its_end(tmp_path):
 
 
 def test_a_change_of_another_life_is_refused(tmp_path):
-    file = BookFile(tmp_path)
+    file = LocalFleetStateFile(tmp_path)
     file.write(book_of(GPU))
     with pytest.raises(ClusterError, match="taken down"):
         file.change("u2", lambda book: book)
@@ -372,7 +372,7 @@ def test_pools_that_cannot_be_together_are_refused():
 
 
 def test_a_reading_follows_changes_however_quickly_they_come(tmp_path):
-    file, other = BookFile(tmp_path, SystemClock()), BookFile(tmp_path, SystemClock())
+    file, other = LocalFleetStateFile(tmp_path, SystemClock()), LocalFleetStateFile(tmp_path, SystemClock())
     file.write(book_of(GPU))
     for number in range(50):
         other.change("u1", lambda book, n=number: book.planned("gpu", reason=f"{n:03d}"))
@@ -380,7 +380,7 @@ def test_a_reading_follows_changes_however_quickly_they_come(tmp_path):
 
 
 def test_a_change_within_one_tick_of_the_file_systems_clock_is_read(tmp_path):
-    file = BookFile(tmp_path)
+    file = LocalFleetStateFile(tmp_path)
     file.write(book_of(GPU, epoch=4))
     was = file.path.stat()
     assert file.read().epoch == 4

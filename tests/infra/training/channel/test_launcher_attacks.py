@@ -25,10 +25,10 @@ from ebbflow.infra.training.channel.messages import MAX_FRAME, Ask
 from ebbflow.infra.training.channel.pipes import StreamMessage
 from ebbflow.infra.training.channel.wire import (
     AgentEnd,
-    Beat,
     Failure,
-    NodeBeat,
+    Heartbeat,
     NodeEnd,
+    NodeHeartbeat,
     NodeOrder,
     Order,
     RankState,
@@ -94,7 +94,7 @@ def test_without_this_runs_key_nothing_can_be_said_or_heard(speakers: Speakers) 
     launcher = speakers.open(1, {"a": range(1), "b": range(1, 2)})
     address, server = speakers.exchange.address, speakers.exchange.public
     said = messages.encode(Ask("s", 1, 1, "post", Report("finished", 0, 1.0, 1, {"saved": True})))
-    beat = messages.encode(NodeBeat(Beat(1, 1), 0))
+    beat = messages.encode(NodeHeartbeat(Heartbeat(1, 1), 0))
     for peer in (
         Peer(address),
         Peer(address, server, KeyPair.make()),
@@ -149,13 +149,13 @@ def test_a_node_speaks_for_itself_alone(speakers: Speakers) -> None:
     assert speakers.process(2, "a").meet() == 1
     # a sign of life and an end that name another's rank
     peer = Peer(speakers.exchange.address, speakers.exchange.public, speakers.pairs["a"])
-    foreign = NodeBeat(Beat(1, 1, (RankState(3, os.getpid(), "R", 0.0, 0.0),)), 0)
+    foreign = NodeHeartbeat(Heartbeat(1, 1, (RankState(3, os.getpid(), "R", 0.0, 0.0),)), 0)
     failure = Failure(2, 1, "", "", "", 1.0)
     before = speakers.exchange.refusals.total
     for message in (
         foreign,
         NodeEnd(1, 1, AgentEnd("failed", (failure,))),
-        NodeBeat(Beat(1, 7), 0),
+        NodeHeartbeat(Heartbeat(1, 7), 0),
         NodeEnd(1, 7, AgentEnd("succeeded")),
     ):
         peer.say(messages.encode(message))

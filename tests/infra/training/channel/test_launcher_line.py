@@ -16,7 +16,7 @@ from ebbflow.infra.training.channel.exchange import Exchange, Wire
 from ebbflow.infra.training.channel.keys import KeyPair
 from ebbflow.infra.training.channel.messages import MAX_FRAME
 from ebbflow.infra.training.channel.node_line import NodeLine
-from ebbflow.infra.training.channel.wire import AgentEnd, Beat, Failure, Order
+from ebbflow.infra.training.channel.wire import AgentEnd, Failure, Heartbeat, Order
 from ebbflow.infra.training.process.channel import Channel, Report
 from tests.infra.training.exchanges import Speakers
 
@@ -91,7 +91,7 @@ class Ends:
         while not until():
             assert time.monotonic() < end, "it did not come true"
             self.beats += 1
-            self.line.show(Beat(self.beats, 0))
+            self.line.show(Heartbeat(self.beats, 0))
             self.line.wait(0.05)
             while (order := self.line.next_order()) is not None:
                 self.orders.append(order)

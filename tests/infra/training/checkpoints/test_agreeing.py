@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ebbflow.infra.errors import CheckpointsLostError, DamagedInputError, StorageFullError, TrainingError
-from ebbflow.infra.training.checkpoints.folder import Found
+from ebbflow.infra.training.checkpoints.folder import VerifiedCheckpoint
 from ebbflow.infra.training.checkpoints.manifest import Payload
 from ebbflow.infra.training.process import agreeing
 from ebbflow.infra.training.resuming import Choice
@@ -34,7 +34,9 @@ def through(value: Any) -> Any:
         {"class": "Choice", "error": "x", "tuple": 1},
         Payload("a.pt", 7, "00" * 32),
         Choice(
-            found=Found(3, "n", "u", 1.0, 9, {"k": [1]}, {"w": ((2,), "int8")}, "sharded", (Payload("a", 1, "0"),)),
+            found=VerifiedCheckpoint(
+                3, "n", "u", 1.0, 9, {"k": [1]}, {"w": ((2,), "int8")}, "sharded", (Payload("a", 1, "0"),)
+            ),
             passed_over=("x",),
         ),
     ],

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from ebbflow.infra.errors import StorageError, StorageFullError
 from ebbflow.infra.storage.filesystems import resolve
-from ebbflow.infra.storage.places import Place
+from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.infra.training.checkpoints.files import ABANDONED_AFTER
 from ebbflow.infra.training.checkpoints.folder import CheckpointFolder
 from ebbflow.infra.training.checkpoints.manifest import MANIFEST
@@ -42,7 +42,7 @@ def damage(uri: str, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["flip", "cut", "missing", "flip manifest", "cut manifest"])
 def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_is_found(place: str, kind: str) -> None:
-    folder = CheckpointFolder(Place(place))
+    folder = CheckpointFolder(StorageLocation(place))
     folder.save(state(1), 1)
     newer = folder.save(state(2), 2)
     damage(newer.uri, kind)
@@ -74,7 +74,7 @@ def test_no_flipped_bit_goes_unseen(
     no_sync: None, tmp_path_factory: pytest.TempPathFactory, where: float, bit: int, file: str
 ) -> None:
     place = tmp_path_factory.mktemp("bits")
-    folder = CheckpointFolder(Place(place))
+    folder = CheckpointFolder(StorageLocation(place))
     folder.save(state(1), 1)
     (path,) = place.glob(f"step-*/{file}")
     data = bytearray(path.read_bytes())
@@ -87,7 +87,7 @@ def test_no_flipped_bit_goes_unseen(
 def test_a_checkpoint_that_was_never_finished_does_not_exist_and_goes_when_it_is_old(
     place: str, clock: Any
 ) -> None:
-    folder = CheckpointFolder(Place(place), clock=clock)
+    folder = CheckpointFolder(StorageLocation(place), clock=clock)
     folder.save(state(1), 1)
     torn = folder.save(state(2), 2)
     fs, path = resolve(torn.uri)
@@ -104,12 +104,12 @@ def test_a_checkpoint_that_was_never_finished_does_not_exist_and_goes_when_it_is
 
 
 def test_retention_counts_only_what_is_whole(tmp_path: Path) -> None:
-    folder = CheckpointFolder(Place(tmp_path), keep=1)
+    folder = CheckpointFolder(StorageLocation(tmp_path), keep=1)
     folder.save(state(1), 1)
     for step in (2, 3):
         folder.save(state(step), step)
         (tmp_path / names(folder)[-1] / "model.pt").write_bytes(b"cut")
-    assert CheckpointFolder(Place(tmp_path)).latest() is None
+    assert CheckpointFolder(StorageLocation(tmp_path)).latest() is None
     folder.save(state(4), 4)
     (tmp_path / names(folder)[-1] / "model.pt").write_bytes(b"cut")
     folder.save(state(3), 3)  # an older one, written after the newer was damaged
@@ -119,7 +119,7 @@ def test_retention_counts_only_what_is_whole(tmp_path: Path) -> None:
 
 
 def test_only_a_few_set_aside_are_kept(tmp_path: Path) -> None:
-    folder = CheckpointFolder(Place(tmp_path))
+    folder = CheckpointFolder(StorageLocation(tmp_path))
     for step in range(1, 6):
         folder.save(state(step), step)
         (tmp_path / names(folder)[-1] / "model.pt").write_bytes(b"cut")
@@ -148,7 +148,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_full_disk_leaves_the_old_checkpoint_and_no_half_one(small_disk: Path) -> None:
-    folder = CheckpointFolder(Place(small_disk), keep=1)
+    folder = CheckpointFolder(StorageLocation(small_disk), keep=1)
     folder.save(state(1, 20_000), 1)
     for size in (400_000, 240_000):
         with pytest.raises(StorageFullError, match="no space left"):
@@ -166,7 +166,7 @@ def test_a_full_disk_leaves_the_old_checkpoint_and_no_half_one(small_disk: Path)
 
 
 def test_a_file_size_limit_leaves_the_old_checkpoint_and_no_half_one(tmp_path: Path) -> None:
-    folder = CheckpointFolder(Place(tmp_path))
+    folder = CheckpointFolder(StorageLocation(tmp_path))
     folder.save(state(1), 1)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ebbflow.infra.errors import OtherModelError, StorageError
-from ebbflow.infra.storage.places import Place
+from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.infra.training.checkpoints.folder import CheckpointFolder
 from ebbflow.infra.training.checkpoints.states import check_model, differences, read_state, signature
 from ebbflow.infra.training.running.folder import read_running
@@ -55,10 +55,10 @@ def test_a_model_its_optimizer_and_random_states_come_back_exactly(place: str) -
             "seen": [1, 2.5, None, (True, "x", b"y")],
         },
     }
-    folder = CheckpointFolder(Place(place))
+    folder = CheckpointFolder(StorageLocation(place))
     done = folder.save(saved, 7, {"why": "notice"})
 
-    other = CheckpointFolder(Place(place))
+    other = CheckpointFolder(StorageLocation(place))
     found = other.latest()
     assert found is not None
     assert (found.step, found.uri, found.bytes, found.note) == (7, done.uri, done.bytes, {"why": "notice"})
@@ -83,17 +83,17 @@ def test_a_model_its_optimizer_and_random_states_come_back_exactly(place: str) -
 
 
 def test_an_empty_or_missing_folder_has_no_checkpoint(place: str) -> None:
-    assert CheckpointFolder(Place(place)).latest() is None
+    assert CheckpointFolder(StorageLocation(place)).latest() is None
 
 
 def test_torch_load_alone_reads_the_files(tmp_path: Path) -> None:
-    CheckpointFolder(Place(tmp_path)).save(state(3), 3)
+    CheckpointFolder(StorageLocation(tmp_path)).save(state(3), 3)
     (file,) = tmp_path.glob("step-*/model.pt")
     assert torch.load(file, weights_only=True)["w"][0] == 3.0
 
 
 def test_the_newest_by_step_is_found_and_only_some_are_kept(place: str) -> None:
-    folder = CheckpointFolder(Place(place), keep=2)
+    folder = CheckpointFolder(StorageLocation(place), keep=2)
     for step in (1, 5, 9, 7):
         folder.save(state(step), step)
     found = folder.latest()
@@ -105,9 +105,11 @@ def test_the_newest_by_step_is_found_and_only_some_are_kept(place: str) -> None:
 def test_a_view_of_a_large_tensor_is_saved_alone_and_tied_weights_once(tmp_path: Path) -> None:
     large = torch.arange(1_000_000.0)
     tied = torch.arange(10_000.0)
-    saved = CheckpointFolder(Place(tmp_path)).save({"model": {"v": large[:10], "a": tied, "b": tied}}, 1)
+    saved = CheckpointFolder(StorageLocation(tmp_path)).save(
+        {"model": {"v": large[:10], "a": tied, "b": tied}}, 1
+    )
     assert saved.bytes < 60_000
-    folder = CheckpointFolder(Place(tmp_path))
+    folder = CheckpointFolder(StorageLocation(tmp_path))
     found = folder.latest()
     assert found is not None
     loaded = folder.load(found)["model"]
@@ -116,7 +118,7 @@ def test_a_view_of_a_large_tensor_is_saved_alone_and_tied_weights_once(tmp_path:
 
 
 def test_what_could_not_be_read_back_is_refused_when_it_is_saved(tmp_path: Path) -> None:
-    folder = CheckpointFolder(Place(tmp_path))
+    folder = CheckpointFolder(StorageLocation(tmp_path))
     with pytest.raises(OptionError, match=r"run\.hooks\.0 is a function"):
         folder.save({"run": {"hooks": [lambda: 1]}}, 1)
     with pytest.raises(OptionError, match="array of object"):
@@ -128,7 +130,7 @@ def test_what_could_not_be_read_back_is_refused_when_it_is_saved(tmp_path: Path)
     with pytest.raises(OptionError, match="step must be"):
         folder.save(state(1), -1)
     with pytest.raises(OptionError, match="keep must be at least 1 checkpoint; got 0"):
-        CheckpointFolder(Place(tmp_path), keep=0)
+        CheckpointFolder(StorageLocation(tmp_path), keep=0)
     assert names(folder) == []
 
 
@@ -159,7 +161,7 @@ def test_any_plain_value_and_tensor_comes_back(
 ) -> None:
     place = tmp_path_factory.mktemp("values")
     tensor = torch.randn(shape).to(random.choice([torch.float32, torch.bfloat16, torch.int64]))
-    folder = CheckpointFolder(Place(place))
+    folder = CheckpointFolder(StorageLocation(place))
     folder.save({"model": {"t": tensor}, "run": {"v": value}}, step)
     found = folder.latest()
     assert found is not None
@@ -184,7 +186,7 @@ def test_the_parameters_that_differ_are_named(tmp_path: Path) -> None:
         "1.weight is float32[2, 3] in the checkpoint, float32[2, 5] in the model",
     ]
     assert differences(signature(small), small.double())[0].endswith("float64[3] in the model")
-    folder = CheckpointFolder(Place(tmp_path))
+    folder = CheckpointFolder(StorageLocation(tmp_path))
     folder.save({"model": large.state_dict()}, 1)
     found = folder.latest()
     assert found is not None
@@ -204,7 +206,7 @@ def test_the_name_that_data_parallel_training_puts_before_all_does_not_count() -
 
 
 def test_training_may_change_the_state_while_it_is_written(place: str) -> None:
-    folder = CheckpointFolder(Place(place))
+    folder = CheckpointFolder(StorageLocation(place))
     values = torch.zeros(200_000)
     for step in range(1, 4):
         values.fill_(step)
@@ -233,7 +235,7 @@ def test_one_save_at_a_time_a_second_is_not_taken_and_a_slow_one_is_reported(
         real(*args)
 
     monkeypatch.setattr(torch, "save", slow)
-    folder = CheckpointFolder(Place(tmp_path), timeout=20)
+    folder = CheckpointFolder(StorageLocation(tmp_path), timeout=20)
     assert folder.save_async(state(1), 1)
     began.wait(20)
     assert folder.busy
@@ -251,7 +253,7 @@ def test_one_save_at_a_time_a_second_is_not_taken_and_a_slow_one_is_reported(
 def test_an_error_in_the_background_is_raised_once_by_the_next_call(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = CheckpointFolder(Place(tmp_path))
+    folder = CheckpointFolder(StorageLocation(tmp_path))
     with monkeypatch.context() as broken:
         broken.setattr(torch, "save", lambda *a: (_ for _ in ()).throw(PermissionError("no")))
         assert folder.save_async(state(1), 1)
@@ -278,7 +280,7 @@ def test_sharded_state_is_saved_by_three_and_read_by_two_and_by_one(
     places = [str(tmp_path / "place"), f"{s3()}/place"]
     run_module("tests.infra.training.sharded_worker", *places)
     for place in places:
-        folder = CheckpointFolder(Place(place))
+        folder = CheckpointFolder(StorageLocation(place))
         found = folder.latest()
         assert found is not None
         assert (found.step, found.layout) == (3, "sharded")
@@ -302,7 +304,7 @@ def test_sharded_state_is_saved_by_three_and_read_by_two_and_by_one(
         def __reduce__(self) -> Any:
             return os.mkdir, (str(target),)
 
-    folder = CheckpointFolder(Place(places[0]))
+    folder = CheckpointFolder(StorageLocation(places[0]))
     found = folder.latest()
     assert found is not None
     (index,) = tmp_path.glob("place/step-*/.metadata")

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ebbflow.infra.training.gradients.tuner import LEAST_STEPS, BatchTuner
 from ebbflow.planners.errors import OptionError
-from ebbflow.planners.training.speed.batch_size import BatchLimits, Split
+from ebbflow.planners.training.speed.batch_size import BatchLimits, BatchSplit
 from ebbflow.planners.training.speed.goodput import GoodputModel, GradientStatistics
 from ebbflow.planners.training.speed.job_report import JobReport
 from ebbflow.planners.training.speed.throughput import ThroughputParameters, step_time, sync_time
@@ -150,7 +150,7 @@ def test_a_move_after_a_few_steps_keeps_the_initial_batch(clock):
     for _ in range(LEAST_STEPS - 1):
         tuner.observe(1, 1, split, 0.1, 0.0, NOISY)
     assert tuner.split(1, 4) == (32, 0)
-    tuner.observe(1, 4, Split(32, 0), 0.1, 0.05, NOISY)
+    tuner.observe(1, 4, BatchSplit(32, 0), 0.1, 0.05, NOISY)
     assert tuner.split(1, 2).total(2) > 128
 
 
@@ -174,7 +174,7 @@ def test_the_report_travels_as_json(clock):
     with pytest.raises(OptionError, match="not a job's report"):
         JobReport.from_dict({"limits": {}})
     with pytest.raises(OptionError, match=r"0 <= sync < step; got 0\.2, 0\.1"):
-        tuner.observe(1, 1, Split(64, 0), 0.1, 0.2, NOISY)
+        tuner.observe(1, 1, BatchSplit(64, 0), 0.1, 0.2, NOISY)
     with pytest.raises(OptionError, match="must be >= 0; got -1"):
         BatchTuner(LIMITS, every=-1)
 

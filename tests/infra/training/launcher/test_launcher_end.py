@@ -12,7 +12,7 @@ import pytest
 from ebbflow.infra.errors import RunLockedError
 from ebbflow.infra.machine import processes
 from ebbflow.infra.protocols import TrainingJob, TrainingStatus
-from ebbflow.infra.storage.places import Place
+from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.infra.training.launcher.hang import HangRule
 from ebbflow.infra.training.launcher.journal import Journal
 from ebbflow.infra.training.launcher.trainer import TorchTrainer
@@ -68,7 +68,7 @@ def test_a_run_ends_with_its_script_and_cannot_be_resumed_then(tmp_path: Path) -
     assert [k for k in kinds if k in ("launched", "generation", "started", "finished", "ended")] == [
         "launched", "generation", "started", "finished", "ended",
     ]  # fmt: skip
-    journal = Journal(Place(tmp_path / "run"))
+    journal = Journal(StorageLocation(tmp_path / "run"))
     assert journal.events() == list(trainer.events())
     assert journal.read_run()[2] == "finished"
     with LocalNodes() as nodes, pytest.raises(Exception, match="is finished"):
@@ -100,7 +100,7 @@ def test_when_the_launcher_is_killed_the_run_saves_ends_and_can_be_resumed(tmp_p
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as launcher:
         assert launcher.stdout is not None
         assert launcher.stdout.readline() == "training\n"
-        journal = Journal(Place(tmp_path / "run"))
+        journal = Journal(StorageLocation(tmp_path / "run"))
         pool = journal.read_run()[4]
         assert len(processes.members(f"{pool}/")) >= 6
         begun = time.monotonic()

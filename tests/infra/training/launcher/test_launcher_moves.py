@@ -8,7 +8,7 @@ import pytest
 from ebbflow.infra.clock import SystemClock
 from ebbflow.infra.errors import ClusterError
 from ebbflow.infra.machine import cgroups, devices
-from ebbflow.infra.training.channel.wire import Beat, Entry, Order
+from ebbflow.infra.training.channel.wire import Entry, Heartbeat, Order
 from ebbflow.infra.training.launcher.job import Options
 from ebbflow.infra.training.launcher.journal import Record
 from ebbflow.infra.training.launcher.members import Members
@@ -56,7 +56,7 @@ class Exchange:
 
     def send(self, order: Order) -> None: ...
 
-    def beat(self) -> Beat | None:
+    def beat(self) -> Heartbeat | None:
         return None
 
     def close(self) -> None: ...

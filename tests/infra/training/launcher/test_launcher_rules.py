@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from ebbflow.infra.clock import SystemClock
 from ebbflow.infra.errors import TrainingError
 from ebbflow.infra.protocols import Continue, GenerationEnd, Halt, RankFailure, TrainingEvent, TrainingJob
-from ebbflow.infra.storage.places import Place
+from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.infra.training.channel.wire import RankState
 from ebbflow.infra.training.launcher.decide import Persist
 from ebbflow.infra.training.launcher.generation import Generation, describe
-from ebbflow.infra.training.launcher.hang import HangRule, HangWatch, Lateness
+from ebbflow.infra.training.launcher.hang import HangRule, HangWatch, StragglerDetector
 from ebbflow.infra.training.launcher.job import checked_placement, fresh_name
 from ebbflow.infra.training.launcher.journal import Journal, Record
 from ebbflow.infra.training.process.channel import Report
@@ -86,14 +86,14 @@ def test_even_busy_processes_must_report_within_the_limit() -> None:
 
 
 def test_a_rank_that_is_late_in_two_windows_in_a_row_is_replaced_once() -> None:
-    lateness = Lateness(window=5, pause=300.0)
+    lateness = StragglerDetector(window=5, pause=300.0)
     found = [lateness.look(float(n), [0.1, 0.1, 0.4, 0.1]) for n in range(40)]
     assert [rank for rank in found if rank is not None] == [2]
 
 
 @pytest.mark.parametrize("ready", [None, [0.1], "ab"[:0], [0.1, 0.11, 0.09]])
 def test_nobody_is_late_among_equals(ready: object) -> None:
-    lateness = Lateness(window=2)
+    lateness = StragglerDetector(window=2)
     assert all(lateness.look(float(n), ready) is None for n in range(20))
 
 
@@ -176,7 +176,7 @@ def test_placements_are_checked_and_new_nodes_get_new_names() -> None:
 
 
 def test_a_run_is_written_down_and_read_back(tmp_path: Path) -> None:
-    journal = Journal(Place(tmp_path / "run"))
+    journal = Journal(StorageLocation(tmp_path / "run"))
     job = TrainingJob("r", "/s.py", ("1",), str(tmp_path / "run"), RunSettings(grace=5.0), {"A": "b"})
     journal.write_run(job, {"node-1": 2}, "running", 7, "abc")
     assert journal.read_run() == (job, {"node-1": 2}, "running", 7, "abc")
@@ -184,11 +184,11 @@ def test_a_run_is_written_down_and_read_back(tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match="run anew"):
         journal.read_run()
     with pytest.raises(TrainingError, match="no run in"):
-        Journal(Place(tmp_path / "other")).read_run()
+        Journal(StorageLocation(tmp_path / "other")).read_run()
 
 
 def test_a_line_torn_by_a_crash_costs_only_itself(tmp_path: Path) -> None:
-    journal = Journal(Place(tmp_path))
+    journal = Journal(StorageLocation(tmp_path))
     events = [TrainingEvent(n, float(n), "step", 1, {"n": n}) for n in range(1, 5)]
     assert journal.events() == []
     for event in events[:3]:
@@ -201,7 +201,7 @@ def test_a_line_torn_by_a_crash_costs_only_itself(tmp_path: Path) -> None:
 
 
 def test_no_flipped_byte_of_a_runs_own_files_is_believed(tmp_path: Path) -> None:
-    journal = Journal(Place(tmp_path))
+    journal = Journal(StorageLocation(tmp_path))
     job = TrainingJob("r", "/s.py", ("--lr", "0.1"), str(tmp_path), RunSettings(), {})
     journal.write_run(job, {"node-1": 2}, "running", 7, "abc")
     events = [TrainingEvent(n, float(n), "checkpoint", 1, {"saved_step": n}) for n in (1, 2)]
@@ -225,7 +225,7 @@ def test_no_flipped_byte_of_a_runs_own_files_is_believed(tmp_path: Path) -> None
 def test_a_launcher_that_resumes_knows_what_was_reached_and_saved_but_for_trials(tmp_path: Path) -> None:
     def taken_up(*said: tuple[str, int, dict[str, Any]]) -> tuple[int, int]:
         folder = tmp_path / str(len(list(tmp_path.iterdir())))
-        journal = Journal(Place(folder))
+        journal = Journal(StorageLocation(folder))
         for number, (kind, generation, content) in enumerate(said, 1):
             journal.append(TrainingEvent(number, float(number), kind, generation, content))
         record = Record(SystemClock())

@@ -6,7 +6,7 @@ import pytest
 
 from ebbflow.infra.errors import RunLockedError
 from ebbflow.infra.storage.locks import RunLock
-from ebbflow.infra.storage.places import Place
+from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.infra.training.process.generation import Generation
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model.trainings import RunSettings
@@ -14,7 +14,7 @@ from ebbflow.planners.model.trainings import RunSettings
 
 def test_a_process_alone_holds_its_run_until_it_closes(tmp_path: Path) -> None:
     one = Generation.join(tmp_path, "one", RunSettings(keep=3), restart=True)
-    assert one.place == Place(tmp_path / "one")
+    assert one.place == StorageLocation(tmp_path / "one")
     assert (one.settings.keep, one.settings.restart, one.world.size, one.is_main, one.trial) == (
         3,
         True,
@@ -25,7 +25,7 @@ def test_a_process_alone_holds_its_run_until_it_closes(tmp_path: Path) -> None:
     with pytest.raises(RunLockedError, match="'one'"):
         Generation.join(tmp_path, "one", None, restart=False)
     one.close(1.0)
-    RunLock(Place(tmp_path / "one"), "one").look()
+    RunLock(StorageLocation(tmp_path / "one"), "one").look()
 
 
 def test_a_run_is_named_after_its_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

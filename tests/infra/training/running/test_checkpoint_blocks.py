@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ebbflow.infra.errors import StorageError
 from ebbflow.infra.storage.manifest import UnusableError
-from ebbflow.infra.storage.places import Place
+from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.infra.training.running import segments
 from ebbflow.infra.training.running.blocks import (
     block_distances,
@@ -119,7 +119,7 @@ def test_a_record_comes_back_and_no_flipped_bit_goes_unseen(
 
 
 def test_the_store_keeps_the_newest_of_each_block_and_its_size_is_bounded(place: str) -> None:
-    store = BlockStore(Place(place))
+    store = BlockStore(StorageLocation(place))
     rng = np.random.default_rng(0)
     newest: dict[int, int] = {}
     for iteration in range(1, 21):
@@ -127,19 +127,19 @@ def test_the_store_keeps_the_newest_of_each_block_and_its_size_is_bounded(place:
         store.commit([record(block, iteration) for block in chosen])
         newest |= dict.fromkeys(chosen, iteration)
         assert store.contents.live >= store.contents.total / 2
-    again = BlockStore(Place(place))
+    again = BlockStore(StorageLocation(place))
     assert again.iterations() == store.iterations() == newest
     for block, found in again.read(newest).items():
         assert dict(found.parts)["param"][0] == newest[block]
 
-    there = [i.size for i in Place(place).entries() if i.base_name.endswith(".seg")]
+    there = [i.size for i in StorageLocation(place).entries() if i.base_name.endswith(".seg")]
     assert sum(there) == again.contents.total
     with pytest.raises(StorageError, match="has no block 77"):
         again.read([77])
 
 
 def test_a_commit_that_fails_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = BlockStore(Place(tmp_path))
+    store = BlockStore(StorageLocation(tmp_path))
     store.commit([record(0, 1), record(1, 1)])
 
     def broken() -> Iterator[Record]:
@@ -148,14 +148,14 @@ def test_a_commit_that_fails_changes_nothing(tmp_path: Path, monkeypatch: pytest
 
     with pytest.raises(StorageError, match="permission denied"):
         store.commit(broken())
-    assert store.iterations() == BlockStore(Place(tmp_path)).iterations() == {0: 1, 1: 1}
+    assert store.iterations() == BlockStore(StorageLocation(tmp_path)).iterations() == {0: 1, 1: 1}
     assert len(list(tmp_path.glob("*.seg"))) == 1
     store.commit([record(0, 3)])
-    assert BlockStore(Place(tmp_path)).iterations() == {0: 3, 1: 1}
+    assert BlockStore(StorageLocation(tmp_path)).iterations() == {0: 3, 1: 1}
 
 
 def test_damage_is_named(tmp_path: Path) -> None:
-    store = BlockStore(Place(tmp_path))
+    store = BlockStore(StorageLocation(tmp_path))
     store.commit([record(0, 1), record(1, 1)])
     (segment,) = tmp_path.glob("*.seg")
     data = bytearray(segment.read_bytes())
@@ -170,4 +170,4 @@ def test_damage_is_named(tmp_path: Path) -> None:
     manifest = tmp_path / "manifest.json"
     manifest.write_bytes(manifest.read_bytes().replace(b"1", b"2", 1))
     with pytest.raises(StorageError, match="damaged manifest"):
-        BlockStore(Place(tmp_path))
+        BlockStore(StorageLocation(tmp_path))

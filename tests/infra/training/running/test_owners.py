@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from ebbflow.infra.errors import StorageError
-from ebbflow.infra.storage.places import Place
+from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.infra.training.running.blocks import BlockCache
 from ebbflow.infra.training.running.checkpoint import RunningCheckpoint
 from ebbflow.infra.training.running.folder import RunningFolder
@@ -46,9 +46,9 @@ def test_what_goes_wrong_in_work_done_together_is_raised() -> None:
 
 def test_blocks_come_back_from_where_they_were_saved_last(tmp_path: Path) -> None:
     tensors = {"w": torch.arange(16.0).reshape(8, 2)}
-    RunningCheckpoint(Place(tmp_path), tensors, period=4, shard_rows=2).initialize({"epoch": 1})
+    RunningCheckpoint(StorageLocation(tmp_path), tensors, period=4, shard_rows=2).initialize({"epoch": 1})
     again = {"w": torch.zeros(8, 2)}
-    live, folder = LiveState(again, None), RunningFolder(Place(tmp_path))
+    live, folder = LiveState(again, None), RunningFolder(StorageLocation(tmp_path))
     blocks = OwnedBlocks(Owners(None, None), live, "shard", 2, 0)
     cache = BlockCache(blocks.specs, blocks.local)
     cache.fill(live.tensors, 0)
@@ -77,7 +77,7 @@ def test_where_nothing_was_begun_nothing_comes_back(tmp_path: Path) -> None:
     live = LiveState({"w": torch.zeros(2, 2)}, None)
     blocks = OwnedBlocks(Owners(None, None), live, "layer", None, 0)
     restoring = Restoring(
-        RunningFolder(Place(tmp_path)), blocks, live, BlockCache(blocks.specs, blocks.local)
+        RunningFolder(StorageLocation(tmp_path)), blocks, live, BlockCache(blocks.specs, blocks.local)
     )
-    with pytest.raises(StorageError, match=f"no running checkpoint in {Place(tmp_path).uri}"):
+    with pytest.raises(StorageError, match=f"no running checkpoint in {StorageLocation(tmp_path).uri}"):
         restoring.start(None)

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ebbflow.infra.errors import OtherModelError, StorageError
-from ebbflow.infra.storage.places import Place
+from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.infra.training.checkpoints.folder import CheckpointFolder
 from ebbflow.infra.training.running.blocks import BlockSpec, block_distances
 from ebbflow.infra.training.running.checkpoint import RunningCheckpoint
@@ -202,7 +202,7 @@ def test_everything_comes_back_into_a_fresh_process(place: str, strategy: Strate
 
     other, again, _ = trainee(seed=9)
     back = RunningCheckpoint(
-        Place(place), other, again, period=8, fraction=0.25, strategy=strategy, shard_rows=2
+        StorageLocation(place), other, again, period=8, fraction=0.25, strategy=strategy, shard_rows=2
     )
     found = back.recover_all()
 
@@ -242,7 +242,7 @@ def test_with_everything_saved_and_everything_lost_it_is_the_ordinary_checkpoint
         if iteration == 8:
             expected = everything(model, optimizer)
     other, again, fresh = trainee(seed=3)
-    back = RunningCheckpoint(Place(tmp_path), other, again, period=4, fraction=1.0, shard_rows=2)
+    back = RunningCheckpoint(StorageLocation(tmp_path), other, again, period=4, fraction=1.0, shard_rows=2)
     found = back.recover_all()
     assert found.iteration == found.oldest == 8
     restored = everything(other, again)
@@ -263,13 +263,13 @@ def test_it_can_be_exported_to_an_ordinary_checkpoint(tmp_path: Path) -> None:
         made.step(iteration, {"iteration": iteration})
         made.wait()
     state, iteration = read_running(tmp_path / "running")
-    CheckpointFolder(Place(tmp_path / "full")).save(state, iteration)
+    CheckpointFolder(StorageLocation(tmp_path / "full")).save(state, iteration)
     (file,) = (tmp_path / "full").glob("step-*/optimizer.pt")
     other, again, _ = trainee(seed=4)
     other.load_state_dict(torch.load(file.parent / "model.pt", weights_only=True))
     again.load_state_dict(torch.load(file, weights_only=True))
     train(other, again, data)
-    folder = CheckpointFolder(Place(tmp_path / "full"))
+    folder = CheckpointFolder(StorageLocation(tmp_path / "full"))
     found = folder.latest()
     assert found is not None
     found.check_model(other)
@@ -284,12 +284,12 @@ def test_a_new_start_never_meets_records_of_the_past(tmp_path: Path) -> None:
     made.wait()
     made = running(tmp_path, walk.now, period=1, fraction=1.0)
     assert {found.iteration for found in durable(tmp_path, len(made.blocks)).values()} == {0}
-    assert len(RunningFolder(Place(tmp_path)).starts()) == 1
+    assert len(RunningFolder(StorageLocation(tmp_path)).starts()) == 1
 
 
 def test_what_cannot_be_is_said(tmp_path: Path) -> None:
     model, optimizer, _ = trainee()
-    made = RunningCheckpoint(Place(tmp_path), model, optimizer, period=8, shard_rows=2)
+    made = RunningCheckpoint(StorageLocation(tmp_path), model, optimizer, period=8, shard_rows=2)
     with pytest.raises(OptionError, match="call initialize"):
         made.step(1)
     with pytest.raises(StorageError, match="never initialized"):
@@ -298,11 +298,13 @@ def test_what_cannot_be_is_said(tmp_path: Path) -> None:
         read_running(tmp_path)
     made.initialize()
     with pytest.raises(OtherModelError, match="another model"):
-        RunningCheckpoint(Place(tmp_path), torch.nn.Linear(3, 3), period=8, shard_rows=2).recover_all()
+        RunningCheckpoint(
+            StorageLocation(tmp_path), torch.nn.Linear(3, 3), period=8, shard_rows=2
+        ).recover_all()
     with pytest.raises(OptionError, match="cut differently"):
-        RunningCheckpoint(Place(tmp_path), model, optimizer, period=8, shard_rows=3).recover_all()
+        RunningCheckpoint(StorageLocation(tmp_path), model, optimizer, period=8, shard_rows=3).recover_all()
     with pytest.raises(OptionError, match="fraction must be"):
-        RunningCheckpoint(Place(tmp_path), model, period=8, fraction=0.0)
+        RunningCheckpoint(StorageLocation(tmp_path), model, period=8, fraction=0.0)
 
 
 # --- when writes fail -------------------------------------------------------------------------------------
@@ -408,7 +410,9 @@ def test_a_notice_saves_what_moved_most_as_far_as_time_and_bandwidth_allow(tmp_p
     assert set(rest) == {block for block in range(len(far)) if far[block] > 0} - set(saved)
     assert made.save_before(60.0, iteration) == []
     assert (
-        RunningCheckpoint(Place(tmp_path), walk.now, period=64, shard_rows=2).recover_all().iteration
+        RunningCheckpoint(StorageLocation(tmp_path), walk.now, period=64, shard_rows=2)
+        .recover_all()
+        .iteration
         == iteration
     )
 
@@ -481,5 +485,5 @@ def test_survivors_adopt_the_blocks_of_a_killed_process(tmp_path: Path) -> None:
 
 def test_a_block_spec_says_which_rows_it_has() -> None:
     kind: Literal["shard", "layer"] = "layer"
-    made = RunningCheckpoint(Place("/nowhere"), tensors(), period=8, partition=kind)
+    made = RunningCheckpoint(StorageLocation("/nowhere"), tensors(), period=8, partition=kind)
     assert made.blocks == (BlockSpec("a", 0, 16, 192), BlockSpec("b", 0, 16, 64))

@@ -7,49 +7,51 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ebbflow.planners.errors import OptionError
-from ebbflow.planners.fleet.scaling.steady import Held, Steady
+from ebbflow.planners.fleet.scaling.steady import StabilizationWindow, StabilizedTarget
 
 PATIENCE = 600.0
 
 
-def follow(steady: Steady, wishes: list[tuple[float, int]], start: int = 4) -> list[tuple[float, Held]]:
+def follow(
+    steady: StabilizationWindow, wishes: list[tuple[float, int]], start: int = 4
+) -> list[tuple[float, StabilizedTarget]]:
     """Return (time, held) after each wish."""
-    held, found = Held(start), []
+    held, found = StabilizedTarget(start), []
     for at, wanted in wishes:
         held = steady.settle(held, wanted, at)
         found.append((at, held))
     return found
 
 
-def counts(found: list[tuple[float, Held]]) -> list[int]:
+def counts(found: list[tuple[float, StabilizedTarget]]) -> list[int]:
     return [held.nodes for _, held in found]
 
 
 def test_growth_is_immediate_and_shrinking_waits_for_the_wish_to_last() -> None:
     wishes = [(0.0, 9), (60.0, 3), (300.0, 3), (659.0, 3), (660.0, 3), (700.0, 3)]
-    assert counts(follow(Steady(PATIENCE, hold=0.0), wishes)) == [9, 9, 9, 9, 3, 3]
+    assert counts(follow(StabilizationWindow(PATIENCE, hold=0.0), wishes)) == [9, 9, 9, 9, 3, 3]
 
 
 def test_it_shrinks_to_the_highest_wish_of_the_window() -> None:
     wishes = [(0.0, 2), (100.0, 3), (200.0, 1), (599.0, 1), (600.0, 1), (799.0, 1), (800.0, 1), (1200.0, 1)]
     # at 600 s the wish for 3 that held from 100 to 200 s counts; from 800 s on it does not, but 600 s must pass anew
-    assert counts(follow(Steady(PATIENCE, hold=0.0), wishes)) == [4, 4, 4, 4, 3, 3, 3, 1]
+    assert counts(follow(StabilizationWindow(PATIENCE, hold=0.0), wishes)) == [4, 4, 4, 4, 3, 3, 3, 1]
 
 
 def test_a_single_higher_wish_starts_the_wait_again() -> None:
     wishes = [(0.0, 1), (590.0, 4), (591.0, 1), (1190.0, 1), (1191.0, 1)]
-    assert counts(follow(Steady(PATIENCE, hold=0.0), wishes)) == [4, 4, 4, 4, 1]
+    assert counts(follow(StabilizationWindow(PATIENCE, hold=0.0), wishes)) == [4, 4, 4, 4, 1]
 
 
 def test_nothing_shrinks_within_the_hold_after_a_change() -> None:
     wishes = [(0.0, 8), (1.0, 2), (300.0, 2), (999.0, 2), (1000.0, 2)]
-    assert counts(follow(Steady(100.0, hold=1000.0), wishes)) == [8, 8, 8, 8, 2]
+    assert counts(follow(StabilizationWindow(100.0, hold=1000.0), wishes)) == [8, 8, 8, 8, 2]
 
 
 def test_growth_may_be_slowed_and_small_wishes_ignored() -> None:
-    slow = Steady(PATIENCE, between_growths=50.0)
+    slow = StabilizationWindow(PATIENCE, between_growths=50.0)
     assert counts(follow(slow, [(0.0, 5), (10.0, 6), (50.0, 7)])) == [5, 5, 7]
-    lax = Steady(0.0, hold=0.0, tolerance=0.25)
+    lax = StabilizationWindow(0.0, hold=0.0, tolerance=0.25)
     assert counts(follow(lax, [(0.0, 3), (10.0, 3), (20.0, 2)])) == [4, 4, 2]
 
 
@@ -66,7 +68,7 @@ def test_a_bounded_oscillation_that_returns_in_time_never_shrinks_the_fleet(
     for number, (gap, share) in enumerate(steps):
         now += gap  # every second wish is the peak: it returns within 500 s, less than the patience
         wishes.append((now, high if number % 2 else low + round(share * (high - low))))
-    held = counts(follow(Steady(PATIENCE), wishes, start=low))
+    held = counts(follow(StabilizationWindow(PATIENCE), wishes, start=low))
     assert set(held) == {high}
 
 
@@ -83,7 +85,7 @@ def test_an_oscillation_within_the_tolerance_settles_for_good(
     for gap, share in steps:
         now += gap
         wishes.append((now, bottom + round(share * (top - bottom))))
-    held = counts(follow(Steady(PATIENCE, tolerance=tolerance), wishes, start=bottom))
+    held = counts(follow(StabilizationWindow(PATIENCE, tolerance=tolerance), wishes, start=bottom))
     assert all(before <= after for before, after in pairwise(held))
     assert len(set(held)) <= top - bottom + 1
 
@@ -101,7 +103,7 @@ def test_whatever_is_wished_for_it_does_not_flap(
     for gap, wanted in steps:
         now += gap
         wishes.append((now, wanted))
-    steady = Steady(patience, hold)
+    steady = StabilizationWindow(patience, hold)
     found = follow(steady, wishes, start)
     changed = -1e9
     before = start
@@ -130,19 +132,21 @@ def test_whatever_is_wished_for_it_does_not_flap(
 
 def test_equal_wishes_give_equal_decisions() -> None:
     wishes = [(float(at * 70), (at * 7) % 11) for at in range(100)]
-    assert follow(Steady(), wishes) == follow(Steady(), wishes)
+    assert follow(StabilizationWindow(), wishes) == follow(StabilizationWindow(), wishes)
     # what must be kept does not grow with the run
-    assert max(len(held.wishes) for _, held in follow(Steady(), wishes)) <= 10
+    assert max(len(held.wishes) for _, held in follow(StabilizationWindow(), wishes)) <= 10
 
 
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: Steady(patience=-1.0),
-        lambda: Steady(hold=float("inf")),
-        lambda: Steady(tolerance=1.0),
-        lambda: Steady().settle(Held(1), -1, 0.0),
-        lambda: Steady().settle(Steady().settle(Held(1), 1, 10.0), 1, 9.0),
+        lambda: StabilizationWindow(patience=-1.0),
+        lambda: StabilizationWindow(hold=float("inf")),
+        lambda: StabilizationWindow(tolerance=1.0),
+        lambda: StabilizationWindow().settle(StabilizedTarget(1), -1, 0.0),
+        lambda: StabilizationWindow().settle(
+            StabilizationWindow().settle(StabilizedTarget(1), 1, 10.0), 1, 9.0
+        ),
     ],
 )
 def test_bad_numbers_are_refused(make: object) -> None:

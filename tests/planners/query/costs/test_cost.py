@@ -12,7 +12,7 @@ from ebbflow.planners.query.costs.cost import (
     DUCKDB,
     GIB,
     SPARK,
-    JoinPricer,
+    JoinCostModel,
     Size,
     aggregate,
     calibrate,
@@ -96,7 +96,7 @@ def test_partitions_are_bounded_whole_rounds_and_none_is_too_large(size, cores):
 
 
 def test_a_build_side_must_fit_its_part_of_the_largest_node():
-    pricer = JoinPricer(SPARK, SHARE)  # 8 GiB and 2 cores a node
+    pricer = JoinCostModel(SPARK, SHARE)  # 8 GiB and 2 cores a node
     probe = Size(1e9, 100 * GIB)
     fits = 8 * SPARK.broadcast_fraction / SPARK.hash_factor * GIB
     assert pricer.allows("broadcast", probe, Size(1e6, fits * 0.99))
@@ -105,7 +105,7 @@ def test_a_build_side_must_fit_its_part_of_the_largest_node():
     assert not pricer.allows("shuffle_hash", Size(1, 8), Size(1e12, 1e5 * GIB))
     assert pricer.allows("sort_merge", probe, Size(1e12, 1e5 * GIB))
     assert not pricer.allows("shuffle_hash", probe, Size(10, 80), equality=False)
-    assert not JoinPricer(SPARK, Share.uniform(0, 0)).allows("broadcast", probe, Size(10, 80))
+    assert not JoinCostModel(SPARK, Share.uniform(0, 0)).allows("broadcast", probe, Size(10, 80))
 
 
 # Calibration

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ebbflow.planners.model import Share
-from ebbflow.planners.query.costs.cost import GIB, SPARK, JoinPricer, Size
+from ebbflow.planners.query.costs.cost import GIB, SPARK, JoinCostModel, Size
 from ebbflow.planners.query.estimates.cardinality import Cardinalities, RelationInput
 from ebbflow.planners.query.orders.enumerate import (
     Candidate,
@@ -73,7 +73,7 @@ def orders(mask: int, graph: JoinGraph) -> Iterator[tuple]:
         part = (part - 1) & mask
 
 
-def physical(order: tuple, pricer: JoinPricer, cardinalities: Cardinalities) -> Iterator[Tree]:
+def physical(order: tuple, pricer: JoinCostModel, cardinalities: Cardinalities) -> Iterator[Tree]:
     """Every choice of methods and build sides for one order."""
     if len(order) == 1:
         yield Leaf(order[0].bit_length() - 1)
@@ -90,7 +90,7 @@ def physical(order: tuple, pricer: JoinPricer, cardinalities: Cardinalities) -> 
 
 
 def everything(graph: JoinGraph, cardinalities: Cardinalities, share: Share = SHARE) -> list[Candidate]:
-    pricer = JoinPricer(SPARK, share)
+    pricer = JoinCostModel(SPARK, share)
     found = [
         evaluate(tree, cardinalities, SPARK, share)
         for order in orders(graph.everything, graph)

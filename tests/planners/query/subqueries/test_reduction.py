@@ -13,7 +13,7 @@ from ebbflow.planners.query.costs.cost import DUCKDB, SPARK
 from ebbflow.planners.query.plan.analysis import Analysis
 from ebbflow.planners.query.planner import QueryPlanner
 from ebbflow.planners.query.subqueries.factoring import factored
-from ebbflow.planners.query.subqueries.known import Known
+from ebbflow.planners.query.subqueries.known import AnalyzedChain
 from ebbflow.planners.query.subqueries.reduction import reduced
 from tests.planners.query.plan.test_staging import HARD, TPCH, small, tpch  # noqa: F401  (fixtures)
 from tests.planners.query.random_queries import fill, random_query
@@ -26,7 +26,7 @@ EAGER = replace(SPARK, rates=Work(aggregated_rows=1.0), latency=0.0)
 def rewritten(text, known, *, factor):
     """Return the analyses before and after, with every condition that is possible."""
     before = analyse(text, known)
-    going_by = Known(before, known, EAGER, {})
+    going_by = AnalyzedChain(before, known, EAGER, {})
     chain = factored(before.chain, going_by) if factor else before.chain
     chain = reduced(chain, going_by)
     return before, before if chain is before.chain else Analysis.of(chain, known, "run")

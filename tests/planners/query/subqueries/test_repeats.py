@@ -12,7 +12,7 @@ from ebbflow.planners.model import Share, Work
 from ebbflow.planners.query.costs.cost import SPARK
 from ebbflow.planners.query.plan.analysis import Analysis
 from ebbflow.planners.query.planner import QueryPlanner
-from ebbflow.planners.query.subqueries.known import Known
+from ebbflow.planners.query.subqueries.known import AnalyzedChain
 from ebbflow.planners.query.subqueries.repeats import shared_joins
 from tests.planners.query.plan.test_staging import HARD, TPCH, small, tpch  # noqa: F401  (fixtures)
 from tests.planners.query.random_queries import random_repeats
@@ -26,7 +26,7 @@ SHARE = Share.uniform(3, 12, nodes=3)
 def agrees(connection, known, text):
     """Tell whether something was shared; assert that the rows stay what they were."""
     before = analyse(text, known)
-    chain = shared_joins(before.chain, Known(before, known, EAGER, {}))
+    chain = shared_joins(before.chain, AnalyzedChain(before, known, EAGER, {}))
     if chain is before.chain:
         return False
     after = Analysis.of(chain, known, "run")
@@ -117,7 +117,8 @@ def test_joins_that_differ_stay_apart(other, why):
     text = SAME.format("o.o_totalprice", "c.c_acctbal > 0") + " UNION ALL "
     shares = analyse(text + SAME.format("c.c_acctbal", "c.c_acctbal > 0"), KNOWN)
     assert (
-        len(shared_joins(shares.chain, Known(shares, KNOWN, EAGER, {})).views) == len(shares.chain.views) + 1
+        len(shared_joins(shares.chain, AnalyzedChain(shares, KNOWN, EAGER, {})).views)
+        == len(shares.chain.views) + 1
     )
     apart = analyse(text + SAME.format("c.c_acctbal", other), KNOWN)
-    assert shared_joins(apart.chain, Known(apart, KNOWN, EAGER, {})) is apart.chain, why
+    assert shared_joins(apart.chain, AnalyzedChain(apart, KNOWN, EAGER, {})) is apart.chain, why

@@ -24,7 +24,7 @@ from ebbflow.planners.scheduling.gangs.spread import (
     place_within,
     spread_of,
 )
-from ebbflow.planners.scheduling.placement import Room
+from ebbflow.planners.scheduling.placement import FreeCapacity
 
 SLOW = (1.0, 1.1, 1.5)
 WAITS = (1200.0, 300.0, 0.0)
@@ -34,8 +34,8 @@ def nodes(count: int, gpus: int = 8, per_rack: int = 100) -> tuple[Node, ...]:
     return tuple(Node(f"n{i}", 8, 64.0, gpus=gpus, rack=f"r{i // per_rack}") for i in range(count))
 
 
-def room(free: list[int], gpus: int = 8, per_rack: int = 100) -> Room:
-    made = Room(nodes(len(free), gpus, per_rack))
+def room(free: list[int], gpus: int = 8, per_rack: int = 100) -> FreeCapacity:
+    made = FreeCapacity(nodes(len(free), gpus, per_rack))
     made.free = list(free)
     return made
 

@@ -18,7 +18,7 @@ from ebbflow.planners.scheduling.goodput.genetic import (
     unique,
 )
 from ebbflow.planners.scheduling.goodput.objective import Objective, problem_of
-from ebbflow.planners.scheduling.goodput.search import Effort, knapsack, local_search
+from ebbflow.planners.scheduling.goodput.search import SearchBudget, knapsack, local_search
 from tests.planners.scheduling.goodput_rounds import cluster, concave, every_matrix, problems
 
 SMALL = Genetic(population=20, generations=15)
@@ -36,7 +36,7 @@ def total(problem, rows) -> float:
 @settings(max_examples=60)
 @given(problems(), seeds)
 def test_the_local_search_keeps_every_rule_and_its_bound(problem, seed):
-    rows, bound = local_search(problem, generator(seed), Effort(rounds=10))
+    rows, bound = local_search(problem, generator(seed), SearchBudget(rounds=10))
     assert problem.feasible(rows)
     assert total(problem, rows) >= bound - 1e-9 * abs(bound)
     assert total(problem, rows) <= total(problem, problem.current) + 1e-9 * abs(bound)
@@ -45,7 +45,7 @@ def test_the_local_search_keeps_every_rule_and_its_bound(problem, seed):
 @settings(max_examples=40)
 @given(problems(), seeds)
 def test_equal_generators_give_equal_allocations(problem, seed):
-    one, other = (local_search(problem, generator(seed), Effort(rounds=10))[0] for _ in range(2))
+    one, other = (local_search(problem, generator(seed), SearchBudget(rounds=10))[0] for _ in range(2))
     assert (one == other).all()
 
 

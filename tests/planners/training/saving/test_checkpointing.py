@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ebbflow.planners.errors import OptionError
-from ebbflow.planners.model.recovery import Situation
+from ebbflow.planners.model.recovery import RecoveryInput
 from ebbflow.planners.training.saving.checkpointing import (
     HazardAware,
     chance_of_loss,
@@ -16,7 +16,7 @@ from ebbflow.planners.training.saving.checkpointing import (
     young_interval,
 )
 
-SEEN = Situation(
+SEEN = RecoveryInput(
     now=10_000.0,
     nodes=20,
     spare=0,

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ebbflow.planners.errors import OptionError
-from ebbflow.planners.training.saving.data_order import Cursor, DataOrder, shares
+from ebbflow.planners.training.saving.data_order import DataOrder, DataPosition, shares
 
 WORLDS = st.integers(1, 9)
 
@@ -24,7 +24,7 @@ WORLDS = st.integers(1, 9)
 def test_each_sample_once_in_every_pass(
     length: int, seed: int, shuffle: bool, choices: list[tuple[int, int, int, int, bool]]
 ) -> None:
-    cursor, seen = Cursor(), dict[int, list[int]]()
+    cursor, seen = DataPosition(), dict[int, list[int]]()
     while cursor.turn < 3:
         for total, world, passes, smallest, lost in choices:
             order = DataOrder(length, seed, shuffle)  # a restart knows nothing but its cursor
@@ -55,7 +55,7 @@ def test_each_sample_once_in_every_pass(
 def test_a_step_holds_the_same_samples_on_any_world(
     length: int, totals: list[int], worlds: list[int]
 ) -> None:
-    order, cursor = DataOrder(length, 3), Cursor()
+    order, cursor = DataOrder(length, 3), DataPosition()
     for total in totals:
         count = min(total, order.left(cursor))
         sets = set()
@@ -99,6 +99,6 @@ def test_impossible_steps_are_refused() -> None:
     with pytest.raises(OptionError, match="length >= 1"):
         DataOrder(0)
     with pytest.raises(OptionError, match="cannot use 5"):
-        DataOrder(10).after(Cursor(0, 6), 5)
+        DataOrder(10).after(DataPosition(0, 6), 5)
     with pytest.raises(OptionError, match="got 0, 1, 1, 1"):
         shares(0, 0, 1, 1)

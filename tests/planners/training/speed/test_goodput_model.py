@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model.scheduling import App
 from ebbflow.planners.training.speed.batch_agent import GoodputAgent
-from ebbflow.planners.training.speed.batch_size import BatchLimits, Split, candidates, first_split, split
+from ebbflow.planners.training.speed.batch_size import BatchLimits, BatchSplit, candidates, first_split, split
 from ebbflow.planners.training.speed.goodput import (
     GoodputModel,
     GradientStatistics,
@@ -151,8 +151,8 @@ def test_a_split_holds_the_batch_and_no_more_than_the_largest(total, gpus):
 
 
 def test_the_first_batch_is_the_initial_one_or_the_least_that_gpus_share():
-    assert first_split(1, LIMITS) == Split(128, 0)
-    assert first_split(8, LIMITS) == Split(32, 0)
+    assert first_split(1, LIMITS) == BatchSplit(128, 0)
+    assert first_split(8, LIMITS) == BatchSplit(32, 0)
 
 
 def test_few_examples_a_gpu_where_memory_is_no_limit():

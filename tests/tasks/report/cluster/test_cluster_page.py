@@ -28,7 +28,7 @@ from ebbflow.tasks.drawing.wording import clock_text, label_text
 from ebbflow.tasks.report.cluster import page as cluster_page
 from ebbflow.tasks.report.cluster.drawing import spark_svg
 from ebbflow.tasks.report.cluster.lanes import lanes
-from ebbflow.tasks.report.cluster.page import PARTS, Room, cluster_html, cluster_parts, digest
+from ebbflow.tasks.report.cluster.page import PARTS, PageLimits, cluster_html, cluster_parts, digest
 from ebbflow.tasks.report.cluster.picture import cluster_svg
 from ebbflow.tasks.report.cluster.report import cluster_report
 from ebbflow.tasks.report.cluster.spans import quiet
@@ -388,8 +388,8 @@ def test_parts_change_only_when_what_they_say_does():
 
 
 def test_a_smaller_room_is_smaller():
-    assert Room().smaller().decisions == 200
-    assert Room(4, 4, 4, 4, 4, 4, 4).smaller() == Room(4, 4, 4, 4, 4, 4, 4)
+    assert PageLimits().smaller().decisions == 200
+    assert PageLimits(4, 4, 4, 4, 4, 4, 4).smaller() == PageLimits(4, 4, 4, 4, 4, 4, 4)
 
 
 # --- contrast ------------------------------------------------------------------------------------------

@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 
 from ebbflow.infra.training.process.channel import Report
-from ebbflow.planners.training.speed.batch_size import BatchLimits, Split
+from ebbflow.planners.training.speed.batch_size import BatchLimits, BatchSplit
 from ebbflow.planners.training.speed.goodput import GradientStatistics
 from ebbflow.planners.training.speed.job_report import JobReport
 from ebbflow.planners.training.speed.throughput import ThroughputParameters
-from ebbflow.tasks.training.leased.metrics import Figures
+from ebbflow.tasks.training.leased.metrics import TrainingMetrics
 
 SPEED = ThroughputParameters(0.01, 1e-3, 0.05, 0.0, 0.02, 0.0, 1.5)
 
@@ -21,17 +21,17 @@ def step(at: float, left: float, gpus: int = 1, pace: str = "goodput", **content
 
 
 def job(gpus: int) -> JobReport:
-    return JobReport(BatchLimits(64, 256), GradientStatistics(1.0, 9.0), SPEED, 1, gpus, Split(64, 0), 8)
+    return JobReport(BatchLimits(64, 256), GradientStatistics(1.0, 9.0), SPEED, 1, gpus, BatchSplit(64, 0), 8)
 
 
 def test_nothing_is_said_of_what_is_not_known() -> None:
-    figures = Figures()
+    figures = TrainingMetrics()
     figures.hear(Report("step", 0, 1.0, 7, {"gpus": 1, "nodes": 1}))
     assert figures.fields() == {"step": 7, "saved_at": None, "job": {}, "seconds_left": None}
 
 
 def test_what_is_left_follows_from_what_was_done() -> None:
-    figures = Figures()
+    figures = TrainingMetrics()
     figures.hear(step(0.0, 900.0))
     assert figures.fields()["seconds_left"] == pytest.approx(9.0), "as the training has it, at first"
     for second in range(1, 5):
@@ -45,7 +45,7 @@ def test_what_is_left_follows_from_what_was_done() -> None:
 
 
 def test_on_one_gpu_it_takes_as_much_longer_as_several_are_faster() -> None:
-    figures = Figures()
+    figures = TrainingMetrics()
     figures.hear(step(0.0, 1000.0, gpus=4))
     figures.hear(step(10.0, 600.0, gpus=4))
     assert figures.fields()["work_left"] == pytest.approx(600 / 40 * 4), "in proportion, without a model"
@@ -60,7 +60,7 @@ def test_on_one_gpu_it_takes_as_much_longer_as_several_are_faster() -> None:
 
 
 def test_other_gpus_and_a_step_back_are_measured_anew() -> None:
-    figures = Figures()
+    figures = TrainingMetrics()
     for second in range(5):
         figures.hear(step(float(second), 900.0 - 10.0 * second))
     figures.hear(step(5.0, 850.0, gpus=2))
@@ -76,7 +76,7 @@ def test_other_gpus_and_a_step_back_are_measured_anew() -> None:
 
 def test_waits_outside_of_steps_are_part_of_the_work_however_long_they_are() -> None:
     """A pass takes 30 s and an evaluation after it 120 s, in which nothing is heard of the training."""
-    figures = Figures()
+    figures = TrainingMetrics()
     left, at = 100_000.0, 0.0
     for _ in range(6):
         for _ in range(60):
@@ -94,7 +94,7 @@ def test_waits_outside_of_steps_are_part_of_the_work_however_long_they_are() -> 
 
 
 def test_a_single_hitch_is_forgotten() -> None:
-    figures = Figures()
+    figures = TrainingMetrics()
     left, at = 100_000.0, 0.0
     for _ in range(10):
         at, left = at + 0.5, left - 50.0
@@ -107,13 +107,13 @@ def test_a_single_hitch_is_forgotten() -> None:
 
 
 def test_passes_over_the_data_go_by_examples_seen() -> None:
-    figures = Figures()
+    figures = TrainingMetrics()
     figures.hear(step(0.0, 900.0, pace="throughput", job=job(1).to_dict()))
     assert figures.fields()["seconds_left"] == pytest.approx(4.5)
 
 
 def test_the_end_and_checkpoints_are_heard_and_nonsense_is_not() -> None:
-    figures = Figures()
+    figures = TrainingMetrics()
     figures.hear(step(0.0, 900.0, job={"limits": {}}))
     figures.hear(step(0.0, 900.0, job={**job(1).to_dict(), "goodput": float("nan")}, goodput=float("nan")))
     assert figures.fields()["job"] == {}

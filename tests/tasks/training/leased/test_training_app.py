@@ -16,11 +16,11 @@ from ebbflow.infra.errors import RunLockedError
 from ebbflow.infra.ledger import Ledger
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model.ledger import AppSpec, Decided, Ended, Granted
-from ebbflow.planners.training.speed.batch_size import BatchLimits, Split
+from ebbflow.planners.training.speed.batch_size import BatchLimits, BatchSplit
 from ebbflow.planners.training.speed.goodput import GradientStatistics
 from ebbflow.planners.training.speed.job_report import JobReport
 from ebbflow.planners.training.speed.throughput import ThroughputParameters
-from ebbflow.tasks.apps.agent import Pace
+from ebbflow.tasks.apps.agent import AgentIntervals
 from ebbflow.tasks.apps.lease_table import Rules
 from ebbflow.tasks.training.leased.app import run_training_app
 from ebbflow.tasks.training.leased.spec import training_spec
@@ -29,7 +29,7 @@ from ebbflow.tasks.training.request import TrainingRequest
 from tests.tasks.apps.app_loops import Outage, ScriptedLoop, begin, until
 from tests.tasks.apps.toy_trainings import Machines, Script
 
-PACE = Pace(look=0.02, report=0.1, entry=10.0, parting=3.0)
+PACE = AgentIntervals(look=0.02, report=0.1, entry=10.0, parting=3.0)
 RULES = Rules(grace=30.0, leave=2.0, fence=60.0)
 
 
@@ -331,7 +331,7 @@ def test_a_trial_whose_lease_is_called_back_is_cut_short(world: World) -> None:
 
 def test_what_a_training_says_is_what_shares_gpus_out(world: World) -> None:
     speed = ThroughputParameters(0.01, 1e-3, 0.05, 0.0, 0.02, 0.0, 1.5)
-    job = JobReport(BatchLimits(64, 64), GradientStatistics(1.0, 9.0), speed, 1, 1, Split(64, 0), 2)
+    job = JobReport(BatchLimits(64, 64), GradientStatistics(1.0, 9.0), speed, 1, 1, BatchSplit(64, 0), 2)
     content = {"examples_left": 6400.0, "examples_total": 12800.0, "pace": "goodput", "job": job.to_dict()}
     world.begin("t", Script(content=content))
     world.loop.grant("t", ("a", 0))
