@@ -28,6 +28,7 @@ from ebbflow.tasks.report.timeline import timeline_svg
 if TYPE_CHECKING:
     from ebbflow.infra.clock import Clock
     from ebbflow.planners.query.running.execution import Execution
+    from ebbflow.tasks.query.opening import OpenedEngine
     from ebbflow.tasks.query.request import QueryRequest
     from ebbflow.tasks.query.run import Listener, Orchestrator, QueryOutcome
 

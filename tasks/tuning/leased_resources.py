@@ -17,7 +17,7 @@ _LEAST = 1.0  # s to save in, however late it is
 
 
 class LeasedTrialResources:
-    """A ``TrialResources``. Each lease is dealt to one trial at most; one that somebody still uses is dealt to nobody else.
+    """``TrialResources`` on leases. A lease is assigned to one trial at most, and to no other while it is in use.
 
     ``dealt`` may be called in any thread, all else in the search's.
     """

@@ -134,7 +134,7 @@ class SpotFleet:
             return ApplyResult(state.epoch, tuple(asked), tuple(refused), dry_run)
 
     def replace_leaving(self, notices: Sequence[Notice], *, dry_run: bool = False) -> ApplyResult:
-        """See ``ReplacingFleetControl``: the group ends such a node, which its hook holds until it is drained, and starts one.
+        """See ``ReplacingFleetControl``: the group ends such a node once its hook has it drained, and starts one.
 
         Where the hook holds a node for less than its notice leaves, that waits until it does not. Raises
         ``NotOursError``, ``AwsError``, ``StorageError``.

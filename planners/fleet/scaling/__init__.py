@@ -6,5 +6,6 @@ A rule is told a pool and a curve (what n nodes are worth) and answers with a ``
 - ``UtilityBand``: several jobs; keeps the cluster's utility within a band
 - ``DeadlineScaling``: a query; the fewest nodes that end in time (``QueryCurve``)
 
-``StabilizationWindow`` settles wishes, ``with_drains`` names the nodes that leave, ``recorded`` keeps what led to a decision.
+``StabilizationWindow`` settles wishes, ``with_drains`` names the nodes that leave, ``recorded`` keeps what led to a
+decision.
 """

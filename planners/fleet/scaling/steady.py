@@ -16,7 +16,7 @@ class DesiredNodes(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StabilizedTarget:
-    """What is held, since when, and what was wished for lately. ``StabilizationWindow.settle`` returns the next one."""
+    """What is held, since when, and what was requested lately; ``StabilizationWindow.settle`` returns the next."""
 
     nodes: int
     grown: float = -inf  # s, when it last grew
