@@ -32,7 +32,8 @@ def _arrays(path: str, names: tuple[str, ...]) -> dict[str, Any]:
         with np.load(path, allow_pickle=False) as file:
             found = {name: file[name] for name in names if name in file.files}
     except Exception as error:  # whatever numpy, zip and zlib make of such bytes
-        raise ValueError(f"it is no .npz file that can be read ({type(error).__name__}: {error})") from error
+        detail = getattr(error, "strerror", None) or error
+        raise ValueError(f"it is no .npz file that can be read ({type(error).__name__}: {detail})") from error
     missing = [name for name in names if name not in found]
     if missing:
         raise ValueError(f"it lacks the arrays {', '.join(missing)}; it must have {', '.join(names)}")
