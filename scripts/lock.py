@@ -36,7 +36,13 @@ def compiled(*arguments: str) -> list[str]:
         ]
         subprocess.run([*command, "--output-file", str(out), *arguments], check=True, cwd=ROOT, timeout=900)
         entries = _ENTRY.findall(out.read_text(encoding="utf-8"))
-        return [entry for entry in entries if "; sys_platform == 'win32'" not in entry]
+        return [one for e in entries if "; sys_platform == 'win32'" not in e for one in with_base(e)]
+
+
+def with_base(entry: str) -> list[str]:
+    """Return ``entry``, and one without its extras: pip with hashes may meet either of them first."""
+    base = re.sub(r"^([^[=\s]+)\[[^]]*\]", r"\1", entry)
+    return [entry] if base == entry else [base, entry]
 
 
 def cpu_build(entries: list[str]) -> str:
