@@ -27,8 +27,8 @@ MASTER = "spark://127.0.0.1:7077"
 HOLDER = """
 import sys, time
 from ebbflow.infra.query.shares import FileShareRegistry
-from ebbflow.infra.storage.places import Place
-handle = FileShareRegistry(Place(sys.argv[1]), sys.argv[2]).join(float(sys.argv[3]), application="other")
+from ebbflow.infra.storage.places import StorageLocation
+handle = FileShareRegistry(StorageLocation(sys.argv[1]), sys.argv[2]).join(float(sys.argv[3]), application="other")
 print("JOINED", flush=True)
 sys.stdin.read()
 handle.leave()

@@ -25,8 +25,8 @@ from ebbflow.planners.errors import OptionError
 HOLD = """
 import sys, time
 from ebbflow.infra.storage.locks import RunLock
-from ebbflow.infra.storage.places import Place
-RunLock(Place(sys.argv[1]), "a").acquire()
+from ebbflow.infra.storage.places import StorageLocation
+RunLock(StorageLocation(sys.argv[1]), "a").acquire()
 print("held", flush=True)
 time.sleep(60)
 """

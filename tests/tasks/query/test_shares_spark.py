@@ -25,7 +25,7 @@ TOLERANCE = 0.15
 # A flow of its own: it starts its engine, then waits for its query on standard input.
 FLOW = """
 import json, sys, time
-from ebbflow.tasks.query.listening import Silent
+from ebbflow.tasks.query.listening import NullQueryListener
 from ebbflow.tasks.query.opening import opened_engine
 from ebbflow.tasks.query.run import PlainOrchestrator, execute
 from ebbflow.tasks.query.request import QueryRequest
@@ -33,7 +33,7 @@ from ebbflow.tasks.query.request import QueryRequest
 def say(event, **what):
     print(json.dumps({"event": event, "at": time.time(), **what}), flush=True)
 
-class Telling(Silent):
+class Telling(NullQueryListener):
     def stage_progress(self, stage, progress):
         if progress.tasks_running:
             say("running", left=progress.tasks_total - progress.tasks_done)

@@ -23,9 +23,9 @@ import sys
 from ebbflow.infra.clock import SystemClock
 from ebbflow.infra.storage.files import locked
 from ebbflow.infra.storage.locks import RunLock
-from ebbflow.infra.storage.places import Place
+from ebbflow.infra.storage.places import StorageLocation
 kind, path = sys.argv[1:]
-with RunLock(Place(path), "mine") if kind == "run" else locked(path, SystemClock()):
+with RunLock(StorageLocation(path), "mine") if kind == "run" else locked(path, SystemClock()):
     print("held", flush=True)
     sys.stdin.read()
 """

@@ -186,7 +186,7 @@ def test_a_file_size_limit_leaves_the_old_checkpoint_and_no_half_one(tmp_path: P
 KILLED = """
 import os, random, signal, sys, time
 import torch
-from ebbflow.infra.storage.places import Place
+from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.infra.training.checkpoints.folder import CheckpointFolder
 
 place, rounds = sys.argv[1], int(sys.argv[2])
@@ -196,7 +196,7 @@ for round in range(rounds):
     read, write = os.pipe()
     child = os.fork()
     if not child:
-        folder = CheckpointFolder(Place(place), keep=2)
+        folder = CheckpointFolder(StorageLocation(place), keep=2)
         while True:
             step += 1
             if step % 2:
@@ -215,7 +215,7 @@ for round in range(rounds):
         said += piece
     os.close(read)
     durable = int(said.split()[-1])
-    folder = CheckpointFolder(Place(place))
+    folder = CheckpointFolder(StorageLocation(place))
     found = folder.latest()
     assert found is not None and found.step in (durable, durable + 1), (found, durable)
     loaded = folder.load(found)

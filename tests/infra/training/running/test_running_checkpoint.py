@@ -422,7 +422,7 @@ def test_a_notice_saves_what_moved_most_as_far_as_time_and_bandwidth_allow(tmp_p
 KILLED = """
 import os, random, signal, sys, time
 import torch
-from ebbflow.infra.storage.places import Place
+from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.infra.training.running.checkpoint import RunningCheckpoint
 from ebbflow.infra.training.running.folder import read_running
 
@@ -430,7 +430,7 @@ place, rounds = sys.argv[1], int(sys.argv[2])
 rng = random.Random(11)
 def make():
     now = {"w": torch.zeros(64, 800)}
-    return now, RunningCheckpoint(Place(place), now, period=8, fraction=0.25, shard_rows=4)
+    return now, RunningCheckpoint(StorageLocation(place), now, period=8, fraction=0.25, shard_rows=4)
 now, made = make()
 made.initialize({"iteration": 0})
 iteration = 0
