@@ -361,7 +361,7 @@ _HALF = """
 import sys, time
 sys.path.insert(0, {here!r})
 from test_storage import *
-store = ParquetCheckpointStore(Place({uri!r}))
+store = ParquetCheckpointStore(StorageLocation({uri!r}))
 attempt = store.begin(FP)
 path = attempt.place.root + "/part-00000.parquet"
 writer = pq.ParquetWriter(path, table(1).schema)
@@ -375,7 +375,7 @@ _FOREVER = """
 import sys, itertools
 sys.path.insert(0, {here!r})
 from test_storage import *
-store = ParquetCheckpointStore(Place({uri!r}))
+store = ParquetCheckpointStore(StorageLocation({uri!r}))
 print("half", flush=True)
 for i in itertools.count():
     save(store, fp=f"{{i:032x}}", rows=50)
