@@ -67,7 +67,7 @@ class StorageLocation:
         return self._named
 
     def __repr__(self) -> str:
-        return f"Place({self._named!r})"
+        return f"StorageLocation({self._named!r})"
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, StorageLocation) and self.uri == other.uri

@@ -2,7 +2,7 @@
 only what was lost is read back (SCAR: Qiao, Aragam, Zhang, Xing, "Fault Tolerance in Iterative-Convergent Machine
 Learning", ICML 2019; Qiao's thesis, CMU-CS-21-135, chapter 5).
 
-    running = RunningCheckpoint(Place("s3://b/run/running"), model, optimizer, period=16, fraction=1 / 8)
+    running = RunningCheckpoint(StorageLocation("s3://b/run/running"), model, optimizer, period=16, fraction=1 / 8)
     running.initialize()
     for iteration in ...:
         ...; optimizer.step()

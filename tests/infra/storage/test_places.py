@@ -32,7 +32,7 @@ def test_a_place_is_told_as_it_was_named(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert place.root == f"{tmp_path}/runs"
     assert str(place.under("one")) == "~/runs/one"
     assert place.under("one").path("lock") == f"{tmp_path}/runs/one/lock"
-    assert repr(place) == "Place('~/runs/')"
+    assert repr(place) == "StorageLocation('~/runs/')"
 
 
 def test_a_relative_place_stays_where_it_was_when_it_was_named(
