@@ -13,6 +13,7 @@ from rich.text import Text
 
 from ebbflow.flows.query.summary import print_result
 from ebbflow.flows.query.texts import csv_cells, csv_line, json_object, json_text, json_values, unique
+from ebbflow.infra.errors import StorageError
 from ebbflow.infra.protocols import Checkpoint
 from ebbflow.infra.query.results import preview, read_batches
 from ebbflow.planners.errors import OptionError
@@ -46,7 +47,7 @@ def show_result(
         limit: rows at most; 0: all; ``None``: 20 of a table, else all.
 
     Raises:
-        StorageError: the rows cannot be read.
+        StorageError: the rows cannot be read, or not be written.
     """
     most = limit if limit is not None else ROWS if format == "table" else 0
     hidden = ""
@@ -65,17 +66,20 @@ def show_result(
 
 @contextmanager
 def until_closed() -> Iterator[None]:
-    """End the block where the reader of standard output has closed it, as ``head`` does."""
+    """End the block where the reader of standard output has closed it, as ``head`` does.
+
+    Raises ``StorageError`` where it cannot be written for another reason, such as a full disk.
+    """
     try:
         yield
         sys.stdout.flush()
     except OSError as error:
-        if error.errno != errno.EPIPE:
-            raise
-        nowhere = os.open(os.devnull, os.O_WRONLY)  # for what Python still flushes at its end
         with suppress(OSError, ValueError):
+            nowhere = os.open(os.devnull, os.O_WRONLY)  # for what Python still flushes at its end
             os.dup2(nowhere, sys.stdout.fileno())
-        os.close(nowhere)
+            os.close(nowhere)
+        if error.errno != errno.EPIPE:
+            raise StorageError(f"cannot write the result to standard output: {error}") from error
 
 
 def _note(messages: Console, text: str) -> None:
@@ -87,7 +91,10 @@ def _table(result: Checkpoint, most: int) -> str:
     console = Console()
     if not console.is_terminal:
         console = Console(width=_WIDE)
-    return print_result(preview(result, most), console)
+    with console.capture() as taken:  # Rich ends the process by itself when a pipe is closed
+        hidden = print_result(preview(result, most), console)
+    sys.stdout.write(taken.get())
+    return hidden
 
 
 def _csv(result: Checkpoint, most: int | None, out: IO[bytes]) -> None:

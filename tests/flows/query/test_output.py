@@ -10,6 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from flowcases import COMMAND, PATIENCE
 from rich.console import Console
 
 from ebbflow.flows.query.output import check_format, show_result
@@ -101,7 +102,7 @@ def test_parquet_is_not_for_a_terminal() -> None:
 
 @pytest.mark.parametrize("format", ["table", "csv", "json", "parquet"])
 def test_a_reader_that_has_seen_enough_is_no_error(format: str, stored: Make, tmp_path: Path) -> None:
-    stored(pa.table({"n": [i * 7919 % 1_000_003 for i in range(200_000)]}))
+    stored(pa.table({"n": [i * 7919 % 1_000_003 for i in range(200_000)], "s": ["x" * 40] * 200_000}))
     script = (
         "from rich.console import Console; from ebbflow.flows.query.output import show_result\n"
         "from ebbflow.infra.query.results import result_at\n"
@@ -119,3 +120,21 @@ def test_a_reader_that_has_seen_enough_is_no_error(format: str, stored: Make, tm
         said = child.stderr.read().decode()
     assert child.returncode == 0, said
     assert "Error" not in said
+
+
+def test_a_full_disk_is_an_error_of_ours(tables: str) -> None:
+    asked = ["query", "SELECT id FROM orders", "--tables", tables, "--engine", "duckdb", "--runner", "plain"]
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [*COMMAND, *asked, "-q"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=PATIENCE,
+            check=False,
+        )
+    assert done.returncode == 2
+    assert (
+        done.stderr
+        == "error: cannot write the result to standard output: [Errno 28] No space left on device\n"
+    )
