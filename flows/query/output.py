@@ -79,7 +79,7 @@ def until_closed() -> Iterator[None]:
             os.dup2(nowhere, sys.stdout.fileno())
             os.close(nowhere)
         if error.errno != errno.EPIPE:
-            raise StorageError(f"cannot write the result to standard output: {error}") from error
+            raise StorageError(f"cannot write the result to standard output: {error.strerror}") from error
 
 
 def _note(messages: Console, text: str) -> None:
