@@ -1,8 +1,11 @@
 """The command line: ``ebbflow --help`` lists the commands."""
 
+import json
 import sys
+from collections.abc import Sequence
 from importlib.metadata import version
-from typing import Annotated
+from itertools import pairwise
+from typing import Annotated, Protocol, runtime_checkable
 
 import typer
 from rich.console import Console
@@ -78,12 +81,48 @@ def _release(error: BaseException | None) -> None:
         error = error.__cause__ or error.__context__
 
 
+def _wants_json(arguments: Sequence[str]) -> bool:
+    """Tell whether errors are for a program: those of a query whose result is JSON."""
+    asked = [text.rpartition("=")[2] for text in arguments if text.startswith("--format=")]
+    asked += [value for name, value in pairwise(arguments) if name == "--format"]
+    return arguments[:1] == ["query"] and "json" in asked
+
+
+def _run_for_program() -> None:
+    """Run the command line; what is wrong with how it is used becomes an object of JSON, too."""
+    try:
+        status = app(standalone_mode=False)
+    except Exception as error:
+        if not isinstance(error, _UsageProblem):
+            raise
+        _say_error(error.format_message(), "UsageError", as_json=True)
+        sys.exit(error.exit_code)
+    sys.exit(status or 0)
+
+
+@runtime_checkable
+class _UsageProblem(Protocol):
+    """An exception of Typer's that it would show itself."""
+
+    exit_code: int
+
+    def format_message(self) -> str: ...
+
+
+def _say_error(text: str, kind: str, *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps({"error": text, "kind": kind}, ensure_ascii=False), file=sys.stderr)
+    else:
+        errors.print(f"[bold red]error:[/] {escape(text)}", highlight=False, soft_wrap=True)
+
+
 def main() -> None:
     """Run the command line; errors of our own family become one message and status 2."""
+    as_json = _wants_json(sys.argv[1:])
     try:
-        app()
+        (_run_for_program if as_json else app)()
     except EbbflowError as error:
-        errors.print(f"[bold red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
+        _say_error(str(error), type(error).__name__, as_json=as_json)
         _release(error)
         sys.exit(2)
     except SystemExit as end:  # typer makes one of an interrupt, too

@@ -1,5 +1,6 @@
 """``ebbflow query``, ``explain`` and ``calibrate``."""
 
+import sys
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,6 +18,7 @@ from ebbflow.flows.runs.options import (
     RunnerOption,
     wants_prefect,
 )
+from ebbflow.planners.errors import OptionError
 from ebbflow.tasks.query.request import QueryRequest, default_store
 
 console = Console()
@@ -44,9 +46,9 @@ _QUERY_HELP = """Run a query that re-plans itself while capacity changes.
 
     ebbflow query "SELECT count(*) FROM t" --tables data/ --engine duckdb
 
-[b]On Spark in this process[/b]
+[b]On Spark in this process, for another program[/b]
 
-    ebbflow query report.sql --tables data/ --out result.parquet
+    ebbflow query report.sql --tables data/ --format csv > result.csv
 
 [b]On a local cluster whose plugs you can pull while it runs[/b]
 
@@ -56,28 +58,81 @@ _QUERY_HELP = """Run a query that re-plans itself while capacity changes.
 
     ebbflow cluster kill worker-2     (in another terminal)
 
+The result goes to standard output, and nothing else; progress, notes and a summary go to standard error.
+
 The same command again resumes from finished stages, also after a crash.
 
-Status: 0 done, 2 wrong input or a query that failed, 3 the result is not DuckDB's (--verify), 130 interrupted.
+Exit status: 0 done, 2 wrong input or a query that failed, 3 the result is not DuckDB's (--verify), 130 interrupted.
 """
+_INPUT, _OUTPUT, _PLANNING, _RUN = "Input", "Output", "Planning", "Engine and run"
+_PANELS = {
+    **dict.fromkeys(("tables", "catalog", "dialect", "allow_functions"), _INPUT),
+    **dict.fromkeys(("format", "limit", "verbose", "quiet", "out", "json", "report", "verify"), _OUTPUT),
+    **dict.fromkeys(("policy", "cuts", "hysteresis", "hazard", "weight", "calibrate"), _PLANNING),
+    **dict.fromkeys(("engine", "master", "executor_memory", "conf", "runner", "store", "reuse"), _RUN),
+}
 
 
-@asking(QueryRequest, shown=True)
+class Format(StrEnum):
+    table = "table"
+    csv = "csv"
+    json = "json"
+    parquet = "parquet"
+
+
+@asking(
+    QueryRequest,
+    shown=True,
+    before=dict.fromkeys(("format", "limit", "verbose", "quiet"), "out"),
+    panels=_PANELS,
+)
 def query(
     sql: Sql,
     *,
-    conf: Annotated[list[str] | None, typer.Option(help="A Spark setting, key=value. Repeatable.")] = None,
+    format: Annotated[
+        Format,
+        typer.Option(
+            metavar="NAME",
+            help="Format of the result on standard output: table, csv, json (a list of objects) or parquet (not on a "
+            "terminal). With json, errors are JSON too.",
+        ),
+    ] = Format.table,
+    limit: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            metavar="ROWS",
+            help="Rows on standard output at most, 0 for all; --out always has all. Default: 20 for a table, else 0.",
+        ),
+    ] = None,
+    verbose: Annotated[
+        bool,
+        typer.Option(
+            "--verbose", "-v", help="The full report on standard error: capacity, stages, decisions."
+        ),
+    ] = False,
+    quiet: Annotated[
+        bool,
+        typer.Option("--quiet", "-q", help="No messages on standard error, only errors."),
+    ] = False,
+    conf: Annotated[
+        list[str] | None,
+        typer.Option(help="A Spark setting, key=value. Repeatable.", metavar="KEY=VALUE"),
+    ] = None,
     allow_functions: AllowFunctions = None,
     runner: RunnerOption = Runner.auto,
     given: dict[str, Any],
 ) -> None:
     from ebbflow.flows.query.command import run_on_terminal
-    from ebbflow.flows.query.summary import print_summary
-    from ebbflow.flows.query.terminal import show_result
+    from ebbflow.flows.query.output import check_format, show_result
+    from ebbflow.flows.query.summary import print_line, print_summary
     from ebbflow.flows.runs.command import interruptible
-    from ebbflow.flows.runs.options import parse_settings
+    from ebbflow.flows.runs.options import parse_settings, without_native_output
     from ebbflow.planners.query.sql.forbidden import checked_functions
 
+    if verbose and quiet:
+        raise OptionError("--verbose and --quiet exclude each other")
+    check_format(format.value, terminal=sys.stdout.isatty())
     given |= {
         "master": resolve_master(given["master"]),
         "conf": parse_settings(conf or []),
@@ -85,11 +140,16 @@ def query(
         "allow_functions": checked_functions(allow_functions),
     }
     request = QueryRequest.of(sql, **given)
-    with interruptible(errors, "finished stages are kept, the same command resumes from them"):
-        outcome = run_on_terminal(request, console, prefect=wants_prefect(runner))
-    print_summary(outcome.report, console)
-    show_result(outcome.result, console)
+    messages = Console(stderr=True, quiet=quiet)
+    with (
+        interruptible(errors, "finished stages are kept, the same command resumes from them"),
+        without_native_output(),
+    ):
+        outcome = run_on_terminal(request, messages, prefect=wants_prefect(runner))
+    show_result(outcome.result, messages, format=format.value, limit=limit)
+    (print_summary if verbose else print_line)(outcome.report, messages)
     if outcome.report.verified is False:
+        errors.print(f"NOT verified: {escape(outcome.report.verification)}", style="bold red", soft_wrap=True)
         raise typer.Exit(3)
 
 

@@ -89,8 +89,19 @@ def print_candidates(plans: Sequence[PlanReport], console: Console, *, stages: b
             console.print(Padding(Text(f"• {note}"), (0, 0, 0, 2)))
 
 
-def print_result(table: "pa.Table", total_rows: int, console: Console) -> None:
-    """Print a preview of the result: every row of ``table`` and as many columns as fit the width."""
+def print_line(report: QueryReport, console: Console) -> None:
+    """Print what matters most in one line: rows, time, switches of plan, verification, and where the result is."""
+    said = [f"{plural(report.rows, 'row')} in {seconds_text(report.seconds)}"]
+    said.append(plural(len(report.switches), "switch", "switches"))
+    if report.verified:
+        said.append("✓ verified")
+    if report.result_path:
+        said.append(f"result in {printable(report.result_path)}")
+    console.print(Text(", ".join(said)), soft_wrap=True)
+
+
+def print_result(table: "pa.Table", console: Console) -> str:
+    """Print every row of ``table`` and as many columns as fit the width; return which do not, in words."""
     rows = table.to_pylist() if len(set(table.column_names)) == table.num_columns else _rows(table)
     cells = [[_cell(v) for v in (row.values() if isinstance(row, dict) else row)] for row in rows]
     names = [Text(printable(shorten(name, _CELL)), style="bold") for name in table.column_names]
@@ -102,12 +113,9 @@ def print_result(table: "pa.Table", total_rows: int, console: Console) -> None:
     for line in cells:
         grid.add_row(*line[:shown])
     console.print(grid)
-    rest = [plural(total_rows, "row")]
-    if total_rows > len(cells):
-        rest[0] += f", the first {len(cells)} shown"
-    if shown < len(names):
-        rest.append(f"{plural(len(names) - shown, 'more column')}: {', '.join(table.column_names[shown:])}")
-    console.print(Text("; ".join(rest), style="bright_black"))
+    if shown == len(names):
+        return ""
+    return f"{plural(len(names) - shown, 'more column')}: {', '.join(table.column_names[shown:])}"
 
 
 def sparkline(points: Sequence[tuple[float, float]], seconds: float, width: int) -> str:

@@ -1,22 +1,16 @@
-"""How a run looks on a terminal: progress bars, decisions, summary, result."""
+"""How a run looks on a terminal while it goes on: progress bars, decisions, notes."""
 
 from collections.abc import Callable
 from typing import Any
 
-from rich.console import Console
-
 from ebbflow.flows.query.bars import StageBars
-from ebbflow.flows.query.summary import print_result
-from ebbflow.infra.protocols import Checkpoint, StageProgress
-from ebbflow.infra.query.results import preview
+from ebbflow.infra.protocols import StageProgress
 from ebbflow.planners.model import Capacity
 from ebbflow.planners.query.plan.qep import Stage
 from ebbflow.planners.query.plan.state import ReplanDecision
 from ebbflow.tasks.drawing.wording import plural
 from ebbflow.tasks.query.listening import NullQueryListener
 from ebbflow.tasks.query.report import StageReport
-
-_SHOWN = 20  # rows of the result
 
 
 class TerminalListener(NullQueryListener):
@@ -37,7 +31,7 @@ class TerminalListener(NullQueryListener):
     def stage_ended(self, stage: Stage, report: StageReport) -> None:
         if report.status == "reused":
             self._bars.started(stage.output_fp, stage.name)
-        detail = report.note or f"{report.rows:,} rows in {report.seconds:.1f} s"
+        detail = report.note or f"{plural(report.rows, 'row')} in {report.seconds:.1f} s"
         self._bars.finished(stage.output_fp, report.status, "" if report.status == "cancelled" else detail)
 
     def capacity_changed(self, capacity: Capacity, change: str) -> None:
@@ -49,8 +43,3 @@ class TerminalListener(NullQueryListener):
 
     def note(self, text: str) -> None:
         self._bars.note(f"note: {text}")
-
-
-def show_result(result: Checkpoint, console: Console) -> None:
-    """Print the first rows of a result."""
-    print_result(preview(result, _SHOWN), result.rows, console)

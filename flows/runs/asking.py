@@ -2,9 +2,10 @@
 
 import inspect
 from collections.abc import Callable, Collection, Mapping
+from copy import copy
 from dataclasses import fields
 from functools import wraps
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import typer
 
@@ -26,7 +27,12 @@ def _said(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def asking(
-    request: type, *, only: Collection[str] = (), shown: bool = False, before: Mapping[str, str] | None = None
+    request: type,
+    *,
+    only: Collection[str] = (),
+    shown: bool = False,
+    before: Mapping[str, str] | None = None,
+    panels: Mapping[str, str] | None = None,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command the options that a request declares.
 
@@ -38,6 +44,7 @@ def asking(
         only: its options that the command has; all unless given.
         shown: the command gets defaults, too, and help shows them as Typer does.
         before: parameters of the command that stand before an option.
+        panels: titles in help under which options stand, by the option; in the order of the panels' first options.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
@@ -57,6 +64,7 @@ def asking(
             typed = {n: values.pop(n) for n in list(values) if n not in own}
             command(**values, given=_said(typed))
 
+        order = [_under(one, (panels or {}).get(one.name)) for one in order]
         keyword = inspect.Parameter.KEYWORD_ONLY
         asked.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
             [one.replace(kind=keyword) for one in order]
@@ -80,6 +88,16 @@ def _parameter(one: Declared, shown: bool) -> inspect.Parameter:
         default=default,
         annotation=Annotated[kind | None if default is None else kind, said],
     )
+
+
+def _under(parameter: inspect.Parameter, panel: str | None) -> inspect.Parameter:
+    """Return a parameter that help shows in a panel of this title; several commands may have its option."""
+    if panel is None:
+        return parameter
+    kind, said = get_args(parameter.annotation)
+    said = copy(said)
+    said.rich_help_panel = panel
+    return parameter.replace(annotation=Annotated[kind, said])
 
 
 def _help(one: Declared, shown: Any) -> str:

@@ -16,12 +16,12 @@ Drawing = TypeVar("Drawing", Live, Progress)
 class Screen(Generic[Drawing]):
     """Draws while it is entered. A context manager.
 
-    ``_drawing`` is ``None`` where nothing is drawn: in a pipe, a log file or a dumb terminal.
+    ``_drawing`` is ``None`` where nothing is drawn: in a pipe, a log file or a dumb terminal, or if quiet.
     """
 
     def __init__(self, console: Console, drawing: Callable[[], Drawing]) -> None:
         self._console = console
-        real = console.is_terminal and not console.is_dumb_terminal
+        real = console.is_terminal and not console.is_dumb_terminal and not console.quiet
         self._drawing: Drawing | None = drawing() if real else None
 
     def __enter__(self) -> Self:

@@ -18,7 +18,16 @@ from ebbflow.infra.storage.filesystems import filesystem, translated
 from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.infra.tables.datatypes import arrow_schema
 
-__all__ = ["Difference", "is_whole", "preview", "read_checkpoint", "result_at", "same_rows", "write_result"]
+__all__ = [
+    "Difference",
+    "is_whole",
+    "preview",
+    "read_batches",
+    "read_checkpoint",
+    "result_at",
+    "same_rows",
+    "write_result",
+]
 
 _BATCH = 65_536  # rows
 
@@ -53,6 +62,29 @@ def preview(checkpoint: Checkpoint, rows: int) -> Any:
             taken.append(batch.slice(0, missing))
             missing -= taken[-1].num_rows
         return pa.Table.from_batches(taken, schema)
+
+
+def read_batches(checkpoint: Checkpoint, rows: int | None = None) -> tuple[Any, Iterator[Any]]:
+    """Return the schema of a result and its rows as record batches, one after another; at most ``rows`` rows.
+
+    Raises ``StorageError``, also while the batches are read.
+    """
+    with translated(f"read the checkpoint {checkpoint.uri}"):
+        schema = _schema(checkpoint)
+
+    def batches() -> Iterator[Any]:
+        missing = checkpoint.rows if rows is None else rows
+        reading = _batches(checkpoint, schema, max(1, min(missing, _BATCH)))
+        while rows is None or missing > 0:
+            with translated(f"read the checkpoint {checkpoint.uri}"):
+                batch = next(reading, None)
+            if batch is None:
+                return
+            taken = batch if rows is None else batch.slice(0, missing)
+            missing -= taken.num_rows
+            yield taken
+
+    return schema, batches()
 
 
 def result_at(place: StorageLocation, columns: Sequence[tuple[str, str]], rows: int) -> Checkpoint:

@@ -34,13 +34,14 @@ class QueryRequest:
         None, "Folder of Parquet files, or of folders of them: DIR or s3://bucket/prefix", metavar="DIR"
     )
     catalog: bool = asked(False, "Use the tables that the Spark session's catalogue knows", flags="--catalog")
-    engine: Engine = asked("spark", "spark, or duckdb: embedded, needs no Java")
+    engine: Engine = asked("spark", "Engine that runs the stages: spark, or duckdb (embedded, needs no Java)")
     master: str = asked(
         "local[2]", "Spark master: local[2], spark://host:7077, ...; 'cluster' is the one of cluster up"
     )
     policy: PolicyName = asked(
         "qoop",
-        "qoop re-plans at each change; clarinet and volcano choose once; single runs one statement",
+        "Re-planning policy: qoop re-plans at each change, clarinet and volcano choose once, single runs one "
+        "statement",
         in_file="how it is re-planned",
         metavar="NAME",
     )
@@ -52,8 +53,8 @@ class QueryRequest:
     )
     dialect: str = asked("spark", "SQL dialect of the query, as sqlglot names it")
     out: str | None = asked(None, "Write the result to this Parquet file", metavar="FILE")
-    json: str | None = asked(None, "Write the report as JSON", metavar="FILE")
-    report: str | None = asked(None, "Write the report as one HTML page", metavar="FILE")
+    json: str | None = asked(None, "Write the report to this JSON file", metavar="FILE")
+    report: str | None = asked(None, "Write the report to this HTML page", metavar="FILE")
     store: str = asked(
         default_store,
         "Where checkpoints live, DIR or s3://bucket/prefix; it must outlive every node",
@@ -66,18 +67,20 @@ class QueryRequest:
     )
     hazard: float | None = asked(
         None,
-        "Expected losses per node-hour",
+        "Expected node losses per node-hour",
         unless="learnt from what happens",
         unit="losses per node-hour",
         least=0,
     )
     weight: float = asked(
-        1.0, "Of this query among those that share the cluster: a share is weight over sum", above=0
+        1.0,
+        "Weight of this query among those that share the cluster: its share is its weight over their sum",
+        above=0,
     )
     calibrate: bool = asked(
         False, "Measure the engine first if nothing is known of its speed", flags="--calibrate"
     )
-    executor_memory: str | None = asked(None, "Heap of an executor, such as 1400m")
+    executor_memory: str | None = asked(None, "Heap size of an executor, such as 1400m")
     conf: dict[str, str] = asked(dict, "Further Spark settings")
     verify: bool = asked(
         False,

@@ -64,6 +64,7 @@ PLANS: dict[str, tuple[Plan, ...]] = {
     ),
     "docs/own-query.md": (
         Plan("# what is in there", "run", given=("shop",)),
+        Plan("# how many orders?", "run", given=("shop",)),
         Plan(
             "ebbflow query prices.sql",
             "check",

@@ -27,7 +27,7 @@ _FENCE = re.compile(
 _MISSING = re.compile(r"there is no module (\w+)")
 _OUTSIDE = (  # programs that a reader has, whose own options are not ours to check
     ". [ apt-get aws cat cd cp curl du echo export git grep head jq kill ls mkdir mv pg_dump pg_restore psql python "
-    "python3 rm sed sleep sqlite3 systemctl tail terraform test touch torchrun unset"
+    "python3 rm sed sleep sqlite3 systemctl tail terraform test touch torchrun unset wc"
 )
 
 

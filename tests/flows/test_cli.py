@@ -1,5 +1,6 @@
 """The command line: what it prints, writes and answers."""
 
+import io
 import json
 import os
 import re
@@ -49,8 +50,9 @@ def complaint(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
             cli.main()
         said = capsys.readouterr().err
         assert end.value.code == 2, said
-        assert said.startswith("error: ")
-        return said.removeprefix("error: ").rstrip("\n")
+        before, _, message = said.rpartition("error: ")
+        assert "error" not in before
+        return message.rstrip("\n")
 
     return run
 
@@ -109,7 +111,7 @@ def test_a_query_from_a_file_writes_all_that_it_is_asked_for(tables: str, tmp_pa
         "query", sql, *duckdb(tables), "--cuts", "every-join", "--verify",
         "--json", data, "--report", page, "--out", out,
     )  # fmt: skip
-    assert (done.returncode, done.stderr) == (0, "")
+    assert done.returncode == 0
     report = json.loads(data.read_text())
     wanted = {"rows", "seconds", "policy", "engine", "stages", "switches", "decisions", "capacity"}
     assert wanted | {"result_path"} <= report.keys()
@@ -118,26 +120,88 @@ def test_a_query_from_a_file_writes_all_that_it_is_asked_for(tables: str, tmp_pa
     assert pq.read_table(out).column("name").to_pylist() == [f"nation {i}" for i in range(6)]
     assert "<svg" in page.read_text()
     for stage in report["stages"]:  # progress, a line a stage
-        assert re.search(rf"^▸ {re.escape(stage['name'])} started$", done.stdout, re.M)
-        assert re.search(rf"^✓ {re.escape(stage['name'])} completed: [\d,]+ rows", done.stdout, re.M)
-    assert "✓ verified" in done.stdout
-    assert re.search(r"^nation 5 +100 +30200\.0$", done.stdout, re.M)  # the result, as a table
-    assert done.stdout.rstrip().endswith("6 rows")
+        assert re.search(rf"^▸ {re.escape(stage['name'])} started$", done.stderr, re.M)
+        assert re.search(rf"^✓ {re.escape(stage['name'])} completed: [\d,]+ rows", done.stderr, re.M)
+    assert re.search(r"^nation 5 +100 +30200\.0 *$", done.stdout, re.M)  # the result, as a table
+    assert len(done.stdout.splitlines()) == 2 + 6
+    summary = done.stderr.splitlines()[-1]
+    assert re.fullmatch(r"6 rows in [\d.]+ s, \d+ switch(es)?, ✓ verified, result in (.*)", summary)
+    assert summary.endswith(str(out))
 
 
 def test_a_query_as_text_prints_its_result_and_says_each_decision_once(tables: str) -> None:
     done = run_cli("query", "SELECT count(*) AS n FROM orders", *duckdb(tables))
-    assert (done.returncode, done.stderr) == (0, "")
-    assert re.search(r"^n\n─+\n600\n1 row$", done.stdout.replace(" ", "").replace("1row", "1 row"), re.M)
-    assert not re.search(r"(start|stay|switch): \1", done.stdout)
-    assert "the query begins: start:" not in done.stdout
+    assert done.returncode == 0
+    assert [line.strip() for line in done.stdout.splitlines()] == ["n", "───", "600"]
+    assert "start: " in done.stderr
+    assert not re.search(r"(start|stay|switch): \1", done.stderr)
+    assert "the query begins: start:" not in done.stderr
+    for part in ("Capacity", "Stages", "Decisions"):  # of the full report
+        assert part not in done.stderr
+
+
+def test_a_query_says_more_or_nothing_as_it_is_asked_to(tables: str) -> None:
+    asked = ["query", "SELECT count(*) AS n FROM orders", *duckdb(tables), "--format", "csv"]
+    full, silent = run_cli(*asked, "--verbose"), run_cli(*asked, "-q")
+    assert full.stdout == silent.stdout == "n\n600\n"
+    assert all(part in full.stderr for part in ("Capacity", "Stages", "Decisions", "Result  "))
+    assert silent.stderr == ""
+
+
+@pytest.mark.parametrize("format", ["csv", "json", "parquet"])
+def test_a_pipe_gets_all_rows_and_only_rows(format: str, tables: str) -> None:
+    import pyarrow.parquet as pq
+
+    asked = [*COMMAND, "query", "SELECT id FROM orders ORDER BY id", *duckdb(tables), "--format", format]
+    done = subprocess.run(asked, capture_output=True, timeout=PATIENCE, check=True)
+    if format == "csv":
+        assert done.stdout.decode().splitlines() == ["id", *map(str, range(600))]
+    elif format == "json":
+        assert json.loads(done.stdout) == [{"id": i} for i in range(600)]
+    else:
+        assert pq.read_table(io.BytesIO(done.stdout))["id"].to_pylist() == list(range(600))
+
+
+def test_a_list_of_no_rows_is_an_empty_list(tables: str) -> None:
+    done = run_cli("query", "SELECT id FROM orders WHERE id < 0", *duckdb(tables), "--format", "json")
+    assert (done.returncode, done.stdout) == (0, "[]\n")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "kind", "message"),
+    [
+        (["--tables", "/nowhere"], "TableError", "/nowhere does not exist; name a folder"),
+        (["--limit", "x"], "OptionError", "--limit must be a whole number"),
+        (["--limit", "-1"], "UsageError", "Invalid value for '--limit'"),
+        (["--nothing"], "UsageError", "No such option: --nothing"),
+        (["-q", "-v"], "OptionError", "--verbose and --quiet exclude each other"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_with_json_errors_are_json_too(
+    wrong: list[str],
+    kind: str,
+    message: str,
+    tables: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(
+        sys, "argv", ["ebbflow", "query", JOINED, *duckdb(tables), "--format", "json", *wrong]
+    )
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    said = capsys.readouterr()
+    problem = json.loads(said.err)
+    assert (end.value.code, said.out, problem["kind"]) == (2, "", kind)
+    assert message in problem["error"]
 
 
 def test_the_same_command_again_reuses_the_finished_stages(tables: str) -> None:
     first, second = (run_cli("query", JOINED, *duckdb(tables)) for _ in range(2))
-    assert "✓ Result completed" in first.stdout
-    assert "↺ Result reused" in second.stdout
-    assert first.stdout.split("\nname")[1] == second.stdout.split("\nname")[1]
+    assert "✓ Result completed" in first.stderr
+    assert "↺ Result reused" in second.stderr
+    assert first.stdout == second.stdout
 
 
 @pytest.mark.parametrize(
@@ -288,9 +352,10 @@ def test_a_query_on_a_prefect_server_is_recorded_there(tables: str, prefect_serv
 
     given = ["--tables", tables, "--engine", "duckdb", "--cuts", "every-join"]
     done = run_cli("query", JOINED, *given, PREFECT_API_URL=prefect_server)  # --runner auto
-    assert (done.returncode, done.stderr) == (0, "")
-    assert f"in a Prefect flow run on {prefect_server}" in done.stdout
-    assert "6 rows" in done.stdout
+    assert done.returncode == 0
+    assert f"in a Prefect flow run on {prefect_server}" in done.stderr
+    assert "6 rows" in done.stderr
+    assert len(done.stdout.splitlines()) == 2 + 6
     with get_client(sync_client=True) as client:
         run = client.read_flow_runs(sort=FlowRunSort.START_TIME_DESC, limit=1)[0]
     assert run.state is not None
@@ -303,7 +368,7 @@ def test_a_query_on_a_prefect_server_is_recorded_there(tables: str, prefect_serv
 def test_a_failed_query_is_one_line_on_standard_error(runner: str, tables: str, prefect_server: str) -> None:
     """Neither Prefect's trace nor DuckDB's complaints at exit are shown."""
     sql = "SELECT no_such_function(name) FROM nation"
-    given = ["--tables", tables, "--engine", "duckdb", "--runner", runner]
+    given = ["--tables", tables, "--engine", "duckdb", "--runner", runner, "-q"]
     done = run_cli("query", sql, *given, PREFECT_API_URL=prefect_server)
     assert done.returncode == 2
     assert re.fullmatch(r"error: .*no_such_function.*\n", done.stderr)

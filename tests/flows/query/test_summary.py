@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from ebbflow.flows.query.bars import StageBars
-from ebbflow.flows.query.summary import print_candidates, print_result, print_summary, sparkline
+from ebbflow.flows.query.summary import print_candidates, print_line, print_result, print_summary, sparkline
 from ebbflow.planners.query.coverage import BlockCoverage
 from ebbflow.tasks.drawing.wording import against, bytes_text, count_text, number_text, seconds_text, shorten
 from tests.tasks.sample import bare_report, hostile_report, sample_plans, sample_report, single_stage_report
@@ -86,35 +86,36 @@ def test_candidates_are_listed_side_by_side(width):
         assert fact in text
 
 
-def test_a_result_preview_shows_rows_nulls_and_the_total():
+def test_a_line_says_rows_time_switches_and_where_the_result_is():
     target = console()
-    print_result(pa.table({"n": ["a", None], "x": [1.5, 2.5]}), 1000, target)
-    text = printed(target)
-    assert "NULL" in text
-    assert "2.5" in text
-    assert "1,000 rows, the first 2 shown" in text
+    print_line(sample_report(), target)
+    assert printed(target) == "5 rows in 44.8 s, 2 switches, ✓ verified, result in /data/results/q5.parquet\n"
 
 
-def test_columns_that_do_not_fit_are_named_below():
+def test_a_result_is_shown_with_its_nulls_and_nothing_else():
     target = console()
-    print_result(pa.table({f"column_{i}": ["x" * 20] for i in range(9)}), 1, target)
-    text = printed(target)
-    assert "column_8" in text
-    assert "more columns" in text
-    assert max(map(len, text.splitlines()[:3])) <= 80
+    assert print_result(pa.table({"n": ["a", None], "x": [1.5, 2.5]}), target) == ""
+    head, _, *rows = (line.split() for line in printed(target).splitlines())
+    assert (head, rows) == (["n", "x"], [["a", "1.5"], ["NULL", "2.5"]])
+
+
+def test_columns_that_do_not_fit_are_named():
+    target = console()
+    hidden = print_result(pa.table({f"column_{i}": ["x" * 20] for i in range(5)}), target)
+    assert hidden == "2 more columns: column_3, column_4"
+    assert max(map(len, printed(target).splitlines())) <= 80
 
 
 def test_two_columns_of_one_name_are_both_shown():
     target = console()
-    print_result(pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["a", "a"]), 1, target)
+    print_result(pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["a", "a"]), target)
     assert "1   2" in printed(target)
 
 
 def test_an_empty_result_is_shown_with_its_columns():
     target = console()
-    print_result(pa.table({"n": pa.array([], pa.string())}), 0, target)
-    assert "n" in printed(target)
-    assert "0 rows" in printed(target)
+    print_result(pa.table({"n": pa.array([], pa.string())}), target)
+    assert printed(target).startswith("n")
 
 
 def test_a_sparkline_shows_even_a_short_loss():
