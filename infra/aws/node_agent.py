@@ -294,7 +294,7 @@ class SystemdNode:
         return not self._units(_TORCH)
 
     def tell_group(self) -> None:
-        """See ``Node``. A failure is logged: the group goes on by itself when its time is over."""
+        """See ``Node``. A failure is logged: the group goes on by itself when its deadline has passed."""
         if not self._group:
             return
         import boto3

@@ -295,7 +295,9 @@ def test_what_an_app_that_falls_silent_left_on_a_node_is_really_ended(
             until(lambda: not ledger.state().held("a"), "end of its lease")
             until(lambda: ledger.state().apps["a"].phase == "lost", "loss of the app")
             ended = [e.change for e in ledger.events(kinds=[Ended])]
-            assert [one.reason for one in ended if isinstance(one, Ended)] == ["ended by force"]
+            assert [one.reason for one in ended if isinstance(one, Ended)] == [
+                "terminated by the lease enforcer"
+            ]
             stops = [one for one in ssm.sent if one["Parameters"]["action"] == ["stop"]]
             assert {one["Parameters"]["name"][0] for one in stops} == {pool.uid}
         stop.set()
