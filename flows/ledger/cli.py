@@ -29,7 +29,7 @@ app = typer.Typer(
     "[b]Where it is[/b]: --url, else $EBBFLOW_LEDGER, else the file ledger.db in ~/.cache/ebbflow. SQLite serves one "
     "machine; for more take PostgreSQL: postgresql://user@host/database, with the password in ~/.pgpass "
     "(docs/operations.md)\n\n"
-    "Status: 0 done, 1 something is wrong with the ledger, 2 wrong input, or a ledger that cannot be used.",
+    "Exit status: 0 done, 1 the ledger is damaged, 2 usage error, or the ledger cannot be used.",
     no_args_is_help=True,
     rich_markup_mode="rich",
 )
@@ -47,7 +47,7 @@ Url = Annotated[
         metavar="URL",
     ),
 ]
-Cluster = Annotated[str, typer.Option(help="One ledger may hold several.", metavar="NAME")]
+Cluster = Annotated[str, typer.Option(help="Name of the cluster; a ledger may hold several.", metavar="NAME")]
 
 
 @app.command()
@@ -101,12 +101,16 @@ def _status_table(found: Any, counts: dict[str, int], alive: bool, now: float) -
     elif alive:
         row(
             "loop",
-            f"{lead.holder} leads with token {lead.token}, for another {seconds_text(lead.until - now)}",
+            f"{lead.holder} is the leader (fencing token {lead.token}), for another {seconds_text(lead.until - now)}",
         )
     elif not lead.until:
-        row("loop", f"none: {lead.holder} has resigned (token {lead.token})")
+        row("loop", f"no leader: {lead.holder} has resigned (fencing token {lead.token})")
     else:
-        row("loop", f"none: the lead of {lead.holder} (token {lead.token}) ran out {_ago(now - lead.until)}")
+        row(
+            "loop",
+            f"no leader: the leader lease of {lead.holder} (fencing token {lead.token}) expired"
+            f" {_ago(now - lead.until)}",
+        )
     if found.last:
         row("events", f"{found.events:,}, up to number {found.last:,}, the last {_ago(now - found.at)}")
     else:
@@ -114,9 +118,9 @@ def _status_table(found: Any, counts: dict[str, int], alive: bool, now: float) -
     if found.pruned:
         row("pruned", f"up to number {found.pruned:,}")
     row("snapshots", ", ".join(f"{n:,}" for n in found.snapshots) or "none yet")
-    row("nodes", f"{counts['nodes']:,} with {plural(counts['gpus'], 'GPU')}, epoch {counts['epoch']}")
+    row("nodes", f"{counts['nodes']:,} with {plural(counts['gpus'], 'GPU')}, revision {counts['epoch']}")
     row("leases", f"{counts['leases']:,}")
-    row("apps", f"{counts['apps']:,}, of which {counts['apps_active']:,} are not over")
+    row("apps", f"{counts['apps']:,}, {counts['apps_active']:,} active")
     return table
 
 
@@ -132,22 +136,24 @@ def events(
     cluster: Cluster = "local",
     kind: Annotated[
         list[str] | None,
-        typer.Option(help="Only this kind, such as granted or decided. Repeatable.", metavar="KIND"),
+        typer.Option(
+            help="Kind of events to show, such as granted or decided. May be repeated.", metavar="KIND"
+        ),
     ] = None,
     of_app: Annotated[
         str | None,
-        typer.Option("--app", help="Only what is about this app, its leases included.", metavar="ID"),
+        typer.Option(
+            "--app", help="ID of the app whose events are shown, its leases included.", metavar="ID"
+        ),
     ] = None,
     after: Annotated[
         int | None,
         typer.Option(
-            help="From the event after this number on, instead of the newest.", metavar="NUMBER", min=0
+            help="Event number after which to start (default: the newest events).", metavar="NUMBER", min=0
         ),
     ] = None,
-    limit: Annotated[int, typer.Option(help="At most so many.", min=1)] = 30,
-    follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on with what comes, until Ctrl-C.")
-    ] = False,
+    limit: Annotated[int, typer.Option(help="Maximum number of entries to show.", min=1)] = 30,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow new events until Ctrl-C.")] = False,
     json: AsJson = False,
 ) -> None:
     """Show what has happened, the newest events last.
@@ -273,15 +279,18 @@ def upgrade(url: Url = None, json: AsJson = False) -> None:
     if json:
         print_json({"before": before, "now": now})
     elif before == now:
-        console.print(f"the ledger has form {now}, the newest: nothing to do")
+        console.print(f"the ledger has schema version {now}, the newest: nothing to migrate")
     else:
-        console.print(f"the ledger had form {before} and has form {now} now")
+        console.print(f"the ledger was migrated from schema version {before} to {now}")
 
 
 @app.command()
 def prune(
     before: Annotated[
-        str, typer.Option(help="Older than this: 30d, 12h, or a date such as 2026-03-31.", metavar="WHEN")
+        str,
+        typer.Option(
+            help="Minimum age of what is removed: 30d, 12h, or a date such as 2026-03-31.", metavar="WHEN"
+        ),
     ],
     url: Url = None,
     cluster: Cluster = "local",
@@ -289,7 +298,7 @@ def prune(
         bool,
         typer.Option(
             "--keep-events",
-            help="Keep all events; only what old decisions were based on goes, not their reason.",
+            help="Keep all events; remove only the inputs of old decisions, not their reasons.",
         ),
     ] = False,
     dry_run: DryRun = False,
@@ -318,7 +327,7 @@ def prune(
     if json:
         print_json({**asdict(would), "dry_run": dry_run})
     elif not _what(would):
-        console.print("nothing is that old")
+        console.print("no event is that old")
     else:
         console.print(f"{'would drop' if dry_run else 'dropped'} {_what(would)}")
 

@@ -1,4 +1,4 @@
-"""``LocalFleet``: nodes of this machine that come and go as rented ones do.
+"""``LocalFleet``: nodes of this machine that come and go as cloud nodes do.
 
 *Planned* is what targets said, *requested* what the keeper is to have, *observed* what has come up and is there. All
 of it stands in one file; any process may ``attach`` by the fleet's name.
@@ -63,7 +63,7 @@ class LocalFleet(FaultInjector):
             name: by which others attach; also of the Spark cluster, where there is one.
             stay: whether the fleet survives this process; it then runs until ``down``.
             gpus: that GPU nodes share out, as ``CUDA_VISIBLE_DEVICES`` names them; by default all that this process
-                may use, if they are enough for the first nodes. Without any, slots are processors.
+                may use, if they are enough for the first nodes. Without any, slots are CPU cores.
             wait: for the first nodes, s; ``None``: not at all.
             hazard: estimates losses per node-hour from losses and node-seconds seen; by default their quotient, with
                 an hour at least.

@@ -13,7 +13,7 @@ Three formulas decide; the first and third are ours, the second is a known one a
    σ² = p (1 - p) with p = 1 - exp(-λ) is the variance of the share of a pair that is lost within an hour. On-demand
    has σ = 0. Whole nodes are given out one by one to whom the next one costs least, which is optimal for such sums
    when nodes do equal work (Fox, Discrete Optimization via Marginal Analysis, 1966) and near it otherwise.
-3. *Staying.* What is held already counts as cheaper by ``margin``. So no allocation changes, neither between pools nor
+3. *Staying.* What is held already counts as cheaper by ``margin``. So nothing moves, neither between pools nor
    from on-demand back to spot, for a difference smaller than that.
 """
 

@@ -107,7 +107,7 @@ class LocalFleetState:
     nodes: tuple[LocalNode, ...] = ()
     heard: tuple[Notice, ...] = ()  # that others have told of, by node
     gone: tuple[GoneNode, ...] = ()  # the newest last
-    gpus: tuple[str, ...] = ()  # of this machine that nodes share out; empty: slots are processors
+    gpus: tuple[str, ...] = ()  # of this machine that nodes share out; empty: slots are CPU cores
     spark: SparkPart | None = None
 
     def pool(self, name: str) -> LocalPool | None:

@@ -123,7 +123,7 @@ def check(pools: Sequence[LocalPool]) -> tuple[LocalPool, ...]:
 def shared(pools: Sequence[LocalPool], there: Sequence[str], asked: Sequence[str] | None) -> tuple[str, ...]:
     """Return the GPUs that nodes share out: those ``asked`` for, or all that are ``there`` if they are enough.
 
-    None at all: slots are processors. Raises ``OptionError`` when those asked for are not enough for the first nodes.
+    None at all: slots are CPU cores. Raises ``OptionError`` when those asked for are not enough for the first nodes.
     """
     needed = sum(pool.start * pool.slots for pool in pools if pool.kind == "gpu")
     if asked is None:
