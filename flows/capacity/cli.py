@@ -25,9 +25,9 @@ _STOP = 30.0  # s to wait for a loop to stop
 
 app = typer.Typer(
     help="The capacity loop: the controller that assigns GPUs to apps and scales node pools.\n\n"
-    "One loop leads each cluster. It watches the nodes, grants and calls back leases by a policy, rents and gives "
-    "back nodes, and writes all of it with the reasons into the ledger. Queries and trainings read their leases "
-    "there. Kill it whenever you like: apps hold what they have, and the next loop goes on.\n\n"
+    "Each cluster has one leader. It observes the nodes, grants and preempts leases by a policy, launches and "
+    "terminates nodes, and records each decision with its reason in the ledger. Queries and trainings read their "
+    "leases there. The loop may be killed at any time: apps keep their leases, and the next loop resumes.\n\n"
     "[b]On this machine[/b]\n\n"
     "    ebbflow nodes up --gpu 2\n\n"
     "    ebbflow capacity run                      (in a terminal of its own)\n\n"
@@ -64,7 +64,7 @@ _RUN_HELP = """Run the capacity loop of a cluster until Ctrl-C, SIGTERM or ebbfl
 
     ebbflow capacity run --policy mymodule:MyPolicy          (in the present folder or installed; docs/own-policy.md)
 
-[b]A file of limits[/b] (--limits or $EBBFLOW_LIMITS) says what no decision may exceed
+[b]A file of limits[/b] (--limits or $EBBFLOW_LIMITS) holds limits that no decision may exceed
 
     \\[limits]            dollars_per_hour = 40, nodes = 60
 
@@ -74,8 +74,8 @@ _RUN_HELP = """Run the capacity loop of a cluster until Ctrl-C, SIGTERM or ebbfl
 
     \\[policy]            name = "rho-bounded", options = { rho = 1.5 }; MODULE:NAME only with --allow-policy
 
-While another loop leads, this one waits and takes over when that is gone: two of them are a spare.
---take-over does not wait; the other can write nothing from then on.
+While another loop is the leader, this one waits as a standby and takes over when the leader fails.
+--take-over does not wait; the fencing token of the other loop becomes invalid.
 
 Exit status: 0 stopped, 1 failed, 2 usage error, 3 another loop took over, 4 the ledger was unavailable for too long.
 """

@@ -175,7 +175,9 @@ class FlowRunRecovery:
         elif run not in self._marked and not self._begun_again(view, lost):
             self._marked.add(run)
             why = (
-                f"{lost[0].spec.id} is lost: {lost[0].reason}" if lost else "its apps resumed in another run"
+                f"{lost[0].spec.id} marked lost: {lost[0].reason}"
+                if lost
+                else "its apps resumed in another run"
             )
             self._crash(view, f"the process of this run exited: {why}")
         if not standing.apps:

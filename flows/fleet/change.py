@@ -172,8 +172,8 @@ def drain(
 
         ebbflow fleet drain i-0123456789abcdef0 --end      (exchange a node that misbehaves)
 
-    The size of the pool stays. A node that is drained and not ended goes on costing: end it by --end, which has it
-    replaced, or by ebbflow fleet shrink POOL --nodes ID, which has not.
+    The size of the pool stays. A node that is drained and not terminated incurs costs: terminate it by
+    --end, which replaces it, or by ebbflow fleet shrink POOL --nodes ID, which does not.
     """
     from ebbflow.tasks.fleet.steps import opened, wish
 

@@ -242,7 +242,8 @@ def plan(
 
         ebbflow fleet plan workers --query report.sql --tables s3://lake/sales --within 900
 
-    Each pool: the size that is wanted, on-demand nodes where spot is dry, which machines the market would choose,
+    Each pool: the desired size, on-demand nodes where Spot capacity is insufficient, the machines that the market
+    planner would choose,
     what the guard says to it, and which calls would be made.
     """
     from ebbflow.flows.fleet.terminal import plan_view

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ebbflow.planners.model.ledger import Event
 
 app = typer.Typer(
-    help="The ledger: the durable record of apps, nodes, leases and decisions.\n\n"
+    help="The ledger: the durable event log of apps, nodes, leases and decisions.\n\n"
     "[b]Look[/b]\n\n"
     "    ebbflow ledger status\n\n"
     "    ebbflow ledger events --app digits\n\n"
@@ -52,7 +52,7 @@ Cluster = Annotated[str, typer.Option(help="Name of the cluster; a ledger may ho
 
 @app.command()
 def status(url: Url = None, cluster: Cluster = "local", json: AsJson = False) -> None:
-    """Show where the ledger is, who leads, and how much it holds.
+    """Show the location of the ledger, the leader of the cluster, and the size of the ledger.
 
     [b]Examples[/b]
 
@@ -60,8 +60,8 @@ def status(url: Url = None, cluster: Cluster = "local", json: AsJson = False) ->
 
         ebbflow ledger status --url postgresql://ebb@db/ebbflow --cluster prod --json
 
-    It only reads. A loop that leads renews its lead every few seconds; one whose lead has run out is dead or cut off,
-    and another may take over.
+    Read-only. The leader renews its leader lease every few seconds. A loop whose leader lease has expired is dead
+    or partitioned, and another loop may take over.
     """
     from dataclasses import asdict
 
@@ -156,7 +156,7 @@ def events(
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow new events until Ctrl-C.")] = False,
     json: AsJson = False,
 ) -> None:
-    """Show what has happened, the newest events last.
+    """Show the events of the ledger, the newest last.
 
     [b]Examples[/b]
 
@@ -220,7 +220,7 @@ def _show_events(found: "list[Event]", json: bool, *, heading: bool) -> None:
 
 @app.command()
 def verify(url: Url = None, cluster: Cluster = "local", json: AsJson = False) -> None:
-    """Replay all events, compare with snapshots and tables, and look for GPUs that were promised twice.
+    """Replay all events, compare them with snapshots and tables, and check that no GPU was granted twice.
 
     [b]Examples[/b]
 
@@ -228,7 +228,7 @@ def verify(url: Url = None, cluster: Cluster = "local", json: AsJson = False) ->
 
         ebbflow ledger verify --json && echo whole
 
-    It only reads, and may run beside a loop. Leaves with status 1 when something is wrong.
+    Read-only; may run beside a loop. Exit status: 0 the ledger is consistent, 1 it is damaged.
     """
     from ebbflow.infra.ledger import audit
     from ebbflow.tasks.drawing.wording import plural, printable
@@ -249,7 +249,7 @@ def verify(url: Url = None, cluster: Cluster = "local", json: AsJson = False) ->
             )
         if not problems and not said:
             console.print(
-                f"{plural(count, 'event')} replayed: tables and snapshots agree, no GPU was promised twice"
+                f"{plural(count, 'event')} replayed: tables and snapshots agree, no GPU was granted twice"
             )
     if problems or said:
         raise typer.Exit(1)
@@ -264,14 +264,14 @@ def _all_events(ledger: "Ledger", after: int) -> "list[Event]":
 
 @app.command()
 def upgrade(url: Url = None, json: AsJson = False) -> None:
-    """Bring a ledger of an older Ebbflow to the form of this one.
+    """Migrate the schema of a ledger of an older Ebbflow to the current version.
 
     [b]Example[/b]
 
         ebbflow ledger upgrade
 
-    Whatever opens a ledger does so, too; this is for doing it at a time of one's choice. Make a back-up first: there
-    is no way back, and an older Ebbflow then refuses the ledger.
+    Each command that opens the ledger migrates it as well; this command does so at a chosen time. Make a backup
+    first: there is no downgrade, and an older Ebbflow rejects a migrated ledger.
     """
     from ebbflow.infra.ledger import upgrade as bring_up
 
@@ -305,7 +305,7 @@ def prune(
     yes: Yes = False,
     json: AsJson = False,
 ) -> None:
-    """Let go of old events, which a snapshot then stands for. Nothing goes without being asked for here.
+    """Compact old events into a snapshot. Events are removed only by this command.
 
     [b]Examples[/b]
 
@@ -314,7 +314,7 @@ def prune(
         ebbflow ledger prune --before 2026-03-31 --keep-events --yes
 
     The state stays the same, and so do the lists of leases, decisions and checkpoints. It may run beside a loop. A
-    SQLite file does not shrink: the room is used again by what comes.
+    SQLite file does not shrink: new events reuse the free space.
     """
     from dataclasses import asdict
 

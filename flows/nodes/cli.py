@@ -203,7 +203,7 @@ def kill(node: NodeId, name: Name = "local") -> None:
 
 @app.command()
 def freeze(node: NodeId, name: Name = "local") -> None:
-    """Stop all processes of a node, as when its machine hangs.
+    """Pause all processes of a node (SIGSTOP), as when its machine hangs.
 
     [b]Example[/b]
 
@@ -215,7 +215,7 @@ def freeze(node: NodeId, name: Name = "local") -> None:
 
 @app.command()
 def thaw(node: NodeId, name: Name = "local") -> None:
-    """Let a frozen node go on.
+    """Resume a paused node (SIGCONT).
 
     [b]Example[/b]
 
@@ -231,7 +231,7 @@ def evict(
     node: NodeId,
     name: Name = "local",
 ) -> None:
-    """Kill what one app runs on one node; the node and others on it go on.
+    """Kill the processes of one app on one node; the node and other apps keep running.
 
     [b]Example[/b]
 
@@ -251,10 +251,10 @@ def play(
     faults: Annotated[
         list[str],
         typer.Argument(
-            help="Such as 20s:notice:gpu-2:5s, 30s:kill:spark-1, 40s:freeze:gpu, 50s:thaw:gpu, 60s:add:gpu:2 or "
-            "70s:shut:gpu:30s (a simulated capacity outage of that duration); a pool in place of a node"
-            " means its oldest "
-            "node.",
+            help="Scripted faults, such as 20s:notice:gpu-2:5s, 30s:kill:spark-1, 40s:freeze:gpu,"
+            " 50s:thaw:gpu, 60s:add:gpu:2 or "
+            "70s:shut:gpu:30s (a simulated capacity outage of that duration); a pool name"
+            " means the oldest node of the pool.",
             metavar="FAULT",
         ),
     ],

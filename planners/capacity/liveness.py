@@ -20,7 +20,7 @@ from ebbflow.planners.model.ledger import OVER, AppMoved, Change, Decided, Ended
 STEPS = 3  # cycles at least between an app's last word and its loss
 LATE = 2.0  # s after a deadline: the time that killing takes, and that clocks differ
 AGAIN = 5.0  # s between calls to end the same by force
-LET_GO = "let go"
+LET_GO = "released by the app"
 
 
 @dataclass(slots=True)

@@ -191,8 +191,8 @@ class LocalFleetState:
         if plan.short_since is None:
             return ""
         if plan.shut > now and lasting < plan.nodes:
-            return "there is no capacity"
-        return plan.failed or "nodes are on their way"
+            return "insufficient capacity"
+        return plan.failed or "nodes are being launched"
 
     def dollars(self, now: float) -> float:
         """Return what all nodes of this life have cost, those that are there up to ``now``."""

@@ -131,6 +131,6 @@ def shared(pools: Sequence[LocalPool], there: Sequence[str], asked: Sequence[str
     if asked and needed > len(asked):
         raise OptionError(
             f"the first nodes need {needed} GPUs, and {len(asked)} are given ({', '.join(asked)}); give more, ask "
-            "for fewer nodes or slots, or give none to train on processors"
+            "for fewer nodes or slots, or give none to train on CPU cores"
         )
     return tuple(asked)

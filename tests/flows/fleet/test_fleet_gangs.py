@@ -98,6 +98,6 @@ def test_a_gang_that_cannot_be_had_says_what_to_do(fleet: Fleet, cluster: "Clust
     cluster.account.configure(most={"spot": 3})
     done = fleet(*GANG, "--yes")
     assert done.code == 1
-    assert "could be had, and are returned" in done.line
+    assert "were launched and are terminated" in done.line
     assert "Retry later, or request fewer nodes, or --market on-demand" in done.line
     assert of_gang(cluster) == []

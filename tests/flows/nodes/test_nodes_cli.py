@@ -40,7 +40,9 @@ def test_a_fleet_comes_up_is_looked_at_changed_and_taken_down():
         assert "frozen" in call("status", "--name", "lab")
         assert "gpu-1 resumed" in call("thaw", "gpu-1", "--name", "lab")
         assert "no processes ran there" in call("evict", "digits", "gpu-1", "--name", "lab")
-        assert "may terminate in 60 s" in call("notice", "gpu-1", "--seconds", "60", "--advice", "--name", "lab")
+        assert "may terminate in 60 s" in call(
+            "notice", "gpu-1", "--seconds", "60", "--advice", "--name", "lab"
+        )
         assert "terminates in 300 s" in call("notice", "gpu-1", "--seconds", "300", "--name", "lab")
         assert "noticed" in call("status", "--name", "lab")
         assert "2 nodes are planned in gpu" in call("add", "gpu", "--name", "lab")
