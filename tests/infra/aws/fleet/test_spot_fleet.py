@@ -188,7 +188,7 @@ def test_a_target_for_an_old_epoch_is_dropped(open_fleet, lab):
     control.take_notices([Notice(lab.nodes("etl")[0]["id"], time.time() + 120)])
     applied = control.apply(wish)
     assert applied.asked == ()
-    assert f"epoch {wish.epoch}" in applied.refused[0].why
+    assert f"revision {wish.epoch}" in applied.refused[0].why
     assert lab.group("etl")["DesiredCapacity"] == 1
 
 
