@@ -293,7 +293,7 @@ def _auction(
                 book.write(at + 7, AppMoved(id_, "running"))
             book.write(at + 8, Saved(id_, f"s3://runs/{id_}/{int(at)}", int(at)))
     held_now = {id_: len(book.state.held(id_)) for id_ in bids}
-    who = ", ".join(f"{i} gets {held_now[i]} GPUs" for i in granted) or "nothing moves"
+    who = ", ".join(f"{i} gets {held_now[i]} GPUs" for i in granted) or "no allocation changes"
     book.write(
         at + 9,
         Decided(

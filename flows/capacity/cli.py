@@ -24,10 +24,10 @@ STALE, AWAY = 3, 4  # exit statuses
 _STOP = 30.0  # s to wait for a loop to stop
 
 app = typer.Typer(
-    help="The capacity loop: who holds which GPU until when, and how many nodes there are.\n\n"
-    "One loop leads each cluster. It watches the nodes, grants and calls back leases by a policy, rents and gives "
-    "back nodes, and writes all of it with the reasons into the ledger. Queries and trainings read their leases "
-    "there. Kill it whenever you like: apps hold what they have, and the next loop goes on.\n\n"
+    help="The capacity loop: the controller that assigns GPUs to apps and scales node pools.\n\n"
+    "Each cluster has one leader. It observes the nodes, grants and preempts leases by a policy, launches and "
+    "terminates nodes, and records each decision with its reason in the ledger. Queries and trainings read their "
+    "leases there. The loop may be killed at any time: apps keep their leases, and the next loop resumes.\n\n"
     "[b]On this machine[/b]\n\n"
     "    ebbflow nodes up --gpu 2\n\n"
     "    ebbflow capacity run                      (in a terminal of its own)\n\n"
@@ -50,9 +50,9 @@ LedgerAt = Annotated[
         metavar="URL",
     ),
 ]
-Cluster = Annotated[str, typer.Option(help="Which cluster of the ledger.", metavar="NAME")]
+Cluster = Annotated[str, typer.Option(help="Name of the cluster in the ledger.", metavar="NAME")]
 
-_RUN_HELP = """Lead a cluster until Ctrl-C, SIGTERM or ebbflow capacity stop.
+_RUN_HELP = """Run the capacity loop of a cluster until Ctrl-C, SIGTERM or ebbflow capacity stop.
 
 [b]Examples[/b]
 
@@ -64,7 +64,7 @@ _RUN_HELP = """Lead a cluster until Ctrl-C, SIGTERM or ebbflow capacity stop.
 
     ebbflow capacity run --policy mymodule:MyPolicy          (in the present folder or installed; docs/own-policy.md)
 
-[b]A file of limits[/b] (--limits or $EBBFLOW_LIMITS) says what no decision may exceed
+[b]A file of limits[/b] (--limits or $EBBFLOW_LIMITS) holds limits that no decision may exceed
 
     \\[limits]            dollars_per_hour = 40, nodes = 60
 
@@ -74,10 +74,10 @@ _RUN_HELP = """Lead a cluster until Ctrl-C, SIGTERM or ebbflow capacity stop.
 
     \\[policy]            name = "rho-bounded", options = { rho = 1.5 }; MODULE:NAME only with --allow-policy
 
-While another loop leads, this one waits and takes over when that is gone: two of them are a spare.
---take-over does not wait; the other can write nothing from then on.
+While another loop is the leader, this one waits as a standby and takes over when the leader fails.
+--take-over does not wait; the fencing token of the other loop becomes invalid.
 
-Status: 0 stopped, 1 failed, 2 wrong input, 3 another loop has taken over, 4 the ledger was away for too long.
+Exit status: 0 stopped, 1 failed, 2 usage error, 3 another loop took over, 4 the ledger was unavailable for too long.
 """
 
 
@@ -103,7 +103,7 @@ def run(
     ] = "",
     option: Annotated[
         list[str] | None,
-        typer.Option(help="Of the policy, such as rho=1.5. May be repeated.", metavar="NAME=VALUE"),
+        typer.Option(help="Option of the policy, such as rho=1.5. May be repeated.", metavar="NAME=VALUE"),
     ] = None,
     limits: Annotated[
         str | None,
@@ -120,25 +120,28 @@ def run(
         ),
     ] = None,
     lease: Annotated[
-        float | None, typer.Option(help="Seconds that leases last. Default: 300.", min=1.0)
+        float | None, typer.Option(help="Duration of leases in seconds. Default: 300.", min=1.0)
     ] = None,
     interval: Annotated[
         float | None,
-        typer.Option(help="Seconds between auctions when nothing happens. Default: 60.", min=0.1),
+        typer.Option(help="Maximum seconds between auctions. Default: 60.", min=0.1),
     ] = None,
     take_over: Annotated[
-        bool, typer.Option("--take-over", help="Take the lead from a loop that lives.")
+        bool,
+        typer.Option(
+            "--take-over", help="Take over from a running leader (its fencing token becomes invalid)."
+        ),
     ] = False,
-    seed: Annotated[int, typer.Option(help="Of what policies draw at random.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the policies' random numbers.")] = 0,
     prices: Annotated[
         str | None,
         typer.Option(
             "--on-demand-prices",
-            help="On-demand prices of your own, TOML, for aws. Default: the AWS Price List.",
+            help="TOML file of on-demand prices, for aws. Default: the AWS Price List.",
             metavar="FILE",
         ),
     ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not say what happens.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print no events.")] = False,
     runner: Annotated[
         Runner,
         typer.Option(
@@ -177,7 +180,7 @@ def run(
         _fail(str(error), AWAY)
     except InfraError as error:
         _fail(str(error), 1)
-    console.print(f"the loop has ended: {escape(end.reason)}{_figures(end)}", highlight=False)
+    console.print(f"the loop ended: {escape(end.reason)}{_figures(end)}", highlight=False)
 
 
 def _until(stop: threading.Event, work: "Callable[[], LoopEnd]") -> "LoopEnd":
@@ -213,7 +216,7 @@ def _lead(request: "CapacityRequest", stop: threading.Event, quiet: bool, prefec
             console.print(
                 f"cluster {escape(request.cluster)}, nodes from {escape(request.source)}, "
                 f"{escape(opened.settings.policy.name)}, ledger {escape(str(opened.ledger.address))}; "
-                "Ctrl-C ends it",
+                "Ctrl-C stops it",
                 highlight=False,
                 soft_wrap=True,
             )
@@ -247,7 +250,7 @@ def _figures(end: "LoopEnd") -> str:
     )
 
 
-_STATUS_HELP = """Show a cluster: the loop, its nodes, apps, leases and last decisions. It only reads.
+_STATUS_HELP = """Show a cluster: the capacity loop, nodes, apps, leases and last decisions. Read-only.
 
 [b]Examples[/b]
 
@@ -257,8 +260,8 @@ _STATUS_HELP = """Show a cluster: the loop, its nodes, apps, leases and last dec
 
     ebbflow capacity status --json | jq '.apps[] | {id, phase, rho, gpus}'
 
-rho is finish-time fairness: expected time here over the time alone on an even share; 1 and less is fair.
-Status: 0 a loop leads, 1 none does or the ledger does not answer.
+rho is finish-time fairness: expected time here over the time alone on an even share; 1 or less is fair.
+Exit status: 0 a leader is elected, 1 no leader or the ledger does not respond.
 """
 
 
@@ -268,7 +271,9 @@ def status(
     ledger: LedgerAt = None,
     watch: Annotated[
         float | None,
-        typer.Option(help="Look again every so often, until Ctrl-C.", metavar="SECONDS", min=0.2),
+        typer.Option(
+            help="Interval between refreshes, until Ctrl-C (default: show once).", metavar="SECONDS", min=0.2
+        ),
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="Show all rows of long tables.")] = False,
     json: AsJson = False,
@@ -333,13 +338,13 @@ def _watch(
         return
 
 
-_STOP_HELP = """Ask the loop of a cluster to end, wherever it runs; leases stay, apps hold what they have.
+_STOP_HELP = """Request the capacity loop of a cluster to stop, wherever it runs. Apps keep their leases.
 
 [b]Example[/b]
 
     ebbflow capacity stop --cluster local
 
-Status: 0 it has ended or none led, 1 it has not within the time.
+Exit status: 0 the loop stopped or there was no leader, 1 it did not stop within the timeout.
 """
 
 
@@ -347,7 +352,9 @@ Status: 0 it has ended or none led, 1 it has not within the time.
 def stop(
     cluster: Cluster = "local",
     ledger: LedgerAt = None,
-    timeout: Annotated[float, typer.Option(help="Seconds to wait for the end.", min=0.0)] = _STOP,
+    timeout: Annotated[
+        float, typer.Option(help="Seconds to wait until the loop has stopped.", min=0.0)
+    ] = _STOP,
 ) -> None:
     from ebbflow.infra.errors import LedgerError
     from ebbflow.tasks.apps.loop_report import STOP, stop_request
@@ -359,7 +366,7 @@ def stop(
             leader = found.leader()
             now = found.clock.now()
             if leader is None or not leads(found, found.clock):
-                console.print(f"no loop leads cluster {escape(cluster)}", highlight=False)
+                console.print(f"no leader in cluster {escape(cluster)}", highlight=False)
                 return
             found.report(STOP, stop_request(leader.token, now))
             if not wait_for_end(found, leader.token, timeout):
@@ -368,7 +375,7 @@ def stop(
                     "second: look whether it runs at all; its lead runs out by itself",
                     1,
                 )
-            console.print(f"{escape(leader.holder)} leads no more", highlight=False)
+            console.print(f"{escape(leader.holder)} stopped and is no longer the leader", highlight=False)
     except LedgerError as error:
         _fail(str(error), 1)
 

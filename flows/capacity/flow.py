@@ -148,10 +148,10 @@ def _wait_out(deployment: str) -> None:
     try:
         seconds = restarts.pause(restarts.ends_of(deployment))
     except InfraError as error:
-        logger.warning("how the runs before this one ended is not known: %s", error)
+        logger.warning("the results of earlier runs are not known: %s", error)
         return
     if seconds:
-        logger.warning("the last runs of this deployment failed; this one waits %.0f s", seconds)
+        logger.warning("the last runs of this deployment failed; this run waits %.0f s (backoff)", seconds)
         stop = threading.Event()
         attended(lambda: stop.wait(seconds), stop.set)
 
@@ -212,7 +212,7 @@ class PrefectLoopListener:
 
     def resumed(self, app: LostApp, run: RunView) -> None:
         """Emit that a lost app goes on in another flow run."""
-        text = f"{app.spec.id} goes on in {run.name}: {app.reason}"
+        text = f"{app.spec.id} resumed in {run.name}: {app.reason}"
         self._logger.info(text)
         roles = {"flow-run": self._run, "app": run.id, "lost": app.spec.flow_run}
         self._emit(
@@ -259,6 +259,6 @@ def _publish(end: LoopEnd) -> None:
         "change to lease, p50 (s)": latency.get("p50"),
         "p95 (s)": latency.get("p95"),
         "p99 (s)": latency.get("p99"),
-        "outages of the ledger": figures.get("outages"),
+        "ledger outages": figures.get("outages"),
     }
-    artifacts.table("ebbflow-capacity", [row], "What the loop did")
+    artifacts.table("ebbflow-capacity", [row], "Summary of the capacity loop")

@@ -107,7 +107,7 @@ class FlowRunRecovery:
         now = self._ledger.clock.now()
         for run, since in list(self._former.items()):
             if _ENDING < now - since <= RECENT:
-                self._runs.crashed(run, "the process of this run is gone: another loop leads")
+                self._runs.crashed(run, "the process of this run exited: another loop is the leader")
             if now - since > _ENDING:
                 del self._former[run]
         gone = {_of(record.spec) for record in records if record.phase == "lost"}
@@ -168,18 +168,18 @@ class FlowRunRecovery:
             return
         lost = standing.lost
         if view.state in ("CANCELLED", "CANCELLING"):
-            self._runs.crashed(run, "its process was gone before it could say so")
+            self._runs.crashed(run, "its process exited before it could report")
             self._move(lost, "stopped", "its flow run was cancelled")
         elif view.state == "COMPLETED":
             self._move(lost, "stopped", "its flow run has completed")
         elif run not in self._marked and not self._begun_again(view, lost):
             self._marked.add(run)
             why = (
-                f"{lost[0].spec.id} is lost: {lost[0].reason}"
+                f"{lost[0].spec.id} marked lost: {lost[0].reason}"
                 if lost
-                else "its apps have gone on in another run"
+                else "its apps resumed in another run"
             )
-            self._crash(view, f"the process of this run is gone: {why}")
+            self._crash(view, f"the process of this run exited: {why}")
         if not standing.apps:
             self._close(run)
 
@@ -219,7 +219,7 @@ class FlowRunRecovery:
             if stopped:
                 return
         if view is not None and view.state == "CANCELLING" and now - last > _ENDING:
-            self._runs.crashed(run, "its process was gone before it could say so")
+            self._runs.crashed(run, "its process exited before it could report")
         if view is None or view.over or now - last > _ENDING:
             self._close(run)
 
@@ -323,7 +323,7 @@ def resumed(app: LostApp, view: RunView | None, cluster: str = "local") -> dict[
             return {**view.parameters, "app": id_}
         return {**view.parameters, "id": id_, "resume": True}
     if app.resume is None:
-        raise InfraError(f"{id_} did not say what starts it again")
+        raise InfraError(f"{id_} has no resume command")
     request = request_of(app.resume)
     where = {"cluster": cluster}  # which is refused without a ledger: it must not run beside the cluster
     if isinstance(request, QueryRequest):
@@ -353,11 +353,11 @@ def mend_runs(mender: FlowRunRecovery, stop: threading.Event, every: float = LOO
             continue  # the loop itself says that the ledger is away
         except EbbflowError as error:
             if str(error) != told:  # an outage is told once
-                said.warning("flow runs cannot be looked after: %s", error)
+                said.warning("flow runs cannot be reconciled: %s", error)
             told = str(error)
         except Exception as error:
             if str(error) != told:
-                said.exception("flow runs could not be looked after")
+                said.exception("flow runs could not be reconciled")
             told = str(error)
     return times
 

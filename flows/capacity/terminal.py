@@ -23,7 +23,8 @@ def cluster_view(view: ClusterView, *, everything: bool = False) -> RenderableTy
     gpus = sum(node.gpus for node in view.nodes)
     price = sum(node.price for node in view.nodes)
     head = (
-        f"cluster {view.cluster}, {clock_text(view.at)} UTC, epoch {view.epoch}: {plural(len(view.nodes), 'node')}, "
+        f"cluster {view.cluster}, {clock_text(view.at)} UTC, revision {view.epoch}:"
+        f" {plural(len(view.nodes), 'node')}, "
         f"{len(view.leases)} of {plural(gpus, 'GPU')} leased, {money(price)}/h"
     )
     parts: list[RenderableType] = [Text(head), _loop(view)]
@@ -46,23 +47,24 @@ def cluster_view(view: ClusterView, *, everything: bool = False) -> RenderableTy
 
 def _loop(view: ClusterView) -> Text:
     if view.loop is None:
-        return Text("loop: none has ever run")
+        return Text("loop: none has run yet")
     row = view.loop
     if not view.leads:
-        since = "" if view.loop_silent is None else f", last heard of {seconds_text(view.loop_silent)} ago"
-        return Text(f"loop: none; {printable(row.holder)} was the last, {row.phase}{since}")
+        since = "" if view.loop_silent is None else f", last heartbeat {seconds_text(view.loop_silent)} ago"
+        return Text(f"loop: no leader; {printable(row.holder)} was the last, {row.phase}{since}")
     figures = row.figures
     latency = figures.get("latency_s", {})
     said = [
-        f"loop: {printable(row.holder)}, token {row.token}, {row.policy}, up {seconds_text(view.at - row.started)}",
+        f"loop: {printable(row.holder)} is the leader (fencing token {row.token}), {row.policy}, up"
+        f" {seconds_text(view.at - row.started)}",
         f"{row.cycles} decisions, change to lease {_three(latency)}",
-        f"capacity seen {_ago(row.capacity_age)}"
+        f"capacity observed {_ago(row.capacity_age)}"
         + (f", fleet {_ago(row.fleet_age)}" if row.fleet_age is not None else ""),
     ]
     if figures.get("dropped"):
         said.append(f"{figures['dropped']} decisions dropped")
     if row.doing:
-        said.append(f"{row.doing} actions under way")
+        said.append(f"{row.doing} actions in progress")
     return Text("; ".join(said))
 
 
@@ -77,7 +79,7 @@ def _ago(seconds: float | None) -> str:
 
 
 def _nodes(nodes: Sequence[NodeView]) -> Table:
-    table = _table("node", "market", "zone", "cores>", "GPUs>", "leased>", "$/h>", "leaves in")
+    table = _table("node", "market", "zone", "cores>", "GPUs>", "leased>", "$/h>", "terminates in")
     for node in nodes:
         leaves = "" if node.leaves_in is None else f"{seconds_text(max(0.0, node.leaves_in))} ({node.notice})"
         table.add_row(
@@ -97,7 +99,9 @@ def _apps(apps: Sequence[AppView]) -> Table:
     table = _table("app", "kind", "team", "phase", "GPUs>", "rho>", "done>", "left>", "$>")
     for app in apps:
         phase = (
-            app.phase if app.silent is None or app.silent < 10 else f"{app.phase}, silent {app.silent:.0f} s"
+            app.phase
+            if app.silent is None or app.silent < 10
+            else f"{app.phase}, no heartbeat for {app.silent:.0f} s"
         )
         table.add_row(
             Text(printable(app.id)),
@@ -114,7 +118,7 @@ def _apps(apps: Sequence[AppView]) -> Table:
 
 
 def _leases(leases: Sequence[LeaseView]) -> Table:
-    table = _table("lease>", "app", "node", "GPU>", "ends in>", "called back")
+    table = _table("lease>", "app", "node", "GPU>", "ends in>", "preempted")
     for lease in leases:
         table.add_row(
             str(lease.number),
@@ -122,7 +126,7 @@ def _leases(leases: Sequence[LeaseView]) -> Table:
             Text(printable(lease.node)),
             str(lease.slot),
             seconds_text(lease.seconds_left),
-            "" if lease.recalled_in is None else f"free in {seconds_text(max(0.0, lease.recalled_in))}",
+            "" if lease.recalled_in is None else f"released in {seconds_text(max(0.0, lease.recalled_in))}",
         )
     return table
 

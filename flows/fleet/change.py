@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 console = Console()
 
-Pool = Annotated[str, typer.Argument(help="A pool, as Terraform names it.", metavar="POOL")]
+Pool = Annotated[str, typer.Argument(help="Name of the node pool in Terraform.", metavar="POOL")]
 
 
 def register(app: typer.Typer) -> None:
@@ -31,8 +31,10 @@ def register(app: typer.Typer) -> None:
 def grow(
     request: "FleetRequest",
     pool: Pool,
-    count: Annotated[int, typer.Argument(help="How many nodes more.", metavar="N", min=1)],
-    on_demand: Annotated[bool, typer.Option("--on-demand", help="On-demand nodes, not spot.")] = False,
+    count: Annotated[int, typer.Argument(help="Number of nodes to add.", metavar="N", min=1)],
+    on_demand: Annotated[
+        bool, typer.Option("--on-demand", help="Launch on-demand nodes instead of Spot nodes.")
+    ] = False,
     dry_run: DryRun = False,
     yes: Yes = False,
 ) -> None:
@@ -67,7 +69,7 @@ def grow(
                 seen,
                 pool,
                 state.planned + count,
-                f"{plural(count, f'{kind}node')} more than {state.planned}: asked for",
+                f"{plural(count, f'{kind}node')} more than {state.planned}: requested by the operator",
                 on_demand=state.on_demand + count if on_demand else None,
             )
 
@@ -78,17 +80,21 @@ def grow(
 
         _change(fleet, wanted, f"Grow {pool}?", dry_run, yes, refused=refused)
         if not dry_run:
-            console.print("requested; ebbflow fleet status --watch 10 shows them arrive", highlight=False)
+            console.print("requested; ebbflow fleet status --watch 10 shows them launch", highlight=False)
 
 
 @with_cluster
 def shrink(
     request: "FleetRequest",
     pool: Pool,
-    count: Annotated[int | None, typer.Argument(help="How many nodes fewer.", metavar="N", min=1)] = None,
+    count: Annotated[
+        int | None, typer.Argument(help="Number of nodes to remove.", metavar="N", min=1)
+    ] = None,
     nodes: Annotated[
         list[str] | None,
-        typer.Option(help="These nodes, by commas or repeated, instead of a number.", metavar="ID"),
+        typer.Option(
+            help="IDs of the nodes to remove instead of a number, comma-separated or repeated.", metavar="ID"
+        ),
     ] = None,
     wait: Wait = 300.0,
     dry_run: DryRun = False,
@@ -127,11 +133,11 @@ def shrink(
                 )
             size = size_without(state, ids) if ids else state.planned - (count or 0)
             why = (
-                f"{', '.join(ids)} to go"
+                f"{', '.join(ids)} to be terminated"
                 if ids
                 else f"{plural(count or 0, 'node')} fewer than {state.planned}"
             )
-            return wish(seen, pool, size, f"{why}: asked for", drain=ids)
+            return wish(seen, pool, size, f"{why}: requested by the operator", drain=ids)
 
         found = _change(
             fleet,
@@ -148,9 +154,13 @@ def shrink(
 @with_cluster
 def drain(
     request: "FleetRequest",
-    nodes: Annotated[list[str], typer.Argument(help="Nodes, as status names them.", metavar="ID")],
+    nodes: Annotated[
+        list[str], typer.Argument(help="Node IDs, as ebbflow fleet status shows them.", metavar="ID")
+    ],
     wait: Wait = 300.0,
-    end: Annotated[bool, typer.Option("--end", help="Then end them; their pool replaces them.")] = False,
+    end: Annotated[
+        bool, typer.Option("--end", help="Terminate the nodes after the drain; their pool replaces them.")
+    ] = False,
     dry_run: DryRun = False,
     yes: Yes = False,
 ) -> None:
@@ -162,8 +172,8 @@ def drain(
 
         ebbflow fleet drain i-0123456789abcdef0 --end      (exchange a node that misbehaves)
 
-    The size of the pool stays. A node that is drained and not ended goes on costing: end it by --end, which has it
-    replaced, or by ebbflow fleet shrink POOL --nodes ID, which has not.
+    The size of the pool stays. A node that is drained and not terminated incurs costs: terminate it by
+    --end, which replaces it, or by ebbflow fleet shrink POOL --nodes ID, which does not.
     """
     from ebbflow.tasks.fleet.steps import opened, wish
 
@@ -177,10 +187,14 @@ def drain(
             _of_group(fleet, pools[0])
             state = seen.pool(pools[0])
             return wish(
-                seen, state.name, state.planned, f"{', '.join(ids)} to be drained: asked for", drain=ids
+                seen,
+                state.name,
+                state.planned,
+                f"{', '.join(ids)} to be drained: requested by the operator",
+                drain=ids,
             )
 
-        question = f"Drain {'and end ' if end else ''}{', '.join(ids)}?"
+        question = f"Drain {'and terminate ' if end else ''}{', '.join(ids)}?"
         found = _change(fleet, wanted, question, dry_run, yes, refused=lambda s, t: not t.drain)
         if found is not None:
             _leave(fleet, *found, wait, end=end)
@@ -215,13 +229,13 @@ def _change(
     confirm(question, yes)
     seen, again = judged()  # a notice may have come while somebody thought
     if not same_choice(verdict, again) or again.target is None:
-        fail("nothing was done: the fleet has changed meanwhile; look at it and ask again")
+        fail("nothing was done: the fleet has changed meanwhile; check ebbflow fleet status and retry")
     applied = act(fleet.control, again)
     if applied.asked or applied.refused:
         for line in applied_lines(applied):
             console.print(line, highlight=False, markup=False, soft_wrap=True)
     if applied.epoch != again.target.epoch:
-        fail("nothing was done: the fleet has changed meanwhile; look at it and ask again")
+        fail("nothing was done: the fleet has changed meanwhile; check ebbflow fleet status and retry")
     return seen, again.target
 
 
@@ -242,17 +256,19 @@ def _leave(fleet: "OpenedFleet", seen: "Observation", target: "Target", wait: fl
         drained = let_finish(fleet.runner(min(wait, 60.0)), nodes, wait, fleet.clock, say)
     except KeyboardInterrupt:
         say(
-            f"interrupted; what was told to finish goes on finishing. Go on: ebbflow fleet shrink {target.pool} "
+            f"interrupted; draining nodes keep draining. To continue: ebbflow fleet shrink {target.pool} "
             f"--nodes {names}"
         )
         raise
     if not end:
-        say(f"not ended; they cost until then: ebbflow fleet shrink {target.pool} --nodes {names}")
+        say(
+            f"not terminated; they incur costs until terminated: ebbflow fleet shrink {target.pool} --nodes {names}"
+        )
         if drained.untold:
-            fail(f"{len(drained.untold)} of {plural(len(nodes), 'node')} could not be told")
+            fail(f"{len(drained.untold)} of {plural(len(nodes), 'node')} could not be drained")
         return
     if drained.busy:
-        say(f"{plural(len(drained.busy), 'node')} not known to be idle: the group's hook waits once more")
+        say(f"{plural(len(drained.busy), 'node')} not known to be idle: the lifecycle hook waits once more")
     ended = fleet.control.terminate([node.id for node in nodes])
     for line in applied_lines(ended):
         say(line)
@@ -268,9 +284,5 @@ def _ids(given: Sequence[str] | None) -> tuple[str, ...]:
 def _of_group(fleet: "OpenedFleet", pool: str) -> None:
     if pool not in fleet.settings.pools:
         known = ", ".join(sorted(fleet.settings.pools)) or "none"
-        hint = (
-            "; a gang has the size it was asked for with, and is returned by ebbflow fleet end"
-            if "/" in pool
-            else ""
-        )
+        hint = "; the size of a gang is fixed; ebbflow fleet end terminates it" if "/" in pool else ""
         raise OptionError(f"POOL must be one of the cluster's ({known}); got {pool!r}{hint}")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ebbflow.tasks.fleet.steps import OpenedFleet
 
 app = typer.Typer(
-    help="The nodes of a cluster on AWS: what there is, what it costs, more of it, less of it.\n\n"
+    help="Node pools of a cluster on AWS: status, cost, scale-out and scale-in.\n\n"
     "[b]Set up[/b], once (docs/fleet.md)\n\n"
     "    cd terraform/examples/minimal && terraform apply\n\n"
     "    terraform output -json > ebbflow.json && export EBBFLOW_CONFIG=$PWD/ebbflow.json\n\n"
@@ -34,14 +34,16 @@ app = typer.Typer(
     "    ebbflow fleet grow workers 2 --dry-run\n\n"
     "    ebbflow fleet shrink workers 1\n\n"
     "    ebbflow fleet gang run-1 --pool trainers --size 8     (all at once or none; ebbflow fleet end run-1)\n\n"
-    "Status: 0 done, 1 refused or failed, 2 wrong input.",
+    "Exit status: 0 done, 1 rejected or failed, 2 usage error.",
     no_args_is_help=True,
     rich_markup_mode="rich",
 )
 app.add_typer(fleet_notices.app, name="notices")
 console = Console()
 
-AnyPool = Annotated[str | None, typer.Argument(help="One pool only. Default: all.", metavar="POOL")]
+AnyPool = Annotated[
+    str | None, typer.Argument(help="Name of the pool to show. Default: all pools.", metavar="POOL")
+]
 
 
 @app.command()
@@ -50,7 +52,9 @@ def status(
     request: "FleetRequest",
     watch: Annotated[
         float | None,
-        typer.Option(help="Look again every so often, until Ctrl-C.", metavar="SECONDS", min=1.0),
+        typer.Option(
+            help="Interval between refreshes, until Ctrl-C (default: show once).", metavar="SECONDS", min=1.0
+        ),
     ] = None,
     json: AsJson = False,
 ) -> None:
@@ -177,7 +181,7 @@ def prices(request: "FleetRequest", pool: AnyPool = None, json: AsJson = False) 
 @with_cluster
 def cost(
     request: "FleetRequest",
-    hours: Annotated[float, typer.Option(help="How far to look ahead.", min=0.0)] = 24.0,
+    hours: Annotated[float, typer.Option(help="Forecast horizon.", min=0.0)] = 24.0,
     json: AsJson = False,
 ) -> None:
     """Show what the nodes have cost and will, by pool, against on-demand.
@@ -208,18 +212,23 @@ def plan(
     request: "FleetRequest",
     pool: AnyPool = None,
     nodes: Annotated[
-        int | None, typer.Option(help="Plan for so many nodes instead of those that are planned.", min=0)
+        int | None, typer.Option(help="Number of nodes to plan for (default: the planned size).", min=0)
     ] = None,
     query: Annotated[
         str | None,
-        typer.Option(help="Plan for the fewest nodes on which this query ends in time.", metavar="SQL|FILE"),
+        typer.Option(
+            help="SQL query; the plan has the fewest nodes on which it completes within --within.",
+            metavar="SQL|FILE",
+        ),
     ] = None,
     tables: Annotated[
-        str | None, typer.Option(help="Of the query: a folder of Parquet tables.", metavar="DIR")
+        str | None, typer.Option(help="Directory of the Parquet tables of the query.", metavar="DIR")
     ] = None,
     within: Annotated[
         float | None,
-        typer.Option(help="Of the query: in which time, new nodes' start included.", metavar="SECONDS"),
+        typer.Option(
+            help="Deadline of the query as a duration, launch of new nodes included.", metavar="SECONDS"
+        ),
     ] = None,
     json: AsJson = False,
 ) -> None:
@@ -233,7 +242,8 @@ def plan(
 
         ebbflow fleet plan workers --query report.sql --tables s3://lake/sales --within 900
 
-    Each pool: the size that is wanted, on-demand nodes where spot is dry, which machines the market would choose,
+    Each pool: the desired size, on-demand nodes where Spot capacity is insufficient, the machines that the market
+    planner would choose,
     what the guard says to it, and which calls would be made.
     """
     from ebbflow.flows.fleet.terminal import plan_view
@@ -263,8 +273,8 @@ def plan(
 
                 return for_query(seen, state.name, asked, within, clock=fleet.clock)
             if nodes is not None:
-                return wish(seen, state.name, nodes, f"{nodes} are asked for")
-            return wish(seen, state.name, state.planned, "as planned: nothing asks for another size")
+                return wish(seen, state.name, nodes, f"{nodes} are requested")
+            return wish(seen, state.name, state.planned, "as planned: no other size is requested")
 
         plans = [
             make(fleet.control, seen, wanted(state), fleet.rules, book)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 console = Console()
 
-Name = Annotated[str, typer.Argument(help="The gang's name: letters, digits and dashes.", metavar="NAME")]
+Name = Annotated[str, typer.Argument(help="Name of the gang: letters, digits and dashes.", metavar="NAME")]
 
 
 def register(app: typer.Typer) -> None:
@@ -30,17 +30,22 @@ def gang(
     request: "FleetRequest",
     name: Name,
     pool: Annotated[
-        str, typer.Option(help="Whose machines it is made of, as Terraform names it.", metavar="POOL")
+        str,
+        typer.Option(
+            help="Name of the node pool whose instance types are used, as in Terraform.", metavar="POOL"
+        ),
     ],
-    size: Annotated[int, typer.Option(help="How many nodes.", metavar="N", min=1)],
-    market: Annotated[Literal["spot", "on-demand"], typer.Option(help="Where they are bought.")] = "spot",
+    size: Annotated[int, typer.Option(help="Number of nodes.", metavar="N", min=1)],
+    market: Annotated[Literal["spot", "on-demand"], typer.Option(help="Market of the nodes.")] = "spot",
     max_price: Annotated[
         float | None,
-        typer.Option(help="Of one spot node, $/h. Default: what it costs on-demand.", metavar="DOLLARS"),
+        typer.Option(
+            help="Maximum price of one Spot node, $/h. Default: its on-demand price.", metavar="DOLLARS"
+        ),
     ] = None,
     hours: Annotated[
         float | None,
-        typer.Option(help="For how long it is needed: dollars_per_run is checked for so long.", min=0.0),
+        typer.Option(help="Expected run time in hours, against which dollars_per_run is checked.", min=0.0),
     ] = None,
     dry_run: DryRun = False,
     yes: Yes = False,
@@ -85,7 +90,7 @@ def gang(
 
         seen, verdict = judged()
         if verdict.target is not None and fleet.gangs.held(wanted):
-            _say(f"{name} is held already: {', '.join(start_gang(fleet.gangs, verdict).nodes)}")
+            _say(f"{name} is running already: {', '.join(start_gang(fleet.gangs, verdict).nodes)}")
             return
         would = start_gang(fleet.gangs, verdict, dry_run=True)
         console.print(gang_view(wanted, seen, verdict, would.applied))
@@ -102,15 +107,15 @@ def gang(
             started = start_gang(fleet.gangs, again)
         except InsufficientCapacityError as error:
             other = ", or --market on-demand" if market == "spot" else ""
-            fail(f"{error}. Ask again later, or for fewer{other}")
+            fail(f"{error}. Retry later, or request fewer nodes{other}")
         except AwsUnavailableError as error:
             fail(
-                f"{error}. Whether it was started is not known: give the same command again, it starts none twice"
+                f"{error}. Whether the gang was started is not known: repeat the command, it starts no gang twice"
             )
         if started.applied.refused:
-            fail(f"nothing was done: {'; '.join(applied_lines(started.applied))}; ask again")
+            fail(f"nothing was done: {'; '.join(applied_lines(started.applied))}; retry")
         _say(f"started: {', '.join(started.nodes)}")
-        _say(f"they cost until they are returned: ebbflow fleet end {name}")
+        _say(f"they incur costs until terminated: ebbflow fleet end {name}")
 
 
 @with_cluster
@@ -140,15 +145,18 @@ def end(
         if dry_run:
             _say("dry run: nothing was done")
             return
-        confirm(f"Return {name}, {plural(max(state.planned, len(state.nodes)), 'node')}?", yes)
+        confirm(f"Terminate {name}, {plural(max(state.planned, len(state.nodes)), 'node')}?", yes)
         if state.nodes and wait > 0:
             try:
                 drain(fleet.runner(min(wait, 60.0)), state.nodes, wait, fleet.clock, _say)
             except KeyboardInterrupt:
-                _say(f"interrupted; it is not returned and goes on costing. Go on: ebbflow fleet end {name}")
+                _say(
+                    f"interrupted; the gang is not terminated and incurs costs. To continue: ebbflow"
+                    f" fleet end {name}"
+                )
                 raise
         end_gang(fleet.gangs, name, seen.fleet.epoch)
-        _say(f"{name} is returned")
+        _say(f"{name} is terminated")
 
 
 def _say(text: str) -> None:

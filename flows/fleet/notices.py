@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from ebbflow.tasks.fleet.request import FleetRequest
 
 app = typer.Typer(
-    help="Notices of nodes that will leave: those that wait to be read, and those that nobody could read.\n\n"
+    help="Interruption notices: unread messages and dead letters.\n\n"
     "[b]Examples[/b]\n\n"
     "    ebbflow fleet notices show\n\n"
     "    ebbflow fleet notices read       (where no capacity loop runs)\n\n"
@@ -27,7 +27,7 @@ console = Console()
 @with_cluster
 def show(
     request: "FleetRequest",
-    limit: Annotated[int, typer.Option(help="At most so many.", min=1)] = 100,
+    limit: Annotated[int, typer.Option(help="Maximum number of entries to show.", min=1)] = 100,
     json: AsJson = False,
 ) -> None:
     """Show notices that could not be handled, and why. They stay where they are.
@@ -70,11 +70,11 @@ def redrive(request: "FleetRequest", dry_run: DryRun = False) -> None:
         letters = fleet.dead_letters()
         if dry_run:
             good = [letter for letter in letters.show(1000) if not letter.problem]
-            console.print(f"dry run: {plural(len(good), 'notice')} would be taken in")
+            console.print(f"dry run: {plural(len(good), 'notice')} would be redriven")
             return
         with take_notices(fleet) as feed:
             taken, left = letters.redrive(feed.take)
-        console.print(f"{taken} taken in, {left} left")
+        console.print(f"{taken} redriven, {left} left")
         if left:
             fail("what is left cannot be read: ebbflow fleet notices show tells why")
 
@@ -97,4 +97,4 @@ def read(request: "FleetRequest") -> None:
         while came := feed.poll():
             total += came
         told = plural(len(feed.notices()), "node")
-        console.print(f"{plural(total, 'message')} taken in; {told} told to leave")
+        console.print(f"{plural(total, 'message')} read; {told} nodes marked interruption pending")

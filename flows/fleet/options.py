@@ -22,7 +22,7 @@ _OPTIONS: dict[str, Any] = {
     "config": Annotated[
         str | None,
         typer.Option(
-            help="What terraform output -json has written. Default: $EBBFLOW_CONFIG.",
+            help="File written by terraform output -json. Default: $EBBFLOW_CONFIG.",
             metavar="FILE",
             rich_help_panel=_PANEL,
         ),
@@ -30,7 +30,7 @@ _OPTIONS: dict[str, Any] = {
     "limits": Annotated[
         str | None,
         typer.Option(
-            help="Budgets and other limits, TOML. Default: $EBBFLOW_LIMITS; without either, none.",
+            help="TOML file of budgets and other limits. Default: $EBBFLOW_LIMITS; without either, no limits.",
             metavar="FILE",
             rich_help_panel=_PANEL,
         ),
@@ -39,48 +39,52 @@ _OPTIONS: dict[str, Any] = {
         str | None,
         typer.Option(
             "--on-demand-prices",
-            help="On-demand prices of your own, TOML. Default: the AWS Price List.",
+            help="TOML file of on-demand prices. Default: the AWS Price List.",
             metavar="FILE",
             rich_help_panel=_PANEL,
         ),
     ],
     "profile": Annotated[
         str | None,
-        typer.Option(help="Of the AWS configuration.", metavar="NAME", rich_help_panel=_PANEL),
+        typer.Option(
+            help="AWS profile name (default: the configuration's).", metavar="NAME", rich_help_panel=_PANEL
+        ),
     ],
     "own_credentials": Annotated[
         bool,
         typer.Option(
             "--own-credentials",
-            help="Act by your own rights instead of taking on the cluster's capacity role.",
+            help="Use the caller's own permissions instead of assuming the cluster's capacity role.",
             rich_help_panel=_PANEL,
         ),
     ],
     "endpoint_url": Annotated[
         str | None,
         typer.Option(
-            help="Of an emulator of AWS. Default: $AWS_ENDPOINT_URL.", metavar="URL", rich_help_panel=_PANEL
+            help="Endpoint URL of an AWS emulator. Default: $AWS_ENDPOINT_URL.",
+            metavar="URL",
+            rich_help_panel=_PANEL,
         ),
     ],
     "state": Annotated[
         str | None,
         typer.Option(
-            help="Where plans, notices and costs are kept. Default: fleet/ in ~/.cache/ebbflow.",
+            help="Directory of plans, notices and costs. Default: fleet/ in ~/.cache/ebbflow.",
             metavar="DIR",
             rich_help_panel=_PANEL,
         ),
     ],
 }
 
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be done without doing it.")]
 Wait = Annotated[
     float,
     typer.Option(
-        help="How long nodes may finish what runs on them before they are ended.", metavar="SECONDS", min=0.0
+        help="Grace period in which nodes finish running work before termination.", metavar="SECONDS", min=0.0
     ),
 ]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not prompt for confirmation.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def with_cluster(command: Callable[..., None]) -> Callable[..., None]:
@@ -132,7 +136,7 @@ def confirm(question: str, yes: bool) -> None:
     if yes:
         return
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        fail("nothing was done: this is no terminal to ask on; add --yes, or --dry-run to look only")
+        fail("nothing was done: no terminal for the confirmation prompt; add --yes or --dry-run")
     if not typer.confirm(question):
         fail("nothing was done")
 

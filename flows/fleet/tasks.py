@@ -53,7 +53,7 @@ def observe_fleet(cluster: str, region: str, control: FleetControl, prices: Pric
     seen = observe(control, prices)
     found = status(seen, cluster, region, float("inf"))
     log = get_run_logger()
-    log.info("epoch %s: %s", found.epoch, "; ".join(_said(found)) or "no pools")
+    log.info("revision %s: %s", found.epoch, "; ".join(_said(found)) or "no pools")
     for problem in found.problems:
         log.warning(problem)
     artifacts.table(f"{FLEET}-{cluster}", _pools(found), f"Pools of {cluster}")
@@ -136,7 +136,7 @@ def end_gang(
     """
     applied = fleet_gangs.end_gang(gangs, name, seen.fleet.epoch, dry_run=dry_run)
     row = _decision(
-        name, seen.fleet.epoch, "the gang is returned", "none", "not asked: it costs nothing", applied
+        name, seen.fleet.epoch, "the gang is terminated", "none", "not checked: it costs nothing", applied
     )
     _settle(cluster, row, applied)
     return applied

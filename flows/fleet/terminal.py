@@ -26,13 +26,15 @@ _DIM = "bright_black"
 
 def status_view(status: Status) -> RenderableType:
     """Return pools, nodes and what is to be known."""
-    head = f"cluster {status.cluster} in {status.region}, {_clock(status.at)}, epoch {status.epoch}"
+    head = f"cluster {status.cluster} in {status.region}, {_clock(status.at)}, revision {status.epoch}"
     rate = f"{dollars(status.dollars_per_hour)}/h"
     if status.limit_dollars_per_hour is not None:
         rate += f" of {dollars(status.limit_dollars_per_hour)}/h allowed"
     parts: list[RenderableType] = [Text(f"{head}, {rate}"), _pools(status)]
     parts += [
-        Text(f"{pool.name} is short: {printable(pool.short_why)}") for pool in status.pools if pool.short_why
+        Text(f"{pool.name}: insufficient Spot capacity: {printable(pool.short_why)}")
+        for pool in status.pools
+        if pool.short_why
     ]
     if status.nodes:
         parts += [Text(), _nodes(status.nodes)]
@@ -41,7 +43,15 @@ def status_view(status: Status) -> RenderableType:
 
 def _pools(status: Status) -> Table:
     table = _table(
-        "pool", "planned>", "requested>", "observed>", "spot>", "on-demand>", "leaving", "short for", "$/h>"
+        "pool",
+        "planned>",
+        "requested>",
+        "observed>",
+        "spot>",
+        "on-demand>",
+        "leaving",
+        "insufficient for",
+        "$/h>",
     )
     for pool in status.pools:
         short = "" if pool.short_since is None else seconds_text(status.at - pool.short_since)
@@ -63,9 +73,9 @@ def _leaving(pool: PoolRow) -> str:
     parts = []
     if pool.leaving:
         soon = f", {seconds_text(pool.seconds_left)}" if pool.seconds_left is not None else ""
-        parts.append(f"{pool.leaving} noticed{soon}")
+        parts.append(f"{pool.leaving} interruption pending{soon}")
     if pool.advised:
-        parts.append(f"{pool.advised} advised")
+        parts.append(f"{pool.advised} rebalance recommended")
     if pool.draining:
         parts.append(f"{pool.draining} draining")
     return "; ".join(parts) or "–"
@@ -75,7 +85,12 @@ def _nodes(nodes: Sequence[NodeRow]) -> Table:
     table = _table("node", "pool", "type", "zone", "market", "$/h>", "state")
     for node in nodes:
         left = "" if node.seconds_left is None else f", {seconds_text(node.seconds_left)} left"
-        words = {"ok": "ok", "draining": "draining", "leaving": "! leaving", "advised": "? may leave"}
+        words = {
+            "ok": "ok",
+            "draining": "draining",
+            "leaving": "! interruption pending",
+            "advised": "? rebalance recommended",
+        }
         table.add_row(
             Text(node.id),
             Text(node.pool),
@@ -119,7 +134,7 @@ def prices_view(rows: Sequence[OfferRow], problems: Iterable[str]) -> Renderable
             dollars(row.useful),
             style="bold" if row.cheapest else "",
         )
-    legend = "$ per hour; useful: per hour that seen interruptions leave; ► the cheapest of its pool by that"
+    legend = "$ per hour; useful: interruption-adjusted price per effective hour; ► cheapest offer of its pool by it"
     return Group(table, Text(legend, style=_DIM), *_bullets(problems))
 
 
@@ -188,7 +203,7 @@ def plan_view(plans: Sequence[PoolPlan], problems: Iterable[str]) -> RenderableT
             table.add_row("would", printable(line))
         before, after = dollars(plan.dollars_now), dollars(plan.dollars_then)
         table.add_row(
-            "cost", f"{before}/h now, {after}/h then at the dearest" if plan.changes else f"{before}/h"
+            "cost", f"{before}/h now, {after}/h then, worst-case price" if plan.changes else f"{before}/h"
         )
         parts += [Padding(table, (0, 0, 0, 2)), Text()]
     return Group(*parts, *_bullets(problems))
@@ -203,12 +218,12 @@ def gang_view(
     table.add_column(overflow="fold")
     together = [name for name, yes in (("one zone", request.one_zone), ("one type", request.one_type)) if yes]
     nodes = plural(request.size, f"{request.market} node")
-    table.add_row("gang", f"{nodes} of {request.pool}, all at once or none, {' and '.join(together)}")
+    table.add_row("gang", f"{nodes} of {request.pool}, all-or-nothing, {' and '.join(together)}")
     table.add_row("guard", printable("; ".join(verdict.reasons) or "passes"))
     for line in applied_lines(would) if verdict.target is not None else ():
         table.add_row("would", printable(line))
     each = gang_node(request, new_nodes(seen.offers)).price(request.market)
-    cost = "not known" if each is None else f"{dollars(each * request.size)}/h at the dearest"
+    cost = "not known" if each is None else f"{dollars(each * request.size)}/h, worst-case price"
     table.add_row("cost", cost)
     head = Text(request.shown, style="bold")
     return Group(head, Padding(table, (0, 0, 0, 2)), Text(), *_bullets(seen.problems))
@@ -232,21 +247,21 @@ def applied_lines(applied: ApplyResult) -> list[str]:
     """Return what was asked for, and what was not."""
     asked = [f"{ask}  ({ask.call})" if ask.call else str(ask) for ask in applied.asked]
     return [*asked, *(f"not {refusal.of}: {refusal.why}" for refusal in applied.refused)] or [
-        "nothing to ask for"
+        "nothing to request"
     ]
 
 
 def target_text(nodes: int, on_demand: int, drain: Sequence[str]) -> str:
     """Return a target in words."""
     said = plural(nodes, "node") + (f", {on_demand} on-demand at least" if on_demand else "")
-    return said + (f"; leaving: {', '.join(drain)}" if drain else "")
+    return said + (f"; draining: {', '.join(drain)}" if drain else "")
 
 
 def letters_view(letters: Sequence[DeadLetter], width: int) -> RenderableType:
     """Return dead letters."""
-    table = _table("sent", "received>", "what is wrong", "message")
+    table = _table("sent", "received>", "error", "message")
     for letter in letters:
-        wrong = letter.problem or "can be read today: redrive it"
+        wrong = letter.problem or "readable: redrive it"
         if letter.undelivered:
             wrong = f"not delivered ({letter.undelivered}); {wrong}"
         table.add_row(
@@ -286,6 +301,6 @@ def _table(*columns: str) -> Table:
     table = Table(box=None, header_style="bold", pad_edge=False)
     for column in columns:
         right = column.endswith(">")
-        words = column in ("leaving", "state", "what is wrong", "message", "by past prices")
+        words = column in ("leaving", "state", "error", "message", "by past prices")
         table.add_column(column.rstrip(">"), justify="right" if right else "left", no_wrap=not words)
     return table

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ebbflow.planners.model.ledger import Event
 
 app = typer.Typer(
-    help="The ledger: the durable record of apps, nodes, leases and decisions.\n\n"
+    help="The ledger: the durable event log of apps, nodes, leases and decisions.\n\n"
     "[b]Look[/b]\n\n"
     "    ebbflow ledger status\n\n"
     "    ebbflow ledger events --app digits\n\n"
@@ -29,7 +29,7 @@ app = typer.Typer(
     "[b]Where it is[/b]: --url, else $EBBFLOW_LEDGER, else the file ledger.db in ~/.cache/ebbflow. SQLite serves one "
     "machine; for more take PostgreSQL: postgresql://user@host/database, with the password in ~/.pgpass "
     "(docs/operations.md)\n\n"
-    "Status: 0 done, 1 something is wrong with the ledger, 2 wrong input, or a ledger that cannot be used.",
+    "Exit status: 0 done, 1 the ledger is damaged, 2 usage error, or the ledger cannot be used.",
     no_args_is_help=True,
     rich_markup_mode="rich",
 )
@@ -47,12 +47,12 @@ Url = Annotated[
         metavar="URL",
     ),
 ]
-Cluster = Annotated[str, typer.Option(help="One ledger may hold several.", metavar="NAME")]
+Cluster = Annotated[str, typer.Option(help="Name of the cluster; a ledger may hold several.", metavar="NAME")]
 
 
 @app.command()
 def status(url: Url = None, cluster: Cluster = "local", json: AsJson = False) -> None:
-    """Show where the ledger is, who leads, and how much it holds.
+    """Show the location of the ledger, the leader of the cluster, and the size of the ledger.
 
     [b]Examples[/b]
 
@@ -60,8 +60,8 @@ def status(url: Url = None, cluster: Cluster = "local", json: AsJson = False) ->
 
         ebbflow ledger status --url postgresql://ebb@db/ebbflow --cluster prod --json
 
-    It only reads. A loop that leads renews its lead every few seconds; one whose lead has run out is dead or cut off,
-    and another may take over.
+    Read-only. The leader renews its leader lease every few seconds. A loop whose leader lease has expired is dead
+    or partitioned, and another loop may take over.
     """
     from dataclasses import asdict
 
@@ -101,12 +101,16 @@ def _status_table(found: Any, counts: dict[str, int], alive: bool, now: float) -
     elif alive:
         row(
             "loop",
-            f"{lead.holder} leads with token {lead.token}, for another {seconds_text(lead.until - now)}",
+            f"{lead.holder} is the leader (fencing token {lead.token}), for another {seconds_text(lead.until - now)}",
         )
     elif not lead.until:
-        row("loop", f"none: {lead.holder} has resigned (token {lead.token})")
+        row("loop", f"no leader: {lead.holder} has resigned (fencing token {lead.token})")
     else:
-        row("loop", f"none: the lead of {lead.holder} (token {lead.token}) ran out {_ago(now - lead.until)}")
+        row(
+            "loop",
+            f"no leader: the leader lease of {lead.holder} (fencing token {lead.token}) expired"
+            f" {_ago(now - lead.until)}",
+        )
     if found.last:
         row("events", f"{found.events:,}, up to number {found.last:,}, the last {_ago(now - found.at)}")
     else:
@@ -114,9 +118,9 @@ def _status_table(found: Any, counts: dict[str, int], alive: bool, now: float) -
     if found.pruned:
         row("pruned", f"up to number {found.pruned:,}")
     row("snapshots", ", ".join(f"{n:,}" for n in found.snapshots) or "none yet")
-    row("nodes", f"{counts['nodes']:,} with {plural(counts['gpus'], 'GPU')}, epoch {counts['epoch']}")
+    row("nodes", f"{counts['nodes']:,} with {plural(counts['gpus'], 'GPU')}, revision {counts['epoch']}")
     row("leases", f"{counts['leases']:,}")
-    row("apps", f"{counts['apps']:,}, of which {counts['apps_active']:,} are not over")
+    row("apps", f"{counts['apps']:,}, {counts['apps_active']:,} active")
     return table
 
 
@@ -132,25 +136,27 @@ def events(
     cluster: Cluster = "local",
     kind: Annotated[
         list[str] | None,
-        typer.Option(help="Only this kind, such as granted or decided. Repeatable.", metavar="KIND"),
+        typer.Option(
+            help="Kind of events to show, such as granted or decided. May be repeated.", metavar="KIND"
+        ),
     ] = None,
     of_app: Annotated[
         str | None,
-        typer.Option("--app", help="Only what is about this app, its leases included.", metavar="ID"),
+        typer.Option(
+            "--app", help="ID of the app whose events are shown, its leases included.", metavar="ID"
+        ),
     ] = None,
     after: Annotated[
         int | None,
         typer.Option(
-            help="From the event after this number on, instead of the newest.", metavar="NUMBER", min=0
+            help="Event number after which to start (default: the newest events).", metavar="NUMBER", min=0
         ),
     ] = None,
-    limit: Annotated[int, typer.Option(help="At most so many.", min=1)] = 30,
-    follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on with what comes, until Ctrl-C.")
-    ] = False,
+    limit: Annotated[int, typer.Option(help="Maximum number of entries to show.", min=1)] = 30,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow new events until Ctrl-C.")] = False,
     json: AsJson = False,
 ) -> None:
-    """Show what has happened, the newest events last.
+    """Show the events of the ledger, the newest last.
 
     [b]Examples[/b]
 
@@ -214,7 +220,7 @@ def _show_events(found: "list[Event]", json: bool, *, heading: bool) -> None:
 
 @app.command()
 def verify(url: Url = None, cluster: Cluster = "local", json: AsJson = False) -> None:
-    """Replay all events, compare with snapshots and tables, and look for GPUs that were promised twice.
+    """Replay all events, compare them with snapshots and tables, and check that no GPU was granted twice.
 
     [b]Examples[/b]
 
@@ -222,7 +228,7 @@ def verify(url: Url = None, cluster: Cluster = "local", json: AsJson = False) ->
 
         ebbflow ledger verify --json && echo whole
 
-    It only reads, and may run beside a loop. Leaves with status 1 when something is wrong.
+    Read-only; may run beside a loop. Exit status: 0 the ledger is consistent, 1 it is damaged.
     """
     from ebbflow.infra.ledger import audit
     from ebbflow.tasks.drawing.wording import plural, printable
@@ -243,7 +249,7 @@ def verify(url: Url = None, cluster: Cluster = "local", json: AsJson = False) ->
             )
         if not problems and not said:
             console.print(
-                f"{plural(count, 'event')} replayed: tables and snapshots agree, no GPU was promised twice"
+                f"{plural(count, 'event')} replayed: tables and snapshots agree, no GPU was granted twice"
             )
     if problems or said:
         raise typer.Exit(1)
@@ -258,14 +264,14 @@ def _all_events(ledger: "Ledger", after: int) -> "list[Event]":
 
 @app.command()
 def upgrade(url: Url = None, json: AsJson = False) -> None:
-    """Bring a ledger of an older Ebbflow to the form of this one.
+    """Migrate the schema of a ledger of an older Ebbflow to the current version.
 
     [b]Example[/b]
 
         ebbflow ledger upgrade
 
-    Whatever opens a ledger does so, too; this is for doing it at a time of one's choice. Make a back-up first: there
-    is no way back, and an older Ebbflow then refuses the ledger.
+    Each command that opens the ledger migrates it as well; this command does so at a chosen time. Make a backup
+    first: there is no downgrade, and an older Ebbflow rejects a migrated ledger.
     """
     from ebbflow.infra.ledger import upgrade as bring_up
 
@@ -273,15 +279,18 @@ def upgrade(url: Url = None, json: AsJson = False) -> None:
     if json:
         print_json({"before": before, "now": now})
     elif before == now:
-        console.print(f"the ledger has form {now}, the newest: nothing to do")
+        console.print(f"the ledger has schema version {now}, the newest: nothing to migrate")
     else:
-        console.print(f"the ledger had form {before} and has form {now} now")
+        console.print(f"the ledger was migrated from schema version {before} to {now}")
 
 
 @app.command()
 def prune(
     before: Annotated[
-        str, typer.Option(help="Older than this: 30d, 12h, or a date such as 2026-03-31.", metavar="WHEN")
+        str,
+        typer.Option(
+            help="Minimum age of what is removed: 30d, 12h, or a date such as 2026-03-31.", metavar="WHEN"
+        ),
     ],
     url: Url = None,
     cluster: Cluster = "local",
@@ -289,14 +298,14 @@ def prune(
         bool,
         typer.Option(
             "--keep-events",
-            help="Keep all events; only what old decisions were based on goes, not their reason.",
+            help="Keep all events; remove only the inputs of old decisions, not their reasons.",
         ),
     ] = False,
     dry_run: DryRun = False,
     yes: Yes = False,
     json: AsJson = False,
 ) -> None:
-    """Let go of old events, which a snapshot then stands for. Nothing goes without being asked for here.
+    """Compact old events into a snapshot. Events are removed only by this command.
 
     [b]Examples[/b]
 
@@ -305,7 +314,7 @@ def prune(
         ebbflow ledger prune --before 2026-03-31 --keep-events --yes
 
     The state stays the same, and so do the lists of leases, decisions and checkpoints. It may run beside a loop. A
-    SQLite file does not shrink: the room is used again by what comes.
+    SQLite file does not shrink: new events reuse the free space.
     """
     from dataclasses import asdict
 
@@ -318,7 +327,7 @@ def prune(
     if json:
         print_json({**asdict(would), "dry_run": dry_run})
     elif not _what(would):
-        console.print("nothing is that old")
+        console.print("no event is that old")
     else:
         console.print(f"{'would drop' if dry_run else 'dropped'} {_what(would)}")
 

@@ -12,7 +12,7 @@ def sentence(change: ledger.Change) -> str:
     """Return what happened, in one line without its reason: ``3 leases granted: a on n1, n2``."""
     match change:
         case ledger.LoopBegan():
-            return f"loop {change.holder} leads with token {change.token}"
+            return f"loop {change.holder} is the leader (fencing token {change.token})"
         case ledger.CapacityChanged():
             parts = [
                 ("nodes", [node.id for node in change.nodes]),
@@ -20,10 +20,10 @@ def sentence(change: ledger.Change) -> str:
                 ("notices", [notice.node_id for notice in change.notices]),
             ]
             said = [f"{word} {_names(ids)}" for word, ids in parts if ids]
-            return f"capacity is at epoch {change.epoch}" + (": " + "; ".join(said) if said else "")
+            return f"capacity is at revision {change.epoch}" + (": " + "; ".join(said) if said else "")
         case ledger.AppEntered():
             team = f" of team {change.spec.team}" if change.spec.team else ""
-            return f"{change.spec.kind} {change.spec.id}{team} entered"
+            return f"{change.spec.kind} {change.spec.id}{team} registered"
         case ledger.AppMoved():
             return f"{change.app} is {change.phase}"
         case ledger.Granted():
@@ -31,7 +31,7 @@ def sentence(change: ledger.Change) -> str:
         case ledger.Extended():
             return f"{plural(len(change.leases), 'lease')} extended: {_names(change.leases)}"
         case ledger.Recalled():
-            return f"{plural(len(change.leases), 'lease')} called back: {_names(change.leases)}"
+            return f"{plural(len(change.leases), 'lease')} preempted: {_names(change.leases)}"
         case ledger.Ended():
             return f"{plural(len(change.leases), 'lease')} ended: {_names(change.leases)}"
         case ledger.Decided():

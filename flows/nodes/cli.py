@@ -14,7 +14,7 @@ from ebbflow.planners.errors import OptionError
 from ebbflow.planners.hazard import hazard
 
 app = typer.Typer(
-    help="Nodes of this machine that come and go as rented ones do: Spark workers for queries, GPU nodes for "
+    help="Simulated node pools on this machine: Spark workers for queries, GPU nodes for "
     "trainings.\n\n"
     "[b]Examples[/b]\n\n"
     "    ebbflow nodes up --spark 2 --gpu 2 --slots 2\n\n"
@@ -29,28 +29,26 @@ app = typer.Typer(
 )
 console = Console()
 
-Name = Annotated[str, typer.Option(help="Which fleet of this machine.")]
-NodeId = Annotated[str, typer.Argument(help="A node, as nodes status names it.", metavar="ID")]
-PoolName = Annotated[str, typer.Argument(help="A pool, as nodes status names it.", metavar="POOL")]
+Name = Annotated[str, typer.Option(help="Name of the local fleet.")]
+NodeId = Annotated[str, typer.Argument(help="Node ID, as ebbflow nodes status shows it.", metavar="ID")]
+PoolName = Annotated[str, typer.Argument(help="Pool name, as ebbflow nodes status shows it.", metavar="POOL")]
 
 
 @app.command()
 def up(
-    spark: Annotated[int, typer.Option(help="Spark workers at the start; 0: no Spark cluster.")] = 0,
-    gpu: Annotated[int, typer.Option(help="GPU nodes at the start.")] = 0,
+    spark: Annotated[int, typer.Option(help="Initial number of Spark workers; 0: no Spark cluster.")] = 0,
+    gpu: Annotated[int, typer.Option(help="Initial number of GPU nodes.")] = 0,
     slots: Annotated[
         int,
-        typer.Option(help="Slots of each GPU node: a GPU each where the machine has any, else processors."),
+        typer.Option(help="Slots of each GPU node: one GPU each where the machine has any, else CPU cores."),
     ] = 2,
     cores: Annotated[int, typer.Option(help="Cores of each Spark worker.")] = 1,
     memory: Annotated[str, typer.Option(help="Memory of each Spark worker, such as 2g.")] = "2g",
-    most: Annotated[int, typer.Option(help="Nodes of each pool at most.")] = 8,
-    price: Annotated[float, typer.Option(help="Dollars an hour that each node pretends to cost.")] = 0.0,
-    boot: Annotated[
-        float, typer.Option(help="Seconds by which each start is drawn out, as of real machines.")
-    ] = 0.0,
+    most: Annotated[int, typer.Option(help="Maximum number of nodes of each pool.")] = 8,
+    price: Annotated[float, typer.Option(help="Simulated price of each node in $/h.")] = 0.0,
+    boot: Annotated[float, typer.Option(help="Simulated boot delay of each node in seconds.")] = 0.0,
     cpus: Annotated[
-        float | None, typer.Option(help="Processors that back a slot or core (needs cgroups). Default: any.")
+        float | None, typer.Option(help="CPU cores that back a slot or core (needs cgroups). Default: any.")
     ] = None,
     name: Name = "local",
 ) -> None:
@@ -117,7 +115,7 @@ def status(name: Name = "local") -> None:
     console.print(f"fleet {book.name}, epoch {seen.epoch}{master}", soft_wrap=True)
     if any(pool.kind == "gpu" for pool in book.pools):
         console.print(f"slots are GPUs {', '.join(book.gpus)}" if book.gpus else _processors())
-    console.print(f"${fleet.dollars():.4f} until now, at the prices that the nodes pretend to have")
+    console.print(f"${fleet.dollars():.4f} so far, at simulated prices")
     table = Table("pool", "planned", "there", "at most", "price", "", box=None, header_style="bold")
     for pool in seen.pools:
         price = next(one.price for one in fleet.offers(pool.name))
@@ -130,7 +128,7 @@ def status(name: Name = "local") -> None:
             pool.short_why,
         )
     console.print(table)
-    table = Table("node", "state", "cores", "slots", "leaves in", "runs", box=None, header_style="bold")
+    table = Table("node", "state", "cores", "slots", "terminates in", "runs", box=None, header_style="bold")
     now = time.time()
     for node in nodes:
         left = "" if node.deadline is None else f"{max(node.deadline - now, 0):.0f} s"
@@ -157,7 +155,7 @@ def list_() -> None:
 @app.command()
 def add(
     pool: PoolName,
-    count: Annotated[int, typer.Option(help="How many.", min=1)] = 1,
+    count: Annotated[int, typer.Option(help="Number of nodes to add.", min=1)] = 1,
     name: Name = "local",
 ) -> None:
     """Plan more nodes in a pool, up to its most; they come up by themselves.
@@ -173,9 +171,11 @@ def add(
 @app.command()
 def notice(
     node: NodeId,
-    seconds: Annotated[float, typer.Option(help="Time until it is gone; EC2 gives 120.")] = 120.0,
+    seconds: Annotated[
+        float, typer.Option(help="Seconds from the notice to termination; EC2 gives 120.")
+    ] = 120.0,
     advice: Annotated[
-        bool, typer.Option("--advice", help="Only a rebalance advice: the node stays after all.")
+        bool, typer.Option("--advice", help="Send only a rebalance recommendation; the node stays.")
     ] = False,
     name: Name = "local",
 ) -> None:
@@ -186,7 +186,7 @@ def notice(
         ebbflow nodes notice gpu-1 --seconds 20
     """
     LocalFleet.attach(name).notice(node, seconds, "rebalance" if advice else "interruption")
-    console.print(f"{node} {'may leave' if advice else 'leaves'} in {seconds:g} s")
+    console.print(f"{node} {'may terminate' if advice else 'terminates'} in {seconds:g} s")
 
 
 @app.command()
@@ -198,40 +198,40 @@ def kill(node: NodeId, name: Name = "local") -> None:
         ebbflow nodes kill gpu-2
     """
     LocalFleet.attach(name).kill(node)
-    console.print(f"{node} is gone")
+    console.print(f"{node} is terminated")
 
 
 @app.command()
 def freeze(node: NodeId, name: Name = "local") -> None:
-    """Stop all processes of a node, as when its machine hangs.
+    """Pause all processes of a node (SIGSTOP), as when its machine hangs.
 
     [b]Example[/b]
 
         ebbflow nodes freeze gpu-1
     """
     LocalFleet.attach(name).freeze(node)
-    console.print(f"{node} stands still; let it go on: ebbflow nodes thaw {node}")
+    console.print(f"{node} is paused (SIGSTOP); to resume: ebbflow nodes thaw {node}")
 
 
 @app.command()
 def thaw(node: NodeId, name: Name = "local") -> None:
-    """Let a frozen node go on.
+    """Resume a paused node (SIGCONT).
 
     [b]Example[/b]
 
         ebbflow nodes thaw gpu-1
     """
     LocalFleet.attach(name).thaw(node)
-    console.print(f"{node} goes on")
+    console.print(f"{node} resumed (SIGCONT)")
 
 
 @app.command()
 def evict(
-    app_id: Annotated[str, typer.Argument(help="An app, as nodes status names it.", metavar="APP")],
+    app_id: Annotated[str, typer.Argument(help="App ID, as ebbflow nodes status shows it.", metavar="APP")],
     node: NodeId,
     name: Name = "local",
 ) -> None:
-    """Kill what one app runs on one node; the node and others on it go on.
+    """Kill the processes of one app on one node; the node and other apps keep running.
 
     [b]Example[/b]
 
@@ -242,7 +242,7 @@ def evict(
     fleet.evict(app_id, node)
     processes = sum(len(one.pids) for one in before)
     console.print(
-        f"{processes} processes of {app_id} on {node} were ended" if before else "nothing ran there"
+        f"{processes} processes of {app_id} on {node} were terminated" if before else "no processes ran there"
     )
 
 
@@ -251,9 +251,10 @@ def play(
     faults: Annotated[
         list[str],
         typer.Argument(
-            help="Such as 20s:notice:gpu-2:5s, 30s:kill:spark-1, 40s:freeze:gpu, 50s:thaw:gpu, 60s:add:gpu:2 or "
-            "70s:shut:gpu:30s (the market gives no node for so long); a pool in place of a node means its oldest "
-            "node.",
+            help="Scripted faults, such as 20s:notice:gpu-2:5s, 30s:kill:spark-1, 40s:freeze:gpu,"
+            " 50s:thaw:gpu, 60s:add:gpu:2 or "
+            "70s:shut:gpu:30s (a simulated capacity outage of that duration); a pool name"
+            " means the oldest node of the pool.",
             metavar="FAULT",
         ),
     ],
@@ -291,7 +292,7 @@ def down(name: Name = "local") -> None:
 
 def _processors() -> str:
     there = len(devices.visible())
-    return "slots are processors" + (f": this machine's {there} GPUs are too few for them" if there else "")
+    return "slots are CPU cores" + (f": this machine's {there} GPUs are too few for them" if there else "")
 
 
 def _running(node: NodeView) -> str:

@@ -10,7 +10,7 @@ from rich.table import Table
 from ebbflow.planners.errors import OptionError
 
 app = typer.Typer(
-    help="A local Spark cluster whose plugs you can pull.\n\n"
+    help="A local Spark cluster for fault injection (kill or interrupt workers).\n\n"
     "[b]Examples[/b]\n\n"
     "    ebbflow cluster up --workers 3\n\n"
     "    ebbflow query report.sql --tables data/ --master cluster\n\n"
@@ -23,8 +23,8 @@ app = typer.Typer(
 )
 console = Console()
 
-Name = Annotated[str, typer.Option(help="Which local cluster.")]
-NodeId = Annotated[str, typer.Argument(help="A worker, as cluster status names it.", metavar="ID")]
+Name = Annotated[str, typer.Option(help="Name of the local cluster.")]
+NodeId = Annotated[str, typer.Argument(help="Worker ID, as ebbflow cluster status shows it.", metavar="ID")]
 
 
 def resolve_master(master: str) -> str:
@@ -39,7 +39,9 @@ def resolve_master(master: str) -> str:
 
 @app.command()
 def up(
-    workers: Annotated[int, typer.Option(help="Workers; each is a process that stands for a spot node.")] = 3,
+    workers: Annotated[
+        int, typer.Option(help="Number of workers; each is a process that simulates a Spot node.")
+    ] = 3,
     cores: Annotated[int, typer.Option(help="Cores of each worker.")] = 1,
     memory: Annotated[str, typer.Option(help="Memory of each worker, such as 2g.")] = "2g",
     cpu_limit: Annotated[
@@ -85,7 +87,7 @@ def status(name: Name = "default") -> None:
     console.print(f"CPU: {seen.cap}")
     console.print(f"other applications: spark-submit --properties-file {cluster.properties}", soft_wrap=True)
     table = Table(
-        "node", "host", "cores", "in use", "memory", "state", "leaves in", box=None, header_style="bold"
+        "node", "host", "cores", "in use", "memory", "state", "terminates in", box=None, header_style="bold"
     )
     for node in seen.nodes:
         left = "" if node.deadline is None else f"{max(node.deadline - time.time(), 0):.0f} s"
@@ -119,7 +121,9 @@ def add(name: Name = "default") -> None:
 @app.command()
 def notice(
     node: NodeId,
-    seconds: Annotated[float, typer.Option(help="Time until it is gone; EC2 gives 120.")] = 120.0,
+    seconds: Annotated[
+        float, typer.Option(help="Seconds from the notice to termination; EC2 gives 120.")
+    ] = 120.0,
     name: Name = "default",
 ) -> None:
     """Give a worker notice, as a spot market does: it drains, and is killed at the deadline.
@@ -133,7 +137,7 @@ def notice(
     if seconds < 0:
         raise OptionError(f"seconds must be >= 0; got {seconds}")
     LocalSparkCluster.attach(name).notice(node, seconds)
-    console.print(f"{node} leaves in {seconds:g} s")
+    console.print(f"{node} terminates in {seconds:g} s")
 
 
 @app.command()
@@ -147,7 +151,7 @@ def kill(node: NodeId, name: Name = "default") -> None:
     from ebbflow.infra.spark.cluster.cluster import LocalSparkCluster
 
     gone = LocalSparkCluster.attach(name).kill(node)
-    console.print(f"{node} is gone" if gone else f"{node} was dead already")
+    console.print(f"{node} is terminated" if gone else f"{node} was terminated already")
 
 
 @app.command()

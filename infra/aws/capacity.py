@@ -133,7 +133,7 @@ class AwsCapacity:
             try:
                 self.look()
             except (AwsError, StorageError) as error:
-                raise EngineUnavailableError(f"the fleet cannot be looked at: {error}") from error
+                raise EngineUnavailableError(f"polling the fleet failed: {error}") from error
         elif self._thread is None and self._clock.now() - self._looked >= self._refresh:
             self._try_look()
         return self._merge()
@@ -198,7 +198,7 @@ class AwsCapacity:
             if forgotten:  # it was told while a look left the node out
                 self._try_tell()
         if recovered is not None:
-            log.warning("the fleet answers again, after %.0f s", self._clock.now() - recovered)
+            log.warning("the fleet is available again after %.0f s", self._clock.now() - recovered)
         return self._merge()
 
     def start(self) -> None:
@@ -264,7 +264,7 @@ class AwsCapacity:
         try:
             self._tell()
         except (AwsError, StorageError) as error:
-            log.warning("the fleet cannot be told of notices yet: %s", error)
+            log.warning("interruption notices cannot be sent to the fleet yet: %s", error)
 
     def _tell(self) -> None:
         """Hand notices to the fleet, which keeps them and whose epoch grows."""
@@ -287,7 +287,7 @@ class AwsCapacity:
             since = now if first else self._status.stale_since
             self._status = replace(self._status, stale_since=since, error=str(error))
         if first:
-            log.warning("the fleet cannot be looked at for now, its last known nodes count: %s", error)
+            log.warning("polling the fleet failed; its last known nodes are used: %s", error)
 
     def _merge(self) -> Capacity:
         """Return the present capacity, from what is known already."""

@@ -134,7 +134,7 @@ def look(metadata: Metadata, now: float, rebalance: str, seconds: float) -> Node
     if (action := metadata.get("spot/instance-action")) is not None:
         return NodeDeparture(_deadline(action, "time", now), "spot interruption")
     if metadata.get("autoscaling/target-lifecycle-state") == "Terminated":
-        return NodeDeparture(now + seconds, "its group ends it", group_waits=True)
+        return NodeDeparture(now + seconds, "its group terminates it", group_waits=True)
     if (advice := metadata.get("events/recommendations/rebalance")) is not None:
         if rebalance == "drain":
             return NodeDeparture(_deadline(advice, "noticeTime", now) + seconds, "rebalance recommendation")
@@ -197,7 +197,7 @@ class Agent:
                 return
             found = NodeDeparture(found.deadline, found.why, waits)
         self._leaving, self._reported = found, False
-        log.warning("%s: gone in %.0f s; draining", found.why, found.deadline - self._now())
+        log.warning("%s: termination in %.0f s; draining", found.why, found.deadline - self._now())
         self._node.drain(found)
 
 
@@ -247,7 +247,7 @@ class SystemdNode:
                     None, "file", str(folder / "notice"), repr(leaving.deadline).encode(), public=True
                 )
             except (OSError, ValueError, KeyError) as error:
-                log.error("%s cannot be told its deadline: %s", unit, error)
+                log.error("the deadline cannot be sent to %s: %s", unit, error)
             self._signal(pid, signal.SIGTERM)
 
     def told(self, deadline: float) -> bool:
@@ -279,10 +279,10 @@ class SystemdNode:
             )
             refused = bus.put_events(Entries=[event])["FailedEntryCount"]
         except (BotoCoreError, ClientError) as error:
-            log.error("the capacity loop cannot be told: %s", error)
+            log.error("notifying the capacity loop failed: %s", error)
             return False
         if refused:
-            log.error("the capacity loop cannot be told: the event bus refused the event")
+            log.error("notifying the capacity loop failed: the event bus rejected the event")
         return not refused
 
     def idle(self) -> bool:
@@ -294,7 +294,7 @@ class SystemdNode:
         return not self._units(_TORCH)
 
     def tell_group(self) -> None:
-        """See ``Node``. A failure is logged: the group goes on by itself when its time is over."""
+        """See ``Node``. A failure is logged: the group goes on by itself when its deadline has passed."""
         if not self._group:
             return
         import boto3
@@ -311,7 +311,7 @@ class SystemdNode:
                 InstanceId=self._instance,
             )
         except (BotoCoreError, ClientError) as error:
-            log.error("the group %s cannot be told: %s", self._group, error)
+            log.error("notifying the group %s failed: %s", self._group, error)
 
     def _units(self, pattern: str) -> list[str]:
         text = _systemctl(
@@ -364,7 +364,9 @@ def main(arguments: Sequence[str] | None = None, clock: Clock | None = None) -> 
     parser = argparse.ArgumentParser(prog="ebbflow-agent", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rebalance", choices=("note", "drain"), default="note")
     parser.add_argument("--seconds", type=float, default=120.0, help="for which the group waits")
-    parser.add_argument("--drain", type=float, metavar="SECONDS", help="drain now, and leave within SECONDS")
+    parser.add_argument(
+        "--drain", type=float, metavar="SECONDS", help="drain now, and terminate within SECONDS"
+    )
     options = parser.parse_args(arguments)
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(levelname)s %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs every look
@@ -389,7 +391,7 @@ def main(arguments: Sequence[str] | None = None, clock: Clock | None = None) -> 
         try:
             agent.step()
         except Exception:  # the next look may do better, and nobody else looks
-            log.exception("a look has failed")
+            log.exception("polling failed")
         clock.sleep(_LOOK)
 
 

@@ -254,7 +254,9 @@ class RemoteRunner:
                 if error.code != "InvalidInstanceId":
                     raise
                 if len(nodes) == 1:
-                    return {nodes[0]: Outcome(nodes[0], "absent", "Systems Manager knows it no more")}
+                    return {
+                        nodes[0]: Outcome(nodes[0], "absent", "Systems Manager does not know it any longer")
+                    }
                 # one of them has gone since: it must not keep the others from it
                 return {n: o for node in nodes for n, o in self._send(call, [node]).items()}
         raise AssertionError("every attempt returns or raises")
@@ -277,7 +279,7 @@ class RemoteRunner:
     def _invocations(self, command: str) -> list[Outcome]:
         pages = self._ssm.get_paginator("list_command_invocations")
         try:
-            with calling(f"look at the command {command}"):
+            with calling(f"poll the command {command}"):
                 return [
                     _outcome(one)
                     for page in pages.paginate(CommandId=command, Details=True)

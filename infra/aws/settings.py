@@ -75,7 +75,7 @@ class Settings:
     @classmethod
     def from_json(cls, text: str, source: str) -> "Settings":
         """Read the same from ``text``; ``source`` says in errors where it is from. Raises ``SettingsError``."""
-        outputs = user_files.parse_json(text, source, error=SettingsError, hint="; was -json left out?")
+        outputs = user_files.parse_json(text, source, error=SettingsError, hint="; was -json omitted?")
         if not isinstance(outputs, dict):
             raise SettingsError(f"{source} must hold a JSON object of outputs; got {type(outputs).__name__}")
         if not outputs:

@@ -121,7 +121,7 @@ class AwsNodes:
             if record is None:
                 return NEVER
             if not record.ended and record.instance not in {node.id for node in self._look().nodes}:
-                record.ended = f"its instance {record.instance} is gone"
+                record.ended = f"its instance {record.instance} is terminated"
             return record.ended
 
     def frozen(self, name: str) -> bool:
@@ -164,7 +164,7 @@ class AwsNodes:
             # one that is starting was not there when the earlier nodes were
             found = self._runner.run("torch-node", instances, {"action": "status", "name": uid}, register=0.0)
         except EbbflowError as error:
-            log.warning("nodes cannot be asked for an earlier training: %s", error)
+            log.warning("nodes cannot be queried for an earlier training: %s", error)
             return False
         return all(not o.ok or o.output.strip() in _ENDED for o in found.values())
 
@@ -180,7 +180,9 @@ class AwsNodes:
             jobs = [record.job for record in self._nodes.values() if record.job is not None]
         _, late = wait(jobs, timeout=_CLOSING)
         if late:
-            log.warning("%s nodes could not be ended in time; they end without their launcher", len(late))
+            log.warning(
+                "%s nodes could not be terminated in time; they exit without their launcher", len(late)
+            )
         self._workers.shutdown(wait=False, cancel_futures=True)
 
     def __enter__(self) -> "AwsNodes":
@@ -196,7 +198,7 @@ class AwsNodes:
             try:
                 self._look_anew()
             except EbbflowError as error:
-                log.warning("the instances could not be looked at anew for %s: %s", name, error)
+                log.warning("the instances could not be refreshed for %s: %s", name, error)
             self._seen = None
         free = self._free()
         for node in free:
@@ -207,12 +209,12 @@ class AwsNodes:
                     f"node {name} needs {slots} slots and {node.instance_type} has {_size(node)}"
                 )
         if self._named:
-            raise ClusterError(f"there is no instance {name}, or it is in use or about to leave")
+            raise ClusterError(f"there is no instance {name}, or it is in use or about to terminate")
         fitting = [node for node in free if _size(node) >= slots]
         if not fitting:
             raise ClusterError(
                 f"node {name} needs {slots} slots, and none of the {len(self._look().nodes)} instances is free, "
-                "large enough and staying; let the fleet grow first"
+                "large enough and staying; scale out the fleet first"
             )
         return min(fitting, key=lambda node: (_size(node), node.id))
 
@@ -273,9 +275,9 @@ class AwsNodes:
             found = self._runner.stop_torch(record.instance, self.uid)
             record.stopped = found.ok or found.status == "gone"
             if not record.stopped:
-                log.warning("a node could not be ended: %s", found)
+                log.warning("a node could not be terminated: %s", found)
         except EbbflowError as error:
-            log.warning("a node could not be ended: %s", error)
+            log.warning("a node could not be terminated: %s", error)
 
 
 def own_address() -> str:

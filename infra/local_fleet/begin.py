@@ -48,10 +48,11 @@ def spawn_keeper(file: LocalFleetStateFile, uid: str, clock: Clock) -> subproces
     while not _kept(file, uid):
         if child.poll() is not None and not _kept(file, uid):
             raise ClusterError(
-                f"the fleet's keeper ended with status {child.returncode}; {log} ends:\n{processes.tail(log)}"
+                f"the fleet's node supervisor exited with status {child.returncode}; {log}"
+                f" ends:\n{processes.tail(log)}"
             )
         if clock.now() > end:
-            raise ClusterError(f"the fleet's keeper was not there within {_UP:g} s; see {log}")
+            raise ClusterError(f"the fleet's node supervisor was not up within {_UP:g} s; see {log}")
         clock.sleep(_POLL)
     return child
 
@@ -152,7 +153,7 @@ def prune(parent: Path, clock: Clock, keep: int = KEPT) -> list[str]:
     for trash in parent.glob(f"{_TRASH}*"):
         shutil.rmtree(trash, ignore_errors=True)
     if removed:
-        log.info("folders of fleets that are down were removed: %s", ", ".join(removed))
+        log.info("directories of stopped fleets were removed: %s", ", ".join(removed))
     return removed
 
 

@@ -1,4 +1,4 @@
-"""``LocalFleet``: nodes of this machine that come and go as rented ones do.
+"""``LocalFleet``: nodes of this machine that come and go as cloud nodes do.
 
 *Planned* is what targets said, *requested* what the keeper is to have, *observed* what has come up and is there. All
 of it stands in one file; any process may ``attach`` by the fleet's name.
@@ -63,7 +63,7 @@ class LocalFleet(FaultInjector):
             name: by which others attach; also of the Spark cluster, where there is one.
             stay: whether the fleet survives this process; it then runs until ``down``.
             gpus: that GPU nodes share out, as ``CUDA_VISIBLE_DEVICES`` names them; by default all that this process
-                may use, if they are enough for the first nodes. Without any, slots are processors.
+                may use, if they are enough for the first nodes. Without any, slots are CPU cores.
             wait: for the first nodes, s; ``None``: not at all.
             hazard: estimates losses per node-hour from losses and node-seconds seen; by default their quotient, with
                 an hour at least.
@@ -162,7 +162,7 @@ class LocalFleet(FaultInjector):
 
         def change(current: LocalFleetState) -> LocalFleetState:
             nonlocal said
-            later, asked, refused = changes.end(current, ids, "ended, as was asked")
+            later, asked, refused = changes.end(current, ids, "terminated on request")
             said = ApplyResult(current.epoch, asked, refused, dry_run)
             return later
 
@@ -185,7 +185,7 @@ class LocalFleet(FaultInjector):
             self._ensure_keeper()
         elif not marks.alive(book.keeper):
             refused = (
-                Refusal(book.name, "its keeper is gone, and nothing is started before there is another"),
+                Refusal(book.name, "its node supervisor is gone; no node is started before another one runs"),
             )
         return ApplyResult(book.epoch, (), refused, dry_run)
 
@@ -208,7 +208,7 @@ class LocalFleet(FaultInjector):
     def series(self, zone: str, instance_type: str, start: float) -> Series:
         """Raise ``PriceError``: the prices of local nodes stand still, and nobody has kept them."""
         raise PriceError(
-            f"there are no past prices of {instance_type}: local nodes pretend to cost the same always"
+            f"there are no past prices of {instance_type}: the simulated price of local nodes is constant"
         )
 
     def on_demand(self, instance_type: str) -> float | None:

@@ -123,7 +123,7 @@ class FleetNodes(LocalNodes):
         numbers = entry.devices or tuple(n for n in range(pool.slots) if n not in taken)[:slots]
         if len(numbers) != slots or not set(numbers) <= set(range(pool.slots)):
             raise ClusterError(
-                f"{slots} slots of {name} are asked for, and {len(numbers)} can be had "
+                f"{slots} slots of {name} are requested, and {len(numbers)} are available "
                 f"({', '.join(map(str, numbers)) or 'none'}): it has {pool.slots}, and {len(taken)} are in use"
             )
         if used := sorted(set(numbers) & taken.keys()):
@@ -145,9 +145,11 @@ class FleetNodes(LocalNodes):
             raise ClusterError(f"{name} is no node for training; those of the pools of kind 'gpu' are")
         if node.deadline is not None:
             left = max(0.0, node.deadline - self._clock.now())
-            raise ClusterError(f"nothing is started on {name}: it has notice and leaves in {left:.0f} s")
+            raise ClusterError(
+                f"no process is started on {name}: interruption pending, it terminates in {left:.0f} s"
+            )
         if self._fleet.frozen(name):
-            raise ClusterError(f"nothing is started on {name}: it stands still")
+            raise ClusterError(f"no process is started on {name}: it is paused (SIGSTOP)")
         return book, node
 
     def _quota(self, name: str, slots: int) -> float:

@@ -73,13 +73,13 @@ def broken(view: View, decision: Decision, elastic: bool) -> str:
     apps = {app.id: app for app in view.apps}
     unknown = sorted(set(decision.grants) - set(apps))
     if unknown:
-        return f"it gives GPUs to apps that it was not asked about: {unknown[:3]}"
+        return f"it grants GPUs to apps that are not schedulable: {unknown[:3]}"
     for app in view.apps:
         grant = decision.grants.get(app.id)
         if grant is None or not grant.placement:
             continue
         if not grant.until > view.now:
-            return f"app {app.id} gets a lease that is over"
+            return f"app {app.id} gets a lease that has expired"
         if what := take(free, app, grant.placement, elastic=elastic):
             return f"app {app.id} gets {what}"
     return ""
@@ -88,7 +88,7 @@ def broken(view: View, decision: Decision, elastic: bool) -> str:
 def _senseless(decision: Any) -> str:
     """Return what a decision says that is not of its kind: no type checker looks at a user's policy."""
     if not isinstance(decision.wake, Real):
-        return f"it wants to be asked again at {decision.wake!r}, which is no time"
+        return f"its wake time {decision.wake!r} is no timestamp"
     for name, value in decision.notes.items():
         if not isinstance(value, Real):
             return f"its note {name!r:.80} is no number: {value!r:.80}"
@@ -151,14 +151,16 @@ def _wanted(scene: CycleState, view: View, decision: Decision, terms: Terms) -> 
         elif app.id in terms.spared:
             found[app.id] = DesiredAllocation(terms.spared[app.id][0], inf, terms.spared[app.id][1])
         elif grant is None:
-            found[app.id] = DesiredAllocation((), inf, "the policy has nothing for it")
+            found[app.id] = DesiredAllocation((), inf, "pending (Priority): the policy grants it no GPUs")
         else:
             most, why = terms.capped.get(app.id, (inf, ""))
             if (
                 any(free.get(node, 0) < gpus for node, gpus in grant.placement)
                 or gpus_of(grant.placement) > most
             ):
-                found[app.id] = DesiredAllocation((), inf, why or "apps that are spared hold its GPUs")
+                found[app.id] = DesiredAllocation(
+                    (), inf, why or "pending (Resources): apps protected from preemption hold its GPUs"
+                )
                 continue
             for node, gpus in grant.placement:
                 free[node] -= gpus

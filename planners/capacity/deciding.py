@@ -121,7 +121,7 @@ class _Cycle:
                 "policy",
                 Decided(
                     "auction",
-                    f"{answer.problem}; everybody keeps what the last auction gave",
+                    f"{answer.problem}; every app keeps the allocation of the last auction",
                     epoch=scene.state.epoch,
                     inputs={"policy": settings.policy.name, "seed": seed},
                     outcome={"failed": True},
@@ -161,7 +161,7 @@ class _Cycle:
         """Add to a plan what apps hold that it does not know: a loop that has just begun takes it over."""
         for app in seen.view.apps:
             if app.id not in kept:
-                kept[app.id] = DesiredAllocation(app.held, inf, "kept as it was found")
+                kept[app.id] = DesiredAllocation(app.held, inf, "allocation unchanged")
         return kept
 
     def _once(self, key: str, event: Decided) -> list[Change]:

@@ -55,15 +55,15 @@ def gpu_need(scene: CycleState, memory: Memory, rules: Scaling, out: Collection[
                 need = max(need, gpus)
                 end = record.spec.deadline - now
                 if can:
-                    said = f"{id_} needs {gpus} GPUs to end within {end:.0f} s; it has {holds}"
+                    said = f"{id_} needs {gpus} GPUs to complete within {end:.0f} s; {holds} allocated"
                 else:
-                    said = f"{id_} cannot end within {end:.0f} s; on {gpus} GPUs it does soonest"
+                    said = f"{id_} cannot complete within {end:.0f} s; {gpus} GPUs complete it soonest"
             else:
                 need = max(need, min(holds, asked), gpus)
         if rules.worth is not None and (holds or said):
             gpus = worthwhile(believed(scene, record), record, rules.worth)
             if gpus > need:
-                need, said = gpus, f"{id_} makes good use of {gpus} GPUs"
+                need, said = gpus, f"{id_} runs efficiently on {gpus} GPUs"
         apps[id_] = need
         if said and need > most:
             most, why, driver, seconds = need, said, id_, left
@@ -147,5 +147,7 @@ def core_need(scene: CycleState, rules: Scaling, cores: int, each: int, planned:
     total = sum(apps.values())
     stays = min(planned, ceil(usable))
     units = max(total, stays) if queries else 0
-    said = why or (f"{len(queries)} queries could use {usable:.0f} cores" if queries else "no query is there")
+    said = why or (
+        f"{len(queries)} queries could use {usable:.0f} cores" if queries else "no query is active"
+    )
     return Need(units, said, apps, driver, seconds)

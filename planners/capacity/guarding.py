@@ -150,7 +150,7 @@ class _Share:
 
     def why(self, name: str, gpus: float) -> str:
         if self.gpus + gpus > self.most:
-            return f"team {name} may hold {self.most:g} GPUs, its other apps have {self.gpus:g}"
+            return f"team {name} may hold {self.most:g} GPUs, its other apps hold {self.gpus:g}"
         return f"team {name} may spend ${self.dollars:g}/h, its other apps spend ${self.rate:.4g}/h"
 
 
@@ -221,7 +221,7 @@ def over_budget(scene: CycleState, records: Collection[AppRecord]) -> tuple[dict
             whose = "its" if key[0] == "app" else f"the {key[0]} {key[1]}'s"
             if left <= SLACK:
                 found.setdefault(
-                    spec.id, f"{whose} budget of ${budget:.2f} is spent: ${spent[key]:.2f} by now"
+                    spec.id, f"{whose} budget of ${budget:.2f} is exhausted: ${spent[key]:.2f} spent"
                 )
             elif rate[key] > 0:
                 soonest = min(soonest, scene.now + left / rate[key] * HOUR)
@@ -269,6 +269,6 @@ def unsaved(scene: CycleState, apps: Collection[App], grants: Mapping[str, Grant
         risk = scene.now - max(saved, min(lease.since for lease in leases))
         since = memory.spared.get(app.id, scene.now)
         if risk > settings.unsaved_s and scene.now - since < settings.spare_s:
-            why = f"{risk:.0f} s of its work are in no checkpoint; it is spared for {settings.spare_s:.0f} s at most"
+            why = f"protected from preemption for at most {settings.spare_s:.0f} s: {risk:.0f} s of unsaved work"
             found.spared[app.id] = (has, why)
     return found

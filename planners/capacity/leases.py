@@ -54,7 +54,7 @@ class _PendingGrant:
     wanted: DesiredAllocation
     live: list[Lease]  # not called back, on open nodes
     gang: bool
-    undecided: bool = False  # a part of it is lost, and where it goes is not decided
+    undecided: bool = False  # a part of marked lost, and where it goes is not decided
     keep: list[Lease] = field(default_factory=list)
     surplus: list[Lease] = field(default_factory=list)
     missing: Counts = field(default_factory=dict)
@@ -99,7 +99,7 @@ def carry_out(
         _count(rooms, desk, taken, nodes)
         if sum(desk.missing.values()) > sum(taken.values()):
             at = ", ".join(sorted(node for node in desk.missing if desk.missing[node] > taken.get(node, 0)))
-            moves.waiting[desk.record.spec.id] = f"waits for GPUs of {at} that others still hold"
+            moves.waiting[desk.record.spec.id] = f"pending (Resources): other apps still hold GPUs of {at}"
         _extend(scene, desk, moves)
     return moves
 
@@ -113,7 +113,7 @@ def without(plan: Plan, returned: Mapping[str, Counts], scene: CycleState) -> Pl
         left = tuple((n, g - counts.get(n, 0)) for n, g in wanted[app].placement if g > counts.get(n, 0))
         if is_gang(scene.state.apps[app], scene.settings.elastic):
             left = ()
-        wanted[app] = replace(wanted[app], placement=left, reason="the app gave GPUs back")
+        wanted[app] = replace(wanted[app], placement=left, reason="the app released GPUs")
     return replace(plan, wanted=wanted)
 
 
@@ -251,8 +251,12 @@ def _whole(desk: _PendingGrant, taken: Counts) -> bool:
 
 def _why(desk: _PendingGrant, lease: Lease) -> str:
     if not desk.wanted.placement:
-        return desk.wanted.reason or "others come first"
-    return f"moves to {said(desk.wanted)}" if desk.missing else f"its share is now {said(desk.wanted)}"
+        return desk.wanted.reason or "pending (Priority)"
+    return (
+        f"preempted: the app migrates to {said(desk.wanted)}"
+        if desk.missing
+        else f"preempted: its allocation is now {said(desk.wanted)}"
+    )
 
 
 def said(wanted: DesiredAllocation) -> str:
@@ -263,7 +267,7 @@ def said(wanted: DesiredAllocation) -> str:
 def _recall_all(scene: CycleState, app: str, moves: Moves) -> None:
     """Call back all that an app holds that the plan does not know."""
     record = scene.state.apps[app]
-    why = f"the app has {record.phase}" if not scene.trains(record) else "it takes no part in the auction"
+    why = f"the app has {record.phase}" if not scene.trains(record) else "the app is not schedulable"
     deadline = scene.now + scene.settings.grace_s
     for lease in scene.live(app):
         moves.recalled.setdefault((deadline, why), []).append(lease.number)

@@ -20,7 +20,7 @@ from ebbflow.planners.model.ledger import OVER, AppMoved, Change, Decided, Ended
 STEPS = 3  # cycles at least between an app's last word and its loss
 LATE = 2.0  # s after a deadline: the time that killing takes, and that clocks differ
 AGAIN = 5.0  # s between calls to end the same by force
-LET_GO = "let go"
+LET_GO = "released by the app"
 
 
 @dataclass(slots=True)
@@ -106,14 +106,14 @@ def _unused(scene: CycleState, situation: SchedulerInput, memory: Memory, lease:
     """Return why an app uses the GPU of a lease no more without a word of its own about it; empty: it may."""
     app = lease.app
     if (app, lease.node) in situation.evicted and (app, lease.node) in memory.evicting:
-        return "ended by force"
+        return "terminated by the lease enforcer"
     report, record = scene.report(app), scene.state.apps.get(app)
     over = record is not None and record.phase in OVER
     if over and report is not None and report.phase in OVER and not report.holds:
         return f"the app has {report.phase}"
     # it may not have heard that it was called back, and keeps what it has for the grace while it hears nothing
     end = lease.until + scene.settings.grace_s + LATE
-    return "silent until its lease had ended" if silent and scene.now >= end else ""
+    return "heartbeats missed until its lease expired" if silent and scene.now >= end else ""
 
 
 def _left(
@@ -138,7 +138,7 @@ def _left(
         if node in scene.state.nodes:
             found.awaited.add(node)
             if node not in scene.closed:
-                scene.close(node, f"{node} is back, and {one.lease.app} may still use it")
+                scene.close(node, f"{node} is reachable again; {one.lease.app} may still use it")
 
 
 def _has_let_go(scene: CycleState, left: OrphanedLease) -> bool:
@@ -163,7 +163,7 @@ def _tell_of_nodes(scene: CycleState, ended: dict[str, list[Lease]], found: Live
         found.changes.append(
             Decided(
                 "recovery",
-                f"{node} left while apps held its GPUs: {said}",
+                f"{node} terminated while apps held its GPUs: {said}",
                 epoch=scene.state.epoch,
                 inputs={"node": node},
                 outcome={"gpus": dict(sorted(apps.items()))},
@@ -178,20 +178,20 @@ def _by_force(scene: CycleState, memory: Memory, found: LivenessResult) -> None:
         quiet = is_silent(scene, found, app)
         gone = scene.state.apps[app].phase == "lost"
         if quiet or gone:
-            found.silent[app] = "it is lost" if gone else "it has been silent for too long"
+            found.silent[app] = "marked lost" if gone else "missed heartbeats (heartbeat timeout)"
         for lease in leases.values():
             if quiet or gone:
                 late[app, lease.node] = found.silent[app]
             elif lease.recalled is not None and scene.now >= lease.recalled + LATE:
-                late.setdefault((app, lease.node), f"{lease.node} was to be free by now")
+                late.setdefault((app, lease.node), f"release deadline of {lease.node} exceeded")
                 found.late.add(lease.number)
     for one in found.left.values():
         app, node = one.lease.app, one.lease.node
         if node in found.awaited:
             if one.mute:
-                late.setdefault((app, node), f"{node} is back, and the app had fallen silent")
+                late.setdefault((app, node), f"{node} is reachable again; the app missed heartbeats")
             elif scene.now >= one.at + scene.settings.grace_s + LATE:
-                late.setdefault((app, node), f"{node} is back, and was to be free by now")
+                late.setdefault((app, node), f"{node} is reachable again; its release deadline is exceeded")
     for (app, node), why in sorted(late.items()):
         asked = memory.evicting.get((app, node))
         if asked is None or scene.now - asked >= AGAIN or scene.now < asked:
@@ -200,7 +200,7 @@ def _by_force(scene: CycleState, memory: Memory, found: LivenessResult) -> None:
                 found.changes.append(
                     Decided(
                         "recovery",
-                        f"what is left of {app} on {node} is ended: {why}",
+                        f"the capacity loop terminates remaining processes of {app} on {node}: {why}",
                         app,
                         scene.state.epoch,
                         outcome={"evict": node},
@@ -216,11 +216,13 @@ def _lost(scene: CycleState, found: LivenessResult) -> None:
         id_ = record.spec.id
         if not is_silent(scene, found, id_):
             continue
-        found.silent[id_] = "it has been silent for too long"
+        found.silent[id_] = "missed heartbeats (heartbeat timeout)"
         if id_ in scene.mine:
             continue
-        why = f"nothing was heard of it for {found.heard[id_].quiet:.0f} s, and nothing of it is left"
+        why = f"no heartbeat for {found.heard[id_].quiet:.0f} s and no process left (heartbeat timeout)"
         found.changes.append(AppMoved(id_, "lost", why))
         found.changes.append(
-            Decided("recovery", f"{id_} is lost: {why}", id_, scene.state.epoch, outcome={"phase": "lost"})
+            Decided(
+                "recovery", f"{id_} marked lost: {why}", id_, scene.state.epoch, outcome={"phase": "lost"}
+            )
         )

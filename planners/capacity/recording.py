@@ -92,7 +92,7 @@ def guard_events(
         rules[app] = ("spared", f"{app} keeps its GPUs: {why}", {"placement": dict(placement)})
     for app, why in seen.left_out.items():
         if app not in rules and app in scene.state.apps and scene.trains(scene.state.apps[app]):
-            rules[app] = ("left out", f"{app} takes no part: {why}", {"gpus": 0})
+            rules[app] = ("left out", f"{app} is not schedulable: {why}", {"gpus": 0})
     found: list[Change] = []
     for app, (rule, reason, outcome) in sorted(rules.items()):
         if told.get(f"guard {app}") != rule:
@@ -136,18 +136,18 @@ def _sentence(answer: AuctionResult, changed: Mapping[str, DesiredAllocation], t
     gets = {app: wanted for app, wanted in answer.wanted.items() if wanted.placement}
     given = sum(gpus_of(wanted.placement) for wanted in gets.values())
     if not answer.wanted:
-        return f"{why}: no app wants GPUs"
-    parts = [f"{why}: {len(gets)} of {len(answer.wanted)} apps get {given} of {there} GPUs"]
+        return f"{why}: no app requests GPUs"
+    parts = [f"{why}: {len(gets)} of {len(answer.wanted)} apps are allocated {given} of {there} GPUs"]
     news = [(app, wanted) for app, wanted in changed.items() if wanted.placement]
     for app, wanted in news[:NAMED]:
         parts.append(f"{app} gets {said(wanted)}" + (f" ({wanted.reason})" if wanted.reason else ""))
     if len(news) > NAMED:
-        parts.append(f"{len(news) - NAMED} more get others than before")
+        parts.append(f"{len(news) - NAMED} more apps have a new allocation")
     loses = [(app, wanted) for app, wanted in changed.items() if not wanted.placement]
     for app, wanted in loses[:NAMED]:
-        parts.append(f"{app} gives its GPUs back: {wanted.reason}")
+        parts.append(f"{app} is preempted: {wanted.reason}")
     if not changed:
-        parts.append("nothing moves")
+        parts.append("no allocation changes")
     return "; ".join(parts)
 
 

@@ -16,7 +16,7 @@ from ebbflow.planners.model.ledger import Change, Decided
 AGAIN = 10.0  # s after which a node is asked for again whose predecessor is still there: the request may have failed
 
 Passed = Callable[[PoolState, int], tuple[int, Sequence[str]]]
-"""From a pool and how many nodes are to stay in it to how many the guard lets through, with its reasons."""
+"""From a pool and how many nodes must stay in it to how many the guard lets through, with its reasons."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ def _room(pool: PoolState, others: int, wanted: int, passed: Passed) -> tuple[in
     """Return how many nodes with a notice may have successors beside them, and why no more."""
     room = pool.most - max(pool.planned, len(pool.nodes))
     if room < wanted:
-        return room, (f"the pool may have {pool.most} nodes at once",)
+        return room, (f"max_nodes of the pool is {pool.most}",)
     nodes, reasons = passed(pool, others + wanted)
     return nodes - others, reasons
 
@@ -102,7 +102,7 @@ def _room(pool: PoolState, others: int, wanted: int, passed: Passed) -> tuple[in
 def _event(pool: PoolState, node: str, left: float, epoch: int) -> Decided:
     return Decided(
         "scaling",
-        f"{pool.name} gets a node in place of {node}, which leaves in {max(left, 0.0):.0f} s",
+        f"{pool.name} launches a replacement node for {node}, which terminates in {max(left, 0.0):.0f} s",
         epoch=epoch,
         inputs={"pool": pool.name, "planned": pool.planned, "node": node},
         outcome={"replaced": node},
@@ -127,7 +127,7 @@ def _refused(
         changes.append(
             Decided(
                 "guard",
-                f"{', '.join(nodes)} of {pool.name} is not replaced before it is gone: {reasons}",
+                f"{', '.join(nodes)} of {pool.name} is not replaced before termination: {reasons}",
                 epoch=epoch,
                 inputs={"pool": pool.name, "planned": pool.planned},
                 outcome={"nodes": pool.planned},

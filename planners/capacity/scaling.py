@@ -318,7 +318,7 @@ class _Scaling:
             self.changes.append(
                 Decided(
                     "guard",
-                    f"{pool.name} stays at {_nodes(pool.planned)}: {'; '.join(reasons) or 'nothing may change'}",
+                    f"{pool.name} stays at {_nodes(pool.planned)}: {'; '.join(reasons) or 'no change is allowed'}",
                     need.app,
                     self.scene.state.epoch,
                     inputs=inputs,
@@ -362,9 +362,9 @@ class _Scaling:
 def becomes(pool: PoolState, target: Target) -> str:
     """Return what a target changes of a pool, for people."""
     if target.nodes > pool.planned:
-        return f"grows from {pool.planned} to {_nodes(target.nodes)}"
+        return f"scale-out {pool.planned} → {_nodes(target.nodes)}"
     if target.nodes < pool.planned:
-        return f"shrinks from {pool.planned} to {_nodes(target.nodes)}"
+        return f"scale-in {pool.planned} → {_nodes(target.nodes)}"
     news = []
     if drained := sorted(set(target.drain) - set(pool.draining)):
         news.append(f"drains {', '.join(drained)}")

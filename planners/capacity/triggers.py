@@ -50,19 +50,19 @@ def due(scene: CycleState, memory: Memory, found: AuctionInputs) -> AuctionDue:
     if dirty is not None and dirty > now:
         dirty = now  # the clock was set back
     if memory.seen is None:
-        return AuctionDue(True, "the loop begins", dirty)
+        return AuctionDue(True, "the capacity loop started", dirty)
     if dirty is not None and now >= dirty + settings.debounce_s:
         return AuctionDue(True, change, dirty)
     if not found.apps:
         return AuctionDue(False, "", dirty)
     if now >= memory.asked:
-        return AuctionDue(True, "the policy asked for it", dirty)
+        return AuctionDue(True, "the policy requested a re-plan", dirty)
     if now >= lease_end(memory.plan):
-        return AuctionDue(True, "leases end", dirty)
+        return AuctionDue(True, "leases expire", dirty)
     if not memory.plan.complete and now >= memory.plan.at + settings.grace_s + settings.plan_s:
-        return AuctionDue(True, "the last plan could not be carried out in time", dirty)
+        return AuctionDue(True, "the last plan was not applied in time", dirty)
     if now >= memory.decided + settings.interval_s or now < memory.decided:
-        return AuctionDue(True, "the period is over", dirty)
+        return AuctionDue(True, "the auction interval elapsed", dirty)
     return AuctionDue(False, "", dirty)
 
 
@@ -77,19 +77,17 @@ def what_changed(before: AuctionInputs | None, now: AuctionInputs) -> str:
     if left := sorted(old - new):
         parts.append(f"{_some(left)} departed")
     if not came and not left and before.apps != now.apps:
-        parts.append("apps asked for something else")
+        parts.append("resource requests changed")
     if noticed := sorted(now.closed - before.closed):
-        parts.append(f"{_some(noticed)} may not be used any more")
+        parts.append(f"{_some(noticed)} cordoned")
     elif before.epoch != now.epoch or before.closed != now.closed:
         parts.append("capacity changed")
     if out := sorted(now.out - before.out):
-        parts.append(f"{_some(out)} are left out")
+        parts.append(f"{_some(out)} not schedulable")
     elif before.out != now.out:
-        parts.append("apps take part again")
+        parts.append("apps schedulable again")
     if before.late != now.late:
-        parts.append(
-            "GPUs are held for too long" if now.late else "GPUs that were held for too long are free"
-        )
+        parts.append("release deadline of GPUs exceeded" if now.late else "overdue GPUs released")
     return ", ".join(parts)
 
 

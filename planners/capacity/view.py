@@ -79,8 +79,8 @@ def look(
             continue
         least = needs(record, elastic)
         if least > total:
-            more = "" if least <= most_ever else f", and there can never be more than {most_ever:g}"
-            left_out[id_] = f"needs {least} GPUs at once; {total} are there{more}"
+            more = "" if least <= most_ever else f"; the cluster's maximum is {most_ever:g}"
+            left_out[id_] = f"needs a gang of {least} GPUs (all-or-nothing); {total} exist{more}"
             continue
         records[id_] = record
         taking.append(record)

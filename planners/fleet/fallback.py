@@ -88,17 +88,22 @@ class _Amendment:
             return self._with(self.planned)  # asked for already: on-demand is short too
         why = f" ({self.pool.short_why})" if self.pool.short_why else ""
         return self._with(
-            on_demand, f"spot has been short for {seconds:.0f} s{why}: {on_demand} nodes on-demand instead"
+            on_demand,
+            f"insufficient Spot capacity for {seconds:.0f} s{why}: {on_demand} on-demand nodes instead",
         )
 
     def _tried(self, surplus: int, dry: bool) -> Target:
         nodes = self.wanted.nodes
         if (extra := self.arrived - nodes) > 0:
             drain = tuple(node.id for node in self.on_demand[: min(surplus, extra)])
-            return self._with(self.planned, f"spot is back: {len(drain)} on-demand nodes leave", drain=drain)
+            return self._with(
+                self.planned,
+                f"Spot capacity is available again: {len(drain)} on-demand nodes are drained",
+                drain=drain,
+            )
         if dry:
             kept = min(nodes, len(self.on_demand))
-            return self._with(kept, "spot is still short: the on-demand nodes stay")
+            return self._with(kept, "insufficient Spot capacity: the on-demand nodes stay")
         if self.pool.planned > nodes:
             return self._with(self.planned, nodes=min(self.pool.planned, nodes + surplus))
         # the pool has been sized anew meanwhile
@@ -117,9 +122,9 @@ class _Amendment:
         some = min(some, max(0, self.pool.most - wanted)) if self.pool.most else some
         left = max(self.floor, min(on_demand, len(self.on_demand) - max(1, some)))
         if some:
-            why = f"on-demand for {held:.0f} s: {some} spot nodes are tried"
+            why = f"on-demand for {held:.0f} s: requesting {some} Spot nodes"
             return self._with(left, why, nodes=wanted + some)
-        why = f"on-demand for {held:.0f} s, and no room for more nodes: one is exchanged for spot"
+        why = f"on-demand for {held:.0f} s, max_nodes reached: one is replaced by a Spot node"
         return self._with(left, why, drain=(self.on_demand[0].id,))
 
     def _with(

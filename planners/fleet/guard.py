@@ -65,7 +65,7 @@ def check(
             break
         passed = once.target
     else:
-        return _refused(f"the limits do not agree on a size: {'; '.join(reasons)}")
+        return _refused(f"no size satisfies all limits: {'; '.join(reasons)}")
     changed = passed != target
     if changed:
         passed = replace(passed, reason=f"{target.reason}; guard: {'; '.join(reasons)}")
@@ -83,9 +83,9 @@ def _once(
 ) -> GuardResult:
     """Go through all rules once."""
     if target.epoch != fleet.epoch:
-        return _refused(f"decided for epoch {target.epoch}; the fleet is at epoch {fleet.epoch}")
+        return _refused(f"decided for revision {target.epoch}; the fleet is at revision {fleet.epoch}")
     if target.pool not in (names := sorted(pool.name for pool in fleet.pools)):
-        return _refused(f"there is no pool {target.pool!r}; there are {', '.join(names) or 'none'}")
+        return _refused(f"no pool {target.pool!r}; pools: {', '.join(names) or 'none'}")
     if target.nodes < 0 or not 0 <= target.on_demand <= target.nodes:
         return _refused(
             f"0 <= on_demand <= nodes must hold; got {target.on_demand} on-demand of {target.nodes} nodes"
@@ -93,11 +93,11 @@ def _once(
     draft = TargetDraft(target, fleet, Prices(fleet, new), uses, elsewhere, limits.shrink)
     own = _own(draft, limits)
     draft.take_drain()
-    draft.lower(draft.pool.planned + limits.grow, f"one decision adds {limits.grow:g} at most")
+    draft.lower(draft.pool.planned + limits.grow, f"one decision launches at most {limits.grow:g}")
     ceilings = _ceilings(draft, own, limits)
     least = max(draft.pool.least, own.least, own.on_demand_least)
     draft.least = int(max(min(least, *(most for most, _ in ceilings)), 0))
-    draft.lift(draft.least, "the least of the pool")
+    draft.lift(draft.least, "min_nodes of the pool")
     _on_demand(draft, own, limits)
     for most, why in ceilings:
         draft.lower(most, why)
@@ -119,7 +119,9 @@ def closed(fleet: Fleet) -> dict[str, str]:
     for notice in fleet.notices:
         if notice.kind == "interruption":
             left = notice.deadline - fleet.at
-            found[notice.node_id] = f"it leaves in {left:.0f} s" if left > 0 else "its time is over"
+            found[notice.node_id] = (
+                f"it terminates in {left:.0f} s" if left > 0 else "its deadline has passed"
+            )
     return found
 
 
@@ -130,11 +132,11 @@ def open_nodes(fleet: Fleet, epoch: int, nodes: Iterable[str]) -> tuple[tuple[st
     """
     wanted = tuple(dict.fromkeys(nodes))
     if epoch != fleet.epoch:
-        return (), (f"refused: decided for epoch {epoch}; the fleet is at epoch {fleet.epoch}",)
+        return (), (f"rejected: decided for revision {epoch}; the fleet is at revision {fleet.epoch}",)
     there = {node.id for pool in fleet.pools for node in pool.nodes}
-    shut = closed(fleet) | {id_: "it is not there" for id_ in wanted if id_ not in there}
+    shut = closed(fleet) | {id_: "no such node" for id_ in wanted if id_ not in there}
     good = tuple(id_ for id_ in wanted if id_ not in shut)
-    return good, tuple(f"no new work on {id_}: {shut[id_]}" for id_ in wanted if id_ in shut)
+    return good, tuple(f"{id_} is cordoned: {shut[id_]}" for id_ in wanted if id_ in shut)
 
 
 def new_nodes(offers: Mapping[str, Sequence[Offer]]) -> dict[str, NewNode]:
@@ -153,7 +155,7 @@ def new_nodes(offers: Mapping[str, Sequence[Offer]]) -> dict[str, NewNode]:
 
 
 def _refused(why: str) -> GuardResult:
-    return GuardResult(None, True, (f"refused: {why}",))
+    return GuardResult(None, True, (f"rejected: {why}",))
 
 
 def _on_demand(draft: TargetDraft, own: PoolLimits, limits: Limits) -> None:
@@ -177,7 +179,7 @@ def _ceilings(draft: TargetDraft, own: PoolLimits, limits: Limits) -> list[tuple
     others, kin = _size(draft.others), _size(draft.kin)
     rest = f", of which {draft.rest} {kin}" if kin else ""
     found = [
-        (draft.pool.most, f"the pool may have {draft.pool.most}"),
+        (draft.pool.most, f"max_nodes of the pool is {draft.pool.most}"),
         (own.most, f"the pool's limit is {own.most + kin:g}{rest}"),
         (limits.nodes - others, f"all pools may have {limits.nodes:g}, the others have {others}"),
     ]
@@ -209,12 +211,12 @@ def _rooms(draft: TargetDraft, limits: Limits, run: RunMoney | None) -> list[tup
             found.append((quota.dollars_per_hour - rate, said))
     if run is not None and limits.dollars_per_run < inf:
         left = limits.dollars_per_run - run.spent
-        said = f"the run may cost ${limits.dollars_per_run:g}, of which ${run.spent:.4g} are spent"
+        said = f"the run may cost ${limits.dollars_per_run:g}, ${run.spent:.4g} are spent"
         if left <= 0:
             found.append((0.0, said))
         elif run.seconds:
             hours = run.seconds / 3600
-            found.append((left / hours, f"{said}, and {hours:.3g} h are to come"))
+            found.append((left / hours, f"{said}, {hours:.3g} h remain"))
     return found
 
 

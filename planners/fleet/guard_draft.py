@@ -201,12 +201,12 @@ class TargetDraft:
         more = self._leavers(stay, int(min(surplus, self._most_away - len(self._fresh()))), self.nodes)
         if more:
             self.drain.extend(more)
-            self.reasons.append(f"{', '.join(more)} drained: {self.nodes} nodes are to stay")
+            self.reasons.append(f"{', '.join(more)} drained: {self.nodes} nodes must stay")
         place = {id_: at for at, id_ in enumerate(dict.fromkeys(self.target.drain))}
         self.drain.sort(key=lambda id_: place.get(id_, len(place)))
         if surplus > len(more):
             self.nodes += surplus - len(more)
-            self.reasons.append(f"{self.nodes} nodes: no more of them can be drained now")
+            self.reasons.append(f"{self.nodes} nodes: no further node can be drained now")
 
     def staying(self) -> list[Node]:
         """Return the pool's nodes that neither leave by themselves nor are to be drained."""
@@ -264,7 +264,9 @@ class TargetDraft:
         if count < wanted and rate(count + 1, best) is None:
             why = f"the price of a new node is not known, and {why}"
         # no exchange that would leave the pool below its least
-        self._keep_back(min(self.least, self.nodes) - len(stay) - count, "its successor cannot be paid for")
+        self._keep_back(
+            min(self.least, self.nodes) - len(stay) - count, "its replacement node exceeds the budget"
+        )
         stay = self.staying()
         count = min(count, self.nodes - len(stay))
         if best < self.on_demand:
@@ -273,7 +275,7 @@ class TargetDraft:
         self.lower(len(stay) + count, why)
 
     def _away(self) -> str:
-        return f"one decision takes {self._most_away:g} nodes away at most"
+        return f"one decision terminates at most {self._most_away:g} nodes"
 
     def _holds(self, id_: str) -> frozenset[str]:
         return self._uses[id_].holds if id_ in self._uses else frozenset()

@@ -51,17 +51,17 @@ def check_gang(
     states = {pool.name: pool for pool in fleet.pools}
     if request.pool not in states:
         known = ", ".join(sorted({pool.family for pool in fleet.pools})) or "none"
-        return GangVerdict(None, (f"refused: there is no pool {request.pool!r}; there are {known}",))
+        return GangVerdict(None, (f"rejected: no pool {request.pool!r}; pools: {known}",))
     beside = tuple((pool.name, pool.planned) for pool in fleet.pools if pool.name != request.shown)
     there = states[request.shown].nodes if request.shown in states else ()
     if held or len(there) >= request.size:
-        return GangVerdict(GangTarget(request, fleet.epoch, f"{why}: it is there already", beside))
+        return GangVerdict(GangTarget(request, fleet.epoch, f"{why}: the gang exists already", beside))
     firm = request.size if request.market == "on-demand" else 0
     # no node of it is planned yet: what was asked for before and is not there is asked for again
     states[request.shown] = PoolState(request.shown, 0, 0, there, most=request.size, base=firm)
     with_it = replace(fleet, pools=tuple(states[name] for name in sorted(states)))
     if unknown := _unknown_gpus(request, with_it, limits, new):
-        return GangVerdict(None, (f"refused: {unknown}",))
+        return GangVerdict(None, (f"rejected: {unknown}",))
     wanted = Target(request.shown, request.size, fleet.epoch, why, firm)
     verdict = check(wanted, with_it, limits, new={**new, request.shown: gang_node(request, new)}, run=run)
     if verdict.target == wanted:
@@ -69,7 +69,7 @@ def check_gang(
     if verdict.target is None:
         return GangVerdict(None, verdict.reasons)
     said = "; ".join(verdict.reasons)
-    return GangVerdict(None, (f"refused: {said}; a gang is whole or not at all",))
+    return GangVerdict(None, (f"rejected: {said}; a gang starts all-or-nothing",))
 
 
 def gang_node(request: GangRequest, new: Mapping[str, NewNode]) -> NewNode:
@@ -87,6 +87,6 @@ def _unknown_gpus(request: GangRequest, fleet: Fleet, limits: Limits, new: Mappi
         if request.pool in quota.pools and quota.gpus < inf and not known:
             return (
                 f"how many GPUs a node of {request.pool} has is not known, and team {team} may have {quota.gpus:g} "
-                "GPUs: look again when AWS tells of the pool's instance types"
+                "GPUs: retry when AWS describes the pool's instance types"
             )
     return ""

@@ -250,14 +250,14 @@ def _candidates(
         if not (does > 0 and isfinite(does)):
             left_out[key(offer)] = f"does no work ({does:g} units per hour)"
         elif spot and (offer.instance_type, offer.zone) in dry:
-            left_out[key(offer)] = "no capacity at present"
+            left_out[key(offer)] = "insufficient capacity"
         elif most is not None and offer.price > most:
             left_out[key(offer)] = (
-                f"its price of ${offer.price:.4g}/h is above the limit of ${most:.4g}/h: none is asked for, and EC2"
-                " takes back those that run"
+                f"its price of ${offer.price:.4g}/h is above the limit of ${most:.4g}/h: none is launched, and EC2"
+                " interrupts running instances"
             )
         elif not spot and not terms.on_demand_most:
-            left_out[key(offer)] = "on-demand is not wanted"
+            left_out[key(offer)] = "on-demand is disabled"
         else:
             rate = offer.interruptions if spot else 0.0
             lost = 1.0 - exp(-rate)
@@ -315,7 +315,7 @@ def _short(
     left_out: Mapping[Key, str],
 ) -> str:
     if on_demand < terms.on_demand_least:
-        said = f"{terms.on_demand_least} on-demand nodes are asked for; the offers have {on_demand}"
+        said = f"{terms.on_demand_least} on-demand nodes are required; the offers have {on_demand}"
     else:
         said = f"the offers can do {done:g} of {need:g} units of work"
     parts = [f"{_name(one.offer)}: {one.nodes} nodes, then capped" for one in candidates if one.nodes]
@@ -336,21 +336,23 @@ def _choice(
     )
     dollars = sum(one.nodes * one.offer.price for one in taken)
     if not taken:
-        return Choice((), 0.0, 0.0, tuple(left_out.items()), "no work is asked for")
+        return Choice((), 0.0, 0.0, tuple(left_out.items()), "no work is requested")
     cheapest = min(candidates, key=lambda one: (one.cost, key(one.offer)))
     paid = sum(one.nodes * one.work * one.cost for one in taken) / done
     reason = (
         f"{need:g} units of work from {len(taken)} of {len(candidates) + len(left_out)} offers for ${dollars:.4g}/h; "
-        f"a useful unit costs ${paid:.4g}, ${cheapest.cost:.4g} at the cheapest, {_name(cheapest.offer)}"
+        f"a unit of work costs ${paid:.4g} (interruption-adjusted), ${cheapest.cost:.4g} with the"
+        f" cheapest offer, {_name(cheapest.offer)}"
     )
     return Choice(allocations, done, dollars, tuple(left_out.items()), reason)
 
 
 def _why(one: _Candidate, done: float, interruption: Interruption) -> str:
     wasted = 1 - interruption.useful(one.offer.interruptions)
-    kept = f", {min(one.held, one.nodes)} of them held already" if one.held else ""
+    kept = f", {min(one.held, one.nodes)} of them running already" if one.held else ""
     return (
-        f"${one.cost:.4g} per useful unit: ${one.offer.price:.4g}/h for {one.work:g}, {wasted:.2%} lost to"
+        f"${one.cost:.4g} per unit of work (interruption-adjusted): ${one.offer.price:.4g}/h for"
+        f" {one.work:g}, {wasted:.2%} lost to"
         f" {one.offer.interruptions:.3g} interruptions per node-hour; {one.nodes * one.work / done:.0%} of the"
         f" work{kept}"
     )

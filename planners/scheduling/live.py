@@ -18,7 +18,7 @@ Option = int | float | str | bool | None
 _LIVE = Setting(
     "durations",
     types=("any",),  # no GPU type is known to be faster than another
-    reset_s=0.0,  # who arrives waits for the next round, not for the next but ten
+    reset_s=0.0,  # who arrives pending: next round, not for the next but ten
 )
 _OWN = ("name", "elastic", "before")  # what makes a policy itself
 

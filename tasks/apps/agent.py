@@ -249,7 +249,7 @@ class AppAgent:
                 self._round()
             except Exception:
                 # a defect here must not silence the app: it would be taken for lost
-                log.exception("the agent of %s failed in a round", self.spec.id)
+                log.exception("the agent of %s failed in a cycle", self.spec.id)
             self._clock.wait(self._wake, self._pace.look)
 
     def _round(self) -> None:
@@ -258,12 +258,12 @@ class AppAgent:
             self._outbox.send()
             self._report()
             if self._away is not None:
-                self._say(f"the ledger answers again, after {self._clock.now() - self._away:.0f} s")
+                self._say(f"the ledger is available again after {self._clock.now() - self._away:.0f} s")
                 self._away = None
         except LedgerError as error:
             if self._away is None:
                 self._away = self._clock.now()
-                self._say(f"the ledger does not answer, the app goes on with what it has: {error}")
+                self._say(f"the ledger does not respond; the app continues with its leases: {error}")
         self._notice()
 
     def _look(self) -> None:
@@ -279,7 +279,7 @@ class AppAgent:
         # one that was lost for long the ledger's state does not name any more
         lost = (record is None or record.phase == "lost") and self._phase not in OVER
         if lost and self._outbox.enter_again(self.spec, self._phase, self._reason):
-            self._say("the app was taken for lost; it enters again")
+            self._say("marked lost (heartbeat timeout); re-registering")
 
     def _report(self) -> None:
         holds, released = self.book.account()
@@ -293,7 +293,7 @@ class AppAgent:
         try:
             self._ledger.report(self.spec.id, report)
         except OptionError as error:  # a figure that cannot be kept must not silence the app
-            log.warning("%s: a report without its figures: %s", self.spec.id, error)
+            log.warning("%s: a report without its metrics: %s", self.spec.id, error)
             pools = tuple(fields.get("pools", ()))
             report = AppReport(at=now, holds=holds, released=released, phase=phase, pools=pools)
             self._ledger.report(self.spec.id, report)
@@ -317,7 +317,7 @@ class AppAgent:
         try:
             self._tell(text)
         except Exception:
-            log.exception("the app %s failed to be told", self.spec.id)
+            log.exception("notifying the app %s failed", self.spec.id)
 
     # --- beginning and end ----------------------------------------------------------------------------------
 
@@ -357,7 +357,7 @@ class AppAgent:
                     raise
                 if self._away is None:
                     self._away = self._clock.now()
-                    self._say(f"the ledger does not answer, the app waits to enter: {error}")
+                    self._say(f"the ledger does not respond; the app waits to register: {error}")
             self._clock.sleep(self._pace.look)
 
     def _leave(self, phase: AppPhase, reason: str) -> None:
@@ -380,7 +380,7 @@ class AppAgent:
                 break
             except LedgerError as error:
                 if self._clock.now() >= end:
-                    self._say(f"the ledger does not answer: it will take the app for lost: {error}")
+                    self._say(f"the ledger does not respond; it will mark the app lost: {error}")
                     break
             self._clock.sleep(self._pace.look)
         self._let_go_of_lock()

@@ -145,8 +145,8 @@ class LeaseTable:
                 raise LeaseError(f"{user} is on {node} already")
             if self.silence > self._rules.fence:
                 raise LeaseError(
-                    f"nothing is started on {node}: the ledger has not answered for {self.silence:.0f} s, so the "
-                    "lease may be over"
+                    f"no process is started on {node}: the ledger has not responded for {self.silence:.0f} s, so the "
+                    "lease may have expired"
                 )
             free = [
                 lease

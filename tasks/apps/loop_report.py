@@ -76,7 +76,7 @@ _LONG = 300  # characters of one reason
 def problems(unread: Mapping[str, UnreadableReport]) -> tuple[str, ...]:
     """Return a sentence for each report that cannot be read; of many only how many more there are."""
     named = sorted(unread.items())
-    found = [f"the report of {app} is left out: {shorten(one.why, _LONG)}" for app, one in named[:_NAMED]]
+    found = [f"the report of {app} is ignored: {shorten(one.why, _LONG)}" for app, one in named[:_NAMED]]
     if len(named) > _NAMED:
-        found.append(f"the reports of {len(named) - _NAMED} more cannot be read either")
+        found.append(f"the reports of {len(named) - _NAMED} more apps are ignored too")
     return tuple(found)

@@ -108,7 +108,7 @@ log = logging.getLogger(__name__)
 
 _ROOM = 4096  # things that are asked for and not begun; more are asked for again by a later decision
 _KEPT = 4096  # things done and not fetched
-_UNSURE = "not done: the lead was not renewed for so long that another loop may have it"
+_UNSURE = "not done: the leader lease was not renewed in time, another loop may be the leader"
 _EVICTING = 4  # evictions at a time: one of a node that does not answer must not delay the others
 
 
@@ -269,7 +269,7 @@ class ActionExecutor:
     def _apply(self, target: Target) -> Done:
         what = f"{target.pool}: {plural(target.nodes, 'node')}, {target.reason}"
         if self._fleet is None:
-            return ScaleResult(what, target=target, error="there is no fleet to be scaled")
+            return ScaleResult(what, target=target, error="there is no fleet to scale")
         try:
             return ScaleResult(what, self._fleet.apply(target), target)
         except EbbflowError as error:
@@ -285,7 +285,7 @@ class ActionExecutor:
 
     def _replace(self, notices: tuple[Notice, ...]) -> Done:
         assert isinstance(self._fleet, ReplacingFleetControl)
-        what = f"nodes in place of {', '.join(notice.node_id for notice in notices)}"
+        what = f"replacement nodes for {', '.join(notice.node_id for notice in notices)}"
         try:
             return ScaleResult(what, self._fleet.replace_leaving(notices))
         except EbbflowError as error:
@@ -300,9 +300,9 @@ class ActionExecutor:
 
     def _evict(self, app: str, node: str, why: str) -> Done:
         if self._evictor is None:
-            return EvictionResult(app, node, False, "nobody here can end processes there")
+            return EvictionResult(app, node, False, "this loop cannot terminate processes there")
         try:
             ended = self._evictor.evict(app, node)
         except InfraError as error:
             return EvictionResult(app, node, False, str(error))
-        return EvictionResult(app, node, ended, why if ended else "the node cannot be reached")
+        return EvictionResult(app, node, ended, why if ended else "the node is unreachable")

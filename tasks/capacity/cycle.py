@@ -135,9 +135,9 @@ class Cycles:
         """Say that a loop has begun and what it found; ``once`` repairs, since it always compares all with all."""
         state = self._ledger.state()
         reason = (
-            f"{self._lead.holder} leads with token {self._lead.leadership.token}: "
+            f"{self._lead.holder} is the leader (fencing token {self._lead.leadership.token}): "
             f"{plural(len(state.nodes), 'node')}, "
-            f"{plural(len(state.leases), 'lease')} and {plural(len(state.active()), 'app')} are on record"
+            f"{plural(len(state.leases), 'lease')} and {plural(len(state.active()), 'app')} are in the ledger"
         )
         self._write(state, [Decided("recovery", reason, epoch=state.epoch)])
         self._repair_at = 0.0
@@ -179,7 +179,9 @@ class Cycles:
                 if one.done:
                     self._evicted.add((one.app, one.node))
                 else:
-                    log.warning("what %s runs on %s could not be ended: %s", one.app, one.node, one.why)
+                    log.warning(
+                        "the processes of %s on %s could not be terminated: %s", one.app, one.node, one.why
+                    )
             elif isinstance(one, ScaleResult):
                 if one.error:
                     log.warning("%s: %s", one.what, one.error)
@@ -237,7 +239,7 @@ class Cycles:
         self._failures += 1
         if self._failures > _FAILURES:
             raise error
-        log.exception("a decision failed, the next try follows in %.0f s", _AGAIN)
+        log.exception("a decision failed; retry in %.0f s", _AGAIN)
         self.memory = Memory()
         self.next, self._pending.due = now + _AGAIN, False
 
@@ -304,7 +306,7 @@ class Cycles:
         self._refused += 1
         self.figures.dropped += 1
         self.next = 0.0
-        log.warning("the ledger refused a decision, it is made again: %s", error)
+        log.warning("the ledger rejected a decision; the loop re-plans with fresh state: %s", error)
         if self._refused >= _REFUSED:
             if self._refused >= 2 * _REFUSED:
                 raise error
@@ -331,7 +333,7 @@ class Cycles:
         try:
             present = inspector.present()
         except InfraError as error:
-            log.warning("what runs cannot be listed: %s", error)
+            log.warning("running processes cannot be listed: %s", error)
             return
         # read after the list: a lease is written before anybody starts, so what has none by now has none
         state = self._ledger.state()
@@ -339,4 +341,4 @@ class Cycles:
         for app, node in sorted(set(present) - held):
             # what the ledger does not know is not ours to judge
             if app in state.apps or self._ledger.app(app) is not None:
-                self._hands.evict(app, node, "it runs there without a lease")
+                self._hands.evict(app, node, "it runs there without a valid lease")

@@ -34,7 +34,7 @@ def of_changes(before: State, changes: Sequence[Change], at: float) -> Iterator[
                     "deadline": change.deadline,
                     "reason": change.reason,
                 }
-                text = f"{plural(len(change.leases), 'lease')} called back: {change.reason}"
+                text = f"{plural(len(change.leases), 'lease')} preempted: {change.reason}"
                 yield LoopEvent("recalled", text, at, payload)
             case AppMoved(phase="lost"):
                 spec = before.apps[change.app].spec if change.app in before.apps else None
@@ -44,7 +44,7 @@ def of_changes(before: State, changes: Sequence[Change], at: float) -> Iterator[
                     "flow_run": spec.flow_run if spec else "",
                     "resume": dict(spec.resume) if spec else {},
                 }
-                yield LoopEvent("lost", f"{change.app} is lost: {change.reason}", at, payload)
+                yield LoopEvent("lost", f"{change.app} marked lost: {change.reason}", at, payload)
             case _:
                 pass  # the ledger has it; nobody acts on it
 

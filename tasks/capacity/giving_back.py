@@ -34,24 +34,25 @@ def give_back(
         return
     try:
         if leads(ledger, clock):
-            say("nodes stay as they are: a capacity loop leads the cluster, and sees to them")
+            say("nodes stay: a capacity loop is the leader of the cluster and manages them")
             return
         if active := [one.spec.id for one in ledger.state().active() if one.phase != "lost"]:
             say(
-                f"nodes stay, since {', '.join(active[:3])} may need them; a loop must lead the cluster from now on"
+                f"nodes stay, since {', '.join(active[:3])} may need them; start a capacity loop to"
+                f" manage the cluster"
             )
             return
         if not (more := _surplus(fleet)):
             return
-        say(f"giving nodes back: {more}")
+        say(f"terminating nodes: {more}")
         scaling = replace(settings.scaling, idle_s=0.0, hold_s=0.0)
         left = _run_until_returned(make(replace(settings, scaling=scaling)), ledger, fleet, clock)
     except InfraError as error:
         left = str(error)
     if left:
-        say(f"nodes are left: {left}; look: ebbflow fleet status")
+        say(f"nodes remain: {left}; see: ebbflow fleet status")
     else:
-        say("all nodes that were rented are given back")
+        say("all launched nodes are terminated")
 
 
 def _run_until_returned(loop: CapacityLoop, ledger: Ledger, fleet: FleetControl, clock: Clock) -> str:

@@ -91,15 +91,17 @@ class Lead:
                 away = None
                 if not waited.former:
                     waited.former = error.holder
-                    log.warning("waiting for the lead: %s", error)
+                    log.warning("waiting for leader election: %s", error)
                     if say is not None:
-                        say(f"waiting for the lead: {error}")
+                        say(f"waiting for leader election: {error}")
                 held = self._leader()
                 if held != row:
                     row, since = held, now
                 elif held is not None and now - since > _DEAD * held.seconds:
                     log.warning(
-                        "%s has not renewed its lead for %.0f s: it is taken over", error.holder, now - since
+                        "%s has not renewed its leader lease for %.0f s; this loop takes over",
+                        error.holder,
+                        now - since,
                     )
                     take_over = True
                     continue
@@ -107,7 +109,7 @@ class Lead:
                 if away is None:
                     away = now
                     log.warning(
-                        "the ledger does not answer, trying for %.0f s: %s", self._pace.patience, error
+                        "the ledger does not respond, retrying for %.0f s: %s", self._pace.patience, error
                     )
                 if now - away > self._pace.patience:
                     raise
@@ -151,7 +153,7 @@ class Lead:
             try:
                 self._leadership.resign()
             except LedgerError as error:
-                log.warning("the lead was not given back, it runs out by itself: %s", error)
+                log.warning("the leader lease was not released; it expires by itself: %s", error)
 
     def _leader(self) -> Row | None:
         try:
@@ -177,7 +179,7 @@ class Lead:
             except LedgerUnavailableError:
                 delay = min(_RETRY, self._pace.lead / 3)  # the loop itself says that the ledger is away
             except Exception:
-                log.exception("the lead could not be renewed")
+                log.exception("the leader lease could not be renewed")
                 delay = min(_RETRY, self._pace.lead / 3)
             else:
                 delay = self._pace.lead / 3

@@ -58,7 +58,7 @@ class EventDispatcher:
             self.dropped += 1
             if not self._told_of_drops:
                 self._told_of_drops = True
-                log.warning("the listener is too slow: events are dropped; the ledger has them all")
+                log.warning("the listener is too slow: events are dropped; the ledger keeps all of them")
 
     @property
     def waiting(self) -> int:
@@ -83,4 +83,4 @@ class EventDispatcher:
             except Exception as error:
                 self.failed += 1
                 if self.failed == 1:  # once: the next one fails likely, too
-                    log.warning("the listener failed at %s: %r; the loop goes on", event.kind, error)
+                    log.warning("the listener failed at %s: %r; the loop continues", event.kind, error)

@@ -74,13 +74,13 @@ class Outage:
             self.since, self._attempts = now, 0
             self.count += 1
             log.warning(
-                "the ledger does not answer: nothing is granted, apps keep what they hold; trying for %.0f s: %s",
+                "the ledger does not respond: no leases are granted, apps keep their leases; retrying for %.0f s: %s",
                 self._patience,
                 error,
             )
         self.why = str(error)
         if now - self.since > self._patience:
-            log.error("the ledger has been away for %.0f s; the loop gives up", now - self.since)
+            log.error("the ledger has been unavailable for %.0f s; the loop exits", now - self.since)
             raise error
         delay = min(_MOST, _FIRST * 2.0**self._attempts)
         self._attempts = min(self._attempts + 1, 16)
@@ -93,7 +93,7 @@ class Outage:
         seconds = self._clock.now() - self.since
         self.away += seconds
         self.since, self.why = None, ""
-        log.warning("the ledger answers again, after %.1f s", seconds)
+        log.warning("the ledger is available again after %.1f s", seconds)
         return seconds
 
 
@@ -195,7 +195,7 @@ class CapacityLoop:
         ``LedgerUnavailableError`` when the ledger has been away for longer than the pace's patience.
         """
         if self._lead.take(stop, take_over=take_over) is None:
-            return LoopEnd("stopped while another loop had the lead", False)
+            return LoopEnd("stopped while another loop was the leader", False)
         try:
             self._lead.start(self._wake)
             self._watch.start(self._wake)
@@ -210,7 +210,7 @@ class CapacityLoop:
             raise
         finally:
             self._end()
-        reason = "somebody asked for it" if self._asked else "stopped"
+        reason = "stop requested" if self._asked else "stopped"
         return LoopEnd(reason, self._asked, self.figures.to_dict())
 
     def begin(self, *, take_over: bool = False) -> None:
@@ -246,7 +246,7 @@ class CapacityLoop:
         reports = self._ledger.reports(concerned(state, memory), unread=unread)
         for app, one in unread.items():
             if app not in self._unread:
-                log.warning("the report of %s is left out: %s", app, one.why)
+                log.warning("the report of %s is ignored: %s", app, one.why)
             if app not in RESERVED:
                 held = [lease.number for lease in state.held(app)]
                 held += [number for number, left in memory.left.items() if left.lease.app == app]
@@ -267,7 +267,7 @@ class CapacityLoop:
                 continue
             if (away := self._outage.answered()) is not None:
                 self.figures.outages, self.figures.away = self._outage.count, self._outage.away
-                text = f"the ledger answers again, after {away:.1f} s"
+                text = f"the ledger is available again after {away:.1f} s"
                 self._cycles.tell(
                     [LoopEvent("recovered", text, self._clock.now(), {"seconds": round(away, 1)})]
                 )
@@ -276,7 +276,7 @@ class CapacityLoop:
 
     def _still_leads(self) -> None:
         if self._lead.lost.is_set():
-            raise StaleLoopError(f"{self._lead.holder} leads no more: another loop has taken over")
+            raise StaleLoopError(f"{self._lead.holder} is no longer the leader: another loop has taken over")
 
     def _rest(self, stop: threading.Event, began: float) -> None:
         """Wait for something to do. A cycle that took long is followed by as long a rest, and changes gather."""
@@ -297,9 +297,7 @@ class CapacityLoop:
         now, sight = self._clock.now(), self._cycles.sight
         off = time.time() - time.monotonic() - self._zero
         if abs(off - self._off) > _JUMP:
-            log.warning(
-                "the machine's clock has jumped by %.1f s; the loop's own goes on as before", off - self._off
-            )
+            log.warning("the system clock jumped by %.1f s; the loop's own clock continues", off - self._off)
             self._off = off
         return LoopStatusRecord(
             self._lead.leadership.token,
@@ -327,6 +325,6 @@ class CapacityLoop:
             try:
                 self._ledger.report(LOOP, self._row("stopped").report(self._clock.now()))
             except LedgerError as error:
-                log.warning("the last status could not be written: %s", error)
+                log.warning("the final status could not be written: %s", error)
         self._lead.close(resign=True)
         self._announcer.close()

@@ -112,7 +112,7 @@ class _Poll(Generic[T]):
             if news and len(self.stamps) < _STAMPS:
                 self.stamps.append(now)
         if self._failures:
-            log.warning("%s answers again, after %.0f s", self.what, now - self._failed_at)
+            log.warning("%s is available again after %.0f s", self.what, now - self._failed_at)
         self._failures, self.problem = 0, ""
         with self.lock:
             self.due = now if self._again else now + self.every
@@ -128,7 +128,7 @@ class _Poll(Generic[T]):
         self._failures += 1
         if self._failures == 1:
             self._failed_at = now
-            log.warning("%s cannot be looked at, what was last seen counts on: %s", self.what, error)
+            log.warning("polling %s failed; the last observed state is used: %s", self.what, error)
         self.problem = f"{self.what} has not answered for {now - self._failed_at:.0f} s: {error}"
         delay = min(_MOST_DELAY, self.every * 2.0 ** min(self._failures - 1, 16))
         self.due = now + delay * self._jitter.uniform(0.5, 1.0)
@@ -235,7 +235,7 @@ class Watch:
                     wake.set()
             except Exception:
                 # a defect of a source must not end the watch in silence: the loop would go on blindly
-                log.exception("a look at %s failed", look.what)
+                log.exception("polling %s failed", look.what)
                 look.due = self._clock.now() + _MOST_DELAY
 
 
@@ -309,4 +309,4 @@ def _hazard(state: State, seen: Capacity) -> bool:
 
 def _said(state: State, seen: Capacity) -> str:
     said = str(CapacityDiff.between(known(state), seen))
-    return said if said != "no change" else "nodes are described anew"
+    return said if said != "no change" else "node attributes changed"

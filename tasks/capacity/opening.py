@@ -59,7 +59,7 @@ class PricedSource:
             try:
                 self.learn(first())
             except InfraError as error:
-                log.warning("what nodes cost is not known yet, they count as free: %s", error)
+                log.warning("prices of nodes are not known yet; they count as 0 $/h: %s", error)
         prices = self._prices
         nodes = tuple(
             replace(node, price=prices.get((node.instance_type, node.zone, node.market), node.price))
@@ -345,7 +345,7 @@ class RateLimited:
         try:
             self._work()
         except InfraError as error:
-            log.warning("what nodes cost could not be noted, it is tried again: %s", error)
+            log.warning("prices of nodes could not be recorded; retrying: %s", error)
 
 
 def services_of(ledger: Ledger, app: str) -> Sequence[str]:

@@ -84,7 +84,8 @@ def _found(name: str, allowed: Collection[str] | None) -> EntryPoint | None:
     if allowed is not None and name not in allowed:
         raise OptionError(
             f"policy {name} is code that would be imported: what a file, a block or a parameter names is imported "
-            f"only if whoever starts the run allows it ({OPTION} {name}; allow_policies in a deployment), or as a "
+            f"only if the operator who starts the run allows it ({OPTION} {name}; allow_policies in a"
+            f" deployment), or as a "
             f"name that an installed package offers (entry points {GROUP}; here: {', '.join(_names()) or 'none'})"
         )
     return EntryPoint(name, name, GROUP)

@@ -126,7 +126,7 @@ def _start(ledger: Ledger, app: LostApp, start: Callable[[LostApp], str]) -> boo
     times = "" if app.losses == 1 else f", for the {app.losses}th time"
     decided = Decided(
         "recovery",
-        f"{id_} is started again{times}: {app.reason}",
+        f"restarting {id_}{times}: {app.reason}",
         id_,
         inputs={"losses": app.losses, "since": app.since},
         outcome={"resumed": True},
@@ -136,11 +136,11 @@ def _start(ledger: Ledger, app: LostApp, start: Callable[[LostApp], str]) -> boo
     try:
         how = start(app)
     except EbbflowError as error:
-        log.warning("%s cannot be started again: %s", id_, error)
-        failed = f"{id_} could not be started again: {error}"
+        log.warning("%s cannot be restarted: %s", id_, error)
+        failed = f"{id_} could not be restarted: {error}"
         ledger.write([Decided("recovery", failed, id_, outcome={"resumed": False})])
     else:
-        log.info("%s is started again: %s", id_, how)
+        log.info("restarting %s: %s", id_, how)
     return True
 
 
@@ -157,11 +157,11 @@ def _lost(ledger: Ledger, record: AppRecord, now: float, patience: RestartPolicy
     try:
         resume = Resume.of(record.spec)
     except OptionError as error:
-        hopeless = f"it cannot be started again: {error}"
+        hopeless = f"it cannot be restarted: {error}"
     if late >= patience.losses:
-        hopeless = f"lost {late} times within {patience.window:.0f} s, the last time because {record.reason}"
+        hopeless = f"lost {late} times within {patience.window:.0f} s; last reason: {record.reason}"
     if len(tries) >= patience.tries and now >= due:
-        hopeless = hopeless or f"started {len(tries)} times in vain since it was lost: {record.reason}"
+        hopeless = hopeless or f"{len(tries)} failed start attempts since it was lost: {record.reason}"
     return LostApp(record.spec, resume, since, late, due, record.reason, hopeless, len(tries))
 
 

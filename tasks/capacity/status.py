@@ -245,12 +245,12 @@ def _problems(
     if not leads:
         waiting = sum(record.phase == "waiting" for record in state.active())
         found.append(
-            "no loop leads this cluster: apps keep what they hold, nothing new is granted"
-            + (f", and {waiting} wait" if waiting else "")
+            "no leader in this cluster: apps keep their leases, no new leases are granted"
+            + (f"; {waiting} pending" if waiting else "")
             + "; start one: ebbflow capacity run"
         )
     elif row is None or now - row.at > _GONE:
-        found.append("the loop leads, but has not said anything for a while: the ledger may be slow")
+        found.append("the loop is the leader but missed heartbeats: the ledger may be slow")
     return tuple(found)
 
 

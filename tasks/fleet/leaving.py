@@ -55,7 +55,7 @@ def drain(drainer: Drainer, nodes: Sequence[Node], seconds: float, clock: Clock,
             untold |= dict.fromkeys(waiting, str(error))
             break
         if not asked:
-            say(f"{plural(len(waiting), 'node')} told to finish within {left:.0f} s")
+            say(f"{plural(len(waiting), 'node')} draining, {left:.0f} s to finish")
         asked = True
         untold |= {
             name: str(found) for name, found in answers.items() if found.status in ("failed", "absent")
@@ -66,7 +66,7 @@ def drain(drainer: Drainer, nodes: Sequence[Node], seconds: float, clock: Clock,
         if len(idle) + len(untold) < len(ids):
             clock.sleep(min(LOOK, left))
     for name, why in untold.items():
-        say(f"{name} was not told ({why})")
+        say(f"{name} was not drained ({why})")
     busy = tuple(name for name in ids if name not in idle)
     return Drained(tuple(name for name in ids if name in idle), busy, untold)
 

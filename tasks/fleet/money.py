@@ -178,7 +178,7 @@ def cost(cluster: str, book: UsageLog, prices: PriceSource, now: float, seconds:
     if left_out := len(book.stays) - len(known):
         problems.append(f"{plural(left_out, 'node')} not counted: there is no price for all of its time")
     if vague := sum(not stay.exact for stay in known):
-        problems.append(f"{plural(vague, 'node')} ended while nobody looked: counted up to the next look")
+        problems.append(f"{plural(vague, 'node')} terminated between polls: counted up to the next poll")
 
     def of(name: str, stays: Sequence[NodeUsage]) -> CostRow:
         found = bill(

@@ -140,8 +140,8 @@ class Observation:
             if any(one.id == node for one in pool.nodes):
                 return pool
         raise OptionError(
-            f"{node} is no running node of this cluster: it is gone, or carries other tags; ebbflow fleet status "
-            "lists those that are"
+            f"{node} is no running node of this cluster: it is terminated or has other tags; ebbflow fleet status "
+            "lists the running nodes"
         )
 
 

@@ -55,6 +55,7 @@ def smallest(seen: Observation, pool: str) -> Resources:
     known = nodes + offered
     if not known:
         raise OptionError(
-            f"what a node of {pool} has is not known: it has none, and AWS did not tell of its types"
+            f"resources of a node of {pool} are not known: the pool is empty and AWS did not describe"
+            f" its instance types"
         )
     return Resources(min(cores for cores, _ in known), min(memory for _, memory in known))

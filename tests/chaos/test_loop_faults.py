@@ -167,7 +167,7 @@ def test_a_loop_waits_for_a_disk_that_is_full_or_may_only_be_read(
             while refused not in said:  # it says so once, and tries on
                 said = loop.stderr.readline()
                 assert said, f"it ended: {loop.wait(60)}"
-            assert "the ledger does not answer" in said
+            assert "the ledger does not respond" in said
             if fault == "full":
                 ballast.unlink()
             else:

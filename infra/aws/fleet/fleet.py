@@ -105,7 +105,7 @@ class SpotFleet:
 
             state = plan(self._store.read()) if dry_run else self._store.change(plan)
             if stale:
-                why = f"it was decided for epoch {target.epoch}, and the fleet is at {state.epoch}"
+                why = f"decided for revision {target.epoch}; the fleet is at revision {state.epoch}"
                 return ApplyResult(state.epoch, (), (Refusal(target.pool, why),), dry_run)
             asks = asg.steps(group, state.plans[target.pool])
             if not dry_run:
@@ -153,11 +153,14 @@ class SpotFleet:
                 group = groups[instance.pool]
                 member = group.member(name)
                 if member is None or not member.counts:
-                    continue  # it is gone, or its group is ending it already
+                    continue  # it is gone, or its group is terminating it already
                 if group.desired > (state.plans.get(group.pool) or adopted(group)).nodes:
-                    refused.append(Refusal(name, f"the pool {group.pool} shrinks"))
+                    refused.append(Refusal(name, f"scale-in of pool {group.pool}"))
                 elif (hold := self._hold(group.pool, group)) < seconds:
-                    why = f"its group would end it in {hold:.0f} s, {seconds - hold:.0f} s before its notice does"
+                    why = (
+                        f"its Auto Scaling group would terminate it in {hold:.0f} s,"
+                        f" {seconds - hold:.0f} s before its notice does"
+                    )
                     refused.append(Refusal(name, why))
                 else:
                     asked += self._perform([asg.end(group, name, replaced=True)], dry_run)
@@ -218,7 +221,7 @@ class SpotFleet:
             refused.append(
                 Refusal(
                     pool,
-                    f"{target.nodes} nodes are wanted, and the group takes {group.least} to {group.most}: "
+                    f"desired {target.nodes} nodes, the group allows {group.least} to {group.most}: "
                     f"{nodes} are planned",
                 )
             )
@@ -231,7 +234,9 @@ class SpotFleet:
         staying = sum(member.counts and member.id not in drain for member in group.members)
         if (unnamed := staying - nodes) > 0:
             refused.append(
-                Refusal(pool, f"{unnamed} nodes more than {nodes} are there, and no target says which leave")
+                Refusal(
+                    pool, f"{unnamed} nodes above {nodes} exist, and no target names the nodes to terminate"
+                )
             )
         since = old.on_demand_since if on_demand == old.on_demand else self._clock.now()
         plan = Plan(nodes, on_demand, drain, target.reason, since)
@@ -257,11 +262,11 @@ class SpotFleet:
         if group is None or member is None:
             return ProviderCall("end", name, 0, "ec2:TerminateInstances", {"InstanceIds": [name]})
         if member.leaving:
-            return Refusal(name, "its group is ending it already")
+            return Refusal(name, "its group is terminating it already")
         plan = state.plans.get(group.pool) or adopted(group)
         surplus = member.counts and desired[group.pool] > plan.nodes
         if surplus and desired[group.pool] <= group.least:
-            return Refusal(name, f"its group keeps {group.least} nodes at least")
+            return Refusal(name, f"min_nodes of its group is {group.least}")
         desired[group.pool] -= surplus
         return asg.end(group, name, replaced=not surplus)
 

@@ -81,11 +81,11 @@ def shortage(what: str, size: int, came: int, errors: Sequence[Mapping[str, Any]
     """Return the error for an answer with ``came`` of ``size`` nodes, which are returned, and EC2's ``errors``."""
     told = [(str(error.get("ErrorCode", "")), str(error.get("ErrorMessage", ""))) for error in errors]
     said = "; ".join(sorted({f"{code}: {scrubbed(message)}" for code, message in told})) or "AWS says no more"
-    text = f"cannot {what}: {came} of {size} nodes could be had, and are returned ({said})"
+    text = f"cannot {what}: {came} of {size} nodes were launched and are terminated (insufficient capacity: {said})"
     codes = [code for code, _ in told]
     for found in (of_code(what, *each) for each in told):
         if not isinstance(found, InsufficientCapacityError):
-            return type(found)(f"{found}; the {came} nodes that came are returned", found.code)
+            return type(found)(f"{found}; the {came} launched nodes are terminated", found.code)
     if codes and all(code in PRICE_CODES for code in codes):
         return SpotPriceTooHighError(f"{text}; raise max_price, or leave it out", codes[0])
     return InsufficientCapacityError(text, codes[0] if codes else "")
@@ -205,7 +205,7 @@ class Gangs:
             if plan is not None and (plan.phase == "held" or (plan.phase == "asked" and whole)):
                 found = self._held(name, plan, [i.id for i in there], unsettled, dry_run)
             elif unsettled and not (plan is not None and plan.phase == "ending" and (there or plan.fleet)):
-                refused.append(Refusal(name, "its nodes may not be listed yet; look again in a minute"))
+                refused.append(Refusal(name, "its nodes may not be listed yet; retry in a minute"))
                 continue
             else:
                 found = _ends([i.id for i in there])
@@ -251,7 +251,7 @@ class Gangs:
         try:
             self._return(request.name, nodes, plan)
         except AwsError as failed:
-            log.error("gang %s is not returned yet, repair will go on: %s", request.name, failed)
+            log.error("gang %s is not terminated yet, repair continues: %s", request.name, failed)
         raise why
 
     def _return(self, name: str, ids: Sequence[str], plan: GangPlan | None) -> None:
@@ -273,12 +273,12 @@ class Gangs:
         except (AwsUnavailableError, CredentialsError):
             raise
         except AwsError as error:
-            log.info("%s; its nodes are ended one by one", error)
+            log.info("%s; its nodes are terminated one by one", error)
             return
         for failed in answer.get("UnsuccessfulFleetDeletions", ()):
             code = failed.get("Error", {}).get("Code", "")
             if code not in _DELETED:
-                raise AwsUnavailableError(f"cannot {what}: {code}; repair will try again", code)
+                raise AwsUnavailableError(f"cannot {what}: {code}; repair retries", code)
 
     def _terminate(self, ids: Sequence[str]) -> None:
         found = self._instances.named(ids)
@@ -298,7 +298,7 @@ class Gangs:
 def _stale(target: GangTarget, state: FleetState) -> str:
     """Return why a target was decided for another fleet than there is; empty where it was not."""
     if target.epoch != state.epoch:
-        return f"it was decided for epoch {target.epoch}, and the fleet is at {state.epoch}"
+        return f"decided for revision {target.epoch}; the fleet is at revision {state.epoch}"
     beside = dict(target.beside)
     grown = sorted(pool for pool, plan in state.plans.items() if plan.nodes > beside.get(pool, 0))
     return f"{', '.join(grown)} may have more nodes than when it was decided" if grown else ""
@@ -312,12 +312,12 @@ def _same(request: GangRequest, plan: GangPlan) -> None:
     wanted, has = (request.pool, request.size, request.market), (plan.pool, plan.size, plan.market)
     if wanted != has:
         raise OptionError(
-            f"the gang {request.name!r} exists with pool, size, market {has}; got {wanted}: end it first, or take "
+            f"the gang {request.name!r} exists with pool, size, market {has}; got {wanted}: end it first, or use "
             "another name"
         )
     if plan.phase == "ending":
         raise OptionError(
-            f"the gang {request.name!r} is being returned; take another name, or see in a minute that it is: "
+            f"the gang {request.name!r} is being terminated; use another name, or check in a minute: "
             f"ebbflow fleet end {request.name}"
         )
 

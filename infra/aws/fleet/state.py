@@ -123,7 +123,7 @@ class FolderStore:
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise StorageError(
                 f"the fleet's state {self._path} cannot be understood ({type(error).__name__}: {error}); restore it, "
-                "or end all programs that use it and delete it: plans are then taken from AWS anew"
+                "or end all programs that use it and delete it: plans are then read from AWS"
             ) from error
         if state.cluster != self._cluster:
             raise StorageError(

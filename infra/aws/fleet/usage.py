@@ -122,7 +122,8 @@ class UsageStore:
             raise StorageError(f"cannot read {self._path}: {error.strerror}") from error
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise StorageError(
-                f"{self._path} is no record of stays ({type(error).__name__}: {error}); delete it: costs are then "
+                f"{self._path} is no record of instance usage ({type(error).__name__}: {error}); delete"
+                f" it: costs are then "
                 "counted from the nodes that are there"
             ) from error
 

@@ -279,7 +279,7 @@ class NoticeFeed:
             with of_queue("delete notices that were taken", self._url):
                 answer = self._sqs.delete_message_batch(QueueUrl=self._url, Entries=batch)
             for failure in answer.get("Failed", []):
-                log.warning("a notice that was taken comes again: %s", failure.get("Code"))
+                log.warning("duplicate notice: %s", failure.get("Code"))
 
     def _write(self) -> None:
         with self._writing:
@@ -303,7 +303,7 @@ class NoticeFeed:
                 error="",
             )
         if since is not None:
-            log.warning("the notice queue answers again, after %.0f s", now - since)
+            log.warning("the notice queue is available again after %.0f s", now - since)
 
     def _failed(self, error: Exception) -> None:
         with self._lock:
@@ -313,7 +313,7 @@ class NoticeFeed:
             self._failure = type(error)
             self._status = replace(self._status, failing_since=since, error=str(error))
         if first or other:
-            log.warning("notices cannot be read for now, nodes may vanish without one: %s", error)
+            log.warning("notices cannot be read; nodes may terminate without notice: %s", error)
 
     def _forget(self) -> None:
         with self._lock:

@@ -173,7 +173,7 @@ class NoticeFile:
         try:
             fields = checksums.unsealed(self.path.read_bytes())
             if fields["format"] != _FORMAT:
-                raise NoticeError(f"{self.path} is of another version of Ebbflow; go on with that one")
+                raise NoticeError(f"{self.path} is of another version of Ebbflow; use that version")
             return NoticeLog.from_json(fields)
         except FileNotFoundError:
             return NoticeLog()

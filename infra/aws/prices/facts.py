@@ -62,7 +62,7 @@ class Facts:
         now = self._clock.now()
         until = self._quiet.get(what, now)
         if now < until:
-            raise AwsUnavailableError(f"{what} could not be had; asked again in {until - now:.0f} s")
+            raise AwsUnavailableError(f"{what} not available; retry in {until - now:.0f} s")
         try:
             return ask()
         except forgive:

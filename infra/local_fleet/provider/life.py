@@ -17,8 +17,8 @@ from ebbflow.infra.local_fleet.state.store import LocalFleetStateFile
 from ebbflow.infra.machine import cgroups
 
 Rooms = Mapping[PoolKind, NodeProvider]
-LOST = "its machine is gone"
-OVERDUE = "its notice has run out"
+LOST = "its process exited"
+OVERDUE = "its notice period expired"
 _LEFT = 5.0  # s, beyond its grace, for what a launcher left behind to end by itself
 
 log = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ def finish(
     now = clock.now()
     lost = node.fate in (LOST, OVERDUE) or node.fate.startswith("killed")
     file.change(book.uid, lambda current: current.without(node.id, node.fate, now, lost=lost).short(now))
-    log.info("%s is gone: %s", node.id, node.fate)
+    log.info("%s terminated: %s", node.id, node.fate)
 
 
 def sweep(book: LocalFleetState, clock: Clock) -> None:
@@ -77,7 +77,7 @@ def sweep(book: LocalFleetState, clock: Clock) -> None:
     known = {node.id for node in book.nodes}
     for id_ in marks.nodes(book.uid) - known:
         with contextlib.suppress(ClusterError):
-            log.warning("something still ran on %s, which is gone", id_)
+            log.warning("processes still ran on %s, which is terminated", id_)
             marks.destroy(marks.below(book.uid, id_), clock)
 
 

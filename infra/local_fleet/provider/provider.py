@@ -93,10 +93,10 @@ class GpuNodeProvider:
         while not (folder / READY).exists():
             if child.poll() is not None:
                 raise ClusterError(
-                    f"the machine of {node.id} ended with status {child.returncode}; {processes.tail(log)}"
+                    f"the process of {node.id} exited with status {child.returncode}; {processes.tail(log)}"
                 )
             if self._clock.now() > end:
-                raise ClusterError(f"the machine of {node.id} was not up within {_START:g} s; see {log}")
+                raise ClusterError(f"the process of {node.id} was not up within {_START:g} s; see {log}")
             self._clock.sleep(_LOOK)
         return StartedNode("127.0.0.1", marks.identity(child.pid))
 

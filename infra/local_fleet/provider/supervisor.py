@@ -81,7 +81,7 @@ class NodeSupervisor:
                     self._problem = str(error)
                     log.error("%s", error)
             except Exception:  # a defect must not take all nodes down, which the keeper's end would
-                log.exception("a look at the nodes failed")
+                log.exception("polling the nodes failed")
             self._clock.wait(self._stop, self._look)
         self._stop.set()
         teardown(self._file, self._uid, self._rooms, self._clock)
@@ -142,7 +142,7 @@ class NodeSupervisor:
             if book is None or pool is None:
                 return
             if not self._boot(node, pool.boot):
-                self._drop(node, "not needed any more")
+                self._drop(node, "not needed any longer")
                 return
             room = self._rooms[pool.kind]
             with self._once[pool.kind]:  # what its nodes have in common is started once
@@ -202,7 +202,7 @@ class NodeSupervisor:
             if node.phase == "starting" and book is not None and (pool := book.pool(node.pool)) is not None:
                 with contextlib.suppress(InfraError):
                     self._rooms[pool.kind].end(book, node)
-                    self._drop(node, "its start was cut short")
+                    self._drop(node, "its start was interrupted")
 
 
 def main(folder: str, uid: str) -> None:

@@ -63,7 +63,7 @@ def cancel(book: LocalFleetState, name: str) -> LocalFleetState:
             and node.phase == "starting"
             and node.lasting
         ):
-            book = book.noted(node.id, fate="not needed any more")
+            book = book.noted(node.id, fate="not needed any longer")
     return book
 
 
@@ -74,12 +74,14 @@ def plan(
     pool = book.pool(target.pool)
     assert pool is not None
     if target.epoch != book.epoch:
-        why = f"it was decided for epoch {target.epoch}, and the fleet is at {book.epoch}"
+        why = f"decided for revision {target.epoch}; the fleet is at revision {book.epoch}"
         return book, (), (Refusal(pool.name, why),)
     old, refused = book.plans[pool.name], list[Refusal]()
     nodes = min(max(target.nodes, pool.least), pool.most)
     if nodes != target.nodes:
-        why = f"{target.nodes} nodes are wanted, and the pool has {pool.least} to {pool.most}: {nodes} are planned"
+        why = (
+            f"desired {target.nodes} nodes, the pool allows {pool.least} to {pool.most}: {nodes} are planned"
+        )
         refused.append(Refusal(pool.name, why))
     on_demand = min(nodes, max(target.on_demand, pool.base))
     members = {node.id for node in book.nodes if node.pool == pool.name and node.visible}
@@ -115,7 +117,7 @@ def end(
         node = book.node(id_)
         if node is None or not node.visible:
             went = book.ended(id_)
-            refused.append(Refusal(id_, f"it is gone: {went}" if went else "there is no such node"))
+            refused.append(Refusal(id_, f"it is terminated: {went}" if went else "there is no such node"))
             continue
         # a plan is never below the pool's least, and what is within the plan is replaced
         surplus = left[node.pool] > book.plans[node.pool].nodes

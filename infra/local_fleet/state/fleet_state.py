@@ -107,7 +107,7 @@ class LocalFleetState:
     nodes: tuple[LocalNode, ...] = ()
     heard: tuple[Notice, ...] = ()  # that others have told of, by node
     gone: tuple[GoneNode, ...] = ()  # the newest last
-    gpus: tuple[str, ...] = ()  # of this machine that nodes share out; empty: slots are processors
+    gpus: tuple[str, ...] = ()  # of this machine that nodes share out; empty: slots are CPU cores
     spark: SparkPart | None = None
 
     def pool(self, name: str) -> LocalPool | None:
@@ -191,8 +191,8 @@ class LocalFleetState:
         if plan.short_since is None:
             return ""
         if plan.shut > now and lasting < plan.nodes:
-            return "there is no capacity"
-        return plan.failed or "nodes are on their way"
+            return "insufficient capacity"
+        return plan.failed or "nodes are being launched"
 
     def dollars(self, now: float) -> float:
         """Return what all nodes of this life have cost, those that are there up to ``now``."""

@@ -123,7 +123,7 @@ def check(pools: Sequence[LocalPool]) -> tuple[LocalPool, ...]:
 def shared(pools: Sequence[LocalPool], there: Sequence[str], asked: Sequence[str] | None) -> tuple[str, ...]:
     """Return the GPUs that nodes share out: those ``asked`` for, or all that are ``there`` if they are enough.
 
-    None at all: slots are processors. Raises ``OptionError`` when those asked for are not enough for the first nodes.
+    None at all: slots are CPU cores. Raises ``OptionError`` when those asked for are not enough for the first nodes.
     """
     needed = sum(pool.start * pool.slots for pool in pools if pool.kind == "gpu")
     if asked is None:
@@ -131,6 +131,6 @@ def shared(pools: Sequence[LocalPool], there: Sequence[str], asked: Sequence[str
     if asked and needed > len(asked):
         raise OptionError(
             f"the first nodes need {needed} GPUs, and {len(asked)} are given ({', '.join(asked)}); give more, ask "
-            "for fewer nodes or slots, or give none to train on processors"
+            "for fewer nodes or slots, or give none to train on CPU cores"
         )
     return tuple(asked)

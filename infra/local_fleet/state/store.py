@@ -51,11 +51,13 @@ class LocalFleetStateFile:
             return None
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OptionError) as error:
             raise StorageError(
-                f"the fleet's book {self.path} cannot be understood ({type(error).__name__}: "
+                f"the fleet's state file {self.path} cannot be understood ({type(error).__name__}: "
                 f"{user_files.reason(error)}); end what uses it and delete it"
             ) from error
         except OSError as error:
-            raise StorageError(f"the fleet's book {self.path} cannot be read: {error.strerror}") from error
+            raise StorageError(
+                f"the fleet's state file {self.path} cannot be read: {error.strerror}"
+            ) from error
         if settled:
             with self._lock:
                 self._read = version, book
@@ -81,7 +83,9 @@ class LocalFleetStateFile:
             files.write_atomic(None, "file", str(self.path), encoded(book))
             files.sync_folder(str(self.folder))
         except OSError as error:
-            raise StorageError(f"the fleet's book {self.path} cannot be written: {error.strerror}") from error
+            raise StorageError(
+                f"the fleet's state file {self.path} cannot be written: {error.strerror}"
+            ) from error
 
     def locked(self) -> contextlib.AbstractContextManager[None]:
         """Hold the book's lock."""

@@ -62,7 +62,7 @@ class UtilityBand:
         least, most = limits(pool)
         now = min(max(pool.planned, least), most)
         if len(self.seen) < self.rounds:
-            return to(pool, epoch, now, f"{len(self.seen)} of {self.rounds} rounds seen on this size")
+            return to(pool, epoch, now, f"{len(self.seen)} of {self.rounds} rounds observed at this size")
         mean = fmean(self.seen)
         band = f"[{self.low:g}, {self.high:g}]"
         if self.low <= mean <= self.high:
@@ -74,9 +74,9 @@ class UtilityBand:
         found = _middle(curve, first, last, (self.low + self.high) / 2)
         if found == now:
             rest = (
-                f"no count from {first} to {last} comes nearer"
+                f"no number of nodes from {first} to {last} comes nearer"
                 if first < last
-                else "the pool's limit is reached"
+                else "max_nodes of the pool is reached"
             )
             return to(pool, epoch, now, f"mean utility {mean:.3f} lies outside {band}, but {rest}")
         where = "above" if mean > self.high else "below"

@@ -52,7 +52,7 @@ class DeadlineScaling:
                 continue
             took = curve(nodes) + boot(nodes)
             if took <= self.seconds:
-                said = f"the work ends in {took:.0f} s, within {self.seconds:.0f} s"
+                said = f"the work completes in {took:.0f} s, within {self.seconds:.0f} s"
                 if nodes > least:
                     fewer = curve(nodes - 1) + boot(nodes - 1)
                     said += f"; on {nodes - 1} " + ("it cannot run" if fewer == inf else f"in {fewer:.0f} s")
@@ -62,7 +62,9 @@ class DeadlineScaling:
         if soonest == inf:
             kept = min(max(pool.planned, least), most)
             return to(pool, epoch, kept, f"{none}: the work runs on none of them")
-        said = f"{none} for an end within {self.seconds:.0f} s; {nodes} come first, in {soonest:.0f} s"
+        said = (
+            f"{none} to complete within {self.seconds:.0f} s; {nodes} complete it soonest, in {soonest:.0f} s"
+        )
         return to(pool, epoch, nodes, said)
 
 

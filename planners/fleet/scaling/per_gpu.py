@@ -95,7 +95,7 @@ class PerGpuScaling:
         now = max(pool.planned, least, 1)
         ceiling = min(most, max(now, int(self.explore * now)))
         if now > ceiling:
-            return to(pool, epoch, most, f"the pool may hold {most} nodes at most")
+            return to(pool, epoch, most, f"max_nodes of the pool is {most}")
         here = curve(now)
         said = f"{self.measure} per GPU on {now} nodes is {here:.3f} of a single GPU's, "
         if here <= self.trigger:

@@ -65,25 +65,38 @@ class StabilizationWindow:
         if wanted >= held.nodes:
             after = replace(held, since=inf)
             if wanted == held.nodes:
-                return replace(after, reason="as wished")
+                return replace(after, reason="at desired capacity")
             left = self.between_growths - (now - held.grown)
             if left > 0:
-                return replace(after, reason=f"{wanted} wished; {left:.0f} s until it may grow again")
-            return replace(after, nodes=wanted, grown=now, reason=f"grows from {held.nodes} at once")
+                return replace(
+                    after, reason=f"desired {wanted}; {left:.0f} s until scale-out is allowed (cooldown)"
+                )
+            return replace(after, nodes=wanted, grown=now, reason=f"scale-out from {held.nodes}, immediate")
         since = min(held.since, now)
         after = replace(held, since=since)
         if held.nodes - wanted <= self.tolerance * held.nodes:
-            return replace(after, reason=f"{wanted} wished, within the tolerance of {held.nodes}")
+            return replace(after, reason=f"desired {wanted}, within the tolerance of {held.nodes}")
         left = self.patience - (now - since)
         if left > 0:
-            return replace(after, reason=f"{wanted} wished; shrinks if that lasts for {left:.0f} s more")
+            return replace(
+                after,
+                reason=f"desired {wanted}; scale-in if this holds for {left:.0f} s more (stabilization window)",
+            )
         left = self.hold - (now - max(held.grown, held.shrunk))
         if left > 0:
-            return replace(after, reason=f"{wanted} wished; {left:.0f} s until it may shrink")
+            return replace(
+                after, reason=f"desired {wanted}; {left:.0f} s until scale-in is allowed (cooldown)"
+            )
         peak = held.wishes[0].nodes
         if held.nodes - peak <= self.tolerance * held.nodes:
-            return replace(after, reason=f"up to {peak} wished lately, within the tolerance of {held.nodes}")
-        reason = f"shrinks from {held.nodes}: no more than {peak} wished for {now - since:.0f} s"
+            return replace(
+                after,
+                reason=f"desired up to {peak} in the stabilization window, within the tolerance of {held.nodes}",
+            )
+        reason = (
+            f"scale-in {held.nodes} → {peak}: desired ≤ {peak} nodes for {now - since:.0f} s"
+            f" (stabilization window)"
+        )
         return replace(after, nodes=peak, shrunk=now, since=now if wanted < peak else inf, reason=reason)
 
 

@@ -64,12 +64,12 @@ class Optimus:
             elif gpus:
                 moved.append((gpus, app))
             else:
-                grants[app.id] = Grant(reason="jobs that came before it took all GPUs")
+                grants[app.id] = Grant(reason="pending (Resources): earlier jobs hold all GPUs")
         moved.sort(key=lambda entry: entry[0])
         for gpus, app in moved:
             placement: Placement | None = self.placer(room, app, gpus)
             if placement is None:
-                grants[app.id] = Grant(reason=f"its {gpus} GPUs fit nowhere by the placement rule")
+                grants[app.id] = Grant(reason=f"pending (Resources): no placement of its {gpus} GPUs")
             else:
                 grants[app.id] = Grant(placement, reason=f"{gpus} GPUs by marginal gain")
         return Decision(grants, wake=view.now + self.interval)
@@ -80,7 +80,7 @@ class Optimus:
         heap: list[tuple[float, int, int]] = []
         for number, app in enumerate(apps):
             if app.speed is None:
-                raise PlanningError(f"optimus needs a speed of app {app.id}; it reports none")
+                raise PlanningError(f"optimus needs the speed of app {app.id}; the app reports none")
             least = min(app.min_gpus, app.max_gpus)
             if budget < least:
                 continue

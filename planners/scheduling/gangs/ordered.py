@@ -51,7 +51,7 @@ class Ordered:
             elif self.blocking:
                 blocked = True
         grants = self._place(runs, room, order)
-        waits = Grant(reason="gangs ahead of it leave too few GPUs")
+        waits = Grant(reason="pending (Resources): gangs ahead of it leave too few GPUs")
         return Decision(
             {app.id: grants.get(app.id, waits) for app in view.apps},
             None,
@@ -63,7 +63,7 @@ class Ordered:
         for app in runs:
             if _stays(app, room):
                 room.hold(app.held)
-                grants[app.id] = Grant(app.held, reason="goes on")
+                grants[app.id] = Grant(app.held, reason="continues")
         for app in runs:
             if app.id in grants:
                 continue

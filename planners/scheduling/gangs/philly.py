@@ -83,11 +83,11 @@ class Philly:
                     continue
                 level, seconds = further
                 cause = delay_cause(desk.room, app, level, desk.used(app), self._quota(app))
-                desk.grants[app.id] = Grant(reason=f"waits: {cause}")
+                desk.grants[app.id] = Grant(reason=f"pending: {cause}")
                 causes.append(cause)
                 wake = min(wake, view.now + min(max(seconds, 1.0), self.retry_s))
         still = {id_: at for id_, at in since.items() if not desk.grants[id_].placement}
-        notes = {f"waiting for {cause}": float(causes.count(cause)) for cause in sorted(set(causes))}
+        notes = {f"pending: {cause}": float(causes.count(cause)) for cause in sorted(set(causes))}
         return Decision(desk.grants, (still, desk.moved_at), wake, notes)
 
     def _quota(self, app: App) -> float:
@@ -139,7 +139,7 @@ class _Decision:
         for app in view.apps:
             if app.held and self.room.covers(app.held) and gpus_of(app.held) == app.gpus:
                 self.room.hold(app.held)
-                self.grants[app.id] = Grant(app.held, reason="goes on")
+                self.grants[app.id] = Grant(app.held, reason="continues")
 
     def used(self, app: App) -> int:
         """Return the GPUs that the app's team has."""
@@ -168,13 +168,13 @@ class _Decision:
         """Carry out ``plan`` and start the gang that it is for."""
         self.moves = plan.moves
         for move in plan.moves:
-            self.grants[move.app] = Grant(((move.target, move.gpus),), reason=f"makes room for {app.id}")
+            self.grants[move.app] = Grant(((move.target, move.gpus),), reason=f"preempted for {app.id}")
             self.room.give_back(((move.source, move.gpus),))
             self.room.hold(((move.target, move.gpus),))
             self.moved_at[move.app] = self.now
         placement = place_within(self.room, app, app.gpus, Spread.FEWEST_NODES)
         assert placement is not None  # the plan says so
-        self.start(app, placement, f"starts on nodes that {len(plan.moves)} jobs were moved off")
+        self.start(app, placement, f"starts on nodes from which {len(plan.moves)} jobs were migrated")
 
 
 def _left(app: App) -> float:

@@ -242,7 +242,7 @@ class Tiresias:
                         free.hold(held)
                 placement = self.placer(free, app, app.gpus)
                 if placement is None:
-                    grants[app.id] = Grant(reason="its gang fits nowhere by the placement rule")
+                    grants[app.id] = Grant(reason="pending (Resources): no placement of its gang")
                     continue
             grants[app.id] = Grant(placement, reason=reason)
         for app in view.apps:
@@ -251,7 +251,7 @@ class Tiresias:
         return grants
 
 
-_WAIT = Grant(reason="gangs ahead of it leave too few GPUs")
+_WAIT = Grant(reason="pending (Resources): gangs ahead of it leave too few GPUs")
 
 
 def _after(now: float, at: float) -> float:

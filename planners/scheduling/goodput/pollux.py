@@ -66,11 +66,15 @@ def _reason(held: Placement, given: Placement) -> str:
     """Return what changes for an app, in words."""
     before, after = gpus_of(held), gpus_of(given)
     if given == held:
-        return f"keeps its {before} GPUs" if before else "waits: GPUs add more goodput elsewhere"
+        return (
+            f"keeps its {before} GPUs"
+            if before
+            else "pending (Priority): other apps gain more goodput from GPUs"
+        )
     if not before:
         return f"starts on {after} GPUs"
     if not after:
-        return f"gives up its {before} GPUs: they add more goodput elsewhere"
+        return f"preempted: other apps gain more goodput from its {before} GPUs"
     if before == after:
-        return f"moves with its {before} GPUs to make room"
-    return f"{'grows' if after > before else 'shrinks'} from {before} to {after} GPUs"
+        return f"migrates with its {before} GPUs to defragment nodes"
+    return f"{'scale-up' if after > before else 'scale-down'} {before} → {after} GPUs"

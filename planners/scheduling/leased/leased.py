@@ -131,10 +131,12 @@ class Leased:
 
     def _grant(self, desk: AppAllocation, leases: tuple[Lease, ...]) -> Grant:
         if not desk.counts:
-            return Grant(reason="no GPUs are left by the apps before it")
+            return Grant(reason="pending (Resources): the apps before it took all GPUs")
         held = desk.app.held
         placement: Placement = held if desk.counts == dict(held) else tuple(sorted(desk.counts.items()))
-        reason = f"{sum(desk.won.values())} more GPUs: first by {self.name}" if desk.won else "lease goes on"
+        reason = (
+            f"{sum(desk.won.values())} more GPUs: first by {self.name}" if desk.won else "lease continues"
+        )
         return Grant(placement, min(lease.until for lease in leases), reason)
 
 

@@ -109,7 +109,7 @@ class Elastic:
                 if here and _time_where_it_is(outlook) <= group.time(now, self.moves):
                     group.room.hold(app.held)
                     until = group.until - self.moves.leave
-                    found[app.id] = Grant(app.held, until, "is over before its GPUs leave")
+                    found[app.id] = Grant(app.held, until, "completes before its GPUs terminate")
         return found
 
     def _on_leaving(
@@ -131,7 +131,7 @@ class Elastic:
                 placement = app.held if kept else room.take([(at, most)])
                 if kept:
                     room.hold(app.held)
-                reason = f"{gpus_of(placement)} GPUs until they leave"
+                reason = f"{gpus_of(placement)} GPUs until they terminate"
                 found[app.id] = Grant(placement, group.until - self.moves.leave, reason)
                 break
         return found

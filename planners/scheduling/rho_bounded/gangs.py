@@ -11,7 +11,7 @@ from ebbflow.planners.scheduling.placement import Placer
 from ebbflow.planners.scheduling.rho_bounded.outlook import AppForecast, Group, Moves
 from ebbflow.planners.scheduling.rho_bounded.rollout import CAN_WAIT, Gangs, Rule, order
 
-REASONS = ("all would be over later without it", "its fairness bound runs out", "the shortest that fits")
+REASONS = ("lowers the makespan", "its fairness bound is due", "the shortest that fits")
 
 
 class QueuePosition(NamedTuple):
@@ -63,7 +63,7 @@ def assign(
             grants[app.id] = Grant(reason=REASONS[kind])
         else:
             grants[app.id] = Grant(
-                reason="GPUs cost more than they are worth" if dear else "others come first"
+                reason="pending (Cost): GPUs cost more than their value" if dear else "pending (Priority)"
             )
     for app, number, placement in _placed(chosen, groups, placer):
         until = groups[number].until

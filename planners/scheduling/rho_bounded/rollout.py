@@ -53,7 +53,7 @@ def order(
 ) -> tuple[NDArray[np.intp], NDArray[np.intp], Array]:
     """Return the apps in the order of service, their classes, and from when each one is urgent (s).
 
-    Classes: 0 if all would not be over in time without it, 1 if its fairness bound runs out, 2 if it can wait. Who
+    Classes: 0 if all would not be over in time without it, 1 if its fairness bound is due, 2 if it can wait. Who
     waits needs ``delay`` more, so who runs tends to stay.
     """
     need = left + gangs.delay * waits

@@ -239,16 +239,20 @@ def _measured(view: View, book: Ledger) -> list[Run]:
 
 def _unchanged(view: View, book: Ledger) -> Decision:
     grants = {
-        app.id: Grant(app.held, book.until, "in the middle of a round")
+        app.id: Grant(app.held, book.until, "round in progress")
         if app.held
-        else Grant(reason="waits for the next round")
+        else Grant(reason="pending: next round")
         for app in view.apps
     }
     return Decision(grants, book, book.until)
 
 
 def _waits(app: App, known: set[str]) -> str:
-    return "others are further behind their shares" if app.id in known else "waits for the next allocation"
+    return (
+        "pending (Priority): other apps are further below their shares"
+        if app.id in known
+        else "pending: next allocation"
+    )
 
 
 def _repeated(value: float, times: int) -> float:

@@ -205,14 +205,17 @@ class _Round:
             max_gpus=app.max_gpus, min_gpus=app.min_gpus, held=tuple(standing.kept.items()), kappa=self.policy.kappa,
         )  # fmt: skip
         if table is None:
-            self.reasons[app.id] = f"nothing among the {self.offer.total} free GPUs would help"
+            self.reasons[app.id] = (
+                f"pending (Resources): none of the {self.offer.total} free GPUs improves its rho"
+            )
         return table
 
     def _settle(self, app: str, outcome: Outcome) -> None:
         won, grant, kept = outcome.won[app], outcome.grants[app], outcome.kept[app]
         if not won:
             self.reasons[app] = (
-                f"bid, but {len(outcome.kept) - 1} others gain more from the {self.offer.total} free GPUs"
+                f"pending (Priority): {len(outcome.kept) - 1} other bidders gain more from the"
+                f" {self.offer.total} free GPUs"
             )
             return
         # a bundle that is kept for a moment only would be over before it began
@@ -272,7 +275,7 @@ class _Round:
         if standing.lost:
             reason = f"lost {standing.lost} GPUs with their node; {reason}".removesuffix("; ")
         if not reason:
-            reason = "lease goes on" if placement else "no free GPUs"
+            reason = "lease continues" if placement else "pending (Resources): no free GPUs"
         return Grant(placement, until, reason)
 
 

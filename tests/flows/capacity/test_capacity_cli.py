@@ -114,7 +114,7 @@ def test_a_ledger_that_is_not_there_is_an_error_and_not_made(home: Path) -> None
 
 def test_stop_without_a_loop_says_so(ledger: Ledger) -> None:
     shown = invoke("stop")
-    assert (shown.exit_code, "no loop leads" in shown.output) == (0, True)
+    assert (shown.exit_code, "no leader" in shown.output) == (0, True)
 
 
 def test_stop_that_nobody_hears_fails(ledger: Ledger) -> None:
@@ -154,7 +154,7 @@ def test_run_leads_until_it_is_asked_to_stop(ledger: Ledger, monkeypatch: pytest
     ran = invoke("run", "--runner", "plain", "--policy", "themis", "--option", "knob=0.5")
     asking.join(60)
     assert ran.exit_code == 0, ran.output
-    assert "the loop has ended: somebody asked for it" in ran.output
+    assert "the loop ended: stop requested" in ran.output
     assert "arrived: n0" in ran.output
     assert set(ledger.state().nodes) == {"n0"}
 
@@ -170,7 +170,7 @@ def test_stop_ends_a_loop_wherever_it_runs(ledger: Ledger) -> None:
     stopped = invoke("stop")
     thread.join(60)
     assert stopped.exit_code == 0, stopped.output
-    assert "leads no more" in stopped.output
+    assert "is no longer the leader" in stopped.output
 
 
 @pytest.mark.parametrize(

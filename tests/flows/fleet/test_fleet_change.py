@@ -19,7 +19,7 @@ def test_a_plan_tells_what_would_be_done_and_does_nothing(
 ) -> None:
     present = fleet("plan")
     assert present.code == 0
-    assert "as planned: nothing asks for another size" in present.line
+    assert "as planned: no other size is requested" in present.line
     assert "passes unchanged" in present.line
     limited("[limits]\nnodes = 5\n")
     content = fleet("plan", "etl", "--nodes", "7", "--json").json
@@ -38,7 +38,7 @@ def test_a_plan_for_a_query_takes_the_fewest_nodes_that_end_in_time(
     given = ("plan", "etl", "--query", JOINED, "--tables", tables, "--json")
     easy = fleet(*given, "--within", "100000").json["pools"][0]
     hard = fleet(*given, "--within", "0.001").json["pools"][0]
-    assert "ends in" in easy["wanted"]["reason"]
+    assert "completes in" in easy["wanted"]["reason"]
     assert easy["wanted"]["nodes"] == 1
     assert "no number of nodes from 0 to 8 suffices" in hard["wanted"]["reason"]
     assert fleet("plan", "etl", "--query", JOINED).code == 2
@@ -61,7 +61,7 @@ def test_without_a_terminal_and_without_yes_nothing_is_done(fleet: Fleet, quiet:
     for command in (("grow", "etl", "1"), ("shrink", "etl", "1"), ("drain", quiet.nodes("etl")[0]["id"])):
         done = fleet(*command)
         assert done.code == 1
-        assert "this is no terminal to ask on; add --yes" in done.line
+        assert "no terminal for the confirmation prompt; add --yes" in done.line
     assert quiet.group("etl")["DesiredCapacity"] == 3
 
 
@@ -138,7 +138,7 @@ def test_shrinking_by_a_number_keeps_the_on_demand_base_and_ends_nodes_that_cann
 ) -> None:
     done = fleet("shrink", "etl", "2", "--yes", "--wait", "0")
     assert done.code == 0, done.line
-    assert "was not told" in done.out
+    assert "was not drained" in done.out
     eventually(lambda: [n["market"] for n in cluster.nodes("etl")] == ["on-demand"], 20)
     more = fleet("shrink", "etl", "9", "--yes")
     assert more.code == 2
@@ -153,7 +153,7 @@ def test_a_drained_node_stays_until_it_is_ended_and_is_then_replaced(
     spot = next(n["id"] for n in cluster.nodes("etl") if n["market"] == "spot")
     done = fleet("drain", spot, "--yes", "--wait", "30")
     assert done.code == 0, done.line
-    assert "not ended; they cost until then" in done.line
+    assert "not terminated; they incur costs until terminated" in done.line
     assert {n["id"] for n in cluster.nodes("etl")} == nodes
     (row,) = (n for n in fleet("status", "--json").json["nodes"] if n["id"] == spot)
     assert row["state"] == "draining"
@@ -181,7 +181,7 @@ def test_nodes_of_others_are_never_touched(fleet: Fleet, cluster: "Cluster", ssm
     ("arguments", "message"),
     [
         (("grow", "tpu", "1"), "POOL must be one of the cluster's (etl, gpu); got 'tpu'"),
-        (("grow", "etl/run-1", "1"), "a gang has the size it was asked for with"),
+        (("grow", "etl/run-1", "1"), "the size of a gang is fixed"),
         (("shrink", "etl"), "name a number of nodes or --nodes ID, one of both"),
         (("shrink", "etl", "1", "--nodes", "i-1"), "name a number of nodes or --nodes ID, one of both"),
         (("gang", "run-1", "--pool", "tpu", "--size", "2"), "--pool must be one of the cluster's (etl, gpu)"),

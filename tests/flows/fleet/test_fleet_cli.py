@@ -121,8 +121,8 @@ def test_a_status_shows_pools_nodes_and_notices_with_the_time_left(fleet: Fleet,
     assert fleet("notices", "read").code == 0
     shown = fleet("status")
     assert shown.code == 0
-    assert re.search(rf"^{spot[0]} +etl .*! leaving, [\d.]+ (s|min .*) left", shown.out, re.M)
-    assert re.search(r"^etl +3 +3 +3 +2 +1 of 1 +1 noticed, [\d.]+ s", shown.out, re.M)
+    assert re.search(rf"^{spot[0]} +etl .*! interruption pending, [\d.]+ (s|min .*) left", shown.out, re.M)
+    assert re.search(r"^etl +3 +3 +3 +2 +1 of 1 +1 interruption pending, [\d.]+ s", shown.out, re.M)
     content = fleet("status", "--json").json
     assert [row["name"] for row in content["pools"]] == ["etl", "gpu"]
     (told,) = (node for node in content["nodes"] if node["id"] == spot[0])
@@ -140,7 +140,7 @@ def test_a_pool_that_is_short_says_since_when_and_why(fleet: Fleet, cluster: "Cl
     row = eventually(lambda: (found := observed(fleet))["short_why"] and found, 20)
     assert (row["planned"], row["observed"]) == (5, 3)
     assert row["short_since"] > time.time() - 60
-    assert "etl is short" in fleet("status").line
+    assert "etl: insufficient Spot capacity" in fleet("status").line
 
 
 def test_a_watch_goes_on_until_it_is_interrupted(quiet: "Cluster", tmp_path: Path) -> None:
@@ -212,12 +212,12 @@ def test_dead_letters_are_shown_and_what_can_be_read_is_tried_again(fleet: Fleet
         sqs.send_message(QueueUrl=cluster.settings.dead_letter_queue_url, MessageBody=body)
     shown = fleet("notices", "show")
     assert "a notice must be JSON" in shown.line
-    assert "can be read today: redrive it" in shown.line
+    assert "readable: redrive it" in shown.line
     assert "2 notices could not be handled" in fleet("status").line
-    assert "1 notice would be taken in" in fleet("notices", "redrive", "--dry-run").line
+    assert "1 notice would be redriven" in fleet("notices", "redrive", "--dry-run").line
     done = fleet("notices", "redrive")
     assert done.code == 1  # one is left
-    assert "1 taken in, 1 left" in done.out
+    assert "1 redriven, 1 left" in done.out
     (row,) = (n for n in fleet("status", "--json").json["nodes"] if n["id"] == spot)
     assert row["state"] == "leaving"
     assert len(fleet("notices", "show", "--json").json["dead_letters"]) == 1

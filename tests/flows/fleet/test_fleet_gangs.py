@@ -24,12 +24,12 @@ def test_a_gang_starts_whole_counts_from_then_on_and_is_returned(
     limited("[limits]\nnodes = 6\n")
     dry = fleet(*GANG, "--dry-run")
     assert (dry.code, changes(cluster)) == (0, [])
-    assert "3 spot nodes of etl, all at once or none, one zone and one type" in dry.line
+    assert "3 spot nodes of etl, all-or-nothing, one zone and one type" in dry.line
     assert "ec2:CreateFleet" in dry.line
     assert "dry run: nothing was done" in dry.out
     asked = fleet(*GANG)
     assert asked.code == 1
-    assert "this is no terminal to ask on; add --yes" in asked.line
+    assert "no terminal for the confirmation prompt; add --yes" in asked.line
     assert changes(cluster) == []
     done = fleet(*GANG, "--yes")
     assert done.code == 0, done.line
@@ -39,7 +39,7 @@ def test_a_gang_starts_whole_counts_from_then_on_and_is_returned(
     assert "ebbflow fleet end run-1" in done.line
     again = fleet(*GANG, "--yes")
     assert again.code == 0
-    assert "run-1 is held already" in again.line
+    assert "run-1 is running already" in again.line
     assert changes(cluster) == ["CreateFleet"]
     assert observed(fleet, "etl/run-1")["planned"] == 3
     # there is room for 6 nodes, of which the gang has 3
@@ -98,6 +98,6 @@ def test_a_gang_that_cannot_be_had_says_what_to_do(fleet: Fleet, cluster: "Clust
     cluster.account.configure(most={"spot": 3})
     done = fleet(*GANG, "--yes")
     assert done.code == 1
-    assert "could be had, and are returned" in done.line
-    assert "Ask again later, or for fewer, or --market on-demand" in done.line
+    assert "were launched and are terminated" in done.line
+    assert "Retry later, or request fewer nodes, or --market on-demand" in done.line
     assert of_gang(cluster) == []

@@ -84,10 +84,10 @@ def test_status_says_where_who_and_how_much(url: str) -> None:
     assert code == 0
     flat = " ".join(said.split())
     assert "cluster local" in flat
-    assert "new leads with token 2, for another" in flat
+    assert "new is the leader (fencing token 2), for another" in flat
     assert "events 12, up to number 12, the last" in flat
-    assert "nodes 2 with 4 GPUs, epoch 1" in flat
-    assert "apps 2, of which 1 are not over" in flat
+    assert "nodes 2 with 4 GPUs, revision 1" in flat
+    assert "apps 2, 1 active" in flat
     found = json.loads(run("status", "--url", url, "--json")[1])
     assert (found["last"], found["lead"]["holder"], found["lead_alive"], found["leases"]) == (
         12,
@@ -97,16 +97,17 @@ def test_status_says_where_who_and_how_much(url: str) -> None:
     )
     with Ledger.open(url) as ledger:
         ledger.lead("new").resign()
-    assert "none: new has resigned (token 3)" in " ".join(run("status", "--url", url)[1].split())
+    assert "no leader: new has resigned (fencing token 3)" in " ".join(run("status", "--url", url)[1].split())
 
 
 def test_events_are_told_in_words(url: str) -> None:
     code, said = run("events", "--url", url)
     assert code == 0
     for words in (
-        "training digits of team blue entered", "query q entered", "loop old [b]loop[/b] leads with token 1",
-        "capacity is at epoch 1: nodes n1, n2; notices n2", "auction for digits", "only [red]one[/] bids",
-        "2 leases granted: digits on n1 (2)", "2 leases extended: 1, 2", "1 lease called back: 2", "1 lease ended: 2",
+        "training digits of team blue"
+        " registered", "query q registered", "loop old [b]loop[/b] is the leader (fencing token 1)",
+        "capacity is at revision 1: nodes n1, n2; notices n2", "auction for digits", "only [red]one[/] bids",
+        "2 leases granted: digits on n1 (2)", "2 leases extended: 1, 2", "1 lease preempted: 2", "1 lease ended: 2",
         "released", "digits saved step 7", "digits is stopped", "on request",
     ):  # fmt: skip
         assert words in said
@@ -168,7 +169,7 @@ def test_prune_drops_only_what_it_was_asked_for(url: str) -> None:
     assert found == {"events": 0, "payloads": 1, "up_to": 0, "reports": 0, "dry_run": False}
     found = json.loads(run("prune", "--url", url, "--before", "1d", "--yes", "--json")[1])
     assert found == {"events": 9, "payloads": 0, "up_to": 9, "reports": 0, "dry_run": False}
-    assert "nothing is that old" in run("prune", "--url", url, "--before", "1d", "--yes")[1]
+    assert "no event is that old" in run("prune", "--url", url, "--before", "1d", "--yes")[1]
     assert run("verify", "--url", url)[0] == 0
     assert "pruned up to number 9" in " ".join(run("status", "--url", url)[1].split())
 
@@ -180,7 +181,7 @@ def test_a_moment_that_is_none_is_refused(url: str, when: str) -> None:
 
 
 def test_upgrade_says_that_nothing_is_to_do(url: str) -> None:
-    assert "nothing to do" in run("upgrade", "--url", url)[1]
+    assert "nothing to migrate" in run("upgrade", "--url", url)[1]
 
 
 def test_where_no_ledger_is_none_is_made(tmp_path: Path, home: Path) -> None:

@@ -34,18 +34,20 @@ def test_a_fleet_comes_up_is_looked_at_changed_and_taken_down():
         assert "gpu-1" in said
         assert "$0.4/h" in said
         assert "alive" in said
-        assert "slots are processors" in said
+        assert "slots are CPU cores" in said
         fleet = LocalFleet.attach("lab")
-        assert "gpu-1 stands still" in call("freeze", "gpu-1", "--name", "lab")
+        assert "gpu-1 is paused" in call("freeze", "gpu-1", "--name", "lab")
         assert "frozen" in call("status", "--name", "lab")
-        assert "gpu-1 goes on" in call("thaw", "gpu-1", "--name", "lab")
-        assert "nothing ran there" in call("evict", "digits", "gpu-1", "--name", "lab")
-        assert "may leave in 60 s" in call("notice", "gpu-1", "--seconds", "60", "--advice", "--name", "lab")
-        assert "leaves in 300 s" in call("notice", "gpu-1", "--seconds", "300", "--name", "lab")
+        assert "gpu-1 resumed" in call("thaw", "gpu-1", "--name", "lab")
+        assert "no processes ran there" in call("evict", "digits", "gpu-1", "--name", "lab")
+        assert "may terminate in 60 s" in call(
+            "notice", "gpu-1", "--seconds", "60", "--advice", "--name", "lab"
+        )
+        assert "terminates in 300 s" in call("notice", "gpu-1", "--seconds", "300", "--name", "lab")
         assert "noticed" in call("status", "--name", "lab")
         assert "2 nodes are planned in gpu" in call("add", "gpu", "--name", "lab")
         fleet.wait(lambda book: {"gpu-2", "gpu-3"} <= {n.id for n in book.nodes if n.visible}, 60)
-        assert "gpu-1 is gone" in call("kill", "gpu-1", "--name", "lab")
+        assert "gpu-1 is terminated" in call("kill", "gpu-1", "--name", "lab")
         played = call("play", "0s:kill:gpu", "--name", "lab")
         assert "scripted: gpu-2 is killed without notice" in played
     finally:

@@ -207,14 +207,14 @@ def test_in_an_outage_the_last_nodes_count_and_notices_go_on(feed, clock, caplog
     clock.sleep(6)
     assert [n.id for n in source.capacity().nodes] == ["i-a"]
     assert source.status().stale_since is None
-    assert caplog.text.count("its last known nodes count") == 1
-    assert caplog.text.count("answers again, after 6 s") == 1
+    assert caplog.text.count("its last known nodes are used") == 1
+    assert caplog.text.count("is available again after 6 s") == 1
 
 
 def test_a_fleet_that_never_could_be_seen_is_an_error(feed, clock):
     fleet = FakeFleet("i-a")
     fleet.error = AwsUnavailableError("away")
-    with pytest.raises(EngineUnavailableError, match="the fleet cannot be looked at: away"):
+    with pytest.raises(EngineUnavailableError, match="polling the fleet failed: away"):
         make(fleet, feed, clock).capacity()
 
 

@@ -101,7 +101,7 @@ def test_a_file_that_is_no_record_says_what_to_do(tmp_path):
     stays = UsageStore(None, None, path)
     for text in ("{", "[]", '{"format": 2}', '{"format": 1, "since": 1, "stays": [{}]}'):
         path.write_text(text)
-        with pytest.raises(StorageError, match=r"is no record of stays .*delete it"):
+        with pytest.raises(StorageError, match=r"is no record of instance usage .*delete it"):
             stays.read(NOW)
 
 

@@ -117,7 +117,9 @@ def test_nodes_that_others_have_chosen_run_nowhere_else(runner, there):
             nodes.start("i-9", 1, entry("i-9"))
         there.notices = (Notice("i-1", 1.0),)
         time.sleep(0.25)
-        with pytest.raises(ClusterError, match="there is no instance i-1, or it is in use or about to leave"):
+        with pytest.raises(
+            ClusterError, match="there is no instance i-1, or it is in use or about to terminate"
+        ):
             nodes.start("i-1", 1, entry("i-1"))
 
 
@@ -182,7 +184,7 @@ def test_what_does_not_fit_or_is_there_is_refused(nodes, there):
         nodes.start("i-1", 1, entry("i-1"))
     there.notices = (Notice("i-2", 1.0),)
     time.sleep(0.25)
-    with pytest.raises(ClusterError, match="let the fleet grow first"):
+    with pytest.raises(ClusterError, match="scale out the fleet first"):
         nodes.start("i-2", 4, entry("i-2"))
 
 
@@ -222,7 +224,7 @@ def test_a_node_is_lost_with_its_instance(nodes, there, runner):
     until(lambda: runner.running)
     there.nodes = tuple(node for node in there.nodes if node.id != "i-1")
     time.sleep(0.25)
-    assert nodes.lost("node-1") == "its instance i-1 is gone"
+    assert nodes.lost("node-1") == "its instance i-1 is terminated"
     nodes.end("node-1")
     assert ("stop", "i-1", nodes.uid, "") not in runner.asked  # there is nobody to tell
 
@@ -274,13 +276,13 @@ def test_an_earlier_pool_is_gone_when_no_instance_runs_its_nodes(nodes, runner):
 
 def test_a_capacity_that_never_could_be_seen_refuses_nodes(runner):
     def away():
-        raise EngineUnavailableError("the fleet cannot be looked at: away")
+        raise EngineUnavailableError("polling the fleet failed: away")
 
     there = Instances()
     there.capacity = away
     with (
         AwsNodes(runner, there, host="10.0.0.9") as nodes,
-        pytest.raises(ClusterError, match="the instances are not known: the fleet cannot be looked at"),
+        pytest.raises(ClusterError, match="the instances are not known: polling the fleet failed"),
     ):
         nodes.start("node-1", 1, entry("node-1"))
 
@@ -335,7 +337,7 @@ def test_a_training_whose_script_is_on_s3_survives_the_loss_of_an_instance(aws_a
         assert json.loads((tmp_path / "step").read_text()) == 100
         lost = next(event for event in trainer.events() if event.kind == "node-lost")
         assert lost.content["node"] == ids[0]
-        assert "is gone" in str(lost.content["how"])
+        assert "is terminated" in str(lost.content["how"])
     finally:
         service.close()
     assert service.problems == []

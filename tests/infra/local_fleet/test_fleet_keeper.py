@@ -68,7 +68,7 @@ def test_a_noticed_node_is_told_replaced_and_gone_at_its_deadline(make):
     book = quick.until(lambda book: book.node("gpu-1") is None)
     assert quick.clock.now() >= deadline
     assert "gpu-1" not in quick.room.up
-    assert (book.ended("gpu-1"), quick.fleet.lost("gpu-1")) == ("its notice has run out",) * 2
+    assert (book.ended("gpu-1"), quick.fleet.lost("gpu-1")) == ("its notice period expired",) * 2
     assert quick.fleet.lost("gpu-2") == ""
     assert quick.fleet.lost("gpu-77") == "there is no such node"
 
@@ -88,7 +88,7 @@ def test_a_machine_that_dies_by_itself_is_seen_and_replaced(make):
     quick.until(lambda book: len(there(book)) == 2)
     quick.room.up.discard("gpu-2")
     assert [node.id for node in quick.fleet.capacity().nodes][:1] == ["gpu-1"]
-    assert quick.fleet.lost("gpu-2") == "its machine is gone"
+    assert quick.fleet.lost("gpu-2") == "its process exited"
     quick.until(lambda book: there(book) == ["gpu-1", "gpu-3"])
     assert quick.fleet.book.experience(quick.clock.now())[0] == 1
 
@@ -126,7 +126,7 @@ def test_a_shut_market_gives_nothing_until_it_opens(make):
     quick.fleet.add("gpu", 2)
     time.sleep(0.1)
     pool = quick.fleet.observe().pools[0]
-    assert (pool.planned, pool.requested, pool.nodes, pool.short_why) == (2, 2, (), "there is no capacity")
+    assert (pool.planned, pool.requested, pool.nodes, pool.short_why) == (2, 2, (), "insufficient capacity")
     quick.fleet.shut("gpu", 0)
     quick.until(lambda book: len(there(book)) == 2)
 
@@ -154,7 +154,7 @@ def test_an_end_that_a_crash_cut_off_is_carried_out_by_the_keeper(make):
 def test_what_a_keeper_was_starting_the_next_one_starts_anew(make):
     quick = make(GPU, before=lambda book: changes.give(book, "gpu", 1, 0.0))
     quick.until(lambda book: there(book) == ["gpu-2", "gpu-3"])
-    assert quick.fleet.lost("gpu-1") == "its start was cut short"
+    assert quick.fleet.lost("gpu-1") == "its start was interrupted"
 
 
 def test_a_lost_keeper_is_told_in_a_dry_run_and_started_again(make):
@@ -162,7 +162,7 @@ def test_a_lost_keeper_is_told_in_a_dry_run_and_started_again(make):
     quick.until(lambda book: len(there(book)) == 2)
     assert quick.fleet.kept
     quick.file.change(quick.uid, lambda book: replace(book, keeper=None))
-    assert quick.fleet.repair(dry_run=True).refused[0].why.startswith("its keeper is gone")
+    assert quick.fleet.repair(dry_run=True).refused[0].why.startswith("its node supervisor is gone")
     assert not quick.fleet.kept
     quick.fleet.observe()
     assert quick.fleet.kept

@@ -193,7 +193,7 @@ def test_a_machine_that_is_killed_from_outside_takes_its_node_down_within_second
     os.kill(fleet.book.node(node).process.pid, signal.SIGKILL)
     # nobody but the keeper looks
     eventually(lambda: node not in {n.id for n in fleet.book.seen(POOL)} and not alive(said["pids"]), 20)
-    assert fleet.lost(node) == "its machine is gone"
+    assert fleet.lost(node) == "its process exited"
 
 
 def test_a_notice_reaches_what_runs_there_and_the_node_goes_at_its_deadline(fleet, run):
@@ -203,13 +203,13 @@ def test_a_notice_reaches_what_runs_there_and_the_node_goes_at_its_deadline(flee
     deadline = fleet.notice(node, 600.0)
     eventually((folder / "told").exists)
     assert float((folder / "told").read_text()) == deadline
-    with pytest.raises(ClusterError, match="it has notice and leaves in"):
+    with pytest.raises(ClusterError, match="interruption pending, it terminates in"):
         run("two", node, (1,))
     assert alive(said["pids"]) == said["pids"]
     deadline = fleet.notice(node, 0.5)
     eventually(lambda: fleet.lost(node))
     assert time.time() >= deadline - 0.05
-    assert pool.lost(node) == "its notice has run out"
+    assert pool.lost(node) == "its notice period expired"
     eventually(lambda: not alive(said["pids"]))
 
 
@@ -219,7 +219,7 @@ def test_a_frozen_node_stands_still_and_goes_on(fleet, run):
     fleet.freeze(node)
     eventually(lambda: pool.frozen(node) and fleet.frozen(node))
     assert {n.id: n.state for n in fleet.view()}[node] == "frozen"
-    with pytest.raises(ClusterError, match="it stands still"):
+    with pytest.raises(ClusterError, match="it is paused"):
         run("two", node, (1,))
     fleet.thaw(node)
     eventually(lambda: not pool.frozen(node))

@@ -36,5 +36,5 @@ def test_workers_come_are_lost_and_get_notice_and_nothing_is_left(monkeypatch, t
         deadline = fleet.notice("sql-2", 1.0)
         assert cluster.state.node("sql-2").deadline == pytest.approx(deadline, abs=1.0)
         book = fleet.wait(lambda book: book.node("sql-2") is None, 60)
-        assert book.ended("sql-2") == "its notice has run out"
+        assert book.ended("sql-2") == "its notice period expired"
     assert StateFile.of("mixed").read() is None

@@ -103,7 +103,7 @@ def test_an_app_that_needs_more_than_there_is_takes_no_part_and_is_told_why():
     world.enter(app("b", 2))
     found = seen(world)
     assert [one.id for one in found.view.apps] == ["b"]
-    assert found.left_out == {"a": "needs 6 GPUs at once; 4 are there"}
+    assert found.left_out == {"a": "needs a gang of 6 GPUs (all-or-nothing); 4 exist"}
 
 
 def test_a_promise_that_waits_for_others_counts_as_held():

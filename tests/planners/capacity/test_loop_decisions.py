@@ -130,7 +130,7 @@ def test_a_gang_that_has_no_other_place_gives_all_of_its_gpus_back():
     world.notice("n1", 120)
     world.steps(10)
     assert not world.state.held("a")
-    assert any("needs 4 GPUs at once; 2 are there" in why for why in world.said("guard"))
+    assert any("needs a gang of 4 GPUs (all-or-nothing); 2 exist" in why for why in world.said("guard"))
 
 
 def test_a_node_that_left_ends_its_leases_and_says_who_lost_them():
@@ -141,7 +141,7 @@ def test_a_node_that_left_ends_its_leases_and_says_who_lost_them():
     world.capacity(left=(at,))
     cycle = world.tick(1)
     assert any(isinstance(change, Ended) and change.reason == f"{at} is gone" for change in cycle.changes)
-    assert world.said("recovery") == [f"{at} left while apps held its GPUs: a 4"]
+    assert world.said("recovery") == [f"{at} terminated while apps held its GPUs: a 4"]
     world.step()
     assert world.live("a") == 4
 
@@ -338,7 +338,7 @@ def test_an_app_that_could_not_be_ended_and_speaks_again_keeps_what_it_has():
     held = set(world.state.leases)
     living.dies = world.now - START
     world.steps(20)
-    assert any("takes no part" in why for why in world.said("guard"))
+    assert any("is not schedulable" in why for why in world.said("guard"))
     assert set(world.state.leases) == held
     living.dies = float("inf")
     world.report(living)

@@ -33,7 +33,7 @@ def test_a_team_gets_no_more_than_its_quota_and_others_get_the_rest():
         world.enter(app(id_, 4, team=team))
     world.steps(3)
     assert (world.live("a"), world.live("b"), world.live("c")) == (4, 0, 4)
-    assert world.said("guard") == ["b gets no GPUs: team red may hold 4 GPUs, its other apps have 4"]
+    assert world.said("guard") == ["b gets no GPUs: team red may hold 4 GPUs, its other apps hold 4"]
     world.finish("a")
     world.steps(3)
     assert world.live("b") == 4
@@ -78,7 +78,7 @@ def test_a_spent_budget_ends_the_lease_and_is_not_overspent(whose):
     assert 0.85 < record.dollars <= 1.0
     assert world.state.apps["b"].phase == "finished"
     assert len([why for why in world.said("guard") if why.startswith("a ")]) == 1
-    assert "budget of $1.00 is spent" in world.said("guard")[0]
+    assert "budget of $1.00 is exhausted" in world.said("guard")[0]
 
 
 def test_the_loop_wakes_when_a_budget_will_be_spent():
@@ -96,7 +96,7 @@ def test_an_app_with_unsaved_work_is_spared_for_a_while_but_not_for_a_notice():
     world.enter(app("b", 4, 1, 8))
     world.steps(40)
     assert world.live("a") == 8
-    assert "s of its work are in no checkpoint" in world.said("guard")[0]
+    assert "s of unsaved work" in world.said("guard")[0]
     world.steps(30)
     assert (world.live("a"), world.live("b")) == (0, 8)
 
@@ -164,4 +164,4 @@ def test_what_apps_have_cost_counts_when_the_ledger_has_forgotten_them(more, tea
     world.enter(app("b", 1))
     world.steps(5)
     assert (world.live("a"), world.live("b")) == (0, 1)
-    assert "budget of $1.00 is spent: $1.00 by now" in world.said("guard")[0]
+    assert "budget of $1.00 is exhausted: $1.00 spent" in world.said("guard")[0]

@@ -65,7 +65,7 @@ def test_an_app_that_shrinks_on_a_node_gives_back_its_highest_slots():
     assert recalled(moves) == {2, 3}
     [(deadline, why)] = moves.recalled
     assert deadline == world.now + 20
-    assert why == "its share is now 1 of n1"
+    assert why == "preempted: its allocation is now 1 of n1"
 
 
 def test_a_move_to_free_gpus_grants_and_recalls_at_once():
@@ -158,7 +158,7 @@ def test_a_nearer_deadline_calls_back_again_a_later_one_does_not():
     world = world_of(ELASTIC, app("a", 2, 1, 4), held={"a": [("n1", 0)]})
     world.write([Recalled((1,), world.now + 20)])
     world.notice("n1", 20)  # to be empty in 15 s: a quarter is left for the end
-    assert settle(world, {}).recalled == {(world.now + 15, "n1 leaves in 20 s"): [1]}
+    assert settle(world, {}).recalled == {(world.now + 15, "n1 terminates in 20 s"): [1]}
     world.write([Recalled((1,), world.now + 10)])
     assert not settle(world, {}).recalled
 

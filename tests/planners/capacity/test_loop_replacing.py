@@ -44,7 +44,7 @@ def test_a_node_with_a_notice_gets_a_successor_at_once_and_only_one():
     world.notice("n0", 120.0)
     cycle = world.tick(0.1)
     assert names(cycle) == ["n0"]
-    assert world.said("scaling") == ["gpu gets a node in place of n0, which leaves in 120 s"]
+    assert world.said("scaling") == ["gpu launches a replacement node for n0, which terminates in 120 s"]
     assert cycle.wake <= world.now + AGAIN
     world.now += AGAIN - 1.0
     assert names(world.cycle()) == []
@@ -68,7 +68,7 @@ def test_a_full_pool_waits_until_the_node_is_gone_and_says_so_once():
     assert names(world.tick(0.1)) == []
     world.steps(5)
     assert [why for why in world.said("guard") if "n0" in why] == [
-        "n0 of gpu is not replaced before it is gone: the pool may have 2 nodes at once"
+        "n0 of gpu is not replaced before termination: max_nodes of the pool is 2"
     ]
 
 

@@ -83,7 +83,7 @@ def test_an_app_that_waits_for_too_long_gets_nodes_no_more_than_it_needs():
     assert at >= 10.0
     assert target.nodes == 3
     assert "a has waited for" in target.reason
-    assert any("gpu grows from 1 to 3 nodes" in why for why in world.said("scaling"))
+    assert any("gpu scale-out 1 → 3 nodes" in why for why in world.said("scaling"))
     world.steps(40)
     assert world.live("a") == 6
     assert world.sizes == {"gpu": 3}
@@ -111,7 +111,7 @@ def test_a_deadline_that_nears_brings_nodes_before_it_is_too_late():
     world.steps(60)
     first = world.targets[0][1]
     assert "a needs" in first.reason
-    assert "to end within" in first.reason
+    assert "to complete within" in first.reason
     assert world.sizes["gpu"] >= 3
     while world.state.apps["a"].phase != "finished":
         world.step()
@@ -190,7 +190,7 @@ def test_a_dry_spot_pool_falls_back_to_on_demand():
     world.fleet = replace(world.fleet, pools=short)
     world.steps(40)
     assert world.fleet.pools[0].on_demand == 1
-    assert any("spot has been short" in why for why in world.said("scaling"))
+    assert any("insufficient Spot capacity" in why for why in world.said("scaling"))
 
 
 def test_a_noticed_node_is_not_counted_on():
@@ -343,8 +343,8 @@ def test_of_a_pool_of_which_nothing_is_known_one_node_is_tried_first():
 @pytest.mark.parametrize(
     ("target", "said"),
     [
-        ({"nodes": 4}, "grows from 3 to 4 nodes"),
-        ({"nodes": 1}, "shrinks from 3 to 1 node"),
+        ({"nodes": 4}, "scale-out 3 → 4 nodes"),
+        ({"nodes": 1}, "scale-in 3 → 1 node"),
         ({"nodes": 3, "drain": ("n1",)}, "stays at 3 nodes, drains n1"),
         ({"nodes": 3, "on_demand": 2}, "stays at 3 nodes, 2 of them on-demand instead of 0"),
     ],

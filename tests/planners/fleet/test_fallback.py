@@ -39,7 +39,7 @@ def test_after_some_minutes_the_missing_nodes_are_asked_for_on_demand():
     short = pool(*nodes(6), short_since=1000.0, short_why="UnfulfillableCapacity: no")
     found = amended(wish(), short, 1300.0, RULE)
     assert (found.nodes, found.on_demand, found.drain) == (10, 4, ())
-    assert "300 s (UnfulfillableCapacity: no): 4 nodes on-demand" in found.reason
+    assert "300 s (UnfulfillableCapacity: no): 4 on-demand nodes instead" in found.reason
 
 
 def test_nodes_that_are_about_to_leave_count_as_missing():

@@ -53,9 +53,9 @@ def size(verdict: GuardResult) -> tuple[int, int, tuple[str, ...]]:
 @pytest.mark.parametrize(
     ("target", "said"),
     [
-        (want(5, epoch=6), "decided for epoch 6; the fleet is at epoch 7"),
-        (want(5, epoch=8), "decided for epoch 8; the fleet is at epoch 7"),
-        (want(5, "cpu"), "there is no pool 'cpu'; there are etl"),
+        (want(5, epoch=6), "decided for revision 6; the fleet is at revision 7"),
+        (want(5, epoch=8), "decided for revision 8; the fleet is at revision 7"),
+        (want(5, "cpu"), "no pool 'cpu'; pools: etl"),
         (want(-1), "got 0 on-demand of -1 nodes"),
         (want(2, on_demand=3), "got 3 on-demand of 2 nodes"),
     ],
@@ -81,7 +81,7 @@ def test_growth_and_loss_of_one_decision_are_bounded() -> None:
     names = tuple(f"etl-{at}" for at in range(4))
     verdict = check(want(0, drain=names), fleet(), limits)
     assert size(verdict) == (2, 0, ("etl-0", "etl-1"))
-    assert "2 nodes instead of 0: one decision takes 2 nodes away at most" in verdict.reasons
+    assert "2 nodes instead of 0: one decision terminates at most 2 nodes" in verdict.reasons
     # an exchange of nodes is bounded as well
     assert size(check(want(4, drain=names), fleet(), limits)) == (4, 0, ("etl-0", "etl-1"))
 
@@ -127,7 +127,7 @@ def test_a_ceiling_below_what_is_there_drains_the_dearest_that_may_leave() -> No
     uses = {"b": NodeUse(holds=frozenset({"x"}))}
     verdict = check(want(4), fleet(pool(nodes=nodes, most=2)), Limits(), uses=uses)
     assert size(verdict) == (2, 0, ("d", "c"))
-    assert "d, c drained: 2 nodes are to stay" in verdict.reasons
+    assert "d, c drained: 2 nodes must stay" in verdict.reasons
 
 
 # --- last copies and notices -------------------------------------------------------------------------------------
@@ -176,18 +176,21 @@ def test_no_new_work_on_nodes_that_leave() -> None:
         notices=(Notice("etl-0", 1100.0), Notice("etl-1", 900.0), Notice("etl-2", 1100.0, "rebalance")),
     )
     assert closed(told) == {
-        "etl-0": "it leaves in 100 s",
-        "etl-1": "its time is over",
+        "etl-0": "it terminates in 100 s",
+        "etl-1": "its deadline has passed",
         "etl-3": "it is being drained",
     }
     good, why = open_nodes(told, 7, ["etl-3", "etl-2", "etl-0", "gone"])
     assert good == ("etl-2",)
     assert why == (
-        "no new work on etl-3: it is being drained",
-        "no new work on etl-0: it leaves in 100 s",
-        "no new work on gone: it is not there",
+        "etl-3 is cordoned: it is being drained",
+        "etl-0 is cordoned: it terminates in 100 s",
+        "gone is cordoned: no such node",
     )
-    assert open_nodes(told, 6, ["etl-2"]) == ((), ("refused: decided for epoch 6; the fleet is at epoch 7",))
+    assert open_nodes(told, 6, ["etl-2"]) == (
+        (),
+        ("rejected: decided for revision 6; the fleet is at revision 7",),
+    )
 
 
 # --- money -------------------------------------------------------------------------------------------------------
@@ -225,7 +228,7 @@ def test_no_exchange_that_cannot_be_paid_for_leaves_a_pool_below_its_least() -> 
     limits = Limits(dollars_per_hour=2.0, pools={"etl": PoolLimits(least=4)})
     verdict = check(want(4, drain=("etl-0",)), fleet(), limits, new=NEW)
     assert size(verdict) == (4, 0, ())
-    assert verdict.reasons == ("etl-0 not drained: its successor cannot be paid for",)
+    assert verdict.reasons == ("etl-0 not drained: its replacement node exceeds the budget",)
 
 
 def test_a_price_that_rises_above_the_budget_drains_as_few_as_needed_step_by_step() -> None:
@@ -241,7 +244,7 @@ def test_money_goes_before_the_floor_and_the_last_copy_before_money() -> None:
     uses = {f"etl-{at}": NodeUse(holds=frozenset({f"x{at}"})) for at in range(3)}
     verdict = check(want(4), fleet(), limits, uses=uses)
     assert size(verdict) == (3, 0, ("etl-3",))
-    assert "3 nodes: no more of them can be drained now" in verdict.reasons
+    assert "3 nodes: no further node can be drained now" in verdict.reasons
 
 
 def test_dollars_per_run() -> None:
@@ -256,7 +259,7 @@ def test_dollars_per_run() -> None:
     assert of(RunMoney(10.0)) == 0
     assert of(RunMoney(10.0, 0.0)) == 0
     verdict = check(want(20), fleet(), limits, new=NEW, run=RunMoney(4.0, 7200.0))
-    assert "the run may cost $10, of which $4 are spent, and 2 h are to come" in verdict.reasons[0]
+    assert "the run may cost $10, $4 are spent, 2 h remain" in verdict.reasons[0]
 
 
 # --- limits ------------------------------------------------------------------------------------------------------

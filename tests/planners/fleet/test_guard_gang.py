@@ -71,14 +71,14 @@ def test_each_limit_refuses_a_gang_that_is_a_node_too_large_and_says_so(
     assert refused.target is None
     (why,) = refused.reasons
     assert f"{fits} nodes instead of {fits + 1}" in why
-    assert "a gang is whole or not at all" in why
+    assert "a gang starts all-or-nothing" in why
 
 
 def test_refusals_name_the_limit() -> None:
     def why(**limits: Any) -> str:
         return asked(**limits).reasons[0]
 
-    assert "one decision adds 3 at most" in why(grow=3)
+    assert "one decision launches at most 3" in why(grow=3)
     assert "all pools may have 9, the others have 6" in why(nodes=9)
     own = why(pools={"gpu": PoolLimits(most=5)})
     assert "the pool's limit is 5, of which the pool and its other gangs have 2" in own
@@ -86,7 +86,7 @@ def test_refusals_name_the_limit() -> None:
     assert "team vision may have 20 GPUs" in why(teams={"vision": Quota(("gpu",), gpus=20)})
     assert "the limit is $7/h, other pools cost $4/h" in why(dollars_per_hour=7.0)
     assert "the run may cost $3" in why(dollars_per_run=3.0, run=RunMoney(0.0, 3600.0))
-    assert "there is no pool 'tpu'; there are etl, gpu" in asked(replace(RUN, pool="tpu")).reasons[0]
+    assert "no pool 'tpu'; pools: etl, gpu" in asked(replace(RUN, pool="tpu")).reasons[0]
 
 
 def test_a_gang_on_demand_is_not_made_a_spot_one_by_a_limit() -> None:
@@ -134,7 +134,7 @@ def test_a_gang_that_is_held_or_all_there_passes_whatever_the_limits() -> None:
     starting = fleet(pool("gpu", 2), pool("gpu/run-1", 0, planned=4))
     assert check_gang(RUN, starting, tight).target is None
     assert check_gang(RUN, starting, tight, held=True).target == GangTarget(
-        RUN, 7, "asked for: it is there already", (("gpu", 2),)
+        RUN, 7, "asked for: the gang exists already", (("gpu", 2),)
     )
 
 

@@ -136,7 +136,7 @@ def test_dry_places_get_nothing_and_on_demand_stands_in() -> None:
     choice = choose(offers, 40, SOME, dry=[("m", "a"), ("m", "b")])
     assert nodes(choice) == {("m", "a", "on-demand"): 10}
     assert choice.on_demand == choice.nodes == 10
-    assert {why for _, why in choice.left_out} == {"no capacity at present"}
+    assert {why for _, why in choice.left_out} == {"insufficient capacity"}
 
 
 def test_without_a_way_the_error_says_what_limits() -> None:
@@ -147,7 +147,7 @@ def test_without_a_way_the_error_says_what_limits() -> None:
         choose(offers, 40, SOME, terms=Terms(on_demand_most=0))
     with pytest.raises(PlanningError, match="there are no offers"):
         choose([], 1, SOME)
-    with pytest.raises(PlanningError, match="2 on-demand nodes are asked for; the offers have 0"):
+    with pytest.raises(PlanningError, match="2 on-demand nodes are required; the offers have 0"):
         choose(offers[:1], 1, SOME, terms=Terms(on_demand_least=2))
     with pytest.raises(PlanningError, match="does no work"):
         choose([replace(offers[0], gpus=0)], 1, SOME, work=by_gpus)

@@ -132,7 +132,7 @@ def test_a_ledger_that_is_away_is_survived_and_told_once(loop: ScriptedLoop, led
         agent.saved("file:///two")
         until(lambda: agent.book.silence > 0.2, "silence")
         assert agent.standing.placement == {"a": 1}, "what it has, it keeps"
-        with pytest.raises(LeaseError, match="has not answered"):
+        with pytest.raises(LeaseError, match="has not responded"):
             agent.book.enter("u", "a", 1)
         outage.away = False
         until(lambda: loop.phase("t") == "running", "what was said meanwhile")
@@ -141,7 +141,10 @@ def test_a_ledger_that_is_away_is_survived_and_told_once(loop: ScriptedLoop, led
         agent.left("u")
         assert number in loop.state.leases
     assert loop.state.apps["t"].checkpoint == "file:///two"
-    assert [text.split(",")[0] for text in told] == ["the ledger does not answer", "the ledger answers again"]
+    assert [text.split(";")[0].split(" after")[0] for text in told] == [
+        "the ledger does not respond",
+        "the ledger is available again",
+    ]
     assert len(loop.ledger.events(app="t", kinds=[Saved])) == 1
 
 

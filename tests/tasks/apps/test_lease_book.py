@@ -77,7 +77,7 @@ def test_nothing_is_started_while_the_ledger_does_not_answer() -> None:
     book, clock = book_of(lease(1))
     clock.time += RULES.fence + 1.0
     assert book.allowed()
-    with pytest.raises(LeaseError, match="has not answered for 6 s"):
+    with pytest.raises(LeaseError, match="has not responded for 6 s"):
         book.enter("u", "a", 1)
 
 

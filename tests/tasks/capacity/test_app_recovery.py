@@ -72,7 +72,7 @@ def test_a_lost_app_is_started_once_it_is_due_and_again_if_it_does_not_enter(
     assert not resume_lost(ledger, start, clock, PATIENCE), "it is on its way"
     (said,) = [e.change for e in ledger.events(app="t", kinds=[Decided])]
     assert isinstance(said, Decided)
-    assert (said.kind, said.reason) == ("recovery", "t is started again: silent")
+    assert (said.kind, said.reason) == ("recovery", "restarting t: silent")
     clock.ahead += 101.0
     assert resume_lost(ledger, start, clock, PATIENCE), "it never entered"
     assert len(started) == 2
@@ -89,7 +89,7 @@ def test_an_app_that_is_lost_again_and_again_has_failed(ledger: Ledger, clock: H
     assert not resume_lost(ledger, lambda app: "never", clock, PATIENCE)
     record = ledger.state().apps["t"]
     assert (record.phase, record.reason) == (
-        "failed", "lost 3 times within 3600 s, the last time because its node is gone",
+        "failed", "lost 3 times within 3600 s; last reason: its node is gone",
     )  # fmt: skip
     assert not lost_apps(ledger, clock.now(), PATIENCE)
 
@@ -132,7 +132,7 @@ def test_an_app_that_cannot_be_started_is_told(ledger: Ledger, clock: Hands, tmp
     assert resume_lost(ledger, start, clock, PATIENCE)
     last = ledger.events(app="t", kinds=[Decided])[-1].change
     assert isinstance(last, Decided)
-    assert "could not be started again: no such deployment" in last.reason
+    assert "could not be restarted: no such deployment" in last.reason
     lose(ledger, AppSpec("odd", "training", resume={"kind": "ship", "folder": "/x", "id": "odd"}))
     resume_lost(ledger, start, clock, PATIENCE)
     assert ledger.state().apps["odd"].phase == "failed"

@@ -126,7 +126,9 @@ def test_an_end_by_force_whose_answer_was_lost_ends_no_lease_that_came_after(tmp
 
         def torn(changes):
             real(changes)
-            assert any(isinstance(one, Ended) and one.reason == "ended by force" for one in changes)
+            assert any(
+                isinstance(one, Ended) and one.reason == "terminated by the lease enforcer" for one in changes
+            )
             assert any(isinstance(one, Granted) for one in changes)
             raise LedgerUnavailableError("the answer is lost, for a test", unsure=True)
 

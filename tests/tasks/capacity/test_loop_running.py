@@ -112,15 +112,15 @@ def test_a_ledger_that_is_away_is_waited_for(ledger, start, caplog):
         assert held(ledger, "a") == 2  # apps keep what they hold
         flaky.away = False
         until(lambda: "late" in ledger.state().nodes, "the node that came meanwhile", app.step)
-        until(lambda: "answers again" in caplog.text, "the word that it is back")
-    assert sum("the ledger does not answer" in record.message for record in caplog.records) == 1
-    assert sum("answers again" in record.message for record in caplog.records) == 1
+        until(lambda: "is available again" in caplog.text, "the word that it is back")
+    assert sum("the ledger does not respond" in record.message for record in caplog.records) == 1
+    assert sum("is available again" in record.message for record in caplog.records) == 1
     ScriptedApp(ledger, "b", 2).enter()
     until(lambda: held(ledger, "b") == 2, "leases after the outage", app.step)
     running.close()
     assert running.error is None
     assert running.loop.figures.outages == 1
-    assert any("answers again" in event.text for event in recorder.events if event.kind == "recovered")
+    assert any("is available again" in event.text for event in recorder.events if event.kind == "recovered")
     assert double_bookings(ledger) == []
 
 
@@ -166,7 +166,7 @@ def test_a_second_loop_waits_and_takes_over_when_the_first_has_gone(ledger, star
         first = start(ledger, FakeSource(*nodes(1)), holder="first")
         until(lambda: ledger.state().nodes, "the first look")
         second = start(ledger, FakeSource(*nodes(2)), holder="second")
-        until(lambda: "waiting for the lead" in caplog.text, "the wait")
+        until(lambda: "waiting for leader election" in caplog.text, "the wait")
     assert set(ledger.state().nodes) == {"n0"}
     first.close()
     assert first.error is None

@@ -42,8 +42,6 @@ def test_without_an_auction_that_tells_of_all_the_others_are_told_of(tmp_path: P
 def test_of_many_reports_that_cannot_be_read_some_are_named() -> None:
     assert problems({}) == ()
     said = problems({f"a{n}": UnreadableReport(1.0, "a newer Ebbflow " + "x" * 500) for n in range(9)})
-    assert [one[:41] for one in said[:3]] == [
-        f"the report of a{n} is left out: a newer Ebb" for n in range(3)
-    ]
-    assert said[3:] == ("the reports of 6 more cannot be read either",)
+    assert [one[:40] for one in said[:3]] == [f"the report of a{n} is ignored: a newer Ebb" for n in range(3)]
+    assert said[3:] == ("the reports of 6 more apps are ignored too",)
     assert max(map(len, said)) < 400

@@ -96,7 +96,7 @@ def test_a_gang_that_is_held_passes_and_is_returned_as_it_is() -> None:
 
 
 def test_what_has_become_stale_is_a_refusal_and_a_want_of_machines_an_error() -> None:
-    stale = Gangs(refuses="it was decided for epoch 7, and the fleet is at 8")
+    stale = Gangs(refuses="decided for revision 7; the fleet is at revision 8")
     done = start_gang(stale, guard_gang(seen(), stale, RUN, rules()))
     assert done.applied.refused == (Refusal("run-1", stale.refuses),)
     with pytest.raises(InsufficientCapacityError):

@@ -48,7 +48,7 @@ def test_it_waits_until_all_are_idle_and_asks_only_those_that_are_not() -> None:
     assert nodes.calls[0] == (("a", "b"), 300)
     assert {names for names, _ in nodes.calls[1:]} == {("b",)}
     assert clock.time - 1000 < 30
-    assert said[0] == "2 nodes told to finish within 300 s"
+    assert said[0] == "2 nodes draining, 300 s to finish"
     assert said[-1] == "2 of 2 idle"
 
 
@@ -74,7 +74,7 @@ def test_a_node_that_is_gone_is_not_waited_for_nor_one_that_cannot_be_told() -> 
     found = drain(nodes, NODES, 300, clock, said.append)
     assert (found.idle, found.busy, set(found.untold)) == (("a",), ("b",), {"b"})
     assert len(nodes.calls) == 1
-    assert said[-1] == "b was not told (b: absent, not known)"
+    assert said[-1] == "b was not drained (b: absent, not known)"
 
 
 def test_an_outage_ends_the_wait_at_once() -> None:

@@ -129,7 +129,7 @@ def test_spot_that_is_dry_becomes_on_demand() -> None:
     seen = observe(Control(short), Market())
     target = decide(seen, wish(seen, "etl", 3, "as planned"), FleetRules())
     assert target.on_demand == 2
-    assert "spot has been short for 900 s (no capacity)" in target.reason
+    assert "insufficient Spot capacity for 900 s (no capacity)" in target.reason
 
 
 def test_the_guard_counts_new_nodes_at_the_dearest_spot_and_the_cheapest_on_demand_price() -> None:
@@ -149,7 +149,7 @@ def test_what_the_guard_refuses_is_not_applied() -> None:
     done = act(control, guard(seen, stale, FleetRules()))
     assert control.targets == []
     assert done.refused[0].of == "guard"
-    assert "epoch 6" in done.refused[0].why
+    assert "revision 6" in done.refused[0].why
     act(control, guard(seen, wish(seen, "etl", 2, "more"), FleetRules()), dry_run=True)
     assert [dry for _, dry in control.targets] == [True]
 
@@ -255,7 +255,7 @@ def test_costs_say_which_nodes_they_leave_out() -> None:
     assert unknown.total.nodes == 0
     assert any("2 nodes not counted" in problem for problem in unknown.problems)
     vague = cost("lab", book, Market(), NOW, HOUR)
-    assert any("1 node ended while nobody looked" in problem for problem in vague.problems)
+    assert any("1 node terminated between polls" in problem for problem in vague.problems)
 
 
 def test_of_offers_the_cheapest_useful_hour_is_marked_not_the_cheapest_price() -> None:
@@ -371,4 +371,4 @@ def test_a_refusal_is_told() -> None:
         (Refusal("i-1", "it is gone"),),
     )
     assert applied_lines(done) == ["etl: 3 nodes  (autoscaling:SetDesiredCapacity)", "not i-1: it is gone"]
-    assert applied_lines(ApplyResult(1)) == ["nothing to ask for"]
+    assert applied_lines(ApplyResult(1)) == ["nothing to request"]

@@ -233,7 +233,7 @@ def moved(lab: "Cluster", ssm: "SystemsManager", folder: Path, runs: Sequence[st
     assert min(launched) < ended, "there was no node beside the one that was taken"
 
     # what was rented was given back, although the pool may idle for a minute
-    assert any("are given back" in line for line in heard.lines), heard.lines
+    assert any("are terminated" in line for line in heard.lines), heard.lines
     assert lab.group("gpu")["DesiredCapacity"] == 0
     assert not lab.nodes("gpu")
     assert lab.account.state()["errors"] == []
@@ -295,7 +295,9 @@ def test_what_an_app_that_falls_silent_left_on_a_node_is_really_ended(
             until(lambda: not ledger.state().held("a"), "end of its lease")
             until(lambda: ledger.state().apps["a"].phase == "lost", "loss of the app")
             ended = [e.change for e in ledger.events(kinds=[Ended])]
-            assert [one.reason for one in ended if isinstance(one, Ended)] == ["ended by force"]
+            assert [one.reason for one in ended if isinstance(one, Ended)] == [
+                "terminated by the lease enforcer"
+            ]
             stops = [one for one in ssm.sent if one["Parameters"]["action"] == ["stop"]]
             assert {one["Parameters"]["name"][0] for one in stops} == {pool.uid}
         stop.set()
@@ -336,11 +338,11 @@ def test_nodes_that_others_may_need_are_not_given_back(tmp_path: Path) -> None:
     with Ledger.open(str(tmp_path / "ledger.db")) as ledger:
         ledger.write([AppEntered(AppSpec("other", "training"))])
         give_back(ledger, fleet, Settings(), made, said.append, ledger.clock)
-        assert said == ["nodes stay, since other may need them; a loop must lead the cluster from now on"]
+        assert said == ["nodes stay, since other may need them; start a capacity loop to manage the cluster"]
         ledger.write([AppMoved("other", "finished")])
         lead = ledger.lead("a loop elsewhere", 600.0)
         give_back(ledger, fleet, Settings(), made, said.append, ledger.clock)
-        assert said[1:] == ["nodes stay as they are: a capacity loop leads the cluster, and sees to them"]
+        assert said[1:] == ["nodes stay: a capacity loop is the leader of the cluster and manages them"]
         lead.resign()
         give_back(ledger, fleet, Settings(scaling=None), made, said.append, ledger.clock)
     assert len(said) == 2

@@ -54,7 +54,7 @@ def ledger(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ledger]:
                 Decided(
                     "auction", "one.fit gets 1 of gpu-1", outcome={"placements": {"one.fit": {"gpu-1": 1}}}
                 ),
-                Decided("auction", "nothing moves", outcome={"placements": {}, "waits": {}}),
+                Decided("auction", "no allocation changes", outcome={"placements": {}, "waits": {}}),
             ]
         )
         found.report("one.fit", AppReport(now, (1,), progress=0.25, seconds_left=30.0, work_left=30.0))
@@ -102,7 +102,7 @@ def test_a_terminal_has_a_table_of_apps_nodes_and_decisions(ledger: Ledger) -> N
     assert "on course" in row
     assert "1 node: 1 core, 1 GPU, 1 about to leave" in text
     assert "fit gets 1 of gpu-1" in text
-    assert "nothing moves" not in text
+    assert "no allocation changes" not in text
     assert "waits for others" in text
     assert "of another run" not in text
     assert "\x1b[2J ones" not in text  # a title cannot steer the terminal
@@ -112,7 +112,7 @@ def test_elsewhere_there_are_plain_lines_and_each_decision_once(ledger: Ledger) 
     text = shown(ledger, terminal=False, ticks=3)
     assert "\x1b" not in text
     assert text.count("auction: fit gets 1 of gpu-1") == 1
-    assert "nothing moves" not in text
+    assert "no allocation changes" not in text
     assert "the [bold]fit of sales: running, 1 GPU, 25 %, 30.0 s left" in text
     assert "✓ rows finished in 2.00 s, rows 3, right ✓" in text
 

@@ -77,7 +77,7 @@ def test_a_fault_whose_nodes_are_out_of_reach_is_tried_again(tmp_path: Path) -> 
     def view() -> Any:
         looks.append(1)
         if len(looks) < 3:
-            raise ClusterError("the fleet's book cannot be read")
+            raise ClusterError("the fleet's state file cannot be read")
         return [SimpleNamespace(id="gpu-1", pool="gpu", state="alive", since=0.0)]
 
     fleet: Any = SimpleNamespace(view=view, kill=lambda _: done.set())

@@ -90,7 +90,7 @@ def test_a_run_begins_on_what_is_free_and_grows_into_what_comes(request_of, monk
         until(lambda: len(taken.there()) == 3)
         time.sleep(0.5)
         assert sorted(taken.there()) == ["node-1", "node-2", "node-3"]  # as many as were asked for
-        nodes._nodes._nodes["node-1"].ended = "its instance i-1 is gone"
+        nodes._nodes._nodes["node-1"].ended = "its instance i-1 is terminated"
 
 
 def test_too_few_instances_are_waited_for_and_then_said(request_of, monkeypatch):

@@ -153,7 +153,7 @@ def test_a_part_that_cannot_be_returned_at_once_is_returned_by_repair(open_fleet
             start(control)
     anew = open_fleet()
     assert anew._store.read().gangs["run-1"].phase == "ending"
-    with pytest.raises(OptionError, match="being returned"):
+    with pytest.raises(OptionError, match="being terminated"):
         start(anew)
     anew.repair()
     assert of_gang(lab) == []
@@ -263,7 +263,7 @@ def test_without_a_loop_that_repairs_a_gang_is_returned_by_its_name(open_fleet, 
         control.gangs.start(passed)
     lab.account.faults(Faults())
     control.gangs.end("run-1")
-    with pytest.raises(OptionError, match=r"being returned.* ebbflow fleet end run-1"):
+    with pytest.raises(OptionError, match=r"being terminated.* ebbflow fleet end run-1"):
         control.gangs.held(RUN)
     assert "gpu/run-1" in {pool.name for pool in control.observe().pools}
     monkeypatch.setattr(module, "SETTLING", 0.0)
@@ -412,12 +412,12 @@ def test_a_gang_that_was_decided_for_an_old_epoch_is_not_started(open_fleet, lab
     # it was decided without knowing of the first, although no node had come yet
     refused = control.gangs.start(other)
     assert (refused.nodes, refused.ask) == ((), None)
-    assert "it was decided for epoch" in refused.refused
+    assert "decided for revision" in refused.refused
     assert control.gangs.start(other, dry_run=True).refused == refused.refused
     assert control.gangs.start(passed).nodes == first.nodes  # held: nothing is asked
     stale = control.apply(Target("gpu", 2, other.epoch, "decided beside it"))
     assert stale.asked == ()
-    assert "epoch" in stale.refused[0].why
+    assert "revision" in stale.refused[0].why
     assert len(lab.account.calls("CreateFleet")) == 1
 
 

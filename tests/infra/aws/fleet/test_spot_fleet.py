@@ -147,7 +147,7 @@ def test_nodes_beyond_the_plan_that_nobody_names_stay_and_that_is_told(open_flee
     nodes = grown(control, 4)
     applied = control.apply(target(control, 1, drain=(nodes[0], "i-stranger")))
     assert [refusal.of for refusal in applied.refused] == ["i-stranger", "etl"]
-    assert "2 nodes more" in applied.refused[1].why
+    assert "2 nodes above 1" in applied.refused[1].why
 
 
 def test_a_pool_never_falls_below_the_groups_least(open_fleet, lab):
@@ -188,7 +188,7 @@ def test_a_target_for_an_old_epoch_is_dropped(open_fleet, lab):
     control.take_notices([Notice(lab.nodes("etl")[0]["id"], time.time() + 120)])
     applied = control.apply(wish)
     assert applied.asked == ()
-    assert f"epoch {wish.epoch}" in applied.refused[0].why
+    assert f"revision {wish.epoch}" in applied.refused[0].why
     assert lab.group("etl")["DesiredCapacity"] == 1
 
 
@@ -475,7 +475,7 @@ def test_a_hook_that_holds_too_shortly_takes_no_time_from_a_node(open_fleet, lab
     done = control.replace_leaving(leaving(first, seconds=1000.0))
     assert done.asked == ()
     assert [refusal.of for refusal in done.refused] == [first]
-    assert "its group would end it in 150 s" in done.refused[0].why
+    assert "its Auto Scaling group would terminate it in 150 s" in done.refused[0].why
     assert len(lab.nodes("etl")) == 2
 
 
@@ -490,7 +490,7 @@ def test_only_nodes_that_leave_and_are_needed_are_replaced(open_fleet, lab):
     control.apply(target(control, 1, drain=(second,)))
     lab.account.client("autoscaling").set_desired_capacity(AutoScalingGroupName=group, DesiredCapacity=2)
     refused = control.replace_leaving(leaving(second)).refused
-    assert [(one.of, one.why) for one in refused] == [(second, "the pool etl shrinks")]
+    assert [(one.of, one.why) for one in refused] == [(second, "scale-in of pool etl")]
     with pytest.raises(NotOursError, match=stranger):
         control.replace_leaving(leaving(second, stranger))
     assert sorted(node["id"] for node in lab.nodes("etl")) == sorted([first, second])

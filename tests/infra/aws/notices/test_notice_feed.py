@@ -344,8 +344,8 @@ def test_an_outage_is_said_and_survived(lab, file, caplog):
         assert feed.status().failing_since is None
         assert feed.status().error == ""
     said = [r.getMessage() for r in caplog.records if r.name.startswith("ebbflow")]
-    assert sum("cannot be read for now" in text for text in said) == 1
-    assert sum("answers again" in text for text in said) == 1
+    assert sum("notices cannot be read" in text for text in said) == 1
+    assert sum("is available again" in text for text in said) == 1
 
 
 def test_delays_grow_to_a_bound(lab, file, clock, monkeypatch):

@@ -202,7 +202,7 @@ def test_a_bound_saves_estimates_and_changes_nothing() -> None:
     assert bounded == rule.decide(pooled, 0, curve)
     assert bounded.nodes == 23  # 1000 / 23 + 5 + 10 <= 60
     assert few == {20, 21, 22, 23}
-    assert bounded.reason == "grow to 23: the work ends in 58 s, within 60 s; on 22 in 60 s"
+    assert bounded.reason == "grow to 23: the work completes in 58 s, within 60 s; on 22 in 60 s"
 
 
 # --- what all share -----------------------------------------------------------------------------------------

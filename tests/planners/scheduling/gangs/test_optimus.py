@@ -56,7 +56,7 @@ def test_remaining_iterations_weigh_gains():
 def test_jobs_beyond_the_budget_get_nothing_and_are_told_why():
     grants = decide(Optimus(), [app(name, 2, 1) for name in "abc"], 2)
     assert counts(grants) == {"a": 1, "b": 1, "c": 0}
-    assert "took all GPUs" in grants["c"].reason
+    assert "hold all GPUs" in grants["c"].reason
 
 
 def test_a_gpu_that_does_not_help_is_never_looked_past_unless_asked_to():

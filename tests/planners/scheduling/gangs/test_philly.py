@@ -220,7 +220,7 @@ def test_teams_beyond_their_quota_borrow_only_what_others_leave():
     given_ = decide(Philly(quotas={"x": 8, "y": 8}), apps, count=2).grants
     assert given_["a"].placement
     assert given_["c"].placement
-    assert given_["b"].reason == "waits: fair share"
+    assert given_["b"].reason == "pending: fair share"
 
 
 def test_a_long_skewed_gang_waits_and_a_short_one_spreads():
@@ -228,7 +228,7 @@ def test_a_long_skewed_gang_waits_and_a_short_one_spreads():
     long = app("long", 8, 9, skewed=True, remaining=8 * 1e6)
     short = app("short", 8, 9, skewed=True, remaining=8 * 10.0)
     policy = Philly(defragment=False)
-    assert decide(policy, [*blockers, long], count=2).grants["long"].reason == "waits: fragmentation"
+    assert decide(policy, [*blockers, long], count=2).grants["long"].reason == "pending: fragmentation"
     assert gpus_of(decide(policy, [*blockers, short], count=2).grants["short"].placement) == 8
 
 

@@ -60,7 +60,7 @@ def test_more_apps_than_gpus():
     waiting = [App(str(i), i, 0.0, max_gpus=4) for i in range(7)]
     grants = Pollux().decide(View(600.0, waiting, cluster(2, 2)), None, rng()).grants
     assert sorted(gpus_of(g.placement) for g in grants.values()) == [0, 0, 0, 1, 1, 1, 1]
-    assert sum(g.reason.startswith("waits") for g in grants.values()) == 3
+    assert sum(g.reason.startswith("pending") for g in grants.values()) == 3
 
 
 def test_weights_shift_gpus():

@@ -169,7 +169,7 @@ def test_the_shortest_run_and_the_rest_wait_with_reasons():
     view = View(0.0, [gang(0, 500), gang(1, 100), gang(2, 100, gpus=2)], cluster(3))
     decision = decide(RhoBounded(rho=1e6, makespan=1e6), view)
     assert running(decision) == {"a1": 1, "a2": 2}
-    assert decision.grants["a0"].reason == "others come first"
+    assert decision.grants["a0"].reason == "pending (Priority)"
     assert decision.wake >= 60.0
 
 
@@ -251,7 +251,8 @@ def test_nobody_buys_gpus_that_cost_more_than_they_give_unless_a_bound_is_at_sta
     app = gang(0, 100.0)
     dear = RhoBounded(rho=1e6, makespan=1e6, value=1.0)
     assert (
-        decide(dear, View(0.0, [app], capacity)).grants["a0"].reason == "GPUs cost more than they are worth"
+        decide(dear, View(0.0, [app], capacity)).grants["a0"].reason
+        == "pending (Cost): GPUs cost more than their value"
     )
     assert running(decide(RhoBounded(rho=1e6, makespan=1e6, value=3.0), View(0.0, [app], capacity))) == {
         "a0": 1

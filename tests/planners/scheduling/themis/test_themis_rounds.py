@@ -112,8 +112,8 @@ def test_leases_go_on_until_their_end_and_are_then_sold_again() -> None:
     apps.append(app(1, 4, arrival=-5000.0))
     between = decide(policy, apps, nodes, 300.0, memory)
     assert apps[0].held == had
-    assert between.grants["a0"].reason == "lease goes on"
-    assert between.grants["a1"].reason == "no free GPUs"
+    assert between.grants["a0"].reason == "lease continues"
+    assert between.grants["a1"].reason == "pending (Resources): no free GPUs"
     after = decide(policy, apps, nodes, 600.0, between.memory)
     assert apps[1].held
     assert gpus_of(apps[0].held) + gpus_of(apps[1].held) == 4

@@ -211,7 +211,7 @@ def test_tables_have_headers_and_names_and_sections_landmarks(html):
 
 def test_equal_decisions_in_a_row_are_one_row():
     rows = [
-        DecisionRow(i, START + i, "auction", "", 1, "nothing moves", outcome={"placements": {}})
+        DecisionRow(i, START + i, "auction", "", 1, "no allocation changes", outcome={"placements": {}})
         for i in range(5)
     ]
     rows.append(DecisionRow(9, START + 9, "guard", "x", 1, "no"))
