@@ -93,9 +93,13 @@ class Finding:
 
 
 def pins(lines: Iterable[str]) -> tuple[dict[str, Version], list[Finding]]:
-    """Return the pinned versions by canonical name, and what is no exact pin with hashes or stands twice."""
+    """Return the pinned versions by canonical name, and what is no exact pin with hashes or stands twice.
+
+    What has extras may stand once more without them, equal in all else.
+    """
     found: dict[str, Version] = {}
     wrong: list[Finding] = []
+    seen: set[str] = set()
     for number, text in _joined(lines):
         match = PIN.fullmatch(text)
         if match is None:
@@ -103,8 +107,10 @@ def pins(lines: Iterable[str]) -> tuple[dict[str, Version], list[Finding]]:
             wrong.append(Finding(f"line {number}", f"{rule} {text[:80]!r}"))
             continue
         name = canonicalize_name(match["name"])
-        if name in found:
+        base = re.sub(r"^([^[=]+)\[[^]]*\]", r"\1", text)
+        if name in found and (text == base or base not in seen):
             wrong.append(Finding(name, "is pinned twice"))
+        seen = seen | {text} if text == base else seen - {base}
         found[name] = Version(match["version"])
     return found, wrong
 

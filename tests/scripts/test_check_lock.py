@@ -220,3 +220,10 @@ def test_a_pin_that_its_marker_leaves_out_here_need_not_be_installed(
     assert said(lock.closure(project, locked, {"never-here"})) == [
         "always-here: is in the lock and not installed: run make test once"
     ]
+
+
+def test_what_has_extras_may_stand_once_more_without_them(lock: ModuleType) -> None:
+    whole = [f"fastapi==0.136.3 {HASH}", f"fastapi[standard]==0.136.3 {HASH}"]
+    assert lock.pins(whole)[1] == []
+    for wrong in ([*whole, whole[1]], whole[::-1], [whole[0], whole[1].replace("0.136.3", "0.136.2")]):
+        assert said(lock.pins(wrong)[1]) == ["fastapi: is pinned twice"]
