@@ -161,7 +161,7 @@ def test_a_report_of_a_newer_version_is_left_out_and_ends_neither_loop_nor_app(w
     assert state.apps["a"].phase != "lost"
     assert world.gpus("a") == world.gpus("b") == 2
     view = look(world.ledger)
-    assert [one for one in view.problems if "a is left out" in one and "mood" in one] == list(view.problems)
+    assert [one for one in view.problems if "of a is ignored" in one and "mood" in one] == list(view.problems)
     assert LoopStatusRecord.of(world.ledger.reports([LOOP])[LOOP]).problems == view.problems
 
 

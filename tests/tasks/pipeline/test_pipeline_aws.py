@@ -225,7 +225,7 @@ def moved(lab: "Cluster", ssm: "SystemsManager", folder: Path, runs: Sequence[st
     assert not state.nodes
     assert any(isinstance(change, Recalled) for change in events)
     decided = [change for change in events if isinstance(change, Decided)]
-    assert any(f"gets a node in place of {heard.taken}" in one.reason for one in decided), decided
+    assert any(f"launches a replacement node for {heard.taken}" in one.reason for one in decided), decided
     log = lab.account.state()["log"]
     times = {(one["kind"], one["instance"]): one["at"] for one in log if "instance" in one}
     warned, ended = times["warned", heard.taken], times["ended", heard.taken]
