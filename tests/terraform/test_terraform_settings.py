@@ -98,7 +98,7 @@ def test_a_file_that_is_no_output_says_how_to_write_it(tmp_path):
     with pytest.raises(SettingsError, match="terraform output -json >"):
         Settings.from_terraform(path)
     path.write_text("cluster = prod\n")
-    with pytest.raises(SettingsError, match="was -json left out"):
+    with pytest.raises(SettingsError, match="was -json omitted"):
         Settings.from_terraform(path)
     path.write_text("[]")
     with pytest.raises(SettingsError, match="must hold a JSON object"):

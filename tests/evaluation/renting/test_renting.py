@@ -102,7 +102,7 @@ def test_it_follows_the_cheaper_zone_but_not_for_a_difference_within_the_margin(
     dearer = world({("us-west-2a", "p3.2xlarge"): Supply(steps((0, 1.0), (2, 2.5)))})
     way = Planned()
     moved = run(job, way, dearer)
-    assert way.reason.startswith("p3.2xlarge: keep 1: the work ends in")
+    assert way.reason.startswith("p3.2xlarge: keep 1: the work completes in")
     stayed = run(job, Once("plain", "spot"), dearer)
     assert moved.restarts == 2
     assert moved.dollars < stayed.dollars

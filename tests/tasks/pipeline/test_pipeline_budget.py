@@ -70,5 +70,5 @@ def test_all_apps_of_a_pipeline_together_spend_no_more_than_its_budget(tmp_path:
             if isinstance(event.change, Decided) and event.change.kind == "guard"
         ]
         assert {one.app for one in refused} == {"one.fit", "one.other"}
-        assert all("the pipeline one's budget of $2.00 is spent" in one.reason for one in refused)
+        assert all("the pipeline one's budget of $2.00 is exhausted" in one.reason for one in refused)
         assert world.double_bookings() == []

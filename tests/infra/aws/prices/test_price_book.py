@@ -260,7 +260,7 @@ def test_an_outage_is_bridged_and_said_for_so_long(desk, book):
     # for a while nothing is asked at all
     desk.clock.time += PAUSE / 2
     assert book.series("a", "m5.large", NOW - 3600).last == 0.05
-    assert "asked again in 30 s" in book.problems()[0]
+    assert "retry in 30 s" in book.problems()[0]
     desk.clock.time += PAUSE
     desk.history([price("m5.large", "a", 0.09, NOW + 600)], NOW, types=["m5.large"])
     assert book.series("a", "m5.large", NOW - 3600).last == 0.09
@@ -316,7 +316,7 @@ def test_a_list_that_may_not_be_asked_is_said_and_a_persons_prices_serve(desk, b
     assert "the on-demand price of m5.large is not known" in said
     assert "give it in a file of prices" in said
     assert book.on_demand("m6i.large") is None  # and not asked again so soon
-    assert "asked again in 60 s" in book.problems()[0]
+    assert "retry in 60 s" in book.problems()[0]
     path = tmp_path / "prices.toml"
     path.write_text(f'source = "contract of 2026"\nregion = "{REGION}"\n[on_demand]\n"m5.large" = 0.08\n')
     own = PriceCache(desk.clients, settings(), listed=ListedPrices.read(path), clock=desk.clock)
