@@ -1,15 +1,12 @@
 """The command line: ``ebbflow --help`` lists the commands."""
 
-import json
+import logging
 import sys
-from collections.abc import Sequence
+from enum import StrEnum
 from importlib.metadata import version
-from itertools import pairwise
 from typing import Annotated, Protocol, runtime_checkable
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 
 from ebbflow.flows import elastic as elastic_cli
 from ebbflow.flows import report as report_cli
@@ -22,7 +19,10 @@ from ebbflow.flows.nodes import cli as nodes_cli
 from ebbflow.flows.nodes import spark as cluster_cli
 from ebbflow.flows.pipeline import cli as pipeline_cli
 from ebbflow.flows.query import cli as query_cli
+from ebbflow.flows.runs.answers import print_error, wants_json
+from ebbflow.flows.runs.exit_status import status_of
 from ebbflow.flows.runs.option_checks import CheckedGroup
+from ebbflow.flows.runs.options import NODES, SET_UP, WATCH
 from ebbflow.flows.setup import cli as setup_cli
 from ebbflow.flows.setup import data as data_cli
 from ebbflow.flows.setup import deployments as prefect_cli
@@ -40,23 +40,29 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.add_typer(cluster_cli.app, name="cluster")
-app.add_typer(nodes_cli.app, name="nodes")
-app.add_typer(data_cli.app, name="data")
-app.add_typer(bench_cli.app, name="bench")
-app.add_typer(simulate_cli.app, name="simulate")
-app.add_typer(fleet_cli.app, name="fleet")
-app.add_typer(ledger_cli.app, name="ledger")
-app.add_typer(capacity_cli.app, name="capacity")
-app.add_typer(prefect_cli.app, name="prefect")
+query_cli.register(app)
 train_cli.register(app)
 tune_cli.register(app)
 elastic_cli.register(app)
 pipeline_cli.register(app)
 report_cli.register(app)
-query_cli.register(app)
+app.add_typer(capacity_cli.app, name="capacity", rich_help_panel=WATCH)
+app.add_typer(ledger_cli.app, name="ledger", rich_help_panel=WATCH)
+app.add_typer(nodes_cli.app, name="nodes", rich_help_panel=NODES)
+app.add_typer(cluster_cli.app, name="cluster", rich_help_panel=NODES)
+app.add_typer(fleet_cli.app, name="fleet", rich_help_panel=NODES)
 setup_cli.register(app)
-errors = Console(stderr=True)
+app.add_typer(data_cli.app, name="data", rich_help_panel=SET_UP)
+app.add_typer(prefect_cli.app, name="prefect", rich_help_panel=SET_UP)
+app.add_typer(simulate_cli.app, name="simulate", rich_help_panel=SET_UP)
+app.add_typer(bench_cli.app, name="bench", rich_help_panel=SET_UP)
+
+
+class LogLevel(StrEnum):
+    debug = "debug"
+    info = "info"
+    warning = "warning"
+    error = "error"
 
 
 def _say_version(wanted: bool) -> None:
@@ -71,7 +77,17 @@ def _about(
         bool,
         typer.Option("--version", callback=_say_version, is_eager=True, help="Show the version and exit."),
     ] = False,
-) -> None: ...
+    log_level: Annotated[
+        LogLevel | None,
+        typer.Option(
+            metavar="LEVEL",
+            help="Level of log lines on standard error: debug, info, warning or error. Default: warning.",
+        ),
+    ] = None,
+) -> None:
+    if log_level is not None:
+        form = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+        logging.basicConfig(level=log_level.upper(), format=form, stream=sys.stderr)
 
 
 def _release(error: BaseException | None) -> None:
@@ -81,13 +97,6 @@ def _release(error: BaseException | None) -> None:
         error = error.__cause__ or error.__context__
 
 
-def _wants_json(arguments: Sequence[str]) -> bool:
-    """Tell whether errors are for a program: those of a query whose result is JSON."""
-    asked = [text.rpartition("=")[2] for text in arguments if text.startswith("--format=")]
-    asked += [value for name, value in pairwise(arguments) if name == "--format"]
-    return arguments[:1] == ["query"] and "json" in asked
-
-
 def _run_for_program() -> None:
     """Run the command line; what is wrong with how it is used becomes an object of JSON, too."""
     try:
@@ -95,7 +104,7 @@ def _run_for_program() -> None:
     except Exception as error:
         if not isinstance(error, _UsageProblem):
             raise
-        _say_error(error.format_message(), "UsageError", as_json=True)
+        print_error(error.format_message(), "UsageError", as_json=True)
         sys.exit(error.exit_code)
     sys.exit(status or 0)
 
@@ -109,22 +118,15 @@ class _UsageProblem(Protocol):
     def format_message(self) -> str: ...
 
 
-def _say_error(text: str, kind: str, *, as_json: bool) -> None:
-    if as_json:
-        print(json.dumps({"error": text, "kind": kind}, ensure_ascii=False), file=sys.stderr)
-    else:
-        errors.print(f"[bold red]error:[/] {escape(text)}", highlight=False, soft_wrap=True)
-
-
 def main() -> None:
-    """Run the command line; errors of our own family become one message and status 2."""
-    as_json = _wants_json(sys.argv[1:])
+    """Run the command line; errors of our own family become one message and a status of ``ExitStatus``."""
+    as_json = wants_json(sys.argv[1:])
     try:
         (_run_for_program if as_json else app)()
     except EbbflowError as error:
-        _say_error(str(error), type(error).__name__, as_json=as_json)
+        print_error(str(error), type(error).__name__, as_json=as_json)
         _release(error)
-        sys.exit(2)
+        sys.exit(status_of(error))
     except SystemExit as end:  # typer makes one of an interrupt, too
         _release(end)
         # Under -m, CPython ends itself by SIGINT, whatever the status, once an interrupt came up inside an exec of

@@ -8,6 +8,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from ebbflow.flows.runs.options import RUN_WORK
+
 console = Console()
 
 HELP = """Run a regression, clustering or topic model whose workers come and go while it runs.
@@ -89,4 +91,4 @@ def elastic(
 
 def register(app: typer.Typer) -> None:
     """Add the command to the command line."""
-    app.command("elastic", help=HELP)(elastic)
+    app.command("elastic", help=HELP, rich_help_panel=RUN_WORK)(elastic)

@@ -7,7 +7,7 @@ from typing import Literal, Protocol, Self, TypeVar
 
 from ebbflow.infra.clock import Clock
 from ebbflow.planners.errors import EbbflowError, OptionError
-from ebbflow.planners.model.numbers import is_whole, parse_seconds
+from ebbflow.planners.model.numbers import is_whole, parse_duration
 
 Rest = Literal["WHOM", "WHOM:SECONDS", "WHOM[:COUNT]", "COUNT"]
 """What follows ``WHEN:WHAT:`` in the text of a fault."""
@@ -56,13 +56,11 @@ class Grammar:
         form: says in errors what a fault looks like.
         verbs: what there is, and what follows it.
         most: nodes that one fault may add or take away.
-        seconds: reads a time, or raises ``OptionError``.
     """
 
     form: str
     verbs: Mapping[str, Rest]
     most: int = 1
-    seconds: Callable[[str], float] = lambda text: parse_seconds(text, "a time")
 
     def parse(self, text: str) -> Fault:
         """Return the fault that ``text`` describes. Raises ``OptionError``, which says what one looks like."""
@@ -85,7 +83,7 @@ class Grammar:
 
     def _seconds(self, text: str, whole: str) -> float:
         try:
-            return self.seconds(text)
+            return parse_duration(text)
         except OptionError as error:
             raise OptionError(f"{self.form}; got {whole!r:.120}: {error}") from None
 

@@ -9,8 +9,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from ebbflow.flows.fleet.options import AsJson
-from ebbflow.flows.runs.options import Runner, wants_prefect
+from ebbflow.flows.runs.options import AsJson, Runner, wants_prefect
 from ebbflow.planners.errors import OptionError
 
 if TYPE_CHECKING:

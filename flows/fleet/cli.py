@@ -10,7 +10,9 @@ from rich.console import Console
 from ebbflow.flows.fleet import change as fleet_change
 from ebbflow.flows.fleet import gangs as fleet_gangs
 from ebbflow.flows.fleet import notices as fleet_notices
-from ebbflow.flows.fleet.options import AsJson, print_json, with_cluster
+from ebbflow.flows.fleet.options import with_cluster
+from ebbflow.flows.runs.answers import print_json
+from ebbflow.flows.runs.options import AsJson
 from ebbflow.planners.errors import OptionError
 from ebbflow.tasks.drawing.wording import plural
 

@@ -5,7 +5,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from rich.console import Console
 
-from ebbflow.flows.fleet.options import DryRun, Wait, Yes, confirm, fail, with_cluster
+from ebbflow.flows.fleet.options import Wait, with_cluster
+from ebbflow.flows.runs.answers import confirm, fail
+from ebbflow.flows.runs.options import DryRun, Yes
 from ebbflow.planners.errors import OptionError
 from ebbflow.tasks.drawing.wording import plural
 

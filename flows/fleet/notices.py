@@ -5,7 +5,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from ebbflow.flows.fleet.options import AsJson, DryRun, fail, print_json, with_cluster
+from ebbflow.flows.fleet.options import with_cluster
+from ebbflow.flows.runs.answers import fail, print_json
+from ebbflow.flows.runs.options import AsJson, DryRun
 from ebbflow.tasks.drawing.wording import plural
 
 if TYPE_CHECKING:

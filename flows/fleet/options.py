@@ -1,16 +1,13 @@
-"""What the commands of ``ebbflow fleet`` share: the options that name a cluster, questions, and exit codes."""
+"""What the commands of ``ebbflow fleet`` share: the options that name a cluster."""
 
 import inspect
-import json
-import sys
 from collections.abc import Callable
 from functools import wraps
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 
+from ebbflow.flows.runs.answers import fail
 from ebbflow.infra.errors import InfraError, SettingsError
 
 if TYPE_CHECKING:
@@ -76,15 +73,12 @@ _OPTIONS: dict[str, Any] = {
     ],
 }
 
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be done without doing it.")]
 Wait = Annotated[
     float,
     typer.Option(
         help="Grace period in which nodes finish running work before termination.", metavar="SECONDS", min=0.0
     ),
 ]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not prompt for confirmation.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def with_cluster(command: Callable[..., None]) -> Callable[..., None]:
@@ -123,24 +117,3 @@ def _request(chosen: dict[str, Any]) -> "FleetRequest":
     from ebbflow.tasks.fleet.request import FleetRequest
 
     return FleetRequest(**chosen)
-
-
-def fail(message: str) -> NoReturn:
-    """Say what is wrong, and end with status 1."""
-    Console(stderr=True).print(f"[bold red]error:[/] {escape(message)}", highlight=False, soft_wrap=True)
-    raise typer.Exit(1)
-
-
-def confirm(question: str, yes: bool) -> None:
-    """Ask, on a terminal; end with status 1 unless the answer is yes."""
-    if yes:
-        return
-    if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        fail("nothing was done: no terminal for the confirmation prompt; add --yes or --dry-run")
-    if not typer.confirm(question):
-        fail("nothing was done")
-
-
-def print_json(content: Any) -> None:
-    """Print ``content`` for programs."""
-    typer.echo(json.dumps(content, indent=1))

@@ -8,7 +8,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from ebbflow.flows.fleet.options import AsJson, DryRun, Yes, confirm, print_json
+from ebbflow.flows.runs.answers import confirm, print_json
+from ebbflow.flows.runs.options import AsJson, DryRun, Yes
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model.numbers import MAX_SECONDS, is_number
 

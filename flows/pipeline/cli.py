@@ -7,7 +7,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from ebbflow.flows.runs.options import AllowFunctions, Runner, RunnerOption, wants_prefect
+from ebbflow.flows.runs.options import RUN_WORK, AllowFunctions, Runner, RunnerOption, wants_prefect
 from ebbflow.planners.errors import OptionError
 
 if TYPE_CHECKING:
@@ -216,7 +216,7 @@ def print_outcome(outcome: "PipelineOutcome", console: Console) -> None:
 
 def register(app: typer.Typer) -> None:
     """Add the command to the command line."""
-    app.command("run", help=RUN_HELP)(run)
+    app.command("run", help=RUN_HELP, rich_help_panel=RUN_WORK)(run)
 
 
 __all__ = ["print_outcome", "register", "run_on_terminal"]

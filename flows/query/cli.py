@@ -10,14 +10,16 @@ from rich.console import Console
 from rich.markup import escape
 
 from ebbflow.flows.nodes.spark import resolve_master
-from ebbflow.flows.runs.asking import asking
 from ebbflow.flows.runs.options import (
+    RUN_WORK,
+    SET_UP,
     AllowFunctions,
     Cuts,
     Runner,
     RunnerOption,
     wants_prefect,
 )
+from ebbflow.flows.runs.request_options import with_options_of
 from ebbflow.planners.errors import OptionError
 from ebbflow.tasks.query.request import QueryRequest, default_store
 
@@ -80,7 +82,7 @@ class Format(StrEnum):
     parquet = "parquet"
 
 
-@asking(
+@with_options_of(
     QueryRequest,
     shown=True,
     before=dict.fromkeys(("format", "limit", "verbose", "quiet"), "out"),
@@ -167,7 +169,7 @@ More nodes at risk (hazard, losses per node-hour) make more checkpoints pay.
 """
 
 
-@asking(
+@with_options_of(
     QueryRequest,
     only=("tables", "dialect", "store"),
     shown=True,
@@ -242,7 +244,7 @@ Estimates start from built-in figures and learn from every finished stage; this 
 """
 
 
-@asking(QueryRequest, only=("store",))
+@with_options_of(QueryRequest, only=("store",))
 def calibrate(
     *,
     engine: Annotated[Engine, typer.Option(help="spark or duckdb.")] = Engine.spark,
@@ -262,6 +264,6 @@ def _title(sql: str) -> str:
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the command line."""
-    app.command("query", help=_QUERY_HELP)(query)
-    app.command("explain", help=_EXPLAIN_HELP)(explain)
-    app.command("calibrate", help=_CALIBRATE_HELP)(calibrate)
+    app.command("query", help=_QUERY_HELP, rich_help_panel=RUN_WORK)(query)
+    app.command("explain", help=_EXPLAIN_HELP, rich_help_panel=RUN_WORK)(explain)
+    app.command("calibrate", help=_CALIBRATE_HELP, rich_help_panel=SET_UP)(calibrate)

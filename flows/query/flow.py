@@ -17,11 +17,11 @@ from ebbflow.flows.query.orchestration import (
     task_runner,
     watch_capacity,
 )
-from ebbflow.flows.runs.asking import RENAMED, fields_of
 from ebbflow.flows.runs.attached import Attached, run_name
 from ebbflow.flows.runs.block_refs import found, of_a_cluster, store_of
 from ebbflow.flows.runs.cancelling import attended
 from ebbflow.flows.runs.deployed import allowed, app_fields
+from ebbflow.flows.runs.request_options import RENAMED, fields_of
 from ebbflow.flows.runs.stopping import StopQuery
 from ebbflow.planners.query.plan.qep import Stage
 from ebbflow.tasks.query.feedback import Feedback

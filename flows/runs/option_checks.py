@@ -7,9 +7,10 @@ from typing import Any, get_args, get_origin
 
 from typer.core import TyperArgument, TyperGroup, TyperOption
 
+from ebbflow.flows.runs.options import DURATION
 from ebbflow.infra.storage.user_files import output_problem
 from ebbflow.planners.errors import OptionError
-from ebbflow.planners.model.numbers import MAX_NUMBER, is_number, is_whole
+from ebbflow.planners.model.numbers import MAX_NUMBER, is_number, is_whole, parse_duration
 
 MAX_TEXT = 4096  # characters of an option's text, as of a path
 OUTPUT_FILES = frozenset({"json", "report", "html", "csv", "out", "document"})
@@ -71,6 +72,8 @@ def problem_of(parameter: Parameter, value: Any) -> str:
     kind = get_args(kind)[0] if get_origin(kind) is list else kind
     if kind is int:
         return _problem_of_whole(value)
+    if parameter.metavar == DURATION:
+        return _problem_of_duration(value)
     if kind is float:
         return _problem_of_number(value)
     return _problem_of_text(value, parameter) if kind in (str, Path) else ""
@@ -86,6 +89,14 @@ def _problem_of_number(text: str) -> str:
     if is_number(text) and abs(float(text)) <= MAX_NUMBER:
         return ""
     return f"must be a finite number, at most {MAX_NUMBER:g}; got {_short(text)}"
+
+
+def _problem_of_duration(text: str) -> str:
+    try:
+        parse_duration(text)
+    except OptionError as error:
+        return str(error)
+    return ""
 
 
 def _problem_of_text(text: str, parameter: Parameter) -> str:

@@ -8,16 +8,16 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model import Share
-from ebbflow.planners.model.numbers import parse_number, parse_whole
-from ebbflow.tasks.pipeline.file.units import parse_gib
+from ebbflow.planners.model.numbers import parse_duration, parse_gib, parse_number, parse_whole, show_duration
 
 _MAX_CORES = 10**6
+DURATION = "DURATION"  # metavar of options that take 90s, 5m, 2h
 
 
 def parse_capacity(text: str) -> Share:
@@ -112,3 +112,41 @@ AllowFunctions = Annotated[
         metavar="NAME[,NAME...]",
     ),
 ]
+AsJson = Annotated[
+    bool, typer.Option("--json", help="Print one JSON document on standard output in place of the table.")
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be done without doing it.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not prompt for confirmation.")]
+Quiet = Annotated[
+    bool, typer.Option("--quiet", "-q", help="Only errors on standard error: no progress, no notes.")
+]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="More detail on standard error.")]
+
+RUN_WORK, WATCH, NODES, SET_UP = "Run work", "Watch and control", "Nodes", "Set up and try"
+"""Titles of the groups of commands in ``ebbflow --help``."""
+
+
+def duration_option(*flags: str, help: str, min: float = 0.0, shown: float | None = None, **more: Any) -> Any:
+    """Return an option that takes ``90s``, ``5m``, ``1h30m`` or a number of seconds, and gives seconds.
+
+    Args:
+        flags: names of the option; unless given, made of the parameter's name.
+        help: a full noun phrase.
+        min: the shortest duration, s.
+        shown: the default as help shows it, s; ``None`` where ``help`` says it.
+        more: further arguments of ``typer.Option``.
+    """
+
+    def parse(given: str | float) -> float:
+        if isinstance(given, int | float):  # a default
+            return float(given)
+        try:
+            seconds = parse_duration(given)
+        except OptionError as error:
+            raise typer.BadParameter(str(error)) from error
+        if seconds < min:
+            raise typer.BadParameter(f"must be at least {show_duration(min)}; got {given}")
+        return seconds
+
+    show = False if shown is None else show_duration(shown)
+    return typer.Option(*flags, help=help, parser=parse, metavar=DURATION, show_default=show, **more)

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from ebbflow.flows.runs.options import Cuts, Runner, wants_prefect
+from ebbflow.flows.runs.options import SET_UP, Cuts, Runner, wants_prefect
 from ebbflow.planners.errors import OptionError
 
 console = Console()
@@ -92,5 +92,5 @@ def demo(
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the command line."""
-    app.command("doctor")(doctor)
-    app.command("demo", help=_DEMO_HELP)(demo)
+    app.command("doctor", rich_help_panel=SET_UP)(doctor)
+    app.command("demo", help=_DEMO_HELP, rich_help_panel=SET_UP)(demo)

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from ebbflow.flows.runs.asking import asking
-from ebbflow.flows.runs.options import Runner, RunnerOption, wants_prefect
+from ebbflow.flows.runs.options import RUN_WORK, Runner, RunnerOption, wants_prefect
+from ebbflow.flows.runs.request_options import with_options_of
 from ebbflow.planners.errors import OptionError
 from ebbflow.tasks.training.request import TrainingRequest, default_folder
 
@@ -47,7 +47,7 @@ Arguments = Annotated[
 ]
 
 
-@asking(TrainingRequest, before={"resume": "restart"})
+@with_options_of(TrainingRequest, before={"resume": "restart"})
 def train(
     script: Script = None,
     arguments: Arguments = None,
@@ -136,4 +136,4 @@ def _run(request: TrainingRequest, *, prefect: bool, resume: bool) -> Any:
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the command line."""
-    app.command("train", help=TRAIN_HELP)(train)
+    app.command("train", help=TRAIN_HELP, rich_help_panel=RUN_WORK)(train)

@@ -13,11 +13,11 @@ from prefect.runtime import flow_run
 
 from ebbflow.flows.runs import artifacts
 from ebbflow.flows.runs.artifacts import Publisher
-from ebbflow.flows.runs.asking import fields_of
 from ebbflow.flows.runs.attached import Attached, run_name
 from ebbflow.flows.runs.block_refs import found, of_a_cluster, runs_of
 from ebbflow.flows.runs.cancelling import SAVE
 from ebbflow.flows.runs.deployed import app_fields
+from ebbflow.flows.runs.request_options import fields_of
 from ebbflow.flows.runs.stopping import StopTraining
 from ebbflow.flows.runs.work import AppWork
 from ebbflow.infra.clock import SystemClock

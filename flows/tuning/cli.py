@@ -6,7 +6,8 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from ebbflow.flows.runs.asking import asking
+from ebbflow.flows.runs.options import RUN_WORK
+from ebbflow.flows.runs.request_options import with_options_of
 from ebbflow.flows.training.cli import Arguments, Script
 from ebbflow.planners.errors import OptionError
 from ebbflow.tasks.training.request import default_folder
@@ -38,7 +39,7 @@ A parameter is float, log, int or choice. A trial that is stopped gives its GPUs
 """
 
 
-@asking(TuningRequest, before={"space": "metric", "resume": "restart"})
+@with_options_of(TuningRequest, before={"space": "metric", "resume": "restart"})
 def tune(
     script: Script = None,
     arguments: Arguments = None,
@@ -90,4 +91,4 @@ def tune(
 
 def register(app: typer.Typer) -> None:
     """Add the command to the command line."""
-    app.command("tune", help=TUNE_HELP)(tune)
+    app.command("tune", help=TUNE_HELP, rich_help_panel=RUN_WORK)(tune)

@@ -11,11 +11,11 @@ from prefect import flow
 from prefect.logging import get_run_logger
 
 from ebbflow.flows.runs import artifacts
-from ebbflow.flows.runs.asking import fields_of
 from ebbflow.flows.runs.attached import run_name
 from ebbflow.flows.runs.block_refs import found, of_a_cluster, runs_of
 from ebbflow.flows.runs.cancelling import SAVE
 from ebbflow.flows.runs.deployed import app_fields
+from ebbflow.flows.runs.request_options import fields_of
 from ebbflow.flows.runs.work import AppWork
 from ebbflow.infra.errors import TrainingError
 from ebbflow.planners.errors import OptionError

@@ -1,6 +1,7 @@
-"""Numbers as people type them: finite, of ASCII digits, within bounds. The one place that reads them."""
+"""Numbers, durations, timestamps and sizes as people type them. The one place that reads them."""
 
 import re
+from datetime import datetime
 from math import inf, isfinite
 
 from ebbflow.planners.errors import OptionError
@@ -14,6 +15,13 @@ MAX_SECONDS = 3.2e9
 
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 _WHOLE = re.compile(r"[+-]?[0-9]{1,18}")
+_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
+_PART = rf"({UNSIGNED})\s*(ms|s|min|m|h|d)"
+_DURATION = re.compile(rf"(?:{_PART}\s*)+")
+_PLAIN = re.compile(UNSIGNED)
+_MOST_GIB = 1024e6
+_GIB = {"": 1.0, "g": 1.0, "gib": 1.0, "gb": 1.0, "m": 1 / 1024, "mib": 1 / 1024, "mb": 1 / 1024}
+_GIB |= {"t": 1024.0, "tib": 1024.0, "tb": 1024.0}
 
 
 def is_number(text: str) -> bool:
@@ -59,9 +67,54 @@ def parse_whole(text: str, what: str, *, min: int = 0, max: int = 10**9) -> int:
     return int(text)
 
 
-def parse_seconds(text: str, what: str) -> float:
-    """Return the seconds of ``20s`` or ``2.5``, a century at most. Raises ``OptionError``."""
-    found = re.fullmatch(rf"({UNSIGNED})s?", text)
-    if found is None or not float(found[1]) <= MAX_SECONDS:
-        raise OptionError(f"{what} must be seconds such as 20s or 2.5, a century at most; got {text!r:.60}")
-    return float(found[1])
+def parse_duration(text: str) -> float:
+    """Return the seconds of ``90s``, ``15m``, ``1h30m``, ``2d`` or a plain number. Raises ``OptionError``."""
+    given = text.strip()
+    if _PLAIN.fullmatch(given):
+        seconds = float(given)
+    elif _DURATION.fullmatch(given):
+        seconds = sum(float(amount) * _SECONDS[unit] for amount, unit in re.findall(_PART, given))
+    else:
+        raise OptionError(f"must be a duration such as 500ms, 90s, 15m, 1h30m or 2d; got {text!r:.60}")
+    if not seconds <= MAX_SECONDS:
+        raise OptionError(f"must be a duration of a century at most; got {text!r:.60}")
+    return seconds
+
+
+def show_duration(seconds: float) -> str:
+    """Return ``seconds`` as ``parse_duration`` reads them: ``2h``, ``90s``, ``0.5s``."""
+    for unit in ("d", "h", "m"):
+        if seconds and seconds % _SECONDS[unit] == 0:
+            return f"{seconds / _SECONDS[unit]:.0f}{unit}"
+    return f"{seconds:.15g}s"
+
+
+def parse_moment(text: str) -> float:
+    """Return the seconds since the Unix epoch of ``2026-11-22T18:00Z``. Raises ``OptionError``.
+
+    The offset is asked for: a deadline must not depend on the machine that reads it.
+    """
+    try:
+        moment = datetime.fromisoformat(text.strip())
+    except ValueError:
+        moment = None
+    if moment is None or moment.tzinfo is None:
+        raise OptionError(
+            f"must be a moment with its offset, such as 2026-11-22T18:00Z or 2026-11-22T18:00+02:00; got {text!r:.60}"
+        )
+    try:
+        seconds = moment.timestamp()
+    except (OverflowError, ValueError, OSError) as error:
+        raise OptionError(f"must be a moment between the years 1 and 9999; got {text!r:.60}") from error
+    return seconds
+
+
+def parse_gib(text: str) -> float:
+    """Return GiB of ``6GiB``, ``6g``, ``512m`` or ``6``. Raises ``OptionError``."""
+    found = re.fullmatch(rf"\s*({UNSIGNED})\s*([a-zA-Z]*)\s*", text)
+    gib = float(found[1]) * _GIB.get(found[2].lower(), 0.0) if found else 0.0
+    if not gib > 0:
+        raise OptionError(f"must be a positive size such as 6GiB or 512m; got {text!r:.60}")
+    if not gib <= _MOST_GIB:
+        raise OptionError(f"must be a size of 1,000,000 TiB at most; got {text!r:.60}")
+    return gib

@@ -1,7 +1,7 @@
 """Options of a request, each once: name, type and default are a field's of its dataclass, all else stands beside it.
 
-Commands (``flows/runs/asking.py``) and the keys of a pipeline's file (``tasks/pipeline/file/asked.py``) are made of
-them, and ``check`` keeps their rules.
+Commands (``flows/runs/request_options.py``) and the keys of a pipeline's file
+(``tasks/pipeline/file/option_keys.py``) are made of them, and ``check`` keeps their rules.
 """
 
 import math
@@ -12,6 +12,7 @@ from types import UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from ebbflow.planners.errors import OptionError
+from ebbflow.planners.model.numbers import show_duration
 
 Value = TypeVar("Value")
 
@@ -22,21 +23,21 @@ _KEY = "option"
 class Option:
     """What is said of an option beside its field. Bounds hold for numbers."""
 
-    help: str = ""  # no full stop; of seconds what follows that word
+    help: str = ""  # a noun phrase without full stop
     unless: str | None = (
         ""  # what holds when it is not given; "": the default; None: that goes without saying
     )
     in_file: str = ""  # what a pipeline's file says, where ``help`` is for commands only
     metavar: str = ""  # FILE and DIR: a path
     flags: str = ""  # of the command, unless made of the name
-    unit: str = ""  # s: seconds
+    unit: str = ""  # s: a duration
     above: float | None = None
-    least: float | None = None
-    most: float | None = None
+    min: float | None = None
+    max: float | None = None
     command: bool = True  # whether commands have it
 
 
-def asked(default: Value | Callable[[], Value], help: str = "", **said: Any) -> Value:
+def option(default: Value | Callable[[], Value], help: str = "", **said: Any) -> Value:
     """Return the field of a request; ``said`` are further fields of ``Option``, and ``default`` may make one anew."""
     metadata = {_KEY: Option(help, **said)}
     if callable(default):
@@ -44,10 +45,10 @@ def asked(default: Value | Callable[[], Value], help: str = "", **said: Any) -> 
     return field(default=default, metadata=metadata)
 
 
-def same(request: type, name: str, *, command: bool = False) -> Any:
+def option_like(request: type, name: str, *, command: bool = False) -> Any:
     """Return a field with the default and the rule of another request's; ``command``: whether commands have it."""
     other = next(f for f in fields(request) if f.name == name)
-    return asked(other.default, **{**vars(other.metadata[_KEY]), "command": command})
+    return option(other.default, **{**vars(other.metadata[_KEY]), "command": command})
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,8 @@ class Declared:
         unless = self.said.unless
         if unless or unless is None or self.choices or self.kind is bool or not self.default:
             return unless or ""
+        if self.said.unit == "s":
+            return show_duration(self.default)
         return f"{self.default:g}" if self.kind in (int, float) else str(self.default)
 
     @property
@@ -77,14 +80,14 @@ class Declared:
             return f"one of {', '.join(self.choices)}"
         bounds = [
             f"{sign} {bound:.15g}{f' {said.unit}' if said.unit else ''}"
-            for sign, bound in ((">", said.above), (">=", said.least), ("<=", said.most))
+            for sign, bound in ((">", said.above), (">=", said.min), ("<=", said.max))
             if bound is not None
         ]
         if not bounds:
             return ""
         if self.kind is int:
             return f"a whole number {' and '.join(bounds)}"
-        return " and ".join(bounds if said.most is not None else [*bounds, "finite"])
+        return " and ".join(bounds if said.max is not None else [*bounds, "finite"])
 
     def fits(self, value: Any) -> bool:
         """Tell whether a value keeps the rule."""
@@ -95,8 +98,8 @@ class Declared:
         if isinstance(value, bool) or not isinstance(value, right) or not math.isfinite(value):
             return False
         above = -math.inf if said.above is None else said.above
-        least = -math.inf if said.least is None else said.least
-        return value > above and least <= value <= (math.inf if said.most is None else said.most)
+        least = -math.inf if said.min is None else said.min
+        return value > above and least <= value <= (math.inf if said.max is None else said.max)
 
 
 @cache

@@ -16,7 +16,7 @@ from ebbflow.infra.elastic.apps.kmeans import KMeans
 from ebbflow.infra.elastic.apps.lda import Lda
 from ebbflow.infra.elastic.apps.mlr import Mlr
 from ebbflow.planners.errors import OptionError
-from ebbflow.planners.model.numbers import UNSIGNED, parse_seconds
+from ebbflow.planners.model.numbers import UNSIGNED, parse_duration
 from ebbflow.tasks.elastic.data import check_data
 
 APPS = ("mlr", "kmeans", "lda")
@@ -41,7 +41,7 @@ def parse_change(text: str) -> Change:
     if not found:
         raise OptionError(f"a change looks like 10s:4, 20s:kill:n1 or 30s:leave:n2; got {text!r}")
     at, workers, what, name = found.groups()
-    after = parse_seconds(at, "the time of a change")
+    after = parse_duration(at)
     return Change(after, workers=int(workers)) if workers else Change(after, **{what: name})
 
 

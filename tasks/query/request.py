@@ -14,7 +14,7 @@ from ebbflow.infra.storage.files import home
 from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model import options
-from ebbflow.planners.model.options import asked
+from ebbflow.planners.model.options import option
 
 Engine = Literal["spark", "duckdb"]
 PolicyName = Literal["qoop", "clarinet", "volcano", "single"]
@@ -30,74 +30,76 @@ class QueryRequest:
     """One query run. Raises ``OptionError`` for a value that breaks its rule."""
 
     sql: str
-    tables: str | None = asked(
+    tables: str | None = option(
         None, "Folder of Parquet files, or of folders of them: DIR or s3://bucket/prefix", metavar="DIR"
     )
-    catalog: bool = asked(False, "Use the tables that the Spark session's catalogue knows", flags="--catalog")
-    engine: Engine = asked("spark", "Engine that runs the stages: spark, or duckdb (embedded, needs no Java)")
-    master: str = asked(
+    catalog: bool = option(
+        False, "Use the tables that the Spark session's catalogue knows", flags="--catalog"
+    )
+    engine: Engine = option(
+        "spark", "Engine that runs the stages: spark, or duckdb (embedded, needs no Java)"
+    )
+    master: str = option(
         "local[2]", "Spark master: local[2], spark://host:7077, ...; 'cluster' is the one of cluster up"
     )
-    policy: PolicyName = asked(
+    policy: PolicyName = option(
         "qoop",
         "Re-planning policy: qoop re-plans at each change, clarinet and volcano choose once, single runs one "
         "statement",
         in_file="how it is re-planned",
         metavar="NAME",
     )
-    cuts: Literal["cost", "every-join", "none"] = asked(
+    cuts: Literal["cost", "every-join", "none"] = option(
         "cost",
         "Where plans are cut into stages: by cost, after every-join, or none",
         in_file="where plans are cut into stages",
         metavar="WHERE",
     )
-    dialect: str = asked("spark", "SQL dialect of the query, as sqlglot names it")
-    out: str | None = asked(None, "Write the result to this Parquet file", metavar="FILE")
-    json: str | None = asked(None, "Write the report to this JSON file", metavar="FILE")
-    report: str | None = asked(None, "Write the report to this HTML page", metavar="FILE")
-    store: str = asked(
+    dialect: str = option("spark", "SQL dialect of the query, as sqlglot names it")
+    out: str | None = option(None, "Write the result to this Parquet file", metavar="FILE")
+    json: str | None = option(None, "Write the report to this JSON file", metavar="FILE")
+    report: str | None = option(None, "Write the report to this HTML page", metavar="FILE")
+    store: str = option(
         default_store,
         "Where checkpoints live, DIR or s3://bucket/prefix; it must outlive every node",
         unless="store/ in ~/.cache/ebbflow",
         metavar="DIR",
     )
-    reuse: bool = asked(True, "Take finished stages of earlier runs")
-    hysteresis: float = asked(  # QOOP, Fig 2.15: 10-25 %
-        0.15, "Fraction of the remaining time by which another plan must be sooner", least=0
+    reuse: bool = option(True, "Take finished stages of earlier runs")
+    hysteresis: float = option(  # QOOP, Fig 2.15: 10-25 %
+        0.15, "Fraction of the remaining time by which another plan must be sooner", min=0
     )
-    hazard: float | None = asked(
+    hazard: float | None = option(
         None,
         "Expected node losses per node-hour",
         unless="learnt from what happens",
         unit="losses per node-hour",
-        least=0,
+        min=0,
     )
-    weight: float = asked(
+    weight: float = option(
         1.0,
         "Weight of this query among those that share the cluster: its share is its weight over their sum",
         above=0,
     )
-    calibrate: bool = asked(
+    calibrate: bool = option(
         False, "Measure the engine first if nothing is known of its speed", flags="--calibrate"
     )
-    executor_memory: str | None = asked(None, "Heap size of an executor, such as 1400m")
-    conf: dict[str, str] = asked(dict, "Further Spark settings")
-    verify: bool = asked(
+    executor_memory: str | None = option(None, "Heap size of an executor, such as 1400m")
+    conf: dict[str, str] = option(dict, "Further Spark settings")
+    verify: bool = option(
         False,
         "Compare the result with DuckDB's",
         in_file="compare the result with DuckDB's on the same files",
         flags="--verify",
     )
-    allow_functions: tuple[str, ...] = asked(
+    allow_functions: tuple[str, ...] = option(
         (), "That SQL may call though they reach beyond the tables, such as read_csv"
     )
-    fraction: float = asked(
-        1.0, "Of the cluster that this query may count on", above=0, most=1, command=False
+    fraction: float = option(
+        1.0, "Of the cluster that this query may count on", above=0, max=1, command=False
     )
     title: str = ""
-    store_budget: float = asked(
-        20.0, "Of checkpoints kept for later runs", unit="GiB", least=0, command=False
-    )
+    store_budget: float = option(20.0, "Of checkpoints kept for later runs", unit="GiB", min=0, command=False)
 
     def __post_init__(self) -> None:
         from sqlglot.dialects.dialect import Dialect

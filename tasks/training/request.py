@@ -17,7 +17,7 @@ from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.infra.storage.scripts import check_script
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model import names, options
-from ebbflow.planners.model.options import asked
+from ebbflow.planners.model.options import option
 from ebbflow.planners.model.trainings import CanaryChoice, RetryChoice, RunSettings
 from ebbflow.tasks.faults import Fault
 from ebbflow.tasks.training.faults import FAULTS
@@ -57,84 +57,84 @@ class TrainingRequest:
 
     script: str  # path of a Python file
     arguments: tuple[str, ...] = ()  # of the script
-    nodes: str = asked(
+    nodes: str = option(
         "local:1x1",
         "local:NODESxGPUS: nodes of this machine; aws:POOL:NODESxGPUS, aws:POOL/GANG:NODESxGPUS: of the cluster's "
         "fleet",
         metavar="NODES",
     )
-    min_gpus: int = asked(1, "With fewer than these it waits", least=1)
-    max_gpus: int | None = asked(None, "It uses no more", unless="all there are")
-    title: str = asked("", "What people call the run", flags="--name")
-    id: str = asked("", "Of the run, for its folder and --resume", unless="made up")
-    folder: str = asked(  # all nodes reach it
+    min_gpus: int = option(1, "With fewer than these it waits", min=1)
+    max_gpus: int | None = option(None, "It uses no more", unless="all there are")
+    title: str = option("", "What people call the run", flags="--name")
+    id: str = option("", "Of the run, for its folder and --resume", unless="made up")
+    folder: str = option(  # all nodes reach it
         default_folder,
         "Where runs live, DIR or s3://bucket/prefix",
         unless="runs/ in ~/.cache/ebbflow",
         metavar="DIR",
     )
-    restart: bool = asked(  # holds for one launch
+    restart: bool = option(  # holds for one launch
         False,
         "With --resume: begin again at step 0 where none of the run's checkpoints can be used. Nothing is deleted",
         flags="--restart",
     )
-    adaptive: bool = asked(True, "Let the batch follow the goodput")
-    canary: CanaryChoice = asked("auto", "Whether a short trial comes first")
-    canary_steps: int = asked(20, least=1, command=False)
-    checkpoint_every: float | None = asked(
+    adaptive: bool = option(True, "Let the batch follow the goodput")
+    canary: CanaryChoice = option("auto", "Whether a short trial comes first")
+    canary_steps: int = option(20, min=1, command=False)
+    checkpoint_every: float | None = option(
         None,
         unless="from measured costs and the hazard",
         in_file="between full checkpoints",
         unit="s",
-        least=0,
+        min=0,
     )
-    keep: int = asked(2, "Full checkpoints that are kept", least=1, most=1000)
-    running_every: int = asked(
+    keep: int = option(2, "Full checkpoints that are kept", min=1, max=1000)
+    running_every: int = option(
         0,
         "Also write all parameters once in so many iterations, those that changed most first: it counts where all "
         "processes are lost at once",
         unless="not",
         in_file="iterations of a running checkpoint; 0: none",
         metavar="ITERATIONS",
-        least=0,
-        most=1e9,
+        min=0,
+        max=1e9,
     )
-    running_fraction: float = asked(0.125, "Of the parameters in each of those writes", above=0, most=1)
-    hazard: float | None = asked(
-        None, "Losses expected per node-hour", unless="learnt from what happens", least=0
+    running_fraction: float = option(0.125, "Of the parameters in each of those writes", above=0, max=1)
+    hazard: float | None = option(
+        None, "Losses expected per node-hour", unless="learnt from what happens", min=0
     )
-    price: float = asked(0.0, "Dollars per GPU-hour, for the account", least=0)
-    failures: str | None = asked(
+    price: float = option(0.0, "Dollars per GPU-hour, for the account", min=0)
+    failures: str | None = option(
         None, "Rules of your own before the failure table, TOML or YAML", metavar="FILE"
     )
-    retries: RetryChoice = asked(
+    retries: RetryChoice = option(
         "by-class", "by-class: what a retry can mend; blind: three times whatever it was", metavar="HOW"
     )
-    back_off: float = asked(
-        120.0, "before the first retry after a failure of the infrastructure", unit="s", least=0
+    back_off: float = option(
+        120.0, "before the first retry after a failure of the infrastructure", unit="s", min=0
     )
-    wait_limit: float = asked(3600.0, "to wait for nodes", unit="s", least=0)
-    collective_timeout: float = asked(60.0, "until a collective that hangs is an error", unit="s", above=0)
-    grace: float = asked(30.0, "to save and leave in", unit="s", above=0)
-    save_within: float = asked(
-        120.0, "in which the save of the run's end is tried again before it is spilled", unit="s", least=0
+    wait_limit: float = option(3600.0, "to wait for nodes", unit="s", min=0)
+    collective_timeout: float = option(60.0, "until a collective that hangs is an error", unit="s", above=0)
+    grace: float = option(30.0, "to save and leave in", unit="s", above=0)
+    save_within: float = option(
+        120.0, "in which the save of the run's end is tried again before it is spilled", unit="s", min=0
     )
-    spill: str = asked(
+    spill: str = option(
         "",
         "Folder for a checkpoint that the run's own cannot take, DIR or s3://bucket/prefix",
         unless="/var/tmp, then the temporary folder, of the node that saves",  # noqa: S108  in words
         in_file="for a checkpoint that the run's folder cannot take, local or s3://",
         metavar="DIR",
     )
-    cpus: float | None = asked(None, "Processors behind one local GPU slot; needs control groups", above=0)
-    at: tuple[str, ...] = asked(
+    cpus: float | None = option(None, "Processors behind one local GPU slot; needs control groups", above=0)
+    at: tuple[str, ...] = option(
         (),
         "A scripted fault: 20s:kill:node-2, 35s:notice:node-1:10s, 40s:freeze:node-1, 50s:add:1, 60s:remove:1. "
         "Repeatable",
         metavar="FAULT",
     )
-    json: str | None = asked(None, "Write the report as JSON", metavar="FILE")
-    report: str | None = asked(None, "Write the report as one HTML page", metavar="FILE")
+    json: str | None = option(None, "Write the report as JSON", metavar="FILE")
+    report: str | None = option(None, "Write the report as one HTML page", metavar="FILE")
 
     def __post_init__(self) -> None:
         """Check everything that can be checked without starting anything."""

@@ -32,7 +32,7 @@ class SearchRecorder:
         self._begun = clock.now()
         self._ended: dict[int, TrialReport] = {}  # by number
         self._outlooks: list[Mapping[str, float]] = []
-        compared = rungs(request.least_epochs, request.epochs, request.factor) if request.epochs else ()
+        compared = rungs(request.min_epochs, request.epochs, request.factor) if request.epochs else ()
         self._rungs = compared if request.pruner == "halving" else ()
 
     def left(self, one: Trial) -> float:

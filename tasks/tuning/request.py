@@ -13,7 +13,7 @@ from ebbflow.infra.storage import records, user_files
 from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model import names, options
-from ebbflow.planners.model.options import asked, same
+from ebbflow.planners.model.options import option, option_like
 from ebbflow.tasks.training.request import TrainingRequest, default_folder, slots_of
 
 Pruner = Literal["halving", "curve", "none"]
@@ -79,51 +79,51 @@ class TuningRequest:
 
     script: str
     space: tuple[Parameter, ...]
-    metric: str = asked("accuracy", "That the script reports")  # run.report(METRIC=...)
+    metric: str = option("accuracy", "That the script reports")  # run.report(METRIC=...)
     arguments: tuple[str, ...] = ()  # of the script, the same for all trials
-    maximise: bool = asked(
+    maximise: bool = option(
         True,
         "Which way is better",
         unless="more",
         in_file="whether more is better",
         flags="--maximise/--minimise",
     )
-    trials: int = asked(20, in_file="in all", least=1, most=100_000)
-    nodes: str = asked("local:1x1", "local:NODESxGPUS, shared by all trials", unless=None, metavar="NODES")
-    gpus: int = asked(1, "Of each trial", least=1)
-    max_gpus: int | None = asked(None, "Of a trial when there are some to spare", unless="no more")
-    epochs: int | None = asked(
+    trials: int = option(20, in_file="in all", min=1, max=100_000)
+    nodes: str = option("local:1x1", "local:NODESxGPUS, shared by all trials", unless=None, metavar="NODES")
+    gpus: int = option(1, "Of each trial", min=1)
+    max_gpus: int | None = option(None, "Of a trial when there are some to spare", unless="no more")
+    epochs: int | None = option(
         None,
         "Of a whole trial: for --pruner curve and the work left",
         in_file="of a whole trial",
-        least=1,
-        most=1e9,
+        min=1,
+        max=1e9,
     )
-    pruner: Pruner = asked(
+    pruner: Pruner = option(
         "halving",
         "halving (asynchronous, the default), curve, or none",
         in_file="who is stopped",
         metavar="HOW",
     )
-    factor: int = asked(3, "One trial in so many goes on", least=2, most=1000)
-    least_epochs: int = asked(1, "Before a trial may be stopped", least=1, most=1e9, command=False)
-    sampler: Literal["tpe", "random"] = asked(
+    factor: int = option(3, "One trial in so many goes on", min=2, max=1000)
+    min_epochs: int = option(1, "Before a trial may be stopped", min=1, max=1e9, command=False)
+    sampler: Literal["tpe", "random"] = option(
         "tpe", "tpe or random", in_file="that draws parameters", metavar="HOW"
     )
-    seed: int = asked(0, "Of the sampler", least=0, most=2**32 - 1)
-    id: str = asked("", "Of the search", unless="made up")
-    folder: str = asked(default_folder, "Where searches and runs live, a local folder", metavar="DIR")
-    checkpoint_every: float | None = same(TrainingRequest, "checkpoint_every")
-    adaptive: bool = same(TrainingRequest, "adaptive")
-    grace: float = same(TrainingRequest, "grace")
-    save_within: float = same(TrainingRequest, "save_within")
-    spill: str = same(TrainingRequest, "spill")
-    restart: bool = asked(  # holds for one launch
+    seed: int = option(0, "Of the sampler", min=0, max=2**32 - 1)
+    id: str = option("", "Of the search", unless="made up")
+    folder: str = option(default_folder, "Where searches and runs live, a local folder", metavar="DIR")
+    checkpoint_every: float | None = option_like(TrainingRequest, "checkpoint_every")
+    adaptive: bool = option_like(TrainingRequest, "adaptive")
+    grace: float = option_like(TrainingRequest, "grace")
+    save_within: float = option_like(TrainingRequest, "save_within")
+    spill: str = option_like(TrainingRequest, "spill")
+    restart: bool = option(  # holds for one launch
         False,
         "With --resume: let trials begin again none of whose checkpoints can be used",
         flags="--restart",
     )
-    json: str | None = same(TrainingRequest, "json", command=True)
+    json: str | None = option_like(TrainingRequest, "json", command=True)
 
     def __post_init__(self) -> None:
         """Check everything that can be checked without starting anything."""

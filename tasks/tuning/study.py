@@ -64,7 +64,7 @@ class Study:
 
     def _halving(self) -> Any:
         return self._optuna.pruners.SuccessiveHalvingPruner(
-            min_resource=self._request.least_epochs, reduction_factor=self._request.factor
+            min_resource=self._request.min_epochs, reduction_factor=self._request.factor
         )
 
     # --- trials -------------------------------------------------------------------------------------------
@@ -89,7 +89,7 @@ class Study:
     def report(self, trial: Any, epoch: int, value: float) -> bool:
         """Take in the metric after ``epoch`` and tell whether the trial is to be stopped."""
         trial.report(value, epoch)
-        if epoch < self._request.least_epochs or epoch >= (self._request.epochs or inf):
+        if epoch < self._request.min_epochs or epoch >= (self._request.epochs or inf):
             return False  # too early to tell, or too late to save anything
         if self._request.pruner == "curve" and self._curves is not None:
             return self._curves.hopeless(self.values(trial), self.best_value())

@@ -42,14 +42,14 @@ Complain = Callable[..., str]
 
 @pytest.fixture
 def complaint(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Complain:
-    """Run the command line in this process, see it end with status 2, and return its only message."""
+    """Run the command line in this process, see it end with a status, and return its only message."""
 
-    def run(*arguments: str) -> str:
+    def run(*arguments: str, status: int = 2) -> str:
         monkeypatch.setattr(sys, "argv", ["ebbflow", *arguments])
         with pytest.raises(SystemExit) as end:
             cli.main()
         said = capsys.readouterr().err
-        assert end.value.code == 2, said
+        assert end.value.code == status, said
         before, _, message = said.rpartition("error: ")
         assert "error" not in before
         return message.rstrip("\n")
@@ -228,15 +228,26 @@ def test_a_query_that_cannot_run_is_explained(
         (["--conf", "abc"], "a Spark setting must look like spark.some.key=value; got 'abc'"),
         (["--hysteresis", "5"], r"hysteresis must be in \[0, 1\)"),
         (["--dialect", "klingon"], "dialect must be one that sqlglot knows"),
-        (["--engine", "spark", "--master", "spark://127.0.0.1:9"], "no Spark master at spark://127.0.0.1:9"),
-        (["--engine", "spark", "--master", "cluster"], ".*start it: ebbflow cluster up$"),
-        (["--json", "/proc/none/r.json"], "--json cannot write to '/proc/none/r.json': /proc is"),
         (["--store", "/proc/none"], "--store cannot write to '/proc/none': /proc is"),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
 def test_a_bad_option_is_explained(option: list[str], message: str, tables: str, complaint: Complain) -> None:
     assert re.match(message, complaint("query", JOINED, *duckdb(tables), *option))
+
+
+@pytest.mark.parametrize(
+    ("master", "message"),
+    [
+        ("spark://127.0.0.1:9", "no Spark master at spark://127.0.0.1:9"),
+        ("cluster", ".*start it: ebbflow cluster up$"),
+    ],
+)
+def test_a_master_that_is_not_there_is_explained(
+    master: str, message: str, tables: str, complaint: Complain
+) -> None:
+    given = [*duckdb(tables), "--engine", "spark", "--master", master]
+    assert re.match(message, complaint("query", JOINED, *given, status=1))
 
 
 def test_a_query_without_tables_is_told_how_to_name_them(complaint: Complain) -> None:
@@ -328,7 +339,7 @@ def test_doctor_refuses_a_fastapi_that_breaks_prefect(monkeypatch: pytest.Monkey
 def test_a_cluster_command_without_a_cluster_says_how_to_start_one(
     command: list[str], complaint: Complain
 ) -> None:
-    said = complaint("cluster", *command, "--name", "mine")
+    said = complaint("cluster", *command, "--name", "mine", status=1)
     assert "there is no local cluster 'mine'" in said
     assert "ebbflow cluster up --name mine" in said
 
@@ -370,7 +381,7 @@ def test_a_failed_query_is_one_line_on_standard_error(runner: str, tables: str, 
     sql = "SELECT no_such_function(name) FROM nation"
     given = ["--tables", tables, "--engine", "duckdb", "--runner", runner, "-q"]
     done = run_cli("query", sql, *given, PREFECT_API_URL=prefect_server)
-    assert done.returncode == 2
+    assert done.returncode == 1
     assert re.fullmatch(r"error: .*no_such_function.*\n", done.stderr)
 
 

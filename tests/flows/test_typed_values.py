@@ -13,10 +13,9 @@ from ebbflow.infra.ledger import Ledger
 from ebbflow.infra.spark.cluster.options import parse_memory
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model import names
-from ebbflow.planners.model.numbers import parse_number, parse_seconds, parse_whole
+from ebbflow.planners.model.numbers import parse_duration, parse_gib, parse_number, parse_whole
 from ebbflow.tasks.elastic.run import parse_change
 from ebbflow.tasks.nodes import FAULTS as FLEET
-from ebbflow.tasks.pipeline.file.units import parse_duration, parse_gib
 from ebbflow.tasks.training.faults import FAULTS as TRAINING
 
 BAD = ("nan", "inf", "-inf", "1e309", "-1", "", " ", "x", "١٢", "1_0", "0x1", "9" * 400, "1,5")
@@ -28,7 +27,6 @@ BAD = ("nan", "inf", "-inf", "1e309", "-1", "", " ", "x", "١٢", "1_0", "0x1", 
     [
         lambda text: parse_number(text, "it", min=0),
         lambda text: parse_whole(text, "it"),
-        lambda text: parse_seconds(text, "it"),
         parse_duration,
         lambda text: parse_duration(f"{text}s"),
         lambda text: parse_gib(f"{text}GiB"),
@@ -54,7 +52,7 @@ def test_numbers_that_are_right_are_read() -> None:
     assert parse_number(" 1e3 ", "it") == 1000.0
     assert parse_number(".5", "it", above=0) == 0.5
     assert parse_whole("12", "it", min=1) == 12
-    assert parse_seconds("2.5s", "it") == 2.5
+    assert parse_duration("2.5s") == 2.5
     share = parse_capacity("cores=3,memory=6GiB,nodes=3,hazard=2")
     assert (share.total.cores, share.total.memory, share.nodes, share.hazard) == (3.0, 6.0, 3, 2.0)
 

@@ -36,8 +36,9 @@ FLOORS = {
         "pipeline report",
         "capacity tuning ledger",
         "query training fleet bench simulation airflow",
+        "nodes elastic",
         "runs",
-        "blocks nodes elastic",
+        "blocks",
     ),
     "tasks": (
         "pipeline",

@@ -1,12 +1,5 @@
 """The format of a pipeline's file: every section and key, once, for the reader and for the JSON schema."""
 
-from ebbflow.tasks.pipeline.file.asked import (
-    QUERY_OPTIONS,
-    SEARCH_OPTIONS,
-    TRAINING_OPTIONS,
-    TRIAL_OPTIONS,
-    keys_of,
-)
 from ebbflow.tasks.pipeline.file.kinds import (
     Deadline,
     Duration,
@@ -20,6 +13,13 @@ from ebbflow.tasks.pipeline.file.kinds import (
     Section,
     Size,
     Text,
+)
+from ebbflow.tasks.pipeline.file.option_keys import (
+    QUERY_OPTIONS,
+    SEARCH_OPTIONS,
+    TRAINING_OPTIONS,
+    TRIAL_OPTIONS,
+    keys_of,
 )
 from ebbflow.tasks.query.request import QueryRequest
 from ebbflow.tasks.training.request import TrainingRequest
@@ -50,8 +50,8 @@ _STEP = (
         Deadline(),
         "nodes are rented to keep it; a duration from the pipeline's beginning, or a moment",
     ),
-    Key("weight", Number(above=0, most=1e6), "beside others of its team", 1.0),
-    Key("attempts", Number(least=1, most=100, whole=True), "runs of it, lost ones gone on with", 3),
+    Key("weight", Number(above=0, max=1e6), "beside others of its team", 1.0),
+    Key("attempts", Number(min=1, max=100, whole=True), "runs of it, lost ones gone on with", 3),
 )
 _GPU_STEP = (
     *_STEP,
@@ -59,7 +59,7 @@ _GPU_STEP = (
     _SCRIPT,
     _ARGUMENTS,
     _ENVIRONMENT,
-    Key("gpus", Number(least=1, most=10_000, whole=True), "wanted; of a search: of each trial", 1),
+    Key("gpus", Number(min=1, max=10_000, whole=True), "wanted; of a search: of each trial", 1),
     *keys_of(TrainingRequest, *TRIAL_OPTIONS),
 )
 
@@ -70,7 +70,7 @@ QUERY = Section(
         Key("file", Text("a path"), "or a file that holds it; relative to this one"),
         Key(
             "tables",
-            Items(Text("a folder"), least=1),
+            Items(Text("a folder"), min=1),
             "folders of Parquet tables, local or s3://, or results of other queries",
         ),
         Key(
@@ -98,10 +98,10 @@ QUERY = Section(
 TRAINING = Section(
     (
         *_GPU_STEP,
-        Key("min_gpus", Number(least=1, most=10_000, whole=True), "with fewer it waits; 1 unless given"),
+        Key("min_gpus", Number(min=1, max=10_000, whole=True), "with fewer it waits; 1 unless given"),
         Key(
             "max_gpus",
-            Number(least=1, most=10_000, whole=True),
+            Number(min=1, max=10_000, whole=True),
             "it uses no more; as many as gpus unless given",
         ),
         *keys_of(TrainingRequest, *TRAINING_OPTIONS),
@@ -114,10 +114,10 @@ SEARCH = Section(
     (
         *_GPU_STEP,
         Key("space", Named(Plain()), "a parameter a line, such as lr: {log: [0.001, 1]}", required=True),
-        Key("parallel", Number(least=1, most=1000, whole=True), "trials at once at most", 4),
+        Key("parallel", Number(min=1, max=1000, whole=True), "trials at once at most", 4),
         Key(
             "max_gpus",
-            Number(least=1, most=10_000, whole=True),
+            Number(min=1, max=10_000, whole=True),
             "of a trial when others leave some; gpus unless given",
         ),
         *keys_of(TuningRequest, *SEARCH_OPTIONS),
@@ -127,15 +127,15 @@ SEARCH = Section(
 
 TEAM = Section(
     (
-        Key("weight", Number(above=0, most=1e6), "of its apps against those of other teams", 1.0),
-        Key("gpus", Number(least=0, most=1e6, whole=True), "that its apps hold together at most"),
-        Key("dollars_per_hour", Number(least=0), "that its leases cost together at most"),
-        Key("budget", Number(least=0), "dollars of all its apps"),
+        Key("weight", Number(above=0, max=1e6), "of its apps against those of other teams", 1.0),
+        Key("gpus", Number(min=0, max=1e6, whole=True), "that its apps hold together at most"),
+        Key("dollars_per_hour", Number(min=0), "that its leases cost together at most"),
+        Key("budget", Number(min=0), "dollars of all its apps"),
     ),
     "Who shares the cluster.",
 )
 
-_COUNT = Number(least=0, most=64, whole=True)
+_COUNT = Number(min=0, max=64, whole=True)
 
 POOL = Section(
     (
@@ -151,21 +151,21 @@ POOL = Section(
         Key("base", _COUNT, "of them, nodes that are on-demand", 0),
         Key(
             "slots",
-            Number(least=1, most=64, whole=True),
+            Number(min=1, max=64, whole=True),
             "GPUs of a node; processors where the machine has none",
             1,
         ),
-        Key("cores", Number(least=1, most=512, whole=True), "of a node", 1),
+        Key("cores", Number(min=1, max=512, whole=True), "of a node", 1),
         Key("memory", Size(), "of a node", 1.0),
-        Key("cpus", Number(above=0, most=512), "processors behind one core or slot; needs control groups"),
+        Key("cpus", Number(above=0, max=512), "processors behind one core or slot; needs control groups"),
         Key(
             "market",
             Text("a market", choices=("spot", "on-demand")),
             "that its nodes pretend to come from",
             "spot",
         ),
-        Key("price", Number(least=0), "dollars per node-hour that they pretend to cost", 0.0),
-        Key("on_demand_price", Number(least=0), "the same of on-demand nodes; price unless given"),
+        Key("price", Number(min=0), "dollars per node-hour that they pretend to cost", 0.0),
+        Key("on_demand_price", Number(min=0), "the same of on-demand nodes; price unless given"),
         Key("instance_type", Text(), "that they pretend to be; local-POOL unless given"),
         Key("zone", Text(), "that they pretend to be in"),
         Key(
@@ -181,7 +181,7 @@ POOL = Section(
 LOCAL = Section(
     (
         Key("pools", Named(POOL), "of this machine", required=True),
-        Key("hazard", Number(least=0), "losses expected per node-hour; learnt unless given"),
+        Key("hazard", Number(min=0), "losses expected per node-hour; learnt unless given"),
         Key(
             "at",
             Items(Text("a fault such as 20s:kill:gpu")),
@@ -200,7 +200,7 @@ AWS = Section(
             "what terraform output -json has written; else $EBBFLOW_CONFIG",
         ),
         Key("prices", Text("a path"), "a file of on-demand prices; else AWS's own list"),
-        Key("pools", Items(Text("the name of a pool"), least=1), "that trainings run on", required=True),
+        Key("pools", Items(Text("the name of a pool"), min=1), "that trainings run on", required=True),
         Key("folder", Text("an s3:// address", r"s3a?://\S+"), "where results and runs live", required=True),
         Key("master", Text("a Spark master"), "that queries run on; without one they run on DuckDB here"),
         Key("ledger", Text("a database's address"), "may hold ${env:NAME}", required=True),
@@ -227,7 +227,7 @@ SCALING = Section(
         Key("wait", Duration(above=False), "that an app waits before nodes are rented for it"),
         Key("idle", Duration(above=False), "that nodes are not needed before they leave"),
         Key("hold", Duration(above=False), "after a change before nodes leave"),
-        Key("reserve", Number(least=1, most=100), "times the expected time, for deadlines"),
+        Key("reserve", Number(min=1, max=100), "times the expected time, for deadlines"),
     ),
     "When nodes are rented and given back.",
 )
@@ -253,7 +253,7 @@ LOOP = Section(
 
 _POOL_LIMITS = Section(
     tuple(
-        Key(name, Number(least=0, most=1e6, whole=True), said)
+        Key(name, Number(min=0, max=1e6, whole=True), said)
         for name, said in (
             ("least", "nodes"),
             ("most", "nodes"),
@@ -267,9 +267,9 @@ LIMITS = Section(
     (
         Key("dollars_per_hour", Number(above=0), "of the whole cluster"),
         Key("dollars_per_run", Number(above=0), "of one app"),
-        Key("nodes", Number(least=0, most=1e6, whole=True), "of all pools"),
-        Key("grow", Number(least=1, most=1e6, whole=True), "nodes that one decision adds to a pool"),
-        Key("shrink", Number(least=1, most=1e6, whole=True), "nodes that one decision takes from a pool"),
+        Key("nodes", Number(min=0, max=1e6, whole=True), "of all pools"),
+        Key("grow", Number(min=1, max=1e6, whole=True), "nodes that one decision adds to a pool"),
+        Key("shrink", Number(min=1, max=1e6, whole=True), "nodes that one decision takes from a pool"),
         Key("pools", Named(_POOL_LIMITS), "of single pools", {}),
     ),
     "What no decision may exceed.",
@@ -287,7 +287,7 @@ CLUSTER = Section(
 
 PIPELINE = Section(
     (
-        Key("format", Number(least=FORMAT, most=FORMAT, whole=True), "of this file", FORMAT),
+        Key("format", Number(min=FORMAT, max=FORMAT, whole=True), "of this file", FORMAT),
         Key("name", Text("a name of letters, digits, _ and -", _NAME), "of the pipeline", required=True),
         Key("title", Text(), "what people call it"),
         Key(

@@ -12,7 +12,7 @@ from math import inf
 from typing import Any, Final, NamedTuple, Protocol
 
 from ebbflow.planners.errors import OptionError
-from ebbflow.tasks.pipeline.file import units
+from ebbflow.planners.model import numbers
 from ebbflow.tasks.pipeline.file.document import Entry, Problems
 
 Schema = dict[str, Any]
@@ -97,8 +97,8 @@ class Text:
 class Number:
     """A number within bounds."""
 
-    least: float = -inf
-    most: float = inf
+    min: float = -inf
+    max: float = inf
     above: float | None = None
     whole: bool = False
 
@@ -108,7 +108,7 @@ class Number:
         if right and self.whole:
             right = value == int(value)  # type: ignore[arg-type]
         if right:
-            right = self.least <= value <= self.most  # type: ignore[operator]
+            right = self.min <= value <= self.max  # type: ignore[operator]
         if right and self.above is not None:
             right = value > self.above  # type: ignore[operator]
         if not right:
@@ -119,16 +119,16 @@ class Number:
         rule = "a whole number" if self.whole else "a number"
         if self.above is not None:
             rule += f" > {self.above:g}"
-        if self.least > -inf:
-            rule += f" >= {self.least:g}"
-        return rule + (f" and <= {self.most:g}" if self.most < inf else "")
+        if self.min > -inf:
+            rule += f" >= {self.min:g}"
+        return rule + (f" and <= {self.max:g}" if self.max < inf else "")
 
     def schema(self) -> Schema:
         found: Schema = {"type": "integer" if self.whole else "number"}
-        if self.least > -inf:
-            found["minimum"] = self.least
-        if self.most < inf:
-            found["maximum"] = self.most
+        if self.min > -inf:
+            found["minimum"] = self.min
+        if self.max < inf:
+            found["maximum"] = self.max
         if self.above is not None:
             found["exclusiveMinimum"] = self.above
         return or_parameter(found)
@@ -159,7 +159,7 @@ class Duration:
                 entry, problems, f"must be a duration such as 90s, 15m or 1h30m; got {entry.shown()}"
             )
         try:
-            seconds = units.parse_duration(entry.text)
+            seconds = numbers.parse_duration(entry.text)
         except OptionError as error:
             return _refuse(entry, problems, str(error))
         if self.above and not seconds > 0:
@@ -200,8 +200,8 @@ class Deadline:
             return _refuse(entry, problems, rule)
         try:
             if re.match(r"\s*\d{4}-\d\d-\d\d", entry.text):
-                return DeadlineSpec(at=units.parse_moment(entry.text))
-            seconds = units.parse_duration(entry.text)
+                return DeadlineSpec(at=numbers.parse_moment(entry.text))
+            seconds = numbers.parse_duration(entry.text)
         except OptionError:
             return _refuse(entry, problems, rule)
         return DeadlineSpec(after=seconds) if seconds > 0 else _refuse(entry, problems, rule)
@@ -218,7 +218,7 @@ class Size:
         if isinstance(entry.value, dict | list | bool) or entry.value is None:
             return _refuse(entry, problems, f"must be a size such as 6GiB or 512MiB; got {entry.shown()}")
         try:
-            return units.parse_gib(entry.text)
+            return numbers.parse_gib(entry.text)
         except OptionError as error:
             return _refuse(entry, problems, str(error))
 
@@ -254,20 +254,20 @@ class Items:
     """A list of one kind; a single value stands for a list of it."""
 
     kind: Kind
-    least: int = 0
+    min: int = 0
 
     def read(self, entry: Entry, problems: Problems) -> tuple[Any, ...] | _Missing:
         if isinstance(entry.value, dict) or entry.value is None:
             return _refuse(entry, problems, f"must be a list; got {entry.shown()}")
         entries = entry.value if isinstance(entry.value, list) else [entry]
-        if len(entries) < self.least:
-            return _refuse(entry, problems, f"must be a list of {self.least} at least; got {len(entries)}")
+        if len(entries) < self.min:
+            return _refuse(entry, problems, f"must be a list of {self.min} at least; got {len(entries)}")
         found = tuple(self.kind.read(one, problems) for one in entries)
         return MISSING if any(one is MISSING for one in found) else found
 
     def schema(self) -> Schema:
         one = self.kind.schema()
-        return {"anyOf": [{"type": "array", "items": one, "minItems": self.least}, one]}
+        return {"anyOf": [{"type": "array", "items": one, "minItems": self.min}, one]}
 
 
 @dataclass(frozen=True)

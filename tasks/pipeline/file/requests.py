@@ -6,7 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from ebbflow.planners.errors import OptionError
-from ebbflow.tasks.pipeline.file.asked import QUERY_OPTIONS, SEARCH_OPTIONS, TRAINING_OPTIONS, TRIAL_OPTIONS
+from ebbflow.tasks.pipeline.file.option_keys import (
+    QUERY_OPTIONS,
+    SEARCH_OPTIONS,
+    TRAINING_OPTIONS,
+    TRIAL_OPTIONS,
+)
 from ebbflow.tasks.pipeline.file.spec import AwsSpec, ExistingSpec, LocalSpec, Pipeline, StepSpec
 from ebbflow.tasks.query.request import QueryRequest, default_store
 from ebbflow.tasks.training.request import TrainingRequest

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ebbflow.planners.errors import OptionError
+from ebbflow.planners.model.numbers import parse_duration, parse_gib
 from ebbflow.tasks.pipeline.file.order import find_cycle, hopeless, ready
 from ebbflow.tasks.pipeline.file.references import Reference, fill_in, references
-from ebbflow.tasks.pipeline.file.units import parse_duration, parse_gib
 
 NAMES = st.sampled_from("abcdefg")
 GRAPHS = st.dictionaries(NAMES, st.frozensets(NAMES, max_size=3), min_size=1).map(

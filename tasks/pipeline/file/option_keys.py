@@ -13,7 +13,7 @@ TRAINING_OPTIONS = (
     "collective_timeout",
 )  # fmt: skip
 SEARCH_OPTIONS = (
-    "metric", "maximise", "trials", "epochs", "pruner", "factor", "least_epochs", "sampler", "seed",
+    "metric", "maximise", "trials", "epochs", "pruner", "factor", "min_epochs", "sampler", "seed",
 )  # fmt: skip
 
 
@@ -42,6 +42,6 @@ def _kind(one: Declared) -> Kind:
     if said.unit == "s":
         return Duration()
     if one.kind in (int, float):
-        bounds = {name: bound for name in ("least", "most") if (bound := getattr(said, name)) is not None}
+        bounds = {name: bound for name in ("min", "max") if (bound := getattr(said, name)) is not None}
         return Number(**bounds, above=said.above, whole=one.kind is int)
     return Text({"DIR": "a folder", "FILE": "a path"}.get(said.metavar, "a text"))

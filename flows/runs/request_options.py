@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, get_args
 
 import typer
 
+from ebbflow.flows.runs.options import duration_option
 from ebbflow.planners.model.options import Declared, declared
 
 RENAMED = {"json": "json_report", "report": "html_report"}
@@ -26,7 +27,7 @@ def _said(given: Mapping[str, Any]) -> dict[str, Any]:
     return {name: tuple(value) if isinstance(value, list) else value for name, value in said.items()}
 
 
-def asking(
+def with_options_of(
     request: type,
     *,
     only: Collection[str] = (),
@@ -80,8 +81,12 @@ def _parameter(one: Declared, shown: bool) -> inspect.Parameter:
     default = one.default if shown else None
     kind: Any = Literal[one.choices] if one.choices else one.kind
     kind = list[kind] if one.many else kind
-    metavar = one.said.metavar or ("SECONDS" if one.said.unit == "s" else None)
-    said = typer.Option(*filter(None, [one.said.flags]), help=_help(one, default), metavar=metavar)
+    flags = tuple(filter(None, [one.said.flags]))
+    said = (
+        duration_option(*flags, help=_help(one, default), shown=default)
+        if one.said.unit == "s"
+        else typer.Option(*flags, help=_help(one, default), metavar=one.said.metavar or None)
+    )
     return inspect.Parameter(
         one.name,
         inspect.Parameter.KEYWORD_ONLY,
@@ -101,6 +106,5 @@ def _under(parameter: inspect.Parameter, panel: str | None) -> inspect.Parameter
 
 
 def _help(one: Declared, shown: Any) -> str:
-    text = f"Seconds {one.said.help}".strip() if one.said.unit == "s" else one.said.help
     known = one.known_default if shown is None else ""
-    return " ".join(f"{sentence}." for sentence in (text, known and f"Default: {known}") if sentence)
+    return " ".join(f"{text}." for text in (one.said.help, known and f"Default: {known}") if text)

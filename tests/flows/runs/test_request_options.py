@@ -13,9 +13,9 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from ebbflow.flows.runs.asking import RENAMED, asking, fields_of
+from ebbflow.flows.runs.request_options import RENAMED, fields_of, with_options_of
 from ebbflow.planners.errors import OptionError
-from ebbflow.planners.model.options import asked, check, declared, same
+from ebbflow.planners.model.options import check, declared, option, option_like
 
 
 @dataclass(frozen=True)
@@ -23,13 +23,13 @@ class Walk:
     """What the tests ask for."""
 
     where: str
-    pace: float = asked(1.5, "Kilometres an hour", above=0)
-    rest: float = asked(60.0, "between two legs", unit="s", least=0)
-    dogs: int = asked(0, "That come along", unless="none", least=0, most=9)
-    leash: Literal["long", "short"] = asked("long", "long or short")
-    fast: bool = asked(False, "Hurry", flags="--fast")
-    by: tuple[str, ...] = asked((), "Over a hill. Repeatable", metavar="HILL")
-    secret: int = asked(3, least=1, command=False)
+    pace: float = option(1.5, "Kilometres an hour", above=0)
+    rest: float = option(60.0, "Rest between two legs", unit="s", min=0)
+    dogs: int = option(0, "That come along", unless="none", min=0, max=9)
+    leash: Literal["long", "short"] = option("long", "long or short")
+    fast: bool = option(False, "Hurry", flags="--fast")
+    by: tuple[str, ...] = option((), "Over a hill. Repeatable", metavar="HILL")
+    secret: int = option(3, min=1, command=False)
 
     def __post_init__(self) -> None:
         check(self)
@@ -37,7 +37,7 @@ class Walk:
 
 @dataclass(frozen=True)
 class Run:
-    rest: float = same(Walk, "rest")
+    rest: float = option_like(Walk, "rest")
 
 
 def said(*arguments: str) -> tuple[str, dict[str, Any]]:
@@ -45,7 +45,7 @@ def said(*arguments: str) -> tuple[str, dict[str, Any]]:
     app, got = typer.Typer(), {}
 
     @app.command()
-    @asking(Walk, before={"back": "fast"})
+    @with_options_of(Walk, before={"back": "fast"})
     def walk(where: str, *, back: bool = False, by: str | None = None, given: dict[str, Any]) -> None:
         got.update({"where": where, "back": back, "by": by, **given})
 
@@ -65,7 +65,7 @@ def test_help_says_what_holds_unless_it_is_typed() -> None:
         "--pace", "--rest", "--dogs", "--leash", "--back", "--fast", "--by"
     ]  # fmt: skip
     assert options[0][1] == "<float> Kilometres an hour. Default: 1.5."
-    assert options[1][1] == "SECONDS Seconds between two legs. Default: 60."
+    assert options[1][1] == "DURATION Rest between two legs. Default: 1m."
     assert options[2][1] == "<int> That come along. Default: none."
 
 
