@@ -146,7 +146,7 @@ def _check(ledger: "Ledger", made: "ClusterReport", pipeline: str | None) -> Non
     if made.number == 0:
         raise OptionError(
             f"nothing has happened yet in cluster {ledger.cluster!r} of {ledger.address}: "
-            "lead it with ebbflow capacity run, or run a pipeline"
+            "lead it with ebbflow capacity start, or run a pipeline"
         )
     if pipeline is not None and not made.apps:
         known = sorted({app.spec.pipeline for app in ledger.state().apps.values() if app.spec.pipeline})

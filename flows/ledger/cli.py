@@ -98,7 +98,7 @@ def _status_table(found: Any, counts: dict[str, int], alive: bool, now: float) -
     row("cluster", found.cluster + (f"; also here: {', '.join(others)}" if others else ""))
     lead = found.lead
     if lead is None:
-        row("loop", "none yet: ebbflow capacity run")
+        row("loop", "none yet: ebbflow capacity start")
     elif alive:
         row(
             "loop",

@@ -80,5 +80,5 @@ def _refuse_newer(found: str, database: Database) -> None:
 
 def _nothing(database: Database) -> LedgerError:
     return LedgerError(
-        f"there is no ledger at {database.address}; what uses one makes it: ebbflow capacity run"
+        f"there is no ledger at {database.address}; what uses one makes it: ebbflow capacity start"
     )

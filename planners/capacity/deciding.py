@@ -196,5 +196,5 @@ class _Cycle:
             )
             if not each and self.settings.scaling.pools.get(pool.name) == "gpus":
                 return inf  # nobody knows yet what its nodes have
-            more += max(pool.most - len(pool.nodes), 0) * each
+            more += max(pool.max_nodes - len(pool.nodes), 0) * each
         return there + more

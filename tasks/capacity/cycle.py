@@ -160,7 +160,7 @@ class Cycles:
         """Find what others have written that a decision must see."""
         if state.number > self._known:
             for record in state.apps.values():
-                if record.number > self._stamped and 0 <= now - record.entered < self._pace.patience:
+                if record.number > self._stamped and 0 <= now - record.entered < self._pace.ledger_timeout:
                     self._pending.stamps.append(record.entered)
             self._stamped = state.number
             self._pending.due = True
@@ -193,7 +193,7 @@ class Cycles:
     def _decide(
         self, state: State, reports: Mapping[str, AppReport], sight: ObservedState, now: float
     ) -> Cycle | None:
-        rented = sight.fresh(now, self._pace.stale)
+        rented = sight.fresh(now, self._pace.observation_max_age)
         situation = SchedulerInput(
             now,
             state,
@@ -325,7 +325,7 @@ class Cycles:
 
     def _put_right(self, now: float) -> None:
         """Ask for what was planned and not asked for; end processes that no lease allows."""
-        self._repair_at = now + self._pace.repair
+        self._repair_at = now + self._pace.reconcile_interval
         self._hands.repair()
         inspector: object = self.parts.evictor
         if not isinstance(inspector, Inspector):

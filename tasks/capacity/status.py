@@ -247,7 +247,7 @@ def _problems(
         found.append(
             "no leader in this cluster: apps keep their leases, no new leases are granted"
             + (f"; {waiting} pending" if waiting else "")
-            + "; start one: ebbflow capacity run"
+            + "; start one: ebbflow capacity start"
         )
     elif row is None or now - row.at > _GONE:
         found.append("the loop is the leader but missed heartbeats: the ledger may be slow")

@@ -66,7 +66,7 @@ SQL = (
 
 def lead(ledger: str, fleet: str, limits: str, stop: Flag) -> None:
     """Be the capacity loop, in a process of its own, until ``stop``."""
-    request = CapacityRequest(ledger, fleet, f"local:{fleet}", limits=limits)
+    request = CapacityRequest(ledger, fleet, f"local:{fleet}", config=limits)
     over = threading.Event()
     parent = os.getppid()
 

@@ -318,7 +318,7 @@ def test_a_look_that_was_under_way_when_another_was_asked_for_is_followed_by_it(
             return Fleet(1, 0.0, ())
 
     fleet = Slow()
-    watch = Watch(FakeSource(node("n0")), fleet, LoopIntervals(fleet=1000.0), clock)
+    watch = Watch(FakeSource(node("n0")), fleet, LoopIntervals(fleet_poll_interval=1000.0), clock)
     watch.start(threading.Event())
     began.clear()
     go.clear()
@@ -402,7 +402,8 @@ def test_a_status_row_survives_the_ledger(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "changes", [{"look": 0.0}, {"lead": 0.1}, {"settle": -1.0}, {"patience": float("nan")}]
+    "changes",
+    [{"poll_interval": 0.0}, {"leader_lease": 0.1}, {"batch_delay": -1.0}, {"ledger_timeout": float("nan")}],
 )
 def test_a_pace_that_cannot_be_kept_is_refused(changes):
     with pytest.raises(OptionError, match="must be"):
