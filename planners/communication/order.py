@@ -28,18 +28,22 @@ class LaunchOrder:
     Args:
         numbers: (collective, motif) -> number; equal ones may overlap.
         channels: (collective, motif) -> channel.
+        ahead: collectives that are submitted for the next iteration; their first submission is launched at once.
 
     Raises ``OptionError`` for an order with a gap, or one that does not name the same motifs twice.
     """
 
     numbers: Mapping[tuple[str, int], int]
     channels: Mapping[tuple[str, int], int]
+    ahead: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         if self.numbers.keys() != self.channels.keys():
             raise OptionError("an order must give each motif a number and a channel")
         if set(self.numbers.values()) != set(range(self.length)):
             raise OptionError("numbers of an order must be 0, 1, 2, ... without a gap")
+        if unknown := self.ahead - {op for op, _ in self.numbers}:
+            raise OptionError(f"an order must not have {min(unknown)!r} ahead, which it does not launch")
 
     @property
     def length(self) -> int:
@@ -82,7 +86,8 @@ class MotifQueue:
             self._members[number] += 1
         self._waiting: dict[int, list[Launch]] = defaultdict(list)  # key -> its motifs that have come
         self._next = 0
-        self._iteration: dict[str, int] = defaultdict(int)  # of the next submission of each collective
+        # of the next submission of each collective
+        self._iteration = {op: -1 if op in order.ahead else 0 for op in order.ops}
 
     @property
     def pending(self) -> int:
@@ -104,6 +109,9 @@ class MotifQueue:
             raise UnknownCollectiveError(f"the plan has no collective {op!r}")
         iteration = self._iteration[op]
         self._iteration[op] += 1
+        if iteration < 0:
+            own = [(self._order.numbers[op, motif], motif) for motif in range(motifs)]
+            return [Launch(self._order.channels[op, motif], op, motif, iteration) for _, motif in sorted(own)]
         for motif in range(motifs):
             key = iteration * self._order.length + self._order.numbers[op, motif]
             self._waiting[key].append(Launch(self._order.channels[op, motif], op, motif, iteration))
