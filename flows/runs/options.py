@@ -113,7 +113,7 @@ AllowFunctions = Annotated[
     ),
 ]
 AsJson = Annotated[
-    bool, typer.Option("--json", help="Print one JSON document on standard output in place of the table.")
+    bool, typer.Option("--json", help="Print one JSON document on standard output instead of the table.")
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be done without doing it.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not prompt for confirmation.")]

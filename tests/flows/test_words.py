@@ -64,7 +64,7 @@ AVOID = {
 DONE = (
     "flows/capacity", "flows/fleet", "flows/ledger", "flows/nodes",
     "infra/aws", "infra/local_fleet",
-    "planners/capacity", "planners/fleet", "planners/scheduling",
+    "planners/capacity", "planners/communication", "planners/fleet", "planners/scheduling",
     "tasks/apps", "tasks/capacity", "tasks/fleet",
 )  # fmt: skip
 """Rooms whose texts are in the field's words."""

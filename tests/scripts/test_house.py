@@ -15,7 +15,7 @@ FACE = "flows.face"  # laid as the package itself: what users import, and nothin
 
 SUBJECTS = {
     "query", "training", "tuning", "fleet", "nodes", "capacity", "pipeline", "simulation", "elastic", "report",
-    "bench",
+    "bench", "communication",
 }  # fmt: skip
 OTHERS = {  # rooms that are of no subject
     "flows": {"airflow", "blocks", "cli", "face", "ledger", "runs", "setup"},
@@ -64,7 +64,7 @@ FLOORS = {
         "capacity",
         "fleet tuning",
         "query training scheduling",
-        "elastic model sections hazard",
+        "communication elastic model sections hazard",
         "errors",
     ),
 }
