@@ -30,14 +30,14 @@ from ebbflow.tasks.capacity.request import CapacityRequest
 
 EVENTS = {
     "changed": "ebbflow.capacity.changed",
-    "settled": "ebbflow.auction.settled",
-    "recalled": "ebbflow.lease.recalled",
+    "auction": "ebbflow.auction.completed",
+    "revoked": "ebbflow.lease.revoked",
     "scaled": "ebbflow.fleet.scaled",
-    "refused": "ebbflow.guard.refused",
+    "rejected": "ebbflow.admission.rejected",
     "recovered": "ebbflow.loop.recovered",
     "lost": "ebbflow.app.lost",
 }
-"""Prefect events by what the loop tells."""
+"""Prefect events by the kind of the loop's."""
 RESUMED = "ebbflow.app.resumed"
 
 log = logging.getLogger(__name__)
@@ -86,10 +86,10 @@ def capacity_loop(
     lead, 15 s, has run out. Deploy it with a concurrency limit of one, as ``prefect.yaml`` does.
 
     Flow runs whose apps are lost are marked as crashed, and gone on with by a new run of the same deployment
-    (``ebbflow.flows.capacity.runs``). What happens is told as events ``ebbflow.capacity.changed``,
-    ``ebbflow.auction.settled``, ``ebbflow.lease.recalled``, ``ebbflow.fleet.scaled``, ``ebbflow.guard.refused``,
-    ``ebbflow.loop.recovered``, ``ebbflow.app.lost`` and ``ebbflow.app.resumed``, which never delay it; the ledger has
-    them all.
+    (``ebbflow.flows.capacity.runs``). It emits the events
+    ``ebbflow.capacity.changed``, ``ebbflow.auction.completed``, ``ebbflow.lease.revoked``, ``ebbflow.fleet.scaled``,
+    ``ebbflow.admission.rejected``, ``ebbflow.loop.recovered``, ``ebbflow.app.lost``, ``ebbflow.app.resumed``, which
+    never delay it; the ledger has them all.
 
     Args:
         cluster: whose ledger, ``local`` by default; one database may hold several.

@@ -67,7 +67,7 @@ BASES: dict[str, tuple[str, ...]] = {
     "ledger status": ("--ledger", "ledger.db"),
     "ledger events": ("--ledger", "ledger.db"),
     "ledger verify": ("--ledger", "ledger.db"),
-    "ledger upgrade": ("--ledger", "ledger.db"),
+    "ledger migrate": ("--ledger", "ledger.db"),
     "ledger prune": ("--ledger", "ledger.db", "--before", "30d", "--dry-run"),
     "capacity start": ("--source", "aws:config.json", "--ledger", "ledger.db", "--runner", "plain"),
     "capacity status": ("--ledger", "ledger.db"),

@@ -99,7 +99,7 @@ class TestUnderAServer:
 
             asking = threading.Thread(target=ask)
             asking.start()
-            figures = capacity_loop(cluster="local", interval=5.0)
+            figures = capacity_loop(cluster="local", auction_interval=5.0)
             asking.join(60)
             assert figures["cycles"] >= 1
             leader = ledger.leader()

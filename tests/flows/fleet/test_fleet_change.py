@@ -49,7 +49,7 @@ def test_growing_asks_for_nodes_and_they_arrive(fleet: Fleet, cluster: "Cluster"
     assert (dry.code, changes(cluster)) == (0, [])
     assert "dry run: nothing was done" in dry.out
     assert "autoscaling:SetDesiredCapacity" in dry.line
-    assert "no budget is set" in dry.line
+    assert "no quota is set" in dry.line
     assert fleet("grow", "etl", "2", "--yes").code == 0
     assert cluster.group("etl")["DesiredCapacity"] == 5
     eventually(lambda: observed(fleet)["observed"] == 5, 20)
@@ -101,7 +101,7 @@ def test_the_budget_holds(fleet: Fleet, cluster: "Cluster", limited: Callable[[s
     refused = fleet("grow", "etl", "1", "--on-demand", "--yes")
     assert refused.code == 1
     assert "the limit is $0.1/h" in refused.line
-    assert "no budget is set" not in refused.line
+    assert "no quota is set" not in refused.line
     assert changes(cluster) == []
     assert fleet("grow", "etl", "2", "--yes").code == 0  # spot is next to nothing here
     assert "allowed" in fleet("status").line

@@ -60,7 +60,7 @@ def test_without_a_configuration_a_command_teaches_how_to_get_one(
     (tmp_path / "ebbflow.json").write_text("{}")  # whoever put it there: it was not asked for
     done = fleet("status")
     assert done.code == 2
-    assert "no configuration is named" in done.line
+    assert "no file of Terraform's output is named" in done.line
     assert "terraform output -json > ebbflow.json" in done.line
     assert fleet("status", "--terraform-output", "none.json").code == 2
 

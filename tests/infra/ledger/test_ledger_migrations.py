@@ -10,7 +10,7 @@ from sqlalchemy import text
 
 from ebbflow.infra.clock import SystemClock
 from ebbflow.infra.errors import LedgerError
-from ebbflow.infra.ledger import Ledger, migrate, upgrade
+from ebbflow.infra.ledger import Ledger, migrate, migrate_ledger
 from ebbflow.infra.ledger.address import parse
 from ebbflow.infra.ledger.database.database import Database
 from ebbflow.infra.ledger.database.schema import metadata
@@ -53,8 +53,8 @@ def test_a_ledger_of_a_newer_ebbflow_is_refused(kind: str, fresh_database: Fresh
     with ledger._database._engine.begin() as connection:
         connection.execute(text("UPDATE ledger_version SET version_num = '0999'"))
     ledger.close()
-    for attempt in (lambda: Ledger.open(url), lambda: upgrade(url)):
-        with pytest.raises(LedgerError, match="form 0999, made by a newer Ebbflow"):
+    for attempt in (lambda: Ledger.open(url), lambda: migrate_ledger(url)):
+        with pytest.raises(LedgerError, match="schema version 0999, of a newer Ebbflow"):
             attempt()
 
 
@@ -79,9 +79,9 @@ def test_a_step_that_fails_leaves_nothing(
     assert database.read("look", migrate.version) == ""
     database.close()
     with pytest.raises(LedgerError, match="there is no ledger"):
-        upgrade(url)
+        migrate_ledger(url)
     Ledger.open(url).close()
-    assert upgrade(url) == (migrate.STEPS[-1], migrate.STEPS[-1])
+    assert migrate_ledger(url) == (migrate.STEPS[-1], migrate.STEPS[-1])
 
 
 @KINDS

@@ -288,7 +288,7 @@ def test_the_loop_tells_what_it_does(world):
     world.source.notice("n1", 120.0)
     world.step()
     world.loop.end()
-    assert {"recovered", "changed", "settled", "recalled"} <= set(recorder.kinds())
+    assert {"recovered", "changed", "auction", "revoked"} <= set(recorder.kinds())
 
 
 def test_a_decision_for_nodes_that_have_left_meanwhile_is_dropped_once(world, monkeypatch):

@@ -166,7 +166,7 @@ def test_what_was_refused_and_asked_is_told():
             "gpu: 3 nodes", ApplyResult(1, (ProviderCall("size", "gpu", 3),), (Refusal("gpu", "too many"),))
         )
     ]
-    assert [event.kind for event in of_done(done, 1.0)] == ["scaled", "refused"]
+    assert [event.kind for event in of_done(done, 1.0)] == ["scaled", "rejected"]
 
 
 class Remote:
