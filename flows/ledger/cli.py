@@ -138,7 +138,7 @@ def events(
     kind: Annotated[
         list[str] | None,
         typer.Option(
-            help="Kind of events to show, such as granted or decided. May be repeated.", metavar="KIND"
+            help="Kind of events to show, such as lease-granted or decided. Repeatable.", metavar="KIND"
         ),
     ] = None,
     of_app: Annotated[
@@ -165,7 +165,7 @@ def events(
 
         ebbflow ledger events --app digits --limit 100
 
-        ebbflow ledger events --kind granted --kind ended --follow
+        ebbflow ledger events --kind lease-granted --kind lease-ended --follow
 
         ebbflow ledger events --after 0 --limit 1000000 --json > history.jsonl
 

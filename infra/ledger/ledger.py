@@ -219,7 +219,9 @@ class Ledger:
             events.c.number > history.pruned(self.cluster)
         )
         if kinds is not None:
-            wanted = wanted.where(events.c.kind.in_([codec.kind_of(kind) for kind in kinds]))
+            wanted = wanted.where(
+                events.c.kind.in_([name for kind in kinds for name in codec.stored_kinds(kind)])
+            )
         if app is not None:
             about = select(mentions.c.number).where(mentions.c.cluster == self.cluster, mentions.c.app == app)
             wanted = wanted.where(events.c.number.in_(about))

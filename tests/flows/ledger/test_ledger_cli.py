@@ -120,10 +120,12 @@ def test_events_are_chosen_by_kind_app_and_number(url: str) -> None:
     found = [json.loads(line) for line in run("events", "--ledger", url, "--json")[1].splitlines()]
     assert [line["number"] for line in found] == list(range(1, 13))
     assert found[4]["change"]["inputs"] == {"rho": {"digits": 1.5}}
-    chosen = run("events", "--ledger", url, "--kind", "granted", "--kind", "Ended", "--json")[1].splitlines()
-    assert [json.loads(line)["kind"] for line in chosen] == ["granted", "ended"]
+    chosen = run("events", "--ledger", url, "--kind", "lease-granted", "--kind", "Ended", "--json")[
+        1
+    ].splitlines()
+    assert [json.loads(line)["kind"] for line in chosen] == ["lease-granted", "lease-ended"]
     newest = run("events", "--ledger", url, "--app", "digits", "--limit", "2", "--json")[1].splitlines()
-    assert [json.loads(line)["kind"] for line in newest] == ["saved", "app-moved"]
+    assert [json.loads(line)["kind"] for line in newest] == ["checkpoint-saved", "app-phase-changed"]
     later = run("events", "--ledger", url, "--after", "3", "--limit", "2", "--json")[1].splitlines()
     assert [json.loads(line)["number"] for line in later] == [4, 5]
     assert run("events", "--ledger", url, "--app", "nobody")[1].split() == ["number", "time", "what", "why"]
