@@ -192,7 +192,7 @@ class EbbflowCluster(Block):
     @classmethod
     def _known(cls, value: str) -> str:
         if value.partition(":")[0] not in ("local", "aws", "spark", "cluster"):
-            from ebbflow.tasks.capacity.opening import SOURCES
+            from ebbflow.tasks.capacity.node_sources import SOURCES
 
             raise ValueError(f"source must be one of {SOURCES}; got {value!r}")
         return value

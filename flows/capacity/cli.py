@@ -16,7 +16,7 @@ from ebbflow.planners.errors import OptionError
 
 if TYPE_CHECKING:
     from ebbflow.infra.ledger import Ledger
-    from ebbflow.tasks.capacity.listening import LoopEvent
+    from ebbflow.tasks.capacity.listeners import LoopEvent
     from ebbflow.tasks.capacity.loop import LoopEnd
     from ebbflow.tasks.capacity.request import CapacityRequest
     from ebbflow.tasks.capacity.status import ClusterView
@@ -237,7 +237,7 @@ def _lead(request: "CapacityRequest", stop: threading.Event, quiet: bool, prefec
         quiet_prefect()
         start_temporary_server()
         return run_attached(request, stop, listener)
-    from ebbflow.tasks.capacity.opening import opened_loop
+    from ebbflow.tasks.capacity.node_sources import opened_loop
 
     with opened_loop(request, listener) as opened:
         if not quiet:
@@ -388,7 +388,7 @@ def stop(
 ) -> None:
     from ebbflow.infra.errors import LedgerError
     from ebbflow.tasks.apps.loop_report import STOP, stop_request
-    from ebbflow.tasks.capacity.leading import leads
+    from ebbflow.tasks.capacity.leadership import leads
     from ebbflow.tasks.capacity.status import wait_for_end
 
     try:

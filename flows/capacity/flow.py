@@ -21,9 +21,9 @@ from ebbflow.flows.runs.block_refs import found
 from ebbflow.flows.runs.cancelling import attended
 from ebbflow.flows.runs.deployed import allowed, deployment_id
 from ebbflow.infra.errors import InfraError
-from ebbflow.tasks.capacity.listening import LoopEvent, LoopListener
+from ebbflow.tasks.capacity.listeners import LoopEvent, LoopListener
 from ebbflow.tasks.capacity.loop import LoopEnd
-from ebbflow.tasks.capacity.opening import opened_loop
+from ebbflow.tasks.capacity.node_sources import opened_loop
 from ebbflow.tasks.capacity.own_policies import checked_names
 from ebbflow.tasks.capacity.recovery import LostApp
 from ebbflow.tasks.capacity.request import CapacityRequest

@@ -244,7 +244,7 @@ def _change(
 def _leave(fleet: "OpenedFleet", seen: "Observation", target: "Target", wait: float, *, end: bool) -> None:
     """Drain the nodes of ``target`` with progress, and end them."""
     from ebbflow.flows.fleet.terminal import applied_lines
-    from ebbflow.tasks.fleet.leaving import drain as let_finish
+    from ebbflow.tasks.fleet.draining import drain as let_finish
 
     nodes = [node for node in seen.pool(target.pool).nodes if node.id in target.drain]
     if not nodes:

@@ -143,8 +143,8 @@ def end(
     Each node is told to finish; after --termination-grace it is terminated even if it is still busy.
     """
     from ebbflow.flows.fleet.terminal import applied_lines
+    from ebbflow.tasks.fleet.draining import drain
     from ebbflow.tasks.fleet.gangs import end_gang, gang_of
-    from ebbflow.tasks.fleet.leaving import drain
     from ebbflow.tasks.fleet.steps import observe, opened
 
     with opened(request) as fleet:

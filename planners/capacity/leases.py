@@ -9,8 +9,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from math import inf, isfinite
 
+from ebbflow.planners.capacity.admission import TeamHeadroom
 from ebbflow.planners.capacity.cycle_state import CycleState, bounds, is_gang, placement_of
-from ebbflow.planners.capacity.guarding import TeamHeadroom
 from ebbflow.planners.capacity.values import DesiredAllocation, Plan
 from ebbflow.planners.model.capacity import Node
 from ebbflow.planners.model.ledger import AppRecord, Change, Extended, Granted, Lease, Recalled

@@ -15,7 +15,7 @@ from math import ceil, inf
 from ebbflow.planners.capacity.cycle_state import CycleState
 from ebbflow.planners.capacity.demand import Need, core_need, gpu_need
 from ebbflow.planners.capacity.liveness import LivenessResult
-from ebbflow.planners.capacity.replacing import Replacements, successors
+from ebbflow.planners.capacity.replacements import Replacements, successors
 from ebbflow.planners.capacity.values import Memory, Plan, Scaling, SchedulerInput
 from ebbflow.planners.fleet import guard
 from ebbflow.planners.fleet.fallback import amended

@@ -11,7 +11,7 @@ import numpy as np
 from ebbflow.infra.clock import Clock
 from ebbflow.infra.errors import DoubleBookingError, InfraError, LedgerUnavailableError
 from ebbflow.infra.ledger import Ledger
-from ebbflow.planners.capacity.deciding import decide
+from ebbflow.planners.capacity.decision import decide
 from ebbflow.planners.capacity.values import Cycle, Memory, SchedulerInput, Settings
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model.capacity import Capacity
@@ -21,10 +21,10 @@ from ebbflow.tasks.apps.loop_report import RESERVED
 from ebbflow.tasks.capacity import events as telling
 from ebbflow.tasks.capacity.actuator import ActionExecutor, Done, EvictionResult, Evictor, ScaleResult
 from ebbflow.tasks.capacity.intervals import LoopIntervals
-from ebbflow.tasks.capacity.leading import Lead
-from ebbflow.tasks.capacity.listening import EventDispatcher, LoopEvent
+from ebbflow.tasks.capacity.leadership import Lead
+from ebbflow.tasks.capacity.listeners import EventDispatcher, LoopEvent
 from ebbflow.tasks.capacity.metrics import LoopMetrics
-from ebbflow.tasks.capacity.observing import ObservedState, Watch, change
+from ebbflow.tasks.capacity.observation import ObservedState, Watch, change
 from ebbflow.tasks.drawing.wording import plural
 
 _REFUSED = 5  # decisions in a row that the ledger refuses before the loop gives up on its memory

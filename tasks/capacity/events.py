@@ -6,7 +6,7 @@ from typing import Any
 from ebbflow.planners.model.ledger import AppMoved, CapacityChanged, Change, Decided, Granted, Lease, Recalled
 from ebbflow.planners.model.ledger_state import State
 from ebbflow.tasks.capacity.actuator import Done, ScaleResult
-from ebbflow.tasks.capacity.listening import LoopEvent
+from ebbflow.tasks.capacity.listeners import LoopEvent
 from ebbflow.tasks.drawing.wording import plural
 
 _NAMED = 20  # leases that one event names

@@ -5,7 +5,7 @@
 - *observed*: the nodes that are there, by ``CapacitySource``, and the leases that the ledger has on them.
 
 One ``step`` observes, decides what is to be planned and leased, acts so that what is requested follows what is
-planned, and records. ``opening.NodeSource`` says what a new source of nodes must implement.
+planned, and records. ``node_sources.NodeSource`` says what a new source of nodes must implement.
 
 Safe at every point, whatever is killed when. The order of a step makes it so:
 
@@ -44,10 +44,10 @@ from ebbflow.tasks.apps.loop_report import problems as unread_problems
 from ebbflow.tasks.capacity.actuator import ActionExecutor, Evictor
 from ebbflow.tasks.capacity.cycle import CycleComponents, Cycles, Point, concerned
 from ebbflow.tasks.capacity.intervals import LoopIntervals
-from ebbflow.tasks.capacity.leading import Lead, holder_name
-from ebbflow.tasks.capacity.listening import EventDispatcher, LoopEvent, LoopListener
+from ebbflow.tasks.capacity.leadership import Lead, holder_name
+from ebbflow.tasks.capacity.listeners import EventDispatcher, LoopEvent, LoopListener
 from ebbflow.tasks.capacity.metrics import LoopMetrics
-from ebbflow.tasks.capacity.observing import FleetObservation, Watch
+from ebbflow.tasks.capacity.observation import FleetObservation, Watch
 
 _FIRST = 0.1  # s before the first attempt
 

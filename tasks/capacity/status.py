@@ -10,7 +10,7 @@ from ebbflow.planners.model.ledger import OVER, AppRecord, AppReport, Decided, E
 from ebbflow.planners.model.ledger_state import State
 from ebbflow.tasks.apps.loop_report import LOOP, LoopStatusRecord
 from ebbflow.tasks.apps.loop_report import problems as unread_problems
-from ebbflow.tasks.capacity.leading import LeaseExpiryWatch
+from ebbflow.tasks.capacity.leadership import LeaseExpiryWatch
 
 _BACK = 50  # decisions among which the newest auctions are looked for
 _FAR = 1000  # the same where none of those tells of all apps

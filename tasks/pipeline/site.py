@@ -16,12 +16,12 @@ from ebbflow.planners.capacity.values import Settings
 from ebbflow.planners.errors import EbbflowError
 from ebbflow.planners.hazard import hazard
 from ebbflow.tasks.capacity.actuator import LocalEvictor
-from ebbflow.tasks.capacity.giving_back import give_back
 from ebbflow.tasks.capacity.intervals import LoopIntervals
-from ebbflow.tasks.capacity.leading import leads, led_soon
-from ebbflow.tasks.capacity.listening import LoopListener
+from ebbflow.tasks.capacity.leadership import leads, led_soon
+from ebbflow.tasks.capacity.listeners import LoopListener
 from ebbflow.tasks.capacity.loop import CapacityLoop
-from ebbflow.tasks.capacity.observing import FleetObservation
+from ebbflow.tasks.capacity.observation import FleetObservation
+from ebbflow.tasks.capacity.release import give_back
 from ebbflow.tasks.pipeline.checking import from_environment
 from ebbflow.tasks.pipeline.faulting import schedule_of
 from ebbflow.tasks.pipeline.file.deciding import settings_of
@@ -186,7 +186,7 @@ def _leading(
 
     An interrupt out of turn ends this at once: nodes then stay until another loop leads.
     """
-    from ebbflow.tasks.capacity.opening import opened_nodes
+    from ebbflow.tasks.capacity.node_sources import opened_nodes
     from ebbflow.tasks.capacity.request import CapacityRequest
 
     request = CapacityRequest(

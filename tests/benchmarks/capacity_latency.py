@@ -38,7 +38,7 @@ from ebbflow.planners.query.plan.qep import Stage
 from ebbflow.planners.query.plan.state import ReplanDecision
 from ebbflow.tasks.apps.agent import AllocationStatus, AppAgent
 from ebbflow.tasks.capacity.metrics import percentile
-from ebbflow.tasks.capacity.opening import opened_loop
+from ebbflow.tasks.capacity.node_sources import opened_loop
 from ebbflow.tasks.capacity.request import CapacityRequest
 from ebbflow.tasks.drawing.charts import bars_svg
 from ebbflow.tasks.query.listening import NullQueryListener

@@ -25,7 +25,7 @@ from ebbflow.planners.model.ledger import (
 )
 from ebbflow.tasks.apps.loop_report import LOOP, STOP, LoopStatusRecord, stop_request
 from ebbflow.tasks.capacity.loop import CapacityLoop
-from ebbflow.tasks.capacity.opening import Nodes
+from ebbflow.tasks.capacity.node_sources import Nodes
 from ebbflow.tasks.capacity.request import CapacityRequest, LoopRules
 
 runner = CliRunner()
@@ -136,8 +136,8 @@ def test_run_leads_until_it_is_asked_to_stop(ledger: Ledger, monkeypatch: pytest
     def nodes(*_: Any) -> Any:
         yield Nodes(OneNode())
 
-    monkeypatch.setattr("ebbflow.tasks.capacity.opening.opened_nodes", nodes)
-    monkeypatch.setattr("ebbflow.tasks.capacity.opening.check_source", lambda *_: None)
+    monkeypatch.setattr("ebbflow.tasks.capacity.node_sources.opened_nodes", nodes)
+    monkeypatch.setattr("ebbflow.tasks.capacity.node_sources.check_source", lambda *_: None)
     monkeypatch.setattr(capacity_cli, "_until", lambda stop, work: work())  # signals are the main thread's
 
     def ask() -> None:

@@ -129,7 +129,7 @@ def ssm(monkeypatch: pytest.MonkeyPatch) -> "Iterator[SystemsManager]":
     service = SystemsManager()
     service.script = lambda node, parameters: (0, "idle\n")
     monkeypatch.setenv("AWS_ENDPOINT_URL_SSM", service.url)
-    monkeypatch.setattr("ebbflow.tasks.fleet.leaving.LOOK", 0.1)
+    monkeypatch.setattr("ebbflow.tasks.fleet.draining.LOOK", 0.1)
     yield service
     service.close()
     assert service.problems == []

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from ebbflow.planners.capacity.deciding import decide
+from ebbflow.planners.capacity.decision import decide
 from ebbflow.planners.capacity.values import Cycle, Memory, SchedulerInput, Settings
 from ebbflow.planners.model.capacity import Node, Notice
 from ebbflow.planners.model.fleet import Fleet, Offer, PoolState, Target

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from ledger_worlds import START, World, app, copied, node
 
-from ebbflow.planners.capacity.deciding import decide
+from ebbflow.planners.capacity.decision import decide
 from ebbflow.planners.capacity.values import Memory, SchedulerInput, Settings
 from ebbflow.planners.model.ledger import AppMoved, AppReport, Decided, Ended, Extended, Granted, Recalled
 from ebbflow.planners.model.scheduling import Decision, Grant

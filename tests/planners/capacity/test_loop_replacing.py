@@ -6,7 +6,7 @@ from math import inf
 import pytest
 from ledger_worlds import START, World, app, fleet_of, node, pool
 
-from ebbflow.planners.capacity.replacing import AGAIN, Replacements, successors
+from ebbflow.planners.capacity.replacements import AGAIN, Replacements, successors
 from ebbflow.planners.capacity.values import Scaling, Settings
 from ebbflow.planners.fleet.limits import Limits
 from ebbflow.planners.model.capacity import Notice

@@ -14,7 +14,7 @@ from ebbflow.planners.model.capacity import Capacity, Node, Notice
 from ebbflow.planners.model.ledger import AppEntered, AppMoved, AppReport, AppSpec, Ended, Granted, Lease
 from ebbflow.planners.scheduling.leased.simple import equal_share
 from ebbflow.tasks.capacity.intervals import LoopIntervals
-from ebbflow.tasks.capacity.listening import LoopEvent
+from ebbflow.tasks.capacity.listeners import LoopEvent
 from ebbflow.tasks.capacity.loop import CapacityLoop
 from tests.evaluation.renting.virtual_clock import VirtualClock
 

@@ -16,7 +16,7 @@ from ebbflow.planners.model.prices import Machine, Series
 from ebbflow.tasks.apps.loop_report import LOOP, LoopStatusRecord
 from ebbflow.tasks.capacity import cycle as loop_module
 from ebbflow.tasks.capacity.loop import CapacityLoop
-from ebbflow.tasks.capacity.observing import FleetObservation
+from ebbflow.tasks.capacity.observation import FleetObservation
 from ebbflow.tasks.capacity.status import look
 from tests.evaluation.renting.fleet import SimulatedFleet, SimulatedPool
 from tests.evaluation.renting.spot_supply import Supply

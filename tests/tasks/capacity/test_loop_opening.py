@@ -10,7 +10,7 @@ from ebbflow.infra.errors import AwsError
 from ebbflow.infra.ledger import Ledger
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model.ledger import AppEntered, AppReport, AppSpec
-from ebbflow.tasks.capacity.opening import (
+from ebbflow.tasks.capacity.node_sources import (
     NODE_SOURCES,
     SOURCES,
     FirstLook,

@@ -16,10 +16,10 @@ from ebbflow.tasks.apps.loop_report import LoopStatusRecord
 from ebbflow.tasks.capacity.actuator import ActionExecutor, EvictionResult, RemoteEvictor, ScaleResult
 from ebbflow.tasks.capacity.events import of_done
 from ebbflow.tasks.capacity.intervals import LoopIntervals
-from ebbflow.tasks.capacity.listening import EventDispatcher, LoopEvent
+from ebbflow.tasks.capacity.listeners import EventDispatcher, LoopEvent
 from ebbflow.tasks.capacity.loop import Outage
 from ebbflow.tasks.capacity.metrics import LoopMetrics, percentile
-from ebbflow.tasks.capacity.observing import Watch, look_at
+from ebbflow.tasks.capacity.observation import Watch, look_at
 from tests.evaluation.renting.virtual_clock import VirtualClock
 
 PACE = LoopIntervals()

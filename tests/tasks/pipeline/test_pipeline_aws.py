@@ -22,10 +22,10 @@ from ebbflow.planners.errors import PipelineFileError
 from ebbflow.planners.model.ledger import AppEntered, AppMoved, AppSpec, Decided, Ended, Recalled
 from ebbflow.planners.model.trainings import RunSettings
 from ebbflow.tasks.apps.agent import AgentIntervals, AppAgent
-from ebbflow.tasks.capacity.giving_back import give_back
 from ebbflow.tasks.capacity.intervals import LoopIntervals
 from ebbflow.tasks.capacity.loop import CapacityLoop
-from ebbflow.tasks.capacity.opening import opened_nodes
+from ebbflow.tasks.capacity.node_sources import opened_nodes
+from ebbflow.tasks.capacity.release import give_back
 from ebbflow.tasks.capacity.request import CapacityRequest
 from ebbflow.tasks.pipeline.file.read import read_pipeline
 from ebbflow.tasks.pipeline.file.spec import AwsSpec

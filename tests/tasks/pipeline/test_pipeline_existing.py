@@ -15,7 +15,7 @@ from ebbflow.planners.errors import PipelineFileError
 from ebbflow.planners.model.ledger import Granted
 from ebbflow.tasks.apps.agent import rules_of
 from ebbflow.tasks.capacity.intervals import LoopIntervals
-from ebbflow.tasks.capacity.opening import opened_nodes
+from ebbflow.tasks.capacity.node_sources import opened_nodes
 from ebbflow.tasks.capacity.request import CapacityRequest
 from ebbflow.tasks.pipeline.outcome import PipelineOutcome
 from ebbflow.tasks.pipeline.run import PipelineRequest, run_steps

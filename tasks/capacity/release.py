@@ -9,7 +9,7 @@ from ebbflow.infra.errors import InfraError
 from ebbflow.infra.ledger import Ledger
 from ebbflow.infra.protocols import FleetControl
 from ebbflow.planners.capacity.values import Settings
-from ebbflow.tasks.capacity.leading import leads
+from ebbflow.tasks.capacity.leadership import leads
 from ebbflow.tasks.capacity.loop import CapacityLoop
 
 _RETURN = 180.0  # s for nodes to be given back: draining takes two minutes at most

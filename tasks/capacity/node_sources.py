@@ -20,9 +20,9 @@ from ebbflow.planners.hazard import hazard
 from ebbflow.planners.model.capacity import Capacity
 from ebbflow.planners.model.fleet import Fleet, Offer
 from ebbflow.tasks.capacity.actuator import Evictor, LocalEvictor, RemoteEvictor
-from ebbflow.tasks.capacity.listening import LoopListener
+from ebbflow.tasks.capacity.listeners import LoopListener
 from ebbflow.tasks.capacity.loop import CapacityLoop
-from ebbflow.tasks.capacity.observing import FleetObservation
+from ebbflow.tasks.capacity.observation import FleetObservation
 from ebbflow.tasks.capacity.request import CapacityRequest, LoopRules
 from ebbflow.tasks.query.request import check_master
 
