@@ -71,12 +71,16 @@ BASES: dict[str, tuple[str, ...]] = {
     "ledger prune": ("--ledger", "ledger.db", "--before", "30d", "--dry-run"),
     "capacity start": ("--source", "aws:config.json", "--ledger", "ledger.db", "--runner", "plain"),
     "capacity status": ("--ledger", "ledger.db"),
-    "capacity stop": ("--ledger", "ledger.db"),
+    "capacity stop": ("--ledger", "ledger.db", "--yes"),
+    "apps list": ("--ledger", "ledger.db"),
+    "apps show": ("digits", "--ledger", "ledger.db"),
+    "apps logs": ("digits", "--ledger", "ledger.db"),
+    "apps cancel": ("digits", "--ledger", "ledger.db", "--yes"),
     "prefect init": (),
 }
 """Arguments of each command that are right."""
 
-WRITTEN = frozenset({"json", "report", "html", "csv", "out", "document"})
+WRITTEN = frozenset({"json", "report", "html", "csv", "out", "output", "document"})
 """Options whose files are written."""
 ENDLESS = frozenset({"watch"})
 """Options that make a command go on until it is interrupted, where their value is right."""
@@ -312,11 +316,11 @@ READ: dict[tuple[str, str], str] = {
     ("simulate training", "throughputs"): "throughputs.json",
     ("simulate training", "spot_trace"): "spot.csv",
     ("simulate training", "prices"): "spot-prices.csv",
-    ("capacity start", "limits"): "limits.toml",
+    ("capacity start", "config"): "limits.toml",
     ("capacity start", "prices"): "prices.toml",
 }
 """Options that read a file, and a file that is right for them; those of ``ebbflow fleet`` are the same everywhere."""
-_EVERYWHERE = {"config": "config.json", "limits": "limits.toml", "prices": "prices.toml"}
+_EVERYWHERE = {"terraform_output": "config.json", "config": "limits.toml", "prices": "prices.toml"}
 LEDGERS = frozenset({"ledger", "url"})
 
 
