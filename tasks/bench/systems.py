@@ -121,8 +121,8 @@ def _ebbflow(rig: TestCluster, task: Task, template: Path) -> Outcome:
         master=rig.cluster.master_url,
         store=str(store),
         reuse=False,
-        hazard=task.hazard,
-        title=task.name,
+        interruption_rate=task.hazard,
+        name=task.name,
     )
     engine = Recorder(SparkEngine.attach(rig.session, rig.clock))
     watch = ExecutorWatch(
