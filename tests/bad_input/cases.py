@@ -50,7 +50,6 @@ BASES: dict[str, tuple[str, ...]] = {
     "nodes down": (),
     "data tpch": ("--scale", "0.01"),
     "data tpcds": ("--scale", "0.01"),
-    "bench sql": ("--tables", "tables"),
     "simulate training": ("--workload", "jobs.csv", "--cluster", "2x2", "--policy", "tiresias"),
     "fleet status": ("--config", "config.json"),
     "fleet prices": ("--config", "config.json"),
