@@ -62,8 +62,8 @@ AVOID = {
 """What is not written, and what is instead."""
 
 DONE = (
-    "flows/capacity", "flows/fleet", "flows/ledger", "flows/nodes",
-    "infra/aws", "infra/local_fleet",
+    "flows/apps", "flows/capacity", "flows/fleet", "flows/ledger", "flows/nodes",
+    "infra/aws", "infra/communication", "infra/local_fleet",
     "planners/capacity", "planners/communication", "planners/fleet", "planners/scheduling",
     "tasks/apps", "tasks/capacity", "tasks/fleet",
 )  # fmt: skip
