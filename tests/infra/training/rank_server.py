@@ -110,7 +110,7 @@ def free_port() -> int:
 def _serve() -> None:
     import ctypes
 
-    import torch._dynamo  # takes a second, and the first optimizer of a process imports it
+    import torch._dynamo  # noqa: F401 - takes a second, and the first optimizer of a process imports it
 
     import ebbflow.infra.training.run  # noqa: F401
 
