@@ -21,6 +21,7 @@ from ebbflow.flows import cli
 from ebbflow.flows.nodes import spark as cluster_cli
 from ebbflow.flows.query import cli as query_cli
 from ebbflow.flows.setup import doctor
+from tests.prefect_database import with_database
 
 COMMANDS = [
     *(["ebbflow", c.name or c.callback.__name__] for c in cli.app.registered_commands if c.callback),
@@ -450,7 +451,7 @@ def test_ctrl_c_ends_a_query_on_a_temporary_server_soon_and_quietly(tables: str,
     with log.open("wb") as output:
         query = subprocess.Popen(
             [*COMMAND, "query", *given, "--runner", "prefect"],
-            env={**os.environ, "PREFECT_HOME": str(tmp_path / "prefect")},
+            env={**os.environ, "PREFECT_HOME": str(with_database(tmp_path / "prefect"))},
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
