@@ -202,26 +202,26 @@ def kill(node: NodeId, name: Name = "local") -> None:
 
 
 @app.command()
-def freeze(node: NodeId, name: Name = "local") -> None:
+def pause(node: NodeId, name: Name = "local") -> None:
     """Pause all processes of a node (SIGSTOP), as when its machine hangs.
 
     [b]Example[/b]
 
-        ebbflow nodes freeze gpu-1
+        ebbflow nodes pause gpu-1
     """
-    LocalFleet.attach(name).freeze(node)
-    console.print(f"{node} is paused (SIGSTOP); to resume: ebbflow nodes thaw {node}")
+    LocalFleet.attach(name).pause(node)
+    console.print(f"{node} is paused (SIGSTOP); to resume: ebbflow nodes resume {node}")
 
 
 @app.command()
-def thaw(node: NodeId, name: Name = "local") -> None:
+def resume(node: NodeId, name: Name = "local") -> None:
     """Resume a paused node (SIGCONT).
 
     [b]Example[/b]
 
-        ebbflow nodes thaw gpu-1
+        ebbflow nodes resume gpu-1
     """
-    LocalFleet.attach(name).thaw(node)
+    LocalFleet.attach(name).resume(node)
     console.print(f"{node} resumed (SIGCONT)")
 
 
@@ -251,8 +251,8 @@ def play(
     faults: Annotated[
         list[str],
         typer.Argument(
-            help="Scripted faults, such as 20s:notice:gpu-2:5s, 30s:kill:spark-1, 40s:freeze:gpu,"
-            " 50s:thaw:gpu, 60s:add:gpu:2 or "
+            help="Scripted faults, such as 20s:notice:gpu-2:5s, 30s:kill:spark-1, 40s:pause:gpu,"
+            " 50s:resume:gpu, 60s:add:gpu:2 or "
             "70s:shut:gpu:30s (a simulated capacity outage of that duration); a pool name"
             " means the oldest node of the pool.",
             metavar="FAULT",

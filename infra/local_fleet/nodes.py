@@ -28,7 +28,7 @@ class Hosts(Protocol):
     @property
     def book(self) -> LocalFleetState: ...
     def lost(self, id_: str, /) -> str: ...
-    def frozen(self, id_: str, /) -> bool: ...
+    def paused(self, id_: str, /) -> bool: ...
     def left_over(self, app: str) -> tuple[marks.Occupant, ...]: ...
 
 
@@ -148,7 +148,7 @@ class FleetNodes(LocalNodes):
             raise ClusterError(
                 f"no process is started on {name}: interruption pending, it terminates in {left:.0f} s"
             )
-        if self._fleet.frozen(name):
+        if self._fleet.paused(name):
             raise ClusterError(f"no process is started on {name}: it is paused (SIGSTOP)")
         return book, node
 

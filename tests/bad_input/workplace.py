@@ -13,7 +13,7 @@ cluster:
   local:
     pools:
       gpu: {kind: gpu, nodes: 1, most: 2, price: 0.9}
-    at: [fit+5s:kill:gpu]
+    faults: [fit+5s:kill:gpu]
 teams:
   research: {weight: 1, gpus: 2}
 queries:

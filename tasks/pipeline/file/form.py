@@ -1,5 +1,6 @@
 """The format of a pipeline's file: every section and key, once, for the reader and for the JSON schema."""
 
+from ebbflow.tasks.pipeline.file.faults import FAULTS
 from ebbflow.tasks.pipeline.file.kinds import (
     Deadline,
     Duration,
@@ -183,9 +184,10 @@ LOCAL = Section(
         Key("pools", Named(POOL), "of this machine", required=True),
         Key("hazard", Number(min=0), "losses expected per node-hour; learnt unless given"),
         Key(
-            "at",
+            "faults",
             Items(Text("a fault such as 20s:kill:gpu")),
-            "faults on purpose: [STEP+]TIME:kill:NODE or [STEP+]TIME:notice:NODE:TIME; NODE may be a pool",
+            f"Faults to inject, [STEP+]TIME:VERB:TARGET[:ARGUMENT]: {FAULTS.forms}. "
+            "A pool as NODE means one of its nodes, a leased one where there is any",
             (),
         ),
     ),

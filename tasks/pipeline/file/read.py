@@ -201,11 +201,11 @@ class _Reader:
             except OptionError as error:
                 self._say(local, "pools", str(error))
         faults = []
-        for text in local["at"]:
+        for text in local["faults"]:
             try:
                 faults.append(parse_fault(text))
             except OptionError as error:
-                self._say(local, "at", str(error))
+                self._say(local, "faults", str(error))
         return LocalSpec(pools, local.get("hazard"), tuple(faults))
 
     def _secret(self, one: Values, key: str) -> None:

@@ -36,9 +36,9 @@ def test_a_fleet_comes_up_is_looked_at_changed_and_taken_down():
         assert "alive" in said
         assert "slots are CPU cores" in said
         fleet = LocalFleet.attach("lab")
-        assert "gpu-1 is paused" in call("freeze", "gpu-1", "--name", "lab")
-        assert "frozen" in call("status", "--name", "lab")
-        assert "gpu-1 resumed" in call("thaw", "gpu-1", "--name", "lab")
+        assert "gpu-1 is paused" in call("pause", "gpu-1", "--name", "lab")
+        assert "paused" in call("status", "--name", "lab")
+        assert "gpu-1 resumed" in call("resume", "gpu-1", "--name", "lab")
         assert "no processes ran there" in call("evict", "digits", "gpu-1", "--name", "lab")
         assert "may terminate in 60 s" in call(
             "notice", "gpu-1", "--seconds", "60", "--advice", "--name", "lab"

@@ -216,13 +216,13 @@ def test_a_notice_reaches_what_runs_there_and_the_node_goes_at_its_deadline(flee
 def test_a_frozen_node_stands_still_and_goes_on(fleet, run):
     node, _ = two(fleet)
     pool, said = run("one", node, (0,))
-    fleet.freeze(node)
-    eventually(lambda: pool.frozen(node) and fleet.frozen(node))
-    assert {n.id: n.state for n in fleet.view()}[node] == "frozen"
+    fleet.pause(node)
+    eventually(lambda: pool.paused(node) and fleet.paused(node))
+    assert {n.id: n.state for n in fleet.view()}[node] == "paused"
     with pytest.raises(ClusterError, match="it is paused"):
         run("two", node, (1,))
-    fleet.thaw(node)
-    eventually(lambda: not pool.frozen(node))
+    fleet.resume(node)
+    eventually(lambda: not pool.paused(node))
     eventually(lambda: "stopped" not in {psutil.Process(pid).status() for pid in said["pids"]})
 
 

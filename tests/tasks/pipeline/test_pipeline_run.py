@@ -33,7 +33,7 @@ def shop(tmp_path: Path) -> dict[str, Any]:
         "cluster": {
             "local": {
                 "pools": {"gpu": {"kind": "gpu", "nodes": 1, "most": 2, "price": 0.9, "on_demand_price": 3.0}},
-                "at": ["fit+1s:kill:gpu"],
+                "faults": ["fit+1s:kill:gpu"],
             }
         },
         "teams": {"sales": {"weight": 2}},

@@ -63,10 +63,10 @@ class LocalWorld:
         self.fleet = self.quick.fleet
 
     def dry(self):
-        self.fleet.shut(POOL, 3600)
+        self.fleet.outage(POOL, 3600)
 
     def wet(self):
-        self.fleet.shut(POOL, 0)
+        self.fleet.outage(POOL, 0)
 
     def lose(self, count):
         for node in self.fleet.observe().pools[0].nodes[:count]:
