@@ -28,7 +28,7 @@ app = typer.Typer(
     "terminates nodes, and records each decision with its reason in the ledger. Queries and trainings read their "
     "leases there. The loop may be killed at any time: apps keep their leases, and the next loop resumes.\n\n"
     "[b]On this machine[/b]\n\n"
-    "    ebbflow nodes up --gpu 2\n\n"
+    "    ebbflow local up --gpu 2\n\n"
     "    ebbflow capacity run                      (in a terminal of its own)\n\n"
     "    ebbflow capacity status --watch 1\n\n"
     "    ebbflow capacity stop\n\n"
@@ -85,8 +85,7 @@ def run(
     source: Annotated[
         str,
         typer.Option(
-            help="Where nodes come from: local[:NAME] (ebbflow nodes up), aws[:CONFIG], spark://HOST:PORT, or "
-            "cluster[:NAME] (ebbflow cluster up).",
+            help="Where nodes come from: local[:NAME] (ebbflow local up), aws[:CONFIG] or spark://HOST:PORT.",
             metavar="WHERE",
         ),
     ] = "local",

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from ebbflow.flows.nodes.spark import resolve_master
+from ebbflow.flows.nodes.masters import resolve_master
 from ebbflow.flows.runs.options import (
     RUN_WORK,
     SET_UP,
@@ -54,11 +54,11 @@ _QUERY_HELP = """Run a query that re-plans itself while capacity changes.
 
 [b]On a local cluster whose plugs you can pull while it runs[/b]
 
-    ebbflow cluster up --workers 3
+    ebbflow local up --spark 3
 
-    ebbflow query report.sql --tables data/ --master cluster --report run.html
+    ebbflow query report.sql --tables data/ --master local-fleet --report run.html
 
-    ebbflow cluster kill worker-2     (in another terminal)
+    ebbflow local kill spark-2        (in another terminal)
 
 The result goes to standard output, and nothing else; progress, notes and a summary go to standard error.
 
@@ -238,7 +238,7 @@ _CALIBRATE_HELP = """Measure how fast an engine is on this capacity, for better 
 
     ebbflow calibrate --engine duckdb
 
-    ebbflow calibrate --master cluster
+    ebbflow calibrate --master local-fleet
 
 Estimates start from built-in figures and learn from every finished stage; this gives them a head start.
 """
@@ -248,7 +248,9 @@ Estimates start from built-in figures and learn from every finished stage; this 
 def calibrate(
     *,
     engine: Annotated[Engine, typer.Option(help="spark or duckdb.")] = Engine.spark,
-    master: Annotated[str, typer.Option(help="Spark master, or 'cluster'.")] = "local[2]",
+    master: Annotated[
+        str, typer.Option(help="Spark master; local-fleet[:NAME] for the one of ebbflow local up.")
+    ] = "local[2]",
     given: dict[str, Any],
 ) -> None:
     from ebbflow.flows.query.command import calibrate_engine

@@ -69,7 +69,7 @@ class FaultInjector(Handle):
 
         def change(book: LocalFleetState) -> LocalFleetState:
             plan = book.plans[pool]
-            nodes = min(max(plan.nodes + count, found.least), found.most)
+            nodes = min(max(plan.nodes + count, found.min_nodes), found.max_nodes)
             later = book.planned(pool, nodes=nodes, reason="by hand", again=0.0)
             return changes.cancel(later, pool).short(self._clock.now())
 
@@ -83,7 +83,7 @@ class FaultInjector(Handle):
         if not 0 <= seconds < float("inf"):
             raise OptionError(f"seconds must be >= 0 and finite; got {seconds}")
         known(self.book, pool)
-        self._change(lambda book: book.planned(pool, shut=self._clock.now() + seconds))
+        self._change(lambda book: book.planned(pool, outage=self._clock.now() + seconds))
 
     def _hold(self, id_: str, still: bool) -> None:
         """Stop a node's processes or let them go on, and wait, bounded, until that shows."""

@@ -113,7 +113,8 @@ class LocalFleet(FaultInjector):
             running = ", ".join(fleet.name for fleet in begin.list_fleets()) or "none"
             option = "" if name == "local" else f" --name {name}"
             raise ClusterError(
-                f"there is no local fleet {name!r} (running: {running}); start it: ebbflow nodes up{option}"
+                f"there is no local fleet {name!r} (running: {running}); "
+                f"start it: ebbflow local up --spark 2 --gpu 2{option}"
             )
         return cls(file, book.uid, clock, hazard=hazard)
 

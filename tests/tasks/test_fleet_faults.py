@@ -47,7 +47,7 @@ def test_what_is_no_fault_is_refused_with_the_form(text):
 
 
 def test_faults_happen_in_their_order_and_what_cannot_be_done_is_said(tmp_path):
-    quick = QuickFleet(tmp_path, [LocalPool("gpu", "gpu", initial=2, most=4)])
+    quick = QuickFleet(tmp_path, [LocalPool("gpu", "gpu", initial=2, max_nodes=4)])
     quick.until(lambda book: len(there(book)) == 2)
     said, texts = (
         [],

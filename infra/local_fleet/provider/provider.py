@@ -150,7 +150,7 @@ class SparkNodeProvider:
         return marks.alive(node.process)
 
     def deadline(self, book: LocalFleetState, node: LocalNode) -> float | None:
-        """Return the deadline of a notice that somebody gave the worker itself (``ebbflow cluster notice``)."""
+        """Return the deadline of a notice that another process gave the worker itself."""
         from ebbflow.infra.spark.cluster.state import StateFile
 
         if book.spark is None:

@@ -15,9 +15,9 @@ from ebbflow.planners.model.fleet import Offer, Target
 from tests.infra.local_fleet.quick_room import QuickFleet, there
 
 GPU = LocalPool(
-    "gpu", "gpu", cores=2, slots=2, initial=2, most=6, price=0.36, instance_type="g.small", zone="here"
+    "gpu", "gpu", cores=2, slots=2, initial=2, max_nodes=6, price=0.36, instance_type="g.small", zone="here"
 )
-SQL = LocalPool("sql", "spark", initial=1, most=3)
+SQL = LocalPool("sql", "spark", initial=1, max_nodes=3)
 
 
 @pytest.fixture
@@ -94,7 +94,7 @@ def test_a_machine_that_dies_by_itself_is_seen_and_replaced(make):
 
 
 def test_a_drawn_out_start_can_be_cancelled_and_takes_its_time_else(make):
-    quick = make(replace(GPU, initial=1, boot=0.4))
+    quick = make(replace(GPU, initial=1, provision_time=0.4))
     begun = quick.clock.now()
     quick.until(lambda book: there(book) == ["gpu-1"])
     assert quick.clock.now() - begun >= 0.3

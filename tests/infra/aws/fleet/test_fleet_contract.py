@@ -59,7 +59,7 @@ class LocalWorld:
     """Nodes of this machine: the keeper and the file are real, the machines are not (``local_fleet/`` has them)."""
 
     def __init__(self, folder):
-        self.quick = QuickFleet(folder, [LocalPool(POOL, "gpu", cores=2, most=MOST)])
+        self.quick = QuickFleet(folder, [LocalPool(POOL, "gpu", cores=2, max_nodes=MOST)])
         self.fleet = self.quick.fleet
 
     def dry(self):

@@ -94,7 +94,7 @@ def _line(text: str, words: str) -> int:
         ("cluster.aws", {"pools": ["a"]}, "exactly one of local, aws, existing must be given"),
         ("cluster.local.pools", {}, "a fleet must have at least one pool"),
         ("cluster.local.pools.gpu.kind", "gpo", "must be one of spark, gpu; got 'gpo'; did you mean gpu?"),
-        ("cluster.local.pools.gpu.nodes", 9, "least <= initial <= most"),
+        ("cluster.local.pools.gpu.nodes", 9, "min_nodes <= initial <= max_nodes"),
         ("cluster.local.pools.gpu.memory", "lots", "must be a positive size such as 6GiB or 512m; got 'lots'"),
         ("cluster.local.faults", ["soon:kill:gpu"], "a fault of a pipeline is [STEP+]TIME:VERB"),
         ("cluster.local.faults", ["fot+1s:kill:gpu"], "there is no step 'fot'; did you mean fit?"),
