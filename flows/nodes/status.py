@@ -99,7 +99,7 @@ def status_of_fleet(fleet: "LocalFleet") -> FleetStatus:
             kinds[pool.name],
             pool.planned,
             len(pool.nodes),
-            pool.most,
+            pool.max_nodes,
             next(one.price for one in fleet.offers(pool.name)),
             pool.short_why,
         )
