@@ -232,11 +232,11 @@ class FakeSite:
         self.told.append(("notice", name))
         return seconds
 
-    def freeze(self, name: str) -> None:
-        self.told.append(("freeze", name))
+    def pause(self, name: str) -> None:
+        self.told.append(("pause", name))
 
-    def thaw(self, name: str) -> None:
-        self.told.append(("thaw", name))
+    def resume(self, name: str) -> None:
+        self.told.append(("resume", name))
 
 
 def run(script: str, *acts: Act, there: Nodes | None = None, resume: bool = False, **options: Any) -> Any:

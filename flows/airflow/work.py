@@ -40,8 +40,8 @@ def training_request(
     """
     _known(TrainingRequest, options, ("script", "arguments", "id"))
     given = {name: value for name, value in options.items() if value is not None}
-    if "at" in given:
-        given["at"] = tuple(given["at"])
+    if "fault" in given:
+        given["fault"] = tuple(given["fault"])
     request = TrainingRequest(script, tuple(str(one) for one in arguments), id=run, **given)
     if not request.recorded:
         return replace(request, restart=False), False

@@ -26,7 +26,7 @@ The script trains inside [b]with ElasticRun.start() as run:[/b] (docs/training.m
 
 [b]Take nodes away and bring one back while it runs[/b]
 
-    ebbflow train script.py --nodes local:3x1 --at 20s:kill:node-2 --at 35s:notice:node-1:10s --at 50s:add:1
+    ebbflow train script.py --nodes local:3x1 --fault 20s:kill:node-2 --fault 35s:notice:node-1:10s --fault 50s:add:1
 
 [b]Arguments of the script follow it[/b]; its options go last, after a double dash (-- --lr 0.1)
 

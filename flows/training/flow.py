@@ -81,7 +81,7 @@ def train(
     collective_timeout: float = 60.0,
     grace: float = 30.0,
     cpus: float | None = None,
-    at: list[str] | None = None,
+    fault: list[str] | None = None,
     save_within: float = 120.0,
     spill: str = "",
     resume: bool = False,
@@ -125,7 +125,7 @@ def train(
         collective_timeout: seconds after which a collective that hangs is an error.
         grace: seconds to save and leave in after a stop.
         cpus: processors behind one local slot.
-        at: scripted faults, such as ``20s:kill:node-2``.
+        fault: faults to inject, such as ``20s:kill:node-2``.
         save_within: seconds in which the save of the run's end is tried again before it is spilled.
         spill: folder for a checkpoint that the run's own cannot take; of the node's disk unless given.
         resume: go on with the run ``id`` as it was recorded; other options but ``folder`` are not read.
@@ -157,7 +157,12 @@ def train(
         if attachment is not None:
             request, _, resume = attachment.given
         elif resume:
-            changes = {"json": json_report, "report": html_report, "at": tuple(at or ()), "restart": restart}
+            changes = {
+                "json": json_report,
+                "report": html_report,
+                "fault": tuple(fault or ()),
+                "restart": restart,
+            }
             request = TrainingRequest.load(place, id, changes)
         else:
             if restart:

@@ -38,7 +38,7 @@ class NullFaults:
     def _refuse(self, *_: object) -> NoReturn:
         raise ClusterError("scripted faults are for nodes of this machine: --nodes local:NODESxGPUS")
 
-    kill = notice = freeze = thaw = _refuse
+    kill = notice = pause = resume = _refuse
 
 
 class ShippingTrainer(TorchTrainer):

@@ -127,10 +127,10 @@ class TrainingRequest:
         metavar="DIR",
     )
     cpus: float | None = option(None, "Processors behind one local GPU slot; needs control groups", above=0)
-    at: tuple[str, ...] = option(
+    fault: tuple[str, ...] = option(
         (),
-        "A scripted fault: 20s:kill:node-2, 35s:notice:node-1:10s, 40s:freeze:node-1, 50s:add:1, 60s:remove:1. "
-        "Repeatable",
+        "Fault to inject, TIME:VERB[:TARGET][:ARGUMENT]: 20s:kill:node-2, 35s:notice:node-1:10s, 40s:pause:node-1, "
+        "45s:resume:node-1, 50s:add:1, 60s:remove:1. Repeatable",
         metavar="FAULT",
     )
     json: str | None = option(None, "Write the report as JSON", metavar="FILE")
@@ -165,8 +165,8 @@ class TrainingRequest:
             raise OptionError(
                 f"folder must be on S3, which all nodes of {self.nodes} reach; got {self.folder}"
             )
-        if self.pool and (self.at or self.cpus is not None):
-            raise OptionError(f"at and cpus are for nodes of this machine; got nodes {self.nodes}")
+        if self.pool and (self.fault or self.cpus is not None):
+            raise OptionError(f"fault and cpus are for nodes of this machine; got nodes {self.nodes}")
 
     @property
     def pool(self) -> str:
@@ -192,7 +192,7 @@ class TrainingRequest:
     @property
     def faults(self) -> tuple[Fault, ...]:
         """Return the scripted faults in order of time."""
-        return tuple(sorted((FAULTS.parse(text) for text in self.at), key=lambda fault: fault.after))
+        return tuple(sorted((FAULTS.parse(text) for text in self.fault), key=lambda fault: fault.after))
 
     def plan(self, placement: Mapping[str, int], *, resumes: bool, seed: int = 0) -> "TrainingPlan":
         """Return what is decided of the run before it begins on ``placement`` (node -> slots).
@@ -266,7 +266,7 @@ class TrainingRequest:
             data = records.load(where, _FORMAT)
             known = {f.name for f in fields(cls)}
             values = {name: value for name, value in data.items() if name in known}
-            values |= {"arguments": tuple(values["arguments"]), "at": (), "folder": folder}
+            values |= {"arguments": tuple(values["arguments"]), "fault": (), "folder": folder}
         except StorageError as error:
             raise TrainingError(f"there is no run {run!r} in {folder} to go on with: {error}") from error
         except records.OtherVersionError:

@@ -10,7 +10,7 @@ from ebbflow.infra.packages import require
 from ebbflow.infra.protocols import Decide, Trainer
 from ebbflow.infra.training.process.channel import Report
 from ebbflow.tasks.training.capacity import Nodes
-from ebbflow.tasks.training.faults import Faulty
+from ebbflow.tasks.training.faults import FaultTarget
 from ebbflow.tasks.training.request import TrainingRequest
 
 
@@ -18,7 +18,7 @@ class Site(Protocol):
     """Where a run takes place: its nodes, and the launcher on them."""
 
     @property
-    def nodes(self) -> Faulty:
+    def nodes(self) -> FaultTarget:
         """Return what scripted faults happen to."""
         ...
 
@@ -36,7 +36,7 @@ class LocalSite:
         self._pool = LocalNodes(cpus=request.cpus, grace=request.grace)
 
     @property
-    def nodes(self) -> Faulty:
+    def nodes(self) -> FaultTarget:
         return self._pool
 
     def trainer(self, request: TrainingRequest, decide: Decide, hear: Callable[[Report], None]) -> Trainer:

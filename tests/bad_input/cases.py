@@ -31,23 +31,17 @@ BASES: dict[str, tuple[str, ...]] = {
     "elastic": ("mlr", "--data", "data.npz", "--groups", "2"),
     "run": ("pipeline.yaml", "--runner", "plain"),
     "report": ("--ledger", "ledger.db"),
-    "cluster up": ("--workers", "1"),
-    "cluster status": (),
-    "cluster add": (),
-    "cluster notice": ("worker-1",),
-    "cluster kill": ("worker-1",),
-    "cluster down": (),
-    "nodes up": ("--gpu", "1"),
-    "nodes status": (),
-    "nodes list": (),
-    "nodes add": ("gpu",),
-    "nodes notice": ("gpu-1",),
-    "nodes kill": ("gpu-1",),
-    "nodes freeze": ("gpu-1",),
-    "nodes thaw": ("gpu-1",),
-    "nodes evict": ("digits", "gpu-1"),
-    "nodes play": ("20s:kill:gpu",),
-    "nodes down": (),
+    "local up": ("--gpu", "1"),
+    "local status": (),
+    "local list": (),
+    "local add": ("gpu",),
+    "local notice": ("gpu-1",),
+    "local kill": ("gpu-1",),
+    "local pause": ("gpu-1",),
+    "local resume": ("gpu-1",),
+    "local evict": ("digits", "gpu-1"),
+    "local inject": ("20s:kill:gpu",),
+    "local down": (),
     "data tpch": ("--scale", "0.01"),
     "data tpcds": ("--scale", "0.01"),
     "simulate training": ("--workload", "jobs.csv", "--cluster", "2x2", "--policy", "tiresias"),
@@ -148,8 +142,10 @@ _META: dict[str, tuple[str, ...]] = {
         "20s:burn:gpu",
         "20s:notice:gpu:infs",
         "s:kill:gpu",
+        "3s:resize:0",
+        "3s:resize:99999999999999999999",
+        "3s:add:99999999999999999999",
     ),
-    "CHANGE": ("3s", "1e309s:4", "nans:2", "3s:0", "-1s:2", "3s:fly:n1", "3s:99999999999999999999"),
     "NAME=VALUE": ("x", "=1", " =1"),
     "MODULE:NAME": ("x", ":", "os:", ":system", "a b:c", "os.path"),
     "RATE[,REPAIR]": ("nan", "inf", "-1", "1e309", "1,2,3", "a", "0.1,-1", "0.1,inf"),
@@ -187,7 +183,7 @@ def values_of(parameter: Any, kind: object) -> Iterator[tuple[str, str, bool]]:
     yield LONG, "a long text", parameter.metavar not in ("SQL|FILE", "ARGS")
     for text in _META.get(parameter.metavar or "", ()):
         yield text, "a text of another shape", False
-    if parameter.metavar in (None, "NAME", "ID", "POOL", "APP"):
+    if parameter.metavar in (None, "NAME", "ID", "NODE", "POOL", "APP"):
         for text in NAMES:
             yield text, "a strange name", False
 
@@ -342,8 +338,7 @@ STATE: dict[str, tuple[str, tuple[str, ...]]] = {
 }
 """Files that commands keep or read in directories, and a command that reads each."""
 OWN: dict[str, tuple[str, tuple[str, ...]]] = {
-    "fleets/local/fleet.json": ("nodes status", ()),
-    "clusters/default/state.json": ("cluster status", ()),
+    "fleets/local/fleet.json": ("local status", ()),
     "fleet/ebb.json": ("fleet status", BASES["fleet status"]),
     "fleet/ebb.stays.json": ("fleet cost", BASES["fleet cost"]),
     "fleet/ebb.notices.json": ("fleet notices show", BASES["fleet notices show"]),
@@ -386,7 +381,7 @@ COMBINED: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("simulate training", (*BASES["simulate training"], "--profiles", "tables"), "--profiles"),
     ("report", (*BASES["report"], "8000"), "8000"),
     ("report", (*BASES["report"], "--since", "1h", "--until", "2h"), "--since"),
-    ("nodes up", (), "--spark"),
+    ("local up", (), "--spark"),
     ("capacity start", ("--source", "local", "--on-demand-prices", "prices.toml"), "prices.toml"),
     ("capacity start", ("--cluster", "a b/../c", *BASES["capacity start"]), "a b/../c"),
 )

@@ -12,8 +12,8 @@ name: shop
 cluster:
   local:
     pools:
-      gpu: {kind: gpu, nodes: 1, most: 2, price: 0.9}
-    at: [fit+5s:kill:gpu]
+      gpu: {kind: gpu, nodes: 1, max_nodes: 2, price: 0.9}
+    faults: [fit+5s:kill:gpu]
 teams:
   research: {weight: 1}
 queries:

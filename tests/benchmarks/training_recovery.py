@@ -1,7 +1,7 @@
 """How long a run under the launcher does not train after a fault, why, and what it loses.
 
 Run from the repository root: ``python -m tests.benchmarks.training_recovery --out DIR [--repetitions 10]``. Two nodes
-of this machine train; one of them is killed (SIGKILL to all its processes), frozen (SIGSTOP) or given notice, and the
+of this machine train; one of them is killed (SIGKILL to all its processes), paused (SIGSTOP) or given notice, and the
 run goes on on the other. Writes ``training_recovery.json`` and ``training_recovery.svg``.
 """
 
@@ -69,7 +69,7 @@ class Bench:
         if fault == "SIGKILL":
             self.nodes.kill(victim)
         elif fault == "SIGSTOP":
-            self.nodes.freeze(victim)
+            self.nodes.pause(victim)
         else:
             self.nodes.notice(victim, NOTICE)
         after = before.generation + 1

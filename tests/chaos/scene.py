@@ -177,7 +177,14 @@ def pools(script: Script) -> list[LocalPool]:
     price = {"price": 0.9, "on_demand_price": 3.0}
     found = [
         LocalPool(
-            POOLS["gpu"], "gpu", slots=1, initial=2, least=1, most=3, instance_type="local-gpu", **price
+            POOLS["gpu"],
+            "gpu",
+            slots=1,
+            initial=2,
+            min_nodes=1,
+            max_nodes=3,
+            instance_type="local-gpu",
+            **price,
         )
     ]
     if script.spark:
@@ -188,8 +195,8 @@ def pools(script: Script) -> list[LocalPool]:
                 cores=1,
                 memory=2.0,
                 initial=2,
-                least=1,
-                most=3,
+                min_nodes=1,
+                max_nodes=3,
                 instance_type="local-sql",
             )
         )

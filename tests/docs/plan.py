@@ -58,7 +58,7 @@ PLANS: dict[str, tuple[Plan, ...]] = {
         Plan("python3 -m venv", "run", lines=without("venv", "pip")),
         Plan("from pathlib import Path", "run"),
         Plan("cat > revenue.sql", "run", after=("from pathlib import Path",)),
-        Plan("ebbflow cluster up", "check", SPARK),
+        Plan("ebbflow local up --spark", "check", SPARK),
         Plan("import torch", "slow", saved="fit.py"),
         Plan("ebbflow train fit.py", "slow", after=("import torch",)),
     ),
@@ -90,7 +90,7 @@ PLANS: dict[str, tuple[Plan, ...]] = {
         Plan("[project.entry-points", "run", given=("offered policies",)),
     ),
     "docs/nodes.md": (
-        Plan("ebbflow nodes up", "slow"),
+        Plan("ebbflow local up --gpu", "slow"),
         Plan("from ebbflow import", "run"),
     ),
     "docs/training.md": (

@@ -17,7 +17,7 @@ from tests.chaos.faketime import FakeTime
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 PIPELINE = {
     "name": "shop",
-    "cluster": {"local": {"pools": {"gpu": {"kind": "gpu", "nodes": 1, "most": 1}}}},
+    "cluster": {"local": {"pools": {"gpu": {"kind": "gpu", "nodes": 1, "max_nodes": 1}}}},
     "trainings": {"fit": {"script": "fit.py", "grace": "20s", "canary": "never"}},
 }
 FIT = """

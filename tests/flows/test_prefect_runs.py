@@ -123,7 +123,7 @@ class TestCancelling:
 def test_a_training_on_leases_is_cancelled_killed_and_gone_on_with(prefect: Home, tmp_path: Path) -> None:
     file = str(tmp_path / "ledger.db")
     where = {"ledger": file, "cluster": "lab"}
-    fleet = LocalFleet.start([LocalPool("gpu", "gpu", least=2, most=2)], "lab")
+    fleet = LocalFleet.start([LocalPool("gpu", "gpu", min_nodes=2, max_nodes=2)], "lab")
     try:
         with Ledger.open(file, cluster="lab") as ledger:
             loop = prefect.run(
@@ -174,7 +174,7 @@ def test_a_pipeline_on_a_cluster_that_is_there_is_killed_and_gone_on_with(
     }
     file.write_text(yaml.safe_dump(content))
     where = {"ledger": ledger_file, "cluster": "lab"}
-    fleet = LocalFleet.start([LocalPool("gpu", "gpu", least=1, most=1)], "lab")
+    fleet = LocalFleet.start([LocalPool("gpu", "gpu", min_nodes=1, max_nodes=1)], "lab")
     try:
         with Ledger.open(ledger_file, cluster="lab") as ledger:
             loop = prefect.run(
@@ -223,7 +223,7 @@ def test_a_training_goes_on_while_the_server_is_away(prefect: Home, tmp_path: Pa
 @pytest.mark.timeout(900)
 @pytest.mark.usefixtures("home")
 def test_a_loop_that_is_cancelled_stays_away_and_one_that_crashes_is_begun_again(prefect: Home) -> None:
-    fleet = LocalFleet.start([LocalPool("gpu", "gpu", least=1, most=1)], "spare")
+    fleet = LocalFleet.start([LocalPool("gpu", "gpu", min_nodes=1, max_nodes=1)], "spare")
     try:
         with Ledger.open(str(prefect.folder / "spare.db"), cluster="spare") as ledger:
 
@@ -267,7 +267,7 @@ def _automations(prefect: Home) -> None:
 @pytest.mark.usefixtures("home", "_automations")
 def test_a_loop_whose_machine_is_gone_is_marked_and_begun_again(prefect: Home) -> None:
     """Nobody is left to say that the run has crashed: its heartbeats stop, the automation marks it."""
-    fleet = LocalFleet.start([LocalPool("gpu", "gpu", least=1, most=1)], "spare")
+    fleet = LocalFleet.start([LocalPool("gpu", "gpu", min_nodes=1, max_nodes=1)], "spare")
     try:
         with Ledger.open(str(prefect.folder / "spare.db"), cluster="spare") as ledger:
             before = ledger.state().token

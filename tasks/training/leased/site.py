@@ -29,7 +29,7 @@ class _ClusterNodes:
     def _refuse(self, *_: object) -> NoReturn:
         raise ClusterError("scripted faults are for a training on its own nodes; these are the cluster's")
 
-    kill = notice = freeze = thaw = _refuse
+    kill = notice = pause = resume = _refuse
 
 
 class LeasedSite:

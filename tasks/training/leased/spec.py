@@ -29,9 +29,9 @@ def held_to(request: TrainingRequest, spec: AppSpec) -> TrainingRequest:
 
     Raises ``OptionError`` for a request with scripted faults: nodes belong to the cluster.
     """
-    if request.at:
+    if request.fault:
         raise OptionError(
-            f"scripted faults (at) are for a training on its own nodes; got {', '.join(request.at)}"
+            f"scripted faults (fault) are for a training on its own nodes; got {', '.join(request.fault)}"
         )
     least, most = max(spec.min_gpus or spec.gpus, 1), max(spec.gpus, spec.max_gpus, 1)
     return replace(

@@ -23,7 +23,7 @@ def test_a_killed_node_costs_no_more_than_the_step_in_flight(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     done = run_cli(
-        "train", SCRIPT, "--nodes", "local:2x1", "--no-canary", "--at", "1s:kill:node-2", "--price", "3.6",
+        "train", SCRIPT, "--nodes", "local:2x1", "--no-canary", "--fault", "1s:kill:node-2", "--price", "3.6",
         "--folder", tmp_path, "--id", "digits", "--json", tmp_path / "r.json", "--report", tmp_path / "r.html",
         "--runner", "plain", "--", "--epochs", "6",
     )  # fmt: skip
@@ -83,7 +83,7 @@ def test_a_run_that_lives_is_not_gone_on_with_and_stays_as_it_was_asked_for(
         ([], "name the script"),
         (["gone.py"], "there is none at 'gone.py'"),
         ([SCRIPT, "--nodes", "cloud"], "local:NODESxSLOTS"),
-        ([SCRIPT, "--at", "soon:kill:node-1"], "20s:kill:node-2"),
+        ([SCRIPT, "--fault", "soon:kill:node-1"], "20s:kill:node-2"),
         (["--resume", "nothing"], "there is no run 'nothing'"),
         ([SCRIPT, "--resume", "nothing"], "leave them out"),
         ([SCRIPT, "--failures", "none.toml"], "none.toml"),

@@ -120,7 +120,7 @@ class ToyPool:
             node = self.nodes.get(name)
             return node.how if node is not None else "it was never started"
 
-    def frozen(self, name: str) -> bool:
+    def paused(self, name: str) -> bool:
         return False
 
     def end(self, name: str) -> None:

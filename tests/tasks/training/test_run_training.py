@@ -99,10 +99,10 @@ def test_without_pytorch_nothing_is_begun(script: str, monkeypatch: pytest.Monke
 
 
 def test_a_recorded_request_comes_back(script: str) -> None:
-    run(script, Act(), arguments=("--lr", "0.1"), min_gpus=2, at=("1s:add:1",))
+    run(script, Act(), arguments=("--lr", "0.1"), min_gpus=2, fault=("1s:add:1",))
     folder = str(Path(script).parent / "runs")
     found = TrainingRequest.load(folder, "r", {"price": 2.0})
-    assert (found.arguments, found.min_gpus, found.price, found.at) == (("--lr", "0.1"), 2, 2.0, ())
+    assert (found.arguments, found.min_gpus, found.price, found.fault) == (("--lr", "0.1"), 2, 2.0, ())
     with pytest.raises(TrainingError, match="no run 'other'"):
         TrainingRequest.load(folder, "other")
     file = Path(folder) / "r" / "request.json"
@@ -113,7 +113,7 @@ def test_a_recorded_request_comes_back(script: str) -> None:
 
 
 def test_what_happened_to_an_earlier_launcher_is_no_news(script: str) -> None:
-    report, site = run(script, Act("lost", gone=("node-2",)), Act(), resume=True, at=("30s:add:1",))
+    report, site = run(script, Act("lost", gone=("node-2",)), Act(), resume=True, fault=("30s:add:1",))
     assert [set(launch[0]) for launch in site.made.launches] == [
         {"node-1", "node-2", "node-3"},
         {"node-1", "node-3"},
@@ -151,7 +151,7 @@ def test_what_is_asked_for_reaches_the_processes_also_of_a_resumed_run(script: s
         ({"keep": 0}, "keep"),
         ({"running_every": -1}, "running_every"),
         ({"running_fraction": 0.0}, "running_fraction must be > 0 and <= 1"),
-        ({"at": ("20s:burn:node-1",)}, "20s:kill:node-2"),
+        ({"fault": ("20s:burn:node-1",)}, "20s:kill:node-2"),
         ({"canary": "maybe"}, "canary"),
         ({"retries": "never"}, "retries"),
         ({"folder": " "}, "folder"),

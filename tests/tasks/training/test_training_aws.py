@@ -69,8 +69,8 @@ def test_nodes_of_a_fleet_are_named_by_pool_number_and_slots(request_of):
     [
         ({"nodes": "aws:GPU:1x1"}, "or aws:POOL:NODESxSLOTS; got 'aws:GPU:1x1'"),
         ({"folder": "/here"}, "folder must be on S3, which all nodes of aws:gpu:3x2 reach; got /here"),
-        ({"at": ("5s:add:1",)}, "at and cpus are for nodes of this machine; got nodes aws:gpu:3x2"),
-        ({"cpus": 1.0}, "at and cpus are for nodes of this machine"),
+        ({"fault": ("5s:add:1",)}, "fault and cpus are for nodes of this machine; got nodes aws:gpu:3x2"),
+        ({"cpus": 1.0}, "fault and cpus are for nodes of this machine"),
     ],
 )
 def test_what_nodes_of_a_fleet_cannot_do_is_refused(request_of, options, problem):

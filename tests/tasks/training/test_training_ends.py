@@ -124,7 +124,7 @@ def test_a_script_without_elastic_run(script: str) -> None:
 
 def test_too_few_nodes_wait_and_a_new_one_ends_the_wait(script: str) -> None:
     lost = Act("lost", gone=("node-1",))
-    report, site = run(script, lost, Act(), nodes="local:1x2", min_gpus=2, at=("0s:add:1",))
+    report, site = run(script, lost, Act(), nodes="local:1x2", min_gpus=2, fault=("0s:add:1",))
     assert report.state == "finished"
     # node-2 came while the first generation ran or while the run waited, whichever the fault's thread met
     assert site.made.launches[-1][0] == {"node-2": 2}

@@ -33,7 +33,7 @@ def refused(text: str, folder: Path, **parameters: str) -> list[str]:
 def test_what_a_file_says(tmp_path: Path) -> None:
     plain = content(tmp_path)
     plain["trainings"]["fit"] |= {"deadline": "1h30m", "gpus": 2, "max_gpus": 3, "checkpoint_every": "500ms"}
-    plain["cluster"]["local"]["at"] = ["20s:kill:gpu-1", "fit+1.5s:notice:gpu:1m"]
+    plain["cluster"]["local"]["faults"] = ["20s:kill:gpu-1", "fit+1.5s:notice:gpu:1m"]
     plain["loop"] = {
         "policy": "themis",
         "options": {"knob": 0.5},
@@ -99,11 +99,11 @@ def _line(text: str, words: str) -> int:
         ("cluster.aws", {"pools": ["a"]}, "exactly one of local, aws, existing must be given"),
         ("cluster.local.pools", {}, "a fleet must have at least one pool"),
         ("cluster.local.pools.gpu.kind", "gpo", "must be one of spark, gpu; got 'gpo'; did you mean gpu?"),
-        ("cluster.local.pools.gpu.nodes", 9, "least <= initial <= most"),
+        ("cluster.local.pools.gpu.nodes", 9, "min_nodes <= initial <= max_nodes"),
         ("cluster.local.pools.gpu.memory", "lots", "must be a positive size such as 6GiB or 512m; got 'lots'"),
-        ("cluster.local.at", ["soon:kill:gpu"], "a fault looks like 20s:kill:gpu-1"),
-        ("cluster.local.at", ["fot+1s:kill:gpu"], "there is no step 'fot'; did you mean fit?"),
-        ("cluster.local.at", ["1s:kill:gpx"], "there is no pool or node 'gpx'"),
+        ("cluster.local.faults", ["soon:kill:gpu"], "a fault of a pipeline is [STEP+]TIME:VERB"),
+        ("cluster.local.faults", ["fot+1s:kill:gpu"], "there is no step 'fot'; did you mean fit?"),
+        ("cluster.local.faults", ["1s:kill:gpx"], "there is no pool or node 'gpx'"),
         ("teams.sales.weight", 0, "must be a number > 0 and <= 1e+06; got '0'"),
         ("queries.orders.team", "salse", "there is no team 'salse' in teams; did you mean sales?"),
         ("queries.orders.team", None, "team is missing: one of sales, research"),

@@ -379,7 +379,7 @@ def test_an_app_runs_in_one_process_only(world: World) -> None:
 
 def test_leases_do_not_take_scripted_faults(world: World) -> None:
     with pytest.raises(OptionError, match="scripted faults"):
-        world.begin("t", Script(), at=("1s:kill:a",)).result(60.0)
+        world.begin("t", Script(), fault=("1s:kill:a",)).result(60.0)
     with pytest.raises(OptionError, match="needs an id"):
         training_spec(world.request(""))
     spec = training_spec(world.request("t", nodes="local:2x2", min_gpus=2), team="x", deadline=5.0)
