@@ -15,7 +15,9 @@ from ebbflow.planners.model.numbers import MAX_NUMBER, is_number, is_whole, pars
 MAX_TEXT = 4096  # characters of an option's text, as of a path
 OUTPUT_FILES = frozenset({"json", "report", "html", "csv", "out", "document"})
 """Options of this name and the metavar FILE name a file that is written."""
-OUTPUT_DIRECTORIES = frozenset({"store", "folder", "out", "document", "spill", "state", "data", "to"})
+OUTPUT_DIRECTORIES = frozenset(
+    {"store", "folder", "out", "document", "spill_dir", "runs_dir", "state_dir", "state", "data", "to"}
+)
 """Options of this name and the metavar DIR name a directory that is made, or written in."""
 
 _FREE_TEXT = ("SQL|FILE", "ARGS")  # metavars of texts that may be long, and hold line breaks
@@ -132,8 +134,11 @@ def _twice(ctx: Any, parameter: Parameter, value: Any) -> str:
     ):
         return ""
     known = ctx.meta.setdefault("ebbflow.outputs", {})
-    other = known.setdefault(str(Path(value).absolute()), parameter.opts[0])
-    return "" if other == parameter.opts[0] else f"must name a file of its own; got that of {other}: {value}"
+    for one in value if isinstance(value, list | tuple) else (value,):
+        other = known.setdefault(str(Path(one).absolute()), parameter.opts[0])
+        if other != parameter.opts[0]:
+            return f"must name a file of its own; got that of {other}: {one}"
+    return ""
 
 
 def _forbidden(character: str, free: bool) -> bool:

@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 from rich.table import Table
 from rich.text import Text
 
-from ebbflow.infra.storage.files import write_text
 from ebbflow.tasks.drawing.charts import lines_svg
+from ebbflow.tasks.drawing.report_files import write_report_files
 from ebbflow.tasks.drawing.wording import number_text, plural, printable, seconds_text, shorten
 from ebbflow.tasks.report.query import page
 from ebbflow.tasks.training.capacity import Nodes
@@ -33,10 +33,7 @@ def run_training(
 
 def deliver(report: TrainingReport, request: TrainingRequest) -> TrainingReport:
     """Write a run's report to the files that ``request`` asks for, and return it. Raises ``ReportError``."""
-    if request.json:
-        report.write_json(request.json)
-    if request.report:
-        write_text(request.report, training_html(report))
+    write_report_files(request.report, lambda: training_html(report), report.to_json)
     return report
 
 

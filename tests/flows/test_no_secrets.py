@@ -79,8 +79,7 @@ def test_a_query_writes_nothing_of_its_environment(
         conf={"spark.hadoop.fs.s3a.secret.key": f"conf-{CANARY}"},
         store=str(tmp_path / "store"),
         out=str(tmp_path / "out.parquet"),
-        json=str(tmp_path / "report.json"),
-        report=str(tmp_path / "report.html"),
+        report=(str(tmp_path / "report.json"), str(tmp_path / "report.html")),
     )
     outcome = deliver(execute(request, PlainOrchestrator()), request)
     assert (tmp_path / "report.html").stat().st_size > 1000
@@ -157,10 +156,9 @@ def test_a_training_that_fails_writes_nothing_of_its_environment(
     )
     request = TrainingRequest(
         str(script),
-        id="fails",
-        folder=str(tmp_path / "runs"),
-        json=str(tmp_path / "report.json"),
-        report=str(tmp_path / "report.html"),
+        run_id="fails",
+        runs_dir=str(tmp_path / "runs"),
+        report=(str(tmp_path / "report.json"), str(tmp_path / "report.html")),
     )
     report = run_training(request)
     deliver(report, request)
