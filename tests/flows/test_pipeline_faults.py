@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.slow]
 PIPELINE = {
     "name": "shop",
     "cluster": {"local": {"pools": {"gpu": {"kind": "gpu", "nodes": 1, "max_nodes": 1}}}},
-    "trainings": {"fit": {"script": "fit.py", "grace": "20s", "canary": "never"}},
+    "trainings": {"fit": {"script": "fit.py", "termination_grace": "20s", "preflight": "never"}},
 }
 FIT = """
 import pathlib, sys, time

@@ -106,7 +106,11 @@ TRAINING = Section(
             "it uses no more; as many as gpus unless given",
         ),
         *keys_of(TrainingRequest, *TRAINING_OPTIONS),
-        Key("failures", Text("a path"), "rules of your own before the failure table; relative to this file"),
+        Key(
+            "failure_rules",
+            Text("a path"),
+            "file of rules that are tried before the built-in failure table; relative to this file",
+        ),
     ),
     "A PyTorch script that trains inside ElasticRun.",
 )

@@ -43,8 +43,8 @@ def pipeline(base: Path, **existing: Any) -> Path:
                 "script": "fit.py",
                 "arguments": ["--data", "${queries.pairs.path}"],
                 "environment": {"TOLD": "7"},
-                "grace": "5s",
-                "canary": "never",
+                "termination_grace": "5s",
+                "preflight": "never",
             }
         },
     }

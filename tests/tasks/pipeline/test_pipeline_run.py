@@ -52,8 +52,8 @@ def shop(tmp_path: Path) -> dict[str, Any]:
                 "script": "fit.py",
                 "arguments": ["--data", "${queries.pairs.path}"],
                 "environment": {"TOLD": "${env:A_SECRET_NUMBER}"},
-                "checkpoint_every": "1s",
-                "grace": "5s",
+                "checkpoint_interval": "1s",
+                "termination_grace": "5s",
             }
         },
         "loop": {"lease_duration": "20s", "auction_interval": "2s", "termination_grace": "5s",

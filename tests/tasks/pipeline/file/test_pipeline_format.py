@@ -32,7 +32,12 @@ def refused(text: str, folder: Path, **parameters: str) -> list[str]:
 
 def test_what_a_file_says(tmp_path: Path) -> None:
     plain = content(tmp_path)
-    plain["trainings"]["fit"] |= {"deadline": "1h30m", "gpus": 2, "max_gpus": 3, "checkpoint_every": "500ms"}
+    plain["trainings"]["fit"] |= {
+        "deadline": "1h30m",
+        "gpus": 2,
+        "max_gpus": 3,
+        "checkpoint_interval": "500ms",
+    }
     plain["cluster"]["local"]["faults"] = ["20s:kill:gpu-1", "fit+1.5s:notice:gpu:1m"]
     plain["loop"] = {
         "policy": "themis",
@@ -48,7 +53,7 @@ def test_what_a_file_says(tmp_path: Path) -> None:
     fit = found.steps["fit"]
     assert fit.deadline is not None
     assert fit.deadline.moment(1000.0) == 1000.0 + 5400.0
-    assert fit.options["checkpoint_every"] == 0.5
+    assert fit.options["checkpoint_interval"] == 0.5
     assert isinstance(found.cluster, LocalSpec)
     assert found.cluster.faults == (
         Fault(20.0, "kill", "gpu-1"), Fault(1.5, "notice", "gpu", 60.0, step="fit")
@@ -129,10 +134,10 @@ def _line(text: str, words: str) -> int:
         ("trainings.fit.min_gpus", 4, "min_gpus <= gpus <= max_gpus must hold"),
         ("trainings.fit.gpus", 1.5, "must be a whole number"),
         ("trainings.fit.gpus", True, "must be a whole number >= 1 and <= 10000; got 'true'"),
-        ("trainings.fit.checkpoint_every", -1, "must be a duration such as"),
+        ("trainings.fit.checkpoint_interval", -1, "must be a duration such as"),
         ("trainings.orders", {"script": "fit.py", "team": "sales"}, "the name 'orders' is taken by queries.orders"),
         ("trainings.1st", {"script": "fit.py"}, "a name begins with a letter"),
-        ("searches.tune.space", {}, "a search needs a parameter at least"),
+        ("searches.tune.space", {}, "space must name at least one hyperparameter"),
         ("searches.tune.space.lr", {"log": [1]}, "log takes two numbers"),
         ("searches.tune.pruner", "curve", "needs to know the epochs"),
         ("loop.policy", "thems", "the nearest is 'themis'"),
