@@ -1,4 +1,4 @@
-"""``ebbflow run``: a pipeline of queries, trainings and searches on one elastic cluster."""
+"""``ebbflow run``: a pipeline of queries, trainings and tuning runs on one elastic cluster."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 console = Console()
 errors = Console(stderr=True)
 
-RUN_HELP = """Run a pipeline: SQL queries, trainings and searches of several teams on one elastic cluster.
+RUN_HELP = """Run a pipeline: SQL queries, trainings and tuning runs of several teams on one elastic cluster.
 
 [b]Look whether a file is right[/b], without running anything
 
@@ -200,7 +200,7 @@ def print_outcome(outcome: "PipelineOutcome", console: Console) -> None:
         if step.late:
             said = f"after its deadline; {said}"
         table.add_row(
-            plain(step.title),
+            plain(step.display_name),
             plain(step.team),
             plain(step.state, colours.get(step.state, "")),
             seconds_text(step.seconds),
@@ -208,7 +208,7 @@ def print_outcome(outcome: "PipelineOutcome", console: Console) -> None:
         )
     console.print()
     console.print(table)
-    words = f"\n{outcome.title}: {outcome.reason}, after {seconds_text(outcome.seconds)}"
+    words = f"\n{outcome.display_name}: {outcome.reason}, after {seconds_text(outcome.seconds)}"
     console.print(plain(words), soft_wrap=True)
     console.print(plain(f"results: {outcome.folder}"), soft_wrap=True)
     console.print(plain(f"report: {outcome.report}", "bold"), soft_wrap=True)

@@ -76,7 +76,7 @@ def run_pipeline(
     allow_policies: list[str] | None = None,
     allow_functions: list[str] | None = None,
 ) -> PipelineOutcome:
-    """Run a pipeline: queries, trainings and searches of several teams on one elastic cluster.
+    """Run a pipeline: queries, trainings and tuning runs of several teams on one elastic cluster.
 
     Each step is a task run that carries the step's name. The artifact ``ebbflow-pipeline`` lists the apps and has a
     new version every fifteen seconds; ``ebbflow-pipeline-decisions`` holds every decision with its reason,
@@ -226,12 +226,12 @@ class _PrefectListener:
         self._also.watch(view, steps)
 
     def began(self, outcome: StepOutcome) -> None:
-        self._logger.info("%s begins, attempt %s", outcome.title, outcome.attempts)
+        self._logger.info("%s begins, attempt %s", outcome.display_name, outcome.attempts)
         self._emit("began", outcome)
         self._also.began(outcome)
 
     def ended(self, outcome: StepOutcome) -> None:
-        self._logger.info("%s %s %s", outcome.title, outcome.state, outcome.reason)
+        self._logger.info("%s %s %s", outcome.display_name, outcome.state, outcome.reason)
         self._emit("ended", outcome)
         self._also.ended(outcome)
 
@@ -313,7 +313,12 @@ def _app_rows(report: ClusterReport, steps: Sequence[StepOutcome]) -> list[dict[
     rows = []
     for step in steps:
         app = known.get(step.app)
-        row: dict[str, Any] = {"team": step.team, "step": step.title, "kind": step.kind, "state": step.state}
+        row: dict[str, Any] = {
+            "team": step.team,
+            "step": step.display_name,
+            "kind": step.kind,
+            "state": step.state,
+        }
         if app is not None:
             row |= {
                 "state": app.phase if step.state == "running" else step.state,

@@ -91,8 +91,8 @@ class _Check:
         try:
             if step.kind != "query":
                 require("torch", "a training", "train")
-            if step.kind == "search":
-                require("optuna", "a search", "tune")
+            if step.kind == "tuning":
+                require("optuna", "a tuning run", "tune")
             if step.kind == "query" and engine_of(step, self.pipeline) == "spark":
                 require("pyspark", "a query on Spark", "spark")
         except EbbflowError as error:
@@ -103,7 +103,7 @@ class _Check:
         if step.kind == "query" or team is None or team.gpus is None:
             return
         least = int(step.options.get("min_gpus") or 1)
-        if step.kind == "search":
+        if step.kind == "tuning":
             least = int(step.options.get("gpus", 1))
         if least > team.gpus:
             self.say(step.path, "gpus", f"needs {least} GPUs; team {step.team} may hold {team.gpus} at most")
@@ -229,7 +229,7 @@ class _Check:
             self._filled(
                 "cluster.existing", "fleet", cluster.fleet, lambda name: LocalFleet.attach(name).close()
             )
-        elif steps := [*self.pipeline.of("training"), *self.pipeline.of("search")]:
+        elif steps := [*self.pipeline.of("training"), *self.pipeline.of("tuning")]:
             rule = "trainings need nodes: name the local fleet that they run on (cluster.existing.fleet)"
             self.say(steps[0].path, "", rule)
         if cluster.folder and "://" not in cluster.folder:

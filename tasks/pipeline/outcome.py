@@ -22,7 +22,7 @@ class StepOutcome:
 
     name: str
     kind: str
-    title: str
+    display_name: str
     team: str
     state: StepState
     reason: str = ""
@@ -53,7 +53,7 @@ class PipelineOutcome:
 
     id: str
     name: str
-    title: str
+    display_name: str
     folder: str
     state: PipelineState
     reason: str
@@ -74,9 +74,9 @@ def overall(steps: tuple[StepOutcome, ...]) -> tuple[PipelineState, str]:
     failed = [one for one in steps if one.state == "failed"]
     if failed:
         others = f", and {len(failed) - 1} more" if len(failed) > 1 else ""
-        return "failed", f"{failed[0].title} failed: {failed[0].reason}{others}"
-    left = [one.title for one in steps if one.state not in ("finished", "skipped")]
+        return "failed", f"{failed[0].display_name} failed: {failed[0].reason}{others}"
+    left = [one.display_name for one in steps if one.state not in ("finished", "skipped")]
     if left:
         return "stopped", f"stopped before the end of {', '.join(left)}"
-    late = [one.title for one in steps if one.late]
+    late = [one.display_name for one in steps if one.late]
     return "finished", "all steps have finished" + (f"; late: {', '.join(late)}" if late else "")

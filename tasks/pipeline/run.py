@@ -256,7 +256,7 @@ class _Run:
         outcome = PipelineOutcome(
             folder.id,
             pipeline.name,
-            pipeline.title or pipeline.name,
+            pipeline.display_name or pipeline.name,
             str(folder.path),
             state,
             reason,

@@ -12,7 +12,7 @@ name: shop
 cluster:
   local:
     pools:
-      gpu: {kind: gpu, nodes: 1, most: 2, price: 0.9}
+      gpu: {kind: gpu, nodes: 1, max_nodes: 2, price: 0.9}
     at: [fit+5s:kill:gpu]
 teams:
   research: {weight: 1, gpus: 2}
@@ -28,7 +28,7 @@ trainings:
     arguments: [--data, "${queries.orders.path}"]
     gpus: 1
     deadline: 30m
-searches:
+tunings:
   tune:
     team: research
     script: script.py

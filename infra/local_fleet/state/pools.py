@@ -64,11 +64,11 @@ class LocalPool:
                 f"{self.slots}, {self.memory}"
             )
         if self.cpus is not None and not self.cpus > 0:
-            raise OptionError(f"cpus of pool {self.name} must be > 0; got {self.cpus}")
+            raise OptionError(f"cpus_per_slot of pool {self.name} must be > 0; got {self.cpus}")
         if not 0 <= self.base <= self.most or not 0 <= self.least <= self.start <= self.most:
             raise OptionError(
-                f"pool {self.name}: 0 <= least <= initial <= most and 0 <= base <= most must hold; got least "
-                f"{self.least}, initial {self.start}, most {self.most}, base {self.base}"
+                f"pool {self.name}: 0 <= min_nodes <= nodes <= max_nodes and 0 <= base <= max_nodes must hold; got "
+                f"min_nodes {self.least}, nodes {self.start}, max_nodes {self.most}, base {self.base}"
             )
 
     @property

@@ -19,7 +19,7 @@ from tests.flows.flowcases import COMMAND, PATIENCE, eventually
 SHOP = """
 name: shop
 cluster:
-  local: {pools: {gpu: {kind: gpu, nodes: 0, most: 1}}}
+  local: {pools: {gpu: {kind: gpu, nodes: 0, max_nodes: 1}}}
 parameters: {tables: "", least: 3000}
 queries:
   spent:

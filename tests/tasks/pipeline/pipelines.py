@@ -55,13 +55,13 @@ def content(folder: Path) -> dict[str, Any]:
     write_pairs(folder / "tables")
     return {
         "name": "shop",
-        "cluster": {"local": {"pools": {"gpu": {"kind": "gpu", "nodes": 1, "most": 3, "price": 0.9}}}},
+        "cluster": {"local": {"pools": {"gpu": {"kind": "gpu", "nodes": 1, "max_nodes": 3, "price": 0.9}}}},
         "teams": {"sales": {"weight": 2}, "research": {"gpus": 2}},
         "queries": {"orders": {"team": "sales", "sql": "SELECT 1", "tables": str(folder / "tables")}},
         "trainings": {
             "fit": {"team": "sales", "script": "fit.py", "arguments": ["--data", "${queries.orders.path}"]}
         },
-        "searches": {
+        "tunings": {
             "tune": {
                 "team": "research",
                 "script": "fit.py",

@@ -317,7 +317,7 @@ def test_what_cannot_work_on_aws_is_refused_before_anything_is_rented(
     assert isinstance(cluster, AwsSpec)
     assert (cluster.config, cluster.prices) == (str(tmp_path / "ebbflow.json"), str(tmp_path / "prices.toml"))
     plain["trainings"]["fit"]["environment"] = {"KEY": "${env:KEY}"}
-    plain["searches"] = {"tune": {"script": "fit.py", "space": {"lr": {"log": [0.1, 1]}}}}
+    plain["tunings"] = {"tune": {"script": "fit.py", "space": {"lr": {"log": [0.1, 1]}}}}
     plain["cluster"]["aws"]["config"] = "gone.json"
     file.write_text(yaml.safe_dump(plain))
     with pytest.raises(PipelineFileError) as error:
@@ -325,7 +325,7 @@ def test_what_cannot_work_on_aws_is_refused_before_anything_is_rented(
     said = str(error.value)
     assert f"cluster.aws.config: there is no file {tmp_path / 'gone.json'}" in said
     assert "trainings.fit.environment: environment is for nodes of this machine" in said
-    assert "searches.tune: the study of a search is kept on this machine" in said
+    assert "tunings.tune: the study of a tuning run is kept on this machine" in said
 
 
 def test_nodes_that_others_may_need_are_not_given_back(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ def test_a_right_file_is_right_and_all_of_it_was_checked(tmp_path: Path, home: P
         ("trainings.fit.script", "gone.py", "script: gone", "script must be a Python file; there is none"),
         ("trainings.fit.environment", {"KEY": "${env:NO_SUCH_KEY}"}, "KEY:", "NO_SUCH_KEY; set it first"),
         ("trainings.fit.failures", "fit.py", "failures:", "is no failure table"),
-        ("searches.tune.gpus", 3, "gpus: 3", "needs 3 GPUs; team research may hold 2 at most"),
+        ("tunings.tune.gpus", 3, "gpus: 3", "needs 3 GPUs; team research may hold 2 at most"),
         ("loop.policy", "no:policy", "policy:", "--allow-policy no:policy"),
         ("loop.policy", "thems", "policy:", "the nearest is 'themis'"),
         ("limits.pools", {"gpx": {"most": 1}}, "gpx:", "there is no pool 'gpx'; pools are gpu"),
@@ -81,7 +81,7 @@ def test_all_findings_are_said_at_once(tmp_path: Path) -> None:
     plain = content(tmp_path)
     plain["queries"]["orders"]["sql"] = "SELECT nothing FROM pairs"
     plain["trainings"]["fit"] |= {"gpus": 99, "environment": {"KEY": "${env:NO_SUCH_KEY}"}}
-    plain["searches"]["tune"]["script"] = "gone.py"
+    plain["tunings"]["tune"]["script"] = "gone.py"
     with pytest.raises(PipelineFileError) as found:
         check(plain, tmp_path)
     said = str(found.value).splitlines()
@@ -137,7 +137,7 @@ def test_the_ledger_of_a_cluster_that_is_there_already_is_looked_for(
     del plain["trainings"]["fit"]["arguments"]
     with pytest.raises(PipelineFileError, match=r"trainings\.fit: trainings need nodes"):
         check(plain, tmp_path)
-    del plain["trainings"], plain["searches"]
+    del plain["trainings"], plain["tunings"]
     with pytest.raises(PipelineFileError, match=r"there is no ledger .*ledger\.db"):
         check(plain, tmp_path)
     Ledger.open(str(tmp_path / "ledger.db"), cluster="local").close()

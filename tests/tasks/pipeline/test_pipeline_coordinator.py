@@ -118,7 +118,7 @@ def test_steps_begin_when_what_they_wait_for_has_finished(make: Callable[..., Co
 
 def test_independent_steps_run_at_the_same_time(make: Callable[..., Coordinator], tmp_path: Path) -> None:
     plain = content(tmp_path)
-    del plain["searches"]["tune"]["after"]
+    del plain["tunings"]["tune"]["after"]
     meet = threading.Barrier(2, timeout=60.0)
 
     def together(attempt: Attempt) -> AttemptResult:
@@ -377,7 +377,7 @@ def test_the_runs_folder_that_steps_are_told_is_one_that_their_nodes_reach(
     cluster: dict[str, Any], folder: str, make: Callable[..., Coordinator], tmp_path: Path
 ) -> None:
     plain = content(tmp_path)
-    del plain["searches"]
+    del plain["tunings"]
     plain["cluster"] = cluster or plain["cluster"]
     plain["trainings"]["fit"]["arguments"] = ["--out", "${run.folder}/out"]
     world = World()

@@ -32,7 +32,7 @@ def shop(tmp_path: Path) -> dict[str, Any]:
         "name": "shop",
         "cluster": {
             "local": {
-                "pools": {"gpu": {"kind": "gpu", "nodes": 1, "most": 2, "price": 0.9, "on_demand_price": 3.0}},
+                "pools": {"gpu": {"kind": "gpu", "nodes": 1, "max_nodes": 2, "price": 0.9, "on_demand_price": 3.0}},
                 "at": ["fit+1s:kill:gpu"],
             }
         },

@@ -346,11 +346,11 @@ def test_of_several_notices_the_firmest_and_then_the_earliest_counts():
         ({"cores": 0}, "cores and slots"),
         ({"memory": 0.0}, "memory > 0"),
         ({"slots": 1.5}, "slots of pool gpu must be a whole number; got 1.5"),
-        ({"least": 3, "most": 2}, "least <= initial <= most"),
-        ({"initial": 9}, "initial 9, most 8"),
+        ({"least": 3, "most": 2}, "min_nodes <= nodes <= max_nodes"),
+        ({"initial": 9}, "nodes 9, max_nodes 8"),
         ({"price": -1.0}, "price of pool gpu must be >= 0"),
         ({"boot": float("nan")}, "boot of pool gpu"),
-        ({"cpus": 0.0}, "cpus of pool gpu must be > 0"),
+        ({"cpus": 0.0}, "cpus_per_slot of pool gpu must be > 0"),
     ],
 )
 def test_a_pool_outside_its_rules_is_refused_with_the_value_and_the_rule(options, said):

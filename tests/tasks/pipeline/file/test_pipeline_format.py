@@ -89,12 +89,16 @@ def _line(text: str, words: str) -> int:
     [
         ("name", None, "name is missing"),
         ("name", "two words", "must be a name of letters, digits, _ and -; got 'two words'"),
+        ("searches", {}, "'searches' is not known here; did you mean tunings?"),
+        ("title", "Shop", "'title' is not known here; did you mean display_name?"),
+        ("cluster.local.pools.gpu.most", 2, "'most' is not known here; did you mean max_nodes?"),
+        ("cluster.local.pools.gpu.boot", "1s", "'boot' is not known here; did you mean provision_time?"),
         ("nme", "shop", "'nme' is not known here; did you mean name?"),
         ("format", 2, "must be a whole number >= 1 and <= 1; got '2'"),
         ("cluster.aws", {"pools": ["a"]}, "exactly one of local, aws, existing must be given"),
         ("cluster.local.pools", {}, "a fleet must have at least one pool"),
         ("cluster.local.pools.gpu.kind", "gpo", "must be one of spark, gpu; got 'gpo'; did you mean gpu?"),
-        ("cluster.local.pools.gpu.nodes", 9, "least <= initial <= most"),
+        ("cluster.local.pools.gpu.nodes", 9, "min_nodes <= nodes <= max_nodes"),
         ("cluster.local.pools.gpu.memory", "lots", "must be a positive size such as 6GiB or 512m; got 'lots'"),
         ("cluster.local.at", ["soon:kill:gpu"], "a fault looks like 20s:kill:gpu-1"),
         ("cluster.local.at", ["fot+1s:kill:gpu"], "there is no step 'fot'; did you mean fit?"),
@@ -116,7 +120,7 @@ def _line(text: str, words: str) -> int:
         ("trainings.fit.arguments", ["${orders.path}"], "a reference looks like"),
         ("trainings.fit.arguments", ["${queries.orders.path"], "got one without an end"),
         ("trainings.fit.arguments", ["${env:KEY}"], "may stand in environment only"),
-        ("trainings.fit.arguments", ["${searches.tune.best.lrr}"], "does not search for 'lrr'; did you mean lr?"),
+        ("trainings.fit.arguments", ["${tunings.tune.best.lrr}"], "does not tune 'lrr'; did you mean lr?"),
         ("trainings.fit.after", ["tune"], "steps wait for each other: fit -> tune -> fit"),
         ("trainings.fit.after", ["fit"], "steps wait for each other: fit -> fit"),
         ("trainings.fit.deadline", "soon", "must be a duration from the pipeline's beginning, such as 20m"),
@@ -127,9 +131,9 @@ def _line(text: str, words: str) -> int:
         ("trainings.fit.checkpoint_every", -1, "must be a duration such as"),
         ("trainings.orders", {"script": "fit.py", "team": "sales"}, "the name 'orders' is taken by queries.orders"),
         ("trainings.1st", {"script": "fit.py"}, "a name begins with a letter"),
-        ("searches.tune.space", {}, "a search needs a parameter at least"),
-        ("searches.tune.space.lr", {"log": [1]}, "log takes two numbers"),
-        ("searches.tune.pruner", "curve", "needs to know the epochs"),
+        ("tunings.tune.space", {}, "a search needs a parameter at least"),
+        ("tunings.tune.space.lr", {"log": [1]}, "log takes two numbers"),
+        ("tunings.tune.pruner", "curve", "needs to know the epochs"),
         ("loop.policy", "thems", "the nearest is 'themis'"),
         ("loop.options", {"knob": 1}, "has no option 'knob'"),
         ("loop.lease", "0s", "must be longer than 0 s"),
@@ -151,7 +155,7 @@ def test_what_is_wrong_is_said_with_its_place(path: str, value: Any, rule: str, 
 def test_lines_are_right_and_all_errors_are_told_at_once(tmp_path: Path) -> None:
     plain = content(tmp_path)
     plain["trainings"]["fit"]["deadline"] = "soon"
-    plain["searches"]["tune"]["trials"] = 0
+    plain["tunings"]["tune"]["trials"] = 0
     text = text_of(plain)
     assert [int(line.split(":")[1]) for line in refused(text, tmp_path)] == [
         _line(text, "deadline: soon"), _line(text, "trials: 0")
@@ -256,4 +260,4 @@ def test_what_is_shipped_is_right(file: Path, tmp_path: Path) -> None:
     found = read_pipeline(file, {"tables": str(tmp_path / "tables")})
     assert found.of("query")
     assert found.of("training")
-    assert found.of("search")
+    assert found.of("tuning")
