@@ -1,7 +1,8 @@
-"""What became of a pipeline and of each of its steps."""
+"""Outcomes of a pipeline and of its steps."""
 
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Literal
 
 StepState = Literal[
@@ -13,6 +14,7 @@ StepState = Literal[
     "skipped",  # a step that it waits for has failed
 ]
 ENDED: frozenset[str] = frozenset({"finished", "stopped", "failed", "skipped"})
+FORMAT = 1  # of the JSON document; grows when a key changes its meaning
 PipelineState = Literal["finished", "stopped", "failed"]
 
 
@@ -63,6 +65,10 @@ class PipelineOutcome:
     ledger: str = ""  # address without a password; empty: it has none
     cluster: str = ""  # its name in the ledger
     report: str = ""  # the page
+
+    def to_json(self) -> str:
+        """Return the outcome as one JSON document, with the version of its format."""
+        return json.dumps({"format": FORMAT, **asdict(self)}, indent=1, allow_nan=False) + "\n"
 
     def step(self, name: str) -> StepOutcome:
         """Return the outcome of a step."""

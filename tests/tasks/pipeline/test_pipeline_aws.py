@@ -208,7 +208,7 @@ def moved(lab: "Cluster", ssm: "SystemsManager", folder: Path, runs: Sequence[st
     file.write_text(yaml.safe_dump(shop(folder, lab), sort_keys=False))
     heard = Interrupting(lab)
     try:
-        outcome = run_steps(PipelineRequest(str(file), id="one", folder=str(folder / "runs")), heard)
+        outcome = run_steps(PipelineRequest(str(file), run_id="one", runs_dir=str(folder / "runs")), heard)
     finally:
         hosts.close()
     assert outcome.state == "finished", (outcome, heard.lines)

@@ -150,14 +150,14 @@ def test_places_that_cannot_be_written_and_an_id_that_is_taken_are_refused(
     tmp_path: Path, home: Path
 ) -> None:
     plain = content(tmp_path)
-    for option in ("report", "json"):
-        with pytest.raises(OptionError, match=f"{option}: cannot write to"):
-            check(plain, tmp_path, **{option: str(tmp_path / "fit.py" / "below")})
-    with pytest.raises(OptionError, match="folder: cannot write to"):
-        check(plain, tmp_path, folder=str(tmp_path / "fit.py"))
+    for name in ("page.html", "outcome.json"):
+        with pytest.raises(OptionError, match="report: cannot write to"):
+            check(plain, tmp_path, report=(str(tmp_path / "fit.py" / name),))
+    with pytest.raises(OptionError, match="runs_dir: cannot write to"):
+        check(plain, tmp_path, runs_dir=str(tmp_path / "fit.py"))
     assert not home.exists()
     taken = tmp_path / "runs" / "mine"
     taken.mkdir(parents=True)
     (taken / "run.json").write_text("{}")
     with pytest.raises(EbbflowError, match="there is a run 'mine' already"):
-        check(plain, tmp_path, folder=str(tmp_path / "runs"), id="mine")
+        check(plain, tmp_path, runs_dir=str(tmp_path / "runs"), run_id="mine")
