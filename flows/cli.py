@@ -26,6 +26,7 @@ from ebbflow.flows.runs.options import NODES, SET_UP, WATCH
 from ebbflow.flows.setup import cli as setup_cli
 from ebbflow.flows.setup import data as data_cli
 from ebbflow.flows.setup import deployments as prefect_cli
+from ebbflow.flows.setup import init as init_cli
 from ebbflow.flows.training import cli as train_cli
 from ebbflow.flows.tuning import cli as tune_cli
 from ebbflow.planners.errors import EbbflowError
@@ -45,6 +46,7 @@ train_cli.register(app)
 tune_cli.register(app)
 elastic_cli.register(app)
 pipeline_cli.register(app)
+init_cli.register(app)
 report_cli.register(app)
 app.add_typer(capacity_cli.app, name="capacity", rich_help_panel=WATCH)
 app.add_typer(ledger_cli.app, name="ledger", rich_help_panel=WATCH)
