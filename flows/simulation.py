@@ -35,7 +35,7 @@ Results of earlier simulations with the same files, options and code are taken f
 
 [b]Workloads[/b] (--workload): names, or files by their format
 
-    pollux-1 .. pollux-4         160 jobs each, from Pollux' evaluation (OSDI 2021)
+    pollux-1 .. pollux-4         160 jobs each, of Pollux (OSDI 2021)
 
     philly:JOBS[:SEED]           jobs distributed as in Microsoft's trace
 
@@ -45,9 +45,9 @@ Results of earlier simulations with the same files, options and code are taken f
 
     themis-w2[:SEED]             the same with successive halving
 
-    FILE.csv                     columns of AdaptDL, Tiresias, or id,arrival_s,gpus,duration_s
+    FILE.csv                     id,arrival_s,gpus,duration_s, or AdaptDL's
 
-    FILE.trace                   Shockwave's or Gavel's, with --throughputs; in rounds
+    FILE.trace                   Gavel's or Shockwave's; needs --throughputs
 
 [b]Policies[/b] (--policy)
 
@@ -55,9 +55,9 @@ Results of earlier simulations with the same files, options and code are taken f
 
 [b]Examples[/b]
 
-    ebbflow simulate training --policy themis,pollux,tiresias --seeds 3 --report out.html
+    ebbflow simulate training --policy themis,pollux --report out.html
 
-    ebbflow simulate training --workload philly:1000 --cluster 25x8 --policy srsf --json
+    ebbflow simulate training --workload philly:1000 --policy srsf --json
 
 Progress goes to standard error, the comparison to standard output.
 
