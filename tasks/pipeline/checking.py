@@ -220,7 +220,7 @@ class _Check:
         if address.kind != "sqlite":
             self.unchecked.append(f"whether the ledger {address} answers: no network is asked")
         elif not made and not address.path.is_file():
-            raise OptionError(f"there is no ledger {address.path}: ebbflow capacity run makes one")
+            raise OptionError(f"there is no ledger {address.path}: ebbflow capacity start creates one")
 
     def _existing(self, cluster: ExistingSpec) -> None:
         if cluster.fleet:

@@ -8,7 +8,7 @@ from ebbflow.tasks.faults import Fault, Grammar
 
 _FORM = (
     "a fault looks like 20s:kill:gpu-1, 35s:notice:gpu:10s or STEP+3s:kill:sql (3 s after that step has begun); a "
-    "pool in place of a node means one of its nodes that is in use"
+    "pool instead of a node means one of its nodes that is in use"
 )
 _GRAMMAR = Grammar(_FORM, {"kill": "WHOM", "notice": "WHOM:SECONDS"})
 _STEP = re.compile(r"([A-Za-z][A-Za-z0-9_-]*)\+")

@@ -170,12 +170,12 @@ EXISTING = Section(
 SCALING = Section(
     (
         Key("boot", Duration(above=False), "from asking for a node to work on it"),
-        Key("wait", Duration(above=False), "that an app waits before nodes are rented for it"),
+        Key("wait", Duration(above=False), "Time that an app waits before nodes are launched for it"),
         Key("idle", Duration(above=False), "that nodes are not needed before they leave"),
         Key("hold", Duration(above=False), "after a change before nodes leave"),
         Key("reserve", Number(min=1, max=100), "times the expected time, for deadlines"),
     ),
-    "When nodes are rented and given back.",
+    "When nodes are launched and terminated.",
 )
 
 LOOP = Section(
@@ -190,9 +190,9 @@ LOOP = Section(
         Key("lease", Duration(), "that a lease lasts unless the policy says how long"),
         Key("interval", Duration(), "between auctions when nothing happens"),
         Key("leave", Duration(above=False), "before a notice's deadline, by which GPUs are free"),
-        Key("grace", Duration(above=False), "to save and let go of a GPU that is called back"),
-        Key("silent", Duration(), "without a word, after which an app counts as lost"),
-        Key("scaling", SCALING, "when nodes are rented and given back"),
+        Key("grace", Duration(above=False), "Time to save and release a GPU that is preempted"),
+        Key("silent", Duration(), "Heartbeat timeout, after which an app is marked lost"),
+        Key("scaling", SCALING, "When nodes are launched and terminated"),
     ),
     "How the capacity loop decides.",
 )

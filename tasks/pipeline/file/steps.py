@@ -61,7 +61,7 @@ _STEP = (
     Key(
         "attempts",
         Number(min=1, max=100, whole=True),
-        "Maximum number of attempts; an attempt that is lost is resumed by the next one",
+        "Maximum number of attempts; each resumes where the one before was lost",
         3,
         formerly=("retries",),
     ),

@@ -189,7 +189,7 @@ def test_a_step_whose_thread_never_began_is_lost(
     coordinator.run()
     assert [attempt.number for attempt in world.asked] == [3, 1, 1]
     assert set(states(coordinator).values()) == {"finished"}
-    assert "orders was lost (can't start new thread); it goes on in 0 s" in listener.said
+    assert "orders was lost (can't start new thread); next attempt in 0 s" in listener.said
 
 
 def test_an_interrupt_lets_steps_save_and_the_same_run_goes_on(make: Callable[..., Coordinator]) -> None:
@@ -334,7 +334,7 @@ def test_a_run_is_held_by_one_process(tmp_path: Path) -> None:
         RunFolder(tmp_path, "one").held(clock),
         pytest.raises(
             PipelineRunError,
-            match=rf"goes on in another process: run 'one' is being run by process {os.getpid()} of ",
+            match=rf"another process is running it: run 'one' is being run by process {os.getpid()} of ",
         ),
         RunFolder(tmp_path, "one").held(clock),
     ):

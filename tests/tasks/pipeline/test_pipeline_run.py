@@ -160,7 +160,7 @@ def test_a_ledger_with_a_password_is_named_by_the_environment_and_never_shown(
     with pytest.raises(OptionError, match=r"there is no ledger .*led\.db"):
         run_steps(request)
     Ledger.open(str(tmp_path / "led.db")).close()
-    with pytest.raises(PipelineRunError, match="no capacity loop leads the cluster 'local'"):
+    with pytest.raises(PipelineRunError, match="no capacity loop is the leader of the cluster 'local'"):
         run_steps(request)
 
 
