@@ -1,4 +1,4 @@
-"""What becomes of each snippet: run for real, run by ``make bench``, or only checked, and then why."""
+"""What becomes of each snippet: run, run by ``make bench``, run as a part of its page, or only checked, and then why."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -6,7 +6,7 @@ from typing import Literal
 
 from tests.docs.snippets import Snippet
 
-How = Literal["run", "slow", "check"]
+How = Literal["run", "slow", "check", "page"]
 
 AWS = "needs an AWS account"
 SPARK = "starts a Spark cluster; tests/infra and make demo do so"
@@ -38,6 +38,8 @@ def without(*words: str) -> Callable[[str], str]:
         "\n".join(line for line in text.splitlines() if not any(word in line for word in words)) + "\n"
     )
 
+
+PAGE = Plan("", "page")  # all commands of the page are one script: tests/docs/task_pages.py
 
 PLANS: dict[str, tuple[Plan, ...]] = {
     "README.md": (
@@ -131,6 +133,10 @@ PLANS: dict[str, tuple[Plan, ...]] = {
     ),
     "docs/prefect.md": (Plan("", "check", PREFECT),),
     "docs/security.md": (Plan("mkdir -m 700", "check", AWS),),
+    "docs/tasks/query-losing-a-worker.md": (PAGE,),
+    "docs/tasks/elastic-torchrun.md": (PAGE,),
+    "docs/tasks/two-teams.md": (PAGE,),
+    "docs/tasks/prefect-resume.md": (PAGE,),
     "docs/operations.md": (
         Plan("sqlite3", "run", given=("ledger",)),
         Plan("ebbflow ledger verify", "run", given=("ledger",), after=("sqlite3",)),
