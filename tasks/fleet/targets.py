@@ -37,7 +37,7 @@ def for_query(
     gathered, planner = prepare(request, store, clock, run_id="fleet")
     first, *others = (
         Share.uniform(node.cores * nodes, node.memory * nodes, nodes)
-        for nodes in sorted({1, max(state.planned, 1), max(state.most, 1)})
+        for nodes in sorted({1, max(state.planned, 1), max(state.max_nodes, 1)})
     )
     session = session_of(request, gathered, planner, first)
     plans = dict(session.plans)

@@ -18,7 +18,7 @@ SUBJECTS = {
     "bench", "communication",
 }  # fmt: skip
 OTHERS = {  # rooms that are of no subject
-    "flows": {"airflow", "blocks", "cli", "face", "ledger", "runs", "setup"},
+    "flows": {"airflow", "apps", "blocks", "cli", "face", "ledger", "runs", "setup"},
     "tasks": {"apps", "drawing", "faults"},  # faults: scripted ones, of trainings, fleets, pipelines, benchmarks
     "infra": {
         "aws", "clock", "errors", "ledger", "local_fleet", "machine", "packages", "protocols", "spark", "storage",
@@ -33,7 +33,7 @@ FLOORS = {
         "face",
         "cli",
         "setup",
-        "pipeline report",
+        "pipeline report apps",
         "capacity tuning ledger",
         "query training fleet bench simulation airflow",
         "nodes elastic",

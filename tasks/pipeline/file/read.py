@@ -103,7 +103,7 @@ class _Reader:
             steps=self._linked(steps),
             teams={name: TeamSpec(**_named(one)) for name, one in values["teams"].items()},
             loop=self._loop(values.get("loop")),
-            limits=self._limits(values.get("limits")),
+            quotas=self._quotas(values.get("quotas")),
             budget=values.get("budget"),
             store=values.get("store", ""),
             source=source,
@@ -184,7 +184,7 @@ class _Reader:
             aws: Values = values["aws"]
             self._secret(aws, "ledger")
             found = AwsSpec(**_named(aws))
-            files = {key: within(folder, aws[key]) for key in ("config", "prices") if aws.get(key)}
+            files = {key: within(folder, aws[key]) for key in ("terraform_output", "prices") if aws.get(key)}
             for key, path in files.items():
                 if not Path(path).is_file():
                     self._say(aws, key, f"there is no file {path}")
@@ -232,16 +232,19 @@ class _Reader:
     def _loop(self, one: Values | None) -> LoopSpec:
         if one is None:
             return LoopSpec()
-        found = dict(one)
+        found = _named(one)
+        named = {key: found.pop(key) for key in ("policy", "options") if key in found}
         scaling = found.pop("scaling", None)
-        return LoopSpec(scaling=dict(scaling or {}), **found)
+        return LoopSpec(settings=found, scaling=_named(scaling) if scaling else {}, **named)
 
-    def _limits(self, one: Values | None) -> Limits:
+    def _quotas(self, one: Values | None) -> Limits:
         if one is None:
             return Limits()
-        content: dict[str, Any] = {**one, "pools": {name: dict(pool) for name, pool in one["pools"].items()}}
+        content: dict[str, Any] = dict(one)
+        for key in ("pools", "teams"):
+            content[key] = {name: dict(of) for name, of in one[key].items()}
         try:
-            return Limits.parse(content, "limits")
+            return Limits.parse(content, "quotas")
         except OptionError as error:
             self._say(one, "", str(error))
             return Limits()
