@@ -63,7 +63,7 @@ AVOID = {
 
 DONE = (
     "flows/capacity", "flows/fleet", "flows/ledger", "flows/nodes",
-    "infra/aws", "infra/local_fleet",
+    "infra/aws", "infra/communication", "infra/local_fleet",
     "planners/capacity", "planners/communication", "planners/fleet", "planners/scheduling",
     "tasks/apps", "tasks/capacity", "tasks/fleet",
 )  # fmt: skip

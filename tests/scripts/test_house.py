@@ -54,7 +54,7 @@ FLOORS = {
         "local_fleet",
         "spark",
         "aws query",
-        "training tables",
+        "training tables communication",
         "protocols elastic",
         "ledger simulation machine",
         "storage packages",

@@ -1,0 +1,27 @@
+"""Pieces of collectives on real gloo processes: equal to the plain ones, in one order on all ranks."""
+
+import pytest
+import torch
+
+from ebbflow.infra.communication.payloads import Exchanged, Summed
+from ebbflow.infra.errors import TrainingError
+from tests.infra.communication.ranks import PARTS
+from tests.infra.training.worlds import run_module
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_planned_communication_is_the_plain_one(ranks: int) -> None:
+    assert run_module("tests.infra.communication.ranks", str(ranks), *PARTS) == "done\n"
+
+
+def test_every_option_among_eight_ranks() -> None:
+    assert run_module("tests.infra.communication.ranks", "8", "every_option") == "done\n"
+
+
+def test_payloads_that_are_none_are_refused() -> None:
+    with pytest.raises(TrainingError, match="must be contiguous"):
+        Summed(torch.ones(3, 4).t())
+    with pytest.raises(TrainingError, match=r"elements sent must be >= 0 and add up to 3; got \[1, 1\]"):
+        Exchanged(torch.ones(3), torch.ones(2), [1, 1], [1, 1])
+    with pytest.raises(TrainingError, match="rows must keep their type"):
+        Exchanged(torch.ones(2), torch.ones(2, dtype=torch.float64), [1, 1], [1, 1])
