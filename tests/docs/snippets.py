@@ -49,7 +49,9 @@ class Snippet:
 
 def pages() -> list[Path]:
     """Return every page of the documentation whose snippets count."""
-    return [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    made = ROOT / "docs" / "reference" / "cli.md"  # from the help of commands, which tests of their own check
+    found = [page for page in sorted((ROOT / "docs").rglob("*.md")) if page != made]
+    return [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *found]
 
 
 @cache

@@ -134,6 +134,17 @@ def _shell(snippet: Snippet, plan: Plan, folder: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, f"{snippet}:\n{done.stdout}\n{done.stderr}"
+    output = _output(snippet)
+    if output is not None:
+        printed = f"{done.stdout}\n{done.stderr}"
+        assert task_pages.missing(output.text, printed) == [], f"{output}:\n{printed}"
+
+
+def _output(snippet: Snippet) -> Snippet | None:
+    """Return what a page shows of a snippet's output, if it does."""
+    after = next((s for s in snippets() if s.page == snippet.page and s.line > snippet.line), None)
+    plan = plan_of(after) if after is not None else None
+    return after if plan is not None and plan.how == "output" else None
 
 
 # --- the checks themselves ----------------------------------------------------------------------------------
