@@ -50,7 +50,6 @@ BASES: dict[str, tuple[str, ...]] = {
     "nodes down": (),
     "data tpch": ("--scale", "0.01"),
     "data tpcds": ("--scale", "0.01"),
-    "bench sql": ("--tables", "tables"),
     "simulate training": ("--workload", "jobs.csv", "--cluster", "2x2", "--policy", "tiresias"),
     "fleet status": ("--terraform-output", "config.json"),
     "fleet prices": ("--terraform-output", "config.json"),
@@ -71,12 +70,16 @@ BASES: dict[str, tuple[str, ...]] = {
     "ledger prune": ("--ledger", "ledger.db", "--before", "30d", "--dry-run"),
     "capacity start": ("--source", "aws:config.json", "--ledger", "ledger.db", "--runner", "plain"),
     "capacity status": ("--ledger", "ledger.db"),
-    "capacity stop": ("--ledger", "ledger.db"),
+    "capacity stop": ("--ledger", "ledger.db", "--yes"),
+    "apps list": ("--ledger", "ledger.db"),
+    "apps show": ("digits", "--ledger", "ledger.db"),
+    "apps logs": ("digits", "--ledger", "ledger.db"),
+    "apps cancel": ("digits", "--ledger", "ledger.db", "--yes"),
     "prefect init": (),
 }
 """Arguments of each command that are right."""
 
-WRITTEN = frozenset({"json", "report", "html", "csv", "out", "document"})
+WRITTEN = frozenset({"json", "report", "html", "csv", "out", "output", "document"})
 """Options whose files are written."""
 ENDLESS = frozenset({"watch"})
 """Options that make a command go on until it is interrupted, where their value is right."""
@@ -312,11 +315,11 @@ READ: dict[tuple[str, str], str] = {
     ("simulate training", "throughputs"): "throughputs.json",
     ("simulate training", "spot_trace"): "spot.csv",
     ("simulate training", "prices"): "spot-prices.csv",
-    ("capacity start", "limits"): "limits.toml",
+    ("capacity start", "config"): "limits.toml",
     ("capacity start", "prices"): "prices.toml",
 }
 """Options that read a file, and a file that is right for them; those of ``ebbflow fleet`` are the same everywhere."""
-_EVERYWHERE = {"config": "config.json", "limits": "limits.toml", "prices": "prices.toml"}
+_EVERYWHERE = {"terraform_output": "config.json", "config": "limits.toml", "prices": "prices.toml"}
 LEDGERS = frozenset({"ledger", "url"})
 
 
@@ -367,11 +370,11 @@ COMBINED: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("tune", ("script.py", "--space", "space.yaml", "--gpus", "2"), "GPUs"),
     ("query", ("q.sql", "--engine", "duckdb"), "--tables"),
     ("query", ("q.sql", "--tables", "tables", "--catalog"), "--catalog"),
-    ("query", (*BASES["query"], "--out", "same", "--json", "same"), "same"),
+    ("query", (*BASES["query"], "--output", "same.json", "--report", "same.json"), "same"),
     ("elastic", (*BASES["elastic"], "--restart"), "restart"),
     ("elastic", (*BASES["elastic"], "--resume"), "folder"),
     ("demo", ("--query", "5", "--set", "a=b"), "--set"),
-    ("demo", ("--cuts", "cost"), "--cuts"),
+    ("demo", ("--materialize", "cost"), "--materialize"),
     ("fleet plan", (*BASES["fleet plan"], "--nodes", "2"), "--nodes"),
     ("fleet plan", ("gpu", *BASES["fleet plan"], "--query", "q.sql"), "--within"),
     ("simulate training", (*BASES["simulate training"], "--notice", "5"), "--spot-trace"),

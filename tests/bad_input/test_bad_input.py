@@ -68,6 +68,7 @@ def test_the_arguments_to_start_from_are_right(workplace: Workplace, monkeypatch
         "fleet",
         "report",
         "capacity s",
+        "apps ",
         "ledger v",
         "demo",
         "doctor",
@@ -104,6 +105,7 @@ _QUIET = (
     "ledger",
     "simulate training",
     "capacity",
+    "apps",
     "nodes status",
     "report",
 )
