@@ -200,6 +200,7 @@ def commands(text: str) -> list[list[str]]:
                 words = []
             elif set(word) <= set("<>&0123456789") and set(word) & set("<>"):
                 skip = True
+                words = words[:-1] if words[-1:] == ["2"] else words  # of 2> FILE, 2>&1
             elif skip:
                 skip = False
             else:

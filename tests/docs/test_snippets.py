@@ -197,7 +197,7 @@ def test_here_documents_comments_and_continuations_are_read_as_a_shell_does() ->
 
 def test_the_command_line_that_checks_runs_nothing(tmp_path: Path) -> None:
     assert (
-        ebbflow_problems(["query", "SELECT 1", "--tables", str(tmp_path), "--out", str(tmp_path / "out")])
+        ebbflow_problems(["query", "SELECT 1", "--tables", str(tmp_path), "--output", str(tmp_path / "out")])
         == []
     )
     assert list(tmp_path.iterdir()) == []
