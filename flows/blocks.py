@@ -173,7 +173,7 @@ class EbbflowCluster(Block):
     cluster: str = Field(default="local", description="Its name in that ledger.", min_length=1)
     source: str = Field(
         default="local",
-        description="Where its nodes come from: local[:NAME], aws, spark://HOST:PORT, cluster[:NAME].",
+        description="Where its nodes come from: local[:NAME], aws, spark://HOST:PORT.",
     )
     master: str = Field(default="", description="The Spark master for queries, such as spark://HOST:PORT.")
     pools: list[str] = Field(default=[], description="Pools of an AWS fleet that trainings run on.")
@@ -191,7 +191,7 @@ class EbbflowCluster(Block):
     @field_validator("source")
     @classmethod
     def _known(cls, value: str) -> str:
-        if value.partition(":")[0] not in ("local", "aws", "spark", "cluster"):
+        if value.partition(":")[0] not in ("local", "aws", "spark"):
             from ebbflow.tasks.capacity.node_sources import SOURCES
 
             raise ValueError(f"source must be one of {SOURCES}; got {value!r}")

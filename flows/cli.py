@@ -15,8 +15,7 @@ from ebbflow.flows.apps import cli as apps_cli
 from ebbflow.flows.capacity import cli as capacity_cli
 from ebbflow.flows.fleet import cli as fleet_cli
 from ebbflow.flows.ledger import cli as ledger_cli
-from ebbflow.flows.nodes import cli as nodes_cli
-from ebbflow.flows.nodes import spark as cluster_cli
+from ebbflow.flows.nodes import cli as local_cli
 from ebbflow.flows.pipeline import cli as pipeline_cli
 from ebbflow.flows.query import cli as query_cli
 from ebbflow.flows.runs.answers import print_error, wants_json
@@ -49,8 +48,7 @@ report_cli.register(app)
 app.add_typer(apps_cli.app, name="apps", rich_help_panel=WATCH)
 app.add_typer(capacity_cli.app, name="capacity", rich_help_panel=WATCH)
 app.add_typer(ledger_cli.app, name="ledger", rich_help_panel=WATCH)
-app.add_typer(nodes_cli.app, name="nodes", rich_help_panel=NODES)
-app.add_typer(cluster_cli.app, name="cluster", rich_help_panel=NODES)
+app.add_typer(local_cli.app, name="local", rich_help_panel=NODES)
 app.add_typer(fleet_cli.app, name="fleet", rich_help_panel=NODES)
 setup_cli.register(app)
 app.add_typer(data_cli.app, name="data", rich_help_panel=SET_UP)

@@ -16,11 +16,11 @@ HELP = """Run a regression, clustering or topic model whose workers come and go 
 
 [b]Try it[/b]: from 2 to 4 worker processes and back
 
-    ebbflow elastic mlr --workers 2 --at 3s:4 --at 6s:2
+    ebbflow elastic mlr --workers 2 --fault 3s:resize:4 --fault 6s:resize:2
 
 [b]Kill one[/b] and let another hand over
 
-    ebbflow elastic kmeans --workers 3 --at 2s:kill:n1 --at 4s:leave:n2
+    ebbflow elastic kmeans --workers 3 --fault 2s:kill:n1 --fault 4s:leave:n2
 
 APP is mlr (an .npz file with x and y), kmeans (x and start) or lda (document and word of each token).
 docs/elastic-executors.md explains.
@@ -37,9 +37,12 @@ def elastic(
         int, typer.Option(help="Of mlr: iterations that a read may miss; 0 waits for all.")
     ] = 0,
     workers: Annotated[int, typer.Option(help="At the start.")] = 2,
-    at: Annotated[
+    fault: Annotated[
         list[str] | None,
-        typer.Option(help="10s:4 (workers), 20s:kill:n1, 30s:leave:n2. Repeatable.", metavar="CHANGE"),
+        typer.Option(
+            help="Fault to inject, TIME:VERB:ARGUMENT: 10s:resize:4, 20s:kill:n1, 30s:leave:n2. Repeatable.",
+            metavar="FAULT",
+        ),
     ] = None,
     folder: Annotated[str | None, typer.Option(help="Keeps snapshots and logs.", metavar="DIR")] = None,
     resume: Annotated[
@@ -61,9 +64,9 @@ def elastic(
 
     require("zmq", "an elastic job", "train")
     from ebbflow.infra.storage.files import write_text
-    from ebbflow.tasks.elastic.run import ElasticRequest, parse_change, run_elastic
+    from ebbflow.tasks.elastic.run import ElasticRequest, parse_fault, run_elastic
 
-    changes = tuple(parse_change(text) for text in at or ())
+    faults = tuple(parse_fault(text) for text in fault or ())
     request = ElasticRequest(
         app,
         data,
@@ -72,7 +75,7 @@ def elastic(
         iterations,
         staleness,
         workers,
-        changes,
+        faults,
         folder,
         resume,
         restart,

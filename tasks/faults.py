@@ -1,7 +1,8 @@
-"""Faults on purpose, at set times: how they are written (``20s:kill:node-2``), and the thread that does them."""
+"""Fault injection at set times: the grammar of a fault (``20s:kill:node-2``), and the thread that injects them."""
 
+import re
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal, Protocol, Self, TypeVar
 
@@ -9,98 +10,152 @@ from ebbflow.infra.clock import Clock
 from ebbflow.planners.errors import EbbflowError, OptionError
 from ebbflow.planners.model.numbers import is_whole, parse_duration
 
-Rest = Literal["WHOM", "WHOM:SECONDS", "WHOM[:COUNT]", "COUNT"]
-"""What follows ``WHEN:WHAT:`` in the text of a fault."""
+Verb = Literal["kill", "notice", "recommend", "pause", "resume", "leave", "outage", "add", "remove", "resize"]
+
+RECOMMEND_S = 120.0
+"""Seconds from a rebalance recommendation to the interruption that it expects, unless the fault says."""
+
+_OPERANDS: dict[Verb, str] = {
+    "kill": "NODE",
+    "notice": "NODE:DURATION",
+    "recommend": "NODE[:DURATION]",
+    "pause": "NODE",
+    "resume": "NODE",
+    "leave": "NODE",
+    "outage": "POOL:DURATION",
+    "add": "POOL[:COUNT]",
+    "remove": "POOL[:COUNT]",
+    "resize": "COUNT",
+}
+_STEP = re.compile(r"([A-Za-z][A-Za-z0-9_-]*)\+")
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What happens ``after`` seconds."""
+    """One fault and when it is injected.
+
+    Args:
+        after: seconds after the start of the schedule, or of ``step``.
+        verb: what happens.
+        target: a node, or a pool; empty where the subject has neither.
+        seconds: until the node terminates (``notice``, ``recommend``), or during which the pool gets
+            no node (``outage``).
+        count: nodes that are added or removed, or workers to resize to.
+        step: step of a pipeline after whose start ``after`` counts; empty: the step that starts first.
+    """
 
     after: float
-    kind: str
-    of: str = ""  # a node, or a pool
-    seconds: float = 0.0  # until the node leaves, or for which the pool gets no node
-    count: int = 1  # nodes that are added or taken away
-    step: str = ""  # of a pipeline, after whose beginning ``after`` counts; empty: of whichever begins first
+    verb: Verb
+    target: str = ""
+    seconds: float = 0.0
+    count: int = 1
+    step: str = ""
 
-    def told(self, of: str = "") -> str:
-        """Return in words what happens, to the node ``of`` where it is known which one is meant."""
-        of, many = of or self.of, self.count > 1
-        match self.kind:
+    def describe(self, target: str = "") -> str:
+        """Return a sentence that says what happens, to ``target`` where the node that is meant is known."""
+        name, nodes = target or self.target, "1 node" if self.count == 1 else f"{self.count} nodes"
+        match self.verb:
             case "notice":
-                return f"notice to {of}: it leaves in {self.seconds:g} s"
-            case "advise":
-                return f"advice about {of}: it may leave in {self.seconds:g} s"
+                return f"notice to {name}: it terminates in {self.seconds:g} s"
+            case "recommend":
+                return f"rebalance recommended for {name}: it may terminate in {self.seconds:g} s"
             case "kill":
-                return f"{of} is killed without notice"
-            case "freeze":
-                return f"{of} stands still"
-            case "thaw":
-                return f"{of} goes on"
-            case "shut":
-                return f"there are no {of} nodes to be had for {self.seconds:g} s"
-            case "add" if of:
-                return f"{self.count} more {of} {'nodes' if many else 'node'}"
+                return f"{name} is killed without notice"
+            case "pause":
+                return f"{name} is paused (SIGSTOP)"
+            case "resume":
+                return f"{name} is resumed (SIGCONT)"
+            case "leave":
+                return f"{name} leaves"
+            case "outage":
+                return f"simulated capacity outage: {name} gets no node for {self.seconds:g} s"
+            case "resize":
+                return f"resize to {self.count} {'worker' if self.count == 1 else 'workers'}"
             case "add":
-                return f"{self.count} more nodes" if many else "one more node"
-            case _:
-                return f"{self.count} nodes are given back" if many else "one node is given back"
+                return f"add {nodes}{f' to {name}' if name else ''}"
+            case "remove":
+                return f"remove {nodes}{f' from {name}' if name else ''}"
 
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """How a subject's faults are written: ``WHEN:WHAT:`` and what the verb asks for.
+    """The faults that a subject accepts: ``[STEP+]TIME:VERB[:TARGET][:ARGUMENT]``.
 
     Args:
-        form: says in errors what a fault looks like.
-        verbs: what there is, and what follows it.
-        most: nodes that one fault may add or take away.
+        subject: noun phrase in errors: ``a training``.
+        verbs: what the subject can do.
+        example: a fault of the subject.
+        max_count: upper bound of the count of ``add``, ``remove`` and ``resize``.
+        pools: whether nodes are added to and removed from pools, which a fault then names.
+        steps: whether a time may count from the start of a step (``STEP+TIME``).
     """
 
-    form: str
-    verbs: Mapping[str, Rest]
-    most: int = 1
+    subject: str
+    verbs: tuple[Verb, ...]
+    example: str
+    max_count: int = 10_000
+    pools: bool = False
+    steps: bool = False
+
+    @property
+    def forms(self) -> str:
+        """Return all verbs with what follows each, for help and errors."""
+        return ", ".join(f"{verb}:{self._operands(verb)}" for verb in self.verbs)
 
     def parse(self, text: str) -> Fault:
-        """Return the fault that ``text`` describes. Raises ``OptionError``, which says what one looks like."""
-        parts = text.strip().split(":")
-        if len(parts) < 3:
-            raise OptionError(f"{self.form}; got {text!r}")
-        after, kind = self._seconds(parts[0], text), parts[1]
-        match self.verbs.get(kind), parts[2:]:
-            case _, ["", *_]:
-                pass
-            case "WHOM" | "WHOM[:COUNT]", [of]:
-                return Fault(after, kind, of)
-            case "WHOM:SECONDS", [of, seconds]:
-                return Fault(after, kind, of, self._seconds(seconds, text))
-            case "WHOM[:COUNT]", [of, count] if self._counts(count):
-                return Fault(after, kind, of, count=int(count))
+        """Return the fault that ``text`` describes. Raises ``OptionError``, which lists the verbs."""
+        step = _STEP.match(text.strip()) if self.steps else None
+        time, *rest = text.strip()[step.end() if step else 0 :].split(":")
+        verb = next((verb for verb in self.verbs if rest and verb == rest[0]), None)
+        if verb is None or len(rest) < 2 or not all(rest[1:]):
+            raise self._error(text)
+        after, name = self._seconds(time, text), step[1] if step else ""
+        match self._operands(verb), rest[1:]:
+            case "NODE", [target]:
+                return Fault(after, verb, target, step=name)
+            case "NODE:DURATION" | "POOL:DURATION" | "NODE[:DURATION]", [target, seconds]:
+                return Fault(after, verb, target, self._seconds(seconds, text), step=name)
+            case "NODE[:DURATION]", [target]:
+                return Fault(after, verb, target, RECOMMEND_S, step=name)
+            case "POOL[:COUNT]", [target]:
+                return Fault(after, verb, target, step=name)
+            case "POOL[:COUNT]", [target, count] if self._counts(count):
+                return Fault(after, verb, target, count=int(count), step=name)
             case "COUNT", [count] if self._counts(count):
-                return Fault(after, kind, count=int(count))
-        raise OptionError(f"{self.form}; got {text!r}")
+                return Fault(after, verb, count=int(count), step=name)
+        raise self._error(text)
+
+    def _operands(self, verb: Verb) -> str:
+        return "COUNT" if verb in ("add", "remove") and not self.pools else _OPERANDS[verb]
+
+    def _error(self, text: str, why: str = "") -> OptionError:
+        time = "[STEP+]TIME" if self.steps else "TIME"
+        return OptionError(
+            f"a fault of {self.subject} is {time}:VERB[:TARGET][:ARGUMENT], such as {self.example}; its verbs are "
+            f"{self.forms}; got {text!r:.120}{f': {why}' if why else ''}"
+        )
 
     def _seconds(self, text: str, whole: str) -> float:
         try:
             return parse_duration(text)
         except OptionError as error:
-            raise OptionError(f"{self.form}; got {whole!r:.120}: {error}") from None
+            raise self._error(whole, str(error)) from None
 
     def _counts(self, text: str) -> bool:
-        return is_whole(text) and 0 < int(text) <= self.most
+        return is_whole(text) and 0 < int(text) <= self.max_count
 
 
 class Schedule:
-    """A thread of its own that waits and acts, from ``begin`` to ``end``; a context manager that ends it.
+    """A thread that waits and injects, from ``begin`` to ``end``; a context manager that ends it.
 
     Args:
-        script: yields the moment of ``clock`` to wait for, and acts when it is gone on with.
-        patience: seconds that ``end`` waits for what is going on.
+        clock: the clock whose times ``script`` yields.
+        script: yields the timestamp of ``clock`` to wait for, and acts when it is resumed.
+        timeout: seconds that ``end`` waits for an injection in progress.
     """
 
-    def __init__(self, clock: Clock, script: Iterator[float], *, patience: float = 60.0) -> None:
-        self._clock, self._script, self._patience = clock, script, patience
+    def __init__(self, clock: Clock, script: Iterator[float], *, timeout: float = 60.0) -> None:
+        self._clock, self._script, self._timeout = clock, script, timeout
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ebbflow-faults", daemon=True)
 
@@ -116,15 +171,15 @@ class Schedule:
             self._thread.start()
 
     def wait(self) -> None:
-        """Return when all has happened."""
+        """Return when all faults are injected."""
         if self._thread.ident is not None:
             self._thread.join()
 
     def end(self) -> None:
-        """Stop what has not happened yet; waits, bounded, for what is going on."""
+        """Cancel the faults that are left; waits, bounded, for an injection in progress."""
         self._stop.set()
         if self._thread.ident is not None:
-            self._thread.join(self._patience)
+            self._thread.join(self._timeout)
 
     def _run(self) -> None:
         for at in self._script:
@@ -143,13 +198,16 @@ F = TypeVar("F", bound=TimedFault)
 
 
 def scripted(
-    clock: Clock, faults: Iterable[F], do: Callable[[F], object], say: Callable[[str], object]
+    clock: Clock, faults: Iterable[F], inject: Callable[[F], object], say: Callable[[str], object]
 ) -> Iterator[float]:
-    """Yield the moments of ``faults``, which are in order of time, and ``do`` each; ``say`` hears of what fails."""
+    """Yield the timestamps of ``faults``, which are in order of time, and ``inject`` each.
+
+    ``say`` gets a line for each fault that cannot be injected.
+    """
     start = clock.now()
     for fault in faults:
         yield start + fault.after
         try:
-            do(fault)
+            inject(fault)
         except EbbflowError as error:
-            say(f"that did not work: {error}")
+            say(f"fault not injected: {error}")

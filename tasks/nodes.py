@@ -1,58 +1,69 @@
-"""Faults that happen to a local fleet at set times: ``20s:notice:gpu-2:5s``, ``30s:kill:spark-1``."""
+"""Faults of a local fleet at set times: ``20s:notice:gpu-2:5s``, ``30s:kill:spark-1``."""
 
 from collections.abc import Callable, Iterable
 
 from ebbflow.infra.clock import Clock
 from ebbflow.infra.errors import ClusterError
 from ebbflow.infra.local_fleet import LocalFleet
-from ebbflow.tasks.faults import Fault, Grammar, Schedule, scripted
+from ebbflow.tasks.faults import Fault, Grammar, Schedule, Verb, scripted
 
-FAULTS = Grammar(
-    "a scripted fault of a fleet looks like 30s:kill:spark-1, 20s:notice:gpu-2:5s, 20s:advise:gpu-2:120s, "
-    "40s:freeze:gpu-1, 45s:thaw:gpu-1, 50s:add:gpu, 50s:add:gpu:2 or 60s:shut:gpu:30s; a pool in place of a node "
-    "means its oldest node that is not about to leave",
-    {
-        "kill": "WHOM",
-        "notice": "WHOM:SECONDS",
-        "advise": "WHOM:SECONDS",
-        "freeze": "WHOM",
-        "thaw": "WHOM",
-        "add": "WHOM[:COUNT]",
-        "shut": "WHOM:SECONDS",
-    },
-    most=1000,
-)
+VERBS: tuple[Verb, ...] = ("kill", "notice", "recommend", "pause", "resume", "outage", "add", "remove")
+FAULTS = Grammar("a local fleet", VERBS, example="20s:notice:gpu-2:5s", max_count=1000, pools=True)
+OF_POOLS: frozenset[Verb] = frozenset(("add", "remove", "outage"))
+"""Verbs whose target is a pool, never a node."""
 
 
 def schedule_of(
     faults: Iterable[Fault], fleet: LocalFleet, say: Callable[[str], None], clock: Clock
 ) -> Schedule:
-    """Return the schedule of ``faults`` on a fleet, in order of time. ``say`` hears of everything."""
-    actions: dict[str, Callable[[Fault, str], object]] = {
-        "kill": lambda fault, of: fleet.kill(of),
-        "notice": lambda fault, of: fleet.notice(of, fault.seconds),
-        "advise": lambda fault, of: fleet.notice(of, fault.seconds, "rebalance"),
-        "freeze": lambda fault, of: fleet.freeze(of),
-        "thaw": lambda fault, of: fleet.thaw(of),
-        "add": lambda fault, of: fleet.add(of, fault.count),
-        "shut": lambda fault, of: fleet.shut(of, fault.seconds),
-    }
+    """Return the schedule of ``faults`` on a fleet, in order of time. ``say`` gets a line for each fault."""
 
     def do(fault: Fault) -> None:
-        of = fault.of if fault.kind in ("add", "shut") else _node(fault, fleet)
-        say(f"scripted: {fault.told(of)}")
-        actions[fault.kind](fault, of)
+        target = fault.target if fault.verb in OF_POOLS else _node(fault, fleet)
+        say(f"scripted: {fault.describe(target)}")
+        inject(fault, target, fleet)
 
     script = sorted(faults, key=lambda fault: fault.after)
     return Schedule(clock, scripted(clock, script, do, lambda line: say(f"scripted: {line}")))
 
 
+def inject(fault: Fault, target: str, fleet: LocalFleet) -> None:
+    """Inject ``fault`` into ``target``, a node or a pool of ``fleet``, now.
+
+    Raises ``ClusterError`` for a node that is not there, ``OptionError`` for a pool that is not.
+    """
+    match fault.verb:
+        case "kill":
+            fleet.kill(target)
+        case "notice":
+            fleet.notice(target, fault.seconds)
+        case "recommend":
+            fleet.notice(target, fault.seconds, "rebalance")
+        case "pause":
+            fleet.pause(target)
+        case "resume":
+            fleet.resume(target)
+        case "outage":
+            fleet.outage(target, fault.seconds)
+        case "add":
+            fleet.add(target, fault.count)
+        case "remove":
+            fleet.remove(target, fault.count)
+        case _:
+            raise ClusterError(f"a local fleet has no fault {fault.verb!r}")
+
+
+def states_of(verb: Verb) -> tuple[str, ...]:
+    """Return the states of the nodes of a pool that ``verb`` may mean."""
+    return ("paused",) if verb == "resume" else ("alive",)
+
+
 def _node(fault: Fault, fleet: LocalFleet) -> str:
-    """Return the node that is meant."""
-    if fleet.book.pool(fault.of) is None:
-        return fault.of
-    states = ("frozen",) if fault.kind == "thaw" else ("alive",)
-    found = [node.id for node in fleet.view() if node.pool == fault.of and node.state in states]
+    """Return the node that is meant: the oldest of a pool. Raises ``ClusterError`` where it has none."""
+    if fleet.book.pool(fault.target) is None:
+        return fault.target
+    states = states_of(fault.verb)
+    found = [node.id for node in fleet.view() if node.pool == fault.target and node.state in states]
     if not found:
-        raise ClusterError(f"no node of the pool {fault.of} is {' or '.join(states)} now")
+        raise ClusterError(f"no node of the pool {fault.target} is {' or '.join(states)} now")
     return found[0]

@@ -87,7 +87,7 @@ def start(
         str,
         typer.Option(
             help="Source of the nodes: local[:NAME] (ebbflow local up), aws[:FILE] (terraform output -json), "
-            "spark://HOST:PORT, or cluster[:NAME].",
+            "or spark://HOST:PORT.",
             metavar="SOURCE",
             rich_help_panel=_CLUSTER,
         ),

@@ -1,1 +1,1 @@
-"""``ebbflow nodes`` and ``ebbflow cluster``: nodes and a Spark cluster of this machine."""
+"""``ebbflow local``: Spark workers and GPU nodes of this machine."""

@@ -1,276 +1,323 @@
-"""``ebbflow nodes``: elastic nodes of this machine, for queries and trainings at once."""
+"""``ebbflow local``: Spark workers and GPU nodes of this machine."""
 
-import time
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from ebbflow.infra.local_fleet import LocalFleet, LocalPool, list_fleets
-from ebbflow.infra.local_fleet.view import NodeView
-from ebbflow.infra.machine import devices
+from ebbflow.flows.runs.answers import confirm, print_json
+from ebbflow.flows.runs.options import AsJson, Yes, duration_option
 from ebbflow.planners.errors import OptionError
-from ebbflow.planners.hazard import hazard
+
+if TYPE_CHECKING:
+    from ebbflow.infra.local_fleet import LocalFleet
 
 app = typer.Typer(
-    help="Simulated node pools on this machine: Spark workers for queries, GPU nodes for "
-    "trainings.\n\n"
+    help="Spark workers and GPU nodes of this machine, with fault injection.\n\n"
+    "Queries run on the Spark workers, trainings on the GPU nodes. Nodes have simulated prices, get "
+    "interruption notices, are killed and are replaced by their pool.\n\n"
     "[b]Examples[/b]\n\n"
-    "    ebbflow nodes up --spark 2 --gpu 2 --slots 2\n\n"
-    "    ebbflow capacity start --source local               (shares the GPUs out among apps)\n\n"
-    "    ebbflow nodes notice gpu-1 --seconds 20           (a spot notice)\n\n"
-    "    ebbflow nodes kill spark-2                        (without notice; its pool starts another)\n\n"
-    "    ebbflow nodes add gpu\n\n"
-    "    ebbflow nodes play 20s:notice:gpu:10s 40s:kill:spark\n\n"
-    "    ebbflow nodes down",
+    "    ebbflow local up --spark 3 --gpu 2 --slots 2\n\n"
+    "    ebbflow query report.sql --tables data/ --master local-fleet\n\n"
+    "    ebbflow local notice spark-1 --lead-time 20s      (an interruption notice)\n\n"
+    "    ebbflow local kill gpu-2                          (without notice)\n\n"
+    "    ebbflow local add gpu\n\n"
+    "    ebbflow local inject 20s:notice:gpu:10s 40s:kill:spark\n\n"
+    "    ebbflow local down",
     no_args_is_help=True,
     rich_markup_mode="rich",
 )
 console = Console()
+messages = Console(stderr=True)
 
-Name = Annotated[str, typer.Option(help="Name of the local fleet.")]
-NodeId = Annotated[str, typer.Argument(help="Node ID, as ebbflow nodes status shows it.", metavar="ID")]
-PoolName = Annotated[str, typer.Argument(help="Pool name, as ebbflow nodes status shows it.", metavar="POOL")]
+DEFAULT = "local"
+Name = Annotated[str, typer.Option(help="Name of the local fleet.", metavar="NAME")]
+NodeId = Annotated[str, typer.Argument(help="Node ID, as ebbflow local status shows it.", metavar="NODE")]
+PoolName = Annotated[str, typer.Argument(help="Pool name: spark or gpu.", metavar="POOL")]
+_SPARK, _GPU, _BOTH = "Spark workers", "GPU nodes", "All nodes"
+_UP_S = 120.0  # for the first nodes, beside their provision time
+
+
+def _fleet(name: str) -> "LocalFleet":
+    from ebbflow.infra.local_fleet import LocalFleet
+    from ebbflow.planners.hazard import hazard
+
+    return LocalFleet.attach(name, hazard=hazard)
+
+
+def _option(name: str) -> str:
+    return "" if name == DEFAULT else f" --name {name}"
+
+
+def _say(text: str) -> None:
+    messages.print(text, highlight=False, soft_wrap=True)
 
 
 @app.command()
 def up(
-    spark: Annotated[int, typer.Option(help="Initial number of Spark workers; 0: no Spark cluster.")] = 0,
-    gpu: Annotated[int, typer.Option(help="Initial number of GPU nodes.")] = 0,
+    spark: Annotated[
+        int,
+        typer.Option(
+            help="Initial number of Spark workers; 0: no Spark master.",
+            min=0,
+            rich_help_panel=_SPARK,
+            metavar="N",
+        ),
+    ] = 0,
+    cores: Annotated[
+        int, typer.Option(help="CPU cores of each Spark worker.", min=1, rich_help_panel=_SPARK, metavar="N")
+    ] = 1,
+    memory: Annotated[
+        str, typer.Option(help="Memory of each Spark worker.", rich_help_panel=_SPARK, metavar="SIZE")
+    ] = "2g",
+    gpu: Annotated[
+        int, typer.Option(help="Initial number of GPU nodes.", min=0, rich_help_panel=_GPU, metavar="N")
+    ] = 0,
     slots: Annotated[
         int,
-        typer.Option(help="Slots of each GPU node: one GPU each where the machine has any, else CPU cores."),
+        typer.Option(
+            help="Slots of each GPU node: one GPU each where the machine has enough, else one CPU core each.",
+            min=1,
+            rich_help_panel=_GPU,
+            metavar="N",
+        ),
     ] = 2,
-    cores: Annotated[int, typer.Option(help="Cores of each Spark worker.")] = 1,
-    memory: Annotated[str, typer.Option(help="Memory of each Spark worker, such as 2g.")] = "2g",
-    most: Annotated[int, typer.Option(help="Maximum number of nodes of each pool.")] = 8,
-    price: Annotated[float, typer.Option(help="Simulated price of each node in $/h.")] = 0.0,
-    boot: Annotated[float, typer.Option(help="Simulated boot delay of each node in seconds.")] = 0.0,
-    cpus: Annotated[
-        float | None, typer.Option(help="CPU cores that back a slot or core (needs cgroups). Default: any.")
+    max_nodes: Annotated[
+        int,
+        typer.Option(help="Maximum number of nodes of each pool.", min=1, rich_help_panel=_BOTH, metavar="N"),
+    ] = 8,
+    price: Annotated[
+        float,
+        typer.Option(
+            help="Simulated price of each node in $/h.", min=0, rich_help_panel=_BOTH, metavar="PRICE"
+        ),
+    ] = 0.0,
+    provision_time: Annotated[
+        float,
+        duration_option(
+            help="Simulated time from the request of a node to its start.", shown=0.0, rich_help_panel=_BOTH
+        ),
+    ] = 0.0,
+    cpus_per_slot: Annotated[
+        float | None,
+        typer.Option(
+            help="CPU cores of this machine that back each core of a Spark worker and each slot of a GPU node "
+            "(needs control groups). Default: an equal share for Spark workers where control groups are "
+            "available, no limit for slots.",
+            rich_help_panel=_BOTH,
+            metavar="CPUS",
+        ),
     ] = None,
-    name: Name = "local",
+    name: Name = DEFAULT,
 ) -> None:
-    """Start nodes; they run, and lost ones are replaced, until nodes down.
+    """Start Spark workers and GPU nodes of this machine. They run until local down; lost ones are replaced.
 
-    [b]Example[/b]
+    [b]Examples[/b]
 
-        ebbflow nodes up --spark 2 --gpu 2 --slots 2
+        ebbflow local up --spark 3 --memory 2g
+
+        ebbflow local up --spark 2 --gpu 2 --slots 2 --price 0.5
     """
+    from ebbflow.flows.nodes.status import print_status, status_of_fleet
+    from ebbflow.infra.local_fleet import LocalFleet, LocalPool
     from ebbflow.infra.spark.cluster.options import parse_memory
+    from ebbflow.planners.hazard import hazard
 
-    if spark < 0 or gpu < 0 or spark + gpu == 0:
-        raise OptionError(f"at least one of --spark and --gpu must be above 0; got {spark} and {gpu}")
-    pools = []
-    if spark:
-        gib = parse_memory(memory) / 1024
-        pools.append(
-            LocalPool(
-                "spark",
-                "spark",
-                cores,
-                gib,
-                initial=spark,
-                most=max(most, spark),
-                price=price,
-                boot=boot,
-                cpus=cpus,
-            )
+    if spark + gpu == 0:
+        raise OptionError("at least one of --spark and --gpu must be above 0; got 0 and 0")
+    pools = [
+        LocalPool(
+            kind,
+            kind,
+            cores=each,
+            memory=gib,
+            slots=slots if kind == "gpu" else 1,
+            initial=count,
+            max_nodes=max(max_nodes, count),
+            price=price,
+            provision_time=provision_time,
+            cpus_per_slot=cpus_per_slot,
         )
-    if gpu:
-        pools.append(
-            LocalPool(
-                "gpu",
-                "gpu",
-                cores=slots,
-                slots=slots,
-                initial=gpu,
-                most=max(most, gpu),
-                price=price,
-                boot=boot,
-                cpus=cpus,
-            )
+        for kind, count, each, gib in (
+            ("spark", spark, cores, parse_memory(memory) / 1024),
+            ("gpu", gpu, slots, 1.0),
         )
-    with console.status("starting nodes"):
-        LocalFleet.start(pools, name, stay=True, hazard=hazard, wait=120.0 + boot)
-    status(name)
-    option = "" if name == "local" else f" --name {name}"
+        if count
+    ]
+    with messages.status("starting nodes"):
+        fleet = LocalFleet.start(pools, name, stay=True, hazard=hazard, wait=_UP_S + provision_time)
+    print_status(status_of_fleet(fleet), console)
     if spark:
-        console.print(f"\nquery them: ebbflow query SQL --tables DIR --master cluster:{name}")
-    console.print(f"stop them: ebbflow nodes down{option}")
+        master = "local-fleet" if name == DEFAULT else f"local-fleet:{name}"
+        _say(f"to query: ebbflow query SQL --tables DIR --master {master}")
+    _say(f"to stop: ebbflow local down{_option(name)}")
 
 
 @app.command()
-def status(name: Name = "local") -> None:
-    """Show pools and nodes, and which apps run on them.
+def status(name: Name = DEFAULT, as_json: AsJson = False) -> None:
+    """Show pools and nodes of a local fleet, and the apps that run on them.
 
     [b]Example[/b]
 
-        ebbflow nodes status
+        ebbflow local status
     """
-    fleet = LocalFleet.attach(name, hazard=hazard)
-    seen, book, nodes = fleet.observe(), fleet.book, fleet.view()
-    master = f", Spark master {book.spark.master_url}" if book.spark is not None else ""
-    console.print(f"fleet {book.name}, epoch {seen.epoch}{master}", soft_wrap=True)
-    if any(pool.kind == "gpu" for pool in book.pools):
-        console.print(f"slots are GPUs {', '.join(book.gpus)}" if book.gpus else _processors())
-    console.print(f"${fleet.dollars():.4f} so far, at simulated prices")
-    table = Table("pool", "planned", "there", "at most", "price", "", box=None, header_style="bold")
-    for pool in seen.pools:
-        price = next(one.price for one in fleet.offers(pool.name))
-        table.add_row(
-            pool.name,
-            str(pool.planned),
-            str(len(pool.nodes)),
-            str(pool.max_nodes),
-            f"${price:g}/h",
-            pool.short_why,
-        )
-    console.print(table)
-    table = Table("node", "state", "cores", "slots", "terminates in", "runs", box=None, header_style="bold")
-    now = time.time()
-    for node in nodes:
-        left = "" if node.deadline is None else f"{max(node.deadline - now, 0):.0f} s"
-        table.add_row(node.id, node.state, str(node.cores), str(node.slots or ""), left, _running(node))
-    console.print(table)
+    from ebbflow.flows.nodes.status import print_status, status_of_fleet
+
+    seen = status_of_fleet(_fleet(name))
+    if as_json:
+        print_json(seen.to_dict())
+    else:
+        print_status(seen, console)
 
 
 @app.command("list")
-def list_() -> None:
-    """Show the fleets of this machine that are up.
+def list_(as_json: AsJson = False) -> None:
+    """Show the local fleets that are up.
 
     [b]Example[/b]
 
-        ebbflow nodes list
+        ebbflow local list
     """
-    found = list_fleets()
-    for book in found:
-        there = ", ".join(f"{len(book.seen(pool))} {pool.name}" for pool in book.pools)
-        console.print(f"{book.name}: {there}{'' if book.owner is None else f', of process {book.owner.pid}'}")
-    if not found:
-        console.print("none; start one: ebbflow nodes up --gpu 2")
+    from ebbflow.infra.local_fleet import list_fleets
+
+    found = [
+        {
+            "name": book.name,
+            "nodes": {pool.name: len(book.seen(pool)) for pool in book.pools},
+            "owner_pid": None if book.owner is None else book.owner.pid,
+        }
+        for book in list_fleets()
+    ]
+    if as_json:
+        print_json(found)
+        return
+    table = Table("fleet", "nodes", "ends with process", box=None, header_style="bold")
+    for fleet in found:
+        nodes = ", ".join(f"{count} {pool}" for pool, count in fleet["nodes"].items())
+        table.add_row(fleet["name"], nodes, str(fleet["owner_pid"] or ""))
+    console.print(table)
 
 
 @app.command()
 def add(
     pool: PoolName,
-    count: Annotated[int, typer.Option(help="Number of nodes to add.", min=1)] = 1,
-    name: Name = "local",
+    count: Annotated[int, typer.Option(help="Number of nodes to add.", min=1, metavar="N")] = 1,
+    name: Name = DEFAULT,
 ) -> None:
-    """Plan more nodes in a pool, up to its most; they come up by themselves.
+    """Add nodes to a pool, up to its maximum. The command does not wait for them to start.
 
     [b]Example[/b]
 
-        ebbflow nodes add gpu
+        ebbflow local add gpu
     """
-    planned = LocalFleet.attach(name).add(pool, count)
-    console.print(f"{planned} nodes are planned in {pool}; see: ebbflow nodes status")
+    planned = _fleet(name).add(pool, count)
+    _say(f"pool {pool}: desired capacity {planned} nodes; see: ebbflow local status{_option(name)}")
 
 
 @app.command()
 def notice(
     node: NodeId,
-    seconds: Annotated[
-        float, typer.Option(help="Seconds from the notice to termination; EC2 gives 120.")
+    lead_time: Annotated[
+        float, duration_option(help="Time from the notice to the termination; EC2 gives 2m.", shown=120.0)
     ] = 120.0,
-    advice: Annotated[
-        bool, typer.Option("--advice", help="Send only a rebalance recommendation; the node stays.")
+    recommend: Annotated[
+        bool,
+        typer.Option("--recommend", help="Send only a rebalance recommendation; the node is not terminated."),
     ] = False,
-    name: Name = "local",
+    name: Name = DEFAULT,
 ) -> None:
-    """Give a node notice, as a spot market does: what runs there is told, and it is gone at the deadline.
+    """Give a node an interruption notice: apps on it are notified, and the node then terminates.
+
+    Spark decommissions a worker; a training saves and leaves. The pool starts a replacement node.
 
     [b]Example[/b]
 
-        ebbflow nodes notice gpu-1 --seconds 20
+        ebbflow local notice gpu-1 --lead-time 20s
     """
-    LocalFleet.attach(name).notice(node, seconds, "rebalance" if advice else "interruption")
-    console.print(f"{node} {'may terminate' if advice else 'terminates'} in {seconds:g} s")
+    _fleet(name).notice(node, lead_time, "rebalance" if recommend else "interruption")
+    what = "rebalance recommended, may terminate" if recommend else "interruption pending, terminates"
+    _say(f"{node}: {what} in {lead_time:g} s")
 
 
 @app.command()
-def kill(node: NodeId, name: Name = "local") -> None:
-    """Take a node away without notice: SIGKILL to every process of every app on it.
+def kill(node: NodeId, name: Name = DEFAULT) -> None:
+    """Kill a node without notice: SIGKILL to all its processes, those of apps included.
 
     [b]Example[/b]
 
-        ebbflow nodes kill gpu-2
+        ebbflow local kill gpu-2
     """
-    LocalFleet.attach(name).kill(node)
-    console.print(f"{node} is terminated")
+    _fleet(name).kill(node)
+    _say(f"{node} is terminated")
 
 
 @app.command()
-def freeze(node: NodeId, name: Name = "local") -> None:
+def pause(node: NodeId, name: Name = DEFAULT) -> None:
     """Pause all processes of a node (SIGSTOP), as when its machine hangs.
 
     [b]Example[/b]
 
-        ebbflow nodes freeze gpu-1
+        ebbflow local pause gpu-1
     """
-    LocalFleet.attach(name).freeze(node)
-    console.print(f"{node} is paused (SIGSTOP); to resume: ebbflow nodes thaw {node}")
+    _fleet(name).pause(node)
+    _say(f"{node} is paused (SIGSTOP); to resume: ebbflow local resume {node}{_option(name)}")
 
 
 @app.command()
-def thaw(node: NodeId, name: Name = "local") -> None:
+def resume(node: NodeId, name: Name = DEFAULT) -> None:
     """Resume a paused node (SIGCONT).
 
     [b]Example[/b]
 
-        ebbflow nodes thaw gpu-1
+        ebbflow local resume gpu-1
     """
-    LocalFleet.attach(name).thaw(node)
-    console.print(f"{node} resumed (SIGCONT)")
+    _fleet(name).resume(node)
+    _say(f"{node} is resumed (SIGCONT)")
 
 
 @app.command()
 def evict(
-    app_id: Annotated[str, typer.Argument(help="App ID, as ebbflow nodes status shows it.", metavar="APP")],
+    app_id: Annotated[str, typer.Argument(help="App ID, as ebbflow local status shows it.", metavar="APP")],
     node: NodeId,
-    name: Name = "local",
+    name: Name = DEFAULT,
 ) -> None:
     """Kill the processes of one app on one node; the node and other apps keep running.
 
     [b]Example[/b]
 
-        ebbflow nodes evict digits gpu-1
+        ebbflow local evict digits gpu-1
     """
-    fleet = LocalFleet.attach(name)
-    before = [one for one in fleet.occupants(node) if one.app == app_id]
+    fleet = _fleet(name)
+    processes = sum(len(one.pids) for one in fleet.occupants(node) if one.app == app_id)
     fleet.evict(app_id, node)
-    processes = sum(len(one.pids) for one in before)
-    console.print(
-        f"{processes} processes of {app_id} on {node} were terminated" if before else "no processes ran there"
-    )
+    _say(f"{processes} processes of {app_id} on {node} were terminated")
 
 
 @app.command()
-def play(
+def inject(
     faults: Annotated[
         list[str],
         typer.Argument(
-            help="Scripted faults, such as 20s:notice:gpu-2:5s, 30s:kill:spark-1, 40s:freeze:gpu,"
-            " 50s:thaw:gpu, 60s:add:gpu:2 or "
-            "70s:shut:gpu:30s (a simulated capacity outage of that duration); a pool name"
-            " means the oldest node of the pool.",
+            help="Faults, TIME:VERB:TARGET[:ARGUMENT]: 20s:notice:gpu-2:5s, 20s:recommend:gpu-1, 30s:kill:spark-1, "
+            "40s:pause:gpu-1, 50s:resume:gpu-1, 60s:add:gpu:2, 60s:remove:gpu:1, 70s:outage:gpu:30s (the pool gets "
+            "no node for that duration). A pool as target of a node's fault means its oldest node.",
             metavar="FAULT",
         ),
     ],
-    name: Name = "local",
+    name: Name = DEFAULT,
 ) -> None:
-    """Let things happen to the nodes at set times from now on.
+    """Inject faults at set times from now on; the command ends with the last one.
 
     [b]Example[/b]
 
-        ebbflow nodes play 20s:notice:gpu:10s 40s:kill:spark
+        ebbflow local inject 20s:notice:gpu:10s 40s:kill:spark
     """
     from ebbflow.infra.clock import SystemClock
     from ebbflow.tasks.nodes import FAULTS, schedule_of
 
     script = [FAULTS.parse(text) for text in faults]
-    schedule = schedule_of(script, LocalFleet.attach(name), console.print, SystemClock())
+    schedule = schedule_of(script, _fleet(name), _say, SystemClock())
     schedule.begin()
     try:
         schedule.wait()
@@ -279,23 +326,17 @@ def play(
 
 
 @app.command()
-def down(name: Name = "local") -> None:
-    """End all nodes and everything that runs on them.
+def down(name: Name = DEFAULT, yes: Yes = False) -> None:
+    """Stop all nodes and everything that runs on them. Asks first when apps run there.
 
     [b]Example[/b]
 
-        ebbflow nodes down
+        ebbflow local down
     """
-    LocalFleet.attach(name).down()
-    console.print(f"the fleet {name} is down")
+    from ebbflow.flows.nodes.status import running_apps
 
-
-def _processors() -> str:
-    there = len(devices.visible())
-    return "slots are CPU cores" + (f": this machine's {there} GPUs are too few for them" if there else "")
-
-
-def _running(node: NodeView) -> str:
-    return ", ".join(
-        f"{one.app} on {', '.join(map(str, one.slots))}" if one.slots else one.app for one in node.occupants
-    )
+    fleet = _fleet(name)
+    if not yes and (apps := running_apps(fleet)):
+        confirm(f"{', '.join(apps)} run on the nodes of the fleet {name}; stop them?", yes)
+    fleet.down()
+    _say(f"the fleet {name} is down")

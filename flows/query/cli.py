@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from ebbflow.flows.nodes.spark import resolve_master
+from ebbflow.flows.nodes.masters import resolve_master
 from ebbflow.flows.runs.answers import fail
 from ebbflow.flows.runs.exit_status import ExitStatus
 from ebbflow.flows.runs.options import (
@@ -56,11 +56,11 @@ _QUERY_HELP = """Run a query that re-plans itself while capacity changes.
 
 [b]On a local cluster, losing a worker while it runs[/b]
 
-    ebbflow cluster up --workers 3
+    ebbflow local up --spark 3
 
-    ebbflow query report.sql --tables data/ --master cluster --report run.html
+    ebbflow query report.sql --tables data/ --master local-fleet --report run.html
 
-    ebbflow cluster kill worker-2     (in another terminal)
+    ebbflow local kill spark-2        (in another terminal)
 
 The rows go to standard output; progress, notes and a one-line summary go to standard error.
 
@@ -252,7 +252,7 @@ _CALIBRATE_HELP = """Measure the speed of an engine on this machine or cluster, 
 
     ebbflow calibrate --engine duckdb
 
-    ebbflow calibrate --master cluster
+    ebbflow calibrate --master local-fleet
 
 Estimates start from built-in rates and improve with every finished stage; a calibration gives them a head start.
 """
@@ -263,7 +263,10 @@ def calibrate(
     *,
     engine: Annotated[Engine, typer.Option(help="Engine to measure: spark or duckdb.")] = Engine.spark,
     master: Annotated[
-        str, typer.Option(help="Spark master: local[2], spark://host:7077, ... or 'cluster'.")
+        str,
+        typer.Option(
+            help="Spark master: local[2], spark://host:7077, ..., or local-fleet[:NAME], that of ebbflow local up."
+        ),
     ] = "local[2]",
     json: AsJson = False,
     given: dict[str, Any],

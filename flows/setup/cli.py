@@ -39,9 +39,9 @@ _DEMO_HELP = """Run the main job for real: two queries and two trainings of two 
 
 It generates TPC-H data (kept for the next time), brings up Spark workers and GPU nodes of this machine, gives nodes \
 notice and kills some, plans again, holds auctions, rents and gives back nodes, compares the results with DuckDB's, \
-writes a report, and leaves no process behind. Wants about 8 GiB of memory and two minutes.
+writes a report, and leaves no process behind. Needs about 8 GiB of memory and two minutes.
 
-Status: 0 all right, 2 wrong input, 3 a step failed or a result was wrong, 130 interrupted.
+Exit status: 0 done, 1 a step failed, 2 usage error, 3 a result differs from DuckDB's, 130 interrupted.
 """
 
 

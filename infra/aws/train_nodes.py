@@ -124,7 +124,7 @@ class AwsNodes:
                 record.ended = f"its instance {record.instance} is terminated"
             return record.ended
 
-    def frozen(self, name: str) -> bool:
+    def paused(self, name: str) -> bool:
         """Return False: from outside nobody can tell."""
         return False
 

@@ -82,7 +82,7 @@ def claim(
         lives = marks.alive(old.keeper) if old.owner is None else marks.alive(old.owner)
         if old.up and lives:
             raise ClusterError(
-                f"the fleet {name!r} runs already; take it down (ebbflow nodes down"
+                f"the fleet {name!r} runs already; take it down (ebbflow local down"
                 f"{'' if name == 'local' else f' --name {name}'}), attach to it, or choose another name"
             )
         processes.destroy(keeper_mark(old.uid), [], clock)

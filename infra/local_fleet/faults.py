@@ -52,12 +52,12 @@ class FaultInjector(Handle):
         if (node := book.node(id_)) is not None:
             finish(self._file, book, node, self._rooms, self._clock)
 
-    def freeze(self, id_: str) -> None:
+    def pause(self, id_: str) -> None:
         """Stop (SIGSTOP) all processes of a node, as when its machine hangs. Raises ``ClusterError``."""
         self._hold(id_, True)
 
-    def thaw(self, id_: str) -> None:
-        """Let a frozen node go on. Raises ``ClusterError``."""
+    def resume(self, id_: str) -> None:
+        """Resume (SIGCONT) a paused node. Raises ``ClusterError``."""
         self._hold(id_, False)
 
     def add(self, pool: str, count: int = 1) -> int:
@@ -69,7 +69,7 @@ class FaultInjector(Handle):
 
         def change(book: LocalFleetState) -> LocalFleetState:
             plan = book.plans[pool]
-            nodes = min(max(plan.nodes + count, found.least), found.most)
+            nodes = min(max(plan.nodes + count, found.min_nodes), found.max_nodes)
             later = book.planned(pool, nodes=nodes, reason="by hand", again=0.0)
             return changes.cancel(later, pool).short(self._clock.now())
 
@@ -78,19 +78,19 @@ class FaultInjector(Handle):
             self._ensure_keeper()
         return book.plans[pool].nodes
 
-    def shut(self, pool: str, seconds: float) -> None:
-        """Let a pool get no node for ``seconds``, as when a market has no capacity; 0: let it get some again."""
+    def outage(self, pool: str, seconds: float) -> None:
+        """Simulate a capacity outage: ``pool`` gets no node for ``seconds``; 0 ends it. Raises ``OptionError``."""
         if not 0 <= seconds < float("inf"):
             raise OptionError(f"seconds must be >= 0 and finite; got {seconds}")
         known(self.book, pool)
-        self._change(lambda book: book.planned(pool, shut=self._clock.now() + seconds))
+        self._change(lambda book: book.planned(pool, outage=self._clock.now() + seconds))
 
     def _hold(self, id_: str, still: bool) -> None:
         """Stop a node's processes or let them go on, and wait, bounded, until that shows."""
         book = self.book
         node = book.there(id_)
         room = self._room(node)
-        room.freeze(book, node, still)
+        room.pause(book, node, still)
         end = self._clock.now() + _HELD
-        while room.frozen(node) != still and self._clock.now() < end:
+        while room.paused(node) != still and self._clock.now() < end:
             self._clock.sleep(POLL)

@@ -113,7 +113,8 @@ class LocalFleet(FaultInjector):
             running = ", ".join(fleet.name for fleet in begin.list_fleets()) or "none"
             option = "" if name == "local" else f" --name {name}"
             raise ClusterError(
-                f"there is no local fleet {name!r} (running: {running}); start it: ebbflow nodes up{option}"
+                f"there is no local fleet {name!r} (running: {running}); "
+                f"start it: ebbflow local up --spark 2 --gpu 2{option}"
             )
         return cls(file, book.uid, clock, hazard=hazard)
 
@@ -176,6 +177,19 @@ class LocalFleet(FaultInjector):
                 if (node := book.node(ask.of)) is not None:
                     finish(self._file, book, node, self._rooms, self._clock)
             return replace(said, epoch=self.book.epoch)
+
+    def remove(self, pool: str, count: int = 1) -> tuple[str, ...]:
+        """Plan ``count`` nodes fewer in a pool, within its limits, and terminate its newest nodes; return their ids.
+
+        Raises ``OptionError`` for an unknown pool, ``ClusterError`` for a node that outlives SIGKILL.
+        """
+        known(self.book, pool)
+        fewer = self.book.plans[pool].nodes - self.add(pool, -count)
+        there = [node for node in self.view() if node.pool == pool and node.state != "ending"]
+        ids = tuple(node.id for node in sorted(there, key=lambda node: node.since)[len(there) - fewer :])
+        if ids:
+            self.terminate(ids)
+        return ids
 
     def repair(self, *, dry_run: bool = False) -> ApplyResult:
         """Start another keeper where there is none: it does the rest, as it does all the time."""

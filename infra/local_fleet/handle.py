@@ -94,10 +94,10 @@ class Handle:
             return ""
         return book.ended(id_) or "there is no such node"
 
-    def frozen(self, id_: str) -> bool:
+    def paused(self, id_: str) -> bool:
         """Tell whether a node stands still."""
         node = self.book.node(id_)
-        return node is not None and self._room(node).frozen(node)
+        return node is not None and self._room(node).paused(node)
 
     def view(self) -> tuple[NodeView, ...]:
         """Return all nodes, those that start too, with what runs on them."""

@@ -28,7 +28,7 @@ class Hosts(Protocol):
     @property
     def book(self) -> LocalFleetState: ...
     def lost(self, id_: str, /) -> str: ...
-    def frozen(self, id_: str, /) -> bool: ...
+    def paused(self, id_: str, /) -> bool: ...
     def left_over(self, app: str) -> tuple[marks.Occupant, ...]: ...
 
 
@@ -54,7 +54,11 @@ class FleetNodes(LocalNodes):
         clock: Clock | None = None,
     ) -> None:
         self._fleet, self.app, self._grace = fleet, app, grace
-        cpus = [pool.cpus for pool in fleet.book.pools if pool.kind == "gpu" and pool.cpus is not None]
+        cpus = [
+            pool.cpus_per_slot
+            for pool in fleet.book.pools
+            if pool.kind == "gpu" and pool.cpus_per_slot is not None
+        ]
         capped = bool(cpus) and cgroups.find_controller() is not None
         super().__init__(
             logs,
@@ -148,7 +152,7 @@ class FleetNodes(LocalNodes):
             raise ClusterError(
                 f"no process is started on {name}: interruption pending, it terminates in {left:.0f} s"
             )
-        if self._fleet.frozen(name):
+        if self._fleet.paused(name):
             raise ClusterError(f"no process is started on {name}: it is paused (SIGSTOP)")
         return book, node
 
@@ -156,6 +160,6 @@ class FleetNodes(LocalNodes):
         book = self._fleet.book
         node = book.node(name)
         pool = book.pool(node.pool) if node is not None else None
-        if pool is None or pool.cpus is None:
+        if pool is None or pool.cpus_per_slot is None:
             return float(os.cpu_count() or 1)
-        return pool.cpus * slots
+        return pool.cpus_per_slot * slots

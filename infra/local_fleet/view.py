@@ -13,7 +13,7 @@ from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model.capacity import Market
 from ebbflow.planners.model.fleet import Offer
 
-NodeState = Literal["starting", "alive", "noticed", "frozen", "ending"]
+NodeState = Literal["starting", "alive", "noticed", "paused", "ending"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +67,8 @@ def _state(node: LocalNode, room: NodeProvider) -> NodeState:
         return "ending"
     if node.phase == "starting":
         return "starting"
-    if room.frozen(node):
-        return "frozen"
+    if room.paused(node):
+        return "paused"
     return "alive" if node.deadline is None else "noticed"
 
 

@@ -1,4 +1,4 @@
-"""Nodes of this machine: each a session of processes of its own that can be killed, frozen and given notice."""
+"""Nodes of this machine: each a session of processes of its own that can be killed, paused and given notice."""
 
 import contextlib
 import os
@@ -136,7 +136,7 @@ class LocalNodes:
             self._settle(record)
             return record.ended if self._gone(record) else ""
 
-    def frozen(self, name: str) -> bool:
+    def paused(self, name: str) -> bool:
         """Tell whether the node's first process is stopped."""
         with self._lock:
             record = self._nodes.get(name)
@@ -188,12 +188,12 @@ class LocalNodes:
         self._known(name)
         self._take(name, "killed")
 
-    def freeze(self, name: str) -> None:
+    def pause(self, name: str) -> None:
         """Stop (SIGSTOP) all processes of a node, as when its machine hangs. Raises ``ClusterError``."""
         self._signal(name, signal.SIGSTOP)
 
-    def thaw(self, name: str) -> None:
-        """Let a frozen node go on. Raises ``ClusterError``."""
+    def resume(self, name: str) -> None:
+        """Let a paused node go on. Raises ``ClusterError``."""
         self._signal(name, signal.SIGCONT)
 
     def notice(self, name: str, seconds: float) -> float:

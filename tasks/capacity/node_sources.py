@@ -70,7 +70,7 @@ class PricedSource:
 
 log = logging.getLogger(__name__)
 
-SOURCES = "local[:NAME], aws[:FILE], spark://HOST:PORT, cluster[:NAME]"
+SOURCES = "local[:NAME], aws[:FILE], spark://HOST:PORT"
 _STAYS = 60.0  # s between notes of what nodes cost
 _REGISTER = 0.0  # s to wait for a node that Systems Manager does not know: an eviction is tried again anyway
 
@@ -219,18 +219,6 @@ class _SparkMaster:
         return request.source
 
 
-class _SparkCluster(_SparkMaster):
-    """The workers of a Spark cluster of this machine."""
-
-    def check(self, request: CapacityRequest, clock: Clock) -> None:
-        self.url(request)
-
-    def url(self, request: CapacityRequest) -> str:
-        from ebbflow.infra.spark.cluster.cluster import LocalSparkCluster
-
-        return LocalSparkCluster.attach(request.source.partition(":")[2] or "default").master_url
-
-
 class _Aws:
     """The pools of a fleet on AWS."""
 
@@ -290,7 +278,6 @@ NODE_SOURCES: Mapping[str, NodeSource] = {
     "local": _Local(),
     "aws": _Aws(),
     "spark": _SparkMaster(),
-    "cluster": _SparkCluster(),
 }
 
 

@@ -16,33 +16,22 @@ from ebbflow.infra.elastic.apps.kmeans import KMeans
 from ebbflow.infra.elastic.apps.lda import Lda
 from ebbflow.infra.elastic.apps.mlr import Mlr
 from ebbflow.planners.errors import OptionError
-from ebbflow.planners.model.numbers import UNSIGNED, parse_duration
 from ebbflow.tasks.elastic.data import check_data
+from ebbflow.tasks.faults import Fault, Grammar
 
 APPS = ("mlr", "kmeans", "lda")
 DEMO = "demo"
-_AT = re.compile(rf"({UNSIGNED}s):(?:([0-9]{{1,4}})|(kill|leave):(n[0-9]{{1,9}}))")
+FAULTS = Grammar("an elastic job", ("resize", "kill", "leave"), example="3s:resize:4", max_count=9999)
+_WORKER = re.compile(r"n[0-9]{1,9}")
 _LOOK = 0.05  # seconds between looks at the job
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
-    """Something to do to the workers ``at`` seconds after the start."""
-
-    at: float
-    workers: int | None = None  # scale to
-    kill: str | None = None
-    leave: str | None = None
-
-
-def parse_change(text: str) -> Change:
-    """Return the change that ``10s:4``, ``20s:kill:n1`` or ``20s:leave:n1`` describes. Raises ``OptionError``."""
-    found = _AT.fullmatch(text)
-    if not found:
-        raise OptionError(f"a change looks like 10s:4, 20s:kill:n1 or 30s:leave:n2; got {text!r}")
-    at, workers, what, name = found.groups()
-    after = parse_duration(at)
-    return Change(after, workers=int(workers)) if workers else Change(after, **{what: name})
+def parse_fault(text: str) -> Fault:
+    """Return the fault of ``10s:resize:4``, ``20s:kill:n1`` or ``20s:leave:n1``. Raises ``OptionError``."""
+    fault = FAULTS.parse(text)
+    if fault.target and not _WORKER.fullmatch(fault.target):
+        raise OptionError(f"workers are called n1, n2, ...; got {fault.target!r:.60} in {text!r:.120}")
+    return fault
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +45,7 @@ class ElasticRequest:
     iterations: int = 200
     staleness: int = 0  # of mlr
     workers: int = 2
-    changes: Sequence[Change] = ()
+    faults: Sequence[Fault] = ()
     folder: str | None = None
     resume: bool = False
     restart: bool = False  # with resume: from the beginning where no snapshot is whole
@@ -74,9 +63,6 @@ class ElasticRequest:
             raise OptionError("restart goes with resume; a new job begins at the beginning anyway")
         if self.staleness < 0:
             raise OptionError(f"staleness must be >= 0; got {self.staleness}")
-        for change in self.changes:
-            if change.workers is not None and change.workers < 1:
-                raise OptionError("at least one worker must stay; got 0")
 
     def application(self, data: str) -> Application:
         """Return the application on the file ``data``."""
@@ -133,10 +119,10 @@ def run_elastic(
         resume=request.resume,
         restart=request.restart,
     ) as job:
-        start, changes = clock.now(), sorted(request.changes, key=lambda change: change.at)
+        start, faults = clock.now(), sorted(request.faults, key=lambda fault: fault.after)
         while not job.ended:
-            while changes and clock.now() - start >= changes[0].at:
-                _apply(job, changes.pop(0))
+            while faults and clock.now() - start >= faults[0].after:
+                _inject(job, faults.pop(0))
             told = _tell(job.events(), told, start, say)
             clock.sleep(_LOOK)
         result = job.result(1.0)
@@ -144,12 +130,12 @@ def run_elastic(
     return _report(request, application, result, start)
 
 
-def _apply(job: ElasticJob, change: Change) -> None:
-    if change.workers is not None:
-        job.scale_to(change.workers)
-    elif change.leave:
-        job.leave(change.leave)
-    elif change.kill and (pid := job.workers().get(change.kill)):
+def _inject(job: ElasticJob, fault: Fault) -> None:
+    if fault.verb == "resize":
+        job.scale_to(fault.count)
+    elif fault.verb == "leave":
+        job.leave(fault.target)
+    elif pid := job.workers().get(fault.target):
         os.kill(pid, signal.SIGKILL)
 
 

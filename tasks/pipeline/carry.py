@@ -204,7 +204,7 @@ class Carrier:
             request,
             training_spec(request, **given),
             self._site.ledger,
-            self._pool(attempt, request.grace),
+            self._pool(attempt, request.termination_grace),
             clock=self._clock,
             stop=attempt.stop,
             save=self._save,
@@ -226,19 +226,19 @@ class Carrier:
         request = search_request(attempt.step, self._pipeline, places, attempt.fill, attempt.app)
         request = replace(request, restart=self._restart)
         if self._save is not None:
-            request = replace(request, grace=min(request.grace, self._save))
+            request = replace(request, termination_grace=min(request.termination_grace, self._save))
         report = run_tuning_app(
             request,
             tuning_spec(request, **self._fields(attempt)),
             self._site.ledger,
-            self._pool(attempt, request.grace),
+            self._pool(attempt, request.termination_grace),
             lambda text: self._say(f"{attempt.step.label}: {text}"),
             clock=self._clock,
             stop=attempt.stop,
             rules=self._rules(),
             make=self._site.make,
         )
-        results = {"folder": request.search_folder}
+        results = {"folder": request.run_folder}
         details: dict[str, Any] = {"trials": len(report.trials)}
         best = report.best
         if best is not None:

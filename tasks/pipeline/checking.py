@@ -63,9 +63,9 @@ def check_surroundings(
         check.environment(step)
         check.packages(step)
         check.team(step)
-        spill = str(step.options.get("spill") or "")
+        spill = str(step.options.get("spill_dir") or "")
         if spill and "://" not in spill:
-            check.directory(step.path, "spill", spill)
+            check.directory(step.path, "spill_dir", spill)
     check.queries(left)
     check.cluster()
     return tuple(check.unchecked)

@@ -1,4 +1,4 @@
-"""Carries out the faults that a pipeline's file asks for, on nodes of this machine."""
+"""Injects the faults of a pipeline's file into the nodes of this machine."""
 
 from collections.abc import Callable, Iterator, Sequence
 
@@ -10,6 +10,7 @@ from ebbflow.planners.errors import EbbflowError
 from ebbflow.planners.model.ledger import OVER
 from ebbflow.planners.model.ledger_state import State
 from ebbflow.tasks.faults import Fault, Schedule
+from ebbflow.tasks.nodes import OF_POOLS, inject, states_of
 
 _LOOK = 0.2  # s
 
@@ -47,33 +48,34 @@ def schedule_of(
                 for fault in list(left):
                     since = began.get(apps(fault.step) if fault.step else "")
                     if since is not None and now >= since + fault.after:
-                        _do(fault, _chosen(fault.of, fleet, state), fleet, say)
+                        _do(fault, _chosen(fault, fleet, state), fleet, say)
                         left.remove(fault)
             except (LedgerError, ClusterError):
                 continue  # it is looked at again; the loop says what is wrong with it
 
-    return Schedule(clock, script(), patience=30.0)
+    return Schedule(clock, script(), timeout=30.0)
 
 
-def _do(fault: Fault, node: str | None, fleet: LocalFleet, say: Callable[[str], None]) -> None:
-    if node is None:
-        say(f"scripted: there is no node of {fault.of} to take away")
+def _do(fault: Fault, target: str | None, fleet: LocalFleet, say: Callable[[str], None]) -> None:
+    if target is None:
+        say(
+            f"scripted: {fault.verb} is skipped: no node of {fault.target} is {' or '.join(states_of(fault.verb))}"
+        )
         return
-    say(f"scripted: {fault.told(node)}")
+    say(f"scripted: {fault.describe(target)}")
     try:
-        if fault.kind == "kill":
-            fleet.kill(node)
-        else:
-            fleet.notice(node, fault.seconds)
+        inject(fault, target, fleet)
     except EbbflowError as error:
-        say(f"scripted: that did not work: {error}")
+        say(f"scripted: fault not injected: {error}")
 
 
-def _chosen(name: str, fleet: LocalFleet, state: State) -> str | None:
-    """Return the node that ``name`` means now; ``None`` where there is none."""
-    view = [node for node in fleet.view() if node.state == "alive"]
-    if any(node.id == name for node in view):
-        return name
+def _chosen(fault: Fault, fleet: LocalFleet, state: State) -> str | None:
+    """Return the node or pool that ``fault`` means now; ``None`` where there is none."""
+    if fault.verb in OF_POOLS:
+        return fault.target
+    view = [node for node in fleet.view() if node.state in states_of(fault.verb)]
+    if any(node.id == fault.target for node in view):
+        return fault.target
     leased = {slot.node for slot in state.booked}
-    found = [node for node in view if node.pool == name]
+    found = [node for node in view if node.pool == fault.target]
     return max(found, key=lambda node: (node.id in leased, node.since)).id if found else None

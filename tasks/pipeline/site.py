@@ -122,7 +122,7 @@ def _local(
         ledger = stack.enter_context(Ledger.open(str(folder / LEDGER), cluster=run, clock=clock))
         words = ", ".join(f"{pool.start} {pool.name}" for pool in cluster.pools)
         say(f"starting nodes of this machine: {words}")
-        boot = max((pool.boot for pool in cluster.pools), default=0.0)
+        boot = max((pool.provision_time for pool in cluster.pools), default=0.0)
         fleet = stack.enter_context(
             LocalFleet.start(cluster.pools, run, hazard=learn, wait=_UP + boot, clock=clock)
         )

@@ -42,7 +42,8 @@ class QueryRequest:
         "spark", "Engine that runs the stages: spark, or duckdb (embedded, needs no Java)"
     )
     master: str = option(
-        "local[2]", "Spark master: local[2], spark://host:7077, ...; 'cluster' is the one of cluster up"
+        "local[2]",
+        "Spark master: local[2], spark://host:7077, ...; local-fleet[:NAME] for that of ebbflow local up",
     )
     planner: PlannerName = option(
         "qoop",

@@ -38,7 +38,7 @@ class NullFaults:
     def _refuse(self, *_: object) -> NoReturn:
         raise ClusterError("scripted faults are for nodes of this machine: --nodes local:NODESxGPUS")
 
-    kill = notice = freeze = thaw = _refuse
+    kill = notice = pause = resume = _refuse
 
 
 class ShippingTrainer(TorchTrainer):
@@ -96,9 +96,9 @@ class AwsSite:
         return ShippingTrainer(
             self._nodes,
             self._cluster.settings.region,
-            logs=Path(LOGS) / request.id,
+            logs=Path(LOGS) / request.run_id,
             decide=decide,
-            patience=max(request.wait_limit, 1e-3),
+            patience=max(request.node_timeout, 1e-3),
             form=FORM,
             on_report=hear,
         )

@@ -1,4 +1,4 @@
-"""Faults that happen to a training's nodes at set times, for demonstrations and tests: ``20s:kill:node-2``."""
+"""Faults of a training's nodes at set times, for demonstrations and tests: ``20s:kill:node-2``."""
 
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -7,32 +7,22 @@ from ebbflow.infra.clock import Clock
 from ebbflow.tasks.faults import Fault, Grammar, Schedule, scripted
 
 FAULTS = Grammar(
-    "a scripted fault looks like 20s:kill:node-2, 35s:notice:node-1:10s, 40s:freeze:node-1, 45s:thaw:node-1, "
-    "50s:add:1 or 60s:remove:1",
-    {
-        "kill": "WHOM",
-        "notice": "WHOM:SECONDS",
-        "freeze": "WHOM",
-        "thaw": "WHOM",
-        "add": "COUNT",
-        "remove": "COUNT",
-    },
-    most=10_000,
+    "a training", ("kill", "notice", "pause", "resume", "add", "remove"), example="20s:kill:node-2"
 )
 
 
-class Faulty(Protocol):
-    """Nodes that things can happen to."""
+class FaultTarget(Protocol):
+    """Nodes that faults can be injected into."""
 
     def kill(self, name: str) -> None: ...
     def notice(self, name: str, seconds: float) -> float: ...
-    def freeze(self, name: str) -> None: ...
-    def thaw(self, name: str) -> None: ...
+    def pause(self, name: str) -> None: ...
+    def resume(self, name: str) -> None: ...
 
 
 def schedule_of(
     faults: Sequence[Fault],
-    nodes: Faulty,
+    nodes: FaultTarget,
     add: Callable[[int], object],
     remove: Callable[[int], object],
     say: Callable[[str], None],
@@ -40,19 +30,19 @@ def schedule_of(
 ) -> Schedule:
     """Return the schedule of ``faults``, which are in order of time.
 
-    ``add`` and ``remove`` change how many nodes there are; ``say`` hears of everything.
+    ``add`` and ``remove`` change the number of nodes; ``say`` gets a line for each fault.
     """
     actions: dict[str, Callable[[Fault], object]] = {
-        "kill": lambda fault: nodes.kill(fault.of),
-        "notice": lambda fault: nodes.notice(fault.of, fault.seconds),
-        "freeze": lambda fault: nodes.freeze(fault.of),
-        "thaw": lambda fault: nodes.thaw(fault.of),
+        "kill": lambda fault: nodes.kill(fault.target),
+        "notice": lambda fault: nodes.notice(fault.target, fault.seconds),
+        "pause": lambda fault: nodes.pause(fault.target),
+        "resume": lambda fault: nodes.resume(fault.target),
         "add": lambda fault: add(fault.count),
         "remove": lambda fault: remove(fault.count),
     }
 
-    def do(fault: Fault) -> None:
-        say(f"scripted: {fault.told()}")
-        actions[fault.kind](fault)
+    def inject(fault: Fault) -> None:
+        say(f"scripted: {fault.describe()}")
+        actions[fault.verb](fault)
 
-    return Schedule(clock, scripted(clock, faults, do, lambda line: say(f"scripted: {line}")))
+    return Schedule(clock, scripted(clock, faults, inject, lambda line: say(f"scripted: {line}")))

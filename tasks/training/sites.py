@@ -10,7 +10,7 @@ from ebbflow.infra.packages import require
 from ebbflow.infra.protocols import Decide, Trainer
 from ebbflow.infra.training.process.channel import Report
 from ebbflow.tasks.training.capacity import Nodes
-from ebbflow.tasks.training.faults import Faulty
+from ebbflow.tasks.training.faults import FaultTarget
 from ebbflow.tasks.training.request import TrainingRequest
 
 
@@ -18,7 +18,7 @@ class Site(Protocol):
     """Where a run takes place: its nodes, and the launcher on them."""
 
     @property
-    def nodes(self) -> Faulty:
+    def nodes(self) -> FaultTarget:
         """Return what scripted faults happen to."""
         ...
 
@@ -33,10 +33,10 @@ class LocalSite:
     def __init__(self, request: TrainingRequest) -> None:
         from ebbflow.infra.training.local_nodes import LocalNodes
 
-        self._pool = LocalNodes(cpus=request.cpus, grace=request.grace)
+        self._pool = LocalNodes(cpus=request.cpus_per_slot, grace=request.termination_grace)
 
     @property
-    def nodes(self) -> Faulty:
+    def nodes(self) -> FaultTarget:
         return self._pool
 
     def trainer(self, request: TrainingRequest, decide: Decide, hear: Callable[[Report], None]) -> Trainer:
@@ -44,7 +44,7 @@ class LocalSite:
 
         logs = request_logs(request)
         return TorchTrainer(
-            self._pool, logs=logs, decide=decide, patience=max(request.wait_limit, 1e-3), on_report=hear
+            self._pool, logs=logs, decide=decide, patience=max(request.node_timeout, 1e-3), on_report=hear
         )
 
 
@@ -70,11 +70,11 @@ def open_site(
     from ebbflow.tasks.training.aws import AwsSite
 
     with opened(FleetRequest(), clock) as cluster, AwsSite(request, cluster, clock) as site:
-        yield site, site.take(request.wait_limit)
+        yield site, site.take(request.node_timeout)
 
 
 def request_logs(request: TrainingRequest) -> Path | None:
     """Return where the processes' logs go; ``None``: into the run's folder, which is local."""
     from ebbflow.infra.storage.files import home
 
-    return home() / "run-logs" / request.id if "://" in request.folder else None
+    return home() / "run-logs" / request.run_id if "://" in request.runs_dir else None

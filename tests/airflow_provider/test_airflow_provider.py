@@ -140,7 +140,7 @@ def test_apps_of_a_cluster_run_on_its_leases_and_give_them_back_when_they_are_en
     airflow: Airflow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("EBBFLOW_HOME", airflow.environment["EBBFLOW_HOME"])  # where fleets are found
-    pools = [LocalPool("gpu", "gpu", initial=1, most=1)]
+    pools = [LocalPool("gpu", "gpu", initial=1, max_nodes=1)]
     with (
         Ledger.open(str(airflow.ledger), cluster="test") as ledger,
         LocalFleet.start(pools, "airflow-test") as fleet,

@@ -63,8 +63,7 @@ def test_every_option_that_takes_a_value_has_cases() -> None:
 def test_the_arguments_to_start_from_are_right(workplace: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise the cases would show nothing: each must be refused for what is bad in it."""
     needed = (
-        "cluster",
-        "nodes",
+        "local",
         "fleet",
         "report",
         "capacity s",
@@ -106,7 +105,7 @@ _QUIET = (
     "simulate training",
     "capacity",
     "apps",
-    "nodes status",
+    "local status",
     "report",
 )
 

@@ -12,8 +12,8 @@ name: shop
 cluster:
   local:
     pools:
-      gpu: {kind: gpu, nodes: 1, most: 2, price: 0.9}
-    at: [fit+5s:kill:gpu]
+      gpu: {kind: gpu, nodes: 1, max_nodes: 2, price: 0.9}
+    faults: [fit+5s:kill:gpu]
 teams:
   research: {weight: 1}
 queries:
@@ -212,9 +212,9 @@ class Workplace:
 
         RunFolder(place / "runs", "mine").begin(read_pipeline(place / "pipeline.yaml"), {}, 0.0)
         script = str(place / "script.py")
-        TrainingRequest(script, id="mine", folder=str(place / "trainings")).save()
+        TrainingRequest(script, run_id="mine", runs_dir=str(place / "trainings")).save()
         space = read_space(place / "space.yaml")
-        TuningRequest(script, space, "accuracy", id="mine", folder=str(place / "searches")).save()
+        TuningRequest(script, space, "accuracy", run_id="mine", runs_dir=str(place / "tunings")).save()
 
 
 def _copied(source: str, target: str) -> object:

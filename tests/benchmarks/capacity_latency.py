@@ -344,9 +344,9 @@ def tables(folder: Path, rows: int) -> None:
 def measure(times: int, rows: int, *, query: bool) -> dict[str, list[float]]:
     """Return all times of each figure, s."""
     spawn = multiprocessing.get_context("spawn")
-    pools = [LocalPool("gpu", "gpu", slots=2, initial=2, most=4)]
+    pools = [LocalPool("gpu", "gpu", slots=2, initial=2, max_nodes=4)]
     if query:
-        pools.append(LocalPool("sql", "spark", cores=1, memory=1.0, initial=2, most=4))
+        pools.append(LocalPool("sql", "spark", cores=1, memory=1.0, initial=2, max_nodes=4))
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         os.environ["EBBFLOW_HOME"] = str(folder / "home")

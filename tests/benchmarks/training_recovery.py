@@ -1,7 +1,7 @@
 """How long a run under the launcher does not train after a fault, why, and what it loses.
 
 Run from the repository root: ``python -m tests.benchmarks.training_recovery --out DIR [--repetitions 10]``. Two nodes
-of this machine train; one of them is killed (SIGKILL to all its processes), frozen (SIGSTOP) or given notice, and the
+of this machine train; one of them is killed (SIGKILL to all its processes), paused (SIGSTOP) or given notice, and the
 run goes on on the other. Writes ``training_recovery.json`` and ``training_recovery.svg``.
 """
 
@@ -55,7 +55,7 @@ class Bench:
             self.nodes, hang=HangRule(stopped=STOPPED), replace=False, stragglers=False
         )
         self.names = {"node-1", "node-2"}
-        settings = RunSettings(checkpoint_every=30.0, adaptive=False)
+        settings = RunSettings(checkpoint_interval=30.0, adaptive=False)
         job = TrainingJob("recovery", str(SCRIPT), (str(self.notes),), str(folder / "run"), settings)
         self.trainer.launch(job, {"node-1": 1, "node-2": 1})
         self.await_training(1)
@@ -69,7 +69,7 @@ class Bench:
         if fault == "SIGKILL":
             self.nodes.kill(victim)
         elif fault == "SIGSTOP":
-            self.nodes.freeze(victim)
+            self.nodes.pause(victim)
         else:
             self.nodes.notice(victim, NOTICE)
         after = before.generation + 1

@@ -177,11 +177,11 @@ class Injector:
             one.why_not = "no such node was there"
             return
         one.victim = node.id
-        self.scene.fleet.freeze(node.id)
+        self.scene.fleet.pause(node.id)
         one.proof = f"SIGSTOP to all on it for {fault.seconds:g} s"
         self._stop.wait(fault.seconds)
         try:
-            self.scene.fleet.thaw(node.id)
+            self.scene.fleet.resume(node.id)
         except InfraError as error:
             one.proof += f"; then it was gone: {error}"
 

@@ -177,7 +177,14 @@ def pools(script: Script) -> list[LocalPool]:
     price = {"price": 0.9, "on_demand_price": 3.0}
     found = [
         LocalPool(
-            POOLS["gpu"], "gpu", slots=1, initial=2, least=1, most=3, instance_type="local-gpu", **price
+            POOLS["gpu"],
+            "gpu",
+            slots=1,
+            initial=2,
+            min_nodes=1,
+            max_nodes=3,
+            instance_type="local-gpu",
+            **price,
         )
     ]
     if script.spark:
@@ -188,8 +195,8 @@ def pools(script: Script) -> list[LocalPool]:
                 cores=1,
                 memory=2.0,
                 initial=2,
-                least=1,
-                most=3,
+                min_nodes=1,
+                max_nodes=3,
                 instance_type="local-sql",
             )
         )
@@ -291,7 +298,11 @@ def labs(scene: Scene, number: int, epochs: int, pause: float, trials: int) -> W
         tune = _training(scene, Training("tune", "pairs", "balance", "twice", 3, 0.05))
         content["searches"] = {
             "tune": {
-                **{key: value for key, value in tune.items() if key not in ("canary", "back_off", "gpus")},
+                **{
+                    key: value
+                    for key, value in tune.items()
+                    if key not in ("preflight", "retry_backoff", "gpus")
+                },
                 "team": "labs",
                 "space": {"lr": {"log": [0.01, 0.3]}},
                 "metric": "r2",
@@ -326,10 +337,10 @@ def _training(scene: Scene, one: Training) -> dict[str, Any]:
         "arguments": arguments,
         "gpus": 1,
         "adaptive": False,
-        "checkpoint_every": "2s",
-        "grace": "5s",
-        "back_off": "2s",
-        "canary": "never",
+        "checkpoint_interval": "2s",
+        "termination_grace": "5s",
+        "retry_backoff": "2s",
+        "preflight": "never",
         "attempts": 50,
     }
 

@@ -201,11 +201,20 @@ def test_a_query_on_local_spark(tables: Path, tmp_path: Path) -> None:
 def test_a_query_on_a_local_cluster(tables: Path, tmp_path: Path) -> None:
     with mode(SPARK) as scene:
         try:
-            run(scene, tmp_path, "cluster", "up", "--workers", "2", "--memory", "1g", "--no-cpu-limit")
-            arguments = ("query", HEAVY, "--tables", tables, "--master", "cluster", "--store", tmp_path / "s")
-            holds(scene, tmp_path, rows("ebbflow cluster up"), *arguments)
+            run(scene, tmp_path, "local", "up", "--spark", "2", "--memory", "1g")
+            arguments = (
+                "query",
+                HEAVY,
+                "--tables",
+                tables,
+                "--master",
+                "local-fleet",
+                "--store",
+                tmp_path / "s",
+            )
+            holds(scene, tmp_path, rows("ebbflow local up --spark"), *arguments)
         finally:
-            run(scene, tmp_path, "cluster", "down")
+            run(scene, tmp_path, "local", "down", "--yes")
 
 
 @pytest.mark.processes
@@ -214,7 +223,7 @@ def test_a_training_on_local_nodes(tmp_path: Path) -> None:
     # ranks are forked from their node and show its command line; the node itself listens on nothing
     kinds = {"launcher.node": "rank", "ebbflow train": "launcher", "": "rank"}
     with mode(kinds) as scene:
-        arguments = ("train", script, "--nodes", "local:2x1", "--folder", tmp_path / "run")
+        arguments = ("train", script, "--nodes", "local:2x1", "--runs-dir", tmp_path / "run")
         wanted = rows("training on local nodes")
         holds(scene, tmp_path, wanted, *arguments, "--", "--epochs", "5000")
 
@@ -232,13 +241,13 @@ def test_a_capacity_loop_on_local_nodes_and_the_page_of_its_ledger(tmp_path: Pat
     ledger = tmp_path / "ledger.sqlite"
     with mode({"ebbflow report": "the command"}) as scene:
         try:
-            run(scene, tmp_path, "nodes", "up", "--gpu", "1", "--slots", "1")
+            run(scene, tmp_path, "local", "up", "--gpu", "1", "--slots", "1")
             loop = ("capacity", "start", "--source", "local", "--cluster", "lab", "--ledger", ledger)
             watched(scene, tmp_path, *loop, until=lambda said: "gpu-1" in said)
             page = ("report", "0", "--serve", "--ledger", ledger, "--cluster", "lab")
             holds(scene, tmp_path, rows("ebbflow report --serve"), *page)
         finally:
-            run(scene, tmp_path, "nodes", "down")
+            run(scene, tmp_path, "local", "down", "--yes")
 
 
 @pytest.mark.prefect

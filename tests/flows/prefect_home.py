@@ -30,7 +30,7 @@ name: digits
 cluster:
   local:
     pools:
-      gpu: {kind: gpu, nodes: 1, least: 0, most: 1}
+      gpu: {kind: gpu, nodes: 1, min_nodes: 0, max_nodes: 1}
 trainings:
   fit: {script: SCRIPT, arguments: [--epochs, "2000"]}
 loop: {lease_duration: 20s, auction_interval: 5s}

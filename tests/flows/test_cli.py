@@ -18,17 +18,17 @@ from flowcases import COMMAND, JOINED, PATIENCE, eventually, run_cli
 from typer.testing import CliRunner
 
 from ebbflow.flows import cli
-from ebbflow.flows.nodes import spark as cluster_cli
+from ebbflow.flows.nodes import cli as local_cli
 from ebbflow.flows.query import cli as query_cli
 from ebbflow.flows.setup import doctor
 from tests.prefect_database import with_database
 
 COMMANDS = [
     *(["ebbflow", c.name or c.callback.__name__] for c in cli.app.registered_commands if c.callback),
-    ["ebbflow", "cluster"],
+    ["ebbflow", "local"],
     *(
-        ["ebbflow", "cluster", c.name or c.callback.__name__]
-        for c in cluster_cli.app.registered_commands
+        ["ebbflow", "local", c.name or c.callback.__name__]
+        for c in local_cli.app.registered_commands
         if c.callback
     ),
 ]
@@ -80,7 +80,7 @@ def test_examples_name_commands_and_options_that_exist() -> None:
         shown = CliRunner().invoke(cli.app, [*command[1:], "--help"], env={"COLUMNS": "160"}).output
         for example in re.findall(r"^ +ebbflow (.*)", shown.split("Usage:")[1].partition("\n")[2], re.M):
             words = example.split("  ")[0].split(" -- ")[0].split()  # what follows is for a script
-            name = " ".join(words[:2]) if words[0] == "cluster" else words[0]
+            name = " ".join(words[:2]) if words[0] == "local" else words[0]
             assert name in known
             page = CliRunner().invoke(cli.app, [*name.split(), "--help"], env={"COLUMNS": "160"}).output
             assert {w for w in words if w.startswith("--")} <= set(re.findall(r"--[a-z-]+", page))
@@ -241,7 +241,7 @@ def test_a_bad_option_is_explained(option: list[str], message: str, tables: str,
     ("master", "message"),
     [
         ("spark://127.0.0.1:9", "no Spark master at spark://127.0.0.1:9"),
-        ("cluster", ".*start it: ebbflow cluster up$"),
+        ("local-fleet", ".*start it: ebbflow local up --spark 2 --gpu 2$"),
     ],
 )
 def test_a_master_that_is_not_there_is_explained(
@@ -390,14 +390,14 @@ def test_doctor_refuses_a_fastapi_that_breaks_prefect(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize(
-    "command", [["status"], ["add"], ["down"], ["kill", "worker-1"], ["notice", "worker-1"]]
+    "command", [["status"], ["add", "gpu"], ["down"], ["kill", "gpu-1"], ["notice", "gpu-1"]]
 )
-def test_a_cluster_command_without_a_cluster_says_how_to_start_one(
+def test_a_local_command_without_a_fleet_says_how_to_start_one(
     command: list[str], complaint: Complain
 ) -> None:
-    said = complaint("cluster", *command, "--name", "mine", status=1)
-    assert "there is no local cluster 'mine'" in said
-    assert "ebbflow cluster up --name mine" in said
+    said = complaint("local", *command, "--name", "mine", status=1)
+    assert "there is no local fleet 'mine'" in said
+    assert "ebbflow local up --spark 2 --gpu 2 --name mine" in said
 
 
 @pytest.mark.parametrize(

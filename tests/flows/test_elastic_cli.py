@@ -35,7 +35,7 @@ def test_a_small_run(
     ("arguments", "words"),
     [
         (("svm",), "applications are mlr, kmeans, lda; got 'svm'"),
-        (("mlr", "--at", "soon"), "a change looks like 10s:4"),
+        (("mlr", "--fault", "soon"), "a fault of an elastic job is TIME:VERB"),
         (("mlr", "--resume"), "resume needs the folder"),
         (("mlr", "--restart"), "restart goes with resume"),
     ],

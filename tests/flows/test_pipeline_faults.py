@@ -17,8 +17,8 @@ from tests.chaos.faketime import FakeTime
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 PIPELINE = {
     "name": "shop",
-    "cluster": {"local": {"pools": {"gpu": {"kind": "gpu", "nodes": 1, "most": 1}}}},
-    "trainings": {"fit": {"script": "fit.py", "grace": "20s", "canary": "never"}},
+    "cluster": {"local": {"pools": {"gpu": {"kind": "gpu", "nodes": 1, "max_nodes": 1}}}},
+    "trainings": {"fit": {"script": "fit.py", "termination_grace": "20s", "preflight": "never"}},
 }
 FIT = """
 import pathlib, sys, time

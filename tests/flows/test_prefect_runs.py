@@ -74,8 +74,8 @@ class TestCancelling:
             script=str(prefect.folder / "digits.py"),
             arguments=["--epochs", "5000"],
             nodes="local:2x1",
-            id="cancelled",
-            folder=str(tmp_path),
+            run_id="cancelled",
+            runs_dir=str(tmp_path),
         )
         eventually(lambda: len(processes(run)) >= 3, LONG)  # its own, and two of the training
         eventually(lambda: "epoch 1, step" in prefect.log(since), LONG)  # the metrics of an epoch
@@ -87,14 +87,14 @@ class TestCancelling:
 
     def test_a_search(self, prefect: Home, tmp_path: Path) -> None:
         run = prefect.run(
-            "search/search",
+            "tune/tune",
             script=str(prefect.folder / "digits.py"),
             space={"pause": {"float": [0.01, 0.02]}},
             arguments=["--epochs", "5000"],
             nodes="local:1x1",
             trials=3,
-            id="searched",
-            folder=str(tmp_path),
+            run_id="searched",
+            runs_dir=str(tmp_path),
         )
         eventually(lambda: len(processes(run)) >= 2, LONG)
         assert cancelled(prefect, run) < 2 * soon()
@@ -123,7 +123,7 @@ class TestCancelling:
 def test_a_training_on_leases_is_cancelled_killed_and_gone_on_with(prefect: Home, tmp_path: Path) -> None:
     file = str(tmp_path / "ledger.db")
     where = {"ledger": file, "cluster": "lab"}
-    fleet = LocalFleet.start([LocalPool("gpu", "gpu", least=2, most=2)], "lab")
+    fleet = LocalFleet.start([LocalPool("gpu", "gpu", min_nodes=2, max_nodes=2)], "lab")
     try:
         with Ledger.open(file, cluster="lab") as ledger:
             loop = prefect.run(
@@ -136,19 +136,19 @@ def test_a_training_on_leases_is_cancelled_killed_and_gone_on_with(prefect: Home
             given = {
                 "script": str(prefect.folder / "digits.py"),
                 "nodes": "local:2x1",
-                "folder": str(tmp_path / "runs"),
+                "runs_dir": str(tmp_path / "runs"),
                 "fleet": "local:lab",
                 **where,
             }
             # cancelled: its leases are free again
-            first = prefect.run("train/train", id="first", arguments=["--epochs", "5000"], **given)
+            first = prefect.run("train/train", run_id="first", arguments=["--epochs", "5000"], **given)
             eventually(lambda: _phase(ledger, "first") == "running", LONG)
             assert cancelled(prefect, first) < soon()
             assert seconds_until(lambda: not ledger.state().held("first")) < soon()
             assert _phase(ledger, "first") == "stopped"
 
             # killed with its worker: only the ledger can tell
-            second = prefect.run("train/train", id="second", arguments=["--epochs", "60"], **given)
+            second = prefect.run("train/train", run_id="second", arguments=["--epochs", "60"], **given)
             eventually(lambda: _phase(ledger, "second") == "running", LONG)
             resumed = _killed_and_gone_on_with(prefect, ledger, second, "second", "second")
             assert resumed["parameters"]["resume"] is True
@@ -174,7 +174,7 @@ def test_a_pipeline_on_a_cluster_that_is_there_is_killed_and_gone_on_with(
     }
     file.write_text(yaml.safe_dump(content))
     where = {"ledger": ledger_file, "cluster": "lab"}
-    fleet = LocalFleet.start([LocalPool("gpu", "gpu", least=1, most=1)], "lab")
+    fleet = LocalFleet.start([LocalPool("gpu", "gpu", min_nodes=1, max_nodes=1)], "lab")
     try:
         with Ledger.open(ledger_file, cluster="lab") as ledger:
             loop = prefect.run(
@@ -208,8 +208,8 @@ def test_a_training_goes_on_while_the_server_is_away(prefect: Home, tmp_path: Pa
         script=str(prefect.folder / "digits.py"),
         arguments=["--epochs", "200"],
         nodes="local:1x1",
-        id="alone",
-        folder=str(tmp_path),
+        run_id="alone",
+        runs_dir=str(tmp_path),
     )
     eventually(lambda: "epoch 1, step" in prefect.log(since), LONG)
     prefect.kill_server()
@@ -223,7 +223,7 @@ def test_a_training_goes_on_while_the_server_is_away(prefect: Home, tmp_path: Pa
 @pytest.mark.timeout(900)
 @pytest.mark.usefixtures("home")
 def test_a_loop_that_is_cancelled_stays_away_and_one_that_crashes_is_begun_again(prefect: Home) -> None:
-    fleet = LocalFleet.start([LocalPool("gpu", "gpu", least=1, most=1)], "spare")
+    fleet = LocalFleet.start([LocalPool("gpu", "gpu", min_nodes=1, max_nodes=1)], "spare")
     try:
         with Ledger.open(str(prefect.folder / "spare.db"), cluster="spare") as ledger:
 
@@ -267,7 +267,7 @@ def _automations(prefect: Home) -> None:
 @pytest.mark.usefixtures("home", "_automations")
 def test_a_loop_whose_machine_is_gone_is_marked_and_begun_again(prefect: Home) -> None:
     """Nobody is left to say that the run has crashed: its heartbeats stop, the automation marks it."""
-    fleet = LocalFleet.start([LocalPool("gpu", "gpu", least=1, most=1)], "spare")
+    fleet = LocalFleet.start([LocalPool("gpu", "gpu", min_nodes=1, max_nodes=1)], "spare")
     try:
         with Ledger.open(str(prefect.folder / "spare.db"), cluster="spare") as ledger:
             before = ledger.state().token

@@ -25,7 +25,7 @@ def test_a_pipeline_and_its_ledger_leave_nothing_that_others_can_read(
 ) -> None:
     file = tmp_path / "shop.yaml"
     file.write_text(
-        "name: shop\ncluster:\n  local: {pools: {gpu: {kind: gpu, nodes: 0, most: 1}}}\n"
+        "name: shop\ncluster:\n  local: {pools: {gpu: {kind: gpu, nodes: 0, max_nodes: 1}}}\n"
         "queries:\n  spent:\n    sql: SELECT customer, sum(price) AS total FROM orders GROUP BY customer\n"
         f"    tables: {tables}\n"
     )

@@ -14,7 +14,7 @@ from ebbflow.infra.spark.cluster.options import parse_memory
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model import names
 from ebbflow.planners.model.numbers import parse_duration, parse_gib, parse_number, parse_whole
-from ebbflow.tasks.elastic.run import parse_change
+from ebbflow.tasks.elastic.run import parse_fault
 from ebbflow.tasks.nodes import FAULTS as FLEET
 from ebbflow.tasks.training.faults import FAULTS as TRAINING
 
@@ -35,8 +35,8 @@ BAD = ("nan", "inf", "-inf", "1e309", "-1", "", " ", "x", "١٢", "1_0", "0x1", 
         lambda text: parse_capacity(f"memory={text}GiB"),
         lambda text: parse_capacity(f"nodes={text},cores={text}"),
         lambda text: parse_capacity(f"hazard={text}"),
-        lambda text: parse_change(f"{text}s:4"),
-        lambda text: parse_change(f"3s:{text}"),
+        lambda text: parse_fault(f"{text}s:resize:4"),
+        lambda text: parse_fault(f"3s:resize:{text}"),
         lambda text: TRAINING.parse(f"{text}s:kill:node-1"),
         lambda text: TRAINING.parse(f"3s:add:{text}"),
         lambda text: FLEET.parse(f"{text}s:kill:gpu"),

@@ -43,7 +43,8 @@ FLOORS = {
     "tasks": (
         "pipeline",
         "capacity simulation",
-        "report tuning nodes",
+        "report",
+        "tuning nodes",
         "training",
         "fleet",
         "query",

@@ -13,23 +13,28 @@ from tests.infra.local_fleet.quick_room import QuickFleet, there
 @pytest.mark.parametrize(
     ("text", "fault", "told"),
     [
-        ("20s:notice:gpu-2:5s", Fault(20, "notice", "gpu-2", 5), "notice to gpu-2: it leaves in 5 s"),
+        ("20s:notice:gpu-2:5s", Fault(20, "notice", "gpu-2", 5), "notice to gpu-2: it terminates in 5 s"),
         (
-            "20:advise:gpu:1.5s",
-            Fault(20, "advise", "gpu", 1.5),
-            "advice about gpu: it may leave in 1.5 s",
+            "20:recommend:gpu:1.5s",
+            Fault(20, "recommend", "gpu", 1.5),
+            "rebalance recommended for gpu: it may terminate in 1.5 s",
         ),
         ("30s:kill:spark-1", Fault(30, "kill", "spark-1"), "spark-1 is killed without notice"),
-        ("0.5s:freeze:gpu", Fault(0.5, "freeze", "gpu"), "gpu stands still"),
-        ("1s:thaw:gpu", Fault(1, "thaw", "gpu"), "gpu goes on"),
-        ("1s:add:gpu", Fault(1, "add", "gpu"), "1 more gpu node"),
-        ("1s:add:gpu:3", Fault(1, "add", "gpu", count=3), "3 more gpu nodes"),
-        ("1s:shut:gpu:9s", Fault(1, "shut", "gpu", 9), "there are no gpu nodes to be had for 9 s"),
+        ("0.5s:pause:gpu", Fault(0.5, "pause", "gpu"), "gpu is paused (SIGSTOP)"),
+        ("1s:resume:gpu", Fault(1, "resume", "gpu"), "gpu is resumed (SIGCONT)"),
+        ("1s:add:gpu", Fault(1, "add", "gpu"), "add 1 node to gpu"),
+        ("1s:add:gpu:3", Fault(1, "add", "gpu", count=3), "add 3 nodes to gpu"),
+        ("1s:remove:gpu:2", Fault(1, "remove", "gpu", count=2), "remove 2 nodes from gpu"),
+        (
+            "1s:outage:gpu:9s",
+            Fault(1, "outage", "gpu", 9),
+            "simulated capacity outage: gpu gets no node for 9 s",
+        ),
     ],
 )
 def test_a_fault_names_a_node_or_a_pool(text, fault, told):
     assert FAULTS.parse(text) == fault
-    assert fault.told() == told
+    assert fault.describe() == told
 
 
 @pytest.mark.parametrize(
@@ -37,26 +42,29 @@ def test_a_fault_names_a_node_or_a_pool(text, fault, told):
              "1s:kill:gpu:1", "1s:burn:gpu"],
 )  # fmt: skip
 def test_what_is_no_fault_is_refused_with_the_form(text):
-    with pytest.raises(OptionError, match=r"looks like 30s:kill:spark-1.*got"):
+    with pytest.raises(OptionError, match=r"such as 20s:notice:gpu-2:5s; its verbs are kill:NODE, .*got"):
         FAULTS.parse(text)
 
 
 def test_faults_happen_in_their_order_and_what_cannot_be_done_is_said(tmp_path):
-    quick = QuickFleet(tmp_path, [LocalPool("gpu", "gpu", initial=2, most=4)])
+    quick = QuickFleet(tmp_path, [LocalPool("gpu", "gpu", initial=2, max_nodes=4)])
     quick.until(lambda book: len(there(book)) == 2)
-    said, texts = [], ["0.3s:kill:gpu-9", "0.2s:add:gpu:9", "0s:freeze:gpu", "0.1s:kill:gpu", "0.4s:thaw:gpu"]
+    said, texts = (
+        [],
+        ["0.3s:kill:gpu-9", "0.2s:add:gpu:9", "0s:pause:gpu", "0.1s:kill:gpu", "0.4s:resume:gpu"],
+    )
     faults = schedule_of([FAULTS.parse(t) for t in texts], quick.fleet, said.append, SystemClock())
     faults.begin()
     faults.wait()
     faults.end()
     assert said[:4] == [
-        "scripted: gpu-1 stands still",
+        "scripted: gpu-1 is paused (SIGSTOP)",
         "scripted: gpu-2 is killed without notice",
-        "scripted: 9 more gpu nodes",
+        "scripted: add 9 nodes to gpu",
         "scripted: gpu-9 is killed without notice",
     ]
-    assert said[4].startswith("scripted: that did not work: there is no node 'gpu-9'")
-    assert said[5:] == ["scripted: gpu-1 goes on"]
+    assert said[4].startswith("scripted: fault not injected: there is no node 'gpu-9'")
+    assert said[5:] == ["scripted: gpu-1 is resumed (SIGCONT)"]
     assert quick.fleet.lost("gpu-2") == "killed without notice"
     assert quick.fleet.book.plans["gpu"].nodes == 4
     quick.close()

@@ -58,11 +58,11 @@ class NodeProvider(Protocol):
         """Tell what runs on a node that it will be ended; may be called again and again. Raises ``ClusterError``."""
         ...
 
-    def freeze(self, book: LocalFleetState, node: LocalNode, still: bool) -> None:
+    def pause(self, book: LocalFleetState, node: LocalNode, still: bool) -> None:
         """Stop all processes of a node, or let them go on."""
         ...
 
-    def frozen(self, node: LocalNode) -> bool:
+    def paused(self, node: LocalNode) -> bool:
         """Tell whether a node stands still."""
         ...
 
@@ -113,11 +113,11 @@ class GpuNodeProvider:
 
         tell(book.uid, node.id, deadline + shift(time.time(), self._clock))  # they go by the wall's
 
-    def freeze(self, book: LocalFleetState, node: LocalNode, still: bool) -> None:
+    def pause(self, book: LocalFleetState, node: LocalNode, still: bool) -> None:
         """See ``NodeProvider``."""
         marks.send(marks.below(book.uid, node.id), signal.SIGSTOP if still else signal.SIGCONT)
 
-    def frozen(self, node: LocalNode) -> bool:
+    def paused(self, node: LocalNode) -> bool:
         """See ``NodeProvider``."""
         return node.process is not None and marks.stopped(node.process.pid)
 
@@ -150,7 +150,7 @@ class SparkNodeProvider:
         return marks.alive(node.process)
 
     def deadline(self, book: LocalFleetState, node: LocalNode) -> float | None:
-        """Return the deadline of a notice that somebody gave the worker itself (``ebbflow cluster notice``)."""
+        """Return the deadline of a notice that another process gave the worker itself."""
         from ebbflow.infra.spark.cluster.state import StateFile
 
         if book.spark is None:
@@ -171,13 +171,13 @@ class SparkNodeProvider:
             cluster = LocalSparkCluster.attach(book.spark.name, self._clock)
             cluster.notice(node.id, max(0.0, deadline - self._clock.now()))
 
-    def freeze(self, book: LocalFleetState, node: LocalNode, still: bool) -> None:
+    def pause(self, book: LocalFleetState, node: LocalNode, still: bool) -> None:
         """See ``NodeProvider``."""
         if book.spark is not None:
             mark = f"{book.spark.uid}/{node.id}"
             marks.send(mark, signal.SIGSTOP if still else signal.SIGCONT)
 
-    def frozen(self, node: LocalNode) -> bool:
+    def paused(self, node: LocalNode) -> bool:
         """See ``NodeProvider``."""
         return node.process is not None and marks.stopped(node.process.pid)
 

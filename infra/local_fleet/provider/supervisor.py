@@ -117,7 +117,7 @@ class NodeSupervisor:
             self._silent = collect(book, self._silent, self._clock)
         for pool in book.pools:
             plan = book.plans[pool.name]
-            if missing(book, pool) and max(plan.shut, plan.again) <= now:
+            if missing(book, pool) and max(plan.outage, plan.again) <= now:
                 self._fill(pool.name)
 
     # --- starting -------------------------------------------------------------------------------------------
@@ -141,7 +141,7 @@ class NodeSupervisor:
             pool = book.pool(node.pool) if book is not None else None
             if book is None or pool is None:
                 return
-            if not self._boot(node, pool.boot):
+            if not self._boot(node, pool.provision_time):
                 self._drop(node, "not needed any longer")
                 return
             room = self._rooms[pool.kind]
@@ -236,7 +236,11 @@ def ensure_cluster(
             return current
     workers = max(1, sum(other.start for other in book.pools if other.kind == "spark"))
     machine = len(os.sched_getaffinity(0))
-    per_core = cgroups.per_core_quota(machine, workers * pool.cores) if pool.cpus is None else pool.cpus
+    per_core = (
+        cgroups.per_core_quota(machine, workers * pool.cores)
+        if pool.cpus_per_slot is None
+        else pool.cpus_per_slot
+    )
     cluster = LocalSparkCluster.start(
         book.name,
         workers=0,

@@ -77,11 +77,10 @@ def plan(
         why = f"decided for revision {target.epoch}; the fleet is at revision {book.epoch}"
         return book, (), (Refusal(pool.name, why),)
     old, refused = book.plans[pool.name], list[Refusal]()
-    nodes = min(max(target.nodes, pool.least), pool.most)
+    nodes = min(max(target.nodes, pool.min_nodes), pool.max_nodes)
     if nodes != target.nodes:
-        why = (
-            f"desired {target.nodes} nodes, the pool allows {pool.least} to {pool.most}: {nodes} are planned"
-        )
+        bounds = f"{pool.min_nodes} to {pool.max_nodes}"
+        why = f"desired {target.nodes} nodes, the pool allows {bounds}: {nodes} are planned"
         refused.append(Refusal(pool.name, why))
     on_demand = min(nodes, max(target.on_demand, pool.base))
     members = {node.id for node in book.nodes if node.pool == pool.name and node.visible}

@@ -35,7 +35,7 @@ class PoolPlan:
     reason: str = ""
     on_demand_since: float = 0.0  # Unix time, s
     short_since: float | None = None  # Unix time, s: since then fewer have arrived than are planned
-    shut: float = 0.0  # Unix time, s, until which the market gives no node
+    outage: float = 0.0  # Unix time, s, at which a simulated capacity outage ends
     failed: str = ""  # why the last start did not work
     again: float = 0.0  # Unix time, s, before which no start is tried
     tries: int = 0  # starts in a row that did not work
@@ -178,8 +178,8 @@ class LocalFleetState:
             ),
             nodes,
             on_demand=plan.on_demand,
-            min_nodes=pool.least,
-            max_nodes=pool.most,
+            min_nodes=pool.min_nodes,
+            max_nodes=pool.max_nodes,
             short_since=plan.short_since,
             short_why=self._why(plan, lasting, now),
             base=pool.base,
@@ -190,7 +190,7 @@ class LocalFleetState:
     def _why(self, plan: PoolPlan, lasting: int, now: float) -> str:
         if plan.short_since is None:
             return ""
-        if plan.shut > now and lasting < plan.nodes:
+        if plan.outage > now and lasting < plan.nodes:
             return "insufficient capacity"
         return plan.failed or "nodes are being launched"
 

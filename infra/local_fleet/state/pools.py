@@ -1,4 +1,4 @@
-"""What a pool of local nodes is made of."""
+"""Node pools of a local fleet and their rules."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -10,15 +10,15 @@ from ebbflow.planners.model.capacity import Market
 
 PoolKind = Literal["spark", "gpu"]
 _NAME = re.compile(r"[a-z][a-z0-9_]*(-[a-z][a-z0-9_]*)*")
-_COUNTS = ("cores", "slots", "least", "most", "initial", "base")
-_REALS = ("memory", "price", "on_demand_price", "boot", "cpus")
+_COUNTS = ("cores", "slots", "min_nodes", "max_nodes", "initial", "base")
+_REALS = ("memory", "price", "on_demand_price", "provision_time", "cpus_per_slot")
 
 
 @dataclass(frozen=True, slots=True)
 class LocalPool:
-    """Nodes of one kind that come and go: workers of a Spark cluster, or nodes with slots for training processes.
+    """A node pool of one kind: workers of a Spark cluster, or GPU nodes with slots for training processes.
 
-    Prices are what these nodes pretend to cost. Raises ``OptionError`` for values outside their rules.
+    Prices are simulated. Raises ``OptionError`` for values outside their rules.
     """
 
     name: str  # its nodes are called name-1, name-2, ...
@@ -26,23 +26,23 @@ class LocalPool:
     cores: int = 1  # of each node
     memory: float = 1.0  # GiB of each node
     slots: int = 1  # gpu: training processes at once, each with a GPU of this machine where it has any
-    least: int = 0
-    most: int = 8
-    initial: int | None = None  # nodes at the start; None: ``least``
-    base: int = 0  # nodes that are to be on-demand at any time
+    min_nodes: int = 0
+    max_nodes: int = 8
+    initial: int | None = None  # nodes at the start; None: ``min_nodes``
+    base: int = 0  # on-demand nodes at any time
     market: Market = "spot"
     price: float = 0.0  # $/h of a node
     on_demand_price: float | None = None  # $/h of an on-demand node; None: ``price``
     instance_type: str = "local"
     zone: str = ""
-    boot: float = 0.0  # s by which a start is drawn out, to show what real machines take
-    cpus: float | None = None  # processors that back one core or slot (control groups); None: see the kinds
+    provision_time: float = 0.0  # simulated, s from the request of a node to its start
+    cpus_per_slot: float | None = None  # CPU cores behind one core or slot (control groups); None: by kind
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name) or len(self.name) > 40:
             raise OptionError(
-                "a pool's name is small letters, digits and '_', in parts joined by '-' that begin with a letter, "
-                f"at most 40; got {self.name!r}"
+                "a pool's name is lower-case letters, digits and '_', in parts joined by '-' that start with a "
+                f"letter, at most 40; got {self.name!r}"
             )
         if self.kind not in get_args(PoolKind):
             raise OptionError(f"the kind of pool {self.name} must be 'spark' or 'gpu'; got {self.kind!r}")
@@ -63,18 +63,18 @@ class LocalPool:
                 f"cores and slots of pool {self.name} must be >= 1 and memory > 0 GiB; got {self.cores}, "
                 f"{self.slots}, {self.memory}"
             )
-        if self.cpus is not None and not self.cpus > 0:
-            raise OptionError(f"cpus of pool {self.name} must be > 0; got {self.cpus}")
-        if not 0 <= self.base <= self.most or not 0 <= self.least <= self.start <= self.most:
+        if self.cpus_per_slot is not None and not self.cpus_per_slot > 0:
+            raise OptionError(f"cpus_per_slot of pool {self.name} must be > 0; got {self.cpus_per_slot}")
+        if not 0 <= self.base <= self.max_nodes or not 0 <= self.min_nodes <= self.start <= self.max_nodes:
             raise OptionError(
-                f"pool {self.name}: 0 <= least <= initial <= most and 0 <= base <= most must hold; got least "
-                f"{self.least}, initial {self.start}, most {self.most}, base {self.base}"
+                f"pool {self.name}: 0 <= min_nodes <= initial <= max_nodes and 0 <= base <= max_nodes must hold; got "
+                f"min_nodes {self.min_nodes}, initial {self.start}, max_nodes {self.max_nodes}, base {self.base}"
             )
 
     @property
     def start(self) -> int:
         """Return how many nodes there are to be at first."""
-        return max(self.least, self.base) if self.initial is None else self.initial
+        return max(self.min_nodes, self.base) if self.initial is None else self.initial
 
     @property
     def gpus(self) -> int:
@@ -109,10 +109,11 @@ def check(pools: Sequence[LocalPool]) -> tuple[LocalPool, ...]:
         if pool.name in found:
             raise OptionError(f"pools must have different names; got {pool.name!r} twice")
         found[pool.name] = pool
-    shapes = {(p.cores, p.memory, p.cpus) for p in pools if p.kind == "spark"}
+    shapes = {(p.cores, p.memory, p.cpus_per_slot) for p in pools if p.kind == "spark"}
     if len(shapes) > 1:
         raise OptionError(
-            "all Spark nodes of a fleet are workers of one cluster, with the same cores, memory and cpus; got "
+            "all Spark nodes of a fleet are workers of one cluster, with the same cores, memory and "
+            "cpus_per_slot; got "
             + " and ".join(
                 f"{cores} cores with {memory:g} GiB" for cores, memory, _ in sorted(shapes, key=str)
             )

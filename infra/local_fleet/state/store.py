@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from ebbflow.infra.clock import Clock, SystemClock
 from ebbflow.infra.errors import ClusterError, StorageError
@@ -15,7 +16,7 @@ from ebbflow.infra.storage import checksums, files, private, user_files
 from ebbflow.infra.storage.values import Form
 from ebbflow.planners.errors import OptionError
 
-FORMAT = 1
+FORMAT = 2
 BOOK, LOCK, STARTING = "fleet.json", ".lock", ".starting"
 _BOOKS = Form(strict=True)
 _AGAIN = 5  # attempts at a lock whose folder is being removed
@@ -115,10 +116,28 @@ def encoded(book: LocalFleetState) -> bytes:
     return checksums.sealed({"format": FORMAT, **asdict(book)}, indent=1)
 
 
+_RENAMED = {
+    "least": "min_nodes",
+    "most": "max_nodes",
+    "boot": "provision_time",
+    "cpus": "cpus_per_slot",
+    "shut": "outage",
+}
+
+
+def _rename(row: dict[str, Any]) -> None:
+    """Give the fields of format 1 the names of format 2."""
+    for part in (*row["pools"], *row["plans"].values()):
+        for old in _RENAMED.keys() & part.keys():
+            part[_RENAMED[old]] = part.pop(old)
+
+
 def decoded(data: bytes) -> LocalFleetState:
     """Return the book that ``encoded`` wrote. Raises ``ValueError``, ``KeyError``, ``TypeError`` for other bytes."""
     row = checksums.unsealed(data)
-    if (form := row.pop("format")) != FORMAT:
+    if (form := row.pop("format")) == 1:
+        _rename(row)
+    elif form != FORMAT:
         raise ValueError(f"format must be {FORMAT}, got {form!r}")
     book = _BOOKS.from_plain(LocalFleetState, row)
     if missing := [pool.name for pool in book.pools if pool.name not in book.plans]:

@@ -109,9 +109,9 @@ class LocalSparkCluster:
         state = file.read()
         if state is None:
             running = ", ".join(c.name for c in list_clusters()) or "none"
-            option = "" if name == "default" else f" --name {name}"
             raise ClusterError(
-                f"there is no local cluster {name!r} (running: {running}); start it: ebbflow cluster up{option}"
+                f"there is no local Spark cluster {name!r} (running: {running}); "
+                "start one: ebbflow local up --spark 2"
             )
         return cls(file, state.uid, clock or SystemClock())
 

@@ -35,7 +35,7 @@ class Member:
     started: float
     beat: Heartbeat | None = None
     beaten: float = 0.0  # when the launcher saw the latest sign of life
-    frozen: float | None = None  # since when it is known to stand still
+    paused: float | None = None  # since when it is known to stand still
 
     @property
     def ready(self) -> bool:
@@ -155,11 +155,11 @@ class Members:
 
     def _stands_still(self, member: Member, now: float) -> Loss | None:
         """Tell how a node that does not move any more shows that; ``None`` for one that moves."""
-        if not self._pool.frozen(member.name):
-            member.frozen = None
-        elif member.frozen is None:
-            member.frozen = now
-        elif now - member.frozen >= self._stopped:
+        if not self._pool.paused(member.name):
+            member.paused = None
+        elif member.paused is None:
+            member.paused = now
+        elif now - member.paused >= self._stopped:
             return Loss(f"it stood still for {self._stopped:g} s", hung=True)
         if member.ready and now - member.beaten >= self._silence:
             return Loss(f"it showed no sign of life for {self._silence:g} s", hung=True)

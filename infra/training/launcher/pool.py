@@ -32,7 +32,7 @@ class NodePool(Protocol):
         """Return in a few words how a node went that is gone (killed, revoked); empty while it is there."""
         ...
 
-    def frozen(self, name: str) -> bool:
+    def paused(self, name: str) -> bool:
         """Tell whether a node is known to stand still; a pool that cannot know says no."""
         ...
 

@@ -7,6 +7,7 @@ from typing import Any
 from ebbflow.planners.errors import EbbflowError, OptionError
 from ebbflow.tasks.pipeline.file.deciding import check_loop
 from ebbflow.tasks.pipeline.file.document import Problems
+from ebbflow.tasks.pipeline.file.faults import OF_POOLS
 from ebbflow.tasks.pipeline.file.kinds import Values, nearest
 from ebbflow.tasks.pipeline.file.order import find_cycle
 from ebbflow.tasks.pipeline.file.requests import (
@@ -159,14 +160,14 @@ class CrossChecks:
         for fault in pipeline.cluster.faults:
             if fault.step and fault.step not in pipeline.steps:
                 said = f"there is no step {fault.step!r}{nearest(fault.step, list(pipeline.steps))}"
-                self._say(local, "at", said)
-            of = fault.of.rpartition("-")[0] or fault.of
-            if fault.of not in pools and of not in pools:
+                self._say(local, "faults", said)
+            pool = fault.target.rpartition("-")[0] or fault.target
+            if fault.target not in pools and (fault.verb in OF_POOLS or pool not in pools):
                 self._say(
                     local,
-                    "at",
-                    f"there is no pool or node {fault.of!r}; nodes are called POOL-NUMBER, pools "
-                    f"{', '.join(pools)}{nearest(fault.of, pools)}",
+                    "faults",
+                    f"there is no pool or node {fault.target!r}; nodes are called POOL-NUMBER, pools "
+                    f"{', '.join(pools)}{nearest(fault.target, pools)}",
                 )
 
     def _say(self, one: Values, key: str, rule: str) -> None:

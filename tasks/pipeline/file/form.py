@@ -1,5 +1,6 @@
 """The format of a pipeline's file: every section and key, once, for the reader and for the JSON schema."""
 
+from ebbflow.tasks.pipeline.file.faults import FAULTS
 from ebbflow.tasks.pipeline.file.kinds import (
     Deadline,
     Duration,
@@ -105,7 +106,11 @@ TRAINING = Section(
             "it uses no more; as many as gpus unless given",
         ),
         *keys_of(TrainingRequest, *TRAINING_OPTIONS),
-        Key("failures", Text("a path"), "rules of your own before the failure table; relative to this file"),
+        Key(
+            "failure_rules",
+            Text("a path"),
+            "file of rules that are tried before the built-in failure table; relative to this file",
+        ),
     ),
     "A PyTorch script that trains inside ElasticRun.",
 )
@@ -137,50 +142,59 @@ POOL = Section(
         Key(
             "kind",
             Text("a kind", choices=("spark", "gpu")),
-            "spark: workers for queries; gpu: for trainings",
+            "Kind of the nodes: spark (workers for queries) or gpu (for trainings)",
             required=True,
         ),
-        Key("nodes", _COUNT, "at the beginning; least unless given"),
-        Key("least", _COUNT, "nodes that there always are", 0),
-        Key("most", _COUNT, "nodes that there are at most; as many as nodes unless given"),
-        Key("base", _COUNT, "of them, nodes that are on-demand", 0),
+        Key("nodes", _COUNT, "Initial number of nodes. Default: min_nodes"),
+        Key("min_nodes", _COUNT, "Minimum number of nodes", 0),
+        Key("max_nodes", _COUNT, "Maximum number of nodes. Default: nodes"),
+        Key("base", _COUNT, "Number of on-demand nodes among them", 0),
         Key(
             "slots",
             Number(min=1, max=64, whole=True),
-            "GPUs of a node; processors where the machine has none",
+            "GPUs of a node; CPU cores where the machine has no GPUs",
             1,
         ),
-        Key("cores", Number(min=1, max=512, whole=True), "of a node", 1),
-        Key("memory", Size(), "of a node", 1.0),
-        Key("cpus", Number(above=0, max=512), "processors behind one core or slot; needs control groups"),
+        Key("cores", Number(min=1, max=512, whole=True), "CPU cores of a node", 1),
+        Key("memory", Size(), "Memory of a node", 1.0),
+        Key(
+            "cpus_per_slot",
+            Number(above=0, max=512),
+            "CPU cores of this machine behind one core or slot; needs control groups",
+        ),
         Key(
             "market",
             Text("a market", choices=("spot", "on-demand")),
-            "that its nodes pretend to come from",
+            "Simulated market of the nodes",
             "spot",
         ),
-        Key("price", Number(min=0), "dollars per node-hour that they pretend to cost", 0.0),
-        Key("on_demand_price", Number(min=0), "the same of on-demand nodes; price unless given"),
-        Key("instance_type", Text(), "that they pretend to be; local-POOL unless given"),
-        Key("zone", Text(), "that they pretend to be in"),
+        Key("price", Number(min=0), "Simulated price in dollars per node-hour", 0.0),
         Key(
-            "boot",
+            "on_demand_price",
+            Number(min=0),
+            "Simulated on-demand price in dollars per node-hour. Default: price",
+        ),
+        Key("instance_type", Text(), "Simulated instance type. Default: local-POOL"),
+        Key("zone", Text(), "Simulated availability zone"),
+        Key(
+            "provision_time",
             Duration(above=False),
-            "by which a start is drawn out, to show what real machines take",
+            "Simulated time from the request of a node to its start",
             0.0,
         ),
     ),
-    "Nodes of this machine, each a group of processes of its own.",
+    "Node pool of this machine; each node is a group of processes.",
 )
 
 LOCAL = Section(
     (
-        Key("pools", Named(POOL), "of this machine", required=True),
+        Key("pools", Named(POOL), "Node pools of this machine", required=True),
         Key("hazard", Number(min=0), "losses expected per node-hour; learnt unless given"),
         Key(
-            "at",
+            "faults",
             Items(Text("a fault such as 20s:kill:gpu")),
-            "faults on purpose: [STEP+]TIME:kill:NODE or [STEP+]TIME:notice:NODE:TIME; NODE may be a pool",
+            f"Faults to inject, [STEP+]TIME:VERB:TARGET[:ARGUMENT]: {FAULTS.forms}. "
+            "A pool as NODE means one of its nodes, a leased one where there is any",
             (),
         ),
     ),
@@ -210,7 +224,7 @@ EXISTING = Section(
         Key("ledger", Text("a database's address"), "may hold ${env:NAME}", required=True),
         Key("name", Text("a name", _NAME), "of the cluster in that ledger", "local"),
         Key("folder", Text("a folder"), "where results and runs live, which all nodes reach"),
-        Key("fleet", Text("a name", _NAME), "of the local nodes (ebbflow nodes) that trainings run on"),
+        Key("fleet", Text("a name", _NAME), "Name of the local fleet (ebbflow local) that trainings run on"),
         Key("master", Text("a Spark master"), "that queries run on; without one they run on DuckDB here"),
     ),
     "A cluster whose capacity loop runs elsewhere (ebbflow capacity start).",

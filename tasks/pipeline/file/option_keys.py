@@ -8,13 +8,13 @@ QUERY_OPTIONS = (
     "catalog", "planner", "materialize", "dialect", "reuse", "hysteresis", "interruption_rate", "calibrate",
     "executor_memory", "verify",
 )  # fmt: skip
-TRIAL_OPTIONS = ("adaptive", "checkpoint_every", "grace", "save_within", "spill")
+TRIAL_OPTIONS = ("adaptive", "checkpoint_interval", "termination_grace", "final_save_timeout", "spill_dir")
 TRAINING_OPTIONS = (
-    "keep", "running_every", "running_fraction", "hazard", "canary", "retries", "back_off", "wait_limit",
-    "collective_timeout",
+    "keep_checkpoints", "partial_checkpoint_interval", "partial_checkpoint_fraction", "interruption_rate",
+    "preflight", "retry_policy", "retry_backoff", "node_timeout", "collective_timeout",
 )  # fmt: skip
 SEARCH_OPTIONS = (
-    "metric", "maximise", "trials", "epochs", "pruner", "factor", "min_epochs", "sampler", "seed",
+    "metric", "maximize", "trials", "epochs", "pruner", "reduction_factor", "min_epochs", "sampler", "seed",
 )  # fmt: skip
 
 

@@ -201,11 +201,11 @@ class _Reader:
             except OptionError as error:
                 self._say(local, "pools", str(error))
         faults = []
-        for text in local["at"]:
+        for text in local["faults"]:
             try:
                 faults.append(parse_fault(text))
             except OptionError as error:
-                self._say(local, "at", str(error))
+                self._say(local, "faults", str(error))
         return LocalSpec(pools, local.get("hazard"), tuple(faults))
 
     def _secret(self, one: Values, key: str) -> None:
@@ -219,12 +219,12 @@ class _Reader:
 
     def _pool(self, name: str, one: Values) -> LocalPool | None:
         given = dict(one)
-        least = given["least"]
-        nodes = given.pop("nodes", max(least, given["base"]))
-        most = given.pop("most", max(nodes, given["base"]))
+        min_nodes = given["min_nodes"]
+        nodes = given.pop("nodes", max(min_nodes, given["base"]))
+        max_nodes = given.pop("max_nodes", max(nodes, given["base"]))
         given.setdefault("instance_type", f"local-{name}")
         try:
-            return LocalPool(name, initial=nodes, most=most, **given)
+            return LocalPool(name, initial=nodes, max_nodes=max_nodes, **given)
         except OptionError as error:
             self._say(one, "", str(error))
             return None

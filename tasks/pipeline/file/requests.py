@@ -22,7 +22,7 @@ Fill = Callable[[str], str]
 
 _QUERY = (*QUERY_OPTIONS, "conf")
 _TRAINING = (*TRIAL_OPTIONS, *TRAINING_OPTIONS)
-_SEARCH = ("gpus", "max_gpus", *TRIAL_OPTIONS, *SEARCH_OPTIONS)
+_SEARCH = ("max_gpus", *TRIAL_OPTIONS, *SEARCH_OPTIONS)
 
 
 @dataclass(frozen=True)
@@ -85,14 +85,14 @@ def training_request(
     options: dict[str, Any] = {name: given[name] for name in _TRAINING if given.get(name) is not None}
     least, most = gpu_bounds(step)
     options |= {"min_gpus": least, "max_gpus": most}
-    if given.get("failures"):
-        options["failures"] = resolved(given["failures"], pipeline)
+    if given.get("failure_rules"):
+        options["failure_rules"] = resolved(given["failure_rules"], pipeline)
     return TrainingRequest(
         resolved(given["script"], pipeline),
         tuple(fill(one) for one in given.get("arguments", ())),
-        id=run,
-        title=step.label,
-        folder=places.runs,
+        run_id=run,
+        name=step.label,
+        runs_dir=places.runs,
         nodes=f"local:{most}x1",
         **options,
     )
@@ -104,13 +104,14 @@ def search_request(
     """Return what a search step asks for; ``run`` is the id of its search. Raises ``OptionError``."""
     given = step.options
     options: dict[str, Any] = {name: given[name] for name in _SEARCH if given.get(name) is not None}
+    options["gpus_per_trial"] = wanted_gpus(step)
     space = tuple(Parameter.parse(name, entry) for name, entry in given["space"].items())
     return TuningRequest(
         resolved(given["script"], pipeline),
         space,
         arguments=tuple(fill(one) for one in given.get("arguments", ())),
-        id=run,
-        folder=places.runs,
+        run_id=run,
+        runs_dir=places.runs,
         nodes=f"local:{gpu_bounds(step)[1]}x1",
         **options,
     )

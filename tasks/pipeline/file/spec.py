@@ -36,7 +36,7 @@ class LocalSpec:
     @property
     def gpus(self) -> int:
         """Return the slots for trainings that there can be."""
-        return sum(pool.most * pool.slots for pool in self.of("gpu"))
+        return sum(pool.max_nodes * pool.slots for pool in self.of("gpu"))
 
 
 @dataclass(frozen=True, slots=True)

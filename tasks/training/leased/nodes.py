@@ -233,8 +233,8 @@ class FencedPool:
             self._settle()
         return how
 
-    def frozen(self, name: str) -> bool:
-        return self._pool.frozen(name)
+    def paused(self, name: str) -> bool:
+        return self._pool.paused(name)
 
     def end(self, name: str) -> None:
         """End a node and everything on it at once. Raises ``ClusterError``."""

@@ -19,7 +19,7 @@ from tests.flows.flowcases import COMMAND, PATIENCE, eventually
 SHOP = """
 name: shop
 cluster:
-  local: {pools: {gpu: {kind: gpu, nodes: 0, most: 1}}}
+  local: {pools: {gpu: {kind: gpu, nodes: 0, max_nodes: 1}}}
 parameters: {tables: "", least: 3000}
 queries:
   spent:
@@ -98,7 +98,9 @@ def test_ctrl_c_and_a_killed_process_lose_no_finished_step(shop: Path, tmp_path:
     hold.write_text("import time; time.sleep(600)")
     plain = yaml.safe_load(shop.read_text())
     plain["cluster"]["local"]["pools"]["gpu"]["nodes"] = 1
-    plain["trainings"] = {"fit": {"script": "hold.py", "after": "spent", "grace": "2s", "canary": "never"}}
+    plain["trainings"] = {
+        "fit": {"script": "hold.py", "after": "spent", "termination_grace": "2s", "preflight": "never"}
+    }
     shop.write_text(yaml.safe_dump(plain))
     folder = tmp_path / "runs" / "one"
 

@@ -290,7 +290,7 @@ def test_a_capacity_that_never_could_be_seen_refuses_nodes(runner):
 def test_nodes_without_gpus_have_processors_for_slots(runner):
     nodes = AwsNodes(runner, Instances(instance("i-1", gpus=0, cores=8)), host="10.0.0.9")
     assert nodes.placement() == {"i-1": 8}
-    assert not nodes.frozen("i-1")
+    assert not nodes.paused("i-1")
     nodes.close()
 
 

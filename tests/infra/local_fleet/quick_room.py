@@ -41,10 +41,10 @@ class QuickRoom:
     def tell(self, book, node, deadline):
         self.told.append((node.id, deadline))
 
-    def freeze(self, book, node, still):
+    def pause(self, book, node, still):
         (self.still.add if still else self.still.discard)(node.id)
 
-    def frozen(self, node):
+    def paused(self, node):
         return node.id in self.still
 
     def end(self, book, node):

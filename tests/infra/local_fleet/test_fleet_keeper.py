@@ -15,9 +15,9 @@ from ebbflow.planners.model.fleet import Offer, Target
 from tests.infra.local_fleet.quick_room import QuickFleet, there
 
 GPU = LocalPool(
-    "gpu", "gpu", cores=2, slots=2, initial=2, most=6, price=0.36, instance_type="g.small", zone="here"
+    "gpu", "gpu", cores=2, slots=2, initial=2, max_nodes=6, price=0.36, instance_type="g.small", zone="here"
 )
-SQL = LocalPool("sql", "spark", initial=1, most=3)
+SQL = LocalPool("sql", "spark", initial=1, max_nodes=3)
 
 
 @pytest.fixture
@@ -94,7 +94,7 @@ def test_a_machine_that_dies_by_itself_is_seen_and_replaced(make):
 
 
 def test_a_drawn_out_start_can_be_cancelled_and_takes_its_time_else(make):
-    quick = make(replace(GPU, initial=1, boot=0.4))
+    quick = make(replace(GPU, initial=1, provision_time=0.4))
     begun = quick.clock.now()
     quick.until(lambda book: there(book) == ["gpu-1"])
     assert quick.clock.now() - begun >= 0.3
@@ -122,12 +122,12 @@ def test_starts_that_fail_are_tried_again_later_and_the_reason_is_told(make):
 
 def test_a_shut_market_gives_nothing_until_it_opens(make):
     quick = make(replace(GPU, initial=0))
-    quick.fleet.shut("gpu", 60)
+    quick.fleet.outage("gpu", 60)
     quick.fleet.add("gpu", 2)
     time.sleep(0.1)
     pool = quick.fleet.observe().pools[0]
     assert (pool.planned, pool.requested, pool.nodes, pool.short_why) == (2, 2, (), "insufficient capacity")
-    quick.fleet.shut("gpu", 0)
+    quick.fleet.outage("gpu", 0)
     quick.until(lambda book: len(there(book)) == 2)
 
 
@@ -228,7 +228,7 @@ def test_what_is_asked_for_wrongly_names_what_there_is(make):
         quick.fleet.add("tpu")
     with pytest.raises(OptionError, match="seconds must be >= 0"):
         quick.fleet.notice("gpu-1", -1)
-    for act in (quick.fleet.kill, quick.fleet.notice, quick.fleet.freeze, quick.fleet.thaw):
+    for act in (quick.fleet.kill, quick.fleet.notice, quick.fleet.pause, quick.fleet.resume):
         with pytest.raises(
             ClusterError, match="there is no node 'gpu-9' in the fleet 'lab' now; there are: gpu-1"
         ):

@@ -27,7 +27,7 @@ from ebbflow.planners.model.fleet import Target
 pytestmark = pytest.mark.processes
 
 ROOT = Path(__file__).parents[3]
-POOL = LocalPool("gpu", "gpu", cores=2, slots=3, initial=2, most=6)
+POOL = LocalPool("gpu", "gpu", cores=2, slots=3, initial=2, max_nodes=6)
 _SLEEPER = "tests.infra.local_fleet.sleeper"
 _LAUNCHER = """
 import sys, time
@@ -149,7 +149,7 @@ def test_two_runs_on_one_node_have_the_slots_that_are_named_and_no_others(fleet,
 
 
 def test_gpus_of_the_machine_are_those_of_the_slots():
-    pool = LocalPool("gpu", "gpu", slots=2, initial=2, cpus=0.25)
+    pool = LocalPool("gpu", "gpu", slots=2, initial=2, cpus_per_slot=0.25)
     with LocalFleet.start([pool], "gpus", gpus=("0", "3", "GPU-a", "7")) as fleet:
         nodes = fleet.nodes_for("app", environment={"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "9"})
         nodes.start("gpu-2", 1, Entry("x:1", "00" * 32, "run", "gpu-2", "key", "", "", devices=(1,)))
@@ -216,13 +216,13 @@ def test_a_notice_reaches_what_runs_there_and_the_node_goes_at_its_deadline(flee
 def test_a_frozen_node_stands_still_and_goes_on(fleet, run):
     node, _ = two(fleet)
     pool, said = run("one", node, (0,))
-    fleet.freeze(node)
-    eventually(lambda: pool.frozen(node) and fleet.frozen(node))
-    assert {n.id: n.state for n in fleet.view()}[node] == "frozen"
+    fleet.pause(node)
+    eventually(lambda: pool.paused(node) and fleet.paused(node))
+    assert {n.id: n.state for n in fleet.view()}[node] == "paused"
     with pytest.raises(ClusterError, match="it is paused"):
         run("two", node, (1,))
-    fleet.thaw(node)
-    eventually(lambda: not pool.frozen(node))
+    fleet.resume(node)
+    eventually(lambda: not pool.paused(node))
     eventually(lambda: "stopped" not in {psutil.Process(pid).status() for pid in said["pids"]})
 
 
@@ -318,7 +318,7 @@ def test_a_fleet_that_stays_outlives_its_keeper_and_is_swept_when_all_is_killed(
 
 
 def test_a_keeper_that_stands_still_loses_no_node_and_does_what_was_asked_meanwhile():
-    pool = LocalPool("gpu", "gpu", initial=1, most=2)
+    pool = LocalPool("gpu", "gpu", initial=1, max_nodes=2)
     with LocalFleet.start([pool], "still", gpus=()) as fleet:
         (first,) = [node.process.pid for node in fleet.book.nodes]
         keeper = fleet.book.keeper.pid

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.spark
 def test_workers_come_are_lost_and_get_notice_and_nothing_is_left(monkeypatch, tmp_path):
     monkeypatch.setenv("EBBFLOW_HOME", str(tmp_path))
     pools = [
-        LocalPool("sql", "spark", cores=1, memory=0.5, initial=1, most=3),
+        LocalPool("sql", "spark", cores=1, memory=0.5, initial=1, max_nodes=3),
         LocalPool("gpu", "gpu", slots=2, initial=1),
     ]
     with LocalFleet.start(pools, "mixed", gpus=(), wait=240.0) as fleet:

@@ -44,7 +44,7 @@ ready = type("Ready", (), {"name": "ready", "decide": lambda *_: None})()
 """
 PIPELINE = """
 name: shop
-cluster: {local: {pools: {gpu: {kind: gpu, nodes: 0, most: 1}}}}
+cluster: {local: {pools: {gpu: {kind: gpu, nodes: 0, max_nodes: 1}}}}
 loop: {policy: "%s"}
 queries: {one: {sql: SELECT 1, tables: tables}}
 """

@@ -6,24 +6,27 @@ import numpy as np
 import pytest
 
 from ebbflow.planners.errors import OptionError
-from ebbflow.tasks.elastic.run import Change, ElasticRequest, demo_data, parse_change, run_elastic
+from ebbflow.tasks.elastic.run import ElasticRequest, demo_data, parse_fault, run_elastic
+from ebbflow.tasks.faults import Fault
 
 pytestmark = pytest.mark.processes
 
 
 def test_changes() -> None:
-    assert parse_change("10s:4") == Change(10.0, workers=4)
-    assert parse_change("2.5s:kill:n1") == Change(2.5, kill="n1")
-    assert parse_change("3s:leave:n12") == Change(3.0, leave="n12")
-    with pytest.raises(OptionError, match=r"a change looks like 10s:4, .*; got '10:4'"):
-        parse_change("10:4")
+    assert parse_fault("10s:resize:4") == Fault(10.0, "resize", count=4)
+    assert parse_fault("2.5s:kill:n1") == Fault(2.5, "kill", "n1")
+    assert parse_fault("3s:leave:n12") == Fault(3.0, "leave", "n12")
+    with pytest.raises(OptionError, match=r"a fault of an elastic job is TIME:VERB.*; got '10:4'"):
+        parse_fault("10:4")
+    with pytest.raises(OptionError, match=r"workers are called n1, n2, \.\.\.; got 'gpu-1'"):
+        parse_fault("1s:kill:gpu-1")
 
 
 @pytest.mark.parametrize("app", ["mlr", "kmeans", "lda"])
 def test_a_run_whose_workers_change(app: str, tmp_path: Path) -> None:
     said: list[str] = []
-    changes = (Change(0.0, workers=2), Change(1.0, kill="n1"))
-    request = ElasticRequest(app, groups=4, executors=4, iterations=3, workers=1, changes=changes)
+    faults = (Fault(0.0, "resize", count=2), Fault(1.0, "kill", "n1"))
+    request = ElasticRequest(app, groups=4, executors=4, iterations=3, workers=1, faults=faults)
     report = run_elastic(request, tmp_path, said.append)
     assert len(report["history"]) == 3
     assert np.isfinite(report["objective"])
@@ -48,7 +51,6 @@ def test_without_a_snapshot_a_run_starts_again(tmp_path: Path) -> None:
     [
         ({"app": "svm"}, "applications are mlr, kmeans, lda; got 'svm'"),
         ({"app": "mlr", "executors": 0}, "executors must be >= 1; got 0"),
-        ({"app": "mlr", "changes": (Change(1.0, workers=0),)}, "at least one worker must stay"),
         ({"app": "lda", "iterations": 1, "partial": True}, "Lda does not allow"),
     ],
 )

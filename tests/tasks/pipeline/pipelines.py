@@ -55,7 +55,7 @@ def content(folder: Path) -> dict[str, Any]:
     write_pairs(folder / "tables")
     return {
         "name": "shop",
-        "cluster": {"local": {"pools": {"gpu": {"kind": "gpu", "nodes": 1, "most": 3, "price": 0.9}}}},
+        "cluster": {"local": {"pools": {"gpu": {"kind": "gpu", "nodes": 1, "max_nodes": 3, "price": 0.9}}}},
         "teams": {"sales": {"weight": 2}, "research": {}},
         "quotas": {"teams": {"research": {"gpus": 2}}},
         "queries": {"orders": {"team": "sales", "sql": "SELECT 1", "tables": str(folder / "tables")}},

@@ -135,9 +135,9 @@ def shop(folder: Path, lab: "Cluster") -> dict[str, Any]:
             "fit": {
                 "script": "fit.py",
                 "arguments": ["--data", "${queries.pairs.file}"],
-                "checkpoint_every": "1s",
-                "grace": "5s",
-                "canary": "never",
+                "checkpoint_interval": "1s",
+                "termination_grace": "5s",
+                "preflight": "never",
             }
         },
         "loop": {
@@ -308,7 +308,7 @@ def test_what_an_app_that_falls_silent_left_on_a_node_is_really_ended(
             (lease,) = until(lambda: agent.standing.leases, "lease")
             script = tmp_path / "fit.py"
             script.write_text("")
-            asked = TrainingRequest(str(script), id="a", folder=str(tmp_path))
+            asked = TrainingRequest(str(script), run_id="a", runs_dir=str(tmp_path))
             pool: Any = site.trainer(asked, lambda _: None, lambda _: None)  # type: ignore[arg-type,return-value]
             pool.start(lease.node, 1, Entry("127.0.0.1:1", "00" * 32, "a", lease.node, "key", "", ""))
             (left,) = until(lambda: list(hosts.processes.values()), "process on the node")

@@ -50,13 +50,13 @@ def test_a_right_file_is_right_and_all_of_it_was_checked(tmp_path: Path, home: P
         ("trainings.fit.gpus", 99, "gpus: 99", "needs 99 GPUs; the pools of kind gpu have 3 at most"),
         ("trainings.fit.script", "gone.py", "script: gone", "script must be a Python file; there is none"),
         ("trainings.fit.environment", {"KEY": "${env:NO_SUCH_KEY}"}, "KEY:", "NO_SUCH_KEY; set it first"),
-        ("trainings.fit.failures", "fit.py", "failures:", "is no failure table"),
+        ("trainings.fit.failure_rules", "fit.py", "failure_rules:", "is no failure table"),
         ("searches.tune.gpus", 3, "gpus: 3", "needs 3 GPUs; the quota of team research is 2"),
         ("loop.policy", "no:policy", "policy:", "--allow-policy no:policy"),
         ("loop.policy", "thems", "policy:", "the nearest is 'themis'"),
         ("quotas.pools", {"gpx": {"max_nodes": 1}}, "gpx:", "there is no pool 'gpx'; pools are gpu"),
         ("store", "fit.py/below", "store:", "cannot write to 'fit.py/below'"),
-        ("trainings.fit.spill", "fit.py", "spill:", "cannot write to 'fit.py'"),
+        ("trainings.fit.spill_dir", "fit.py", "spill_dir:", "cannot write to 'fit.py'"),
     ],
 )  # fmt: skip
 def test_what_cannot_work_is_found_with_its_line(

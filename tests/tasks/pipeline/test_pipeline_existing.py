@@ -43,8 +43,8 @@ def pipeline(base: Path, **existing: Any) -> Path:
                 "script": "fit.py",
                 "arguments": ["--data", "${queries.pairs.path}"],
                 "environment": {"TOLD": "7"},
-                "grace": "5s",
-                "canary": "never",
+                "termination_grace": "5s",
+                "preflight": "never",
             }
         },
     }
@@ -78,7 +78,7 @@ def joined(folder: Path, monkeypatch: pytest.MonkeyPatch) -> PipelineOutcome:
     monkeypatch.setenv("EBBFLOW_HOME", str(folder / "home"))
     shared = folder / "shared"
     file = pipeline(folder, fleet="shared", folder=str(shared))
-    pool = LocalPool("gpu", "gpu", initial=1, most=1, price=0.9)
+    pool = LocalPool("gpu", "gpu", initial=1, max_nodes=1, price=0.9)
     stop = threading.Event()
     with (
         LocalFleet.start([pool], "shared", gpus=()),

@@ -32,8 +32,8 @@ def shop(tmp_path: Path) -> dict[str, Any]:
         "name": "shop",
         "cluster": {
             "local": {
-                "pools": {"gpu": {"kind": "gpu", "nodes": 1, "most": 2, "price": 0.9, "on_demand_price": 3.0}},
-                "at": ["fit+1s:kill:gpu"],
+                "pools": {"gpu": {"kind": "gpu", "nodes": 1, "max_nodes": 2, "price": 0.9, "on_demand_price": 3.0}},
+                "faults": ["fit+1s:kill:gpu"],
             }
         },
         "teams": {"sales": {"weight": 2}},
@@ -52,8 +52,8 @@ def shop(tmp_path: Path) -> dict[str, Any]:
                 "script": "fit.py",
                 "arguments": ["--data", "${queries.pairs.path}"],
                 "environment": {"TOLD": "${env:A_SECRET_NUMBER}"},
-                "checkpoint_every": "1s",
-                "grace": "5s",
+                "checkpoint_interval": "1s",
+                "termination_grace": "5s",
             }
         },
         "loop": {"lease_duration": "20s", "auction_interval": "2s", "termination_grace": "5s",

@@ -66,7 +66,7 @@ def test_the_loop_of_local_nodes_can_end_what_silent_apps_left_there(asked: Aske
 
 
 def test_nodes_that_are_slow_to_boot_are_waited_for(asked: Asked, tmp_path: Path) -> None:
-    plain = changed(content(tmp_path), "cluster.local.pools.gpu.boot", "5m")
+    plain = changed(content(tmp_path), "cluster.local.pools.gpu.provision_time", "5m")
     with opened(read(plain, tmp_path), tmp_path / "run"):
         assert asked.fleet["wait"] == 420.0
 

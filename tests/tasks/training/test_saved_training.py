@@ -89,8 +89,8 @@ def test_a_disk_that_is_full_at_the_end_and_damage_to_all_checkpoints_on_it_cost
     script.write_text(SCRIPT)
     fills.touch()
     request = TrainingRequest(
-        str(script), (str(filler), str(fills)), id="one", folder=str(disk / "runs"), canary="never",
-        save_within=0.1, spill=str(scratch), checkpoint_every=0.0,
+        str(script), (str(filler), str(fills)), run_id="one", runs_dir=str(disk / "runs"), preflight="never",
+        final_save_timeout=0.1, spill_dir=str(scratch), checkpoint_interval=0.0,
     )  # fmt: skip
 
     full = run_training(request, site=Quick(request))

@@ -30,20 +30,20 @@ from ebbflow.tasks.training.report import EventReport, PointReport
         ("35s:notice:node-1:10s", Fault(35.0, "notice", "node-1", seconds=10.0)),
         ("50s:add:1", Fault(50.0, "add", count=1)),
         ("0.5:remove:2", Fault(0.5, "remove", count=2)),
-        ("1s:freeze:a", Fault(1.0, "freeze", "a")),
-        ("2s:thaw:a", Fault(2.0, "thaw", "a")),
+        ("1s:pause:a", Fault(1.0, "pause", "a")),
+        ("2s:resume:a", Fault(2.0, "resume", "a")),
     ],
 )
 def test_faults(text: str, fault: Fault) -> None:
     assert FAULTS.parse(text) == fault
-    assert fault.told()
+    assert fault.describe()
 
 
 @pytest.mark.parametrize(
-    "text", ["", "20s", "20s:kill", "x:kill:a", "1s:notice:a", "1s:add:0", "1s:kill:a:b", "1m:add:1"]
+    "text", ["", "20s", "20s:kill", "x:kill:a", "1s:notice:a", "1s:add:0", "1s:kill:a:b", "1s:resize:2"]
 )
 def test_bad_faults(text: str) -> None:
-    with pytest.raises(OptionError, match="scripted fault looks like"):
+    with pytest.raises(OptionError, match="a fault of a training is TIME:VERB"):
         FAULTS.parse(text)
 
 
@@ -60,11 +60,11 @@ class Recorder:
         self.done.append(f"notice {name} {seconds:g}")
         return seconds
 
-    def freeze(self, name: str) -> None:
-        self.done.append(f"freeze {name}")
+    def pause(self, name: str) -> None:
+        self.done.append(f"pause {name}")
 
-    def thaw(self, name: str) -> None:
-        self.done.append(f"thaw {name}")
+    def resume(self, name: str) -> None:
+        self.done.append(f"resume {name}")
 
 
 def test_a_schedule_goes_on_after_what_does_not_work() -> None:
@@ -73,8 +73,8 @@ def test_a_schedule_goes_on_after_what_does_not_work() -> None:
         "0s:kill:gone",
         "0.01s:notice:a:3s",
         "0.02s:add:2",
-        "0.03s:freeze:a",
-        "0.04s:thaw:a",
+        "0.03s:pause:a",
+        "0.04s:resume:a",
         "0.05s:remove:1",
     )
     faults = [FAULTS.parse(text) for text in texts]
@@ -87,7 +87,7 @@ def test_a_schedule_goes_on_after_what_does_not_work() -> None:
     schedule.begin()
     schedule.wait()
     schedule.end()
-    assert nodes.done == ["notice a 3", "add 2", "freeze a", "thaw a", "remove 1"]
+    assert nodes.done == ["notice a 3", "add 2", "pause a", "resume a", "remove 1"]
     assert any("no node 'gone'" in line for line in said)
 
 

@@ -59,14 +59,14 @@ class LocalWorld:
     """Nodes of this machine: the keeper and the file are real, the machines are not (``local_fleet/`` has them)."""
 
     def __init__(self, folder):
-        self.quick = QuickFleet(folder, [LocalPool(POOL, "gpu", cores=2, most=MOST)])
+        self.quick = QuickFleet(folder, [LocalPool(POOL, "gpu", cores=2, max_nodes=MOST)])
         self.fleet = self.quick.fleet
 
     def dry(self):
-        self.fleet.shut(POOL, 3600)
+        self.fleet.outage(POOL, 3600)
 
     def wet(self):
-        self.fleet.shut(POOL, 0)
+        self.fleet.outage(POOL, 0)
 
     def lose(self, count):
         for node in self.fleet.observe().pools[0].nodes[:count]:

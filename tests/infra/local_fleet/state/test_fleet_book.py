@@ -29,8 +29,8 @@ from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model.capacity import Notice
 from ebbflow.planners.model.fleet import Target
 
-GPU = LocalPool("gpu", "gpu", cores=2, slots=2, least=1, most=4, price=0.5, on_demand_price=1.5)
-SQL = LocalPool("sql", "spark", cores=1, memory=0.5, most=3, price=0.1)
+GPU = LocalPool("gpu", "gpu", cores=2, slots=2, min_nodes=1, max_nodes=4, price=0.5, on_demand_price=1.5)
+SQL = LocalPool("sql", "spark", cores=1, memory=0.5, max_nodes=3, price=0.1)
 reals = st.floats(0, 1e10, allow_nan=False)
 texts = st.text(max_size=20)
 
@@ -277,8 +277,8 @@ def test_epochs_grow_exactly_at_what_is_seen_and_ids_are_never_used_twice(data):
             lasting = [
                 n for n in history.book.nodes if n.pool == pool.name and n.lasting and n.phase == "starting"
             ]
-            assert len(lasting) <= max(plan.nodes, pool.least)
-            assert pool.least <= plan.nodes <= pool.most or plan.nodes == pool.start
+            assert len(lasting) <= max(plan.nodes, pool.min_nodes)
+            assert pool.min_nodes <= plan.nodes <= pool.max_nodes or plan.nodes == pool.start
 
 
 def test_ids_go_on_where_the_fleets_last_life_ended():
@@ -339,18 +339,18 @@ def test_of_several_notices_the_firmest_and_then_the_earliest_counts():
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"name": "GPU"}, "small letters"),
-        ({"name": "gpu-1"}, "small letters"),
+        ({"name": "GPU"}, "lower-case letters"),
+        ({"name": "gpu-1"}, "lower-case letters"),
         ({"kind": "tpu"}, "'spark' or 'gpu'; got 'tpu'"),
         ({"market": "free"}, "got 'free'"),
         ({"cores": 0}, "cores and slots"),
         ({"memory": 0.0}, "memory > 0"),
         ({"slots": 1.5}, "slots of pool gpu must be a whole number; got 1.5"),
-        ({"least": 3, "most": 2}, "least <= initial <= most"),
-        ({"initial": 9}, "initial 9, most 8"),
+        ({"min_nodes": 3, "max_nodes": 2}, "min_nodes <= initial <= max_nodes"),
+        ({"initial": 9}, "initial 9, max_nodes 8"),
         ({"price": -1.0}, "price of pool gpu must be >= 0"),
-        ({"boot": float("nan")}, "boot of pool gpu"),
-        ({"cpus": 0.0}, "cpus of pool gpu must be > 0"),
+        ({"provision_time": float("nan")}, "provision_time of pool gpu"),
+        ({"cpus_per_slot": 0.0}, "cpus_per_slot of pool gpu must be > 0"),
     ],
 )
 def test_a_pool_outside_its_rules_is_refused_with_the_value_and_the_rule(options, said):

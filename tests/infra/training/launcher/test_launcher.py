@@ -36,7 +36,7 @@ class Run:
             str(SCRIPT),
             (str(folder), "1000000", "0.01"),
             str(folder / "run"),
-            RunSettings(grace=20.0),
+            RunSettings(termination_grace=20.0),
         )
         self.trainer.launch(job, {"node-1": 1, "node-2": 1})
 
@@ -202,7 +202,7 @@ def test_a_notice_costs_no_step(run: Run) -> None:
 def test_a_frozen_node_is_found_and_left_out(run: Run) -> None:
     run.on({"node-3": 2, "node-5": 1})
     status = run.status
-    run.nodes.freeze("node-5")
+    run.nodes.pause("node-5")
     run.training_on({"node-3": 2})
     end = run.end_of(status.generation)
     assert (end["how"], end["suspects"]) == ("hung", ["node-5"])

@@ -36,7 +36,7 @@ class Pool:
     def lost(self, name: str) -> str:
         return "" if name in self.there else "gone"
 
-    def frozen(self, name: str) -> bool:
+    def paused(self, name: str) -> bool:
         return False
 
     def end(self, name: str) -> None:

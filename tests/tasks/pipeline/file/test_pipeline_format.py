@@ -32,8 +32,13 @@ def refused(text: str, folder: Path, **parameters: str) -> list[str]:
 
 def test_what_a_file_says(tmp_path: Path) -> None:
     plain = content(tmp_path)
-    plain["trainings"]["fit"] |= {"deadline": "1h30m", "gpus": 2, "max_gpus": 3, "checkpoint_every": "500ms"}
-    plain["cluster"]["local"]["at"] = ["20s:kill:gpu-1", "fit+1.5s:notice:gpu:1m"]
+    plain["trainings"]["fit"] |= {
+        "deadline": "1h30m",
+        "gpus": 2,
+        "max_gpus": 3,
+        "checkpoint_interval": "500ms",
+    }
+    plain["cluster"]["local"]["faults"] = ["20s:kill:gpu-1", "fit+1.5s:notice:gpu:1m"]
     plain["loop"] = {
         "policy": "themis",
         "options": {"knob": 0.5},
@@ -48,7 +53,7 @@ def test_what_a_file_says(tmp_path: Path) -> None:
     fit = found.steps["fit"]
     assert fit.deadline is not None
     assert fit.deadline.moment(1000.0) == 1000.0 + 5400.0
-    assert fit.options["checkpoint_every"] == 0.5
+    assert fit.options["checkpoint_interval"] == 0.5
     assert isinstance(found.cluster, LocalSpec)
     assert found.cluster.faults == (
         Fault(20.0, "kill", "gpu-1"), Fault(1.5, "notice", "gpu", 60.0, step="fit")
@@ -99,11 +104,11 @@ def _line(text: str, words: str) -> int:
         ("cluster.aws", {"pools": ["a"]}, "exactly one of local, aws, existing must be given"),
         ("cluster.local.pools", {}, "a fleet must have at least one pool"),
         ("cluster.local.pools.gpu.kind", "gpo", "must be one of spark, gpu; got 'gpo'; did you mean gpu?"),
-        ("cluster.local.pools.gpu.nodes", 9, "least <= initial <= most"),
+        ("cluster.local.pools.gpu.nodes", 9, "min_nodes <= initial <= max_nodes"),
         ("cluster.local.pools.gpu.memory", "lots", "must be a positive size such as 6GiB or 512m; got 'lots'"),
-        ("cluster.local.at", ["soon:kill:gpu"], "a fault looks like 20s:kill:gpu-1"),
-        ("cluster.local.at", ["fot+1s:kill:gpu"], "there is no step 'fot'; did you mean fit?"),
-        ("cluster.local.at", ["1s:kill:gpx"], "there is no pool or node 'gpx'"),
+        ("cluster.local.faults", ["soon:kill:gpu"], "a fault of a pipeline is [STEP+]TIME:VERB"),
+        ("cluster.local.faults", ["fot+1s:kill:gpu"], "there is no step 'fot'; did you mean fit?"),
+        ("cluster.local.faults", ["1s:kill:gpx"], "there is no pool or node 'gpx'"),
         ("teams.sales.weight", 0, "must be a number > 0 and <= 1e+06; got '0'"),
         ("queries.orders.team", "salse", "there is no team 'salse' in teams; did you mean sales?"),
         ("queries.orders.team", None, "team is missing: one of sales, research"),
@@ -129,10 +134,10 @@ def _line(text: str, words: str) -> int:
         ("trainings.fit.min_gpus", 4, "min_gpus <= gpus <= max_gpus must hold"),
         ("trainings.fit.gpus", 1.5, "must be a whole number"),
         ("trainings.fit.gpus", True, "must be a whole number >= 1 and <= 10000; got 'true'"),
-        ("trainings.fit.checkpoint_every", -1, "must be a duration such as"),
+        ("trainings.fit.checkpoint_interval", -1, "must be a duration such as"),
         ("trainings.orders", {"script": "fit.py", "team": "sales"}, "the name 'orders' is taken by queries.orders"),
         ("trainings.1st", {"script": "fit.py"}, "a name begins with a letter"),
-        ("searches.tune.space", {}, "a search needs a parameter at least"),
+        ("searches.tune.space", {}, "space must name at least one hyperparameter"),
         ("searches.tune.space.lr", {"log": [1]}, "log takes two numbers"),
         ("searches.tune.pruner", "curve", "needs to know the epochs"),
         ("loop.policy", "thems", "the nearest is 'themis'"),
