@@ -69,7 +69,9 @@ _PANELS = {
     **dict.fromkeys(("tables", "catalog", "dialect", "allow_functions"), _INPUT),
     **dict.fromkeys(("format", "limit", "verbose", "quiet", "out", "json", "report", "verify"), _OUTPUT),
     **dict.fromkeys(("policy", "cuts", "hysteresis", "hazard", "weight", "calibrate"), _PLANNING),
-    **dict.fromkeys(("engine", "master", "executor_memory", "conf", "runner", "store", "reuse"), _RUN),
+    **dict.fromkeys(
+        ("engine", "stages", "master", "executor_memory", "conf", "runner", "store", "reuse"), _RUN
+    ),
 }
 
 

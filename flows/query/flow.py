@@ -85,6 +85,7 @@ def run_query(
     title: str = "",
     catalog: bool = False,
     engine: str = "spark",
+    stages: str = "spark",
     master: str | None = None,
     policy: str = "qoop",
     cuts: str = "cost",
@@ -119,6 +120,8 @@ def run_query(
         title: what people call the query.
         catalog: use the tables that the Spark session's catalogue knows, in place of ``tables``.
         engine: ``spark`` or ``duckdb`` (embedded, no JVM).
+        stages: how Spark runs a stage: ``spark`` (its SQL), ``native`` (DuckDB in its tasks, where answers are proven
+            equal) or ``auto``, by cost.
         master: Spark master: ``local[2]`` (the default), ``spark://host:7077``, ...
         policy: ``qoop`` re-plans at each change; ``clarinet`` and ``volcano`` choose once; ``single`` runs the query
             as one statement.

@@ -72,7 +72,7 @@ class SparkEngine:
         self._lock = threading.Lock()
         self._running: dict[str, _Running] = {}
         self._pools = Pools(context, weight)
-        self._native = NativeStages(context)
+        self._native = NativeStages(context, owned=self._owned)
         self._id = uuid.uuid4().hex
         self.shape = _shape(context) if self._owned else None
         self._hold: ExecutorHold | None = None
@@ -161,6 +161,11 @@ class SparkEngine:
     ) -> None:
         """Hold native stages; Spark's own statements run with all rights of its driver and its executors."""
         self._native.confine(AllowedAccess.of(relations, folders, everything))
+
+    @property
+    def native_trouble(self) -> str:
+        """Return why no stage can run natively, as far as an executor was asked."""
+        return self._native.known_trouble
 
     def hold(self, cores: float | None) -> None:
         """Hold the application to ``cores`` of a standalone cluster, in whole executors; ``None``: to no limit.

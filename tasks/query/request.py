@@ -35,6 +35,12 @@ class QueryRequest:
     )
     catalog: bool = asked(False, "Use the tables that the Spark session's catalogue knows", flags="--catalog")
     engine: Engine = asked("spark", "Engine that runs the stages: spark, or duckdb (embedded, needs no Java)")
+    stages: Literal["spark", "native", "auto"] = asked(
+        "spark",
+        "How Spark runs a stage: spark (its SQL), native (DuckDB in its tasks, where answers are proven equal), or "
+        "auto, by cost",
+        metavar="NAME",
+    )
     master: str = asked(
         "local[2]", "Spark master: local[2], spark://host:7077, ...; 'cluster' is the one of cluster up"
     )
@@ -120,6 +126,8 @@ class QueryRequest:
             )
         if self.catalog and self.engine == "duckdb":
             raise OptionError("catalog=True needs engine spark: the embedded DuckDB has no catalogue")
+        if self.stages != "spark" and self.engine != "spark":
+            raise OptionError(f"stages={self.stages} (--stages) needs engine spark; got {self.engine}")
         if not self.store.strip():
             raise OptionError("store must name a folder, local or s3://; got an empty text")
         self.store_place, self.tables_place, self.out_place  # noqa: B018  a wrong one is refused here

@@ -61,6 +61,8 @@ def program(
 def _result(query: Query, columns: Sequence[tuple[str, str]]) -> str:
     """Return ``query`` with the names and types that Spark would give its columns."""
     listed = []
+    if len({name.lower() for name, _ in columns}) < len(columns):
+        raise NotNativeError("a column appears twice")  # which Spark refuses
     for column, (name, kind) in zip(query.columns, columns, strict=True):
         if column.name != name or types.normal(kind) != column.type.replace("void", "string"):
             raise NotNativeError(f"the column {name} would be {column.type}, not {kind}")

@@ -3,6 +3,7 @@
 import logging
 import math
 import os
+import sys
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
@@ -19,7 +20,7 @@ from ebbflow.infra.spark.native.programs import Program, program
 from ebbflow.infra.spark.native.slices import Cut, cuts
 from ebbflow.infra.spark.native.statements import PARTS
 from ebbflow.infra.spark.native.worker import CANCELLED, Done, Part, Settings, Work
-from ebbflow.infra.spark.settings import is_local, mebibytes
+from ebbflow.infra.spark.settings import is_local, mebibytes, stays_on_this_machine
 from ebbflow.infra.storage import files
 from ebbflow.infra.tables.confinement import NOTHING, AllowedAccess
 
@@ -46,10 +47,16 @@ class Native:
 
 
 class NativeStages:
-    """Runs stages natively on the executors of one SparkContext. Safe for several threads."""
+    """Runs stages natively on the executors of one SparkContext. Safe for several threads.
 
-    def __init__(self, context: Any) -> None:
+    ``owned`` says that the context is ours: then tasks on this machine run in this Python environment, unless
+    PYSPARK_PYTHON names another.
+    """
+
+    def __init__(self, context: Any, *, owned: bool) -> None:
         self._context = context
+        if owned and stays_on_this_machine(context.master) and "PYSPARK_PYTHON" not in os.environ:
+            context.pythonExec = sys.executable
         self._lock = threading.Lock()
         self._access = NOTHING
         conf = context.getConf()
@@ -72,6 +79,11 @@ class NativeStages:
             if application not in _probed:
                 _probed[application] = trouble(self._context)
             return _probed[application]
+
+    @property
+    def known_trouble(self) -> str:
+        """Return what ``trouble`` has said; empty if it was not asked."""
+        return _probed.get(str(self._context.applicationId), "")
 
     def run(
         self, frame: Any, job: StageJob, columns: Sequence[tuple[str, str]], cancelled: threading.Event

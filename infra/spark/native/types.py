@@ -59,7 +59,9 @@ def duckdb_type(kind: str) -> str:
     if known is not None and 0 <= known.scale <= known.precision:
         return f"DECIMAL({known.precision},{known.scale})"
     if kind not in _DUCKDB:
-        raise NotNativeError(f"the type {kind} is not proven to be equal")
+        raise NotNativeError(
+            f"the type {kind if len(kind) < 20 else 'of a column'} is not proven to be equal"
+        )
     return _DUCKDB[kind]
 
 
