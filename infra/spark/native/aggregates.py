@@ -16,8 +16,7 @@ class Calls:
     """The aggregate calls of one operator.
 
     ``parts`` are calls of DuckDB's as columns ``a0``, ``a1``, ...; each may be computed of slices, and merged by the
-    function beside it, but for those over distinct values. Of whole numbers Spark would refuse a sum that leaves 64
-    bits on the way, here it must do so at the end.
+    function beside it, but for those over distinct values.
     """
 
     writer: Translator
@@ -63,8 +62,11 @@ class Calls:
         sql, kind = self._argument(function)
         total = self._total(sql, kind, distinct, only)
         known = decimal(kind)
-        result = "long" if known is None else types.summed(known).name
-        return Typed(cast(total, result), result)
+        if known is not None:
+            return Typed(cast(total, types.summed(known).name), types.summed(known).name)
+        if kind == "long":  # Spark refuses a sum that leaves 64 bits on its way, whatever it is at the end
+            total = failing(self._beyond(sql, only, 2**63 - 1), total)
+        return Typed(cast(total, "long"), "long")
 
     def _total(self, sql: str, kind: str, distinct: str, only: str) -> str:
         known = decimal(kind)
@@ -73,6 +75,13 @@ class Calls:
         # Parquet has no whole numbers of 128 bits
         scale = known.scale if known else 0
         return self._part(f"CAST(sum({distinct}{sql}){only} AS DECIMAL({types.MOST},{scale}))", "sum")
+
+    def _beyond(self, sql: str, only: str, limit: int) -> str:
+        """Return a test that some of the whole numbers might add up to more than ``limit``, in whatever order."""
+        top, least = self._part(f"max({sql}){only}", "max"), self._part(f"min({sql}){only}", "min")
+        count = self._part(f"count({sql}){only}", "sum")
+        most = f"(CAST(greatest({top}, -1 - {least}) AS HUGEINT) + 1)"
+        return f"({most} * CAST({count} AS HUGEINT) > {limit})"
 
     def _average(self, function: Node, distinct: str, only: str) -> Typed:
         sql, kind = self._argument(function)
@@ -83,7 +92,7 @@ class Calls:
         count = f"CAST({self._part(f'count({distinct}{sql}){only}', 'sum')} AS HUGEINT)"
         if known is None:
             quotient_ = f"(CAST({total} AS DOUBLE) / CAST({count} AS DOUBLE))"
-            return Typed(failing(f"abs({total}) > {_DOUBLE}", _unless_none(count, quotient_)), "double")
+            return Typed(failing(self._beyond(sql, only, _DOUBLE), _unless_none(count, quotient_)), "double")
         result = types.averaged(known)
         wide = Decimal(types.MOST, known.scale)
         mean = quotient(unscaled(total, wide), count, result, result.scale - known.scale)

@@ -42,12 +42,13 @@ def program(
         NotNativeError: something in it is not proven to be equal.
     """
     writer = Writer(frozenset(sizes), escapes)
-    whole = _result(writer.statement(plan), columns)
+    whole = writer.complete(_result(writer.query(plan), columns))
     scans = {number: table for number, (table, _) in writer.scans.items()}
+    plan = plan.children[-1] if plan.kind == "WithCTE" else plan
     gathering = _gathering(plan)
     below = plan if gathering is None else gathering.children[0]
     found = [(sizes[str(v.fields["desc"]["identifier"]["table"]).lower()], v) for v in _divisible(below)]
-    if not found or plan.kind == "WithCTE":
+    if not found:
         return Program(scans, None, "", "", whole, tuple(columns))
     number = writer.number_of(max(found, key=lambda pair: pair[0])[1])
     if gathering is None:
@@ -55,7 +56,8 @@ def program(
     first = _first(writer, plan, gathering)
     if first is None:
         return Program(scans, None, "", "", whole, tuple(columns))
-    return Program(scans, number, first, _result(writer.query(plan), columns), whole, tuple(columns))
+    merge = writer.complete(_result(writer.query(plan), columns))
+    return Program(scans, number, writer.complete(first), merge, whole, tuple(columns))
 
 
 def _result(query: Query, columns: Sequence[tuple[str, str]]) -> str:

@@ -5,7 +5,7 @@ import math
 import os
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -27,7 +27,7 @@ from ebbflow.infra.tables.confinement import NOTHING, AllowedAccess
 _SMALLEST = 8 << 20  # bytes of a slice below which another one costs more than it saves
 _LARGEST = 2 << 30  # bytes of a slice; beyond that there are more of them than cores...
 _MOST = 4  # ...up to this many a core
-_ALONE = 128 << 20  # bytes that a stage may read that cannot be divided
+_ALONE = 512 << 20  # bytes that a stage may read in one task
 _PART_OF_HEAP = 0.5  # memory of DuckDB's on an executor whose ``spark.executor.pyspark.memory`` is not set
 _PART_OF_MACHINE = 0.4  # likewise of this machine, in local mode
 _LEAST = 256  # MiB of a task
@@ -120,19 +120,24 @@ class NativeStages:
         Raises ``NotNativeError`` where tables that each slice reads do not fit into a task's memory.
         """
         relations = {r.name.lower(): r for r in job.relations}
-        if made.sliced is None:
-            if sum(relations[name].bytes for name in made.scans.values()) > _ALONE:
-                raise NotNativeError("it cannot be divided, and one task would read too much")
-            return []
-        others = sum(relations[t].bytes for number, t in made.scans.items() if number != made.sliced)
+        found: list[Cut] = []
+        if made.sliced is not None:
+            found = self._cuts(made, relations, made.sliced)
+        if len(found) > 1:
+            return found
+        if sum(relations[name].bytes for name in made.scans.values()) > _ALONE:
+            raise NotNativeError("it cannot be divided, and one task would read too much")
+        return []
+
+    def _cuts(self, made: Program, relations: Mapping[str, Relation], sliced: int) -> list[Cut]:
+        others = sum(relations[t].bytes for number, t in made.scans.items() if number != sliced)
         if others > self._memory << 20:
             raise NotNativeError("tables that each task reads do not fit into its memory")
-        relation = relations[made.scans[made.sliced]]
+        relation = relations[made.scans[sliced]]
         cores = max(1, self._context.defaultParallelism // self._threads)
         count = min(cores, math.ceil(relation.bytes / _SMALLEST))
         count = min(max(count, math.ceil(relation.bytes / _LARGEST)), _MOST * cores)
-        found = cuts(relation, count)
-        return found if len(found) > 1 else []
+        return cuts(relation, count)
 
     def _carried_out(
         self, made: Program, job: StageJob, slices: Sequence[Cut], cancelled: threading.Event
@@ -162,17 +167,35 @@ class NativeStages:
         access = AllowedAccess.of(job.relations, [job.output])
         if self._access.covers(access):
             access = self._access
-        work = Work(Settings(access, self._threads, self._memory), job.output.root, tuple(parts))
-        count = len(parts)
-        done: list[Done] = (
-            self._context.parallelize(range(count), count).mapPartitionsWithIndex(work.run).collect()
-        )
+        settings = Settings(access, self._threads, self._memory)
+        try:
+            done = self._collected(Work(settings, job.output.root, tuple(parts)))
+        except Exception as error:
+            # in local mode Spark does not repeat a task whose worker was killed
+            if cancelled.is_set() or not is_local(self._context.master):
+                raise
+            _log.warning("a task of %s failed and is repeated: %s", job.name, first_line(error))
+            left = [p for p in parts if not os.path.exists(f"{job.output.root}/{p.file}")]
+            done = [_found(f"{job.output.root}/{p.file}") for p in parts if p not in left]
+            done += self._collected(Work(settings, job.output.root, tuple(left)))
         if cancelled.is_set():
             raise StageCancelledError(f"{job.name} was cancelled")
         errors = [d.error for d in done if d.error]
         if errors:
             raise NotNativeError(f"DuckDB refused it ({errors[0]})")
         return done
+
+    def _collected(self, work: Work) -> list[Done]:
+        count = len(work.parts)
+        rdd = self._context.parallelize(range(count), count)
+        found: list[Done] = rdd.mapPartitionsWithIndex(work.run).collect()
+        return found
+
+
+def _found(path: str) -> Done:
+    import pyarrow.parquet as pq
+
+    return Done(int(pq.read_metadata(path).num_rows))
 
 
 def _summed(last: Sequence[Done], all_: Sequence[Done], tasks: int) -> Native:

@@ -1,15 +1,17 @@
 """Spark's resolved plans as DuckDB's SQL, whole or in two: a part for each slice of one table, and a merge."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import NamedTuple
 
-from ebbflow.infra.spark.native import types
+from ebbflow.infra.spark.native import arithmetic, comparisons, texts, types
 from ebbflow.infra.spark.native.aggregates import Calls
 from ebbflow.infra.spark.native.catalyst import Attribute, Node, NotNativeError, tree
 from ebbflow.infra.spark.native.expressions import Translator, Typed, identifier
 
+_RULES = {**arithmetic.RULES, **comparisons.RULES, **texts.RULES}
 PARTS = "parts"  # the relation that a merge reads
 _PASSED = ("SubqueryAlias", "ResolvedHint", "View")
 _JOINS = {
@@ -48,16 +50,21 @@ class Writer:
     escapes: bool = False
     scans: dict[int, tuple[str, Node]] = field(default_factory=dict)  # number -> table and its View
     stored: dict[int, Query] = field(default_factory=dict)  # by id(node): what stands for an operator
+    _owners: dict[int, int] = field(default_factory=dict)  # column's id -> number of its scan
     _numbers: dict[int, int] = field(default_factory=dict)  # by id(node) of a View
     _shared: dict[int, Query] = field(default_factory=dict)  # by Spark's id of a common table expression
 
-    def statement(self, node: Node) -> Query:
-        """Return the query of a whole plan, with its common table expressions."""
-        found = self.query(node)
-        if not self._shared:
-            return found
-        named = ", ".join(f"w{number} AS ({query.sql})" for number, query in self._shared.items())
-        return Query(f"WITH {named} {found.sql}", found.columns)
+    def complete(self, sql: str) -> str:
+        """Return ``sql`` with the common table expressions that it reads."""
+        needed: dict[int, str] = {}
+        texts = [sql]
+        while texts:
+            for number in map(int, re.findall(r"\bw(\d+)\b", texts.pop())):
+                if number in self._shared and number not in needed:
+                    needed[number] = self._shared[number].sql
+                    texts.append(needed[number])
+        named = ", ".join(f"w{number} AS ({needed[number]})" for number in self._shared if number in needed)
+        return f"WITH {named} {sql}" if named else sql
 
     def query(self, node: Node) -> Query:
         """Return the query of an operator. Raises ``NotNativeError``."""
@@ -90,6 +97,8 @@ class Writer:
             found = tree([flat]).attribute
             if types.known(found.type):
                 columns.append(found)
+        if any(self._owners.setdefault(c.id, number) != number for c in columns):
+            raise NotNativeError("two scans have columns of the same ids")
         if not columns:
             raise NotNativeError(f"no column of {name} has a type that is proven to be equal")
         listed = ", ".join(f"{identifier(c.name)} AS {c.column}" for c in columns)
@@ -150,7 +159,7 @@ class Writer:
                 raise NotNativeError(f"grouping by {value.type} is not proven to be equal")
             keys.setdefault(value.sql, Typed(f"g{number}", value.type))
         calls = Calls(inner)
-        writer = Translator(self._subquery, keys, calls.of, self.escapes)
+        writer = Translator(_RULES, self._subquery, keys, calls.of, self.escapes)
         above = Above(self, node.expressions("aggregateExpressions"), writer)
         above.over("nothing")  # collects the calls
         return above, Groups(keys, calls)
@@ -238,7 +247,7 @@ class Writer:
     # --- expressions --------------------------------------------------------------------------------------
 
     def _expressions(self, replaced: Mapping[str, Typed] | None = None) -> Translator:
-        return Translator(self._subquery, replaced or {}, None, self.escapes)
+        return Translator(_RULES, self._subquery, replaced or {}, None, self.escapes)
 
     def _subquery(self, node: Node) -> tuple[str, tuple[str, ...]]:
         if node.fields.get("joinCond"):
