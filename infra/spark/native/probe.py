@@ -19,7 +19,7 @@ def versions(_: int, __: Iterator[Any]) -> Iterator[dict[str, str]]:
 
 
 def trouble(context: Any) -> str:
-    """Return why the executors of ``context`` cannot run native stages; empty if they can."""
+    """Return why the executors of ``context`` cannot run native stages; empty if they can. Raises Spark's errors."""
     from pyspark import cloudpickle
 
     here = next(versions(0, iter(())))
@@ -27,8 +27,6 @@ def trouble(context: Any) -> str:
     cloudpickle.register_pickle_by_value(module)
     try:
         (there,) = context.parallelize([0], 1).mapPartitionsWithIndex(versions).collect()
-    except Exception as error:
-        return f"executors cannot run Python: {str(error).splitlines()[0][:200]}"
     finally:
         cloudpickle.unregister_pickle_by_value(module)
     unlike = [f"{name} {there[name]}, here {here[name]}" for name in here if there[name] != here[name]]

@@ -72,12 +72,20 @@ class NativeStages:
         with suppress(OSError):
             files.write_text(f"{job.output.root}/{CANCELLED}", "")
 
-    def trouble(self) -> str:
-        """Return why no stage can run natively here; empty if some can. The first call asks an executor."""
+    def trouble(self, cancelled: threading.Event) -> str:
+        """Return why no stage can run natively here; empty if some can. The first call asks an executor.
+
+        Raises ``StageCancelledError``; then the next call asks again.
+        """
         application = str(self._context.applicationId)
         with self._lock:
             if application not in _probed:
-                _probed[application] = trouble(self._context)
+                try:
+                    _probed[application] = trouble(self._context)
+                except Exception as error:
+                    if cancelled.is_set():
+                        raise StageCancelledError("cancelled before it began") from error
+                    _probed[application] = f"executors cannot run Python: {first_line(error)}"
             return _probed[application]
 
     @property
@@ -94,7 +102,7 @@ class NativeStages:
             NotNativeError: it cannot run natively, or did not; nothing of it is left.
             StageCancelledError: it was cancelled.
         """
-        if why := self.trouble():
+        if why := self.trouble(cancelled):
             raise NotNativeError(why)
         _check_places(job)
         plan = parse(frame._jdf.queryExecution().analyzed().toJSON())
