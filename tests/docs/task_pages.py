@@ -1,8 +1,8 @@
 """Pages whose commands are one script: run from an empty directory, and their output is compared with what is shown.
 
 A fenced block with ``title="NAME"`` is saved as that file. All ``sh`` blocks run in one shell, in order. A ``text``
-block that follows an ``sh`` block is what the reader sees of it: its lines must be there in that order, ``...`` stands
-for any lines, and what differs from run to run (durations, times of day, IDs, ports) is compared by its form.
+block after an ``sh`` block is what the reader sees of it: its lines must be there in that order, ``...`` stands for
+any lines, and what differs from run to run (durations, times of day, IDs, ports) is compared by its form.
 
 ``python -m tests.docs.task_pages docs/tasks/PAGE.md`` runs a page and prints what each block printed.
 """
