@@ -12,7 +12,6 @@ from ebbflow.flows import elastic as elastic_cli
 from ebbflow.flows import report as report_cli
 from ebbflow.flows import simulation as simulate_cli
 from ebbflow.flows.apps import cli as apps_cli
-from ebbflow.flows.bench import cli as bench_cli
 from ebbflow.flows.capacity import cli as capacity_cli
 from ebbflow.flows.fleet import cli as fleet_cli
 from ebbflow.flows.ledger import cli as ledger_cli
@@ -55,7 +54,6 @@ setup_cli.register(app)
 app.add_typer(data_cli.app, name="data", rich_help_panel=SET_UP)
 app.add_typer(prefect_cli.app, name="prefect", rich_help_panel=SET_UP)
 app.add_typer(simulate_cli.app, name="simulate", rich_help_panel=SET_UP)
-app.add_typer(bench_cli.app, name="bench", rich_help_panel=SET_UP)
 
 
 class LogLevel(StrEnum):

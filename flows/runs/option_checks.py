@@ -13,9 +13,9 @@ from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model.numbers import MAX_NUMBER, is_number, is_whole, parse_duration
 
 MAX_TEXT = 4096  # characters of an option's text, as of a path
-OUTPUT_FILES = frozenset({"json", "report", "html", "csv", "out", "document"})
+OUTPUT_FILES = frozenset({"json", "report", "html", "csv", "out", "output", "document"})
 """Options of this name and the metavar FILE name a file that is written."""
-OUTPUT_DIRECTORIES = frozenset({"store", "folder", "out", "document", "spill", "state", "data", "to"})
+OUTPUT_DIRECTORIES = frozenset({"store", "folder", "out", "output", "document", "spill", "state", "data"})
 """Options of this name and the metavar DIR name a directory that is made, or written in."""
 
 _FREE_TEXT = ("SQL|FILE", "ARGS")  # metavars of texts that may be long, and hold line breaks
@@ -124,16 +124,16 @@ def place_problem(parameter: Parameter, text: str) -> str:
 
 def _twice(ctx: Any, parameter: Parameter, value: Any) -> str:
     """Return what is wrong where two options name the same file to write."""
-    if (
-        parameter.metavar != "FILE"
-        or parameter.name not in OUTPUT_FILES
-        or value is None
-        or str(value) == "-"
-    ):
+    if parameter.metavar != "FILE" or parameter.name not in OUTPUT_FILES:
         return ""
     known = ctx.meta.setdefault("ebbflow.outputs", {})
-    other = known.setdefault(str(Path(value).absolute()), parameter.opts[0])
-    return "" if other == parameter.opts[0] else f"must name a file of its own; got that of {other}: {value}"
+    for path in value if isinstance(value, list | tuple) else [value]:
+        if path is None or str(path) == "-":
+            continue
+        other = known.setdefault(str(Path(path).absolute()), parameter.opts[0])
+        if other != parameter.opts[0]:
+            return f"must name a file of its own; got that of {other}: {path}"
+    return ""
 
 
 def _forbidden(character: str, free: bool) -> bool:

@@ -5,7 +5,7 @@ Commands (``flows/runs/request_options.py``) and the keys of a pipeline's file
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from functools import cache
 from types import UnionType
@@ -29,7 +29,7 @@ class Option:
     )
     in_file: str = ""  # what a pipeline's file says, where ``help`` is for commands only
     metavar: str = ""  # FILE and DIR: a path
-    flags: str = ""  # of the command, unless made of the name
+    flags: str = ""  # of the command, by commas, unless made of the name
     unit: str = ""  # s: a duration
     above: float | None = None
     min: float | None = None
@@ -118,6 +118,23 @@ def _declared(one: Any, hint: Any) -> Declared:
     if get_origin(hint) is tuple:
         return Declared(one.name, one.metadata[_KEY], get_args(hint)[0], default, many=True)
     return Declared(one.name, one.metadata[_KEY], hint, default)
+
+
+REPORT_ENDINGS = (".html", ".json")
+
+
+def check_report_paths(report: str | Iterable[str] | None) -> tuple[str, ...]:
+    """Return the files that a report is written to, each once; one path may stand for itself.
+
+    Raises ``OptionError`` for a file whose ending is not of ``REPORT_ENDINGS``: it names the format.
+    """
+    paths = (report,) if isinstance(report, str) else tuple(report or ())
+    for path in paths:
+        if not isinstance(path, str) or not path.lower().endswith(REPORT_ENDINGS):
+            raise OptionError(
+                f"report must name files that end in .html (the page) or .json (the data); got {path!r:.300}"
+            )
+    return tuple(dict.fromkeys(paths))
 
 
 def check(request: object) -> None:

@@ -42,7 +42,7 @@ def for_query(
     session = session_of(request, gathered, planner, first)
     plans = dict(session.plans)
     for share in others:
-        plans |= {plan.id: plan for plan in candidates(planner, request.policy, share)}
+        plans |= {plan.id: plan for plan in candidates(planner, request.planner, share)}
     found = tuple(plans.values())
     curve = QueryCurve(found, ExecutionState(found[0]), node, clock.now(), MAX_PARALLEL_STAGES)
     return DeadlineScaling(seconds, boot).decide(state, seen.fleet.epoch, curve)

@@ -15,7 +15,7 @@ FACE = "flows.face"  # laid as the package itself: what users import, and nothin
 
 SUBJECTS = {
     "query", "training", "tuning", "fleet", "nodes", "capacity", "pipeline", "simulation", "elastic", "report",
-    "bench", "communication",
+    "communication",
 }  # fmt: skip
 OTHERS = {  # rooms that are of no subject
     "flows": {"airflow", "apps", "blocks", "cli", "face", "ledger", "runs", "setup"},
@@ -35,7 +35,7 @@ FLOORS = {
         "setup",
         "pipeline report apps",
         "capacity tuning ledger",
-        "query training fleet bench simulation airflow",
+        "query training fleet simulation airflow",
         "nodes elastic",
         "runs",
         "blocks",
@@ -45,7 +45,7 @@ FLOORS = {
         "capacity simulation",
         "report tuning nodes",
         "training",
-        "fleet bench",
+        "fleet",
         "query",
         "apps elastic",
         "drawing faults",
