@@ -40,7 +40,7 @@ def moved(path: Path) -> str:
 
 def pipeline_file() -> str:
     """Return the page of the sections and keys of a pipeline's file."""
-    from ebbflow.tasks.pipeline.file import form
+    from ebbflow.tasks.pipeline.file import form, steps
 
     lines = [
         "# Pipeline files",
@@ -59,12 +59,12 @@ def pipeline_file() -> str:
         "cluster.aws": form.AWS,
         "cluster.existing": form.EXISTING,
         "teams.NAME": form.TEAM,
-        "queries.NAME": form.QUERY,
-        "trainings.NAME": form.TRAINING,
-        "searches.NAME": form.SEARCH,
+        "queries.NAME": steps.QUERY,
+        "trainings.NAME": steps.TRAINING,
+        "tunings.NAME": steps.TUNING,
         "loop": form.LOOP,
         "loop.scaling": form.SCALING,
-        "limits": form.LIMITS,
+        "quotas": form.QUOTAS,
     }
     for name, section in sections.items():
         lines += [f"## `{name}`", "", section.help, "", *_keys(section)]
@@ -72,16 +72,18 @@ def pipeline_file() -> str:
 
 
 def _keys(section: Any) -> Iterator[str]:
-    from ebbflow.tasks.pipeline.file.kinds import shown_default
+    from ebbflow.tasks.pipeline.file.sections import shown_default
 
     for group in section.one_of:
         yield from (f"Exactly one of {', '.join(f'`{name}`' for name in group)} is given.", "")
     yield from ("| key | what | default |", "|---|---|---|")
     for key in section.keys:
-        default = "*required*" if key.required else shown_default(key.default)
+        said, _, otherwise = key.help.partition(". Default: ")  # a default in words
+        default = shown_default(key.default)
+        shown = "*required*" if key.required else otherwise or (default and f"`{default}`")
         choices = getattr(key.kind, "choices", ())
-        help_ = key.help + (f" ({', '.join(choices)})" if choices else "")
-        yield f"| `{key.name}` | {_cell(help_)} | {default if key.required or not default else f'`{default}`'} |"
+        help_ = said + (f" ({', '.join(choices)})" if choices else "")
+        yield f"| `{key.name}` | {_cell(help_)} | {shown} |"
     yield ""
 
 

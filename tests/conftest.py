@@ -18,14 +18,44 @@ settings.register_profile("search", deadline=None, max_examples=1000, print_blob
 settings.load_profile("ebbflow")
 
 PROCESSES = ("infra/training", "infra/elastic")  # folders whose tests nearly all start some
+STARTING = ("spark", "prefect", "processes")  # markers of tests that start processes
+
+
+def _in_processes(path: Path) -> bool:
+    return any(f"tests/{folder}/" in path.as_posix() for folder in PROCESSES)
+
+
+@cache
+def _may_start(path: Path, markers: tuple[str, ...] = STARTING) -> bool:
+    """Tell whether the file of tests may hold one that is marked so."""
+    text = path.read_text()
+    return any(f"mark.{name}" in text for name in markers)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out what the part of the suite that is asked for (``scripts/test.sh``) cannot need: most of the time
+    before its first test goes by with imports."""
+    if collection_path.suffix != ".py":
+        return None
+    asked = {word.strip() for word in config.option.markexpr.split(" and ")}
+    if {"alone", "spark"} <= asked:
+        needed = _may_start(collection_path, ("spark",))
+    elif "alone" in asked:
+        needed = _in_processes(collection_path) or _may_start(collection_path)
+    else:
+        needed = "not alone" not in asked or not _in_processes(collection_path)
+    return None if needed else True
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m selects
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark as ``alone`` what starts processes of its own: beside other tests it would run into its time limits."""
     for item in items:
-        marked = any(item.get_closest_marker(name) for name in ("spark", "prefect", "processes"))
-        if marked or any(f"tests/{folder}/" in item.path.as_posix() for folder in PROCESSES):
+        found = [name for name in STARTING if item.get_closest_marker(name)]
+        for name in found:
+            if not _may_start(item.path, (name,)):  # the part that should run it would leave it out
+                raise pytest.UsageError(f"{item.nodeid} is marked {name}, which its file does not name")
+        if found or _in_processes(item.path):
             item.add_marker("alone")
 
 

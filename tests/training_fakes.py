@@ -127,8 +127,8 @@ class FakeTrainer:
         content["restored"] = first if number > 1 else None
         self._say("started", content)
         self._note("started", **content)
-        canary = self._settings.canary_steps
-        for n in range(min(act.steps, canary) if canary else act.steps):
+        preflight = self._settings.preflight_steps
+        for n in range(min(act.steps, preflight) if preflight else act.steps):
             self._step += 1
             self._clock.time += act.seconds / max(act.steps, 1)
             figures = {
@@ -144,7 +144,7 @@ class FakeTrainer:
             )
         for name, value in act.metrics.items():
             self._say("metrics", {"metrics": {name: value}, "epoch": 0})
-        if act.saves and not canary:
+        if act.saves and not preflight:
             self._saved = first + act.saves
             self._say("checkpoint", {"reason": "periodic", "stalled": 0.01, "saved_step": self._saved})
         for node in act.noticed:
@@ -153,9 +153,10 @@ class FakeTrainer:
             if node not in act.noticed:
                 self._note("node-lost", node=node, how="killed")
         return GenerationEnd(
-            number, "canary" if canary and act.kind == "finished" else act.kind, f"{act.kind} for a test", placement,
+            number, "preflight" if preflight and act.kind == "finished" else act.kind,
+            f"{act.kind} for a test", placement,
             {n: s for n, s in placement.items() if n not in act.gone}, act.failures, act.suspects, started,
-            self._clock.now(), first, self._step, self._saved if act.saves and not canary else -1,
+            self._clock.now(), first, self._step, self._saved if act.saves and not preflight else -1,
         )  # fmt: skip
 
     def _follow(self, end: GenerationEnd) -> None:
@@ -241,8 +242,8 @@ class FakeSite:
 
 def run(script: str, *acts: Act, there: Nodes | None = None, resume: bool = False, **options: Any) -> Any:
     """Return the report and the site of a run of ``script``, whose generations end as ``acts`` say."""
-    options = {"canary": "never", "nodes": "local:3x2", "id": "r", **options}
-    request = TrainingRequest(script, folder=str(Path(script).parent / "runs"), **options)
+    options = {"preflight": "never", "nodes": "local:3x2", "run_id": "r", **options}
+    request = TrainingRequest(script, runs_dir=str(Path(script).parent / "runs"), **options)
     site = FakeSite(*acts)
     report = run_training(request, site=site, clock=site.clock, nodes=there, resume=resume)
     assert site.made.closed

@@ -122,11 +122,11 @@ class EbbflowQueryOperator(_AttendedOperator):
         from ebbflow.flows.airflow.stopping import StoppableOrchestrator
         from ebbflow.flows.airflow.work import (
             MOST_ROWS,
+            generated_id,
             only_with,
             query,
             query_request,
             query_values,
-            run_id,
         )
         from ebbflow.flows.runs.cancelling import Attended
 
@@ -145,7 +145,7 @@ class EbbflowQueryOperator(_AttendedOperator):
             work = partial(query, request, orchestrator)
             if self.ledger_conn_id or self.ledger:
                 ti = context["ti"]
-                app = run_id(ti.dag_id, ti.task_id, ti.run_id, ti.map_index)
+                app = generated_id(ti.dag_id, ti.task_id, ti.run_id, ti.map_index)
                 work = partial(work, app=app, team=self.team, **self._place())
             else:
                 only_with("ledger_conn_id or ledger", cluster=self.cluster, team=self.team)
@@ -156,7 +156,7 @@ class EbbflowQueryOperator(_AttendedOperator):
         except EbbflowError as error:
             if orchestrator.asked.is_set():
                 raise AirflowException(
-                    "stopped; finished stages are kept, another try goes on from them"
+                    "stopped; finished stages are kept, another try resumes from them"
                 ) from None
             raise AirflowException(str(error)) from error
         self.log.info("%s rows in %.1f s", f"{outcome.result.rows:,}", outcome.report.seconds)
@@ -183,8 +183,8 @@ class EbbflowTrainingOperator(_AttendedOperator):
         ledger: or the ledger's address, without a password. Default: that of ``EBBFLOW_LEDGER``.
         cluster: the cluster's name in the ledger.
         team: on whose account it runs there.
-        folder: of all runs, local or ``s3://``.
-        run: id of the run; made of DAG, task and DAG run unless given.
+        runs_dir: directory of all runs, local or ``s3://``.
+        run_id: run ID; generated from DAG, task and DAG run by default.
         options: further fields of ``ebbflow.tasks.training.request.TrainingRequest``.
         stop_patience: seconds that a task which has run into its time limit waits for the training to save.
     """
@@ -198,8 +198,8 @@ class EbbflowTrainingOperator(_AttendedOperator):
         "ledger",
         "cluster",
         "team",
-        "folder",
-        "run",
+        "runs_dir",
+        "run_id",
         "options",
     )
     template_fields_renderers = {"options": "json"}  # noqa: RUF012  Airflow's own way
@@ -216,8 +216,8 @@ class EbbflowTrainingOperator(_AttendedOperator):
         ledger: str | None = None,
         cluster: str = "",
         team: str = "",
-        folder: str | None = None,
-        run: str = "",
+        runs_dir: str | None = None,
+        run_id: str = "",
         options: Mapping[str, Any] | None = None,
         stop_patience: float = 45.0,
         **kwargs: Any,
@@ -226,15 +226,15 @@ class EbbflowTrainingOperator(_AttendedOperator):
         self.script, self.arguments, self.nodes = script, list(arguments), nodes
         self.fleet, self.team = fleet, team
         self.ledger_conn_id, self.ledger, self.cluster = ledger_conn_id, ledger, cluster
-        self.folder, self.run = folder, run
+        self.runs_dir, self.run_id = runs_dir, run_id
         self.options = dict(options or {})
         self.stop_patience = stop_patience
 
     def execute(self, context: "Context") -> dict[str, Any]:
         """Run the training and return plain values. Raises ``AirflowFailException`` for what no retry can mend."""
         from ebbflow.flows.airflow.work import (
+            generated_id,
             only_with,
-            run_id,
             train,
             train_on_leases,
             training_request,
@@ -244,13 +244,16 @@ class EbbflowTrainingOperator(_AttendedOperator):
         from ebbflow.flows.runs.stopping import StopTraining
 
         ti = context["ti"]
-        run = self.run or run_id(ti.dag_id, ti.task_id, ti.run_id, ti.map_index)
+        run = self.run_id or generated_id(ti.dag_id, ti.task_id, ti.run_id, ti.map_index)
         stopper = StopTraining()
         try:
             request, resume = training_request(
-                self.script, self.arguments, run, {"nodes": self.nodes, "folder": self.folder, **self.options}
+                self.script,
+                self.arguments,
+                run,
+                {"nodes": self.nodes, "runs_dir": self.runs_dir, **self.options},
             )
-            request = request if request.title else replace(request, title=self.task_id)
+            request = request if request.name else replace(request, name=self.task_id)
             if resume:
                 self.log.info("going on with the run %s", run)
             work = partial(train, request, resume, stopper)
@@ -271,7 +274,7 @@ class EbbflowTrainingOperator(_AttendedOperator):
             raise AirflowFailException(f"the training {run} failed: {report.reason}")
         if report.state == "stopped":
             saved = "has saved" if not report.unsaved_steps else f"{report.unsaved_steps} steps are not saved"
-            raise AirflowException(f"the training {run} was stopped and {saved}; another try goes on with it")
+            raise AirflowException(f"the training {run} was stopped and {saved}; another try resumes it")
         self.log.info("%s steps in %.1f s, %s of them twice", report.steps, report.seconds, report.lost_steps)
         return training_values(report)
 

@@ -15,6 +15,7 @@ from ebbflow.flows.airflow.stopping import StoppableOrchestrator
 from ebbflow.flows.runs.stopping import StopTraining
 from ebbflow.infra.protocols import Checkpoint
 from ebbflow.planners.errors import OptionError
+from ebbflow.planners.model.options import check_report_paths
 from ebbflow.tasks.drawing.codec import encode
 from ebbflow.tasks.query.request import QueryRequest
 from ebbflow.tasks.query.run import QueryOutcome
@@ -38,18 +39,19 @@ def training_request(
 
     Raises ``OptionError``, for unknown options too, ``StorageError`` and ``TrainingError``.
     """
-    _known(TrainingRequest, options, ("script", "arguments", "id"))
+    _known(TrainingRequest, options, ("script", "arguments", "run_id"))
     given = {name: value for name, value in options.items() if value is not None}
     if "fault" in given:
         given["fault"] = tuple(given["fault"])
-    request = TrainingRequest(script, tuple(str(one) for one in arguments), id=run, **given)
+    given["report"] = check_report_paths(given.get("report"))
+    request = TrainingRequest(script, tuple(str(one) for one in arguments), run_id=run, **given)
     if not request.recorded:
         return replace(request, restart=False), False
-    changes = {name: getattr(request, name) for name in ("json", "report", "restart")}
-    return TrainingRequest.load(request.folder, run, changes), True
+    changes = {name: getattr(request, name) for name in ("report", "restart")}
+    return TrainingRequest.load(request.runs_dir, run, changes), True
 
 
-def run_id(dag: str, task: str, run: str, index: int = -1) -> str:
+def generated_id(dag: str, task: str, run: str, index: int = -1) -> str:
     """Return an id for what a task of a DAG run does: the same at each try, so that a retry goes on.
 
     ``index`` is that of a mapped task. Of what would be too long the end is replaced by a digest of it all.
@@ -124,7 +126,12 @@ def train_on_leases(
     ):
         spec = training_spec(request, **asked)
         return run_training_app(
-            request, spec, ledger, lambda: nodes.nodes_for(request.id), stop=stopper.asked, deliver=deliver
+            request,
+            spec,
+            ledger,
+            lambda: nodes.nodes_for(request.run_id),
+            stop=stopper.asked,
+            deliver=deliver,
         )
 
 

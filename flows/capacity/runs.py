@@ -321,7 +321,7 @@ def resumed(app: LostApp, view: RunView | None, cluster: str = "local") -> dict[
             }
         if app.spec.kind == "query":
             return {**view.parameters, "app": id_}
-        return {**view.parameters, "id": id_, "resume": True}
+        return {**view.parameters, "run_id": id_, "resume": True}
     if app.resume is None:
         raise InfraError(f"{id_} has no resume command")
     request = request_of(app.resume)
@@ -330,7 +330,8 @@ def resumed(app: LostApp, view: RunView | None, cluster: str = "local") -> dict[
         from ebbflow.flows.query.flow import parameters_of
 
         return {**parameters_of(request), "app": id_, **where}
-    given = {"script": request.script, "id": app.resume.id, "folder": app.resume.folder, "resume": True}
+    resume = app.resume
+    given = {"script": request.script, "run_id": resume.id, "runs_dir": resume.folder, "resume": True}
     return given | where
 
 

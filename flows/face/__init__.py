@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ebbflow.flows.pipeline.flow import run_pipeline
     from ebbflow.flows.query.flow import run_query
     from ebbflow.flows.training.flow import train
-    from ebbflow.flows.tuning.flow import search
+    from ebbflow.flows.tuning.flow import tune
     from ebbflow.infra.elastic.application import (
         Application,
         Completion,
@@ -233,16 +233,16 @@ __all__ = [
     "run_training",
     "run_tuning",
     "scaling_target",
-    "search",
     "simulate",
     "start_gang",
     "train",
+    "tune",
 ]
 
 _NAMES = {
     "ebbflow.flows.query.flow": "run_query",
     "ebbflow.flows.training.flow": "train",
-    "ebbflow.flows.tuning.flow": "search",
+    "ebbflow.flows.tuning.flow": "tune",
     "ebbflow.flows.pipeline.flow": "run_pipeline",
     "ebbflow.flows.capacity.flow": "capacity_loop",
     "ebbflow.flows.fleet.tasks": "apply_target end_gang observe_fleet start_gang",

@@ -263,7 +263,10 @@ def calibrate(
     *,
     engine: Annotated[Engine, typer.Option(help="Engine to measure: spark or duckdb.")] = Engine.spark,
     master: Annotated[
-        str, typer.Option(help="Spark master: local[2], spark://host:7077, ... or local-fleet[:NAME].")
+        str,
+        typer.Option(
+            help="Spark master: local[2], spark://host:7077, ..., or local-fleet[:NAME], that of ebbflow local up."
+        ),
     ] = "local[2]",
     json: AsJson = False,
     given: dict[str, Any],

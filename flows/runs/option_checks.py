@@ -15,7 +15,21 @@ from ebbflow.planners.model.numbers import MAX_NUMBER, is_number, is_whole, pars
 MAX_TEXT = 4096  # characters of an option's text, as of a path
 OUTPUT_FILES = frozenset({"json", "report", "html", "csv", "out", "output", "document"})
 """Options of this name and the metavar FILE name a file that is written."""
-OUTPUT_DIRECTORIES = frozenset({"store", "folder", "out", "output", "document", "spill", "state", "data"})
+OUTPUT_DIRECTORIES = frozenset(
+    {
+        "store",
+        "folder",
+        "out",
+        "output",
+        "document",
+        "spill_dir",
+        "runs_dir",
+        "state",
+        "state_dir",
+        "data",
+        "to",
+    }
+)
 """Options of this name and the metavar DIR name a directory that is made, or written in."""
 
 _FREE_TEXT = ("SQL|FILE", "ARGS")  # metavars of texts that may be long, and hold line breaks

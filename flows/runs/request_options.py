@@ -18,7 +18,12 @@ RENAMED = {"json": "json_report", "report": "html_report"}
 
 def fields_of(request: type, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a request that a flow's parameters say something of."""
-    return _said({f.name: given.get(f.name, given.get(RENAMED.get(f.name, f.name))) for f in fields(request)})
+    return _said({f.name: given.get(_parameter_of(f.name, given)) for f in fields(request)})
+
+
+def _parameter_of(field: str, given: Mapping[str, Any]) -> str:
+    """Return the name that a flow's parameter has for a field."""
+    return field if field in given else RENAMED.get(field, field)
 
 
 def _said(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,32 +1,42 @@
 """``ebbflow doctor`` and ``ebbflow demo``."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from ebbflow.flows.runs.options import SET_UP, Materialize, Runner, wants_prefect
+from ebbflow.flows.runs.answers import print_json
+from ebbflow.flows.runs.exit_status import ExitStatus
+from ebbflow.flows.runs.options import SET_UP, AsJson, Materialize, Runner, wants_prefect
 from ebbflow.planners.errors import OptionError
 
 console = Console()
 
 
-def doctor() -> None:
-    """Show what is installed, which versions, what is missing and how to get it.
+_DOCTOR_HELP = """Check this machine: which packages and programs are installed, what is missing and how to get it.
 
-    [b]Example[/b]
+[b]Examples[/b]
 
-        ebbflow doctor && ebbflow demo
+    ebbflow doctor && ebbflow demo
 
-    Leaves with status 1 when something that the main job needs is missing.
-    """
-    from ebbflow.flows.setup.doctor import examine, print_checks
+    ebbflow doctor --json
+
+Read-only. Exit status: 0 all that is required is there, 1 something required is missing.
+"""
+
+
+def doctor(json: AsJson = False) -> None:
+    from ebbflow.flows.setup.doctor import examine, is_ready, print_checks
 
     checks = examine()
-    print_checks(checks, console)
-    if any(not c.ok and c.required for c in checks):
-        raise typer.Exit(1)
+    if json:
+        print_json({"ready": is_ready(checks), "checks": [asdict(check) for check in checks]})
+    else:
+        print_checks(checks, console)
+    if not is_ready(checks):
+        raise typer.Exit(ExitStatus.FAILED)
 
 
 _DEMO_HELP = """Run the main job for real: two queries and two trainings of two teams on nodes that come and go.
@@ -38,8 +48,8 @@ _DEMO_HELP = """Run the main job for real: two queries and two trainings of two 
     ebbflow demo --query 9 --scale 1      one TPC-H query on Spark workers that come and go
 
 It generates TPC-H data (kept for the next time), brings up Spark workers and GPU nodes of this machine, gives nodes \
-notice and kills some, plans again, holds auctions, rents and gives back nodes, compares the results with DuckDB's, \
-writes a report, and leaves no process behind. Needs about 8 GiB of memory and two minutes.
+notice and kills some, re-plans, holds auctions, launches and terminates nodes, compares the results with DuckDB's, \
+writes a report, and leaves no process behind. Wants about 8 GiB of memory and two minutes.
 
 Exit status: 0 done, 1 a step failed, 2 usage error, 3 a result differs from DuckDB's, 130 interrupted.
 """
@@ -98,5 +108,5 @@ def demo(
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the command line."""
-    app.command("doctor", rich_help_panel=SET_UP)(doctor)
+    app.command("doctor", help=_DOCTOR_HELP, rich_help_panel=SET_UP)(doctor)
     app.command("demo", help=_DEMO_HELP, rich_help_panel=SET_UP)(demo)

@@ -6,6 +6,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from ebbflow.flows.runs.answers import print_json
+from ebbflow.flows.runs.options import AsJson, Quiet
 from ebbflow.infra.tables import benchmark_data
 
 app = typer.Typer(
@@ -21,13 +23,17 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="rich",
 )
-console = Console()
 
-Scale = Annotated[float, typer.Option(help="Scale factor: 1 is about 1 GB of raw text, 0.01 makes a moment.")]
-To = Annotated[
+Scale = Annotated[
+    float, typer.Option(help="Scale factor: 1 is about 1 GB of raw text, 0.01 takes less than a second.")
+]
+Output = Annotated[
     Path | None,
     typer.Option(
-        help="The folder that the tables become. Default: SUITE/sfSCALE in ~/.cache/ebbflow.", metavar="DIR"
+        "--output",
+        "-o",
+        help="Directory of the tables. Default: SUITE/sfSCALE in ~/.cache/ebbflow.",
+        metavar="DIR",
     ),
 ]
 
@@ -37,10 +43,13 @@ _TPCH_HELP = """Make the eight TPC-H tables: some 5 seconds and 350 MB at scale 
 
     ebbflow data tpch --scale 0.1
 
-    ebbflow data tpch --scale 10 --parts 16 --to /data/tpch10
+    ebbflow query flows/tpch/q9.sql --tables "$(ebbflow data tpch --scale 0.1 --quiet)"
 
-Nothing happens when the folder is there. A table is one Parquet file, or with --parts a folder of that many, as \
-a large table on shared storage has. Needs tpchgen-cli: pip install 'prefect-ebbflow\\[demo]'.
+    ebbflow data tpch --scale 10 --parts 16 --output /data/tpch10
+
+The directory goes to standard output, messages to standard error. Tables that are there are not made again. A table \
+is one Parquet file, or with --parts a directory of that many, as a large table on shared storage has. \
+Needs tpchgen-cli: pip install 'prefect-ebbflow\\[demo]'.
 """
 
 _TPCDS_HELP = """Make the 24 TPC-DS tables and the 99 queries: some 30 seconds and 370 MB at scale factor 1.
@@ -53,34 +62,66 @@ _TPCDS_HELP = """Make the 24 TPC-DS tables and the 99 queries: some 30 seconds a
 
 The queries (DIR/queries/qN.sql) are DuckDB's, hence --dialect duckdb on whichever engine. The generator is an \
 older DuckDB with its tpcds extension; the first time it is installed into a virtual environment of its own under \
-~/.cache/ebbflow/tools, which needs a package registry. Nothing happens when the folder is there.
+~/.cache/ebbflow/tools, which needs a package registry. The directory goes to standard output, messages to standard \
+error. Tables that are there are not made again.
 """
 
 
 @app.command("tpch", help=_TPCH_HELP)
 def tpch_command(
     scale: Scale = 1.0,
-    to: To = None,
-    parts: Annotated[int, typer.Option(help="Files per table.")] = 1,
+    output: Output = None,
+    parts: Annotated[int, typer.Option(help="Number of files per table.")] = 1,
+    json: AsJson = False,
+    quiet: Quiet = False,
 ) -> None:
-    target = to.expanduser() if to else benchmark_data.default_folder(_home(), "tpch", scale, parts)
-    tpch_tables(scale, target, console, parts)
+    target = output.expanduser() if output else benchmark_data.default_folder(_home(), "tpch", scale, parts)
+    _print_directory("tpch", scale, tpch_tables(scale, target, _messages(quiet), parts), json)
 
 
 @app.command("tpcds", help=_TPCDS_HELP)
-def tpcds_command(scale: Scale = 1.0, to: To = None) -> None:
-    target = to.expanduser() if to else benchmark_data.default_folder(_home(), "tpcds", scale)
-    tpcds_tables(scale, target, console)
+def tpcds_command(
+    scale: Scale = 1.0, output: Output = None, json: AsJson = False, quiet: Quiet = False
+) -> None:
+    target = output.expanduser() if output else benchmark_data.default_folder(_home(), "tpcds", scale)
+    _print_directory("tpcds", scale, tpcds_tables(scale, target, _messages(quiet)), json)
+
+
+def _messages(quiet: bool) -> Console:
+    return Console(stderr=True, quiet=quiet)
+
+
+def _print_directory(suite: str, scale: float, directory: Path, as_json: bool) -> None:
+    if not as_json:
+        typer.echo(directory)
+        return
+    tables = sorted({path.name.removesuffix(".parquet") for path in directory.iterdir()} - {"queries"})
+    queries = directory / "queries"
+    print_json(
+        {
+            "suite": suite,
+            "scale": scale,
+            "directory": str(directory),
+            "tables": tables,
+            "queries": str(queries) if queries.is_dir() else None,
+        }
+    )
 
 
 def tpch_tables(scale: float, folder: Path, console: Console, parts: int = 1) -> Path:
-    """Return the folder of TPC-H tables, made now unless it is there, and say so. Raises ``DataError``."""
+    """Return the directory of TPC-H tables at ``scale``, made unless it is there; messages go to ``console``.
+
+    With ``parts`` above 1 each table is a directory of that many files. Raises ``DataError``.
+    """
     _tell_cached("TPC-H", scale, folder, console)
     return benchmark_data.tpch(scale, folder, lambda line: _say(line, console), parts)
 
 
 def tpcds_tables(scale: float, folder: Path, console: Console) -> Path:
-    """Return the folder of TPC-DS tables and queries, made now unless it is there. Raises ``DataError``."""
+    """Return the directory of TPC-DS tables and queries at ``scale``, made unless it is there.
+
+    Messages go to ``console``. Raises ``DataError``.
+    """
     _tell_cached("TPC-DS", scale, folder, console)
     return benchmark_data.tpcds(scale, folder, _home() / "tools", lambda line: _say(line, console))
 

@@ -114,8 +114,7 @@ def run_demo_pipeline(
         request = PipelineRequest(
             str(files("ebbflow.flows.setup") / "demo_files" / "pipeline.yaml"),
             parameters=given,
-            report=report,
-            json=json,
+            report=tuple(filter(None, (report, json))),
         )
         outcome = run_on_terminal_pipeline(request, console, prefect=prefect)
     if outcome.state == "stopped":

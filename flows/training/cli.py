@@ -7,16 +7,17 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from ebbflow.flows.runs.options import RUN_WORK, Runner, RunnerOption, wants_prefect
+from ebbflow.flows.runs.exit_status import ExitStatus
+from ebbflow.flows.runs.options import RUN_WORK, AsJson, Runner, RunnerOption, wants_prefect
 from ebbflow.flows.runs.request_options import with_options_of
 from ebbflow.planners.errors import OptionError
-from ebbflow.tasks.training.request import TrainingRequest, default_folder
+from ebbflow.tasks.training.request import TrainingRequest, default_runs_dir
 
 console = Console()
 errors = Console(stderr=True)
 
 
-TRAIN_HELP = """Train a PyTorch script elastically: it goes on when nodes leave, and faster when they come.
+TRAIN_HELP = """Train a PyTorch script elastically: it continues when nodes leave, and uses nodes that join.
 
 The script trains inside [b]with ElasticRun.start() as run:[/b] (docs/training.md shows the few lines).
 
@@ -24,7 +25,7 @@ The script trains inside [b]with ElasticRun.start() as run:[/b] (docs/training.m
 
     ebbflow train script.py --nodes local:2x1
 
-[b]Take nodes away and bring one back while it runs[/b]
+[b]Inject faults[/b]: remove nodes and add one while it runs
 
     ebbflow train script.py --nodes local:3x1 --fault 20s:kill:node-2 --fault 35s:notice:node-1:10s --fault 50s:add:1
 
@@ -32,22 +33,60 @@ The script trains inside [b]with ElasticRun.start() as run:[/b] (docs/training.m
 
     ebbflow train script.py data/ --nodes local:2x2 --max-gpus 4
 
-[b]Go on with a run[/b] that was stopped, or whose machine is gone
+[b]Resume a run[/b] that was stopped, or whose machine is gone
 
     ebbflow train --resume script-1121-101500-a1b2
 
-Ctrl-C saves and leaves; a second one leaves at once. Status: 0 finished, 1 failed or not saved, 2 wrong input, 130 \
-interrupted and saved. Finished means that the run's folder has the last checkpoint.
+Ctrl-C saves and exits; a second one exits at once. Exit status: 0 finished, 1 failed or not saved, 2 usage error, \
+130 interrupted and saved. Finished means that the run's directory has the last checkpoint.
 """
 
-Script = Annotated[str | None, typer.Argument(help="A Python file.", metavar="SCRIPT")]
+_GPUS, _CHECKPOINTS, _FAILURES, _RUN, _OUTPUT = (
+    "Nodes and GPUs",
+    "Checkpoints",
+    "Failures and timeouts",
+    "Run",
+    "Output",
+)
+PANELS = {
+    **dict.fromkeys(("nodes", "min_gpus", "max_gpus", "cpus_per_slot", "adaptive", "price"), _GPUS),
+    **dict.fromkeys(("name", "run_id", "runs_dir", "resume", "restart", "runner"), _RUN),
+    **dict.fromkeys(
+        (
+            "checkpoint_interval",
+            "keep_checkpoints",
+            "partial_checkpoint_interval",
+            "partial_checkpoint_fraction",
+            "final_save_timeout",
+            "spill_dir",
+        ),
+        _CHECKPOINTS,
+    ),
+    **dict.fromkeys(
+        (
+            "preflight",
+            "interruption_rate",
+            "failure_rules",
+            "retry_policy",
+            "retry_backoff",
+            "node_timeout",
+            "collective_timeout",
+            "termination_grace",
+            "at",
+        ),
+        _FAILURES,
+    ),
+    **dict.fromkeys(("report", "json"), _OUTPUT),
+}
+
+Script = Annotated[str | None, typer.Argument(help="Python file to train.", metavar="SCRIPT")]
 Arguments = Annotated[
     list[str] | None,
-    typer.Argument(help="Of the script; its options go last, after a double dash.", metavar="ARGS"),
+    typer.Argument(help="Arguments of the script; its options go last, after a double dash.", metavar="ARGS"),
 ]
 
 
-@with_options_of(TrainingRequest, before={"resume": "restart"})
+@with_options_of(TrainingRequest, before={"resume": "restart"}, panels=PANELS)
 def train(
     script: Script = None,
     arguments: Arguments = None,
@@ -55,67 +94,75 @@ def train(
     resume: Annotated[
         str | None,
         typer.Option(
-            help="Go on with this run, as it was asked for; what is given here goes first.", metavar="ID"
+            help="ID of a run to resume with its recorded options; options given here override them.",
+            metavar="ID",
         ),
     ] = None,
-    canary: Annotated[
+    preflight: Annotated[
         bool | None,
         typer.Option(
-            "--canary/--no-canary",
-            help="First a trial of 20 steps on one or two GPUs. Default: before a larger gang.",
+            "--preflight/--no-preflight",
+            help="Preflight run of 20 steps on one or two GPUs before the training. Default: before larger runs "
+            "where it saves GPU time.",
         ),
     ] = None,
     runner: RunnerOption = Runner.auto,
+    json: AsJson = False,
     given: dict[str, Any],
 ) -> None:
     from ebbflow.flows.training.terminal import print_training
 
-    folder = given.pop("folder", None)
-    options = given if canary is None else {**given, "canary": "always" if canary else "never"}
-    request = _request(script, arguments, folder, resume, options)
+    runs_dir = given.pop("runs_dir", None)
+    options = given if preflight is None else {**given, "preflight": "always" if preflight else "never"}
+    request = _request(script, arguments, runs_dir, resume, options)
     outcome = _run(request, prefect=wants_prefect(runner), resume=resume is not None)
-    print_training(outcome, console)
-    if request.report:
-        console.print(f"report: {request.report}", highlight=False, soft_wrap=True)
+    if json:
+        typer.echo(outcome.to_json())
+    else:
+        print_training(outcome, console)
+    for path in request.report:
+        errors.print(f"report: {path}", highlight=False, soft_wrap=True)
     if outcome.state == "stopped":
         if outcome.unsaved_steps:
-            console.print(
+            errors.print(
                 f"not saved: {outcome.unsaved_steps} steps, as the reason above says", soft_wrap=True
             )
-        console.print(f"go on with: ebbflow train --resume {outcome.id}" + _where(folder), soft_wrap=True)
-        raise typer.Exit(1 if outcome.unsaved_steps else 130)
+        errors.print(f"resume with: ebbflow train --resume {outcome.id}" + _where(runs_dir), soft_wrap=True)
+        raise typer.Exit(ExitStatus.FAILED if outcome.unsaved_steps else ExitStatus.INTERRUPTED)
     if outcome.state == "failed":
-        raise typer.Exit(1)
+        raise typer.Exit(ExitStatus.FAILED)
 
 
-def _where(folder: str | None) -> str:
-    return f" --folder {folder}" if folder else ""
+def _where(runs_dir: str | None) -> str:
+    return f" --runs-dir {runs_dir}" if runs_dir else ""
 
 
 def _request(
     script: str | None,
     arguments: list[str] | None,
-    folder: str | None,
+    runs_dir: str | None,
     resume: str | None,
     options: dict[str, Any],
 ) -> TrainingRequest:
     from ebbflow.tasks.training.run import new_id, nobody_runs
 
-    place = folder or default_folder()
+    place = runs_dir or default_runs_dir()
     if resume is not None:
-        if script is not None or "id" in options:
-            raise OptionError("--resume goes on with the script and the id that are recorded; leave them out")
+        if script is not None or "run_id" in options:
+            raise OptionError(
+                "--resume takes the script and the run ID from the recorded run; leave them out"
+            )
         found = TrainingRequest.load(place, resume, options)
         nobody_runs(found)  # before Prefect or torch take their time
         return found
     if options.get("restart"):
-        raise OptionError("--restart goes with --resume ID; a new run begins at step 0 anyway")
+        raise OptionError("--restart goes with --resume ID; a new run starts at step 0 anyway")
     if script is None:
-        raise OptionError("name the script to train, or a run to go on with (--resume ID)")
+        raise OptionError("name the script to train, or a run to resume (--resume ID)")
     if "://" not in place:
         place = str(Path(place).expanduser().absolute())
-    request = TrainingRequest(script, tuple(arguments or ()), folder=place, **options)
-    return request if request.id else replace(request, id=new_id(request))
+    request = TrainingRequest(script, tuple(arguments or ()), runs_dir=place, **options)
+    return request if request.run_id else replace(request, run_id=new_id(request))
 
 
 def _run(request: TrainingRequest, *, prefect: bool, resume: bool) -> Any:
@@ -123,8 +170,10 @@ def _run(request: TrainingRequest, *, prefect: bool, resume: bool) -> Any:
     from ebbflow.flows.training.terminal import TrainingScreen
     from ebbflow.tasks.report.training import run_training
 
-    with interruptible(errors, "the run's checkpoints are kept"), TrainingScreen(console) as screen:
-        console.print(f"run [bold]{request.id}[/] in {request.run_folder}", highlight=False, soft_wrap=True)
+    with interruptible(errors, "the run's checkpoints are kept"), TrainingScreen(errors) as screen:
+        errors.print(
+            f"run [bold]{request.run_id}[/] in {request.run_folder}", highlight=False, soft_wrap=True
+        )
         if not prefect:
             return run_training(request, screen, resume=resume)
         quiet_prefect()

@@ -23,13 +23,14 @@ from ebbflow.flows.runs.work import AppWork
 from ebbflow.infra.clock import SystemClock
 from ebbflow.infra.errors import TrainingError
 from ebbflow.planners.errors import OptionError
+from ebbflow.planners.model.options import check_report_paths
 from ebbflow.tasks.drawing.charts import lines_svg
 from ebbflow.tasks.report.training import deliver, placement_text, run_training
 from ebbflow.tasks.training.capacity import Nodes
 from ebbflow.tasks.training.leased.place import ClusterPlace
 from ebbflow.tasks.training.listening import CompositeTrainingListener, NullTrainingListener, TrainingListener
 from ebbflow.tasks.training.report import EventReport, PointReport, TrainingReport
-from ebbflow.tasks.training.request import TrainingRequest, default_folder
+from ebbflow.tasks.training.request import TrainingRequest, default_runs_dir
 from ebbflow.tasks.training.run import new_id
 
 PUBLISH_EVERY = 10.0  # s between two versions of the live artifact
@@ -50,44 +51,43 @@ def train_attached(request: TrainingRequest, listener: TrainingListener, *, resu
     """Run ``request`` as a flow run of ``train`` with a listener in this process (the command line)."""
 
     def call() -> None:
-        train(request.script, arguments=list(request.arguments), title=request.title, id=request.id)
+        train(request.script, arguments=list(request.arguments), name=request.name, run_id=request.run_id)
 
     return _ATTACHED.run((request, listener, resume), call, told=TrainingError)
 
 
-@flow(name="train", flow_run_name=run_name("train", "title", "id", "script"), validate_parameters=True)
+@flow(name="train", flow_run_name=run_name("train", "name", "run_id", "script"), validate_parameters=True)
 def train(
     script: str,
     *,
     arguments: list[str] | None = None,
-    id: str = "",
-    title: str = "",
+    run_id: str = "",
+    name: str = "",
     nodes: str = "local:1x1",
     min_gpus: int = 1,
     max_gpus: int | None = None,
-    folder: str | None = None,
+    runs_dir: str | None = None,
     adaptive: bool = True,
-    checkpoint_every: float | None = None,
-    keep: int = 2,
-    running_every: int = 0,
-    running_fraction: float = 0.125,
-    hazard: float | None = None,
-    canary: Literal["auto", "always", "never"] = "auto",
+    checkpoint_interval: float | None = None,
+    keep_checkpoints: int = 2,
+    partial_checkpoint_interval: int = 0,
+    partial_checkpoint_fraction: float = 0.125,
+    interruption_rate: float | None = None,
+    preflight: Literal["auto", "always", "never"] = "auto",
     price: float = 0.0,
-    failures: str | None = None,
-    retries: Literal["by-class", "blind"] = "by-class",
-    back_off: float = 120.0,
-    wait_limit: float = 3600.0,
+    failure_rules: str | None = None,
+    retry_policy: Literal["by-class", "blind"] = "by-class",
+    retry_backoff: float = 120.0,
+    node_timeout: float = 3600.0,
     collective_timeout: float = 60.0,
-    grace: float = 30.0,
-    cpus: float | None = None,
+    termination_grace: float = 30.0,
+    cpus_per_slot: float | None = None,
     fault: list[str] | None = None,
-    save_within: float = 120.0,
-    spill: str = "",
+    final_save_timeout: float = 120.0,
+    spill_dir: str = "",
     resume: bool = False,
     restart: bool = False,
-    json_report: str | None = None,
-    html_report: str | None = None,
+    report: str | list[str] | None = None,
     ledger: str | None = None,
     cluster: str | None = None,
     fleet: str | None = None,
@@ -98,40 +98,42 @@ def train(
 ) -> TrainingReport:
     """Run a PyTorch script elastically, on nodes that come and go.
 
-    Prefect's own retries stay at zero: what a retry can mend depends on why the run failed, and the run goes on from
-    its checkpoint. Live figures are versions of the artifact ``ebbflow-training``.
+    Prefect's own retries stay at zero: which failures a retry can recover depends on their class, and the run resumes
+    from its checkpoint. Live metrics are versions of the artifact ``ebbflow-training``.
 
     Args:
         script: a Python file that trains inside ``with ElasticRun.start() as run:``.
-        arguments: of the script.
-        id: of the run; made of the script's name and the time unless given.
-        title: what people call the run.
+        arguments: arguments of the script.
+        run_id: run ID; generated from the script's name and the time by default.
+        name: display name of the run.
         nodes: ``local:NODESxGPUS``: processes of this machine; ``aws:POOL:NODESxGPUS``: of the cluster's fleet.
-        min_gpus: fewer than these, and the run waits for more.
-        max_gpus: GPUs that the run uses at most; all there are unless given.
-        folder: of all runs, local or ``s3://``, or the block ``ebbflow-storage/NAME``.
-        adaptive: whether the batch follows the goodput.
-        checkpoint_every: seconds; from the measured costs and the hazard unless given.
-        keep: full checkpoints.
-        running_every: iterations in which a running checkpoint (SCAR) is written once beside the full ones; 0: none.
-        running_fraction: of the parameters in each of its saves, those that changed most.
-        hazard: losses expected per node-hour.
-        canary: whether a trial on one or two GPUs comes first.
+        min_gpus: minimum number of GPUs; with fewer the run waits.
+        max_gpus: maximum number of GPUs; all GPUs of the nodes by default.
+        runs_dir: directory of all runs, local or ``s3://``, or the block ``ebbflow-storage/NAME``.
+        adaptive: whether the batch size follows the goodput.
+        checkpoint_interval: seconds between two full checkpoints; from the measured costs and the interruption rate
+            by default.
+        keep_checkpoints: number of full checkpoints to keep.
+        partial_checkpoint_interval: iterations in which partial checkpoints (SCAR) have saved every parameter once,
+            beside the full checkpoints; 0: no partial checkpoints.
+        partial_checkpoint_fraction: fraction of the parameters in each partial checkpoint, those that changed most.
+        interruption_rate: expected interruptions per node-hour.
+        preflight: whether a preflight run on one or two GPUs comes first.
         price: dollars per GPU-hour.
-        failures: a TOML or YAML file with rules that go before the built-in failure table.
-        retries: ``by-class``, or three ``blind`` ones.
-        back_off: seconds before the first retry after a failure of the infrastructure.
-        wait_limit: seconds to wait for nodes when fewer than ``min_gpus`` are left.
-        collective_timeout: seconds after which a collective that hangs is an error.
-        grace: seconds to save and leave in after a stop.
-        cpus: processors behind one local slot.
+        failure_rules: a TOML or YAML file of rules that are tried before the built-in failure table.
+        retry_policy: ``by-class`` of failure, or three ``blind`` retries.
+        retry_backoff: seconds before the first retry after an infrastructure failure.
+        node_timeout: maximum seconds to wait for nodes when fewer than ``min_gpus`` are left.
+        collective_timeout: seconds after which a collective operation that hangs is an error.
+        termination_grace: seconds that processes have to save and exit after a stop request.
+        cpus_per_slot: CPU cores of each local GPU slot.
         fault: faults to inject, such as ``20s:kill:node-2``.
-        save_within: seconds in which the save of the run's end is tried again before it is spilled.
-        spill: folder for a checkpoint that the run's own cannot take; of the node's disk unless given.
-        resume: go on with the run ``id`` as it was recorded; other options but ``folder`` are not read.
-        restart: with ``resume``, begin again at step 0 where none of the run's checkpoints can be used.
-        json_report: write the report to this JSON file.
-        html_report: write the report to this HTML file.
+        final_save_timeout: seconds in which a failed final save is retried before the checkpoint goes to
+            ``spill_dir``.
+        spill_dir: directory for a checkpoint that the run's directory cannot take; of the saving node by default.
+        resume: resume the run ``run_id`` with its recorded options; others but ``runs_dir`` are not read.
+        restart: with ``resume``, restart at step 0 if none of the run's checkpoints is usable.
+        report: report file or files: ``.html`` is a page, ``.json`` is data.
         ledger: makes it an app of a cluster: it asks for as many GPUs as ``nodes`` has and trains on those that the
             capacity loop leases it; lost, it is started again. A file, an address without a password, or the block
             ``ebbflow-cluster/NAME``.
@@ -150,39 +152,37 @@ def train(
         EbbflowError: bad input.
     """
     given = dict(locals())  # the parameters
+    files = check_report_paths(report)
     attachment = _ATTACHED.get()
     of_a_cluster(ledger, cluster=cluster, fleet=fleet, team=team, deadline=deadline, budget=budget)
     with found(ledger, cluster, fleet) as told:
-        place = runs_of(folder, told.storage) or default_folder()
+        place = runs_of(runs_dir, told.storage) or default_runs_dir()
         if attachment is not None:
             request, _, resume = attachment.given
         elif resume:
-            changes = {
-                "json": json_report,
-                "report": html_report,
-                "fault": tuple(fault or ()),
-                "restart": restart,
-            }
-            request = TrainingRequest.load(place, id, changes)
+            changes = {"report": files, "fault": tuple(fault or ()), "restart": restart}
+            request = TrainingRequest.load(place, run_id, changes)
         else:
             if restart:
                 raise OptionError("restart goes with resume; a new run begins at step 0 anyway")
-            request = TrainingRequest(**fields_of(TrainingRequest, given) | {"folder": place})
-        if not request.id:
-            request = replace(request, id=new_id(request))
+            request = TrainingRequest(
+                **fields_of(TrainingRequest, given) | {"runs_dir": place, "report": files}
+            )
+        if not request.run_id:
+            request = replace(request, run_id=new_id(request))
         own = _PrefectListener(request)
         listener = own if attachment is None else CompositeTrainingListener(own, attachment.given[1])
         asked = app_fields(team=team, weight=weight, deadline=deadline, budget=budget)
         work = _work(request, listener, resume, None if ledger is None else told.place, **asked)
         # the command line has handlers of its own
-        report = work.run("run-training", attend=attachment is None)
+        outcome = work.run("run-training", attend=attachment is None)
     own.artifacts.settle(_SETTLE)
-    _publish(report)
+    _publish(outcome)
     if attachment is not None:
-        attachment.outcome = report
-    if report.state == "failed":
-        raise TrainingError(report.reason)
-    return report
+        attachment.outcome = outcome
+    if outcome.state == "failed":
+        raise TrainingError(outcome.reason)
+    return outcome
 
 
 def _work(
@@ -215,9 +215,9 @@ def _work(
 
     def leave() -> None:
         stop.set()
-        nodes.stop(SystemClock().now() + min(request.grace, SAVE))
+        nodes.stop(SystemClock().now() + min(request.termination_grace, SAVE))
 
-    return AppWork(request.id, request.grace, cluster, alone, as_app, leave)
+    return AppWork(request.run_id, request.termination_grace, cluster, alone, as_app, leave)
 
 
 class _PrefectListener(NullTrainingListener):
@@ -246,7 +246,7 @@ class _PrefectListener(NullTrainingListener):
         self.artifacts.table(
             "ebbflow-training",
             [_row(point, self._request.price)],
-            f"Run {self._request.id} after {point.at:.0f} s",
+            f"Run {self._request.run_id} after {point.at:.0f} s",
         )
 
     def metrics(self, step: int, epoch: int, values: Mapping[str, float]) -> None:
@@ -259,7 +259,7 @@ class _PrefectListener(NullTrainingListener):
         if event.kind in _EVENTS:
             emit_event(
                 event=f"ebbflow.training.{_EVENTS[event.kind]}",
-                resource={"prefect.resource.id": f"ebbflow.training.{self._request.id}"},
+                resource={"prefect.resource.id": f"ebbflow.training.{self._request.run_id}"},
                 related=[
                     {
                         "prefect.resource.id": f"prefect.flow-run.{self._run_id}",

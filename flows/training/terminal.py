@@ -28,7 +28,7 @@ _STYLES = {
     "waiting": "yellow",
     "scripted": "bold magenta",
     "interrupted": "bold yellow",
-    "canary": "cyan",
+    "preflight": "cyan",
 }
 
 

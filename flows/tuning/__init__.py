@@ -3,11 +3,11 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ebbflow.flows.tuning.flow import search
+    from ebbflow.flows.tuning.flow import tune
 
-__all__ = ["search"]
+__all__ = ["tune"]
 
-_PLACES = {"search": "flow"}
+_PLACES = {"tune": "flow"}
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""``ebbflow tune``: a search over hyper-parameters whose trials are elastic trainings."""
+"""``ebbflow tune``: hyperparameter tuning whose trials are elastic trainings."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -6,20 +6,22 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from ebbflow.flows.runs.options import RUN_WORK
+from ebbflow.flows.runs.exit_status import ExitStatus
+from ebbflow.flows.runs.options import RUN_WORK, AsJson
 from ebbflow.flows.runs.request_options import with_options_of
 from ebbflow.flows.training.cli import Arguments, Script
 from ebbflow.planners.errors import OptionError
-from ebbflow.tasks.training.request import default_folder
+from ebbflow.tasks.training.request import default_runs_dir
 from ebbflow.tasks.tuning.request import TuningRequest, read_space
 
 console = Console()
 errors = Console(stderr=True)
 
 
-TUNE_HELP = """Search for good hyper-parameters: trials are elastic trainings that share the nodes.
+TUNE_HELP = """Tune hyperparameters: trials are elastic trainings that share the nodes.
 
-The script takes each parameter as an option and reports a metric: [b]run.report(accuracy=...)[/b] after each epoch.
+The script takes each hyperparameter as an option and reports a metric after each epoch: \
+[b]run.report(accuracy=...)[/b].
 
 [b]Try it[/b]
 
@@ -29,64 +31,100 @@ The script takes each parameter as an option and reports a metric: [b]run.report
 
 [b]Stop by learning curves[/b] instead of successive halving
 
-    ebbflow tune script.py --space space.yaml --metric loss --minimise --pruner curve --epochs 30
+    ebbflow tune script.py --space space.yaml --metric loss --minimize --pruner curve --epochs 30
 
-[b]Go on[/b] with a search that was stopped
+[b]Resume[/b] a tuning run that was stopped
 
-    ebbflow tune --resume search-1a2b3c4d
+    ebbflow tune --resume tune-1a2b3c4d
 
-A parameter is float, log, int or choice. A trial that is stopped gives its GPUs to the next. Status as of train.
+A hyperparameter is float, log, int or choice. A trial that is stopped releases its GPUs to the next. Exit status: 0 \
+finished, 1 failed, 2 usage error, 130 interrupted and saved.
 """
 
+_SPACE, _TRIALS, _RUN, _OUTPUT = "Hyperparameters and metric", "Trials and GPUs", "Run", "Output"
+PANELS = {
+    **dict.fromkeys(("space", "metric", "maximize", "sampler", "seed"), _SPACE),
+    **dict.fromkeys(
+        ("trials", "nodes", "gpus_per_trial", "max_gpus", "epochs", "pruner", "reduction_factor"), _TRIALS
+    ),
+    **dict.fromkeys(("run_id", "runs_dir", "resume", "restart"), _RUN),
+    **dict.fromkeys(("report", "json"), _OUTPUT),
+}
 
-@with_options_of(TuningRequest, before={"space": "metric", "resume": "restart"})
+
+@with_options_of(TuningRequest, before={"space": "metric", "resume": "restart"}, panels=PANELS)
 def tune(
     script: Script = None,
     arguments: Arguments = None,
     *,
     space: Annotated[
         str | None,
-        typer.Option(help="YAML: a parameter a line, such as lr: {log: [0.001, 1]}.", metavar="FILE"),
+        typer.Option(
+            help="YAML file of the search space, a hyperparameter a line: lr: {log: [0.001, 1]}.",
+            metavar="FILE",
+        ),
     ] = None,
-    resume: Annotated[str | None, typer.Option(help="Go on with this search.", metavar="ID")] = None,
+    resume: Annotated[
+        str | None,
+        typer.Option(
+            help="ID of a tuning run to resume with its recorded options; options given here override them.",
+            metavar="ID",
+        ),
+    ] = None,
+    json: AsJson = False,
     given: dict[str, Any],
 ) -> None:
     from ebbflow.flows.runs.command import interruptible
     from ebbflow.flows.tuning.terminal import print_tuning
-    from ebbflow.tasks.tuning.run import new_search, run_tuning
+    from ebbflow.tasks.report.tuning import deliver_tuning
+    from ebbflow.tasks.tuning.run import new_tuning_id, run_tuning
 
-    folder = given.pop("folder", None)
-    place = folder or default_folder()
+    runs_dir = given.pop("runs_dir", None)
+    place = runs_dir or default_runs_dir()
     if resume is not None:
-        if script is not None or space is not None or {"id", "metric"} & given.keys():
-            raise OptionError("--resume goes on with the script, space, metric and id that are recorded")
+        if script is not None or space is not None or {"run_id", "metric"} & given.keys():
+            raise OptionError(
+                "--resume takes the script, space, metric and run ID from the recorded run; leave them out"
+            )
         request = TuningRequest.load(place, resume, given)
     else:
         if given.get("restart"):
             raise OptionError("--restart goes with --resume ID")
         if script is None or space is None:
             raise OptionError(
-                "name the script and the space (--space FILE), or a search to go on with (--resume ID)"
+                "name the script and the space (--space FILE), or a tuning run to resume (--resume ID)"
             )
         place = place if "://" in place else str(Path(place).expanduser().absolute())
-        given |= {"id": given.get("id") or new_search(), "folder": place, "arguments": tuple(arguments or ())}
+        given |= {
+            "run_id": given.get("run_id") or new_tuning_id(),
+            "runs_dir": place,
+            "arguments": tuple(arguments or ()),
+        }
         request = TuningRequest(script, read_space(space), **given)
-    console.print(f"search [bold]{request.id}[/] in {request.search_folder}", highlight=False, soft_wrap=True)
+    errors.print(
+        f"tuning run [bold]{request.run_id}[/] in {request.run_folder}", highlight=False, soft_wrap=True
+    )
 
     def say(text: str) -> None:
-        console.print(text, highlight=False, markup=False, soft_wrap=not console.is_terminal)
+        errors.print(text, highlight=False, markup=False, soft_wrap=not errors.is_terminal)
 
     with interruptible(errors, "the trials' checkpoints are kept"):
-        report = run_tuning(request, say, resume=resume is not None)
-    print_tuning(report, console)
+        report = deliver_tuning(run_tuning(request, say, resume=resume is not None), request)
+    if json:
+        typer.echo(report.to_json())
+    else:
+        print_tuning(report, console)
+    for path in request.report:
+        errors.print(f"report: {path}", highlight=False, soft_wrap=True)
     if report.state == "stopped":
-        console.print(
-            f"go on with: ebbflow tune --resume {report.id}" + (f" --folder {folder}" if folder else ""),
+        errors.print(
+            f"resume with: ebbflow tune --resume {report.id}"
+            + (f" --runs-dir {runs_dir}" if runs_dir else ""),
             soft_wrap=True,
         )
-        raise typer.Exit(130)
+        raise typer.Exit(ExitStatus.INTERRUPTED)
     if report.state == "failed" or report.best is None:
-        raise typer.Exit(1)
+        raise typer.Exit(ExitStatus.FAILED)
 
 
 def register(app: typer.Typer) -> None:

@@ -1,27 +1,22 @@
-"""A search on a console."""
+"""A tuning run on a console."""
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from ebbflow.tasks.drawing.wording import number_text, plural, printable, seconds_text, shorten
-from ebbflow.tasks.tuning.report import TrialReport, TuningReport
+from ebbflow.tasks.report.tuning import ranked
+from ebbflow.tasks.tuning.report import TuningReport
 
 _MOST = 20  # trials shown
 
 
 def print_tuning(report: TuningReport, console: Console) -> None:
     """Print the trials, the best first, and what was found."""
-    sign = -1 if report.maximise else 1
-    order = {"complete": 0, "pruned": 1, "stopped": 2, "failed": 3}
-
-    def rank(trial: TrialReport) -> tuple[int, float, int]:
-        return order[trial.state], sign * (trial.value or 0.0), trial.number
-
     table = Table(
         "trial", report.metric, "end", "epochs", "GPU time", "parameters", box=None, header_style="bold"
     )
-    for trial in sorted(report.trials, key=rank)[:_MOST]:
+    for trial in ranked(report)[:_MOST]:
         value = "–" if trial.value is None else number_text(trial.value)
         words = ", ".join(
             f"{k} {number_text(v) if isinstance(v, float) else v}" for k, v in trial.parameters.items()
@@ -31,7 +26,7 @@ def print_tuning(report: TuningReport, console: Console) -> None:
         table.add_row(*(Text(printable(cell)) for cell in row))
     console.print(table)
     if len(report.trials) > _MOST:
-        console.print(f"and {plural(len(report.trials) - _MOST, 'more trial')}; the JSON file lists all")
+        console.print(f"and {plural(len(report.trials) - _MOST, 'more trial')}; --json lists all")
     console.print(
         f"{report.state} after {seconds_text(report.seconds)}: {printable(report.reason)}", highlight=False
     )

@@ -19,7 +19,7 @@ TrainingState = Literal["starting", "running", "stopping", "waiting", "finished"
 GenerationKind = Literal[
     "finished",  # the script came to its end
     "stopped",  # all processes saved and left on request
-    "canary",  # the trial steps passed
+    "preflight",  # the trial steps passed
     "lost",  # a node is gone
     "failed",  # a process ended with an error
     "hung",  # nothing moved any more, although all processes lived

@@ -5,8 +5,8 @@ import os
 from typing import Any, NoReturn
 
 from ebbflow.infra.errors import StorageError
-from ebbflow.infra.training.canary import rehearse
 from ebbflow.infra.training.metrics import RunStatistics
+from ebbflow.infra.training.preflight import rehearse
 from ebbflow.infra.training.prepared import PreparedTraining
 from ebbflow.infra.training.process.channel import StopRequest
 from ebbflow.infra.training.process.generation import Generation
@@ -71,8 +71,8 @@ class Ending:
         prepared = self._ready()
         if self._generation.is_main:
             content = rehearse(prepared, statistics, self._generation.place, steps)
-            self._link.post("canary", prepared.progress.step, content)
-        raise RunStopped("canary")
+            self._link.post("preflight", prepared.progress.step, content)
+        raise RunStopped("preflight")
 
     def finish(self, metrics: dict[str, Any], statistics: RunStatistics) -> None:
         """Save the end of the run, and say that it is finished once it is saved.

@@ -55,8 +55,10 @@ class ElasticRun:
         self._generation, self.seed = generation, seed
         self.world, self.settings, self._link = generation.world, generation.settings, generation.link
         place, settings = generation.place, generation.settings
-        checkpoints = CheckpointFolder(place.under("checkpoints"), settings.keep) if place else None
-        self._spill = Spill(place, settings.spill) if place else None
+        checkpoints = (
+            CheckpointFolder(place.under("checkpoints"), settings.keep_checkpoints) if place else None
+        )
+        self._spill = Spill(place, settings.spill_dir) if place else None
         self._saver = Saver(checkpoints, generation, spill=self._spill)
         self._ending = Ending(generation, self._saver)
         self._running = RunningSaves(generation)
@@ -174,7 +176,7 @@ class ElasticRun:
         known = self.settings.saved_step
         chosen = choose(self.world, self._saver.folder, self._spill, self._running, known)
         self._tell_of_damage(chosen)
-        check_not_lost(chosen, self.settings.restart or self.settings.canary_steps > 0)
+        check_not_lost(chosen, self.settings.restart or self.settings.preflight_steps > 0)
         state = load(chosen, self._saver.folder, model)
         made = prepare(self.world, model, optimizer, options, self.settings, state)
         if chosen.found is not None:
@@ -196,7 +198,7 @@ class ElasticRun:
     def _tell_of_damage(self, chosen: Choice) -> None:
         """Say which checkpoints cannot serve, before anything else can go wrong."""
         damaged = chosen.damaged if chosen.lost else chosen.passed_over
-        if self.is_main and damaged and not self.settings.canary_steps:
+        if self.is_main and damaged and not self.settings.preflight_steps:
             restarted = chosen.lost and self.settings.restart
             content = {"checkpoints": list(damaged), "restarted": restarted, "reached": chosen.reached}
             self._link.post("damaged", max(chosen.step, 0), content)
@@ -269,10 +271,10 @@ class ElasticRun:
         self._account(prepared, stepper)
         if agreed.stop:
             self._ending.stop(agreed.save)
-        canary = self.settings.canary_steps
-        if canary and self._done >= canary:
+        preflight = self.settings.preflight_steps
+        if preflight and self._done >= preflight:
             self._ending.rehearse(self.statistics, self._done)
-        if not canary:
+        if not preflight:
             self._saver.maybe(prepared.state, prepared.progress.step)
             if problem := self._running.step(prepared):
                 step = prepared.progress.step
@@ -365,8 +367,8 @@ class ElasticRun:
         ended = error is None or (type(error) is SystemExit and not error.code)
         try:
             if ended and self._prepared is not None:
-                if canary := self.settings.canary_steps:  # the script is shorter than the trial
-                    self._ending.rehearse(self.statistics, min(canary, self._done))
+                if preflight := self.settings.preflight_steps:  # the script is shorter than the trial
+                    self._ending.rehearse(self.statistics, min(preflight, self._done))
                 self._ending.finish(self.metrics, self.statistics)
             elif self.world.size > 1 and not isinstance(error, SystemExit) and peer_lost(error):
                 self._ending.bereaved(error)

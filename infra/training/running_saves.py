@@ -27,7 +27,7 @@ class RunningSaves:
 
     def __init__(self, generation: Generation) -> None:
         run, settings = generation.place, generation.settings
-        wanted = settings.running_every > 0 and not generation.trial
+        wanted = settings.partial_checkpoint_interval > 0 and not generation.trial
         self._place = run.under("running") if run is not None and wanted else None
         self._world, self._settings = generation.world, settings
         self._running: RunningCheckpoint | None = None
@@ -72,8 +72,8 @@ class RunningSaves:
             self._place,
             prepared.inner,
             prepared.optimizer,
-            period=self._settings.running_every,
-            fraction=self._settings.running_fraction,
+            period=self._settings.partial_checkpoint_interval,
+            fraction=self._settings.partial_checkpoint_fraction,
         )
         if newest is not None:
             found = self.recovered = running.recover_all()

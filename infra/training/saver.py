@@ -67,9 +67,9 @@ class Saver:
     @property
     def every(self) -> float:
         """Return seconds between checkpoints: as asked for, or Daly's interval for the costs measured."""
-        if self._settings.checkpoint_every is not None:
-            return self._settings.checkpoint_every
-        rate = self._settings.hazard * self._world.nodes / 3600
+        if self._settings.checkpoint_interval is not None:
+            return self._settings.checkpoint_interval
+        rate = self._settings.interruption_rate * self._world.nodes / 3600
         wanted = daly_interval(self.costs.stall, 1 / rate) if rate > 0 else UNKNOWN_HAZARD_EVERY
         least = max(LEAST_EVERY, self.costs.stall / STALL_SHARE, self.costs.write / WRITE_SHARE)
         return max(least, wanted) if wanted < inf else UNKNOWN_HAZARD_EVERY
@@ -119,14 +119,14 @@ class Saver:
     def last(self, state: Callable[[], State], step: int, reason: str, deadline: float | None = None) -> None:
         """Save what would be lost otherwise: the end of a run, or where it is when it leaves.
 
-        A save that fails is tried again for ``save_within`` seconds, or as long as ``deadline`` (seconds since the
+        A save that fails is retried for ``final_save_timeout`` seconds, or as long as ``deadline`` (seconds since the
         Unix epoch) allows. Then the state is *spilled*: saved elsewhere, from where a process that resumes takes it
         over. Raises ``StorageError`` unless the run's own folder has it; the message says where it is instead.
         """
         if self.folder is None or self.saved_step >= step:
             return
         begun = self._clock.now()
-        given = self._settings.save_within if deadline is None else max(0.0, deadline - begun)
+        given = self._settings.final_save_timeout if deadline is None else max(0.0, deadline - begun)
         end = begun + (given if deadline is None else (1 - SPILL_SHARE) * given)
         pause = FIRST_PAUSE
         with self._shown_alive(step):

@@ -4,7 +4,7 @@ import json
 from dataclasses import asdict, dataclass, replace
 from typing import Literal, Self
 
-CanaryChoice = Literal["auto", "always", "never"]  # whether a short trial comes first
+PreflightChoice = Literal["auto", "always", "never"]  # whether a short trial comes first
 RetryChoice = Literal["by-class", "blind"]  # of a failure, or three whatever it was
 
 
@@ -12,23 +12,25 @@ RetryChoice = Literal["by-class", "blind"]  # of a failure, or three whatever it
 class RunSettings:
     """What the launcher asks of a run; a script's own arguments to ``prepare`` go first where both speak."""
 
-    grace: float = 30.0  # seconds from SIGTERM to SIGKILL, unless a stop request says otherwise
-    checkpoint_every: float | None = (
+    termination_grace: float = 30.0  # seconds from SIGTERM to SIGKILL, unless a stop request says otherwise
+    checkpoint_interval: float | None = (
         None  # seconds; None: Daly's interval from the measured costs and the hazard
     )
-    keep: int = 2  # full checkpoints kept
-    hazard: float = 0.0  # losses expected per node and hour
+    keep_checkpoints: int = 2  # full checkpoints kept
+    interruption_rate: float = 0.0  # losses expected per node and hour
     adaptive: bool = True  # whether the batch may change
     collective_timeout: float = 60.0  # seconds after which a collective that hangs is an error
     max_local: int | None = None  # examples that a process gets in a pass at most: after its memory ran out
-    canary_steps: int = 0  # > 0: run so many steps, save, load and stop with a "canary" report
-    running_every: int = (
+    preflight_steps: int = 0  # > 0: run so many steps, save, load and stop with a "preflight" report
+    partial_checkpoint_interval: int = (
         0  # > 0: iterations C after which a running (partial) checkpoint has seen everything once
     )
-    running_fraction: float = 0.125  # r of it saved each r*C iterations
+    partial_checkpoint_fraction: float = 0.125  # r of it saved each r*C iterations
     retune_every: float = 30.0  # seconds between two looks at the batch, where it may change
-    save_within: float = 120.0  # seconds that the save of a run's end is tried again in before it is spilled
-    spill: str = ""  # folder for what the run's own cannot take; "": of the node's own disk
+    final_save_timeout: float = (
+        120.0  # seconds that the save of a run's end is tried again in before it is spilled
+    )
+    spill_dir: str = ""  # folder for what the run's own cannot take; "": of the node's own disk
     saved_step: int = -1  # newest step that the run's journal has as saved; -1: none
     restart: bool = False  # whether a run all of whose checkpoints are damaged begins again
 

@@ -9,7 +9,6 @@ from math import inf, isfinite
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import nnls
 
 from ebbflow.planners.errors import OptionError
 
@@ -141,6 +140,8 @@ def _inner(steps: Losses, losses: Losses, weights: Losses, beta2: float) -> tupl
 
     1/(l - β₂) is linear in k; errors there are (l - β₂)⁻² times those in l.
     """
+    from scipy.optimize import nnls
+
     above = losses - beta2
     rows = weights * above**2
     matrix = np.stack([steps * rows, rows], axis=1)

@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 from rich.table import Table
 from rich.text import Text
 
-from ebbflow.infra.storage.files import write_text
 from ebbflow.tasks.drawing.charts import lines_svg
 from ebbflow.tasks.drawing.wording import number_text, plural, printable, seconds_text, shorten
+from ebbflow.tasks.report.files import write_reports
 from ebbflow.tasks.report.query import page
 from ebbflow.tasks.training.capacity import Nodes
 from ebbflow.tasks.training.listening import TrainingListener
@@ -33,10 +33,7 @@ def run_training(
 
 def deliver(report: TrainingReport, request: TrainingRequest) -> TrainingReport:
     """Write a run's report to the files that ``request`` asks for, and return it. Raises ``ReportError``."""
-    if request.json:
-        report.write_json(request.json)
-    if request.report:
-        write_text(request.report, training_html(report))
+    write_reports(request.report, html=lambda: training_html(report), json=report.to_json)
     return report
 
 

@@ -96,9 +96,9 @@ class AwsSite:
         return ShippingTrainer(
             self._nodes,
             self._cluster.settings.region,
-            logs=Path(LOGS) / request.id,
+            logs=Path(LOGS) / request.run_id,
             decide=decide,
-            patience=max(request.wait_limit, 1e-3),
+            patience=max(request.node_timeout, 1e-3),
             form=FORM,
             on_report=hear,
         )

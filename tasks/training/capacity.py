@@ -116,7 +116,7 @@ class Nodes:
         return sum(placement.values()) >= max(self._least, 1)
 
     def trial(self, ranks: int, spread: int) -> Placement:
-        """Return where a canary of ``ranks`` ranks runs, on ``spread`` nodes where there are as many."""
+        """Return where a preflight of ``ranks`` ranks runs, on ``spread`` nodes where there are as many."""
         with self._lock:
             names = list(self._nodes)[: max(spread, 1)]
             if len(names) == 1:

@@ -110,7 +110,7 @@ def spoken(event: TrainingEvent) -> str:
             )
         case "checkpoint":
             return f"no checkpoint: {said['error']}" if "error" in said else ""
-        case "canary":
+        case "preflight":
             return f"the trial passed: {said.get('steps')} steps, a checkpoint saved and read"
         case "resize-changed":
             return f"goes on without {', '.join(map(str, said.get('without', ())))}: they did not come up"  # type: ignore[call-overload]

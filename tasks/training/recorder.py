@@ -170,7 +170,7 @@ class RunRecorder:
     def ended(
         self, end: GenerationEnd, failure: FailureReport | None, decision: str, *, trial: bool = False
     ) -> None:
-        """Take in the end of a generation, a canary's or the run's own, and what followed."""
+        """Take in the end of a generation, a preflight's or the run's own, and what followed."""
         with self._lock:
             placement = tuple(NodeShare(name, slots) for name, slots in end.placement.items())
             self._lose(end.first_step)
@@ -237,7 +237,7 @@ class RunRecorder:
             steps = max([status.step, self.step, *(g.last_step for g in self._generations)])
             rented = self._area(lambda point: point.rented)
             return TrainingReport(
-                id=request.id,
+                id=request.run_id,
                 script=request.script,
                 folder=request.run_folder,
                 started=self.started,
@@ -245,7 +245,7 @@ class RunRecorder:
                 state=state,  # type: ignore[arg-type]
                 reason=self._reason(status.reason, state, max(steps, 0)),
                 arguments=request.arguments,
-                title=request.title,
+                title=request.name,
                 steps=max(steps, 0),
                 epoch=max([m.epoch for m in self._metrics] + [last.epoch if last else 0]),
                 resumed_from=self._resumed if self._resumed is not None and self._resumed >= 0 else None,

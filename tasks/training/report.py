@@ -129,7 +129,7 @@ class GenerationReport:
     placement: tuple[NodeShare, ...]
     started: float
     ended: float
-    kind: str  # finished, stopped, canary, lost, failed, hung, unformed, silent
+    kind: str  # finished, stopped, preflight, lost, failed, hung, unformed, silent
     reason: str
     first_step: int = -1  # of the whole run before it; -1: it never came so far
     last_step: int = -1
@@ -140,7 +140,7 @@ class GenerationReport:
     )
     failure: FailureReport | None = None
     decision: str = ""  # what followed
-    trial: bool = False  # a canary
+    trial: bool = False  # a preflight
 
     @property
     def gpus(self) -> int:

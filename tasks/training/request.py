@@ -18,14 +18,14 @@ from ebbflow.infra.storage.scripts import check_script
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model import names, options
 from ebbflow.planners.model.options import option
-from ebbflow.planners.model.trainings import CanaryChoice, RetryChoice, RunSettings
+from ebbflow.planners.model.trainings import PreflightChoice, RetryChoice, RunSettings
 from ebbflow.tasks.faults import Fault
 from ebbflow.tasks.training.faults import FAULTS
 
 if TYPE_CHECKING:
     from ebbflow.planners.training.plan import TrainingPlan
 
-_FORMAT = 1
+_FORMAT = 2
 _FILE = "request.json"
 _LAUNCHED = "run.json"  # what the launcher keeps
 _NODES = re.compile(
@@ -34,7 +34,7 @@ _NODES = re.compile(
 )
 
 
-def default_folder() -> str:
+def default_runs_dir() -> str:
     """Return where runs live unless asked otherwise."""
     return str(home() / "runs")
 
@@ -59,98 +59,126 @@ class TrainingRequest:
     arguments: tuple[str, ...] = ()  # of the script
     nodes: str = option(
         "local:1x1",
-        "local:NODESxGPUS: nodes of this machine; aws:POOL:NODESxGPUS, aws:POOL/GANG:NODESxGPUS: of the cluster's "
-        "fleet",
+        "Nodes with their GPUs: local:NODESxGPUS of this machine; aws:POOL:NODESxGPUS or aws:POOL/GANG:NODESxGPUS "
+        "of the cluster's fleet",
         metavar="NODES",
     )
-    min_gpus: int = option(1, "With fewer than these it waits", min=1)
-    max_gpus: int | None = option(None, "It uses no more", unless="all there are")
-    title: str = option("", "What people call the run", flags="--name")
-    id: str = option("", "Of the run, for its folder and --resume", unless="made up")
-    folder: str = option(  # all nodes reach it
-        default_folder,
-        "Where runs live, DIR or s3://bucket/prefix",
+    min_gpus: int = option(1, "Minimum number of GPUs; with fewer the run waits", min=1)
+    max_gpus: int | None = option(None, "Maximum number of GPUs", unless="all GPUs of the nodes")
+    name: str = option("", "Display name of the run", unless="none")
+    run_id: str = option("", "Run ID", unless="generated")
+    runs_dir: str = option(  # all nodes reach it
+        default_runs_dir,
+        "Directory of all runs, DIR or s3://bucket/prefix",
         unless="runs/ in ~/.cache/ebbflow",
         metavar="DIR",
     )
     restart: bool = option(  # holds for one launch
         False,
-        "With --resume: begin again at step 0 where none of the run's checkpoints can be used. Nothing is deleted",
+        "With --resume: restart at step 0 if none of the run's checkpoints is usable. Nothing is deleted. Default: "
+        "fail",
         flags="--restart",
     )
-    adaptive: bool = option(True, "Let the batch follow the goodput")
-    canary: CanaryChoice = option("auto", "Whether a short trial comes first")
-    canary_steps: int = option(20, min=1, command=False)
-    checkpoint_every: float | None = option(
+    adaptive: bool = option(
+        True,
+        "Whether the batch size follows the goodput",
+        unless="--adaptive",
+        in_file="Whether the batch size follows the goodput",
+    )
+    preflight: PreflightChoice = option("auto", "Preflight run before the training: auto, always or never")
+    preflight_steps: int = option(20, "Steps of the preflight run", min=1, command=False)
+    checkpoint_interval: float | None = option(
         None,
-        unless="from measured costs and the hazard",
-        in_file="between full checkpoints",
+        "Time between two full checkpoints",
+        unless="from the measured costs and the interruption rate",
         unit="s",
         min=0,
     )
-    keep: int = option(2, "Full checkpoints that are kept", min=1, max=1000)
-    running_every: int = option(
+    keep_checkpoints: int = option(2, "Number of full checkpoints to keep", min=1, max=1000)
+    partial_checkpoint_interval: int = option(
         0,
-        "Also write all parameters once in so many iterations, those that changed most first: it counts where all "
-        "processes are lost at once",
-        unless="not",
-        in_file="iterations of a running checkpoint; 0: none",
+        "Iterations in which partial checkpoints have saved every parameter once, those that changed most first; "
+        "they count if all processes are lost at once",
+        unless="no partial checkpoints",
+        in_file="Iterations in which partial checkpoints have saved every parameter once; 0: no partial checkpoints",
         metavar="ITERATIONS",
         min=0,
         max=1e9,
     )
-    running_fraction: float = option(0.125, "Of the parameters in each of those writes", above=0, max=1)
-    hazard: float | None = option(
-        None, "Losses expected per node-hour", unless="learnt from what happens", min=0
+    partial_checkpoint_fraction: float = option(
+        0.125, "Fraction of the parameters in each partial checkpoint", above=0, max=1
     )
-    price: float = option(0.0, "Dollars per GPU-hour, for the account", min=0)
-    failures: str | None = option(
-        None, "Rules of your own before the failure table, TOML or YAML", metavar="FILE"
+    interruption_rate: float | None = option(
+        None, "Expected interruptions per node-hour", unless="learned from observed interruptions", min=0
     )
-    retries: RetryChoice = option(
-        "by-class", "by-class: what a retry can mend; blind: three times whatever it was", metavar="HOW"
+    price: float = option(0.0, "Price of a GPU-hour for cost accounting, dollars", unless="0", min=0)
+    failure_rules: str | None = option(
+        None,
+        "TOML or YAML file of rules that are tried before the built-in failure table",
+        unless="none",
+        metavar="FILE",
     )
-    back_off: float = option(
-        120.0, "before the first retry after a failure of the infrastructure", unit="s", min=0
+    retry_policy: RetryChoice = option(
+        "by-class",
+        "Retry policy: by-class retries failures that a retry can recover; blind retries three times",
+        unless="by-class",
+        metavar="POLICY",
     )
-    wait_limit: float = option(3600.0, "to wait for nodes", unit="s", min=0)
-    collective_timeout: float = option(60.0, "until a collective that hangs is an error", unit="s", above=0)
-    grace: float = option(30.0, "to save and leave in", unit="s", above=0)
-    save_within: float = option(
-        120.0, "in which the save of the run's end is tried again before it is spilled", unit="s", min=0
+    retry_backoff: float = option(
+        120.0, "Delay before the first retry after an infrastructure failure", unit="s", min=0
     )
-    spill: str = option(
+    node_timeout: float = option(3600.0, "Maximum time to wait for nodes", unit="s", min=0)
+    collective_timeout: float = option(
+        60.0, "Timeout of a collective operation, after which it is an error", unit="s", above=0
+    )
+    termination_grace: float = option(
+        30.0, "Time that processes have to save and exit after a stop request", unit="s", above=0
+    )
+    final_save_timeout: float = option(
+        120.0,
+        "Time in which a failed final save is retried before the checkpoint goes to --spill-dir",
+        in_file="Time in which a failed final save is retried before the checkpoint goes to spill_dir",
+        unit="s",
+        min=0,
+    )
+    spill_dir: str = option(
         "",
-        "Folder for a checkpoint that the run's own cannot take, DIR or s3://bucket/prefix",
-        unless="/var/tmp, then the temporary folder, of the node that saves",  # noqa: S108  in words
-        in_file="for a checkpoint that the run's folder cannot take, local or s3://",
+        "Directory for a checkpoint that the run's directory cannot take, DIR or s3://bucket/prefix",
+        unless="/var/tmp, then the temporary directory, of the saving node",  # noqa: S108  in words
         metavar="DIR",
     )
-    cpus: float | None = option(None, "Processors behind one local GPU slot; needs control groups", above=0)
+    cpus_per_slot: float | None = option(
+        None, "CPU cores of each local GPU slot; needs control groups", unless="no limit", above=0
+    )
     fault: tuple[str, ...] = option(
         (),
         "Fault to inject, TIME:VERB[:TARGET][:ARGUMENT]: 20s:kill:node-2, 35s:notice:node-1:10s, 40s:pause:node-1, "
         "45s:resume:node-1, 50s:add:1, 60s:remove:1. Repeatable",
         metavar="FAULT",
     )
-    json: str | None = option(None, "Write the report as JSON", metavar="FILE")
-    report: str | None = option(None, "Write the report as one HTML page", metavar="FILE")
+    report: tuple[str, ...] = option(
+        (),
+        "Report file: .html is a page, .json is data. Repeatable",
+        unless="no report",
+        metavar="FILE",
+    )
 
     def __post_init__(self) -> None:
         """Check everything that can be checked without starting anything."""
         from ebbflow.tasks.training.failures import failure_table
 
         check_script(self.script)
-        if self.failures is not None:
+        if self.failure_rules is not None:
             try:
-                failure_table(self.failures)
+                failure_table(self.failure_rules)
             except OptionError as error:
-                raise OptionError(f"failures: {error}") from error
-        if self.id:
-            names.RUN.check(self.id)
-        if not self.folder.strip():
-            raise OptionError("folder must name a folder, local or s3://; got an empty text")
+                raise OptionError(f"failure_rules: {error}") from error
+        if self.run_id:
+            names.RUN.check(self.run_id)
+        if not self.runs_dir.strip():
+            raise OptionError("runs_dir must name a directory, local or s3://; got an empty text")
         options.check(self)
+        object.__setattr__(self, "report", options.check_report_paths(self.report))
         self.place  # noqa: B018  a wrong one is refused here
         if self.max_gpus is not None and self.max_gpus < self.min_gpus:
             raise OptionError(f"max_gpus must be >= min_gpus ({self.min_gpus}); got {self.max_gpus}")
@@ -158,15 +186,17 @@ class TrainingRequest:
             raise OptionError(
                 f"nodes {self.nodes} have {self.gpus} GPUs; min_gpus asks for {self.min_gpus} to begin with"
             )
-        if self.spill:
-            StorageLocation(self.spill)
+        if self.spill_dir:
+            StorageLocation(self.spill_dir)
         self.faults  # noqa: B018  parsed here so that a wrong one is refused
-        if self.pool and not self.folder.startswith(("s3://", "s3a://")):
+        if self.pool and not self.runs_dir.startswith(("s3://", "s3a://")):
             raise OptionError(
-                f"folder must be on S3, which all nodes of {self.nodes} reach; got {self.folder}"
+                f"runs_dir must be on S3, which all nodes of {self.nodes} reach; got {self.runs_dir}"
             )
-        if self.pool and (self.fault or self.cpus is not None):
-            raise OptionError(f"fault and cpus are for nodes of this machine; got nodes {self.nodes}")
+        if self.pool and (self.fault or self.cpus_per_slot is not None):
+            raise OptionError(
+                f"fault and cpus_per_slot are for nodes of this machine; got nodes {self.nodes}"
+            )
 
     @property
     def pool(self) -> str:
@@ -203,27 +233,27 @@ class TrainingRequest:
         from ebbflow.tasks.training.failures import failure_table
 
         settings = RunSettings(
-            grace=self.grace,
-            checkpoint_every=self.checkpoint_every,
-            keep=self.keep,
-            running_every=self.running_every,
-            running_fraction=self.running_fraction,
+            termination_grace=self.termination_grace,
+            checkpoint_interval=self.checkpoint_interval,
+            keep_checkpoints=self.keep_checkpoints,
+            partial_checkpoint_interval=self.partial_checkpoint_interval,
+            partial_checkpoint_fraction=self.partial_checkpoint_fraction,
             adaptive=self.adaptive,
             collective_timeout=self.collective_timeout,
-            save_within=self.save_within,
-            spill=self.spill,
+            final_save_timeout=self.final_save_timeout,
+            spill_dir=self.spill_dir,
             restart=self.restart and resumes,
         )
         return TrainingPlan.of(
             settings,
-            failure_table(self.failures),
+            failure_table(self.failure_rules),
             placement=placement,
             max_gpus=self.most_gpus,
-            hazard=self.hazard,
-            canary=self.canary,
-            canary_steps=self.canary_steps,
-            retries=self.retries,
-            back_off=self.back_off,
+            hazard=self.interruption_rate,
+            preflight=self.preflight,
+            preflight_steps=self.preflight_steps,
+            retry_policy=self.retry_policy,
+            retry_backoff=self.retry_backoff,
             free=self.price == 0,  # processes of this machine wait for nobody and cost nothing but time
             resumes=resumes,
             seed=seed,
@@ -232,12 +262,12 @@ class TrainingRequest:
     @property
     def run_folder(self) -> str:
         """Return the run's own folder, as its user names it."""
-        return f"{self.folder.rstrip('/')}/{self.id}"
+        return f"{self.runs_dir.rstrip('/')}/{self.run_id}"
 
     @cached_property
     def place(self) -> StorageLocation:
         """Return the run's own folder."""
-        return StorageLocation(self.folder).under(self.id)
+        return StorageLocation(self.runs_dir).under(self.run_id)
 
     @property
     def recorded(self) -> bool:
@@ -266,7 +296,8 @@ class TrainingRequest:
             data = records.load(where, _FORMAT)
             known = {f.name for f in fields(cls)}
             values = {name: value for name, value in data.items() if name in known}
-            values |= {"arguments": tuple(values["arguments"]), "fault": (), "folder": folder}
+            values |= {"arguments": tuple(values["arguments"]), "fault": (), "runs_dir": folder}
+            values |= {"report": tuple(values["report"])}
         except StorageError as error:
             raise TrainingError(f"there is no run {run!r} in {folder} to go on with: {error}") from error
         except records.OtherVersionError:

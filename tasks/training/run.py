@@ -63,7 +63,7 @@ def run_training(
         nobody_runs(request)
     clock, listener = clock or SystemClock(), listener or NullTrainingListener()
     with open_site(request, clock, site) as (here, own):
-        request = request if request.id else replace(request, id=new_id(request))
+        request = request if request.run_id else replace(request, run_id=new_id(request))
         if not (resume or known):
             _fresh(request)
         nodes = own or nodes or Nodes(request.placement, request.most_gpus, request.min_gpus)
@@ -76,7 +76,9 @@ def run_training(
             if resume:
                 trainer.resume(request.run_folder, placement, settings)
             else:
-                job = TrainingJob(request.id, request.script, request.arguments, request.run_folder, settings)
+                job = TrainingJob(
+                    request.run_id, request.script, request.arguments, request.run_folder, settings
+                )
                 trainer.launch(job, placement)
             book.capacity(nodes.slots, sum(placement.values()))
             say = partial(book.say, "scripted")
@@ -90,7 +92,7 @@ def run_training(
 
 def nobody_runs(request: TrainingRequest) -> None:
     """Raise ``RunLockedError`` where a process runs this run now, which says who and since when."""
-    RunLock(request.place, request.id).look()
+    RunLock(request.place, request.run_id).look()
 
 
 def _fresh(request: TrainingRequest) -> None:
@@ -98,6 +100,6 @@ def _fresh(request: TrainingRequest) -> None:
     if not request.recorded:
         return
     raise OptionError(
-        f"there is a run {request.id!r} in {request.folder} already: go on with it (ebbflow train --resume "
-        f"{request.id}), or choose another id"
+        f"there is a run {request.run_id!r} in {request.runs_dir} already: go on with it (ebbflow train --resume "
+        f"{request.run_id}), or choose another id"
     )

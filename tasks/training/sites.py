@@ -33,7 +33,7 @@ class LocalSite:
     def __init__(self, request: TrainingRequest) -> None:
         from ebbflow.infra.training.local_nodes import LocalNodes
 
-        self._pool = LocalNodes(cpus=request.cpus, grace=request.grace)
+        self._pool = LocalNodes(cpus=request.cpus_per_slot, grace=request.termination_grace)
 
     @property
     def nodes(self) -> FaultTarget:
@@ -44,7 +44,7 @@ class LocalSite:
 
         logs = request_logs(request)
         return TorchTrainer(
-            self._pool, logs=logs, decide=decide, patience=max(request.wait_limit, 1e-3), on_report=hear
+            self._pool, logs=logs, decide=decide, patience=max(request.node_timeout, 1e-3), on_report=hear
         )
 
 
@@ -70,11 +70,11 @@ def open_site(
     from ebbflow.tasks.training.aws import AwsSite
 
     with opened(FleetRequest(), clock) as cluster, AwsSite(request, cluster, clock) as site:
-        yield site, site.take(request.wait_limit)
+        yield site, site.take(request.node_timeout)
 
 
 def request_logs(request: TrainingRequest) -> Path | None:
     """Return where the processes' logs go; ``None``: into the run's folder, which is local."""
     from ebbflow.infra.storage.files import home
 
-    return home() / "run-logs" / request.id if "://" in request.folder else None
+    return home() / "run-logs" / request.run_id if "://" in request.runs_dir else None

@@ -8,7 +8,6 @@ import numpy as np
 from ebbflow.infra.clock import Clock
 from ebbflow.infra.protocols import Continue, GenerationEnd, Halt, RankFailure
 from ebbflow.planners.model.trainings import RunSettings
-from ebbflow.planners.training.failures.canary import verdict
 from ebbflow.planners.training.failures.failures import (
     Failure,
     FailureClass,
@@ -16,6 +15,7 @@ from ebbflow.planners.training.failures.failures import (
     RankEnd,
     classify,
 )
+from ebbflow.planners.training.failures.preflight import verdict
 from ebbflow.planners.training.failures.retries import Attempt, Requeue, Retry, Shape, Stop
 from ebbflow.planners.training.plan import TrainingPlan
 from ebbflow.tasks.training.capacity import Nodes
@@ -41,33 +41,33 @@ class Supervisor:
 
     def __init__(self, plan: TrainingPlan, nodes: Nodes, book: RunRecorder, clock: Clock) -> None:
         self._plan, self._nodes, self._book, self._clock = plan, nodes, book, clock
-        self._settings, self._canary = plan.settings, plan.canary  # as of now
+        self._settings, self._preflight = plan.settings, plan.preflight  # as of now
         self._rng = np.random.default_rng(plan.seed)
         self._losses, self._node_seconds = 0, 0.0
         self._history: list[Attempt] = []
         self._shape = Shape()
         self._saved = -1  # newest step that is saved
         self._noticed: set[str] = set()
-        self._repeated = False  # the canary
-        self._late = threading.Event()  # the canary took too long
-        self.tried = 0  # the canary's last generation
+        self._repeated = False  # the preflight
+        self._late = threading.Event()  # the preflight took too long
+        self.tried = 0  # the preflight's last generation
 
     # --- what others tell ---------------------------------------------------------------------------------
 
     @property
     def trying(self) -> bool:
-        """Tell whether the canary has yet to end."""
-        return self._canary is not None
+        """Tell whether the preflight has yet to end."""
+        return self._preflight is not None
 
     def wanted(self) -> dict[str, int] | None:
         """Return the placement on all nodes that are there; ``None`` where they are too few."""
         return self._nodes.placement(self._shape.memory)
 
     def begin(self) -> tuple[dict[str, int], RunSettings]:
-        """Return the first placement and its settings: the canary's where there is one, which is told."""
-        if (canary := self._canary) is not None:
-            gpus = f"{canary.steps} steps on {canary.ranks} GPUs"
-            self._book.say("canary", f"a trial of {gpus} first: {self._plan.why}")
+        """Return the first placement and its settings: the preflight's where there is one, which is told."""
+        if (preflight := self._preflight) is not None:
+            gpus = f"{preflight.steps} steps on {preflight.ranks} GPUs"
+            self._book.say("preflight", f"a trial of {gpus} first: {self._plan.why}")
             return self._trial()
         return self.wanted() or self._nodes.there(), self._settings
 
@@ -78,8 +78,8 @@ class Supervisor:
 
     def overdue(self, now: float) -> bool:
         """Tell whether a trial is over its limit ``now`` (s after the run's start), which is to be ended for it."""
-        canary = self._canary
-        if canary is None or now <= canary.limit:
+        preflight = self._preflight
+        if preflight is None or now <= preflight.limit:
             return False
         self._late.set()
         return True
@@ -106,7 +106,7 @@ class Supervisor:
         self._node_seconds += len(end.placement) * (end.ended - end.started)
         self._losses += failure is not None and failure.failure_class is FailureClass.SCHEDULER
         rate = self._plan.hazard(self._losses, self._node_seconds)
-        self._settings = replace(self._settings, hazard=rate)
+        self._settings = replace(self._settings, interruption_rate=rate)
 
     def _take_in(self, end: GenerationEnd) -> None:
         for event in end.events:
@@ -121,7 +121,7 @@ class Supervisor:
             return Halt("failed", NO_ELASTIC_RUN)
         if end.kind == "finished":
             return Halt("finished", end.reason)
-        if self._canary is not None:
+        if self._preflight is not None:
             return self._after_trial(end, failure)
         if failure is None:
             return self._go_on(end, "")
@@ -151,12 +151,12 @@ class Supervisor:
             return Continue(ready, reason=reason, then=placement, settings=self._settings)
         return Continue(placement, reason=reason, delay=delay, settings=self._settings)
 
-    # --- the canary ---------------------------------------------------------------------------------------
+    # --- the preflight ---------------------------------------------------------------------------------------
 
     def _trial(self) -> tuple[dict[str, int], RunSettings]:
-        assert self._canary is not None
-        placement = self._nodes.trial(self._canary.ranks, self._canary.nodes)
-        return placement, replace(self._settings, canary_steps=self._canary.steps)
+        assert self._preflight is not None
+        placement = self._nodes.trial(self._preflight.ranks, self._preflight.nodes)
+        return placement, replace(self._settings, preflight_steps=self._preflight.steps)
 
     def _after_trial(self, end: GenerationEnd, failure: Failure | None) -> Continue | Halt:
         if (
@@ -174,21 +174,21 @@ class Supervisor:
         if said.outcome == "repeat":
             self._repeated = True
             self._nodes.instead_of(end.suspects or end.placement)
-            return self._again(f"canary: {said.reason}")
-        self._canary, self.tried = None, end.generation
+            return self._again(f"preflight: {said.reason}")
+        self._preflight, self.tried = None, end.generation
         if not said.admitted:
-            return Halt("failed", f"canary: {said.reason}")
-        return self._go_on(replace(end, left={}), f"canary: {said.outcome}, {said.reason}")
+            return Halt("failed", f"preflight: {said.reason}")
+        return self._go_on(replace(end, left={}), f"preflight: {said.outcome}, {said.reason}")
 
     def _smaller_trial(self, end: GenerationEnd, failure: Failure) -> Continue | Halt:
         """Try again in another shape where that may help; the whole run keeps it."""
         self._history.append(self._attempt(end, failure))
         answer = self._plan.retries.decide(self._history, self._current_shape(), self._rng)
         if not isinstance(answer, Retry) or answer.shape is None:
-            return Halt("failed", f"canary: {answer.reason}")
+            return Halt("failed", f"preflight: {answer.reason}")
         self._shape = answer.shape
         self._settings = replace(self._settings, max_local=answer.shape.local_batch)
-        return self._again(f"canary: {answer.reason}")
+        return self._again(f"preflight: {answer.reason}")
 
     def _again(self, reason: str) -> Continue | Halt:
         if not self._nodes.slots:
@@ -199,7 +199,7 @@ class Supervisor:
     # --- why it ended -------------------------------------------------------------------------------------
 
     def _why(self, end: GenerationEnd) -> Failure | None:
-        if end.kind in ("finished", "canary", "silent"):
+        if end.kind in ("finished", "preflight", "silent"):
             return None
         if end.kind == "stopped" and all(node in end.left for node in end.placement):
             return None  # somebody asked for it

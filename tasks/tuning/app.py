@@ -31,7 +31,7 @@ from ebbflow.tasks.tuning.leased_resources import LeasedTrialResources
 from ebbflow.tasks.tuning.report import TuningReport
 from ebbflow.tasks.tuning.request import TuningRequest
 from ebbflow.tasks.tuning.run import RunTrial, run_tuning
-from ebbflow.tasks.tuning.trial import SearchStatus, TrialStatus
+from ebbflow.tasks.tuning.trial import TrialStatus, TuningStatus
 
 Say = Callable[[str], None]
 
@@ -96,12 +96,13 @@ def run_tuning_app(
 
 
 def _held_to(request: TuningRequest, spec: AppSpec) -> TuningRequest:
-    if "://" in request.folder:
+    if "://" in request.runs_dir:
         raise OptionError(
-            f"folder of a search must be a local one, where its study is kept beside its trials; got {request.folder}"
+            "runs_dir of a tuning run must be local: its study is a file beside its trials; got "
+            f"{request.runs_dir}"
         )
-    most = max(spec.gpus, spec.max_gpus, request.gpus)
-    return replace(request, id=request.id or spec.id, nodes=f"local:{most}x1")
+    most = max(spec.gpus, spec.max_gpus, request.gpus_per_trial)
+    return replace(request, run_id=request.run_id or spec.id, nodes=f"local:{most}x1")
 
 
 def _trials_of(request: TuningRequest) -> list[TrainingRequest]:
@@ -139,16 +140,16 @@ class Trials:
             self._pool,
             self._agent,
             self._warden,
-            lambda report: self._hear(request.id, report),
+            lambda report: self._hear(request.run_id, report),
             self._clock,
-            among=lambda: self._room.dealt(request.id),
+            among=lambda: self._room.dealt(request.run_id),
             make=self._make,
             options=self._options,
         )
         try:
             return run_training(
                 request,
-                CompositeTrainingListener(listener, _Losses(self._agent, request.id)),
+                CompositeTrainingListener(listener, _Losses(self._agent, request.run_id)),
                 resume=request.launched,
                 known=True,
                 site=site,
@@ -168,7 +169,7 @@ class Trials:
         if report.kind == "checkpoint" and "uri" in report.content:
             self._agent.saved(str(report.content["uri"]), report.step)
 
-    def look(self, status: SearchStatus) -> None:
+    def look(self, status: TuningStatus) -> None:
         """Say where the search stands."""
         self._say_phase(status)
         trials = tuple(self._trial(one) for one in status.trials)
@@ -193,7 +194,7 @@ class Trials:
         fields["saved_at"] = self._saved_at(status)
         self._agent.figures(**fields)
 
-    def _say_phase(self, status: SearchStatus) -> None:
+    def _say_phase(self, status: TuningStatus) -> None:
         if any(one.gpus for one in status.trials):
             self._waits_since = None
             self._agent.moved("running")
@@ -205,7 +206,7 @@ class Trials:
         elif self._waits_since is None:
             self._waits_since = self._clock.now()
             at = datetime.fromtimestamp(self._waits_since, UTC).strftime("%H:%M:%S UTC")
-            reason = f"waits for {plural(self._request.gpus, 'GPU')} since {at}"
+            reason = f"waits for {plural(self._request.gpus_per_trial, 'GPU')} since {at}"
             self._agent.moved("waiting", reason)
             self._agent.figures(message=reason)
 
@@ -250,7 +251,7 @@ class Trials:
             return epochs * epoch
         return sum(known) / len(known) if known else None
 
-    def _spent(self, status: SearchStatus) -> float:
+    def _spent(self, status: TuningStatus) -> float:
         """Return GPU-seconds so far: what the ledger has of leases that are over, and what trials have had since."""
         state = self._agent.state
         record = state.apps.get(self._agent.spec.id) if state is not None else None
@@ -259,7 +260,7 @@ class Trials:
         held = sum(max(0.0, now - lease.since) for lease in self._agent.book.leases)
         return max(ended + held, sum(one.spent for one in status.trials))
 
-    def _saved_at(self, status: SearchStatus) -> float | None:
+    def _saved_at(self, status: TuningStatus) -> float | None:
         """Return when the trial that was saved least recently was saved."""
         with self._lock:
             all_ = [self._figures.get(one.run) for one in status.trials if one.gpus]

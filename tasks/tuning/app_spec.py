@@ -11,10 +11,10 @@ def tuning_spec(request: TuningRequest, *, deployment: str = "", **fields: Any) 
     """Return what a search asks for: from one trial's GPUs to those of its nodes; see ``training_spec``."""
     together = min(sum(request.placement.values()), request.trials * request.most_gpus)
     given: dict[str, Any] = {
-        "id": request.id,
+        "id": request.run_id,
         "gpus": together,
-        "min_gpus": request.gpus,
-        "max_gpus": max(together, request.gpus),
-        "resume": Resume("tuning", request.folder, request.id, deployment).to_dict(),
+        "min_gpus": request.gpus_per_trial,
+        "max_gpus": max(together, request.gpus_per_trial),
+        "resume": Resume("tuning", request.runs_dir, request.run_id, deployment).to_dict(),
     }
     return app_spec("tuning", given, fields)

@@ -66,7 +66,7 @@ class LeasedTrialResources:
             one.nodes = LeasedNodes(
                 self._book,
                 request.most_gpus,
-                request.gpus,
+                request.gpus_per_trial,
                 self._clock,
                 lambda: self.dealt(one.run),
                 self._avoided,

@@ -11,10 +11,10 @@ from ebbflow.planners.model.scheduling import gpus_of
 from ebbflow.planners.scheduling.locality import Level
 from ebbflow.planners.tuning.early_stopping import TrialState, epochs_left, outlook, rungs
 from ebbflow.tasks.training.report import TrainingReport, recorded
-from ebbflow.tasks.tuning.report import SearchEnd, TrialEnd, TrialReport, TuningReport
+from ebbflow.tasks.tuning.report import TrialEnd, TrialReport, TuningEnd, TuningReport
 from ebbflow.tasks.tuning.request import TuningRequest
 from ebbflow.tasks.tuning.study import Study
-from ebbflow.tasks.tuning.trial import SearchStatus, Trial, TrialStatus
+from ebbflow.tasks.tuning.trial import Trial, TrialStatus, TuningStatus
 
 _UNKNOWN_EPOCHS = 10**6
 _ENDS: Mapping[str, TrialEnd] = {
@@ -24,7 +24,7 @@ _ENDS: Mapping[str, TrialEnd] = {
 }  # as Optuna has them
 
 
-class SearchRecorder:
+class TuningRecorder:
     """Keeps the account of one search. Times are seconds since the Unix epoch, effort is in GPU-seconds."""
 
     def __init__(self, request: TuningRequest, study: Study, clock: Clock) -> None:
@@ -32,7 +32,9 @@ class SearchRecorder:
         self._begun = clock.now()
         self._ended: dict[int, TrialReport] = {}  # by number
         self._outlooks: list[Mapping[str, float]] = []
-        compared = rungs(request.min_epochs, request.epochs, request.factor) if request.epochs else ()
+        compared = (
+            rungs(request.min_epochs, request.epochs, request.reduction_factor) if request.epochs else ()
+        )
         self._rungs = compared if request.pruner == "halving" else ()
 
     def left(self, one: Trial) -> float:
@@ -40,9 +42,9 @@ class SearchRecorder:
         if self._request.epochs is None:
             return _UNKNOWN_EPOCHS
         done = min(one.epochs, self._request.epochs)
-        return epochs_left(done, self._request.epochs, self._rungs, self._request.factor)
+        return epochs_left(done, self._request.epochs, self._rungs, self._request.reduction_factor)
 
-    def status(self, running: Collection[Trial]) -> SearchStatus:
+    def status(self, running: Collection[Trial]) -> TuningStatus:
         """Return where the search stands."""
         now = self._clock.now()
         trials = tuple(
@@ -52,7 +54,7 @@ class SearchRecorder:
             for one in running
         )
         begun = self._study.begun()
-        return SearchStatus(trials, begun, begun - len(trials), self._study.best_value())
+        return TuningStatus(trials, begun, begun - len(trials), self._study.best_value())
 
     def look_ahead(self, running: Collection[Trial], gpus: int) -> None:
         """Write down the work left on ``gpus`` GPUs, as a scheduler of several searches would ask for it."""
@@ -85,7 +87,7 @@ class SearchRecorder:
             reason,
         )
 
-    def report(self, state: SearchEnd, reason: str) -> TuningReport:
+    def report(self, state: TuningEnd, reason: str) -> TuningReport:
         """Return the report of the search, with trials that ended before it was gone on with."""
         trials = []
         for frozen in self._study.trials():
@@ -94,13 +96,13 @@ class SearchRecorder:
             elif frozen.state.name in _ENDS:
                 trials.append(self._earlier(frozen))
         complete = [trial for trial in trials if trial.state == "complete" and trial.value is not None]
-        sign = 1 if self._request.maximise else -1
+        sign = 1 if self._request.maximize else -1
         best = max(complete, key=lambda trial: sign * float(trial.value or 0.0), default=None)
         return TuningReport(
-            self._request.id,
-            self._request.search_folder,
+            self._request.run_id,
+            self._request.run_folder,
             self._request.metric,
-            self._request.maximise,
+            self._request.maximize,
             state,
             reason,
             self._begun,

@@ -6,10 +6,10 @@ from typing import Any, Literal
 
 from ebbflow.tasks.drawing.codec import to_text
 
-FORMAT = 1
+FORMAT = 2
 
 TrialEnd = Literal["complete", "pruned", "failed", "stopped"]
-SearchEnd = Literal["finished", "stopped", "failed"]
+TuningEnd = Literal["finished", "stopped", "failed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +35,8 @@ class TuningReport:
     id: str
     folder: str
     metric: str
-    maximise: bool
-    state: SearchEnd
+    maximize: bool
+    state: TuningEnd
     reason: str
     started: float  # seconds since the Unix epoch
     seconds: float

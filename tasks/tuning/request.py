@@ -1,4 +1,4 @@
-"""What a user asks of a search: parameters, trials, nodes; checked before anything starts."""
+"""What a user requests of a tuning run: hyperparameters, trials, nodes; checked before anything starts."""
 
 import math
 import re
@@ -14,19 +14,19 @@ from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model import names, options
 from ebbflow.planners.model.options import option, option_like
-from ebbflow.tasks.training.request import TrainingRequest, default_folder, slots_of
+from ebbflow.tasks.training.request import TrainingRequest, default_runs_dir, slots_of
 
 Pruner = Literal["halving", "curve", "none"]
 
-_FILE = "search.json"
-_FORMAT = 1
+_FILE = "tuning.json"
+_FORMAT = 2
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 _FORM = "a parameter is {float: [low, high]}, {log: [low, high]}, {int: [low, high]} or {choice: [a, b]}"
 
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One hyper-parameter; the script gets it as ``--NAME VALUE``."""
+    """One hyperparameter; the script gets it as ``--NAME VALUE``."""
 
     name: str
     kind: Literal["float", "log", "int", "choice"]
@@ -75,92 +75,107 @@ def read_space(path: Path | str) -> tuple[Parameter, ...]:
 
 @dataclass(frozen=True)
 class TuningRequest:
-    """One search. Raises ``OptionError`` for a value that breaks its rule."""
+    """One tuning run. Raises ``OptionError`` for a value that breaks its rule."""
 
     script: str
     space: tuple[Parameter, ...]
-    metric: str = option("accuracy", "That the script reports")  # run.report(METRIC=...)
+    metric: str = option("accuracy", "Metric that the script reports")  # run.report(METRIC=...)
     arguments: tuple[str, ...] = ()  # of the script, the same for all trials
-    maximise: bool = option(
+    maximize: bool = option(
         True,
-        "Which way is better",
-        unless="more",
-        in_file="whether more is better",
-        flags="--maximise/--minimise",
+        "Whether a larger or a smaller value of the metric is better",
+        unless="--maximize",
+        in_file="Whether a larger value of the metric is better",
+        flags="--maximize/--minimize",
     )
-    trials: int = option(20, in_file="in all", min=1, max=100_000)
-    nodes: str = option("local:1x1", "local:NODESxGPUS, shared by all trials", unless=None, metavar="NODES")
-    gpus: int = option(1, "Of each trial", min=1)
-    max_gpus: int | None = option(None, "Of a trial when there are some to spare", unless="no more")
+    trials: int = option(20, "Number of trials", min=1, max=100_000)
+    nodes: str = option(
+        "local:1x1", "Nodes with their GPUs, shared by all trials: local:NODESxGPUS", metavar="NODES"
+    )
+    gpus_per_trial: int = option(1, "GPUs of each trial", min=1)
+    max_gpus: int | None = option(
+        None, "Maximum number of GPUs of a trial while some are free", unless="those of --gpus-per-trial"
+    )
     epochs: int | None = option(
         None,
-        "Of a whole trial: for --pruner curve and the work left",
-        in_file="of a whole trial",
+        "Epochs of a complete trial; --pruner curve and estimates of the remaining work need it",
+        unless="unknown",
+        in_file="Epochs of a complete trial; pruner curve and estimates of the remaining work need it",
         min=1,
         max=1e9,
     )
     pruner: Pruner = option(
         "halving",
-        "halving (asynchronous, the default), curve, or none",
-        in_file="who is stopped",
-        metavar="HOW",
+        "Early stopping: halving (asynchronous successive halving), curve (learning curves) or none",
+        unless="halving",
+        metavar="PRUNER",
     )
-    factor: int = option(3, "One trial in so many goes on", min=2, max=1000)
-    min_epochs: int = option(1, "Before a trial may be stopped", min=1, max=1e9, command=False)
+    reduction_factor: int = option(
+        3, "Reduction factor of successive halving: one trial in so many continues", min=2, max=1000
+    )
+    min_epochs: int = option(1, "Epochs before a trial may be stopped", min=1, max=1e9, command=False)
     sampler: Literal["tpe", "random"] = option(
-        "tpe", "tpe or random", in_file="that draws parameters", metavar="HOW"
+        "tpe", "Sampler of hyperparameters: tpe or random", unless="tpe", metavar="SAMPLER"
     )
-    seed: int = option(0, "Of the sampler", min=0, max=2**32 - 1)
-    id: str = option("", "Of the search", unless="made up")
-    folder: str = option(default_folder, "Where searches and runs live, a local folder", metavar="DIR")
-    checkpoint_every: float | None = option_like(TrainingRequest, "checkpoint_every")
+    seed: int = option(0, "Seed of the sampler", unless="0", min=0, max=2**32 - 1)
+    run_id: str = option("", "ID of the tuning run", unless="generated")
+    runs_dir: str = option(
+        default_runs_dir,
+        "Local directory of all runs",
+        unless="runs/ in ~/.cache/ebbflow",
+        metavar="DIR",
+    )
+    checkpoint_interval: float | None = option_like(TrainingRequest, "checkpoint_interval")
     adaptive: bool = option_like(TrainingRequest, "adaptive")
-    grace: float = option_like(TrainingRequest, "grace")
-    save_within: float = option_like(TrainingRequest, "save_within")
-    spill: str = option_like(TrainingRequest, "spill")
+    termination_grace: float = option_like(TrainingRequest, "termination_grace")
+    final_save_timeout: float = option_like(TrainingRequest, "final_save_timeout")
+    spill_dir: str = option_like(TrainingRequest, "spill_dir")
     restart: bool = option(  # holds for one launch
         False,
-        "With --resume: let trials begin again none of whose checkpoints can be used",
+        "With --resume: restart trials none of whose checkpoints is usable. Default: such trials fail",
         flags="--restart",
     )
-    json: str | None = option_like(TrainingRequest, "json", command=True)
+    report: tuple[str, ...] = option_like(TrainingRequest, "report", command=True)
 
     def __post_init__(self) -> None:
         """Check everything that can be checked without starting anything."""
-        if self.id:
-            names.RUN.check(self.id)
+        if self.run_id:
+            names.RUN.check(self.run_id)
         if not self.space:
-            raise OptionError("a search needs a parameter at least")
+            raise OptionError("space must name at least one hyperparameter; got none")
         if not _NAME.fullmatch(self.metric):
             raise OptionError(f"metric must be a name that the script reports; got {self.metric!r}")
         options.check(self)
+        object.__setattr__(self, "report", options.check_report_paths(self.report))
         if self.pruner == "curve" and self.epochs is None:
             raise OptionError("pruner curve needs to know the epochs of a whole trial (--epochs)")
-        if self.most_gpus < self.gpus:
-            raise OptionError(f"max_gpus must be >= gpus ({self.gpus}); got {self.max_gpus}")
+        if self.most_gpus < self.gpus_per_trial:
+            raise OptionError(
+                f"max_gpus must be >= gpus_per_trial ({self.gpus_per_trial}); got {self.max_gpus}"
+            )
         there = sum(slots_of(self.nodes).values())
-        if there < self.gpus:
-            raise OptionError(f"nodes {self.nodes} have {there} GPUs; a trial needs {self.gpus}")
+        if there < self.gpus_per_trial:
+            raise OptionError(f"nodes {self.nodes} have {there} GPUs; a trial needs {self.gpus_per_trial}")
         self.trial("probe", self.arguments)  # which checks the rest
 
     @property
     def most_gpus(self) -> int:
         """Return the most GPUs of one trial."""
-        return self.gpus if self.max_gpus is None else self.max_gpus
+        return self.gpus_per_trial if self.max_gpus is None else self.max_gpus
 
     @property
-    def search_folder(self) -> str:
-        """Return the search's own folder, as its user names it; its trials' runs are in it."""
-        return f"{self.folder.rstrip('/')}/{self.id}"
+    def run_folder(self) -> str:
+        """Return the tuning run's own directory as its user names it; its trials' runs are in it."""
+        return f"{self.runs_dir.rstrip('/')}/{self.run_id}"
 
     @cached_property
     def place(self) -> StorageLocation:
-        """Return the search's own folder."""
-        return StorageLocation(self.folder).under(self.id)
+        """Return the tuning run's own directory."""
+        return StorageLocation(self.runs_dir).under(self.run_id)
 
     @property
     def recorded(self) -> bool:
-        """Tell whether there is a search of this id."""
+        """Return whether a tuning run of this ID is recorded."""
         return self.place.local and self.place.is_file(_FILE)
 
     @property
@@ -173,44 +188,44 @@ class TuningRequest:
         return TrainingRequest(
             self.script,
             arguments,
-            id=run,
-            folder=self.search_folder,
+            run_id=run,
+            runs_dir=self.run_folder,
             nodes=self.nodes,
-            min_gpus=self.gpus,
+            min_gpus=self.gpus_per_trial,
             max_gpus=self.most_gpus,
             adaptive=self.adaptive,
-            checkpoint_every=self.checkpoint_every,
-            keep=1,
-            grace=self.grace,
-            save_within=self.save_within,
-            spill=self.spill,
+            checkpoint_interval=self.checkpoint_interval,
+            keep_checkpoints=1,
+            termination_grace=self.termination_grace,
+            final_save_timeout=self.final_save_timeout,
+            spill_dir=self.spill_dir,
             restart=self.restart,
-            canary="never",
+            preflight="never",
         )
 
     def save(self) -> None:
-        """Write the request into the search's folder, for ``--resume``. Raises ``StorageError``."""
+        """Write the request into the tuning run's directory, for ``--resume``. Raises ``StorageError``."""
         records.save(self.place.under(_FILE), {**asdict(self), "restart": False}, _FORMAT)
 
     @classmethod
     def load(cls, folder: str, id: str, changes: Mapping[str, Any] | None = None) -> "TuningRequest":
-        """Return the recorded request of search ``id``, with ``changes``. Raises ``TrainingError``."""
+        """Return the recorded request of tuning run ``id``, with ``changes``. Raises ``TrainingError``."""
         names.RUN.check(id)
         where = StorageLocation(folder).under(f"{id}/{_FILE}")
         try:
             data = records.load(where, _FORMAT)
             space = tuple(Parameter(**{**p, "choices": tuple(p["choices"])}) for p in data["space"])
             values = {f.name: data[f.name] for f in fields(cls) if f.name in data}
-            values |= {"space": space, "arguments": tuple(data["arguments"]), "folder": folder}
+            values |= {"space": space, "arguments": tuple(data["arguments"]), "runs_dir": folder}
+            values |= {"report": tuple(data["report"])}
         except StorageError as error:
-            raise TrainingError(f"there is no search {id!r} in {folder} to go on with: {error}") from error
+            raise TrainingError(f"there is no tuning run {id!r} in {folder} to resume: {error}") from error
         except records.OtherVersionError:
             raise TrainingError(
-                f"search {id} was begun by another version of Ebbflow; go on with that one"
+                f"tuning run {id} was started by another version of Ebbflow; resume it with that version"
             ) from None
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise TrainingError(
-                f"{where} is not what was written ({error}); bring it back from a copy, or start the search "
-                f"anew"
+                f"{where} is damaged ({error}); restore it from a backup, or start a new tuning run"
             ) from error
         return cls(**(values | dict(changes or {})))

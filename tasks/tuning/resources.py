@@ -65,7 +65,7 @@ class OwnTrialResources:
                 one.names[node] = f"{node}.{one.turns}"
             wanted[one.names[node]] = slots
         if one.nodes is None:
-            one.nodes = Nodes(wanted, self._request.most_gpus, self._request.gpus)
+            one.nodes = Nodes(wanted, self._request.most_gpus, self._request.gpus_per_trial)
         else:
             one.nodes.become(wanted)
 

@@ -26,18 +26,18 @@ from ebbflow.tasks.training.listening import TrainingListener
 from ebbflow.tasks.training.report import TrainingReport, recorded
 from ebbflow.tasks.training.request import TrainingRequest
 from ebbflow.tasks.training.run import run_training
-from ebbflow.tasks.tuning.recorder import SearchRecorder
-from ebbflow.tasks.tuning.report import SearchEnd, TrialEnd, TuningReport
+from ebbflow.tasks.tuning.recorder import TuningRecorder
+from ebbflow.tasks.tuning.report import TrialEnd, TuningEnd, TuningReport
 from ebbflow.tasks.tuning.request import TuningRequest
 from ebbflow.tasks.tuning.resources import OwnTrialResources, TrialResources
 from ebbflow.tasks.tuning.study import Study, as_arguments
-from ebbflow.tasks.tuning.trial import Reporter, SearchStatus, Trial
+from ebbflow.tasks.tuning.trial import Reporter, Trial, TuningStatus
 
 SAME_FAILURES = 3  # trials that fail alike before the search gives up
 _PAUSE = 0.2  # s between looks
 
 Say = Callable[[str], None]
-Watch = Callable[[SearchStatus], None]
+Watch = Callable[[TuningStatus], None]
 RunTrial = Callable[[TrainingRequest, TrainingListener, Nodes, bool], TrainingReport]
 
 
@@ -48,9 +48,9 @@ def run_trial(
     return run_training(request, listener, resume=resume, nodes=nodes)
 
 
-def new_search() -> str:
+def new_tuning_id() -> str:
     """Return an id for a search."""
-    return f"search-{uuid.uuid4().hex[:8]}"
+    return f"tune-{uuid.uuid4().hex[:8]}"
 
 
 def run_tuning(
@@ -80,18 +80,18 @@ def run_tuning(
     Raises ``EbbflowError`` when it cannot begin, ``RunLockedError`` when another process runs it, ``TrainingError``
     for an id that is taken, ``StorageFullError`` on a full disk: the search can be gone on with.
     """
-    request = request if request.id else replace(request, id=new_search())
+    request = request if request.run_id else replace(request, run_id=new_tuning_id())
     if not resume and request.recorded:
         raise TrainingError(
-            f"there is a search {request.id!r} in {request.folder} already: go on with it (ebbflow tune --resume "
-            f"{request.id}), or choose another id"
+            f"there is a tuning run {request.run_id!r} in {request.runs_dir} already: resume it (ebbflow tune "
+            f"--resume {request.run_id}), or choose another run ID"
         )
     if train is run_trial:
         require("torch", "a training", "train")
-    with RunLock(request.place, request.id, clock=clock):
+    with RunLock(request.place, request.run_id, clock=clock):
         study = Study(request)
         request.save()
-        search = _Search(
+        tuning = _TuningRun(
             request,
             study,
             say,
@@ -101,14 +101,12 @@ def run_tuning(
             stop or threading.Event(),
             watch,
         )
-        report = search.run()
+        report = tuning.run()
         write_text(request.place.path("report.json"), report.to_json(), kept=True)
-    if request.json:
-        write_text(request.json, report.to_json())
     return report
 
 
-class _Search:
+class _TuningRun:
     """The loop of a search; all but the trainings themselves happens in its thread."""
 
     def __init__(
@@ -126,7 +124,7 @@ class _Search:
         self._clock, self._room, self._stop, self._watch = clock, room, stop, watch
         self._leaving = False
         self._running: dict[str, Trial] = {}
-        self._book = SearchRecorder(request, study, clock)
+        self._book = TuningRecorder(request, study, clock)
         self._inbox: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
         self._policy = leased_las(inf)  # equal service; GPUs are kept until a trial ends
         self._memory: Any = None
@@ -138,7 +136,7 @@ class _Search:
         """Run all trials that are left."""
         for trial in self._study.unfinished():
             self._enter(trial, resumes=True)
-        state: SearchEnd = "finished"
+        state: TuningEnd = "finished"
         reason = "all trials have ended"
         try:
             while self._step():
@@ -186,7 +184,7 @@ class _Search:
 
     def _fill(self) -> None:
         """Begin as many trials as there is room for."""
-        room = sum(node.gpus for node in self._nodes) // self._request.gpus
+        room = sum(node.gpus for node in self._nodes) // self._request.gpus_per_trial
         while len(self._running) < room and self._study.begun() < self._request.trials:
             self._enter(self._study.ask(), resumes=False)
 
@@ -194,7 +192,7 @@ class _Search:
         request, now = self._request, self._clock.now()
         parameters = self._study.arguments(trial)
         run = f"trial-{trial.number:03d}"
-        app = App(run, trial.number, now, request.gpus, request.gpus, request.most_gpus)
+        app = App(run, trial.number, now, request.gpus_per_trial, request.gpus_per_trial, request.most_gpus)
         one = self._running[run] = Trial(trial, app, run, parameters, resumes)
         if resumes and (told := self._study.values(trial)):
             one.epochs, one.value = told[-1]
@@ -344,7 +342,7 @@ class _Search:
                 del self._running[one.run]
             else:
                 one.nodes.stop()
-        end = self._clock.now() + 2 * self._request.grace + 60.0
+        end = self._clock.now() + 2 * self._request.termination_grace + 60.0
         while self._running and self._clock.now() < end:
             try:
                 said = self._inbox.get(timeout=_PAUSE)

@@ -38,22 +38,22 @@ class Study:
             ) from error
         from optuna.storages import JournalStorage
 
-        if "://" in request.folder:
-            raise OptionError(f"a search needs a local folder for its journal; got {request.folder!r}")
+        if "://" in request.runs_dir:
+            raise OptionError(f"a search needs a local folder for its journal; got {request.runs_dir!r}")
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._optuna, self._request = optuna, request
         folder = Path(request.place.root)
         with translated(f"make {folder}"):
             private.make_folder(folder)
         self._study = optuna.create_study(
-            study_name=request.id,
+            study_name=request.run_id,
             storage=JournalStorage(_journal(folder / _JOURNAL)),
             sampler=self._sampler(),
             pruner=optuna.pruners.NopPruner() if request.pruner != "halving" else self._halving(),
-            direction="maximize" if request.maximise else "minimize",
+            direction="maximize" if request.maximize else "minimize",
             load_if_exists=True,
         )
-        self._curves = Curves(request.epochs, request.maximise) if request.epochs else None
+        self._curves = Curves(request.epochs, request.maximize) if request.epochs else None
 
     def _sampler(self) -> Any:
         seed = self._request.seed
@@ -64,7 +64,7 @@ class Study:
 
     def _halving(self) -> Any:
         return self._optuna.pruners.SuccessiveHalvingPruner(
-            min_resource=self._request.min_epochs, reduction_factor=self._request.factor
+            min_resource=self._request.min_epochs, reduction_factor=self._request.reduction_factor
         )
 
     # --- trials -------------------------------------------------------------------------------------------

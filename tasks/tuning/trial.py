@@ -47,7 +47,7 @@ class TrialStatus:
 
 
 @dataclass(frozen=True, slots=True)
-class SearchStatus:
+class TuningStatus:
     """Where a search stands."""
 
     trials: tuple[TrialStatus, ...]

@@ -64,12 +64,16 @@ BASES: dict[str, tuple[str, ...]] = {
     "ledger prune": ("--ledger", "ledger.db", "--before", "30d", "--dry-run"),
     "capacity start": ("--source", "aws:config.json", "--ledger", "ledger.db", "--runner", "plain"),
     "capacity status": ("--ledger", "ledger.db"),
-    "capacity stop": ("--ledger", "ledger.db"),
+    "capacity stop": ("--ledger", "ledger.db", "--yes"),
+    "apps list": ("--ledger", "ledger.db"),
+    "apps show": ("digits", "--ledger", "ledger.db"),
+    "apps logs": ("digits", "--ledger", "ledger.db"),
+    "apps cancel": ("digits", "--ledger", "ledger.db", "--yes"),
     "prefect init": (),
 }
 """Arguments of each command that are right."""
 
-WRITTEN = frozenset({"json", "report", "html", "csv", "out", "document"})
+WRITTEN = frozenset({"json", "report", "html", "csv", "out", "output", "document"})
 """Options whose files are written."""
 ENDLESS = frozenset({"watch"})
 """Options that make a command go on until it is interrupted, where their value is right."""
@@ -307,11 +311,11 @@ READ: dict[tuple[str, str], str] = {
     ("simulate training", "throughputs"): "throughputs.json",
     ("simulate training", "spot_trace"): "spot.csv",
     ("simulate training", "prices"): "spot-prices.csv",
-    ("capacity start", "limits"): "limits.toml",
+    ("capacity start", "config"): "limits.toml",
     ("capacity start", "prices"): "prices.toml",
 }
 """Options that read a file, and a file that is right for them; those of ``ebbflow fleet`` are the same everywhere."""
-_EVERYWHERE = {"config": "config.json", "limits": "limits.toml", "prices": "prices.toml"}
+_EVERYWHERE = {"terraform_output": "config.json", "config": "limits.toml", "prices": "prices.toml"}
 LEDGERS = frozenset({"ledger", "url"})
 
 
@@ -323,13 +327,13 @@ def read_by(command: str, name: str) -> str | None:
 
 
 STATE: dict[str, tuple[str, tuple[str, ...]]] = {
-    "runs/mine/run.json": ("run", ("--resume", "mine", "--folder", "runs", "--runner", "plain")),
-    "runs/mine/pipeline.yaml": ("run", ("--resume", "mine", "--folder", "runs", "--check")),
+    "runs/mine/run.json": ("run", ("--resume", "mine", "--runs-dir", "runs", "--runner", "plain")),
+    "runs/mine/pipeline.yaml": ("run", ("--resume", "mine", "--runs-dir", "runs", "--check")),
     "trainings/mine/request.json": (
         "train",
-        ("--resume", "mine", "--folder", "trainings", "--runner", "plain"),
+        ("--resume", "mine", "--runs-dir", "trainings", "--runner", "plain"),
     ),
-    "searches/mine/search.json": ("tune", ("--resume", "mine", "--folder", "searches")),
+    "tunings/mine/tuning.json": ("tune", ("--resume", "mine", "--runs-dir", "tunings")),
     "tables/orders.parquet": ("query", BASES["query"]),
 }
 """Files that commands keep or read in directories, and a command that reads each."""
@@ -345,20 +349,20 @@ COMBINED: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("run", ("pipeline.yaml", "--resume", "mine"), "--resume"),
     ("run", (), "--resume"),
     ("run", ("pipeline.yaml", "--restart"), "restart"),
-    ("run", ("--resume", "mine", "--folder", "runs", "--set", "a=b"), "--resume"),
-    ("run", ("--resume", "mine", "--folder", "runs", "--id", "other"), "--resume"),
-    ("run", ("pipeline.yaml", "--report", "same", "--json", "same"), "same"),
+    ("run", ("--resume", "mine", "--runs-dir", "runs", "--set", "a=b"), "--resume"),
+    ("run", ("--resume", "mine", "--runs-dir", "runs", "--run-id", "other"), "--resume"),
+    ("run", ("pipeline.yaml", "--report", "same.txt"), "same"),
     ("run", ("pipeline.yaml", "--set", "nothing=1"), "nothing"),
     ("train", ("script.py", "--resume", "mine"), "--resume"),
     ("train", ("script.py", "--restart"), "--restart"),
-    ("train", ("--id", "one"), "script"),
+    ("train", ("--run-id", "one"), "script"),
     ("train", ("script.py", "--nodes", "local:1x1", "--min-gpus", "3"), "min_gpus"),
     ("train", ("script.py", "--min-gpus", "3", "--max-gpus", "2"), "max_gpus"),
-    ("train", ("script.py", "--json", "same", "--report", "same"), "same"),
+    ("train", ("script.py", "--report", "same"), "same"),
     ("tune", ("script.py",), "--space"),
     ("tune", ("script.py", "--space", "space.yaml", "--resume", "mine"), "--resume"),
     ("tune", ("script.py", "--space", "space.yaml", "--pruner", "curve"), "--epochs"),
-    ("tune", ("script.py", "--space", "space.yaml", "--gpus", "2"), "GPUs"),
+    ("tune", ("script.py", "--space", "space.yaml", "--gpus-per-trial", "2"), "GPUs"),
     ("query", ("q.sql", "--engine", "duckdb"), "--tables"),
     ("query", ("q.sql", "--tables", "tables", "--catalog"), "--catalog"),
     ("query", (*BASES["query"], "--output", "same.json", "--report", "same.json"), "same"),

@@ -67,6 +67,7 @@ def test_the_arguments_to_start_from_are_right(workplace: Workplace, monkeypatch
         "fleet",
         "report",
         "capacity s",
+        "apps ",
         "ledger v",
         "demo",
         "doctor",
@@ -103,6 +104,7 @@ _QUIET = (
     "ledger",
     "simulate training",
     "capacity",
+    "apps",
     "local status",
     "report",
 )

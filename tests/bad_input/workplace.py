@@ -28,7 +28,7 @@ trainings:
     arguments: [--data, "${queries.orders.path}"]
     gpus: 1
     deadline: 30m
-searches:
+tunings:
   tune:
     team: research
     script: script.py
@@ -212,9 +212,9 @@ class Workplace:
 
         RunFolder(place / "runs", "mine").begin(read_pipeline(place / "pipeline.yaml"), {}, 0.0)
         script = str(place / "script.py")
-        TrainingRequest(script, id="mine", folder=str(place / "trainings")).save()
+        TrainingRequest(script, run_id="mine", runs_dir=str(place / "trainings")).save()
         space = read_space(place / "space.yaml")
-        TuningRequest(script, space, "accuracy", id="mine", folder=str(place / "searches")).save()
+        TuningRequest(script, space, "accuracy", run_id="mine", runs_dir=str(place / "tunings")).save()
 
 
 def _copied(source: str, target: str) -> object:

@@ -179,7 +179,7 @@ def disturbed(task: str, seed: int, steps: int) -> dict[str, Any]:
     """Return the final metric under 10 resizes and 5 kills, and what those cost."""
     arguments = (task, str(seed), str(EPOCHS[task]), NEVER[task], "fixed")
     kills, resizes = [], 0
-    with Live(arguments, RunSettings(adaptive=False, checkpoint_every=1.0), paced=True) as live:
+    with Live(arguments, RunSettings(adaptive=False, checkpoint_interval=1.0), paced=True) as live:
         live.launch(PLACEMENTS[0])
         for event in range(EVENTS):
             live.go((event + 1) * steps // (2 * EVENTS))

@@ -296,9 +296,13 @@ def labs(scene: Scene, number: int, epochs: int, pause: float, trials: int) -> W
     }
     if trials:
         tune = _training(scene, Training("tune", "pairs", "balance", "twice", 3, 0.05))
-        content["searches"] = {
+        content["tunings"] = {
             "tune": {
-                **{key: value for key, value in tune.items() if key not in ("canary", "back_off", "gpus")},
+                **{
+                    key: value
+                    for key, value in tune.items()
+                    if key not in ("preflight", "retry_backoff", "gpus")
+                },
                 "team": "labs",
                 "space": {"lr": {"log": [0.01, 0.3]}},
                 "metric": "r2",
@@ -333,10 +337,10 @@ def _training(scene: Scene, one: Training) -> dict[str, Any]:
         "arguments": arguments,
         "gpus": 1,
         "adaptive": False,
-        "checkpoint_every": "2s",
-        "grace": "5s",
-        "back_off": "2s",
-        "canary": "never",
+        "checkpoint_interval": "2s",
+        "termination_grace": "5s",
+        "retry_backoff": "2s",
+        "preflight": "never",
         "attempts": 50,
     }
 

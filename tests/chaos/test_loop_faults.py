@@ -191,8 +191,8 @@ def test_a_leader_whose_clock_jumps_by_an_hour_keeps_its_apps_and_books_no_gpu_t
     cluster, clock = loops(path), FakeTime(tmp_path / "clock")
     (tmp_path / "train.py").write_text("")
     request = TrainingRequest(
-        str(tmp_path / "train.py"), id="x", folder=str(tmp_path / "runs"), canary="never", grace=5.0,
-        nodes="local:4x1",
+        str(tmp_path / "train.py"), run_id="x", runs_dir=str(tmp_path / "runs"), preflight="never",
+        termination_grace=5.0, nodes="local:4x1",
     )  # fmt: skip
     machines, script, stop = Machines(linger=0.05), Script(), threading.Event()
     with Ledger.open(path) as ledger, Ledger.open(path) as other:

@@ -94,9 +94,17 @@ def test_tables_that_are_made_have_as_many_cells_in_every_row(made: dict[str, st
 
 
 def test_every_key_of_a_pipelines_file_is_in_the_reference(made: dict[str, str]) -> None:
-    from ebbflow.tasks.pipeline.file import form
+    from ebbflow.tasks.pipeline.file import form, steps
 
-    for section in (form.PIPELINE, form.QUERY, form.TRAINING, form.SEARCH, form.POOL, form.LOOP, form.LIMITS):
+    for section in (
+        form.PIPELINE,
+        steps.QUERY,
+        steps.TRAINING,
+        steps.TUNING,
+        form.POOL,
+        form.LOOP,
+        form.QUOTAS,
+    ):
         for key in section.keys:
             assert f"| `{key.name}` |" in made["reference/pipeline.md"]
 

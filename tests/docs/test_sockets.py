@@ -223,7 +223,7 @@ def test_a_training_on_local_nodes(tmp_path: Path) -> None:
     # ranks are forked from their node and show its command line; the node itself listens on nothing
     kinds = {"launcher.node": "rank", "ebbflow train": "launcher", "": "rank"}
     with mode(kinds) as scene:
-        arguments = ("train", script, "--nodes", "local:2x1", "--folder", tmp_path / "run")
+        arguments = ("train", script, "--nodes", "local:2x1", "--runs-dir", tmp_path / "run")
         wanted = rows("training on local nodes")
         holds(scene, tmp_path, wanted, *arguments, "--", "--epochs", "5000")
 

@@ -3,9 +3,12 @@
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import TYPE_CHECKING
 
 import pytest
+
+from tests.prefect_database import with_database
 
 if TYPE_CHECKING:
     from prefect_home import Home
@@ -37,7 +40,7 @@ def prefect_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Keep Prefect away from the user's settings and from the network, for the whole session."""
     home = tmp_path_factory.mktemp("prefect")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PREFECT_HOME", str(home))
+        patch.setenv("PREFECT_HOME", str(with_database(home)))
         patch.setenv("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
         patch.setenv("PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS", "120")
         patch.setenv("DO_NOT_TRACK", "1")
@@ -49,14 +52,19 @@ def prefect_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def prefect_server(prefect_home: Path) -> Iterator[str]:
     """Start a temporary Prefect server and return its API's address."""
     from prefect.settings import PREFECT_API_URL, PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
-    from prefect.testing.utilities import prefect_test_harness
+    from prefect.testing import utilities
 
-    # each sync flow run would wait a second for its heartbeat thread to end
-    with (
-        temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}),
-        prefect_test_harness(server_startup_timeout=120),
-    ):
-        yield PREFECT_API_URL.value()
+    def database() -> str:  # where the harness would have an empty folder
+        return str(with_database(Path(mkdtemp()), "prefect-test.db"))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(utilities, "mkdtemp", database)
+        # each sync flow run would wait a second for its heartbeat thread to end
+        with (
+            temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}),
+            utilities.prefect_test_harness(server_startup_timeout=120),
+        ):
+            yield PREFECT_API_URL.value()
 
 
 @pytest.fixture(scope="session")

@@ -17,6 +17,8 @@ import psutil
 import yaml
 from flowcases import eventually
 
+from tests.prefect_database import with_database
+
 LONG = 180.0  # s: a bound for a busy machine, not an expectation
 POOL = "ebbflow"
 HEAVY = "SELECT count(*) AS n FROM big a JOIN big b ON a.id * b.id % 1000003 < b.k + 3 AND a.k <> b.k"
@@ -197,7 +199,7 @@ def prefect_home(folder: Path, **environment: str) -> Iterator[Home]:
         port = free.getsockname()[1]
     url = f"http://127.0.0.1:{port}/api"
     given = {
-        "PREFECT_HOME": str(folder / "prefect"),
+        "PREFECT_HOME": str(with_database(folder / "prefect")),
         "PREFECT_API_URL": url,
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         "DO_NOT_TRACK": "1",

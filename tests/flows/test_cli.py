@@ -21,6 +21,7 @@ from ebbflow.flows import cli
 from ebbflow.flows.nodes import cli as local_cli
 from ebbflow.flows.query import cli as query_cli
 from ebbflow.flows.setup import doctor
+from tests.prefect_database import with_database
 
 COMMANDS = [
     *(["ebbflow", c.name or c.callback.__name__] for c in cli.app.registered_commands if c.callback),
@@ -359,6 +360,13 @@ def test_doctor_names_what_is_there() -> None:
         assert name in shown.output
 
 
+def test_doctor_prints_its_checks_as_json() -> None:
+    shown = CliRunner().invoke(cli.app, ["doctor", "--json"])
+    found = json.loads(shown.stdout)
+    assert found["ready"] is (shown.exit_code == 0)
+    assert {"name", "ok", "found", "remedy", "required"} == set(found["checks"][0])
+
+
 def test_doctor_knows_the_packages_of_every_extra() -> None:
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
     ours = set(project["optional-dependencies"]) - {"dev", "docs"}
@@ -450,7 +458,7 @@ def test_ctrl_c_ends_a_query_on_a_temporary_server_soon_and_quietly(tables: str,
     with log.open("wb") as output:
         query = subprocess.Popen(
             [*COMMAND, "query", *given, "--runner", "prefect"],
-            env={**os.environ, "PREFECT_HOME": str(tmp_path / "prefect")},
+            env={**os.environ, "PREFECT_HOME": str(with_database(tmp_path / "prefect"))},
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,

@@ -24,7 +24,7 @@ AIRFLOW = "ebbflow.flows.airflow"  # has an environment of its own: make airflow
 HELD = (  # by deployments on users' servers, by entry points, by the units of machines whose image may be older
     "ebbflow.flows.query.run_query",
     "ebbflow.flows.training.train",
-    "ebbflow.flows.tuning.search",
+    "ebbflow.flows.tuning.tune",
     "ebbflow.flows.pipeline.run_pipeline",
     "ebbflow.flows.capacity.capacity_loop",
     "ebbflow.flows.blocks.EbbflowCluster",

@@ -156,10 +156,9 @@ def test_a_training_that_fails_writes_nothing_of_its_environment(
     )
     request = TrainingRequest(
         str(script),
-        id="fails",
-        folder=str(tmp_path / "runs"),
-        json=str(tmp_path / "report.json"),
-        report=str(tmp_path / "report.html"),
+        run_id="fails",
+        runs_dir=str(tmp_path / "runs"),
+        report=(str(tmp_path / "report.json"), str(tmp_path / "report.html")),
     )
     report = run_training(request)
     deliver(report, request)

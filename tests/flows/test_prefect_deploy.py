@@ -21,7 +21,7 @@ from ebbflow.flows import cli
 from ebbflow.planners.errors import OptionError
 
 ROOT = Path(__file__).parents[2]
-FLOWS = {"query", "train", "search", "pipeline", "capacity"}
+FLOWS = {"query", "train", "tune", "pipeline", "capacity"}
 
 
 def deployments(path: Path) -> dict[str, dict[str, Any]]:
@@ -67,7 +67,7 @@ def test_there_is_one_loop_and_it_is_begun_again() -> None:
 
 
 def init(folder: Path, *options: str) -> Result:
-    return CliRunner().invoke(cli.app, ["prefect", "init", "--folder", str(folder), *options])
+    return CliRunner().invoke(cli.app, ["prefect", "init", "--output", str(folder), *options])
 
 
 @pytest.mark.parametrize("pool", ["gpus", "gpu workers", "123", "yes", "a: b", "it's #1", "- x", "[bold]x"])
@@ -314,12 +314,12 @@ class TestUnderAServer:
 
     def test_a_search_keeps_its_journal_on_a_disk(self, prefect_server: str) -> None:
         from ebbflow.flows.blocks import EbbflowStorage
-        from ebbflow.flows.tuning.flow import search
+        from ebbflow.flows.tuning.flow import tune
 
         name = f"s-{uuid4().hex[:6]}"
         EbbflowStorage(uri="s3://lake/ebbflow").save(name)
         with pytest.raises(OptionError, match="needs a local folder"):
-            search("fit.py", {"lr": {"log": [0.1, 1]}}, folder=f"ebbflow-storage/{name}")
+            tune("fit.py", {"lr": {"log": [0.1, 1]}}, runs_dir=f"ebbflow-storage/{name}")
 
     def test_a_query_in_a_block_s_cluster_is_an_app_of_it(
         self, prefect_server: str, tables: str, tmp_path: Path

@@ -74,8 +74,8 @@ class TestCancelling:
             script=str(prefect.folder / "digits.py"),
             arguments=["--epochs", "5000"],
             nodes="local:2x1",
-            id="cancelled",
-            folder=str(tmp_path),
+            run_id="cancelled",
+            runs_dir=str(tmp_path),
         )
         eventually(lambda: len(processes(run)) >= 3, LONG)  # its own, and two of the training
         eventually(lambda: "epoch 1, step" in prefect.log(since), LONG)  # the metrics of an epoch
@@ -87,14 +87,14 @@ class TestCancelling:
 
     def test_a_search(self, prefect: Home, tmp_path: Path) -> None:
         run = prefect.run(
-            "search/search",
+            "tune/tune",
             script=str(prefect.folder / "digits.py"),
             space={"pause": {"float": [0.01, 0.02]}},
             arguments=["--epochs", "5000"],
             nodes="local:1x1",
             trials=3,
-            id="searched",
-            folder=str(tmp_path),
+            run_id="searched",
+            runs_dir=str(tmp_path),
         )
         eventually(lambda: len(processes(run)) >= 2, LONG)
         assert cancelled(prefect, run) < 2 * soon()
@@ -136,19 +136,19 @@ def test_a_training_on_leases_is_cancelled_killed_and_gone_on_with(prefect: Home
             given = {
                 "script": str(prefect.folder / "digits.py"),
                 "nodes": "local:2x1",
-                "folder": str(tmp_path / "runs"),
+                "runs_dir": str(tmp_path / "runs"),
                 "fleet": "local:lab",
                 **where,
             }
             # cancelled: its leases are free again
-            first = prefect.run("train/train", id="first", arguments=["--epochs", "5000"], **given)
+            first = prefect.run("train/train", run_id="first", arguments=["--epochs", "5000"], **given)
             eventually(lambda: _phase(ledger, "first") == "running", LONG)
             assert cancelled(prefect, first) < soon()
             assert seconds_until(lambda: not ledger.state().held("first")) < soon()
             assert _phase(ledger, "first") == "stopped"
 
             # killed with its worker: only the ledger can tell
-            second = prefect.run("train/train", id="second", arguments=["--epochs", "60"], **given)
+            second = prefect.run("train/train", run_id="second", arguments=["--epochs", "60"], **given)
             eventually(lambda: _phase(ledger, "second") == "running", LONG)
             resumed = _killed_and_gone_on_with(prefect, ledger, second, "second", "second")
             assert resumed["parameters"]["resume"] is True
@@ -184,7 +184,7 @@ def test_a_pipeline_on_a_cluster_that_is_there_is_killed_and_gone_on_with(
                 **where,
             )
             eventually(lambda: ledger.state().nodes, LONG)
-            run = prefect.run("run-pipeline/pipeline", file=str(file), id="two", folder=str(tmp_path))
+            run = prefect.run("run-pipeline/pipeline", file=str(file), run_id="two", runs_dir=str(tmp_path))
             eventually(lambda: _phase(ledger, "two.second") == "running", LONG)
             resumed = _killed_and_gone_on_with(prefect, ledger, run, "two", "two.second")
             given = resumed["parameters"]
@@ -208,8 +208,8 @@ def test_a_training_goes_on_while_the_server_is_away(prefect: Home, tmp_path: Pa
         script=str(prefect.folder / "digits.py"),
         arguments=["--epochs", "200"],
         nodes="local:1x1",
-        id="alone",
-        folder=str(tmp_path),
+        run_id="alone",
+        runs_dir=str(tmp_path),
     )
     eventually(lambda: "epoch 1, step" in prefect.log(since), LONG)
     prefect.kill_server()

@@ -17,8 +17,8 @@ SCRIPT = str(Path(__file__).with_name("digits.py"))
 
 def _begin(folder: Path, **variables: str) -> "subprocess.Popen[str]":
     child = subprocess.Popen(
-        [*COMMAND, "train", SCRIPT, "--nodes", "local:2x1", "--no-canary", "--folder", str(folder), "--id", "digits",
-         "--json", str(folder / "r.json"), "--runner", "plain", "--", "--epochs", "6"],
+        [*COMMAND, "train", SCRIPT, "--nodes", "local:2x1", "--no-preflight", "--runs-dir", str(folder),
+         "--run-id", "digits", "--report", str(folder / "r.json"), "--runner", "plain", "--", "--epochs", "6"],
         env={**os.environ, **variables}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
     events = folder / "digits" / "events.jsonl"

@@ -3,6 +3,8 @@
 import contextlib
 import socket
 import struct
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 ENDPOINTS = ("Master", "Worker", "endpoint-verifier", "CoarseGrainedScheduler", "BlockManagerMaster")
 _RPC_REQUEST, _ONE_WAY = 3, 9  # types of Spark's messages
@@ -43,6 +45,12 @@ def say(host: str, port: int, data: bytes, patience: float = 3.0) -> bytes:
             if len(found) >= 8 and len(found) >= struct.unpack(">q", found[:8])[0] > 0:
                 break  # a whole message of Spark's
     return found
+
+
+def say_all(said: Sequence[tuple[str, int, bytes]]) -> list[bytes]:
+    """Say everything at once, each as host, port and data: most peers answer with silence."""
+    with ThreadPoolExecutor(16) as pool:
+        return list(pool.map(say, *zip(*said, strict=True)))
 
 
 def obeyed(answer: bytes) -> bool:

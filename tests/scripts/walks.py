@@ -192,7 +192,7 @@ def training_command(folder: Path) -> list[str]:
     script = folder / "ten_steps.py"
     script.write_text(SCRIPT)
     return [
-        *("train", str(script), "--folder", str(folder / "runs"), "--nodes", "local:1x1", "--no-adaptive"),
+        *("train", str(script), "--runs-dir", str(folder / "runs"), "--nodes", "local:1x1", "--no-adaptive"),
         *("--runner", "plain"),
     ]
 

@@ -21,7 +21,7 @@ ReportKind = Literal[
     "metrics",
     "stopped",
     "finished",
-    "canary",
+    "preflight",
     "skipped",
     "saving",  # a save that must not fail is under way; with an error: it is tried again
     "spilled",  # the run's folder could not take a checkpoint: it is elsewhere

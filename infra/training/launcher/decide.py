@@ -25,7 +25,7 @@ class Persist:
         self._minimum, self._replace, self._names = minimum, replace, names
 
     def __call__(self, end: GenerationEnd) -> Continue | Halt:
-        if end.kind in ("finished", "canary"):
+        if end.kind in ("finished", "preflight"):
             return Halt("finished", end.reason)
         if end.kind == "silent" or (end.kind == "failed" and _own_fault(end)):
             return Halt("failed", end.reason)

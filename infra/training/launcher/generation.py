@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _PATIENCE = 10.0  # seconds for a node to end processes that it has been told to kill
 _SPARE = 2.0  # seconds past a deadline before what is left is killed
-_SAID_END = ("finished", "stopped", "canary")
+_SAID_END = ("finished", "stopped", "preflight")
 
 
 @dataclass(slots=True)
@@ -253,8 +253,8 @@ class Generation:
             return "failed", f"the script came to its end, and step {self._unsaved} is not saved"
         if "finished" in self._said:
             return "finished", "the script came to its end"
-        if "canary" in self._said and not failures:
-            return "canary", "the trial steps passed"
+        if "preflight" in self._said and not failures:
+            return "preflight", "the trial steps passed"
         if self._hung:
             return "hung", self._hung
         if self._lost:

@@ -19,8 +19,9 @@ from ebbflow.planners.errors import OptionError
 if TYPE_CHECKING:
     from torch.distributed import TCPStore
 
-# ``torch._dynamo`` takes seconds, and the first DistributedDataParallel of a process imports it
-PRELOAD = ("torch.nn.parallel", "torch._dynamo", "ebbflow.infra.training.run")
+# ``torch._dynamo`` takes seconds, and the first DistributedDataParallel of a process imports it; scipy's optimizers
+# are imported where a speed is fitted
+PRELOAD = ("torch.nn.parallel", "torch._dynamo", "scipy.optimize", "ebbflow.infra.training.run")
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 _NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 _LOOPBACK = "127.0.0.1"

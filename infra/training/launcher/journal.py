@@ -19,7 +19,7 @@ from ebbflow.infra.storage.filesystems import translated
 from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.planners.model.trainings import RunSettings
 
-_FORMAT = 1
+_FORMAT = 2
 _RUN = "run.json"
 _EVENTS = "events.jsonl"
 

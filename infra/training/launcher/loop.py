@@ -140,12 +140,12 @@ class Loop:
             return _unformed(generation.end(), missing, before)
         self._moves.restart()
         self.generation = generation
-        self._record.note("generation", placement=placement, trial=self._settings.canary_steps > 0)
+        self._record.note("generation", placement=placement, trial=self._settings.preflight_steps > 0)
         generation.launch(self._order(), {name: self._logs_of(name, number) for name in placement})
         # Those that are not needed any more take their time to end, and training need not wait for that.
         self._members.end([name for name in self._members.names if name not in placement])
         while not generation.look(self._members.look()):
-            self._moves.serve(generation, self._settings.grace)
+            self._moves.serve(generation, self._settings.termination_grace)
             if self._control.closed:
                 self._members.end(self._members.names)
             self._look_for_refusals()

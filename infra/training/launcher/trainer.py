@@ -84,7 +84,7 @@ class TorchTrainer:
         self._exchange = Exchange(pool.host, port)
         self._record = Record(self._clock)
         self._control = Control()
-        self._grace = RunSettings().grace
+        self._grace = RunSettings().termination_grace
         self._loop: Loop | None = None
         self._thread: threading.Thread | None = None
         self._closed = False
@@ -113,7 +113,7 @@ class TorchTrainer:
         self, job: TrainingJob, wanted: dict[str, int], journal: Journal, logs: Path, lock: RunLock
     ) -> None:
         options, record = self._options, self._record
-        self._grace = (job.settings or RunSettings()).grace
+        self._grace = (job.settings or RunSettings()).termination_grace
         record.journal = journal
         record.stand(placement=wanted)
         record.write(job, self._pool.uid)
@@ -227,7 +227,7 @@ class TorchTrainer:
 
     def _await_end_of(self, pool: str, settings: RunSettings) -> None:
         """Wait until the processes of a launcher that died have saved and left; its guardian sees to that."""
-        patience, waited = settings.grace + _LEAVING, False
+        patience, waited = settings.termination_grace + _LEAVING, False
         end = self._clock.now() + patience
         while not self._pool.gone(pool):
             if self._clock.now() > end:

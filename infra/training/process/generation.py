@@ -64,7 +64,7 @@ class Generation:
             lock = RunLock(place, Path(place.root).name).acquire()  # a launcher has locked its runs itself
         try:
             world = World.join(settings.collective_timeout)
-            return cls(world, Link(channel, world.rank, settings.grace), settings, place, lock)
+            return cls(world, Link(channel, world.rank, settings.termination_grace), settings, place, lock)
         except BaseException:
             if lock is not None:
                 lock.release()
@@ -72,8 +72,8 @@ class Generation:
 
     @property
     def trial(self) -> bool:
-        """Tell whether this is a canary, which saves nothing."""
-        return self.settings.canary_steps > 0
+        """Tell whether this is a preflight, which saves nothing."""
+        return self.settings.preflight_steps > 0
 
     @property
     def is_main(self) -> bool:

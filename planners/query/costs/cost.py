@@ -11,7 +11,6 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from scipy.optimize import lsq_linear
 
 from ebbflow.planners.model import Measured, Share, Work
 from ebbflow.planners.query.costs.operators import (
@@ -276,6 +275,10 @@ def _robust_ridge(
     target: Array,
     centre: float,
 ) -> Array:
+    from scipy.optimize import (
+        lsq_linear,
+    )  # takes a quarter of a second, and most queries have nothing to fit yet
+
     count, kinds = parts.shape
     weights, noise = np.ones(count), PRIOR_NOISE
     ratios = np.full(kinds, centre)

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import exp, inf, isfinite, log, sqrt
 
 import numpy as np
-from scipy.special import logsumexp
 
 from ebbflow.planners.errors import OptionError
 
@@ -22,6 +21,8 @@ def log_aggregate(contraction: float, norms: Mapping[int, float]) -> float:
         contraction: c, in (0, 1).
         norms: (expected) norm of the perturbation before each step l; steps that are not named have none.
     """
+    from scipy.special import logsumexp
+
     _check_contraction(contraction)
     terms = []
     for step, norm in norms.items():

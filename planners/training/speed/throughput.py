@@ -15,7 +15,6 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.optimize import minimize
 
 from ebbflow.planners.errors import OptionError
 
@@ -119,6 +118,8 @@ def fit(observations: Sequence[Observation]) -> ThroughputParameters:
 
     Raises ``OptionError`` without observations and for times that cannot be.
     """
+    from scipy.optimize import minimize  # takes a quarter of a second; nodes have it before they fork
+
     loss = _Loss(observations)
     x = np.array([START[i] for i in loss.free])
     bounds = [(1.0, MOST_GAMMA) if i == 6 else (FLOOR, None) for i in loss.free]

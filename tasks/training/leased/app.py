@@ -318,7 +318,7 @@ class _App(NullTrainingListener):
             return
         if self._stop.is_set():
             save = self._save
-            if save is None or save >= self._request.grace:
+            if save is None or save >= self._request.termination_grace:
                 self._nodes.stop()
             else:
                 self._nodes.stop(self._clock.now() + save)
@@ -339,7 +339,7 @@ class _App(NullTrainingListener):
                 inputs={"node": event.node},
                 outcome={"lost": event.node},
             )
-        elif event.kind in ("failure", "canary", "decision"):
+        elif event.kind in ("failure", "preflight", "decision"):
             self._agent.figures(message=event.text[:500])
 
 
@@ -355,7 +355,7 @@ def _finished(request: TrainingRequest, now: float) -> TrainingReport | None:
 def without_training(request: TrainingRequest, state: RunState, reason: str, now: float) -> TrainingReport:
     """Return the report of an app that did not train."""
     return TrainingReport(
-        id=request.id,
+        id=request.run_id,
         script=request.script,
         folder=request.run_folder,
         started=now,
@@ -363,5 +363,5 @@ def without_training(request: TrainingRequest, state: RunState, reason: str, now
         state=state,
         reason=reason,
         arguments=request.arguments,
-        title=request.title,
+        title=request.name,
     )

@@ -83,7 +83,7 @@ class LeasedSite:
         options: dict[str, Any] = {
             "logs": request_logs(request),
             "decide": decide,
-            "patience": max(request.wait_limit, 1e-3),
+            "patience": max(request.node_timeout, 1e-3),
             "on_report": both,
             "replace": False,  # what a node is replaced by, the capacity loop decides
             **self._options,
@@ -116,12 +116,12 @@ def await_end_of_earlier(requests: Collection[TrainingRequest], pool: MakePool, 
     asked = pool()
     try:
         for uid, request in uids.items():
-            end = clock.now() + request.grace + _BEYOND
+            end = clock.now() + request.termination_grace + _BEYOND
             while not asked.gone(uid):
                 if clock.now() >= end:
                     raise TrainingError(
-                        f"processes of an earlier launcher of run {request.id} are still there {_BEYOND:.0f} s after "
-                        "their grace; end them first"
+                        f"processes of an earlier launcher of run {request.run_id} are still there {_BEYOND:.0f} s "
+                        "after their termination grace; end them first"
                     )
                 clock.sleep(_LOOK)
     finally:

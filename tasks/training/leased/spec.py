@@ -14,12 +14,12 @@ def training_spec(request: TrainingRequest, *, deployment: str = "", **fields: A
     ``AppSpec``. Raises ``OptionError`` for a request without an id."""
     most = request.gpus if request.max_gpus is None else request.max_gpus
     given: dict[str, Any] = {
-        "id": request.id,
-        "title": request.title,
+        "id": request.run_id,
+        "title": request.name,
         "gpus": min(request.gpus, most),
         "min_gpus": request.min_gpus,
         "max_gpus": most,
-        "resume": Resume("training", request.folder, request.id, deployment).to_dict(),
+        "resume": Resume("training", request.runs_dir, request.run_id, deployment).to_dict(),
     }
     return app_spec("training", given, fields)
 
@@ -36,10 +36,10 @@ def held_to(request: TrainingRequest, spec: AppSpec) -> TrainingRequest:
     least, most = max(spec.min_gpus or spec.gpus, 1), max(spec.gpus, spec.max_gpus, 1)
     return replace(
         request,
-        id=request.id or spec.id,
-        title=request.title or spec.title,
+        run_id=request.run_id or spec.id,
+        name=request.name or spec.title,
         nodes=f"local:{most}x1",
         min_gpus=least,
         max_gpus=most,
-        cpus=None,
+        cpus_per_slot=None,
     )

@@ -37,8 +37,8 @@ with dag("whole"):
         script="{{ var.value.script }}",
         arguments=["--steps", "6", "--seconds", "0.05", "{{ ti.xcom_pull(task_ids='query')['result'] }}"],
         nodes="local:2x1",
-        folder=f"{OUT}/runs",
-        options={"canary": "never"},
+        runs_dir=f"{OUT}/runs",
+        options={"preflight": "never"},
     )
     wait >> query >> train
 
@@ -75,9 +75,9 @@ with dag("stopped_training"):
         script="{{ var.value.script }}",
         arguments=["--steps", "{{ var.value.steps }}", "--seconds", "0.05"],
         nodes="local:2x1",
-        folder=f"{OUT}/runs",
-        run="stopped",
-        options={"canary": "never"},
+        runs_dir=f"{OUT}/runs",
+        run_id="stopped",
+        options={"preflight": "never"},
     )
 
 with dag("stopped_training_long"):
@@ -86,9 +86,9 @@ with dag("stopped_training_long"):
         script="{{ var.value.script }}",
         arguments=["--steps", "200", "--seconds", "0.05"],
         nodes="local:2x1",
-        folder=f"{OUT}/runs",
-        run="stopped-long",
-        options={"canary": "never"},
+        runs_dir=f"{OUT}/runs",
+        run_id="stopped-long",
+        options={"preflight": "never"},
     )
 
 with dag("leased"):
@@ -109,9 +109,9 @@ with dag("leased"):
         fleet="local:airflow-test",
         ledger_conn_id="ebbflow_test",
         team="models",
-        folder=f"{OUT}/runs",
-        run="leased",
-        options={"canary": "never"},
+        runs_dir=f"{OUT}/runs",
+        run_id="leased",
+        options={"preflight": "never"},
     )
 
 with dag("wrong"):

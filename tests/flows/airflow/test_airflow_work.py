@@ -90,9 +90,9 @@ def test_a_training_is_interrupted_once_as_by_ctrl_c() -> None:
 def test_another_try_of_a_training_goes_on_with_its_run(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text("")
-    options = {"folder": str(tmp_path / "runs"), "nodes": "local:2x1", "title": "nightly"}
+    options = {"runs_dir": str(tmp_path / "runs"), "nodes": "local:2x1", "name": "nightly"}
     request, resume = work.training_request(str(script), ["--lr", 0.1], "dag.task.run", options)
-    assert (resume, request.arguments, request.id) == (False, ("--lr", "0.1"), "dag.task.run")
+    assert (resume, request.arguments, request.run_id) == (False, ("--lr", "0.1"), "dag.task.run")
     request.save()
     again, resume = work.training_request(str(script), ["--lr", 0.1], "dag.task.run", options)
     assert resume
@@ -105,7 +105,7 @@ def test_another_try_of_a_training_goes_on_with_its_run(tmp_path: Path) -> None:
         ("query", {"polcy": "qoop"}, "polcy"),
         ("query", {"planner": "best"}, "best"),
         ("training", {"gpus": 4}, "gpus"),
-        ("training", {"id": "mine"}, "id"),
+        ("training", {"run_id": "mine"}, "run_id"),
     ],
 )
 def test_options_that_are_none_are_named(
@@ -125,10 +125,10 @@ def test_options_that_are_none_are_named(
 def test_run_ids_are_ids_of_runs_and_differ_where_their_tasks_do(
     dag: str, task: str, run: str, index: int
 ) -> None:
-    made = work.run_id(dag, task, run, index)
-    TrainingRequest(__file__, id=made)
-    assert made == work.run_id(dag, task, run, index)
-    assert made != work.run_id(dag, task, run + "!", index)
+    made = work.generated_id(dag, task, run, index)
+    TrainingRequest(__file__, run_id=made)
+    assert made == work.generated_id(dag, task, run, index)
+    assert made != work.generated_id(dag, task, run + "!", index)
 
 
 @pytest.mark.parametrize(

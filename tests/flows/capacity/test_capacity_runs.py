@@ -111,7 +111,7 @@ def test_a_run_whose_app_is_lost_has_crashed_and_goes_on_once(ledger: Ledger) ->
     assert "silent" in runs.known["run-1"].message
     ((deployment, parameters, tags),) = runs.begun.values()
     assert deployment == "d-1"
-    assert parameters == {"script": "fit.py", "nodes": "local:2x1", "id": "fit", "resume": True}
+    assert parameters == {"script": "fit.py", "nodes": "local:2x1", "run_id": "fit", "resume": True}
     assert list(tags) == ["ebbflow-resumes:lab:fit", "mine"]
     assert told == [("fit", "new-1")]
 
@@ -353,7 +353,7 @@ def test_a_run_that_prefect_has_forgotten_goes_on_by_the_deployment_that_the_app
     from ebbflow.tasks.training.request import TrainingRequest
 
     (tmp_path / "fit.py").write_text("")
-    request = TrainingRequest(str(tmp_path / "fit.py"), id="digits", folder=str(tmp_path / "runs"))
+    request = TrainingRequest(str(tmp_path / "fit.py"), run_id="digits", runs_dir=str(tmp_path / "runs"))
     request.save()
     mine = training_spec(request, deployment="train/spot", flow_run="forgotten")
     other = replace(training_spec(request), id="started-by-hand")
@@ -364,8 +364,8 @@ def test_a_run_that_prefect_has_forgotten_goes_on_by_the_deployment_that_the_app
     assert deployment == "train/spot"
     assert parameters == {
         "script": request.script,
-        "id": "digits",
-        "folder": request.folder,
+        "run_id": "digits",
+        "runs_dir": request.runs_dir,
         "resume": True,
         "cluster": "lab",  # refused where no ledger is named
     }

@@ -120,19 +120,19 @@ def _requests() -> dict[str, tuple[Any, Any, dict[str, Any]]]:
     """Return flows and operators with their requests, and the defaults that are others on purpose."""
     from ebbflow.flows.query.flow import run_query
     from ebbflow.flows.training.flow import train
-    from ebbflow.flows.tuning.flow import search
+    from ebbflow.flows.tuning.flow import tune
     from ebbflow.tasks.query.request import QueryRequest
     from ebbflow.tasks.training.request import TrainingRequest
     from ebbflow.tasks.tuning.request import TuningRequest
 
     return {
         "train": (train.fn, TrainingRequest, {}),
-        "search": (search.fn, TuningRequest, {"space": None}),  # a search that goes on needs none
+        "tune": (tune.fn, TuningRequest, {"space": None}),  # a tuning run that is resumed needs none
         "run_query": (run_query.fn, QueryRequest, {"master": None}),  # the cluster's, where it has one
     }
 
 
-@pytest.mark.parametrize("name", ["train", "search", "run_query"])
+@pytest.mark.parametrize("name", ["train", "tune", "run_query"])
 def test_a_flow_has_the_names_and_the_defaults_of_its_request(name: str) -> None:
     flow, request, others = _requests()[name]
     parameters = inspect.signature(flow).parameters

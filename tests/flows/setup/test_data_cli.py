@@ -1,5 +1,6 @@
 """``ebbflow data`` on the command line."""
 
+import json
 import re
 from pathlib import Path
 
@@ -19,17 +20,22 @@ def test_every_help_text_teaches_by_example(command: list[str]) -> None:
 def test_tables_go_into_ebbflows_own_folder_and_are_kept(home: Path) -> None:
     first = CliRunner().invoke(cli.app, ["data", "tpch", "--scale", "0.01"])
     assert first.exit_code == 0, first.output
-    assert "generating TPC-H scale factor 0.01" in first.output
+    assert first.stdout == f"{home / 'tpch' / 'sf0.01'}\n"
+    assert "generating TPC-H scale factor 0.01" in first.stderr
     assert (home / "tpch" / "sf0.01" / "lineitem.parquet").is_file()
     again = CliRunner().invoke(cli.app, ["data", "tpch", "--scale", "0.01"])
-    assert "cached in" in again.output
-    assert "generating" not in again.output
+    assert again.stdout == first.stdout
+    assert "cached in" in again.stderr
+    assert "generating" not in again.stderr
+    quiet = CliRunner().invoke(cli.app, ["data", "tpch", "--scale", "0.01", "--json", "-q"])
+    assert quiet.stderr == ""
+    document = json.loads(quiet.stdout)
+    assert (document["directory"], document["queries"]) == (first.stdout.strip(), None)
+    assert {"lineitem", "orders"} <= set(document["tables"])
 
 
 def test_a_folder_of_ones_own_can_be_named(tmp_path: Path) -> None:
     target = tmp_path / "mine"
-    done = CliRunner().invoke(
-        cli.app, ["data", "tpch", "--scale", "0.01", "--parts", "2", "--to", str(target)]
-    )
+    done = CliRunner().invoke(cli.app, ["data", "tpch", "--scale", "0.01", "--parts", "2", "-o", str(target)])
     assert done.exit_code == 0, done.output
     assert len(list((target / "lineitem").iterdir())) == 2

@@ -135,7 +135,7 @@ def test_the_demo_shows_the_whole_and_leaves_no_process(home: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "number", "moment", "words"),
     [
-        (SMALL, signal.SIGINT, "which deliveries are late begins", "go on with: ebbflow run --resume demo-"),
+        (SMALL, signal.SIGINT, "which deliveries are late begins", "resume with: ebbflow run --resume demo-"),
         (ONE, signal.SIGTERM, "the Prefect flow run_query", "interrupted; the cluster is stopped"),
     ],
     ids=["ctrl-c while trainings run", "terminated while the query starts"],

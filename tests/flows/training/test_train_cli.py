@@ -23,9 +23,9 @@ def test_a_killed_node_costs_no_more_than_the_step_in_flight(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     done = run_cli(
-        "train", SCRIPT, "--nodes", "local:2x1", "--no-canary", "--fault", "1s:kill:node-2", "--price", "3.6",
-        "--folder", tmp_path, "--id", "digits", "--json", tmp_path / "r.json", "--report", tmp_path / "r.html",
-        "--runner", "plain", "--", "--epochs", "6",
+        "train", SCRIPT, "--nodes", "local:2x1", "--no-preflight", "--fault", "1s:kill:node-2", "--price", "3.6",
+        "--runs-dir", tmp_path, "--run-id", "digits", "--report", tmp_path / "r.json",
+        "--report", tmp_path / "r.html", "--runner", "plain", "--", "--epochs", "6",
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     report = TrainingReport.from_json((tmp_path / "r.json").read_text())
@@ -41,11 +41,11 @@ def test_a_killed_node_costs_no_more_than_the_step_in_flight(
     assert accuracy > 0.8
     assert report.dollars > 0
     assert report.series
-    assert "node-2 is killed" in done.stdout
+    assert "node-2 is killed" in done.stderr
     assert "<svg" in (tmp_path / "r.html").read_text()
     assert json.loads((tmp_path / "digits" / "request.json").read_text())["arguments"] == ["--epochs", "6"]
     assert open_to_others(tmp_path / "digits") == []
-    monkeypatch.setattr(sys, "argv", ["ebbflow", "train", "--resume", "digits", "--folder", str(tmp_path)])
+    monkeypatch.setattr(sys, "argv", ["ebbflow", "train", "--resume", "digits", "--runs-dir", str(tmp_path)])
     with pytest.raises(SystemExit) as end:
         cli.main()
     assert end.value.code == 1
@@ -55,13 +55,13 @@ def test_a_killed_node_costs_no_more_than_the_step_in_flight(
 def test_a_run_that_lives_is_not_gone_on_with_and_stays_as_it_was_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    TrainingRequest(SCRIPT, id="digits", folder=str(tmp_path), max_gpus=2).save()
+    TrainingRequest(SCRIPT, run_id="digits", runs_dir=str(tmp_path), max_gpus=2).save()
     asked = (tmp_path / "digits" / "request.json").read_text()
     given = [
         "train",
         "--resume",
         "digits",
-        "--folder",
+        "--runs-dir",
         str(tmp_path),
         "--max-gpus",
         "1",
@@ -86,10 +86,10 @@ def test_a_run_that_lives_is_not_gone_on_with_and_stays_as_it_was_asked_for(
         ([SCRIPT, "--fault", "soon:kill:node-1"], "20s:kill:node-2"),
         (["--resume", "nothing"], "there is no run 'nothing'"),
         ([SCRIPT, "--resume", "nothing"], "leave them out"),
-        ([SCRIPT, "--failures", "none.toml"], "none.toml"),
+        ([SCRIPT, "--failure-rules", "none.toml"], "none.toml"),
         ([SCRIPT, "--restart"], "--restart goes with --resume"),
-        ([SCRIPT, "--save-within", "-1"], "--save-within must be a duration"),
-        ([SCRIPT, "--spill", "ftp://x/y"], "use a plain path, file:// or s3://"),
+        ([SCRIPT, "--final-save-timeout", "-1"], "--final-save-timeout must be a duration"),
+        ([SCRIPT, "--spill-dir", "ftp://x/y"], "use a plain path, file:// or s3://"),
     ],
 )
 def test_wrong_input(
@@ -110,7 +110,7 @@ def test_an_interrupted_run_says_saved_only_where_it_is(
         "r", SCRIPT, str(tmp_path), 0.0, 1.0, "stopped", "why", steps=12, saved_step=saved
     )
     monkeypatch.setattr(train_cli, "_run", lambda *_, **__: stopped)
-    shown = CliRunner().invoke(cli.app, ["train", SCRIPT, "--folder", str(tmp_path)])
+    shown = CliRunner().invoke(cli.app, ["train", SCRIPT, "--runs-dir", str(tmp_path)])
     assert shown.exit_code == status
     assert ("not saved: " in shown.output) == (status == 1)
 
@@ -126,7 +126,7 @@ def test_options_of_the_script_go_after_two_dashes() -> None:
     [
         ([], "name the script and the space"),
         ([SCRIPT, "--space", "gone.yaml"], "gone.yaml"),
-        (["--resume", "nothing"], "there is no search 'nothing'"),
+        (["--resume", "nothing"], "there is no tuning run 'nothing'"),
     ],
 )
 def test_wrong_searches(

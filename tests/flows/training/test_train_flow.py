@@ -25,7 +25,7 @@ def acted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
             "ebbflow.tasks.training.sites.LocalSite", lambda request: FakeSite(*acts, clock=clock)
         )
         monkeypatch.setattr("ebbflow.tasks.training.run.SystemClock", lambda: clock)
-        return train(str(script), folder=str(tmp_path), nodes="local:2x1", canary="never", **options)
+        return train(str(script), runs_dir=str(tmp_path), nodes="local:2x1", preflight="never", **options)
 
     return run
 
@@ -49,7 +49,7 @@ def test_a_run_is_on_record_with_live_figures(acted: Any) -> None:
     report = acted(
         Act("lost", gone=("node-2",), seconds=30.0),
         Act(seconds=30.0, metrics={"accuracy": 0.9}),
-        id="flow-1",
+        run_id="flow-1",
         price=2.0,
     )
     assert report.state == "finished"
@@ -79,7 +79,7 @@ def test_a_run_is_on_record_with_live_figures(acted: Any) -> None:
 
 def test_a_failed_run_is_a_failed_flow(acted: Any) -> None:
     with pytest.raises(TrainingError, match="semantic-error"):
-        acted(failed("TypeError: no"), id="flow-2")
+        acted(failed("TypeError: no"), run_id="flow-2")
     run, artifacts = published()
     assert run.state is not None
     assert run.state.is_failed()

@@ -110,6 +110,8 @@ def free_port() -> int:
 def _serve() -> None:
     import ctypes
 
+    import torch._dynamo  # noqa: F401 - takes a second, and the first optimizer of a process imports it
+
     import ebbflow.infra.training.run  # noqa: F401
 
     children: dict[int, int] = {}

@@ -22,7 +22,7 @@ SEED = 20261124
 FLIPS = 120
 X = torch.randn(50, 4, generator=torch.Generator().manual_seed(1))
 Y = X @ torch.tensor([[1.0], [-2.0], [0.5], [3.0]]) + 0.1
-RUNNING = RunSettings(running_every=2, running_fraction=0.5)
+RUNNING = RunSettings(partial_checkpoint_interval=2, partial_checkpoint_fraction=0.5)
 
 
 @pytest.fixture(autouse=True)

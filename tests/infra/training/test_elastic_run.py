@@ -219,7 +219,9 @@ def test_a_full_disk_does_not_end_training(
         raise StorageFullError("no space left on device")
 
     monkeypatch.setattr(CheckpointFolder, "save_async", full)
-    with ElasticRun.start(folder=tmp_path, run_id="one", settings=RunSettings(checkpoint_every=0.0)) as run:
+    with ElasticRun.start(
+        folder=tmp_path, run_id="one", settings=RunSettings(checkpoint_interval=0.0)
+    ) as run:
         assert len(train(run, epochs=2)) == 10
     assert calls == list(range(1, 11))
     assert "no space left" in caplog.text
@@ -264,13 +266,13 @@ def test_a_users_error_passes_through_unchanged() -> None:
     assert mistake.__cause__ is None
 
 
-def test_a_canary_without_a_folder_leaves_nothing_behind(
+def test_a_preflight_without_a_folder_leaves_nothing_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     with (
-        pytest.raises(RunStopped, match="canary"),
-        ElasticRun.start(settings=RunSettings(canary_steps=2)) as run,
+        pytest.raises(RunStopped, match="preflight"),
+        ElasticRun.start(settings=RunSettings(preflight_steps=2)) as run,
     ):
         train(run)
     assert run.progress.step == 2

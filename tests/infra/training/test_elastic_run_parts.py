@@ -74,8 +74,8 @@ def saver(settings: RunSettings, world: World | None = None) -> tuple[Saver, Fol
 
 def test_the_interval_between_checkpoints_follows_costs_and_hazard() -> None:
     assert saver(RunSettings())[0].every == UNKNOWN_HAZARD_EVERY
-    assert saver(RunSettings(checkpoint_every=7.0))[0].every == 7.0
-    calm, _, _ = saver(RunSettings(hazard=0.5), World(nodes=4))
+    assert saver(RunSettings(checkpoint_interval=7.0))[0].every == 7.0
+    calm, _, _ = saver(RunSettings(interruption_rate=0.5), World(nodes=4))
     calm.costs = Costs(stall=0.2, write=3.0)
     assert calm.every == pytest.approx(daly_interval(0.2, 1800.0))
     calm.costs = Costs(stall=1e-6, write=0.1)
@@ -85,7 +85,7 @@ def test_the_interval_between_checkpoints_follows_costs_and_hazard() -> None:
 
 
 def test_one_save_at_a_time_and_only_by_the_first_process() -> None:
-    one, folder, clock = saver(RunSettings(checkpoint_every=10.0))
+    one, folder, clock = saver(RunSettings(checkpoint_interval=10.0))
     for step in range(60):
         clock.time += 1.0
         if step == 24:
@@ -94,7 +94,7 @@ def test_one_save_at_a_time_and_only_by_the_first_process() -> None:
     assert folder.steps == [9, 24]
     assert one.saved_step == 9
     assert one.costs.write == 4.0
-    other, folder, clock = saver(RunSettings(checkpoint_every=0.0), World(rank=1, size=2))
+    other, folder, clock = saver(RunSettings(checkpoint_interval=0.0), World(rank=1, size=2))
     clock.time += 100
     other.maybe(dict, 1)
     assert folder.steps == []

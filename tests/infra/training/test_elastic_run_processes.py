@@ -156,7 +156,7 @@ def test_a_killed_peer_costs_the_step_in_flight_only(launch: Launch, static: Log
 
 
 def test_losing_all_processes_falls_back_to_the_last_periodic_checkpoint(launch: Launch) -> None:
-    settings = RunSettings(checkpoint_every=0.0)
+    settings = RunSettings(checkpoint_interval=0.0)
     assert launch.run(1, settings, at={"kill": [9, 0]}, pause=0.05) == [-9]
     found = launch.checkpoints.latest()
     assert found is not None
@@ -166,7 +166,9 @@ def test_losing_all_processes_falls_back_to_the_last_periodic_checkpoint(launch:
 
 
 def test_a_running_checkpoint_is_taken_where_it_is_newer(launch: Launch) -> None:
-    settings = RunSettings(checkpoint_every=600.0, running_every=4, running_fraction=0.25)
+    settings = RunSettings(
+        checkpoint_interval=600.0, partial_checkpoint_interval=4, partial_checkpoint_fraction=0.25
+    )
     assert launch.run(1, settings, at={"kill": [9, 0]}, pause=0.05, adam=True) == [-9]
     assert launch.checkpoints.latest() is None
     assert launch.run(2, settings, adam=True) == [0, 0]
@@ -194,7 +196,7 @@ def test_a_request_to_stop_comes_through_the_channel(launch: Launch) -> None:
 
 
 def test_a_step_that_outlasts_the_deadline_is_given_up(launch: Launch) -> None:
-    ranks = launch.start(1, RunSettings(grace=2.5), at={"hang": [4, 0]})
+    ranks = launch.start(1, RunSettings(termination_grace=2.5), at={"hang": [4, 0]})
     assert launch.wait(ranks) == [0]
     (stopped,) = launch.said("stopped")
     assert stopped.content["last_moment"]
@@ -225,13 +227,13 @@ def test_a_step_without_a_finite_gradient_is_left_out_by_all(launch: Launch) -> 
     assert len(launch.said("skipped")) == 3
 
 
-def test_a_canary_rehearses_saving_and_leaves_no_trace(launch: Launch) -> None:
-    assert launch.run(1, RunSettings(canary_steps=3)) == [0]
-    (canary,) = launch.said("canary")
-    assert canary.content["steps"] == 3
-    assert canary.content["checkpoint_bytes"] > 1000
+def test_a_preflight_rehearses_saving_and_leaves_no_trace(launch: Launch) -> None:
+    assert launch.run(1, RunSettings(preflight_steps=3)) == [0]
+    (preflight,) = launch.said("preflight")
+    assert preflight.content["steps"] == 3
+    assert preflight.content["checkpoint_bytes"] > 1000
     assert not launch.said("finished")
-    assert not (launch.folder / "run" / "canary").exists()
+    assert not (launch.folder / "run" / "preflight").exists()
     assert launch.checkpoints.latest() is None
 
 

@@ -25,7 +25,7 @@ from tests.infra.training.checkpoint_cases import names
 X = torch.randn(50, 4, generator=torch.Generator().manual_seed(1))
 Y = X @ torch.tensor([[1.0], [-2.0], [0.5], [3.0]]) + 0.1
 FULL = StorageFullError("no space left on device")
-AT_ONCE = RunSettings(save_within=0.0)
+AT_ONCE = RunSettings(final_save_timeout=0.0)
 
 
 @pytest.fixture(autouse=True)
@@ -148,8 +148,8 @@ def test_a_place_for_spilled_checkpoints_that_cannot_be_read_is_said_and_one_tha
     with monkeypatch.context() as patch:
         failing(patch, tmp_path / "one", 100)
         with pytest.raises(StorageFullError):
-            trained(tmp_path, replace(AT_ONCE, spill=where), epochs=2)
-    settings = RunSettings(spill=where)
+            trained(tmp_path, replace(AT_ONCE, spill_dir=where), epochs=2)
+    settings = RunSettings(spill_dir=where)
     with monkeypatch.context() as patch:
         latest = CheckpointFolder.latest
 
@@ -221,7 +221,7 @@ def test_a_stop_with_a_deadline_leaves_time_for_the_other_place(
 
 
 def trained_until(folder: Path, step: int, act: Any) -> None:
-    with ElasticRun.start(folder=folder, run_id="one", settings=RunSettings(grace=1.0)) as run:
+    with ElasticRun.start(folder=folder, run_id="one", settings=RunSettings(termination_grace=1.0)) as run:
         model, _ = run.prepare(nn.Linear(4, 1), lambda p: torch.optim.SGD(p, lr=0.05), batch_size=10)
         for _ in run.epochs(1):
             for x, y in run.batches((X, Y)):
@@ -233,8 +233,8 @@ def trained_until(folder: Path, step: int, act: Any) -> None:
 
 def test_a_script_shorter_than_the_trial_is_rehearsed_and_not_taken_for_finished(tmp_path: Path) -> None:
     with (
-        pytest.raises(RunStopped, match="canary"),
-        ElasticRun.start(folder=tmp_path, run_id="one", settings=RunSettings(canary_steps=20)) as run,
+        pytest.raises(RunStopped, match="preflight"),
+        ElasticRun.start(folder=tmp_path, run_id="one", settings=RunSettings(preflight_steps=20)) as run,
     ):
         train(run)
     assert run.progress.step == 5
@@ -251,7 +251,9 @@ def test_a_running_checkpoint_that_cannot_be_written_is_said_and_ends_nothing(
         raise FULL
 
     with ElasticRun.start(
-        folder=tmp_path, run_id="one", settings=RunSettings(running_every=1, running_fraction=1.0)
+        folder=tmp_path,
+        run_id="one",
+        settings=RunSettings(partial_checkpoint_interval=1, partial_checkpoint_fraction=1.0),
     ) as run:
         model, _ = run.prepare(nn.Linear(4, 1), lambda p: torch.optim.SGD(p, lr=0.05), batch_size=10)
         monkeypatch.setattr(BlockStore, "commit", full)

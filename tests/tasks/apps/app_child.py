@@ -19,7 +19,13 @@ PACE = AgentIntervals(look=0.05, report=0.2, entry=60.0, parting=10.0)
 def run(ledger: Ledger, script: str, folder: Path, *arguments: str, **options: object) -> TrainingReport:
     """Run the app ``t``: from one GPU to two."""
     request = TrainingRequest(
-        script, arguments, id="t", folder=str(folder / "runs"), nodes="local:2x1", grace=20.0, canary="never"
+        script,
+        arguments,
+        run_id="t",
+        runs_dir=str(folder / "runs"),
+        nodes="local:2x1",
+        termination_grace=20.0,
+        preflight="never",
     )
     spec = AppSpec("t", "training", gpus=1, min_gpus=1, max_gpus=2)
     return run_training_app(

@@ -62,8 +62,8 @@ class World:
 
     def train(self, id: str, script: Script, **options: Any) -> Any:
         request = TrainingRequest(
-            str(self.folder / "train.py"), id=id, folder=str(self.folder / "runs"), canary="never", grace=5.0,
-            nodes="local:4x1", **options,
+            str(self.folder / "train.py"), run_id=id, runs_dir=str(self.folder / "runs"), preflight="never",
+            termination_grace=5.0, nodes="local:4x1", **options,
         )  # fmt: skip
         return begin(
             run_training_app, request, training_spec(request), self.ledger, self.machines.pool,
@@ -72,8 +72,9 @@ class World:
 
     def search(self, id: str, script: Script) -> Any:
         request = TuningRequest(
-            str(self.folder / "train.py"), (Parameter("lr", "log", 0.001, 1.0),), "accuracy", id=id,
-            folder=str(self.folder / "searches"), nodes="local:2x1", trials=2, epochs=6, pruner="none", grace=5.0,
+            str(self.folder / "train.py"), (Parameter("lr", "log", 0.001, 1.0),), "accuracy", run_id=id,
+            runs_dir=str(self.folder / "searches"), nodes="local:2x1", trials=2, epochs=6, pruner="none",
+            termination_grace=5.0,
         )  # fmt: skip
         return begin(
             run_tuning_app, request, tuning_spec(request), self.ledger, self.machines.pool,

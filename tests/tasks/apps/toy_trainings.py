@@ -222,7 +222,7 @@ class ToyTrainer:
 
     def stop(self, deadline: float | None = None) -> None:
         self.stops.append(deadline)
-        self._stop = time.time() + self._settings.grace if deadline is None else deadline
+        self._stop = time.time() + self._settings.termination_grace if deadline is None else deadline
 
     def status(self) -> TrainingStatus:
         with self._lock:
@@ -323,9 +323,9 @@ class ToyTrainer:
                 self._save()
                 self._say("finished", saved=True)
                 return "finished", "the script came to its end"
-            if 0 < self._settings.canary_steps <= self._step - begun:
-                self._say("canary")
-                return "canary", "the trial steps passed"
+            if 0 < self._settings.preflight_steps <= self._step - begun:
+                self._say("preflight")
+                return "preflight", "the trial steps passed"
             why = self._asked(number, placement)
             if (why and not script.stubborn) or self._closed:
                 time.sleep(script.saving)

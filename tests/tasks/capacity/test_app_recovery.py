@@ -46,7 +46,7 @@ def lose(ledger: Ledger, spec: AppSpec, why: str = "silent") -> None:
 
 def spec_of(tmp_path: Path) -> AppSpec:
     (tmp_path / "t.py").write_text("")
-    request = TrainingRequest(str(tmp_path / "t.py"), id="t", folder=str(tmp_path))
+    request = TrainingRequest(str(tmp_path / "t.py"), run_id="t", runs_dir=str(tmp_path))
     request.save()
     return training_spec(request, deployment="train/gpu")
 
@@ -145,7 +145,7 @@ def test_what_is_recorded_is_found(tmp_path: Path) -> None:
     assert resume is not None
     found = request_of(resume)
     assert isinstance(found, TrainingRequest)
-    assert found.id == "t"
+    assert found.run_id == "t"
     assert Resume.of(AppSpec("x", "query")) is None
     with pytest.raises(TrainingError, match="no run 'other'"):
         request_of(resume._replace(id="other"))

@@ -44,7 +44,7 @@ def test_others_may_change_the_nodes(script: str) -> None:
             if event.kind == "generation" and event.at == 0:
                 nodes.become({"a": 1, "b": 1})
 
-    request = TrainingRequest(script, folder=str(Path(script).parent), id="g", canary="never")
+    request = TrainingRequest(script, runs_dir=str(Path(script).parent), run_id="g", preflight="never")
     site = FakeSite(Act("stopped", wait=True), Act())
     report = run_training(request, Growing(), site=site, clock=site.clock, nodes=nodes)
     assert report.state == "finished"
@@ -76,7 +76,7 @@ def test_an_interrupt_saves_and_leaves(script: str) -> None:
             return made
 
     site = Hasty(Act("stopped", wait=True))
-    request = TrainingRequest(script, folder=str(Path(script).parent), id="i", canary="never")
+    request = TrainingRequest(script, runs_dir=str(Path(script).parent), run_id="i", preflight="never")
     report = run_training(request, site=site, clock=site.clock)
     assert report.state == "stopped"
     assert report.steps == 10
@@ -90,7 +90,7 @@ def test_an_id_is_used_once(script: str) -> None:
 
 def test_without_pytorch_nothing_is_begun(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ebbflow.infra.packages.find_spec", lambda name: None)
-    request = TrainingRequest(script, folder=str(Path(script).parent), id="n")
+    request = TrainingRequest(script, runs_dir=str(Path(script).parent), run_id="n")
     with pytest.raises(
         EngineUnavailableError, match=r"a training needs torch: pip install 'prefect-ebbflow\[train\]'"
     ):
@@ -125,10 +125,10 @@ def test_what_happened_to_an_earlier_launcher_is_no_news(script: str) -> None:
 
 def test_what_is_asked_for_reaches_the_processes_also_of_a_resumed_run(script: str) -> None:
     asked = {
-        "running_every": 64,
-        "running_fraction": 0.25,
-        "checkpoint_every": 7.0,
-        "keep": 3,
+        "partial_checkpoint_interval": 64,
+        "partial_checkpoint_fraction": 0.25,
+        "checkpoint_interval": 7.0,
+        "keep_checkpoints": 3,
         "adaptive": False,
     }
     for resume in (False, True):
@@ -145,16 +145,16 @@ def test_what_is_asked_for_reaches_the_processes_also_of_a_resumed_run(script: s
         ({"min_gpus": 0}, "min_gpus"),
         ({"min_gpus": 4}, "have 1 GPUs"),
         ({"min_gpus": 1, "max_gpus": 0}, "max_gpus"),
-        ({"id": "../x"}, "letters"),
+        ({"run_id": "../x"}, "letters"),
         ({"price": -1.0}, "price"),
-        ({"grace": 0.0}, "grace"),
-        ({"keep": 0}, "keep"),
-        ({"running_every": -1}, "running_every"),
-        ({"running_fraction": 0.0}, "running_fraction must be > 0 and <= 1"),
+        ({"termination_grace": 0.0}, "termination_grace"),
+        ({"keep_checkpoints": 0}, "keep_checkpoints"),
+        ({"partial_checkpoint_interval": -1}, "partial_checkpoint_interval"),
+        ({"partial_checkpoint_fraction": 0.0}, "partial_checkpoint_fraction must be > 0 and <= 1"),
         ({"fault": ("20s:burn:node-1",)}, "20s:kill:node-2"),
-        ({"canary": "maybe"}, "canary"),
-        ({"retries": "never"}, "retries"),
-        ({"folder": " "}, "folder"),
+        ({"preflight": "maybe"}, "preflight"),
+        ({"retry_policy": "never"}, "retry_policy"),
+        ({"runs_dir": " "}, "runs_dir"),
     ],
 )
 def test_bad_requests(script: str, options: Mapping[str, Any], words: str) -> None:
@@ -176,5 +176,5 @@ def test_the_word_to_begin_again_holds_for_one_launch_of_a_run_that_is_resumed(s
     _, site = run(script, Act(), resume=True, restart=True)
     assert site.made.launches[0][1].restart
     assert not TrainingRequest.load(str(Path(script).parent / "runs"), "r").restart
-    _, site = run(script, Act(), restart=True, id="new")
+    _, site = run(script, Act(), restart=True, run_id="new")
     assert not site.made.launches[0][1].restart

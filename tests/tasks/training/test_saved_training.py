@@ -36,7 +36,10 @@ with ElasticRun.start() as run:
             if began == 0 and run.progress.step == 19 and Path(sys.argv[2]).exists():  # no save of the last step fits
                 Path(sys.argv[2]).unlink()
                 saves = Path(sys.argv[1]).parent / "runs" / "one" / "checkpoints"
+                end = time.monotonic() + 60
                 while not list(saves.glob("step-*/manifest.json")):  # one is there to go back to
+                    if time.monotonic() > end:
+                        sys.exit(f"no checkpoint in {saves} within a minute")
                     time.sleep(0.05)
                 with open(sys.argv[1], "wb", buffering=0) as file:
                     try:
@@ -86,8 +89,8 @@ def test_a_disk_that_is_full_at_the_end_and_damage_to_all_checkpoints_on_it_cost
     script.write_text(SCRIPT)
     fills.touch()
     request = TrainingRequest(
-        str(script), (str(filler), str(fills)), id="one", folder=str(disk / "runs"), canary="never",
-        save_within=0.1, spill=str(scratch), checkpoint_every=0.0,
+        str(script), (str(filler), str(fills)), run_id="one", runs_dir=str(disk / "runs"), preflight="never",
+        final_save_timeout=0.1, spill_dir=str(scratch), checkpoint_interval=0.0,
     )  # fmt: skip
 
     full = run_training(request, site=Quick(request))

@@ -38,7 +38,7 @@ def script(tmp_path):
 @pytest.fixture
 def request_of(script):
     return lambda **options: TrainingRequest(
-        **({"script": script, "nodes": "aws:gpu:3x2", "folder": "s3://bucket/runs"} | options)
+        **({"script": script, "nodes": "aws:gpu:3x2", "runs_dir": "s3://bucket/runs"} | options)
     )
 
 
@@ -68,9 +68,12 @@ def test_nodes_of_a_fleet_are_named_by_pool_number_and_slots(request_of):
     ("options", "problem"),
     [
         ({"nodes": "aws:GPU:1x1"}, "or aws:POOL:NODESxSLOTS; got 'aws:GPU:1x1'"),
-        ({"folder": "/here"}, "folder must be on S3, which all nodes of aws:gpu:3x2 reach; got /here"),
-        ({"fault": ("5s:add:1",)}, "fault and cpus are for nodes of this machine; got nodes aws:gpu:3x2"),
-        ({"cpus": 1.0}, "fault and cpus are for nodes of this machine"),
+        ({"runs_dir": "/here"}, "runs_dir must be on S3, which all nodes of aws:gpu:3x2 reach; got /here"),
+        (
+            {"fault": ("5s:add:1",)},
+            "fault and cpus_per_slot are for nodes of this machine; got nodes aws:gpu:3x2",
+        ),
+        ({"cpus_per_slot": 1.0}, "fault and cpus_per_slot are for nodes of this machine"),
     ],
 )
 def test_what_nodes_of_a_fleet_cannot_do_is_refused(request_of, options, problem):

@@ -63,7 +63,7 @@ def test_out_of_memory_twice_is_the_end(script: str) -> None:
 
 
 def test_a_broken_gpu_is_replaced_after_a_while(script: str) -> None:
-    report, site = run(script, failed(ECC, node="node-2", saves=0), Act(), back_off=10.0)
+    report, site = run(script, failed(ECC, node="node-2", saves=0), Act(), retry_backoff=10.0)
     assert report.state == "finished"
     assert site.made.launches[1][0] == {"node-1": 2, "node-3": 2, "node-4": 2}
     assert 8 <= site.made.delays[0] <= 12
@@ -86,14 +86,14 @@ def test_survivors_hide_no_cause(script: str) -> None:
 
 
 def test_blind_retries(script: str) -> None:
-    report, site = run(script, *[failed("SyntaxError: no", saves=0)] * 4, retries="blind")
+    report, site = run(script, *[failed("SyntaxError: no", saves=0)] * 4, retry_policy="blind")
     assert report.state == "failed"
     assert len(site.made.launches) == 4
 
 
 def test_a_hang_is_blamed_on_who_stood_still(script: str) -> None:
     hang = Act("hung", suspects=("node-3",), saves=0)
-    report, site = run(script, hang, Act(), back_off=0.0)
+    report, site = run(script, hang, Act(), retry_backoff=0.0)
     assert report.state == "finished"
     assert site.made.launches[1][0] == {"node-1": 2, "node-2": 2}  # at once with what is ready,
     assert site.made.then == [{"node-1": 2, "node-2": 2, "node-4": 2}]  # and with all when the new one is
@@ -109,11 +109,11 @@ def test_a_node_that_stood_still_is_a_lost_one(script: str) -> None:
 def test_the_hazard_is_learnt_unless_stated(script: str) -> None:
     lost = Act("lost", gone=("node-2",), seconds=1200.0)
     _, site = run(script, lost, Act())
-    first, second = (launch[1].hazard for launch in site.made.launches)
+    first, second = (launch[1].interruption_rate for launch in site.made.launches)
     assert first == 0.05
     assert second == pytest.approx(1.05 / 2)  # after an hour of one node in twenty minutes of three
-    _, site = run(script, lost, Act(), hazard=3.0, id="stated")
-    assert [launch[1].hazard for launch in site.made.launches] == [3.0, 3.0]
+    _, site = run(script, lost, Act(), interruption_rate=3.0, run_id="stated")
+    assert [launch[1].interruption_rate for launch in site.made.launches] == [3.0, 3.0]
 
 
 def test_a_script_without_elastic_run(script: str) -> None:

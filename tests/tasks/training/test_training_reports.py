@@ -42,7 +42,7 @@ def test_the_report_says_what_more_gpus_would_give(script: str) -> None:
     assert report.outlook.best[3] == BestBatch(4, 2, split.total(4), split.accumulation + 1, best)
     assert TrainingReport.from_json(report.to_json()) == report
     assert "Goodput by GPUs, as predicted" in training_html(report)
-    assert run(script, Act(job=replace(said, speed=None).to_dict()), id="early")[0].outlook is None
+    assert run(script, Act(job=replace(said, speed=None).to_dict()), run_id="early")[0].outlook is None
 
 
 def test_reports_of_other_formats_are_refused(script: str) -> None:
@@ -64,7 +64,7 @@ def test_the_page_shows_everything_and_escapes_it(script: str) -> None:
         Act("lost", gone=("node-2",)),
         failed("ValueError: <b>bad</b>"),
         price=1.0,
-        title="<i>mine</i>",
+        name="<i>mine</i>",
     )
     page = training_html(report)
     assert "<b>bad</b>" not in page
@@ -90,7 +90,7 @@ def test_a_failed_run_says_where_its_processes_wrote(script: str) -> None:
 
 def test_a_report_tells_what_is_saved_spilled_and_lost(script: str) -> None:
     def told(*said: tuple[str, int, dict[str, Any]], state: Any = "failed", step: int = 12) -> TrainingReport:
-        request = TrainingRequest(script, folder=str(Path(script).parent / "runs"), id="r")
+        request = TrainingRequest(script, runs_dir=str(Path(script).parent / "runs"), run_id="r")
         book = RunRecorder(request, ScriptedClock(), NullTrainingListener())
         for number, (kind, at, content) in enumerate(said, 1):
             if kind == "resumed":
@@ -133,7 +133,7 @@ def test_a_folder_that_cannot_take_the_report_does_not_hide_how_a_run_ended(scri
 
 
 def test_a_run_keeps_its_report_and_whoever_asked_for_files_writes_them(script: str) -> None:
-    asked = {"json": str(Path(script).parent / "a.json"), "report": str(Path(script).parent / "a.html")}
+    data, drawn = (Path(script).parent / name for name in ("a.json", "a.html"))
     leaving = Nodes({"a": 1}, 8)
     leaving.stop()
     for name, act, there, state in (
@@ -141,15 +141,15 @@ def test_a_run_keeps_its_report_and_whoever_asked_for_files_writes_them(script: 
         ("fails", failed("TypeError: no"), None, "failed"),
         ("leaves", Act("stopped", wait=True), leaving, "stopped"),
     ):
-        report, _ = run(script, act, there=there, id=name, **asked)
+        report, _ = run(script, act, there=there, run_id=name, report=(str(data), str(drawn)))
         request = TrainingRequest.load(str(Path(script).parent / "runs"), name)
         assert report.state == state
         assert recorded(request) == report
-        assert not Path(asked["json"]).exists()
+        assert not data.exists()
         deliver(report, request)
-        assert TrainingReport.from_json(Path(asked["json"]).read_text()) == report
-        assert name in Path(asked["report"]).read_text()
-        Path(asked["json"]).unlink()
-    Path(asked["json"]).mkdir()
+        assert TrainingReport.from_json(data.read_text()) == report
+        assert name in drawn.read_text()
+        data.unlink()
+    data.mkdir()
     with pytest.raises(ReportError):
         deliver(report, request)

@@ -26,7 +26,7 @@ def room_of(tmp_path: Path) -> Any:
     script = tmp_path / "train.py"
     script.write_text("")
     request = TuningRequest(
-        str(script), (Parameter("lr", "log", 0.001, 1.0),), "accuracy", folder=str(tmp_path), nodes="local:4x1",
+        str(script), (Parameter("lr", "log", 0.001, 1.0),), "accuracy", runs_dir=str(tmp_path), nodes="local:4x1",
         max_gpus=3,
     )  # fmt: skip
     return lambda book, clock: LeasedTrialResources(request, book, clock)

@@ -56,7 +56,7 @@ class Trainings:
         with self.lock:
             self.busy += nodes.slots
             self.most = max(self.most, self.busy)
-            self.runs.append((request.id, resume))
+            self.runs.append((request.run_id, resume))
             self.nodes.append(nodes.there())
             held = nodes.slots
         done = 0
@@ -66,7 +66,7 @@ class Trainings:
                 done += 1
                 listener.metrics(done * 10, done - 1, {"accuracy": self.curve(lr, done)})
                 # as a real epoch would, so that a stop comes in time; the second trial is slow
-                threading.Event().wait(0.2 if request.id == "trial-001" else 0.03)
+                threading.Event().wait(0.2 if request.run_id == "trial-001" else 0.03)
             state = "failed" if self.fail else "stopped" if nodes.stopped else "finished"
             return self._report(request, state, done)
         finally:
@@ -77,7 +77,7 @@ class Trainings:
         failure = FailureReport("syntax-error", "user", "abc", self.fail) if self.fail else None
         generation = GenerationReport(1, (NodeShare("a", 1),), 0.0, 1.0, state, "", failure=failure)
         return TrainingReport(
-            request.id, request.script, request.run_folder, 0.0, 1.0, state, self.fail, steps=epochs * 10,
+            request.run_id, request.script, request.run_folder, 0.0, 1.0, state, self.fail, steps=epochs * 10,
             gpu_seconds=float(epochs), generations=(generation,),
         )  # fmt: skip
 
@@ -88,8 +88,8 @@ def request_of(tmp_path: Path) -> Callable[..., TuningRequest]:
     script.write_text("")
 
     def make(**options: Any) -> TuningRequest:
-        chosen = {"nodes": "local:2x1", "trials": 8, "epochs": EPOCHS, "id": "s", **options}
-        return TuningRequest(str(script), SPACE, "accuracy", folder=str(tmp_path / "runs"), **chosen)
+        chosen = {"nodes": "local:2x1", "trials": 8, "epochs": EPOCHS, "run_id": "s", **options}
+        return TuningRequest(str(script), SPACE, "accuracy", runs_dir=str(tmp_path / "runs"), **chosen)
 
     return make
 
@@ -137,13 +137,15 @@ def test_curves_stop_what_cannot_win(request_of: Any) -> None:
 
 def test_a_trial_takes_what_others_leave(request_of: Any) -> None:
     trainings = Trainings()
-    run_tuning(request_of(trials=1, nodes="local:2x2", gpus=1, max_gpus=3, pruner="none"), train=trainings)
+    run_tuning(
+        request_of(trials=1, nodes="local:2x2", gpus_per_trial=1, max_gpus=3, pruner="none"), train=trainings
+    )
     assert sum(trainings.nodes[0].values()) == 3
 
 
 def test_gangs_run_whole(request_of: Any) -> None:
     trainings = Trainings()
-    run_tuning(request_of(trials=4, nodes="local:2x2", gpus=2, pruner="none"), train=trainings)
+    run_tuning(request_of(trials=4, nodes="local:2x2", gpus_per_trial=2, pruner="none"), train=trainings)
     assert {sum(nodes.values()) for nodes in trainings.nodes} == {2}
     assert trainings.most <= 4
 
@@ -190,7 +192,7 @@ def test_an_interrupted_search_goes_on(request_of: Any) -> None:
     assert {trial.state for trial in report.trials} >= {"complete"}
     ended = {trial.run for trial in report.trials if trial.state == "complete"}
     second = Trainings()
-    loaded = TuningRequest.load(request.folder, "s", {"trials": 4})
+    loaded = TuningRequest.load(request.runs_dir, "s", {"trials": 4})
     report = run_tuning(loaded, train=second, resume=True)
     assert report.state == "finished"
     assert [trial.state for trial in report.trials] == ["complete"] * 4
@@ -240,18 +242,18 @@ def test_an_id_is_used_once(request_of: Any) -> None:
     run_tuning(request_of(trials=1), train=Trainings())
     with pytest.raises(TrainingError, match="--resume s"):
         run_tuning(request_of(trials=1), train=Trainings())
-    with pytest.raises(TrainingError, match="no search 'other'"):
-        TuningRequest.load(request_of().folder, "other")
+    with pytest.raises(TrainingError, match="no tuning run 'other'"):
+        TuningRequest.load(request_of().runs_dir, "other")
 
 
 def test_a_search_that_lives_is_not_gone_on_with(request_of: Any) -> None:
-    request = request_of(id="one")
+    request = request_of(run_id="one")
     with (
         RunLock(request.place, "one"),
         pytest.raises(RunLockedError, match=f"run by process {os.getpid()} of"),
     ):
         run_tuning(request, resume=True)
-    assert not (Path(request.search_folder) / "optuna.journal").exists()
+    assert not (Path(request.run_folder) / "optuna.journal").exists()
 
 
 def test_spaces(tmp_path: Path) -> None:
@@ -293,11 +295,11 @@ def test_bad_spaces(tmp_path: Path, text: str, words: str) -> None:
     ("options", "words"),
     [
         ({"trials": 0}, "trials"),
-        ({"gpus": 3}, "a trial needs 3"),
-        ({"gpus": 2, "max_gpus": 1}, "max_gpus"),
+        ({"gpus_per_trial": 3}, "a trial needs 3"),
+        ({"gpus_per_trial": 2, "max_gpus": 1}, "max_gpus"),
         ({"pruner": "curve", "epochs": None}, "--epochs"),
         ({"pruner": "best"}, "one of halving, curve, none"),
-        ({"factor": 1}, "factor"),
+        ({"reduction_factor": 1}, "reduction_factor"),
         ({"nodes": "x"}, "local:NODESxSLOTS"),
         ({"sampler": "grid"}, "one of tpe, random"),
     ],

@@ -28,12 +28,19 @@ SPACE = (Parameter("lr", "log", 0.001, 1.0),)
 class Search:
     def __init__(self, folder: Path, script: Script, **options: Any) -> None:
         (folder / "train.py").write_text("")
-        options = {"trials": 2, "epochs": 100, "pruner": "none", "id": "s", "grace": 5.0, **options}
+        options = {
+            "trials": 2,
+            "epochs": 100,
+            "pruner": "none",
+            "run_id": "s",
+            "termination_grace": 5.0,
+            **options,
+        }
         self.request = TuningRequest(
             str(folder / "train.py"),
             SPACE,
             "accuracy",
-            folder=str(folder / "runs"),
+            runs_dir=str(folder / "runs"),
             nodes="local:2x1",
             **options,
         )
@@ -177,11 +184,16 @@ def test_a_trial_grows_into_what_is_left(searches: Any) -> None:
 def test_a_search_whose_study_could_not_be_kept_is_refused(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("")
     request = TuningRequest(
-        str(tmp_path / "train.py"), SPACE, "accuracy", id="s", folder="s3://bucket/runs", nodes="local:1x1"
+        str(tmp_path / "train.py"),
+        SPACE,
+        "accuracy",
+        run_id="s",
+        runs_dir="s3://bucket/runs",
+        nodes="local:1x1",
     )
     with (
         Ledger.open(str(tmp_path / "ledger.db")) as ledger,
-        pytest.raises(OptionError, match="folder of a search must be a local one"),
+        pytest.raises(OptionError, match="runs_dir of a tuning run must be local"),
     ):
         run_tuning_app(request, tuning_spec(request), ledger, Machines().pool)
     assert not Path("s3:").exists()

@@ -27,14 +27,14 @@ def no_file_above(size: int) -> Iterator[None]:
 def request_(tmp_path: Path) -> TuningRequest:
     (tmp_path / "fit.py").write_text("")
     space = (Parameter("lr", "float", 0.0, 1.0),)
-    return TuningRequest(str(tmp_path / "fit.py"), space, "score", id="one", folder=str(tmp_path))
+    return TuningRequest(str(tmp_path / "fit.py"), space, "score", run_id="one", runs_dir=str(tmp_path))
 
 
 def test_a_disk_that_is_full_in_the_middle_of_a_line_ends_no_search_for_good(request_: TuningRequest) -> None:
     study = Study(request_)
     first = study.ask()
     drawn = study.arguments(first)
-    journal = Path(request_.search_folder) / "optuna.journal"
+    journal = Path(request_.run_folder) / "optuna.journal"
     before = journal.read_bytes()
     with (
         no_file_above(len(before) + 20),
@@ -52,7 +52,7 @@ def test_a_disk_that_is_full_in_the_middle_of_a_line_ends_no_search_for_good(req
 def test_a_line_that_was_cut_off_by_a_kill_is_left_out(request_: TuningRequest) -> None:
     study = Study(request_)
     study.tell(study.ask(), 0.25, "complete")
-    journal = Path(request_.search_folder) / "optuna.journal"
+    journal = Path(request_.run_folder) / "optuna.journal"
     journal.write_bytes(journal.read_bytes() + b'{"op_code":4,"worker_')
     again = Study(request_)
     again.tell(again.ask(), 0.75, "complete")

@@ -67,7 +67,7 @@ def refused(arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytes
     monkeypatch.setattr(sys, "argv", ["ebbflow", *arguments])
     with pytest.raises(SystemExit) as end:
         cli.main()
-    assert end.value.code == 2
+    assert end.value.code == 1
     return " ".join(capsys.readouterr().err.split())
 
 
@@ -78,11 +78,11 @@ def test_a_search_that_lives_names_its_process(
     script.write_text("")
     space.write_text("lr: {log: [0.1, 1]}\n")
     request = TuningRequest(
-        str(script), read_space(space), "accuracy", id="mine", folder=str(tmp_path / "runs")
+        str(script), read_space(space), "accuracy", run_id="mine", runs_dir=str(tmp_path / "runs")
     )
     request.save()
     pid = hold("run", tmp_path / "runs" / "mine")
-    said = refused(["tune", "--resume", "mine", "--folder", str(tmp_path / "runs")], monkeypatch, capsys)
+    said = refused(["tune", "--resume", "mine", "--runs-dir", str(tmp_path / "runs")], monkeypatch, capsys)
     assert f"is being run by process {pid} of" in said
     assert f"on {socket.gethostname()}, since 20" in said
 
@@ -101,7 +101,7 @@ def test_a_pipeline_that_lives_names_its_process(
     )
     RunFolder(tmp_path / "runs", "mine").begin(read_pipeline(file), {}, 0.0)
     pid = hold("run", tmp_path / "runs" / "mine")
-    arguments = ["run", "--resume", "mine", "--folder", str(tmp_path / "runs"), "--runner", "plain"]
+    arguments = ["run", "--resume", "mine", "--runs-dir", str(tmp_path / "runs"), "--runner", "plain"]
     assert f"is being run by process {pid} of" in refused(arguments, monkeypatch, capsys)
 
 

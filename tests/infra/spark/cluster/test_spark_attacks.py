@@ -24,7 +24,7 @@ from ebbflow.infra.spark.cluster.state import StateFile
 from ebbflow.infra.spark.engine import SparkEngine
 from ebbflow.infra.spark.java import find_java, spark_home
 from ebbflow.infra.spark.master_api import get_master, new_client
-from tests.infra.spark_peer import ENDPOINTS, obeyed, rpc, sasl, say
+from tests.infra.spark_peer import ENDPOINTS, obeyed, rpc, sasl, say, say_all
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
@@ -107,17 +107,21 @@ def test_no_process_of_spark_takes_a_message_without_the_secret(
     assert compute(engine) == 1000  # executors are there
     refused: dict[str, set[int]] = {}
     for process in members(cluster, engine):
-        kind = re.search(r"Master|Worker|CoarseGrained|SparkSubmit", " ".join(process.cmdline()))
-        for host, port in ports(process):
+        found = re.search(r"Master|Worker|CoarseGrained|SparkSubmit", " ".join(process.cmdline()))
+        kind = found.group() if found else ""
+        said = [
+            (host, port, message)
+            for host, port in ports(process)
             for message in [
                 *(rpc(host, port, e) for e in ENDPOINTS),
                 sasl(),
                 rpc(host, port, "Master", one_way=True),
-            ]:
-                answer = say(host, port, message)
-                assert not obeyed(answer), (kind, answer[:300])
-                if b"AuthRpcHandler" in answer:
-                    refused.setdefault(kind.group() if kind else "", set()).add(port)
+            ]
+        ]
+        for (_, port, _), answer in zip(said, say_all(said), strict=True):
+            assert not obeyed(answer), (kind, answer[:300])
+            if b"AuthRpcHandler" in answer:
+                refused.setdefault(kind, set()).add(port)
     # RPC of master and worker; blocks of two executors; RPC and blocks of the driver
     assert {kind: len(found) for kind, found in refused.items() if kind != "CoarseGrained"} == {
         "Master": 1, "Worker": 1, "SparkSubmit": 2
@@ -168,7 +172,7 @@ def test_a_local_application_takes_no_message_without_its_secret(cluster: LocalS
     ) as owner:
         assert owner.stdout is not None
         process = psutil.Process(int(owner.stdout.readline()))
-        answers = [say(h, p, rpc(h, p, e)) for h, p in ports(process) for e in ENDPOINTS]
+        answers = say_all([(h, p, rpc(h, p, e)) for h, p in ports(process) for e in ENDPOINTS])
         assert not any(map(obeyed, answers))
         assert sum(b"AuthRpcHandler" in answer for answer in answers) == 2 * len(ENDPOINTS)
         owner.communicate(timeout=60)
@@ -194,9 +198,9 @@ def submit(
     command += ["-e", "SELECT sum(id) FROM range(0, 1000, 1, 2)"]
     environment = {"PATH": os.environ["PATH"], "HOME": str(folder), "SPARK_LOCAL_IP": "127.0.0.1"}
     environment |= {"JAVA_HOME": str(java.home), "SPARK_HOME": str(spark_home())}
-    environment |= {
-        "SPARK_SCALA_VERSION": "2.13",
-    }
+    environment |= {"SPARK_SCALA_VERSION": "2.13"}
+    if quick := os.environ.get("JDK_JAVA_OPTIONS"):
+        environment |= {"JDK_JAVA_OPTIONS": quick}
     return subprocess.Popen(
         command,
         env=environment,

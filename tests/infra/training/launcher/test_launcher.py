@@ -36,7 +36,7 @@ class Run:
             str(SCRIPT),
             (str(folder), "1000000", "0.01"),
             str(folder / "run"),
-            RunSettings(grace=20.0),
+            RunSettings(termination_grace=20.0),
         )
         self.trainer.launch(job, {"node-1": 1, "node-2": 1})
 

@@ -33,7 +33,7 @@ from ebbflow.infra.training.local_nodes import LocalNodes
 
 script, folder, preload = sys.argv[1], sys.argv[2], sys.argv[3].split(",")
 trainer = TorchTrainer(LocalNodes(folder + "/nodes", grace=20.0), preload=preload)
-job = TrainingJob("killed", script, (folder, "1000000", "0.01"), folder + "/run", RunSettings(grace=20.0))
+job = TrainingJob("killed", script, (folder, "1000000", "0.01"), folder + "/run", RunSettings(termination_grace=20.0))
 trainer.launch(job, {"node-1": 1, "node-2": 1})
 while trainer.status().step < 10:
     time.sleep(0.01)
@@ -118,13 +118,13 @@ def test_when_the_launcher_is_killed_the_run_saves_ends_and_can_be_resumed(tmp_p
     saved = int((tmp_path / "step").read_text())
     assert saved >= 10
     with TorchTrainer(LocalNodes(tmp_path / "nodes"), preload=PRELOAD) as trainer:
-        trainer.resume(str(tmp_path / "run"), {"node-1": 2}, RunSettings(keep=5))
+        trainer.resume(str(tmp_path / "run"), {"node-1": 2}, RunSettings(keep_checkpoints=5))
         while trainer.status().step <= saved and trainer.status().state != "failed":
             assert time.monotonic() < end + LONG
             time.sleep(0.01)
         [started] = [e for e in trainer.events() if e.kind == "started" and e.generation == 2]
         assert started.content["step"] == saved
-        assert journal.read_run()[0].settings == RunSettings(keep=5)
+        assert journal.read_run()[0].settings == RunSettings(keep_checkpoints=5)
         assert [e.number for e in trainer.events()] == list(range(1, len(trainer.events()) + 1))
 
 

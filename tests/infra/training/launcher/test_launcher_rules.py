@@ -177,7 +177,9 @@ def test_placements_are_checked_and_new_nodes_get_new_names() -> None:
 
 def test_a_run_is_written_down_and_read_back(tmp_path: Path) -> None:
     journal = Journal(StorageLocation(tmp_path / "run"))
-    job = TrainingJob("r", "/s.py", ("1",), str(tmp_path / "run"), RunSettings(grace=5.0), {"A": "b"})
+    job = TrainingJob(
+        "r", "/s.py", ("1",), str(tmp_path / "run"), RunSettings(termination_grace=5.0), {"A": "b"}
+    )
     journal.write_run(job, {"node-1": 2}, "running", 7, "abc")
     assert journal.read_run() == (job, {"node-1": 2}, "running", 7, "abc")
     (tmp_path / "run" / "run.json").write_text("{}")

@@ -13,9 +13,9 @@ from ebbflow.planners.model.trainings import RunSettings
 
 
 def test_a_process_alone_holds_its_run_until_it_closes(tmp_path: Path) -> None:
-    one = Generation.join(tmp_path, "one", RunSettings(keep=3), restart=True)
+    one = Generation.join(tmp_path, "one", RunSettings(keep_checkpoints=3), restart=True)
     assert one.place == StorageLocation(tmp_path / "one")
-    assert (one.settings.keep, one.settings.restart, one.world.size, one.is_main, one.trial) == (
+    assert (one.settings.keep_checkpoints, one.settings.restart, one.world.size, one.is_main, one.trial) == (
         3,
         True,
         1,
@@ -37,7 +37,7 @@ def test_a_run_is_named_after_its_script(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_without_a_folder_there_is_no_place_and_no_lock() -> None:
-    found = Generation.join(None, "one", RunSettings(canary_steps=3), restart=False)
+    found = Generation.join(None, "one", RunSettings(preflight_steps=3), restart=False)
     assert (found.place, found.lock, found.trial) == (None, None, True)
     found.close(1.0)
 

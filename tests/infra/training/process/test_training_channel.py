@@ -88,13 +88,13 @@ def test_without_a_launcher_there_is_no_channel() -> None:
 
 
 def test_settings_travel_through_the_environment() -> None:
-    settings = RunSettings(grace=5.0, keep=3, adaptive=False)
+    settings = RunSettings(termination_grace=5.0, keep_checkpoints=3, adaptive=False)
     assert launcher_settings({SETTINGS: settings.to_json()}) == settings
-    assert json.loads(settings.to_json())["checkpoint_every"] is None
+    assert json.loads(settings.to_json())["checkpoint_interval"] is None
     assert launcher_settings({}) == RunSettings()
 
 
 def test_what_a_process_holds_is_remembered_by_later_settings() -> None:
-    found = RunSettings(max_local=16, keep=9)
-    assert RunSettings(keep=3).keeping(found) == RunSettings(keep=3, max_local=16)
+    found = RunSettings(max_local=16, keep_checkpoints=9)
+    assert RunSettings(keep_checkpoints=3).keeping(found) == RunSettings(keep_checkpoints=3, max_local=16)
     assert RunSettings(max_local=8).keeping(found).max_local == 8

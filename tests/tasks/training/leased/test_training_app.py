@@ -49,9 +49,9 @@ class World:
         self.delivered: list[TrainingReport] = []
 
     def request(self, id: str, **options: Any) -> TrainingRequest:
-        options = {"canary": "never", "nodes": "local:4x1", "grace": 5.0, **options}
+        options = {"preflight": "never", "nodes": "local:4x1", "termination_grace": 5.0, **options}
         script = str(self.folder / "train.py")
-        return TrainingRequest(script, id=id, folder=str(self.folder / "runs"), **options)
+        return TrainingRequest(script, run_id=id, runs_dir=str(self.folder / "runs"), **options)
 
     def begin(
         self, id: str, script: Script, ledger: Any = None, spec: dict[str, Any] | None = None, **options: Any
@@ -305,19 +305,19 @@ def test_the_last_node_killed_is_a_wait_for_another(world: World) -> None:
 
 
 def test_a_trial_comes_first(world: World) -> None:
-    run = world.begin("t", Script(steps=30), canary="always", canary_steps=5)
+    run = world.begin("t", Script(steps=30), preflight="always", preflight_steps=5)
     world.loop.grant("t", ("a", 0), ("a", 1), ("b", 0))
     report = run.result(60.0)
     assert report.state == "finished"
     assert [(g.trial, g.kind, g.gpus) for g in report.generations] == [
-        (True, "canary", 2),
+        (True, "preflight", 2),
         (False, "finished", 3),
     ]
     world.check()
 
 
 def test_a_trial_whose_lease_is_called_back_is_cut_short(world: World) -> None:
-    run = world.begin("t", Script(), canary="always", canary_steps=10**6)
+    run = world.begin("t", Script(), preflight="always", preflight_steps=10**6)
     _, _, third = world.loop.grant("t", ("a", 0), ("a", 1), ("b", 0))
     training_on(world, ("a", 0), ("b", 0))
     world.loop.recall(third)

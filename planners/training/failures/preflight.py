@@ -14,7 +14,7 @@ LIMIT = 300.0  # s
 
 
 @dataclass(frozen=True, slots=True)
-class CanaryPlan:
+class PreflightPlan:
     """What is tried: ``steps`` training steps, a checkpoint saved and read again."""
 
     ranks: int
@@ -23,7 +23,7 @@ class CanaryPlan:
     limit: float = LIMIT  # s
 
 
-def plan(gpus: int, nodes: int, steps: int = STEPS, limit: float = LIMIT) -> CanaryPlan:
+def plan(gpus: int, nodes: int, steps: int = STEPS, limit: float = LIMIT) -> PreflightPlan:
     """Return the trial of a job that may use ``gpus`` GPUs on ``nodes`` nodes: one rank, or two on two nodes.
 
     Raises ``OptionError`` for a job without GPUs or nodes, and for a trial without steps or time.
@@ -31,8 +31,8 @@ def plan(gpus: int, nodes: int, steps: int = STEPS, limit: float = LIMIT) -> Can
     if not 1 <= nodes <= gpus:
         raise OptionError(f"a job needs 1 <= nodes <= gpus; got {nodes}, {gpus}")
     if steps < 1 or not limit > 0:
-        raise OptionError(f"a canary needs steps >= 1 and limit > 0 s; got {steps}, {limit}")
-    return CanaryPlan(1 if gpus == 1 else 2, min(nodes, 2), steps, limit)
+        raise OptionError(f"a preflight needs steps >= 1 and limit > 0 s; got {steps}, {limit}")
+    return PreflightPlan(1 if gpus == 1 else 2, min(nodes, 2), steps, limit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class GateQuestion:
     """What is known of a job before it starts; the defaults are those of a new job of an unknown user."""
 
     gpus: int  # that the gang would hold
-    ranks: int  # of the canary
+    ranks: int  # of the preflight
     early_failures: float = 0.1  # share of such jobs that fail within the limit
     attempts: float = 3.0  # that a failing job takes
     time_to_failure: float = 90.0  # s, mean of min(time to failure, limit)
@@ -78,7 +78,7 @@ def should_gate(job: GateQuestion) -> PreflightDecision:
     return PreflightDecision(saved > price, words)
 
 
-class CanaryVerdict(NamedTuple):
+class PreflightVerdict(NamedTuple):
     """What becomes of the job."""
 
     outcome: Literal["pass", "fail", "repeat", "inconclusive"]
@@ -86,7 +86,7 @@ class CanaryVerdict(NamedTuple):
     reason: str
 
 
-def verdict(failure: Failure | None, steps: int, timed_out: bool, repeated: bool = False) -> CanaryVerdict:
+def verdict(failure: Failure | None, steps: int, timed_out: bool, repeated: bool = False) -> PreflightVerdict:
     """Return what a trial says.
 
     Args:
@@ -97,14 +97,14 @@ def verdict(failure: Failure | None, steps: int, timed_out: bool, repeated: bool
     """
     if failure is None and timed_out:
         if steps > 0:
-            return CanaryVerdict("pass", True, f"slow, but {steps} steps were done")
-        return CanaryVerdict("inconclusive", True, "no step within the limit")
+            return PreflightVerdict("pass", True, f"slow, but {steps} steps were done")
+        return PreflightVerdict("inconclusive", True, "no step within the limit")
     if failure is None:
-        return CanaryVerdict("pass", True, f"{steps} steps, a checkpoint saved and read")
+        return PreflightVerdict("pass", True, f"{steps} steps, a checkpoint saved and read")
     if failure.failure_class in (FailureClass.USER, FailureClass.DATA, FailureClass.RESOURCE):
-        return CanaryVerdict("fail", False, str(failure))
+        return PreflightVerdict("fail", False, str(failure))
     if not repeated:
-        return CanaryVerdict("repeat", False, f"{failure}; once more elsewhere")
+        return PreflightVerdict("repeat", False, f"{failure}; once more elsewhere")
     if failure.failure_class in (FailureClass.ENGINE, FailureClass.UNKNOWN):
-        return CanaryVerdict("fail", False, f"{failure}; twice")
-    return CanaryVerdict("inconclusive", True, f"{failure}; twice, and no fault of the program")
+        return PreflightVerdict("fail", False, f"{failure}; twice")
+    return PreflightVerdict("inconclusive", True, f"{failure}; twice, and no fault of the program")

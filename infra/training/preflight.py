@@ -23,11 +23,11 @@ def rehearse(
     Raises ``TrainingError`` when what is read differs from what was saved, and ``StorageError`` when it cannot be
     written.
     """
-    root = run or StorageLocation(tempfile.mkdtemp(prefix="ebbflow-canary-"))
-    place = root.under("canary")
+    root = run or StorageLocation(tempfile.mkdtemp(prefix="ebbflow-preflight-"))
+    place = root.under("preflight")
     try:
         checkpoints = CheckpointFolder(place, keep=1)
-        saved = checkpoints.save(prepared.state(), prepared.progress.step, {"reason": "canary"})
+        saved = checkpoints.save(prepared.state(), prepared.progress.step, {"reason": "preflight"})
         found = checkpoints.latest()
         if found is None:
             raise TrainingError(f"the checkpoint in {place} cannot be found again")
@@ -44,7 +44,7 @@ def rehearse(
         }
     finally:
         with suppress(OSError):
-            root.remove_folder("canary")
+            root.remove_folder("preflight")
             if run is None:
                 os.rmdir(root.root)
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from ebbflow.planners.errors import OptionError
-from ebbflow.planners.training.failures.canary import GateQuestion, plan, should_gate, verdict
 from ebbflow.planners.training.failures.failures import Failure, FailureClass
+from ebbflow.planners.training.failures.preflight import GateQuestion, plan, should_gate, verdict
 
 BIG = GateQuestion(gpus=32, ranks=2, early_failures=0.1, attempts=3, time_to_failure=90.0)
 
