@@ -1,4 +1,4 @@
-"""What becomes of each snippet: run for real, run by ``make bench``, or only checked, and then why."""
+"""What becomes of each snippet: run, by ``make bench`` or as a part of its page, compared, or only checked, and why."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -6,10 +6,9 @@ from typing import Literal
 
 from tests.docs.snippets import Snippet
 
-How = Literal["run", "slow", "check"]
+How = Literal["run", "slow", "output", "page", "check"]
 
 AWS = "needs an AWS account"
-SPARK = "starts a Spark cluster; tests/infra and make demo do so"
 INSTALL = "installs packages; make demo and make test install from the lock"
 PREFECT = "starts a Prefect server; tests/flows run the same flows"
 DATABASE = "needs a cluster and a database that others use"
@@ -39,18 +38,12 @@ def without(*words: str) -> Callable[[str], str]:
     )
 
 
+PAGE = Plan("", "page")  # all commands of the page are one script: tests/docs/task_pages.py
+
 PLANS: dict[str, tuple[Plan, ...]] = {
     "README.md": (
-        Plan(
-            ". .venv/bin/activate",
-            "run",
-            given=("examples",),
-            lines=without(". .venv", "--report", "--serve"),
-        ),
-        Plan("# in seconds", "run", given=("tpch",), lines=without("cluster")),
-        Plan("pip install 'prefect-ebbflow[train]'", "slow", given=("examples",), lines=without("pip")),
-        Plan("pip install 'prefect-ebbflow[aws]'", "check", AWS),
-        Plan("ebbflow simulate training", "slow"),
+        Plan("make demo", "check", "takes minutes; tests/flows/setup run it"),
+        Plan(". .venv/bin/activate", "slow", given=("examples",), lines=without(". .venv")),
         Plan("from prefect import flow", "check", PREFECT),
     ),
     "CONTRIBUTING.md": (Plan("make check", "check", EDITOR),),
@@ -58,10 +51,13 @@ PLANS: dict[str, tuple[Plan, ...]] = {
         Plan("python3 -m venv", "run", lines=without("venv", "pip")),
         Plan("from pathlib import Path", "run"),
         Plan("cat > revenue.sql", "run", after=("from pathlib import Path",)),
-        Plan("ebbflow local up --spark", "check", SPARK),
+        Plan("country ", "output"),
         Plan("import torch", "slow", saved="fit.py"),
         Plan("ebbflow train fit.py", "slow", after=("import torch",)),
+        Plan("...", "output"),
     ),
+    "docs/how-queries-run.md": (Plan("", "check", OURS),),
+    "docs/simulation.md": (Plan("ebbflow simulate training", "slow"),),
     "docs/own-query.md": (
         Plan("# what is in there", "run", given=("shop",)),
         Plan("# how many orders?", "run", given=("shop",)),
@@ -90,7 +86,7 @@ PLANS: dict[str, tuple[Plan, ...]] = {
         Plan("[project.entry-points", "run", given=("offered policies",)),
     ),
     "docs/nodes.md": (
-        Plan("ebbflow local up --gpu", "slow"),
+        Plan("ebbflow local up", "slow"),
         Plan("from ebbflow import", "run"),
     ),
     "docs/training.md": (
@@ -131,10 +127,17 @@ PLANS: dict[str, tuple[Plan, ...]] = {
     ),
     "docs/prefect.md": (Plan("", "check", PREFECT),),
     "docs/security.md": (Plan("mkdir -m 700", "check", AWS),),
-    "docs/operations.md": (
+    "docs/tasks/query-losing-a-worker.md": (PAGE,),
+    "docs/tasks/elastic-torchrun.md": (PAGE,),
+    "docs/tasks/two-teams.md": (PAGE,),
+    "docs/tasks/prefect-resume.md": (PAGE,),
+    "docs/ledger.md": (
         Plan("sqlite3", "run", given=("ledger",)),
         Plan("ebbflow ledger verify", "run", given=("ledger",), after=("sqlite3",)),
         Plan("from ebbflow import", "run", given=("ledger",), after=("sqlite3",)),
+        Plan("", "check", DATABASE),
+    ),
+    "docs/operations.md": (
         Plan("[teams.vision]", "run", given=("loop rules",)),
         Plan("make chaos", "check", EDITOR),
         Plan("", "check", DATABASE),

@@ -22,13 +22,15 @@ from tests.docs.sources import Callable_, callable_of, find, method_of, modules_
 
 ROOT = Path(__file__).parents[2]
 _FENCE = re.compile(
-    r"^(?P<indent> *)```(?P<language>[a-z]*)[^\n]*\n(?P<text>.*?)^(?P=indent)```\s*$", re.M | re.S
+    r"^(?P<indent> *)```(?P<language>[a-z]*)(?P<info>[^\n]*)\n(?P<text>.*?)^(?P=indent)```\s*$", re.M | re.S
 )
+_TITLE = re.compile(r'title="([^"]+)"')
 _MISSING = re.compile(r"there is no module (\w+)")
 _OUTSIDE = (  # programs that a reader has, whose own options are not ours to check
-    ". [ apt-get aws cat cd cp curl du echo export git grep head jq kill ls mkdir mv pg_dump pg_restore psql python "
-    "python3 rm sed sleep sqlite3 systemctl tail terraform test touch torchrun unset wc"
+    ". [ apt-get aws cat cd cp curl done du echo export git grep head jq kill ls mkdir mv pg_dump pg_restore pgrep "
+    "psql python python3 rm sed sleep sqlite3 systemctl tail terraform test touch torchrun unset wait wc"
 )
+_BEFORE = ("do", "if", "then", "until", "while")  # words of the shell that another command follows
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,7 @@ class Snippet:
     line: int  # of its first line
     language: str
     text: str
+    title: str = ""  # the file that the page has the reader save it as
 
     def __str__(self) -> str:
         return f"{self.page}:{self.line}"
@@ -46,7 +49,9 @@ class Snippet:
 
 def pages() -> list[Path]:
     """Return every page of the documentation whose snippets count."""
-    return [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    made = ROOT / "docs" / "reference" / "cli.md"  # from the help of commands, which tests of their own check
+    found = [page for page in sorted((ROOT / "docs").rglob("*.md")) if page != made]
+    return [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *found]
 
 
 @cache
@@ -62,7 +67,9 @@ def snippets() -> tuple[Snippet, ...]:
             lines = [line[indent:] for line in match["text"].splitlines()]
             line = text.count("\n", 0, match.start("text")) + 1
             where = page.relative_to(ROOT).as_posix()
-            found.append(Snippet(where, line, match["language"], "\n".join(lines) + "\n"))
+            title = _TITLE.search(match["info"])
+            content = "\n".join(lines) + "\n"
+            found.append(Snippet(where, line, match["language"], content, title[1] if title else ""))
     return tuple(found)
 
 
@@ -193,17 +200,21 @@ def commands(text: str) -> list[list[str]]:
                 words = []
             elif set(word) <= set("<>&0123456789") and set(word) & set("<>"):
                 skip = True
+                words = words[:-1] if words[-1:] == ["2"] else words  # of 2> FILE, 2>&1
             elif skip:
                 skip = False
             else:
                 words.append(word)
         found.append(words)
-    return [_without_assignments(words) for words in found if _without_assignments(words)]
+    return [_bare(words) for words in found if _bare(words)]
 
 
-def _without_assignments(words: list[str]) -> list[str]:
-    while words and re.fullmatch(r"[A-Za-z_]\w*=.*", words[0], re.S):
+def _bare(words: list[str]) -> list[str]:
+    """Return a command without assignments, words of the shell and ``timeout`` before it."""
+    while words and (re.fullmatch(r"[A-Za-z_]\w*=.*", words[0], re.S) or words[0] in _BEFORE):
         words = words[1:]
+    if words[:1] == ["timeout"]:  # --signal SIGNAL SECONDS
+        words = words[4:] if words[1].startswith("--") else words[2:]
     return words
 
 

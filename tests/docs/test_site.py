@@ -1,6 +1,7 @@
-"""The documentation site: its pages are all in the navigation, and what is made from the code is whole."""
+"""The documentation: its pages are all in the navigation, and those that are made from the code are current."""
 
 import importlib.util
+import json
 import re
 from pathlib import Path
 from types import ModuleType
@@ -12,10 +13,8 @@ import yaml
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture(scope="module")
-def site() -> ModuleType:
-    """Return ``scripts/site_pages.py`` as a module."""
-    spec = importlib.util.spec_from_file_location("site_pages", ROOT / "scripts" / "site_pages.py")
+def _script(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -23,11 +22,22 @@ def site() -> ModuleType:
     return module
 
 
+SITE = _script("site_pages")
+REFERENCE = _script("reference_pages")
+
+
 @pytest.fixture(scope="module")
-def made(site: ModuleType) -> dict[str, str]:
+def made() -> dict[str, str]:
     """Return the pages that are made from the code."""
-    pages: dict[str, str] = site.pages()
+    pages: dict[str, str] = REFERENCE.pages()
     return pages
+
+
+def test_pages_that_are_made_from_the_code_are_current(made: dict[str, str]) -> None:
+    for address, text in made.items():
+        assert (ROOT / "docs" / address).read_text(encoding="utf-8") == text, (
+            "run python scripts/reference_pages.py"
+        )
 
 
 def _pages(entry: Any) -> list[str]:
@@ -38,9 +48,9 @@ def _pages(entry: Any) -> list[str]:
     return [page for one in entry for page in _pages(one)]
 
 
-def test_every_page_is_in_the_navigation_once(made: dict[str, str]) -> None:
+def test_every_page_is_in_the_navigation_once() -> None:
     listed = _pages(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"])
-    there = {p.relative_to(ROOT / "docs").as_posix() for p in (ROOT / "docs").rglob("*.md")} | set(made)
+    there = {p.relative_to(ROOT / "docs").as_posix() for p in (ROOT / "docs").rglob("*.md")} | set(SITE.MOVED)
     assert sorted(listed) == sorted(there)
 
 
@@ -94,21 +104,34 @@ def test_tables_that_are_made_have_as_many_cells_in_every_row(made: dict[str, st
 
 
 def test_every_key_of_a_pipelines_file_is_in_the_reference(made: dict[str, str]) -> None:
-    from ebbflow.tasks.pipeline.file import form, steps
+    schema = json.loads((ROOT / "tasks" / "pipeline" / "file" / "schema.json").read_text(encoding="utf-8"))
 
-    for section in (
-        form.PIPELINE,
-        steps.QUERY,
-        steps.TRAINING,
-        steps.TUNING,
-        form.POOL,
-        form.LOOP,
-        form.QUOTAS,
-    ):
-        for key in section.keys:
-            assert f"| `{key.name}` |" in made["reference/pipeline.md"]
+    def look(part: Any) -> int:
+        if isinstance(part, list):
+            return sum(map(look, part))
+        if not isinstance(part, dict):
+            return 0
+        properties = part.get("properties", {})
+        for key in properties:
+            assert f"| `{key}` |" in made["configuration.md"]
+        return len(properties) + sum(map(look, part.values()))
+
+    assert look(schema) > 50
 
 
-def test_pages_from_elsewhere_keep_no_link_into_the_repository(made: dict[str, str]) -> None:
-    for address in ("changes.md", "reference/terraform.md"):
-        assert not re.search(r"\]\((?!https?:|#)", made[address])
+def test_every_key_of_the_configuration_file_has_a_description() -> None:
+    for section, (_, keys) in REFERENCE.TOML.items():
+        assert REFERENCE.known_keys(section) == set(keys), section
+        assert all(keys.values())
+
+
+def test_pages_from_elsewhere_keep_no_link_into_the_repository() -> None:
+    for text in SITE.pages().values():
+        assert not re.search(r"\]\((?!https?:|#)", text)
+
+
+def test_links_to_pages_from_elsewhere_lead_to_them() -> None:
+    assert SITE.relinked("[a](../CHANGELOG.md) [b](../terraform/README.md)", "x.md") == (
+        "[a](changes.md) [b](reference/terraform.md)"
+    )
+    assert SITE.relinked("[a](../../CHANGELOG.md)", "tasks/x.md") == "[a](../changes.md)"

@@ -7,11 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from tests.docs import task_pages
 from tests.docs.givens import GIVEN
 from tests.docs.plan import PLANS, Plan, plan_of
 from tests.docs.snippets import ROOT, Snippet, ebbflow_problems, problems, snippets
 
 PATIENCE = 300.0  # seconds; what has not ended then never will
+
+
+_MARKS = {"query-losing-a-worker.md": [pytest.mark.spark], "prefect-resume.md": [pytest.mark.prefect]}
 
 
 def _planned(how: str) -> list[Snippet]:
@@ -75,6 +79,36 @@ def test_snippets_that_take_longer_do_what_they_say(snippet: Snippet, folder: Pa
     run(snippet, folder)
 
 
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, marks=_MARKS.get(page.rpartition("/")[2], ())) for page in task_pages.task_pages()],
+)
+def test_the_commands_of_a_task_s_page_print_what_it_shows(page: str, tmp_path: Path) -> None:
+    folder, home = tmp_path / "work", tmp_path / "home"
+    folder.mkdir()
+    home.mkdir()
+    printed = task_pages.run(page, folder, home)
+    wrong = []
+    for block in task_pages.shown(page):
+        status, output = printed.get(block.commands.line, (-1, ""))
+        lines = task_pages.missing(block.output.text, output) if block.output is not None else []
+        if status or lines:
+            wrong.append(
+                f"{block.commands}: exit status {status}, not printed as shown: {lines}\n"
+                f"{block.commands.text}\n{output}"
+            )
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("page", task_pages.task_pages())
+def test_a_task_s_page_is_short_and_run_as_one(page: str) -> None:
+    assert len((ROOT / page).read_text(encoding="utf-8").split()) <= task_pages.WORDS
+    assert all((plan := plan_of(s)) is not None and plan.how == "page" for s in snippets() if s.page == page)
+
+
 def run(snippet: Snippet, folder: Path) -> None:
     """Run a snippet, and before it what its plan names."""
     plan = plan_of(snippet)
@@ -101,6 +135,17 @@ def _shell(snippet: Snippet, plan: Plan, folder: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, f"{snippet}:\n{done.stdout}\n{done.stderr}"
+    output = _output(snippet)
+    if output is not None:
+        printed = f"{done.stdout}\n{done.stderr}"
+        assert task_pages.missing(output.text, printed) == [], f"{output}:\n{printed}"
+
+
+def _output(snippet: Snippet) -> Snippet | None:
+    """Return what a page shows of a snippet's output, if it does."""
+    after = next((s for s in snippets() if s.page == snippet.page and s.line > snippet.line), None)
+    plan = plan_of(after) if after is not None else None
+    return after if plan is not None and plan.how == "output" else None
 
 
 # --- the checks themselves ----------------------------------------------------------------------------------
@@ -153,15 +198,20 @@ def test_here_documents_comments_and_continuations_are_read_as_a_shell_does() ->
 
 def test_the_command_line_that_checks_runs_nothing(tmp_path: Path) -> None:
     assert (
-        ebbflow_problems(["query", "SELECT 1", "--tables", str(tmp_path), "--out", str(tmp_path / "out")])
+        ebbflow_problems(["query", "SELECT 1", "--tables", str(tmp_path), "--output", str(tmp_path / "out")])
         == []
     )
     assert list(tmp_path.iterdir()) == []
 
 
-def test_links_of_the_readme_lead_somewhere() -> None:
-    import re
-
-    for page in ("README.md", "CONTRIBUTING.md", "terraform/README.md"):
-        for link in re.findall(r"\]\((?!https?:|#)([^)#\s]+)", (ROOT / page).read_text()):
-            assert ((ROOT / page).parent / link).exists(), f"{page} links to {link}"
+def test_output_is_compared_line_by_line_and_what_differs_from_run_to_run_by_its_form() -> None:
+    output = "12:00:01 run fit-1124-163305-6618\n\nthree lines\n  in 2.5 s\nend of 7\n"
+    assert (
+        task_pages.missing("09:30:00 run fit-1201-000000-abcd\nthree  lines\nin 31 ms\n...\n", output) == []
+    )
+    assert task_pages.missing("...\nend of 7", output) == []
+    assert task_pages.missing("three lines\nend of 7", output) == [
+        "end of 7"
+    ]  # what is between them is not shown
+    assert task_pages.missing("...\nend of 8", output) == ["end of 8"]
+    assert task_pages.missing("in 2.5 s\n...\nthree lines", output) == ["three lines"]  # in another order
