@@ -25,7 +25,7 @@ def ebbflow_nightly() -> None:
         sql="SELECT o_custkey, count(*) AS orders, sum(o_totalprice) AS total FROM orders GROUP BY o_custkey",
         tables="{{ var.value.ebbflow_tables }}",
         engine="duckdb",
-        out=f"{OUT}/features.parquet",
+        output=f"{OUT}/features.parquet",
     )
     train = EbbflowTrainingOperator(
         task_id="train",

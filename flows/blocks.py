@@ -123,11 +123,11 @@ class EbbflowAws(Block):
                 yield str(path)
 
     @contextmanager
-    def fleet(self, limits: str | None = None, prices: str | None = None) -> "Iterator[OpenedFleet]":
+    def fleet(self, config: str | None = None, prices: str | None = None) -> "Iterator[OpenedFleet]":
         """Open the account's fleet for a flow of one's own; nothing is asked of AWS yet. See ``opened``.
 
         Args:
-            limits: a TOML file of limits; by default ``$EBBFLOW_LIMITS``.
+            config: the configuration file (TOML); by default ``$EBBFLOW_CONFIG``.
             prices: a file of on-demand prices of one's own; by default the AWS Price List.
         """
         from ebbflow.tasks.fleet.request import FleetRequest
@@ -135,7 +135,7 @@ class EbbflowAws(Block):
 
         with (
             self.opened() as path,
-            opened(FleetRequest(config=path, limits=limits, prices=prices)) as fleet,
+            opened(FleetRequest(terraform_output=path, config=config, prices=prices)) as fleet,
         ):
             yield fleet
 
@@ -178,7 +178,9 @@ class EbbflowCluster(Block):
     master: str = Field(default="", description="The Spark master for queries, such as spark://HOST:PORT.")
     pools: list[str] = Field(default=[], description="Pools of an AWS fleet that trainings run on.")
     policy: str = Field(default="", description="That shares out GPUs; by default rho-bounded.")
-    limits: str = Field(default="", description="A TOML file of limits.")
+    config: str = Field(
+        default="", description="The configuration file, ebbflow.toml: quotas, teams, scaling."
+    )
     aws: EbbflowAws | None = Field(
         default=None, title="AWS", description="The account, where nodes come from AWS."
     )
@@ -190,7 +192,7 @@ class EbbflowCluster(Block):
     @classmethod
     def _known(cls, value: str) -> str:
         if value.partition(":")[0] not in ("local", "aws", "spark", "cluster"):
-            from ebbflow.tasks.capacity.opening import SOURCES
+            from ebbflow.tasks.capacity.node_sources import SOURCES
 
             raise ValueError(f"source must be one of {SOURCES}; got {value!r}")
         return value

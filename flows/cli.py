@@ -11,7 +11,7 @@ import typer
 from ebbflow.flows import elastic as elastic_cli
 from ebbflow.flows import report as report_cli
 from ebbflow.flows import simulation as simulate_cli
-from ebbflow.flows.bench import cli as bench_cli
+from ebbflow.flows.apps import cli as apps_cli
 from ebbflow.flows.capacity import cli as capacity_cli
 from ebbflow.flows.fleet import cli as fleet_cli
 from ebbflow.flows.ledger import cli as ledger_cli
@@ -54,6 +54,7 @@ elastic_cli.register(app)
 pipeline_cli.register(app)
 init_cli.register(app)
 report_cli.register(app)
+app.add_typer(apps_cli.app, name="apps", rich_help_panel=WATCH)
 app.add_typer(capacity_cli.app, name="capacity", rich_help_panel=WATCH)
 app.add_typer(ledger_cli.app, name="ledger", rich_help_panel=WATCH)
 app.add_typer(nodes_cli.app, name="nodes", rich_help_panel=NODES)
@@ -63,7 +64,6 @@ setup_cli.register(app)
 app.add_typer(data_cli.app, name="data", rich_help_panel=SET_UP)
 app.add_typer(prefect_cli.app, name="prefect", rich_help_panel=SET_UP)
 app.add_typer(simulate_cli.app, name="simulate", rich_help_panel=SET_UP)
-app.add_typer(bench_cli.app, name="bench", rich_help_panel=SET_UP)
 
 
 class LogLevel(StrEnum):

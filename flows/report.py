@@ -1,4 +1,4 @@
-"""``ebbflow report``: what a cluster did and why, as a page, as JSON, or live."""
+"""``ebbflow report``: what a cluster did and why, as a page, as JSON, or live in a browser."""
 
 import re
 import threading
@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from ebbflow.flows.capacity.cli import Cluster, LedgerAt
-from ebbflow.flows.runs.options import WATCH
+from ebbflow.flows.runs.options import WATCH, AsJson
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model.numbers import MAX_SECONDS, UNSIGNED
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 PORT = 8470
 _OUT = "ebbflow-report.html"
-console = Console()
+console = Console(stderr=True)
 
 _HELP = """Show what a cluster did and why: apps, leases, nodes, fairness, money, and each decision with its reason.
 
@@ -32,12 +32,12 @@ _HELP = """Show what a cluster did and why: apps, leases, nodes, fairness, money
 
     ebbflow report --serve --open                       (live in the browser, until Ctrl-C)
 
-    ebbflow report --since 2h --json - | jq .fairness
+    ebbflow report --since 2h --json | jq .fairness
 
-    ebbflow report --pipeline nightly --ledger postgresql://ebbflow@db/ebbflow --out nightly.html
+    ebbflow report --pipeline nightly --output nightly.html --output nightly.json
 
-The page is one file that needs no network: send it, print it, keep it. Nothing is changed in the ledger. Moments are
-2h, 30m or 7d ago, 14:30 today, or 2026-11-22T14:30, in UTC.
+The page is one file that needs no network. Read-only. A TIME is a duration ago (2h, 30m, 7d), 14:30 today, or
+2026-11-22T14:30, in UTC.
 """
 
 
@@ -49,29 +49,33 @@ def register(app: typer.Typer) -> None:
 def report(
     port: Annotated[
         int | None,
-        typer.Argument(help=f"Where --serve answers. Default: {PORT}, or one that is free.", metavar="PORT"),
+        typer.Argument(help=f"Port of --serve. Default: {PORT}, or a free one.", metavar="PORT"),
     ] = None,
     ledger: LedgerAt = None,
     cluster: Cluster = "local",
     pipeline: Annotated[
-        str | None, typer.Option(help="Only the apps of this pipeline, in its time.", metavar="ID")
+        str | None, typer.Option(help="Run ID of a pipeline: only its apps, in its time.", metavar="ID")
     ] = None,
-    since: Annotated[str | None, typer.Option(help="Begin here.", metavar="MOMENT")] = None,
-    until: Annotated[str | None, typer.Option(help="End here.", metavar="MOMENT")] = None,
-    out: Annotated[
-        str | None,
+    since: Annotated[
+        str | None, typer.Option(help="Start. Default: the first event.", metavar="TIME")
+    ] = None,
+    until: Annotated[str | None, typer.Option(help="End. Default: now.", metavar="TIME")] = None,
+    output: Annotated[
+        list[str] | None,
         typer.Option(
-            help=f"The page to write. Default: {_OUT}, unless --json or --serve is given.", metavar="FILE"
+            "--output",
+            "-o",
+            help=f"File to write: .html the page, .json the data. Repeatable. Default: {_OUT}, unless --json or "
+            "--serve is given.",
+            metavar="FILE",
         ),
     ] = None,
-    json: Annotated[
-        str | None, typer.Option(help="Write everything as JSON; - is standard output.", metavar="FILE")
-    ] = None,
+    json: AsJson = False,
     prices: Annotated[
         str | None,
         typer.Option(
             "--on-demand-prices",
-            help="On-demand prices to compare with, TOML, as ebbflow fleet reads it.",
+            help="TOML file of on-demand prices to compare with, as ebbflow fleet reads it.",
             metavar="FILE",
         ),
     ] = None,
@@ -87,6 +91,9 @@ def report(
 
     if port is not None and not serve:
         raise OptionError(f"a port is for --serve; got {port}")
+    for path in output or ():
+        if not path.endswith((".html", ".json")):
+            raise OptionError(f"--output must end with .html (the page) or .json (the data); got {path!r}")
     clock = SystemClock()
     now = clock.now()
     begin, end = moment(since, now, "--since"), moment(until, now, "--until")
@@ -99,16 +106,16 @@ def report(
         )
         made = follower.look()
         _check(found, made, pipeline)
-        if json is not None:
-            _write_json(made, json)
-        if out is not None or (json is None and not serve):
-            _write_page(made, out or _OUT, open_ and not serve)
+        if json:
+            typer.echo(made.to_json(), nl=False)
+        for path in output or ([] if json or serve else [_OUT]):
+            _write(made, path, open_ and not serve)
         if serve:
             _serve(follower, port, open_)
 
 
 def moment(text: str | None, now: float, option: str) -> float | None:
-    """Return the moment, s since the Unix epoch, that a person has written. Raises ``OptionError``."""
+    """Return the point in time, s since the Unix epoch, of an option's text. Raises ``OptionError``."""
     if text is None:
         return None
     words = text.strip()
@@ -146,7 +153,7 @@ def _check(ledger: "Ledger", made: "ClusterReport", pipeline: str | None) -> Non
     if made.number == 0:
         raise OptionError(
             f"nothing has happened yet in cluster {ledger.cluster!r} of {ledger.address}: "
-            "lead it with ebbflow capacity run, or run a pipeline"
+            "start its loop with ebbflow capacity start, or run a pipeline"
         )
     if pipeline is not None and not made.apps:
         known = sorted({app.spec.pipeline for app in ledger.state().apps.values() if app.spec.pipeline})
@@ -154,20 +161,14 @@ def _check(ledger: "Ledger", made: "ClusterReport", pipeline: str | None) -> Non
         raise OptionError(f"no app of pipeline {pipeline!r} was there in that time; pipelines there: {named}")
 
 
-def _write_json(made: "ClusterReport", path: str) -> None:
-    from ebbflow.infra.storage.files import write_text
-
-    if path == "-":
-        typer.echo(made.to_json(), nl=False)
-        return
-    console.print(f"written: {escape(str(write_text(path, made.to_json())))}", soft_wrap=True)
-
-
-def _write_page(made: "ClusterReport", path: str, show: bool) -> None:
+def _write(made: "ClusterReport", path: str, show: bool) -> None:
     from ebbflow.infra.storage.files import write_text
     from ebbflow.tasks.report.cluster.page import cluster_html
     from ebbflow.tasks.report.cluster.words import verdict
 
+    if path.endswith(".json"):
+        console.print(f"written: {escape(str(write_text(path, made.to_json())))}", soft_wrap=True)
+        return
     written = write_text(path, cluster_html(made))
     console.print(escape(verdict(made)), highlight=False)
     console.print(f"written: {escape(str(written))}", soft_wrap=True)

@@ -19,7 +19,7 @@ def only(content: Mapping[str, Any], where: str, keys: tuple[str, ...]) -> None:
     """Refuse keys other than ``keys``. Raises ``OptionError`` with the nearest known one."""
     for key in content:
         if key not in keys:
-            close = get_close_matches(str(key), keys, 1)
+            close = get_close_matches(str(key).removesuffix("_s"), keys, 1, 0.4)
             hint = f"; did you mean {close[0]}?" if close else ""
             raise OptionError(f"{where}: {key} is not known; known are {', '.join(keys)}{hint}")
 

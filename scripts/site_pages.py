@@ -64,7 +64,7 @@ def pipeline_file() -> str:
         "tunings.NAME": steps.TUNING,
         "loop": form.LOOP,
         "loop.scaling": form.SCALING,
-        "limits": form.LIMITS,
+        "quotas": form.QUOTAS,
     }
     for name, section in sections.items():
         lines += [f"## `{name}`", "", section.help, "", *_keys(section)]

@@ -34,7 +34,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     if not session.config.option.collectonly and any(
         item.get_closest_marker("spark") for item in session.items
     ):
-        from ebbflow.tasks.bench.class_archive import java_options
+        from tests.benchmarks.sql.class_archive import java_options
 
         # JVMs of tests live for seconds: the first compiler and the serial collector do
         quick = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"

@@ -37,7 +37,9 @@ class Store:
         pq.write_table(pa.table({"b": list(range(9)), "w": [i / 4 for i in range(9)]}), tables / "b.parquet")
         self.folder, self.engine = folder / "store", engine
         self.ride = Ride(
-            QueryRequest(SQL, tables=str(tables), engine="duckdb", cuts="every-join", store=str(self.folder))
+            QueryRequest(
+                SQL, tables=str(tables), engine="duckdb", materialize="every-join", store=str(self.folder)
+            )
         )
         self.plan: QueryExecutionPlan = max(self.ride.plans, key=lambda plan: len(plan.stages))
         self.sink = self.plan.sink.output_fp

@@ -55,8 +55,8 @@ class EbbflowQueryOperator(_AttendedOperator):
 
     Another try resumes from finished stages. When the task is ended, running stages are cancelled.
 
-    XCom: ``result`` (the address of the rows: ``out``, or the checkpoint), ``rows`` (how many), ``first`` (the first
-    ``fetch`` of them), ``seconds``, ``plan``, ``switches`` (reasons), ``verified``.
+    XCom: ``result`` (the address of the rows: ``output``, or the checkpoint), ``rows`` (how many), ``first`` (the
+    first ``fetch`` of them), ``seconds``, ``plan``, ``switches`` (reasons), ``verified``.
 
     Args:
         sql: the query, or the path of a file that holds it; templated, files too.
@@ -64,8 +64,8 @@ class EbbflowQueryOperator(_AttendedOperator):
         engine: ``spark``, or ``duckdb`` (in the worker's process, no JVM).
         master: Spark master.
         store: where checkpoints live, local or ``s3://``; every worker must reach it for a retry to resume.
-        out: write the rows to this Parquet file.
-        options: further fields of ``ebbflow.tasks.query.request.QueryRequest``, such as ``{"policy": "volcano"}``.
+        output: write the rows to this Parquet file.
+        options: further fields of ``ebbflow.tasks.query.request.QueryRequest``, such as ``{"planner": "volcano"}``.
         ledger_conn_id: an Airflow connection of type ``ebbflow``: the query is then an app of that cluster, which its
             capacity loop and its reports know of.
         ledger: or the ledger's address, without a password.
@@ -80,7 +80,7 @@ class EbbflowQueryOperator(_AttendedOperator):
         "tables",
         "master",
         "store",
-        "out",
+        "output",
         "ledger_conn_id",
         "ledger",
         "cluster",
@@ -99,7 +99,7 @@ class EbbflowQueryOperator(_AttendedOperator):
         engine: str = "spark",
         master: str | None = None,
         store: str | None = None,
-        out: str | None = None,
+        output: str | None = None,
         ledger_conn_id: str | None = None,
         ledger: str | None = None,
         cluster: str = "",
@@ -111,7 +111,7 @@ class EbbflowQueryOperator(_AttendedOperator):
     ) -> None:
         super().__init__(**kwargs)
         self.sql, self.tables, self.engine, self.master = sql, tables, engine, master
-        self.store, self.out, self.team = store, out, team
+        self.store, self.output, self.team = store, output, team
         self.ledger_conn_id, self.ledger, self.cluster = ledger_conn_id, ledger, cluster
         self.options = dict(options or {})
         self.fetch = fetch
@@ -137,11 +137,11 @@ class EbbflowQueryOperator(_AttendedOperator):
             "engine": self.engine,
             "master": self.master,
             "store": self.store,
-            "out": self.out,
+            "output": self.output,
         }
         orchestrator = StoppableOrchestrator()
         try:
-            request = query_request(self.sql, {"title": self.task_id, **given, **self.options})
+            request = query_request(self.sql, {"name": self.task_id, **given, **self.options})
             work = partial(query, request, orchestrator)
             if self.ledger_conn_id or self.ledger:
                 ti = context["ti"]
@@ -160,7 +160,7 @@ class EbbflowQueryOperator(_AttendedOperator):
                 ) from None
             raise AirflowException(str(error)) from error
         self.log.info("%s rows in %.1f s", f"{outcome.result.rows:,}", outcome.report.seconds)
-        return query_values(outcome, request.out, self.fetch)
+        return query_values(outcome, request.output, self.fetch)
 
 
 class EbbflowTrainingOperator(_AttendedOperator):

@@ -1,25 +1,26 @@
-"""``ebbflow capacity``: the loop of a cluster, for people."""
+"""``ebbflow capacity start | stop | status``: the capacity loop of a cluster."""
 
 import json as json_module
 import threading
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 
-from ebbflow.flows.runs.options import AsJson, Runner, wants_prefect
+from ebbflow.flows.runs.answers import confirm, fail, print_json
+from ebbflow.flows.runs.exit_status import status_of
+from ebbflow.flows.runs.options import AsJson, Runner, Yes, duration_option, wants_prefect
 from ebbflow.planners.errors import OptionError
 
 if TYPE_CHECKING:
     from ebbflow.infra.ledger import Ledger
-    from ebbflow.tasks.capacity.listening import LoopEvent
+    from ebbflow.tasks.capacity.listeners import LoopEvent
     from ebbflow.tasks.capacity.loop import LoopEnd
     from ebbflow.tasks.capacity.request import CapacityRequest
     from ebbflow.tasks.capacity.status import ClusterView
 
-STALE, AWAY = 3, 4  # exit statuses
 _STOP = 30.0  # s to wait for a loop to stop
 
 app = typer.Typer(
@@ -28,129 +29,160 @@ app = typer.Typer(
     "terminates nodes, and records each decision with its reason in the ledger. Queries and trainings read their "
     "leases there. The loop may be killed at any time: apps keep their leases, and the next loop resumes.\n\n"
     "[b]On this machine[/b]\n\n"
-    "    ebbflow nodes up --gpu 2\n\n"
-    "    ebbflow capacity run                      (in a terminal of its own)\n\n"
+    "    ebbflow local up --gpu 2\n\n"
+    "    ebbflow capacity start                    (in a terminal of its own)\n\n"
     "    ebbflow capacity status --watch 1\n\n"
     "    ebbflow capacity stop\n\n"
     "[b]On AWS[/b], where terraform apply was run (docs/fleet.md)\n\n"
-    "    ebbflow capacity run --source aws:ebbflow.json --limits fleet.toml --ledger postgresql://ebbflow@db/ebbflow",
+    "    ebbflow capacity start --source aws:ebbflow.json --config ebbflow.toml",
     no_args_is_help=True,
     rich_markup_mode="rich",
 )
 console = Console()
 errors = Console(stderr=True)
 
+_CLUSTER, _POLICY, _LOOP = "Cluster", "Policy and quotas", "Loop"  # panels of help
 
-LedgerAt = Annotated[
-    str | None,
-    typer.Option(
-        help="The ledger: a file, or postgresql://user@host/database; a password goes into $EBBFLOW_LEDGER or "
-        "~/.pgpass, not on a command line. Default: $EBBFLOW_LEDGER, else ledger.db in ~/.cache/ebbflow.",
-        metavar="URL",
-    ),
-]
+LEDGER_HELP = (
+    "Address of the ledger: a file, or postgresql://user@host/database; a password goes into $EBBFLOW_LEDGER or "
+    "~/.pgpass, not on a command line. Default: $EBBFLOW_LEDGER, else ledger.db in ~/.cache/ebbflow."
+)
+LedgerAt = Annotated[str | None, typer.Option(help=LEDGER_HELP, metavar="URL")]
 Cluster = Annotated[str, typer.Option(help="Name of the cluster in the ledger.", metavar="NAME")]
 
-_RUN_HELP = """Run the capacity loop of a cluster until Ctrl-C, SIGTERM or ebbflow capacity stop.
+_START_HELP = """Start the capacity loop of a cluster; it runs until Ctrl-C, SIGTERM or ebbflow capacity stop.
 
 [b]Examples[/b]
 
-    ebbflow capacity run
+    ebbflow capacity start
 
-    ebbflow capacity run --source aws:prod.json --limits fleet.toml
+    ebbflow capacity start --source aws:prod.json --config ebbflow.toml
 
-    ebbflow capacity run --policy themis --option knob=0.5 --lease 600 --interval 60
+    ebbflow capacity start --policy themis --policy-option knob=0.5 --lease-duration 10m --auction-interval 1m
 
-    ebbflow capacity run --policy mymodule:MyPolicy          (in the present folder or installed; docs/own-policy.md)
+    ebbflow capacity start --policy mymodule:MyPolicy        (importable from here; docs/own-policy.md)
 
-[b]A file of limits[/b] (--limits or $EBBFLOW_LIMITS) holds limits that no decision may exceed
+[b]The configuration file[/b] (--config or $EBBFLOW_CONFIG; docs/operations.md) holds
 
-    \\[limits]            dollars_per_hour = 40, nodes = 60
+    \\[quotas]            dollars_per_hour = 40, nodes = 60
 
-    \\[teams.vision]      weight = 2, gpus = 48
+    \\[quotas.teams.vision] gpus = 48
 
-    \\[scaling]           idle_s = 300, pools = { etl = "cores", gpu = "gpus" }; enabled = false leaves nodes alone
+    \\[teams.vision]      weight = 2
+
+    \\[scaling]           scale_in_idle = "5m", pools = { etl = "cores", gpu = "gpus" }; enabled = false: no scaling
 
     \\[policy]            name = "rho-bounded", options = { rho = 1.5 }; MODULE:NAME only with --allow-policy
 
 While another loop is the leader, this one waits as a standby and takes over when the leader fails.
 --take-over does not wait; the fencing token of the other loop becomes invalid.
 
-Exit status: 0 stopped, 1 failed, 2 usage error, 3 another loop took over, 4 the ledger was unavailable for too long.
+Exit status: 0 stopped, 1 failed, 2 usage error, 4 the ledger was unavailable for too long, 5 another loop took over.
 """
 
 
-@app.command(help=_RUN_HELP)
-def run(
+@app.command(help=_START_HELP)
+def start(
     source: Annotated[
         str,
         typer.Option(
-            help="Where nodes come from: local[:NAME] (ebbflow nodes up), aws[:CONFIG], spark://HOST:PORT, or "
-            "cluster[:NAME] (ebbflow cluster up).",
-            metavar="WHERE",
+            help="Source of the nodes: local[:NAME] (ebbflow local up), aws[:FILE] (terraform output -json), "
+            "spark://HOST:PORT, or cluster[:NAME].",
+            metavar="SOURCE",
+            rich_help_panel=_CLUSTER,
         ),
     ] = "local",
-    cluster: Cluster = "local",
-    ledger: LedgerAt = None,
-    policy: Annotated[
+    cluster: Annotated[
         str,
-        typer.Option(
-            help="By name (ebbflow simulate training --help lists them), or your own as MODULE:NAME. "
-            "An installed package's by its name. Default: the limits' file's, else rho-bounded.",
-            metavar="POLICY",
-        ),
-    ] = "",
-    option: Annotated[
-        list[str] | None,
-        typer.Option(help="Option of the policy, such as rho=1.5. May be repeated.", metavar="NAME=VALUE"),
+        typer.Option(help="Name of the cluster in the ledger.", metavar="NAME", rich_help_panel=_CLUSTER),
+    ] = "local",
+    ledger: Annotated[
+        str | None, typer.Option(help=LEDGER_HELP, metavar="URL", rich_help_panel=_CLUSTER)
     ] = None,
-    limits: Annotated[
-        str | None,
-        typer.Option(
-            help="What no decision may exceed. Default: $EBBFLOW_LIMITS; without either, nothing is limited.",
-            metavar="FILE",
-        ),
-    ] = None,
-    allow_policy: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="A policy that the file of limits names and that may be imported. May be repeated.",
-            metavar="MODULE:NAME",
-        ),
-    ] = None,
-    lease: Annotated[
-        float | None, typer.Option(help="Duration of leases in seconds. Default: 300.", min=1.0)
-    ] = None,
-    interval: Annotated[
-        float | None,
-        typer.Option(help="Maximum seconds between auctions. Default: 60.", min=0.1),
-    ] = None,
-    take_over: Annotated[
-        bool,
-        typer.Option(
-            "--take-over", help="Take over from a running leader (its fencing token becomes invalid)."
-        ),
-    ] = False,
-    seed: Annotated[int, typer.Option(help="Seed of the policies' random numbers.")] = 0,
     prices: Annotated[
         str | None,
         typer.Option(
             "--on-demand-prices",
             help="TOML file of on-demand prices, for aws. Default: the AWS Price List.",
             metavar="FILE",
+            rich_help_panel=_CLUSTER,
         ),
     ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print no events.")] = False,
+    policy: Annotated[
+        str,
+        typer.Option(
+            help="Scheduling policy: a name (ebbflow simulate training --help lists them), the name of an installed "
+            "package's, or your own as MODULE:NAME. Default: the configuration file's, else rho-bounded.",
+            metavar="POLICY",
+            rich_help_panel=_POLICY,
+        ),
+    ] = "",
+    policy_option: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Option of the policy, such as rho=1.5. Repeatable.",
+            metavar="NAME=VALUE",
+            rich_help_panel=_POLICY,
+        ),
+    ] = None,
+    config: Annotated[
+        str | None,
+        typer.Option(
+            help="Configuration file (ebbflow.toml): quotas, teams, scaling, policy, intervals. "
+            "Default: $EBBFLOW_CONFIG; without either, no quotas.",
+            metavar="FILE",
+            rich_help_panel=_POLICY,
+        ),
+    ] = None,
+    allow_policy: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Policy that the configuration file names and that may be imported. Repeatable.",
+            metavar="MODULE:NAME",
+            rich_help_panel=_POLICY,
+        ),
+    ] = None,
+    seed: Annotated[
+        int, typer.Option(help="Seed of the policies' random numbers.", rich_help_panel=_POLICY)
+    ] = 0,
+    lease_duration: Annotated[
+        float | None,
+        duration_option(
+            help="Duration of leases. Default: the configuration file's, else 5m.",
+            min=1.0,
+            rich_help_panel=_LOOP,
+        ),
+    ] = None,
+    auction_interval: Annotated[
+        float | None,
+        duration_option(
+            help="Maximum time between auctions. Default: the configuration file's, else 1m.",
+            min=0.1,
+            rich_help_panel=_LOOP,
+        ),
+    ] = None,
+    take_over: Annotated[
+        bool,
+        typer.Option(
+            "--take-over",
+            help="Take over from a running leader; its fencing token becomes invalid.",
+            rich_help_panel=_LOOP,
+        ),
+    ] = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Print no events.", rich_help_panel=_LOOP)
+    ] = False,
     runner: Annotated[
         Runner,
         typer.Option(
             help="prefect records the loop as a flow run and emits events, plain does not; auto if a server is "
             "configured.",
             metavar="HOW",
+            rich_help_panel=_LOOP,
         ),
     ] = Runner.auto,
 ) -> None:
-    from ebbflow.infra.errors import InfraError, LedgerUnavailableError, StaleLoopError
+    from ebbflow.infra.errors import InfraError
     from ebbflow.tasks.capacity.own_policies import checked_names
     from ebbflow.tasks.capacity.request import CapacityRequest
 
@@ -159,10 +191,10 @@ def run(
         cluster,
         source,
         policy,
-        options_of(option or []),
-        limits,
-        lease,
-        interval,
+        options_of(policy_option or []),
+        config,
+        lease_duration,
+        auction_interval,
         take_over,
         seed,
         prices,
@@ -173,13 +205,10 @@ def run(
     stop = threading.Event()
     try:
         end = _until(stop, lambda: _lead(request, stop, quiet, prefect))
-    except StaleLoopError as error:
-        _fail(str(error), STALE)
-    except LedgerUnavailableError as error:
-        _fail(str(error), AWAY)
     except InfraError as error:
-        _fail(str(error), 1)
-    console.print(f"the loop ended: {escape(end.reason)}{_figures(end)}", highlight=False)
+        fail(str(error), status_of(error), type(error).__name__)
+    if not quiet:
+        errors.print(f"the loop ended: {escape(end.reason)}{_figures(end)}", highlight=False)
 
 
 def _until(stop: threading.Event, work: "Callable[[], LoopEnd]") -> "LoopEnd":
@@ -200,7 +229,7 @@ def _until(stop: threading.Event, work: "Callable[[], LoopEnd]") -> "LoopEnd":
 
 
 def _lead(request: "CapacityRequest", stop: threading.Event, quiet: bool, prefect: bool) -> "LoopEnd":
-    listener = None if quiet else ConsoleLoopListener(console)
+    listener = None if quiet else ConsoleLoopListener(errors)
     if prefect:
         from ebbflow.flows.capacity.flow import run_attached
         from ebbflow.flows.runs.command import quiet_prefect, start_temporary_server
@@ -208,11 +237,11 @@ def _lead(request: "CapacityRequest", stop: threading.Event, quiet: bool, prefec
         quiet_prefect()
         start_temporary_server()
         return run_attached(request, stop, listener)
-    from ebbflow.tasks.capacity.opening import opened_loop
+    from ebbflow.tasks.capacity.node_sources import opened_loop
 
     with opened_loop(request, listener) as opened:
         if not quiet:
-            console.print(
+            errors.print(
                 f"cluster {escape(request.cluster)}, nodes from {escape(request.source)}, "
                 f"{escape(opened.settings.policy.name)}, ledger {escape(str(opened.ledger.address))}; "
                 "Ctrl-C stops it",
@@ -223,7 +252,7 @@ def _lead(request: "CapacityRequest", stop: threading.Event, quiet: bool, prefec
 
 
 class ConsoleLoopListener:
-    """Says on the console what a loop does, a line each. A ``LoopListener``."""
+    """Prints what a loop does, a line each. A ``LoopListener``."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -260,7 +289,7 @@ _STATUS_HELP = """Show a cluster: the capacity loop, nodes, apps, leases and las
     ebbflow capacity status --json | jq '.apps[] | {id, phase, rho, gpus}'
 
 rho is finish-time fairness: expected time here over the time alone on an even share; 1 or less is fair.
-Exit status: 0 a leader is elected, 1 no leader or the ledger does not respond.
+Exit status: 0 a leader is elected, 1 no leader, 4 the ledger does not respond.
 """
 
 
@@ -270,9 +299,7 @@ def status(
     ledger: LedgerAt = None,
     watch: Annotated[
         float | None,
-        typer.Option(
-            help="Interval between refreshes, until Ctrl-C (default: show once).", metavar="SECONDS", min=0.2
-        ),
+        duration_option(help="Interval between refreshes, until Ctrl-C. Default: show once.", min=0.2),
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="Show all rows of long tables.")] = False,
     json: AsJson = False,
@@ -287,7 +314,7 @@ def status(
                 return
             view = look(found)
     except LedgerError as error:
-        _fail(str(error), 1)
+        fail(str(error), status_of(error), type(error).__name__)
     _show(view, json, everything)
     if not view.leads:
         raise typer.Exit(1)
@@ -343,7 +370,9 @@ _STOP_HELP = """Request the capacity loop of a cluster to stop, wherever it runs
 
     ebbflow capacity stop --cluster local
 
-Exit status: 0 the loop stopped or there was no leader, 1 it did not stop within the timeout.
+    ebbflow capacity stop --yes                (in a script)
+
+Exit status: 0 the loop stopped or there was no leader, 1 it did not stop within the timeout, 4 no ledger.
 """
 
 
@@ -352,31 +381,38 @@ def stop(
     cluster: Cluster = "local",
     ledger: LedgerAt = None,
     timeout: Annotated[
-        float, typer.Option(help="Seconds to wait until the loop has stopped.", min=0.0)
+        float, duration_option(help="Time to wait until the loop has stopped.", shown=_STOP)
     ] = _STOP,
+    yes: Yes = False,
+    json: AsJson = False,
 ) -> None:
     from ebbflow.infra.errors import LedgerError
     from ebbflow.tasks.apps.loop_report import STOP, stop_request
-    from ebbflow.tasks.capacity.leading import leads
+    from ebbflow.tasks.capacity.leadership import leads
     from ebbflow.tasks.capacity.status import wait_for_end
 
     try:
         with _opened(ledger, cluster) as found:
             leader = found.leader()
-            now = found.clock.now()
             if leader is None or not leads(found, found.clock):
-                console.print(f"no leader in cluster {escape(cluster)}", highlight=False)
+                if json:
+                    print_json({"cluster": cluster, "stopped": None})
+                else:
+                    errors.print(f"no leader in cluster {escape(cluster)}", highlight=False)
                 return
-            found.report(STOP, stop_request(leader.token, now))
+            confirm(f"Stop the capacity loop {leader.holder} of cluster {cluster}?", yes)
+            found.report(STOP, stop_request(leader.token, found.clock.now()))
             if not wait_for_end(found, leader.token, timeout):
-                _fail(
-                    f"{leader.holder} has not ended within {timeout:g} s, though it reads the ledger several times a "
-                    "second: look whether it runs at all; its lead runs out by itself",
-                    1,
+                fail(
+                    f"{leader.holder} has not ended within {timeout:g} s, though it polls the ledger several times a "
+                    "second: check that its process is alive; its leader lease expires by itself"
                 )
-            console.print(f"{escape(leader.holder)} stopped and is no longer the leader", highlight=False)
+            if json:
+                print_json({"cluster": cluster, "stopped": leader.holder})
+            else:
+                errors.print(f"{escape(leader.holder)} stopped and is no longer the leader", highlight=False)
     except LedgerError as error:
-        _fail(str(error), 1)
+        fail(str(error), status_of(error), type(error).__name__)
 
 
 def _opened(url: str | None, cluster: str) -> "Ledger":
@@ -391,14 +427,9 @@ def options_of(given: list[str]) -> Mapping[str, Any]:
     for one in given:
         name, sign, value = one.partition("=")
         if not sign or not name.strip():
-            raise OptionError(f"--option must be NAME=VALUE, such as rho=1.5; got {one!r}")
+            raise OptionError(f"--policy-option must be NAME=VALUE, such as rho=1.5; got {one!r}")
         try:
             found[name.strip()] = json_module.loads(value)
         except ValueError:
             found[name.strip()] = value  # a word
     return found
-
-
-def _fail(message: str, status: int) -> NoReturn:
-    errors.print(f"[bold red]error:[/] {escape(message)}", highlight=False, soft_wrap=True)
-    raise typer.Exit(status)

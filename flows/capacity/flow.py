@@ -21,23 +21,23 @@ from ebbflow.flows.runs.block_refs import found
 from ebbflow.flows.runs.cancelling import attended
 from ebbflow.flows.runs.deployed import allowed, deployment_id
 from ebbflow.infra.errors import InfraError
-from ebbflow.tasks.capacity.listening import LoopEvent, LoopListener
+from ebbflow.tasks.capacity.listeners import LoopEvent, LoopListener
 from ebbflow.tasks.capacity.loop import LoopEnd
-from ebbflow.tasks.capacity.opening import opened_loop
+from ebbflow.tasks.capacity.node_sources import opened_loop
 from ebbflow.tasks.capacity.own_policies import checked_names
 from ebbflow.tasks.capacity.recovery import LostApp
 from ebbflow.tasks.capacity.request import CapacityRequest
 
 EVENTS = {
     "changed": "ebbflow.capacity.changed",
-    "settled": "ebbflow.auction.settled",
-    "recalled": "ebbflow.lease.recalled",
+    "auction": "ebbflow.auction.completed",
+    "revoked": "ebbflow.lease.revoked",
     "scaled": "ebbflow.fleet.scaled",
-    "refused": "ebbflow.guard.refused",
+    "rejected": "ebbflow.admission.rejected",
     "recovered": "ebbflow.loop.recovered",
     "lost": "ebbflow.app.lost",
 }
-"""Prefect events by what the loop tells."""
+"""Prefect events by the kind of the loop's."""
 RESUMED = "ebbflow.app.resumed"
 
 log = logging.getLogger(__name__)
@@ -71,29 +71,29 @@ def capacity_loop(
     ledger_secret: str | None = None,
     policy: str = "",
     options: dict[str, Any] | None = None,
-    limits: str | None = None,
-    lease: float | None = None,
-    interval: float | None = None,
+    config: str | None = None,
+    lease_duration: float | None = None,
+    auction_interval: float | None = None,
     take_over: bool = False,
     seed: int = 0,
     prices: str | None = None,
     allow_policies: list[str] | None = None,
 ) -> dict[str, Any]:
-    """Lead a cluster: watch its nodes, hold auctions, grant and call back leases, rent and give back nodes.
+    """Run the capacity loop of a cluster: observe nodes, hold auctions, grant and revoke leases, scale node pools.
 
     It runs until it is cancelled or ``ebbflow capacity stop`` asks for its end; leases stay as they are, apps hold
     what they have until another loop leads. One that is killed leaves nothing hanging: the next takes over once its
     lead, 15 s, has run out. Deploy it with a concurrency limit of one, as ``prefect.yaml`` does.
 
     Flow runs whose apps are lost are marked as crashed, and gone on with by a new run of the same deployment
-    (``ebbflow.flows.capacity.runs``). What happens is told as events ``ebbflow.capacity.changed``,
-    ``ebbflow.auction.settled``, ``ebbflow.lease.recalled``, ``ebbflow.fleet.scaled``, ``ebbflow.guard.refused``,
-    ``ebbflow.loop.recovered``, ``ebbflow.app.lost`` and ``ebbflow.app.resumed``, which never delay it; the ledger has
-    them all.
+    (``ebbflow.flows.capacity.runs``). It emits the events
+    ``ebbflow.capacity.changed``, ``ebbflow.auction.completed``, ``ebbflow.lease.revoked``, ``ebbflow.fleet.scaled``,
+    ``ebbflow.admission.rejected``, ``ebbflow.loop.recovered``, ``ebbflow.app.lost``, ``ebbflow.app.resumed``, which
+    never delay it; the ledger has them all.
 
     Args:
         cluster: whose ledger, ``local`` by default; one database may hold several.
-        source: where nodes come from: ``local[:NAME]`` (the default), ``aws[:CONFIG]``, ``aws:ebbflow-aws/NAME``,
+        source: where nodes come from: ``local[:NAME]`` (the default), ``aws[:FILE]``, ``aws:ebbflow-aws/NAME``,
             ``spark://HOST:PORT``, ``cluster[:NAME]``.
         ledger: a file, an address without a password, or the block ``ebbflow-cluster/NAME``, which says all of this;
             by default ``$EBBFLOW_LEDGER``, else Ebbflow's own file.
@@ -101,14 +101,14 @@ def capacity_loop(
         policy: a policy by name, ours or an installed package's, or ``MODULE:NAME`` of ``allow_policies``; by default
             the block's, then the file's, else ``rho-bounded``.
         options: of the policy.
-        limits: a TOML file of limits; by default ``$EBBFLOW_LIMITS``.
-        lease: seconds that leases last.
-        interval: seconds between auctions when nothing happens.
-        take_over: take the lead from a loop that lives.
+        config: the configuration file (TOML); by default ``$EBBFLOW_CONFIG``.
+        lease_duration: seconds that leases last.
+        auction_interval: maximum seconds between auctions.
+        take_over: take over from a running leader, whose fencing token becomes invalid.
         seed: of what policies draw at random.
         prices: a file of on-demand prices of one's own, for ``aws``; by default the AWS Price List.
-        allow_policies: policies that may be imported, each ``MODULE:NAME``, whether ``policy``, the block or the file
-            of limits names them; in a run of a deployment, of those the ones that the deployment itself has.
+        allow_policies: policies that may be imported, each ``MODULE:NAME``, whether ``policy``, the block or the
+            configuration file names them; in a run of a deployment, of those the ones that the deployment itself has.
 
     Returns:
         What it did: decisions, and how long changes took to become leases.
@@ -129,9 +129,9 @@ def capacity_loop(
             place.source,
             policy or place.policy,
             options or {},
-            limits or place.limits,
-            lease,
-            interval,
+            config or place.config,
+            lease_duration,
+            auction_interval,
             take_over,
             seed,
             prices,

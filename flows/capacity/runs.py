@@ -22,7 +22,7 @@ from ebbflow.infra.ledger import Ledger
 from ebbflow.planners.errors import EbbflowError
 from ebbflow.planners.model.ledger import OVER, AppEntered, AppMoved, AppPhase, AppRecord, AppSpec, LoopBegan
 from ebbflow.planners.model.ledger_state import State
-from ebbflow.tasks.capacity.leading import holder_name
+from ebbflow.tasks.capacity.leadership import holder_name
 from ebbflow.tasks.capacity.recovery import LostApp, RestartPolicy, lost_apps, request_of, resume_lost
 from ebbflow.tasks.query.request import QueryRequest
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from ebbflow.flows.fleet.options import Wait, with_cluster
+from ebbflow.flows.fleet.options import GRACE, Grace, with_cluster
 from ebbflow.flows.runs.answers import confirm, fail
 from ebbflow.flows.runs.options import DryRun, Yes
 from ebbflow.planners.errors import OptionError
@@ -60,7 +60,7 @@ def grow(
         _of_group(fleet, pool)
         if unlimited(fleet.rules.limits):
             console.print(
-                "no budget is set: --limits FILE or $EBBFLOW_LIMITS names one (docs/fleet.md)",
+                "no quota is set: --config FILE or $EBBFLOW_CONFIG names the configuration file (docs/fleet.md)",
                 highlight=False,
             )
 
@@ -98,7 +98,7 @@ def shrink(
             help="IDs of the nodes to remove instead of a number, comma-separated or repeated.", metavar="ID"
         ),
     ] = None,
-    wait: Wait = 300.0,
+    termination_grace: Grace = GRACE,
     dry_run: DryRun = False,
     yes: Yes = False,
 ) -> None:
@@ -108,13 +108,13 @@ def shrink(
 
         ebbflow fleet shrink workers 1 --dry-run
 
-        ebbflow fleet shrink workers 2 --wait 600
+        ebbflow fleet shrink workers 2 --termination-grace 10m
 
         ebbflow fleet shrink workers --nodes i-0123456789abcdef0,i-0fedcba9876543210
 
     Without --nodes those go first that leave anyway, then the most expensive. Nodes that have not arrived yet are
-    given up before any other. Each node is told to finish; after --wait seconds it is ended even if it is still
-    busy, and its work starts again elsewhere.
+    given up before any other. Each node is told to finish; after --termination-grace it is terminated even if it is
+    still busy, and its work restarts elsewhere.
     """
     from ebbflow.tasks.fleet.steps import opened, size_without, wish
 
@@ -150,7 +150,7 @@ def shrink(
             refused=lambda s, t: t.nodes >= s.pool(pool).planned and not t.drain,
         )
         if found is not None:
-            _leave(fleet, *found, wait, end=True)
+            _leave(fleet, *found, termination_grace, end=True)
 
 
 @with_cluster
@@ -159,7 +159,7 @@ def drain(
     nodes: Annotated[
         list[str], typer.Argument(help="Node IDs, as ebbflow fleet status shows them.", metavar="ID")
     ],
-    wait: Wait = 300.0,
+    termination_grace: Grace = GRACE,
     end: Annotated[
         bool, typer.Option("--end", help="Terminate the nodes after the drain; their pool replaces them.")
     ] = False,
@@ -199,7 +199,7 @@ def drain(
         question = f"Drain {'and terminate ' if end else ''}{', '.join(ids)}?"
         found = _change(fleet, wanted, question, dry_run, yes, refused=lambda s, t: not t.drain)
         if found is not None:
-            _leave(fleet, *found, wait, end=end)
+            _leave(fleet, *found, termination_grace, end=end)
 
 
 def _change(
@@ -244,7 +244,7 @@ def _change(
 def _leave(fleet: "OpenedFleet", seen: "Observation", target: "Target", wait: float, *, end: bool) -> None:
     """Drain the nodes of ``target`` with progress, and end them."""
     from ebbflow.flows.fleet.terminal import applied_lines
-    from ebbflow.tasks.fleet.leaving import drain as let_finish
+    from ebbflow.tasks.fleet.draining import drain as let_finish
 
     nodes = [node for node in seen.pool(target.pool).nodes if node.id in target.drain]
     if not nodes:

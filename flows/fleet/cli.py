@@ -12,7 +12,7 @@ from ebbflow.flows.fleet import gangs as fleet_gangs
 from ebbflow.flows.fleet import notices as fleet_notices
 from ebbflow.flows.fleet.options import with_cluster
 from ebbflow.flows.runs.answers import print_json
-from ebbflow.flows.runs.options import AsJson
+from ebbflow.flows.runs.options import AsJson, duration_option
 from ebbflow.planners.errors import OptionError
 from ebbflow.tasks.drawing.wording import plural
 
@@ -27,7 +27,7 @@ app = typer.Typer(
     help="Node pools of a cluster on AWS: status, cost, scale-out and scale-in.\n\n"
     "[b]Set up[/b], once (docs/fleet.md)\n\n"
     "    cd terraform/examples/minimal && terraform apply\n\n"
-    "    terraform output -json > ebbflow.json && export EBBFLOW_CONFIG=$PWD/ebbflow.json\n\n"
+    "    terraform output -json > ebbflow.json && export EBBFLOW_TERRAFORM_OUTPUT=$PWD/ebbflow.json\n\n"
     "[b]Look[/b]\n\n"
     "    ebbflow fleet status --watch 10\n\n"
     "    ebbflow fleet prices workers\n\n"
@@ -43,6 +43,7 @@ app = typer.Typer(
 app.add_typer(fleet_notices.app, name="notices")
 console = Console()
 
+_DAY = 86_400.0  # s
 AnyPool = Annotated[
     str | None, typer.Argument(help="Name of the pool to show. Default: all pools.", metavar="POOL")
 ]
@@ -54,9 +55,7 @@ def status(
     request: "FleetRequest",
     watch: Annotated[
         float | None,
-        typer.Option(
-            help="Interval between refreshes, until Ctrl-C (default: show once).", metavar="SECONDS", min=1.0
-        ),
+        duration_option(help="Interval between refreshes, until Ctrl-C. Default: show once.", min=1.0),
     ] = None,
     json: AsJson = False,
 ) -> None:
@@ -68,7 +67,7 @@ def status(
 
         ebbflow fleet status --watch 10
 
-        ebbflow fleet status --json --config prod.json
+        ebbflow fleet status --json --terraform-output prod.json
 
     Planned is what should exist, requested what AWS was asked for, observed what has arrived. It only reads.
     """
@@ -183,7 +182,7 @@ def prices(request: "FleetRequest", pool: AnyPool = None, json: AsJson = False) 
 @with_cluster
 def cost(
     request: "FleetRequest",
-    hours: Annotated[float, typer.Option(help="Forecast horizon.", min=0.0)] = 24.0,
+    horizon: Annotated[float, duration_option(help="Horizon of the forecast.", shown=_DAY)] = _DAY,
     json: AsJson = False,
 ) -> None:
     """Show what the nodes have cost and will, by pool, against on-demand.
@@ -192,19 +191,17 @@ def cost(
 
         ebbflow fleet cost
 
-        ebbflow fleet cost --hours 168 --json
+        ebbflow fleet cost --horizon 7d --json
 
-    Counted are the nodes that were seen by this or any other command with the same --state: EC2 forgets an ended node
-    within about an hour. The forecast keeps today's nodes; its range is that of past prices.
+    Counted are the nodes that were seen by this or any other command with the same --state-dir: EC2 forgets a
+    terminated node within about an hour. The forecast keeps today's nodes; its range is that of past prices.
     """
     from ebbflow.flows.fleet.terminal import cost_view
     from ebbflow.tasks.fleet.money import cost as report
     from ebbflow.tasks.fleet.steps import opened
 
     with opened(request) as fleet:
-        found = report(
-            fleet.settings.cluster, fleet.stays.look(), fleet.prices, fleet.clock.now(), hours * 3600.0
-        )
+        found = report(fleet.settings.cluster, fleet.stays.look(), fleet.prices, fleet.clock.now(), horizon)
         print_json(found.to_json()) if json else console.print(cost_view(found))
 
 
@@ -228,9 +225,7 @@ def plan(
     ] = None,
     within: Annotated[
         float | None,
-        typer.Option(
-            help="Deadline of the query as a duration, launch of new nodes included.", metavar="SECONDS"
-        ),
+        duration_option(help="Deadline of the query, launch of new nodes included."),
     ] = None,
     json: AsJson = False,
 ) -> None:
@@ -242,7 +237,7 @@ def plan(
 
         ebbflow fleet plan workers --nodes 8
 
-        ebbflow fleet plan workers --query report.sql --tables s3://lake/sales --within 900
+        ebbflow fleet plan workers --query report.sql --tables s3://lake/sales --within 15m
 
     Each pool: the desired size, on-demand nodes where Spot capacity is insufficient, the machines that the market
     planner would choose,

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from rich.console import Console
 
-from ebbflow.flows.fleet.options import Wait, with_cluster
+from ebbflow.flows.fleet.options import GRACE, Grace, with_cluster
 from ebbflow.flows.runs.answers import confirm, fail
-from ebbflow.flows.runs.options import DryRun, Yes
+from ebbflow.flows.runs.options import DryRun, Yes, duration_option
 from ebbflow.planners.errors import OptionError
 from ebbflow.tasks.drawing.wording import plural
 
@@ -45,9 +45,9 @@ def gang(
             help="Maximum price of one Spot node, $/h. Default: its on-demand price.", metavar="DOLLARS"
         ),
     ] = None,
-    hours: Annotated[
+    expected_duration: Annotated[
         float | None,
-        typer.Option(help="Expected run time in hours, against which dollars_per_run is checked.", min=0.0),
+        duration_option(help="Expected duration of the run, by which the quota dollars_per_run is checked."),
     ] = None,
     dry_run: DryRun = False,
     yes: Yes = False,
@@ -58,7 +58,7 @@ def gang(
 
         ebbflow fleet gang run-1 --pool trainers --size 8 --dry-run
 
-        ebbflow fleet gang run-1 --pool trainers --size 8 --hours 6
+        ebbflow fleet gang run-1 --pool trainers --size 8 --expected-duration 6h
 
         ebbflow fleet gang run-2 --pool trainers --size 4 --market on-demand --yes
 
@@ -81,10 +81,14 @@ def gang(
             raise OptionError(f"--pool must be one of the cluster's ({known}); got {pool!r}")
         limits = fleet.rules.limits
         if unlimited(limits):
-            _say("no budget is set: --limits FILE or $EBBFLOW_LIMITS names one (docs/fleet.md)")
-        if limits.dollars_per_run < float("inf") and hours is None:
-            _say(f"--hours is not given: the limit of ${limits.dollars_per_run:g} a run is not checked")
-        run = RunMoney(0.0, hours * 3600.0 if hours else None)
+            _say(
+                "no quota is set: --config FILE or $EBBFLOW_CONFIG names the configuration file (docs/fleet.md)"
+            )
+        if limits.dollars_per_run < float("inf") and expected_duration is None:
+            _say(
+                f"--expected-duration is not given: the quota of ${limits.dollars_per_run:g} per run is not checked"
+            )
+        run = RunMoney(0.0, expected_duration or None)
 
         def judged() -> "tuple[Observation, GangVerdict]":
             seen = observe(fleet.control, fleet.prices)
@@ -122,7 +126,11 @@ def gang(
 
 @with_cluster
 def end(
-    request: "FleetRequest", name: Name, wait: Wait = 300.0, dry_run: DryRun = False, yes: Yes = False
+    request: "FleetRequest",
+    name: Name,
+    termination_grace: Grace = GRACE,
+    dry_run: DryRun = False,
+    yes: Yes = False,
 ) -> None:
     """Return a gang: its nodes finish what runs on them, and are ended.
 
@@ -130,13 +138,13 @@ def end(
 
         ebbflow fleet end run-1 --dry-run
 
-        ebbflow fleet end run-1 --wait 60
+        ebbflow fleet end run-1 --termination-grace 1m
 
-    Each node is told to finish; after --wait seconds it is ended even if it is still busy.
+    Each node is told to finish; after --termination-grace it is terminated even if it is still busy.
     """
     from ebbflow.flows.fleet.terminal import applied_lines
+    from ebbflow.tasks.fleet.draining import drain
     from ebbflow.tasks.fleet.gangs import end_gang, gang_of
-    from ebbflow.tasks.fleet.leaving import drain
     from ebbflow.tasks.fleet.steps import observe, opened
 
     with opened(request) as fleet:
@@ -148,9 +156,15 @@ def end(
             _say("dry run: nothing was done")
             return
         confirm(f"Terminate {name}, {plural(max(state.planned, len(state.nodes)), 'node')}?", yes)
-        if state.nodes and wait > 0:
+        if state.nodes and termination_grace > 0:
             try:
-                drain(fleet.runner(min(wait, 60.0)), state.nodes, wait, fleet.clock, _say)
+                drain(
+                    fleet.runner(min(termination_grace, 60.0)),
+                    state.nodes,
+                    termination_grace,
+                    fleet.clock,
+                    _say,
+                )
             except KeyboardInterrupt:
                 _say(
                     f"interrupted; the gang is not terminated and incurs costs. To continue: ebbflow"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ebbflow.flows.runs.answers import fail
+from ebbflow.flows.runs.options import duration_option
 from ebbflow.infra.errors import InfraError, SettingsError
 
 if TYPE_CHECKING:
@@ -16,18 +17,19 @@ if TYPE_CHECKING:
 _PANEL = "Cluster"
 
 _OPTIONS: dict[str, Any] = {
-    "config": Annotated[
+    "terraform_output": Annotated[
         str | None,
         typer.Option(
-            help="File written by terraform output -json. Default: $EBBFLOW_CONFIG.",
+            help="File written by terraform output -json. Default: $EBBFLOW_TERRAFORM_OUTPUT.",
             metavar="FILE",
             rich_help_panel=_PANEL,
         ),
     ],
-    "limits": Annotated[
+    "config": Annotated[
         str | None,
         typer.Option(
-            help="TOML file of budgets and other limits. Default: $EBBFLOW_LIMITS; without either, no limits.",
+            help="Configuration file (ebbflow.toml) with the quotas. Default: $EBBFLOW_CONFIG; without either, no "
+            "quotas.",
             metavar="FILE",
             rich_help_panel=_PANEL,
         ),
@@ -44,7 +46,9 @@ _OPTIONS: dict[str, Any] = {
     "profile": Annotated[
         str | None,
         typer.Option(
-            help="AWS profile name (default: the configuration's).", metavar="NAME", rich_help_panel=_PANEL
+            help="AWS profile name. Default: the one of Terraform's output.",
+            metavar="NAME",
+            rich_help_panel=_PANEL,
         ),
     ],
     "own_credentials": Annotated[
@@ -63,7 +67,7 @@ _OPTIONS: dict[str, Any] = {
             rich_help_panel=_PANEL,
         ),
     ],
-    "state": Annotated[
+    "state_dir": Annotated[
         str | None,
         typer.Option(
             help="Directory of plans, notices and costs. Default: fleet/ in ~/.cache/ebbflow.",
@@ -73,18 +77,17 @@ _OPTIONS: dict[str, Any] = {
     ],
 }
 
-Wait = Annotated[
+GRACE = 300.0  # s
+Grace = Annotated[
     float,
-    typer.Option(
-        help="Grace period in which nodes finish running work before termination.", metavar="SECONDS", min=0.0
-    ),
+    duration_option(help="Time in which nodes finish running work before they are terminated.", shown=GRACE),
 ]
 
 
 def with_cluster(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command the options that name a cluster, and hand them over as its argument ``request``.
 
-    What AWS refuses or cannot do ends with status 1; wrong files and options are the caller's, status 2.
+    A request that AWS rejects ends with status 1, a wrong file or option with status 2.
     """
 
     @wraps(command)

@@ -78,7 +78,7 @@ def apply_target(
     """Bring a pool to ``wanted`` as far as the guard lets it; nodes to leave are planned, not ended.
 
     The decision becomes the table artifact ``ebbflow-fleet-decisions-CLUSTER``, and what was asked for the event
-    ``ebbflow.fleet.changed``. A target for a fleet that has changed since is refused: observe again.
+    ``ebbflow.fleet.scaled``. A target for a fleet that has changed since is refused: observe again.
     Raises ``AwsError``.
     """
     target = decide(seen, wanted, rules)
@@ -206,7 +206,7 @@ def _emit(cluster: str, row: dict[str, Any]) -> None:
             }
         ]
     emit_event(
-        event="ebbflow.fleet.changed",
+        event="ebbflow.fleet.scaled",
         resource={"prefect.resource.id": f"ebbflow.fleet.{cluster}"},
         related=related,
         payload=dict(payload),

@@ -1,6 +1,7 @@
 """``ebbflow ledger``: what the ledger holds, whether it is whole, and how it is kept small."""
 
 import json as json_module
+import re
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -11,7 +12,7 @@ from rich.table import Table
 from ebbflow.flows.runs.answers import confirm, print_json
 from ebbflow.flows.runs.options import AsJson, DryRun, Yes
 from ebbflow.planners.errors import OptionError
-from ebbflow.planners.model.numbers import MAX_SECONDS, is_number
+from ebbflow.planners.model.numbers import parse_duration
 
 if TYPE_CHECKING:
     from ebbflow.infra.ledger import Ledger
@@ -27,10 +28,10 @@ app = typer.Typer(
     "[b]Keep[/b]\n\n"
     "    ebbflow ledger verify\n\n"
     "    ebbflow ledger prune --before 30d --dry-run\n\n"
-    "[b]Where it is[/b]: --url, else $EBBFLOW_LEDGER, else the file ledger.db in ~/.cache/ebbflow. SQLite serves one "
-    "machine; for more take PostgreSQL: postgresql://user@host/database, with the password in ~/.pgpass "
+    "[b]Where it is[/b]: --ledger, else $EBBFLOW_LEDGER, else the file ledger.db in ~/.cache/ebbflow. SQLite serves "
+    "one machine; for more take PostgreSQL: postgresql://user@host/database, with the password in ~/.pgpass "
     "(docs/operations.md)\n\n"
-    "Exit status: 0 done, 1 the ledger is damaged, 2 usage error, or the ledger cannot be used.",
+    "Exit status: 0 done, 1 damaged or rejected, 2 usage error, 4 the ledger does not respond.",
     no_args_is_help=True,
     rich_markup_mode="rich",
 )
@@ -42,9 +43,8 @@ Url = Annotated[
     str | None,
     typer.Option(
         "--ledger",
-        "--url",
-        help="The ledger: a file, or postgresql://user@host/database; a password goes into $EBBFLOW_LEDGER or "
-        "~/.pgpass, not on a command line. Default: $EBBFLOW_LEDGER, else ledger.db in ~/.cache/ebbflow.",
+        help="Address of the ledger: a file, or postgresql://user@host/database; a password goes into "
+        "$EBBFLOW_LEDGER or ~/.pgpass, not here. Default: $EBBFLOW_LEDGER, else ledger.db in ~/.cache/ebbflow.",
         metavar="URL",
     ),
 ]
@@ -59,7 +59,7 @@ def status(url: Url = None, cluster: Cluster = "local", json: AsJson = False) ->
 
         ebbflow ledger status
 
-        ebbflow ledger status --url postgresql://ebb@db/ebbflow --cluster prod --json
+        ebbflow ledger status --ledger postgresql://ebb@db/ebbflow --cluster prod --json
 
     Read-only. The leader renews its leader lease every few seconds. A loop whose leader lease has expired is dead
     or partitioned, and another loop may take over.
@@ -75,7 +75,7 @@ def status(url: Url = None, cluster: Cluster = "local", json: AsJson = False) ->
             "leases": len(state.leases),
             "apps": found.apps,
             "apps_active": len(state.active()),
-            "epoch": state.epoch,
+            "revision": state.epoch,
         }
         if json:
             print_json({**asdict(found), "lead_alive": alive, **counts})
@@ -93,12 +93,12 @@ def _status_table(found: Any, counts: dict[str, int], alive: bool, now: float) -
     def row(name: str, text: str) -> None:
         table.add_row(name, escape(printable(text)))
 
-    row("ledger", f"{found.address} (form {found.form}, {bytes_text(found.bytes)})")
+    row("ledger", f"{found.address} (schema version {found.form}, {bytes_text(found.bytes)})")
     others = [name for name in found.clusters if name != found.cluster]
     row("cluster", found.cluster + (f"; also here: {', '.join(others)}" if others else ""))
     lead = found.lead
     if lead is None:
-        row("loop", "none yet: ebbflow capacity run")
+        row("loop", "none yet: ebbflow capacity start")
     elif alive:
         row(
             "loop",
@@ -119,7 +119,7 @@ def _status_table(found: Any, counts: dict[str, int], alive: bool, now: float) -
     if found.pruned:
         row("pruned", f"up to number {found.pruned:,}")
     row("snapshots", ", ".join(f"{n:,}" for n in found.snapshots) or "none yet")
-    row("nodes", f"{counts['nodes']:,} with {plural(counts['gpus'], 'GPU')}, revision {counts['epoch']}")
+    row("nodes", f"{counts['nodes']:,} with {plural(counts['gpus'], 'GPU')}, revision {counts['revision']}")
     row("leases", f"{counts['leases']:,}")
     row("apps", f"{counts['apps']:,}, {counts['apps_active']:,} active")
     return table
@@ -138,7 +138,7 @@ def events(
     kind: Annotated[
         list[str] | None,
         typer.Option(
-            help="Kind of events to show, such as granted or decided. May be repeated.", metavar="KIND"
+            help="Kind of events to show, such as lease-granted or decided. Repeatable.", metavar="KIND"
         ),
     ] = None,
     of_app: Annotated[
@@ -165,7 +165,7 @@ def events(
 
         ebbflow ledger events --app digits --limit 100
 
-        ebbflow ledger events --kind granted --kind ended --follow
+        ebbflow ledger events --kind lease-granted --kind lease-ended --follow
 
         ebbflow ledger events --after 0 --limit 1000000 --json > history.jsonl
 
@@ -203,9 +203,7 @@ def _show_events(found: "list[Event]", json: bool, *, heading: bool) -> None:
             }
             typer.echo(json_module.dumps(line))
         return
-    if not found and heading:
-        console.print("nothing yet")
-    if not found:
+    if not found and not heading:
         return
     table = Table(box=None, show_header=heading, pad_edge=False)
     table.add_column("number", justify="right", no_wrap=True, min_width=6)
@@ -264,19 +262,19 @@ def _all_events(ledger: "Ledger", after: int) -> "list[Event]":
 
 
 @app.command()
-def upgrade(url: Url = None, json: AsJson = False) -> None:
-    """Migrate the schema of a ledger of an older Ebbflow to the current version.
+def migrate(url: Url = None, json: AsJson = False) -> None:
+    """Migrate the schema of a ledger that an older Ebbflow has written to the current version.
 
     [b]Example[/b]
 
-        ebbflow ledger upgrade
+        ebbflow ledger migrate
 
     Each command that opens the ledger migrates it as well; this command does so at a chosen time. Make a backup
     first: there is no downgrade, and an older Ebbflow rejects a migrated ledger.
     """
-    from ebbflow.infra.ledger import upgrade as bring_up
+    from ebbflow.infra.ledger import migrate_ledger
 
-    before, now = bring_up(url)
+    before, now = migrate_ledger(url)
     if json:
         print_json({"before": before, "now": now})
     elif before == now:
@@ -290,7 +288,8 @@ def prune(
     before: Annotated[
         str,
         typer.Option(
-            help="Minimum age of what is removed: 30d, 12h, or a date such as 2026-03-31.", metavar="WHEN"
+            help="Minimum age of what is removed, as a duration such as 30d, or a date such as 2026-03-31.",
+            metavar="TIME",
         ),
     ],
     url: Url = None,
@@ -320,7 +319,7 @@ def prune(
     from dataclasses import asdict
 
     with _opened(url, cluster) as ledger:
-        moment = _moment(before, ledger.clock.now())
+        moment = _time(before, ledger.clock.now())
         would = ledger.prune(moment, keep_events=keep_events, dry_run=True)
         if not dry_run and _what(would):
             confirm(f"drop {_what(would)}?", yes)
@@ -343,21 +342,21 @@ def _what(pruned: "Pruned") -> str:
     return f"{said}, and the last reports of {plural(pruned.reports, 'app')}" if pruned.reports else said
 
 
-def _moment(text: str, now: float) -> float:
-    """Return seconds since the Unix epoch of ``30d``, ``12h``, ``90m``, ``45s`` ago, or of a date in local time."""
+def _time(text: str, now: float) -> float:
+    """Return seconds since the Unix epoch of a duration ago, such as ``30d``, or of a date in local time."""
     from datetime import datetime
 
-    unit = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0}.get(text[-1:])
+    if re.fullmatch(r"[0-9.]+\s*(ms|s|min|m|h|d).*", text.strip()):
+        try:
+            return now - parse_duration(text)
+        except OptionError as error:
+            raise OptionError(f"--before {error}") from error
     try:
-        if unit is None:
-            return datetime.fromisoformat(text).timestamp()
-        if is_number(text[:-1]) and 0 <= float(text[:-1]) * unit <= MAX_SECONDS:
-            return now - float(text[:-1]) * unit
+        return datetime.fromisoformat(text).timestamp()
     except (ValueError, OverflowError, OSError):  # no date, or one of which this machine's zone knows nothing
-        pass
-    raise OptionError(
-        f"--before must be an age such as 30d or 12h, or a date such as 2026-03-31; got {text!r}"
-    )
+        raise OptionError(
+            f"--before must be an age such as 30d or 12h, or a date such as 2026-03-31; got {text!r}"
+        ) from None
 
 
 def _opened(url: str | None, cluster: str) -> "Ledger":

@@ -18,7 +18,7 @@ app = typer.Typer(
     "trainings.\n\n"
     "[b]Examples[/b]\n\n"
     "    ebbflow nodes up --spark 2 --gpu 2 --slots 2\n\n"
-    "    ebbflow capacity run --source local               (shares the GPUs out among apps)\n\n"
+    "    ebbflow capacity start --source local               (shares the GPUs out among apps)\n\n"
     "    ebbflow nodes notice gpu-1 --seconds 20           (a spot notice)\n\n"
     "    ebbflow nodes kill spark-2                        (without notice; its pool starts another)\n\n"
     "    ebbflow nodes add gpu\n\n"
@@ -123,7 +123,7 @@ def status(name: Name = "local") -> None:
             pool.name,
             str(pool.planned),
             str(len(pool.nodes)),
-            str(pool.most),
+            str(pool.max_nodes),
             f"${price:g}/h",
             pool.short_why,
         )

@@ -80,7 +80,7 @@ def run_pipeline(
 
     Each step is a task run that carries the step's name. The artifact ``ebbflow-pipeline`` lists the apps and has a
     new version every fifteen seconds; ``ebbflow-pipeline-decisions`` holds every decision with its reason,
-    ``ebbflow-pipeline-timeline`` a picture. Events ``ebbflow.pipeline.step-began`` and ``.step-ended``,
+    ``ebbflow-pipeline-timeline`` a picture. Events ``ebbflow.step.started`` and ``ebbflow.step.completed``,
     ``ebbflow.plan.replaced``, and those of the capacity loop (``ebbflow.flows.capacity.flow``) where the flow runs
     it, can start automations. Cancelling the run lets all steps save and leave.
 
@@ -225,12 +225,12 @@ class _PrefectListener:
 
     def began(self, outcome: StepOutcome) -> None:
         self._logger.info("%s begins, attempt %s", outcome.display_name, outcome.attempts)
-        self._emit("began", outcome)
+        self._emit("started", outcome)
         self._also.began(outcome)
 
     def ended(self, outcome: StepOutcome) -> None:
         self._logger.info("%s %s %s", outcome.display_name, outcome.state, outcome.reason)
-        self._emit("ended", outcome)
+        self._emit("completed", outcome)
         self._also.ended(outcome)
 
     def note(self, text: str) -> None:
@@ -294,7 +294,7 @@ class _PrefectListener:
             "reason": outcome.reason,
             "attempts": outcome.attempts,
         }
-        self._send(f"ebbflow.pipeline.step-{what}", outcome.app or outcome.name, payload)
+        self._send(f"ebbflow.step.{what}", outcome.app or outcome.name, payload)
 
     def _send(self, event: str, app: str, payload: Mapping[str, Any]) -> None:
         run = f"prefect.flow-run.{self._run_id}"

@@ -7,14 +7,17 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 
 from ebbflow.flows.nodes.spark import resolve_master
+from ebbflow.flows.runs.answers import fail
+from ebbflow.flows.runs.exit_status import ExitStatus
 from ebbflow.flows.runs.options import (
     RUN_WORK,
     SET_UP,
     AllowFunctions,
-    Cuts,
+    AsJson,
+    Materialize,
+    Quiet,
     Runner,
     RunnerOption,
     wants_prefect,
@@ -23,7 +26,6 @@ from ebbflow.flows.runs.request_options import with_options_of
 from ebbflow.planners.errors import OptionError
 from ebbflow.tasks.query.request import QueryRequest, default_store
 
-console = Console()
 errors = Console(stderr=True)
 
 
@@ -32,7 +34,7 @@ class Engine(StrEnum):
     duckdb = "duckdb"
 
 
-class Policy(StrEnum):
+class Planner(StrEnum):
     qoop = "qoop"
     clarinet = "clarinet"
     volcano = "volcano"
@@ -52,7 +54,7 @@ _QUERY_HELP = """Run a query that re-plans itself while capacity changes.
 
     ebbflow query report.sql --tables data/ --format csv > result.csv
 
-[b]On a local cluster whose plugs you can pull while it runs[/b]
+[b]On a local cluster, losing a worker while it runs[/b]
 
     ebbflow cluster up --workers 3
 
@@ -60,17 +62,20 @@ _QUERY_HELP = """Run a query that re-plans itself while capacity changes.
 
     ebbflow cluster kill worker-2     (in another terminal)
 
-The result goes to standard output, and nothing else; progress, notes and a summary go to standard error.
+The rows go to standard output; progress, notes and a one-line summary go to standard error.
 
 The same command again resumes from finished stages, also after a crash.
 
-Exit status: 0 done, 2 wrong input or a query that failed, 3 the result is not DuckDB's (--verify), 130 interrupted.
+Exit status: 0 done, 1 the query failed, 2 usage error (an option, the SQL), 3 the result differs from DuckDB's \
+(--verify), 130 interrupted.
 """
 _INPUT, _OUTPUT, _PLANNING, _RUN = "Input", "Output", "Planning", "Engine and run"
 _PANELS = {
     **dict.fromkeys(("tables", "catalog", "dialect", "allow_functions"), _INPUT),
-    **dict.fromkeys(("format", "limit", "verbose", "quiet", "out", "json", "report", "verify"), _OUTPUT),
-    **dict.fromkeys(("policy", "cuts", "hysteresis", "hazard", "weight", "calibrate"), _PLANNING),
+    **dict.fromkeys(("format", "json", "limit", "verbose", "quiet", "output", "report", "verify"), _OUTPUT),
+    **dict.fromkeys(
+        ("planner", "materialize", "hysteresis", "interruption_rate", "weight", "calibrate"), _PLANNING
+    ),
     **dict.fromkeys(("engine", "master", "executor_memory", "conf", "runner", "store", "reuse"), _RUN),
 }
 
@@ -85,7 +90,7 @@ class Format(StrEnum):
 @with_options_of(
     QueryRequest,
     shown=True,
-    before=dict.fromkeys(("format", "limit", "verbose", "quiet"), "out"),
+    before=dict.fromkeys(("format", "json", "limit", "verbose", "quiet"), "output"),
     panels=_PANELS,
 )
 def query(
@@ -95,16 +100,18 @@ def query(
         Format,
         typer.Option(
             metavar="NAME",
-            help="Format of the result on standard output: table, csv, json (a list of objects) or parquet (not on a "
+            help="Format of the rows on standard output: table, csv, json (a list of objects) or parquet (not on a "
             "terminal). With json, errors are JSON too.",
         ),
     ] = Format.table,
+    json: Annotated[bool, typer.Option("--json", help="Short for --format json.")] = False,
     limit: Annotated[
         int | None,
         typer.Option(
             min=0,
             metavar="ROWS",
-            help="Rows on standard output at most, 0 for all; --out always has all. Default: 20 for a table, else 0.",
+            help="Maximum number of rows on standard output, 0 for all; --output always has all. Default: 20 for a "
+            "table, else 0.",
         ),
     ] = None,
     verbose: Annotated[
@@ -113,13 +120,10 @@ def query(
             "--verbose", "-v", help="The full report on standard error: capacity, stages, decisions."
         ),
     ] = False,
-    quiet: Annotated[
-        bool,
-        typer.Option("--quiet", "-q", help="No messages on standard error, only errors."),
-    ] = False,
+    quiet: Quiet = False,
     conf: Annotated[
         list[str] | None,
-        typer.Option(help="A Spark setting, key=value. Repeatable.", metavar="KEY=VALUE"),
+        typer.Option(help="Spark setting, key=value. Repeatable.", metavar="KEY=VALUE"),
     ] = None,
     allow_functions: AllowFunctions = None,
     runner: RunnerOption = Runner.auto,
@@ -134,11 +138,14 @@ def query(
 
     if verbose and quiet:
         raise OptionError("--verbose and --quiet exclude each other")
-    check_format(format.value, terminal=sys.stdout.isatty())
+    if json and format not in (Format.table, Format.json):
+        raise OptionError(f"--json is short for --format json; got --format {format.value}, too")
+    chosen = "json" if json else format.value
+    check_format(chosen, terminal=sys.stdout.isatty())
     given |= {
         "master": resolve_master(given["master"]),
         "conf": parse_settings(conf or []),
-        "title": _title(sql),
+        "name": _name(sql),
         "allow_functions": checked_functions(allow_functions),
     }
     request = QueryRequest.of(sql, **given)
@@ -148,32 +155,38 @@ def query(
         without_native_output(),
     ):
         outcome = run_on_terminal(request, messages, prefect=wants_prefect(runner))
-    show_result(outcome.result, messages, format=format.value, limit=limit)
+    show_result(outcome.result, messages, format=chosen, limit=limit)
     (print_summary if verbose else print_line)(outcome.report, messages)
     if outcome.report.verified is False:
-        errors.print(f"NOT verified: {escape(outcome.report.verification)}", style="bold red", soft_wrap=True)
-        raise typer.Exit(3)
+        fail(f"not verified: {outcome.report.verification}", ExitStatus.DIFFERENT, "NotVerified")
 
 
 _EXPLAIN_HELP = """Show the candidate plans of a query side by side, without running anything.
 
 [b]Examples[/b]
 
-    ebbflow explain report.sql --tables data/ --html plans.html
+    ebbflow explain report.sql --tables data/ --report plans.html
 
     ebbflow explain report.sql --tables data/ --capacity cores=3,memory=6GiB
 
-    ebbflow explain report.sql --tables data/ --capacity cores=3,hazard=60
+    ebbflow explain report.sql --tables data/ --capacity cores=3,interruption_rate=60
 
-More nodes at risk (hazard, losses per node-hour) make more checkpoints pay.
+    ebbflow explain report.sql --tables data/ --without merging,factoring --json
+
+The higher the interruption rate (per node-hour), the more checkpoints pay.
 """
 
 
 @with_options_of(
     QueryRequest,
-    only=("tables", "dialect", "store"),
+    only=("tables", "dialect", "report", "store"),
     shown=True,
-    before={"capacity": "engine", "html": "allow_functions", "sql_text": "allow_functions"},
+    before={"capacity": "engine", "without": "dialect", "json": "report", "sql_text": "report"},
+    panels={
+        **dict.fromkeys(("tables", "dialect", "allow_functions"), _INPUT),
+        **dict.fromkeys(("capacity", "engine", "planner", "materialize", "without", "store"), _PLANNING),
+        **dict.fromkeys(("json", "sql_text", "report"), _OUTPUT),
+    },
 )
 def explain(
     sql: Sql,
@@ -182,57 +195,58 @@ def explain(
         str,
         typer.Option(
             metavar="LIST",
-            help="What to plan for, by commas: any of cores, memory, nodes (else one for each core) and hazard "
-            "(else 0.05).",
+            help="Capacity to plan for, by commas: any of cores, memory, nodes (else one per core) and "
+            "interruption_rate (interruptions per node-hour, else 0.05).",
         ),
     ] = "cores=3,memory=6GiB",
-    engine: Annotated[Engine, typer.Option(help="Whose costs: spark or duckdb.")] = Engine.spark,
-    policy: Annotated[
-        Policy, typer.Option(metavar="NAME", help="Which policy chooses: qoop, clarinet, volcano or single.")
-    ] = Policy.qoop,
-    cuts: Annotated[
-        Cuts,
-        typer.Option(metavar="WHERE", help="Where plans are cut into stages: by cost, every-join or none."),
-    ] = Cuts.cost,
-    html: Annotated[
-        str | None, typer.Option(help="Draw the plans into this HTML page.", metavar="FILE")
+    engine: Annotated[
+        Engine, typer.Option(help="Engine whose costs the planner estimates: spark or duckdb.")
+    ] = Engine.spark,
+    planner: Annotated[
+        Planner, typer.Option(metavar="NAME", help="Planner of the query: qoop, clarinet, volcano or single.")
+    ] = Planner.qoop,
+    materialize: Annotated[
+        Materialize,
+        typer.Option(
+            metavar="WHERE",
+            help="Materialization of intermediate results as checkpoints: where it pays (cost), after every-join, or "
+            "none.",
+        ),
+    ] = Materialize.cost,
+    without: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="REWRITE[,REWRITE]",
+            help="Rewrites of the query that the planner leaves out, by commas: conditions, outer-joins, merging, "
+            "restriction, shared-joins, factoring, reduction, hints. Repeatable. Default: none.",
+        ),
     ] = None,
+    json: AsJson = False,
     sql_text: Annotated[
-        bool, typer.Option("--sql", help="Print the SQL of the chosen plan's stages.")
+        bool, typer.Option("--sql", help="SQL of the chosen plan's stages after the table.")
     ] = False,
     allow_functions: AllowFunctions = None,
     given: dict[str, Any],
 ) -> None:
-    from ebbflow.flows.query.summary import print_candidates
+    from ebbflow.flows.query.explaining import explain_on_terminal
     from ebbflow.flows.runs.options import parse_capacity
-    from ebbflow.infra.storage.files import write_text
     from ebbflow.planners.query.sql.forbidden import checked_functions
-    from ebbflow.tasks.query.run import explain as explain_request
-    from ebbflow.tasks.report.query import explain_html
 
     request = QueryRequest.of(
         sql,
         engine=engine.value,
-        policy=policy.value,
-        cuts=cuts.value,
+        planner=planner.value,
+        materialize=materialize.value,
+        name=_name(sql),
         allow_functions=checked_functions(allow_functions),
         **given,
     )
-    plans, notes = explain_request(request, parse_capacity(capacity))
-    print_candidates(plans, console)
-    for note in notes:
-        console.print(f"note: {escape(note)}")
-    if sql_text:
-        chosen = next(p for p in plans if p.chosen)
-        for stage in chosen.stages:
-            console.print(f"\n-- {stage.name} → ckpt_{stage.fingerprint}", style="bold", highlight=False)
-            console.print(stage.sql, highlight=False, markup=False, soft_wrap=True)
-    if html:
-        page = explain_html(plans, query=request.sql, title=_title(sql), capacity=capacity, problems=notes)
-        console.print(f"written: {write_text(html, page)}")
+    share = parse_capacity(capacity)
+    names = frozenset(filter(None, (name.strip() for text in without or () for name in text.split(","))))
+    explain_on_terminal(request, share, capacity, names, as_json=json, sql_text=sql_text)
 
 
-_CALIBRATE_HELP = """Measure how fast an engine is on this capacity, for better estimates (some 15 seconds).
+_CALIBRATE_HELP = """Measure the speed of an engine on this machine or cluster, for better estimates: about 15 s.
 
 [b]Examples[/b]
 
@@ -240,24 +254,28 @@ _CALIBRATE_HELP = """Measure how fast an engine is on this capacity, for better 
 
     ebbflow calibrate --master cluster
 
-Estimates start from built-in figures and learn from every finished stage; this gives them a head start.
+Estimates start from built-in rates and improve with every finished stage; a calibration gives them a head start.
 """
 
 
 @with_options_of(QueryRequest, only=("store",))
 def calibrate(
     *,
-    engine: Annotated[Engine, typer.Option(help="spark or duckdb.")] = Engine.spark,
-    master: Annotated[str, typer.Option(help="Spark master, or 'cluster'.")] = "local[2]",
+    engine: Annotated[Engine, typer.Option(help="Engine to measure: spark or duckdb.")] = Engine.spark,
+    master: Annotated[
+        str, typer.Option(help="Spark master: local[2], spark://host:7077, ... or 'cluster'.")
+    ] = "local[2]",
+    json: AsJson = False,
     given: dict[str, Any],
 ) -> None:
     from ebbflow.flows.query.command import calibrate_engine
 
     store = given.get("store") or default_store()
-    calibrate_engine(engine.value, resolve_master(master), store, console)
+    calibrate_engine(engine.value, resolve_master(master), store, as_json=json)
 
 
-def _title(sql: str) -> str:
+def _name(sql: str) -> str:
+    """Return the display name of a query: its file's name without ending; empty for a text."""
     path = sql.strip()
     return Path(path).stem if path.endswith(".sql") and "\n" not in path else ""
 

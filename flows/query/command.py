@@ -11,6 +11,7 @@ from rich.table import Table
 
 from ebbflow.flows.query.bars import StageBars
 from ebbflow.flows.query.terminal import TerminalListener
+from ebbflow.flows.runs.answers import print_json
 from ebbflow.flows.runs.command import quiet_prefect, start_temporary_server
 from ebbflow.infra.query.calibration import calibrate
 from ebbflow.infra.query.checkpoints import ParquetCheckpointStore
@@ -53,17 +54,36 @@ def _starting(request: QueryRequest, prefect: bool) -> str:
     return f"starting {engine}" + (f" in a Prefect flow run on {server}" if prefect else "")
 
 
-def calibrate_engine(engine: str, master: str, store: str, console: Console) -> None:
-    """Measure an engine, remember the figures beside the checkpoints, and print what they make of the rates."""
+def calibrate_engine(engine: str, master: str, store: str, *, as_json: bool = False) -> None:
+    """Measure the speed of an engine, keep it beside the checkpoints and print the rates that the planner fits to it.
+
+    The result goes to standard output, progress to standard error.
+
+    Args:
+        engine: ``spark`` or ``duckdb``.
+        master: Spark master.
+        store: directory of the checkpoints, whose queries use the measurements.
+        as_json: print one JSON document instead of the table.
+
+    Raises:
+        EbbflowError: the engine does not start, or the store cannot be written.
+    """
     request = QueryRequest("SELECT 1", tables=".", engine=engine, master=master, store=store)
     checkpoints = ParquetCheckpointStore(request.store_place)
-    with console.status(f"measuring {engine}"), opened_engine(request) as opened:
+    with Console(stderr=True).status(f"measuring {engine}"), opened_engine(request) as opened:
         capacity = arrived_capacity(opened.source)
         measured = calibrate(opened.engine, float(max(capacity.cores, 1)))
     remember(checkpoints, request, measured)
     prior, fitted = DEFAULTS[engine], fit(DEFAULTS[engine], measured)
+    if as_json:
+        rates = {
+            name: {"rates_s": asdict(one.rates), "statement_s": one.latency}
+            for name, one in (("built_in", prior), ("measured", fitted))
+        }
+        print_json({"engine": engine, "store": store, **rates})
+        return
     table = Table("work", "built-in", "measured here", box=None, header_style="bold")
     for (kind, before), after in zip(asdict(prior.rates).items(), asdict(fitted.rates).values(), strict=True):
         table.add_row(kind.replace("_", " "), f"{before:.2e} s", f"{after:.2e} s")
     table.add_row("statement", f"{prior.latency:.2f} s", f"{fitted.latency:.2f} s")
-    console.print(table)
+    Console().print(table)

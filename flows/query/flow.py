@@ -21,7 +21,7 @@ from ebbflow.flows.runs.attached import Attached, run_name
 from ebbflow.flows.runs.block_refs import found, of_a_cluster, store_of
 from ebbflow.flows.runs.cancelling import attended
 from ebbflow.flows.runs.deployed import allowed, app_fields
-from ebbflow.flows.runs.request_options import RENAMED, fields_of
+from ebbflow.flows.runs.request_options import fields_of
 from ebbflow.flows.runs.stopping import StopQuery
 from ebbflow.planners.query.plan.qep import Stage
 from ebbflow.tasks.query.feedback import Feedback
@@ -62,9 +62,9 @@ _ATTACHED: Attached[Listener, QueryOutcome] = Attached("query")
 
 
 def parameters_of(request: QueryRequest) -> dict[str, Any]:
-    """Return the parameters by which ``run_query`` asks for the same."""
-    given = {RENAMED.get(f.name, f.name): getattr(request, f.name) for f in fields(request)}
-    return {name: value for name, value in given.items() if name in _PARAMETERS}
+    """Return the parameters of ``run_query`` that make the same request."""
+    given = {f.name: getattr(request, f.name) for f in fields(request) if f.name in _PARAMETERS}
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in given.items()}
 
 
 def run_attached(request: QueryRequest, listener: Listener) -> QueryOutcome:
@@ -74,7 +74,7 @@ def run_attached(request: QueryRequest, listener: Listener) -> QueryOutcome:
 
 @flow(
     name="run-query",
-    flow_run_name=run_name("query", "title", "app", "sql"),
+    flow_run_name=run_name("query", "name", "app", "sql"),
     task_runner=task_runner(),
     validate_parameters=True,
 )
@@ -82,25 +82,24 @@ def run_query(
     sql: str,
     tables: str | None = None,
     *,
-    title: str = "",
+    name: str = "",
     catalog: bool = False,
     engine: str = "spark",
     master: str | None = None,
-    policy: str = "qoop",
-    cuts: str = "cost",
+    planner: str = "qoop",
+    materialize: str = "cost",
     dialect: str = "spark",
     store: str | None = None,
     reuse: bool = True,
     hysteresis: float = 0.15,
-    hazard: float | None = None,
+    interruption_rate: float | None = None,
     fraction: float = 1.0,
     weight: float = 1.0,
     calibrate: bool = False,
     executor_memory: str | None = None,
     conf: dict[str, str] | None = None,
-    out: str | None = None,
-    json_report: str | None = None,
-    html_report: str | None = None,
+    output: str | None = None,
+    report: str | list[str] | None = None,
     verify: bool = False,
     ledger: str | None = None,
     cluster: str | None = None,
@@ -115,41 +114,43 @@ def run_query(
 
     Args:
         sql: the query, or the path of a file that holds it.
-        tables: folder of Parquet files or of folders of them, local or ``s3://``.
-        title: what people call the query.
-        catalog: use the tables that the Spark session's catalogue knows, in place of ``tables``.
+        tables: directory of Parquet files or of directories of them, local or ``s3://``.
+        name: display name of the query.
+        catalog: use the tables of the Spark session's catalog instead of ``tables``.
         engine: ``spark`` or ``duckdb`` (embedded, no JVM).
         master: Spark master: ``local[2]`` (the default), ``spark://host:7077``, ...
-        policy: ``qoop`` re-plans at each change; ``clarinet`` and ``volcano`` choose once; ``single`` runs the query
-            as one statement.
-        cuts: where a plan is cut into stages: ``cost``, ``every-join`` or ``none``.
+        planner: ``qoop`` re-plans at each change of capacity; ``clarinet`` and ``volcano`` plan once; ``single`` runs
+            the query as one statement.
+        materialize: which intermediate results become checkpoints: ``cost`` (where it pays), ``every-join`` or
+            ``none``.
         dialect: SQL dialect of the query, as sqlglot names it.
-        store: where checkpoints live, local or ``s3://``, or the block ``ebbflow-storage/NAME``; it outlives nodes.
-        reuse: take finished stages of earlier runs.
-        hysteresis: fraction of the remaining time by which another plan must be sooner.
-        hazard: expected node losses per node-hour; learnt from what happens when not given.
-        fraction: part of the cluster that this query may count on.
-        weight: of this query among those that share the cluster; its share is its weight over the sum of all.
-        calibrate: measure the engine first if nothing is known of its speed.
-        executor_memory: heap of an executor, such as ``1400m``.
+        store: directory of the checkpoints, local or ``s3://``, or the block ``ebbflow-storage/NAME``; it must
+            outlive nodes.
+        reuse: reuse stages that earlier runs finished.
+        hysteresis: fraction of the remaining time that a switch to another plan must save.
+        interruption_rate: expected interruptions per node-hour; by default estimated from observed losses.
+        fraction: fraction of the cluster that this query may count on.
+        weight: weight of this query among those that share the cluster; its share is its weight over the sum of all.
+        calibrate: measure the engine's speed before the query, unless it is known.
+        executor_memory: heap size of an executor, such as ``1400m``.
         conf: further Spark settings.
-        out: write the result to this Parquet file.
-        json_report: write the report to this JSON file.
-        html_report: write the report to this HTML file.
+        output: Parquet file for the rows of the result.
+        report: file or files for the report, each ending in ``.html`` (a page) or ``.json`` (the data).
         verify: compare the result with DuckDB's on the same files.
-        ledger: makes it an app of a cluster, which its capacity loop knows of and starts again when it is lost: a
-            file, an address without a password, or the block ``ebbflow-cluster/NAME``.
-        cluster: the cluster's name in that ledger.
-        app: id in that ledger; made up unless given. The same again goes on with it.
-        team: that it counts for there.
+        ledger: ledger of the cluster that the query becomes an app of; the cluster's capacity loop restarts the
+            query when its process is lost. A file, an address without a password, or the block
+            ``ebbflow-cluster/NAME``.
+        cluster: name of the cluster in that ledger.
+        app: app ID in that ledger; generated by default. A run with the same ID resumes it.
+        team: team of the app.
         allow_functions: functions that SQL may call though they read more than tables, such as ``read_csv``; in a
-            run of a deployment, of those the ones that the deployment itself has.
+            run of a deployment, only those of them that the deployment's own parameters have.
 
     Returns:
-        What happened and why; the rows are in ``result_path``.
+        The report of the run; the rows are in ``result_path``.
 
     Raises:
-        EbbflowError: bad input or a fault that cannot be mended; finished stages are kept.
+        EbbflowError: a usage error or a fault that no retry recovers from; finished stages are kept.
     """
     given = dict(locals())  # the parameters
     attachment = _ATTACHED.get()

@@ -29,7 +29,7 @@ def check_format(format: str, *, terminal: bool) -> None:
     if format == "parquet" and terminal:
         raise OptionError(
             "--format parquet writes bytes, which a terminal cannot show: redirect them (> result.parquet), "
-            "or use --out FILE"
+            "or use --output FILE"
         )
 
 

@@ -144,7 +144,7 @@ def _headline(report: QueryReport) -> Text:
     line.append(f"{plural(report.rows, 'row')} in {seconds_text(report.seconds)}", style="bold")
     line.append(f", {against(report.seconds, report.expected_seconds)}\n")
     where = f"{report.engine} on {report.master}" if report.master else report.engine
-    line.append(f"policy {report.policy}, {where}\n", style="bright_black")
+    line.append(f"planner {report.policy}, {where}\n", style="bright_black")
     if report.verified is None:
         line.append(printable(report.verification) or "not verified", style="bright_black")
     else:

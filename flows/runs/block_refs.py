@@ -20,7 +20,7 @@ class ClusterSettings:
     master: str = ""
     pools: tuple[str, ...] = ()
     policy: str = ""
-    limits: str | None = None
+    config: str | None = None
     storage: EbbflowStorage | None = None
 
     @property
@@ -76,7 +76,7 @@ def found(
             (block.master if block else "") or (where if kind == "spark" else ""),
             tuple(block.pools) if block else (),
             block.policy if block else "",
-            (block.limits or None) if block else None,
+            (block.config or None) if block else None,
             block.storage if block else None,
         )
 

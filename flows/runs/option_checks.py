@@ -16,7 +16,7 @@ MAX_TEXT = 4096  # characters of an option's text, as of a path
 OUTPUT_FILES = frozenset({"json", "report", "html", "csv", "out", "output", "document"})
 """Options of this name and the metavar FILE name a file that is written."""
 OUTPUT_DIRECTORIES = frozenset(
-    {"store", "folder", "runs_dir", "out", "output", "document", "spill", "state", "data", "to"}
+    {"store", "folder", "runs_dir", "out", "output", "document", "spill", "state", "data"}
 )
 """Options of this name and the metavar DIR name a directory that is made, or written in."""
 

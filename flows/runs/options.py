@@ -21,12 +21,17 @@ DURATION = "DURATION"  # metavar of options that take 90s, 5m, 2h
 
 
 def parse_capacity(text: str) -> Share:
-    """Return the share that ``cores=3,memory=6GiB[,nodes=3][,hazard=2]`` describes. Raises ``OptionError``."""
-    values = {"cores": "3", "memory": "6GiB", "nodes": "", "hazard": "0.05"}
+    """Return the share that ``cores=3,memory=6GiB[,nodes=3][,interruption_rate=2]`` describes.
+
+    Raises ``OptionError``.
+    """
+    values = {"cores": "3", "memory": "6GiB", "nodes": "", "interruption_rate": "0.05"}
     for part in filter(None, (p.strip() for p in text.split(","))):
         name, equals, value = part.partition("=")
         if not equals or name.strip() not in values:
-            raise OptionError(f"capacity must look like cores=3,memory=6GiB,nodes=3,hazard=2; got {part!r}")
+            raise OptionError(
+                f"capacity must look like cores=3,memory=6GiB,nodes=3,interruption_rate=2; got {part!r}"
+            )
         values[name.strip()] = value.strip()
     cores = parse_number(values["cores"], "cores", above=0, max=_MAX_CORES)
     nodes = parse_whole(values["nodes"] or str(int(max(cores, 1))), "nodes", min=1, max=_MAX_CORES)
@@ -34,9 +39,8 @@ def parse_capacity(text: str) -> Share:
         memory = parse_gib(values["memory"])
     except OptionError as error:
         raise OptionError(f"memory {error}") from error
-    return Share.uniform(
-        cores, memory, nodes, hazard=parse_number(values["hazard"], "hazard", min=0, max=1e9)
-    )
+    rate = parse_number(values["interruption_rate"], "interruption_rate", min=0, max=1e9)
+    return Share.uniform(cores, memory, nodes, hazard=rate)
 
 
 def parse_settings(pairs: list[str]) -> dict[str, str]:
@@ -80,7 +84,7 @@ def without_native_output() -> Iterator[None]:
         sys.stdout = before
 
 
-class Cuts(StrEnum):
+class Materialize(StrEnum):
     cost = "cost"
     every_join = "every-join"
     none = "none"
@@ -101,7 +105,7 @@ RunnerOption = Annotated[
     Runner,
     typer.Option(
         metavar="HOW",
-        help="prefect records the run on a Prefect server, plain does not; auto if one is configured.",
+        help="Recording of the run on a Prefect server: prefect, plain (none), or auto, if one is configured.",
     ),
 ]
 AllowFunctions = Annotated[

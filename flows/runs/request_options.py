@@ -18,7 +18,7 @@ RENAMED = {"json": "json_report", "report": "html_report"}
 
 def fields_of(request: type, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a request that a flow's parameters say something of."""
-    return _said({f.name: given.get(RENAMED.get(f.name, f.name)) for f in fields(request)})
+    return _said({f.name: given.get(f.name, given.get(RENAMED.get(f.name, f.name))) for f in fields(request)})
 
 
 def _said(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -81,7 +81,7 @@ def _parameter(one: Declared, shown: bool) -> inspect.Parameter:
     default = one.default if shown else None
     kind: Any = Literal[one.choices] if one.choices else one.kind
     kind = list[kind] if one.many else kind
-    flags = tuple(filter(None, [one.said.flags]))
+    flags = tuple(filter(None, one.said.flags.split(",")))
     said = (
         duration_option(*flags, help=_help(one, default), shown=default)
         if one.said.unit == "s"

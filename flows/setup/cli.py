@@ -9,7 +9,7 @@ from rich.console import Console
 
 from ebbflow.flows.runs.answers import print_json
 from ebbflow.flows.runs.exit_status import ExitStatus
-from ebbflow.flows.runs.options import SET_UP, AsJson, Cuts, Runner, wants_prefect
+from ebbflow.flows.runs.options import SET_UP, AsJson, Materialize, Runner, wants_prefect
 from ebbflow.planners.errors import OptionError
 
 console = Console()
@@ -65,8 +65,8 @@ def demo(
     report: Annotated[str, typer.Option(help="HTML report to write.", metavar="FILE")] = "ebbflow-demo.html",
     json: Annotated[str | None, typer.Option(help="JSON report to write.", metavar="FILE")] = None,
     data: Annotated[Path | None, typer.Option(help="Where the data is cached.", metavar="DIR")] = None,
-    cuts: Annotated[
-        Cuts | None,
+    materialize: Annotated[
+        Materialize | None,
         typer.Option(help="With --query: where plans are cut; every-join, as in QOOP, shows more switching."),
     ] = None,
     set_: Annotated[
@@ -88,11 +88,17 @@ def demo(
         if set_:
             raise OptionError("--set is for the demo's pipeline; with --query there is none")
         right = run_demo(
-            query, 1.0 if scale is None else scale, report, json, data, (cuts or Cuts.cost).value, console
+            query,
+            1.0 if scale is None else scale,
+            report,
+            json,
+            data,
+            (materialize or Materialize.cost).value,
+            console,
         )
     else:
-        if cuts is not None:
-            raise OptionError("--cuts is for one query: name it by --query N")
+        if materialize is not None:
+            raise OptionError("--materialize is for one query: name it by --query N")
         right = run_demo_pipeline(
             0.1 if scale is None else scale, report, json, data, set_ or [], console, wants_prefect(runner)
         )

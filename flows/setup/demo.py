@@ -43,7 +43,7 @@ SCHEDULE = (
     Fault(3.0, "a new worker is asked for", lambda c: c.add()),
     Fault(6.0, "worker-2 is killed without notice", lambda c: c.kill("worker-2")),
 )
-# The schedule's own rate: two of three nodes lost within six seconds. In production it is learnt (or --hazard).
+# The schedule's own rate: two of three nodes lost within six seconds. In production it is estimated.
 HAZARD = 2 / (WORKERS * 6.0 / 3600.0)
 
 
@@ -66,7 +66,7 @@ def run_demo(
     report: str,
     json: str | None,
     data: Path | None,
-    cuts: CutPolicy,
+    materialize: CutPolicy,
     console: Console,
 ) -> bool:
     """Run the demo and return whether the result was right."""
@@ -88,7 +88,7 @@ def run_demo(
                 imported.result()
                 for line in (f"{cluster.master_url}, page {cluster.master_ui}", cluster.status().cap):
                     console.print(f"  {line}", highlight=False, soft_wrap=True)
-                return _run(cluster, query, tables, report, json, cuts, clock, console)
+                return _run(cluster, query, tables, report, json, materialize, clock, console)
 
 
 def run_demo_pipeline(
@@ -128,7 +128,7 @@ def _run(
     tables: Path,
     report: str,
     json: str | None,
-    cuts: CutPolicy,
+    materialize: CutPolicy,
     clock: Clock,
     console: Console,
 ) -> bool:
@@ -140,12 +140,11 @@ def _run(
         master=cluster.master_url,
         store=str(home() / "demo-store"),
         reuse=False,  # a demo that finds everything finished shows nothing
-        cuts=cuts,
-        hazard=HAZARD,
+        materialize=materialize,
+        interruption_rate=HAZARD,
         calibrate=True,
-        json=json,
-        report=report,
-        title=f"tpch-q{query}",
+        report=tuple(filter(None, (report, json))),
+        name=f"tpch-q{query}",
         verify=True,
         store_budget=2.0,
     )

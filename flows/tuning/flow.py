@@ -84,7 +84,7 @@ def search(
         ledger: makes it an app of a cluster whose trials share its leases; lost, it is started again. A file, an
             address without a password, or the block ``ebbflow-cluster/NAME``.
         cluster: the cluster's name in that ledger.
-        fleet: the cluster's nodes: ``local[:NAME]``, ``aws[:CONFIG]``, or ``aws:ebbflow-aws/NAME``.
+        fleet: the cluster's nodes: ``local[:NAME]``, ``aws[:FILE]``, or ``aws:ebbflow-aws/NAME``.
         team: that it counts for there.
         weight: among the apps there.
         deadline: seconds since the Unix epoch.

@@ -15,7 +15,7 @@ from ebbflow.infra.ledger.database.database import Database
 from ebbflow.infra.ledger.database.schema import events, mentions, reports
 from ebbflow.infra.ledger.journal import Journal
 from ebbflow.infra.ledger.leadership import Lead, Leadership, begin_lead, lead_of
-from ebbflow.infra.ledger.migrate import create_or_upgrade
+from ebbflow.infra.ledger.migrate import create_or_migrate
 from ebbflow.infra.ledger.overview import Overview, overview
 from ebbflow.infra.ledger.rows import codec, projections, remembering, seals
 from ebbflow.infra.ledger.verify import verify
@@ -74,7 +74,7 @@ class Ledger:
             names.CLUSTER.check(cluster)
         database = Database(parse(url), clock or SystemClock())
         try:
-            create_or_upgrade(database, create=create)
+            create_or_migrate(database, create=create)
             clusters.enter(database, cluster, create=create)
         except BaseException:
             database.close()
@@ -194,6 +194,13 @@ class Ledger:
         self._reports = found
         return {app: report for app, (_, report) in found.items()}
 
+    def reported_at(self, app: str) -> float | None:
+        """Return the time of an app's newest report, s since the Unix epoch; ``None``: there is none."""
+        wanted = select(reports.c.at).where(
+            reports.c.cluster == self.cluster, reports.c.app == codec.encode(app)
+        )
+        return self._database.read("read a report's time", lambda c: c.execute(wanted).scalar())
+
     def events(
         self,
         after: int = 0,
@@ -212,7 +219,9 @@ class Ledger:
             events.c.number > history.pruned(self.cluster)
         )
         if kinds is not None:
-            wanted = wanted.where(events.c.kind.in_([codec.kind_of(kind) for kind in kinds]))
+            wanted = wanted.where(
+                events.c.kind.in_([name for kind in kinds for name in codec.stored_kinds(kind)])
+            )
         if app is not None:
             about = select(mentions.c.number).where(mentions.c.cluster == self.cluster, mentions.c.app == app)
             wanted = wanted.where(events.c.number.in_(about))

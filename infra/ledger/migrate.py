@@ -1,4 +1,4 @@
-"""A ledger's tables, made or brought to this Ebbflow's form by the steps in ``migrations``."""
+"""A ledger's schema, made or migrated to the current version by the steps in ``migrations``."""
 
 from pathlib import Path
 
@@ -10,11 +10,11 @@ from ebbflow.infra.ledger.address import parse
 from ebbflow.infra.ledger.database.database import Database, check_file, prepare_file
 
 VERSION_TABLE = "ledger_version"
-STEPS = ("0001",)  # all of ``migrations/versions``, in order
+STEPS = ("0001", "0002")  # all of ``migrations/versions``, in order
 _LOCK = 0x6562_6266_6C6F_7701  # of PostgreSQL, so that one process at a time makes tables
 
 
-def create_or_upgrade(database: Database, *, create: bool = True) -> str:
+def create_or_migrate(database: Database, *, create: bool = True) -> str:
     """Bring the tables to the newest form; return the form they had, empty where there were none.
 
     Processes that do so at once wait for each other; a step that fails leaves all as it was. Raises ``LedgerError``
@@ -35,11 +35,11 @@ def create_or_upgrade(database: Database, *, create: bool = True) -> str:
     return database.transact("make the ledger's tables", lambda c: _upgrade(c, database), mode="migrate")
 
 
-def upgrade(url: str | None = None, clock: Clock | None = None) -> tuple[str, str]:
-    """Bring the ledger at ``url`` to the newest form; return the form that it had and has. It must be there."""
+def migrate_ledger(url: str | None = None, clock: Clock | None = None) -> tuple[str, str]:
+    """Migrate the ledger at ``url``, which must exist; return the schema version that it had and has."""
     database = Database(parse(url), clock or SystemClock())
     try:
-        return create_or_upgrade(database, create=False), STEPS[-1]
+        return create_or_migrate(database, create=False), STEPS[-1]
     finally:
         database.close()
 
@@ -73,12 +73,12 @@ def _upgrade(connection: Connection, database: Database) -> str:
 def _refuse_newer(found: str, database: Database) -> None:
     if found and found not in STEPS:
         raise LedgerError(
-            f"the ledger at {database.address} has form {found}, made by a newer Ebbflow; this one knows forms up to "
-            f"{STEPS[-1]}: upgrade this one, or name another ledger"
+            f"the ledger at {database.address} has schema version {found}, of a newer Ebbflow; this one knows "
+            f"versions up to {STEPS[-1]}: upgrade Ebbflow, or name another ledger"
         )
 
 
 def _nothing(database: Database) -> LedgerError:
     return LedgerError(
-        f"there is no ledger at {database.address}; what uses one makes it: ebbflow capacity run"
+        f"there is no ledger at {database.address}; what uses one makes it: ebbflow capacity start"
     )

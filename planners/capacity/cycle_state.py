@@ -160,5 +160,5 @@ def closed_nodes(
     for id_, deadline in firm.items():
         left = max(0.0, deadline - now)
         # of a short notice most is for saving
-        found[id_] = (now + left - min(settings.leave_s, left / 4), f"{id_} terminates in {left:.0f} s")
+        found[id_] = (now + left - min(settings.drain_lead_s, left / 4), f"{id_} terminates in {left:.0f} s")
     return found

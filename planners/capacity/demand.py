@@ -1,7 +1,7 @@
 """How many GPUs and cores the apps need: to run at all once they have waited long enough, and to meet deadlines.
 
 What elastic apps hold beyond what they asked for is no need: it costs nothing more while it is there, and nothing is
-rented for it, unless ``Scaling.worth`` says what is worth renting.
+rented for it, unless ``Scaling.min_marginal_goodput`` says what is worth renting.
 """
 
 from collections.abc import Collection, Mapping
@@ -44,11 +44,11 @@ def gpu_need(scene: CycleState, memory: Memory, rules: Scaling, out: Collection[
         need, said, left = min(holds, asked), "", None
         if not holds:
             since = memory.waits.get(id_, now)
-            if now - since >= rules.wait_s:
+            if now - since >= rules.scale_out_after_s:
                 need = needs(record, elastic)
                 said = f"{id_} has waited for {now - since:.0f} s for {need} GPUs"
             else:
-                soonest = min(soonest, since + rules.wait_s)
+                soonest = min(soonest, since + rules.scale_out_after_s)
         if record.spec.deadline is not None and record.spec.deadline > now:
             gpus, left, can = gpus_in_time(believed(scene, record), record, holds, now, rules)
             if gpus > holds:
@@ -60,8 +60,8 @@ def gpu_need(scene: CycleState, memory: Memory, rules: Scaling, out: Collection[
                     said = f"{id_} cannot complete within {end:.0f} s; {gpus} GPUs complete it soonest"
             else:
                 need = max(need, min(holds, asked), gpus)
-        if rules.worth is not None and (holds or said):
-            gpus = worthwhile(believed(scene, record), record, rules.worth)
+        if rules.min_marginal_goodput is not None and (holds or said):
+            gpus = worthwhile(believed(scene, record), record, rules.min_marginal_goodput)
             if gpus > need:
                 need, said = gpus, f"{id_} runs efficiently on {gpus} GPUs"
         apps[id_] = need
@@ -96,7 +96,8 @@ def gpus_in_time(
     """Return the fewest GPUs on which an app ends before its deadline, the seconds that it then takes, and whether
     it can at all; else those on which it ends soonest.
 
-    ``rules.reserve`` times the expected time is counted, and GPUs beyond those that it has come ``boot_s`` later.
+    ``rules.deadline_safety_factor`` times the expected time is counted, and GPUs beyond those that it has come
+    ``provision_time_s`` later.
     """
     least, asked, _ = bounds(record)
     most = max(one.most if least < one.most else asked, least)
@@ -104,8 +105,8 @@ def gpus_in_time(
     best, soonest = least, inf
     for gpus in range(least, most + 1):
         took = one.seconds(gpus)
-        late = rules.boot_s if gpus > holds else 0.0
-        if took * rules.reserve + late <= time:
+        late = rules.provision_time_s if gpus > holds else 0.0
+        if took * rules.deadline_safety_factor + late <= time:
             return gpus, took, True
         if took < soonest * (1 - 1e-9):
             best, soonest = gpus, took
@@ -134,12 +135,18 @@ def core_need(scene: CycleState, rules: Scaling, cores: int, each: int, planned:
         if left is None or not 0 < time < inf or not left < inf:
             continue
         share = cores * max(record.spec.weight, 0.0) / weights
-        if left * rules.reserve <= time or not share:
-            apps[id_] = max(1, min(ceil(share), ceil(left * share * rules.reserve / time))) if share else each
+        if left * rules.deadline_safety_factor <= time or not share:
+            apps[id_] = (
+                max(1, min(ceil(share), ceil(left * share * rules.deadline_safety_factor / time)))
+                if share
+                else each
+            )
             continue
         # nodes that are asked for now work after they have come; until then it has what it has
-        rest = max(left * share * rules.reserve - share * min(rules.boot_s, time), 0.0)
-        wanted = rest / max(time - rules.boot_s, 1.0)
+        rest = max(
+            left * share * rules.deadline_safety_factor - share * min(rules.provision_time_s, time), 0.0
+        )
+        wanted = rest / max(time - rules.provision_time_s, 1.0)
         apps[id_] = max(ceil(min(max(wanted, share), max(could, share))), 1)
         if apps[id_] > need:
             need, driver, seconds = apps[id_], id_, time

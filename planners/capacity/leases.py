@@ -9,8 +9,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from math import inf, isfinite
 
+from ebbflow.planners.capacity.admission import TeamHeadroom
 from ebbflow.planners.capacity.cycle_state import CycleState, bounds, is_gang, placement_of
-from ebbflow.planners.capacity.guarding import TeamHeadroom
 from ebbflow.planners.capacity.values import DesiredAllocation, Plan
 from ebbflow.planners.model.capacity import Node
 from ebbflow.planners.model.ledger import AppRecord, Change, Extended, Granted, Lease, Recalled
@@ -84,7 +84,7 @@ def carry_out(
     short = _contested(scene, desks, free, late)
     rooms = TeamHeadroom(scene)
     number = scene.state.last_lease
-    patient = scene.now < plan.at + scene.settings.grace_s
+    patient = scene.now < plan.at + scene.settings.termination_grace_s
     for desk in desks.values():
         taken = _taken(desk, free, patient)
         if taken and not _fits(rooms, desk, taken, nodes):
@@ -123,7 +123,7 @@ def end_of(scene: CycleState, until: float) -> float:
     The policy decides anew at that moment; its holder then has the grace to save before the lease itself is over.
     """
     settings = scene.settings
-    return until + settings.grace_s + HEAD if isfinite(until) else scene.now + settings.lease_s
+    return until + settings.termination_grace_s + HEAD if isfinite(until) else scene.now + settings.lease_s
 
 
 def _close(scene: CycleState, moves: Moves) -> None:
@@ -133,7 +133,7 @@ def _close(scene: CycleState, moves: Moves) -> None:
             if lease.node not in scene.closed:
                 continue
             by, why = scene.closed[lease.node]
-            deadline = by if isfinite(by) else scene.now + scene.settings.grace_s
+            deadline = by if isfinite(by) else scene.now + scene.settings.termination_grace_s
             known = lease.recalled
             # of what is called back already the deadline only ever comes nearer
             if known is None or (isfinite(by) and deadline < known - 1e-6 and known > scene.now):
@@ -234,7 +234,7 @@ def _let_go(scene: CycleState, desk: _PendingGrant, taken: Counts, short: Counts
         if not desk.gang and len(desk.keep) + len(surplus) - len(contested) >= bounds(desk.record)[0]:
             desk.keep += [lease for lease in surplus if lease not in contested]
             surplus = contested
-    deadline = scene.now + scene.settings.grace_s
+    deadline = scene.now + scene.settings.termination_grace_s
     broken = desk.gang and not desk.undecided and bool(desk.keep) and not _whole(desk, taken)
     if not desk.gang and not taken and desk.keep and len(desk.keep) < bounds(desk.record)[0]:
         broken = True  # too few to run on
@@ -268,7 +268,7 @@ def _recall_all(scene: CycleState, app: str, moves: Moves) -> None:
     """Call back all that an app holds that the plan does not know."""
     record = scene.state.apps[app]
     why = f"the app has {record.phase}" if not scene.trains(record) else "the app is not schedulable"
-    deadline = scene.now + scene.settings.grace_s
+    deadline = scene.now + scene.settings.termination_grace_s
     for lease in scene.live(app):
         moves.recalled.setdefault((deadline, why), []).append(lease.number)
 

@@ -66,7 +66,7 @@ def look(scene: CycleState, situation: SchedulerInput, memory: Memory) -> Livene
 
 def _heard(scene: CycleState, memory: Memory) -> dict[str, LastHeartbeat]:
     """Return for how long each app has been quiet."""
-    most = scene.settings.silent_s / STEPS
+    most = scene.settings.heartbeat_timeout_s / STEPS
     step = min(max(scene.now - memory.at, 0.0), most) if memory.at > 0 else 0.0
     found = {}
     known = {record.spec.id: record for record in scene.active}
@@ -86,7 +86,7 @@ def _heard(scene: CycleState, memory: Memory) -> dict[str, LastHeartbeat]:
 def is_silent(scene: CycleState, found: LivenessResult, app: str) -> bool:
     """Tell whether an app has said nothing for too long."""
     heard = found.heard.get(app)
-    return heard is None or heard.quiet >= scene.settings.silent_s
+    return heard is None or heard.quiet >= scene.settings.heartbeat_timeout_s
 
 
 def _over(
@@ -112,7 +112,7 @@ def _unused(scene: CycleState, situation: SchedulerInput, memory: Memory, lease:
     if over and report is not None and report.phase in OVER and not report.holds:
         return f"the app has {report.phase}"
     # it may not have heard that it was called back, and keeps what it has for the grace while it hears nothing
-    end = lease.until + scene.settings.grace_s + LATE
+    end = lease.until + scene.settings.termination_grace_s + LATE
     return "heartbeats missed until its lease expired" if silent and scene.now >= end else ""
 
 
@@ -190,7 +190,7 @@ def _by_force(scene: CycleState, memory: Memory, found: LivenessResult) -> None:
         if node in found.awaited:
             if one.mute:
                 late.setdefault((app, node), f"{node} is reachable again; the app missed heartbeats")
-            elif scene.now >= one.at + scene.settings.grace_s + LATE:
+            elif scene.now >= one.at + scene.settings.termination_grace_s + LATE:
                 late.setdefault((app, node), f"{node} is reachable again; its release deadline is exceeded")
     for (app, node), why in sorted(late.items()):
         asked = memory.evicting.get((app, node))

@@ -15,7 +15,7 @@ from math import ceil, inf
 from ebbflow.planners.capacity.cycle_state import CycleState
 from ebbflow.planners.capacity.demand import Need, core_need, gpu_need
 from ebbflow.planners.capacity.liveness import LivenessResult
-from ebbflow.planners.capacity.replacing import Replacements, successors
+from ebbflow.planners.capacity.replacements import Replacements, successors
 from ebbflow.planners.capacity.values import Memory, Plan, Scaling, SchedulerInput
 from ebbflow.planners.fleet import guard
 from ebbflow.planners.fleet.fallback import amended
@@ -43,7 +43,7 @@ def uses_of(situation: SchedulerInput, scene: CycleState, plan: Plan) -> dict[st
     for node, gpus in counts.items():
         use = found.get(node, NodeUse())
         found[node] = replace(
-            use, busy=use.busy + gpus * scene.settings.grace_s, work=max(use.work, float(gpus))
+            use, busy=use.busy + gpus * scene.settings.termination_grace_s, work=max(use.work, float(gpus))
         )
     return found
 
@@ -203,11 +203,11 @@ class _Scaling:
         order = sorted(pools, key=lambda pool: self.cost(pool, what))
         # of a pool of which nothing is known a single node is tried
         each = {pool.name: self.each(pool, what) or max(need.units, 1) for pool in order}
-        base = {pool.name: max(self.used(pool), pool.least) for pool in order}
+        base = {pool.name: max(self.used(pool), pool.min_nodes) for pool in order}
         missing = need.units - sum(base[pool.name] * each[pool.name] for pool in order)
         for planned_first in (True, False):  # what is planned already before anything new
             for pool in order:
-                most = min(pool.planned, pool.most) if planned_first else pool.most
+                most = min(pool.planned, pool.max_nodes) if planned_first else pool.max_nodes
                 more = min(ceil(max(missing, 0) / each[pool.name]), max(most - base[pool.name], 0))
                 base[pool.name] += more
                 missing -= more * each[pool.name]
@@ -215,9 +215,9 @@ class _Scaling:
 
     def cost(self, pool: PoolState, what: str) -> tuple[bool, float, str]:
         """Return what pools are sorted by: dry ones come last, then dollars per useful hour of a GPU or core."""
-        after = self.rules.fallback.after if self.rules.fallback is not None else self.rules.boot_s
+        after = self.rules.fallback.after if self.rules.fallback is not None else self.rules.provision_time_s
         dry = pool.short_since is not None and self.scene.now - pool.short_since >= after
-        interruption = Interruption(self.rules.boot_s)
+        interruption = Interruption(self.rules.provision_time_s)
         offers = self.situation.offers.get(pool.name, ())
         cheapest = min(
             (
@@ -245,7 +245,7 @@ class _Scaling:
     def target(self, pool: PoolState, wished: int, need: Need) -> Target | None:
         """Return what a pool is to be now; ``None``: as it is planned."""
         now = self.scene.now
-        wished = min(max(wished, pool.least), pool.most)
+        wished = min(max(wished, pool.min_nodes), pool.max_nodes)
         before = self.memory.pools.get(pool.name)
         # whoever else changed the plan, it is what counts now
         before = StabilizedTarget(pool.planned) if before is None else replace(before, nodes=pool.planned)

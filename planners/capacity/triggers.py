@@ -59,7 +59,10 @@ def due(scene: CycleState, memory: Memory, found: AuctionInputs) -> AuctionDue:
         return AuctionDue(True, "the policy requested a re-plan", dirty)
     if now >= lease_end(memory.plan):
         return AuctionDue(True, "leases expire", dirty)
-    if not memory.plan.complete and now >= memory.plan.at + settings.grace_s + settings.plan_s:
+    if (
+        not memory.plan.complete
+        and now >= memory.plan.at + settings.termination_grace_s + settings.plan_timeout_s
+    ):
         return AuctionDue(True, "the last plan was not applied in time", dirty)
     if now >= memory.decided + settings.interval_s or now < memory.decided:
         return AuctionDue(True, "the auction interval elapsed", dirty)
@@ -105,7 +108,7 @@ def wake(scene: CycleState, memory: Memory, presence: LivenessResult, refresh: f
     if memory.plan.wanted:
         times += [memory.asked, lease_end(memory.plan), memory.decided + settings.interval_s]
     if presence.heard:
-        times.append(now + settings.silent_s / STEPS)
+        times.append(now + settings.heartbeat_timeout_s / STEPS)
     for leases in scene.mine.values():
         times += [lease.recalled + LATE for lease in leases.values() if lease.recalled is not None]
     times += [asked + AGAIN for asked in presence.evicting.values()]

@@ -1,13 +1,13 @@
 """What the capacity loop sees, is set to, remembers and decides. Times are in seconds since the Unix epoch."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from math import inf, isfinite
 from typing import Any, NamedTuple
 
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.fleet.fallback import Fallback
-from ebbflow.planners.fleet.limits import Limits
+from ebbflow.planners.fleet.limits import Limits, Quota
 from ebbflow.planners.fleet.scaling.scale_in import NodeUse
 from ebbflow.planners.fleet.scaling.steady import StabilizationWindow, StabilizedTarget
 from ebbflow.planners.model.capacity import Notice
@@ -48,40 +48,59 @@ class Team:
     weight: float = 1.0
     gpus: float = inf
     dollars_per_hour: float = inf
-    dollars: float = inf  # of all its apps that the ledger knows
+    budget: float = inf  # dollars of all its apps that the ledger knows
 
     def __post_init__(self) -> None:
         if not (self.weight > 0 and isfinite(self.weight)):
             raise OptionError(f"the weight of a team must be > 0 and finite; got {self.weight}")
-        for name in ("gpus", "dollars_per_hour", "dollars"):
+        for name in ("gpus", "dollars_per_hour", "budget"):
             if not getattr(self, name) >= 0:
                 raise OptionError(f"{name} of a team must be >= 0; got {getattr(self, name)}")
 
 
+def teams_of(weights: Mapping[str, float], quotas: Limits) -> dict[str, Team]:
+    """Return the teams by name: those with a weight, which is 1 unless given, and those with a quota."""
+    names = sorted({*weights, *quotas.teams})
+    found = {}
+    for name in names:
+        quota = quotas.teams.get(name, Quota())
+        found[name] = Team(weights.get(name, 1.0), quota.gpus, quota.dollars_per_hour, quota.budget)
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class Scaling:
-    """When nodes are rented and given back. Raises ``OptionError`` for values outside their rules."""
+    """When nodes are launched and terminated. Raises ``OptionError`` for values outside their rules."""
 
     pools: Mapping[str, str] = field(default_factory=dict)  # pool -> "gpus" or "cores"; else by its nodes
-    boot_s: float = 180.0  # from asking for a node to work on it
-    wait_s: float = 60.0  # an app waits so long before nodes are asked for
-    idle_s: float = 300.0  # nodes are not needed for so long before they leave
-    hold_s: float = 120.0  # after a change before nodes leave
-    tolerance: float = 0.0  # of the nodes, below which fewer are not worth a change
-    reserve: float = 1.1  # times the time that work is expected to take, for deadlines
-    worth: float | None = (
-        None  # share of a single GPU's goodput that each rented one must give; None: for needs only
+    provision_time_s: float = 180.0  # from the launch request of a node to the first work on it
+    scale_out_after_s: float = 60.0  # that an app is pending before nodes are launched for it
+    scale_in_idle_s: float = 300.0  # that nodes are unneeded before they are drained
+    cooldown_s: float = 120.0  # after a change of size before the next scale-in
+    scale_tolerance: float = 0.0  # share of the nodes; a smaller scale-in is not made
+    deadline_safety_factor: float = 1.1  # times the expected time of work, for deadlines
+    min_marginal_goodput: float | None = (
+        None  # share of a single GPU's goodput that each provisioned one must add; None: for requests only
     )
     fallback: Fallback | None = field(default_factory=Fallback)
 
     def __post_init__(self) -> None:
-        for name in ("boot_s", "wait_s", "idle_s", "hold_s"):
+        for name in ("provision_time_s", "scale_out_after_s", "scale_in_idle_s", "cooldown_s"):
             if not 0 <= getattr(self, name) < inf:
                 raise OptionError(f"{name} must be >= 0 s and finite; got {getattr(self, name)}")
-        if not 1 <= self.reserve < inf:
-            raise OptionError(f"reserve must be >= 1 times the expected time; got {self.reserve}")
-        if self.worth is not None and not 0 < self.worth <= 1:
-            raise OptionError(f"worth must be above 0 and at most 1, a share of goodput; got {self.worth}")
+        if not 1 <= self.deadline_safety_factor < inf:
+            raise OptionError(
+                f"deadline_safety_factor must be >= 1 times the expected time; got {self.deadline_safety_factor}"
+            )
+        if self.min_marginal_goodput is not None and not 0 < self.min_marginal_goodput <= 1:
+            raise OptionError(
+                "min_marginal_goodput must be above 0 and at most 1, a share of goodput; "
+                f"got {self.min_marginal_goodput}"
+            )
+        if not 0 <= self.scale_tolerance < 1:
+            raise OptionError(
+                f"scale_tolerance must be in [0, 1), a share of the nodes; got {self.scale_tolerance}"
+            )
         for pool, kind in self.pools.items():
             if kind not in ("gpus", "cores"):
                 raise OptionError(f"pool {pool} must be for 'gpus' or 'cores'; got {kind!r}")
@@ -89,7 +108,7 @@ class Scaling:
     @property
     def steady(self) -> StabilizationWindow:
         """Return what keeps wishes from becoming a flapping fleet."""
-        return StabilizationWindow(self.idle_s, self.hold_s, tolerance=self.tolerance)
+        return StabilizationWindow(self.scale_in_idle_s, self.cooldown_s, tolerance=self.scale_tolerance)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,33 +119,56 @@ class Settings:
     lease_s: float = 300.0  # that leases last unless the policy says how long
     interval_s: float = 60.0  # between auctions when nothing happens
     debounce_s: float = 0.2  # that changes are gathered for before they are decided on
-    leave_s: float = (
-        30.0  # before a notice's deadline, by which GPUs must be free; a quarter of the time at most
+    drain_lead_s: float = (
+        30.0  # before a notice's deadline, by which GPUs are free; a quarter of the time at most
     )
-    grace_s: float = 60.0  # to save and let go of a GPU that is called back
-    silent_s: float = 15.0  # without a word, after which an app counts as lost
-    plan_s: float = 120.0  # that a plan stands while GPUs are waited for, beyond the grace
-    unsaved_s: float = 1800.0  # age of an app's checkpoint above which it is spared
-    spare_s: float = 600.0  # that an app is spared at most, each time
-    urgency: float = 4.0  # times its weight that an app counts at most when its deadline nears
+    termination_grace_s: float = 60.0  # to save a checkpoint and release a preempted GPU
+    heartbeat_timeout_s: float = 15.0  # without a heartbeat, after which an app is marked lost
+    plan_timeout_s: float = 120.0  # that a plan stands while GPUs are awaited, beyond the termination grace
+    unsaved_work_s: float = 1800.0  # of unsaved work, above which an app is protected from preemption
+    preempt_exempt_s: float = 600.0  # that an app is protected from preemption at most, each time
+    deadline_priority_boost_max: float = 4.0  # times its weight that an app counts at most near its deadline
     limits: Limits = field(default_factory=Limits)
     teams: Mapping[str, Team] = field(default_factory=dict)
     scaling: Scaling | None = field(default_factory=Scaling)  # None: the fleet is left alone
 
     def __post_init__(self) -> None:
-        for name in ("lease_s", "interval_s", "silent_s"):
+        for name in ("lease_s", "interval_s", "heartbeat_timeout_s"):
             if not 0 < getattr(self, name) < inf:
                 raise OptionError(f"{name} must be > 0 s and finite; got {getattr(self, name)}")
-        for name in ("debounce_s", "leave_s", "grace_s", "plan_s", "unsaved_s", "spare_s"):
+        for name in (
+            "debounce_s",
+            "drain_lead_s",
+            "termination_grace_s",
+            "plan_timeout_s",
+            "unsaved_work_s",
+            "preempt_exempt_s",
+        ):
             if not 0 <= getattr(self, name) < inf:
                 raise OptionError(f"{name} must be >= 0 s and finite; got {getattr(self, name)}")
-        if not 1 <= self.urgency < inf:
-            raise OptionError(f"urgency must be >= 1 times the weight and finite; got {self.urgency}")
+        if not 1 <= self.deadline_priority_boost_max < inf:
+            raise OptionError(
+                "deadline_priority_boost_max must be >= 1 times the weight and finite; "
+                f"got {self.deadline_priority_boost_max}"
+            )
 
     @property
     def elastic(self) -> bool:
         """Tell whether the policy may give an app other numbers of GPUs than it asked for."""
         return bool(getattr(self.policy, "elastic", False))
+
+
+SCALING_KEYS: Mapping[str, str] = {
+    f.name.removesuffix("_s"): f.name for f in fields(Scaling) if f.name not in ("pools", "fallback")
+}
+"""Key in ``ebbflow.toml`` and in a pipeline's file -> field of ``Scaling``."""
+LOOP_KEYS: Mapping[str, str] = {"lease_duration": "lease_s", "auction_interval": "interval_s"} | {
+    f.name.removesuffix("_s"): f.name
+    for f in fields(Settings)
+    if f.name == "deadline_priority_boost_max"
+    or (f.name.endswith("_s") and f.name not in ("lease_s", "interval_s"))
+}
+"""Key in ``ebbflow.toml`` and in a pipeline's file -> field of ``Settings``."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,7 +91,9 @@ def look(
     for record in taking:
         id_ = record.spec.id
         app, believed = _app(scene, record, lives.get(id_), crowd, held[id_], types, total)
-        app.weight = weights[id_] * pressure(believed, record, scene.now, settings.urgency)
+        app.weight = weights[id_] * pressure(
+            believed, record, scene.now, settings.deadline_priority_boost_max
+        )
         beliefs[id_] = believed
         apps.append(app)
     notices = tuple(n for n in scene.state.notices.values() if n.kind == "rebalance")

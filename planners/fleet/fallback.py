@@ -119,7 +119,7 @@ class _Amendment:
             return self._with(on_demand)
         wanted = self.wanted.nodes
         some = most if self.rule.step is None else min(most, self.rule.step)
-        some = min(some, max(0, self.pool.most - wanted)) if self.pool.most else some
+        some = min(some, max(0, self.pool.max_nodes - wanted)) if self.pool.max_nodes else some
         left = max(self.floor, min(on_demand, len(self.on_demand) - max(1, some)))
         if some:
             why = f"on-demand for {held:.0f} s: requesting {some} Spot nodes"

@@ -95,9 +95,9 @@ def _once(
     draft.take_drain()
     draft.lower(draft.pool.planned + limits.grow, f"one decision launches at most {limits.grow:g}")
     ceilings = _ceilings(draft, own, limits)
-    least = max(draft.pool.least, own.least, own.on_demand_least)
-    draft.least = int(max(min(least, *(most for most, _ in ceilings)), 0))
-    draft.lift(draft.least, "min_nodes of the pool")
+    least = max(draft.pool.min_nodes, own.min_nodes, own.min_on_demand_nodes)
+    draft.min_nodes = int(max(min(least, *(most for most, _ in ceilings)), 0))
+    draft.lift(draft.min_nodes, "min_nodes of the pool")
     _on_demand(draft, own, limits)
     for most, why in ceilings:
         draft.lower(most, why)
@@ -160,13 +160,15 @@ def _refused(why: str) -> GuardResult:
 
 def _on_demand(draft: TargetDraft, own: PoolLimits, limits: Limits) -> None:
     """Keep the nodes that must be on-demand within the pool's limits; the most wins."""
-    draft.on_demand_least = int(min(max(own.on_demand_least, draft.pool.base), own.on_demand_most))
-    most = min(own.on_demand_most, draft.nodes)
-    wanted = int(min(max(draft.on_demand, draft.on_demand_least), most))
+    draft.min_on_demand_nodes = int(
+        min(max(own.min_on_demand_nodes, draft.pool.base), own.max_on_demand_nodes)
+    )
+    most = min(own.max_on_demand_nodes, draft.nodes)
+    wanted = int(min(max(draft.on_demand, draft.min_on_demand_nodes), most))
     if wanted != draft.on_demand:
         which = "least" if wanted > draft.on_demand else "most"
         said = limits.pools.get(draft.pool.family, own)  # of the pool and its gangs together
-        limit = said.on_demand_least if which == "least" else said.on_demand_most
+        limit = said.min_on_demand_nodes if which == "least" else said.max_on_demand_nodes
         named = f", {limit:g}" if 0 < limit < inf else ""
         draft.reasons.append(
             f"{wanted} on-demand instead of {draft.on_demand}: the {which} of the pool{named}"
@@ -179,8 +181,8 @@ def _ceilings(draft: TargetDraft, own: PoolLimits, limits: Limits) -> list[tuple
     others, kin = _size(draft.others), _size(draft.kin)
     rest = f", of which {draft.rest} {kin}" if kin else ""
     found = [
-        (draft.pool.most, f"max_nodes of the pool is {draft.pool.most}"),
-        (own.most, f"the pool's limit is {own.most + kin:g}{rest}"),
+        (draft.pool.max_nodes, f"max_nodes of the pool is {draft.pool.max_nodes}"),
+        (own.max_nodes, f"the pool's limit is {own.max_nodes + kin:g}{rest}"),
         (limits.nodes - others, f"all pools may have {limits.nodes:g}, the others have {others}"),
     ]
     for team, quota in _quotas(draft, limits):
@@ -236,8 +238,12 @@ def _own(draft: TargetDraft, limits: Limits) -> PoolLimits:
     """
     own = limits.pools.get(draft.pool.family, PoolLimits())
     if draft.is_gang:
-        own = replace(own, least=0, on_demand_least=0)
+        own = replace(own, min_nodes=0, min_on_demand_nodes=0)
     firm = sum(
         max(pool.on_demand, sum(node.market == "on-demand" for node in pool.nodes)) for pool in draft.kin
     )
-    return replace(own, most=own.most - _size(draft.kin), on_demand_most=max(own.on_demand_most - firm, 0))
+    return replace(
+        own,
+        max_nodes=own.max_nodes - _size(draft.kin),
+        max_on_demand_nodes=max(own.max_on_demand_nodes - firm, 0),
+    )

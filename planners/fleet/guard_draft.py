@@ -104,7 +104,7 @@ class TargetDraft:
         self.rest = "the pool and its other gangs have" if self.is_gang else "its gangs have"
         self.prices = prices
         self.nodes, self.on_demand = target.nodes, target.on_demand
-        self.least, self.on_demand_least = 0, 0
+        self.min_nodes, self.min_on_demand_nodes = 0, 0
         self.drain: list[str] = []
         self.reasons: list[str] = []
         self._uses = uses
@@ -241,7 +241,7 @@ class TargetDraft:
     def _afford(self, stay: list[Node], left: float, why: str) -> None:
         """Want no more new nodes than cost at most ``left`` $/h."""
         wanted = self.nodes - len(stay)
-        least = min(self.on_demand_least, self.on_demand)
+        least = min(self.min_on_demand_nodes, self.on_demand)
 
         def rate(count: int, on_demand: int) -> float | None:
             have = sum(node.market == "on-demand" for node in stay)
@@ -265,7 +265,7 @@ class TargetDraft:
             why = f"the price of a new node is not known, and {why}"
         # no exchange that would leave the pool below its least
         self._keep_back(
-            min(self.least, self.nodes) - len(stay) - count, "its replacement node exceeds the budget"
+            min(self.min_nodes, self.nodes) - len(stay) - count, "its replacement node exceeds the budget"
         )
         stay = self.staying()
         count = min(count, self.nodes - len(stay))

@@ -58,7 +58,7 @@ def check_gang(
         return GangVerdict(GangTarget(request, fleet.epoch, f"{why}: the gang exists already", beside))
     firm = request.size if request.market == "on-demand" else 0
     # no node of it is planned yet: what was asked for before and is not there is asked for again
-    states[request.shown] = PoolState(request.shown, 0, 0, there, most=request.size, base=firm)
+    states[request.shown] = PoolState(request.shown, 0, 0, there, max_nodes=request.size, base=firm)
     with_it = replace(fleet, pools=tuple(states[name] for name in sorted(states)))
     if unknown := _unknown_gpus(request, with_it, limits, new):
         return GangVerdict(None, (f"rejected: {unknown}",))

@@ -1,25 +1,26 @@
-"""What no decision about nodes may exceed, as a person writes it down: a section ``limits`` of TOML or JSON.
+"""What no decision about nodes may exceed: the section ``quotas`` of the configuration file.
 
 ::
 
-    [limits]
+    [quotas]
     dollars_per_hour = 40          # of the whole cluster
     dollars_per_run = 250          # of one query, training or pipeline
     nodes = 60                     # of all pools
     grow = 10                      # nodes that one decision adds to a pool at most
     shrink = 5                     # nodes that one decision takes from a pool at most
 
-    [limits.pools.gpu]
-    least = 0
-    most = 16
-    on_demand_least = 0
-    on_demand_most = 2
+    [quotas.pools.gpu]
+    min_nodes = 0
+    max_nodes = 16
+    min_on_demand_nodes = 0
+    max_on_demand_nodes = 2
 
-    [limits.teams.vision]
-    pools = ["gpu"]
-    nodes = 12
-    gpus = 48
-    dollars_per_hour = 25
+    [quotas.teams.vision]
+    gpus = 48                      # that its apps hold together
+    dollars_per_hour = 25          # of its apps' leases
+    budget = 900                   # dollars of all its apps
+    pools = ["gpu"]                # whose nodes are the team's alone: gpus and dollars_per_hour bound them, too
+    nodes = 12                     # of these pools
 """
 
 from collections.abc import Mapping
@@ -33,22 +34,23 @@ from ebbflow.planners.sections import number, only, table
 
 @dataclass(frozen=True, slots=True)
 class PoolLimits:
-    """Nodes of one pool."""
+    """Quota of one pool."""
 
-    least: int = 0
-    most: float = inf
-    on_demand_least: int = 0
-    on_demand_most: float = inf
+    min_nodes: int = 0
+    max_nodes: float = inf
+    min_on_demand_nodes: int = 0
+    max_on_demand_nodes: float = inf
 
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """What the pools of one team may hold together."""
+    """What the apps of one team, and the pools that are its alone, may hold together."""
 
-    pools: tuple[str, ...]
-    nodes: float = inf
+    pools: tuple[str, ...] = ()
+    nodes: float = inf  # of these pools
     gpus: float = inf
     dollars_per_hour: float = inf
+    budget: float = inf  # dollars of all its apps
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +68,8 @@ class Limits:
     def also(self, other: "Limits") -> "Limits":
         """Return limits that both keep: of each the stricter one.
 
-        Where a pool's least is above what the other allows, the most wins. Of a team that both name, this one's quota
-        counts.
+        Where a pool's minimum is above what the other allows, the maximum wins. Of a team that both
+        name, this one's quota counts.
         """
         pools = {
             name: _stricter(self.pools.get(name, PoolLimits()), other.pools.get(name, PoolLimits()))
@@ -84,11 +86,11 @@ class Limits:
         )
 
     @classmethod
-    def parse(cls, content: Mapping[str, Any], source: str = "limits") -> "Limits":
+    def parse(cls, content: Mapping[str, Any], source: str = "quotas") -> "Limits":
         """Read a section; ``source`` begins every message.
 
-        Raises ``OptionError`` that names the key, the value and the rule: unknown keys, numbers below 0, a least
-        above a most, a pool of two teams.
+        Raises ``OptionError`` that names the key, the value and the rule: unknown keys, numbers below 0, a
+        minimum above its maximum, a pool of two teams.
         """
         top = table(content, source)
         numbers = {
@@ -122,22 +124,23 @@ class Limits:
 
 
 def _stricter(one: PoolLimits, other: PoolLimits) -> PoolLimits:
-    most, on_demand = min(one.most, other.most), min(one.on_demand_most, other.on_demand_most)
+    most = min(one.max_nodes, other.max_nodes)
+    on_demand = min(one.max_on_demand_nodes, other.max_on_demand_nodes)
     return PoolLimits(
-        int(min(max(one.least, other.least), most)),
+        int(min(max(one.min_nodes, other.min_nodes), most)),
         most,
-        int(min(max(one.on_demand_least, other.on_demand_least), on_demand, most)),
+        int(min(max(one.min_on_demand_nodes, other.min_on_demand_nodes), on_demand, most)),
         on_demand,
     )
 
 
 def _pool(content: Mapping[str, Any], where: str) -> PoolLimits:
-    only(content, where, ("least", "most", "on_demand_least", "on_demand_most"))
+    only(content, where, ("min_nodes", "max_nodes", "min_on_demand_nodes", "max_on_demand_nodes"))
     found = {key: _count(value, f"{where}.{key}") for key, value in content.items()}
     for least, most in (
-        ("least", "most"),
-        ("on_demand_least", "on_demand_most"),
-        ("on_demand_least", "most"),
+        ("min_nodes", "max_nodes"),
+        ("min_on_demand_nodes", "max_on_demand_nodes"),
+        ("min_on_demand_nodes", "max_nodes"),
     ):
         if found.get(least, 0) > found.get(most, inf):
             raise OptionError(
@@ -147,14 +150,15 @@ def _pool(content: Mapping[str, Any], where: str) -> PoolLimits:
 
 
 def _team(content: Mapping[str, Any], where: str) -> Quota:
-    only(content, where, ("pools", "nodes", "gpus", "dollars_per_hour"))
-    pools = content.get("pools")
-    if not (isinstance(pools, list | tuple) and pools and all(isinstance(one, str) and one for one in pools)):
+    readers = {"nodes": _count, "gpus": _count, "dollars_per_hour": _money, "budget": _budget}
+    only(content, where, ("pools", *readers))
+    pools = content.get("pools", ())
+    if not (isinstance(pools, list | tuple) and all(isinstance(one, str) and one for one in pools)):
         raise OptionError(f"{where}.pools must be a list of names of pools; got {pools!r}")
+    if "nodes" in content and not pools:
+        raise OptionError(f"{where}.nodes are those of the team's own pools: name them as pools = [...]")
     found: dict[str, Any] = {
-        key: (_money if key == "dollars_per_hour" else _count)(value, f"{where}.{key}")
-        for key, value in content.items()
-        if key != "pools"
+        key: read(content[key], f"{where}.{key}") for key, read in readers.items() if key in content
     }
     return Quota(pools=tuple(pools), **found)
 
@@ -163,6 +167,13 @@ def _money(value: object, where: str) -> float:
     found = number(value, where)
     if not found > 0:
         raise OptionError(f"{where} must be > 0 dollars; got {value!r}")
+    return float(found)
+
+
+def _budget(value: object, where: str) -> float:
+    found = number(value, where)
+    if not found >= 0:
+        raise OptionError(f"{where} must be >= 0 dollars; got {value!r}")
     return float(found)
 
 

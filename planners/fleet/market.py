@@ -129,8 +129,8 @@ class Terms:
     per_zone: float = 1.0  # the same of all spot of one zone
     margin: float = 0.1  # what is held counts as cheaper by this share
     ceiling: float = inf  # $/h that is paid for a spot node at most, where on-demand is dearer
-    on_demand_least: int = 0  # nodes
-    on_demand_most: float = inf  # nodes; 0: spot or nothing
+    min_on_demand_nodes: int = 0  # nodes
+    max_on_demand_nodes: float = inf  # nodes; 0: spot or nothing
 
     def __post_init__(self) -> None:
         if not (self.aversion >= 0 and isfinite(self.aversion)):
@@ -142,10 +142,10 @@ class Terms:
             raise OptionError(f"margin must be at least 0 and below 1; got {self.margin}")
         if not self.ceiling > LEAST_LIMIT:
             raise OptionError(f"ceiling must be above {LEAST_LIMIT} $/h; got {self.ceiling}")
-        if not 0 <= self.on_demand_least <= self.on_demand_most:
+        if not 0 <= self.min_on_demand_nodes <= self.max_on_demand_nodes:
             raise OptionError(
-                "0 <= on_demand_least <= on_demand_most must hold; got"
-                f" {self.on_demand_least}, {self.on_demand_most}"
+                "0 <= min_on_demand_nodes <= max_on_demand_nodes must hold; got"
+                f" {self.min_on_demand_nodes}, {self.max_on_demand_nodes}"
             )
 
 
@@ -224,7 +224,7 @@ def choose(
     if not (need >= 0 and isfinite(need)):
         raise OptionError(f"need must be >= 0 units of work; got {need}")
     candidates, left_out = _candidates(tuple(offers), interruption, work, terms, held or {}, frozenset(dry))
-    if need > 0 or terms.on_demand_least:
+    if need > 0 or terms.min_on_demand_nodes:
         _give(candidates, need, terms, left_out)
     return _choice(candidates, need, interruption, left_out)
 
@@ -256,7 +256,7 @@ def _candidates(
                 f"its price of ${offer.price:.4g}/h is above the limit of ${most:.4g}/h: none is launched, and EC2"
                 " interrupts running instances"
             )
-        elif not spot and not terms.on_demand_most:
+        elif not spot and not terms.max_on_demand_nodes:
             left_out[key(offer)] = "on-demand is disabled"
         else:
             rate = offer.interruptions if spot else 0.0
@@ -285,15 +285,15 @@ def _give(candidates: list[_Candidate], need: float, terms: Terms, left_out: Map
 
     def allowed(one: _Candidate) -> bool:
         if one.offer.market == "on-demand":
-            return on_demand < terms.on_demand_most
-        if on_demand < terms.on_demand_least:
+            return on_demand < terms.max_on_demand_nodes
+        if on_demand < terms.min_on_demand_nodes:
             return False
         return (
             one.nodes * one.work < terms.per_place * need - _SLACK * need
             and zones.get(one.offer.zone, 0.0) < terms.per_zone * need - _SLACK * need
         )
 
-    while done < need * (1 - _SLACK) or on_demand < terms.on_demand_least:
+    while done < need * (1 - _SLACK) or on_demand < terms.min_on_demand_nodes:
         free = [one for one in candidates if allowed(one)]
         if not free:
             raise PlanningError(_short(done, need, on_demand, terms, candidates, left_out))
@@ -314,14 +314,15 @@ def _short(
     candidates: list[_Candidate],
     left_out: Mapping[Key, str],
 ) -> str:
-    if on_demand < terms.on_demand_least:
-        said = f"{terms.on_demand_least} on-demand nodes are required; the offers have {on_demand}"
+    if on_demand < terms.min_on_demand_nodes:
+        said = f"{terms.min_on_demand_nodes} on-demand nodes are required; the offers have {on_demand}"
     else:
         said = f"the offers can do {done:g} of {need:g} units of work"
     parts = [f"{_name(one.offer)}: {one.nodes} nodes, then capped" for one in candidates if one.nodes]
     parts += [f"{'/'.join(which)}: {why}" for which, why in left_out.items()]
     caps = (
-        f"per_place {terms.per_place:g}, per_zone {terms.per_zone:g}, on_demand_most {terms.on_demand_most:g}"
+        f"per_place {terms.per_place:g}, per_zone {terms.per_zone:g}, "
+        f"max_on_demand_nodes {terms.max_on_demand_nodes:g}"
     )
     return f"{said} ({'; '.join(parts) or 'there are no offers'}); name more instance types or zones, or raise {caps}"
 

@@ -28,8 +28,8 @@ class PoolState:
     requested: int  # nodes asked for
     nodes: tuple[Node, ...]  # observed, sorted by id; leaving ones too
     on_demand: int = 0  # of the planned, those that must be on-demand
-    least: int = 0
-    most: int = 0
+    min_nodes: int = 0
+    max_nodes: int = 0
     short_since: float | None = None  # Unix time, s: since then fewer have arrived than were asked for
     short_why: str = ""  # what the provider says about it, for people
     base: int = 0  # nodes that are to be on-demand at any time

@@ -241,16 +241,16 @@ Change = (
     | Saved
 )
 CHANGES: Mapping[str, type[Change]] = {
-    "loop-began": LoopBegan,
+    "leader-elected": LoopBegan,
     "capacity-changed": CapacityChanged,
-    "app-entered": AppEntered,
-    "app-moved": AppMoved,
-    "granted": Granted,
-    "extended": Extended,
-    "recalled": Recalled,
-    "ended": Ended,
+    "app-registered": AppEntered,
+    "app-phase-changed": AppMoved,
+    "lease-granted": Granted,
+    "lease-extended": Extended,
+    "lease-revoked": Recalled,
+    "lease-ended": Ended,
     "decided": Decided,
-    "saved": Saved,
+    "checkpoint-saved": Saved,
 }
 """Every kind of change by the name under which it is stored."""
 FENCED = (LoopBegan, CapacityChanged, Granted, Extended, Recalled, Ended)

@@ -81,6 +81,21 @@ def parse_duration(text: str) -> float:
     return seconds
 
 
+def duration_of(value: object, where: str) -> float:
+    """Return the seconds of a number >= 0, or of a text such as ``90s``; ``where`` names it in errors.
+
+    Raises ``OptionError``.
+    """
+    if isinstance(value, str):
+        try:
+            return parse_duration(value)
+        except OptionError as error:
+            raise OptionError(f"{where} {error}") from error
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MAX_SECONDS:
+        raise OptionError(f"{where} must be a duration such as 90s, 5m or 1h30m, or seconds; got {value!r}")
+    return float(value)
+
+
 def show_duration(seconds: float) -> str:
     """Return ``seconds`` as ``parse_duration`` reads them: ``2h``, ``90s``, ``0.5s``."""
     for unit in ("d", "h", "m"):

@@ -29,7 +29,7 @@ class Option:
     )
     in_file: str = ""  # what a pipeline's file says, where ``help`` is for commands only
     metavar: str = ""  # FILE and DIR: a path
-    flags: str = ""  # of the command, unless made of the name
+    flags: str = ""  # of the command, by commas, unless made of the name
     unit: str = ""  # s: a duration
     above: float | None = None
     min: float | None = None

@@ -26,6 +26,7 @@ from ebbflow.planners.model.ledger import (
     Saved,
 )
 from ebbflow.planners.model.ledger_state import State
+from ebbflow.tasks.apps.cancelling import cancel_id, interrupt_process
 from ebbflow.tasks.apps.lease_table import LeaseTable, Rules
 from ebbflow.tasks.apps.loop_report import LOOP, LoopStatusRecord
 from ebbflow.tasks.apps.outbox import Outbox
@@ -89,6 +90,7 @@ class AppAgent:
         lock: held while the app lives, so that no two processes speak for one app.
         settle: called at the start, before any lease is used or let go of: it returns when nothing of an earlier self
             of the app runs any more, and raises when that cannot be had.
+        cancel: called once when the app's cancellation is requested (``ebbflow apps cancel``).
     """
 
     def __init__(
@@ -103,12 +105,15 @@ class AppAgent:
         tell: Callable[[str], None] = lambda _: None,
         lock: RunLock | None = None,
         settle: Callable[[], None] = lambda: None,
+        cancel: Callable[[], None] = interrupt_process,
     ) -> None:
         self._ledger, self.spec = ledger, spec
         self._clock = clock or ledger.clock or SystemClock()
         self._pace = pace or AgentIntervals()
         self._changed, self._tell = changed, tell
-        self._lock_of_app, self._settle = lock, settle
+        self._lock_of_app, self._settle, self._cancel = lock, settle, cancel
+        self._cancelled = False
+        self._former_request: float | None = None  # time of the one that was meant for an earlier run
         self.book = LeaseTable(spec.id, self._clock, rules or rules_of(ledger))
         self._lock = threading.Lock()
         self._outbox = Outbox(ledger, self._say)
@@ -298,6 +303,17 @@ class AppAgent:
             report = AppReport(at=now, holds=holds, released=released, phase=phase, pools=pools)
             self._ledger.report(self.spec.id, report)
         self._said, self._reported, self._pools = news, now, report.pools
+        self._hear_cancellation()
+
+    def _hear_cancellation(self) -> None:
+        """End the app where that was requested since it registered."""
+        if self._cancelled or self._phase in OVER or self._stop.is_set():
+            return
+        if self._ledger.reported_at(cancel_id(self.spec.id)) == self._former_request:
+            return
+        self._cancelled = True
+        self._say("cancellation requested: the app saves its work and ends")
+        self._cancel()
 
     def _notice(self) -> None:
         """Tell the app of a standing that differs from the last."""
@@ -348,6 +364,7 @@ class AppAgent:
         end = self._clock.now() + self._pace.entry
         while True:
             try:
+                self._former_request = self._ledger.reported_at(cancel_id(self.spec.id))
                 self._ledger.write([AppEntered(self.spec)])
                 self._look()
                 self._report()

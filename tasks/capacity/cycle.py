@@ -11,7 +11,7 @@ import numpy as np
 from ebbflow.infra.clock import Clock
 from ebbflow.infra.errors import DoubleBookingError, InfraError, LedgerUnavailableError
 from ebbflow.infra.ledger import Ledger
-from ebbflow.planners.capacity.deciding import decide
+from ebbflow.planners.capacity.decision import decide
 from ebbflow.planners.capacity.values import Cycle, Memory, SchedulerInput, Settings
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model.capacity import Capacity
@@ -21,10 +21,10 @@ from ebbflow.tasks.apps.loop_report import RESERVED
 from ebbflow.tasks.capacity import events as telling
 from ebbflow.tasks.capacity.actuator import ActionExecutor, Done, EvictionResult, Evictor, ScaleResult
 from ebbflow.tasks.capacity.intervals import LoopIntervals
-from ebbflow.tasks.capacity.leading import Lead
-from ebbflow.tasks.capacity.listening import EventDispatcher, LoopEvent
+from ebbflow.tasks.capacity.leadership import Lead
+from ebbflow.tasks.capacity.listeners import EventDispatcher, LoopEvent
 from ebbflow.tasks.capacity.metrics import LoopMetrics
-from ebbflow.tasks.capacity.observing import ObservedState, Watch, change
+from ebbflow.tasks.capacity.observation import ObservedState, Watch, change
 from ebbflow.tasks.drawing.wording import plural
 
 _REFUSED = 5  # decisions in a row that the ledger refuses before the loop gives up on its memory
@@ -160,7 +160,7 @@ class Cycles:
         """Find what others have written that a decision must see."""
         if state.number > self._known:
             for record in state.apps.values():
-                if record.number > self._stamped and 0 <= now - record.entered < self._pace.patience:
+                if record.number > self._stamped and 0 <= now - record.entered < self._pace.ledger_timeout:
                     self._pending.stamps.append(record.entered)
             self._stamped = state.number
             self._pending.due = True
@@ -193,7 +193,7 @@ class Cycles:
     def _decide(
         self, state: State, reports: Mapping[str, AppReport], sight: ObservedState, now: float
     ) -> Cycle | None:
-        rented = sight.fresh(now, self._pace.stale)
+        rented = sight.fresh(now, self._pace.observation_max_age)
         situation = SchedulerInput(
             now,
             state,
@@ -325,7 +325,7 @@ class Cycles:
 
     def _put_right(self, now: float) -> None:
         """Ask for what was planned and not asked for; end processes that no lease allows."""
-        self._repair_at = now + self._pace.repair
+        self._repair_at = now + self._pace.reconcile_interval
         self._hands.repair()
         inspector: object = self.parts.evictor
         if not isinstance(inspector, Inspector):

@@ -1,4 +1,4 @@
-"""What a cycle's changes are called for those who listen: pure."""
+"""The events of a cycle's changes, for listeners: pure."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 from ebbflow.planners.model.ledger import AppMoved, CapacityChanged, Change, Decided, Granted, Lease, Recalled
 from ebbflow.planners.model.ledger_state import State
 from ebbflow.tasks.capacity.actuator import Done, ScaleResult
-from ebbflow.tasks.capacity.listening import LoopEvent
+from ebbflow.tasks.capacity.listeners import LoopEvent
 from ebbflow.tasks.drawing.wording import plural
 
 _NAMED = 20  # leases that one event names
@@ -20,9 +20,9 @@ def of_changes(before: State, changes: Sequence[Change], at: float) -> Iterator[
             case CapacityChanged():
                 yield LoopEvent("changed", change.reason, at, _capacity(before, change))
             case Decided(kind="auction"):
-                yield LoopEvent("settled", change.reason, at, _decided(change) | _leases(granted))
+                yield LoopEvent("auction", change.reason, at, _decided(change) | _leases(granted))
             case Decided(kind="guard"):
-                yield LoopEvent("refused", change.reason, at, _decided(change))
+                yield LoopEvent("rejected", change.reason, at, _decided(change))
             case Decided(kind="recovery"):
                 yield LoopEvent("recovered", change.reason, at, _decided(change))
             case Recalled():
@@ -34,8 +34,8 @@ def of_changes(before: State, changes: Sequence[Change], at: float) -> Iterator[
                     "deadline": change.deadline,
                     "reason": change.reason,
                 }
-                text = f"{plural(len(change.leases), 'lease')} preempted: {change.reason}"
-                yield LoopEvent("recalled", text, at, payload)
+                text = f"{plural(len(change.leases), 'lease')} revoked: {change.reason}"
+                yield LoopEvent("revoked", text, at, payload)
             case AppMoved(phase="lost"):
                 spec = before.apps[change.app].spec if change.app in before.apps else None
                 payload = {
@@ -46,7 +46,7 @@ def of_changes(before: State, changes: Sequence[Change], at: float) -> Iterator[
                 }
                 yield LoopEvent("lost", f"{change.app} marked lost: {change.reason}", at, payload)
             case _:
-                pass  # the ledger has it; nobody acts on it
+                pass  # the ledger has it; no listener acts on it
 
 
 def of_done(done: Iterable[Done], at: float) -> Iterator[LoopEvent]:
@@ -57,21 +57,21 @@ def of_done(done: Iterable[Done], at: float) -> Iterator[LoopEvent]:
             refused = [f"{refusal.of}: {refusal.why}" for refusal in one.applied.refused]
             if asked:
                 yield LoopEvent(
-                    "scaled", f"{one.what}: {'; '.join(asked)}", at, {"asked": asked, "for": one.what}
+                    "scaled", f"{one.what}: {'; '.join(asked)}", at, {"requested": asked, "for": one.what}
                 )
             if refused:
                 text = f"{one.what}: {'; '.join(refused)}"
-                yield LoopEvent("refused", text, at, {"refused": refused, "for": one.what})
+                yield LoopEvent("rejected", text, at, {"rejected": refused, "for": one.what})
 
 
 def _capacity(before: State, change: CapacityChanged) -> Mapping[str, Any]:
     known = before.nodes
     return {
-        "epoch": change.epoch,
+        "revision": change.epoch,
         "nodes": len(known) - len(change.left) + sum(node.id not in known for node in change.nodes),
-        "came": [node.id for node in change.nodes if node.id not in known][:_NAMED],
+        "joined": [node.id for node in change.nodes if node.id not in known][:_NAMED],
         "left": list(change.left[:_NAMED]),
-        "noticed": [notice.node_id for notice in change.notices][:_NAMED],
+        "interruption_pending": [notice.node_id for notice in change.notices][:_NAMED],
         "change": change.reason,
     }
 
@@ -79,7 +79,7 @@ def _capacity(before: State, change: CapacityChanged) -> Mapping[str, Any]:
 def _decided(change: Decided) -> dict[str, Any]:
     return {
         "app": change.app,
-        "epoch": change.epoch,
+        "revision": change.epoch,
         "seconds": round(change.seconds, 4),
         "reason": change.reason,
         "outcome": dict(change.outcome),

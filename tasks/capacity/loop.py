@@ -5,7 +5,7 @@
 - *observed*: the nodes that are there, by ``CapacitySource``, and the leases that the ledger has on them.
 
 One ``step`` observes, decides what is to be planned and leased, acts so that what is requested follows what is
-planned, and records. ``opening.NodeSource`` says what a new source of nodes must implement.
+planned, and records. ``node_sources.NodeSource`` says what a new source of nodes must implement.
 
 Safe at every point, whatever is killed when. The order of a step makes it so:
 
@@ -44,10 +44,10 @@ from ebbflow.tasks.apps.loop_report import problems as unread_problems
 from ebbflow.tasks.capacity.actuator import ActionExecutor, Evictor
 from ebbflow.tasks.capacity.cycle import CycleComponents, Cycles, Point, concerned
 from ebbflow.tasks.capacity.intervals import LoopIntervals
-from ebbflow.tasks.capacity.leading import Lead, holder_name
-from ebbflow.tasks.capacity.listening import EventDispatcher, LoopEvent, LoopListener
+from ebbflow.tasks.capacity.leadership import Lead, holder_name
+from ebbflow.tasks.capacity.listeners import EventDispatcher, LoopEvent, LoopListener
 from ebbflow.tasks.capacity.metrics import LoopMetrics
-from ebbflow.tasks.capacity.observing import FleetObservation, Watch
+from ebbflow.tasks.capacity.observation import FleetObservation, Watch
 
 _FIRST = 0.1  # s before the first attempt
 
@@ -153,7 +153,7 @@ class CapacityLoop:
         self._lead = Lead(ledger, holder or holder_name(), self._pace, self._clock)
         self._hands = ActionExecutor(fleet, evictor, self._clock, self._wake, lambda: self._lead.sure)
         self._announcer = EventDispatcher(listener)
-        self._outage = Outage(self._pace.patience, self._clock, self._lead.holder)
+        self._outage = Outage(self._pace.ledger_timeout, self._clock, self._lead.holder)
         self._cycles = Cycles(
             CycleComponents(
                 ledger,
@@ -235,7 +235,7 @@ class CapacityLoop:
         cycle = self._cycles.once(state, reports)
         now = self._clock.now()
         if now >= self._status_at:
-            self._status_at = now + self._pace.status
+            self._status_at = now + self._pace.status_interval
             self._ledger.report(LOOP, self._row().report(now))
         return cycle
 
@@ -281,12 +281,12 @@ class CapacityLoop:
     def _rest(self, stop: threading.Event, began: float) -> None:
         """Wait for something to do. A cycle that took long is followed by as long a rest, and changes gather."""
         took = self._clock.now() - began
-        if took > self._pace.look:
+        if took > self._pace.poll_interval:
             self.figures.rested += 1
             self._clock.wait(stop, min(took, _MOST_REST))
         else:
-            self._clock.wait(stop, self._pace.settle)
-        left = min(self._pace.look, self._cycles.next - self._clock.now())
+            self._clock.wait(stop, self._pace.batch_delay)
+        left = min(self._pace.poll_interval, self._cycles.next - self._clock.now())
         if left > 0 and not stop.is_set():
             self._clock.wait(self._wake, left)
         self._wake.clear()
@@ -314,13 +314,13 @@ class CapacityLoop:
             round(self._off, 1),
             (*sight.problems, *unread_problems(self._unread)),
             self.figures.to_dict(),
-            self._cycles.parts.settings.grace_s,
+            self._cycles.parts.settings.termination_grace_s,
         )
 
     def _end(self) -> None:
         """Leave in order; leases stay, apps hold what they have until another loop leads."""
         self._watch.stop()
-        self._hands.close(self._pace.act)
+        self._hands.close(self._pace.action_timeout)
         if not self._lead.lost.is_set():
             try:
                 self._ledger.report(LOOP, self._row("stopped").report(self._clock.now()))

@@ -1,28 +1,32 @@
-"""What a capacity loop is asked for: which ledger, which nodes, by which policy, within which limits."""
+"""What a capacity loop is asked for: which ledger, which nodes, by which policy, within which quotas."""
 
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from math import inf
 from pathlib import Path
 from typing import Any
 
 from ebbflow.infra.storage import user_files
-from ebbflow.planners.capacity.values import Scaling, Settings, Team
+from ebbflow.planners.capacity.values import LOOP_KEYS, SCALING_KEYS, Scaling, Settings, Team, teams_of
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model import names
+from ebbflow.planners.model.numbers import duration_of
 from ebbflow.planners.sections import number, only, table
 from ebbflow.tasks.capacity.intervals import LoopIntervals
 from ebbflow.tasks.capacity.own_policies import policy_of
-from ebbflow.tasks.fleet.request import LIMITS, FleetRules
+from ebbflow.tasks.fleet.request import CONFIG, FleetRules
 
-_TIMES = tuple(f.name for f in fields(Settings) if f.name.endswith("_s"))
-_SCALING = tuple(f.name for f in fields(Scaling) if f.name not in ("pools", "fallback"))
+_FACTORS = (
+    "deadline_priority_boost_max",
+    "scale_tolerance",
+    "deadline_safety_factor",
+    "min_marginal_goodput",
+)
 
 
 @dataclass(frozen=True)
 class LoopRules:
-    """What a file of limits says to a loop, beyond what it says to ``ebbflow fleet``.
+    """What the configuration file says to a loop, beyond what it says to ``ebbflow fleet``.
 
     ::
 
@@ -30,20 +34,19 @@ class LoopRules:
         name = "rho-bounded"           # or one of an installed package, or "mymodule:MyPolicy" with --allow-policy
         options = { rho = 1.5 }
 
-        [loop]                         # seconds; ``planners.capacity.values`` has all
-        lease_s = 300
-        interval_s = 60
+        [loop]                         # durations; ``planners.capacity.values.LOOP_KEYS`` has all
+        lease_duration = "5m"
+        auction_interval = "1m"
 
-        [scaling]                      # when nodes are rented and given back; enabled = false leaves them alone
-        idle_s = 300
+        [scaling]                      # when nodes are launched and terminated; enabled = false leaves them alone
+        scale_in_idle = "5m"
         pools = { etl = "cores", gpu = "gpus" }
 
-        [teams.vision]                 # beside [limits.teams.vision], which is about pools
+        [teams.vision]                 # what it may hold stands in [quotas.teams.vision]
         weight = 2
-        gpus = 48
 
-        [pace]                         # seconds; ``LoopIntervals`` has them all
-        source = 0.3
+        [intervals]                    # durations; ``LoopIntervals`` has them all
+        capacity_poll_interval = "300ms"
     """
 
     fleet: FleetRules = field(default_factory=FleetRules)
@@ -52,7 +55,7 @@ class LoopRules:
     times: Mapping[str, float] = field(default_factory=dict)
     scaling: Scaling | None = field(default_factory=Scaling)
     teams: Mapping[str, Team] = field(default_factory=dict)
-    pace: LoopIntervals = field(default_factory=LoopIntervals)
+    intervals: LoopIntervals = field(default_factory=LoopIntervals)
 
     @classmethod
     def read(cls, path: str | Path) -> "LoopRules":
@@ -72,15 +75,14 @@ class LoopRules:
             rules,
             name,
             dict(table(policy.get("options", {}), f"{source}: policy.options")),
-            _numbers(content.get("loop", {}), f"{source}: loop", _TIMES),
+            _values(content.get("loop", {}), f"{source}: loop", LOOP_KEYS),
             _scaling(content.get("scaling", {}), f"{source}: scaling", rules),
-            {
-                name: Team(**_numbers(team, f"{source}: teams.{name}", tuple(f.name for f in fields(Team))))
-                for name, team in table(content.get("teams", {}), f"{source}: teams").items()
-            },
+            _teams(content.get("teams", {}), f"{source}: teams", rules),
             LoopIntervals(
-                **_numbers(
-                    content.get("pace", {}), f"{source}: pace", tuple(f.name for f in fields(LoopIntervals))
+                **_values(
+                    content.get("intervals", {}),
+                    f"{source}: intervals",
+                    {f.name: f.name for f in fields(LoopIntervals)},
                 )
             ),
         )
@@ -94,12 +96,12 @@ class CapacityRequest:
         default=None, repr=False
     )  # default: $EBBFLOW_LEDGER, or ledger.db in our own folder
     cluster: str = "local"
-    source: str = "local"  # local[:NAME], aws[:CONFIG], spark://HOST:PORT or cluster[:NAME]
+    source: str = "local"  # local[:NAME], aws[:FILE], spark://HOST:PORT or cluster[:NAME]
     policy: str = ""  # a name, or "MODULE:NAME"; default: the file's, else rho-bounded
     options: Mapping[str, Any] = field(default_factory=dict)  # of the policy
-    limits: str | None = None  # default: $EBBFLOW_LIMITS
-    lease: float | None = None  # s, instead of the file's
-    interval: float | None = None  # s, instead of the file's
+    config: str | None = None  # the configuration file; default: $EBBFLOW_CONFIG
+    lease_duration: float | None = None  # s, instead of the file's
+    auction_interval: float | None = None  # s, instead of the file's
     take_over: bool = False
     seed: int = 0
     prices: str | None = None  # file of on-demand prices, for aws
@@ -111,15 +113,15 @@ class CapacityRequest:
             raise OptionError(f"seed must be >= 0; got {self.seed}")
 
     def rules(self) -> LoopRules:
-        """Read the limits. Raises ``OptionError``."""
-        given = self.limits or os.environ.get(LIMITS)
+        """Read the configuration file. Raises ``OptionError``."""
+        given = self.config or os.environ.get(CONFIG)
         return LoopRules.read(given) if given else LoopRules()
 
     def settings(self, rules: LoopRules) -> Settings:
         """Return how the loop decides; imports the policy. Raises ``OptionError``."""
         times = dict(rules.times)
-        times |= {"lease_s": self.lease} if self.lease is not None else {}
-        times |= {"interval_s": self.interval} if self.interval is not None else {}
+        times |= {"lease_s": self.lease_duration} if self.lease_duration is not None else {}
+        times |= {"interval_s": self.auction_interval} if self.auction_interval is not None else {}
         named = self.policy or rules.policy
         options = self.options or (rules.options if named == rules.policy else {})
         policy = policy_of(named, options, lease_s=times.get("lease_s"), allowed=self.allow_policies)
@@ -133,14 +135,29 @@ def _scaling(content: object, where: str, rules: FleetRules) -> Scaling | None:
     if not isinstance(enabled, bool):
         raise OptionError(f"{where}.enabled must be true or false; got {enabled!r}")
     pools = table(given.pop("pools", {}), f"{where}.pools")
-    numbers = _numbers(given, where, _SCALING)
-    return Scaling(pools=dict(pools), fallback=rules.fallback, **numbers) if enabled else None
+    values = _values(given, where, SCALING_KEYS)
+    return Scaling(pools=dict(pools), fallback=rules.fallback, **values) if enabled else None
 
 
-def _numbers(content: object, where: str, names: tuple[str, ...]) -> dict[str, float]:
+def _teams(content: object, where: str, rules: FleetRules) -> dict[str, Team]:
+    weights = {}
+    for name, team in table(content, where).items():
+        given = table(team, f"{where}.{name}")
+        only(given, f"{where}.{name}", ("weight",))
+        if "weight" in given:
+            weights[name] = float(number(given["weight"], f"{where}.{name}.weight"))
+        else:
+            weights[name] = 1.0
+    return teams_of(weights, rules.limits)
+
+
+def _values(content: object, where: str, keys: Mapping[str, str]) -> dict[str, float]:
+    """Return the settings of a section by field. All are durations but the factors."""
     given = table(content, where)
-    only(given, where, names)
+    only(given, where, tuple(keys))
     return {
-        name: value if value == inf else float(number(value, f"{where}.{name}"))
-        for name, value in given.items()
+        keys[key]: float(number(value, f"{where}.{key}"))
+        if key in _FACTORS
+        else duration_of(value, f"{where}.{key}")
+        for key, value in given.items()
     }

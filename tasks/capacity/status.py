@@ -10,7 +10,7 @@ from ebbflow.planners.model.ledger import OVER, AppRecord, AppReport, Decided, E
 from ebbflow.planners.model.ledger_state import State
 from ebbflow.tasks.apps.loop_report import LOOP, LoopStatusRecord
 from ebbflow.tasks.apps.loop_report import problems as unread_problems
-from ebbflow.tasks.capacity.leading import LeaseExpiryWatch
+from ebbflow.tasks.capacity.leadership import LeaseExpiryWatch
 
 _BACK = 50  # decisions among which the newest auctions are looked for
 _FAR = 1000  # the same where none of those tells of all apps
@@ -55,6 +55,7 @@ class AppView:
     dollars: float  # of leases that have ended
     silent: float | None  # s since its last report
     reason: str = ""
+    since: float = 0.0  # s since the Unix epoch, when it registered
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +116,7 @@ def look(ledger: Ledger, *, decisions: int = 8, over: int = 5) -> ClusterView:
         max(0.0, now - row.at) if row is not None else None,
         _nodes(state, now),
         _leases(state, now),
-        _apps(state, ended, reports, rho | _decided_rho(last), now),
+        _views(state, [*state.active(), *ended], reports, rho | _decided_rho(last), now),
         tuple(
             DecisionView(event.number, event.at, change.kind, change.app, change.seconds, change.reason)
             for event in last[:decisions]
@@ -123,6 +124,14 @@ def look(ledger: Ledger, *, decisions: int = 8, over: int = 5) -> ClusterView:
         ),
         _problems(state, leader is not None and leader.alive(now), row, now, unread),
     )
+
+
+def app_views(ledger: Ledger, records: Sequence[AppRecord]) -> tuple[AppView, ...]:
+    """Return what the ledger says of single apps, by their records. Raises ``LedgerError``."""
+    named = {record.spec.id: record for record in records}
+    reports = ledger.reports(list(named), unread={})
+    rho = _rho(reports) | _decided_rho(_last(ledger, _BACK))
+    return _views(ledger.state(), records, reports, rho, ledger.clock.now())
 
 
 def _nodes(state: State, now: float) -> tuple[NodeView, ...]:
@@ -162,9 +171,9 @@ def _leases(state: State, now: float) -> tuple[LeaseView, ...]:
     )
 
 
-def _apps(
+def _views(
     state: State,
-    ended: Sequence[AppRecord],
+    records: Sequence[AppRecord],
     reports: Mapping[str, AppReport],
     rho: Mapping[str, float],
     now: float,
@@ -172,9 +181,8 @@ def _apps(
     held: dict[str, int] = {}
     for lease in state.leases.values():
         held[lease.app] = held.get(lease.app, 0) + 1
-    active = list(state.active())
     found = []
-    for record in [*active, *ended]:
+    for record in records:
         id_ = record.spec.id
         report = reports.get(id_)
         found.append(
@@ -191,6 +199,7 @@ def _apps(
                 record.dollars,
                 max(0.0, now - report.at) if report and record.phase not in OVER else None,
                 record.reason,
+                record.entered,
             )
         )
     return tuple(found)
@@ -247,7 +256,7 @@ def _problems(
         found.append(
             "no leader in this cluster: apps keep their leases, no new leases are granted"
             + (f"; {waiting} pending" if waiting else "")
-            + "; start one: ebbflow capacity run"
+            + "; start one: ebbflow capacity start"
         )
     elif row is None or now - row.at > _GONE:
         found.append("the loop is the leader but missed heartbeats: the ledger may be slow")

@@ -80,8 +80,8 @@ def market(seen: Observation, target: Target, rules: FleetRules, book: UsageLog)
     held = Counter((node.instance_type, node.zone, node.market) for node in pool.nodes)
     terms = replace(
         rules.terms,
-        on_demand_least=min(target.on_demand, target.nodes),
-        on_demand_most=max(rules.terms.on_demand_most, target.on_demand),
+        min_on_demand_nodes=min(target.on_demand, target.nodes),
+        max_on_demand_nodes=max(rules.terms.max_on_demand_nodes, target.on_demand),
     )
     try:
         found = choose(

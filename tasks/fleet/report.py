@@ -39,8 +39,8 @@ class PoolRow:
     spot: int  # observed
     on_demand: int  # observed
     on_demand_planned: int
-    least: int
-    most: int
+    min_nodes: int
+    max_nodes: int
     leaving: int  # nodes with a firm notice
     advised: int  # nodes with a rebalance recommendation
     draining: int
@@ -123,8 +123,8 @@ def _pool_row(pool: PoolState, nodes: Sequence[NodeRow]) -> PoolRow:
         sum(node.market == "spot" for node in nodes),
         sum(node.market == "on-demand" for node in nodes),
         pool.on_demand,
-        pool.least,
-        pool.most,
+        pool.min_nodes,
+        pool.max_nodes,
         len(leaving),
         sum(node.state == "advised" for node in nodes),
         sum(node.id in pool.draining for node in nodes),

@@ -17,27 +17,30 @@ from ebbflow.planners.errors import OptionError
 from ebbflow.planners.fleet.fallback import Fallback
 from ebbflow.planners.fleet.limits import Limits
 from ebbflow.planners.fleet.market import Interruption, Terms
+from ebbflow.planners.model.numbers import duration_of
 from ebbflow.planners.sections import number, only, table
 
 T = TypeVar("T")
 
+_DURATIONS = ("after", "hold", "restart", "rework")
+
 CONFIG = "EBBFLOW_CONFIG"
-"""Environment variable that names the configuration."""
-LIMITS = "EBBFLOW_LIMITS"
-"""Environment variable that names the file of limits."""
-OF_LOOP = ("loop", "scaling", "teams", "pace", "policy")
+"""Environment variable that names the configuration file."""
+TERRAFORM_OUTPUT = "EBBFLOW_TERRAFORM_OUTPUT"
+"""Environment variable that names the file which ``terraform output -json`` has written."""
+OF_LOOP = ("loop", "scaling", "teams", "intervals", "policy")
 """Sections of the same file that only a capacity loop reads (``tasks.capacity.request``)."""
 
 _TEACH = (
     "write it where terraform apply was run (terraform/examples/minimal is the cheapest cluster that works): "
-    f"terraform output -json > ebbflow.json; then name the file: "
-    f"--config ebbflow.json (of a loop: --source aws:ebbflow.json), or export {CONFIG}=ebbflow.json"
+    f"terraform output -json > ebbflow.json; then name the file: --terraform-output ebbflow.json "
+    f"(of a loop: --source aws:ebbflow.json), or export {TERRAFORM_OUTPUT}=ebbflow.json"
 )
 
 
 @dataclass(frozen=True)
 class FleetRules:
-    """What decides besides the fleet itself; a file of limits holds it, and each part has a default."""
+    """What decides besides the fleet itself; the configuration file holds it, and each part has a default."""
 
     limits: Limits = field(default_factory=Limits)
     fallback: Fallback = field(default_factory=Fallback)
@@ -47,19 +50,19 @@ class FleetRules:
 
     @classmethod
     def read(cls, path: str | Path) -> "FleetRules":
-        """Read a TOML file with the sections limits, fallback and market. Raises ``OptionError``."""
+        """Read a TOML file with the sections quotas, fallback and market. Raises ``OptionError``."""
         return cls.parse(user_files.read_toml(path), str(path))
 
     @classmethod
     def parse(cls, content: Mapping[str, Any], source: str) -> "FleetRules":
         """Return the rules that ``content`` holds; ``source`` begins every message. Raises ``OptionError``."""
-        only(content, source, ("limits", "fallback", "market", *OF_LOOP))
+        only(content, source, ("quotas", "fallback", "market", *OF_LOOP))
         market = dict(table(content.get("market", {}), f"{source}: market"))
         cost = {name: market.pop(name) for name in ("restart", "rework", "span") if name in market}
         only(market, f"{source}: market", (*(f.name for f in fields(Terms)), "restart", "rework", "span"))
         default = Interruption(restart=120.0, rework=300.0)
         return cls(
-            Limits.parse(content.get("limits", {}), f"{source}: limits"),
+            Limits.parse(content.get("quotas", {}), f"{source}: quotas"),
             _made(Fallback, content.get("fallback", {}), f"{source}: fallback"),
             _made(Terms, market, f"{source}: market"),
             _made(
@@ -75,13 +78,13 @@ class FleetRules:
 class FleetRequest:
     """One call. Paths that are not given are taken from the environment; the present folder is not searched."""
 
-    config: str | None = None  # default: $EBBFLOW_CONFIG
+    terraform_output: str | None = None  # default: $EBBFLOW_TERRAFORM_OUTPUT
     endpoint_url: str | None = None  # of an emulator; default: $AWS_ENDPOINT_URL, which boto3 reads itself
     profile: str | None = None  # of the AWS configuration
     own_credentials: bool = False  # do not take on the cluster's capacity role
-    limits: str | None = None  # default: $EBBFLOW_LIMITS
+    config: str | None = None  # the configuration file; default: $EBBFLOW_CONFIG
     prices: str | None = None  # file of on-demand prices
-    state: str | None = None  # folder of what must not be forgotten; default: fleet/ in Ebbflow's own
+    state_dir: str | None = None  # directory of plans, notices and usage; default: fleet/ in Ebbflow's own
 
     def __post_init__(self) -> None:
         url = urlsplit(self.endpoint_url or "http://localhost")
@@ -91,18 +94,18 @@ class FleetRequest:
             )
 
     def settings(self) -> Settings:
-        """Read the configuration. Raises ``SettingsError`` that says how to come by one."""
-        given = self.config or os.environ.get(CONFIG)
+        """Read Terraform's output. Raises ``SettingsError`` that says how to come by one."""
+        given = self.terraform_output or os.environ.get(TERRAFORM_OUTPUT)
         if not given:
-            raise SettingsError(f"no configuration is named; {_TEACH}")
+            raise SettingsError(f"no file of Terraform's output is named; {_TEACH}")
         path = Path(given).expanduser()
         if not path.is_file():
-            raise SettingsError(f"the configuration {path} does not exist; {_TEACH}")
+            raise SettingsError(f"the file of Terraform's output {path} does not exist; {_TEACH}")
         return Settings.from_terraform(path)
 
     def rules(self) -> FleetRules:
-        """Read the limits. Raises ``OptionError``."""
-        given = self.limits or os.environ.get(LIMITS)
+        """Read the configuration file. Raises ``OptionError``."""
+        given = self.config or os.environ.get(CONFIG)
         return FleetRules.read(given) if given else FleetRules()
 
     def listed(self) -> ListedPrices | None:
@@ -110,8 +113,8 @@ class FleetRequest:
         return ListedPrices.read(Path(self.prices).expanduser()) if self.prices else None
 
     def folder(self) -> Path:
-        """Return the folder of plans, notices and stays."""
-        return Path(self.state).expanduser() if self.state else home() / "fleet"
+        """Return the directory of plans, notices and usage."""
+        return Path(self.state_dir).expanduser() if self.state_dir else home() / "fleet"
 
 
 def unlimited(limits: Limits) -> bool:
@@ -124,11 +127,16 @@ def _made(kind: type[T], content: object, where: str) -> T:
     given = table(content, where)
     whole = {name: int in (hint, *get_args(hint)) for name, hint in get_type_hints(kind).items()}
     only(given, where, tuple(whole))
+    values: dict[str, float] = {}
     for name, value in given.items():
+        if name in _DURATIONS:
+            values[name] = duration_of(value, f"{where}.{name}")
+            continue
         found = value if value == inf else number(value, f"{where}.{name}")
         if whole[name] and (found == inf or found != int(found)):
             raise OptionError(f"{where}.{name} must be a whole number; got {value!r}")
+        values[name] = int(found) if whole[name] else float(found)
     try:
-        return kind(**{name: int(v) if whole[name] else float(v) for name, v in given.items()})
+        return kind(**values)
     except OptionError as error:
         raise OptionError(f"{where}: {error}") from error

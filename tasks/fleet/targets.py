@@ -37,12 +37,12 @@ def for_query(
     gathered, planner = prepare(request, store, clock, run_id="fleet")
     first, *others = (
         Share.uniform(node.cores * nodes, node.memory * nodes, nodes)
-        for nodes in sorted({1, max(state.planned, 1), max(state.most, 1)})
+        for nodes in sorted({1, max(state.planned, 1), max(state.max_nodes, 1)})
     )
     session = session_of(request, gathered, planner, first)
     plans = dict(session.plans)
     for share in others:
-        plans |= {plan.id: plan for plan in candidates(planner, request.policy, share)}
+        plans |= {plan.id: plan for plan in candidates(planner, request.planner, share)}
     found = tuple(plans.values())
     curve = QueryCurve(found, ExecutionState(found[0]), node, clock.now(), MAX_PARALLEL_STAGES)
     return DeadlineScaling(seconds, boot).decide(state, seen.fleet.epoch, curve)

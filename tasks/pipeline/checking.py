@@ -99,14 +99,16 @@ class _Check:
             self.say(step.path, "", str(error))
 
     def team(self, step: StepSpec) -> None:
-        team = self.pipeline.teams.get(step.team)
-        if step.kind == "query" or team is None or team.gpus is None:
+        quota = self.pipeline.quotas.teams.get(step.team)
+        if step.kind == "query" or quota is None:
             return
         least = int(step.options.get("min_gpus") or 1)
         if step.kind == "tuning":
             least = int(step.options.get("gpus", 1))
-        if least > team.gpus:
-            self.say(step.path, "gpus", f"needs {least} GPUs; team {step.team} may hold {team.gpus} at most")
+        if least > quota.gpus:
+            self.say(
+                step.path, "gpus", f"needs {least} GPUs; the quota of team {step.team} is {quota.gpus:g}"
+            )
 
     # --- queries ------------------------------------------------------------------------------------------
 
@@ -251,7 +253,7 @@ class _Check:
                     f"{cluster.prices} has prices of another region than the cluster's, {found.region}"
                 )
 
-        self._filled("cluster.aws", "config", cluster.config, settings)
+        self._filled("cluster.aws", "terraform_output", cluster.terraform_output, settings)
         self.unchecked.append(
             f"credentials and capacity of AWS, and whether {cluster.folder} can be written: no network is asked"
         )

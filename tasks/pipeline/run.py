@@ -13,7 +13,7 @@ from ebbflow.infra.storage.files import write_text
 from ebbflow.infra.storage.user_files import output_problem
 from ebbflow.planners.errors import EbbflowError, OptionError
 from ebbflow.planners.model.options import check_report_paths
-from ebbflow.tasks.capacity.listening import LoopListener
+from ebbflow.tasks.capacity.listeners import LoopListener
 from ebbflow.tasks.capacity.own_policies import check_policy
 from ebbflow.tasks.pipeline.carry import Carrier
 from ebbflow.tasks.pipeline.checking import ReportFinding, check_surroundings

@@ -16,12 +16,12 @@ from ebbflow.planners.capacity.values import Settings
 from ebbflow.planners.errors import EbbflowError
 from ebbflow.planners.hazard import hazard
 from ebbflow.tasks.capacity.actuator import LocalEvictor
-from ebbflow.tasks.capacity.giving_back import give_back
 from ebbflow.tasks.capacity.intervals import LoopIntervals
-from ebbflow.tasks.capacity.leading import leads, led_soon
-from ebbflow.tasks.capacity.listening import LoopListener
+from ebbflow.tasks.capacity.leadership import leads, led_soon
+from ebbflow.tasks.capacity.listeners import LoopListener
 from ebbflow.tasks.capacity.loop import CapacityLoop
-from ebbflow.tasks.capacity.observing import FleetObservation
+from ebbflow.tasks.capacity.observation import FleetObservation
+from ebbflow.tasks.capacity.release import give_back
 from ebbflow.tasks.pipeline.checking import from_environment
 from ebbflow.tasks.pipeline.faulting import schedule_of
 from ebbflow.tasks.pipeline.file.deciding import settings_of
@@ -33,7 +33,9 @@ LEDGER = "ledger.db"  # in the run's folder, of a cluster that comes and goes wi
 _UP = 120.0  # s for the first nodes of this machine, beside their boot time
 _END = 30.0  # s for the loop to end
 _PRIOR_HOURS = 1.0  # how much evidence a stated hazard counts for
-PACE = LoopIntervals(source=0.3, fleet=1.0, lead=6.0)  # one process, one file: quicker than across machines
+PACE = LoopIntervals(
+    capacity_poll_interval=0.3, fleet_poll_interval=1.0, leader_lease=6.0
+)  # one process, one file: quicker than across machines
 
 log = logging.getLogger(__name__)
 
@@ -125,7 +127,9 @@ def _local(
             LocalFleet.start(cluster.pools, run, hazard=learn, wait=_UP + boot, clock=clock)
         )
         listed = {pool.instance_type: pool.price_in("on-demand") for pool in cluster.pools}
-        site = Site(ledger, run, fleet, _local_pools(fleet), listed=listed, grace=settings.grace_s)
+        site = Site(
+            ledger, run, fleet, _local_pools(fleet), listed=listed, grace=settings.termination_grace_s
+        )
 
         def rented() -> FleetObservation:
             seen = fleet.observe()
@@ -162,7 +166,9 @@ def _aws(
 ) -> Iterator[Site]:
     with ExitStack() as stack:
         ledger = stack.enter_context(_ledger(cluster.ledger, cluster.name, clock))
-        room = stack.enter_context(opened_pools(cluster.pools, cluster.config, cluster.prices, clock))
+        room = stack.enter_context(
+            opened_pools(cluster.pools, cluster.terraform_output, cluster.prices, clock)
+        )
         site = Site(ledger, cluster.name, pools=room.pools, make=room.make, listed=room.listed(), joined=True)
         if cluster.loop and not leads(ledger, clock):
             settings = settings_of(pipeline, allowed)
@@ -180,25 +186,25 @@ def _leading(
 
     An interrupt out of turn ends this at once: nodes then stay until another loop leads.
     """
-    from ebbflow.tasks.capacity.opening import opened_nodes
+    from ebbflow.tasks.capacity.node_sources import opened_nodes
     from ebbflow.tasks.capacity.request import CapacityRequest
 
     request = CapacityRequest(
-        cluster=cluster.name, source=f"aws:{cluster.config}", prices=cluster.prices or None
+        cluster=cluster.name, source=f"aws:{cluster.terraform_output}", prices=cluster.prices or None
     )
     rules = request.rules()
     assert settings.scaling is not None
-    # what the file of limits allows ($EBBFLOW_LIMITS) holds for every loop
+    # the quotas of the configuration file ($EBBFLOW_CONFIG) hold for every loop
     settings = replace(
         settings,
         limits=settings.limits.also(rules.fleet.limits),
         scaling=replace(settings.scaling, fallback=rules.fleet.fallback),
     )
-    site.joined, site.grace = False, settings.grace_s
+    site.joined, site.grace = False, settings.termination_grace_s
     with opened_nodes(request, site.ledger, clock) as nodes:
 
         def loop(settings: Settings, listener: LoopListener | None = None) -> CapacityLoop:
-            return nodes.loop(site.ledger, settings, clock=clock, listener=listener, pace=rules.pace)
+            return nodes.loop(site.ledger, settings, clock=clock, listener=listener, pace=rules.intervals)
 
         interrupted = False
         try:

@@ -103,7 +103,7 @@ def run_query_app(
         EbbflowError: bad input, a fault that cannot be mended, or another process runs this app.
     """
     clock = clock or ledger.clock
-    request = replace(request, weight=spec.weight, title=request.title or spec.title)
+    request = replace(request, weight=spec.weight, name=request.name or spec.title)
     orchestrator = orchestrator or PlainOrchestrator()
     folder = AppFolder(request.store_place, spec.id, clock)
     agent = AppAgent(

@@ -15,7 +15,7 @@ from ebbflow.planners.model.ledger import AppSpec
 from ebbflow.tasks.apps.specs import Resume, app_spec
 from ebbflow.tasks.query.request import QueryRequest
 
-_FORMAT = 1
+_FORMAT = 2
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 
 
@@ -86,7 +86,7 @@ def query_spec(request: QueryRequest, id: str, *, deployment: str = "", **fields
     """Return what a query asks for: no GPU, its weight among queries; see ``training_spec``."""
     given: dict[str, Any] = {
         "id": id,
-        "title": request.title,
+        "title": request.name,
         "weight": request.weight,
         "resume": Resume("query", request.store, id, deployment).to_dict(),
     }

@@ -77,9 +77,9 @@ def _open_spark(request: QueryRequest, clock: Clock) -> OpenedEngine:
     )
 
     def hazard(losses: int, node_seconds: float) -> float:
-        if request.hazard is None:
+        if request.interruption_rate is None:
             return recovery.hazard(losses, node_seconds)
-        return recovery.hazard(losses, node_seconds, request.hazard * _PRIOR_HOURS, _PRIOR_HOURS)
+        return recovery.hazard(losses, node_seconds, request.interruption_rate * _PRIOR_HOURS, _PRIOR_HOURS)
 
     held = engine.shape if master else None
     watch = ExecutorWatch(

@@ -58,14 +58,22 @@ def prepare(
     *,
     run_id: str,
     engine: SqlEngine | None = None,
+    options: PlannerOptions | None = None,
 ) -> tuple[Gathered, QueryPlanner]:
-    """Gather what is known of the query, and return it with a planner that knows it, samples of tables too.
+    """Return the query's tables, statistics and history, and a planner that has them and samples of the tables.
 
-    ``run_id`` is unique to the run; ``engine`` is needed for its catalogue only. Raises ``TableError``,
-    ``PlanningError``, ``StorageError``.
+    Args:
+        request: the query.
+        store: keeps statistics and history.
+        clock: gives the time that clock functions of the SQL are frozen to.
+        run_id: unique to the run.
+        engine: whose catalog has the tables, for ``request.catalog`` only.
+        options: of the planner; those of ``request`` unless given.
+
+    Raises ``TableError``, ``PlanningError``, ``StorageError``.
     """
     gathered = gather(request, store, clock, run_id=run_id, engine=engine)
-    return gathered, planner_of(request, gathered, store, run_id=run_id)
+    return gathered, planner_of(request, gathered, store, run_id=run_id, options=options)
 
 
 def gather(
@@ -100,11 +108,16 @@ def gather(
 
 
 def planner_of(
-    request: QueryRequest, gathered: Gathered, store: ParquetCheckpointStore, *, run_id: str
+    request: QueryRequest,
+    gathered: Gathered,
+    store: ParquetCheckpointStore,
+    *,
+    run_id: str,
+    options: PlannerOptions | None = None,
 ) -> QueryPlanner:
     """Return the query's planner, with the engine's built-in costs: a session fits them to the history.
 
-    What it would otherwise guess is measured on samples of the tables (cached). Raises as ``prepare``.
+    Selectivities that statistics do not give are measured on samples of the tables (cached). Raises as ``prepare``.
     """
     planner = QueryPlanner(
         gathered.parsed,
@@ -112,7 +125,7 @@ def planner_of(
         DEFAULTS[request.engine],
         now=gathered.now,
         salt=run_id,
-        options=PlannerOptions(cuts=request.cuts),
+        options=options or PlannerOptions(cuts=request.materialize),
     )
     planner.sample(_measure(planner, gathered, store.cache("statistics")))
     return planner

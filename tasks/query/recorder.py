@@ -142,15 +142,15 @@ class RunRecorder(Listener):
         known = frozenset(s.fingerprint for s in self.stages if s.status in ("completed", "reused"))
         return QueryReport(
             query=request.sql,
-            policy=request.policy,
+            policy=request.planner,
             engine=request.engine,
             master=request.master if request.engine == "spark" else "",
-            title=request.title,
+            title=request.name,
             started=self.started,
             seconds=seconds,
             rows=result.rows,
             columns=result.relation.columns,
-            result_path=request.out or result.uri,
+            result_path=request.output or result.uri,
             stages=tuple(self.stages),
             decisions=decisions,
             capacity=tuple(self.capacity),

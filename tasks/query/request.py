@@ -1,6 +1,6 @@
-"""What a user asks for: one query run, checked before anything starts.
+"""The request of one query run, checked before anything starts.
 
-Commands are made of what it declares, so that every start of the command line imports it: what is heavy waits.
+Commands are made of its fields, so every start of the command line imports this module: heavy imports wait.
 """
 
 import re
@@ -17,11 +17,11 @@ from ebbflow.planners.model import options
 from ebbflow.planners.model.options import option
 
 Engine = Literal["spark", "duckdb"]
-PolicyName = Literal["qoop", "clarinet", "volcano", "single"]
+PlannerName = Literal["qoop", "clarinet", "volcano", "single"]
 
 
 def default_store() -> str:
-    """Return where checkpoints go unless asked otherwise."""
+    """Return the directory that keeps checkpoints unless a request names another."""
     return str(home() / "store")
 
 
@@ -31,10 +31,12 @@ class QueryRequest:
 
     sql: str
     tables: str | None = option(
-        None, "Folder of Parquet files, or of folders of them: DIR or s3://bucket/prefix", metavar="DIR"
+        None,
+        "Directory of the tables, Parquet files or directories of them: DIR or s3://bucket/prefix",
+        metavar="DIR",
     )
     catalog: bool = option(
-        False, "Use the tables that the Spark session's catalogue knows", flags="--catalog"
+        False, "Tables of the Spark session's catalog instead of a directory of tables", flags="--catalog"
     )
     engine: Engine = option(
         "spark", "Engine that runs the stages: spark, or duckdb (embedded, needs no Java)"
@@ -42,38 +44,44 @@ class QueryRequest:
     master: str = option(
         "local[2]", "Spark master: local[2], spark://host:7077, ...; 'cluster' is the one of cluster up"
     )
-    policy: PolicyName = option(
+    planner: PlannerName = option(
         "qoop",
-        "Re-planning policy: qoop re-plans at each change, clarinet and volcano choose once, single runs one "
-        "statement",
-        in_file="how it is re-planned",
+        "Planner of the query: qoop re-plans at each change of capacity, clarinet and volcano plan once, single runs "
+        "one statement",
+        in_file="planner of the query: qoop re-plans at each change of capacity, clarinet and volcano plan once, "
+        "single runs one statement",
         metavar="NAME",
     )
-    cuts: Literal["cost", "every-join", "none"] = option(
+    materialize: Literal["cost", "every-join", "none"] = option(
         "cost",
-        "Where plans are cut into stages: by cost, after every-join, or none",
-        in_file="where plans are cut into stages",
+        "Materialization of intermediate results as checkpoints: where it pays (cost), after every-join, or none",
         metavar="WHERE",
     )
     dialect: str = option("spark", "SQL dialect of the query, as sqlglot names it")
-    out: str | None = option(None, "Write the result to this Parquet file", metavar="FILE")
-    json: str | None = option(None, "Write the report to this JSON file", metavar="FILE")
-    report: str | None = option(None, "Write the report to this HTML page", metavar="FILE")
+    output: str | None = option(
+        None,
+        "Parquet file for the rows of the result: FILE or s3://bucket/key",
+        flags="--output,-o",
+        metavar="FILE",
+    )
+    report: tuple[str, ...] = option(
+        (), "File for the report, .html (a page) or .json (the data). Repeatable", unless=None, metavar="FILE"
+    )
     store: str = option(
         default_store,
-        "Where checkpoints live, DIR or s3://bucket/prefix; it must outlive every node",
+        "Directory of the checkpoints, DIR or s3://bucket/prefix; it must outlive every node",
         unless="store/ in ~/.cache/ebbflow",
         metavar="DIR",
     )
-    reuse: bool = option(True, "Take finished stages of earlier runs")
+    reuse: bool = option(True, "Reuse of stages that earlier runs finished")
     hysteresis: float = option(  # QOOP, Fig 2.15: 10-25 %
-        0.15, "Fraction of the remaining time by which another plan must be sooner", min=0
+        0.15, "Fraction of the remaining time that a switch to another plan must save", min=0
     )
-    hazard: float | None = option(
+    interruption_rate: float | None = option(
         None,
-        "Expected node losses per node-hour",
-        unless="learnt from what happens",
-        unit="losses per node-hour",
+        "Expected interruptions per node-hour",
+        unless="estimated from observed losses",
+        unit="per node-hour",
         min=0,
     )
     weight: float = option(
@@ -82,24 +90,26 @@ class QueryRequest:
         above=0,
     )
     calibrate: bool = option(
-        False, "Measure the engine first if nothing is known of its speed", flags="--calibrate"
+        False, "Measurement of the engine's speed before the query, unless it is known", flags="--calibrate"
     )
     executor_memory: str | None = option(None, "Heap size of an executor, such as 1400m")
     conf: dict[str, str] = option(dict, "Further Spark settings")
     verify: bool = option(
         False,
-        "Compare the result with DuckDB's",
-        in_file="compare the result with DuckDB's on the same files",
+        "Comparison of the result with DuckDB's on the same files; exit status 3 if they differ",
+        in_file="comparison of the result with DuckDB's on the same files",
         flags="--verify",
     )
     allow_functions: tuple[str, ...] = option(
-        (), "That SQL may call though they reach beyond the tables, such as read_csv"
+        (), "Functions that the SQL may call though they reach beyond the tables, such as read_csv"
     )
     fraction: float = option(
-        1.0, "Of the cluster that this query may count on", above=0, max=1, command=False
+        1.0, "Fraction of the cluster that this query may count on", above=0, max=1, command=False
     )
-    title: str = ""
-    store_budget: float = option(20.0, "Of checkpoints kept for later runs", unit="GiB", min=0, command=False)
+    name: str = ""
+    store_budget: float = option(
+        20.0, "Size limit of checkpoints kept for later runs", unit="GiB", min=0, command=False
+    )
 
     def __post_init__(self) -> None:
         from sqlglot.dialects.dialect import Dialect
@@ -121,11 +131,12 @@ class QueryRequest:
                 f"(--catalog), not both; got {'both' if self.catalog else 'neither'}"
             )
         if self.catalog and self.engine == "duckdb":
-            raise OptionError("catalog=True needs engine spark: the embedded DuckDB has no catalogue")
+            raise OptionError("catalog=True needs engine spark: the embedded DuckDB has no catalog")
         if not self.store.strip():
-            raise OptionError("store must name a folder, local or s3://; got an empty text")
-        self.store_place, self.tables_place, self.out_place  # noqa: B018  a wrong one is refused here
+            raise OptionError("store must name a directory, local or s3://; got an empty text")
+        self.store_place, self.tables_place, self.output_place  # noqa: B018  raises for a wrong one
         validate_options(self.hysteresis, 0.0, 0.0)
+        object.__setattr__(self, "report", options.check_report_paths(self.report))
         object.__setattr__(self, "allow_functions", checked_functions(self.allow_functions))
 
     @cached_property
@@ -135,13 +146,13 @@ class QueryRequest:
 
     @cached_property
     def tables_place(self) -> StorageLocation | None:
-        """Return the folder of tables; ``None`` for those of a catalogue."""
+        """Return the directory of the tables; ``None`` for those of a catalog."""
         return StorageLocation(self.tables) if self.tables else None
 
     @cached_property
-    def out_place(self) -> StorageLocation | None:
-        """Return where the result is to be written."""
-        return StorageLocation(self.out) if self.out else None
+    def output_place(self) -> StorageLocation | None:
+        """Return where the rows of the result are written; ``None``: only to the store."""
+        return StorageLocation(self.output) if self.output else None
 
     @classmethod
     def of(cls, sql: str, **options: Any) -> "QueryRequest":
@@ -169,6 +180,6 @@ _MASTER = re.compile(
 
 
 def check_master(master: str) -> None:
-    """Raise ``OptionError`` for the address of a Spark master that cannot be one. Nothing is asked."""
+    """Raise ``OptionError`` for a Spark master's address of the wrong form. Nothing is connected to."""
     if master.startswith("spark://") and not _MASTER.fullmatch(master):
         raise OptionError(f"a Spark master's address is spark://HOST:PORT; got {master!r:.120}")

@@ -2,7 +2,7 @@
 
 import threading
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -18,7 +18,7 @@ from ebbflow.infra.storage.files import GIB
 from ebbflow.planners.model import Capacity, Share
 from ebbflow.planners.query.coverage import coverage, sentences
 from ebbflow.planners.query.plan.qep import Stage
-from ebbflow.planners.query.planner import QueryPlanner
+from ebbflow.planners.query.planner import PlannerOptions, QueryPlanner
 from ebbflow.planners.query.running.execution import Execution
 from ebbflow.planners.query.running.packing import simulate
 from ebbflow.planners.query.running.session import MAX_PARALLEL_STAGES, Session, planning_share
@@ -206,13 +206,13 @@ def session_of(
     session = Session(
         planner,
         share,
-        request.policy,
+        request.planner,
         hysteresis=request.hysteresis,
         fraction=request.fraction,
         history=gathered.history,
         versions=gathered.versions,
     )
-    if slices is None or not request.reuse or request.policy == "single":
+    if slices is None or not request.reuse or request.planner == "single":
         return session
     if begun := slices.begun(session.fingerprints):  # an earlier run has left slices
         session.divide_as_before(begun)
@@ -236,12 +236,17 @@ def _listener(
 
 
 def explain(
-    request: QueryRequest, share: Share, clock: Clock | None = None
+    request: QueryRequest, share: Share, clock: Clock | None = None, *, without: Collection[str] = ()
 ) -> tuple[tuple[PlanReport, ...], tuple[str, ...]]:
-    """Plan ``request`` for ``share`` without running anything; return candidates and notes."""
+    """Plan ``request`` for ``share`` without running anything; return the candidates and notes.
+
+    ``without`` names rewrites that the planner leaves out, of ``planners.query.planner.REWRITE_NAMES``. Raises
+    ``OptionError`` for another name, and the errors of planning.
+    """
+    options = PlannerOptions(cuts=request.materialize, without=frozenset(without))
     clock = clock or SystemClock()
     store = ParquetCheckpointStore(request.store_place, clock=clock)
-    gathered, planner = prepare(request, store, clock, run_id="explain")
+    gathered, planner = prepare(request, store, clock, run_id="explain", options=options)
     session = session_of(request, gathered, planner, share)
     session.begin({}, clock.now())
     decision = session.execution.decisions[0]

@@ -23,6 +23,7 @@ from ebbflow.tasks.drawing.wording import (
 from ebbflow.tasks.query.report import DecisionReport, PlanReport, QueryReport
 from ebbflow.tasks.report.bars import MARKS
 from ebbflow.tasks.report.dag import Direction, dag_svg
+from ebbflow.tasks.report.files import write_reports
 from ebbflow.tasks.report.timeline import timeline_svg
 
 if TYPE_CHECKING:
@@ -61,16 +62,14 @@ def execute(
 
 
 def deliver(outcome: "QueryOutcome", request: "QueryRequest") -> "QueryOutcome":
-    """Write what ``request`` asks for of a finished query: its rows, its report as JSON, and as a page.
+    """Write the rows of a finished query and its reports to the files that ``request`` names; return the outcome.
 
-    Returns the outcome. Raises ``StorageError`` for what cannot be written; what comes after it is not written then.
+    Raises ``StorageError`` for what cannot be written; what comes after it is not written then.
     """
-    if request.out_place:
-        write_result(outcome.result, request.out_place)
-    if request.json:
-        outcome.report.write_json(request.json)
-    if request.report:
-        write_text(request.report, report_html(outcome.report))
+    if request.output_place:
+        write_result(outcome.result, request.output_place)
+    report = outcome.report
+    write_reports(request.report, html=lambda: report_html(report), json=report.to_json)
     return outcome
 
 

@@ -50,26 +50,25 @@ BASES: dict[str, tuple[str, ...]] = {
     "nodes down": (),
     "data tpch": ("--scale", "0.01"),
     "data tpcds": ("--scale", "0.01"),
-    "bench sql": ("--tables", "tables"),
     "simulate training": ("--workload", "jobs.csv", "--cluster", "2x2", "--policy", "tiresias"),
-    "fleet status": ("--config", "config.json"),
-    "fleet prices": ("--config", "config.json"),
-    "fleet cost": ("--config", "config.json"),
-    "fleet plan": ("--config", "config.json"),
-    "fleet grow": ("gpu", "1", "--config", "config.json", "--dry-run"),
-    "fleet shrink": ("gpu", "1", "--config", "config.json", "--dry-run"),
-    "fleet drain": ("i-0123456789abcdef0", "--config", "config.json", "--dry-run"),
-    "fleet gang": ("g1", "--pool", "gpu", "--size", "1", "--config", "config.json", "--dry-run"),
-    "fleet end": ("g1", "--config", "config.json", "--dry-run"),
-    "fleet notices show": ("--config", "config.json"),
-    "fleet notices redrive": ("--config", "config.json"),
-    "fleet notices read": ("--config", "config.json"),
+    "fleet status": ("--terraform-output", "config.json"),
+    "fleet prices": ("--terraform-output", "config.json"),
+    "fleet cost": ("--terraform-output", "config.json"),
+    "fleet plan": ("--terraform-output", "config.json"),
+    "fleet grow": ("gpu", "1", "--terraform-output", "config.json", "--dry-run"),
+    "fleet shrink": ("gpu", "1", "--terraform-output", "config.json", "--dry-run"),
+    "fleet drain": ("i-0123456789abcdef0", "--terraform-output", "config.json", "--dry-run"),
+    "fleet gang": ("g1", "--pool", "gpu", "--size", "1", "--terraform-output", "config.json", "--dry-run"),
+    "fleet end": ("g1", "--terraform-output", "config.json", "--dry-run"),
+    "fleet notices show": ("--terraform-output", "config.json"),
+    "fleet notices redrive": ("--terraform-output", "config.json"),
+    "fleet notices read": ("--terraform-output", "config.json"),
     "ledger status": ("--ledger", "ledger.db"),
     "ledger events": ("--ledger", "ledger.db"),
     "ledger verify": ("--ledger", "ledger.db"),
-    "ledger upgrade": ("--ledger", "ledger.db"),
+    "ledger migrate": ("--ledger", "ledger.db"),
     "ledger prune": ("--ledger", "ledger.db", "--before", "30d", "--dry-run"),
-    "capacity run": ("--source", "aws:config.json", "--ledger", "ledger.db", "--runner", "plain"),
+    "capacity start": ("--source", "aws:config.json", "--ledger", "ledger.db", "--runner", "plain"),
     "capacity status": ("--ledger", "ledger.db"),
     "capacity stop": ("--ledger", "ledger.db"),
     "prefect init": (),
@@ -238,7 +237,7 @@ ODD: dict[str, Place] = {
     "a list": _writes(b"[1, 2]\n"),
     "a text": _writes(b"hello\n"),
     "a tag": _writes(b"a: !!python/object/apply:os.system [id]\n"),
-    "TOML of nan": _writes(b"[limits]\ndollars_per_hour = nan\n"),
+    "TOML of nan": _writes(b"[quotas]\ndollars_per_hour = nan\n"),
 }
 """Files that are bad for nearly everything."""
 
@@ -312,8 +311,8 @@ READ: dict[tuple[str, str], str] = {
     ("simulate training", "throughputs"): "throughputs.json",
     ("simulate training", "spot_trace"): "spot.csv",
     ("simulate training", "prices"): "spot-prices.csv",
-    ("capacity run", "limits"): "limits.toml",
-    ("capacity run", "prices"): "prices.toml",
+    ("capacity start", "limits"): "limits.toml",
+    ("capacity start", "prices"): "prices.toml",
 }
 """Options that read a file, and a file that is right for them; those of ``ebbflow fleet`` are the same everywhere."""
 _EVERYWHERE = {"config": "config.json", "limits": "limits.toml", "prices": "prices.toml"}
@@ -367,11 +366,11 @@ COMBINED: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("tune", ("script.py", "--space", "space.yaml", "--gpus", "2"), "GPUs"),
     ("query", ("q.sql", "--engine", "duckdb"), "--tables"),
     ("query", ("q.sql", "--tables", "tables", "--catalog"), "--catalog"),
-    ("query", (*BASES["query"], "--out", "same", "--json", "same"), "same"),
+    ("query", (*BASES["query"], "--output", "same.json", "--report", "same.json"), "same"),
     ("elastic", (*BASES["elastic"], "--restart"), "restart"),
     ("elastic", (*BASES["elastic"], "--resume"), "folder"),
     ("demo", ("--query", "5", "--set", "a=b"), "--set"),
-    ("demo", ("--cuts", "cost"), "--cuts"),
+    ("demo", ("--materialize", "cost"), "--materialize"),
     ("fleet plan", (*BASES["fleet plan"], "--nodes", "2"), "--nodes"),
     ("fleet plan", ("gpu", *BASES["fleet plan"], "--query", "q.sql"), "--within"),
     ("simulate training", (*BASES["simulate training"], "--notice", "5"), "--spot-trace"),
@@ -384,8 +383,8 @@ COMBINED: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("report", (*BASES["report"], "8000"), "8000"),
     ("report", (*BASES["report"], "--since", "1h", "--until", "2h"), "--since"),
     ("nodes up", (), "--spark"),
-    ("capacity run", ("--source", "local", "--on-demand-prices", "prices.toml"), "prices.toml"),
-    ("capacity run", ("--cluster", "a b/../c", *BASES["capacity run"]), "a b/../c"),
+    ("capacity start", ("--source", "local", "--on-demand-prices", "prices.toml"), "prices.toml"),
+    ("capacity start", ("--cluster", "a b/../c", *BASES["capacity start"]), "a b/../c"),
 )
 """Options each of which is right, and that do not go together; what a message must name."""
 
@@ -536,7 +535,7 @@ def _file_cases(
     arguments = with_value(command, base, parameter, bad)
     statuses = (1, 2) if name in LEDGERS else (2,)  # a ledger that cannot be used is a failure, too
     for what, place in BROKEN.items():
-        surely = not (what == "missing" and name in LEDGERS and words == "capacity run")
+        surely = not (what == "missing" and name in LEDGERS and words == "capacity start")
         yield Case(words, arguments, bad, option, f"{option}: {what}", surely, place, statuses)
     for what, place in ODD.items():
         yield Case(words, arguments, bad, option, f"{option}: {what}", False, place, statuses)

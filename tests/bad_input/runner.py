@@ -43,7 +43,7 @@ STARTS = (
     "tests.evaluation.scar.run.evaluate",
     "tests.evaluation.systems.evaluate",
     "ebbflow.tasks.simulation.runs.run_all",
-    "ebbflow.tasks.bench.runner.Bench.run",
+    "tests.benchmarks.sql.runner.Bench.run",
     "ebbflow.infra.tables.benchmark_data.tpch",
     "ebbflow.infra.tables.benchmark_data.tpcds",
     "ebbflow.infra.local_fleet.LocalFleet.start",

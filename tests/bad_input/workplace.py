@@ -15,7 +15,7 @@ cluster:
       gpu: {kind: gpu, nodes: 1, max_nodes: 2, price: 0.9}
     at: [fit+5s:kill:gpu]
 teams:
-  research: {weight: 1, gpus: 2}
+  research: {weight: 1}
 queries:
   orders:
     team: research
@@ -34,27 +34,32 @@ tunings:
     script: script.py
     space: {lr: {log: [0.001, 0.3]}, width: {int: [16, 128]}}
     trials: 6
-loop: {policy: rho-bounded, lease: 1m, interval: 20s, scaling: {wait: 5s, idle: 30s}}
+loop:
+  policy: rho-bounded
+  lease_duration: 1m
+  auction_interval: 20s
+  scaling: {scale_out_after: 5s, scale_in_idle: 30s}
 budget: 50
-limits: {dollars_per_hour: 10, pools: {gpu: {most: 2}}}
+quotas: {dollars_per_hour: 10, pools: {gpu: {max_nodes: 2}}, teams: {research: {gpus: 2}}}
 """
 LIMITS = """\
-[limits]
+[quotas]
 dollars_per_hour = 40
 nodes = 60
-[limits.pools.gpu]
-most = 4
+[quotas.pools.gpu]
+max_nodes = 4
+[quotas.teams.vision]
+gpus = 48
 [teams.vision]
 weight = 2
-gpus = 48
 [scaling]
-idle_s = 300
+scale_in_idle = 300
 pools = { gpu = "gpus" }
 [loop]
-lease_s = 300
-interval_s = 60
-[pace]
-source = 0.3
+lease_duration = 300
+auction_interval = 60
+[intervals]
+capacity_poll_interval = 0.3
 [policy]
 name = "rho-bounded"
 options = { rho = 1.5 }

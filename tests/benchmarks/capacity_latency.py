@@ -38,7 +38,7 @@ from ebbflow.planners.query.plan.qep import Stage
 from ebbflow.planners.query.plan.state import ReplanDecision
 from ebbflow.tasks.apps.agent import AllocationStatus, AppAgent
 from ebbflow.tasks.capacity.metrics import percentile
-from ebbflow.tasks.capacity.opening import opened_loop
+from ebbflow.tasks.capacity.node_sources import opened_loop
 from ebbflow.tasks.capacity.request import CapacityRequest
 from ebbflow.tasks.drawing.charts import bars_svg
 from ebbflow.tasks.query.listening import NullQueryListener
@@ -66,7 +66,7 @@ SQL = (
 
 def lead(ledger: str, fleet: str, limits: str, stop: Flag) -> None:
     """Be the capacity loop, in a process of its own, until ``stop``."""
-    request = CapacityRequest(ledger, fleet, f"local:{fleet}", limits=limits)
+    request = CapacityRequest(ledger, fleet, f"local:{fleet}", config=limits)
     over = threading.Event()
     parent = os.getppid()
 

@@ -46,7 +46,13 @@ WARM = 20.0  # s before changes are counted: the cluster fills
 
 
 def settings(policy: str) -> Settings:
-    return Settings(policy=live_policy(policy), silent_s=SILENT, leave_s=2.0, grace_s=5.0, scaling=None)
+    return Settings(
+        policy=live_policy(policy),
+        heartbeat_timeout_s=SILENT,
+        drain_lead_s=2.0,
+        termination_grace_s=5.0,
+        scaling=None,
+    )
 
 
 # --- in real time -------------------------------------------------------------------------------------------------
@@ -74,7 +80,7 @@ def real_time(
                 churn,
                 settings(policy),
                 evictor=SureEvictor(clock),
-                pace=LoopIntervals(source=0.2),
+                pace=LoopIntervals(capacity_poll_interval=0.2),
                 seed=seed,
                 point=point,
             )

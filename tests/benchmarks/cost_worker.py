@@ -56,7 +56,7 @@ class Work:
             QUERY,
             tables=self._tables,
             engine="duckdb",
-            cuts="every-join",
+            materialize="every-join",
             store=str(store / "store"),
         )
         query.execute(asked, query.PlainOrchestrator())

@@ -27,8 +27,8 @@ HEAD = """# Benchmarks
 
 Where a section says nothing else, times are medians of runs in which the things compared take turns; ratios say more
 than seconds. Each section names its command; the figures are read from the JSON files in `docs/benchmarks` by
-`python -m tests.benchmarks.document`. `make bench` runs all of them but `make chaos`, `ebbflow bench sql` and
-`tests.benchmarks.undisturbed_cost`, which needs an older checkout.
+`python -m tests.benchmarks.document`. `make bench` runs all of them but `make chaos`,
+`python -m tests.benchmarks.sql` and `tests.benchmarks.undisturbed_cost`, which needs an older checkout.
 """
 
 

@@ -1,4 +1,4 @@
-"""The sections on ``ebbflow bench sql``."""
+"""The sections on ``python -m tests.benchmarks.sql``."""
 
 import re
 from typing import Any
@@ -39,8 +39,9 @@ def _method(found: dict[str, Any]) -> str:
 Three systems take turns on the same warm application, cluster and files: Spark SQL with its own SQL settings and
 adaptive execution (`spark`), the same with cost-based optimiser, column statistics, join reordering and graceful
 decommissioning on a notice (`spark-cbo`), and Ebbflow. {setup["workers"]} one-core workers on loopback,
-{setup["cap"]}; {setup["machine"]}; Spark {setup["spark"]}{_archive(setup)}. `ebbflow bench sql --help` says what
-the schedules do. A time is from the SQL text to the whole Parquet result, each answer compared with DuckDB's; a
+{setup["cap"]}; {setup["machine"]}; Spark {setup["spark"]}{_archive(setup)}. `python -m tests.benchmarks.sql --help`
+says what the schedules do. A time is from the SQL text to the whole Parquet result, each answer compared with
+DuckDB's; a
 ratio is Ebbflow's time over that of the better plain system.
 
 What is prepared before any time is taken: column statistics for `spark-cbo` (ANALYZE) and for Ebbflow (footers and
@@ -80,7 +81,7 @@ def _command(found: dict[str, Any]) -> str:
         "memory": setup["memory"], "seed": setup["seed"],
     }  # fmt: skip
     words = [f"--{k} {v}" for k, v in options.items()] + [f"--conf {k}={v}" for k, v in setup["conf"].items()]
-    return " ".join(["ebbflow bench sql", *words])
+    return " ".join(["python -m tests.benchmarks.sql", *words])
 
 
 def _bars(found: dict[str, Any]) -> str:

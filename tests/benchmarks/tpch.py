@@ -107,7 +107,7 @@ def _request(arguments: argparse.Namespace, number: int, policy: str, store: str
         tables=arguments.tables,
         engine=arguments.engine,
         master=arguments.master,
-        policy=policy,
+        planner=policy,
         store=store,
         reuse=False,
         verify=True,

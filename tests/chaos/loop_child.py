@@ -23,7 +23,7 @@ def main(url: str, cluster: str, nodes: str, name: str, silence: str) -> None:
     database.CONNECT = float(silence)
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
-    pace = replace(FAST, lead=1.5, patience=120.0)
+    pace = replace(FAST, leader_lease=1.5, ledger_timeout=120.0)
     try:
         with Ledger.open(url, cluster=cluster) as ledger:
             loop = CapacityLoop(ledger, None, FileSource(Path(nodes)), settings(), pace=pace, holder=name)

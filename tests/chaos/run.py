@@ -77,8 +77,8 @@ class Play:
 
     def loop(self, name: str) -> Kept:
         arguments = [
-            "capacity", "run", "--cluster", CLUSTER, "--source", f"local:{self.scene.fleet.name}",
-            "--limits", str(self.scene.folder / "limits.toml"), "--runner", "plain",
+            "capacity", "start", "--cluster", CLUSTER, "--source", f"local:{self.scene.fleet.name}",
+            "--config", str(self.scene.folder / "limits.toml"), "--runner", "plain",
         ]  # fmt: skip
         return Kept(name, lambda: command(*arguments), self.scene.folder, self.scene.environment)
 

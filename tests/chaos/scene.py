@@ -29,57 +29,57 @@ POOLS = {"spark": "sql", "gpu": "gpu"}
 
 LIMITS = """
 [loop]
-lease_s = 24
-interval_s = 3
-leave_s = 2
-grace_s = 6
-silent_s = 6
-plan_s = 15
+lease_duration = 24
+auction_interval = 3
+drain_lead = 2
+termination_grace = 6
+heartbeat_timeout = 6
+plan_timeout = 15
 
 [scaling]
-boot_s = 5
-wait_s = 2
-idle_s = 15
-hold_s = 5
+provision_time = 5
+scale_out_after = 2
+scale_in_idle = 15
+cooldown = 5
 pools = { gpu = "gpus", sql = "cores" }
 
 [teams.sales]
 weight = 2
 
-[teams.labs]
+[quotas.teams.labs]
 gpus = 2
 
-[pace]
-lead = 4
-source = 0.3
-fleet = 1
-repair = 20
+[intervals]
+leader_lease = 4
+capacity_poll_interval = 0.3
+fleet_poll_interval = 1
+reconcile_interval = 20
 
-[limits]
+[quotas]
 dollars_per_hour = 20
 """
 
 
 BRIEF_LIMITS = """
 [loop]
-lease_s = 16
-interval_s = 2
-leave_s = 1
-grace_s = 3
-silent_s = 3
-plan_s = 10
+lease_duration = 16
+auction_interval = 2
+drain_lead = 1
+termination_grace = 3
+heartbeat_timeout = 3
+plan_timeout = 10
 
 [scaling]
-boot_s = 2
-wait_s = 1
-idle_s = 15
-hold_s = 5
+provision_time = 2
+scale_out_after = 1
+scale_in_idle = 15
+cooldown = 5
 pools = { gpu = "gpus" }
 
-[pace]
-lead = 2
-source = 0.3
-fleet = 1
+[intervals]
+leader_lease = 2
+capacity_poll_interval = 0.3
+fleet_poll_interval = 1
 """
 
 

@@ -85,7 +85,7 @@ PLANS: dict[str, tuple[Plan, ...]] = {
         Plan("from ebbflow import App", "run", saved="mine.py"),
         Plan("from dataclasses import dataclass", "run", given=("decides",)),
         Plan("import numpy as np", "run", after=("from ebbflow import App",)),
-        Plan("ebbflow capacity run", "check", "runs until it is stopped; tests/tasks/capacity start loops"),
+        Plan("ebbflow capacity start", "check", "runs until it is stopped; tests/tasks/capacity start loops"),
         Plan("[policy]", "run", given=("loop rules",)),
         Plan("[project.entry-points", "run", given=("offered policies",)),
     ),
@@ -117,12 +117,12 @@ PLANS: dict[str, tuple[Plan, ...]] = {
     "docs/fleet.md": (
         Plan("pip install 'prefect-ebbflow[aws]'", "check", AWS),
         Plan('source = "agreement', "run", given=("on-demand prices",)),
-        Plan("[limits]", "run", given=("fleet rules",)),
+        Plan("[quotas]", "run", given=("fleet rules",)),
         Plan("from prefect import flow", "check", AWS),
     ),
     "docs/aws.md": (
         Plan("pip install", "check", INSTALL),
-        Plan("[limits]", "run", given=("fleet rules",)),
+        Plan("[quotas]", "run", given=("fleet rules",)),
         Plan("", "check", AWS),
     ),
     "docs/airflow.md": (

@@ -103,7 +103,7 @@ def test_every_key_of_a_pipelines_file_is_in_the_reference(made: dict[str, str])
         steps.TUNING,
         form.POOL,
         form.LOOP,
-        form.LIMITS,
+        form.QUOTAS,
     ):
         for key in section.keys:
             assert f"| `{key.name}` |" in made["reference/pipeline.md"]

@@ -30,7 +30,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(place)
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.setenv("PATH", f"{place / 'bin'}:{os.environ['PATH']}")
-    for name in ("EBBFLOW_HOME", "EBBFLOW_LEDGER", "EBBFLOW_CONFIG", "EBBFLOW_LIMITS", "PREFECT_API_URL"):
+    for name in (
+        "EBBFLOW_HOME",
+        "EBBFLOW_LEDGER",
+        "EBBFLOW_TERRAFORM_OUTPUT",
+        "EBBFLOW_CONFIG",
+        "PREFECT_API_URL",
+    ):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.syspath_prepend(str(place))
     monkeypatch.setattr(sys, "dont_write_bytecode", True)

@@ -228,12 +228,12 @@ def test_elastic_executors(tmp_path: Path) -> None:
 
 @pytest.mark.processes
 def test_a_capacity_loop_on_local_nodes_and_the_page_of_its_ledger(tmp_path: Path) -> None:
-    assert rows("ebbflow capacity run, local fleet") == []
+    assert rows("ebbflow capacity start, local fleet") == []
     ledger = tmp_path / "ledger.sqlite"
     with mode({"ebbflow report": "the command"}) as scene:
         try:
             run(scene, tmp_path, "nodes", "up", "--gpu", "1", "--slots", "1")
-            loop = ("capacity", "run", "--source", "local", "--cluster", "lab", "--ledger", ledger)
+            loop = ("capacity", "start", "--source", "local", "--cluster", "lab", "--ledger", ledger)
             watched(scene, tmp_path, *loop, until=lambda said: "gpu-1" in said)
             page = ("report", "0", "--serve", "--ledger", ledger, "--cluster", "lab")
             holds(scene, tmp_path, rows("ebbflow report --serve"), *page)

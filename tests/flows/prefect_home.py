@@ -31,13 +31,13 @@ cluster:
       gpu: {kind: gpu, nodes: 1, min_nodes: 0, max_nodes: 1}
 trainings:
   fit: {script: SCRIPT, arguments: [--epochs, "2000"]}
-loop: {lease: 20s, interval: 5s}
+loop: {lease_duration: 20s, auction_interval: 5s}
 """
 _LIMITS = """
 [loop]
-silent_s = 6
-lease_s = 30
-interval_s = 5
+heartbeat_timeout = 6
+lease_duration = 30
+auction_interval = 5
 [scaling]
 enabled = false
 """

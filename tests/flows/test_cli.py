@@ -108,8 +108,8 @@ def test_a_query_from_a_file_writes_all_that_it_is_asked_for(tables: str, tmp_pa
     sql, data, page, out = (tmp_path / n for n in ("by-nation.sql", "r.json", "r.html", "r.parquet"))
     sql.write_text(JOINED + "ORDER BY name")
     done = run_cli(
-        "query", sql, *duckdb(tables), "--cuts", "every-join", "--verify",
-        "--json", data, "--report", page, "--out", out,
+        "query", sql, *duckdb(tables), "--materialize", "every-join", "--verify",
+        "--report", data, "--report", page, "-o", out,
     )  # fmt: skip
     assert done.returncode == 0
     report = json.loads(data.read_text())
@@ -254,10 +254,10 @@ def test_a_query_without_tables_is_told_how_to_name_them(complaint: Complain) ->
     assert "--tables DIR" in complaint("query", JOINED, "--engine", "duckdb")
 
 
-def test_an_unknown_policy_is_answered_with_the_known_ones(tables: str) -> None:
-    done = CliRunner().invoke(cli.app, ["query", JOINED, *duckdb(tables), "--policy", "best"])
+def test_an_unknown_planner_is_answered_with_the_known_ones(tables: str) -> None:
+    done = CliRunner().invoke(cli.app, ["query", JOINED, *duckdb(tables), "--planner", "best"])
     assert done.exit_code == 2
-    assert all(policy.value in done.output for policy in query_cli.Policy)
+    assert all(planner.value in done.output for planner in query_cli.Planner)
 
 
 # --- explain ----------------------------------------------------------------------------------------------
@@ -267,25 +267,80 @@ def test_explain_shows_candidates_side_by_side_and_runs_nothing(
     tables: str, tmp_path: Path, home: Path
 ) -> None:
     page = tmp_path / "plans.html"
-    given = ["--tables", tables, "--engine", "duckdb", "--cuts", "every-join"]
-    done = run_cli("explain", JOINED, *given, "--html", page, "--sql", "--capacity", "cores=2,memory=1GiB")
-    assert (done.returncode, done.stderr) == (0, "")
+    given = ["--tables", tables, "--engine", "duckdb", "--materialize", "every-join"]
+    data = tmp_path / "plans.json"
+    done = run_cli(
+        "explain",
+        JOINED,
+        *given,
+        "--report",
+        page,
+        "--report",
+        data,
+        "--sql",
+        "--capacity",
+        "cores=2,memory=1GiB",
+    )
+    assert done.returncode == 0
+    assert done.stderr.splitlines()[-2:] == [f"report: {page}", f"report: {data}"]
+    assert all(line.startswith(("note: ", "report: ")) for line in done.stderr.splitlines())
     plans = re.findall(r"^(qep-\w+) +\d+ +[\d.]+ s", done.stdout, re.M)
     assert len(plans) == len(set(plans)) > 1
     assert done.stdout.count("✓ chosen") == 1
     assert re.search(r"^-- .* → ckpt_\w+$", done.stdout, re.M)
     assert all(plan in page.read_text() for plan in plans)
+    assert [plan["id"] for plan in json.loads(data.read_text())["plans"]] == plans
     assert not list(home.glob("store/data/*"))
+
+
+def test_explain_prints_one_json_document_with_stages_costs_and_notes(tables: str) -> None:
+    given = ["--tables", tables, "--engine", "duckdb", "--materialize", "every-join"]
+    done = run_cli("explain", JOINED, *given, "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    document = json.loads(done.stdout)
+    assert document.keys() == {"format", "query", "name", "capacity", "plans", "notes"}
+    (chosen,) = (plan for plan in document["plans"] if plan["chosen"])
+    assert chosen["estimated_seconds"] > 0
+    assert all(stage["sql"] for stage in chosen["stages"])
+
+
+def test_explain_leaves_rewrites_out_and_names_them_when_one_is_unknown(
+    tables: str, complaint: Complain
+) -> None:
+    from ebbflow.planners.query.planner import REWRITE_NAMES
+
+    given = ["explain", JOINED, "--tables", tables, "--engine", "duckdb"]
+    assert run_cli(*given, "--without", "merging,factoring", "--without", "hints").returncode == 0
+    said = complaint(*given, "--without", "merging,no-such")
+    assert said == f"no rewrite is called 'no-such'; they are {', '.join(REWRITE_NAMES)}"
+    help_text = " ".join(CliRunner().invoke(cli.app, ["explain", "--help"]).output.replace("│", " ").split())
+    assert f"by commas: {', '.join(REWRITE_NAMES)}." in help_text
+
+
+@pytest.mark.parametrize("command", ["query", "explain"])
+def test_a_report_of_another_ending_is_refused(command: str, tables: str, complaint: Complain) -> None:
+    said = complaint(command, JOINED, "--tables", tables, "--engine", "duckdb", "--report", "plans.pdf")
+    assert said == (
+        "report must name files that end in .html (the page) or .json (the data); got 'plans.pdf'"
+    )
+
+
+def test_json_is_short_for_the_format_and_excludes_another(tables: str, complaint: Complain) -> None:
+    done = run_cli("query", "SELECT count(*) AS n FROM orders", *duckdb(tables), "--json", "-q")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout) == [{"n": 600}]
+    given = ["query", JOINED, *duckdb(tables), "--format", "csv", "--json"]
+    assert "--json is short for --format json; got --format csv, too" in complaint(*given)
 
 
 @pytest.mark.parametrize(
     ("capacity", "message"),
     [
-        ("3 cores", "capacity must look like cores=3,memory=6GiB,nodes=3,hazard=2; got '3 cores'"),
+        ("3 cores", "capacity must look like cores=3,memory=6GiB,nodes=3,interruption_rate=2; got '3 cores'"),
         ("cores=0", "cores must be > 0; got 0"),
         ("memory=lots", "memory must be a positive size such as 6GiB or 512m; got 'lots'"),
         ("nodes=1.5", "nodes must be a whole number from 1 to 1,000,000; got '1.5'"),
-        ("hazard=-1", "hazard must be >= 0; got -1"),
+        ("interruption_rate=-1", "interruption_rate must be >= 0; got -1"),
         ("gpus=1", "capacity must look like .*; got 'gpus=1'"),
     ],
 )
@@ -368,7 +423,7 @@ def test_a_query_on_a_prefect_server_is_recorded_there(tables: str, prefect_serv
     from prefect.client.orchestration import get_client
     from prefect.client.schemas.sorting import FlowRunSort
 
-    given = ["--tables", tables, "--engine", "duckdb", "--cuts", "every-join"]
+    given = ["--tables", tables, "--engine", "duckdb", "--materialize", "every-join"]
     done = run_cli("query", JOINED, *given, PREFECT_API_URL=prefect_server)  # --runner auto
     assert done.returncode == 0
     assert f"in a Prefect flow run on {prefect_server}" in done.stderr

@@ -78,9 +78,8 @@ def test_a_query_writes_nothing_of_its_environment(
         engine="duckdb",
         conf={"spark.hadoop.fs.s3a.secret.key": f"conf-{CANARY}"},
         store=str(tmp_path / "store"),
-        out=str(tmp_path / "out.parquet"),
-        json=str(tmp_path / "report.json"),
-        report=str(tmp_path / "report.html"),
+        output=str(tmp_path / "out.parquet"),
+        report=(str(tmp_path / "report.json"), str(tmp_path / "report.html")),
     )
     outcome = deliver(execute(request, PlainOrchestrator()), request)
     assert (tmp_path / "report.html").stat().st_size > 1000

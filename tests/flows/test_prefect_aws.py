@@ -25,17 +25,17 @@ pytestmark = [pytest.mark.prefect, pytest.mark.processes, pytest.mark.usefixture
 PRICES = 'source = "made up"\nregion = "us-east-1"\n[on_demand]\n"g5.xlarge" = 1.006\n'
 LIMITS = """
 [loop]
-interval_s = 5
+auction_interval = 5
 [scaling]
 pools = { gpu = "gpus" }
-boot_s = 5
-wait_s = 0.5
-hold_s = 0.5
-[pace]
-look = 0.05
-source = 0.1
-fleet = 0.5
-settle = 0.02
+provision_time = 5
+scale_out_after = 0.5
+cooldown = 0.5
+[intervals]
+poll_interval = 0.05
+capacity_poll_interval = 0.1
+fleet_poll_interval = 0.5
+batch_delay = 0.02
 """
 
 
@@ -118,7 +118,7 @@ def test_the_loop_of_a_cluster_s_block_rents_nodes_in_its_account(
         ledger=file,
         cluster="lab",
         source="aws",
-        limits=str(limits),
+        config=str(limits),
         aws=EbbflowAws.load(account),
     ).save(name)
     held: list[str] = []

@@ -51,7 +51,7 @@ def finished(prefect: Home, tables: str, tmp_path_factory: pytest.TempPathFactor
         tables=tables,
         title=TITLE,
         engine="duckdb",
-        cuts="every-join",
+        materialize="every-join",
         store=str(tmp_path_factory.mktemp("store")),
     )
     assert prefect.ended(run) == "COMPLETED", prefect.log()

@@ -129,7 +129,7 @@ def test_a_training_on_leases_is_cancelled_killed_and_gone_on_with(prefect: Home
             loop = prefect.run(
                 "capacity-loop/capacity",
                 source="local:lab",
-                limits=str(prefect.folder / "fleet.toml"),
+                config=str(prefect.folder / "fleet.toml"),
                 **where,
             )
             eventually(lambda: len(ledger.state().nodes) == 2, LONG)
@@ -180,7 +180,7 @@ def test_a_pipeline_on_a_cluster_that_is_there_is_killed_and_gone_on_with(
             loop = prefect.run(
                 "capacity-loop/capacity",
                 source="local:lab",
-                limits=str(prefect.folder / "fleet.toml"),
+                config=str(prefect.folder / "fleet.toml"),
                 **where,
             )
             eventually(lambda: ledger.state().nodes, LONG)

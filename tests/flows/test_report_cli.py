@@ -74,7 +74,7 @@ def run(*arguments: str):
 
 def test_a_page_is_written_and_what_matters_said(filled, tmp_path):
     path, report = filled
-    found = run("--ledger", str(path), "--out", str(tmp_path / "deep" / "page.html"))
+    found = run("--ledger", str(path), "--output", str(tmp_path / "deep" / "page.html"))
     assert found.exit_code == 0, found.output
     assert f"{len(report.apps)} apps:" in found.output
     html = (tmp_path / "deep" / "page.html").read_text()
@@ -85,11 +85,11 @@ def test_a_page_is_written_and_what_matters_said(filled, tmp_path):
 def test_json_goes_to_a_file_or_to_standard_output(filled, tmp_path, monkeypatch):
     path, report = filled
     monkeypatch.chdir(tmp_path)
-    found = run("--ledger", str(path), "--json", "-")
+    found = run("--ledger", str(path), "--json")
     assert found.exit_code == 0
     assert ClusterReport.from_json(found.stdout).apps == report.apps
     assert json.loads(found.stdout)["format"] == 1
-    assert run("--ledger", str(path), "--json", "r.json").exit_code == 0
+    assert run("--ledger", str(path), "--output", "r.json").exit_code == 0
     assert ClusterReport.from_json(Path("r.json").read_text()).number == report.number
     assert not list(tmp_path.glob("*.html"))
     assert run("--ledger", str(path)).exit_code == 0
@@ -99,25 +99,25 @@ def test_json_goes_to_a_file_or_to_standard_output(filled, tmp_path, monkeypatch
 def test_a_part_of_the_time_and_a_pipeline(filled):
     path, _ = filled
     found = run(
-        "--ledger", str(path), "--json", "-", "--since", "2026-09-21T15:00", "--until", "2026-09-21T16:00:00Z"
+        "--ledger", str(path), "--json", "--since", "2026-09-21T15:00", "--until", "2026-09-21T16:00:00Z"
     )
     part = ClusterReport.from_json(found.stdout)
     assert part.seconds == 3600
-    found = run("--ledger", str(path), "--json", "-", "--pipeline", "nightly")
+    found = run("--ledger", str(path), "--json", "--pipeline", "nightly")
     assert {a.pipeline for a in ClusterReport.from_json(found.stdout).apps} == {"nightly"}
 
 
 def test_the_page_is_opened_where_that_is_asked_for(filled, tmp_path, monkeypatch):
     opened = []
     monkeypatch.setattr("webbrowser.open", opened.append)
-    assert run("--ledger", str(filled[0]), "--out", str(tmp_path / "a page.html"), "--open").exit_code == 0
+    assert run("--ledger", str(filled[0]), "--output", str(tmp_path / "a page.html"), "--open").exit_code == 0
     assert opened == [(tmp_path / "a page.html").as_uri()]
 
 
 def test_prices_of_one_s_own_are_compared_with(filled, tmp_path):
     file = tmp_path / "prices.toml"
     file.write_text('source = "me"\nregion = "eu-west-1"\n[on_demand]\n"m6i.4xlarge" = 0.856\n')
-    found = run("--ledger", str(filled[0]), "--json", "-", "--on-demand-prices", str(file))
+    found = run("--ledger", str(filled[0]), "--json", "--on-demand-prices", str(file))
     assert json.loads(found.stdout)["money"]["total"]["list_dollars"] > 0
 
 
@@ -131,7 +131,8 @@ def test_prices_of_one_s_own_are_compared_with(filled, tmp_path):
         (["--since", "25:00"], "--since must be like 2h"),
         (["8080"], "a port is for --serve"),
         (["--serve", "70000"], "a port is 0 to 65535"),
-        (["--out", "/proc/nowhere/page.html"], "cannot write"),
+        (["--output", "/proc/nowhere/page.html"], "cannot write"),
+        (["--output", "page.pdf"], "must end with .html"),
     ],
 )
 def test_what_cannot_be_done_is_said(filled, arguments, said):
@@ -325,12 +326,12 @@ def test_ctrl_c_ends_the_server(filled, tmp_path):
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
     ) as process:
         try:
-            line = process.stdout.readline()
+            line = process.stderr.readline()
             url = re.search(r"http://127\.0\.0\.1:\d+/", line)[0]
             assert "Cluster" in httpx.get(url, trust_env=False, timeout=60.0).text
             process.send_signal(signal.SIGINT)
             out, err = process.communicate(timeout=60)
         finally:
             process.kill()
-    assert (process.returncode, err) == (0, "")
-    assert "ended" in out
+    assert (process.returncode, out) == (0, "")
+    assert "ended" in err

@@ -15,10 +15,10 @@ FACE = "flows.face"  # laid as the package itself: what users import, and nothin
 
 SUBJECTS = {
     "query", "training", "tuning", "fleet", "nodes", "capacity", "pipeline", "simulation", "elastic", "report",
-    "bench", "communication",
+    "communication",
 }  # fmt: skip
 OTHERS = {  # rooms that are of no subject
-    "flows": {"airflow", "blocks", "cli", "face", "ledger", "runs", "setup"},
+    "flows": {"airflow", "apps", "blocks", "cli", "face", "ledger", "runs", "setup"},
     "tasks": {"apps", "drawing", "faults"},  # faults: scripted ones, of trainings, fleets, pipelines, benchmarks
     "infra": {
         "aws", "clock", "errors", "ledger", "local_fleet", "machine", "packages", "protocols", "spark", "storage",
@@ -33,9 +33,9 @@ FLOORS = {
         "face",
         "cli",
         "setup",
-        "pipeline report",
+        "pipeline report apps",
         "capacity tuning ledger",
-        "query training fleet bench simulation airflow",
+        "query training fleet simulation airflow",
         "nodes elastic",
         "runs",
         "blocks",
@@ -45,7 +45,7 @@ FLOORS = {
         "capacity simulation",
         "report tuning nodes",
         "training",
-        "fleet bench",
+        "fleet",
         "query",
         "apps elastic",
         "drawing faults",

@@ -183,7 +183,7 @@ def query_command(folder: Path) -> list[str]:
         pq.write_table(pa.table(columns), data / f"{name}.parquet")
     return [
         *("query", QUERY, "--tables", str(data), "--store", str(folder / "store"), "--engine", "duckdb"),
-        *("--cuts", "every-join", "--runner", "plain"),
+        *("--materialize", "every-join", "--runner", "plain"),
     ]
 
 

@@ -157,7 +157,7 @@ class Ride:
         if hazard:  # statements without a fixed cost: even small stages are worth dividing
             model = self.planner.model
             self.planner.model = model.with_rates(model.rates, 1e-9)
-        self.plans = candidates(self.planner, request.policy, Share.uniform(cores, 8.0, 2, hazard=hazard))
+        self.plans = candidates(self.planner, request.planner, Share.uniform(cores, 8.0, 2, hazard=hazard))
         self.inbox: Inbox = Inbox()
         self.listener = Recorder()
 
@@ -173,7 +173,11 @@ class Ride:
     ) -> Driver:
         """Run to the end; return the driver, whose session and book tells everything. Raises what the run raises."""
         execution = Execution(
-            self.plans, chosen, self.request.policy, replanner or Replanner(self.plans), max_parallel_stages=4
+            self.plans,
+            chosen,
+            self.request.planner,
+            replanner or Replanner(self.plans),
+            max_parallel_stages=4,
         )
         threads = Threads(8)
         planner = self.planner

@@ -216,12 +216,12 @@ class SpotFleet:
     def _planned(self, state: FleetState, target: Target, group: Group, refused: list[Refusal]) -> FleetState:
         """Return ``state`` with the plan of ``target``; why less was planned goes to ``refused``."""
         pool, old = target.pool, state.plans.get(target.pool) or adopted(group)
-        nodes = min(max(target.nodes, group.least), group.most)
+        nodes = min(max(target.nodes, group.min_nodes), group.max_nodes)
         if nodes != target.nodes:
             refused.append(
                 Refusal(
                     pool,
-                    f"desired {target.nodes} nodes, the group allows {group.least} to {group.most}: "
+                    f"desired {target.nodes} nodes, the group allows {group.min_nodes} to {group.max_nodes}: "
                     f"{nodes} are planned",
                 )
             )
@@ -265,8 +265,8 @@ class SpotFleet:
             return Refusal(name, "its group is terminating it already")
         plan = state.plans.get(group.pool) or adopted(group)
         surplus = member.counts and desired[group.pool] > plan.nodes
-        if surplus and desired[group.pool] <= group.least:
-            return Refusal(name, f"min_nodes of its group is {group.least}")
+        if surplus and desired[group.pool] <= group.min_nodes:
+            return Refusal(name, f"min_nodes of its group is {group.min_nodes}")
         desired[group.pool] -= surplus
         return asg.end(group, name, replaced=not surplus)
 

@@ -47,8 +47,8 @@ class Group:
 
     pool: str
     name: str
-    least: int
-    most: int
+    min_nodes: int
+    max_nodes: int
     desired: int
     on_demand_base: int
     members: tuple[Member, ...]
@@ -120,7 +120,7 @@ def steps(group: Group, plan: Plan) -> tuple[ProviderCall, ...]:
         asks.append(
             _ask(group, "protect", 0, "UpdateAutoScalingGroup", NewInstancesProtectedFromScaleIn=True)
         )
-    nodes = min(max(plan.nodes, group.least), group.most)
+    nodes = min(max(plan.nodes, group.min_nodes), group.max_nodes)
     base = min(plan.on_demand, nodes)
     if group.policy and base != group.on_demand_base:
         asks.append(
@@ -225,8 +225,8 @@ def _group(pool: str, one: Mapping[str, Any]) -> Group:
     return Group(
         pool=pool,
         name=one["AutoScalingGroupName"],
-        least=one["MinSize"],
-        most=one["MaxSize"],
+        min_nodes=one["MinSize"],
+        max_nodes=one["MaxSize"],
         desired=one["DesiredCapacity"],
         on_demand_base=int(policy.get("InstancesDistribution", {}).get("OnDemandBaseCapacity") or 0),
         members=tuple(

@@ -1,7 +1,8 @@
 """The ledger's tables. ``events`` is the truth; all others but ``reports`` and ``leads`` follow from it.
 
 Their names start with ``ledger_``, because other programs' tables may be in the same database. ``migrations`` makes
-them; a test compares the two. Times are seconds since the Unix epoch, money is dollars.
+them; a test compares the two. Times are seconds since the Unix epoch, money is
+dollars. A column's ``key`` is the field of the value that it holds.
 """
 
 from sqlalchemy import (
@@ -27,9 +28,9 @@ clusters = Table(
     Column("at", Double, nullable=False),  # of the last event
     Column("token", BigInteger, nullable=False),
     Column("holder", Text, nullable=False),
-    Column("epoch", BigInteger, nullable=False),
+    Column("revision", BigInteger, key="epoch", nullable=False),
     Column("last_lease", BigInteger, nullable=False),
-    Column("hazard", Double, nullable=False),
+    Column("interruption_rate", Double, key="hazard", nullable=False),
     Column("pruned", BigInteger, nullable=False),  # events up to this one may be gone; a snapshot has them
     PrimaryKeyConstraint("cluster"),
 )
@@ -95,8 +96,8 @@ nodes = Table(
     Column("rack", Text, nullable=False),
     Column("gpus", Integer, nullable=False),
     Column("price", Double, nullable=False),  # dollars per hour
-    Column("came", Double, nullable=False),  # the last time
-    Column("gone", Double),  # null: it is there
+    Column("joined", Double, key="came", nullable=False),  # the last time
+    Column("left_at", Double, key="gone"),  # null: it is there
     PrimaryKeyConstraint("cluster", "node"),
 )
 
@@ -117,11 +118,11 @@ apps = Table(
     Column("app", Text, nullable=False),
     Column("kind", Text, nullable=False),
     Column("team", Text, nullable=False),
-    Column("title", Text, nullable=False),
+    Column("name", Text, key="title", nullable=False),
     Column("pipeline", Text, nullable=False),
     Column("phase", Text, nullable=False),
     Column("reason", Text, nullable=False),
-    Column("entered", Double, nullable=False),
+    Column("registered", Double, key="entered", nullable=False),
     Column("number", BigInteger, nullable=False),  # of the event that entered it
     Column("ended", Double),
     Column("service", Double, nullable=False),  # GPU-seconds
@@ -142,9 +143,9 @@ leases = Table(
     Column("slot", Integer, nullable=False),
     Column("since", Double, nullable=False),
     Column("until", Double, nullable=False),
-    Column("epoch", BigInteger, nullable=False),
+    Column("revision", BigInteger, key="epoch", nullable=False),
     Column("price", Double, nullable=False),  # dollars per hour
-    Column("recalled", Double),
+    Column("preempt_deadline", Double, key="recalled"),
     Column("reason", Text, nullable=False),
     Column("ended", Double),  # null: it is held
     Column("ended_reason", Text, nullable=False),
@@ -180,7 +181,7 @@ decisions = Table(  # what they were based on stands in the event
     Column("at", Double, nullable=False),
     Column("kind", Text, nullable=False),
     Column("app", Text, nullable=False),
-    Column("epoch", BigInteger, nullable=False),
+    Column("revision", BigInteger, key="epoch", nullable=False),
     Column("seconds", Double, nullable=False),
     Column("reason", Text, nullable=False),
     PrimaryKeyConstraint("cluster", "number"),

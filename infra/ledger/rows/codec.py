@@ -16,6 +16,21 @@ FORMAT = 1
 LARGEST = 16 * 1024 * 1024  # characters of one change
 VALUES = Form(strict=True, sparse=True, named=True)
 _NAMES: Mapping[type, str] = {kind: name for name, kind in CHANGES.items()}
+FORMER: Mapping[str, str] = {
+    "loop-began": "leader-elected",
+    "app-entered": "app-registered",
+    "app-moved": "app-phase-changed",
+    "granted": "lease-granted",
+    "extended": "lease-extended",
+    "recalled": "lease-revoked",
+    "ended": "lease-ended",
+    "saved": "checkpoint-saved",
+}
+"""Names under which ledgers of schema version 0001 have stored kinds of changes -> names of today.
+
+They are translated when read. A migration that rewrote them would have to make new checksums, which cover the kind,
+and a change that a disk has damaged before would pass for a right one from then on.
+"""
 
 
 class Packed(NamedTuple):
@@ -27,14 +42,20 @@ class Packed(NamedTuple):
 
 
 def kind_of(change: type[Change] | str) -> str:
-    """Return the stored name of a kind of change: ``Granted``, ``"Granted"`` and ``"granted"`` are one."""
+    """Return the stored name of a kind of change: ``Granted``, ``"Granted"`` and ``"lease-granted"`` are one."""
     if isinstance(change, str):
         for name, kind in CHANGES.items():
-            if change in (name, kind.__name__):
+            if change in (name, kind.__name__) or FORMER.get(change) == name:
                 return name
     elif change in _NAMES:
         return _NAMES[change]
     raise OptionError(f"there is no kind of change {change!r}; there are {', '.join(CHANGES)}")
+
+
+def stored_kinds(change: type[Change] | str) -> tuple[str, ...]:
+    """Return all names under which a kind of change may be stored, today's first. Raises ``OptionError``."""
+    name = kind_of(change)
+    return name, *(former for former, today in FORMER.items() if today == name)
 
 
 def pack(change: Change) -> Packed:
@@ -52,7 +73,7 @@ def pack(change: Change) -> Packed:
 
 def unpack(kind: str, version: int, body: str) -> Change:
     """Return the change that ``pack`` stored. Raises ``LedgerError`` for one that this Ebbflow cannot read."""
-    known = CHANGES.get(kind)
+    known = CHANGES.get(FORMER.get(kind, kind))
     if known is None or version > FORMAT:
         raise LedgerError(
             f"the ledger holds changes of kind {kind!r}, format {version}, which a newer Ebbflow wrote: "

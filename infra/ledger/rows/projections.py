@@ -62,9 +62,9 @@ def upsert(connection: Connection, table: Table, rows: Sequence[Row]) -> None:
 def _upserting(dialect: str, table: Table) -> Executable:
     module = sqlite if dialect == "sqlite" else postgresql
     statement = module.insert(table)
-    keys = [column.name for column in table.primary_key]
+    keys = [column.key for column in table.primary_key]
     values: Row = {
-        column.name: statement.excluded[column.name] for column in table.columns if column.name not in keys
+        column.key: statement.excluded[column.key] for column in table.columns if column.key not in keys
     }
     if table is nodes:  # a node that is there has come when it came first
         values["came"] = case((nodes.c.gone.is_(None), nodes.c.came), else_=statement.excluded.came)

@@ -25,9 +25,11 @@ def limits(pool: PoolState) -> tuple[int, int]:
 
     Raises ``OptionError`` unless 0 <= least <= most.
     """
-    if not 0 <= pool.least <= pool.most:
-        raise OptionError(f"pool {pool.name}: 0 <= least <= most must hold; got {pool.least}, {pool.most}")
-    return pool.least, pool.most
+    if not 0 <= pool.min_nodes <= pool.max_nodes:
+        raise OptionError(
+            f"pool {pool.name}: 0 <= least <= most must hold; got {pool.min_nodes}, {pool.max_nodes}"
+        )
+    return pool.min_nodes, pool.max_nodes
 
 
 def to(pool: PoolState, epoch: int, nodes: int, reason: str) -> Target:

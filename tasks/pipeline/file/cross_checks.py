@@ -45,7 +45,7 @@ class CrossChecks:
             self._check_step(pipeline, step)
         self._check_spark(pipeline)
         self._check_faults(pipeline)
-        self._check_limits(pipeline)
+        self._check_quotas(pipeline)
 
     def _check_needs(self, pipeline: Pipeline) -> None:
         cycle = find_cycle(pipeline.needs)
@@ -132,18 +132,25 @@ class CrossChecks:
         except OptionError as error:
             self._say(one, _key_of(str(error), one), str(error))
 
-    def _check_limits(self, pipeline: Pipeline) -> None:
-        """A limit of a pool that there is not would limit nothing."""
+    def _check_quotas(self, pipeline: Pipeline) -> None:
+        """A quota of a pool or team that does not exist would bound nothing."""
+        for name in pipeline.quotas.teams:
+            if name not in pipeline.teams:
+                known = list(pipeline.teams)
+                said = (
+                    f"there is no team {name!r}; teams are {', '.join(known) or 'none'}{nearest(name, known)}"
+                )
+                self._say(self._values["quotas"], "teams", said)
         cluster = pipeline.cluster
         if isinstance(cluster, ExistingSpec):
             return
         pools = (
             [pool.name for pool in cluster.pools] if isinstance(cluster, LocalSpec) else list(cluster.pools)
         )
-        for name in pipeline.limits.pools:
+        for name in pipeline.quotas.pools:
             if name not in pools:
                 said = f"there is no pool {name!r}; pools are {', '.join(pools)}{nearest(name, pools)}"
-                self._say(self._values["limits"], "pools", said)
+                self._say(self._values["quotas"], "pools", said)
 
     def _check_faults(self, pipeline: Pipeline) -> None:
         if not isinstance(pipeline.cluster, LocalSpec):

@@ -1,16 +1,13 @@
 """How the capacity loop of a pipeline decides: from the file to the loop's own settings."""
 
 from collections.abc import Collection
-from math import inf
 from typing import Any
 
-from ebbflow.planners.capacity.values import Scaling, Settings, Team
+from ebbflow.planners.capacity.values import LOOP_KEYS, SCALING_KEYS, Scaling, Settings, teams_of
 from ebbflow.planners.model.scheduling import Policy
 from ebbflow.planners.scheduling.live import live_policy
 from ebbflow.tasks.capacity.own_policies import check_policy, policy_of
-from ebbflow.tasks.pipeline.file.spec import LocalSpec, LoopSpec, Pipeline, TeamSpec
-
-_TIMES = ("lease", "interval", "leave", "grace", "silent")
+from ebbflow.tasks.pipeline.file.spec import LocalSpec, LoopSpec, Pipeline
 
 
 def settings_of(pipeline: Pipeline, allowed: Collection[str] = ()) -> Settings:
@@ -19,7 +16,10 @@ def settings_of(pipeline: Pipeline, allowed: Collection[str] = ()) -> Settings:
     Raises ``OptionError`` for a policy, option or time that cannot be.
     """
     loop = pipeline.loop
-    return _settings(pipeline, policy_of(loop.policy, loop.options, lease_s=loop.lease, allowed=allowed))
+    return _settings(
+        pipeline,
+        policy_of(loop.policy, loop.options, lease_s=loop.settings.get("lease_duration"), allowed=allowed),
+    )
 
 
 def check_loop(pipeline: Pipeline) -> None:
@@ -30,36 +30,22 @@ def check_loop(pipeline: Pipeline) -> None:
 
 def _settings(pipeline: Pipeline, policy: Policy) -> Settings:
     loop = pipeline.loop
-    times: dict[str, Any] = {
-        f"{name}_s": value for name in _TIMES if (value := getattr(loop, name)) is not None
-    }
+    given: dict[str, Any] = {LOOP_KEYS[key]: value for key, value in loop.settings.items()}
     return Settings(
         policy=policy,
-        limits=pipeline.limits,
-        teams={name: team_of(one) for name, one in pipeline.teams.items()},
+        limits=pipeline.quotas,
+        teams=teams_of({name: one.weight for name, one in pipeline.teams.items()}, pipeline.quotas),
         scaling=_scaling(loop, pipeline),
-        **times,
-    )
-
-
-def team_of(spec: TeamSpec) -> Team:
-    """Return a team as the loop knows it."""
-    return Team(
-        spec.weight,
-        inf if spec.gpus is None else float(spec.gpus),
-        inf if spec.dollars_per_hour is None else spec.dollars_per_hour,
-        inf if spec.budget is None else spec.budget,
+        **given,
     )
 
 
 def _scaling(loop: LoopSpec, pipeline: Pipeline) -> Scaling:
-    given: dict[str, Any] = {
-        key if key == "reserve" else f"{key}_s": value for key, value in loop.scaling.items()
-    }
+    given: dict[str, Any] = {SCALING_KEYS[key]: value for key, value in loop.scaling.items()}
     cluster = pipeline.cluster
     if not isinstance(cluster, LocalSpec):
         return Scaling(**given)
     pools = {pool.name: "gpus" if pool.kind == "gpu" else "cores" for pool in cluster.pools}
     # nodes of this machine come as fast as they boot, not in the minutes that a cloud takes
-    given.setdefault("boot_s", 5.0 + max((pool.boot for pool in cluster.pools), default=0.0))
+    given.setdefault("provision_time_s", 5.0 + max((pool.boot for pool in cluster.pools), default=0.0))
     return Scaling(pools=pools, **given)

@@ -7,13 +7,8 @@ from ebbflow.tasks.pipeline.file.steps import NAME, QUERY, TRAINING, TUNING
 FORMAT = 1
 
 TEAM = Section(
-    (
-        Key("weight", Number(above=0, max=1e6), "of its apps against those of other teams", 1.0),
-        Key("gpus", Number(min=0, max=1e6, whole=True), "that its apps hold together at most"),
-        Key("dollars_per_hour", Number(min=0), "that its leases cost together at most"),
-        Key("budget", Number(min=0), "dollars of all its apps"),
-    ),
-    "Who shares the cluster.",
+    (Key("weight", Number(above=0, max=1e6), "Weight of the team's apps against those of other teams", 1.0),),
+    "A team that shares the cluster.",
 )
 
 _COUNT = Number(min=0, max=64, whole=True)
@@ -78,11 +73,16 @@ POOL = Section(
 LOCAL = Section(
     (
         Key("pools", Named(POOL), "Pools of nodes by name", required=True),
-        Key("hazard", Number(min=0), "losses expected per node-hour; learnt unless given"),
+        Key(
+            "interruption_rate",
+            Number(min=0),
+            "Expected interruptions per node-hour. Default: estimated from the ledger",
+            formerly=("hazard",),
+        ),
         Key(
             "at",
             Items(Text("a fault such as 20s:kill:gpu")),
-            "faults on purpose: [STEP+]TIME:kill:NODE or [STEP+]TIME:notice:NODE:TIME; NODE may be a pool",
+            "Fault schedule: [STEP+]TIME:kill:NODE or [STEP+]TIME:notice:NODE:TIME; NODE may be a pool",
             (),
         ),
     ),
@@ -104,9 +104,9 @@ _MASTER = Key(
 AWS = Section(
     (
         Key(
-            "config",
+            "terraform_output",
             Text("a path"),
-            "Path of the file that terraform output -json wrote. Default: $EBBFLOW_CONFIG",
+            "Path of the file that terraform output -json wrote. Default: $EBBFLOW_TERRAFORM_OUTPUT",
         ),
         Key("prices", Text("a path"), "Path of a file with on-demand prices. Default: AWS's price list"),
         Key(
@@ -121,17 +121,8 @@ AWS = Section(
             "Directory of results and runs on S3",
             required=True,
         ),
-        Key(
-            "master",
-            Text("a Spark master"),
-            "Address of the Spark master that queries run on. Default: queries run on DuckDB on this machine",
-        ),
-        Key(
-            "ledger",
-            Text("a database's address"),
-            "Address of the ledger's database, which may hold ${env:NAME}",
-            required=True,
-        ),
+        _MASTER,
+        _LEDGER,
         Key("name", Text("a name", NAME), "Name of the cluster in the ledger", "local"),
         Key(
             "loop",
@@ -145,12 +136,7 @@ AWS = Section(
 
 EXISTING = Section(
     (
-        Key(
-            "ledger",
-            Text("a database's address"),
-            "Address of the ledger's database, which may hold ${env:NAME}",
-            required=True,
-        ),
+        _LEDGER,
         Key("name", Text("a name", NAME), "Name of the cluster in the ledger", "local"),
         Key(
             "folder",
@@ -158,22 +144,42 @@ EXISTING = Section(
             "Directory of results and runs that all nodes can reach. Default: a directory of this machine",
         ),
         Key("fleet", Text("a name", NAME), "Name of the local nodes that trainings run on"),
-        Key(
-            "master",
-            Text("a Spark master"),
-            "Address of the Spark master that queries run on. Default: queries run on DuckDB on this machine",
-        ),
+        _MASTER,
     ),
-    "A cluster whose capacity loop is another process (ebbflow capacity start).",
+    "A cluster whose capacity loop runs elsewhere (ebbflow capacity start).",
 )
 
 SCALING = Section(
     (
-        Key("boot", Duration(above=False), "from asking for a node to work on it"),
-        Key("wait", Duration(above=False), "Time that an app waits before nodes are launched for it"),
-        Key("idle", Duration(above=False), "that nodes are not needed before they leave"),
-        Key("hold", Duration(above=False), "after a change before nodes leave"),
-        Key("reserve", Number(min=1, max=100), "times the expected time, for deadlines"),
+        Key(
+            "provision_time",
+            Duration(above=False),
+            "Time from the launch request of a node to the first work on it",
+        ),
+        Key(
+            "scale_out_after",
+            Duration(above=False),
+            "Time that an app is pending before nodes are launched for it",
+        ),
+        Key("scale_in_idle", Duration(above=False), "Time that nodes are unneeded before they are drained"),
+        Key(
+            "cooldown", Duration(above=False), "Time after a change of a pool's size before its next scale-in"
+        ),
+        Key(
+            "scale_tolerance",
+            Number(min=0, max=0.99),
+            "Share of a pool's nodes; a smaller scale-in is not made",
+        ),
+        Key(
+            "deadline_safety_factor",
+            Number(min=1, max=100),
+            "Factor on the expected time of work with a deadline",
+        ),
+        Key(
+            "min_marginal_goodput",
+            Number(above=0, max=1),
+            "Share of a single GPU's goodput that each provisioned GPU must add; only requests count unless given",
+        ),
     ),
     "When nodes are launched and terminated.",
 )
@@ -183,42 +189,89 @@ LOOP = Section(
         Key(
             "policy",
             Text(),
-            "as ebbflow simulate training lists them, or of an installed package; MODULE:NAME with --allow-policy",
+            "Scheduling policy: a name of ebbflow simulate training, of an installed package, or MODULE:NAME with "
+            "--allow-policy",
             "rho-bounded",
         ),
-        Key("options", Named(Plain()), "of the policy", {}),
-        Key("lease", Duration(), "that a lease lasts unless the policy says how long"),
-        Key("interval", Duration(), "between auctions when nothing happens"),
-        Key("leave", Duration(above=False), "before a notice's deadline, by which GPUs are free"),
-        Key("grace", Duration(above=False), "Time to save and release a GPU that is preempted"),
-        Key("silent", Duration(), "Heartbeat timeout, after which an app is marked lost"),
+        Key("options", Named(Plain()), "Options of the policy", {}),
+        Key("lease_duration", Duration(), "Duration of a lease unless the policy sets it"),
+        Key("auction_interval", Duration(), "Maximum time between auctions"),
+        Key("debounce", Duration(above=False), "Time in which changes are gathered before an auction"),
+        Key(
+            "drain_lead",
+            Duration(above=False),
+            "Time before a node ends by which its GPUs are free",
+        ),
+        Key(
+            "termination_grace",
+            Duration(above=False),
+            "Time to save a checkpoint and release a preempted GPU",
+        ),
+        Key("heartbeat_timeout", Duration(), "Time without a heartbeat after which an app is marked lost"),
+        Key(
+            "plan_timeout",
+            Duration(above=False),
+            "Time that a plan waits for GPUs beyond the termination grace",
+        ),
+        Key(
+            "unsaved_work",
+            Duration(above=False),
+            "Unsaved work above which an app is protected from preemption",
+        ),
+        Key("preempt_exempt", Duration(above=False), "Maximum time of such a protection"),
+        Key(
+            "deadline_priority_boost_max",
+            Number(min=1, max=1000),
+            "Maximum factor on the weight of an app near its deadline",
+        ),
         Key("scaling", SCALING, "When nodes are launched and terminated"),
     ),
     "How the capacity loop decides.",
 )
 
-_POOL_LIMITS = Section(
+_POOL_QUOTA = Section(
     tuple(
         Key(name, Number(min=0, max=1e6, whole=True), said)
         for name, said in (
-            ("least", "nodes"),
-            ("most", "nodes"),
-            ("on_demand_least", "nodes that are on-demand"),
-            ("on_demand_most", "nodes that are on-demand"),
+            ("min_nodes", "Minimum number of nodes of the pool"),
+            ("max_nodes", "Maximum number of nodes of the pool"),
+            ("min_on_demand_nodes", "Minimum number of on-demand nodes of the pool"),
+            ("max_on_demand_nodes", "Maximum number of on-demand nodes of the pool"),
         )
     )
 )
 
-LIMITS = Section(
+_TEAM_QUOTA = Section(
     (
-        Key("dollars_per_hour", Number(above=0), "of the whole cluster"),
-        Key("dollars_per_run", Number(above=0), "of one app"),
-        Key("nodes", Number(min=0, max=1e6, whole=True), "of all pools"),
-        Key("grow", Number(min=1, max=1e6, whole=True), "nodes that one decision adds to a pool"),
-        Key("shrink", Number(min=1, max=1e6, whole=True), "nodes that one decision takes from a pool"),
-        Key("pools", Named(_POOL_LIMITS), "of single pools", {}),
+        Key(
+            "gpus",
+            Number(min=0, max=1e6, whole=True),
+            "Maximum number of GPUs that the team's apps hold together",
+        ),
+        Key("dollars_per_hour", Number(above=0), "Maximum dollars per hour of the team's leases together"),
+        Key("budget", Number(min=0), "Maximum dollars of all apps of the team"),
+    )
+)
+
+QUOTAS = Section(
+    (
+        Key("dollars_per_hour", Number(above=0), "Maximum dollars per hour of the whole cluster"),
+        Key("dollars_per_run", Number(above=0), "Maximum dollars of one app"),
+        Key("nodes", Number(min=0, max=1e6, whole=True), "Maximum number of nodes of all pools"),
+        Key(
+            "grow",
+            Number(min=1, max=1e6, whole=True),
+            "Maximum number of nodes that one decision adds to a pool",
+        ),
+        Key(
+            "shrink",
+            Number(min=1, max=1e6, whole=True),
+            "Maximum number of nodes that one decision takes from a pool",
+        ),
+        Key("pools", Named(_POOL_QUOTA), "Quotas of single pools", {}),
+        Key("teams", Named(_TEAM_QUOTA), "Quotas of single teams", {}),
     ),
-    "What no decision may exceed.",
+    "Quotas that no decision exceeds.",
 )
 
 CLUSTER = Section(
@@ -269,7 +322,7 @@ PIPELINE = Section(
             formerly=("searches", "sweeps"),
         ),
         Key("loop", LOOP, "Settings of the capacity loop"),
-        Key("limits", LIMITS, "Quotas that no decision may exceed"),
+        Key("quotas", QUOTAS, "Quotas that no decision exceeds", formerly=("limits",)),
         Key(
             "store",
             Text("a folder"),

@@ -6,7 +6,8 @@ from ebbflow.tasks.pipeline.file.sections import Key
 
 # what a step may say of them
 QUERY_OPTIONS = (
-    "catalog", "policy", "cuts", "dialect", "reuse", "hysteresis", "hazard", "calibrate", "executor_memory", "verify",
+    "catalog", "planner", "materialize", "dialect", "reuse", "hysteresis", "interruption_rate", "calibrate",
+    "executor_memory", "verify",
 )  # fmt: skip
 TRIAL_OPTIONS = ("adaptive", "checkpoint_every", "grace", "save_within", "spill")
 TRAINING_OPTIONS = (

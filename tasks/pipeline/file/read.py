@@ -105,7 +105,7 @@ class _Reader:
             steps=self._linked(steps),
             teams={name: TeamSpec(**_named(one)) for name, one in values["teams"].items()},
             loop=self._loop(values.get("loop")),
-            limits=self._limits(values.get("limits")),
+            quotas=self._quotas(values.get("quotas")),
             budget=values.get("budget"),
             store=values.get("store", ""),
             source=source,
@@ -186,7 +186,7 @@ class _Reader:
             aws: Values = values["aws"]
             self._secret(aws, "ledger")
             found = AwsSpec(**_named(aws))
-            files = {key: within(folder, aws[key]) for key in ("config", "prices") if aws.get(key)}
+            files = {key: within(folder, aws[key]) for key in ("terraform_output", "prices") if aws.get(key)}
             for key, path in files.items():
                 if not Path(path).is_file():
                     self._say(aws, key, f"there is no file {path}")
@@ -208,7 +208,7 @@ class _Reader:
                 faults.append(parse_fault(text))
             except OptionError as error:
                 self._say(local, "at", str(error))
-        return LocalSpec(pools, local.get("hazard"), tuple(faults))
+        return LocalSpec(pools, local.get("interruption_rate"), tuple(faults))
 
     def _secret(self, one: Values, key: str) -> None:
         """Check a text that may refer to the environment and to nothing else."""
@@ -236,16 +236,19 @@ class _Reader:
     def _loop(self, one: Values | None) -> LoopSpec:
         if one is None:
             return LoopSpec()
-        found = dict(one)
+        found = _named(one)
+        named = {key: found.pop(key) for key in ("policy", "options") if key in found}
         scaling = found.pop("scaling", None)
-        return LoopSpec(scaling=dict(scaling or {}), **found)
+        return LoopSpec(settings=found, scaling=_named(scaling) if scaling else {}, **named)
 
-    def _limits(self, one: Values | None) -> Limits:
+    def _quotas(self, one: Values | None) -> Limits:
         if one is None:
             return Limits()
-        content: dict[str, Any] = {**one, "pools": {name: dict(pool) for name, pool in one["pools"].items()}}
+        content: dict[str, Any] = dict(one)
+        for key in ("pools", "teams"):
+            content[key] = {name: dict(of) for name, of in one[key].items()}
         try:
-            return Limits.parse(content, "limits")
+            return Limits.parse(content, "quotas")
         except OptionError as error:
             self._say(one, "", str(error))
             return Limits()

@@ -16,12 +16,9 @@ TABLES: Mapping[StepKind, str] = {"query": "queries", "training": "trainings", "
 
 @dataclass(frozen=True, slots=True)
 class TeamSpec:
-    """A team and what its apps may hold together; ``None``: unlimited."""
+    """A team; what its apps may hold together stands in the quotas."""
 
     weight: float = 1.0
-    gpus: int | None = None
-    dollars_per_hour: float | None = None
-    budget: float | None = None  # dollars
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +46,7 @@ class AwsSpec:
     pools: tuple[str, ...]
     folder: str
     ledger: str  # as written: may hold ${env:NAME}
-    config: str = ""  # empty: $EBBFLOW_CONFIG
+    terraform_output: str = ""  # empty: $EBBFLOW_TERRAFORM_OUTPUT
     prices: str = ""  # file of on-demand prices; empty: AWS's own list
     name: str = "local"  # of the cluster in that ledger
     master: str = ""
@@ -72,16 +69,12 @@ ClusterSpec = LocalSpec | AwsSpec | ExistingSpec
 
 @dataclass(frozen=True, slots=True)
 class LoopSpec:
-    """How the capacity loop decides; what is ``None`` is left to its defaults. Seconds."""
+    """How the capacity loop decides; settings that are not given keep their defaults. Durations are in seconds."""
 
     policy: str = "rho-bounded"
     options: Mapping[str, Any] = field(default_factory=dict)
-    lease: float | None = None
-    interval: float | None = None
-    leave: float | None = None
-    grace: float | None = None
-    silent: float | None = None
-    scaling: Mapping[str, float] = field(default_factory=dict)
+    settings: Mapping[str, float] = field(default_factory=dict)  # by key (``LOOP_KEYS``)
+    scaling: Mapping[str, float] = field(default_factory=dict)  # by key (``SCALING_KEYS``)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +116,7 @@ class Pipeline:
     display_name: str = ""
     teams: Mapping[str, TeamSpec] = field(default_factory=dict)
     loop: LoopSpec = field(default_factory=LoopSpec)
-    limits: Limits = field(default_factory=Limits)
+    quotas: Limits = field(default_factory=Limits)
     budget: float | None = None  # dollars of all its apps
     store: str = ""  # of queries' checkpoints; empty: the default
     source: str = ""  # the file, for errors

@@ -22,13 +22,13 @@ class ClusterPlace:
         default=None, repr=False
     )  # default: $EBBFLOW_LEDGER, or ledger.db in our folder
     name: str = "local"  # in that ledger
-    fleet: str = "local"  # that trainings run on: local[:NAME], or aws[:CONFIG]
+    fleet: str = "local"  # that trainings run on: local[:NAME], or aws[:FILE]
     pools: tuple[str, ...] = ()  # of an AWS fleet; empty: all with GPUs
 
     def __post_init__(self) -> None:
         """Raise ``OptionError`` for a fleet that there is not."""
         if self.fleet.partition(":")[0] not in ("local", "aws"):
-            raise OptionError(f"fleet must be local[:NAME] or aws[:CONFIG]; got {self.fleet!r}")
+            raise OptionError(f"fleet must be local[:NAME] or aws[:FILE]; got {self.fleet!r}")
 
     @contextmanager
     def opened(self, clock: Clock | None = None) -> Iterator[Ledger]:

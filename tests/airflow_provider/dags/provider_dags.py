@@ -29,7 +29,7 @@ with dag("whole"):
         tables=TABLES,
         engine="duckdb",
         store=f"{OUT}/store",
-        out=f"{OUT}/result.parquet",
+        output=f"{OUT}/result.parquet",
         fetch=2,
     )
     train = EbbflowTrainingOperator(

@@ -87,7 +87,7 @@ def sized(seen: Situation, kind: str, seconds: float) -> Sized:
     """Return how many nodes of a type are needed to end within ``seconds``, by the rule for deadlines."""
     there = seen.nodes(kind)
     here = len(there)
-    pool = PoolState(kind, here, here, there, least=1, most=max(seen.job.most(kind), here))
+    pool = PoolState(kind, here, here, there, min_nodes=1, max_nodes=max(seen.job.most(kind), here))
 
     def curve(nodes: int) -> float:
         return seen.takes(kind, nodes) + (seen.restart if nodes != here else 0.0)

@@ -32,9 +32,9 @@ def _options(tables: str, tmp_path: Path, **more: object) -> dict[str, object]:
 
 def test_a_query_gives_plain_values_that_json_can_hold(tables: str, tmp_path: Path) -> None:
     request = work.query_request(
-        JOIN, _options(tables, tmp_path, out=str(tmp_path / "out.parquet"), title=None)
+        JOIN, _options(tables, tmp_path, output=str(tmp_path / "out.parquet"), name=None)
     )
-    found = work.query_values(work.query(request, StoppableOrchestrator()), request.out, 2)
+    found = work.query_values(work.query(request, StoppableOrchestrator()), request.output, 2)
     assert json.loads(json.dumps(found)) == found
     assert (found["rows"], found["result"], len(found["first"])) == (6, str(tmp_path / "out.parquet"), 2)
     assert Path(found["result"]).is_file()
@@ -103,7 +103,7 @@ def test_another_try_of_a_training_goes_on_with_its_run(tmp_path: Path) -> None:
     ("kind", "options", "said"),
     [
         ("query", {"polcy": "qoop"}, "polcy"),
-        ("query", {"policy": "best"}, "best"),
+        ("query", {"planner": "best"}, "best"),
         ("training", {"gpus": 4}, "gpus"),
         ("training", {"id": "mine"}, "id"),
     ],

@@ -25,7 +25,7 @@ from ebbflow.planners.model.ledger import (
 )
 from ebbflow.tasks.apps.loop_report import LOOP, STOP, LoopStatusRecord, stop_request
 from ebbflow.tasks.capacity.loop import CapacityLoop
-from ebbflow.tasks.capacity.opening import Nodes
+from ebbflow.tasks.capacity.node_sources import Nodes
 from ebbflow.tasks.capacity.request import CapacityRequest, LoopRules
 
 runner = CliRunner()
@@ -102,7 +102,7 @@ def test_status_without_a_loop_says_what_to_do(ledger: Ledger) -> None:
     ledger.write([AppEntered(AppSpec("a", "training"))])
     shown = invoke("status")
     assert shown.exit_code == 1
-    assert "ebbflow capacity run" in shown.output
+    assert "ebbflow capacity start" in shown.output
 
 
 def test_a_ledger_that_is_not_there_is_an_error_and_not_made(home: Path) -> None:
@@ -119,7 +119,7 @@ def test_stop_without_a_loop_says_so(ledger: Ledger) -> None:
 
 def test_stop_that_nobody_hears_fails(ledger: Ledger) -> None:
     fill(ledger)
-    shown = invoke("stop", "--timeout", "0.3")
+    shown = invoke("stop", "--timeout", "0.3", "--yes")
     assert shown.exit_code == 1
     assert "has not ended" in shown.output
 
@@ -136,8 +136,8 @@ def test_run_leads_until_it_is_asked_to_stop(ledger: Ledger, monkeypatch: pytest
     def nodes(*_: Any) -> Any:
         yield Nodes(OneNode())
 
-    monkeypatch.setattr("ebbflow.tasks.capacity.opening.opened_nodes", nodes)
-    monkeypatch.setattr("ebbflow.tasks.capacity.opening.check_source", lambda *_: None)
+    monkeypatch.setattr("ebbflow.tasks.capacity.node_sources.opened_nodes", nodes)
+    monkeypatch.setattr("ebbflow.tasks.capacity.node_sources.check_source", lambda *_: None)
     monkeypatch.setattr(capacity_cli, "_until", lambda stop, work: work())  # signals are the main thread's
 
     def ask() -> None:
@@ -151,7 +151,7 @@ def test_run_leads_until_it_is_asked_to_stop(ledger: Ledger, monkeypatch: pytest
 
     asking = threading.Thread(target=ask)
     asking.start()
-    ran = invoke("run", "--runner", "plain", "--policy", "themis", "--option", "knob=0.5")
+    ran = invoke("start", "--runner", "plain", "--policy", "themis", "--policy-option", "knob=0.5")
     asking.join(60)
     assert ran.exit_code == 0, ran.output
     assert "the loop ended: stop requested" in ran.output
@@ -167,10 +167,14 @@ def test_stop_ends_a_loop_wherever_it_runs(ledger: Ledger) -> None:
         if ledger.state().nodes:
             break
         ledger.clock.sleep(0.1)
-    stopped = invoke("stop")
+    leader = ledger.leader()
+    assert leader is not None
+    refused = invoke("stop")
+    assert (refused.exit_code, "add --yes" in refused.output) == (1, True)
+    stopped = invoke("stop", "--yes", "--json")
     thread.join(60)
     assert stopped.exit_code == 0, stopped.output
-    assert "is no longer the leader" in stopped.output
+    assert json.loads(stopped.stdout)["stopped"] == leader.holder
 
 
 @pytest.mark.parametrize(
@@ -182,33 +186,34 @@ def test_stop_ends_a_loop_wherever_it_runs(ledger: Ledger) -> None:
         (["--policy", "json:dumps"], "is no policy and was not called"),
         (["--policy", "mine:"], "must be MODULE:NAME"),
         (["--allow-policy", "mine"], "must be MODULE:NAME"),
-        (["--option", "rho"], "NAME=VALUE"),
-        (["--option", "rhoo=2"], "rhoo"),
-        (["--limits", "nowhere.toml"], "cannot be read"),
+        (["--policy-option", "rho"], "NAME=VALUE"),
+        (["--policy-option", "rhoo=2"], "rhoo"),
+        (["--config", "nowhere.toml"], "cannot be read"),
     ],
 )
 def test_wrong_input_names_the_value_and_the_rule(words: list[str], said: str, home: Path) -> None:
-    shown = invoke("run", *words)
+    shown = invoke("start", *words)
     assert isinstance(shown.exception, OptionError)
     assert said in str(shown.exception)
 
 
 LIMITS = """
-[limits]
+[quotas]
 nodes = 60
+[quotas.teams.vision]
+gpus = 48
 [teams.vision]
 weight = 2
-gpus = 48
 [scaling]
-idle_s = 30
+scale_in_idle = "30s"
 pools = { etl = "cores" }
 [loop]
-lease_s = 120
+lease_duration = "2m"
 [policy]
 name = "rho-bounded"
 options = { rho = 1.5 }
-[pace]
-source = 2.0
+[intervals]
+capacity_poll_interval = 2.0
 """
 
 
@@ -216,25 +221,29 @@ def test_a_file_of_limits_says_how_the_loop_decides(tmp_path: Path) -> None:
     path = tmp_path / "limits.toml"
     path.write_text(LIMITS)
     rules = LoopRules.read(path)
-    made = CapacityRequest(limits=str(path), interval=30.0).settings(rules)
+    made = CapacityRequest(config=str(path), auction_interval=30.0).settings(rules)
     assert made.limits.nodes == 60
     assert (made.teams["vision"].weight, made.teams["vision"].gpus) == (2, 48)
     assert made.scaling is not None
-    assert (made.scaling.idle_s, dict(made.scaling.pools)) == (30, {"etl": "cores"})
+    assert (made.scaling.scale_in_idle_s, dict(made.scaling.pools)) == (30, {"etl": "cores"})
     assert (made.lease_s, made.interval_s) == (120, 30)
     assert made.policy.rho == 1.5  # type: ignore[attr-defined]
-    assert rules.pace.source == 2.0
+    assert rules.intervals.capacity_poll_interval == 2.0
 
 
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ({"loop": {"leese_s": 1}}, "lease_s"),
+        ({"loop": {"lease_s": 1}}, "did you mean lease_duration"),
+        ({"scaling": {"idle_s": 1}}, "did you mean scale_in_idle"),
+        ({"loop": {"lease_duration": "5 parsecs"}}, "loop.lease_duration must be a duration"),
+        ({"limits": {}}, "limits is not known; known are quotas"),
+        ({"teams": {"vision": {"gpus": 2}}}, "gpus is not known; known are weight"),
         ({"scaling": {"enabled": 1}}, "enabled"),
         ({"teams": {"vision": {"weight": "two"}}}, "teams.vision.weight"),
         ({"scaling": {"pools": {"etl": "disks"}}}, "etl"),
         ({"policy": {"nam": "x"}}, "name"),
-        ({"pace": {"look": 0}}, "look"),
+        ({"intervals": {"poll_interval": 0}}, "poll_interval"),
     ],
 )
 def test_a_wrong_file_of_limits_is_refused(content: dict[str, Any], said: str) -> None:
@@ -247,7 +256,7 @@ def test_scaling_can_be_left_alone() -> None:
 
 
 def test_every_command_teaches() -> None:
-    for command in ("run", "status", "stop"):
+    for command in ("start", "status", "stop"):
         shown = invoke(command, "--help")
         assert shown.exit_code == 0
         assert f"ebbflow capacity {command}" in shown.output

@@ -13,8 +13,8 @@ from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model.capacity import Capacity, Node
 from ebbflow.planners.model.ledger import AppSpec
 from ebbflow.tasks.apps.loop_report import STOP, stop_request
-from ebbflow.tasks.capacity.listening import LoopEvent
-from ebbflow.tasks.capacity.opening import Nodes
+from ebbflow.tasks.capacity.listeners import LoopEvent
+from ebbflow.tasks.capacity.node_sources import Nodes
 from ebbflow.tasks.capacity.recovery import LostApp
 
 
@@ -32,7 +32,7 @@ def test_every_kind_of_event_has_a_name_of_its_own() -> None:
     from typing import get_args
 
     from ebbflow.flows.capacity.flow import EVENTS
-    from ebbflow.tasks.capacity.listening import LoopEventKind
+    from ebbflow.tasks.capacity.listeners import LoopEventKind
 
     assert set(EVENTS) == set(get_args(LoopEventKind))
     assert len(set(EVENTS.values())) == len(EVENTS)
@@ -84,8 +84,8 @@ class TestUnderAServer:
     def test_a_loop_is_a_flow_run_until_it_is_asked_to_stop(self, monkeypatch: pytest.MonkeyPatch) -> None:
         from ebbflow.flows.capacity.flow import capacity_loop
 
-        monkeypatch.setattr("ebbflow.tasks.capacity.opening.opened_nodes", one_node)
-        monkeypatch.setattr("ebbflow.tasks.capacity.opening.check_source", lambda *_: None)
+        monkeypatch.setattr("ebbflow.tasks.capacity.node_sources.opened_nodes", one_node)
+        monkeypatch.setattr("ebbflow.tasks.capacity.node_sources.check_source", lambda *_: None)
         with Ledger.open() as ledger:
 
             def ask() -> None:
@@ -99,7 +99,7 @@ class TestUnderAServer:
 
             asking = threading.Thread(target=ask)
             asking.start()
-            figures = capacity_loop(cluster="local", interval=5.0)
+            figures = capacity_loop(cluster="local", auction_interval=5.0)
             asking.join(60)
             assert figures["cycles"] >= 1
             leader = ledger.leader()

@@ -385,7 +385,9 @@ def test_a_query_whose_run_prefect_has_forgotten_goes_on_as_it_was_asked(tmp_pat
     from ebbflow.tasks.query.request import QueryRequest
 
     store, out = str(tmp_path / "store"), str(tmp_path / "rows.parquet")
-    request = QueryRequest("SELECT 1", tables="shop", engine="duckdb", store=store, out=out, policy="volcano")
+    request = QueryRequest(
+        "SELECT 1", tables="shop", engine="duckdb", store=store, output=out, planner="volcano"
+    )
     AppFolder(request.store_place, "q-1").keep(request)
     spec = query_spec(request, "q-1")
     given = resumed(LostApp(spec, Resume.of(spec), 0.0, 1, 0.0, ""), None, "lab")

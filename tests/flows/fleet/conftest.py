@@ -37,8 +37,8 @@ _CLIENTS: dict[str, Any] = {}
 def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return the present folder, with on-demand prices: the emulator has no price list."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("EBBFLOW_CONFIG", "ebbflow.json")
-    monkeypatch.delenv("EBBFLOW_LIMITS", raising=False)
+    monkeypatch.setenv("EBBFLOW_TERRAFORM_OUTPUT", "ebbflow.json")
+    monkeypatch.delenv("EBBFLOW_CONFIG", raising=False)
     (tmp_path / "agreed.toml").write_text(PRICES)
     return tmp_path
 
@@ -49,7 +49,7 @@ def limited(files: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Non
 
     def write(text: str) -> None:
         (files / "fleet.toml").write_text(text)
-        monkeypatch.setenv("EBBFLOW_LIMITS", "fleet.toml")
+        monkeypatch.setenv("EBBFLOW_CONFIG", "fleet.toml")
 
     return write
 
@@ -129,7 +129,7 @@ def ssm(monkeypatch: pytest.MonkeyPatch) -> "Iterator[SystemsManager]":
     service = SystemsManager()
     service.script = lambda node, parameters: (0, "idle\n")
     monkeypatch.setenv("AWS_ENDPOINT_URL_SSM", service.url)
-    monkeypatch.setattr("ebbflow.tasks.fleet.leaving.LOOK", 0.1)
+    monkeypatch.setattr("ebbflow.tasks.fleet.draining.LOOK", 0.1)
     yield service
     service.close()
     assert service.problems == []

@@ -21,7 +21,7 @@ def test_a_plan_tells_what_would_be_done_and_does_nothing(
     assert present.code == 0
     assert "as planned: no other size is requested" in present.line
     assert "passes unchanged" in present.line
-    limited("[limits]\nnodes = 5\n")
+    limited("[quotas]\nnodes = 5\n")
     content = fleet("plan", "etl", "--nodes", "7", "--json").json
     (pool,) = content["pools"]
     assert (pool["planned"], pool["target"]["nodes"], pool["guard"]["target"]["nodes"]) == (3, 7, 5)
@@ -49,7 +49,7 @@ def test_growing_asks_for_nodes_and_they_arrive(fleet: Fleet, cluster: "Cluster"
     assert (dry.code, changes(cluster)) == (0, [])
     assert "dry run: nothing was done" in dry.out
     assert "autoscaling:SetDesiredCapacity" in dry.line
-    assert "no budget is set" in dry.line
+    assert "no quota is set" in dry.line
     assert fleet("grow", "etl", "2", "--yes").code == 0
     assert cluster.group("etl")["DesiredCapacity"] == 5
     eventually(lambda: observed(fleet)["observed"] == 5, 20)
@@ -97,11 +97,11 @@ def test_a_fleet_that_changes_while_somebody_thinks_is_left_alone(
 
 
 def test_the_budget_holds(fleet: Fleet, cluster: "Cluster", limited: Callable[[str], None]) -> None:
-    limited("[limits]\ndollars_per_hour = 0.1\n")
+    limited("[quotas]\ndollars_per_hour = 0.1\n")
     refused = fleet("grow", "etl", "1", "--on-demand", "--yes")
     assert refused.code == 1
     assert "the limit is $0.1/h" in refused.line
-    assert "no budget is set" not in refused.line
+    assert "no quota is set" not in refused.line
     assert changes(cluster) == []
     assert fleet("grow", "etl", "2", "--yes").code == 0  # spot is next to nothing here
     assert "allowed" in fleet("status").line
@@ -123,7 +123,7 @@ def test_shrinking_drains_first_and_ends_exactly_the_nodes_that_were_named(
     ssm.script = script
     dry = fleet("shrink", "etl", "--nodes", spot[1], "--dry-run")
     assert (dry.code, told, changes(cluster)) == (0, [], [])
-    done = fleet("shrink", "etl", "--nodes", spot[1], "--yes", "--wait", "60")
+    done = fleet("shrink", "etl", "--nodes", spot[1], "--yes", "--termination-grace", "60")
     assert done.code == 0, done.line
     assert told == [spot[1]] * 2
     assert "1 of 1 idle" in done.out
@@ -136,7 +136,7 @@ def test_shrinking_drains_first_and_ends_exactly_the_nodes_that_were_named(
 def test_shrinking_by_a_number_keeps_the_on_demand_base_and_ends_nodes_that_cannot_be_told(
     fleet: Fleet, cluster: "Cluster", ssm: "SystemsManager"
 ) -> None:
-    done = fleet("shrink", "etl", "2", "--yes", "--wait", "0")
+    done = fleet("shrink", "etl", "2", "--yes", "--termination-grace", "0")
     assert done.code == 0, done.line
     assert "was not drained" in done.out
     eventually(lambda: [n["market"] for n in cluster.nodes("etl")] == ["on-demand"], 20)
@@ -151,13 +151,13 @@ def test_a_drained_node_stays_until_it_is_ended_and_is_then_replaced(
     nodes = {n["id"] for n in cluster.nodes("etl")}
     ssm.online |= nodes
     spot = next(n["id"] for n in cluster.nodes("etl") if n["market"] == "spot")
-    done = fleet("drain", spot, "--yes", "--wait", "30")
+    done = fleet("drain", spot, "--yes", "--termination-grace", "30")
     assert done.code == 0, done.line
     assert "not terminated; they incur costs until terminated" in done.line
     assert {n["id"] for n in cluster.nodes("etl")} == nodes
     (row,) = (n for n in fleet("status", "--json").json["nodes"] if n["id"] == spot)
     assert row["state"] == "draining"
-    assert fleet("drain", spot, "--end", "--yes", "--wait", "30").code == 0
+    assert fleet("drain", spot, "--end", "--yes", "--termination-grace", "30").code == 0
     eventually(lambda: len(now := {n["id"] for n in cluster.nodes("etl")}) == 3 and spot not in now, 20)
 
 
@@ -191,7 +191,7 @@ def test_nodes_of_others_are_never_touched(fleet: Fleet, cluster: "Cluster", ssm
         ),
         (("end", "run-1"), "there is no gang 'run-1' in this cluster; there are none"),
         (("drain", "i-0123456789abcdef0"), "is no running node of this cluster"),
-        (("status", "--limits", "none.toml"), "none.toml cannot be read: No such file"),
+        (("status", "--config", "none.toml"), "none.toml cannot be read: No such file"),
         (("status", "--on-demand-prices", "none.toml"), "none.toml cannot be read"),
     ],
 )

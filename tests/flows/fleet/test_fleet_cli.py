@@ -56,13 +56,13 @@ def test_without_a_configuration_a_command_teaches_how_to_get_one(
     fleet: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("EBBFLOW_CONFIG", raising=False)
+    monkeypatch.delenv("EBBFLOW_TERRAFORM_OUTPUT", raising=False)
     (tmp_path / "ebbflow.json").write_text("{}")  # whoever put it there: it was not asked for
     done = fleet("status")
     assert done.code == 2
-    assert "no configuration is named" in done.line
+    assert "no file of Terraform's output is named" in done.line
     assert "terraform output -json > ebbflow.json" in done.line
-    assert fleet("status", "--config", "none.json").code == 2
+    assert fleet("status", "--terraform-output", "none.json").code == 2
 
 
 def test_a_configuration_is_found_by_option_and_environment(
@@ -70,7 +70,7 @@ def test_a_configuration_is_found_by_option_and_environment(
 ) -> None:
     (tmp_path / "ebbflow.json").rename(tmp_path / "prod.json")
     assert fleet("status").code == 2
-    monkeypatch.setenv("EBBFLOW_CONFIG", str(tmp_path / "prod.json"))
+    monkeypatch.setenv("EBBFLOW_TERRAFORM_OUTPUT", str(tmp_path / "prod.json"))
     assert fleet("status").code == 0
 
 
@@ -79,7 +79,7 @@ def test_an_emulator_is_named_by_option_too_and_an_aws_that_is_away_is_status_on
 ) -> None:
     url = quiet.account.emulator.url
     monkeypatch.delenv("AWS_ENDPOINT_URL")
-    assert fleet("status", "--endpoint-url", url, "--config", "ebbflow.json").code == 0
+    assert fleet("status", "--endpoint-url", url, "--terraform-output", "ebbflow.json").code == 0
     from botocore.retries.standard import RetryPolicy
 
     monkeypatch.setattr(RetryPolicy, "compute_retry_delay", lambda *_: 0.0)
@@ -178,7 +178,7 @@ def test_prices_mark_the_cheapest_offer_of_each_pool_without_colour(fleet: Fleet
 
 
 def test_costs_are_counted_from_the_first_node_on(fleet: Fleet, cluster: "Cluster") -> None:
-    content = fleet("cost", "--json", "--hours", "10").json
+    content = fleet("cost", "--json", "--horizon", "10h").json
     (etl,) = content["pools"]
     assert (etl["pool"], etl["nodes"]) == ("etl", 3)
     assert 0 < etl["dollars"] < etl["on_demand_dollars"]

@@ -25,7 +25,7 @@ class Control:
 
     def observe(self) -> Fleet:
         node = Node("i-1", 2, 7.0, instance_type="m5.large", zone="a")
-        return Fleet(4, 1000.0, (PoolState("etl", self.planned, self.planned, (node,), most=9),))
+        return Fleet(4, 1000.0, (PoolState("etl", self.planned, self.planned, (node,), max_nodes=9),))
 
     def apply(self, target: Target, *, dry_run: bool = False) -> ApplyResult:
         if not dry_run:

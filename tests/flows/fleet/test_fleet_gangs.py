@@ -21,7 +21,7 @@ def of_gang(cluster: "Cluster") -> list[str]:
 def test_a_gang_starts_whole_counts_from_then_on_and_is_returned(
     fleet: Fleet, cluster: "Cluster", ssm: "SystemsManager", limited: Callable[[str], None]
 ) -> None:
-    limited("[limits]\nnodes = 6\n")
+    limited("[quotas]\nnodes = 6\n")
     dry = fleet(*GANG, "--dry-run")
     assert (dry.code, changes(cluster)) == (0, [])
     assert "3 spot nodes of etl, all-or-nothing, one zone and one type" in dry.line
@@ -49,7 +49,7 @@ def test_a_gang_starts_whole_counts_from_then_on_and_is_returned(
     ssm.online |= set(gang)
     look = fleet("end", "run-1", "--dry-run")
     assert (look.code, of_gang(cluster)) == (0, gang)
-    ended = fleet("end", "run-1", "--yes", "--wait", "30")
+    ended = fleet("end", "run-1", "--yes", "--termination-grace", "30")
     assert ended.code == 0, ended.line
     assert "3 of 3 idle" in ended.out
     assert of_gang(cluster) == []
@@ -62,12 +62,16 @@ def test_a_gang_starts_whole_counts_from_then_on_and_is_returned(
     [
         ("nodes = 5", (), "2 nodes instead of 3: all pools may have 5, the others have 3"),
         (
-            "[limits.pools.etl]\nmost = 5",
+            "[quotas.pools.etl]\nmax_nodes = 5",
             (),
             "the pool's limit is 5, of which the pool and its other gangs have 3",
         ),
         ("dollars_per_hour = 0.3", ("--market", "on-demand"), "the limit is $0.3/h"),
-        ("dollars_per_run = 1", ("--market", "on-demand", "--hours", "6"), "the run may cost $1"),
+        (
+            "dollars_per_run = 1",
+            ("--market", "on-demand", "--expected-duration", "6h"),
+            "the run may cost $1",
+        ),
     ],
 )
 def test_a_gang_beyond_a_limit_is_refused_and_nothing_is_asked_of_aws(
@@ -78,7 +82,7 @@ def test_a_gang_beyond_a_limit_is_refused_and_nothing_is_asked_of_aws(
     quiet: "Cluster",
     limited: Callable[[str], None],
 ) -> None:
-    limited(f"[limits]\n{limits}\n")
+    limited(f"[quotas]\n{limits}\n")
     refused = fleet(*GANG, *more, "--yes")
     assert refused.code == 1
     assert said in refused.line
@@ -88,10 +92,10 @@ def test_a_gang_beyond_a_limit_is_refused_and_nothing_is_asked_of_aws(
 def test_a_limit_of_a_run_needs_to_know_for_how_long(
     fleet: Fleet, quiet: "Cluster", limited: Callable[[str], None]
 ) -> None:
-    limited("[limits]\ndollars_per_run = 1\n")
+    limited("[quotas]\ndollars_per_run = 1\n")
     done = fleet(*GANG, "--market", "on-demand", "--dry-run")
     assert done.code == 0
-    assert "--hours is not given: the limit of $1 a run is not checked" in done.line
+    assert "--expected-duration is not given: the quota of $1 per run is not checked" in done.line
 
 
 def test_a_gang_that_cannot_be_had_says_what_to_do(fleet: Fleet, cluster: "Cluster") -> None:

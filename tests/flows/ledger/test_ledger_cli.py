@@ -80,7 +80,7 @@ def run(*arguments: str) -> tuple[int, str]:
 
 
 def test_status_says_where_who_and_how_much(url: str) -> None:
-    code, said = run("status", "--url", url)
+    code, said = run("status", "--ledger", url)
     assert code == 0
     flat = " ".join(said.split())
     assert "cluster local" in flat
@@ -88,7 +88,7 @@ def test_status_says_where_who_and_how_much(url: str) -> None:
     assert "events 12, up to number 12, the last" in flat
     assert "nodes 2 with 4 GPUs, revision 1" in flat
     assert "apps 2, 1 active" in flat
-    found = json.loads(run("status", "--url", url, "--json")[1])
+    found = json.loads(run("status", "--ledger", url, "--json")[1])
     assert (found["last"], found["lead"]["holder"], found["lead_alive"], found["leases"]) == (
         12,
         "new",
@@ -97,11 +97,13 @@ def test_status_says_where_who_and_how_much(url: str) -> None:
     )
     with Ledger.open(url) as ledger:
         ledger.lead("new").resign()
-    assert "no leader: new has resigned (fencing token 3)" in " ".join(run("status", "--url", url)[1].split())
+    assert "no leader: new has resigned (fencing token 3)" in " ".join(
+        run("status", "--ledger", url)[1].split()
+    )
 
 
 def test_events_are_told_in_words(url: str) -> None:
-    code, said = run("events", "--url", url)
+    code, said = run("events", "--ledger", url)
     assert code == 0
     for words in (
         "training digits of team blue"
@@ -115,18 +117,21 @@ def test_events_are_told_in_words(url: str) -> None:
 
 
 def test_events_are_chosen_by_kind_app_and_number(url: str) -> None:
-    found = [json.loads(line) for line in run("events", "--url", url, "--json")[1].splitlines()]
+    found = [json.loads(line) for line in run("events", "--ledger", url, "--json")[1].splitlines()]
     assert [line["number"] for line in found] == list(range(1, 13))
     assert found[4]["change"]["inputs"] == {"rho": {"digits": 1.5}}
-    chosen = run("events", "--url", url, "--kind", "granted", "--kind", "Ended", "--json")[1].splitlines()
-    assert [json.loads(line)["kind"] for line in chosen] == ["granted", "ended"]
-    newest = run("events", "--url", url, "--app", "digits", "--limit", "2", "--json")[1].splitlines()
-    assert [json.loads(line)["kind"] for line in newest] == ["saved", "app-moved"]
-    later = run("events", "--url", url, "--after", "3", "--limit", "2", "--json")[1].splitlines()
+    chosen = run("events", "--ledger", url, "--kind", "lease-granted", "--kind", "Ended", "--json")[
+        1
+    ].splitlines()
+    assert [json.loads(line)["kind"] for line in chosen] == ["lease-granted", "lease-ended"]
+    newest = run("events", "--ledger", url, "--app", "digits", "--limit", "2", "--json")[1].splitlines()
+    assert [json.loads(line)["kind"] for line in newest] == ["checkpoint-saved", "app-phase-changed"]
+    later = run("events", "--ledger", url, "--after", "3", "--limit", "2", "--json")[1].splitlines()
     assert [json.loads(line)["number"] for line in later] == [4, 5]
-    assert "nothing yet" in run("events", "--url", url, "--app", "nobody")[1]
+    assert run("events", "--ledger", url, "--app", "nobody")[1].split() == ["number", "time", "what", "why"]
+    assert run("events", "--ledger", url, "--app", "nobody", "--json")[1] == ""
     with pytest.raises(OptionError, match="no kind of change 'gone'"):
-        run("events", "--url", url, "--kind", "gone")
+        run("events", "--ledger", url, "--kind", "gone")
 
 
 def test_events_can_be_followed(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,55 +145,55 @@ def test_events_can_be_followed(url: str, monkeypatch: pytest.MonkeyPatch) -> No
             ledger.write([AppEntered(AppSpec(f"late{len(looks)}", "query"))])
 
     monkeypatch.setattr(SystemClock, "sleep", look)
-    code, said = run("events", "--url", url, "--limit", "1", "--follow", "--json")
+    code, said = run("events", "--ledger", url, "--limit", "1", "--follow", "--json")
     assert code == 0
     assert [json.loads(line)["number"] for line in said.splitlines()] == [12, 13, 14]
 
 
 def test_verify_leaves_with_1_when_something_is_wrong(url: str) -> None:
-    code, said = run("verify", "--url", url)
+    code, said = run("verify", "--ledger", url)
     assert (code, "12 events replayed: tables and snapshots agree" in said) == (0, True)
-    assert json.loads(run("verify", "--url", url, "--json")[1])["differences"] == []
+    assert json.loads(run("verify", "--ledger", url, "--json")[1])["differences"] == []
     import sqlite3
 
     with sqlite3.connect(url) as connection:
         connection.execute("UPDATE ledger_apps SET phase = 'lost' WHERE app = 'digits'")
     connection.close()
-    code, said = run("verify", "--url", url)
+    code, said = run("verify", "--ledger", url)
     assert code == 1
     assert "wrong: apps: 'digits' is AppRecord" in " ".join(said.split())
 
 
 def test_prune_drops_only_what_it_was_asked_for(url: str) -> None:
     assert "would drop 9 events and what 1 decision were based on" in run(
-        "prune", "--url", url, "--before", "2015-01-01", "--dry-run"
+        "prune", "--ledger", url, "--before", "2015-01-01", "--dry-run"
     )[1].replace("\n", " ")
-    code, said = run("prune", "--url", url, "--before", "2015-01-01")
+    code, said = run("prune", "--ledger", url, "--before", "2015-01-01")
     assert (code, "add --yes" in said) == (1, True)
-    found = json.loads(run("prune", "--url", url, "--before", "1d", "--keep-events", "--yes", "--json")[1])
+    found = json.loads(run("prune", "--ledger", url, "--before", "1d", "--keep-events", "--yes", "--json")[1])
     assert found == {"events": 0, "payloads": 1, "up_to": 0, "reports": 0, "dry_run": False}
-    found = json.loads(run("prune", "--url", url, "--before", "1d", "--yes", "--json")[1])
+    found = json.loads(run("prune", "--ledger", url, "--before", "1d", "--yes", "--json")[1])
     assert found == {"events": 9, "payloads": 0, "up_to": 9, "reports": 0, "dry_run": False}
-    assert "no event is that old" in run("prune", "--url", url, "--before", "1d", "--yes")[1]
-    assert run("verify", "--url", url)[0] == 0
-    assert "pruned up to number 9" in " ".join(run("status", "--url", url)[1].split())
+    assert "no event is that old" in run("prune", "--ledger", url, "--before", "1d", "--yes")[1]
+    assert run("verify", "--ledger", url)[0] == 0
+    assert "pruned up to number 9" in " ".join(run("status", "--ledger", url)[1].split())
 
 
 @pytest.mark.parametrize("when", ["soon", "-1d", "nand", "infh", "2015-13-01"])
 def test_a_moment_that_is_none_is_refused(url: str, when: str) -> None:
     with pytest.raises(OptionError, match="--before must be an age"):
-        run("prune", "--url", url, f"--before={when}", "--yes")
+        run("prune", "--ledger", url, f"--before={when}", "--yes")
 
 
-def test_upgrade_says_that_nothing_is_to_do(url: str) -> None:
-    assert "nothing to migrate" in run("upgrade", "--url", url)[1]
+def test_migrate_says_that_nothing_is_to_do(url: str) -> None:
+    assert "nothing to migrate" in run("migrate", "--ledger", url)[1]
 
 
 def test_where_no_ledger_is_none_is_made(tmp_path: Path, home: Path) -> None:
     path = tmp_path / "none.db"
-    for command in (["status"], ["events"], ["verify"], ["upgrade"], ["prune", "--before", "1d"]):
+    for command in (["status"], ["events"], ["verify"], ["migrate"], ["prune", "--before", "1d"]):
         with pytest.raises(LedgerError, match="there is no ledger at"):
-            run(*command, "--url", str(path))
+            run(*command, "--ledger", str(path))
         with pytest.raises(LedgerError, match="there is no ledger at"):
             run(*command)
     assert not path.exists()

@@ -23,24 +23,24 @@ from ebbflow.planners.model.ledger import (
 
 _LEASES = tuple(Lease(n, "a", "n1" if n < 3 else "n2", n, 0.0, 9.0, 1) for n in (1, 2, 3))
 SAID: dict[str, tuple[Change, str, str]] = {
-    "loop-began": (LoopBegan(2, "h"), "loop h is the leader (fencing token 2)", ""),
+    "leader-elected": (LoopBegan(2, "h"), "loop h is the leader (fencing token 2)", ""),
     "capacity-changed": (
         CapacityChanged(1, (Node("n1", 4, 8.0),), ("n2",), (Notice("n3", 9.5),), reason="arrived"),
         "capacity is at revision 1: nodes n1; left n2; notices n3",
         "arrived",
     ),
-    "app-entered": (AppEntered(AppSpec("a", "training", team="t")), "training a of team t registered", ""),
-    "app-moved": (AppMoved("a", "lost", "silent"), "a is lost", "silent"),
-    "granted": (Granted(_LEASES), "3 leases granted: a on n1 (2), n2", ""),
-    "extended": (Extended((1,), 9.0), "1 lease extended: 1", ""),
-    "recalled": (
+    "app-registered": (AppEntered(AppSpec("a", "training", team="t")), "training a of team t registered", ""),
+    "app-phase-changed": (AppMoved("a", "lost", "silent"), "a is lost", "silent"),
+    "lease-granted": (Granted(_LEASES), "3 leases granted: a on n1 (2), n2", ""),
+    "lease-extended": (Extended((1,), 9.0), "1 lease extended: 1", ""),
+    "lease-revoked": (
         Recalled((1, 2, 3, 4, 5, 6), 9.0, "r"),
         "6 leases preempted: 1, 2, 3, 4 and 2 more",
         "r",
     ),
-    "ended": (Ended((1, 2)), "2 leases ended: 1, 2", ""),
+    "lease-ended": (Ended((1, 2)), "2 leases ended: 1, 2", ""),
     "decided": (Decided("guard", "r", "a"), "guard for a", "r"),
-    "saved": (Saved("a", "s3://b/3", 3), "a saved step 3", "s3://b/3"),
+    "checkpoint-saved": (Saved("a", "s3://b/3", 3), "a saved step 3", "s3://b/3"),
 }
 
 

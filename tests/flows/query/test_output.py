@@ -94,7 +94,7 @@ def test_a_table_that_is_piped_has_all_columns(
 
 
 def test_parquet_is_not_for_a_terminal() -> None:
-    with pytest.raises(OptionError, match=r"--format parquet writes bytes, .* use --out FILE"):
+    with pytest.raises(OptionError, match=r"--format parquet writes bytes, .* use --output FILE"):
         check_format("parquet", terminal=True)
     check_format("parquet", terminal=False)
     check_format("csv", terminal=True)

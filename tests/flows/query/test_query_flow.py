@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.prefect, pytest.mark.usefixtures("prefect_server")]
 
 def options(tables: str, tmp_path: Path, **more: Any) -> dict[str, Any]:
     store = str(tmp_path / "store")
-    return {"tables": tables, "engine": "duckdb", "cuts": "every-join", "store": store, **more}
+    return {"tables": tables, "engine": "duckdb", "materialize": "every-join", "store": store, **more}
 
 
 def newest_run() -> Any:
@@ -84,9 +84,9 @@ def test_a_query_runs_as_a_flow_whose_stages_decisions_and_picture_are_on_record
     json_path, out = tmp_path / "report.json", tmp_path / "rows.parquet"
     report = run_query(
         JOINED,
-        **options(tables, tmp_path, title="orders by nation", verify=True),
-        json_report=str(json_path),
-        out=str(out),
+        **options(tables, tmp_path, name="orders by nation", verify=True),
+        report=[str(json_path)],
+        output=str(out),
     )
     assert isinstance(report, QueryReport)
     assert (report.rows, report.verified, report.result_path) == (6, True, str(out))
@@ -125,7 +125,7 @@ def test_it_runs_inside_a_users_flow(tables: str, tmp_path: Path) -> None:
 
     @flow(name="nightly")
     def nightly() -> int:
-        report = run_query(JOINED, **options(tables, tmp_path, title="inner"))
+        report = run_query(JOINED, **options(tables, tmp_path, name="inner"))
         return int(report.rows)
 
     assert nightly() == 6
@@ -195,8 +195,8 @@ def test_a_run_without_a_title_is_named_all_the_same(tables: str, tmp_path: Path
 def test_a_bad_option_fails_before_anything_starts(tables: str, tmp_path: Path) -> None:
     from ebbflow.flows.query.flow import run_query
 
-    with pytest.raises(OptionError, match="policy must be one of"):
-        run_query(JOINED, **options(tables, tmp_path, policy="best"))
+    with pytest.raises(OptionError, match="planner must be one of"):
+        run_query(JOINED, **options(tables, tmp_path, planner="best"))
     assert newest_run().state.is_failed()
 
 

@@ -136,8 +136,9 @@ def _requests() -> dict[str, tuple[Any, Any, dict[str, Any]]]:
 def test_a_flow_has_the_names_and_the_defaults_of_its_request(name: str) -> None:
     flow, request, others = _requests()[name]
     parameters = inspect.signature(flow).parameters
-    shared = {f.name: f for f in fields(request) if RENAMED.get(f.name, f.name) in parameters}
-    found = {name: parameters[RENAMED.get(name, name)].default or None for name in shared}
+    names = {f.name: f.name if f.name in parameters else RENAMED.get(f.name, f.name) for f in fields(request)}
+    shared = {f.name: f for f in fields(request) if names[f.name] in parameters}
+    found = {name: parameters[names[name]].default or None for name in shared}
     assert found == {name: _default(f) for name, f in shared.items()} | others
     asked_for = {name for name, one in declared(request).items() if one.said.command}
     assert asked_for <= shared.keys()

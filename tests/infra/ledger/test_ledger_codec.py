@@ -104,29 +104,29 @@ def test_every_kind_of_change_has_a_name() -> None:
 def test_the_format_of_today_is_read_for_ever() -> None:
     """These bodies are in people's databases: a change of the codec must go on reading them."""
     kept: dict[str, tuple[str, Change]] = {
-        "loop-began": ('{"token":2,"holder":"h"}', LoopBegan(2, "h")),
+        "leader-elected": ('{"token":2,"holder":"h"}', LoopBegan(2, "h")),
         "capacity-changed": (
             '{"epoch":1,"nodes":[{"id":"n","cores":4,"memory":8.0,"gpus":2}],'
             '"notices":[{"node_id":"n","deadline":9.5}],"hazard":0.5}',
             CapacityChanged(1, (Node("n", 4, 8.0, gpus=2),), notices=(Notice("n", 9.5),), hazard=0.5),
         ),
-        "app-entered": (
+        "app-registered": (
             '{"spec":{"id":"a","kind":"training","gpus":2,"resume":{"x":{"$float":"inf"}}}}',
             AppEntered(AppSpec("a", "training", gpus=2, resume={"x": math.inf})),
         ),
-        "app-moved": ('{"app":"a","phase":"lost"}', AppMoved("a", "lost")),
-        "granted": (
+        "app-phase-changed": ('{"app":"a","phase":"lost"}', AppMoved("a", "lost")),
+        "lease-granted": (
             '{"leases":[{"number":1,"app":"a","node":"n","slot":0,"since":1.0,"until":2.0,"epoch":1}]}',
             Granted((Lease(1, "a", "n", 0, 1.0, 2.0, 1),)),
         ),
-        "extended": ('{"leases":[1],"until":{"$float":"inf"}}', Extended((1,), math.inf)),
-        "recalled": ('{"leases":[1,2],"deadline":3.0,"reason":"r"}', Recalled((1, 2), 3.0, "r")),
-        "ended": ('{"leases":[]}', Ended(())),
+        "lease-extended": ('{"leases":[1],"until":{"$float":"inf"}}', Extended((1,), math.inf)),
+        "lease-revoked": ('{"leases":[1,2],"deadline":3.0,"reason":"r"}', Recalled((1, 2), 3.0, "r")),
+        "lease-ended": ('{"leases":[]}', Ended(())),
         "decided": (
             '{"kind":"guard","reason":"r","inputs":{"a":[1,null]}}',
             Decided("guard", "r", inputs={"a": [1, None]}),
         ),
-        "saved": ('{"app":"a","uri":"u","step":3}', Saved("a", "u", 3)),
+        "checkpoint-saved": ('{"app":"a","uri":"u","step":3}', Saved("a", "u", 3)),
     }
     assert set(kept) == set(CHANGES)
     for kind, (body, change) in kept.items():
@@ -137,20 +137,20 @@ def test_the_format_of_today_is_read_for_ever() -> None:
 @pytest.mark.parametrize(
     ("kind", "version", "body", "said"),
     [
-        ("granted", 99, "{}", "newer Ebbflow"),
+        ("lease-granted", 99, "{}", "newer Ebbflow"),
         ("vanished", 1, "{}", "kind 'vanished'"),
-        ("ended", 1, "{", "cannot be read"),
-        ("ended", 1, "[]", "wants an object"),
-        ("ended", 1, "{}", "lacks 'leases'"),
-        ("ended", 1, '{"leases":[1],"why":2}', "has no 'why'"),
-        ("ended", 1, '{"leases":[1.5]}', "leases: wants an integer"),
-        ("ended", 1, '{"leases":[true]}', "leases: wants an integer"),
-        ("ended", 1, '{"leases":[9223372036854775808]}', "64 bits"),
-        ("ended", 1, '{"leases":1}', "wants a list"),
-        ("extended", 1, '{"leases":[1],"until":"soon"}', "until: wants a number"),
-        ("extended", 1, '{"leases":[1],"until":{"$float":"nan"}}', "until: wants a number"),
-        ("app-moved", 1, '{"app":"a","phase":"gone"}', "phase: wants one of waiting"),
-        ("app-moved", 1, '{"app":null,"phase":"lost"}', "app: wants a string"),
+        ("lease-ended", 1, "{", "cannot be read"),
+        ("lease-ended", 1, "[]", "wants an object"),
+        ("lease-ended", 1, "{}", "lacks 'leases'"),
+        ("lease-ended", 1, '{"leases":[1],"why":2}', "has no 'why'"),
+        ("lease-ended", 1, '{"leases":[1.5]}', "leases: wants an integer"),
+        ("lease-ended", 1, '{"leases":[true]}', "leases: wants an integer"),
+        ("lease-ended", 1, '{"leases":[9223372036854775808]}', "64 bits"),
+        ("lease-ended", 1, '{"leases":1}', "wants a list"),
+        ("lease-extended", 1, '{"leases":[1],"until":"soon"}', "until: wants a number"),
+        ("lease-extended", 1, '{"leases":[1],"until":{"$float":"nan"}}', "until: wants a number"),
+        ("app-phase-changed", 1, '{"app":"a","phase":"gone"}', "phase: wants one of waiting"),
+        ("app-phase-changed", 1, '{"app":null,"phase":"lost"}', "app: wants a string"),
         ("decided", 1, '{"kind":"guard","reason":"","inputs":[]}', "inputs: wants an object"),
     ],
 )
@@ -179,7 +179,7 @@ LOOP["again"] = LOOP
         (decision(inputs={"$float": "inf"}), "must not start with"),
         (decision(inputs=LOOP), "nested too deeply"),
         (decision(inputs={"x": "y" * (codec.LARGEST + 1)}), "characters of JSON"),
-        ("granted", "not a kind of change"),
+        ("lease-granted", "not a kind of change"),
     ],
 )
 def test_what_cannot_be_stored_is_refused(change: Any, said: str) -> None:

@@ -127,7 +127,7 @@ def test_events_can_be_asked_for_by_number_kind_and_app(place: Place) -> None:
     every = ledger.events()
     assert ledger.events(after=5, limit=3) == every[5:8]
     assert ledger.events(after=5, limit=3, newest=True) == every[-3:]
-    leases = ledger.events(kinds=[Granted, "Ended", "recalled"])
+    leases = ledger.events(kinds=[Granted, "Ended", "lease-revoked"])
     assert [type(e.change) for e in leases] == [Granted, Recalled, Ended, Granted]
     assert [type(e.change) for e in ledger.events(app="b")] == [
         AppEntered,
@@ -414,7 +414,7 @@ def test_a_ledger_that_was_replaced_is_noticed(place: Place, later: int) -> None
     "UPDATE ledger_apps SET dollars = 7 WHERE cluster = :c AND app = 'b'",
     "UPDATE ledger_leases SET ended = ended + 9 WHERE cluster = :c AND lease = 3",
     "DELETE FROM ledger_leases WHERE cluster = :c AND lease = 2",
-    "UPDATE ledger_nodes SET gone = NULL WHERE cluster = :c AND node = 'n2'",
+    "UPDATE ledger_nodes SET left_at = NULL WHERE cluster = :c AND node = 'n2'",
     "UPDATE ledger_nodes SET price = 0 WHERE cluster = :c AND node = 'n1'",
     "DELETE FROM ledger_decisions WHERE cluster = :c",
     "UPDATE ledger_clusters SET token = 7 WHERE cluster = :c",

@@ -1,8 +1,11 @@
 """The tables are made by migrations, once, whoever opens first."""
 
+import importlib
 import multiprocessing
+import sqlite3
 import threading
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -10,10 +13,13 @@ from sqlalchemy import text
 
 from ebbflow.infra.clock import SystemClock
 from ebbflow.infra.errors import LedgerError
-from ebbflow.infra.ledger import Ledger, migrate, upgrade
+from ebbflow.infra.ledger import Ledger, migrate, migrate_ledger
 from ebbflow.infra.ledger.address import parse
 from ebbflow.infra.ledger.database.database import Database
 from ebbflow.infra.ledger.database.schema import metadata
+from ebbflow.infra.ledger.rows import codec, seals
+from ebbflow.planners.model.capacity import Node
+from ebbflow.planners.model.ledger import CapacityChanged, Ended, Granted, Lease, Recalled, Saved
 from tests.infra.ledger.ledger_values import app
 
 KINDS = pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
@@ -53,8 +59,8 @@ def test_a_ledger_of_a_newer_ebbflow_is_refused(kind: str, fresh_database: Fresh
     with ledger._database._engine.begin() as connection:
         connection.execute(text("UPDATE ledger_version SET version_num = '0999'"))
     ledger.close()
-    for attempt in (lambda: Ledger.open(url), lambda: upgrade(url)):
-        with pytest.raises(LedgerError, match="form 0999, made by a newer Ebbflow"):
+    for attempt in (lambda: Ledger.open(url), lambda: migrate_ledger(url)):
+        with pytest.raises(LedgerError, match="schema version 0999, of a newer Ebbflow"):
             attempt()
 
 
@@ -79,9 +85,9 @@ def test_a_step_that_fails_leaves_nothing(
     assert database.read("look", migrate.version) == ""
     database.close()
     with pytest.raises(LedgerError, match="there is no ledger"):
-        upgrade(url)
+        migrate_ledger(url)
     Ledger.open(url).close()
-    assert upgrade(url) == (migrate.STEPS[-1], migrate.STEPS[-1])
+    assert migrate_ledger(url) == (migrate.STEPS[-1], migrate.STEPS[-1])
 
 
 @KINDS
@@ -125,3 +131,65 @@ def test_several_processes_open_a_new_ledger_at_once(kind: str, fresh_database: 
     with Ledger.open(url) as ledger:
         assert set(ledger.state().apps) == {"p0", "p1"}
         assert ledger.verify() == []
+
+
+FORMER_KINDS = {name: former for former, name in codec.FORMER.items()}
+
+
+def as_of_0001(url: str) -> None:
+    """Bring a ledger back to schema version 0001, with the names of changes that it had."""
+    database = Database(parse(url), SystemClock())
+    steps = importlib.import_module("ebbflow.infra.ledger.migrations.versions.0002_words")
+    with database._engine.begin() as connection:
+        rows = connection.execute(text("SELECT cluster, number, at, kind, body FROM ledger_events")).all()
+        for row in rows:
+            former = FORMER_KINDS.get(row.kind, row.kind)
+            body = seals.seal(
+                seals.unseal(row.body, row.number, float(row.at), row.kind), row.number, float(row.at), former
+            )
+            connection.execute(
+                text(
+                    "UPDATE ledger_events SET kind = :kind, body = :body WHERE cluster = :c AND number = :n"
+                ),
+                {"kind": former, "body": body, "c": row.cluster, "n": row.number},
+            )
+        for table, old, new in steps._RENAMED:
+            connection.execute(text(f"ALTER TABLE {table} RENAME COLUMN {new} TO {old}"))
+        connection.execute(text("UPDATE ledger_version SET version_num = '0001'"))
+    database.close()
+
+
+@KINDS
+def test_a_ledger_of_the_first_version_is_migrated_and_read(kind: str, fresh_database: Fresh) -> None:
+    url = fresh_database(kind)
+    with Ledger.open(url) as ledger:
+        lead = ledger.lead("loop", 60.0)
+        lead.write([CapacityChanged(1, (Node("n", 4, 16.0, gpus=2, price=1.0),)), app("a")])
+        lead.write([Granted((Lease(1, "a", "n", 0, 1.0, 99.0, 1), Lease(2, "a", "n", 1, 1.0, 99.0, 1)))])
+        lead.write([Recalled((1,), 50.0, "preempted"), Ended((2,), "released"), Saved("a", "s3://b/1", 1)])
+        changes = [event.change for event in ledger.events()]
+        state = ledger.state()
+    as_of_0001(url)
+    assert migrate_ledger(url) == ("0001", migrate.STEPS[-1])
+    with Ledger.open(url) as ledger:
+        assert [event.change for event in ledger.events()] == changes
+        assert ledger.verify() == []
+        assert ledger.state().leases == state.leases
+        assert ledger.state().leases[1].recalled == 50.0
+        revoked = ledger.events(kinds=["lease-revoked"])
+        assert [event.change for event in revoked] == [Recalled((1,), 50.0, "preempted")]
+        ledger.lead("loop", 60.0).write([Ended((1,), "released")])
+        assert len(ledger.events(kinds=[Ended])) == 2  # under the former name and under today's
+        assert ledger.verify() == []
+
+
+def test_a_changed_byte_of_an_old_event_is_still_found(fresh_database: Fresh) -> None:
+    url = fresh_database("sqlite")
+    with Ledger.open(url) as ledger:
+        ledger.write([app("a")])
+    as_of_0001(url)
+    with closing(sqlite3.connect(parse(url).path)) as connection, connection:
+        connection.execute("""UPDATE ledger_events SET body = replace(body, '"a"', '"b"')""")
+    migrate_ledger(url)
+    with Ledger.open(url) as ledger, pytest.raises(LedgerError, match="checksum"):
+        ledger.events()

@@ -102,7 +102,6 @@ ELSEWHERE = {
     "infra/aws/node_agent.py": "/run/ebbflow, which every user of the node may look at",
     "infra/query/results.py": "a result, where the user wants it",
     "infra/storage/files.py": "a report, where the user wants it",
-    "tasks/bench": "results of comparisons, where the user wants them",
     "tasks/simulation": "pages and results of simulations, where the user wants them",
 }
 REMOTE = {

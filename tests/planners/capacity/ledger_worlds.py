@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from ebbflow.planners.capacity.deciding import decide
+from ebbflow.planners.capacity.decision import decide
 from ebbflow.planners.capacity.values import Cycle, Memory, SchedulerInput, Settings
 from ebbflow.planners.model.capacity import Node, Notice
 from ebbflow.planners.model.fleet import Fleet, Offer, PoolState, Target
@@ -223,7 +223,7 @@ class World:
                     assert lease.node not in closed, f"{lease} is on a node that leaves"
                     assert lease.until > self.now
                     for ghost in self.ghosts.values():
-                        over = self.now >= ghost.until + self.settings.grace_s
+                        over = self.now >= ghost.until + self.settings.termination_grace_s
                         assert over or ghost.node != lease.node, f"{lease} is where {ghost} may still be used"
                     assert state.apps[lease.app].phase not in {*OVER, "lost"}
             if isinstance(change, Extended):
@@ -254,7 +254,7 @@ class World:
         gone = lease.node not in self.state.nodes
         let_go = self._has_let_go(lease)
         forced = (lease.app, lease.node) in self.evicted
-        late = self.now >= lease.until + self.settings.grace_s
+        late = self.now >= lease.until + self.settings.termination_grace_s
         assert gone or let_go or forced or late, f"{lease} ends although it may be in use"
 
     def _after(self, cycle: Cycle) -> None:
@@ -266,7 +266,7 @@ class World:
             live = [x for x in state.held(spec.id) if x.recalled is None and x.node in state.nodes]
             assert len(live) <= max(spec.max_gpus, spec.gpus), f"{spec.id} holds {len(live)} GPUs"
             quiet = cycle.memory.heard.get(spec.id)
-            silent = quiet is None or quiet.quiet >= self.settings.silent_s
+            silent = quiet is None or quiet.quiet >= self.settings.heartbeat_timeout_s
             granted = [
                 x for c in cycle.changes if isinstance(c, Granted) for x in c.leases if x.app == spec.id
             ]
@@ -322,7 +322,7 @@ def pool(
     name: str, nodes: tuple[Node, ...], planned: int | None = None, most: int = 10, **more: object
 ) -> PoolState:
     size = len(nodes) if planned is None else planned
-    return PoolState(name, size, size, nodes, most=most, **more)  # type: ignore[arg-type]
+    return PoolState(name, size, size, nodes, max_nodes=most, **more)  # type: ignore[arg-type]
 
 
 def fleet_of(*pools: PoolState, epoch: int = 1, at: float = START) -> Fleet:

@@ -13,7 +13,9 @@ def test_every_policy_can_be_made_and_runs_a_live_cluster(name):
     policy = live_policy(name, lease_s=25.0, services=(100.0, 200.0))
     assert policy.name
     world = World(
-        Settings(policy=policy, lease_s=40, interval_s=10, grace_s=5), [node("n1", 4), node("n2", 4)], seed=1
+        Settings(policy=policy, lease_s=40, interval_s=10, termination_grace_s=5),
+        [node("n1", 4), node("n2", 4)],
+        seed=1,
     )
     for number in range(3):
         world.enter(app(f"a{number}", 2), work=60.0, mute=number == 1)

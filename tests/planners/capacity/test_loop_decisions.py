@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from ledger_worlds import START, World, app, copied, node
 
-from ebbflow.planners.capacity.deciding import decide
+from ebbflow.planners.capacity.decision import decide
 from ebbflow.planners.capacity.values import Memory, SchedulerInput, Settings
 from ebbflow.planners.model.ledger import AppMoved, AppReport, Decided, Ended, Extended, Granted, Recalled
 from ebbflow.planners.model.scheduling import Decision, Grant
@@ -190,7 +190,7 @@ def test_a_node_that_comes_back_is_closed_until_its_app_has_spoken_after_the_lea
 
 
 def test_who_does_not_let_go_of_a_node_that_is_back_is_ended_there_by_force():
-    world = missed(replace(RIGID, grace_s=6))
+    world = missed(replace(RIGID, termination_grace_s=6))
     began, evicted = world.now, []
     while not world.state.leases:
         evicted += [(one.app, one.node, world.now - began) for one in world.step(0.5).evict]
@@ -201,7 +201,7 @@ def test_who_does_not_let_go_of_a_node_that_is_back_is_ended_there_by_force():
 
 
 def test_a_node_that_is_back_and_out_of_reach_stays_closed_until_a_silent_apps_lease_and_the_grace_are_over():
-    world = missed(replace(RIGID, grace_s=6, silent_s=5), dies=2)
+    world = missed(replace(RIGID, termination_grace_s=6, heartbeat_timeout_s=5), dies=2)
     world.unreachable.add("n1")
     end = START + 1 + 60 + 6
     while not world.state.leases:
@@ -331,7 +331,7 @@ def test_a_policy_that_says_what_makes_no_sense_stops_nothing(said):
 
 
 def test_an_app_that_could_not_be_ended_and_speaks_again_keeps_what_it_has():
-    world = World(Settings(lease_s=100, grace_s=20), [node("n1", 4)])
+    world = World(Settings(lease_s=100, termination_grace_s=20), [node("n1", 4)])
     world.unreachable.add("n1")
     living = world.enter(app("a", 2, 1, 4))
     world.steps(5)

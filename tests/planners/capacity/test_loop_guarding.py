@@ -11,7 +11,7 @@ from ebbflow.planners.fleet.limits import Limits
 from ebbflow.planners.model.scheduling import Decision, Grant
 from ebbflow.planners.scheduling.live import live_policy
 
-GANGS = Settings(policy=live_policy("best-effort"), lease_s=60, interval_s=10, grace_s=10)
+GANGS = Settings(policy=live_policy("best-effort"), lease_s=60, interval_s=10, termination_grace_s=10)
 
 
 class NewestFirst:
@@ -66,7 +66,7 @@ def test_a_spent_budget_ends_the_lease_and_is_not_overspent(whose):
         "team": {"team": "red"},
         "run": {"pipeline": "p1"},
     }[whose]
-    rules = replace(GANGS, teams={"red": Team(dollars=1.0)} if whose == "team" else {})
+    rules = replace(GANGS, teams={"red": Team(budget=1.0)} if whose == "team" else {})
     if whose == "run":
         rules = replace(rules, limits=Limits(dollars_per_run=1.0))
     world = World(rules, [node("n1", 4, price=60.0)])  # $0.25 a minute for a GPU
@@ -89,7 +89,7 @@ def test_the_loop_wakes_when_a_budget_will_be_spent():
 
 
 def test_an_app_with_unsaved_work_is_spared_for_a_while_but_not_for_a_notice():
-    rules = replace(GANGS, policy=NewestFirst(), unsaved_s=100, spare_s=50)
+    rules = replace(GANGS, policy=NewestFirst(), unsaved_work_s=100, preempt_exempt_s=50)
     world = World(rules, [node("n1", 4), node("n2", 4)])
     world.enter(app("a", 4, 1, 8))
     world.steps(150)
@@ -102,7 +102,7 @@ def test_an_app_with_unsaved_work_is_spared_for_a_while_but_not_for_a_notice():
 
 
 def test_an_app_that_has_just_saved_is_not_spared():
-    rules = replace(GANGS, policy=NewestFirst(), unsaved_s=100, spare_s=50)
+    rules = replace(GANGS, policy=NewestFirst(), unsaved_work_s=100, preempt_exempt_s=50)
     world = World(rules, [node("n1", 4)])
     living = world.enter(app("a", 4, 1, 8))
     world.steps(150)
@@ -113,7 +113,7 @@ def test_an_app_that_has_just_saved_is_not_spared():
 
 
 def test_a_notice_spares_nobody():
-    rules = replace(GANGS, policy=NewestFirst(), unsaved_s=10, spare_s=500)
+    rules = replace(GANGS, policy=NewestFirst(), unsaved_work_s=10, preempt_exempt_s=500)
     world = World(rules, [node("n1", 4)])
     world.enter(app("a", 4, 1, 8))
     world.steps(50)
@@ -127,7 +127,7 @@ def test_a_notice_spares_nobody():
     [
         ({"weight": 0.0}, "weight of a team must be > 0"),
         ({"gpus": -1}, "gpus of a team must be >= 0"),
-        ({"dollars": float("nan")}, "dollars of a team must be >= 0"),
+        ({"budget": float("nan")}, "budget of a team must be >= 0"),
     ],
 )
 def test_quotas_that_make_no_sense_are_refused(values, said):
@@ -139,9 +139,9 @@ def test_quotas_that_make_no_sense_are_refused(values, said):
     ("values", "said"),
     [
         ({"lease_s": 0.0}, "lease_s must be > 0 s"),
-        ({"grace_s": -1.0}, "grace_s must be >= 0 s"),
-        ({"silent_s": float("inf")}, "silent_s must be > 0 s and finite"),
-        ({"urgency": 0.5}, "urgency must be >= 1"),
+        ({"termination_grace_s": -1.0}, "termination_grace_s must be >= 0 s"),
+        ({"heartbeat_timeout_s": float("inf")}, "heartbeat_timeout_s must be > 0 s and finite"),
+        ({"deadline_priority_boost_max": 0.5}, "deadline_priority_boost_max must be >= 1"),
     ],
 )
 def test_settings_outside_their_rules_are_refused(values, said):
@@ -152,7 +152,7 @@ def test_settings_outside_their_rules_are_refused(values, said):
 @pytest.mark.parametrize(
     ("more", "teams", "kept"),
     [
-        ({"team": "red"}, {"red": Team(dollars=1.0)}, {"teams": {"red": 1.0}}),
+        ({"team": "red"}, {"red": Team(budget=1.0)}, {"teams": {"red": 1.0}}),
         ({"pipeline": "p1", "pipeline_budget": 1.0}, {}, {"pipelines": {"p1": 1.0}}),
     ],
 )

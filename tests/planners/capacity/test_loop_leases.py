@@ -11,8 +11,8 @@ from ebbflow.planners.capacity.values import DesiredAllocation, Plan, SchedulerI
 from ebbflow.planners.model.ledger import AppEntered, Granted, Lease, Recalled
 from ebbflow.planners.scheduling.live import live_policy
 
-GANGS = Settings(policy=live_policy("best-effort"), lease_s=100, grace_s=20)
-ELASTIC = Settings(lease_s=100, grace_s=20)
+GANGS = Settings(policy=live_policy("best-effort"), lease_s=100, termination_grace_s=20)
+ELASTIC = Settings(lease_s=100, termination_grace_s=20)
 
 
 def world_of(settings: Settings, *specs, nodes=None, held=None) -> World:

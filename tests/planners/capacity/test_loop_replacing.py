@@ -6,7 +6,7 @@ from math import inf
 import pytest
 from ledger_worlds import START, World, app, fleet_of, node, pool
 
-from ebbflow.planners.capacity.replacing import AGAIN, Replacements, successors
+from ebbflow.planners.capacity.replacements import AGAIN, Replacements, successors
 from ebbflow.planners.capacity.values import Scaling, Settings
 from ebbflow.planners.fleet.limits import Limits
 from ebbflow.planners.model.capacity import Notice
@@ -14,8 +14,12 @@ from ebbflow.planners.model.fleet import Offer, PoolState
 from ebbflow.planners.model.ledger import Decided
 from ebbflow.planners.scheduling.live import live_policy
 
-RULES = Scaling(boot_s=20.0, wait_s=10.0, idle_s=60.0, hold_s=30.0, fallback=None)
-GANGS = Settings(policy=live_policy("best-effort"), lease_s=60, interval_s=10, grace_s=5, scaling=RULES)
+RULES = Scaling(
+    provision_time_s=20.0, scale_out_after_s=10.0, scale_in_idle_s=60.0, cooldown_s=30.0, fallback=None
+)
+GANGS = Settings(
+    policy=live_policy("best-effort"), lease_s=60, interval_s=10, termination_grace_s=5, scaling=RULES
+)
 OFFERS = {"gpu": (Offer("local", "", "spot", 1.0, 8, 16.0, 2),)}
 
 
@@ -82,7 +86,7 @@ def test_both_nodes_together_must_be_within_the_money(dollars, asked):
 def state(count, planned=None, **more):
     nodes = tuple(node(f"n{i}", 2) for i in range(count))
     size = count if planned is None else planned
-    return PoolState("gpu", size, size, nodes, most=20, **more)
+    return PoolState("gpu", size, size, nodes, max_nodes=20, **more)
 
 
 def found(pool_, notices, size=None, drains=(), before=None, now=START, room=inf):

@@ -14,8 +14,12 @@ from ebbflow.planners.model.fleet import Fleet, Offer, Target
 from ebbflow.planners.model.ledger import AppReport, CapacityChanged
 from ebbflow.planners.scheduling.live import live_policy
 
-RULES = Scaling(boot_s=20.0, wait_s=10.0, idle_s=60.0, hold_s=30.0, fallback=None)
-GANGS = Settings(policy=live_policy("best-effort"), lease_s=60, interval_s=10, grace_s=5, scaling=RULES)
+RULES = Scaling(
+    provision_time_s=20.0, scale_out_after_s=10.0, scale_in_idle_s=60.0, cooldown_s=30.0, fallback=None
+)
+GANGS = Settings(
+    policy=live_policy("best-effort"), lease_s=60, interval_s=10, termination_grace_s=5, scaling=RULES
+)
 
 
 class Rented(World):
@@ -144,7 +148,7 @@ def test_no_node_is_rented_for_an_app_that_has_no_money_left():
 
 
 def test_the_guard_keeps_targets_within_limits_and_says_so_once():
-    rules = replace(GANGS, limits=Limits(pools={"gpu": PoolLimits(most=1)}))
+    rules = replace(GANGS, limits=Limits(pools={"gpu": PoolLimits(max_nodes=1)}))
     world = Rented(rules, fleet_of(gpus(1)))
     world.enter(app("a", 6))
     world.steps(60)
@@ -240,7 +244,7 @@ def test_queries_keep_no_more_of_several_pools_than_they_can_use():
 
 def test_without_queries_the_pool_of_cores_shrinks_to_its_least():
     nodes = tuple(node(f"c{i}", 0, cores=4) for i in range(3))
-    world = Rented(GANGS, fleet_of(pool("etl", nodes, least=1)))
+    world = Rented(GANGS, fleet_of(pool("etl", nodes, min_nodes=1)))
     world.steps(70)
     assert world.sizes == {"etl": 1}
 
@@ -255,8 +259,8 @@ def test_without_rules_the_fleet_is_left_alone():
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ({"boot_s": -1.0}, "boot_s must be >= 0 s"),
-        ({"reserve": 0.5}, "reserve must be >= 1"),
+        ({"provision_time_s": -1.0}, "provision_time_s must be >= 0 s"),
+        ({"deadline_safety_factor": 0.5}, "deadline_safety_factor must be >= 1"),
         ({"pools": {"x": "disks"}}, "pool x must be for 'gpus' or 'cores'; got 'disks'"),
     ],
 )
@@ -277,7 +281,9 @@ def test_gpus_that_give_enough_goodput_are_rented_only_where_that_is_asked_for()
     from test_live_views import JOB
 
     for worth, nodes in ((None, 1), (0.5, 2)):
-        rules = replace(GANGS, scaling=replace(RULES, worth=worth), policy=live_policy("rho-bounded"))
+        rules = replace(
+            GANGS, scaling=replace(RULES, min_marginal_goodput=worth), policy=live_policy("rho-bounded")
+        )
         world = Rented(rules, fleet_of(gpus(1)))
         living = world.enter(app("a", 2, 1, 8))
         living.fields |= {"job": JOB.to_dict(), "seconds_left": 1e6}

@@ -114,7 +114,7 @@ def test_a_loop_that_wakes_when_it_asked_to_misses_nothing():
     ("age", "complete", "expected"), [(24, False, False), (26, False, True), (26, True, False)]
 )
 def test_a_plan_that_cannot_be_carried_out_is_made_anew(age, complete, expected):
-    rules = replace(GANGS, interval_s=1000, grace_s=5, plan_s=20)
+    rules = replace(GANGS, interval_s=1000, termination_grace_s=5, plan_timeout_s=20)
     world = World(rules, [node("n1", 4)])
     world.enter(app("a", 4))
     world.tick(1)

@@ -24,7 +24,13 @@ POLICIES = (
     "optimus",
 )
 QUICK = Settings(
-    lease_s=40, interval_s=10, grace_s=6, leave_s=5, silent_s=6, plan_s=10, teams={"red": Team(gpus=4)}
+    lease_s=40,
+    interval_s=10,
+    termination_grace_s=6,
+    drain_lead_s=5,
+    heartbeat_timeout_s=6,
+    plan_timeout_s=10,
+    teams={"red": Team(gpus=4)},
 )
 
 sizes = st.integers(1, 6)

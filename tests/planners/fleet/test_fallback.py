@@ -18,7 +18,7 @@ def nodes(spot: int, on_demand: int = 0) -> tuple[Node, ...]:
 
 
 def pool(*there: Node, planned: int = 10, **more: object) -> PoolState:
-    values: dict[str, object] = {"requested": planned, "most": 20, **more}
+    values: dict[str, object] = {"requested": planned, "max_nodes": 20, **more}
     return PoolState("etl", planned, nodes=there, **values)  # type: ignore[arg-type]
 
 
@@ -86,7 +86,7 @@ def test_the_attempt_ends_when_spot_stays_away():
 
 
 def test_without_room_one_node_is_exchanged():
-    held = pool(*nodes(6, 4), most=10, on_demand=4, on_demand_since=0.0)
+    held = pool(*nodes(6, 4), max_nodes=10, on_demand=4, on_demand_since=0.0)
     found = amended(wish(), held, 1800.0, RULE)
     assert (found.nodes, found.on_demand, found.drain) == (10, 3, ("o-0",))
 
@@ -116,7 +116,7 @@ class World:
     """A pool whose group starts what it can: spot nodes up to ``spot``, on-demand nodes up to the base."""
 
     wanted: int = 10
-    most: int = 20
+    max_nodes: int = 20
     spot: int = 100
     base: int = 0  # that was asked for
     size: int = 10
@@ -145,16 +145,16 @@ class World:
         state = pool(
             *self.there,
             planned=self.size,
-            most=self.most,
+            max_nodes=self.max_nodes,
             on_demand=self.base,
             on_demand_since=self.since,
             short_since=self.short,
         )
         target = amended(wish(self.wanted), state, self.now, RULE)
-        assert target.on_demand <= target.nodes <= self.most
+        assert target.on_demand <= target.nodes <= self.max_nodes
         assert {*target.drain} <= {n.id for n in self.there if n.market == "on-demand"}
         assert len(self.there) - len(target.drain) >= min(self.wanted, len(self.there)) - 1
-        if self.most > self.wanted:
+        if self.max_nodes > self.wanted:
             assert len(self.there) - len(target.drain) >= min(self.wanted, len(self.there))
         if target.on_demand != self.base:
             self.since, self.base = self.now, target.on_demand
@@ -183,9 +183,9 @@ class World:
         return spot, len(self.there) - spot
 
 
-@pytest.mark.parametrize("most", [10, 20])
-def test_a_dry_market_costs_minutes_and_then_all_is_as_before(most):
-    world = World(most=most)
+@pytest.mark.parametrize("max_nodes", [10, 20])
+def test_a_dry_market_costs_minutes_and_then_all_is_as_before(max_nodes):
+    world = World(max_nodes=max_nodes)
     world.run(600)
     assert world.markets == (10, 0)
     world.spot = 3
@@ -194,7 +194,7 @@ def test_a_dry_market_costs_minutes_and_then_all_is_as_before(most):
     world.run(3 * 3600)
     assert len(world.there) >= 9
     world.spot = 100
-    world.run((7 if most == 10 else 2) * (RULE.hold + RULE.after))
+    world.run((7 if max_nodes == 10 else 2) * (RULE.hold + RULE.after))
     assert world.markets == (10, 0)
     assert (world.size, world.base) == (10, 0)
 
@@ -203,8 +203,8 @@ def test_a_dry_market_costs_minutes_and_then_all_is_as_before(most):
     st.lists(st.tuples(st.integers(0, 12), st.integers(10, 200)), min_size=1, max_size=6),
     st.sampled_from([10, 11, 20]),
 )
-def test_whatever_the_market_does_nodes_come_back_and_nothing_flaps(phases, most):
-    world = World(most=most)
+def test_whatever_the_market_does_nodes_come_back_and_nothing_flaps(phases, max_nodes):
+    world = World(max_nodes=max_nodes)
     for spot, steps in phases:
         world.spot = spot
         before = world.changes

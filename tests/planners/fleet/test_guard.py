@@ -25,7 +25,7 @@ def node(id_: str, price: float = 0.5, market: str = "spot", gpus: int = 0) -> N
 def pool(name: str = "etl", count: int = 4, **options: Any) -> PoolState:
     nodes = options.pop("nodes", tuple(node(f"{name}-{at}") for at in range(count)))
     return PoolState(
-        name, **{"planned": len(nodes), "requested": len(nodes), "most": 100, "nodes": nodes, **options}
+        name, **{"planned": len(nodes), "requested": len(nodes), "max_nodes": 100, "nodes": nodes, **options}
     )
 
 
@@ -93,16 +93,16 @@ def test_requests_that_have_not_arrived_are_no_loss() -> None:
 
 def test_floors_of_the_pool_and_of_the_limits() -> None:
     drain = ("etl-0", "etl-1", "etl-2")
-    assert size(check(want(1, drain=drain), fleet(pool(least=3)), Limits())) == (3, 0, ("etl-0",))
-    own = Limits(pools={"etl": PoolLimits(least=2, on_demand_least=1)})
+    assert size(check(want(1, drain=drain), fleet(pool(min_nodes=3)), Limits())) == (3, 0, ("etl-0",))
+    own = Limits(pools={"etl": PoolLimits(min_nodes=2, min_on_demand_nodes=1)})
     assert size(check(want(1, drain=drain), fleet(), own)) == (2, 1, ("etl-0", "etl-1"))
     assert size(check(want(0), fleet(pool(count=0, base=1)), Limits())) == (0, 0, ())
     assert size(check(want(3), fleet(pool(count=0, base=2)), Limits())) == (3, 2, ())
 
 
 def test_ceilings_of_pool_limits_all_pools_and_on_demand() -> None:
-    assert size(check(want(9), fleet(pool(most=6)), Limits())) == (6, 0, ())
-    own = Limits(pools={"etl": PoolLimits(most=5, on_demand_most=1)})
+    assert size(check(want(9), fleet(pool(max_nodes=6)), Limits())) == (6, 0, ())
+    own = Limits(pools={"etl": PoolLimits(max_nodes=5, max_on_demand_nodes=1)})
     assert size(check(want(9, on_demand=4), fleet(), own)) == (5, 1, ())
     verdict = check(want(9), fleet(pool(), pool("gpu", 3, planned=5)), Limits(nodes=12))
     assert size(verdict) == (7, 0, ())
@@ -125,7 +125,7 @@ def test_quotas_count_all_pools_of_a_team() -> None:
 def test_a_ceiling_below_what_is_there_drains_the_dearest_that_may_leave() -> None:
     nodes = (node("a", 0.4), node("b", 0.9), node("c", 0.7), node("d", 0.8))
     uses = {"b": NodeUse(holds=frozenset({"x"}))}
-    verdict = check(want(4), fleet(pool(nodes=nodes, most=2)), Limits(), uses=uses)
+    verdict = check(want(4), fleet(pool(nodes=nodes, max_nodes=2)), Limits(), uses=uses)
     assert size(verdict) == (2, 0, ("d", "c"))
     assert "d, c drained: 2 nodes must stay" in verdict.reasons
 
@@ -205,7 +205,7 @@ def test_dollars_per_hour_bound_growth_by_what_nodes_cost() -> None:
     # spot nodes rather than fewer nodes
     assert size(check(want(20, on_demand=2), both, limits, new=NEW)) == (8, 0, ())
     assert size(check(want(6, on_demand=2), both, Limits(dollars_per_hour=6.5), new=NEW)) == (6, 1, ())
-    firm = replace(limits, pools={"etl": PoolLimits(on_demand_least=1)})
+    firm = replace(limits, pools={"etl": PoolLimits(min_on_demand_nodes=1)})
     assert size(check(want(20, on_demand=2), both, firm, new=NEW)) == (5, 1, ())
 
 
@@ -225,7 +225,7 @@ def test_nodes_that_leave_are_paid_until_they_are_gone() -> None:
 
 
 def test_no_exchange_that_cannot_be_paid_for_leaves_a_pool_below_its_least() -> None:
-    limits = Limits(dollars_per_hour=2.0, pools={"etl": PoolLimits(least=4)})
+    limits = Limits(dollars_per_hour=2.0, pools={"etl": PoolLimits(min_nodes=4)})
     verdict = check(want(4, drain=("etl-0",)), fleet(), limits, new=NEW)
     assert size(verdict) == (4, 0, ())
     assert verdict.reasons == ("etl-0 not drained: its replacement node exceeds the budget",)
@@ -239,7 +239,7 @@ def test_a_price_that_rises_above_the_budget_drains_as_few_as_needed_step_by_ste
 
 
 def test_money_goes_before_the_floor_and_the_last_copy_before_money() -> None:
-    limits = Limits(dollars_per_hour=1.0, pools={"etl": PoolLimits(least=4)})
+    limits = Limits(dollars_per_hour=1.0, pools={"etl": PoolLimits(min_nodes=4)})
     assert size(check(want(4), fleet(), limits))[0] == 2
     uses = {f"etl-{at}": NodeUse(holds=frozenset({f"x{at}"})) for at in range(3)}
     verdict = check(want(4), fleet(), limits, uses=uses)
@@ -270,15 +270,15 @@ def test_limits_are_read_from_a_section() -> None:
         "dollars_per_hour": 40,
         "nodes": 60,
         "grow": 10,
-        "pools": {"gpu": {"least": 1, "most": 16, "on_demand_most": 2}},
-        "teams": {"vision": {"pools": ["gpu"], "gpus": 48, "dollars_per_hour": 25.5}},
+        "pools": {"gpu": {"min_nodes": 1, "max_nodes": 16, "max_on_demand_nodes": 2}},
+        "teams": {"vision": {"pools": ["gpu"], "gpus": 48, "dollars_per_hour": 25.5, "budget": 900}},
     }
     assert Limits.parse(content) == Limits(
         dollars_per_hour=40.0,
         nodes=60,
         grow=10,
-        pools={"gpu": PoolLimits(least=1, most=16, on_demand_most=2)},
-        teams={"vision": Quota(("gpu",), gpus=48, dollars_per_hour=25.5)},
+        pools={"gpu": PoolLimits(min_nodes=1, max_nodes=16, max_on_demand_nodes=2)},
+        teams={"vision": Quota(("gpu",), gpus=48, dollars_per_hour=25.5, budget=900.0)},
     )
     assert Limits.parse({}) == Limits()
     assert Limits().nodes == inf
@@ -287,21 +287,26 @@ def test_limits_are_read_from_a_section() -> None:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ({"dolars_per_hour": 1}, r"limits: dolars_per_hour is not known.*did you mean dollars_per_hour\?"),
-        ({"dollars_per_hour": 0}, "limits.dollars_per_hour must be > 0 dollars; got 0"),
-        ({"dollars_per_run": "5"}, "limits.dollars_per_run must be a number; got '5'"),
+        ({"dolars_per_hour": 1}, r"quotas: dolars_per_hour is not known.*did you mean dollars_per_hour\?"),
+        ({"dollars_per_hour": 0}, "quotas.dollars_per_hour must be > 0 dollars; got 0"),
+        ({"dollars_per_run": "5"}, "quotas.dollars_per_run must be a number; got '5'"),
         ({"dollars_per_run": float("nan")}, "must be a number; got nan"),
-        ({"nodes": 1.5}, "limits.nodes must be a whole number >= 0; got 1.5"),
-        ({"nodes": True}, "limits.nodes must be a number; got True"),
-        ({"shrink": 0}, "limits.shrink must be at least 1 node; got 0"),
-        ({"pools": []}, r"limits.pools must be a table; got \[\]"),
+        ({"nodes": 1.5}, "quotas.nodes must be a whole number >= 0; got 1.5"),
+        ({"nodes": True}, "quotas.nodes must be a number; got True"),
+        ({"shrink": 0}, "quotas.shrink must be at least 1 node; got 0"),
+        ({"pools": []}, r"quotas.pools must be a table; got \[\]"),
         (
-            {"pools": {"gpu": {"least": 3, "most": 2}}},
-            "limits.pools.gpu.least must be at most most; got 3 above 2",
+            {"pools": {"gpu": {"min_nodes": 3, "max_nodes": 2}}},
+            "quotas.pools.gpu.min_nodes must be at most max_nodes; got 3 above 2",
         ),
-        ({"pools": {"gpu": {"on_demand_least": 3, "most": 2}}}, "on_demand_least must be at most most"),
-        ({"pools": {"gpu": {"minimum": 3}}}, "limits.pools.gpu: minimum is not known"),
-        ({"teams": {"a": {"nodes": 3}}}, "limits.teams.a.pools must be a list of names of pools; got None"),
+        (
+            {"pools": {"gpu": {"min_on_demand_nodes": 3, "max_nodes": 2}}},
+            "min_on_demand_nodes must be at most max_nodes",
+        ),
+        ({"pools": {"gpu": {"minimum": 3}}}, "quotas.pools.gpu: minimum is not known"),
+        ({"teams": {"a": {"nodes": 3}}}, "quotas.teams.a.nodes are those of the team's own pools"),
+        ({"teams": {"a": {"pools": "p"}}}, "quotas.teams.a.pools must be a list of names of pools; got 'p'"),
+        ({"teams": {"a": {"budget": -1}}}, "quotas.teams.a.budget must be >= 0 dollars; got -1"),
         (
             {"teams": {"a": {"pools": ["p"]}, "b": {"pools": ["p"]}}},
             "a pool has one team; 'p' is of a and of b",
@@ -352,8 +357,8 @@ def cases(draw: st.DrawFn) -> tuple[Target, Fleet, dict[str, Any]]:
                 planned,
                 nodes,
                 on_demand=draw(st.integers(0, 2)),
-                least=least,
-                most=least + draw(st.integers(0, 12)),
+                min_nodes=least,
+                max_nodes=least + draw(st.integers(0, 12)),
                 base=draw(st.integers(0, 2)),
                 draining=tuple(one.id for one in nodes if draw(st.integers(0, 6)) == 0),
             )
@@ -433,7 +438,7 @@ def test_no_rule_is_broken_unless_a_stronger_one_demands_it(
     found = passed(check(target, where, **options))
     gone = _gone(where)
     assert 0 <= found.on_demand <= found.nodes
-    assert found.on_demand <= limits.pools["etl"].on_demand_most
+    assert found.on_demand <= limits.pools["etl"].max_on_demand_nodes
     # last copies: each name that a node of the fleet holds is left on a node that stays, or in storage
     drain = set(found.drain)
     before = {
@@ -456,14 +461,14 @@ def test_no_rule_is_broken_unless_a_stronger_one_demands_it(
     assert len(fresh) <= limits.shrink
     assert set(found.drain) <= {n.id for n in state.nodes}
     own = limits.pools["etl"]
-    floor = max(state.least, own.least, own.on_demand_least)
+    floor = max(state.min_nodes, own.min_nodes, own.min_on_demand_nodes)
     stay = [n for n in state.nodes if n.id not in gone | drain]
     assert found.nodes <= max(state.planned + limits.grow, floor, len(state.nodes))
     asked_back = [id_ for id_ in state.draining if options["uses"].get(id_, NodeUse()).holds]
     if found.nodes <= len(stay) + len(asked_back):
         return  # nothing is added: what is there may be more than the rules allow, for now
     others = max(other.planned, len(other.nodes))
-    assert found.nodes <= min(state.most, own.most)
+    assert found.nodes <= min(state.max_nodes, own.max_nodes)
     assert found.nodes + others <= limits.nodes
     assert found.nodes + others <= limits.teams["t"].nodes
     # what is added has a price, and is paid for within the limit with all that is there
@@ -488,7 +493,7 @@ def test_repeated_decisions_bring_a_fleet_within_its_limits(
     limits: Limits = options["limits"]
     state, other = where.pools
     state = replace(state, draining=(), base=0)
-    own = replace(limits.pools["etl"], on_demand_least=0)
+    own = replace(limits.pools["etl"], min_on_demand_nodes=0)
     options["limits"] = replace(limits, pools={"etl": own})
     target = replace(target, drain=(), on_demand=0)
     for _ in range(12):
@@ -497,5 +502,5 @@ def test_repeated_decisions_bring_a_fleet_within_its_limits(
         left = tuple(n for n in state.nodes if n.id not in found.drain)
         state = replace(state, planned=found.nodes, nodes=left)
     room = limits.dollars_per_hour - sum(n.price for n in other.nodes)
-    assert len(state.nodes) <= min(state.most, own.most)
+    assert len(state.nodes) <= min(state.max_nodes, own.max_nodes)
     assert sum(n.price for n in state.nodes) <= max(room, 0.0) + 1e-6

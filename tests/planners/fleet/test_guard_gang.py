@@ -28,7 +28,7 @@ def pool(name: str, count: int = 0, planned: int | None = None, **options: Any) 
     gpus = 4 if name.startswith("gpu") else 0
     nodes = tuple(node(f"{name}-{at}", 1.0 if gpus else 0.5, gpus=gpus) for at in range(count))
     size = count if planned is None else planned
-    return PoolState(name, size, size, nodes, **{"most": 100, **options})
+    return PoolState(name, size, size, nodes, **{"max_nodes": 100, **options})
 
 
 def fleet(*pools: PoolState) -> Fleet:
@@ -54,8 +54,11 @@ def test_what_breaks_no_limit_passes_for_the_epoch_it_was_decided_for() -> None:
     [
         ({"grow": 4}, 4),
         ({"nodes": 10}, 4),  # 6 are there
-        ({"pools": {"gpu": PoolLimits(most=6)}}, 4),
-        ({"pools": {"gpu": PoolLimits(most=6, least=6, on_demand_least=6)}}, 4),  # the leasts are the group's
+        ({"pools": {"gpu": PoolLimits(max_nodes=6)}}, 4),
+        (
+            {"pools": {"gpu": PoolLimits(max_nodes=6, min_nodes=6, min_on_demand_nodes=6)}},
+            4,
+        ),  # the leasts are the group's
         ({"teams": {"vision": Quota(("gpu",), nodes=6)}}, 4),
         ({"teams": {"vision": Quota(("gpu",), gpus=27)}}, 4),  # 8 of them are held, a node has 4
         ({"teams": {"vision": Quota(("gpu",), dollars_per_hour=6.5)}}, 4),
@@ -80,7 +83,7 @@ def test_refusals_name_the_limit() -> None:
 
     assert "one decision launches at most 3" in why(grow=3)
     assert "all pools may have 9, the others have 6" in why(nodes=9)
-    own = why(pools={"gpu": PoolLimits(most=5)})
+    own = why(pools={"gpu": PoolLimits(max_nodes=5)})
     assert "the pool's limit is 5, of which the pool and its other gangs have 2" in own
     assert "team vision may have 5, its other pools have 2" in why(teams={"vision": Quota(("gpu",), nodes=5)})
     assert "team vision may have 20 GPUs" in why(teams={"vision": Quota(("gpu",), gpus=20)})
@@ -94,11 +97,11 @@ def test_a_gang_on_demand_is_not_made_a_spot_one_by_a_limit() -> None:
     assert asked(firm, dollars_per_hour=20.0).target is not None  # 4 at $4/h beside 4
     refused = asked(firm, dollars_per_hour=19.0)
     assert "3 nodes instead of 4: the limit is $19/h" in refused.reasons[0]
-    few = {"gpu": PoolLimits(on_demand_most=3)}
+    few = {"gpu": PoolLimits(max_on_demand_nodes=3)}
     assert "3 on-demand instead of 4: the most of the pool" in asked(firm, pools=few).reasons[0]
     assert asked(RUN, pools=few).target is not None
     taken = fleet(pool("etl", 4), replace(pool("gpu", 2), on_demand=2))  # the pool itself has all that it may
-    full = asked(replace(firm, size=1), where=taken, pools={"gpu": PoolLimits(on_demand_most=2)})
+    full = asked(replace(firm, size=1), where=taken, pools={"gpu": PoolLimits(max_on_demand_nodes=2)})
     assert full.target is None
     assert "0 on-demand instead of 1: the most of the pool, 2" in full.reasons[0]
 
@@ -155,7 +158,7 @@ def test_gangs_count_for_ordinary_targets_started_or_not() -> None:
             return target.nodes
 
         assert nodes(9, nodes=12) == 4
-        assert nodes(9, pools={"gpu": PoolLimits(most=8)}) == 4
+        assert nodes(9, pools={"gpu": PoolLimits(max_nodes=8)}) == 4
         assert nodes(9, teams={"vision": Quota(("gpu",), nodes=9)}) == 5
         assert nodes(9, teams={"vision": Quota(("gpu",), gpus=28)}) == 3
         assert nodes(9, teams={"vision": Quota(("gpu",), dollars_per_hour=9.5)}) == 5
@@ -176,7 +179,7 @@ def test_nodes_that_were_asked_for_count_although_the_pool_shrinks() -> None:
 
 def test_a_gang_on_demand_counts_among_the_pools_on_demand_nodes() -> None:
     where = fleet(pool("gpu", 2), pool("gpu/run-1", 0, planned=2, on_demand=2))
-    limits = Limits(pools={"gpu": PoolLimits(on_demand_most=3)})
+    limits = Limits(pools={"gpu": PoolLimits(max_on_demand_nodes=3)})
     target = check(Target("gpu", 4, 7, "wanted", 3), where, limits).target
     assert target is not None
     assert target.on_demand == 1
@@ -229,7 +232,7 @@ def cases(draw: st.DrawFn) -> tuple[GangRequest, Fleet, Limits, dict[str, Any]]:
         )
         planned = max(count + draw(st.integers(-1, 3)), 0)
         firm = draw(st.sampled_from([0, planned]))
-        pools.append(PoolState(name, planned, planned, nodes, on_demand=firm, most=40))
+        pools.append(PoolState(name, planned, planned, nodes, on_demand=firm, max_nodes=40))
     market = draw(st.sampled_from(["spot", "on-demand"]))
     request = GangRequest(
         "run-1",
@@ -245,7 +248,7 @@ def cases(draw: st.DrawFn) -> tuple[GangRequest, Fleet, Limits, dict[str, Any]]:
         dollars_per_run=draw(dollars),
         nodes=draw(numbers),
         grow=draw(numbers),
-        pools={"gpu": PoolLimits(draw(st.integers(0, 2)), draw(numbers), on_demand_most=draw(numbers))},
+        pools={"gpu": PoolLimits(draw(st.integers(0, 2)), draw(numbers), max_on_demand_nodes=draw(numbers))},
         teams={
             "t": Quota(
                 draw(st.sampled_from([("gpu",), ("etl", "gpu"), ("etl",)])),
@@ -287,8 +290,8 @@ def _broken(pools: list[PoolState], limits: Limits, new: dict[str, NewNode]) -> 
     )
     found = {
         "nodes": _size(pools) > limits.nodes,
-        "pool": _size(gpu) > limits.pools["gpu"].most,
-        "on-demand": firm > limits.pools["gpu"].on_demand_most,
+        "pool": _size(gpu) > limits.pools["gpu"].max_nodes,
+        "on-demand": firm > limits.pools["gpu"].max_on_demand_nodes,
         "quota": _size(team) > quota.nodes,
         "gpus": gpus > quota.gpus,
         "dollars": _cost(pools, new) > limits.dollars_per_hour + 1e-6,
@@ -303,7 +306,7 @@ def _started(request: GangRequest, where: Fleet) -> list[PoolState]:
     size = max(request.size, len(there))
     firm = size if request.market == "on-demand" else 0
     kept = [one for one in where.pools if one.name != request.shown]
-    return [*kept, PoolState(request.shown, size, size, there, on_demand=firm, most=size)]
+    return [*kept, PoolState(request.shown, size, size, there, on_demand=firm, max_nodes=size)]
 
 
 def _there(request: GangRequest, where: Fleet) -> bool:
@@ -348,7 +351,7 @@ def test_a_refusal_names_the_limit_and_a_larger_gang_is_refused_as_well(
     assert len(refused.reasons) == 1
     numbers = [limits.dollars_per_hour, limits.dollars_per_run, limits.nodes, limits.grow]
     own, quota = limits.pools["gpu"], limits.teams["t"]
-    numbers += [own.most, own.on_demand_most, quota.nodes, quota.gpus, quota.dollars_per_hour]
+    numbers += [own.max_nodes, own.max_on_demand_nodes, quota.nodes, quota.gpus, quota.dollars_per_hour]
     assert any(f"{one:g}" in refused.reasons[0] for one in numbers if one < inf)
     for size in {request.size + 1, request.size + 7, MOST}:
         assert check_gang(replace(request, size=size), where, limits, **options).target is None

@@ -36,16 +36,16 @@ def test_nothing_is_allowed_that_one_of_them_forbids(one: Limits, other: Limits)
         found = both.pools[name]
         for limits in (one, other):
             given_ = limits.pools.get(name, PoolLimits())
-            assert found.most <= given_.most
-            assert found.on_demand_most <= given_.on_demand_most
-        assert found.least <= found.most
-        assert found.on_demand_least <= min(found.most, found.on_demand_most)
+            assert found.max_nodes <= given_.max_nodes
+            assert found.max_on_demand_nodes <= given_.max_on_demand_nodes
+        assert found.min_nodes <= found.max_nodes
+        assert found.min_on_demand_nodes <= min(found.max_nodes, found.max_on_demand_nodes)
     assert set(both.teams) == {*one.teams, *other.teams}
     assert both.also(other) == both
 
 
 def test_of_a_least_and_a_most_that_contradict_each_other_the_most_wins() -> None:
-    one = Limits(pools={"gpu": PoolLimits(least=4, on_demand_least=2)})
-    both = one.also(Limits(pools={"gpu": PoolLimits(most=3, on_demand_most=1)}))
+    one = Limits(pools={"gpu": PoolLimits(min_nodes=4, min_on_demand_nodes=2)})
+    both = one.also(Limits(pools={"gpu": PoolLimits(max_nodes=3, max_on_demand_nodes=1)}))
     assert both.pools["gpu"] == PoolLimits(3, 3, 1, 1)
     assert one.also(Limits()) == one

@@ -62,7 +62,7 @@ def terms(draw: st.DrawFn) -> Terms:
         per_place=draw(st.sampled_from([0.1, 0.34, 0.5, 1.0])),
         per_zone=draw(st.sampled_from([0.4, 1.0])),
         margin=draw(st.sampled_from([0.0, 0.1, 0.3])),
-        on_demand_least=draw(st.integers(0, 2)),
+        min_on_demand_nodes=draw(st.integers(0, 2)),
     )
 
 
@@ -144,11 +144,11 @@ def test_without_a_way_the_error_says_what_limits() -> None:
     with pytest.raises(
         PlanningError, match=r"can do 20 of 40 units.*spot m in a: 5 nodes, then capped.*per_place 0.5"
     ):
-        choose(offers, 40, SOME, terms=Terms(on_demand_most=0))
+        choose(offers, 40, SOME, terms=Terms(max_on_demand_nodes=0))
     with pytest.raises(PlanningError, match="there are no offers"):
         choose([], 1, SOME)
     with pytest.raises(PlanningError, match="2 on-demand nodes are required; the offers have 0"):
-        choose(offers[:1], 1, SOME, terms=Terms(on_demand_least=2))
+        choose(offers[:1], 1, SOME, terms=Terms(min_on_demand_nodes=2))
     with pytest.raises(PlanningError, match="does no work"):
         choose([replace(offers[0], gpus=0)], 1, SOME, work=by_gpus)
 
@@ -162,7 +162,7 @@ def test_the_last_node_is_the_cheapest_that_is_enough() -> None:
 
 def test_no_work_needs_nothing_but_the_base() -> None:
     assert choose([], 0, SOME).allocations == ()
-    base = choose([on_demand("m", 3.0), on_demand("c", 2.0)], 0, SOME, terms=Terms(on_demand_least=2))
+    base = choose([on_demand("m", 3.0), on_demand("c", 2.0)], 0, SOME, terms=Terms(min_on_demand_nodes=2))
     assert nodes(base) == {("c", "a", "on-demand"): 2}
 
 
@@ -188,7 +188,7 @@ def test_from_on_demand_back_to_spot_only_for_more_than_the_margin() -> None:
         ({"per_zone": 1.5}, "per_zone must be above 0 and at most 1; got 1.5"),
         ({"margin": 1.0}, "margin must be at least 0 and below 1; got 1"),
         ({"ceiling": 0.0}, "ceiling must be above 0.001"),
-        ({"on_demand_least": 3, "on_demand_most": 2}, "got 3, 2"),
+        ({"min_on_demand_nodes": 3, "max_on_demand_nodes": 2}, "got 3, 2"),
     ],
 )
 def test_terms_outside_their_rule_are_refused(options: dict[str, float], said: str) -> None:
@@ -219,7 +219,7 @@ def test_the_work_is_done_and_no_place_or_zone_holds_more_than_its_cap(
     need = 4.0 * units
     choice = choose(offers, need, SOME, terms=how)  # on-demand is there, so there is a way
     assert choice.work >= need
-    assert choice.on_demand >= how.on_demand_least
+    assert choice.on_demand >= how.min_on_demand_nodes
     zones: dict[str, int] = defaultdict(int)
     for one in choice.allocations:
         assert one.nodes > 0
@@ -231,7 +231,7 @@ def test_the_work_is_done_and_no_place_or_zone_holds_more_than_its_cap(
     assert isclose(choice.dollars, sum(one.nodes * one.offer.price for one in choice.allocations))
     # none too many: without any one of them the work would not be done
     spare = choice.work - need
-    if choice.on_demand > how.on_demand_least:
+    if choice.on_demand > how.min_on_demand_nodes:
         assert spare < 4.0
 
 

@@ -49,9 +49,14 @@ class World:
         self.source = Source(a=2, b=2)
         self.stop, self.over = threading.Event(), threading.Event()
         settings = Settings(
-            policy=equal_share(5.0), debounce_s=0.0, grace_s=10.0, leave_s=1.0, silent_s=60.0, scaling=None
+            policy=equal_share(5.0),
+            debounce_s=0.0,
+            termination_grace_s=10.0,
+            drain_lead_s=1.0,
+            heartbeat_timeout_s=60.0,
+            scaling=None,
         )
-        pace = LoopIntervals(look=0.02, source=0.05, settle=0.01)
+        pace = LoopIntervals(poll_interval=0.02, capacity_poll_interval=0.05, batch_delay=0.01)
         loop = CapacityLoop(self.ledger, None, self.source, settings, pace=pace)
         self.loop = begin(loop.run, self.over)
 

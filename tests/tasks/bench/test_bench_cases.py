@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from ebbflow.planners.errors import OptionError
-from ebbflow.tasks.bench.cases import QUERIES, SYSTEMS, Plan, Query, chosen_queries, query_text
+from tests.benchmarks.sql.cases import QUERIES, SYSTEMS, Plan, Query, chosen_queries, query_text
 
 TWO = (Query("tpch", 5), Query("tpch", 7))
 

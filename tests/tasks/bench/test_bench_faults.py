@@ -8,8 +8,8 @@ from typing import Any
 
 from ebbflow.infra.clock import SystemClock
 from ebbflow.infra.errors import ClusterError
-from ebbflow.tasks.bench.faults import Faults
-from ebbflow.tasks.bench.schedules import Change
+from tests.benchmarks.sql.faults import Faults
+from tests.benchmarks.sql.schedules import Change
 
 
 class Cluster:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ebbflow.tasks.bench.metrics import ApiSnapshot, contributing, covered, duration, measure, seconds
+from tests.benchmarks.sql.metrics import ApiSnapshot, contributing, covered, duration, measure, seconds
 
 BEGAN = 1_790_000_000.0
 

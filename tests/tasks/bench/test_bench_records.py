@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from ebbflow.planners.errors import OptionError
-from ebbflow.tasks.bench.cases import Plan, Query, Run
-from ebbflow.tasks.bench.records import ClusterEvent, Journal, Record
+from tests.benchmarks.sql.cases import Plan, Query, Run
+from tests.benchmarks.sql.records import ClusterEvent, Journal, Record
 
 RECORD = Record(
     "tpch", 5, "kill", 0, "spark", 0, True, 12.5, True,

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ebbflow.planners.errors import OptionError
-from ebbflow.tasks.bench.schedules import SCHEDULES, Change, changes, hazard
+from tests.benchmarks.sql.schedules import SCHEDULES, Change, changes, hazard
 
 SPANS = st.floats(1.0, 500.0)
 

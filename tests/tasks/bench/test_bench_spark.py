@@ -8,14 +8,14 @@ import pytest
 
 from ebbflow.infra.clock import SystemClock
 from ebbflow.infra.spark.cluster.state import list_clusters
-from ebbflow.tasks.bench import runner
-from ebbflow.tasks.bench.cases import Plan, Query, System
-from ebbflow.tasks.bench.class_archive import java_options
-from ebbflow.tasks.bench.records import Journal
-from ebbflow.tasks.bench.rig import RigOptions, TestCluster, started_rig
-from ebbflow.tasks.bench.runner import Bench, Step
-from ebbflow.tasks.bench.summary import summarise
-from ebbflow.tasks.bench.systems import Outcome, Task, run_system
+from tests.benchmarks.sql import runner
+from tests.benchmarks.sql.cases import Plan, Query, System
+from tests.benchmarks.sql.class_archive import java_options
+from tests.benchmarks.sql.records import Journal
+from tests.benchmarks.sql.rig import RigOptions, TestCluster, started_rig
+from tests.benchmarks.sql.runner import Bench, Step
+from tests.benchmarks.sql.summary import summarise
+from tests.benchmarks.sql.systems import Outcome, Task, run_system
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from ebbflow.flows.bench.terminal import picture, print_summary, write_summary
-from ebbflow.tasks.bench.cases import Query
-from ebbflow.tasks.bench.records import Journal, Record
-from ebbflow.tasks.bench.summary import bars, cases, explain_loss, geometric_mean, quantile, summarise
+from tests.benchmarks.sql.cases import Query
+from tests.benchmarks.sql.records import Journal, Record
+from tests.benchmarks.sql.summary import bars, cases, explain_loss, geometric_mean, quantile, summarise
+from tests.benchmarks.sql.terminal import picture, print_summary, write_summary
 
 METRICS = {
     "planning": 0.5, "idle": 0.5, "task_seconds": 10.0, "wasted": 0.0, "stages": 5, "retried": 0,

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ebbflow.tasks.bench import class_archive
-from ebbflow.tasks.bench.class_archive import java_options
+from tests.benchmarks.sql import class_archive
+from tests.benchmarks.sql.class_archive import java_options
 
 
 def test_it_is_made_once_and_is_another_for_other_options(

@@ -14,13 +14,21 @@ from ebbflow.planners.model.capacity import Capacity, Node, Notice
 from ebbflow.planners.model.ledger import AppEntered, AppMoved, AppReport, AppSpec, Ended, Granted, Lease
 from ebbflow.planners.scheduling.leased.simple import equal_share
 from ebbflow.tasks.capacity.intervals import LoopIntervals
-from ebbflow.tasks.capacity.listening import LoopEvent
+from ebbflow.tasks.capacity.listeners import LoopEvent
 from ebbflow.tasks.capacity.loop import CapacityLoop
 from tests.evaluation.renting.virtual_clock import VirtualClock
 
 WAIT = 60.0  # seconds; what does not happen within them does not happen
-FAST = LoopIntervals(look=0.02, source=0.02, fleet=0.05, settle=0.01, lead=1.5, patience=20.0, status=0.1)
-BRIEF = replace(FAST, lead=0.6)  # the next loop has not to wait for long
+FAST = LoopIntervals(
+    poll_interval=0.02,
+    capacity_poll_interval=0.02,
+    fleet_poll_interval=0.05,
+    batch_delay=0.01,
+    leader_lease=1.5,
+    ledger_timeout=20.0,
+    status_interval=0.1,
+)
+BRIEF = replace(FAST, leader_lease=0.6)  # the next loop has not to wait for long
 
 
 def node(name: str, gpus: int = 2, **more: Any) -> Node:
@@ -38,8 +46,8 @@ def settings(**changes: Any) -> Settings:
         "lease_s": 60.0,
         "interval_s": 20.0,
         "debounce_s": 0.0,
-        "silent_s": 30.0,
-        "grace_s": 10.0,
+        "heartbeat_timeout_s": 30.0,
+        "termination_grace_s": 10.0,
         "scaling": None,
     }
     return Settings(**{**given, **changes})
@@ -233,7 +241,9 @@ class World:
         self.ledger = Ledger.open(str(folder / "ledger.db"), clock=self.clock)
         self.source = FakeSource(*(nodes(2) if there is None else there), clock=self.clock)
         self.apps: list[ScriptedApp] = []
-        self.pace = LoopIntervals(look=0.2, source=0.1, fleet=0.1, status=1.0)
+        self.pace = LoopIntervals(
+            poll_interval=0.2, capacity_poll_interval=0.1, fleet_poll_interval=0.1, status_interval=1.0
+        )
         self.loop: CapacityLoop
 
     def another(self, **changes: Any) -> CapacityLoop:

@@ -16,7 +16,7 @@ from ebbflow.planners.model.prices import Machine, Series
 from ebbflow.tasks.apps.loop_report import LOOP, LoopStatusRecord
 from ebbflow.tasks.capacity import cycle as loop_module
 from ebbflow.tasks.capacity.loop import CapacityLoop
-from ebbflow.tasks.capacity.observing import FleetObservation
+from ebbflow.tasks.capacity.observation import FleetObservation
 from ebbflow.tasks.capacity.status import look
 from tests.evaluation.renting.fleet import SimulatedFleet, SimulatedPool
 from tests.evaluation.renting.spot_supply import Supply
@@ -97,7 +97,7 @@ def test_a_node_that_one_look_missed_gets_no_lease_before_its_app_has_let_go(wor
 def test_a_loop_that_was_suspended_ends_nothing_before_it_knows_that_it_leads(world):
     evictor = FakeEvictor()
     world.begin(evictor=evictor)
-    world.clock.sleep(world.pace.lead + 1)
+    world.clock.sleep(world.pace.leader_lease + 1)
     world.loop._hands.evict("a", "n0", "it was late before the loop was suspended")
     assert not evictor.asked
     world.loop.step()  # it renews its lead, and decides anew
@@ -172,7 +172,7 @@ def test_a_notice_calls_leases_back_before_the_node_is_gone(world):
     world.source.notice("n1", 120.0)
     world.loop.step()
     (recalled,) = world.ledger.events(kinds=[Recalled])
-    deadline = world.clock.now() + 120.0 - world.loop._cycles.parts.settings.leave_s
+    deadline = world.clock.now() + 120.0 - world.loop._cycles.parts.settings.drain_lead_s
     assert recalled.change.deadline <= deadline + 1
     state = world.ledger.state()
     assert {state.leases[number].node for number in recalled.change.leases} == {"n1"}
@@ -288,7 +288,7 @@ def test_the_loop_tells_what_it_does(world):
     world.source.notice("n1", 120.0)
     world.step()
     world.loop.end()
-    assert {"recovered", "changed", "settled", "recalled"} <= set(recorder.kinds())
+    assert {"recovered", "changed", "auction", "revoked"} <= set(recorder.kinds())
 
 
 def test_a_decision_for_nodes_that_have_left_meanwhile_is_dropped_once(world, monkeypatch):
@@ -361,7 +361,9 @@ class Fleet:
         return getattr(self.fleet, name)
 
 
-SCALED = Scaling(pools={"gpu": "gpus"}, boot_s=30.0, wait_s=5.0, idle_s=60.0, hold_s=30.0)
+SCALED = Scaling(
+    pools={"gpu": "gpus"}, provision_time_s=30.0, scale_out_after_s=5.0, scale_in_idle_s=60.0, cooldown_s=30.0
+)
 
 
 def test_nodes_are_rented_for_apps_that_wait_and_given_back_when_idle(world):
@@ -390,7 +392,7 @@ def test_nothing_is_scaled_by_what_was_seen_too_long_ago(world):
         fleet=fleet,
         rented=fleet.rented,
         settings=settings(scaling=SCALED),
-        pace=replace(world.pace, stale=20.0),
+        pace=replace(world.pace, observation_max_age=20.0),
     )
     world.step()
     planned = fleet.fleet.observe().pools[0].planned

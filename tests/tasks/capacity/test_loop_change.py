@@ -9,7 +9,7 @@ from loopcases import node
 from ebbflow.planners.model.capacity import Capacity, Notice
 from ebbflow.planners.model.ledger import CapacityChanged, Event
 from ebbflow.planners.model.ledger_state import State, fold
-from ebbflow.tasks.capacity.observing import change, known
+from ebbflow.tasks.capacity.observation import change, known
 
 NAMES = st.sampled_from([f"n{i}" for i in range(6)])
 NODES = st.dictionaries(

@@ -10,7 +10,7 @@ import pytest
 from ebbflow.infra.clock import SystemClock
 from ebbflow.infra.errors import LedgerUnavailableError, PipelineRunError
 from ebbflow.infra.ledger import Lead, Ledger
-from ebbflow.tasks.capacity.leading import leads
+from ebbflow.tasks.capacity.leadership import leads
 from ebbflow.tasks.capacity.status import wait_for_end
 from ebbflow.tasks.pipeline.site import _check_led
 

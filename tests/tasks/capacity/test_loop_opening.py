@@ -10,7 +10,7 @@ from ebbflow.infra.errors import AwsError
 from ebbflow.infra.ledger import Ledger
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model.ledger import AppEntered, AppReport, AppSpec
-from ebbflow.tasks.capacity.opening import (
+from ebbflow.tasks.capacity.node_sources import (
     NODE_SOURCES,
     SOURCES,
     FirstLook,
@@ -79,15 +79,20 @@ def test_a_source_that_there_is_not_is_refused(source: str, tmp_path: Path) -> N
 
 def test_wrong_limits_are_told_before_anything_is_opened(tmp_path: Path) -> None:
     limits = tmp_path / "limits.toml"
-    limits.write_text("[loop]\nlease_s = -1\n")
-    opened = opened_loop(CapacityRequest(str(tmp_path / "ledger.db"), limits=str(limits)))
-    with pytest.raises(OptionError, match="lease_s"):
+    limits.write_text("[loop]\nlease_duration = -1\n")
+    opened = opened_loop(CapacityRequest(str(tmp_path / "ledger.db"), config=str(limits)))
+    with pytest.raises(OptionError, match="lease_duration"):
         opened.__enter__()
     assert not (tmp_path / "ledger.db").exists()
 
 
 def test_one_file_of_limits_serves_fleet_commands_and_the_loop() -> None:
-    content = {"limits": {"nodes": 3}, "loop": {"lease_s": 5}, "teams": {"a": {"weight": 2}}, "policy": {}}
+    content = {
+        "quotas": {"nodes": 3},
+        "loop": {"lease_duration": 5},
+        "teams": {"a": {"weight": 2}},
+        "policy": {},
+    }
     assert FleetRules.parse(content, "fleet.toml").limits.nodes == 3
     with pytest.raises(OptionError, match="lopp"):
         FleetRules.parse({"lopp": {}}, "fleet.toml")

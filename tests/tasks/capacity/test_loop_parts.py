@@ -16,10 +16,10 @@ from ebbflow.tasks.apps.loop_report import LoopStatusRecord
 from ebbflow.tasks.capacity.actuator import ActionExecutor, EvictionResult, RemoteEvictor, ScaleResult
 from ebbflow.tasks.capacity.events import of_done
 from ebbflow.tasks.capacity.intervals import LoopIntervals
-from ebbflow.tasks.capacity.listening import EventDispatcher, LoopEvent
+from ebbflow.tasks.capacity.listeners import EventDispatcher, LoopEvent
 from ebbflow.tasks.capacity.loop import Outage
 from ebbflow.tasks.capacity.metrics import LoopMetrics, percentile
-from ebbflow.tasks.capacity.observing import Watch, look_at
+from ebbflow.tasks.capacity.observation import Watch, look_at
 from tests.evaluation.renting.virtual_clock import VirtualClock
 
 PACE = LoopIntervals()
@@ -166,7 +166,7 @@ def test_what_was_refused_and_asked_is_told():
             "gpu: 3 nodes", ApplyResult(1, (ProviderCall("size", "gpu", 3),), (Refusal("gpu", "too many"),))
         )
     ]
-    assert [event.kind for event in of_done(done, 1.0)] == ["scaled", "refused"]
+    assert [event.kind for event in of_done(done, 1.0)] == ["scaled", "rejected"]
 
 
 class Remote:
@@ -318,7 +318,7 @@ def test_a_look_that_was_under_way_when_another_was_asked_for_is_followed_by_it(
             return Fleet(1, 0.0, ())
 
     fleet = Slow()
-    watch = Watch(FakeSource(node("n0")), fleet, LoopIntervals(fleet=1000.0), clock)
+    watch = Watch(FakeSource(node("n0")), fleet, LoopIntervals(fleet_poll_interval=1000.0), clock)
     watch.start(threading.Event())
     began.clear()
     go.clear()
@@ -402,7 +402,8 @@ def test_a_status_row_survives_the_ledger(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "changes", [{"look": 0.0}, {"lead": 0.1}, {"settle": -1.0}, {"patience": float("nan")}]
+    "changes",
+    [{"poll_interval": 0.0}, {"leader_lease": 0.1}, {"batch_delay": -1.0}, {"ledger_timeout": float("nan")}],
 )
 def test_a_pace_that_cannot_be_kept_is_refused(changes):
     with pytest.raises(OptionError, match="must be"):

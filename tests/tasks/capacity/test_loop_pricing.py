@@ -8,7 +8,7 @@ from loopcases import FakeSource, World, node, settings
 from ebbflow.infra.errors import AwsUnavailableError
 from ebbflow.planners.model.capacity import Node
 from ebbflow.planners.model.fleet import Offer
-from ebbflow.tasks.capacity.opening import PricedSource
+from ebbflow.tasks.capacity.node_sources import PricedSource
 
 
 def offer(price: float, market: str = "spot", zone: str = "a") -> Offer:

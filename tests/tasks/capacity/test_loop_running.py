@@ -126,7 +126,7 @@ def test_a_ledger_that_is_away_is_waited_for(ledger, start, caplog):
 
 def test_a_ledger_that_stays_away_ends_the_loop(ledger, start):
     flaky = FlakyLedger(ledger)
-    running = start(flaky, FakeSource(*nodes(1)), pace=replace(FAST, patience=0.5))
+    running = start(flaky, FakeSource(*nodes(1)), pace=replace(FAST, ledger_timeout=0.5))
     until(lambda: ledger.state().nodes, "the first look")
     flaky.away = True
     running.thread.join(60)
@@ -255,7 +255,7 @@ def test_a_loop_gives_its_lead_back_although_its_last_words_are_refused(ledger, 
 
 
 def test_a_renewed_lead_outlives_its_seconds(ledger, start):
-    running = start(ledger, FakeSource(*nodes(1)), pace=replace(FAST, lead=0.5))
+    running = start(ledger, FakeSource(*nodes(1)), pace=replace(FAST, leader_lease=0.5))
     until(lambda: ledger.leader() is not None, "the lead")
     first = ledger.leader().until
     until(lambda: ledger.leader().until > first + 1.0, "renewals")

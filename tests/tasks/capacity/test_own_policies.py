@@ -84,7 +84,7 @@ def test_what_a_file_names_is_not_imported_unless_it_is_allowed(
 ) -> None:
     limits = here / "limits.toml"
     limits.write_text(f'[policy]\nname = "{name}"\noptions = {{ command = "id" }}\n')
-    request = CapacityRequest(limits="limits.toml")
+    request = CapacityRequest(config="limits.toml")
     (here / "shop.yaml").write_text(PIPELINE % name)
     file = str(here / "shop.yaml")
     for attempt in (
@@ -108,7 +108,7 @@ def test_a_check_imports_nothing_even_where_it_is_allowed(here: Path) -> None:
 
 def test_what_is_allowed_is_imported_from_the_present_folder_at_a_run(here: Path) -> None:
     (here / "limits.toml").write_text('[policy]\nname = "policy_of_mine:Mine"\noptions = { size = 3 }\n')
-    request = CapacityRequest(limits="limits.toml", allow_policies=("policy_of_mine:Mine",))
+    request = CapacityRequest(config="limits.toml", allow_policies=("policy_of_mine:Mine",))
     before = list(sys.path)
     made = request.settings(request.rules()).policy
     assert (made.name, made.size) == ("mine", 3)  # type: ignore[attr-defined]
@@ -189,7 +189,7 @@ def test_files_of_the_present_folder_are_not_read_unasked(
 ) -> None:
     (here / "fleet.toml").write_text('[policy]\nname = "os:system"\n')
     (here / "ebbflow.toml").write_text("not toml at all")
-    monkeypatch.delenv("EBBFLOW_LIMITS", raising=False)
+    monkeypatch.delenv("EBBFLOW_CONFIG", raising=False)
     assert CapacityRequest().rules() == LoopRules()
-    monkeypatch.setenv("EBBFLOW_LIMITS", "fleet.toml")
+    monkeypatch.setenv("EBBFLOW_CONFIG", "fleet.toml")
     assert CapacityRequest().rules().policy == "os:system"

@@ -7,7 +7,7 @@ import pytest
 from ebbflow.infra.aws.remote import Outcome
 from ebbflow.infra.errors import AwsUnavailableError
 from ebbflow.planners.model.capacity import Node
-from ebbflow.tasks.fleet.leaving import drain
+from ebbflow.tasks.fleet.draining import drain
 
 NODES = tuple(Node(name, 2, 4.0) for name in ("a", "b"))
 

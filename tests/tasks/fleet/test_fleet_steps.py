@@ -32,7 +32,7 @@ def node(name: str, market: str = "spot", kind: str = "m5.large") -> Node:
 
 def pool(*nodes: Node, planned: int | None = None, **more) -> PoolState:
     count = len(nodes) if planned is None else planned
-    return PoolState("etl", count, count, nodes, **{"most": 10, **more})
+    return PoolState("etl", count, count, nodes, **{"max_nodes": 10, **more})
 
 
 class Control:
@@ -178,7 +178,7 @@ def test_two_verdicts_are_the_same_choice_whatever_the_epoch() -> None:
     ],
 )
 def test_the_size_without_some_nodes(draining, planned, requested, ids, size) -> None:
-    state = PoolState("etl", planned, requested, tuple(map(node, "abc")), most=9, draining=draining)
+    state = PoolState("etl", planned, requested, tuple(map(node, "abc")), max_nodes=9, draining=draining)
     assert size_without(state, ids) == size
 
 
@@ -282,13 +282,16 @@ def test_of_offers_the_cheapest_useful_hour_is_marked_not_the_cheapest_price() -
 
 def test_a_missing_configuration_teaches_how_to_write_one(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("EBBFLOW_CONFIG", raising=False)
+    monkeypatch.delenv("EBBFLOW_TERRAFORM_OUTPUT", raising=False)
     with pytest.raises(
-        SettingsError, match=r"no configuration is named; .*terraform output -json > ebbflow\.json"
+        SettingsError,
+        match=r"no file of Terraform's output is named; .*terraform output -json > ebbflow\.json",
     ):
         FleetRequest().settings()
-    monkeypatch.setenv("EBBFLOW_CONFIG", "/nowhere/prod.json")
-    with pytest.raises(SettingsError, match=r"the configuration /nowhere/prod\.json does not exist"):
+    monkeypatch.setenv("EBBFLOW_TERRAFORM_OUTPUT", "/nowhere/prod.json")
+    with pytest.raises(
+        SettingsError, match=r"the file of Terraform's output /nowhere/prod\.json does not exist"
+    ):
         FleetRequest().settings()
 
 
@@ -296,33 +299,34 @@ def test_limits_are_read_from_the_option_or_the_environment_and_from_nowhere_els
     tmp_path, monkeypatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("EBBFLOW_LIMITS", raising=False)
+    monkeypatch.delenv("EBBFLOW_CONFIG", raising=False)
     assert FleetRequest().rules() == FleetRules()
     (tmp_path / "fleet.toml").write_text(
-        "[limits]\nnodes = 5\n[fallback]\nafter = 60\nstep = 2\n[market]\nrestart = 30\nceiling = 0.2\n"
+        '[quotas]\nnodes = 5\n[fallback]\nafter = "1m"\nstep = 2\n[market]\nrestart = 30\nceiling = 0.2\n'
     )
     assert FleetRequest().rules() == FleetRules(), "what lies in the present folder was not asked for"
-    found = FleetRequest(limits="fleet.toml").rules()
+    found = FleetRequest(config="fleet.toml").rules()
     assert (found.limits.nodes, found.fallback.after, found.fallback.step) == (5, 60.0, 2)
     assert (found.interruption.restart, found.interruption.rework, found.terms.ceiling) == (30.0, 300.0, 0.2)
-    (tmp_path / "other.toml").write_text("[limits]\nnodes = 6\n")
-    monkeypatch.setenv("EBBFLOW_LIMITS", str(tmp_path / "other.toml"))
+    (tmp_path / "other.toml").write_text("[quotas]\nnodes = 6\n")
+    monkeypatch.setenv("EBBFLOW_CONFIG", str(tmp_path / "other.toml"))
     assert FleetRequest().rules().limits.nodes == 6
-    assert FleetRequest(limits="fleet.toml").rules().limits.nodes == 5
+    assert FleetRequest(config="fleet.toml").rules().limits.nodes == 5
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("limits = 3", "limits must be a table; got 3"),
+        ("quotas = 3", "quotas must be a table; got 3"),
         (
-            "[limit]\nnodes = 3",
-            "limit is not known; known are limits, fallback, market, .*; did you mean limits",
+            "[quota]\nnodes = 3",
+            "quota is not known; known are quotas, fallback, market, .*; did you mean quotas",
         ),
-        ("[limits]\nnode = 3", "node is not known.*did you mean nodes"),
-        ("[fallback]\nafter = true", "fallback.after must be a number; got True"),
+        ("[quotas]\nnode = 3", "node is not known.*did you mean nodes"),
+        ("[fallback]\nafter = true", "fallback.after must be a duration .*; got True"),
         ("[fallback]\nstep = 1.5", "fallback.step must be a whole number; got 1.5"),
-        ("[fallback]\nafter = -1", "fallback: after >= 0.* must hold"),
+        ("[fallback]\nafter = -1", "fallback.after must be a duration .*; got -1"),
+        ('[fallback]\nhold = "5 parsecs"', "fallback.hold must be a duration"),
         ("[market]\nper_zone = 2", "market: per_zone must be above 0 and at most 1; got 2"),
         ("[market]\nspan = 0", "market: span must be >= 1 node; got 0"),
         ("nodes = ", "is not TOML"),
@@ -343,7 +347,7 @@ def test_the_files_that_the_guide_shows_can_be_read(tmp_path) -> None:
     (tmp_path / "fleet.toml").write_text(limits)
     assert FleetRequest(prices=str(tmp_path / "agreed.toml")).listed().on_demand == {"m5.large": 0.107}
     found = FleetRules.read(tmp_path / "fleet.toml")
-    assert found.limits.pools["workers"].most == 20
+    assert found.limits.pools["workers"].max_nodes == 20
     assert found.limits.teams["vision"].gpus == 8
     assert (found.fallback, found.interruption) == (FleetRules().fallback, FleetRules().interruption)
 

@@ -56,7 +56,8 @@ def content(folder: Path) -> dict[str, Any]:
     return {
         "name": "shop",
         "cluster": {"local": {"pools": {"gpu": {"kind": "gpu", "nodes": 1, "max_nodes": 3, "price": 0.9}}}},
-        "teams": {"sales": {"weight": 2}, "research": {"gpus": 2}},
+        "teams": {"sales": {"weight": 2}, "research": {}},
+        "quotas": {"teams": {"research": {"gpus": 2}}},
         "queries": {"orders": {"team": "sales", "sql": "SELECT 1", "tables": str(folder / "tables")}},
         "trainings": {
             "fit": {"team": "sales", "script": "fit.py", "arguments": ["--data", "${queries.orders.path}"]}

@@ -22,10 +22,10 @@ from ebbflow.planners.errors import PipelineFileError
 from ebbflow.planners.model.ledger import AppEntered, AppMoved, AppSpec, Decided, Ended, Recalled
 from ebbflow.planners.model.trainings import RunSettings
 from ebbflow.tasks.apps.agent import AgentIntervals, AppAgent
-from ebbflow.tasks.capacity.giving_back import give_back
 from ebbflow.tasks.capacity.intervals import LoopIntervals
 from ebbflow.tasks.capacity.loop import CapacityLoop
-from ebbflow.tasks.capacity.opening import opened_nodes
+from ebbflow.tasks.capacity.node_sources import opened_nodes
+from ebbflow.tasks.capacity.release import give_back
 from ebbflow.tasks.capacity.request import CapacityRequest
 from ebbflow.tasks.pipeline.file.read import read_pipeline
 from ebbflow.tasks.pipeline.file.spec import AwsSpec
@@ -46,7 +46,10 @@ if TYPE_CHECKING:
 
 LONG = 120.0  # s: a bound for a busy machine
 ASLEEP = ("-c", "import time; time.sleep(600)")  # a node that trains nothing
-RULES = "[pace]\nlook = 0.05\nsource = 0.2\nfleet = 0.5\nsettle = 0.02\nlead = 5\n"
+RULES = (
+    "[intervals]\npoll_interval = 0.05\ncapacity_poll_interval = 0.2\nfleet_poll_interval = 0.5\n"
+    "batch_delay = 0.02\nleader_lease = 5\n"
+)
 PRICES = 'source = "made up"\nregion = "us-east-1"\n[on_demand]\n"g5.xlarge" = 1.006\n'
 
 
@@ -84,7 +87,7 @@ def lab(aws_account: "AccountAt", tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     from tests.aws.emulator import PoolShape
 
     monkeypatch.setenv("EBBFLOW_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("EBBFLOW_LIMITS", str(tmp_path / "fleet.toml"))
+    monkeypatch.setenv("EBBFLOW_CONFIG", str(tmp_path / "fleet.toml"))
     ec2 = aws_account.client("ec2")
     vpc = ec2.create_vpc(CidrBlock="127.64.0.0/16")["Vpc"]["VpcId"]
     subnet = ec2.create_subnet(VpcId=vpc, CidrBlock="127.64.16.0/20", AvailabilityZone="us-east-1a")
@@ -117,7 +120,12 @@ def shop(folder: Path, lab: "Cluster") -> dict[str, Any]:
         "name": "lab",
         "loop": True,
     }
-    scaling = {"boot": "5s", "wait": "500ms", "idle": "60s", "hold": "500ms"}
+    scaling = {
+        "provision_time": "5s",
+        "scale_out_after": "500ms",
+        "scale_in_idle": "60s",
+        "cooldown": "500ms",
+    }
     return {
         "name": "shop",
         "cluster": {"aws": aws},
@@ -132,8 +140,14 @@ def shop(folder: Path, lab: "Cluster") -> dict[str, Any]:
                 "canary": "never",
             }
         },
-        "loop": {"lease": "20s", "interval": "2s", "grace": "5s", "leave": "4s", "scaling": scaling},
-        "limits": {"dollars_per_hour": 10},
+        "loop": {
+            "lease_duration": "20s",
+            "auction_interval": "2s",
+            "termination_grace": "5s",
+            "drain_lead": "4s",
+            "scaling": scaling,
+        },
+        "quotas": {"dollars_per_hour": 10},
     }
 
 
@@ -257,9 +271,19 @@ def test_what_an_app_that_falls_silent_left_on_a_node_is_really_ended(
     place = {"config": str(tmp_path / "ebbflow.json"), "prices": str(tmp_path / "prices.toml")}
     request = CapacityRequest(source=f"aws:{place['config']}", prices=place["prices"])
     settings = Settings(
-        silent_s=3.0, grace_s=60.0, lease_s=600.0, debounce_s=0.0, scaling=Scaling(wait_s=0.2, idle_s=600.0)
+        heartbeat_timeout_s=3.0,
+        termination_grace_s=60.0,
+        lease_s=600.0,
+        debounce_s=0.0,
+        scaling=Scaling(scale_out_after_s=0.2, scale_in_idle_s=600.0),
     )
-    pace = LoopIntervals(look=0.05, source=0.2, fleet=0.5, settle=0.02, lead=5.0)
+    pace = LoopIntervals(
+        poll_interval=0.05,
+        capacity_poll_interval=0.2,
+        fleet_poll_interval=0.5,
+        batch_delay=0.02,
+        leader_lease=5.0,
+    )
     stop = threading.Event()
     with (
         Ledger.open(str(tmp_path / "ledger.db")) as ledger,
@@ -315,7 +339,10 @@ def test_what_cannot_work_on_aws_is_refused_before_anything_is_rented(
     monkeypatch.chdir("/")
     cluster = read_pipeline(file).cluster
     assert isinstance(cluster, AwsSpec)
-    assert (cluster.config, cluster.prices) == (str(tmp_path / "ebbflow.json"), str(tmp_path / "prices.toml"))
+    assert (cluster.terraform_output, cluster.prices) == (
+        str(tmp_path / "ebbflow.json"),
+        str(tmp_path / "prices.toml"),
+    )
     plain["trainings"]["fit"]["environment"] = {"KEY": "${env:KEY}"}
     plain["tunings"] = {"tune": {"script": "fit.py", "space": {"lr": {"log": [0.1, 1]}}}}
     plain["cluster"]["aws"]["config"] = "gone.json"

@@ -52,7 +52,7 @@ def test_all_apps_of_a_pipeline_together_spend_no_more_than_its_budget(tmp_path:
         carrier = Carrier(
             Site(world.ledger, "local"), pipeline, RunFolder(tmp_path / "runs", "one"), world.clock
         )
-        world.begin(settings=settings(lease_s=20.0, grace_s=5.0))
+        world.begin(settings=settings(lease_s=20.0, termination_grace_s=5.0))
         for name in ("fit", "other"):
             attempt = Attempt(pipeline.steps[name], f"one.{name}", 1, str, None, threading.Event())
             fields = carrier._fields(attempt)

@@ -15,13 +15,20 @@ from ebbflow.planners.errors import PipelineFileError
 from ebbflow.planners.model.ledger import Granted
 from ebbflow.tasks.apps.agent import rules_of
 from ebbflow.tasks.capacity.intervals import LoopIntervals
-from ebbflow.tasks.capacity.opening import opened_nodes
+from ebbflow.tasks.capacity.node_sources import opened_nodes
 from ebbflow.tasks.capacity.request import CapacityRequest
 from ebbflow.tasks.pipeline.outcome import PipelineOutcome
 from ebbflow.tasks.pipeline.run import PipelineRequest, run_steps
 from tests.tasks.apps.toy_trainings import Script
 
-PACE = LoopIntervals(look=0.05, source=0.2, fleet=0.5, settle=0.02, lead=5.0, status=0.1)
+PACE = LoopIntervals(
+    poll_interval=0.05,
+    capacity_poll_interval=0.2,
+    fleet_poll_interval=0.5,
+    batch_delay=0.02,
+    leader_lease=5.0,
+    status_interval=0.1,
+)
 
 
 def pipeline(base: Path, **existing: Any) -> Path:
@@ -78,7 +85,7 @@ def joined(folder: Path, monkeypatch: pytest.MonkeyPatch) -> PipelineOutcome:
         Ledger.open(str(folder / "led.db"), cluster="lab") as ledger,
         opened_nodes(CapacityRequest(source="local:shared"), ledger, ledger.clock) as nodes,
     ):
-        settings = Settings(lease_s=20.0, interval_s=2.0, grace_s=7.0, scaling=None)
+        settings = Settings(lease_s=20.0, interval_s=2.0, termination_grace_s=7.0, scaling=None)
         loop = nodes.loop(ledger, settings, pace=PACE)
         thread = threading.Thread(target=loop.run, args=(stop,), daemon=True)
         thread.start()

@@ -56,7 +56,8 @@ def shop(tmp_path: Path) -> dict[str, Any]:
                 "grace": "5s",
             }
         },
-        "loop": {"lease": "20s", "interval": "2s", "grace": "5s", "scaling": {"wait": "1s", "idle": "5s"}},
+        "loop": {"lease_duration": "20s", "auction_interval": "2s", "termination_grace": "5s",
+                 "scaling": {"scale_out_after": "1s", "scale_in_idle": "5s"}},
         "store": str(tmp_path / "store"),
     }  # fmt: skip
 

@@ -61,7 +61,7 @@ def test_the_loop_of_local_nodes_can_end_what_silent_apps_left_there(asked: Aske
         evictor = asked.loop["evictor"]
         assert isinstance(evictor, LocalEvictor)
         assert evictor._fleet is asked.loop["fleet"]
-        assert site.grace == asked.loop["settings"].grace_s
+        assert site.grace == asked.loop["settings"].termination_grace_s
         assert not site.joined
 
 

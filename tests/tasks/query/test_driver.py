@@ -39,7 +39,7 @@ JOINED = "customer ⋈ orders ⋈ lineitem ⋈ nation"  # of both, joined in dif
 def _ride(tpch: str, tmp_path: Path) -> Ride:
     return Ride(
         QueryRequest(
-            FOUR_TABLES, tables=tpch, engine="duckdb", cuts="every-join", store=str(tmp_path / "store")
+            FOUR_TABLES, tables=tpch, engine="duckdb", materialize="every-join", store=str(tmp_path / "store")
         )
     )
 

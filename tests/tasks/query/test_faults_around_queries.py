@@ -28,7 +28,12 @@ pytestmark = pytest.mark.processes
 @pytest.fixture(name="ask")
 def _ask(tmp_path: Path, tpch_large: str) -> Callable[..., QueryRequest]:
     def ask(**options: Any) -> QueryRequest:
-        chosen = {"engine": "duckdb", "cuts": "every-join", "store": str(tmp_path / "store"), "verify": True}
+        chosen = {
+            "engine": "duckdb",
+            "materialize": "every-join",
+            "store": str(tmp_path / "store"),
+            "verify": True,
+        }
         return QueryRequest(FOUR_TABLES, **({"tables": tpch_large} | chosen | options))
 
     return ask

@@ -42,7 +42,12 @@ def run(request: QueryRequest) -> QueryOutcome:
 @pytest.fixture(name="ask")
 def _ask(tmp_path: Path) -> Callable[..., QueryRequest]:
     def ask(sql: str, tables: str, **options: Any) -> QueryRequest:
-        chosen = {"engine": "duckdb", "cuts": "every-join", "store": str(tmp_path / "store"), "verify": True}
+        chosen = {
+            "engine": "duckdb",
+            "materialize": "every-join",
+            "store": str(tmp_path / "store"),
+            "verify": True,
+        }
         return QueryRequest(sql, tables=tables, **(chosen | options))
 
     return ask

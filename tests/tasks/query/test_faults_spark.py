@@ -87,7 +87,7 @@ def run(
         "tables": tables,
         "master": cluster.master_url,
         "hazard": 60.0,
-        "cuts": "every-join",
+        "materialize": "every-join",
         "store": str(store),
         "verify": True,
     }
@@ -182,7 +182,7 @@ def test_a_broadcast_that_does_not_fit_is_replaced_by_a_shuffle(tpch_medium: str
         master="local[2]",
         executor_memory="1g",
         conf={"spark.sql.maxBroadcastTableSize": "64k"},
-        cuts="every-join",
+        materialize="every-join",
         store=str(tmp_path / "store"),
         verify=True,
     )

@@ -40,7 +40,7 @@ def request(tpch: str, tmp_path: Path, **options: object) -> QueryRequest:
 
 
 def test_a_query_enters_runs_and_tells(tpch: str, tmp_path: Path, loop: ScriptedLoop) -> None:
-    asked = request(tpch, tmp_path, title="orders by nation")
+    asked = request(tpch, tmp_path, name="orders by nation")
     spec = query_spec(asked, "q", team="sales", weight=2.0, deadline=9e9)
     with Ledger.open(str(tmp_path / "ledger.db")) as ledger:
         outcome = run_query_app(asked, spec, ledger, pace=PACE)
@@ -64,7 +64,7 @@ def test_a_query_enters_runs_and_tells(tpch: str, tmp_path: Path, loop: Scripted
 def test_a_query_can_be_stopped_and_goes_on_from_its_stages(
     tpch: str, tmp_path: Path, loop: ScriptedLoop
 ) -> None:
-    asked = request(tpch, tmp_path, cuts="every-join")
+    asked = request(tpch, tmp_path, materialize="every-join")
     spec = query_spec(asked, "q")
     stop, going = threading.Event(), threading.Event()
 
@@ -98,7 +98,9 @@ def test_a_failed_query_is_failed(tpch: str, tmp_path: Path, loop: ScriptedLoop)
 def test_what_a_query_was_asked_to_write_is_there_before_its_app_has_finished(
     tpch: str, tmp_path: Path, loop: ScriptedLoop
 ) -> None:
-    asked = request(tpch, tmp_path, out=str(tmp_path / "rows.parquet"), json=str(tmp_path / "report.json"))
+    asked = request(
+        tpch, tmp_path, output=str(tmp_path / "rows.parquet"), report=(str(tmp_path / "report.json"),)
+    )
     phases: list[str] = []
 
     def full(outcome: QueryOutcome, request: QueryRequest) -> None:

@@ -25,10 +25,10 @@ def test_every_tpch_query_is_answered_rightly(policy: str, tpch: str, tmp_path: 
             str(path),
             tables=tpch,
             engine="duckdb",
-            policy=policy,
-            cuts="every-join" if policy == "qoop" else "cost",
+            planner=policy,
+            materialize="every-join" if policy == "qoop" else "cost",
             store=str(tmp_path / "store"),
-            title=path.stem,
+            name=path.stem,
             verify=True,
         )
         report = execute(request, PlainOrchestrator()).report
@@ -66,9 +66,8 @@ def test_every_output_that_was_asked_for_is_written(tpch: str, tmp_path: Path) -
         tables=tpch,
         engine="duckdb",
         store=str(tmp_path / "store"),
-        out=str(out),
-        json=str(json),
-        report=str(html),
+        output=str(out),
+        report=(str(json), str(html)),
     )
     outcome = deliver(execute(request, PlainOrchestrator()), request)
     assert pq.read_table(out).num_rows == outcome.report.rows == 25

@@ -9,7 +9,7 @@ from ebbflow.planners.errors import OptionError
 from ebbflow.planners.model.options import declared
 from ebbflow.planners.query.planner import CutPolicy
 from ebbflow.planners.query.running.baselines import POLICIES
-from ebbflow.tasks.query.request import PolicyName, QueryRequest, default_store, read_sql
+from ebbflow.tasks.query.request import PlannerName, QueryRequest, default_store, read_sql
 
 
 def request(**options: Any) -> QueryRequest:
@@ -21,10 +21,10 @@ def request(**options: Any) -> QueryRequest:
     [
         ({"store": "ftp://host/store"}, "'ftp://host/store' has the scheme 'ftp'"),
         ({"tables": "hdfs://host/t"}, "'hdfs://host/t' has the scheme 'hdfs'"),
-        ({"out": "s3://"}, "'s3://' names no bucket"),
+        ({"output": "s3://"}, "'s3://' names no bucket"),
         ({"engine": "trino"}, "engine must be one of spark, duckdb; got 'trino'"),
-        ({"policy": "best"}, "best"),
-        ({"cuts": "never"}, "cuts must be one of cost, every-join, none; got 'never'"),
+        ({"planner": "best"}, "best"),
+        ({"materialize": "never"}, "materialize must be one of cost, every-join, none; got 'never'"),
         ({"sql": " \n"}, "sql must hold a query"),
         ({"weight": 0.0}, "weight must be > 0 and finite; got 0.0"),
         ({"tables": None}, "tables"),
@@ -34,8 +34,8 @@ def request(**options: Any) -> QueryRequest:
         ({"fraction": 0.0}, "fraction must be > 0 and <= 1; got 0.0"),
         ({"fraction": 1.5}, "got 1.5"),
         ({"fraction": float("nan")}, "got nan"),
-        ({"hazard": -1.0}, "hazard must be >= 0 losses per node-hour and finite; got -1.0"),
-        ({"hazard": float("nan")}, "got nan"),
+        ({"interruption_rate": -1.0}, "interruption_rate must be >= 0 per node-hour and finite; got -1.0"),
+        ({"interruption_rate": float("nan")}, "got nan"),
         ({"store_budget": -1.0}, "store_budget must be >= 0 GiB and finite; got -1.0"),
         ({"store_budget": float("inf")}, "got inf"),
         ({"hysteresis": -0.1}, "hysteresis"),
@@ -51,7 +51,13 @@ def test_an_option_that_breaks_its_rule_is_named_with_the_rule(options: dict[str
 
 @pytest.mark.parametrize(
     "options",
-    [{"fraction": 1.0}, {"hazard": 0.0}, {"store_budget": 0.0}, {"hysteresis": 0.0}, {"dialect": "postgres"}],
+    [
+        {"fraction": 1.0},
+        {"interruption_rate": 0.0},
+        {"store_budget": 0.0},
+        {"hysteresis": 0.0},
+        {"dialect": "postgres"},
+    ],
 )
 def test_values_at_the_edge_of_their_rule_are_taken(options: dict[str, Any]) -> None:
     request(**options)
@@ -86,5 +92,5 @@ def test_the_home_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatch
 
 
 def test_its_choices_are_those_that_there_are() -> None:
-    assert get_args(PolicyName) == tuple(POLICIES)
-    assert declared(QueryRequest)["cuts"].choices == get_args(CutPolicy)
+    assert get_args(PlannerName) == tuple(POLICIES)
+    assert declared(QueryRequest)["materialize"].choices == get_args(CutPolicy)

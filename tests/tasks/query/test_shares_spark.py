@@ -46,7 +46,7 @@ with opened_engine(QueryRequest("SELECT 1", **options)) as opened:
     say("open", application=opened.application)
     ask = json.loads(sys.stdin.readline())
     say("asked")
-    request = QueryRequest(ask["sql"], **options, weight=ask["weight"], cuts="none", verify=True)
+    request = QueryRequest(ask["sql"], **options, weight=ask["weight"], materialize="none", verify=True)
     outcome = execute(request, PlainOrchestrator(Telling()), opened=opened)
     say("answered", rows=outcome.report.rows)
 print(json.dumps({"event": "report", "report": json.loads(outcome.report.to_json())}), flush=True)

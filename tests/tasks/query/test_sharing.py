@@ -348,7 +348,7 @@ class Party:
             engine="duckdb",
             store=str(self.folder / "store"),
             weight=weight,
-            cuts="none",
+            materialize="none",
             verify=True,
         )
         self.reports[name] = execute(request, _Held(self, name), opened=self.engines[name]).report

@@ -135,7 +135,8 @@ def test_one_database_serves_a_whole_query(
     pq.write_table(pa.table({"k": [1, 2]}), Path(tables) / "u.parquet")
     pq.write_table(pa.table({"k": [1, 2]}), Path(tables) / "unused.parquet")
     execute(
-        ask("SELECT t.s FROM t JOIN u ON t.k = u.k", tables, tmp_path, cuts="every-join"), PlainOrchestrator()
+        ask("SELECT t.s FROM t JOIN u ON t.k = u.k", tables, tmp_path, materialize="every-join"),
+        PlainOrchestrator(),
     )
     (reach,) = moves
     assert {Path(f).name for f in reach.files} == {"t.parquet", "u.parquet"}

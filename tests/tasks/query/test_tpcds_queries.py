@@ -19,7 +19,7 @@ def report_of(
         (tpcds / "queries" / f"q{number}.sql").read_text(),
         tables=str(tpcds),
         engine=engine,
-        cuts=cuts,
+        materialize=cuts,
         dialect="duckdb",
         store=str(store),
         verify=True,

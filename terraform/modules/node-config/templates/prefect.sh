@@ -60,7 +60,7 @@ print(f"postgresql+asyncpg://{user}:{password}@{sys.argv[1]}/prefect?ssl=require
       /usr/local/sbin/ebbflow-spark conf
       export SPARK_CONF_DIR=/var/lib/ebbflow/spark/conf
     fi
-    export EBBFLOW_CONFIG=/var/lib/ebbflow/ebbflow.json
+    export EBBFLOW_TERRAFORM_OUTPUT=/var/lib/ebbflow/ebbflow.json
     exec /opt/ebbflow/bin/prefect worker start --type process --pool "$EBBFLOW_PREFECT_POOL"
     ;;
   *)

@@ -146,7 +146,7 @@ def shown(state: FleetState, instances: list[Instance], now: float) -> dict[str,
     assert [pool.name for pool in pools] == sorted(pool.name for pool in pools)
     assert (pools[0].planned, pools[0].short_since, pools[0].base) == (2, now, 1)
     rest = {pool.name: (pool.planned, len(pool.nodes), pool.on_demand) for pool in pools[1:]}
-    assert all(pool.planned == pool.requested == pool.most == pool.least for pool in pools[1:])
+    assert all(pool.planned == pool.requested == pool.max_nodes == pool.min_nodes for pool in pools[1:])
     return rest
 
 

@@ -65,7 +65,7 @@ def test_what_exists_is_adopted_and_shown_with_its_pages_markets_zones_and_shape
     fleet = open_fleet().observe()
     assert [p.name for p in fleet.pools] == ["etl", "gpu"]
     etl = pool(fleet)
-    assert (etl.planned, etl.requested, len(etl.nodes), etl.least, etl.most) == (1, 1, 1, 1, 12)
+    assert (etl.planned, etl.requested, len(etl.nodes), etl.min_nodes, etl.max_nodes) == (1, 1, 1, 1, 12)
     (node,) = etl.nodes
     billed = lab.nodes("etl")[0]
     assert (node.id, node.market, node.zone, node.instance_type) == (

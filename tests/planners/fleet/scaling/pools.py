@@ -11,7 +11,7 @@ def nodes(*ids: str, price: float = 1.0, market: str = "spot") -> tuple[Node, ..
 
 
 def pool(
-    planned: int, *, least: int = 0, most: int = 32, there: int | None = None, on_demand: int = 0
+    planned: int, *, min_nodes: int = 0, max_nodes: int = 32, there: int | None = None, on_demand: int = 0
 ) -> PoolState:
     count = planned if there is None else there
     return PoolState(
@@ -20,8 +20,8 @@ def pool(
         planned,
         nodes(*(f"n{at:02}" for at in range(count))),
         on_demand=on_demand,
-        least=least,
-        most=most,
+        min_nodes=min_nodes,
+        max_nodes=max_nodes,
     )
 
 

@@ -33,9 +33,9 @@ def test_it_is_the_best_plan_on_so_many_equal_nodes() -> None:
 
 
 def test_the_fewest_nodes_for_a_query() -> None:
-    target = DeadlineScaling(40.0).decide(pool(2, most=10), 0, curve([WIDE, DEEP]))
+    target = DeadlineScaling(40.0).decide(pool(2, max_nodes=10), 0, curve([WIDE, DEEP]))
     assert target.nodes == 5  # wide: 2 · 2 rounds of 10 s
-    none = DeadlineScaling(15.0).decide(pool(2, most=64), 0, curve([WIDE, DEEP]))
+    none = DeadlineScaling(15.0).decide(pool(2, max_nodes=64), 0, curve([WIDE, DEEP]))
     assert "no number of nodes from 0 to 64 suffices" in none.reason
     assert none.nodes == 10
 
@@ -48,7 +48,7 @@ def test_what_is_finished_counts() -> None:
 def test_a_task_that_fits_no_node_never_ends() -> None:
     large = plan("large", stage("a", tasks=1, seconds=1.0, memory=100.0))
     assert curve([large])(50) == inf
-    kept = DeadlineScaling(60.0).decide(pool(3, most=8), 0, curve([large]))
+    kept = DeadlineScaling(60.0).decide(pool(3, max_nodes=8), 0, curve([large]))
     assert kept.nodes == 3
     assert "runs on none" in kept.reason
 

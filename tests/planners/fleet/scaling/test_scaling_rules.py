@@ -35,13 +35,13 @@ IMAGENET = GoodputModel(
 @pytest.mark.parametrize("now", [1, 2, 4, 7])
 def test_the_rule_and_the_function_for_schedulers_agree(now: int) -> None:
     curve = per_gpu_curve(IMAGENET, 16, 4)
-    target = PerGpuScaling(explore=16).decide(pool(now, most=16), 7, curve)
+    target = PerGpuScaling(explore=16).decide(pool(now, max_nodes=16), 7, curve)
     assert target.nodes == nodes_wanted(IMAGENET, now, 16, 4)
     assert (target.pool, target.epoch) == ("etl", 7)
 
 
 def test_by_throughput_it_grows_where_goodput_says_stay() -> None:
-    pooled = pool(8, most=16)
+    pooled = pool(8, max_nodes=16)
     goodput = PerGpuScaling().decide(pooled, 0, per_gpu_curve(IMAGENET, 16, 4))
     throughput = PerGpuScaling("throughput").decide(pooled, 0, per_gpu_curve(by_throughput(IMAGENET), 16, 4))
     assert (goodput.nodes, throughput.nodes) == (8, 16)
@@ -56,7 +56,7 @@ def test_it_explores_no_more_than_so_many_times_the_nodes_that_are_there() -> No
 
 def test_it_never_shrinks_unless_the_pool_may_hold_less() -> None:
     assert PerGpuScaling().decide(pool(6), 0, lambda _: 0.01).nodes == 6
-    assert PerGpuScaling().decide(pool(6, most=4), 0, lambda _: 0.9).nodes == 4
+    assert PerGpuScaling().decide(pool(6, max_nodes=4), 0, lambda _: 0.9).nodes == 4
 
 
 # --- utility band -------------------------------------------------------------------------------------------
@@ -92,15 +92,15 @@ def test_outside_of_it_the_count_nearest_to_the_middle_is_found(mean: float, now
     st.integers(0, 40),
     st.sampled_from([0.0, 0.2, 0.7, 1.0]),
 )
-def test_the_count_is_the_best_within_the_limits(scale: float, now: int, most: int, mean: float) -> None:
+def test_the_count_is_the_best_within_the_limits(scale: float, now: int, max_nodes: int, mean: float) -> None:
     def curve(nodes: int) -> float:
         return min(1.0, scale / nodes) if nodes else 1.0
 
     band = seen(mean, rounds=1)
-    target = band.decide(pool(now, most=most), 0, curve)
-    assert 0 <= target.nodes <= most
-    if mean > band.high and now <= most:
-        best = min(abs(curve(nodes) - 0.5) for nodes in range(now, most + 1))
+    target = band.decide(pool(now, max_nodes=max_nodes), 0, curve)
+    assert 0 <= target.nodes <= max_nodes
+    if mean > band.high and now <= max_nodes:
+        best = min(abs(curve(nodes) - 0.5) for nodes in range(now, max_nodes + 1))
         assert abs(curve(target.nodes) - 0.5) == best
         assert target.nodes >= now
 
@@ -112,7 +112,7 @@ def test_a_large_pool_is_bisected() -> None:
         tried.append(nodes)
         return min(1.0, 300 / nodes)
 
-    target = recorded(seen(0.9), pool(1, most=4096), 0, curve).target
+    target = recorded(seen(0.9), pool(1, max_nodes=4096), 0, curve).target
     assert target.nodes == 600
     assert len(tried) <= 14
 
@@ -172,20 +172,20 @@ def test_utility_on_other_sizes_is_that_of_allocations_made_for_them() -> None:
 def test_the_fewest_nodes_that_end_in_time_or_the_soonest(
     values: list[float], seconds: float, there: int, boot: float
 ) -> None:
-    most = len(values) - 1
-    pooled = pool(min(there, most), most=most)
-    here = min(there, most)
+    max_nodes = len(values) - 1
+    pooled = pool(min(there, max_nodes), max_nodes=max_nodes)
+    here = min(there, max_nodes)
 
     def total(nodes: int) -> float:
         return values[nodes] + (boot if nodes > here else 0.0)
 
     target = DeadlineScaling(seconds, boot).decide(pooled, 0, values.__getitem__)
-    enough = [nodes for nodes in range(most + 1) if total(nodes) <= seconds]
+    enough = [nodes for nodes in range(max_nodes + 1) if total(nodes) <= seconds]
     if enough:
         assert target.nodes == enough[0]
     else:
         assert "no number of nodes" in target.reason
-        soonest = min(map(total, range(most + 1)))
+        soonest = min(map(total, range(max_nodes + 1)))
         assert target.nodes == here if soonest == inf else total(target.nodes) == soonest
 
 
@@ -196,7 +196,7 @@ def test_a_bound_saves_estimates_and_changes_nothing() -> None:
         asked.append(nodes)
         return 1000 / nodes + 5 if nodes else inf
 
-    rule, pooled = DeadlineScaling(60.0, 10.0), pool(4, most=100)
+    rule, pooled = DeadlineScaling(60.0, 10.0), pool(4, max_nodes=100)
     bounded = rule.decide(pooled, 0, curve, lambda nodes: 1000 / nodes if nodes else inf)
     few = set(asked)
     assert bounded == rule.decide(pooled, 0, curve)
@@ -225,7 +225,7 @@ def test_the_on_demand_base_stays_and_is_never_more_than_all() -> None:
         lambda: UtilityBand().after(-0.1),
         lambda: DeadlineScaling(inf),
         lambda: DeadlineScaling(1.0, -1.0),
-        lambda: PerGpuScaling().decide(replace(pool(1), least=5, most=4), 0, lambda _: 1.0),
+        lambda: PerGpuScaling().decide(replace(pool(1), min_nodes=5, max_nodes=4), 0, lambda _: 1.0),
     ],
 )
 def test_bad_settings_are_refused(make: object) -> None:
@@ -245,19 +245,22 @@ RULES = st.one_of(
 
 @given(RULES, VALUES, st.integers(0, 12), st.integers(0, 12))
 def test_a_decision_replays_exactly_from_json(
-    rule: PerGpuScaling | UtilityBand | DeadlineScaling, values: dict[int, float], planned: int, most: int
+    rule: PerGpuScaling | UtilityBand | DeadlineScaling,
+    values: dict[int, float],
+    planned: int,
+    max_nodes: int,
 ) -> None:
-    made = recorded(rule, pool(planned, most=most), 3, values.__getitem__)
+    made = recorded(rule, pool(planned, max_nodes=max_nodes), 3, values.__getitem__)
     text = json.dumps(made.to_json(), allow_nan=False)
     again = Recorded.from_json(json.loads(text))
     assert again == made
     assert again.again() == made.target
     assert made.target.reason
-    assert 0 <= made.target.nodes <= most or planned == made.target.nodes
+    assert 0 <= made.target.nodes <= max_nodes or planned == made.target.nodes
 
 
 def test_a_record_of_other_code_says_so() -> None:
-    made = recorded(DeadlineScaling(10.0), pool(1, most=4), 0, lambda nodes: 20 / max(nodes, 1))
+    made = recorded(DeadlineScaling(10.0), pool(1, max_nodes=4), 0, lambda nodes: 20 / max(nodes, 1))
     with pytest.raises(OptionError, match="never asked"):
         replace(made, rule=DeadlineScaling(5.0)).again()
     with pytest.raises(OptionError, match="rule must be one of"):

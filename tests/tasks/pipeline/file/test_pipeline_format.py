@@ -34,8 +34,13 @@ def test_what_a_file_says(tmp_path: Path) -> None:
     plain = content(tmp_path)
     plain["trainings"]["fit"] |= {"deadline": "1h30m", "gpus": 2, "max_gpus": 3, "checkpoint_every": "500ms"}
     plain["cluster"]["local"]["at"] = ["20s:kill:gpu-1", "fit+1.5s:notice:gpu:1m"]
-    plain["loop"] = {"policy": "themis", "options": {"knob": 0.5}, "lease": "20s", "scaling": {"idle": 0}}
-    plain["limits"] = {"dollars_per_hour": 7, "pools": {"gpu": {"most": 2}}}
+    plain["loop"] = {
+        "policy": "themis",
+        "options": {"knob": 0.5},
+        "lease_duration": "20s",
+        "scaling": {"scale_in_idle": 0},
+    }
+    plain["quotas"] |= {"dollars_per_hour": 7, "pools": {"gpu": {"max_nodes": 2}}}
     found = read(plain, tmp_path)
     assert found.needs == {
         "orders": frozenset(), "fit": frozenset({"orders"}), "tune": frozenset({"fit"})
@@ -49,9 +54,9 @@ def test_what_a_file_says(tmp_path: Path) -> None:
         Fault(20.0, "kill", "gpu-1"), Fault(1.5, "notice", "gpu", 60.0, step="fit")
     )  # fmt: skip
     assert found.cluster.gpus == 3
-    assert found.teams["research"].gpus == 2
-    assert found.loop.lease == 20.0
-    assert found.limits.pools["gpu"].most == 2
+    assert found.quotas.teams["research"].gpus == 2
+    assert found.loop.settings["lease_duration"] == 20.0
+    assert found.quotas.pools["gpu"].max_nodes == 2
 
 
 def test_a_moment_needs_its_offset(tmp_path: Path) -> None:
@@ -136,9 +141,10 @@ def _line(text: str, words: str) -> int:
         ("tunings.tune.pruner", "curve", "needs to know the epochs"),
         ("loop.policy", "thems", "the nearest is 'themis'"),
         ("loop.options", {"knob": 1}, "has no option 'knob'"),
-        ("loop.lease", "0s", "must be longer than 0 s"),
-        ("limits.dollars_per_hour", 0, "must be a number > 0; got '0'"),
-        ("limits.pools", {"gpu": {"least": 2, "most": 1}}, "least must be at most most"),
+        ("loop.lease_duration", "0s", "must be longer than 0 s"),
+        ("quotas.teams.salse", {"gpus": 1}, "there is no team 'salse'"),
+        ("quotas.dollars_per_hour", 0, "must be a number > 0; got '0'"),
+        ("quotas.pools", {"gpu": {"min_nodes": 2, "max_nodes": 1}}, "min_nodes must be at most max_nodes"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_said_with_its_place(path: str, value: Any, rule: str, tmp_path: Path) -> None:

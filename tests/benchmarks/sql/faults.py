@@ -8,9 +8,9 @@ from typing import Any
 from ebbflow.infra.clock import Clock
 from ebbflow.infra.spark.cluster.cluster import LocalSparkCluster
 from ebbflow.planners.errors import EbbflowError
-from ebbflow.tasks.bench.records import ClusterEvent
-from ebbflow.tasks.bench.schedules import Change
 from ebbflow.tasks.faults import Schedule
+from tests.benchmarks.sql.records import ClusterEvent
+from tests.benchmarks.sql.schedules import Change
 
 _END = 180.0  # seconds to wait for what is going on when a run ends
 _ARRIVAL = 60.0  # seconds for the executor of a worker that has come
@@ -39,7 +39,7 @@ class Faults:
     ) -> None:
         self._cluster = cluster
         self._clock = clock
-        self._dice = random.Random(f"victims/{seed}")  # noqa: S311
+        self._dice = random.Random(f"victims/{seed}")
         self._notices = notices
         self._serving = serving
         self._schedule = Schedule(clock, self._script(changes), patience=_END)

@@ -11,9 +11,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from ebbflow.infra.storage.files import write_text
-from ebbflow.tasks.bench.records import Record
 from ebbflow.tasks.drawing.charts import cdf_svg
 from ebbflow.tasks.drawing.wording import number_text, plural, shorten
+from tests.benchmarks.sql.records import Record
 
 JSON_FILE, PICTURE = "sql.json", "sql-cdf.svg"
 _EVENTS = 12  # shown in a run's line

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from ebbflow.planners.capacity.admission import Terms, over_quota, unsaved
 from ebbflow.planners.capacity.cycle_state import CycleState
-from ebbflow.planners.capacity.guarding import Terms, over_quota, unsaved
 from ebbflow.planners.capacity.values import DesiredAllocation, Memory
 from ebbflow.planners.capacity.view import PolicyView
 from ebbflow.planners.model.scheduling import App, Decision, View, gpus_of, take

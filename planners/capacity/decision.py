@@ -8,12 +8,12 @@ import numpy as np
 
 from ebbflow.planners.capacity import liveness as present
 from ebbflow.planners.capacity import triggers, view
-from ebbflow.planners.capacity.asking import ask
+from ebbflow.planners.capacity.admission import over_budget
 from ebbflow.planners.capacity.cycle_state import CycleState
-from ebbflow.planners.capacity.guarding import over_budget
+from ebbflow.planners.capacity.decision_records import auction_event, guard_events
 from ebbflow.planners.capacity.leases import Moves, carry_out, without
 from ebbflow.planners.capacity.liveness import LivenessResult
-from ebbflow.planners.capacity.recording import auction_event, guard_events
+from ebbflow.planners.capacity.policy_call import ask
 from ebbflow.planners.capacity.scaling import scale
 from ebbflow.planners.capacity.triggers import AuctionInputs
 from ebbflow.planners.capacity.values import Cycle, DesiredAllocation, Memory, Plan, SchedulerInput, Settings
@@ -196,5 +196,5 @@ class _Cycle:
             )
             if not each and self.settings.scaling.pools.get(pool.name) == "gpus":
                 return inf  # nobody knows yet what its nodes have
-            more += max(pool.most - len(pool.nodes), 0) * each
+            more += max(pool.max_nodes - len(pool.nodes), 0) * each
         return there + more

@@ -22,9 +22,9 @@ from ebbflow.infra.spark.metrics import StatusApi
 from ebbflow.infra.spark.relations import quoted
 from ebbflow.infra.spark.session import start_session, stop_session
 from ebbflow.infra.spark.settings import executor_memory, settings
-from ebbflow.tasks.bench.cases import Suite
-from ebbflow.tasks.bench.faults import up
-from ebbflow.tasks.bench.metrics import quiet
+from tests.benchmarks.sql.cases import Suite
+from tests.benchmarks.sql.faults import up
+from tests.benchmarks.sql.metrics import quiet
 
 _ARRIVAL = 120.0  # seconds for executors to register
 _LOOK = 0.2

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from ebbflow.tasks.bench.cases import PLAIN, QUERIES
-from ebbflow.tasks.bench.records import Journal, Record
+from tests.benchmarks.sql.cases import PLAIN, QUERIES
+from tests.benchmarks.sql.records import Journal, Record
 
 _MEDIANS = (
     "planning", "idle", "task_seconds", "wasted", "stages", "retried", "failed_tasks", "waiting",

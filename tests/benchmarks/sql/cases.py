@@ -12,7 +12,7 @@ from sqlglot.errors import SqlglotError
 
 from ebbflow.planners.errors import OptionError
 from ebbflow.planners.query.sql.dialect import spark_sql
-from ebbflow.tasks.bench.schedules import SCHEDULES, Schedule, check
+from tests.benchmarks.sql.schedules import SCHEDULES, Schedule, check
 
 Suite = Literal["tpch", "tpcds"]
 System = Literal["spark", "spark-cbo", "ebbflow"]

@@ -1,5 +1,6 @@
-"""``ebbflow bench``: Ebbflow measured against plain Spark SQL."""
+"""``python -m tests.benchmarks.sql``: Ebbflow compared with plain Spark SQL on a local cluster, from a checkout."""
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -8,15 +9,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from ebbflow.planners.errors import OptionError
+from ebbflow.planners.errors import EbbflowError, OptionError
 
-app = typer.Typer(
-    help="Measure Ebbflow against plain Spark SQL on a local cluster.\n\n"
-    "[b]Example[/b]\n\n"
-    "    ebbflow bench sql --suite tpch --queries 5,7 --schedules none,kill --pairs 5",
-    no_args_is_help=True,
-    rich_markup_mode="rich",
-)
+app = typer.Typer(rich_markup_mode="rich", pretty_exceptions_enable=False)
 console = Console()
 errors = Console(stderr=True)
 
@@ -26,13 +21,13 @@ _SQL_HELP = """Compare Ebbflow with plain Spark SQL while workers come and go.
 
     ebbflow data tpch --scale 5
 
-    ebbflow bench sql --suite tpch --scale 5 --out bench5
+    python -m tests.benchmarks.sql --suite tpch --scale 5 --output bench5
 
-    ebbflow bench sql --suite tpch --scale 5 --out bench5      (again: goes on where it stopped)
+    python -m tests.benchmarks.sql --suite tpch --scale 5 --output bench5      (again: resumes where it stopped)
 
-    ebbflow bench sql --out bench5 --summary-only
+    python -m tests.benchmarks.sql --output bench5 --summary-only
 
-    ebbflow bench sql --suite tpch,tpcds --queries tpch:9,tpcds:25 --schedules none,volatile --pairs 3
+    python -m tests.benchmarks.sql --suite tpch,tpcds --queries tpch:9,tpcds:25 --schedules none,volatile --pairs 3
 
 [b]What is compared[/b], in turns, on the same warm cluster, application and files:
 
@@ -41,7 +36,7 @@ _SQL_HELP = """Compare Ebbflow with plain Spark SQL while workers come and go.
     spark-cbo  the same with cost-based optimiser, column statistics and join reordering on, and graceful \
 decommissioning where a notice is given
 
-    ebbflow    policy qoop, an empty store, statistics cached beforehand
+    ebbflow    planner qoop, an empty store, statistics cached beforehand
 
 [b]What happens meanwhile[/b], scaled by the time that spark takes undisturbed (measured first):
 
@@ -64,7 +59,7 @@ them up. Queries should take 10 to 60 s: choose --scale so. Memory: workers time
 """
 
 
-@app.command("sql", help=_SQL_HELP)
+@app.command(help=_SQL_HELP)
 def sql_command(
     suite: Annotated[str, typer.Option(metavar="LIST", help="tpch, tpcds or both, by commas.")] = "tpch",
     tables: Annotated[
@@ -98,9 +93,9 @@ def sql_command(
     seed: Annotated[
         int, typer.Option(help="What the volatile schedules and all victims are drawn from.")
     ] = 1,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Where runs and summary are kept.")] = Path(
-        "ebbflow-bench"
-    ),
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="DIR", help="Directory of the runs and the summary.")
+    ] = Path("ebbflow-bench"),
     time_limit: Annotated[
         float | None, typer.Option(metavar="MINUTES", help="Start no round that would end later.")
     ] = None,
@@ -115,13 +110,13 @@ def sql_command(
     from ebbflow.flows.runs.options import parse_settings
     from ebbflow.infra.clock import SystemClock
     from ebbflow.infra.storage.files import home
-    from ebbflow.tasks.bench.cases import Plan, chosen_queries
-    from ebbflow.tasks.bench.class_archive import java_options
-    from ebbflow.tasks.bench.rig import RigOptions
-    from ebbflow.tasks.bench.runner import Bench
+    from tests.benchmarks.sql.cases import Plan, chosen_queries
+    from tests.benchmarks.sql.class_archive import java_options
+    from tests.benchmarks.sql.rig import RigOptions
+    from tests.benchmarks.sql.runner import Bench
 
     if summary_only:
-        _sum_up(out)
+        _sum_up(output)
         return
     if time_limit is not None and not time_limit > 0:
         raise OptionError(f"time-limit must be > 0 minutes; got {time_limit}")
@@ -133,17 +128,17 @@ def sql_command(
     folders = _folders(suites, tables, scale)
     rig = RigOptions(workers, cores_per_worker, memory, settings, java_options(home()))
     with (
-        interruptible(errors, f"runs that ended are kept; the same command goes on (in {out})"),
+        interruptible(errors, f"runs that ended are kept; the same command resumes (in {output})"),
         _BenchProgress() as shown,
     ):
         bench = Bench(
-            plan, folders, rig, out, SystemClock(), shown.step,  # type: ignore[arg-type]
+            plan, folders, rig, output, SystemClock(), shown.step,  # type: ignore[arg-type]
             float("inf") if time_limit is None else 60 * time_limit,
         )  # fmt: skip
         complete = bench.run()
-    _sum_up(out)
+    _sum_up(output)
     if not complete:
-        console.print("[yellow]the time limit was reached: the same command goes on[/]")
+        console.print("[yellow]the time limit was reached: the same command resumes[/]")
 
 
 def _calm_logging() -> None:
@@ -180,9 +175,9 @@ class _BenchProgress:
         self._bar.stop()
 
     def step(self, step: object) -> None:
-        from ebbflow.flows.bench.terminal import record_line
-        from ebbflow.tasks.bench.runner import Step
         from ebbflow.tasks.drawing.wording import seconds_text
+        from tests.benchmarks.sql.runner import Step
+        from tests.benchmarks.sql.terminal import record_line
 
         assert isinstance(step, Step)
         if step.record is not None:
@@ -194,17 +189,19 @@ class _BenchProgress:
         self._bar.update(self._task, completed=step.done, total=step.total, eta=eta, **words)  # type: ignore[arg-type]
 
 
-def _sum_up(out: Path) -> None:
-    from ebbflow.flows.bench.terminal import print_summary, write_summary
-    from ebbflow.tasks.bench.records import Journal
-    from ebbflow.tasks.bench.summary import summarise
+def _sum_up(output: Path) -> None:
+    from tests.benchmarks.sql.records import Journal
+    from tests.benchmarks.sql.summary import summarise
+    from tests.benchmarks.sql.terminal import print_summary, write_summary
 
-    journal = Journal(out)
+    journal = Journal(output)
     if not journal.records:
-        raise OptionError(f"{journal.path} holds no runs yet; run ebbflow bench sql --out {out} first")
+        raise OptionError(
+            f"{journal.path} holds no runs yet; run python -m tests.benchmarks.sql --output {output} first"
+        )
     summary = summarise(journal)
     print_summary(summary, console)
-    for path in write_summary(summary, out):
+    for path in write_summary(summary, output):
         console.print(f"written: {path}", soft_wrap=True)
 
 
@@ -233,3 +230,11 @@ def _folders(suites: tuple[str, ...], tables: str | None, scale: float) -> dict[
         if not folder.is_dir():
             raise OptionError(f"there is no folder {folder}; make it: ebbflow data {suite} --scale {scale:g}")
     return {suite: folder.absolute() for suite, folder in found.items()}
+
+
+if __name__ == "__main__":
+    try:
+        app()
+    except EbbflowError as error:
+        errors.print(f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+        sys.exit(2)

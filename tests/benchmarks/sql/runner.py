@@ -20,16 +20,16 @@ from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.infra.tables import parquet as tables
 from ebbflow.planners.errors import EbbflowError
 from ebbflow.planners.query.sql.parse import parse, table_names
-from ebbflow.tasks.bench import schedules
-from ebbflow.tasks.bench.cases import Plan, Query, Run, Suite, System, query_text
-from ebbflow.tasks.bench.faults import Faults
-from ebbflow.tasks.bench.metrics import Metrics, Window, measure
-from ebbflow.tasks.bench.records import Journal, Record
-from ebbflow.tasks.bench.rig import RigOptions, TestCluster, started_rig
-from ebbflow.tasks.bench.systems import Outcome, Task, run_system
 from ebbflow.tasks.query.planning import Gathered, prepare
 from ebbflow.tasks.query.request import QueryRequest
 from ebbflow.tasks.query.verify import oracle
+from tests.benchmarks.sql import schedules
+from tests.benchmarks.sql.cases import Plan, Query, Run, Suite, System, query_text
+from tests.benchmarks.sql.faults import Faults
+from tests.benchmarks.sql.metrics import Metrics, Window, measure
+from tests.benchmarks.sql.records import Journal, Record
+from tests.benchmarks.sql.rig import RigOptions, TestCluster, started_rig
+from tests.benchmarks.sql.systems import Outcome, Task, run_system
 
 _LEAST_TIMEOUT, _TIMEOUT_SPANS = 180.0, 10.0  # a run is given up after so many seconds and spans
 _FIRST_TIMEOUT = 3600.0  # while nothing is known of a query

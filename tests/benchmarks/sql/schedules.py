@@ -56,7 +56,7 @@ def changes(name: Schedule, span: float, workers: int, seed: str = "") -> Iterat
     if name in ("kill", "notice"):
         return iter((Change(span / 2, workers - 1, min(notice, span / 2)),))
     if name in ("volatile", "volatile-notice"):
-        return _volatile(span, workers, notice, random.Random(seed))  # noqa: S311
+        return _volatile(span, workers, notice, random.Random(seed))
     return iter(())
 
 

@@ -92,9 +92,9 @@ def successors(
 
 def _room(pool: PoolState, others: int, wanted: int, passed: Passed) -> tuple[int, Sequence[str]]:
     """Return how many nodes with a notice may have successors beside them, and why no more."""
-    room = pool.most - max(pool.planned, len(pool.nodes))
+    room = pool.max_nodes - max(pool.planned, len(pool.nodes))
     if room < wanted:
-        return room, (f"max_nodes of the pool is {pool.most}",)
+        return room, (f"max_nodes of the pool is {pool.max_nodes}",)
     nodes, reasons = passed(pool, others + wanted)
     return nodes - others, reasons
 

@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ebbflow.planners.capacity.asking import AuctionResult
 from ebbflow.planners.capacity.cycle_state import CycleState
 from ebbflow.planners.capacity.leases import said
+from ebbflow.planners.capacity.policy_call import AuctionResult
 from ebbflow.planners.capacity.values import DesiredAllocation, Memory
 from ebbflow.planners.capacity.view import PolicyView
 from ebbflow.planners.model.ledger import Change, Decided

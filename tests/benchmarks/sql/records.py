@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from ebbflow.planners.errors import OptionError
-from ebbflow.tasks.bench.cases import Query, Run
-from ebbflow.tasks.bench.metrics import Metrics
+from tests.benchmarks.sql.cases import Query, Run
+from tests.benchmarks.sql.metrics import Metrics
 
 FILE = "runs.jsonl"
 

@@ -1,4 +1,4 @@
-"""What a capacity loop tells others, without ever waiting for them."""
+"""Events of a capacity loop for listeners, for which it never waits."""
 
 import logging
 import queue
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-LoopEventKind = Literal["changed", "settled", "recalled", "scaled", "refused", "recovered", "lost"]
+LoopEventKind = Literal["changed", "auction", "revoked", "scaled", "rejected", "recovered", "lost"]
 
 log = logging.getLogger(__name__)
 
@@ -17,9 +17,9 @@ class LoopEvent:
     """Something that the loop saw or did."""
 
     kind: LoopEventKind
-    # changed: nodes or notices; settled: new leases; recalled: leases called back; scaled: the fleet was asked for
-    # something; refused: by the guard; recovered: a loop took over, or the ledger answers again; lost: an app's
-    # process is gone, and whoever can may resume it
+    # changed: nodes or notices; auction: it is completed; revoked: leases; scaled: nodes were requested or released;
+    # rejected: by a quota or the provider; recovered: a loop took over, or the ledger responds again; lost: an app
+    # missed its heartbeats and may be resumed
     text: str
     at: float  # s since the Unix epoch
     payload: Mapping[str, Any] = field(default_factory=dict)  # plain JSON, no secrets

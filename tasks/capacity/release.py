@@ -9,7 +9,7 @@ from ebbflow.infra.errors import InfraError
 from ebbflow.infra.ledger import Ledger
 from ebbflow.infra.protocols import FleetControl
 from ebbflow.planners.capacity.values import Settings
-from ebbflow.tasks.capacity.leading import leads
+from ebbflow.tasks.capacity.leadership import leads
 from ebbflow.tasks.capacity.loop import CapacityLoop
 
 _RETURN = 180.0  # s for nodes to be given back: draining takes two minutes at most
@@ -45,7 +45,7 @@ def give_back(
         if not (more := _surplus(fleet)):
             return
         say(f"terminating nodes: {more}")
-        scaling = replace(settings.scaling, idle_s=0.0, hold_s=0.0)
+        scaling = replace(settings.scaling, scale_in_idle_s=0.0, cooldown_s=0.0)
         left = _run_until_returned(make(replace(settings, scaling=scaling)), ledger, fleet, clock)
     except InfraError as error:
         left = str(error)
@@ -88,5 +88,7 @@ def _ended(ledger: Ledger, fleet: FleetControl) -> set[str]:
 def _surplus(fleet: FleetControl) -> str:
     """Return which pools have more nodes than they must have; empty: none. Raises ``InfraError``."""
     seen = fleet.observe()
-    more = {pool.name: max(pool.planned, pool.requested, len(pool.nodes)) - pool.least for pool in seen.pools}
+    more = {
+        pool.name: max(pool.planned, pool.requested, len(pool.nodes)) - pool.min_nodes for pool in seen.pools
+    }
     return ", ".join(f"{count} of {name}" for name, count in more.items() if count > 0 and "/" not in name)

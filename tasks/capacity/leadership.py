@@ -82,7 +82,7 @@ class Lead:
         away: float | None = None
         row: Row | None = None
         since = begun  # when the row was last seen to change
-        pause = min(1.0, self._pace.lead / 10)
+        pause = min(1.0, self._pace.leader_lease / 10)
         while not stop.is_set():
             now = self._clock.now()
             try:
@@ -109,9 +109,11 @@ class Lead:
                 if away is None:
                     away = now
                     log.warning(
-                        "the ledger does not respond, retrying for %.0f s: %s", self._pace.patience, error
+                        "the ledger does not respond, retrying for %.0f s: %s",
+                        self._pace.ledger_timeout,
+                        error,
                     )
-                if now - away > self._pace.patience:
+                if now - away > self._pace.ledger_timeout:
                     raise
             else:
                 waited.seconds = self._renewed - begun
@@ -125,12 +127,12 @@ class Lead:
 
         A loop that was suspended is not sure of it until it has asked the ledger.
         """
-        return not self.lost.is_set() and self._clock.now() - self._renewed < self._pace.lead
+        return not self.lost.is_set() and self._clock.now() - self._renewed < self._pace.leader_lease
 
     def take_now(self, *, take_over: bool = False) -> None:
         """Take the lead without waiting. Raises ``LedgerBusyError`` while another holds it."""
         asked = self._clock.now()
-        self._leadership = self._ledger.lead(self.holder, self._pace.lead, take_over=take_over)
+        self._leadership = self._ledger.lead(self.holder, self._pace.leader_lease, take_over=take_over)
         self._renewed = asked
 
     def start(self, wake: threading.Event) -> None:
@@ -141,7 +143,7 @@ class Lead:
 
     def renew_if_due(self) -> None:
         """Renew when a third of the lead's time is over, for loops without threads. Raises ``StaleLoopError``."""
-        if self._thread is None and self._clock.now() - self._renewed >= self._pace.lead / 3:
+        if self._thread is None and self._clock.now() - self._renewed >= self._pace.leader_lease / 3:
             self._renew()
 
     def close(self, *, resign: bool) -> None:
@@ -167,7 +169,7 @@ class Lead:
         self._renewed = asked
 
     def _run(self) -> None:
-        delay = self._pace.lead / 3
+        delay = self._pace.leader_lease / 3
         while not self._clock.wait(self._stop, delay):
             try:
                 self._renew()
@@ -177,12 +179,14 @@ class Lead:
                     self._wake.set()
                 return
             except LedgerUnavailableError:
-                delay = min(_RETRY, self._pace.lead / 3)  # the loop itself says that the ledger is away
+                delay = min(
+                    _RETRY, self._pace.leader_lease / 3
+                )  # the loop itself says that the ledger is away
             except Exception:
                 log.exception("the leader lease could not be renewed")
-                delay = min(_RETRY, self._pace.lead / 3)
+                delay = min(_RETRY, self._pace.leader_lease / 3)
             else:
-                delay = self._pace.lead / 3
+                delay = self._pace.leader_lease / 3
 
 
 _SPARE = 1.0  # s that a renewal may be late

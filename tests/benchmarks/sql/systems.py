@@ -24,12 +24,12 @@ from ebbflow.infra.spark.watch import ExecutorWatch
 from ebbflow.infra.storage.places import StorageLocation
 from ebbflow.planners import hazard as recovery
 from ebbflow.planners.errors import EbbflowError
-from ebbflow.tasks.bench.cases import Suite, System
-from ebbflow.tasks.bench.metrics import contributing
-from ebbflow.tasks.bench.rig import TestCluster, Watchdog
 from ebbflow.tasks.query.opening import OpenedEngine
 from ebbflow.tasks.query.request import QueryRequest
 from ebbflow.tasks.query.run import PlainOrchestrator, execute
+from tests.benchmarks.sql.cases import Suite, System
+from tests.benchmarks.sql.metrics import contributing
+from tests.benchmarks.sql.rig import TestCluster, Watchdog
 
 _PRIOR_HOURS = 1.0  # of one node: how much evidence the stated hazard counts for
 _TIMED_OUT = "it was still not done"
@@ -121,8 +121,8 @@ def _ebbflow(rig: TestCluster, task: Task, template: Path) -> Outcome:
         master=rig.cluster.master_url,
         store=str(store),
         reuse=False,
-        hazard=task.hazard,
-        title=task.name,
+        interruption_rate=task.hazard,
+        name=task.name,
     )
     engine = Recorder(SparkEngine.attach(rig.session, rig.clock))
     watch = ExecutorWatch(

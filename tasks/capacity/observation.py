@@ -152,11 +152,15 @@ class Watch:
         # `answered` tells when the source last had an answer, for one that hides for how long it has had none
         self._clock = clock
         self._answered = answered
-        self._capacity = _Poll("the capacity", source.capacity, Capacity.same_nodes, pace.source, clock)
+        self._capacity = _Poll(
+            "the capacity", source.capacity, Capacity.same_nodes, pace.capacity_poll_interval, clock
+        )
         if rented is None and fleet is not None:
             rented = partial(look_at, fleet)
         self._fleet = (
-            _Poll("the fleet", rented, _same_fleet, pace.fleet, clock) if rented is not None else None
+            _Poll("the fleet", rented, _same_fleet, pace.fleet_poll_interval, clock)
+            if rented is not None
+            else None
         )
         self._threads: list[threading.Thread] = []
         self._stop = threading.Event()

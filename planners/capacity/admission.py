@@ -214,10 +214,10 @@ def over_budget(scene: CycleState, records: Collection[AppRecord]) -> tuple[dict
             budget = budgets.get(key)
             if budget is None:
                 continue
-            left = budget - spent[key] - rate[key] * settings.grace_s / HOUR
+            left = budget - spent[key] - rate[key] * settings.termination_grace_s / HOUR
             if not rate[key]:
                 start = cheapest * needs(record, settings.elastic)
-                left -= start * (settings.lease_s + settings.grace_s) / HOUR
+                left -= start * (settings.lease_s + settings.termination_grace_s) / HOUR
             whose = "its" if key[0] == "app" else f"the {key[0]} {key[1]}'s"
             if left <= SLACK:
                 found.setdefault(
@@ -243,7 +243,7 @@ def _budgets(scene: CycleState) -> dict[tuple[str, str], float]:
         at_most("pipeline", spec.pipeline, spec.pipeline_budget)
         at_most("pipeline" if spec.pipeline else "app", spec.pipeline or spec.id, run)
         if spec.team in scene.settings.teams:
-            at_most("team", spec.team, scene.settings.teams[spec.team].dollars)
+            at_most("team", spec.team, scene.settings.teams[spec.team].budget)
     return found
 
 
@@ -268,7 +268,10 @@ def unsaved(scene: CycleState, apps: Collection[App], grants: Mapping[str, Grant
         saved = report.saved_at if report is not None and report.saved_at is not None else -inf
         risk = scene.now - max(saved, min(lease.since for lease in leases))
         since = memory.spared.get(app.id, scene.now)
-        if risk > settings.unsaved_s and scene.now - since < settings.spare_s:
-            why = f"protected from preemption for at most {settings.spare_s:.0f} s: {risk:.0f} s of unsaved work"
+        if risk > settings.unsaved_work_s and scene.now - since < settings.preempt_exempt_s:
+            why = (
+                f"protected from preemption for at most {settings.preempt_exempt_s:.0f} s: "
+                f"{risk:.0f} s of unsaved work"
+            )
             found.spared[app.id] = (has, why)
     return found

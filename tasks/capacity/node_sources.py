@@ -20,9 +20,9 @@ from ebbflow.planners.hazard import hazard
 from ebbflow.planners.model.capacity import Capacity
 from ebbflow.planners.model.fleet import Fleet, Offer
 from ebbflow.tasks.capacity.actuator import Evictor, LocalEvictor, RemoteEvictor
-from ebbflow.tasks.capacity.listening import LoopListener
+from ebbflow.tasks.capacity.listeners import LoopListener
 from ebbflow.tasks.capacity.loop import CapacityLoop
-from ebbflow.tasks.capacity.observing import FleetObservation
+from ebbflow.tasks.capacity.observation import FleetObservation
 from ebbflow.tasks.capacity.request import CapacityRequest, LoopRules
 from ebbflow.tasks.query.request import check_master
 
@@ -70,7 +70,7 @@ class PricedSource:
 
 log = logging.getLogger(__name__)
 
-SOURCES = "local[:NAME], aws[:CONFIG], spark://HOST:PORT, cluster[:NAME]"
+SOURCES = "local[:NAME], aws[:FILE], spark://HOST:PORT, cluster[:NAME]"
 _STAYS = 60.0  # s between notes of what nodes cost
 _REGISTER = 0.0  # s to wait for a node that Systems Manager does not know: an eviction is tried again anyway
 
@@ -133,7 +133,7 @@ def opened_loop(
             settings,
             clock=clock,
             listener=listener,
-            pace=rules.pace,
+            pace=rules.intervals,
             seed=request.seed,
             holder=holder,
         )
@@ -242,7 +242,7 @@ class _Aws:
         from ebbflow.tasks.fleet.request import FleetRequest
 
         config = request.source.partition(":")[2] or None
-        return FleetRequest(config=config, limits=request.limits, prices=request.prices)
+        return FleetRequest(terraform_output=config, config=request.config, prices=request.prices)
 
     @contextmanager
     def opened(self, request: CapacityRequest, ledger: Ledger, clock: Clock) -> Iterator[Nodes]:
@@ -250,7 +250,7 @@ class _Aws:
         from ebbflow.tasks.fleet.steps import observe, opened
 
         # EC2 is asked for instances as often as the loop wants to know of them, but for its throttling
-        refresh = min(REFRESH, max(1.0, 2.0 * request.rules().pace.fleet))
+        refresh = min(REFRESH, max(1.0, 2.0 * request.rules().intervals.fleet_poll_interval))
         with opened(self._asked(request), clock) as cluster:
             feed = cluster.feed()
             source = AwsCapacity(cluster.control, feed, hazard=hazard, refresh=refresh, clock=clock)

@@ -1,0 +1,1 @@
+"""``ebbflow apps``: the queries, trainings and tuning runs of a cluster."""

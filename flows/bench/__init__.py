@@ -1,1 +1,0 @@
-"""``ebbflow bench``: the command, and how its comparison looks on a terminal."""
