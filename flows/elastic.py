@@ -28,7 +28,7 @@ docs/elastic-executors.md explains.
 
 
 def elastic(
-    app: Annotated[str, typer.Argument(help="mlr, kmeans or lda.", metavar="APP")],
+    app: Annotated[str, typer.Argument(help="Application: mlr, kmeans or lda.", metavar="APP")],
     data: Annotated[str, typer.Option(help="An .npz file; demo makes one up.", metavar="FILE")] = "demo",
     groups: Annotated[int, typer.Option(help="Classes, clusters or topics.")] = 10,
     executors: Annotated[int, typer.Option(help="About four for each worker that may ever be there.")] = 16,
